@@ -1,0 +1,113 @@
+"""Every error the project raises on purpose. Each names the thing, the place and the remedy."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+
+class NoetlError(Exception):
+    """Base of all errors raised on purpose."""
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where in a playbook file something stands. Lines and columns count from 1."""
+
+    file: str
+    line: int
+    column: int = 1
+
+    def __str__(self) -> str:
+        return f"{self.file}:{self.line}:{self.column}"
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """One finding about a playbook: where, what, and how to mend it."""
+
+    place: Place
+    message: str
+    severity: str = "error"  # or "warning"
+
+    def __str__(self) -> str:
+        mark = "" if self.severity == "error" else f"{self.severity}: "
+        return f"{self.place}: {mark}{self.message}"
+
+
+class PlaybookError(NoetlError):
+    """A playbook cannot be loaded. ``problems`` holds every finding, in file order."""
+
+    def __init__(self, problems: list[Problem]) -> None:
+        self.problems = problems
+        super().__init__("\n".join(str(problem) for problem in problems))
+
+
+class TemplateError(NoetlError):
+    """A template does not parse or cannot be rendered."""
+
+
+class UndefinedNameError(TemplateError):
+    """A template names something that is not known in its scope."""
+
+
+class ToolError(NoetlError):
+    """A tool ran and failed. Task policies see it as ``output.error``.
+
+    Attributes:
+        kind: which tool or layer failed (``http``, ``postgres``, ``python``, ``timeout``, ``template``, ...).
+        retryable: whether the same call may succeed later.
+        status: HTTP status, where there is one.
+        code: the tool's own error code (SQLSTATE, exit code, ...).
+        details: tool-specific envelope parts, for example ``{"pg": {"sqlstate": "40001"}}``.
+        retry_after: seconds that the peer asked to wait, where it did.
+    """
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        kind: str,
+        retryable: bool = False,
+        status: int | None = None,
+        code: str | None = None,
+        details: dict[str, Any] | None = None,
+        retry_after: float | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.kind = kind
+        self.retryable = retryable
+        self.status = status
+        self.code = code
+        self.details = details or {}
+        self.retry_after = retry_after
+
+
+class CredentialError(NoetlError):
+    """A credential is missing or of the wrong type. Never carries secret values."""
+
+
+class StorageError(NoetlError):
+    """A result cannot be stored or read; names key, bucket or path, and credential."""
+
+
+class ReferenceNotAvailableError(StorageError):
+    """A result reference points at nothing (expired, deleted or never finished)."""
+
+    code = "REFERENCE_NOT_AVAILABLE"
+
+
+class IntegrityError(StorageError):
+    """Stored bytes do not have the checksum that was recorded."""
+
+
+class ExecutionNotFoundError(NoetlError):
+    """No event of the execution is in the log."""
+
+
+class ExecutionStateError(NoetlError):
+    """The execution is not in a state that allows the request (already ended, still running, ...)."""
+
+
+class ServiceError(NoetlError):
+    """An embedded or external service cannot be started or reached."""

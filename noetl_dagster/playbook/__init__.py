@@ -1,0 +1,1 @@
+"""The playbook language: models, loading with line numbers, templates, the step graph."""

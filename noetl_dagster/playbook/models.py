@@ -1,0 +1,294 @@
+"""The canonical playbook: what any accepted spelling of the language normalises to.
+
+Nothing here reads YAML or renders templates. Values that may hold templates are kept as they stand
+in the file and are compiled by :mod:`noetl_dagster.playbook.templates`.
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import Any, Self
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from noetl_dagster.errors import Place
+from noetl_dagster.settings import StoreTier
+
+
+class LoopMode(StrEnum):
+    SEQUENTIAL = "sequential"
+    PARALLEL = "parallel"
+    CHUNKED = "chunked"
+    CURSOR = "cursor"
+    FANOUT = "fanout"
+
+
+class RoutingMode(StrEnum):
+    EXCLUSIVE = "exclusive"
+    INCLUSIVE = "inclusive"
+
+
+class Directive(StrEnum):
+    CONTINUE = "continue"
+    RETRY = "retry"
+    JUMP = "jump"
+    BREAK = "break"
+    FAIL = "fail"
+
+
+class Backoff(StrEnum):
+    NONE = "none"
+    LINEAR = "linear"
+    EXPONENTIAL = "exponential"
+
+
+class FanoutEngine(StrEnum):
+    DAGSTER = "dagster"
+    WORKERS = "workers"
+    SPARK = "spark"
+
+
+class Dispatch(StrEnum):
+    INLINE = "inline"
+    WORKERS = "workers"
+
+
+class CollectStrategy(StrEnum):
+    APPEND = "append"
+    REPLACE = "replace"
+    MERGE = "merge"
+
+
+class Model(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid", arbitrary_types_allowed=True)
+
+
+class PolicyAction(Model):
+    """What a matching rule does. ``attempts`` counts all tries of the task, the first included."""
+
+    do: Directive
+    attempts: int = Field(3, ge=1)
+    backoff: Backoff = Backoff.NONE
+    delay: float = Field(1.0, ge=0, description="seconds")
+    to: str | None = Field(None, description="task to jump to; 'previous' is the one before")
+    set: dict[str, Any] = Field(default_factory=dict)
+
+
+class PolicyRule(Model):
+    """``when`` is a template or a boolean; None is the ``else`` rule."""
+
+    when: str | bool | None
+    then: PolicyAction
+
+
+class NextCall(Model):
+    """What changes in the next call of a paginated request; values are templates over ``response``."""
+
+    url: str | None = None
+    params: dict[str, Any] = Field(default_factory=dict)
+    headers: dict[str, Any] = Field(default_factory=dict)
+    body: Any = None
+    input: dict[str, Any] = Field(default_factory=dict)
+
+
+class Collect(Model):
+    strategy: CollectStrategy = CollectStrategy.APPEND
+    path: str | None = Field(None, description="dotted path of the collected part in the response")
+
+
+class Sink(Model):
+    """Where each iteration's or attempt's result is written, in one transaction with its completion."""
+
+    tool: str = "postgres"
+    table: str | None = None
+    auth: str | None = None
+    mode: str = Field("append", description="append, replace or upsert")
+    key: tuple[str, ...] = ()
+    command: str | None = Field(None, description="SQL instead of a table")
+    args: dict[str, Any] = Field(default_factory=dict)
+
+
+class RetryRule(Model):
+    """One entry of the seeds' ``retry`` block. With ``next_call`` or ``collect`` it continues a success."""
+
+    when: str | bool
+    max_attempts: int = Field(3, ge=1)
+    backoff: Backoff = Backoff.NONE
+    delay: float = Field(1.0, ge=0, description="seconds")
+    next_call: NextCall | None = None
+    collect: Collect | None = None
+    sink: Sink | None = None
+
+    @property
+    def continues_success(self) -> bool:
+        return self.next_call is not None or self.collect is not None
+
+
+class ResultSpec(Model):
+    """How a task's result is kept."""
+
+    store: StoreTier | None = Field(None, description="tier; None: chosen by size and settings")
+    name: str | None = None
+    scope: str = Field("execution", description="step, execution, workflow or permanent")
+    ttl: float | None = Field(None, description="seconds")
+    compression: str = Field("none", description="none, gzip or lz4")
+    content_type: str | None = None
+
+
+class TaskSpec(Model):
+    """Run-time settings of a task. Tool-specific ones stay in ``options``."""
+
+    timeout: float | None = Field(None, description="seconds")
+    policy: tuple[PolicyRule, ...] = ()
+    result: ResultSpec = ResultSpec()
+    options: dict[str, Any] = Field(default_factory=dict)
+
+
+class Task(Model):
+    """One tool call. ``config`` holds the tool's own fields under their canonical names."""
+
+    name: str
+    kind: str
+    named: bool = Field(True, description="False when the playbook gave no name")
+    config: dict[str, Any] = Field(default_factory=dict)
+    input: dict[str, Any] = Field(default_factory=dict)
+    set: dict[str, Any] = Field(default_factory=dict)
+    output: Any = Field(None, description="template that reshapes the result")
+    output_select: tuple[str, ...] = ()
+    auth: Any = Field(None, description="credential name or template, or a mapping of alias to name")
+    spec: TaskSpec = TaskSpec()
+    retry: tuple[RetryRule, ...] = ()
+    sink: Sink | None = None
+    place: Place | None = None
+
+
+class FanoutSpec(Model):
+    engine: FanoutEngine = FanoutEngine.DAGSTER
+    max_groups: int = Field(32, ge=1, description="dynamic outputs of the Dagster run, at most")
+    max_shard_retries: int = Field(2, ge=0)
+    fail_fast: bool = False
+    allow_partial: bool = False
+    max_concurrent: int = Field(64, ge=1, description="shards of one group in flight")
+    shard_ttl: float | None = Field(None, description="seconds")
+    iter_key: str | None = Field(None, description="template of a shard's key; default: its index")
+
+
+class CursorSpec(Model):
+    kind: str = "postgres"
+    auth: Any = None
+    claim: str = Field(description="SQL that claims work and returns rows")
+
+
+class FrameSpec(Model):
+    """Bounds of one cursor claim."""
+
+    max_rows: int = Field(100, ge=1)
+    max_seconds: float | None = None
+    max_bytes: int | None = None
+    lease_seconds: float | None = None
+    heartbeat_seconds: float | None = None
+    row_concurrency: int = Field(1, ge=1)
+
+
+class Loop(Model):
+    """``collection`` is a literal or a template that gives a list; ``iterator`` names the item."""
+
+    collection: Any = None
+    iterator: str = "item"
+    mode: LoopMode = LoopMode.SEQUENTIAL
+    max_in_flight: int = Field(16, ge=1)
+    chunk_size: int | None = Field(None, ge=1)
+    cursor: CursorSpec | None = None
+    frame: FrameSpec = FrameSpec()
+    fail_fast: bool = False
+    allow_partial: bool = False
+    strict_ctx: bool = False
+    fanout: FanoutSpec = FanoutSpec()
+
+
+class Arc(Model):
+    step: str
+    when: str | bool | None = None
+    set: dict[str, Any] = Field(default_factory=dict)
+    on: str | None = Field(None, description="event name that the arc waits for; None: any end of the step")
+    place: Place | None = None
+
+
+class Routing(Model):
+    mode: RoutingMode = RoutingMode.EXCLUSIVE
+    arcs: tuple[Arc, ...] = ()
+
+
+class StepSpec(Model):
+    """Run-time settings of a step. ``admit`` is a template; a false one leaves the step out."""
+
+    admit: str | bool | None = None
+    dispatch: Dispatch = Dispatch.INLINE
+    timeout: float | None = Field(None, description="seconds")
+    max_attempts: int = Field(3, ge=1, description="tries of a command whose claim expires")
+    strict_ctx: bool = False
+
+
+class Step(Model):
+    name: str
+    description: str = ""
+    tasks: tuple[Task, ...] = ()
+    loop: Loop | None = None
+    input: dict[str, Any] = Field(default_factory=dict)
+    output: Any = None
+    set: dict[str, Any] = Field(default_factory=dict)
+    routing: Routing = Routing()
+    spec: StepSpec = StepSpec()
+    place: Place | None = None
+
+    @property
+    def is_fanout(self) -> bool:
+        return self.loop is not None and self.loop.mode is LoopMode.FANOUT
+
+    @property
+    def targets(self) -> tuple[str, ...]:
+        """Steps that this one may route to, in arc order, each once."""
+        return tuple(dict.fromkeys(arc.step for arc in self.routing.arcs))
+
+
+class Metadata(Model):
+    name: str
+    path: str = Field(description="catalog path, for example 'examples/patient_flow'")
+    version: str | None = None
+    description: str = ""
+    tags: tuple[str, ...] = ()
+    owners: tuple[str, ...] = ()
+    schedule: str | None = Field(None, description="cron line")
+    partitions: dict[str, Any] | None = None
+
+
+class Playbook(Model):
+    """One playbook. ``source`` is its text, kept so that an execution never depends on the file."""
+
+    metadata: Metadata
+    steps: tuple[Step, ...]
+    workload: dict[str, Any] = Field(default_factory=dict)
+    keychain: tuple[dict[str, Any], ...] = ()
+    workbook: dict[str, Task] = Field(default_factory=dict)
+    executor: dict[str, Any] = Field(default_factory=dict)
+    source: str = ""
+    file: str = "<playbook>"
+
+    @property
+    def name(self) -> str:
+        return self.metadata.name
+
+    @property
+    def entry(self) -> Step:
+        """The step called ``start``, else the first one."""
+        return next((step for step in self.steps if step.name == "start"), self.steps[0])
+
+    def step(self, name: str) -> Step:
+        """Raises ``KeyError`` when there is no such step."""
+        for step in self.steps:
+            if step.name == name:
+                return step
+        raise KeyError(name)
+
+    def with_workload(self, overrides: dict[str, Any]) -> Self:
+        return self.model_copy(update={"workload": {**self.workload, **overrides}})

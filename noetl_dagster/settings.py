@@ -1,0 +1,97 @@
+"""All settings, from ``NOETL_*`` environment variables. The one place that reads them."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from functools import cache
+from pathlib import Path
+from typing import Annotated
+
+from pydantic import Field, SecretStr
+from pydantic_settings import BaseSettings, SettingsConfigDict
+
+
+class StoreTier(StrEnum):
+    """Where a result lives: the tiers of ``noetl.result_ref.store_tier``."""
+
+    MEMORY = "memory"
+    KV = "kv"
+    DISK = "disk"
+    OBJECT = "object"
+    S3 = "s3"
+    GCS = "gcs"
+    DB = "db"
+    DUCKDB = "duckdb"
+    EVENTLOG = "eventlog"
+    MINIO = "minio"
+    PVC = "pvc"
+
+
+class EventTransport(StrEnum):
+    """How a worker's events reach the log."""
+
+    DIRECT = "direct"
+    HTTP = "http"
+    NATS = "nats"
+
+
+class Settings(BaseSettings):
+    """Settings of one process. Fields left empty are filled by the embedded services."""
+
+    model_config = SettingsConfigDict(env_prefix="NOETL_", frozen=True, extra="ignore")
+
+    home: Path = Field(Path(".noetl"), description="State folder of the embedded services and of Dagster")
+    playbooks_path: Path = Field(Path("playbooks"), description="Folder whose playbooks become jobs")
+    log_level: str = Field("WARNING", description="Level of the noetl_dagster loggers")
+
+    db_url: str | None = Field(None, description="Event log, postgresql://...; empty: embedded PostgreSQL")
+    db_pool_size: int = Field(8, ge=2, description="Connections a process keeps to the event log")
+    dagster_db_url: str | None = Field(None, description="Dagster's own storage; empty: embedded PostgreSQL")
+
+    nats_url: str | None = Field(None, description="NATS server, nats://...; empty: embedded")
+    event_transport: EventTransport = Field(EventTransport.DIRECT, description="direct, http or nats")
+    event_nats_subject_prefix: str = Field("noetl.events", description="Subject prefix of worker events")
+
+    minio_endpoint: str | None = Field(None, description="S3 endpoint of the minio tier; empty: embedded")
+    minio_access_key: str = Field("noetl", description="Access key of the minio tier")
+    minio_secret_key: SecretStr = Field(SecretStr("noetl-secret"), description="Secret key of the minio tier")
+    minio_bucket: str = Field("noetl-results", description="Bucket of the minio tier, created when missing")
+    minio_region: str = Field("us-east-1", description="Region sent to the minio tier")
+    s3_bucket: str | None = Field(None, description="Bucket of the s3 tier; credentials from the AWS environment")
+    gcs_bucket: str | None = Field(None, description="Bucket of the gcs tier")
+    gcs_endpoint: str | None = Field(None, description="Endpoint of the gcs tier, for emulators")
+
+    default_store_tier: StoreTier = Field(StoreTier.MINIO, description="Tier of results above the inline limit")
+    pvc_mount_path: Path | None = Field(None, description="Mount of the pvc tier; embedded: a folder in the home")
+    pvc_tier_threshold_bytes: int = Field(10 * 1024**2, description="Results above go to pvc when it is mounted")
+    inline_result_bytes: int = Field(8 * 1024, description="Results up to this size stay in the event itself")
+    result_preview_bytes: int = Field(1024, description="Preview kept beside a reference, at most")
+    loop_collection_threshold: int = Field(1000, description="Loop collections above are stored by reference")
+
+    command_heartbeat_seconds: float = Field(15.0, description="Interval of a running command's heartbeats")
+    command_heartbeat_timeout_seconds: float = Field(300.0, description="A claim without heartbeat expires after")
+    event_buffer_size: int = Field(500, ge=1, description="Events per group commit, at most")
+    event_buffer_milliseconds: float = Field(5.0, description="Longest time an event waits for its group commit")
+
+    credentials_file: Path | None = Field(None, description="YAML or JSON: name -> {type, data}")
+    credential_key: SecretStr | None = Field(None, description="Fernet key of noetl.credential")
+    default_postgres_credential: str | None = Field(
+        None, description="'embedded': postgres credentials that are not found mean the embedded server"
+    )
+
+    spark_master: str = Field("local[*]", description="Spark master: local[*], spark://, k8s://")
+    spark_remote: str | None = Field(None, description="Spark Connect address, sc://host:port")
+    spark_driver_memory: str = Field("2g", description="Memory of the Spark driver in local mode")
+
+    embedded: bool = Field(True, description="Start embedded services for the addresses that are not set")
+    records_api_port: int = Field(0, description="Port of the embedded records API; 0: any free port")
+
+    @property
+    def spark_address(self) -> Annotated[str, "master or Spark Connect address"]:
+        return self.spark_remote or self.spark_master
+
+
+@cache
+def get_settings() -> Settings:
+    """The settings of this process, read once."""
+    return Settings()

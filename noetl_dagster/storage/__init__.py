@@ -1,0 +1,1 @@
+"""Results: references, tiers, and the store that chooses between them."""

@@ -1,0 +1,1 @@
+"""Tools, one module a kind. A tool gets rendered fields and gives a value or raises ``ToolError``."""

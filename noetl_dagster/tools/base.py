@@ -1,0 +1,81 @@
+"""The contract between the pipeline that runs tasks and the tools."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Protocol
+
+from noetl_dagster.playbook.models import Task
+from noetl_dagster.settings import Settings
+from noetl_dagster.storage.refs import ResultRef
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+    from noetl_dagster.storage.store import ResultStore
+    from noetl_dagster.tools.credentials import Credentials
+    from noetl_dagster.tools.clients import Clients
+
+
+@dataclass(slots=True)
+class ToolCall:
+    """One call of a tool, with every template already rendered.
+
+    Attributes:
+        config: the tool's own fields (``url``, ``command``, ``code``, ...) under canonical names.
+        input: the task's ``input`` mapping.
+        auth: the rendered credential name, mapping, or None.
+        scope: the names visible to the task, for tools that hand them on (python's ``context``).
+        folder: folder of the playbook file; relative ``script.uri`` and paths start there.
+    """
+
+    execution_id: int
+    step: str
+    task: Task
+    config: dict[str, Any]
+    input: dict[str, Any]
+    auth: Any = None
+    scope: Mapping[str, Any] = field(default_factory=dict)
+    folder: str = "."
+    command_id: str = ""
+    attempt: int = 1
+
+
+@dataclass(slots=True)
+class ToolResult:
+    """What a tool gives back: ``data``, or ``ref`` where it stored the result itself, and envelope parts.
+
+    ``details`` holds tool-specific parts of the envelope, for example ``{"http": {"status": 200}}``.
+    """
+
+    data: Any = None
+    ref: ResultRef | None = None
+    details: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(slots=True)
+class Toolbox:
+    """What tools share in one process. Clients are opened on first use and closed with the process."""
+
+    settings: Settings
+    results: ResultStore
+    credentials: Credentials
+    clients: Clients
+    spark: Callable[[], SparkSession]
+    run_playbook: Callable[[ToolCall], Awaitable[ToolResult]] | None = None
+    progress: Callable[[str], None] = lambda message: None
+
+
+class Tool(Protocol):
+    """One tool kind."""
+
+    kind: str
+
+    async def run(self, call: ToolCall, box: Toolbox) -> ToolResult:
+        """Runs the call.
+
+        Raises:
+            ToolError: for every failure of the tool itself; anything else is a defect.
+        """
+        ...
