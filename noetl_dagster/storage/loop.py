@@ -1,0 +1,82 @@
+"""The bridge from synchronous code to the project's coroutines.
+
+Dagster calls ops, IO managers and sensors synchronously; the core is async. One event loop runs in a
+daemon thread of each process, and everything that owns a connection (pools, clients, stores) lives on it,
+so that a pool opened in one op is still usable in the next.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import threading
+from collections.abc import Coroutine
+from concurrent.futures import CancelledError as FutureCancelledError
+from typing import Any, TypeVar
+
+T = TypeVar("T")
+
+_lock = threading.Lock()
+_loop: asyncio.AbstractEventLoop | None = None
+_thread: threading.Thread | None = None
+_owner_pid: int | None = None
+
+
+def background_loop() -> asyncio.AbstractEventLoop:
+    """The event loop of this process, started on first use.
+
+    A forked child gets a loop of its own: threads do not survive ``fork``.
+    """
+    global _loop, _thread, _owner_pid
+    with _lock:
+        if _loop is None or _owner_pid != os.getpid() or _thread is None or not _thread.is_alive():
+            _loop = asyncio.new_event_loop()
+            _owner_pid = os.getpid()
+            _thread = threading.Thread(target=_serve, args=(_loop,), name="noetl-loop", daemon=True)
+            _thread.start()
+        return _loop
+
+
+def run_sync(coroutine: Coroutine[Any, Any, T], *, timeout: float | None = None) -> T:
+    """Runs a coroutine on the background loop and waits for its outcome.
+
+    An interrupt of the waiting thread (Dagster's termination, Ctrl-C) cancels the coroutine.
+
+    Args:
+        coroutine: what to run; it is closed unrun when the call itself is wrong.
+        timeout: seconds to wait before the coroutine is cancelled; None waits for ever.
+
+    Raises:
+        RuntimeError: when called from the background loop itself, where waiting would never end.
+        TimeoutError: when ``timeout`` has passed.
+    """
+    loop = background_loop()
+    if threading.current_thread() is _thread:
+        coroutine.close()
+        raise RuntimeError("run_sync() was called on the background loop itself; await the coroutine instead")
+    future = asyncio.run_coroutine_threadsafe(coroutine, loop)
+    try:
+        return future.result(timeout)
+    except FutureCancelledError:
+        raise asyncio.CancelledError from None
+    except BaseException:
+        future.cancel()  # no effect when the coroutine itself failed
+        raise
+
+
+def _serve(loop: asyncio.AbstractEventLoop) -> None:
+    asyncio.set_event_loop(loop)
+    try:
+        loop.run_forever()
+    finally:
+        loop.close()
+
+
+def _forget_after_fork() -> None:
+    """A lock held by another thread at the moment of the fork would never be released in the child."""
+    global _lock, _loop, _thread, _owner_pid
+    _lock = threading.Lock()
+    _loop, _thread, _owner_pid = None, None, None
+
+
+os.register_at_fork(after_in_child=_forget_after_fork)
