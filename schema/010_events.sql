@@ -1,0 +1,93 @@
+-- The event log: the only truth about every execution. Append-only.
+-- Range-partitioned by execution_id, which grows with time: dropping a partition is the retention policy.
+
+CREATE SCHEMA IF NOT EXISTS noetl;
+
+CREATE TABLE IF NOT EXISTS noetl.event (
+    execution_id         bigint           NOT NULL,
+    event_id             bigint           NOT NULL,
+    event_type           text             NOT NULL,
+    catalog_id           bigint,
+    parent_event_id      bigint,
+    parent_execution_id  bigint,
+    node_name            text,
+    node_type            text,
+    status               text,
+    duration             double precision,            -- seconds
+    context              jsonb,
+    result               jsonb,
+    meta                 jsonb            NOT NULL DEFAULT '{}',
+    error                text,
+    current_index        integer,
+    current_item         jsonb,
+    worker_id            text,
+    created_at           timestamptz      NOT NULL DEFAULT clock_timestamp(),
+    xact_id              xid8             NOT NULL DEFAULT pg_current_xact_id(),  -- commit-order reads
+    PRIMARY KEY (execution_id, event_id),
+    CONSTRAINT event_result_shape CHECK (
+        result IS NULL
+        OR (jsonb_typeof(result) = 'object' AND result ? 'status'
+            AND result - '{status,context,reference,data,extracted}'::text[] = '{}'::jsonb)
+    )
+) PARTITION BY RANGE (execution_id);
+
+-- Catches executions outside of every partition made ahead. Normally empty.
+CREATE TABLE IF NOT EXISTS noetl.event_default PARTITION OF noetl.event DEFAULT;
+
+-- A command is issued at most once.
+CREATE UNIQUE INDEX IF NOT EXISTS uidx_event_command_issued_command_id
+    ON noetl.event (execution_id, (meta ->> 'command_id'))
+    WHERE event_type = 'command.issued' AND meta ? 'command_id';
+
+-- A command ends at most once, however many workers ran it.
+CREATE UNIQUE INDEX IF NOT EXISTS uidx_event_command_end_command_id
+    ON noetl.event (execution_id, (meta ->> 'command_id'))
+    WHERE event_type IN ('command.completed', 'command.failed', 'loop.shard.done', 'loop.shard.failed')
+      AND meta ? 'command_id';
+
+CREATE UNIQUE INDEX IF NOT EXISTS uidx_event_loop_done_loop_id
+    ON noetl.event (execution_id, (meta ->> 'loop_id'))
+    WHERE event_type = 'loop.done' AND meta ? 'loop_id';
+
+CREATE UNIQUE INDEX IF NOT EXISTS uidx_event_loop_fanin_completed_loop_id
+    ON noetl.event (execution_id, (meta ->> 'loop_id'))
+    WHERE event_type = 'loop.fanin.completed' AND meta ? 'loop_id';
+
+-- A visit of a step ends at most once in each epoch (an epoch is one start or resumption of the execution).
+CREATE UNIQUE INDEX IF NOT EXISTS uidx_event_step_exit_visit
+    ON noetl.event (execution_id, node_name, (meta ->> 'visit'), (meta ->> 'epoch'))
+    WHERE event_type = 'step.exit';
+
+-- An execution ends at most once in each epoch.
+CREATE UNIQUE INDEX IF NOT EXISTS uidx_event_terminal_epoch
+    ON noetl.event (execution_id, (meta ->> 'epoch'))
+    WHERE event_type IN ('playbook.completed', 'playbook.failed', 'execution.cancelled');
+
+CREATE UNIQUE INDEX IF NOT EXISTS uidx_event_resumed_epoch
+    ON noetl.event (execution_id, (meta ->> 'epoch'))
+    WHERE event_type IN ('playbook.initialized', 'execution.resumed');
+
+-- Fan-in counts and loop recovery.
+CREATE INDEX IF NOT EXISTS idx_event_loop_id_type
+    ON noetl.event (execution_id, (meta ->> 'loop_id'), event_type)
+    WHERE meta ? 'loop_id';
+
+-- The few events that make up the state of an execution.
+CREATE INDEX IF NOT EXISTS idx_event_lifecycle
+    ON noetl.event (execution_id, event_id)
+    WHERE event_type IN (
+        'playbook.initialized', 'playbook.completed', 'playbook.failed', 'workflow.initialized',
+        'workflow.completed', 'workflow.failed', 'execution.resumed', 'execution.cancelled',
+        'step.enter', 'step.exit', 'step.skipped', 'loop.started', 'loop.done', 'loop.fanout.started',
+        'loop.fanin.completed', 'warning');
+
+-- Claims and ends of commands, for the reaper and for resumed steps.
+CREATE INDEX IF NOT EXISTS idx_event_command_id
+    ON noetl.event (execution_id, (meta ->> 'command_id'))
+    WHERE event_type IN ('command.claimed', 'command.heartbeat');
+
+-- Events by the transaction that wrote them, for readers that must not skip a late commit.
+CREATE INDEX IF NOT EXISTS idx_event_xact_id ON noetl.event (xact_id, event_id);
+
+-- Node numbers of snowflake identifiers: each process takes the next one.
+CREATE SEQUENCE IF NOT EXISTS noetl.snowflake_node MINVALUE 0 MAXVALUE 1023 START 0 CYCLE;

@@ -1,0 +1,106 @@
+-- Tables of the control plane. noetl.execution is a projection: it can always be rebuilt from noetl.event.
+
+CREATE TABLE IF NOT EXISTS noetl.execution (
+    execution_id         bigint PRIMARY KEY,
+    catalog_id           bigint,
+    parent_execution_id  bigint,
+    playbook             text,
+    status               text        NOT NULL DEFAULT 'RUNNING'
+        CHECK (status IN ('RUNNING', 'COMPLETED', 'FAILED', 'CANCELLED')),
+    last_event_type      text,
+    last_node_name       text,
+    last_event_id        bigint,
+    start_time           timestamptz,
+    end_time             timestamptz,
+    state                jsonb       NOT NULL DEFAULT '{}',
+    error                text,
+    created_at           timestamptz NOT NULL DEFAULT now(),
+    updated_at           timestamptz NOT NULL DEFAULT now()
+);
+CREATE INDEX IF NOT EXISTS idx_execution_status ON noetl.execution (status, execution_id);
+CREATE INDEX IF NOT EXISTS idx_execution_parent ON noetl.execution (parent_execution_id)
+    WHERE parent_execution_id IS NOT NULL;
+
+-- How far each projection shard has read: everything below xact_id is in the projection.
+CREATE TABLE IF NOT EXISTS noetl.projection_checkpoint (
+    shard       integer     PRIMARY KEY,
+    xact_id     xid8        NOT NULL,
+    events      bigint      NOT NULL DEFAULT 0,
+    updated_at  timestamptz NOT NULL DEFAULT now()
+);
+
+-- Which projection shard an execution belongs to, where it is not the one of its hash.
+CREATE TABLE IF NOT EXISTS noetl.execution_shard (
+    execution_id  bigint  PRIMARY KEY,
+    shard         integer NOT NULL
+);
+
+-- Named positions of other readers of the log (sensors, exporters).
+CREATE TABLE IF NOT EXISTS noetl.checkpoint (
+    name        text        PRIMARY KEY,
+    position    jsonb       NOT NULL,
+    updated_at  timestamptz NOT NULL DEFAULT now()
+);
+
+-- Every version of a playbook that was ever run, by content.
+CREATE TABLE IF NOT EXISTS noetl.catalog (
+    catalog_id  bigint      PRIMARY KEY,
+    path        text        NOT NULL,
+    version     text,
+    sha256      text        NOT NULL,
+    source      text        NOT NULL,
+    created_at  timestamptz NOT NULL DEFAULT now(),
+    UNIQUE (path, sha256)
+);
+
+-- Commands that wait for a worker. A row lives from issue to end; the log keeps what happened.
+CREATE TABLE IF NOT EXISTS noetl.queue (
+    execution_id  bigint      NOT NULL,
+    command_id    text        NOT NULL,
+    event_id      bigint      NOT NULL,
+    node_name     text        NOT NULL,
+    tool_kind     text        NOT NULL,
+    status        text        NOT NULL DEFAULT 'queued' CHECK (status IN ('queued', 'leased')),
+    priority      integer     NOT NULL DEFAULT 0,
+    attempts      integer     NOT NULL DEFAULT 0,
+    max_attempts  integer     NOT NULL DEFAULT 3,
+    available_at  timestamptz NOT NULL DEFAULT now(),
+    lease_until   timestamptz,
+    worker_id     text,
+    created_at    timestamptz NOT NULL DEFAULT now(),
+    PRIMARY KEY (execution_id, command_id)
+);
+CREATE INDEX IF NOT EXISTS idx_queue_status_available
+    ON noetl.queue (status, available_at, priority DESC, event_id);
+CREATE INDEX IF NOT EXISTS idx_queue_worker ON noetl.queue (worker_id) WHERE worker_id IS NOT NULL;
+
+-- Worker processes, as their heartbeats report them.
+CREATE TABLE IF NOT EXISTS noetl.runtime (
+    worker_id   text        PRIMARY KEY,
+    kind        text        NOT NULL DEFAULT 'worker',
+    status      text        NOT NULL DEFAULT 'ready',
+    capacity    jsonb       NOT NULL DEFAULT '{}',
+    meta        jsonb       NOT NULL DEFAULT '{}',
+    started_at  timestamptz NOT NULL DEFAULT now(),
+    heartbeat   timestamptz NOT NULL DEFAULT now()
+);
+
+CREATE TABLE IF NOT EXISTS noetl.schedule (
+    path        text        PRIMARY KEY,
+    cron        text        NOT NULL,
+    timezone    text        NOT NULL DEFAULT 'UTC',
+    workload    jsonb       NOT NULL DEFAULT '{}',
+    enabled     boolean     NOT NULL DEFAULT true,
+    updated_at  timestamptz NOT NULL DEFAULT now()
+);
+
+-- Messages that could not be applied to the log; never dropped silently.
+CREATE TABLE IF NOT EXISTS noetl.dead_letter (
+    dead_letter_id  bigint      GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
+    source          text        NOT NULL,
+    subject         text,
+    payload         bytea       NOT NULL,
+    error           text        NOT NULL,
+    deliveries      integer     NOT NULL DEFAULT 1,
+    created_at      timestamptz NOT NULL DEFAULT now()
+);
