@@ -1,0 +1,147 @@
+"""Group commit: events of many concurrent commands go to the log in one statement."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import asyncpg
+
+from noetl_dagster.events.log import EventLog
+from noetl_dagster.events.types import Event
+
+RETRYABLE = (OSError, asyncpg.PostgresConnectionError, asyncpg.InterfaceError, asyncpg.CannotConnectNowError)
+"""Failures of the connection, not of the events: the same batch is tried again."""
+
+RETRY_SECONDS = 30.0
+
+
+@dataclass(slots=True)
+class _Entry:
+    events: Sequence[Event]
+    done: asyncio.Future[set[int]] | None
+
+
+class EventBuffer:
+    """Collects events and appends them in batches. Order of one caller's events is kept.
+
+    While a batch is being written the next one fills up, so batches grow with the load and a lone event
+    waits for nobody. Posted events, which nobody awaits, linger a few milliseconds for company.
+
+    Args:
+        size: events per batch, at most (a single caller's events are never split).
+        linger: seconds that a posted event waits for others.
+    """
+
+    def __init__(self, log: EventLog, *, size: int = 500, linger: float = 0.005) -> None:
+        self._log = log
+        self._size = size
+        self._linger = linger
+        self._entries: deque[_Entry] = deque()
+        self._pending = 0
+        self._writer: asyncio.Task[None] | None = None
+        self._urgent = asyncio.Event()
+        self._room = asyncio.Event()
+        self._room.set()
+        self._failure: BaseException | None = None
+
+    async def append(self, events: Sequence[Event]) -> set[int]:
+        """Appends events and waits until they are committed; returns the ids of those that went in."""
+        if not events:
+            return set()
+        future: asyncio.Future[set[int]] = asyncio.get_running_loop().create_future()
+        self._push(_Entry(events, future))
+        self._urgent.set()
+        return await future
+
+    async def post(self, events: Sequence[Event]) -> None:
+        """Hands events over without waiting for the commit; waits only while the buffer is full.
+
+        Raises:
+            Exception: what made an earlier posted batch fail; its events are not in the log.
+        """
+        self._raise_failure()
+        await self._room.wait()
+        self._push(_Entry(events, None))
+
+    async def flush(self) -> None:
+        """Waits until everything handed over so far is committed."""
+        while self._writer is not None and not self._writer.done():
+            self._urgent.set()
+            await asyncio.shield(self._writer)
+        self._raise_failure()
+
+    def _push(self, entry: _Entry) -> None:
+        self._entries.append(entry)
+        self._pending += len(entry.events)
+        if self._pending >= self._size:
+            self._urgent.set()
+        if self._pending >= 20 * self._size:
+            self._room.clear()
+        if self._writer is None or self._writer.done():
+            self._writer = asyncio.get_running_loop().create_task(self._write())
+
+    def _raise_failure(self) -> None:
+        if self._failure is not None:
+            failure, self._failure = self._failure, None
+            raise failure
+
+    async def _write(self) -> None:
+        while self._entries:
+            if not self._urgent.is_set():
+                try:
+                    await asyncio.wait_for(self._urgent.wait(), self._linger)
+                except TimeoutError:
+                    pass
+            self._urgent.clear()
+            batch = self._take()
+            events = [event for entry in batch for event in entry.events]
+            try:
+                inserted = await self._append(events)
+            except BaseException as error:
+                self._settle_failed(batch, error)
+                if isinstance(error, asyncio.CancelledError):
+                    raise
+                continue
+            for entry in batch:
+                if entry.done is not None and not entry.done.done():
+                    entry.done.set_result({e.event_id for e in entry.events if e.event_id in inserted})
+
+    def _take(self) -> list[_Entry]:
+        batch: list[_Entry] = []
+        count = 0
+        while self._entries and (not batch or count + len(self._entries[0].events) <= self._size):
+            entry = self._entries.popleft()
+            batch.append(entry)
+            count += len(entry.events)
+        self._pending -= count
+        if self._pending < 20 * self._size:
+            self._room.set()
+        if any(entry.done is not None for entry in self._entries) or self._pending >= self._size:
+            self._urgent.set()
+        return batch
+
+    def _settle_failed(self, batch: list[_Entry], error: BaseException) -> None:
+        for entry in batch:
+            if entry.done is None:
+                self._failure = error
+            elif not entry.done.done():
+                entry.done.set_exception(error)
+
+    async def _append(self, events: list[Event]) -> set[int]:
+        deadline = asyncio.get_running_loop().time() + RETRY_SECONDS
+        delay = 0.05
+        broken = False
+        while True:
+            try:
+                inserted = await self._log.append(events)
+                # The commit may have succeeded although its answer was lost: those events are ours too.
+                return inserted | await self._log.present(events) if broken else inserted
+            except RETRYABLE:
+                if asyncio.get_running_loop().time() + delay > deadline:
+                    raise
+                broken = True
+                await asyncio.sleep(delay)
+                delay = min(delay * 2, 2.0)

@@ -1,0 +1,62 @@
+"""Connections to the event log: one pool a process, JSON encoded with orjson in binary form."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import asyncpg
+import orjson
+
+from noetl_dagster.errors import ServiceError
+
+_JSONB_VERSION = b"\x01"
+_OPTIONS = orjson.OPT_NON_STR_KEYS | orjson.OPT_SERIALIZE_NUMPY
+
+
+def encode_json(value: Any) -> bytes:
+    """JSON bytes of an event's part. NUL characters, which jsonb cannot hold, become U+FFFD."""
+    encoded = orjson.dumps(value, default=str, option=_OPTIONS)
+    if b"\\u0000" in encoded:
+        encoded = encoded.replace(b"\\u0000", b"\\ufffd")
+    return encoded
+
+
+def _encode_jsonb(value: Any) -> bytes:
+    return _JSONB_VERSION + encode_json(value)
+
+
+def _decode_jsonb(value: bytes) -> Any:
+    return orjson.loads(value[1:])
+
+
+async def prepare_connection(connection: asyncpg.Connection[Any]) -> None:
+    """Gives a connection the codecs that the event log expects."""
+    await connection.set_type_codec(
+        "jsonb", schema="pg_catalog", encoder=_encode_jsonb, decoder=_decode_jsonb, format="binary"
+    )
+
+
+async def open_pool(url: str, *, size: int = 8, application: str = "noetl") -> asyncpg.Pool[Any]:
+    """Opens the pool of a process.
+
+    Raises:
+        ServiceError: the server cannot be reached within 30 seconds.
+    """
+    deadline = asyncio.get_running_loop().time() + 30
+    while True:
+        try:
+            return await asyncpg.create_pool(
+                url,
+                min_size=1,
+                max_size=size,
+                init=prepare_connection,
+                server_settings={"application_name": application, "jit": "off"},
+            )
+        except (OSError, asyncpg.CannotConnectNowError, asyncpg.ConnectionDoesNotExistError) as error:
+            if asyncio.get_running_loop().time() > deadline:
+                raise ServiceError(
+                    f"the event log does not answer: {error}; check NOETL_DB_URL or run "
+                    "'noetl-dagster services up'"
+                ) from error
+            await asyncio.sleep(0.25)

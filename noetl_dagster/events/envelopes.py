@@ -1,0 +1,80 @@
+"""Results between their two forms: the envelope that templates see and the shape that the log checks.
+
+An envelope is ``{status, data | ref, extracted, error, meta, http | pg | py, results}``. The log keeps
+``{status, data | reference, extracted, context}``, where ``context`` holds whatever else the envelope has.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from noetl_dagster.errors import NoetlError, ToolError
+from noetl_dagster.storage.refs import ResultRef
+
+Envelope = dict[str, Any]
+
+OK = "ok"
+ERROR = "error"
+ERROR_MESSAGE_CHARACTERS = 2_000
+
+_OWN = frozenset({"status", "data", "ref", "extracted"})
+
+
+def to_result(envelope: Envelope) -> dict[str, Any]:
+    """The form in which the log keeps an envelope."""
+    result: dict[str, Any] = {"status": envelope["status"]}
+    reference = envelope.get("ref")
+    if reference is not None:
+        result["reference"] = (
+            reference.model_dump(mode="json", exclude_defaults=True)
+            if isinstance(reference, ResultRef)
+            else reference
+        )
+    elif "data" in envelope:
+        result["data"] = envelope["data"]
+    if envelope.get("extracted"):
+        result["extracted"] = envelope["extracted"]
+    context = {key: value for key, value in envelope.items() if key not in _OWN and value}
+    if context:
+        result["context"] = context
+    return result
+
+
+def from_result(result: dict[str, Any] | None) -> Envelope:
+    """The envelope that the log keeps under ``result``."""
+    if result is None:
+        return {"status": OK, "data": None}
+    envelope: Envelope = {"status": result["status"]}
+    if "reference" in result:
+        envelope["ref"] = ResultRef.model_validate(result["reference"])
+    elif "data" in result:
+        envelope["data"] = result["data"]
+    if "extracted" in result:
+        envelope["extracted"] = result["extracted"]
+    return envelope | (result.get("context") or {})
+
+
+def error_part(error: BaseException) -> dict[str, Any]:
+    """The ``error`` part of an envelope."""
+    message = str(error) or type(error).__name__
+    part: dict[str, Any] = {
+        "kind": getattr(error, "kind", None) or _kind_of(error),
+        "message": message[:ERROR_MESSAGE_CHARACTERS],
+        "retryable": bool(getattr(error, "retryable", False)),
+        "status": getattr(error, "status", None),
+        "code": getattr(error, "code", None),
+    }
+    return part
+
+
+def error_envelope(error: BaseException) -> Envelope:
+    """The envelope of a task that failed."""
+    details = error.details if isinstance(error, ToolError) else {}
+    return {"status": ERROR, "error": error_part(error)} | details
+
+
+def _kind_of(error: BaseException) -> str:
+    if isinstance(error, NoetlError):
+        name = type(error).__name__.removesuffix("Error")
+        return name.lower() or "noetl"
+    return "internal"

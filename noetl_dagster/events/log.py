@@ -1,0 +1,125 @@
+"""The event log in PostgreSQL: appends in bulk, and reads what the control plane needs."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import AsyncIterator, Iterable, Sequence
+from datetime import UTC, datetime
+from typing import Any
+
+import asyncpg
+
+from noetl_dagster.events import queries
+from noetl_dagster.events.ids import Snowflake
+from noetl_dagster.events.types import Event
+
+PAGE = 5_000
+"""Events read from the log at a time."""
+
+Connection = asyncpg.Connection[Any] | Any
+
+
+def as_row(event: Event) -> tuple[Any, ...]:
+    """The values of an event in the order of :data:`queries.COLUMNS`."""
+    return (
+        event.execution_id,
+        event.event_id,
+        str(event.event_type),
+        event.catalog_id,
+        event.parent_event_id,
+        event.parent_execution_id,
+        event.node_name,
+        event.node_type,
+        event.status,
+        event.duration,
+        event.context,
+        event.result,
+        event.meta,
+        event.error,
+        event.current_index,
+        event.current_item,
+        event.worker_id,
+        event.created_at or datetime.now(UTC),
+    )
+
+
+def as_event(record: asyncpg.Record) -> Event:
+    return Event(**{name: record[name] for name in queries.COLUMNS})
+
+
+class EventLog:
+    """Appends events and reads them back. Safe to share between the tasks of one event loop."""
+
+    def __init__(self, pool: asyncpg.Pool[Any], ids: Snowflake) -> None:
+        self.pool = pool
+        self.ids = ids
+
+    async def append(self, events: Sequence[Event], *, connection: Connection | None = None) -> set[int]:
+        """Appends events in one round trip; one that a unique index refuses is left out.
+
+        Returns:
+            The ids of the events that went in. Whoever sees the id of an event that may exist only once
+            is the one to proceed.
+        """
+        if not events:
+            return set()
+        rows = [as_row(event) for event in events]
+        if connection is not None:
+            return await _insert_new(connection, rows)
+        async with self.pool.acquire() as own:
+            try:
+                await own.copy_records_to_table(
+                    "event", schema_name="noetl", columns=queries.COLUMNS, records=rows
+                )
+            except asyncpg.UniqueViolationError:
+                return await _insert_new(own, rows)
+        return {event.event_id for event in events}
+
+    async def present(self, events: Sequence[Event]) -> set[int]:
+        """Which of these very events the log holds: what a writer asks whose connection broke mid-commit."""
+        found = await self.pool.fetch(
+            queries.PRESENT, [event.execution_id for event in events], [event.event_id for event in events]
+        )
+        return {record["event_id"] for record in found}
+
+    async def append_once(self, event: Event, *, connection: Connection | None = None) -> bool:
+        """Appends an event that may exist only once; true for the one caller that made it."""
+        row = [[value] for value in as_row(event)]
+        return bool(await (connection or self.pool).fetchval(queries.INSERT_NEW, *row))
+
+    async def lifecycle(self, execution_id: int) -> list[Event]:
+        """The events from which the state of an execution is folded, in order."""
+        return [as_event(record) for record in await self.pool.fetch(queries.LIFECYCLE, execution_id)]
+
+    async def events(self, execution_id: int, *, after: int = 0) -> AsyncIterator[Event]:
+        """Every event of an execution in the order of their ids, read page by page."""
+        while True:
+            page = await self.pool.fetch(queries.EVENTS, execution_id, after, PAGE)
+            for record in page:
+                yield as_event(record)
+            if len(page) < PAGE:
+                return
+            after = page[-1]["event_id"]
+
+    async def put_source(self, path: str, version: str | None, source: str) -> int:
+        """Keeps the text of a playbook; the same text is kept once. Returns its catalog id."""
+        digest = hashlib.sha256(source.encode()).hexdigest()
+        catalog_id = await self.pool.fetchval(
+            queries.CATALOG_PUT, self.ids.next(), path, version, digest, source
+        )
+        return int(catalog_id)
+
+    async def source(self, catalog_id: int) -> tuple[str, str] | None:
+        """Text and path of a playbook that was run, or None."""
+        record = await self.pool.fetchrow(queries.CATALOG_SOURCE, catalog_id)
+        return (record["source"], record["path"]) if record else None
+
+    async def source_by_path(self, path: str) -> str | None:
+        """The newest text that was run under a catalog path, or None."""
+        found = await self.pool.fetchval(queries.CATALOG_BY_PATH, path)
+        return str(found) if found is not None else None
+
+
+async def _insert_new(connection: Connection, rows: Iterable[tuple[Any, ...]]) -> set[int]:
+    columns = [list(column) for column in zip(*rows, strict=True)]
+    return {record["event_id"] for record in await connection.fetch(queries.INSERT_NEW, *columns)}

@@ -1,0 +1,158 @@
+"""Every statement that the event log runs."""
+
+COLUMNS = (
+    "execution_id",
+    "event_id",
+    "event_type",
+    "catalog_id",
+    "parent_event_id",
+    "parent_execution_id",
+    "node_name",
+    "node_type",
+    "status",
+    "duration",
+    "context",
+    "result",
+    "meta",
+    "error",
+    "current_index",
+    "current_item",
+    "worker_id",
+    "created_at",
+)
+"""Columns that a writer gives, in the order of :func:`noetl_dagster.events.log.as_row`."""
+
+_TYPES = (
+    "bigint", "bigint", "text", "bigint", "bigint", "bigint", "text", "text", "text", "float8",
+    "jsonb", "jsonb", "jsonb", "text", "int", "jsonb", "text", "timestamptz",
+)  # fmt: skip
+_LIST = ", ".join(COLUMNS)
+_ARRAYS = ", ".join(f"${place}::{type_}[]" for place, type_ in enumerate(_TYPES, start=1))
+
+# Inserts many events, leaving out every one that a unique index refuses; gives the ids that went in.
+INSERT_NEW = f"""
+INSERT INTO noetl.event ({_LIST})
+SELECT {_LIST} FROM unnest({_ARRAYS}) AS new ({_LIST})
+ON CONFLICT DO NOTHING
+RETURNING event_id
+"""
+
+# Which of the given events are in the log.
+PRESENT = """
+SELECT event_id FROM noetl.event
+JOIN unnest($1::bigint[], $2::bigint[]) AS wanted (execution_id, event_id) USING (execution_id, event_id)
+"""
+
+# The events that make up the state of an execution, in the order in which they were made.
+LIFECYCLE = f"""
+SELECT {_LIST} FROM noetl.event
+WHERE execution_id = $1
+  AND event_type IN (
+    'playbook.initialized', 'playbook.completed', 'playbook.failed', 'workflow.initialized',
+    'workflow.completed', 'workflow.failed', 'execution.resumed', 'execution.cancelled',
+    'step.enter', 'step.exit', 'step.skipped', 'loop.started', 'loop.done', 'loop.fanout.started',
+    'loop.fanin.completed', 'warning')
+ORDER BY event_id
+"""
+
+# All events of an execution after a given one, for people and for replays.
+EVENTS = f"""
+SELECT {_LIST} FROM noetl.event
+WHERE execution_id = $1 AND event_id > $2
+ORDER BY event_id
+LIMIT $3
+"""
+
+# How the commands of one activation of a loop ended: enough to resume it.
+LOOP_COMMANDS = """
+SELECT event_type, current_index, (meta ->> 'attempt')::int AS attempt, result, context, error, event_id
+FROM noetl.event
+WHERE execution_id = $1 AND meta ->> 'loop_id' = $2
+  AND event_type IN ('command.completed', 'command.failed', 'loop.shard.done', 'loop.shard.failed')
+  AND current_index >= $3 AND current_index < $4
+ORDER BY current_index, event_id
+"""
+
+# Iterations whose command was issued already, by index and attempt.
+LOOP_ISSUED = """
+SELECT current_index, (meta ->> 'attempt')::int AS attempt
+FROM noetl.event
+WHERE execution_id = $1 AND meta ->> 'loop_id' = $2 AND event_type = 'command.issued'
+"""
+
+# Ends of the commands of one visit of a step, loops included.
+COMMAND_END = """
+SELECT event_type, result, context, error, (meta ->> 'attempt')::int AS attempt
+FROM noetl.event
+WHERE execution_id = $1 AND meta ->> 'command_id' = $2
+  AND event_type IN ('command.completed', 'command.failed', 'loop.shard.done', 'loop.shard.failed')
+  AND meta ? 'command_id'
+"""
+
+# The seeds' fan-in count (P3.2).
+FANIN_COUNT = """
+SELECT
+    COUNT(*) FILTER (WHERE event_type = 'loop.shard.done') AS done,
+    COUNT(*) FILTER (WHERE event_type = 'loop.shard.failed') AS failed
+FROM noetl.event
+WHERE execution_id = $1 AND node_name = $2 AND meta ->> 'loop_id' = $3
+  AND event_type IN ('loop.shard.done', 'loop.shard.failed') AND meta ? 'loop_id'
+"""
+
+# The seeds' loop recovery (P0.3).
+LOOP_RECOVERY = """
+SELECT
+    COALESCE(MAX(current_index), -1) AS current_index,
+    COUNT(*) FILTER (WHERE event_type = 'command.completed') AS done_count,
+    COUNT(*) FILTER (WHERE event_type = 'command.failed') AS failed_count,
+    MAX(CASE WHEN event_type = 'loop.started' THEN context ->> 'collection_ref' END) AS collection_ref,
+    MAX(CASE WHEN event_type = 'loop.started' THEN (meta ->> 'collection_size')::int END) AS collection_size
+FROM noetl.event
+WHERE execution_id = $1 AND node_name = $2 AND meta ->> 'loop_id' = $3
+"""
+
+# Live counts of every loop and fan-out of an execution.
+LOOP_PROGRESS = """
+SELECT started.node_name, started.meta ->> 'loop_id' AS loop_id, started.event_type AS kind,
+       COALESCE((started.meta ->> 'total_shards')::int, (started.meta ->> 'collection_size')::int, 0) AS total,
+       counts.done, counts.failed
+FROM noetl.event started
+CROSS JOIN LATERAL (
+    SELECT COUNT(*) FILTER (WHERE ended.event_type IN ('command.completed', 'loop.shard.done')) AS done,
+           COUNT(*) FILTER (WHERE ended.event_type IN ('command.failed', 'loop.shard.failed')
+                              AND ended.meta ->> 'final' = 'true') AS failed
+    FROM noetl.event ended
+    WHERE ended.execution_id = started.execution_id AND ended.meta ? 'loop_id'
+      AND ended.meta ->> 'loop_id' = started.meta ->> 'loop_id'
+      AND ended.event_type IN ('command.completed', 'loop.shard.done', 'command.failed', 'loop.shard.failed')
+) counts
+WHERE started.execution_id = $1 AND started.event_type IN ('loop.started', 'loop.fanout.started')
+ORDER BY started.event_id
+"""
+
+EXECUTIONS = """
+SELECT initialized.execution_id, initialized.node_name AS playbook, initialized.created_at AS started_at,
+       ended.event_type AS ended, ended.created_at AS ended_at
+FROM noetl.event initialized
+LEFT JOIN LATERAL (
+    SELECT event_type, created_at FROM noetl.event terminal
+    WHERE terminal.execution_id = initialized.execution_id
+      AND terminal.event_type IN
+        ('playbook.completed', 'playbook.failed', 'execution.cancelled', 'execution.resumed')
+    ORDER BY terminal.event_id DESC LIMIT 1
+) ended ON true
+WHERE initialized.event_type = 'playbook.initialized' AND initialized.execution_id > $1
+ORDER BY initialized.execution_id DESC
+LIMIT $2
+"""
+
+CATALOG_PUT = """
+INSERT INTO noetl.catalog (catalog_id, path, version, sha256, source)
+VALUES ($1, $2, $3, $4, $5)
+ON CONFLICT (path, sha256) DO UPDATE SET version = EXCLUDED.version
+RETURNING catalog_id
+"""
+CATALOG_SOURCE = "SELECT source, path FROM noetl.catalog WHERE catalog_id = $1"
+CATALOG_BY_PATH = "SELECT source FROM noetl.catalog WHERE path = $1 ORDER BY catalog_id DESC LIMIT 1"
+
+NEXT_NODE = "SELECT nextval('noetl.snowflake_node')"

@@ -1,0 +1,199 @@
+"""The state of an execution, folded from its lifecycle events."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any
+
+from noetl_dagster.events.envelopes import Envelope, from_result
+from noetl_dagster.events.types import TERMINAL_EVENTS, Event, EventType
+
+
+class ExecutionStatus(StrEnum):
+    RUNNING = "RUNNING"
+    COMPLETED = "COMPLETED"
+    FAILED = "FAILED"
+    CANCELLED = "CANCELLED"
+
+
+class StepStatus(StrEnum):
+    COMPLETED = "COMPLETED"
+    FAILED = "FAILED"
+    SKIPPED = "SKIPPED"
+
+
+_ENDINGS = {
+    EventType.PLAYBOOK_COMPLETED: ExecutionStatus.COMPLETED,
+    EventType.PLAYBOOK_FAILED: ExecutionStatus.FAILED,
+    EventType.EXECUTION_CANCELLED: ExecutionStatus.CANCELLED,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class StepEnd:
+    """How one visit of a step ended.
+
+    Attributes:
+        fired: targets of the arcs that fired, in arc order.
+        unhandled: the step failed and no arc took the failure, so the execution fails.
+    """
+
+    step: str
+    visit: int
+    epoch: int
+    status: StepStatus
+    envelope: Envelope
+    fired: tuple[str, ...] = ()
+    unhandled: bool = False
+    error: str | None = None
+    event_id: int = 0
+
+
+@dataclass(slots=True)
+class LoopActivation:
+    """One activation of a loop or fan-out. A resumed one keeps what the one before it had done."""
+
+    loop_id: str
+    size: int
+    epoch: int
+    context: dict[str, Any]
+    continues: str | None = None
+    done: bool = False
+
+
+@dataclass(slots=True)
+class ExecutionState:
+    """What the log says about an execution. ``ctx`` holds the patches of all ended steps, in order."""
+
+    execution_id: int
+    playbook: str = ""
+    catalog_id: int | None = None
+    parent_execution_id: int | None = None
+    workload: dict[str, Any] = field(default_factory=dict)
+    file: str = ""
+    epoch: int = 0
+    status: ExecutionStatus = ExecutionStatus.RUNNING
+    error: str | None = None
+    ctx: dict[str, Any] = field(default_factory=dict)
+    visits: dict[str, int] = field(default_factory=dict)
+    ends: dict[tuple[str, int], StepEnd] = field(default_factory=dict)
+    latest: dict[str, StepEnd] = field(default_factory=dict)
+    loops: dict[tuple[str, int], list[LoopActivation]] = field(default_factory=dict)
+    warnings: list[str] = field(default_factory=list)
+    started_at: Any = None
+    ended_at: Any = None
+
+    @classmethod
+    def fold(cls, execution_id: int, events: Iterable[Event]) -> ExecutionState:
+        state = cls(execution_id)
+        for event in events:
+            state.apply(event)
+        return state
+
+    @property
+    def is_running(self) -> bool:
+        return self.status is ExecutionStatus.RUNNING
+
+    def end_of(self, step: str, visit: int) -> StepEnd | None:
+        """The end of a visit that stands: a failure that an older epoch could not handle does not."""
+        end = self.ends.get((step, visit))
+        if end is not None and end.unhandled and end.epoch < self.epoch:
+            return None
+        return end
+
+    def apply(self, event: Event) -> None:
+        """Takes one more event into the state; other types than lifecycle events change nothing."""
+        handler = _HANDLERS.get(event.event_type)
+        if handler is not None:
+            handler(self, event)
+
+    def _initialized(self, event: Event) -> None:
+        context = event.context or {}
+        self.playbook = event.node_name or ""
+        self.catalog_id = event.catalog_id
+        self.parent_execution_id = event.parent_execution_id
+        self.workload = context.get("workload", {})
+        self.file = context.get("file", "")
+        self.epoch = int(event.meta.get("epoch", 1))
+        self.started_at = event.created_at
+
+    def _resumed(self, event: Event) -> None:
+        self.epoch = int(event.meta["epoch"])
+        self.status = ExecutionStatus.RUNNING
+        self.error = None
+        self.ended_at = None
+
+    def _terminal(self, event: Event) -> None:
+        self.status = _ENDINGS[EventType(event.event_type)]
+        self.error = event.error
+        self.ended_at = event.created_at
+
+    def _entered(self, event: Event) -> None:
+        step, visit = event.node_name or "", int(event.meta.get("visit", 1))
+        self.visits[step] = max(visit, self.visits.get(step, 0))
+
+    def _exited(self, event: Event) -> None:
+        context = event.context or {}
+        end = StepEnd(
+            step=event.node_name or "",
+            visit=int(event.meta.get("visit", 1)),
+            epoch=int(event.meta.get("epoch", 1)),
+            status=StepStatus(event.status or "COMPLETED"),
+            envelope=from_result(event.result),
+            fired=tuple(event.meta.get("fired", ())),
+            unhandled=bool(event.meta.get("unhandled")),
+            error=event.error,
+            event_id=event.event_id,
+        )
+        self.ends[(end.step, end.visit)] = end
+        if end.status is not StepStatus.SKIPPED:
+            self.latest[end.step] = end
+        for path, value in context.get("patches", ()):
+            assign(self.ctx, path, value)
+
+    def _loop_started(self, event: Event) -> None:
+        meta = event.meta
+        key = (event.node_name or "", int(meta.get("visit", 1)))
+        size = int(meta.get("total_shards", meta.get("collection_size", 0)))
+        activation = LoopActivation(
+            loop_id=meta["loop_id"],
+            size=size,
+            epoch=int(meta.get("epoch", 1)),
+            context=event.context or {},
+            continues=meta.get("continues"),
+        )
+        self.loops.setdefault(key, []).append(activation)
+
+    def _loop_done(self, event: Event) -> None:
+        for activations in self.loops.values():
+            for activation in activations:
+                if activation.loop_id == event.meta.get("loop_id"):
+                    activation.done = True
+
+    def _warned(self, event: Event) -> None:
+        self.warnings.append(event.error or "")
+
+
+def assign(target: dict[str, Any], path: list[str] | tuple[str, ...], value: Any) -> None:
+    """Sets ``target[path[0]][path[1]]... = value``, making the mappings on the way."""
+    for key in path[:-1]:
+        inner = target.get(key)
+        if not isinstance(inner, dict):
+            inner = target[key] = {}
+        target = inner
+    target[path[-1]] = value
+
+
+_HANDLERS = {
+    EventType.PLAYBOOK_INITIALIZED: ExecutionState._initialized,
+    EventType.EXECUTION_RESUMED: ExecutionState._resumed,
+    EventType.STEP_ENTER: ExecutionState._entered,
+    EventType.STEP_EXIT: ExecutionState._exited,
+    EventType.LOOP_STARTED: ExecutionState._loop_started,
+    EventType.LOOP_FANOUT_STARTED: ExecutionState._loop_started,
+    EventType.LOOP_DONE: ExecutionState._loop_done,
+    EventType.LOOP_FANIN_COMPLETED: ExecutionState._loop_done,
+    EventType.WARNING: ExecutionState._warned,
+} | {terminal: ExecutionState._terminal for terminal in TERMINAL_EVENTS}
