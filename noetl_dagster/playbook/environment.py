@@ -1,0 +1,142 @@
+"""The Jinja environment of playbooks: sandboxed, strict about names, keys before methods."""
+
+from __future__ import annotations
+
+import base64
+import json
+from collections.abc import Callable, Mapping
+from datetime import date, datetime, time
+from typing import Any
+
+import orjson
+from jinja2 import Undefined, nodes
+from jinja2.nodes import EvalContext
+from jinja2.runtime import Context
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+from jinja2.utils import missing
+
+from noetl_dagster.playbook.views import View, plain
+
+_MAPPING_METHODS = frozenset({"get", "items", "keys", "values"})
+
+
+class UnknownName(Undefined):
+    """False in boolean tests, replaced by ``default``, chainable; an error wherever its value is needed."""
+
+    __slots__ = ()
+
+    def __getattr__(self, name: str) -> Any:
+        if name[:2] == "__":
+            raise AttributeError(name)
+        return self
+
+    def __getitem__(self, key: Any) -> Any:
+        return self
+
+    def _needed(self, *arguments: Any, **named: Any) -> Any:
+        self._fail_with_undefined_error()
+
+    __iter__ = __str__ = __len__ = __eq__ = __ne__ = __hash__ = __contains__ = _needed  # type: ignore[assignment]
+    __lt__ = __le__ = __gt__ = __ge__ = _needed  # type: ignore[assignment]
+
+    @property
+    def missing_name(self) -> str:
+        return str(self._undefined_name)
+
+    @property
+    def owner(self) -> Any:
+        """The value that lacks the key; the marker ``missing`` for a bare name."""
+        return self._undefined_obj
+
+
+class ScopeContext(Context):
+    """Resolves names straight from a scope, so that no scope is ever copied to render a template."""
+
+    def __init__(self, environment: PlaybookEnvironment, scope: Mapping[str, Any]) -> None:
+        self.parent = scope  # type: ignore[assignment]
+        self.vars = {}
+        self.environment = environment
+        self.eval_ctx = environment.evaluation
+        self.exported_vars = set()
+        self.name = None
+        self.globals_keys = set()
+        self.blocks = {}
+
+    def resolve_or_missing(self, key: str) -> Any:
+        if key in self.vars:
+            return self.vars[key]
+        try:
+            return self.parent[key]
+        except KeyError:
+            return self.environment.globals.get(key, missing)
+
+    def get_all(self) -> dict[str, Any]:
+        return {**self.parent, **self.vars}
+
+
+class PlaybookEnvironment(ImmutableSandboxedEnvironment):
+    """Keys win over methods (``row.items`` is the column ``items``), and only harmless methods remain."""
+
+    def __init__(self) -> None:
+        super().__init__(undefined=UnknownName, extensions=["jinja2.ext.do"])
+        self.evaluation = EvalContext(self)
+        self.filters |= FILTERS
+
+    def getattr(self, obj: Any, attribute: str) -> Any:
+        if isinstance(obj, (Mapping, View)):
+            return self._from_mapping(obj, attribute)
+        return super().getattr(obj, attribute)
+
+    def getitem(self, obj: Any, argument: Any) -> Any:
+        if isinstance(obj, View):
+            return self._from_mapping(obj, argument)
+        return super().getitem(obj, argument)
+
+    def _from_mapping(self, obj: Any, key: Any) -> Any:
+        try:
+            return obj[key]
+        except (LookupError, TypeError):
+            if key in _MAPPING_METHODS:
+                return getattr(obj, key)
+            return self.undefined(obj=obj, name=key)
+
+    def function(self, template: nodes.Template) -> Callable[[ScopeContext], Any]:
+        """Compiles a parsed template to the generator function behind it."""
+        code = self.compile(template, filename="<template>")
+        return self.template_class.from_code(self, code, self.globals).root_render_func
+
+
+def to_json(value: Any, indent: int | None = None) -> str:
+    """Plain JSON in double quotes; not escaped for HTML, since no playbook writes pages with it."""
+    return json.dumps(value, ensure_ascii=False, indent=indent, default=_to_json_value)
+
+
+def _to_json_value(value: Any) -> Any:
+    if isinstance(value, Undefined):
+        value._fail_with_undefined_error()
+    if isinstance(value, (datetime, date, time)):
+        return value.isoformat()
+    simple = plain(value)
+    return simple if simple is not value else str(value)
+
+
+def from_json(value: str | bytes) -> Any:
+    return orjson.loads(value)
+
+
+def b64encode(value: Any) -> str:
+    return base64.b64encode(value if isinstance(value, bytes) else str(value).encode()).decode()
+
+
+def b64decode(value: str) -> str:
+    return base64.b64decode(value).decode()
+
+
+FILTERS: dict[str, Callable[..., Any]] = {
+    "tojson": to_json,
+    "to_json": to_json,
+    "fromjson": from_json,
+    "from_json": from_json,
+    "b64encode": b64encode,
+    "b64decode": b64decode,
+}

@@ -1,0 +1,234 @@
+"""The names that templates see, layered so that ten thousand iterations share one execution's data."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Self
+
+from noetl_dagster.playbook.assignment import CompiledSet, Patch, compile_set, parse_target
+
+__all__ = ["CompiledSet", "Iteration", "Patch", "Scope", "compile_set", "parse_target"]
+
+_NOTHING = object()
+_NO_VALUES: Mapping[str, Any] = {}
+_OLDER_OUTPUT_NAMES = frozenset({"outcome", "response"})
+
+
+@dataclass(slots=True)
+class Iteration:
+    """One turn of a loop.
+
+    Attributes:
+        length: items of the loop; None when nobody knows yet, as in cursor loops.
+        values: what ``set`` wrote to ``iter``; shared with whoever runs the iteration.
+        parent: the turn of the loop around this one.
+    """
+
+    iterator: str
+    item: Any
+    index: int
+    length: int | None = None
+    values: dict[str, Any] = field(default_factory=dict)
+    parent: Iteration | None = None
+
+    def as_iter(self) -> dict[str, Any]:
+        """What ``iter`` means: everything set, the item under its name, ``index`` and ``parent``."""
+        return {
+            "item": self.item,
+            **self.values,
+            self.iterator: self.item,
+            "index": self.index,
+            "parent": self.parent.as_iter() if self.parent else None,
+        }
+
+    def as_loop(self) -> dict[str, Any]:
+        """What ``loop`` means inside an iteration. ``index`` counts from 0, like ``iter.index``."""
+        return {
+            "index": self.index,
+            "index0": self.index,
+            "index1": self.index + 1,
+            "first": self.index == 0,
+            "last": None if self.length is None else self.index == self.length - 1,
+            "length": self.length,
+            "item": self.item,
+        }
+
+    def find(self, name: str) -> Any:
+        """A bare name: the iterator or a value that was set, here or in a loop around; else a marker."""
+        frame: Iteration | None = self
+        while frame is not None:
+            if name == frame.iterator:
+                return frame.item
+            if name in frame.values:
+                return frame.values[name]
+            frame = frame.parent
+        return _NOTHING
+
+
+class Scope(Mapping[str, Any]):
+    """All names visible at one point of an execution.
+
+    A bare name is looked for among task locals, the iterator and what ``set`` wrote to ``iter``, ``input``,
+    the names of the language itself, ``ctx``, ``workload`` and the results of steps, in this order.
+    Derived scopes share their layers with the one they come from; nothing is copied.
+
+    Args:
+        workload: read-only to templates and to Python code.
+        ctx: the execution's context; live, so that what ``set`` writes is seen at once.
+        steps: step name to result; may be lazy, a missing one raises ``KeyError``.
+        keychain: given to tool fields only.
+        file: playbook file, for messages.
+    """
+
+    __slots__ = ("_input", "_keychain", "_locals", "_steps", "ctx", "execution_id", "file", "iteration",
+                 "step_values", "workload")  # fmt: skip
+
+    def __init__(
+        self,
+        *,
+        execution_id: int,
+        workload: Mapping[str, Any],
+        ctx: dict[str, Any],
+        steps: Mapping[str, Any],
+        keychain: Mapping[str, Any] | None = None,
+        file: str = "",
+    ) -> None:
+        self.execution_id = execution_id
+        self.workload = workload
+        self.ctx = ctx
+        self.file = file
+        self.iteration: Iteration | None = None
+        self.step_values: dict[str, Any] = {}
+        self._steps = steps
+        self._keychain = keychain
+        self._input: Mapping[str, Any] = _NO_VALUES
+        self._locals: tuple[Mapping[str, Any], ...] = ()
+
+    def with_input(self, input: Mapping[str, Any]) -> Self:
+        """Adds input; of equal keys the later one wins."""
+        return self._derive(_input={**self._input, **input})
+
+    def with_iteration(
+        self,
+        iterator: str,
+        item: Any,
+        index: int,
+        length: int | None,
+        values: dict[str, Any] | None = None,
+    ) -> Self:
+        """Enters a turn of a loop, inside the present one if there is one."""
+        own = {} if values is None else values
+        return self._derive(iteration=Iteration(iterator, item, index, length, own, self.iteration))
+
+    def with_locals(self, values: Mapping[str, Any]) -> Self:
+        """Adds names above all others: task results, ``output``, ``error``, ``event``, ``loop`` and so on."""
+        return self._derive(_locals=(values, *self._locals))
+
+    def with_keychain(self, keychain: Mapping[str, Any]) -> Self:
+        """Makes ``keychain`` visible, for the fields of a tool."""
+        return self._derive(_keychain=keychain)
+
+    def with_step_values(self, values: dict[str, Any]) -> Self:
+        """Uses ``values`` behind ``step.x``."""
+        return self._derive(step_values=values)
+
+    def _derive(self, **changes: Any) -> Self:
+        derived = object.__new__(type(self))
+        for name in Scope.__slots__:
+            object.__setattr__(derived, name, changes[name] if name in changes else getattr(self, name))
+        return derived
+
+    @property
+    def input(self) -> Mapping[str, Any]:
+        return self._input
+
+    def __getitem__(self, name: str) -> Any:
+        for layer in self._locals:
+            if name in layer:
+                return layer[name]
+        if self.iteration is not None:
+            value = self.iteration.find(name)
+            if value is not _NOTHING:
+                return value
+        if name in self._input:
+            return self._input[name]
+        value = self._own_name(name)
+        if value is not _NOTHING:
+            return value
+        if name in self.ctx:
+            return self.ctx[name]
+        if name in self.workload:
+            return self.workload[name]
+        try:
+            return self._steps[name]
+        except KeyError:
+            pass
+        return self._last_resort(name)
+
+    def _own_name(self, name: str) -> Any:
+        """The names of the language itself that nothing in workload or ctx hides."""
+        match name:
+            case "workload":
+                return self.workload
+            case "ctx" | "vars":
+                return self.ctx
+            case "execution_id":
+                return str(self.execution_id)
+            case "input":
+                return self._input
+            case "keychain" if self._keychain is not None:
+                return self._keychain
+        if self.iteration is not None:
+            match name:
+                case "iter":
+                    return self.iteration.as_iter()
+                case "loop":
+                    return self.iteration.as_loop()
+                case "_index" | "loop_index":
+                    return self.iteration.index
+        return _NOTHING
+
+    def _last_resort(self, name: str) -> Any:
+        """Names of the language that a playbook may well use for its own: these come after all others."""
+        match name:
+            case "job":
+                text = str(self.execution_id)
+                return {"id": text, "uuid": text, "execution_id": text}
+            case "step":
+                return self.step_values
+        if name in _OLDER_OUTPUT_NAMES:
+            for layer in self._locals:
+                if "output" in layer:
+                    return layer["output"]
+        raise KeyError(name)
+
+    def __contains__(self, name: object) -> bool:
+        try:
+            self[name]  # type: ignore[index]
+        except KeyError:
+            return False
+        return True
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.known_names())
+
+    def __len__(self) -> int:
+        return len(self.known_names())
+
+    def known_names(self) -> list[str]:
+        """Every name that can be written here, sorted, for error messages and Python's ``context``."""
+        names = {"workload", "ctx", "execution_id", "input", "job", "step"}
+        if self._keychain is not None:
+            names.add("keychain")
+        frame = self.iteration
+        if frame is not None:
+            names.update(("iter", "loop", "_index"))
+        while frame is not None:
+            names.update((frame.iterator, *frame.values))
+            frame = frame.parent
+        names.update(self._input, self.ctx, self.workload, self._steps, *self._locals)
+        return sorted(map(str, names))
+
+    def __repr__(self) -> str:
+        return f"Scope(execution_id={self.execution_id}, file={self.file!r})"

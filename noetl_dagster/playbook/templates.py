@@ -1,0 +1,323 @@
+"""The one place that renders templates: strings, lists and mappings of a playbook against a scope.
+
+A string that is exactly one expression keeps the type of its value; any other renders to text.
+Sources are parsed once per process and compiled to Python on their first rendering, so ten thousand
+iterations of a loop pay once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping
+from difflib import get_close_matches
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from jinja2 import TemplateSyntaxError, Undefined, UndefinedError, meta, nodes
+from jinja2.utils import missing
+
+from noetl_dagster.errors import NoetlError, TemplateError, UndefinedNameError
+from noetl_dagster.playbook.environment import PlaybookEnvironment, ScopeContext, UnknownName
+from noetl_dagster.playbook.views import ReferenceNeeded, View, is_lazy_sequence, plain
+
+if TYPE_CHECKING:
+    from noetl_dagster.storage.refs import ResultRef
+
+__all__ = [
+    "Compiled",
+    "Condition",
+    "ReferenceNeeded",
+    "compile_value",
+    "condition",
+    "holds_async",
+    "is_true",
+    "render_async",
+    "with_references",
+]
+
+Fetch = Callable[["ResultRef"], Awaitable[Any]]
+T = TypeVar("T")
+
+ENVIRONMENT = PlaybookEnvironment()
+CACHED_TEMPLATES = 16_384
+_FALSE_TEXTS = frozenset({"false", "0", "no", "none", ""})
+_RESULT = "__result__"
+_SHOWN_NAMES = 30
+_NO_NAMES: frozenset[str] = frozenset()
+
+
+class Compiled:
+    """A value of a playbook, ready to be rendered any number of times.
+
+    Attributes:
+        source: the value as it stands in the playbook.
+        constant: whether it holds no template at all; then ``render`` ignores its scope.
+        names: the root names that its templates use.
+    """
+
+    __slots__ = ("constant", "names", "source")
+
+    def __init__(self, source: Any, names: frozenset[str] = _NO_NAMES, *, constant: bool = False) -> None:
+        self.source = source
+        self.names = names
+        self.constant = constant
+
+    def render(self, scope: Mapping[str, Any]) -> Any:
+        """The value in ``scope``, without views.
+
+        Raises:
+            UndefinedNameError: a name is not known in the scope.
+            TemplateError: anything else that goes wrong inside a template.
+            ReferenceNeeded: a stored result has to be fetched first; see :func:`render_async`.
+        """
+        raise NotImplementedError
+
+    def evaluate(self, scope: Mapping[str, Any]) -> Any:
+        """Like ``render``, but views stay views and an unknown name is returned as a false object."""
+        return self.render(scope)
+
+
+class _Constant(Compiled):
+    __slots__ = ()
+
+    def __init__(self, source: Any) -> None:
+        super().__init__(source, constant=True)
+
+    def render(self, scope: Mapping[str, Any]) -> Any:
+        return self.source
+
+
+class _Template(Compiled):
+    """Common part of expression and text: compiled to Python on first use, errors in domain terms."""
+
+    __slots__ = ("_function", "_tree")
+
+    def __init__(self, source: str, tree: nodes.Template, names: frozenset[str]) -> None:
+        super().__init__(source, names)
+        self._tree: nodes.Template | None = tree
+        self._function: Callable[[ScopeContext], Any] | None = None
+
+    def _compiled(self) -> Callable[[ScopeContext], Any]:
+        if self._function is None:
+            tree = self._tree
+            assert tree is not None
+            try:
+                self._function = ENVIRONMENT.function(tree)
+            except TemplateSyntaxError as error:  # unknown filters and tests show only now
+                raise syntax_error(self.source, error) from None
+            self._tree = None
+        return self._function
+
+    def _failed(self, error: Exception, scope: Mapping[str, Any]) -> NoetlError:
+        if isinstance(error, UndefinedError):
+            return UndefinedNameError(f"{shown(self.source)}: {error.message}; {_known_names(scope)}")
+        return TemplateError(f"{shown(self.source)}: {type(error).__name__}: {error}")
+
+
+class _Expression(_Template):
+    """Exactly one ``{{ expression }}``: keeps the type of its value."""
+
+    __slots__ = ("_may_build",)
+
+    def __init__(self, source: str, expression: nodes.Expr, names: frozenset[str]) -> None:
+        assign = nodes.Assign(nodes.Name(_RESULT, "store"), expression, lineno=1)
+        tree = nodes.Template([assign], lineno=1)
+        tree.set_environment(ENVIRONMENT)
+        super().__init__(source, tree, names)
+        # a bare path leads to data as stored; only built values can hold views deep inside
+        self._may_build = not _is_path(expression)
+
+    def evaluate(self, scope: Mapping[str, Any]) -> Any:
+        function = self._function or self._compiled()
+        context = ScopeContext(ENVIRONMENT, scope)
+        try:
+            for _ in function(context):
+                pass
+        except (NoetlError, ReferenceNeeded):
+            raise
+        except Exception as error:
+            raise self._failed(error, scope) from error
+        return context.vars[_RESULT]
+
+    def render(self, scope: Mapping[str, Any]) -> Any:
+        value = self.evaluate(scope)
+        if isinstance(value, Undefined):
+            if isinstance(value, UnknownName):
+                raise UndefinedNameError(f"{shown(self.source)}: {_absence(value)}; {_known_names(scope)}")
+            return None  # an inline if without else
+        if isinstance(value, View) or is_lazy_sequence(value):
+            return plain(value)
+        if self._may_build and isinstance(value, (list, tuple, dict)):
+            return plain(value)
+        return value
+
+
+class _Text(_Template):
+    """Text with templates in it."""
+
+    __slots__ = ()
+
+    def render(self, scope: Mapping[str, Any]) -> str:
+        function = self._function or self._compiled()
+        try:
+            return "".join(function(ScopeContext(ENVIRONMENT, scope)))
+        except (NoetlError, ReferenceNeeded):
+            raise
+        except Exception as error:
+            raise self._failed(error, scope) from error
+
+
+class _List(Compiled):
+    __slots__ = ("_items",)
+
+    def __init__(self, source: list[Any], items: list[Compiled]) -> None:
+        super().__init__(source, _NO_NAMES.union(*(item.names for item in items)))
+        self._items = items
+
+    def render(self, scope: Mapping[str, Any]) -> list[Any]:
+        return [item.render(scope) for item in self._items]
+
+
+class _Mapping(Compiled):
+    __slots__ = ("_items",)
+
+    def __init__(self, source: Mapping[Any, Any], items: list[tuple[Compiled, Compiled]]) -> None:
+        super().__init__(source, _NO_NAMES.union(*(part.names for item in items for part in item)))
+        self._items = items
+
+    def render(self, scope: Mapping[str, Any]) -> dict[Any, Any]:
+        return {key.render(scope): value.render(scope) for key, value in self._items}
+
+
+def compile_value(value: Any) -> Compiled:
+    """Compiles strings, and the strings inside lists and mappings.
+
+    Raises:
+        TemplateError: a template does not parse.
+    """
+    if isinstance(value, str):
+        return _compile_text(value)
+    if isinstance(value, Mapping):
+        pairs = [(compile_value(key), compile_value(item)) for key, item in value.items()]
+        constant = all(key.constant and item.constant for key, item in pairs)
+        return _Constant(value) if constant else _Mapping(value, pairs)
+    if isinstance(value, (list, tuple)):
+        items = [compile_value(item) for item in value]
+        return _Constant(value) if all(item.constant for item in items) else _List(list(value), items)
+    return _Constant(value)
+
+
+@lru_cache(maxsize=CACHED_TEMPLATES)
+def _compile_text(source: str) -> Compiled:
+    if "{{" not in source and "{%" not in source and "{#" not in source:
+        return _Constant(source)
+    try:
+        tree = ENVIRONMENT.parse(source.strip() if _looks_whole(source) else source)
+        names = frozenset(meta.find_undeclared_variables(tree)) - ENVIRONMENT.globals.keys()
+    except TemplateSyntaxError as error:
+        raise syntax_error(source, error) from None
+    match tree.body:
+        case [nodes.Output(nodes=[expression])] if not isinstance(expression, nodes.TemplateData):
+            return _Expression(source, expression, names)
+    return _Text(source, tree, names)
+
+
+def _looks_whole(source: str) -> bool:
+    """Whether nothing but white space stands around the first and last braces."""
+    text = source.strip()
+    return text.startswith("{{") and text.endswith("}}")
+
+
+def _is_path(expression: nodes.Node) -> bool:
+    while isinstance(expression, (nodes.Getattr, nodes.Getitem)):
+        expression = expression.node
+    return isinstance(expression, (nodes.Name, nodes.Const))
+
+
+def syntax_error(source: str, error: TemplateSyntaxError) -> TemplateError:
+    line = f", line {error.lineno} of the text" if source.count("\n") else ""
+    return TemplateError(f"template {shown(source)} does not parse{line}: {error.message}")
+
+
+def shown(source: Any, limit: int = 160) -> str:
+    """A template for an error message, shortened."""
+    text = " ".join(str(source).split())
+    return repr(text if len(text) <= limit else f"{text[:limit]}...")
+
+
+def _absence(unknown: UnknownName) -> str:
+    if unknown.owner is missing:
+        return f"{unknown.missing_name!r} is undefined"
+    owner = unknown.owner
+    if isinstance(owner, Mapping):
+        keys = ", ".join(map(str, list(owner)[:_SHOWN_NAMES])) or "none"
+        return f"{unknown.missing_name!r} is undefined: the mapping has the keys {keys}"
+    return f"{unknown.missing_name!r} is undefined in {owner!r:.80}"
+
+
+def _known_names(scope: Mapping[str, Any]) -> str:
+    """'known names: a, b, c' of a scope, for error messages."""
+    list_names = getattr(scope, "known_names", None)
+    names = list_names() if list_names is not None else sorted(map(str, scope))
+    more = f" and {len(names) - _SHOWN_NAMES} more" if len(names) > _SHOWN_NAMES else ""
+    return f"known names: {', '.join(names[:_SHOWN_NAMES])}{more}"
+
+
+def closest(name: str, names: list[str]) -> str | None:
+    """The known name most like ``name``, for 'did you mean'."""
+    return next(iter(get_close_matches(name, names, n=1, cutoff=0.6)), None)
+
+
+def is_true(value: Any) -> bool:
+    """Truth of a ``when``: text is false when it is false, 0, no, none or empty, in any case."""
+    if isinstance(value, View):
+        value = value.plain()
+    if isinstance(value, str):
+        return value.strip().lower() not in _FALSE_TEXTS
+    return bool(value)
+
+
+class Condition:
+    """A compiled ``when``. None holds always, a boolean is taken as it is."""
+
+    __slots__ = ("_compiled", "names", "source")
+
+    def __init__(self, source: str | bool | None) -> None:
+        self.source = source
+        self._compiled = compile_value(True if source is None else source)
+        self.names = self._compiled.names
+
+    def holds(self, scope: Mapping[str, Any]) -> bool:
+        """Whether the condition is true in ``scope``.
+
+        Raises:
+            UndefinedNameError: an unknown name is compared, printed or computed with; testing its
+                truth, ``is defined`` and ``default`` are allowed.
+        """
+        return is_true(self._compiled.evaluate(scope))
+
+
+@lru_cache(maxsize=CACHED_TEMPLATES, typed=True)
+def condition(value: str | bool | None) -> Condition:
+    """Compiles a ``when``; the same text gives the same object."""
+    return Condition(value)
+
+
+async def with_references(attempt: Callable[[], T], fetch: Fetch) -> T:
+    """Calls ``attempt`` until it needs no further stored result, fetching each that it asks for once."""
+    while True:
+        try:
+            return attempt()
+        except ReferenceNeeded as needed:
+            needed.cache[needed.reference.ref] = await fetch(needed.reference)
+
+
+async def render_async(compiled: Compiled, scope: Mapping[str, Any], fetch: Fetch) -> Any:
+    """Renders, fetching stored results as templates touch them."""
+    if compiled.constant:
+        return compiled.source
+    return await with_references(lambda: compiled.render(scope), fetch)
+
+
+async def holds_async(condition: Condition, scope: Mapping[str, Any], fetch: Fetch) -> bool:
+    """Whether ``condition`` holds, fetching stored results as it touches them."""
+    return await with_references(lambda: condition.holds(scope), fetch)

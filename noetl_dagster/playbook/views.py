@@ -1,0 +1,334 @@
+"""Results as templates and Python code see them: one tolerant view over every shape of envelope.
+
+An envelope is a plain mapping with the keys ``status``, ``data`` (absent while only a reference is
+known), ``ref``, ``extracted``, ``error``, ``meta``, ``http`` / ``pg`` / ``py``, and ``results``: for a step
+with several tasks a mapping of task name to envelope, for a loop the list of its items' envelopes.
+A loop's envelope also has ``total``, ``done`` and ``failed``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import ItemsView, Iterator, KeysView, Mapping, ValuesView
+from types import GeneratorType
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from noetl_dagster.storage.refs import ResultRef
+
+_LAZY_SEQUENCES = (GeneratorType, KeysView, ValuesView, ItemsView, range, map, filter, zip, set, frozenset)
+_ENVELOPE_KEYS = frozenset(
+    {"status", "data", "ref", "extracted", "error", "meta", "http", "pg", "py", "results"}
+)
+_NOTHING = object()
+
+
+class ReferenceNeeded(Exception):
+    """A view was touched whose data is stored elsewhere: fetch ``reference``, put the value into ``cache``."""
+
+    def __init__(self, reference: ResultRef, cache: ReferenceCache) -> None:
+        super().__init__(f"result {reference.ref} has to be fetched first")
+        self.reference = reference
+        self.cache = cache
+
+
+class ReferenceCache(dict[str, Any]):
+    """Values fetched so far, by the logical name of their reference. One per task: dropped when it ends."""
+
+    def load(self, reference: ResultRef) -> Any:
+        """The value of ``reference``.
+
+        Raises:
+            ReferenceNeeded: when it has not been fetched yet.
+        """
+        value = self.get(reference.ref, _NOTHING)
+        if value is _NOTHING:
+            raise ReferenceNeeded(reference, self)
+        return value
+
+
+class View:
+    """Behaves like the value behind it, which may still have to be fetched.
+
+    Subclasses say what the value is (:meth:`plain`), what stands behind operators (:meth:`_value`)
+    and how a key is found (:meth:`_find`).
+    """
+
+    __slots__ = ()
+
+    def plain(self) -> Any:
+        """The value without views, as it goes to tools and into JSON."""
+        raise NotImplementedError
+
+    def _value(self) -> Any:
+        raise NotImplementedError
+
+    def _find(self, key: Any) -> Any:
+        raise NotImplementedError
+
+    def __getitem__(self, key: Any) -> Any:
+        if isinstance(key, str):
+            found = self._find(key)
+            if found is not _NOTHING:
+                return found
+            raise KeyError(key)
+        return self._value()[key]
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_"):
+            raise AttributeError(name)
+        found = self._find(name)
+        if found is _NOTHING:
+            raise AttributeError(name)
+        return found
+
+    def get(self, key: str, default: Any = None) -> Any:
+        found = self._find(key)
+        return default if found is _NOTHING else found
+
+    def keys(self) -> list[Any]:
+        return list(self._value().keys())
+
+    def values(self) -> list[Any]:
+        return list(self._value().values())
+
+    def items(self) -> list[tuple[Any, Any]]:
+        return list(self._value().items())
+
+    def __contains__(self, key: Any) -> bool:
+        value = self._value()
+        if isinstance(value, Mapping) and isinstance(key, str):
+            return self._find(key) is not _NOTHING
+        return key in value
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self._value())
+
+    def __len__(self) -> int:
+        return len(self._value())
+
+    def __bool__(self) -> bool:
+        return bool(self._value())
+
+    def __eq__(self, other: object) -> bool:
+        return bool(self._value() == (other._value() if isinstance(other, View) else other))
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def __lt__(self, other: Any) -> bool:
+        return bool(self._value() < other)
+
+    def __le__(self, other: Any) -> bool:
+        return bool(self._value() <= other)
+
+    def __gt__(self, other: Any) -> bool:
+        return bool(self._value() > other)
+
+    def __ge__(self, other: Any) -> bool:
+        return bool(self._value() >= other)
+
+    def __add__(self, other: Any) -> Any:
+        return self._value() + (other._value() if isinstance(other, View) else other)
+
+    def __radd__(self, other: Any) -> Any:
+        return other + self._value()
+
+    def __sub__(self, other: Any) -> Any:
+        return self._value() - (other._value() if isinstance(other, View) else other)
+
+    def __rsub__(self, other: Any) -> Any:
+        return other - self._value()
+
+    def __mul__(self, other: Any) -> Any:
+        return self._value() * (other._value() if isinstance(other, View) else other)
+
+    __rmul__ = __mul__
+
+    def __truediv__(self, other: Any) -> Any:
+        return self._value() / (other._value() if isinstance(other, View) else other)
+
+    def __int__(self) -> int:
+        return int(self._value())
+
+    def __float__(self) -> float:
+        return float(self._value())
+
+    def __str__(self) -> str:
+        return str(self.plain())
+
+
+class DataView(View):
+    """The ``data`` of a result: a key of it, else the same key inside its own ``data``.
+
+    Fields that ``output_select`` copied beside a reference are served without fetching it.
+    """
+
+    __slots__ = ("_cache", "_data", "_extracted", "_reference")
+
+    def __init__(
+        self,
+        data: Any,
+        *,
+        reference: ResultRef | None = None,
+        extracted: Mapping[str, Any] | None = None,
+        cache: ReferenceCache | None = None,
+    ) -> None:
+        self._data = data
+        self._reference = reference
+        self._extracted = extracted or {}
+        self._cache = cache
+
+    def _value(self) -> Any:
+        if self._reference is not None and self._cache is not None:
+            return self._cache.load(self._reference)
+        return self._data
+
+    def _find(self, key: str) -> Any:
+        if key in self._extracted:
+            return self._extracted[key]
+        return find_in_data(self._value(), key)
+
+    def plain(self) -> Any:
+        return self._value()
+
+    def __repr__(self) -> str:
+        return f"DataView({self._reference.ref if self._reference else self._data!r})"
+
+
+class ResultView(View):
+    """The result of a step or task.
+
+    ``view.x`` and ``view["x"]`` look for ``x`` in the envelope itself, then among the fields extracted
+    beside its reference, then in its ``data``, then in ``data.data``; ``result`` is an older name of data.
+    Everything else (iteration, length, truth, comparison, text) is that of the data.
+    """
+
+    __slots__ = ("_cache", "_envelope")
+
+    def __init__(self, envelope: Mapping[str, Any], cache: ReferenceCache) -> None:
+        self._envelope = envelope
+        self._cache = cache
+
+    @property
+    def envelope(self) -> Mapping[str, Any]:
+        return self._envelope
+
+    @property
+    def is_loop(self) -> bool:
+        return "total" in self._envelope
+
+    def _reference(self) -> ResultRef | None:
+        """The reference to fetch, None when the data stands in the envelope."""
+        if "data" in self._envelope:
+            return None
+        reference = self._envelope.get("ref")
+        return as_reference(reference) if reference is not None else None
+
+    def _value(self) -> Any:
+        if "data" in self._envelope:
+            return self._envelope["data"]
+        reference = self._reference()
+        if reference is not None:
+            return self._cache.load(reference)
+        if self.is_loop:
+            return self._items()
+        return self._envelope.get("error")
+
+    def _items(self) -> list[Any]:
+        """The results of a loop's items, in item order."""
+        results = self._envelope.get("results")
+        if isinstance(results, list):
+            return [ResultView(item, self._cache) if is_envelope(item) else item for item in results]
+        return list(self._value())
+
+    def _find(self, key: str) -> Any:
+        if key == "data":
+            return self._data()
+        if key == "results" and (self.is_loop or "results" in self._envelope):
+            return self._results()
+        value = self._envelope.get(key)
+        if value is not None:
+            return value
+        extracted = self._envelope.get("extracted")
+        if extracted and key in extracted:
+            return extracted[key]
+        found = find_in_data(self._value(), key)
+        if found is not _NOTHING:
+            return found
+        if key == "result":
+            return self._data()
+        return None if key in _ENVELOPE_KEYS and key in self._envelope else _NOTHING
+
+    def _data(self) -> Any:
+        reference = self._reference()
+        if reference is not None:
+            extracted = self._envelope.get("extracted")
+            return DataView(None, reference=reference, extracted=extracted, cache=self._cache)
+        value = self._value() if "data" in self._envelope or self.is_loop else None
+        return DataView(value) if isinstance(value, Mapping) else value
+
+    def _results(self) -> Any:
+        if self.is_loop:
+            return self._items()
+        return {name: ResultView(result, self._cache) for name, result in self._envelope["results"].items()}
+
+    def plain(self) -> Any:
+        """The data; of a loop its results, data, total, done and failed; of a failure its envelope."""
+        if self.is_loop:
+            results = plain(self._items())
+            counts = {key: self._envelope.get(key) for key in ("status", "total", "done", "failed")}
+            return {"results": results, "data": results, **counts}
+        if "data" in self._envelope or self._envelope.get("ref") is not None:
+            return self._value()
+        return dict(self._envelope)
+
+    def __repr__(self) -> str:
+        return f"ResultView(status={self._envelope.get('status')!r})"
+
+
+def find_in_data(data: Any, key: str) -> Any:
+    """``data[key]``, else ``data["data"][key]``, else a marker that is no value."""
+    if isinstance(data, (Mapping, View)):
+        if key in data:
+            return data[key]
+        inner = data.get("data")
+        if isinstance(inner, Mapping) and key in inner:
+            return inner[key]
+    return _NOTHING
+
+
+def is_envelope(value: Any) -> bool:
+    """Whether a mapping has the shape of a task's envelope."""
+    return (
+        isinstance(value, Mapping)
+        and value.get("status") in ("ok", "error")
+        and _ENVELOPE_KEYS.issuperset(value)
+        and ("data" in value or "ref" in value or "error" in value)
+    )
+
+
+def as_reference(value: Any) -> ResultRef:
+    """A reference as a model; in events it stands as its dumped mapping."""
+    # refs.py holds models only; importing it late keeps this package free of storage at import time
+    from noetl_dagster.storage.refs import ResultRef
+
+    return value if isinstance(value, ResultRef) else ResultRef.model_validate(value)
+
+
+def plain(value: Any) -> Any:
+    """A copy of ``value`` without views, tuples or lazy sequences: what JSON and tools understand.
+
+    Raises:
+        ReferenceNeeded: when a view inside has not been fetched yet.
+    """
+    if isinstance(value, View):
+        return plain(value.plain()) if isinstance(value, ResultView) and value.is_loop else value.plain()
+    if isinstance(value, Mapping):
+        return {key: plain(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple, *_LAZY_SEQUENCES)):
+        return [plain(item) for item in value]
+    return value
+
+
+def is_lazy_sequence(value: Any) -> bool:
+    """Whether a template gave a generator or the like, which can be read only once or is not JSON."""
+    return isinstance(value, _LAZY_SEQUENCES)
