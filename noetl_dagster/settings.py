@@ -75,6 +75,7 @@ class Settings(BaseSettings):
 
     credentials_file: Path | None = Field(None, description="YAML or JSON: name -> {type, data}")
     credential_key: SecretStr | None = Field(None, description="Fernet key of noetl.credential")
+    secrets_path: Path = Field(Path("/run/secrets"), description="Folder of the secrets tool's provider 'file'")
     default_postgres_credential: str | None = Field(
         None, description="'embedded': postgres credentials that are not found mean the embedded server"
     )

@@ -1,0 +1,193 @@
+"""Clients that the tools of one process share: HTTP connections, PostgreSQL pools, NATS."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hashlib
+import ssl
+from dataclasses import dataclass, field
+from typing import Any
+
+import asyncpg
+import httpx
+import nats
+import orjson
+from nats.aio.client import Client as NatsClient
+
+from noetl_dagster.errors import CredentialError, ServiceError
+from noetl_dagster.settings import Settings
+from noetl_dagster.tools.credentials import Credential
+
+HTTP_CONNECTIONS = 256
+HTTP_KEEPALIVE_CONNECTIONS = 64
+POSTGRES_POOL_SIZE = 8
+POSTGRES_IDLE_SECONDS = 120.0
+CONNECT_SECONDS = 10.0
+
+
+@dataclass(slots=True)
+class _Open:
+    """What is open on one event loop. Clients belong to the loop that made them."""
+
+    loop: asyncio.AbstractEventLoop
+    opening: asyncio.Lock = field(default_factory=asyncio.Lock)
+    http: dict[bool, httpx.AsyncClient] = field(default_factory=dict)
+    postgres: dict[str, asyncpg.Pool] = field(default_factory=dict)
+    nats: dict[str, NatsClient] = field(default_factory=dict)
+
+
+class Clients:
+    """Opens clients on first use and reopens them when they were closed.
+
+    One event loop is served at a time: a call from another loop forgets the clients of the earlier one.
+    """
+
+    def __init__(self, settings: Settings) -> None:
+        self._settings = settings
+        self._state: _Open | None = None
+
+    def http(self, *, verify_ssl: bool = True) -> httpx.AsyncClient:
+        """The shared HTTP client. Redirects and time-outs are the caller's business."""
+        clients = self._open().http
+        client = clients.get(verify_ssl)
+        if client is None or client.is_closed:
+            limits = httpx.Limits(
+                max_connections=HTTP_CONNECTIONS, max_keepalive_connections=HTTP_KEEPALIVE_CONNECTIONS
+            )
+            client = clients[verify_ssl] = httpx.AsyncClient(
+                verify=verify_ssl and ssl.create_default_context(), limits=limits
+            )
+        return client
+
+    async def postgres(self, credential: Credential) -> asyncpg.Pool:
+        """A small pool on the database of a postgres credential; ``json`` and ``jsonb`` are parsed values.
+
+        Raises:
+            CredentialError: when the credential names no server.
+        """
+        arguments = postgres_arguments(credential)
+        key = _fingerprint(arguments)
+        state = self._open()
+        pool = state.postgres.get(key)
+        if pool is not None and not pool.is_closing():
+            return pool
+        async with state.opening:
+            pool = state.postgres.get(key)
+            if pool is None or pool.is_closing():
+                pool = await asyncpg.create_pool(
+                    **arguments,
+                    min_size=0,
+                    max_size=POSTGRES_POOL_SIZE,
+                    max_inactive_connection_lifetime=POSTGRES_IDLE_SECONDS,
+                    timeout=CONNECT_SECONDS,
+                    init=_prepare_connection,
+                )
+                state.postgres[key] = pool
+        return pool
+
+    async def nats(self, credential: Credential | None = None) -> NatsClient:
+        """A connection to the NATS server of a credential, or to the settings' one.
+
+        Raises:
+            ServiceError: when no server is known or reachable.
+        """
+        arguments = self._nats_arguments(credential)
+        key = _fingerprint(arguments)
+        state = self._open()
+        async with state.opening:
+            client = state.nats.get(key)
+            if client is None or client.is_closed:
+                try:
+                    client = await nats.connect(
+                        **arguments, connect_timeout=CONNECT_SECONDS, max_reconnect_attempts=10
+                    )
+                except Exception as error:
+                    where = credential.name if credential else "NOETL_NATS_URL"
+                    raise ServiceError(f"NATS server of {where} cannot be reached: {error!r}") from None
+                state.nats[key] = client
+        return client
+
+    async def close(self) -> None:
+        """Closes everything that is open. The object may be used again afterwards."""
+        state, self._state = self._state, None
+        if state is None or state.loop is not asyncio.get_running_loop():
+            return
+        for client in state.http.values():
+            await client.aclose()
+        for connection in state.nats.values():
+            with contextlib.suppress(Exception):
+                await connection.close()
+        for pool in state.postgres.values():
+            await _close_pool(pool)
+
+    def _open(self) -> _Open:
+        loop = asyncio.get_running_loop()
+        if self._state is None or self._state.loop is not loop:
+            self._state = _Open(loop)
+        return self._state
+
+    def _nats_arguments(self, credential: Credential | None) -> dict[str, Any]:
+        if credential is None:
+            if self._settings.nats_url is None:
+                raise ServiceError("no NATS server is known; set NOETL_NATS_URL or name a nats credential")
+            return {"servers": self._settings.nats_url}
+        url = credential.get("url", "servers", "nats_url")
+        if url is None:
+            raise CredentialError(f"credential {credential.name!r} of type nats has no 'url'")
+        optional = {
+            "user": credential.get("user", "username", "nats_user"),
+            "password": credential.get("password", "nats_password"),
+            "token": credential.get("token"),
+        }
+        return {"servers": url, **{key: value for key, value in optional.items() if value is not None}}
+
+
+def postgres_arguments(credential: Credential) -> dict[str, Any]:
+    """Arguments of ``asyncpg.connect`` for a postgres credential: ``url``, or host, port, user and the rest.
+
+    Raises:
+        CredentialError: when it names neither.
+    """
+    url = credential.get("url", "dsn", "connection_string", "uri")
+    if url is not None:
+        return {"dsn": str(url).replace("postgresql+psycopg2://", "postgresql://", 1)}
+    host = credential.get("host", "db_host")
+    if host is None:
+        raise CredentialError(f"credential {credential.name!r} of type postgres has neither 'url' nor 'host'")
+    optional = {
+        "user": credential.get("user", "username", "db_user"),
+        "password": credential.get("password", "db_password"),
+        "database": credential.get("database", "dbname", "db_name"),
+        "ssl": credential.get("sslmode", "ssl"),
+    }
+    port = int(credential.get("port", "db_port", default=5432))
+    return {"host": host, "port": port, **{key: item for key, item in optional.items() if item is not None}}
+
+
+def encode_json(value: Any) -> str:
+    """A bound value of a json column. Text that holds a JSON object or list is taken as it is."""
+    if isinstance(value, str) and value.lstrip()[:1] in ("{", "["):
+        with contextlib.suppress(orjson.JSONDecodeError):
+            orjson.loads(value)
+            return value
+    return orjson.dumps(value, default=str).decode()
+
+
+async def _prepare_connection(connection: asyncpg.Connection) -> None:
+    for name in ("json", "jsonb"):
+        await connection.set_type_codec(
+            name, schema="pg_catalog", encoder=encode_json, decoder=orjson.loads, format="text"
+        )
+
+
+async def _close_pool(pool: asyncpg.Pool) -> None:
+    try:
+        await asyncio.wait_for(pool.close(), CONNECT_SECONDS)
+    except (TimeoutError, asyncpg.PostgresError, OSError):
+        pool.terminate()
+
+
+def _fingerprint(arguments: dict[str, Any]) -> str:
+    """A dictionary key for connection arguments that does not hold their secrets."""
+    return hashlib.blake2b(repr(sorted(arguments.items())).encode(), digest_size=16).hexdigest()

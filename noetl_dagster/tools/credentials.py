@@ -1,0 +1,389 @@
+"""Credentials by name: where they are looked up, and how their secret values stay out of sight.
+
+Looked up in this order: the file of ``NOETL_CREDENTIALS_FILE``, the environment variable
+``NOETL_CREDENTIAL_<NAME>``, the table ``noetl.credential``. With
+``NOETL_DEFAULT_POSTGRES_CREDENTIAL=embedded`` a postgres credential that is in none of them means the
+embedded server.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from pathlib import Path
+from typing import Any
+from urllib.parse import unquote, urlsplit
+
+import asyncpg
+import orjson
+import yaml
+from cryptography.fernet import Fernet, InvalidToken
+
+from noetl_dagster.errors import CredentialError
+from noetl_dagster.settings import Settings
+
+CACHE_SECONDS = 60.0
+EMBEDDED = "embedded"
+HANDLE_PREFIX = "secret://"
+HIDDEN = "***"
+
+SELECT_CREDENTIAL = "SELECT type, data FROM noetl.credential WHERE name = $1"
+
+UPSERT_CREDENTIAL = """
+INSERT INTO noetl.credential (name, type, data) VALUES ($1, $2, $3)
+ON CONFLICT (name) DO UPDATE SET type = EXCLUDED.type, data = EXCLUDED.data, updated_at = now()
+"""
+
+
+class CredentialType(StrEnum):
+    POSTGRES = "postgres"
+    HTTP = "http"
+    BEARER = "bearer"
+    BASIC = "basic"
+    HEADER = "header"
+    S3 = "s3"
+    GCS = "gcs"
+    NATS = "nats"
+    DUCKDB = "duckdb"
+    SECRET = "secret"
+
+
+HTTP_TYPES = frozenset(
+    {CredentialType.HTTP, CredentialType.BEARER, CredentialType.BASIC, CredentialType.HEADER}
+)
+
+_ALIASES = {
+    "postgresql": "postgres",
+    "pg": "postgres",
+    "httpbearer": "bearer",
+    "token": "bearer",
+    "httpbasic": "basic",
+    "httpheader": "header",
+    "apikey": "header",
+    "minio": "s3",
+    "gs": "gcs",
+}
+_SCHEMES = {
+    "postgres": CredentialType.POSTGRES,
+    "postgresql": CredentialType.POSTGRES,
+    "http": CredentialType.HTTP,
+    "https": CredentialType.HTTP,
+    "nats": CredentialType.NATS,
+    "tls": CredentialType.NATS,
+}
+_SECRET_FIELD = re.compile(r"pass(word|wd)?$|secret|token|private|credentials?$|api_?key|access_key|^key$", re.I)
+_SHORTEST_HIDDEN = 4  # shorter values would blot out ordinary words of a message
+
+
+@dataclass(frozen=True, slots=True)
+class Credential:
+    """A named set of connection data. Its ``repr`` shows the names of the fields, never their values."""
+
+    name: str
+    type: CredentialType
+    data: Mapping[str, Any] = field(repr=False)
+
+    def __repr__(self) -> str:
+        return f"Credential({self.name!r}, {self.type.value}, fields: {', '.join(sorted(self.data))})"
+
+    def get(self, *names: str, default: Any = None) -> Any:
+        """The first of the named fields that is there and not empty."""
+        for name in names:
+            if self.data.get(name) not in (None, ""):
+                return self.data[name]
+        return default
+
+    def secrets(self) -> set[str]:
+        """Values that must not appear in any text: passwords, tokens, keys, also those inside URLs."""
+        found = {
+            str(value)
+            for name, value in self.data.items()
+            if isinstance(value, str | int) and not isinstance(value, bool) and _SECRET_FIELD.search(name)
+        }
+        if self.type in (CredentialType.HEADER, CredentialType.SECRET) and "value" in self.data:
+            found.add(str(self.data["value"]))
+        for value in self.data.values():
+            if isinstance(value, str) and "://" in value:
+                found |= _url_passwords(value)
+            elif isinstance(value, Mapping):  # headers of an http credential
+                found |= {str(item) for item in value.values() if isinstance(item, str)}
+        return {secret for secret in found if len(secret) >= _SHORTEST_HIDDEN}
+
+
+def _url_passwords(url: str) -> set[str]:
+    try:
+        parts = urlsplit(url)
+    except ValueError:
+        return set()
+    if not parts.password or parts.password == parts.username:  # a default such as postgres:postgres
+        return set()
+    return {parts.password, unquote(parts.password)}
+
+
+def credential_type(text: str) -> CredentialType:
+    """The type that a text names, in any of its spellings.
+
+    Raises:
+        CredentialError: for an unknown type.
+    """
+    plain = re.sub(r"[^a-z0-9]", "", text.lower())
+    try:
+        return CredentialType(_ALIASES.get(plain, plain))
+    except ValueError:
+        known = ", ".join(CredentialType)
+        raise CredentialError(f"unknown credential type {text!r}; known types: {known}") from None
+
+
+def environment_name(name: str) -> str:
+    """The environment variable of a credential: ``records-api`` -> ``NOETL_CREDENTIAL_RECORDS_API``."""
+    return "NOETL_CREDENTIAL_" + re.sub(r"[^A-Z0-9]", "_", name.upper())
+
+
+class Credentials:
+    """Looks credentials up, stores them encrypted, and hides their secret values in texts.
+
+    Args:
+        settings: names the file, the encryption key and the embedded default.
+        pool: pool of the database that holds ``noetl.credential``; None leaves that table out.
+    """
+
+    def __init__(self, settings: Settings, pool: asyncpg.Pool | None = None) -> None:
+        self._settings = settings
+        self._pool = pool
+        self._cache: dict[str, tuple[float, Credential]] = {}
+        self._secrets: set[str] = set()
+
+    async def get(self, name: str, *types: CredentialType) -> Credential:
+        """The credential of that name.
+
+        Args:
+            name: as the playbook says it.
+            types: accepted types; none given: any.
+
+        Raises:
+            CredentialError: when it is nowhere (the message names every place), or of another type.
+        """
+        cached = self._cache.get(name)
+        if cached is not None and time.monotonic() - cached[0] < CACHE_SECONDS:
+            credential = cached[1]
+        else:
+            found = await self._find(name)
+            if found is None:
+                if self._embedded_stands_in(types):
+                    return self._embedded(name)
+                raise CredentialError(self._not_found(name))
+            credential = found
+            self._cache[name] = (time.monotonic(), credential)
+            self.hide(credential)
+        if types and credential.type not in types:
+            wanted = " or ".join(types)
+            raise CredentialError(f"credential {name!r} is of type {credential.type}; {wanted} is needed here")
+        return credential
+
+    async def resolve(self, auth: Any, *types: CredentialType) -> Credential | None:
+        """The credential that a rendered ``auth`` field means, or None when the field is empty.
+
+        Accepted: a name; a handle ``secret://...`` of the secrets tool (as a bearer token for http);
+        ``{credential: name}``; ``{type: ..., <fields>}`` written inline; ``{alias: name}`` with one alias,
+        or several of which one has a fitting type.
+
+        Raises:
+            CredentialError: when nothing of a fitting type is named.
+        """
+        if auth is None or auth == "":
+            return self._embedded("default") if self._embedded_stands_in(types) else None
+        if isinstance(auth, str):
+            if auth.startswith(HANDLE_PREFIX):
+                return await self._inline({"type": "bearer", "token": auth}, types)
+            return await self.get(auth, *types)
+        if not isinstance(auth, Mapping):
+            raise CredentialError(f"auth must be a credential's name or a mapping, not {type(auth).__name__}")
+        name = auth.get("credential") or auth.get("name")
+        if isinstance(name, str) and name:
+            return await self.get(name, *types)
+        if "type" in auth:
+            return await self._inline(auth, types)
+        return await self._of_aliases(auth, types)
+
+    async def store(self, name: str, type: CredentialType | str, data: Mapping[str, Any]) -> None:
+        """Writes a credential to ``noetl.credential``, encrypted; an older one of that name is replaced.
+
+        Raises:
+            CredentialError: without a database or without a valid ``NOETL_CREDENTIAL_KEY``.
+        """
+        if self._pool is None:
+            raise CredentialError(f"credential {name!r} cannot be stored: no database is connected")
+        token = self._fernet(name).encrypt(orjson.dumps(dict(data)))
+        await self._pool.execute(UPSERT_CREDENTIAL, name, credential_type(str(type)).value, token)
+        self._cache.pop(name, None)
+
+    async def reveal(self, value: Any) -> Any:
+        """The secret behind a handle ``secret://<provider>/<name>``; any other value as it is.
+
+        Providers: ``env`` (an environment variable), ``file`` (a file below ``settings.secrets_path``),
+        ``credential`` (``<name>/<field>``).
+
+        Raises:
+            CredentialError: when there is no such secret.
+        """
+        if not isinstance(value, str) or not value.startswith(HANDLE_PREFIX):
+            return value
+        provider, _, name = value.removeprefix(HANDLE_PREFIX).partition("/")
+        if provider == "env":
+            secret = os.environ.get(name)
+        elif provider == "file":
+            secret = _read_secret_file(self._settings.secrets_path, name)
+        elif provider == "credential":
+            credential_name, _, field_name = name.partition("/")
+            credential = await self.get(credential_name)
+            secret = credential.get(field_name) if field_name else credential.get("value", "token", "password")
+        else:
+            raise CredentialError(f"secret provider {provider!r} is unknown; known: env, file, credential")
+        if secret in (None, ""):
+            raise CredentialError(f"secret {name!r} is not found by provider {provider!r}")
+        if len(str(secret)) >= _SHORTEST_HIDDEN:
+            self._secrets.add(str(secret))
+        return str(secret)
+
+    def hide(self, credential: Credential) -> None:
+        """Makes :meth:`redact` hide the secret values of a credential from now on."""
+        self._secrets |= credential.secrets()
+
+    def redact(self, text: str) -> str:
+        """The text with every known secret value replaced by ``***``."""
+        for secret in self._secrets:
+            if secret in text:
+                text = text.replace(secret, HIDDEN)
+        return text
+
+    async def _find(self, name: str) -> Credential | None:
+        path = self._settings.credentials_file
+        if path is not None and name in (entries := _read_file(path)):
+            return _parse(name, entries[name], f"file {path}")
+        variable = environment_name(name)
+        if variable in os.environ:
+            return _parse(name, os.environ[variable], f"environment variable {variable}")
+        return await self._from_table(name)
+
+    async def _from_table(self, name: str) -> Credential | None:
+        if self._pool is None:
+            return None
+        try:
+            row = await self._pool.fetchrow(SELECT_CREDENTIAL, name)
+        except (asyncpg.UndefinedTableError, asyncpg.InvalidSchemaNameError):
+            return None
+        if row is None:
+            return None
+        try:
+            data = orjson.loads(self._fernet(name).decrypt(bytes(row["data"])))
+        except InvalidToken:
+            raise CredentialError(
+                f"credential {name!r} in noetl.credential was encrypted with another key; "
+                "set NOETL_CREDENTIAL_KEY to that key or store the credential again"
+            ) from None
+        return Credential(name, credential_type(row["type"]), data)
+
+    def _fernet(self, name: str) -> Fernet:
+        key = self._settings.credential_key
+        try:
+            if key is not None:
+                return Fernet(key.get_secret_value())
+        except ValueError:
+            pass
+        state = "is not set" if key is None else "is not a Fernet key (32 bytes, URL-safe base64)"
+        raise CredentialError(
+            f"credential {name!r}: NOETL_CREDENTIAL_KEY {state}; make one with "
+            'python -c "from cryptography.fernet import Fernet; print(Fernet.generate_key().decode())"'
+        )
+
+    async def _inline(self, auth: Mapping[str, Any], types: tuple[CredentialType, ...]) -> Credential:
+        kind = credential_type(str(auth["type"]))
+        if types and kind not in types:
+            raise CredentialError(f"auth is of type {kind}; {' or '.join(types)} is needed here")
+        fields = auth.get("data") if isinstance(auth.get("data"), Mapping) else auth
+        assert isinstance(fields, Mapping)
+        data = {key: await self.reveal(value) for key, value in fields.items() if key != "type"}
+        credential = Credential("inline", kind, data)
+        self.hide(credential)
+        return credential
+
+    async def _of_aliases(self, auth: Mapping[str, Any], types: tuple[CredentialType, ...]) -> Credential | None:
+        entries = list(auth.values())
+        if len(entries) == 1:
+            return await self.resolve(entries[0], *types)
+        for entry in entries:
+            try:
+                found = await self.resolve(entry)
+            except CredentialError:
+                continue
+            if found is not None and (not types or found.type in types):
+                return found
+        raise CredentialError(
+            f"auth names {', '.join(map(str, auth))}, none of which is a credential of type "
+            f"{' or '.join(types) or 'any'}"
+        )
+
+    def _embedded_stands_in(self, types: tuple[CredentialType, ...]) -> bool:
+        return (
+            CredentialType.POSTGRES in types
+            and self._settings.default_postgres_credential == EMBEDDED
+            and self._settings.db_url is not None
+        )
+
+    def _embedded(self, name: str) -> Credential:
+        return Credential(name, CredentialType.POSTGRES, {"url": self._settings.db_url})
+
+    def _not_found(self, name: str) -> str:
+        path = self._settings.credentials_file
+        places = [
+            f"file {path}" if path is not None else "a file (NOETL_CREDENTIALS_FILE is not set)",
+            f"environment variable {environment_name(name)}",
+            "table noetl.credential" if self._pool is not None else "table noetl.credential (not connected)",
+        ]
+        return f"credential {name!r} is not found; looked in {', '.join(places)}; add it to one of them"
+
+
+def _read_file(path: Path) -> Mapping[str, Any]:
+    try:
+        entries = yaml.safe_load(path.read_text())
+    except OSError as error:
+        raise CredentialError(f"credentials file {path} cannot be read: {error.strerror}") from None
+    except yaml.YAMLError:  # its message would quote the line, and with it a secret
+        raise CredentialError(f"credentials file {path} is neither YAML nor JSON") from None
+    if entries is None:
+        return {}
+    if not isinstance(entries, Mapping):
+        raise CredentialError(f"credentials file {path} must be a mapping of name to {{type, data}}")
+    return entries
+
+
+def _read_secret_file(folder: Path, name: str) -> str | None:
+    path = (folder / name).resolve()
+    if not path.is_relative_to(folder.resolve()):
+        raise CredentialError(f"secret file {name!r} is outside {folder}")
+    return path.read_text().strip() if path.is_file() else None
+
+
+def _parse(name: str, value: Any, source: str) -> Credential:
+    """A credential from JSON, a URL, or a mapping ``{type, data}`` (fields beside ``type`` also count)."""
+    if isinstance(value, str):
+        text = value.strip()
+        scheme = text.partition("://")[0].lower()
+        if scheme in _SCHEMES:
+            return Credential(name, _SCHEMES[scheme], {"url": text})
+        try:
+            value = orjson.loads(text)
+        except orjson.JSONDecodeError:
+            raise CredentialError(
+                f"credential {name!r} in {source} is neither JSON nor a URL of postgresql, http, https or nats"
+            ) from None
+    if not isinstance(value, Mapping) or "type" not in value:
+        raise CredentialError(f"credential {name!r} in {source} needs 'type' and 'data'")
+    data = value.get("data")
+    if not isinstance(data, Mapping):
+        data = {key: item for key, item in value.items() if key != "type"} if data is None else {"value": data}
+    return Credential(name, credential_type(str(value["type"])), dict(data))

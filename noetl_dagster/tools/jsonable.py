@@ -1,0 +1,139 @@
+"""Values of tools as JSON values: what a result may hold, and how other Python values become such."""
+
+from __future__ import annotations
+
+import base64
+import dataclasses
+import datetime as dt
+import math
+from collections.abc import Iterable, Mapping
+from decimal import Decimal
+from enum import Enum
+from pathlib import PurePath
+from typing import Any
+from uuid import UUID
+
+INTEGER_BOUND = 1 << 63
+_PLAIN = frozenset({str, bool, type(None)})
+
+
+class NotJsonableError(TypeError):
+    """A value has no JSON form; the message names its type and where in the result it stands."""
+
+
+def is_table(value: Any) -> bool:
+    """Whether a value is a pandas frame or an Arrow table, which the result store keeps as Parquet."""
+    kind = type(value)
+    package = kind.__module__.partition(".")[0]
+    return (package, kind.__name__) in {
+        ("pandas", "DataFrame"),
+        ("pyarrow", "Table"),
+        ("pyarrow", "RecordBatch"),
+    }
+
+
+def to_jsonable(value: Any, path: str = "result") -> Any:
+    """The JSON form of a value; a copy, so later changes of the original do not show.
+
+    Sets and tuples become lists (sets sorted where they can be), dates and times ISO 8601 text, durations
+    seconds, ``Decimal`` an exact number or text, UUIDs and paths text, bytes base64 text, NaN and infinities
+    null, numpy scalars and arrays numbers and lists, dataclasses and pydantic models mappings.
+
+    Raises:
+        NotJsonableError: for any other type, and for integers beyond 64 bits.
+    """
+    kind = type(value)
+    if kind in _PLAIN:
+        return value
+    if kind is int:
+        if -INTEGER_BOUND <= value < 2 * INTEGER_BOUND:
+            return value
+        raise NotJsonableError(f"{path} is an integer beyond 64 bits; convert it to text")
+    if kind is float:
+        return value if math.isfinite(value) else None
+    if kind is dict:
+        return {_key(key, path): to_jsonable(item, f"{path}.{key}") for key, item in value.items()}
+    if kind is list or kind is tuple:
+        return [to_jsonable(item, path) for item in value]
+    return _convert(value, path)
+
+
+def _key(key: Any, path: str) -> str:
+    if type(key) is str:
+        return key
+    plain = to_jsonable(key, f"a key of {path}")
+    if isinstance(plain, str):
+        return plain
+    if plain is None or isinstance(plain, bool):
+        return {None: "null", True: "true", False: "false"}[plain]
+    if isinstance(plain, int | float):
+        return str(plain)
+    raise NotJsonableError(f"{path} has a key of type {type(key).__name__}; keys must be text")
+
+
+def _convert(value: Any, path: str) -> Any:
+    if isinstance(value, Enum):
+        return to_jsonable(value.value, path)
+    if isinstance(value, str):
+        return str(value)
+    if isinstance(value, bool | int):
+        return to_jsonable(int(value), path)
+    if isinstance(value, float):
+        return to_jsonable(float(value), path)
+    if isinstance(value, Decimal):
+        return number_of(value)
+    if isinstance(value, dt.datetime | dt.date | dt.time):
+        return value.isoformat()
+    if isinstance(value, dt.timedelta):
+        return value.total_seconds()
+    if isinstance(value, UUID | PurePath):
+        return str(value)
+    if isinstance(value, bytes | bytearray | memoryview):
+        return base64.b64encode(bytes(value)).decode()
+    if isinstance(value, Mapping):
+        return {_key(key, path): to_jsonable(item, f"{path}.{key}") for key, item in value.items()}
+    if isinstance(value, set | frozenset):
+        return _sorted_list(to_jsonable(list(value), path))
+    if isinstance(value, BaseException):
+        return f"{type(value).__name__}: {value}"
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return {
+            item.name: to_jsonable(getattr(value, item.name), f"{path}.{item.name}")
+            for item in dataclasses.fields(value)
+        }
+    return _convert_foreign(value, path)
+
+
+def _convert_foreign(value: Any, path: str) -> Any:
+    """Types of packages that are not imported here: known by what they offer."""
+    if hasattr(value, "model_dump"):  # pydantic
+        return to_jsonable(value.model_dump(mode="json"), path)
+    if hasattr(value, "tolist"):  # numpy scalars and arrays, pandas series
+        return to_jsonable(value.tolist(), path)
+    if is_table(value):
+        raise NotJsonableError(f"{path} is a table inside a result; return the table alone or its rows")
+    if isinstance(value, Iterable) and not isinstance(value, type):  # ranges, views, generators
+        return [to_jsonable(item, path) for item in value]
+    raise NotJsonableError(
+        f"{path} is of type {type(value).__module__}.{type(value).__qualname__}, which has no JSON form; "
+        "return mappings, lists, text, numbers, dates, or one pandas or Arrow table"
+    )
+
+
+def _sorted_list(items: list[Any]) -> list[Any]:
+    try:
+        return sorted(items)
+    except TypeError:
+        return items
+
+
+def number_of(value: Decimal) -> int | float | str | None:
+    """A decimal as a JSON number where that loses nothing, else as text; NaN and infinities are null."""
+    if not value.is_finite():
+        return None
+    exponent = value.as_tuple().exponent
+    if isinstance(exponent, int) and exponent >= 0:
+        whole = int(value)
+        return whole if -INTEGER_BOUND <= whole < INTEGER_BOUND else str(whole)
+    near = float(value)
+    return near if Decimal(repr(near)) == value else str(value)

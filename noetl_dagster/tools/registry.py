@@ -1,0 +1,52 @@
+"""Which class runs which tool kind. Modules load on first use, so a playbook pays for what it names."""
+
+from __future__ import annotations
+
+from functools import cache
+from importlib import import_module
+
+from noetl_dagster.errors import NoetlError
+from noetl_dagster.tools.base import Tool
+
+_TOOLS = {
+    "artifact": ("artifact", "ArtifactTool"),
+    "container": ("container", "ContainerTool"),
+    "duckdb": ("duckdb", "DuckdbTool"),
+    "http": ("http", "HttpTool"),
+    "nats": ("nats", "NatsTool"),
+    "noop": ("noop", "NoopTool"),
+    "playbook": ("playbook", "PlaybookTool"),
+    "postgres": ("postgres", "PostgresTool"),
+    "python": ("python", "PythonTool"),
+    "resolve": ("artifact", "ArtifactTool"),
+    "result": ("artifact", "ArtifactTool"),
+    "script": ("shell", "ShellTool"),
+    "secrets": ("secrets", "SecretsTool"),
+    "shell": ("shell", "ShellTool"),
+    "spark": ("spark", "SparkTool"),
+    "transfer": ("transfer", "TransferTool"),
+}
+
+WORKBOOK = "workbook"
+"""Not a tool of its own: the pipeline runs the named task of the playbook's ``workbook``."""
+
+KINDS = frozenset(_TOOLS) | {WORKBOOK}
+"""Every kind that a playbook may name."""
+
+
+@cache
+def tool_for(kind: str) -> Tool:
+    """The tool of a kind; one object a process.
+
+    Raises:
+        NoetlError: for an unknown kind, and for ``workbook``, which the pipeline resolves to another task.
+    """
+    if kind == WORKBOOK:
+        raise NoetlError("tool kind 'workbook' stands for a task of the playbook's workbook; run that task")
+    try:
+        module_name, class_name = _TOOLS[kind]
+    except KeyError:
+        raise NoetlError(f"unknown tool kind {kind!r}; known kinds: {', '.join(sorted(KINDS))}") from None
+    module = import_module(f"noetl_dagster.tools.{module_name}")
+    tool: Tool = getattr(module, class_name)()
+    return tool

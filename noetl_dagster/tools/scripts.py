@@ -1,0 +1,94 @@
+"""``script: {uri, source: {type}}``: code that stands outside the playbook, for python, SQL and shell tasks."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import httpx
+import obstore
+
+from noetl_dagster.errors import CredentialError, ToolError
+from noetl_dagster.tools.base import Toolbox, ToolCall
+from noetl_dagster.tools.credentials import CredentialType
+from noetl_dagster.tools.objects import open_bucket
+
+HTTP_SECONDS = 30.0
+_SCHEMES = {"": "file", "file": "file", "http": "http", "https": "http", "s3": "s3", "minio": "s3", "gs": "gcs"}
+
+
+async def load_script(call: ToolCall, box: Toolbox) -> str | None:
+    """The text that the call's ``script`` names, or None when it has no ``script``.
+
+    ``script`` is a mapping ``{uri, source: {type: file|http|gcs|s3, auth}}`` or the URI alone. A relative
+    path starts at the playbook's folder.
+
+    Raises:
+        ToolError: of kind ``script`` when it cannot be read.
+    """
+    script = call.config.get("script")
+    if script is None:
+        return None
+    uri, source = _address(script)
+    kind = str(source.get("type") or _SCHEMES.get(urlsplit(uri).scheme, ""))
+    where = f"script {uri!r} of step {call.step}"
+    try:
+        if kind == "file":
+            return await asyncio.to_thread(_file(uri, call.folder).read_text)
+        if kind == "http":
+            response = await box.clients.http().get(
+                _joined(uri, source), timeout=HTTP_SECONDS, follow_redirects=True
+            )
+            response.raise_for_status()
+            return response.text
+        if kind in ("s3", "gcs"):
+            return await _object_text(uri, source, kind, box)
+    except httpx.HTTPStatusError as error:
+        status = error.response.status_code
+        raise ToolError(
+            f"{where}: the server answered {status}", kind="script", retryable=status >= 500, status=status
+        ) from None
+    except httpx.HTTPError as error:
+        raise ToolError(f"{where}: {type(error).__name__}: {error}", kind="script", retryable=True) from None
+    except (OSError, UnicodeDecodeError, CredentialError, obstore.exceptions.BaseError) as error:
+        raise ToolError(box.credentials.redact(f"{where} cannot be read: {error}"), kind="script") from None
+    raise ToolError(f"{where}: source type {kind!r} is unknown; known: file, http, s3, gcs", kind="script")
+
+
+async def sql_text(call: ToolCall, box: Toolbox) -> list[str]:
+    """The SQL of a call: ``script``, else ``command``, which is a text or a list of texts."""
+    script = await load_script(call, box)
+    command = script if script is not None else call.config.get("command")
+    if command is None:
+        return []
+    return [str(item) for item in command] if isinstance(command, list | tuple) else [str(command)]
+
+
+def _address(script: Any) -> tuple[str, Mapping[str, Any]]:
+    if isinstance(script, str):
+        return script, {}
+    if isinstance(script, Mapping) and isinstance(script.get("uri"), str):
+        source = script.get("source") or {}
+        return script["uri"], source if isinstance(source, Mapping) else {"type": source}
+    raise ToolError("script must be a path, a URI, or {uri, source: {type}}", kind="script")
+
+
+def _file(uri: str, folder: str) -> Path:
+    return Path(folder) / uri.removeprefix("file://")
+
+
+def _joined(uri: str, source: Mapping[str, Any]) -> str:
+    base = str(source.get("endpoint") or "")
+    return uri if "://" in uri or not base else f"{base.rstrip('/')}/{uri.lstrip('/')}"
+
+
+async def _object_text(uri: str, source: Mapping[str, Any], kind: str, box: Toolbox) -> str:
+    types = (CredentialType.S3 if kind == "s3" else CredentialType.GCS,)
+    credential = await box.credentials.resolve(source.get("auth"), *types)
+    parts = urlsplit(uri if "://" in uri else f"{kind}://{source.get('bucket', '')}/{uri}")
+    bucket = open_bucket(box.settings, kind, parts.netloc, credential)
+    result = await obstore.get_async(bucket, parts.path.lstrip("/"))
+    return bytes(await result.bytes_async()).decode()
