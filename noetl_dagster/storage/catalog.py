@@ -1,0 +1,137 @@
+"""Rows of ``noetl.result_ref``: which results exist. Knows nothing of their bytes."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from datetime import datetime
+from typing import Any
+
+import asyncpg
+import orjson
+
+from noetl_dagster.errors import ReferenceNotAvailableError, StorageError
+from noetl_dagster.storage import queries
+from noetl_dagster.storage.codec import dump_json
+from noetl_dagster.storage.refs import ResultRef, ResultScope
+
+_PAGE = 500
+
+
+class RefCatalog:
+    """The result tables behind a pool. Without a pool, references are not recorded, only handed on."""
+
+    def __init__(self, pool: asyncpg.Pool | None) -> None:
+        self._pool = pool
+
+    @asynccontextmanager
+    async def connection(self, given: Any = None) -> AsyncIterator[Any]:
+        """The caller's connection, so that rows join its transaction, or one of the pool."""
+        if given is not None:
+            yield given
+        elif self._pool is None:
+            raise StorageError("results are not recorded here: this store has no database; set NOETL_DB_URL")
+        else:
+            async with self._pool.acquire() as connection:
+                yield connection
+
+    async def record(self, refs: Sequence[ResultRef], connection: Any = None) -> None:
+        """Writes the rows of references in one statement. Recording twice is harmless."""
+        if not refs or (self._pool is None and connection is None):
+            return
+        columns = [list(column) for column in zip(*map(_row, refs), strict=True)]
+        async with self.connection(connection) as open_connection:
+            await open_connection.execute(queries.INSERT_REFS, *columns)
+
+    async def by_ref(self, ref: str) -> ResultRef:
+        async with self.connection() as connection:
+            row = await connection.fetchrow(queries.FIND_BY_REF, ref)
+        return _found(row, ref)
+
+    async def by_name(self, execution_id: int, step: str, name: str) -> ResultRef:
+        async with self.connection() as connection:
+            row = await connection.fetchrow(queries.FIND_BY_NAME, execution_id, step, name)
+        return _found(row, f"result {name!r} of step {step!r} in execution {execution_id}")
+
+    @asynccontextmanager
+    async def locked_expired(self, now: datetime) -> AsyncIterator[tuple[Any, list[ResultRef]]]:
+        """Up to a page of expired references, held until the block ends."""
+        async with self.connection() as connection, connection.transaction():
+            rows = await connection.fetch(queries.LOCK_EXPIRED, now, _PAGE)
+            yield connection, [ref_from_row(row) for row in rows]
+
+    @asynccontextmanager
+    async def locked_scope(
+        self, execution_id: int, scopes: Sequence[ResultScope], step: str | None
+    ) -> AsyncIterator[tuple[Any, list[ResultRef]]]:
+        """Up to a page of an execution's references of these scopes, held until the block ends."""
+        async with self.connection() as connection, connection.transaction():
+            names = [scope.value for scope in scopes]
+            rows = await connection.fetch(queries.LOCK_SCOPE, execution_id, names, step, _PAGE)
+            yield connection, [ref_from_row(row) for row in rows]
+
+    async def forget(self, ref_ids: Sequence[int], connection: Any = None) -> None:
+        """Deletes rows; those of manifests take their part lists with them."""
+        if self._pool is None and connection is None:
+            return
+        async with self.connection(connection) as open_connection:
+            await open_connection.execute(queries.DELETE_REFS, list(ref_ids))
+
+    async def parts(self, manifest_id: int) -> AsyncIterator[ResultRef]:
+        """References a manifest is made of, in order, a page at a time.
+
+        Raises:
+            ReferenceNotAvailableError: when a part's row is gone; names its position.
+        """
+        last = -1
+        while True:
+            async with self.connection() as connection:
+                rows = await connection.fetch(queries.PAGE_OF_PARTS, manifest_id, last, _PAGE)
+            for row in rows:
+                if row["ref_id"] is None:
+                    raise ReferenceNotAvailableError(
+                        f"part {row['part_index']} of manifest {manifest_id} has expired or was deleted "
+                        f"(reference {row['part_ref_id']})"
+                    )
+                yield ref_from_row(row)
+            if len(rows) < _PAGE:
+                return
+            last = rows[-1]["part_index"]
+
+
+def _found(row: Any, what: str) -> ResultRef:
+    if row is None:
+        raise ReferenceNotAvailableError(f"{what} is not recorded: expired, deleted, or never stored")
+    return ref_from_row(row)
+
+
+def _row(ref: ResultRef) -> tuple[Any, ...]:
+    return (
+        ref.ref_id,
+        ref.ref,
+        ref.execution_id,
+        ref.source_step,
+        ref.name,
+        ref.kind.value,
+        ref.scope.value,
+        ref.store_tier.value,
+        ref.physical_uri,
+        ref.content_type,
+        ref.compression,
+        ref.bytes_size,
+        ref.sha256,
+        ref.rows,
+        ref.preview,
+        dump_json(ref.extracted).decode(),
+        dump_json(ref.extra).decode(),
+        ref.parent_ref_id,
+        ref.expires_at,
+    )
+
+
+def ref_from_row(row: Any) -> ResultRef:
+    """A reference from a row of ``noetl.result_ref``."""
+    fields = {name: row[name] for name in ResultRef.model_fields}
+    fields["extracted"] = orjson.loads(fields["extracted"])
+    fields["extra"] = orjson.loads(fields["extra"])
+    return ResultRef.model_validate(fields)

@@ -1,0 +1,320 @@
+"""Values to bytes and back: content types, compression, previews and selected fields."""
+
+from __future__ import annotations
+
+import asyncio
+import gzip
+import zlib
+from collections.abc import AsyncIterable, AsyncIterator, Mapping, Sequence
+from collections.abc import Set as AbstractSet
+from dataclasses import dataclass
+from datetime import timedelta
+from decimal import Decimal
+from enum import StrEnum
+from pathlib import PurePath
+from typing import TYPE_CHECKING, Any
+
+import orjson
+from pydantic import BaseModel
+
+from noetl_dagster.errors import StorageError
+from noetl_dagster.storage.tiers.base import Bytes
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+JSON = "application/json"
+BINARY = "application/octet-stream"
+TEXT = "text/plain"
+PARQUET = "application/vnd.apache.parquet"
+
+EXTENSIONS = {JSON: ".json", BINARY: ".bin", TEXT: ".txt", PARQUET: ".parquet"}
+
+_TABLE_PACKAGES = frozenset({"pandas", "pyarrow", "polars"})
+_TABLE_TYPES = frozenset({"DataFrame", "Table", "RecordBatch"})
+
+_GZIP_WINDOW = 16 + zlib.MAX_WBITS
+
+_JSON_OPTIONS = orjson.OPT_NON_STR_KEYS | orjson.OPT_SERIALIZE_NUMPY
+
+
+class Compression(StrEnum):
+    NONE = "none"
+    GZIP = "gzip"
+    LZ4 = "lz4"
+
+
+@dataclass(frozen=True, slots=True)
+class Encoded:
+    """A value as it is stored.
+
+    Attributes:
+        data: the stored bytes, compressed when ``compression`` says so.
+        plain_size: bytes before compression.
+        rows: length of a list or a table; None for anything else.
+        preview: the beginning, for people.
+        extra: facts of the format, for example a table's columns.
+    """
+
+    data: Bytes
+    content_type: str
+    compression: Compression
+    plain_size: int
+    rows: int | None
+    preview: str | None
+    extra: dict[str, Any]
+
+
+def dump_json(value: Any) -> bytes:
+    """A value as JSON.
+
+    Dates become ISO 8601 text, sets lists, decimals numbers (text where a float would lose digits),
+    pydantic models and dataclasses mappings.
+
+    Raises:
+        StorageError: for values that JSON cannot express; names the type.
+    """
+    try:
+        return orjson.dumps(value, default=_json_default, option=_JSON_OPTIONS)
+    except TypeError as error:
+        raise StorageError(
+            f"a result of type {type(value).__name__} cannot be stored as JSON ({error}); "
+            "return plain values, bytes, or a pandas or Arrow table"
+        ) from error
+
+
+def _json_default(value: Any) -> Any:
+    if isinstance(value, BaseModel):
+        return value.model_dump(mode="json")
+    if isinstance(value, Decimal):
+        return _decimal(value)
+    if isinstance(value, Mapping):
+        return dict(value)
+    if isinstance(value, AbstractSet | Sequence) and not isinstance(value, bytes):
+        return list(value)
+    if isinstance(value, timedelta):
+        return value.total_seconds()
+    if isinstance(value, (PurePath, complex)):
+        return str(value)
+    raise TypeError(f"{type(value).__name__} is not JSON")
+
+
+def _decimal(value: Decimal) -> int | float | str:
+    if value.is_finite() and value == value.to_integral_value() and abs(value) < 2**63:
+        return int(value)
+    return float(value) if Decimal(str(float(value))) == value else str(value)
+
+
+def encode(
+    value: Any,
+    *,
+    content_type: str | None = None,
+    compression: Compression = Compression.NONE,
+    preview_bytes: int = 1024,
+) -> Encoded:
+    """A value as bytes, with everything a reference records about them.
+
+    bytes stay bytes; text with a ``text/*`` content type stays text; pandas and Arrow tables become
+    Parquet; everything else becomes JSON.
+    """
+    plain, chosen, rows, preview, extra = _plain(value, content_type, preview_bytes)
+    return Encoded(
+        data=compress(plain, compression),
+        content_type=content_type or chosen,
+        compression=compression,
+        plain_size=len(plain),
+        rows=rows,
+        preview=preview,
+        extra=extra,
+    )
+
+
+def _plain(
+    value: Any, content_type: str | None, preview_bytes: int
+) -> tuple[Bytes, str, int | None, str | None, dict[str, Any]]:
+    if isinstance(value, (bytes, bytearray, memoryview)):
+        data = value if isinstance(value, bytes) else memoryview(value)
+        return data, BINARY, None, _preview_of_bytes(data, content_type or BINARY, preview_bytes), {}
+    if isinstance(value, str) and content_type is not None and not is_json(content_type):
+        data = value.encode()
+        return data, TEXT, None, clip(data, preview_bytes), {}
+    table = as_arrow_table(value)
+    if table is not None:
+        data = table_to_parquet(table)
+        preview = preview_of_table(table, preview_bytes)
+        return data, PARQUET, table.num_rows, preview, describe_schema(table.schema)
+    data = dump_json(value)
+    rows = len(value) if isinstance(value, (list, tuple)) else None
+    return data, JSON, rows, clip(data, preview_bytes), {}
+
+
+def decode(data: Bytes, content_type: str, compression: str = "none") -> Any:
+    """The value of stored bytes: JSON -> object, Parquet -> Arrow table, text -> str, anything else bytes."""
+    plain = decompress(data, Compression(compression))
+    if is_json(content_type):
+        return orjson.loads(plain)
+    if content_type == PARQUET:
+        import pyarrow as pa
+        import pyarrow.parquet as pq
+
+        return pq.read_table(pa.BufferReader(plain))
+    if content_type.startswith("text/"):
+        return bytes(plain).decode()
+    return bytes(plain)
+
+
+def is_json(content_type: str) -> bool:
+    """Whether a content type is JSON in one of its spellings."""
+    return content_type.split(";")[0].strip() == JSON or content_type.split(";")[0].strip().endswith("+json")
+
+
+def compress(data: Bytes, compression: Compression) -> Bytes:
+    if compression is Compression.GZIP:
+        return gzip.compress(data, compresslevel=6, mtime=0)
+    if compression is Compression.LZ4:
+        import lz4.frame
+
+        return lz4.frame.compress(data)  # type: ignore[no-any-return]
+    return data
+
+
+def decompress(data: Bytes, compression: Compression) -> Bytes:
+    if compression is Compression.GZIP:
+        return gzip.decompress(data)
+    if compression is Compression.LZ4:
+        import lz4.frame
+
+        return lz4.frame.decompress(data)  # type: ignore[no-any-return]
+    return data
+
+
+async def compress_stream(chunks: AsyncIterable[Bytes], compression: Compression) -> AsyncIterator[Bytes]:
+    """Compresses a stream in constant memory."""
+    if compression is Compression.NONE:
+        async for chunk in chunks:
+            yield chunk
+        return
+    if compression is Compression.GZIP:
+        packer = zlib.compressobj(level=6, wbits=_GZIP_WINDOW)
+        begin = b""
+    else:
+        import lz4.frame
+
+        packer = lz4.frame.LZ4FrameCompressor()
+        begin = packer.begin()
+    if begin:
+        yield begin
+    async for chunk in chunks:
+        if packed := await asyncio.to_thread(packer.compress, chunk):
+            yield packed
+    yield packer.flush()
+
+
+async def decompress_stream(chunks: AsyncIterable[Bytes], compression: Compression) -> AsyncIterator[Bytes]:
+    """Undoes :func:`compress_stream`, and :func:`compress` too."""
+    if compression is Compression.NONE:
+        async for chunk in chunks:
+            yield chunk
+        return
+    if compression is Compression.GZIP:
+        unpacker = zlib.decompressobj(wbits=_GZIP_WINDOW)
+    else:
+        import lz4.frame
+
+        unpacker = lz4.frame.LZ4FrameDecompressor()
+    async for chunk in chunks:
+        if plain := await asyncio.to_thread(unpacker.decompress, chunk):
+            yield plain
+
+
+def is_table(value: Any) -> bool:
+    """Whether a value is a pandas, polars or Arrow table, without importing any of them."""
+    kind = type(value)
+    return kind.__name__ in _TABLE_TYPES and kind.__module__.partition(".")[0] in _TABLE_PACKAGES
+
+
+def as_arrow_table(value: Any) -> pa.Table | None:
+    """A pandas, polars or Arrow table as an Arrow table; None for values that are no tables.
+
+    Most results are no tables, so nothing is imported before the type's name says it is one.
+    """
+    if not is_table(value):
+        return None
+    import pyarrow as pa
+
+    if isinstance(value, pa.Table):
+        return value
+    if isinstance(value, pa.RecordBatch):
+        return pa.Table.from_batches([value])
+    if hasattr(value, "to_arrow"):
+        return value.to_arrow()  # polars
+    return pa.Table.from_pandas(value)
+
+
+def table_to_parquet(table: pa.Table) -> memoryview:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    sink = pa.BufferOutputStream()
+    pq.write_table(table, sink)
+    return memoryview(sink.getvalue())
+
+
+def describe_schema(schema: pa.Schema) -> dict[str, Any]:
+    """Columns of a table for ``ResultRef.extra``: ``{"columns": {name: type}}``."""
+    return {"columns": {field.name: str(field.type) for field in schema}}
+
+
+def preview_of_table(table: pa.Table, limit: int, rows: int = 5) -> str | None:
+    """The first rows as JSON lines."""
+    lines = [
+        dump_json(row) if _jsonable(row) else str(row).encode() for row in table.slice(0, rows).to_pylist()
+    ]
+    return clip(b"\n".join(lines), limit)
+
+
+def _jsonable(row: Mapping[str, Any]) -> bool:
+    return not any(isinstance(value, bytes) for value in row.values())
+
+
+def _preview_of_bytes(data: Bytes, content_type: str, limit: int) -> str | None:
+    if content_type.startswith("text/") or is_json(content_type):
+        return clip(data, limit)
+    return None
+
+
+def clip(data: Bytes, limit: int) -> str:
+    """At most ``limit`` bytes of the beginning, never half a character. PostgreSQL text holds no NUL."""
+    return bytes(data[:limit]).decode("utf-8", errors="ignore").replace("\x00", "")
+
+
+def select_fields(value: Any, paths: Sequence[str]) -> dict[str, Any]:
+    """Fields copied beside a reference, by dotted path: ``{"paging.page": 3}``.
+
+    List positions are numbers (``rows.0.id``). Paths that lead nowhere are left out.
+    """
+    found: dict[str, Any] = {}
+    for path in paths:
+        here, there = value, True
+        for part in path.split("."):
+            if isinstance(here, Mapping) and part in here:
+                here = here[part]
+            elif isinstance(here, Sequence) and not isinstance(here, (str, bytes)) and _position(part, here):
+                here = here[int(part)]
+            else:
+                there = False
+                break
+        if there:
+            found[path] = here
+    return found
+
+
+def _position(part: str, items: Sequence[Any]) -> bool:
+    return part.lstrip("-").isdigit() and -len(items) <= int(part) < len(items)
+
+
+def byte_length(value: Any) -> int:
+    """Bytes a value has as JSON, for the inline limit."""
+    if isinstance(value, bytes):
+        return len(value)
+    return len(dump_json(value))

@@ -1,0 +1,166 @@
+"""Stored results from outside the event loop: synchronous, picklable functions over URIs.
+
+For Spark executors, DuckDB and IO managers, which have settings and a URI but no store object.
+Forms: ``s3://bucket/key`` (minio and s3 tiers), ``gs://bucket/key``, ``file:///path`` or an absolute path
+(pvc and disk tiers), ``memory://``, ``data:``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
+
+import obstore
+from obstore.store import LocalStore
+
+from noetl_dagster.errors import ReferenceNotAvailableError, StorageError
+from noetl_dagster.settings import Settings
+from noetl_dagster.storage.tiers.files import confined, path_of_uri
+from noetl_dagster.storage.tiers.objects import minio_store, s3_store
+
+if TYPE_CHECKING:
+    from obstore.store import ObjectStore
+    from pyarrow import dataset as arrow_dataset
+    from pyarrow import fs as arrow_fs
+
+
+def split_uri(uri: str) -> tuple[str, str, str]:
+    """Scheme, bucket (empty for files) and key or path of a URI."""
+    if uri.startswith("/"):
+        return "file", "", uri
+    parts = urlsplit(uri)
+    if parts.scheme == "file":
+        return "file", "", str(path_of_uri(uri))
+    return parts.scheme, parts.netloc, uri.removeprefix(f"{parts.scheme}://{parts.netloc}").lstrip("/")
+
+
+def mounts(settings: Settings) -> list[Path]:
+    """Folders below which results are files: the shared volume and the disk tier."""
+    disk = (settings.home / "results").absolute()
+    return [disk] if settings.pvc_mount_path is None else [settings.pvc_mount_path.absolute(), disk]
+
+
+def is_below(mount: Path | None, uri: str) -> bool:
+    """Whether a file URI lies below a mount, links followed."""
+    if mount is None:
+        return False
+    path = path_of_uri(uri)
+    return ".." not in path.parts and path.resolve().is_relative_to(mount.resolve())
+
+
+def local_path(settings: Settings, uri: str) -> Path | None:
+    """The file or folder of a pvc or disk URI, for engines that read in place; None for other tiers.
+
+    Raises:
+        StorageError: for paths outside the mounts.
+    """
+    scheme, _, path = split_uri(uri)
+    if scheme != "file":
+        return None
+    for mount in mounts(settings):
+        if is_below(mount, uri):
+            return confined(mount, Path(path))
+    raise StorageError(f"{path} is below no mount of results ({', '.join(map(str, mounts(settings)))})")
+
+
+def object_store(settings: Settings, uri: str) -> ObjectStore:
+    """An obstore client for the bucket or mount of a URI; keys are those of :func:`object_key`."""
+    scheme, bucket, _ = split_uri(uri)
+    if scheme == "file":
+        local_path(settings, uri)
+        return LocalStore("/")
+    if scheme == "s3":
+        return minio_store(settings) if bucket == settings.minio_bucket else s3_store(settings)
+    raise StorageError(f"{uri}: no object store for {scheme}://; expected s3:// or file:///")
+
+
+def object_key(uri: str) -> str:
+    """The key of a URI inside its bucket; of a file, its path below ``/``."""
+    return split_uri(uri)[2].lstrip("/")
+
+
+def read_bytes(settings: Settings, uri: str) -> bytes:
+    """The stored bytes at a URI, unverified.
+
+    Raises:
+        ReferenceNotAvailableError: nothing is there.
+    """
+    try:
+        path = local_path(settings, uri)
+        if path is not None:
+            return path.read_bytes()
+        return bytes(obstore.get(object_store(settings, uri), object_key(uri)).bytes())
+    except FileNotFoundError as error:
+        raise ReferenceNotAvailableError(f"nothing is at {uri}; it expired or was deleted") from error
+
+
+def list_files(settings: Settings, uri: str, suffix: str = "") -> list[str]:
+    """URIs of all files below a folder URI, sorted; markers (names with ``_`` or ``.`` first) are left out."""
+    scheme, bucket, prefix = split_uri(uri)
+    folder = local_path(settings, uri)
+    if folder is not None:
+        found = [path for path in folder.rglob("*") if path.is_file()] if folder.is_dir() else [folder]
+        return sorted(path.as_uri() for path in found if _is_data(path.name) and path.name.endswith(suffix))
+    prefix = prefix.rstrip("/")
+    keys = [
+        entry["path"]
+        for page in obstore.list(object_store(settings, uri), prefix=prefix)
+        for entry in page
+        if _is_data(entry["path"].rpartition("/")[2]) and entry["path"].endswith(suffix)
+    ]
+    return sorted(f"{scheme}://{bucket}/{key}" for key in keys)
+
+
+def _is_data(name: str) -> bool:
+    return not name.startswith(("_", "."))
+
+
+def arrow_filesystem(settings: Settings, uri: str) -> tuple[arrow_fs.FileSystem, str]:
+    """Arrow's own file system for a URI and the path in it."""
+    from pyarrow import fs
+
+    scheme, bucket, key = split_uri(uri)
+    path = local_path(settings, uri)
+    if path is not None:
+        return fs.LocalFileSystem(), str(path)
+    if scheme != "s3":
+        raise StorageError(f"{uri}: Arrow reads s3:// and file:/// in place; fetch it with ResultStore.get")
+    if bucket != settings.minio_bucket:
+        return fs.S3FileSystem(), f"{bucket}/{key}"
+    return _minio_filesystem(settings), f"{bucket}/{key}"
+
+
+def _minio_filesystem(settings: Settings) -> Any:
+    from pyarrow import fs
+
+    scheme, _, address = (settings.minio_endpoint or "").partition("://")
+    return fs.S3FileSystem(
+        endpoint_override=address,
+        scheme=scheme,
+        access_key=settings.minio_access_key,
+        secret_key=settings.minio_secret_key.get_secret_value(),
+        region=settings.minio_region,
+    )
+
+
+def dataset(settings: Settings, uri: str, files: Sequence[str] | None = None) -> arrow_dataset.Dataset:
+    """A Parquet dataset in place, read lazily. ``files`` are names below the URI; empty finds them."""
+    from pyarrow import dataset as arrow_dataset
+
+    names = [uri.rstrip("/") + "/" + name for name in files or ()] or list_files(settings, uri, ".parquet")
+    if not names:
+        raise ReferenceNotAvailableError(f"no Parquet files are below {uri}")
+    filesystem, _ = arrow_filesystem(settings, uri)
+    paths = [arrow_filesystem_path(settings, name) for name in names]
+    return arrow_dataset.dataset(paths, format="parquet", filesystem=filesystem)
+
+
+def arrow_filesystem_path(settings: Settings, uri: str) -> str:
+    """The path of a URI as Arrow's file systems want it: ``bucket/key`` or an absolute path."""
+    path = local_path(settings, uri)
+    if path is not None:
+        return str(path)
+    _, bucket, key = split_uri(uri)
+    return f"{bucket}/{key}"

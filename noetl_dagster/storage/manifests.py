@@ -1,0 +1,203 @@
+"""Results made of parts: recorded as lists of references, read part by part, never merged to be built."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterable, AsyncIterator, Iterable, Mapping
+from enum import StrEnum
+from typing import TYPE_CHECKING, Any
+
+from noetl_dagster.errors import StorageError
+from noetl_dagster.settings import Settings, StoreTier
+from noetl_dagster.storage import codec, locations, queries
+from noetl_dagster.storage.catalog import RefCatalog
+from noetl_dagster.storage.refs import RefKind, ResultRef
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from noetl_dagster.storage.store import ResultStore
+
+_PARTS_A_STATEMENT = 1000
+_ROWS_A_BATCH = 1024
+
+
+class Strategy(StrEnum):
+    """How the parts of a manifest make one value.
+
+    Attributes:
+        APPEND: a list with one item a part, in order (results of a loop).
+        CONCAT: parts that are lists or tables, end to end (pages, chunks, shards of a table).
+        MERGE: parts that are mappings, later keys over earlier ones.
+        REPLACE: the last part.
+    """
+
+    APPEND = "append"
+    CONCAT = "concat"
+    MERGE = "merge"
+    REPLACE = "replace"
+
+
+async def record_manifest(
+    catalog: RefCatalog,
+    ref: ResultRef,
+    parts: AsyncIterable[ResultRef] | Iterable[ResultRef],
+    strategy: Strategy,
+    connection: Any,
+) -> ResultRef:
+    """Writes the rows of a manifest in one transaction and returns its reference with the totals filled."""
+    count, size, rows = 0, 0, 0
+    counted = True
+    async with catalog.connection(connection) as open_connection, open_connection.transaction():
+        await catalog.record([ref], open_connection)
+        await open_connection.execute(queries.INSERT_MANIFEST, ref.ref_id, strategy.value)
+        async for page in _pages(parts):
+            indexes = list(range(count, count + len(page)))
+            await open_connection.execute(
+                queries.INSERT_PARTS,
+                ref.ref_id,
+                indexes,
+                [part.ref_id for part in page],
+                [part.bytes_size for part in page],
+            )
+            count += len(page)
+            size += sum(part.bytes_size for part in page)
+            counted = counted and all(part.rows is not None for part in page)
+            rows += sum(part.rows or 0 for part in page)
+        total = count if strategy is Strategy.APPEND else rows if counted else None
+        await open_connection.execute(queries.CLOSE_MANIFEST, ref.ref_id, count, size, total)
+        filled = ref.model_copy(
+            update={"bytes_size": size, "rows": total, "extra": {**ref.extra, "parts": count}}
+        )
+        await open_connection.execute(
+            queries.FILL_MANIFEST_REF, ref.ref_id, size, total, codec.dump_json(filled.extra).decode()
+        )
+    return filled
+
+
+async def _pages(
+    parts: AsyncIterable[ResultRef] | Iterable[ResultRef],
+) -> AsyncIterator[list[ResultRef]]:
+    page: list[ResultRef] = []
+    async for part in _each(parts):
+        page.append(part)
+        if len(page) == _PARTS_A_STATEMENT:
+            yield page
+            page = []
+    if page:
+        yield page
+
+
+async def _each(parts: AsyncIterable[ResultRef] | Iterable[ResultRef]) -> AsyncIterator[ResultRef]:
+    if isinstance(parts, AsyncIterable):
+        async for part in parts:
+            yield part
+    else:
+        for part in parts:
+            yield part
+
+
+def strategy_of(ref: ResultRef) -> Strategy:
+    return Strategy(ref.extra.get("strategy", Strategy.APPEND))
+
+
+async def iterate(store: ResultStore, ref: ResultRef) -> AsyncIterator[Any]:
+    """Items of any reference, one part in memory at a time."""
+    if ref.kind is not RefKind.MANIFEST:
+        async for item in _items_of_one(store, ref):
+            yield item
+        return
+    match strategy_of(ref):
+        case Strategy.APPEND:
+            async for part in store.parts(ref):
+                yield await store.get(part)
+        case Strategy.CONCAT:
+            async for part in store.parts(ref):
+                async for item in iterate(store, part):
+                    yield item
+        case Strategy.MERGE | Strategy.REPLACE:
+            yield await assemble(store, ref)
+
+
+async def assemble(store: ResultStore, ref: ResultRef) -> Any:
+    """The whole value of a manifest. Tables that are joined end to end stay a table."""
+    match strategy_of(ref):
+        case Strategy.APPEND:
+            return [await store.get(part) async for part in store.parts(ref)]
+        case Strategy.CONCAT:
+            return _joined([await store.get(part) async for part in store.parts(ref)])
+        case Strategy.MERGE:
+            merged: dict[str, Any] = {}
+            async for part in store.parts(ref):
+                merged.update(_mapping(await store.get(part), part))
+            return merged
+        case Strategy.REPLACE:
+            last: ResultRef | None = None
+            async for part in store.parts(ref):
+                last = part
+            return None if last is None else await store.get(last)
+
+
+def _joined(values: list[Any]) -> Any:
+    if values and all(codec.is_table(value) for value in values):
+        import pyarrow as pa
+
+        return pa.concat_tables(values, promote_options="default")
+    joined: list[Any] = []
+    for value in values:
+        joined.extend(_elements(value))
+    return joined
+
+
+def _elements(value: Any) -> Iterable[Any]:
+    if codec.is_table(value):
+        return value.to_pylist()  # type: ignore[no-any-return]
+    return value if isinstance(value, list) else [value]
+
+
+def _mapping(value: Any, part: ResultRef) -> Mapping[str, Any]:
+    if not isinstance(value, Mapping):
+        raise StorageError(
+            f"{part.ref} is a {type(value).__name__}, and strategy 'merge' joins mappings; "
+            "use 'append' or 'concat'"
+        )
+    return value
+
+
+async def _items_of_one(store: ResultStore, ref: ResultRef) -> AsyncIterator[Any]:
+    if ref.kind is RefKind.DATASET:
+        batches = locations.dataset(store.settings, ref.physical_uri, ref.extra.get("files")).to_batches()
+        while (batch := await asyncio.to_thread(next, batches, None)) is not None:
+            for row in batch.to_pylist():
+                yield row
+        return
+    value = await store.get(ref)
+    if codec.is_table(value):
+        for batch in value.to_batches(max_chunksize=_ROWS_A_BATCH):
+            for row in batch.to_pylist():
+                yield row
+        return
+    for item in _elements(value):
+        yield item
+
+
+def read_dataset(settings: Settings, ref: ResultRef) -> pa.Table:
+    """All rows of a dataset as one Arrow table."""
+    return locations.dataset(settings, ref.physical_uri, ref.extra.get("files")).to_table()
+
+
+def tier_of_uri(uri: str, settings: Settings) -> StoreTier:
+    """The tier whose bucket or folder a URI is in.
+
+    Raises:
+        StorageError: no tier holds it.
+    """
+    scheme, _, rest = uri.partition("://")
+    if scheme == "s3":
+        return StoreTier.MINIO if rest.partition("/")[0] == settings.minio_bucket else StoreTier.S3
+    if scheme == "gs":
+        return StoreTier.GCS
+    if scheme == "file" or uri.startswith("/"):
+        on_pvc = locations.is_below(settings.pvc_mount_path, uri)
+        return StoreTier.PVC if on_pvc else StoreTier.DISK
+    raise StorageError(f"{uri} is in no tier; expected s3://, gs://, file:/// or an absolute path")

@@ -1,0 +1,138 @@
+"""Which tier takes a result, and which one when that store is down."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+
+import asyncpg
+
+from noetl_dagster.errors import StorageError
+from noetl_dagster.settings import Settings, StoreTier
+from noetl_dagster.storage.tiers import open_tier
+from noetl_dagster.storage.tiers.base import Bytes, Tier, TierTooSmallError, TierUnavailableError
+
+log = logging.getLogger(__name__)
+
+FALLBACKS: dict[StoreTier, tuple[StoreTier, ...]] = {
+    StoreTier.MINIO: (StoreTier.KV, StoreTier.DISK),
+    StoreTier.KV: (StoreTier.DISK,),
+    StoreTier.MEMORY: (StoreTier.DISK,),
+}
+"""Tiers to try in order when a store is down. Source: seeds, P2.2 (``object`` is today's ``disk``)."""
+
+REST_SECONDS = 5.0
+"""How long a store that did not answer is left alone before it is tried again."""
+
+
+@dataclass(frozen=True, slots=True)
+class Placed:
+    """Where bytes ended up; ``instead_of`` is the tier that was meant to have them and was down."""
+
+    tier: StoreTier
+    uri: str
+    instead_of: StoreTier | None = None
+
+
+def canonical(tier: StoreTier) -> StoreTier:
+    """``object`` is an older name of ``disk``, still found in rows and playbooks."""
+    return StoreTier.DISK if tier is StoreTier.OBJECT else tier
+
+
+class Placement:
+    """Opens tiers on first use and moves bytes into the right one."""
+
+    def __init__(self, settings: Settings, pool: asyncpg.Pool | None) -> None:
+        self._settings = settings
+        self._pool = pool
+        self._tiers: dict[StoreTier, Tier] = {}
+        self._resting_until: dict[StoreTier, float] = {}
+
+    def tier(self, tier: StoreTier) -> Tier:
+        tier = canonical(tier)
+        if tier not in self._tiers:
+            self._tiers[tier] = open_tier(tier, self._settings, self._pool)
+        return self._tiers[tier]
+
+    def choose(self, size: int | None, wanted: StoreTier | None) -> StoreTier:
+        """The tier of a result of ``size`` bytes; None is a stream of unknown length, taken as large."""
+        if wanted is not None:
+            return canonical(wanted)
+        large = size is None or size > self._settings.pvc_tier_threshold_bytes
+        if large and self._settings.pvc_mount_path is not None:
+            return StoreTier.PVC
+        return canonical(self._settings.default_store_tier)
+
+    async def put(self, tier: StoreTier, key: str, data: Bytes) -> Placed:
+        """Stores bytes in ``tier``, or in its next fallback when that store is down.
+
+        Raises:
+            StorageError: when no tier took them; names what was wrong with each.
+        """
+        failures: list[str] = []
+        for candidate in self._candidates(tier):
+            try:
+                uri = await self.tier(candidate).put(key, data)
+            except TierUnavailableError as error:
+                self._note_failure(candidate, error)
+                failures.append(str(error))
+            else:
+                self._resting_until.pop(candidate, None)
+                return self._placed(tier, candidate, uri)
+        raise TierUnavailableError("; ".join(failures))
+
+    async def put_stream(self, tier: StoreTier, key: str, chunks: AsyncIterator[Bytes]) -> Placed:
+        """As :meth:`put`. The store is asked first: a stream that has begun cannot be repeated elsewhere."""
+        failures: list[str] = []
+        for candidate in self._candidates(tier):
+            if candidate is StoreTier.KV and tier is not StoreTier.KV:
+                continue  # a stream is larger than any KV value
+            try:
+                await self.tier(candidate).ready()
+            except TierUnavailableError as error:
+                self._note_failure(candidate, error)
+                failures.append(str(error))
+                continue
+            self._resting_until.pop(candidate, None)
+            return self._placed(tier, candidate, await self.tier(candidate).put_stream(key, chunks))
+        raise TierUnavailableError("; ".join(failures))
+
+    def _candidates(self, tier: StoreTier) -> list[StoreTier]:
+        chain = [tier, *FALLBACKS.get(tier, ())]
+        now = time.monotonic()
+        awake = [candidate for candidate in chain if self._resting_until.get(candidate, 0.0) <= now]
+        return awake or chain
+
+    def _note_failure(self, tier: StoreTier, error: TierUnavailableError) -> None:
+        if not isinstance(error, TierTooSmallError):
+            self._resting_until[tier] = time.monotonic() + REST_SECONDS
+            log.warning("%s", error)
+
+    @staticmethod
+    def _placed(wanted: StoreTier, used: StoreTier, uri: str) -> Placed:
+        return Placed(used, uri, None if used is wanted else wanted)
+
+    async def close(self) -> None:
+        for tier in self._tiers.values():
+            await tier.close()
+        self._tiers.clear()
+
+
+def key_of(execution_id: int, step: str, name: str, ref_id: int, extension: str) -> str:
+    """Key of an object: ``exec/<execution>/<step>/<name>-<ref id><extension>`` (seeds, P2.2).
+
+    The ref id keeps visits, attempts and iterations of one step apart: stored bytes are never overwritten.
+
+    Raises:
+        StorageError: for names that are paths out of the store.
+    """
+    return f"exec/{execution_id}/{_segment(step, 'step')}/{_segment(name, 'result')}-{ref_id}{extension}"
+
+
+def _segment(text: str, what: str) -> str:
+    if ".." in text.replace("\\", "/").split("/") or text.startswith("/"):
+        raise StorageError(f"the {what} name {text!r} is a path out of the store; use a plain name")
+    clean = "".join(character if character.isalnum() or character in "-_." else "_" for character in text)
+    return clean.lstrip(".") or "_"

@@ -1,0 +1,95 @@
+"""Every SQL statement of the result tables. JSON travels as text, whatever codecs a pool has set."""
+
+_COLUMNS = """
+    ref_id, ref, execution_id, source_step, name, kind, scope, store_tier, physical_uri, content_type,
+    compression, bytes_size, sha256, rows, preview, extracted::text AS extracted, extra::text AS extra,
+    parent_ref_id, expires_at
+"""
+
+# one statement for one reference or for thousands
+INSERT_REFS = """
+    INSERT INTO noetl.result_ref (
+        ref_id, ref, execution_id, source_step, name, kind, scope, store_tier, physical_uri, content_type,
+        compression, bytes_size, sha256, rows, preview, extracted, extra, parent_ref_id, expires_at
+    )
+    SELECT ref_id, ref, execution_id, source_step, name, kind, scope, store_tier, physical_uri, content_type,
+           compression, bytes_size, sha256, rows, preview, extracted::jsonb, extra::jsonb, parent_ref_id,
+           expires_at
+    FROM unnest(
+        $1::bigint[], $2::text[], $3::bigint[], $4::text[], $5::text[], $6::text[], $7::text[], $8::text[],
+        $9::text[], $10::text[], $11::text[], $12::bigint[], $13::text[], $14::bigint[], $15::text[],
+        $16::text[], $17::text[], $18::bigint[], $19::timestamptz[]
+    ) AS given (
+        ref_id, ref, execution_id, source_step, name, kind, scope, store_tier, physical_uri, content_type,
+        compression, bytes_size, sha256, rows, preview, extracted, extra, parent_ref_id, expires_at
+    )
+    ON CONFLICT (ref_id) DO NOTHING
+"""
+
+FIND_BY_REF = f"SELECT {_COLUMNS} FROM noetl.result_ref WHERE ref = $1"
+
+# the latest result of this name
+FIND_BY_NAME = f"""
+    SELECT {_COLUMNS} FROM noetl.result_ref
+    WHERE execution_id = $1 AND source_step = $2 AND name = $3
+    ORDER BY ref_id DESC LIMIT 1
+"""
+
+# the oldest expired references; rows that another cleaner holds are left to it
+LOCK_EXPIRED = f"""
+    SELECT {_COLUMNS} FROM noetl.result_ref
+    WHERE expires_at <= $1
+    ORDER BY expires_at LIMIT $2
+    FOR UPDATE SKIP LOCKED
+"""
+
+# references of one execution with a given scope, for when that scope ends
+LOCK_SCOPE = f"""
+    SELECT {_COLUMNS} FROM noetl.result_ref
+    WHERE execution_id = $1 AND scope = ANY($2::text[]) AND ($3::text IS NULL OR source_step = $3)
+    ORDER BY ref_id LIMIT $4
+    FOR UPDATE SKIP LOCKED
+"""
+
+DELETE_REFS = "DELETE FROM noetl.result_ref WHERE ref_id = ANY($1::bigint[])"
+
+INSERT_MANIFEST = "INSERT INTO noetl.manifest (manifest_id, strategy) VALUES ($1, $2)"
+
+INSERT_PARTS = """
+    INSERT INTO noetl.manifest_part (manifest_id, part_index, part_ref_id, bytes_size)
+    SELECT $1, part_index, part_ref_id, bytes_size
+    FROM unnest($2::bigint[], $3::bigint[], $4::bigint[]) AS given (part_index, part_ref_id, bytes_size)
+"""
+
+CLOSE_MANIFEST = """
+    UPDATE noetl.manifest SET total_parts = $2, total_bytes = $3, total_rows = $4 WHERE manifest_id = $1
+"""
+
+FILL_MANIFEST_REF = """
+    UPDATE noetl.result_ref SET bytes_size = $2, rows = $3, extra = $4::text::jsonb WHERE ref_id = $1
+"""
+
+# one page of parts in order; a part whose row is gone has a null ref_id
+PAGE_OF_PARTS = f"""
+    SELECT part_index, part_ref_id, part.*
+    FROM noetl.manifest_part
+    LEFT JOIN LATERAL (
+        SELECT {_COLUMNS} FROM noetl.result_ref WHERE ref_id = part_ref_id
+    ) AS part ON true
+    WHERE manifest_id = $1 AND part_index > $2
+    ORDER BY part_index LIMIT $3
+"""
+
+PUT_BLOB = """
+    INSERT INTO noetl.result_blob (key, data) VALUES ($1, $2)
+    ON CONFLICT (key) DO UPDATE SET data = excluded.data
+"""
+
+GET_BLOB = "SELECT data FROM noetl.result_blob WHERE key = $1"
+
+# part of a blob, bytes counted from 1
+GET_BLOB_SLICE = "SELECT substring(data FROM $2 FOR $3) FROM noetl.result_blob WHERE key = $1"
+
+HAS_BLOB = "SELECT EXISTS (SELECT 1 FROM noetl.result_blob WHERE key = $1)"
+
+DELETE_BLOB = "DELETE FROM noetl.result_blob WHERE key = $1"

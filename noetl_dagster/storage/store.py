@@ -1,0 +1,528 @@
+"""The result store: values in, references out, and back.
+
+Large values never travel through events. They are stored here, in a tier chosen by size and settings, and
+a :class:`~noetl_dagster.storage.refs.ResultRef` travels in their place.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+from collections.abc import AsyncIterable, AsyncIterator, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import asyncpg
+
+from noetl_dagster.errors import IntegrityError, ReferenceNotAvailableError, StorageError
+from noetl_dagster.events.ids import Snowflake, process_node
+from noetl_dagster.playbook.models import ResultSpec
+from noetl_dagster.settings import Settings, StoreTier
+from noetl_dagster.storage import codec, manifests
+from noetl_dagster.storage.catalog import RefCatalog
+from noetl_dagster.storage.codec import Compression, Encoded
+from noetl_dagster.storage.manifests import Strategy
+from noetl_dagster.storage.placement import Placed, Placement, key_of
+from noetl_dagster.storage.refs import RefKind, ResultRef, ResultScope, logical_ref
+from noetl_dagster.storage.tiers.base import Bytes
+
+_THREAD_ABOVE = 1024 * 1024
+"""Bytes from which hashing is worth a thread of its own."""
+
+_PUTS_IN_FLIGHT = 32
+_NO_SPEC = ResultSpec()
+
+
+@dataclass(frozen=True, slots=True)
+class NewResult:
+    """One of many results stored together; the fields are those of :meth:`ResultStore.put`."""
+
+    value: Any
+    execution_id: int
+    step: str
+    name: str
+    spec: ResultSpec | None = None
+    tier: StoreTier | None = None
+    content_type: str | None = None
+    select: Sequence[str] = ()
+    parent_ref_id: int | None = None
+    extra: Mapping[str, Any] = field(default_factory=dict)
+
+
+class ResultStore:
+    """Stores and fetches results.
+
+    Args:
+        settings: filled settings (addresses of the stores).
+        pool: connections to the event log's database; None works for explicit references, without
+            logical names, manifests and clean-up.
+        ids: source of reference ids; None makes one for this process.
+    """
+
+    def __init__(
+        self, settings: Settings, pool: asyncpg.Pool | None, *, ids: Snowflake | None = None
+    ) -> None:
+        self.settings = settings
+        self._ids = ids or Snowflake(process_node())
+        self._placement = Placement(settings, pool)
+        self._catalog = RefCatalog(pool)
+
+    async def start(self) -> None:
+        """Opens nothing: stores are connected and buckets created when first used."""
+
+    async def close(self) -> None:
+        await self._placement.close()
+
+    async def __aenter__(self) -> ResultStore:
+        await self.start()
+        return self
+
+    async def __aexit__(self, *exc: object) -> None:
+        await self.close()
+
+    # -- storing -------------------------------------------------------------------------------------
+
+    async def put(
+        self,
+        value: Any,
+        *,
+        execution_id: int,
+        step: str,
+        name: str,
+        spec: ResultSpec | None = None,
+        tier: StoreTier | None = None,
+        content_type: str | None = None,
+        select: Sequence[str] = (),
+        parent_ref_id: int | None = None,
+        extra: Mapping[str, Any] | None = None,
+        connection: Any = None,
+    ) -> ResultRef:
+        """Stores one value and records its reference.
+
+        Args:
+            value: bytes, text, a pandas, polars or Arrow table (as Parquet), or anything JSON can say.
+            spec: the task's ``spec.result``; its tier, name, scope, time to live, compression, content type.
+            tier: tier, before that of ``spec``; None chooses by size and settings.
+            content_type: what the bytes are, when they are bytes or text.
+            select: dotted paths of fields to copy into ``extracted``.
+            parent_ref_id: the reference this one was made from.
+            extra: facts of the format to keep beside the reference.
+            connection: the row joins this connection's transaction.
+
+        Raises:
+            StorageError: the value cannot be encoded, or no tier took it; nothing is recorded then.
+        """
+        item = NewResult(
+            value, execution_id, step, name, spec, tier, content_type, select, parent_ref_id, extra or {}
+        )
+        ref = await self._place(item)
+        await self._catalog.record([ref], connection)
+        return ref
+
+    async def put_many(self, items: Sequence[NewResult], *, connection: Any = None) -> list[ResultRef]:
+        """Stores many results; their rows are written in one statement, in order."""
+        limit = asyncio.Semaphore(_PUTS_IN_FLIGHT)
+
+        async def place(item: NewResult) -> ResultRef:
+            async with limit:
+                return await self._place(item)
+
+        refs = await asyncio.gather(*map(place, items))
+        await self._catalog.record(refs, connection)
+        return refs
+
+    async def put_stream(
+        self,
+        chunks: AsyncIterable[Bytes],
+        *,
+        execution_id: int,
+        step: str,
+        name: str,
+        spec: ResultSpec | None = None,
+        tier: StoreTier | None = None,
+        content_type: str | None = None,
+        parent_ref_id: int | None = None,
+        extra: Mapping[str, Any] | None = None,
+        connection: Any = None,
+    ) -> ResultRef:
+        """Stores a stream of bytes in constant memory.
+
+        If the stream or the store fails half way, nothing is stored and nothing recorded.
+        """
+        spec = spec or _NO_SPEC
+        kind_of_bytes = content_type or spec.content_type or codec.BINARY
+        compression = Compression(spec.compression)
+        meter = _Meter(codec.compress_stream(chunks, compression), self.settings.result_preview_bytes)
+        ref_id = self._ids.next()
+        key = key_of(execution_id, step, spec.name or name, ref_id, codec.EXTENSIONS.get(kind_of_bytes, ""))
+        placed = await self._placement.put_stream(
+            self._placement.choose(None, tier or spec.store), key, meter.chunks()
+        )
+        ref = self._ref(
+            ref_id,
+            (execution_id, step, spec.name or name),
+            spec,
+            placed=placed,
+            content_type=kind_of_bytes,
+            compression=compression.value,
+            bytes_size=meter.size,
+            sha256=meter.digest.hexdigest(),
+            preview=meter.preview(kind_of_bytes, compression),
+            parent_ref_id=parent_ref_id,
+            extra=dict(extra or {}),
+        )
+        await self._catalog.record([ref], connection)
+        return ref
+
+    async def register_dataset(
+        self,
+        physical_uri: str,
+        *,
+        execution_id: int,
+        step: str,
+        name: str,
+        files: Sequence[str] = (),
+        rows: int | None = None,
+        schema: Mapping[str, str] | None = None,
+        bytes_size: int = 0,
+        tier: StoreTier | None = None,
+        spec: ResultSpec | None = None,
+        content_type: str = codec.PARQUET,
+        preview: str | None = None,
+        parent_ref_id: int | None = None,
+        extra: Mapping[str, Any] | None = None,
+        connection: Any = None,
+    ) -> ResultRef:
+        """Records a folder of files that somebody else (Spark) has written in place.
+
+        Args:
+            physical_uri: the folder, ``s3://``, ``gs://``, ``file:///`` or an absolute path.
+            files: file names below it, recorded in ``extra``.
+            schema: column name to type.
+            bytes_size: bytes of all files together.
+        """
+        spec = spec or _NO_SPEC
+        used = tier or manifests.tier_of_uri(physical_uri, self.settings)
+        facts: dict[str, Any] = {"files": list(files), **(extra or {})}
+        if schema is not None:
+            facts["columns"] = dict(schema)
+        ref = self._ref(
+            self._ids.next(),
+            (execution_id, step, spec.name or name),
+            spec,
+            placed=Placed(used, physical_uri.rstrip("/") + "/"),
+            kind=RefKind.DATASET,
+            content_type=content_type,
+            bytes_size=bytes_size,
+            rows=rows,
+            preview=preview and codec.clip(preview.encode(), self.settings.result_preview_bytes),
+            parent_ref_id=parent_ref_id,
+            extra=facts,
+        )
+        await self._catalog.record([ref], connection)
+        return ref
+
+    def dataset_uri(self, *, execution_id: int, step: str, name: str, tier: StoreTier | None = None) -> str:
+        """A fresh folder URI for a dataset to be written in place and then registered."""
+        used = self._placement.choose(None, tier)
+        key = key_of(execution_id, step, name, self._ids.next(), ".parquet")
+        return self._placement.tier(used).uri(key) + "/"
+
+    async def manifest(
+        self,
+        execution_id: int,
+        step: str,
+        name: str,
+        parts: AsyncIterable[ResultRef] | Iterable[ResultRef],
+        strategy: Strategy | str = Strategy.APPEND,
+        *,
+        spec: ResultSpec | None = None,
+        parent_ref_id: int | None = None,
+        connection: Any = None,
+    ) -> ResultRef:
+        """One result made of others, in order, without fetching or holding them.
+
+        Args:
+            strategy: how readers put the parts together, see :class:`Strategy`.
+        """
+        spec, strategy = spec or _NO_SPEC, Strategy(strategy)
+        ref_id = self._ids.next()
+        ref = self._ref(
+            ref_id,
+            (execution_id, step, spec.name or name),
+            spec,
+            placed=Placed(StoreTier.DB, f"db://manifest/{ref_id}"),
+            kind=RefKind.MANIFEST,
+            parent_ref_id=parent_ref_id,
+            extra={"strategy": strategy.value},
+        )
+        return await manifests.record_manifest(self._catalog, ref, parts, strategy, connection)
+
+    # -- fetching ------------------------------------------------------------------------------------
+
+    async def find(self, what: str | tuple[int, str, str]) -> ResultRef:
+        """The reference of a logical name, or the latest of ``(execution id, step, name)``.
+
+        Raises:
+            ReferenceNotAvailableError: there is none, or it has expired.
+        """
+        ref = await (self._catalog.by_ref(what) if isinstance(what, str) else self._catalog.by_name(*what))
+        return _unexpired(ref)
+
+    async def get(self, ref: ResultRef | str) -> Any:
+        """The value of a reference: an object, bytes, text, an Arrow table, or a manifest's parts together.
+
+        Raises:
+            ReferenceNotAvailableError: nothing is there.
+            IntegrityError: the bytes are not those that were stored.
+        """
+        ref = await self._resolve(ref)
+        if ref.kind is RefKind.MANIFEST:
+            return await manifests.assemble(self, ref)
+        if ref.kind is RefKind.DATASET:
+            return await asyncio.to_thread(manifests.read_dataset, self.settings, ref)
+        data = await self._read(ref)
+        if ref.compression == "none" and ref.content_type == codec.BINARY:
+            return data if isinstance(data, bytes) else bytes(data)
+        return codec.decode(data, ref.content_type, ref.compression)
+
+    async def get_bytes(self, ref: ResultRef | str) -> bytes:
+        """The bytes of one object, decompressed and verified, whatever they mean."""
+        ref = await self._resolve(ref)
+        data = codec.decompress(await self._read(ref), Compression(ref.compression))
+        return data if isinstance(data, bytes) else bytes(data)
+
+    async def stream(self, ref: ResultRef | str) -> AsyncIterator[bytes]:
+        """The bytes of one object, decompressed, in constant memory.
+
+        Raises:
+            IntegrityError: after the last chunk, when the whole was not what had been stored.
+        """
+        ref = await self._resolve(ref)
+        async for chunk in codec.decompress_stream(self._verified_chunks(ref), Compression(ref.compression)):
+            yield bytes(chunk)
+
+    async def parts(self, ref: ResultRef | str) -> AsyncIterator[ResultRef]:
+        """The references a manifest is made of, in order; any other reference is its own only part."""
+        ref = await self._resolve(ref)
+        if ref.kind is not RefKind.MANIFEST:
+            yield ref
+            return
+        async for part in self._catalog.parts(ref.ref_id):
+            yield part
+
+    async def items(self, ref: ResultRef | str) -> AsyncIterator[Any]:
+        """The items of a result one by one, holding one part at a time.
+
+        A list gives its elements, a table its rows as mappings, a manifest what its strategy says.
+        """
+        ref = await self._resolve(ref)
+        async for item in manifests.iterate(self, ref):
+            yield item
+
+    # -- removing ------------------------------------------------------------------------------------
+
+    async def delete(self, ref: ResultRef | str) -> None:
+        """Removes a result's bytes, then its row. A manifest's parts are results of their own and stay."""
+        ref = await self._resolve(ref, expired_too=True)
+        await self._delete_bytes(ref)
+        await self._catalog.forget([ref.ref_id])
+
+    async def cleanup(self, now: datetime | None = None) -> int:
+        """Removes expired results, bytes first. Several cleaners may run at once. Returns how many went.
+
+        A result whose store does not answer stays for the next call.
+        """
+        moment = now or datetime.now(UTC)
+        return await self._sweep(lambda: self._catalog.locked_expired(moment))
+
+    async def end_scope(
+        self,
+        execution_id: int,
+        scopes: Sequence[ResultScope] = (ResultScope.STEP,),
+        *,
+        step: str | None = None,
+    ) -> int:
+        """Removes the results of an execution (and of one step) whose scope is over. Returns how many."""
+        return await self._sweep(lambda: self._catalog.locked_scope(execution_id, scopes, step))
+
+    async def _sweep(self, page: Any) -> int:
+        removed = 0
+        while True:
+            async with page() as (connection, refs):
+                outcomes = await asyncio.gather(*map(self._delete_bytes, refs), return_exceptions=True)
+                gone = [ref.ref_id for ref, outcome in zip(refs, outcomes, strict=True) if outcome is None]
+                await self._catalog.forget(gone, connection)
+            removed += len(gone)
+            if not gone:
+                return removed
+
+    # -- inside --------------------------------------------------------------------------------------
+
+    async def _place(self, item: NewResult) -> ResultRef:
+        """Encodes and stores one value; the reference is not recorded yet."""
+        spec = item.spec or _NO_SPEC
+        encoded = await self._encode(item, spec)
+        ref_id, name = self._ids.next(), spec.name or item.name
+        extension = codec.EXTENSIONS.get(encoded.content_type, "")
+        key = key_of(item.execution_id, item.step, name, ref_id, extension)
+        tier = self._placement.choose(len(encoded.data), item.tier or spec.store)
+        sha256, placed = await self._hash_and_put(tier, key, encoded.data)
+        return self._ref(
+            ref_id,
+            (item.execution_id, item.step, name),
+            spec,
+            placed=placed,
+            content_type=encoded.content_type,
+            compression=encoded.compression.value,
+            bytes_size=len(encoded.data),
+            sha256=sha256,
+            rows=encoded.rows,
+            preview=encoded.preview,
+            extracted=codec.select_fields(item.value, item.select) if item.select else {},
+            parent_ref_id=item.parent_ref_id,
+            extra={**encoded.extra, **item.extra},
+        )
+
+    async def _encode(self, item: NewResult, spec: ResultSpec) -> Encoded:
+        compression = Compression(spec.compression)
+
+        def encode() -> Encoded:
+            return codec.encode(
+                item.value,
+                content_type=item.content_type or spec.content_type,
+                compression=compression,
+                preview_bytes=self.settings.result_preview_bytes,
+            )
+
+        heavy = compression is not Compression.NONE or codec.is_table(item.value)
+        return await asyncio.to_thread(encode) if heavy else encode()
+
+    async def _hash_and_put(self, tier: StoreTier, key: str, data: Bytes) -> tuple[str, Placed]:
+        """Hashing releases the interpreter: large values are hashed while they travel."""
+        if len(data) < _THREAD_ABOVE:
+            return _digest(data), await self._placement.put(tier, key, data)
+        return await asyncio.gather(asyncio.to_thread(_digest, data), self._placement.put(tier, key, data))
+
+    def _ref(
+        self,
+        ref_id: int,
+        where: tuple[int, str, str],
+        spec: ResultSpec,
+        *,
+        placed: Placed,
+        extra: dict[str, Any],
+        **fields: Any,
+    ) -> ResultRef:
+        execution_id, step, name = where
+        scope = ResultScope(spec.scope)
+        expires = spec.ttl is not None and scope is not ResultScope.PERMANENT
+        if placed.instead_of is not None:
+            extra = {**extra, "fallback_from": placed.instead_of.value}
+        return ResultRef(
+            ref=logical_ref(execution_id, step, ref_id),
+            ref_id=ref_id,
+            execution_id=execution_id,
+            source_step=step,
+            name=name,
+            store_tier=placed.tier,
+            physical_uri=placed.uri,
+            scope=scope,
+            expires_at=datetime.now(UTC) + timedelta(seconds=spec.ttl or 0) if expires else None,
+            extra=extra,
+            **fields,
+        )
+
+    async def _resolve(self, ref: ResultRef | str, *, expired_too: bool = False) -> ResultRef:
+        found = await self._catalog.by_ref(ref) if isinstance(ref, str) else ref
+        return found if expired_too else _unexpired(found)
+
+    async def _read(self, ref: ResultRef) -> Bytes:
+        """The stored bytes, verified."""
+        if ref.kind is not RefKind.OBJECT:
+            raise StorageError(f"{ref.ref} is a {ref.kind.value}, not one object; read its items or parts")
+        try:
+            data = await self._placement.tier(ref.store_tier).get(ref.physical_uri)
+        except KeyError as error:
+            raise _missing(ref) from error
+        if ref.sha256 is not None:
+            digest = _digest(data) if len(data) < _THREAD_ABOVE else await asyncio.to_thread(_digest, data)
+            _verify(ref, digest)
+        return data
+
+    async def _verified_chunks(self, ref: ResultRef) -> AsyncIterator[Bytes]:
+        if ref.kind is not RefKind.OBJECT:
+            raise StorageError(f"{ref.ref} is a {ref.kind.value}, not one object; read its items or parts")
+        digest = hashlib.sha256()
+        try:
+            async for chunk in self._placement.tier(ref.store_tier).stream(ref.physical_uri):
+                await asyncio.to_thread(digest.update, chunk)
+                yield chunk
+        except KeyError as error:
+            raise _missing(ref) from error
+        if ref.sha256 is not None:
+            _verify(ref, digest.hexdigest())
+
+    async def _delete_bytes(self, ref: ResultRef) -> None:
+        if ref.kind is not RefKind.MANIFEST:
+            await self._placement.tier(ref.store_tier).delete(ref.physical_uri)
+
+
+class _Meter:
+    """Counts, hashes and previews a stream as it passes."""
+
+    def __init__(self, source: AsyncIterable[Bytes], preview_bytes: int) -> None:
+        self._source = source
+        self._preview_bytes = preview_bytes
+        self._head = b""
+        self.size = 0
+        self.digest = hashlib.sha256()
+
+    async def chunks(self) -> AsyncIterator[Bytes]:
+        async for chunk in self._source:
+            if len(self._head) < self._preview_bytes:
+                self._head += bytes(chunk[: self._preview_bytes - len(self._head)])
+            self.size += len(chunk)
+            if len(chunk) < _THREAD_ABOVE:
+                self.digest.update(chunk)
+            else:
+                await asyncio.to_thread(self.digest.update, chunk)
+            yield chunk
+
+    def preview(self, content_type: str, compression: Compression) -> str | None:
+        readable = content_type.startswith("text/") or codec.is_json(content_type)
+        if not readable or compression is not Compression.NONE:
+            return None
+        return codec.clip(self._head, self._preview_bytes)
+
+
+def fits_inline(value_bytes: bytes | int, settings: Settings) -> bool:
+    """Whether a value, as JSON bytes or their number, stays in the event itself."""
+    size = value_bytes if isinstance(value_bytes, int) else len(value_bytes)
+    return size <= settings.inline_result_bytes
+
+
+def _digest(data: Bytes) -> str:
+    return hashlib.sha256(data).hexdigest()
+
+
+def _verify(ref: ResultRef, digest: str) -> None:
+    if digest != ref.sha256:
+        raise IntegrityError(
+            f"{ref.ref}: the bytes at {ref.physical_uri[:200]} were changed or damaged (sha256 {digest}, "
+            f"stored as {ref.sha256}); run the step again"
+        )
+
+
+def _missing(ref: ResultRef) -> ReferenceNotAvailableError:
+    return ReferenceNotAvailableError(
+        f"{ref.ref}: nothing is at {ref.physical_uri[:200]} ({ref.store_tier.value} tier); "
+        "it expired, was deleted, or belongs to another machine"
+    )
+
+
+def _unexpired(ref: ResultRef) -> ResultRef:
+    if ref.expires_at is not None and ref.expires_at <= datetime.now(UTC):
+        raise ReferenceNotAvailableError(f"{ref.ref} expired at {ref.expires_at}; run the step again")
+    return ref

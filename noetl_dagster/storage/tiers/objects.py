@@ -1,0 +1,199 @@
+"""Tiers ``minio`` and ``s3``: any store with the S3 protocol, through obstore's Rust client."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import contextmanager
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
+
+import httpx
+import obstore
+from obstore.exceptions import (
+    BaseError,
+    PermissionDeniedError,
+    UnauthenticatedError,
+)
+from obstore.store import S3Store
+
+from noetl_dagster.errors import StorageError
+from noetl_dagster.settings import Settings
+from noetl_dagster.storage.tiers.base import Bytes, TierUnavailableError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+PART = 8 * 1024 * 1024
+"""Bytes per part of a multipart upload; S3 allows 10,000 parts, which makes 80 GB."""
+
+PARTS_IN_FLIGHT = 3
+WHOLE = 16 * 1024 * 1024
+"""Objects up to this size go up in one request."""
+
+
+def minio_store(settings: Settings) -> S3Store:
+    """The minio tier's bucket. Gives up after a few seconds, so that a fallback is worth having."""
+    if not settings.minio_endpoint:
+        raise TierUnavailableError("minio tier: no endpoint; set NOETL_MINIO_ENDPOINT")
+    return S3Store(
+        settings.minio_bucket,
+        endpoint=settings.minio_endpoint,
+        access_key_id=settings.minio_access_key,
+        secret_access_key=settings.minio_secret_key.get_secret_value(),
+        region=settings.minio_region,
+        virtual_hosted_style_request=False,
+        client_options={
+            "allow_http": settings.minio_endpoint.startswith("http://"),
+            "connect_timeout": timedelta(seconds=3),
+            "timeout": timedelta(seconds=120),
+        },
+        retry_config={"max_retries": 3, "retry_timeout": timedelta(seconds=10)},
+    )
+
+
+def s3_store(settings: Settings) -> S3Store:
+    """The s3 tier's bucket, with credentials and region of the AWS environment."""
+    if not settings.s3_bucket:
+        raise StorageError("s3 tier: no bucket; set NOETL_S3_BUCKET")
+    return S3Store(settings.s3_bucket)
+
+
+class S3Tier:
+    """Objects of one bucket.
+
+    Args:
+        store: the bucket's client.
+        bucket: its name, for URIs and messages.
+        name: tier name for messages.
+        credential: what is used to sign (an access key id, never a secret), for messages.
+        create_bucket: create the bucket when it is missing.
+    """
+
+    def __init__(
+        self, store: S3Store, *, bucket: str, name: str, credential: str, create_bucket: bool
+    ) -> None:
+        self._store = store
+        self._bucket = bucket
+        self._name = name
+        self._credential = credential
+        self._create_bucket = create_bucket
+
+    def uri(self, key: str) -> str:
+        return f"s3://{self._bucket}/{key}"
+
+    async def ready(self) -> None:
+        with self._errors("reach", ""):
+            try:
+                await obstore.list_with_delimiter_async(self._store, prefix=".noetl-ready")
+            except FileNotFoundError as error:
+                await self._create(error)
+
+    async def put(self, key: str, data: Bytes) -> str:
+        try:
+            return await self._put(key, data)
+        except FileNotFoundError as error:
+            await self._create(error)
+            return await self._put(key, data)
+
+    async def _put(self, key: str, data: Bytes) -> str:
+        with self._errors("write", key):
+            await obstore.put_async(
+                self._store,
+                key,
+                data,
+                use_multipart=len(data) > WHOLE,
+                chunk_size=PART,
+                max_concurrency=PARTS_IN_FLIGHT,
+            )
+        return self.uri(key)
+
+    async def put_stream(self, key: str, chunks: AsyncIterator[Bytes]) -> str:
+        with self._errors("write", key):
+            await obstore.put_async(
+                self._store, key, chunks, use_multipart=True, chunk_size=PART, max_concurrency=PARTS_IN_FLIGHT
+            )
+        return self.uri(key)
+
+    async def get(self, uri: str) -> Bytes:
+        key = self._key(uri)
+        with self._errors("read", key):
+            try:
+                response = await obstore.get_async(self._store, key)
+                return memoryview(await response.bytes_async())
+            except FileNotFoundError as error:
+                raise KeyError(uri) from error
+
+    async def stream(self, uri: str) -> AsyncIterator[Bytes]:
+        key = self._key(uri)
+        with self._errors("read", key):
+            try:
+                response = await obstore.get_async(self._store, key)
+            except FileNotFoundError as error:
+                raise KeyError(uri) from error
+            async for chunk in response.stream(min_chunk_size=1024 * 1024):
+                yield memoryview(chunk)
+
+    async def exists(self, uri: str) -> bool:
+        key = self._key(uri)
+        with self._errors("read", key):
+            try:
+                await obstore.head_async(self._store, key)
+            except FileNotFoundError:
+                return False
+        return True
+
+    async def delete(self, uri: str) -> None:
+        key = self._key(uri)
+        with self._errors("delete", key):
+            if not uri.endswith("/"):
+                await obstore.delete_async(self._store, key)
+                return
+            async for page in obstore.list(self._store, prefix=key):
+                await obstore.delete_async(self._store, [entry["path"] for entry in page])
+
+    async def close(self) -> None:
+        return None
+
+    def _key(self, uri: str) -> str:
+        prefix = f"s3://{self._bucket}/"
+        if not uri.startswith(prefix):
+            raise StorageError(f"{self._name} tier: {uri} is not in bucket {self._bucket}")
+        return uri.removeprefix(prefix)
+
+    async def _create(self, cause: Exception) -> None:
+        """Creates the bucket. The S3 client signs object requests only; an empty key is the bucket itself."""
+        if "NoSuchBucket" not in str(cause):
+            raise cause
+        if not self._create_bucket:
+            raise StorageError(f"{self._name} tier: no bucket {self._bucket}; create it") from cause
+        url = await obstore.sign_async(self._store, "PUT", "", timedelta(minutes=1))
+        async with httpx.AsyncClient(timeout=10) as client:
+            answer = await client.put(url)
+        if answer.status_code not in (200, 409):  # 409: somebody else has just created it
+            raise StorageError(
+                f"{self._name} tier: bucket {self._bucket} cannot be created with access key "
+                f"{self._credential}: HTTP {answer.status_code} {answer.text[:200]}"
+            ) from cause
+
+    @contextmanager
+    def _errors(self, verb: str, key: str) -> Iterator[None]:
+        place = f"{self._name} tier: cannot {verb} {self.uri(key)} with access key {self._credential}"
+        try:
+            yield
+        except (PermissionDeniedError, UnauthenticatedError) as error:
+            reason = f"access denied ({_code(error)}); check the key pair and the bucket's policy"
+            raise StorageError(f"{place}: {reason}") from error
+        except FileNotFoundError:
+            raise
+        except BaseError as error:
+            raise TierUnavailableError(f"{place}: {_first_line(error)}") from error
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).partition("\n")[0]
+
+
+def _code(error: Any) -> str:
+    """The S3 error code inside a client error, for example ``SignatureDoesNotMatch``."""
+    _, _, rest = str(error).partition("<Code>")
+    return rest.partition("</Code>")[0] or "HTTP 403"
