@@ -23,7 +23,7 @@ _NOTHING = object()
 
 
 class ReferenceNeeded(Exception):
-    """A view was touched whose data is stored elsewhere: fetch ``reference``, put the value into ``cache``."""
+    """A view was touched whose data is elsewhere: fetch ``reference``, put its value into ``cache``."""
 
     def __init__(self, reference: ResultRef, cache: ReferenceCache) -> None:
         super().__init__(f"result {reference.ref} has to be fetched first")

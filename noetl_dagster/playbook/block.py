@@ -1,0 +1,262 @@
+"""Reading one mapping of a playbook: keys under any of their spellings, unknown keys reported."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator
+from difflib import get_close_matches
+from enum import StrEnum
+from typing import Any, TypeVar
+
+from pydantic import BaseModel, ValidationError
+
+from noetl_dagster.errors import Place, TemplateError
+from noetl_dagster.playbook.document import Document
+from noetl_dagster.playbook.templates import compile_value
+
+M = TypeVar("M", bound=BaseModel)
+E = TypeVar("E", bound=StrEnum)
+
+_DURATION = re.compile(r"^\s*(\d+(?:\.\d+)?)\s*(ms|s|m|h|d)?\s*$")
+_SECONDS = {"ms": 0.001, None: 1.0, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
+
+
+class Reading:
+    """What all blocks of one playbook share: its document, and the workload that settings may use."""
+
+    def __init__(self, document: Document, *, lenient: bool = False) -> None:
+        self.document = document
+        self.lenient = lenient
+        self.workload: dict[str, Any] = {}
+        self.executor_spec: dict[str, Any] = {}
+
+    def block(self, container: Any, key: Any, what: str) -> Block | None:
+        """The mapping at ``container[key]``; anything else is reported and gives None."""
+        return self.own_block(container[key], what, self.document.place(container, key))
+
+    def own_block(self, value: Any, what: str, place: Place) -> Block | None:
+        if isinstance(value, dict):
+            return Block(self, value, what, place)
+        self.document.report(place, f"{what}: expected a mapping (key: value), found {described(value)}")
+        return None
+
+
+class Block:
+    """One mapping, named for messages (``step 'fetch'``). Keys are taken; :meth:`close` reports the rest."""
+
+    def __init__(self, reading: Reading, values: dict[str, Any], what: str, place: Place) -> None:
+        self.reading = reading
+        self.document = reading.document
+        self.values = values
+        self.what = what
+        self.place = place
+        self._taken: set[str] = set()
+
+    def __contains__(self, key: str) -> bool:
+        return key in self.values
+
+    def __getitem__(self, key: str) -> Any:
+        return self.values[key]
+
+    def rest(self) -> Iterator[str]:
+        """Keys that nobody has taken yet."""
+        return (key for key in self.values if key not in self._taken)
+
+    def place_of(self, key: str) -> Place:
+        return self.document.place(self.values, key)
+
+    def error(self, message: str, key: str | None = None) -> None:
+        self.document.report(self.place if key is None else self.place_of(key), f"{self.what}: {message}")
+
+    def warn(self, message: str, key: str | None = None) -> None:
+        place = self.place if key is None else self.place_of(key)
+        self.document.report(place, f"{self.what}: {message}", "warning")
+
+    def spelled(self, *names: str) -> str | None:
+        """The first of ``names`` that is present, marking all of them as taken. Two at once is an error."""
+        present = [name for name in names if name in self.values]
+        self._taken.update(present)
+        if len(present) > 1:
+            self.error(f"{' and '.join(map(repr, present))} mean the same; keep {present[0]!r}", present[1])
+        return present[0] if present else None
+
+    def take(self, *names: str, default: Any = None) -> Any:
+        """The value under any spelling; ``default`` when it is missing or null."""
+        key = self.spelled(*names)
+        value = None if key is None else self.values[key]
+        return default if value is None else value
+
+    def text(self, *names: str, default: str | None = None) -> str | None:
+        """A text; numbers are taken as written, mappings and lists are errors."""
+        key = self.spelled(*names)
+        if key is None or self.values[key] is None:
+            return default
+        value = self.values[key]
+        if isinstance(value, (dict, list)):
+            self.error(f"{key} must be text, found {described(value)}", key)
+            return default
+        return value if isinstance(value, str) else str(value)
+
+    def mapping(self, *names: str) -> dict[str, Any]:
+        """A mapping, empty when missing."""
+        key = self.spelled(*names)
+        value = None if key is None else self.values[key]
+        if value is None:
+            return {}
+        if not isinstance(value, dict):
+            self.error(f"{key} must be a mapping (key: value), found {described(value)}", key)
+            return {}
+        return value
+
+    def child(self, *names: str) -> Block | None:
+        """A nested mapping as a block, None when missing."""
+        key = self.spelled(*names)
+        if key is None or self.values[key] is None:
+            return None
+        return self.reading.block(self.values, key, f"{self.what}, {key}")
+
+    def items(self, *names: str) -> list[Any]:
+        """A list, empty when missing; a single text or number counts as a list of one."""
+        key = self.spelled(*names)
+        value = None if key is None else self.values[key]
+        if value is None:
+            return []
+        if isinstance(value, dict):
+            self.error(f"{key} must be a list, found a mapping", key)
+            return []
+        return value if isinstance(value, list) else [value]
+
+    def flag(self, *names: str, default: bool = False) -> bool:
+        key = self.spelled(*names)
+        value = None if key is None else self._settled(key)
+        if value is None:
+            return default
+        if isinstance(value, bool):
+            return value
+        if isinstance(value, str) and value.strip().lower() in ("true", "yes", "on", "false", "no", "off"):
+            return value.strip().lower() in ("true", "yes", "on")
+        self.error(f"{key} must be true or false, found {described(value)}", key)
+        return default
+
+    def number(self, *names: str) -> float | None:
+        """A number, also written as text."""
+        key = self.spelled(*names)
+        value = None if key is None else self._settled(key)
+        if value is None:
+            return None
+        try:
+            if isinstance(value, bool):
+                raise ValueError
+            return float(value)
+        except (TypeError, ValueError):
+            self.error(f"{key} must be a number, found {described(value)}", key)
+            return None
+
+    def whole(self, *names: str) -> int | None:
+        """A whole number, also written as text."""
+        number = self.number(*names)
+        if number is not None and number != int(number):
+            self.error(f"{names[0]} must be a whole number, found {number}", self._present(names))
+            return None
+        return None if number is None else int(number)
+
+    def seconds(self, *names: str) -> float | None:
+        """A duration: a number of seconds, or text such as '500ms', '30s', '5m', '1h'."""
+        key = self.spelled(*names)
+        value = None if key is None else self._settled(key)
+        if value is None:
+            return None
+        found = _DURATION.match(str(value)) if not isinstance(value, (dict, list, bool)) else None
+        if found is None:
+            self.error(f"{key} must be seconds or text such as '30s', found {described(value)}", key)
+            return None
+        return float(found[1]) * _SECONDS[found[2]]
+
+    def choice(self, kind: type[E], *names: str, also: dict[str, E] | None = None) -> E | None:
+        """One of the words of an enum, or of ``also``."""
+        key = self.spelled(*names)
+        value = None if key is None else self._settled(key)
+        if value is None:
+            return None
+        word = str(value).strip().lower()
+        if also and word in also:
+            return also[word]
+        try:
+            return kind(word)
+        except ValueError:
+            self.error(f"{key} is {value!r}; use one of {', '.join(kind)}", key)
+            return None
+
+    def names(self, *names: str) -> tuple[str, ...]:
+        """A list of texts."""
+        return tuple(str(item) for item in self.items(*names))
+
+    def build(self, model: type[M], **fields: Any) -> M | None:
+        """The model, without the fields that are None; what it refuses is reported here."""
+        given = {name: value for name, value in fields.items() if value is not None}
+        try:
+            return model(**given)
+        except ValidationError as error:
+            for detail in error.errors():
+                name = ".".join(str(part) for part in detail["loc"])
+                self.error(f"{name}: {detail['msg'].lower()}", name if name in self.values else None)
+            return None
+
+    def close(
+        self, known: Iterable[str], *, severity: str = "error", remedies: dict[str, str] | None = None
+    ) -> None:
+        """Reports every key that was not taken; ``known`` feeds the suggestions."""
+        known = tuple(known)
+        for key in self.rest():
+            remedy = (remedies or {}).get(key) or suggestion(key, known)
+            place = self.document.key_place(self.values, key)
+            self.document.report(place, f"{self.what}: unknown key {key!r}; {remedy}", severity)
+
+    def take_rest(self) -> dict[str, Any]:
+        """Everything not taken yet, as it stands."""
+        left = {key: self.values[key] for key in self.rest()}
+        self._taken.update(left)
+        return left
+
+    def drop(self, *names: str) -> None:
+        """Accepts keys that have no meaning here."""
+        self._taken.update(names)
+
+    def _present(self, names: tuple[str, ...]) -> str | None:
+        return next((name for name in names if name in self.values), None)
+
+    def _settled(self, key: str) -> Any:
+        """A setting; a template in it is rendered with the playbook's own workload, once, at load."""
+        value = self.values[key]
+        if not isinstance(value, str) or "{{" not in value:
+            return value
+        workload = self.reading.workload
+        try:
+            settled = compile_value(value).render({"workload": workload, **workload})
+        except TemplateError as error:
+            self.error(f"{key} must be known when the playbook is loaded: {error}", key)
+            return None
+        self.warn(f"{key} is settled at load, from the workload's defaults: {settled!r}", key)
+        return settled
+
+
+def described(value: Any) -> str:
+    """A value's kind in YAML's words, for messages."""
+    match value:
+        case None:
+            return "nothing"
+        case bool():
+            return f"the boolean {str(value).lower()}"
+        case dict():
+            return "a mapping"
+        case list():
+            return "a list"
+        case str():
+            return f"the text {value[:40]!r}"
+    return f"{value!r}"
+
+
+def suggestion(key: str, known: tuple[str, ...]) -> str:
+    """'did you mean x' for a near miss, else the list of what is known."""
+    near = get_close_matches(key, known, n=1, cutoff=0.7)
+    return f"did you mean {near[0]!r}?" if near else f"known keys: {', '.join(known)}"

@@ -1,0 +1,149 @@
+"""YAML text as plain values that remember where they stand.
+
+The values are ordinary dicts, lists and scalars; places live beside them, found by container and key.
+Three things differ from ``yaml.safe_load``: mapping keys are always text as written (``on`` stays ``on``
+instead of turning into True), dates stay text, and a key that occurs twice is an error.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import yaml
+from yaml.constructor import ConstructorError, SafeConstructor
+from yaml.nodes import Node, ScalarNode, SequenceNode
+
+from noetl_dagster.errors import Place, Problem
+
+_Loader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+_TEXT_TAGS = frozenset({"tag:yaml.org,2002:str", "tag:yaml.org,2002:timestamp", "tag:yaml.org,2002:value"})
+_MERGE_TAG = "tag:yaml.org,2002:merge"
+_MAX_DEPTH = 200
+
+
+class Document:
+    """One YAML document.
+
+    Attributes:
+        root: its value.
+        problems: what is wrong with the YAML itself.
+    """
+
+    def __init__(self, text: str, file: str) -> None:
+        self.file = file
+        self.problems: list[Problem] = []
+        self.root: Any = None
+        self._key_marks: dict[int, dict[str, Any]] = {}
+        self._value_marks: dict[int, Any] = {}
+        self._kept: dict[int, Any] = {}
+        self._constructor = SafeConstructor()
+        try:
+            node = yaml.compose(text, Loader=_Loader)
+        except yaml.YAMLError as error:
+            self.problems.append(self._syntax_problem(error))
+            return
+        self.start = Place(file, 1, 1) if node is None else self._place_of(node)
+        if node is not None:
+            self.root = self._value(node, 0)
+
+    def place(self, container: Any, key: Any = None) -> Place:
+        """Where ``container[key]`` stands; without key, where the container does."""
+        if key is not None:
+            marks = self._value_marks.get(id(container))
+            mark = marks.get(key) if isinstance(marks, dict) else None
+            if mark is not None:
+                return Place(self.file, mark.line + 1, mark.column + 1)
+        mark = self._kept.get(id(container), (None, None))[1]
+        return (
+            Place(self.file, mark.line + 1, mark.column + 1) if mark is not None else Place(self.file, 1, 1)
+        )
+
+    def key_place(self, container: Any, key: str) -> Place:
+        """Where the key itself stands."""
+        mark = self._key_marks.get(id(container), {}).get(key)
+        return Place(self.file, mark.line + 1, mark.column + 1) if mark is not None else self.place(container)
+
+    def report(self, place: Place, message: str, severity: str = "error") -> None:
+        self.problems.append(Problem(place, message, severity))
+
+    def _value(self, node: Node, depth: int) -> Any:
+        if isinstance(node, ScalarNode):
+            return self._scalar(node)
+        known = self._kept.get(id(node))
+        if known is not None:
+            return known[0]
+        if depth > _MAX_DEPTH:
+            self.report(
+                self._place_of(node), f"nested deeper than {_MAX_DEPTH} levels, or an alias inside itself"
+            )
+            return None
+        value = self._sequence(node, depth) if isinstance(node, SequenceNode) else self._mapping(node, depth)
+        # both by node (an alias gives the same object) and by value (to find its place)
+        self._kept[id(node)] = self._kept[id(value)] = (value, node.start_mark, node)
+        return value
+
+    def _scalar(self, node: ScalarNode) -> Any:
+        if node.tag in _TEXT_TAGS:
+            return node.value
+        try:
+            return self._constructor.construct_object(node)
+        except (ConstructorError, ValueError) as error:
+            reason = getattr(error, "problem", None) or str(error)
+            self.report(self._place_of(node), f"value {node.value!r}: {reason}; quote it if text is meant")
+            return node.value
+
+    def _sequence(self, node: SequenceNode, depth: int) -> list[Any]:
+        values = [self._value(item, depth + 1) for item in node.value]
+        self._value_marks[id(values)] = dict(enumerate(item.start_mark for item in node.value))
+        return values
+
+    def _mapping(self, node: Node, depth: int) -> dict[str, Any]:
+        values: dict[str, Any] = {}
+        key_marks: dict[str, Any] = {}
+        value_marks: dict[str, Any] = {}
+        for key_node, value_node in node.value:
+            if key_node.tag == _MERGE_TAG:
+                self._merge(value_node, values, depth)
+                continue
+            if not isinstance(key_node, ScalarNode):
+                self.report(
+                    self._place_of(node),
+                    'a mapping stands where text is expected; a template must be quoted: "{{ name }}"',
+                )
+                continue
+            key = key_node.value
+            if key in key_marks:
+                first = key_marks[key].line + 1
+                self.report(
+                    self._place_of(key_node), f"key {key!r} occurs twice (first on line {first}); keep one"
+                )
+                continue
+            key_marks[key] = key_node.start_mark
+            value_marks[key] = value_node.start_mark
+            values[key] = self._value(value_node, depth + 1)
+        self._key_marks[id(values)] = key_marks
+        self._value_marks[id(values)] = value_marks
+        return values
+
+    def _merge(self, node: Node, values: dict[str, Any], depth: int) -> None:
+        """``<<: *anchor``: keys that the mapping does not set itself."""
+        sources = node.value if isinstance(node, SequenceNode) else [node]
+        for source in sources:
+            merged = self._value(source, depth + 1)
+            if isinstance(merged, dict):
+                for key, value in merged.items():
+                    values.setdefault(key, value)
+            else:
+                self.report(self._place_of(source), "<<: takes a mapping or a list of mappings")
+
+    def _place_of(self, node: Node) -> Place:
+        return Place(self.file, node.start_mark.line + 1, node.start_mark.column + 1)
+
+    def _syntax_problem(self, error: yaml.YAMLError) -> Problem:
+        mark = getattr(error, "problem_mark", None) or getattr(error, "context_mark", None)
+        place = Place(self.file, mark.line + 1, mark.column + 1) if mark else Place(self.file, 1, 1)
+        reason = getattr(error, "problem", None) or str(error).splitlines()[0]
+        context = getattr(error, "context", None)
+        where = f" {context}" if context else ""
+        hint = "check indentation, quotes and tabs there; text with ': ' or '{{' must be quoted"
+        return Problem(place, f"not valid YAML{where}: {reason}; {hint}")
