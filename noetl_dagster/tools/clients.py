@@ -16,6 +16,7 @@ import orjson
 from nats.aio.client import Client as NatsClient
 
 from noetl_dagster.errors import CredentialError, ServiceError
+from noetl_dagster.events.connection import encode_json, prepare_connection
 from noetl_dagster.settings import Settings
 from noetl_dagster.tools.credentials import Credential
 
@@ -165,20 +166,12 @@ def postgres_arguments(credential: Credential) -> dict[str, Any]:
     return {"host": host, "port": port, **{key: item for key, item in optional.items() if item is not None}}
 
 
-def encode_json(value: Any) -> str:
-    """A bound value of a json column. Text that holds a JSON object or list is taken as it is."""
-    if isinstance(value, str) and value.lstrip()[:1] in ("{", "["):
-        with contextlib.suppress(orjson.JSONDecodeError):
-            orjson.loads(value)
-            return value
-    return orjson.dumps(value, default=str).decode()
-
-
 async def _prepare_connection(connection: asyncpg.Connection) -> None:
-    for name in ("json", "jsonb"):
-        await connection.set_type_codec(
-            name, schema="pg_catalog", encoder=encode_json, decoder=orjson.loads, format="text"
-        )
+    """The event log's codecs, so that a sink and its completion can share a transaction, and json's own."""
+    await prepare_connection(connection)
+    await connection.set_type_codec(
+        "json", schema="pg_catalog", encoder=encode_json, decoder=orjson.loads, format="binary"
+    )
 
 
 async def _close_pool(pool: asyncpg.Pool) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import contextlib
 import datetime as dt
 import ipaddress
 from collections.abc import Callable, Mapping
@@ -26,7 +27,8 @@ def parameter(value: Any, type_name: str) -> Any:
     """A template's value as asyncpg wants it for a parameter of that type.
 
     Templates give text and JSON values: ``"3"`` is fine for an integer, ``3`` for text, ISO 8601 text for
-    dates and times, base64 text for ``bytea``, a mapping or list as JSON text for ``text``.
+    dates and times, base64 text for ``bytea``, a mapping or list as JSON text for ``text``. Text that holds
+    a JSON object or list is that object or list for ``json`` and ``jsonb``, other text a JSON string.
 
     Raises:
         ValueError: when the value has no form of that type; names both.
@@ -124,6 +126,14 @@ def _interval(value: Any) -> dt.timedelta:
     return dt.timedelta(seconds=value) if isinstance(value, int | float) else value
 
 
+def _json(value: Any) -> Any:
+    """Text that is itself a JSON object or list is taken as that; other text is a JSON string."""
+    if isinstance(value, str) and value.lstrip()[:1] in ("{", "["):
+        with contextlib.suppress(orjson.JSONDecodeError):
+            return orjson.loads(value)
+    return to_jsonable(value, "a JSON parameter")
+
+
 def _bytea(value: Any) -> bytes:
     return base64.b64decode(value, validate=True) if isinstance(value, str) else bytes(value)
 
@@ -141,6 +151,8 @@ _PARAMETERS: dict[str, Callable[[Any], Any]] = {
     "timetz": _time,
     "interval": _interval,
     "bytea": _bytea,
+    "json": _json,
+    "jsonb": _json,
     "uuid": str,
 }
 

@@ -1,0 +1,195 @@
+"""``kind: python``: code of the playbook, in a thread of this process or in a process of its own."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import threading
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from functools import lru_cache, partial
+from pathlib import Path
+from typing import Any
+
+from noetl_dagster.errors import ToolError
+from noetl_dagster.playbook.models import Task
+from noetl_dagster.playbook.views import ReferenceNeeded, View, plain
+from noetl_dagster.tools.base import Tool, Toolbox, ToolCall, ToolResult
+from noetl_dagster.tools.python_code import (
+    CodeFailure,
+    Printed,
+    Program,
+    compile_code,
+    failure_of,
+    finished,
+    run_program,
+)
+from noetl_dagster.tools.scripts import load_script
+from noetl_dagster.tools.threads import CodeThreads
+
+SUBPROCESS = "subprocess"
+
+
+class PythonTool(Tool):
+    """Runs ``main(...)`` of the code, or takes the variable ``result`` that it leaves.
+
+    Input: ``code`` or ``script``; ``input``, whose keys are variables of the code and arguments of ``main``
+    (further arguments come from the iterator and the context; ``context`` is the whole context, ``input_data``
+    the whole input); ``libs``. Input is shared with the execution: read it, do not change it.
+    ``spec.isolation: subprocess`` runs the code in a process of its own, killed at ``spec.timeout``, with
+    ``spec.memory`` (bytes, or text such as ``512m``) as the bound of its address space.
+
+    Output: the value as JSON values, or one pandas or Arrow table as it is. What ``print`` writes goes to the
+    logger ``noetl_dagster.tools.python.output``.
+
+    Raises ``ToolError`` of kind ``python`` with ``py.exception_type`` and the line in the playbook.
+    """
+
+    kind = "python"
+
+    def __init__(self) -> None:
+        self._threads = CodeThreads()
+        self._coroutines = _CoroutineLoop()
+
+    async def run(self, call: ToolCall, box: Toolbox) -> ToolResult:
+        source = await load_script(call, box) if "script" in call.config else call.config.get("code")
+        if not isinstance(source, str) or not source.strip():
+            raise ToolError(f"python in step {call.step} has no 'code'", kind=self.kind)
+        try:
+            if _option(call, "isolation") == SUBPROCESS:
+                return ToolResult(data=await self._in_subprocess(source, call, box))
+            return ToolResult(data=await self._in_thread(source, call, box))
+        except CodeFailure as failure:
+            raise _tool_error(failure, call, source, box) from None
+
+    async def _in_thread(self, source: str, call: ToolCall, box: Toolbox) -> Any:
+        program = compile_code(source, f"{call.step}.{call.task.name}")
+        scope = LiveScope(call.scope, box, asyncio.get_running_loop())
+        value = await self._threads.run(partial(_run, program, call, scope, box))
+        if inspect.iscoroutine(value):
+            return await self._coroutines.run(_awaited(value, program))
+        return value
+
+    async def _in_subprocess(self, source: str, call: ToolCall, box: Toolbox) -> Any:
+        from noetl_dagster.tools.python_process import run_in_process
+
+        scope = LiveScope(call.scope, box, asyncio.get_running_loop())
+        names = await self._threads.run(scope.as_values)
+        return await run_in_process(
+            source,
+            f"{call.step}.{call.task.name}",
+            input=call.input,
+            scope=names,
+            libs=call.config.get("libs"),
+            memory=_option(call, "memory"),
+            printer=Printed(call.step, box.credentials.redact),
+        )
+
+
+def _run(program: Program, call: ToolCall, scope: LiveScope, box: Toolbox) -> Any:
+    value = run_program(
+        program,
+        call.input,
+        scope,
+        libs=call.config.get("libs"),
+        context=lambda: scope,
+        printer=Printed(call.step, box.credentials.redact),
+    )
+    return value if inspect.iscoroutine(value) else finished(value, program)
+
+
+async def _awaited(coroutine: Any, program: Program) -> Any:
+    try:
+        return finished(await coroutine, program)
+    except Exception as error:
+        raise failure_of(error, program) from None
+
+
+class LiveScope(Mapping[str, Any]):
+    """The context as code in a thread sees it: plain values; results by reference are fetched when touched."""
+
+    def __init__(self, scope: Mapping[str, Any], box: Toolbox, loop: asyncio.AbstractEventLoop) -> None:
+        self._scope = scope
+        self._box = box
+        self._loop = loop
+
+    def __getitem__(self, name: str) -> Any:
+        while True:
+            try:
+                value = self._scope[name]
+                return plain(value) if isinstance(value, View | Mapping) else value
+            except ReferenceNeeded as needed:
+                fetch = asyncio.run_coroutine_threadsafe(self._box.results.get(needed.reference), self._loop)
+                needed.cache[needed.reference.ref] = fetch.result()
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._scope
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._scope)
+
+    def __len__(self) -> int:
+        return len(self._scope)
+
+    def as_values(self) -> dict[str, Any]:
+        """Everything but the keychain, fetched: what another process can be given."""
+        return {name: self[name] for name in self if name != "keychain"}
+
+
+class _CoroutineLoop:
+    """One event loop in a thread for async ``main``s, so that blocking code in one never stops the worker."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._loop: asyncio.AbstractEventLoop | None = None
+
+    async def run(self, coroutine: Any) -> Any:
+        with self._lock:
+            if self._loop is None:
+                self._loop = asyncio.new_event_loop()
+                threading.Thread(target=self._loop.run_forever, name="noetl-code-loop", daemon=True).start()
+        return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(coroutine, self._loop))
+
+
+def _option(call: ToolCall, name: str) -> Any:
+    return call.task.spec.options.get(name, call.config.get(name))
+
+
+def _tool_error(failure: CodeFailure, call: ToolCall, source: str, box: Toolbox) -> ToolError:
+    where = code_place(call.task, source, failure.line)
+    inside = f", in {failure.function}" if failure.function and failure.function != "module" else ""
+    return ToolError(
+        box.credentials.redact(f"{failure.exception_type}: {failure.message} ({where}{inside})"),
+        kind="python",
+        retryable=failure.transient,
+        details={"py": {"exception_type": failure.exception_type, "line": failure.line}},
+    )
+
+
+def code_place(task: Task, source: str, line: int | None) -> str:
+    """``file:line`` of a line of a task's code: the line in the playbook where the file still has the code."""
+    if task.place is None or "script" in task.config:
+        script = task.config.get("script")
+        name = script.get("uri") if isinstance(script, Mapping) else script
+        return f"{name or 'code'}, line {line}" if line else str(name or "code")
+    start = _code_start(task.place.file, task.place.line, source)
+    if line is None or start is None:
+        return f"{task.place.file}:{task.place.line}" + (f", line {line} of the code" if line else "")
+    return str(replace(task.place, line=start + line - 1)).rpartition(":")[0]
+
+
+@lru_cache(maxsize=256)
+def _code_start(file: str, line: int, source: str) -> int | None:
+    """The line of a playbook file where the code begins: its lines, found below the task's place."""
+    wanted = [text.strip() for text in source.rstrip().splitlines()]
+    try:
+        lines = [text.strip() for text in Path(file).read_text().splitlines()]
+    except OSError:
+        return None
+    for start in range(line - 1, len(lines) - len(wanted) + 1):
+        if lines[start : start + len(wanted)] == wanted:
+            return start + 1
+    return None
+
+
+__all__ = ["LiveScope", "PythonTool", "code_place"]

@@ -1,0 +1,256 @@
+"""Playbook code in Python: compiled once, given its input, run, and blamed by line when it fails.
+
+Imports little, so that the subprocess of ``isolation: subprocess`` starts fast.
+"""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import inspect
+import logging
+import traceback
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+from types import CodeType
+from typing import Any
+
+from noetl_dagster.tools.jsonable import is_table, to_jsonable
+
+logger = logging.getLogger("noetl_dagster.tools.python.output")
+
+PRINTED_CHARACTERS = 65_536
+NOTE = "the code defines neither main nor result"
+_NOTHING = object()
+
+
+class CodeFailure(Exception):
+    """Playbook code raised, does not parse, or gave a value that no JSON can hold.
+
+    Attributes:
+        exception_type: name of the exception's class.
+        line: line of the code, counted from 1; None when unknown.
+        function: innermost function of the code that the exception passed.
+        transient: it was a lost connection or a time-out, so another try may succeed.
+    """
+
+    def __init__(
+        self, exception_type: str, message: str, line: int | None, function: str = "", transient: bool = False
+    ) -> None:
+        super().__init__(f"{exception_type}: {message}")
+        self.exception_type = exception_type
+        self.message = message
+        self.line = line
+        self.function = function
+        self.transient = transient
+
+
+@dataclass(frozen=True, slots=True)
+class Program:
+    """Compiled code; ``name`` stands for its file in tracebacks."""
+
+    code: CodeType
+    name: str
+
+
+@dataclass(slots=True)
+class Printed:
+    """What ``print`` of one call wrote: goes to the log line by line, up to a bound."""
+
+    step: str
+    redact: Callable[[str], str] = str
+    left: int = PRINTED_CHARACTERS
+
+    def __call__(self, *values: Any, sep: str | None = " ", end: str | None = "\n", **other: Any) -> None:
+        if other.get("file") is not None:
+            print(*values, sep=sep, end=end, **other)
+            return
+        if self.left <= 0:
+            return
+        text = (" " if sep is None else sep).join(map(str, values))[: self.left]
+        self.left -= len(text) + 1
+        logger.info("%s: %s", self.step, self.redact(text))
+        if self.left <= 0:
+            logger.warning("%s: printed more than %d characters; the rest is left out", self.step,
+                           PRINTED_CHARACTERS)  # fmt: skip
+
+
+@lru_cache(maxsize=256)
+def compile_code(source: str, name: str) -> Program:
+    """Compiles code.
+
+    Raises:
+        CodeFailure: a syntax error, with its line.
+    """
+    filename = f"<{name}>"
+    try:
+        return Program(compile(source, filename, "exec", dont_inherit=True), filename)
+    except (SyntaxError, ValueError) as error:
+        line = error.lineno if isinstance(error, SyntaxError) else None
+        message = error.msg if isinstance(error, SyntaxError) else str(error)
+        raise CodeFailure(type(error).__name__, message, line) from None
+
+
+def run_program(
+    program: Program,
+    input: Mapping[str, Any],
+    scope: Mapping[str, Any],
+    *,
+    libs: Any = None,
+    context: Callable[[], Any] = dict,
+    printer: Callable[..., None] = print,
+) -> Any:
+    """Executes a program and calls its ``main``; gives the value, or the coroutine of an async ``main``.
+
+    Args:
+        input: variables of the code and arguments of ``main``.
+        scope: further names that ``main`` may ask for by argument.
+        context: makes what ``main`` gets as ``context``.
+
+    Raises:
+        CodeFailure: whatever the code raised.
+    """
+    values = {name: parse_literal(value) for name, value in input.items()}
+    names: dict[str, Any] = {"__name__": "__playbook__", "print": printer, "input_data": values, **values}
+    given = {name for name in values if name in ("main", "result")}
+    try:
+        names.update(import_libs(libs))
+        exec(program.code, names)
+        main = names.get("main")
+        if callable(main) and "main" not in given:
+            return call_main(main, values, scope, context)
+    except Exception as error:
+        raise failure_of(error, program) from None
+    if "result" in names and ("result" not in given or names["result"] is not values["result"]):
+        return names["result"]
+    return {"status": "ok", "note": NOTE}
+
+
+def finished(value: Any, program: Program) -> Any:
+    """A result as the store takes it: a table as it is, everything else as JSON values.
+
+    Raises:
+        CodeFailure: for a value without a JSON form.
+    """
+    if is_table(value):
+        return value
+    try:
+        return to_jsonable(value)
+    except Exception as error:
+        raise failure_of(error, program) from None
+
+
+def call_main(
+    main: Callable[..., Any],
+    values: Mapping[str, Any],
+    scope: Mapping[str, Any],
+    context: Callable[[], Any],
+) -> Any:
+    """Calls ``main`` with what its parameters name: from input, then from the scope."""
+    parameters, open_ended = _parameters(main)
+    positional: list[Any] = []
+    keywords: dict[str, Any] = {}
+    for name, default, only_positional in parameters:
+        value = values.get(name, _NOTHING)
+        if value is _NOTHING and name == "context":
+            value = context()
+        if value is _NOTHING and name == "input_data":
+            value = dict(values)
+        if value is _NOTHING and name in scope:
+            value = scope[name]
+        if value is _NOTHING:
+            if default:
+                continue
+            known = ", ".join(sorted(values)) or "nothing"
+            raise TypeError(f"main needs {name!r}, which neither input ({known}) nor the context has")
+        if only_positional:
+            positional.append(value)
+        else:
+            keywords[name] = value
+    if open_ended:
+        keywords.update({name: value for name, value in values.items() if name not in keywords})
+    return main(*positional, **keywords)
+
+
+def _parameters(main: Callable[..., Any]) -> tuple[tuple[tuple[str, bool, bool], ...], bool]:
+    """Name, has a default, only positional; and whether ``main`` takes any keyword."""
+    code = getattr(main, "__code__", None)
+    if code is not None and not hasattr(main, "__wrapped__") and inspect.isfunction(main):
+        defaults = len(main.__defaults__ or ()), frozenset(main.__kwdefaults__ or ())
+        return _parameters_of_code(code, *defaults)
+    return _parameters_of_signature(inspect.signature(main))
+
+
+@lru_cache(maxsize=512)
+def _parameters_of_code(
+    code: CodeType, defaults: int, keyword_defaults: frozenset[str]
+) -> tuple[tuple[tuple[str, bool, bool], ...], bool]:
+    plain, only_positional = code.co_argcount, code.co_posonlyargcount
+    names = code.co_varnames
+    found = [(names[place], place >= plain - defaults, place < only_positional) for place in range(plain)]
+    for name in names[plain : plain + code.co_kwonlyargcount]:
+        found.append((name, name in keyword_defaults, False))
+    return tuple(found), bool(code.co_flags & inspect.CO_VARKEYWORDS)
+
+
+def _parameters_of_signature(signature: inspect.Signature) -> tuple[tuple[tuple[str, bool, bool], ...], bool]:
+    kinds = inspect.Parameter
+    found = tuple(
+        (item.name, item.default is not kinds.empty, item.kind is kinds.POSITIONAL_ONLY)
+        for item in signature.parameters.values()
+        if item.kind not in (kinds.VAR_POSITIONAL, kinds.VAR_KEYWORD)
+    )
+    return found, any(item.kind is kinds.VAR_KEYWORD for item in signature.parameters.values())
+
+
+def parse_literal(value: Any) -> Any:
+    """Text that is a JSON or Python literal of a list or mapping as that; everything else as it is."""
+    if not isinstance(value, str) or value.lstrip()[:1] not in ("[", "{"):
+        return value
+    import orjson
+
+    try:
+        return orjson.loads(value)
+    except orjson.JSONDecodeError:
+        pass
+    try:
+        parsed = ast.literal_eval(value.strip())
+    except (ValueError, SyntaxError, MemoryError, RecursionError):
+        return value
+    return parsed if isinstance(parsed, list | dict) else value
+
+
+def import_libs(libs: Any) -> dict[str, Any]:
+    """The modules that ``libs`` names: a list of names or ``name as alias``, or a mapping alias -> name."""
+    if not libs:
+        return {}
+    if isinstance(libs, Mapping):
+        wanted = {str(alias): str(module or alias) for alias, module in libs.items()}
+    else:
+        wanted = {}
+        for entry in [libs] if isinstance(libs, str) else libs:
+            if isinstance(entry, Mapping):
+                wanted |= {str(alias): str(module) for alias, module in entry.items()}
+            else:
+                module, _, alias = str(entry).partition(" as ")
+                wanted[alias.strip() or module.strip()] = module.strip()
+    found = {}
+    for alias, module in wanted.items():
+        loaded = importlib.import_module(module)
+        if "." in alias:  # "import a.b" binds a
+            alias, loaded = alias.partition(".")[0], importlib.import_module(module.partition(".")[0])
+        found[alias] = loaded
+    return found
+
+
+def failure_of(error: BaseException, program: Program) -> CodeFailure:
+    """The failure with the last line of the program that the exception passed."""
+    if isinstance(error, CodeFailure):
+        return error
+    line, function = None, ""
+    for frame in traceback.extract_tb(error.__traceback__):
+        if frame.filename == program.name:
+            line, function = frame.lineno, frame.name
+    transient = isinstance(error, ConnectionError | TimeoutError)
+    return CodeFailure(type(error).__name__, str(error), line, function.strip("<>"), transient)

@@ -1,0 +1,122 @@
+"""Threads that run playbook code, so that blocking code never stops the event loop.
+
+``concurrent.futures`` does not fit here: its threads are joined when the process ends, so one sleeping
+script would hold a finished process, and a call that outlives its time limit would occupy its place for good.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import ctypes
+import itertools
+import queue
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+THREADS = 32
+
+
+class Interrupted(BaseException):
+    """Raised inside code whose time is up; a ``BaseException``, so that ``except Exception`` lets it through."""
+
+
+@dataclass(slots=True)
+class _Job:
+    function: Callable[[], Any]
+    future: asyncio.Future[Any]
+    loop: asyncio.AbstractEventLoop
+    lock: threading.Lock = field(default_factory=threading.Lock)
+    thread: int | None = None
+    abandoned: bool = False
+
+
+class CodeThreads:
+    """Daemon threads, started when needed, at most ``limit`` that are not written off."""
+
+    def __init__(self, limit: int = THREADS) -> None:
+        self._limit = limit
+        self._jobs: queue.SimpleQueue[_Job] = queue.SimpleQueue()
+        self._lock = threading.Lock()
+        self._threads = 0
+        self._waiting = 0  # jobs that no thread has finished or given up
+        self._names = itertools.count(1)
+
+    async def run(self, function: Callable[[], Any]) -> Any:
+        """Runs ``function`` in a thread and gives its value or raises its exception.
+
+        When the caller is cancelled (a time limit), the code is interrupted at its next Python instruction.
+        A thread that hangs in a blocking call is written off until that call returns; another takes its place.
+        """
+        loop = asyncio.get_running_loop()
+        job = _Job(function, loop.create_future(), loop)
+        self._submit(job)
+        try:
+            return await job.future
+        except asyncio.CancelledError:
+            self._abandon(job)
+            raise
+
+    def _submit(self, job: _Job) -> None:
+        with self._lock:
+            self._waiting += 1
+            start = self._waiting > self._threads and self._threads < self._limit
+            if start:
+                self._threads += 1
+        self._jobs.put(job)
+        if start:
+            threading.Thread(target=self._work, name=f"noetl-code-{next(self._names)}", daemon=True).start()
+
+    def _abandon(self, job: _Job) -> None:
+        with job.lock:
+            job.abandoned = True
+            if job.thread is None:
+                return  # not begun: the thread that takes it drops it; or over already
+            identity, error = ctypes.c_ulong(job.thread), ctypes.py_object(Interrupted)
+            ctypes.pythonapi.PyThreadState_SetAsyncExc(identity, error)
+            with self._lock:
+                self._threads -= 1
+                self._waiting -= 1
+
+    def _work(self) -> None:
+        while True:
+            try:
+                if not self._perform(self._jobs.get()):
+                    return
+            except Interrupted:  # written off between two instructions
+                return
+            with self._lock:
+                self._waiting -= 1
+
+    def _perform(self, job: _Job) -> bool:
+        """Runs one job; False when its caller gave it up meanwhile and this thread was written off."""
+        with job.lock:
+            if job.abandoned:
+                return True
+            job.thread = threading.get_ident()
+        value: Any = None
+        failure: BaseException | None = None
+        try:
+            value = job.function()
+        except BaseException as error:
+            failure = error
+        with job.lock:
+            job.thread = None
+            if job.abandoned:
+                return False
+        if isinstance(failure, SystemExit | KeyboardInterrupt):
+            failure = RuntimeError(f"the code called {type(failure).__name__}: {failure}")
+        with contextlib.suppress(RuntimeError):  # the loop was closed meanwhile; nobody waits
+            job.loop.call_soon_threadsafe(_finish, job.future, value, failure)
+        return True
+
+
+def _finish(future: asyncio.Future[Any], value: Any, failure: BaseException | None) -> None:
+    if future.done():
+        return
+    if failure is not None:
+        future.set_exception(failure)
+    else:
+        future.set_result(value)
