@@ -29,16 +29,32 @@ CREATE TABLE IF NOT EXISTS noetl.result_ref (
 
 ALTER TABLE noetl.result_ref ADD COLUMN IF NOT EXISTS parent_ref_id bigint;
 
-ALTER TABLE noetl.result_ref DROP CONSTRAINT IF EXISTS result_ref_store_tier_check;
-ALTER TABLE noetl.result_ref ADD CONSTRAINT result_ref_store_tier_check
-    CHECK (store_tier IN ('memory', 'kv', 'disk', 'object', 's3', 'gcs', 'db', 'duckdb', 'eventlog',
-                          'minio', 'pvc'));
-ALTER TABLE noetl.result_ref DROP CONSTRAINT IF EXISTS result_ref_kind_check;
-ALTER TABLE noetl.result_ref ADD CONSTRAINT result_ref_kind_check
-    CHECK (kind IN ('object', 'dataset', 'manifest'));
-ALTER TABLE noetl.result_ref DROP CONSTRAINT IF EXISTS result_ref_scope_check;
-ALTER TABLE noetl.result_ref ADD CONSTRAINT result_ref_scope_check
-    CHECK (scope IN ('step', 'execution', 'workflow', 'permanent'));
+-- Replaced only when they differ: a check that is added again locks and reads the whole table.
+DO $$
+DECLARE
+    wanted text;
+    present text;
+BEGIN
+    FOREACH wanted IN ARRAY ARRAY[
+        'store_tier:memory,kv,disk,object,s3,gcs,db,duckdb,eventlog,minio,pvc',
+        'kind:object,dataset,manifest',
+        'scope:step,execution,workflow,permanent'
+    ] LOOP
+        SELECT description INTO present
+        FROM pg_constraint
+        LEFT JOIN pg_description ON objoid = pg_constraint.oid AND classoid = 'pg_constraint'::regclass
+        WHERE conrelid = 'noetl.result_ref'::regclass
+          AND conname = format('result_ref_%s_check', split_part(wanted, ':', 1));
+        IF present IS DISTINCT FROM wanted THEN
+            EXECUTE format(
+                'ALTER TABLE noetl.result_ref DROP CONSTRAINT IF EXISTS result_ref_%1$s_check, '
+                'ADD CONSTRAINT result_ref_%1$s_check CHECK (%1$I = ANY (string_to_array(%2$L, '','')))',
+                split_part(wanted, ':', 1), split_part(wanted, ':', 2));
+            EXECUTE format('COMMENT ON CONSTRAINT result_ref_%s_check ON noetl.result_ref IS %L',
+                           split_part(wanted, ':', 1), wanted);
+        END IF;
+    END LOOP;
+END $$;
 
 CREATE UNIQUE INDEX IF NOT EXISTS uidx_result_ref_ref ON noetl.result_ref (ref);
 -- the latest result of a step, and of one name in it
@@ -77,11 +93,11 @@ CREATE TABLE IF NOT EXISTS noetl.manifest_part (
     PRIMARY KEY (manifest_id, part_index)
 );
 
--- Bytes of the db tier.
+-- Bytes of the db tier, in parts of a few megabytes so that no value is ever whole in memory.
 CREATE TABLE IF NOT EXISTS noetl.result_blob (
-    key         text        PRIMARY KEY,
-    data        bytea       NOT NULL,
-    created_at  timestamptz NOT NULL DEFAULT now()
+    key         text         NOT NULL,
+    part        integer      NOT NULL,
+    data        bytea        NOT NULL STORAGE EXTERNAL, -- compressed before it gets here, or not at all
+    created_at  timestamptz  NOT NULL DEFAULT now(),
+    PRIMARY KEY (key, part)
 );
--- compressing twice wastes time: results that want compression are compressed before they get here
-ALTER TABLE noetl.result_blob ALTER COLUMN data SET STORAGE EXTERNAL;

@@ -97,7 +97,7 @@ def read_bytes(settings: Settings, uri: str) -> bytes:
 
 
 def list_files(settings: Settings, uri: str, suffix: str = "") -> list[str]:
-    """URIs of all files below a folder URI, sorted; markers (names with ``_`` or ``.`` first) are left out."""
+    """URIs of all files below a folder URI, sorted; markers (``_SUCCESS``, ``.crc``) are left out."""
     scheme, bucket, prefix = split_uri(uri)
     folder = local_path(settings, uri)
     if folder is not None:

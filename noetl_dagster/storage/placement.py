@@ -134,5 +134,8 @@ def key_of(execution_id: int, step: str, name: str, ref_id: int, extension: str)
 def _segment(text: str, what: str) -> str:
     if ".." in text.replace("\\", "/").split("/") or text.startswith("/"):
         raise StorageError(f"the {what} name {text!r} is a path out of the store; use a plain name")
-    clean = "".join(character if character.isalnum() or character in "-_." else "_" for character in text)
+    clean = "".join(
+        character if character.isascii() and (character.isalnum() or character in "-_.") else "_"
+        for character in text
+    )
     return clean.lstrip(".") or "_"

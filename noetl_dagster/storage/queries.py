@@ -80,16 +80,10 @@ PAGE_OF_PARTS = f"""
     ORDER BY part_index LIMIT $3
 """
 
-PUT_BLOB = """
-    INSERT INTO noetl.result_blob (key, data) VALUES ($1, $2)
-    ON CONFLICT (key) DO UPDATE SET data = excluded.data
-"""
+PUT_BLOB_PART = "INSERT INTO noetl.result_blob (key, part, data) VALUES ($1, $2, $3)"
 
-GET_BLOB = "SELECT data FROM noetl.result_blob WHERE key = $1"
+GET_BLOB = "SELECT data FROM noetl.result_blob WHERE key = $1 ORDER BY part"
 
-# part of a blob, bytes counted from 1
-GET_BLOB_SLICE = "SELECT substring(data FROM $2 FOR $3) FROM noetl.result_blob WHERE key = $1"
-
-HAS_BLOB = "SELECT EXISTS (SELECT 1 FROM noetl.result_blob WHERE key = $1)"
+GET_BLOB_PART = "SELECT data FROM noetl.result_blob WHERE key = $1 AND part = $2"
 
 DELETE_BLOB = "DELETE FROM noetl.result_blob WHERE key = $1"

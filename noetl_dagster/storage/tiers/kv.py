@@ -1,0 +1,133 @@
+"""Tier ``kv``: small results in a NATS JetStream key-value bucket."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import nats
+from nats.errors import Error as NatsError
+from nats.js.errors import BucketNotFoundError, KeyNotFoundError
+
+from noetl_dagster.settings import Settings
+from noetl_dagster.storage.tiers.base import Bytes, TierTooSmallError, TierUnavailableError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+BUCKET = "noetl_results"
+
+_HEADERS = 4096
+"""Bytes of a NATS message left for its headers and subject."""
+
+
+class KvTier:
+    """Objects as values of one bucket; at most one NATS message (1 MB by default) each."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._url = settings.nats_url
+        self._client: Any = None
+        self._bucket: Any = None
+        self._opening = asyncio.Lock()
+
+    def uri(self, key: str) -> str:
+        return f"kv://{BUCKET}/{key}"
+
+    async def ready(self) -> None:
+        await self._open()
+
+    async def put(self, key: str, data: Bytes) -> str:
+        bucket = await self._open()
+        if len(data) > self._client.max_payload - _HEADERS:
+            raise TierTooSmallError(
+                f"kv tier: {len(data)} bytes are more than a NATS message holds ({self._client.max_payload})"
+            )
+        with self._errors(f"write {self.uri(key)}"):
+            await bucket.put(key, bytes(data))
+        return self.uri(key)
+
+    async def put_stream(self, key: str, chunks: AsyncIterator[Bytes]) -> str:
+        await self._open()
+        whole = bytearray()
+        async for chunk in chunks:
+            whole += chunk
+            if len(whole) > self._client.max_payload:
+                raise TierTooSmallError("kv tier: the stream is longer than a NATS message; use another tier")
+        return await self.put(key, bytes(whole))
+
+    async def get(self, uri: str) -> Bytes:
+        bucket = await self._open()
+        with self._errors(f"read {uri}"):
+            try:
+                entry = await bucket.get(_key(uri))
+            except KeyNotFoundError as error:
+                raise KeyError(uri) from error
+        value: bytes = entry.value or b""
+        return value
+
+    async def stream(self, uri: str) -> AsyncIterator[Bytes]:
+        yield await self.get(uri)
+
+    async def exists(self, uri: str) -> bool:
+        try:
+            await self.get(uri)
+        except KeyError:
+            return False
+        return True
+
+    async def delete(self, uri: str) -> None:
+        bucket = await self._open()
+        with self._errors(f"delete {uri}"):
+            await bucket.purge(_key(uri))
+
+    async def close(self) -> None:
+        client, self._client, self._bucket = self._client, None, None
+        if client is not None:
+            await client.close()
+
+    async def _open(self) -> Any:
+        async with self._opening:
+            if self._bucket is not None and self._client.is_connected:
+                return self._bucket
+            await self.close()
+            if not self._url:
+                raise TierUnavailableError("kv tier: no NATS server; set NOETL_NATS_URL")
+            with self._errors("connect"):
+                self._client = await nats.connect(
+                    self._url,
+                    connect_timeout=2,
+                    max_reconnect_attempts=1,
+                    error_cb=_ignore,
+                    name="noetl-results",
+                )
+                stream = self._client.jetstream(timeout=5)
+                try:
+                    self._bucket = await stream.key_value(BUCKET)
+                except BucketNotFoundError:
+                    self._bucket = await stream.create_key_value(bucket=BUCKET, history=1)
+            return self._bucket
+
+    @contextmanager
+    def _errors(self, action: str) -> Iterator[None]:
+        try:
+            yield
+        except (NatsError, OSError, TimeoutError) as error:
+            reason = str(error) or type(error).__name__
+            raise TierUnavailableError(
+                f"kv tier: cannot {action} at {_address(self._url)}: {reason}"
+            ) from error
+
+
+async def _ignore(error: Exception) -> None:
+    """Connection errors are raised to the caller; the client's own report of them would come second."""
+
+
+def _key(uri: str) -> str:
+    return uri.removeprefix(f"kv://{BUCKET}/")
+
+
+def _address(url: str | None) -> str:
+    """A server address without the credentials it may hold."""
+    return (url or "").rpartition("@")[2]
