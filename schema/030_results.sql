@@ -97,7 +97,10 @@ CREATE TABLE IF NOT EXISTS noetl.manifest_part (
 CREATE TABLE IF NOT EXISTS noetl.result_blob (
     key         text         NOT NULL,
     part        integer      NOT NULL,
-    data        bytea        NOT NULL STORAGE EXTERNAL, -- compressed before it gets here, or not at all
+    data        bytea        NOT NULL,
     created_at  timestamptz  NOT NULL DEFAULT now(),
     PRIMARY KEY (key, part)
 );
+
+-- results are compressed before they get here, or not at all
+ALTER TABLE noetl.result_blob ALTER COLUMN data SET STORAGE EXTERNAL;
