@@ -1,0 +1,184 @@
+"""Sinks: each iteration's or attempt's result into a table, in one transaction with its completion.
+
+Source: "Loop Sink (Per-Iteration Save)" and "Retry Sink (Per-Attempt Save)" of the loop and retry
+architecture: if the sink fails, the iteration or attempt fails.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+from urllib.parse import urlsplit
+
+import asyncpg
+
+from noetl_dagster.errors import CredentialError, ToolError
+from noetl_dagster.playbook.models import Sink
+from noetl_dagster.playbook.templates import compile_value, render_async
+from noetl_dagster.settings import Settings
+from noetl_dagster.tools.base import Toolbox
+from noetl_dagster.tools.clients import postgres_arguments
+from noetl_dagster.tools.credentials import Credential, CredentialType
+from noetl_dagster.tools.jsonable import is_table
+from noetl_dagster.tools.postgres import postgres_error, run_statements
+from noetl_dagster.tools.sql import bind, split_statements
+from noetl_dagster.tools.tables import WriteMode, delete_rows, describe_table, write_mode, write_rows
+
+WHOLE_ROW_COLUMNS = ("data", "result", "payload", "value")
+"""Columns that take a whole row as JSON when none of its keys is a column."""
+
+Complete = Callable[[asyncpg.Connection], Awaitable[Any]]
+
+
+@dataclass(frozen=True, slots=True)
+class Written:
+    """``rows`` written, and whether the completion was written in the same transaction."""
+
+    rows: int
+    completed: bool
+
+
+class SinkWriter:
+    """Writes sinks with the credentials and pools of a toolbox."""
+
+    def __init__(self, box: Toolbox) -> None:
+        self._box = box
+
+    async def write(
+        self,
+        sink: Sink,
+        value: Any,
+        scope: Mapping[str, Any],
+        *,
+        identity: Mapping[str, Any] | None = None,
+        complete: Complete | None = None,
+    ) -> Written:
+        """Renders a sink's fields and writes one result, in one transaction.
+
+        Args:
+            value: the result; see :func:`rows_of`.
+            scope: names for the sink's templates (``result``, ``output``, the iterator, ...).
+            identity: columns that name the iteration; filled in where the table has them.
+            complete: writes the completion on the connection it gets; called, in the same transaction,
+                when the sink's database is the event log's.
+
+        Raises:
+            ToolError: the sink could not be written; nothing of it remains, nor of the completion.
+        """
+        if sink.tool != "postgres":
+            raise ToolError(
+                f"a sink of tool {sink.tool!r} is not supported; use postgres, or a task after this one",
+                kind="sink",
+            )
+        fetch = self._box.results.get
+        fields = {"table": sink.table, "auth": sink.auth, "args": sink.args, "command": sink.command}
+        rendered = await render_async(compile_value(fields), scope, fetch)
+        ready = sink.model_copy(update=rendered)
+        credential = await self._credential(ready)
+        shared = complete is not None and is_event_log(credential, self._box.settings)
+        pool = await self._box.clients.postgres(credential)
+        try:
+            async with pool.acquire() as connection, connection.transaction():
+                rows = await write_sink(connection, ready, value, identity or {})
+                if shared and complete is not None:
+                    await complete(connection)
+        except asyncpg.PostgresError as error:
+            raise postgres_error("sink", error, self._box.credentials.redact) from None
+        except (asyncpg.InterfaceError, OSError) as error:
+            text = self._box.credentials.redact(f"sink: {type(error).__name__}: {error}")
+            raise ToolError(text, kind="postgres", retryable=True) from None
+        return Written(rows, shared)
+
+    async def _credential(self, sink: Sink) -> Credential:
+        credential = await self._box.credentials.resolve(sink.auth, CredentialType.POSTGRES)
+        if credential is None:
+            raise CredentialError("the sink names no credential; write auth: <name of a postgres credential>")
+        return credential
+
+
+async def write_sink(
+    connection: asyncpg.Connection, sink: Sink, value: Any, identity: Mapping[str, Any]
+) -> int:
+    """Writes one result on an open connection, inside the caller's transaction.
+
+    ``sink`` has no templates left. With ``command``, its statements run with ``args`` bound by name. With
+    ``table``, the rows are ``args`` (one row, or a list of rows) where given, else those of the result.
+    ``mode: replace`` first deletes the rows of the same identity (all rows when the table has none of its
+    columns).
+
+    Returns:
+        The number of rows written.
+
+    Raises:
+        ToolError: for a sink without table and command, unknown columns, or a missing upsert key.
+    """
+    if sink.command is not None:
+        params = {**identity, "result": value, **sink.args}
+        statements = [bind(statement, params) for statement in split_statements(sink.command)]
+        outcome = await run_statements(connection, statements)
+        return sum(int(outcome[f"command_{index}"]["row_count"]) for index in range(len(statements)))
+    if not sink.table:
+        raise ToolError("a sink needs 'table' or 'command'", kind="sink")
+    table = await describe_table(connection, sink.table)
+    mode = write_mode(sink.mode)
+    own = {name: item for name, item in identity.items() if name in table.columns}
+    rows = [{**own, **_fitting(row, table.columns)} for row in rows_of(sink.args or value)]
+    if mode is WriteMode.REPLACE:
+        await delete_rows(connection, table, own)
+    return await write_rows(connection, table, rows, mode, sink.key)
+
+
+def rows_of(value: Any) -> list[Mapping[str, Any]]:
+    """The rows inside a result.
+
+    A list of mappings as it is; of a SQL result its ``rows``; of an http result its body; of a mapping whose
+    ``data``, ``rows`` or ``items`` is a list of mappings that list; else the mapping as one row. A table's
+    rows as mappings. Anything else becomes one row ``{value: ...}`` each.
+    """
+    if is_table(value):
+        return list(value.to_dict("records") if hasattr(value, "to_dict") else value.to_pylist())
+    if isinstance(value, Mapping):
+        if "status_code" in value and "data" in value:
+            return rows_of(value["data"])
+        for name in ("rows", "data", "items"):
+            inner = value.get(name)
+            if isinstance(inner, list) and all(isinstance(item, Mapping) for item in inner):
+                return inner
+        return [value]
+    if isinstance(value, list | tuple):
+        return [item if isinstance(item, Mapping) else {"value": item} for item in value]
+    return [] if value is None else [{"value": value}]
+
+
+def _fitting(row: Mapping[str, Any], columns: Mapping[str, str]) -> Mapping[str, Any]:
+    """The row, or the whole of it in one column when the table has none of its keys but a column for it."""
+    if any(name in columns for name in row):
+        return row
+    for name in WHOLE_ROW_COLUMNS:
+        if columns.get(name) in ("json", "jsonb"):
+            return {name: row.get("value") if row.keys() == {"value"} else dict(row)}
+    return row
+
+
+def is_event_log(credential: Credential, settings: Settings) -> bool:
+    """Whether a credential leads to the database of the event log: same host, port and database."""
+    if settings.db_url is None:
+        return False
+    return _server(postgres_arguments(credential)) == _server({"dsn": settings.db_url})
+
+
+def _server(arguments: Mapping[str, Any]) -> tuple[str, int, str]:
+    dsn = arguments.get("dsn")
+    if dsn is None:
+        database = arguments.get("database") or arguments.get("user") or ""
+        return _host(str(arguments["host"])), int(arguments["port"]), str(database)
+    parts = urlsplit(dsn)
+    return _host(parts.hostname or ""), parts.port or 5432, parts.path.lstrip("/") or (parts.username or "")
+
+
+def _host(name: str) -> str:
+    return "127.0.0.1" if name in ("localhost", "::1") else name.lower()
+
+
+__all__: Sequence[str] = ("SinkWriter", "Written", "is_event_log", "rows_of", "write_sink")

@@ -1,0 +1,161 @@
+"""Rows into a PostgreSQL table: append, replace or upsert, with the server converting JSON to its types."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any
+
+import asyncpg
+
+from noetl_dagster.errors import ToolError
+from noetl_dagster.playbook.sql_filters import sql_identifier
+from noetl_dagster.tools.jsonable import to_jsonable
+
+ROWS_PER_STATEMENT = 5_000
+
+SELECT_COLUMNS = """
+SELECT attribute.attname AS name,
+       type.typname AS type,
+       coalesce(attribute.attnum = ANY (key.indkey), false) AS in_key
+FROM pg_attribute AS attribute
+JOIN pg_type AS type ON type.oid = attribute.atttypid
+LEFT JOIN pg_index AS key ON key.indrelid = attribute.attrelid AND key.indisprimary
+WHERE attribute.attrelid = to_regclass($1)
+  AND attribute.attnum > 0 AND NOT attribute.attisdropped AND attribute.attgenerated = ''
+ORDER BY attribute.attnum
+"""
+
+# {table} and {columns} are quoted identifiers; the values travel as one bound parameter
+INSERT_ROWS = (
+    "INSERT INTO {table} ({columns}) SELECT {columns} FROM jsonb_populate_recordset(NULL::{table}, $1::jsonb)"
+)
+DELETE_OWN_ROWS = (
+    "DELETE FROM {table} AS target USING jsonb_populate_record(NULL::{table}, $1::jsonb) AS own WHERE {same}"
+)
+DELETE_ALL_ROWS = "DELETE FROM {table}"
+
+
+class WriteMode(StrEnum):
+    APPEND = "append"
+    REPLACE = "replace"
+    UPSERT = "upsert"
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """A table as the server describes it. ``name`` is quoted."""
+
+    name: str
+    columns: dict[str, str]
+    primary_key: tuple[str, ...]
+
+
+def write_mode(text: str) -> WriteMode:
+    """Raises ``ToolError`` for an unknown mode."""
+    try:
+        return WriteMode(text.strip().lower())
+    except ValueError:
+        raise ToolError(
+            f"mode {text!r} is unknown; known modes: {', '.join(WriteMode)}", kind="postgres"
+        ) from None
+
+
+async def describe_table(connection: asyncpg.Connection, name: str) -> Table:
+    """Looks a table up; ``name`` may have a schema before a dot.
+
+    Raises:
+        ToolError: when there is no such table.
+    """
+    quoted = sql_identifier(name)
+    columns = await connection.fetch(SELECT_COLUMNS, quoted)
+    if not columns:
+        raise ToolError(f"table {name} does not exist; create it before writing to it", kind="postgres",
+                        code="42P01", details={"pg": {"sqlstate": "42P01", "code": "42P01"}})  # fmt: skip
+    return Table(
+        quoted,
+        {column["name"]: column["type"] for column in columns},
+        tuple(column["name"] for column in columns if column["in_key"]),
+    )
+
+
+async def write_rows(
+    connection: asyncpg.Connection,
+    table: Table,
+    rows: Sequence[Mapping[str, Any]],
+    mode: WriteMode,
+    key: Sequence[str] = (),
+) -> int:
+    """Inserts or upserts rows; ``REPLACE`` inserts too, after :func:`delete_rows` by the caller.
+
+    A column that only some rows have is null in the others. Of rows with the same key the last one wins.
+
+    Returns:
+        The number of rows written.
+
+    Raises:
+        ToolError: for columns that the table lacks, and for an upsert without a key.
+    """
+    if not rows:
+        return 0
+    columns = _columns(rows, table)
+    statement = INSERT_ROWS.format(table=table.name, columns=_listed(columns))
+    if mode is WriteMode.UPSERT:
+        keys = _key(table, key)
+        statement += _on_conflict(keys, columns)
+        rows = list({tuple(map(repr, map(row.get, keys))): row for row in rows}.values())
+    for start in range(0, len(rows), ROWS_PER_STATEMENT):
+        chunk = rows[start : start + ROWS_PER_STATEMENT]
+        await connection.execute(statement, [to_jsonable(row, "a row") for row in chunk])
+    return len(rows)
+
+
+async def delete_rows(connection: asyncpg.Connection, table: Table, identity: Mapping[str, Any]) -> None:
+    """Makes room for a replacement: the rows of the same identity, or all rows of a table without one."""
+    own = {name: value for name, value in identity.items() if name in table.columns}
+    if not own:
+        await connection.execute(DELETE_ALL_ROWS.format(table=table.name))
+        return
+    same = " AND ".join(f"target.{quoted} = own.{quoted}" for quoted in map(_column, own))
+    await connection.execute(DELETE_OWN_ROWS.format(table=table.name, same=same), to_jsonable(own))
+
+
+def _columns(rows: Iterable[Mapping[str, Any]], table: Table) -> list[str]:
+    names = dict.fromkeys(name for row in rows for name in row)
+    unknown = [name for name in names if name not in table.columns]
+    if unknown:
+        raise ToolError(
+            f"table {table.name} has no column {', '.join(map(str, unknown))}; its columns: "
+            f"{', '.join(table.columns)}. Name the columns to write with 'args'",
+            kind="postgres",
+            code="42703",
+        )
+    return list(names)
+
+
+def _key(table: Table, key: Sequence[str]) -> Sequence[str]:
+    keys = key or table.primary_key
+    if not keys:
+        raise ToolError(
+            f"table {table.name} has no primary key, so an upsert needs 'key': its unique columns",
+            kind="postgres",
+        )
+    return keys
+
+
+def _on_conflict(keys: Sequence[str], columns: Sequence[str]) -> str:
+    changed = [name for name in columns if name not in keys]
+    if not changed:
+        return f" ON CONFLICT ({_listed(keys)}) DO NOTHING"
+    updates = ", ".join(f"{_column(name)} = EXCLUDED.{_column(name)}" for name in changed)
+    return f" ON CONFLICT ({_listed(keys)}) DO UPDATE SET {updates}"
+
+
+def _listed(columns: Iterable[str]) -> str:
+    return ", ".join(map(_column, columns))
+
+
+def _column(name: str) -> str:
+    """One quoted column name; a dot in it is part of the name."""
+    return '"' + name.replace('"', '""') + '"'
