@@ -49,6 +49,7 @@ class Settings(BaseSettings):
     dagster_db_url: str | None = Field(None, description="Dagster's own storage; empty: embedded PostgreSQL")
 
     nats_url: str | None = Field(None, description="NATS server, nats://...; empty: embedded")
+    nats_namespace: str = Field("noetl", description="Prefix of our streams, subjects and KV buckets")
     event_transport: EventTransport = Field(EventTransport.DIRECT, description="direct, http or nats")
     event_nats_subject_prefix: str = Field("noetl.events", description="Subject prefix of worker events")
 
@@ -83,6 +84,9 @@ class Settings(BaseSettings):
     spark_master: str = Field("local[*]", description="Spark master: local[*], spark://, k8s://")
     spark_remote: str | None = Field(None, description="Spark Connect address, sc://host:port")
     spark_driver_memory: str = Field("2g", description="Memory of the Spark driver in local mode")
+    spark_config: dict[str, str] = Field(
+        default_factory=dict, description='Further Spark configuration, JSON: {"spark.executor.memory": "4g"}'
+    )
 
     embedded: bool = Field(True, description="Start embedded services for the addresses that are not set")
     records_api_port: int = Field(0, description="Port of the embedded records API; 0: any free port")

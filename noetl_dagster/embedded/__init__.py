@@ -1,0 +1,123 @@
+"""Embedded services: PostgreSQL, NATS and S3 from the package index, started on first use.
+
+All processes of a project share them through the state folder (``Settings.home``). They listen on 127.0.0.1
+only, outlive the process that started them, and keep their ports and data across restarts.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Collection
+from typing import Any
+
+from pydantic import SecretStr
+
+from noetl_dagster.embedded import supervisor
+from noetl_dagster.embedded.dagster_home import dagster_home
+from noetl_dagster.embedded.postgres import Postgres
+from noetl_dagster.embedded.state import ServiceName, ServiceRecord
+from noetl_dagster.embedded.supervisor import ServiceStatus
+from noetl_dagster.settings import Settings
+
+__all__ = [
+    "ServiceName",
+    "ServiceStatus",
+    "dagster_home",
+    "down",
+    "ensure",
+    "environment",
+    "records_api_url",
+    "status",
+    "up",
+]
+
+
+def ensure(settings: Settings, only: Collection[str] | None = None) -> Settings:
+    """Starts the services whose addresses the settings leave empty, and fills the addresses in.
+
+    Cheap when they run already (a few milliseconds), so every process calls it at its start.
+
+    Args:
+        only: names of the services that are needed; default: all but the records API.
+
+    Returns:
+        A copy with ``db_url``, ``dagster_db_url``, ``nats_url``, ``minio_endpoint`` and ``pvc_mount_path``
+        filled, as far as asked for; the same object when ``settings.embedded`` is off.
+
+    Raises:
+        ServiceError: a service does not start; the message holds the tail of its log.
+    """
+    if not settings.embedded:
+        return settings
+    records = supervisor.start(settings, supervisor.names_missing(settings, only))
+    addresses: dict[str, Any] = {"home": settings.home.resolve()}
+    for name, record in records.items():
+        addresses |= _addresses(name, record)
+    if only is None:
+        folder = addresses["home"] / "pvc"
+        folder.mkdir(exist_ok=True)
+        addresses["pvc_mount_path"] = folder
+    # an address that was set wins over the service's
+    filled = {name: value for name, value in addresses.items() if getattr(settings, name) is None}
+    return settings.model_copy(update={**filled, "home": addresses["home"]})
+
+
+def up(settings: Settings) -> list[ServiceStatus]:
+    """Starts every embedded service that the settings leave to us and tells how all are."""
+    ensure(settings)
+    return status(settings)
+
+
+def down(settings: Settings) -> None:
+    """Stops every embedded service of the state folder, the records API included. Data stays."""
+    supervisor.stop(settings)
+
+
+def status(settings: Settings) -> list[ServiceStatus]:
+    """How every embedded service is; starts none."""
+    return supervisor.inspect(settings)
+
+
+def environment(settings: Settings) -> dict[str, str]:
+    """The ``NOETL_*`` variables with which a child process has these settings and uses the same services.
+
+    Holds secret values in clear, as an environment must.
+    """
+    dumped = settings.model_dump(mode="json", exclude_none=True, exclude_defaults=True)
+    variables = {}
+    for name in dumped:
+        value = getattr(settings, name)
+        variables[f"NOETL_{name.upper()}"] = _as_variable(value, dumped[name])
+    variables["NOETL_HOME"] = str(settings.home.resolve())
+    return variables
+
+
+def records_api_url(settings: Settings) -> str:
+    """Address of the made-up clinical records API, which is started when it does not run."""
+    return supervisor.start(settings, [ServiceName.RECORDS_API])[ServiceName.RECORDS_API].url
+
+
+def _addresses(name: ServiceName, record: ServiceRecord) -> dict[str, str]:
+    match name:
+        case ServiceName.POSTGRES:
+            postgres = Postgres()
+            return {
+                "db_url": postgres.database_url(record.ports, "noetl"),
+                "dagster_db_url": postgres.database_url(record.ports, "dagster"),
+            }
+        case ServiceName.NATS:
+            return {"nats_url": record.url}
+        case ServiceName.OBJECT_STORE:
+            return {"minio_endpoint": record.url}
+        case ServiceName.RECORDS_API:
+            return {}
+
+
+def _as_variable(value: object, dumped: object) -> str:
+    if isinstance(value, SecretStr):
+        return value.get_secret_value()
+    if isinstance(dumped, bool):
+        return "true" if dumped else "false"
+    if isinstance(dumped, (dict, list)):
+        return json.dumps(dumped)
+    return str(dumped)

@@ -1,0 +1,47 @@
+"""Dagster's instance folder, with its storage in PostgreSQL."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import yaml
+
+from noetl_dagster.errors import ServiceError
+from noetl_dagster.settings import Settings
+
+
+def dagster_home(settings: Settings) -> Path:
+    """Writes ``home/dagster/dagster.yaml`` and returns the folder, to be used as ``DAGSTER_HOME``.
+
+    Args:
+        settings: as returned by ``ensure``: ``dagster_db_url`` is set.
+    """
+    if settings.dagster_db_url is None:
+        raise ServiceError("Dagster has no storage: set NOETL_DAGSTER_DB_URL or NOETL_EMBEDDED=true")
+    folder = settings.home.resolve() / "dagster"
+    folder.mkdir(parents=True, exist_ok=True)
+    text = yaml.safe_dump(_instance(settings.dagster_db_url, folder), sort_keys=False)
+    path = folder / "dagster.yaml"
+    if not path.exists() or path.read_text() != text:
+        fresh = path.with_suffix(".new")
+        fresh.touch(mode=0o600)  # the URL may hold a password
+        fresh.write_text(text)
+        fresh.replace(path)
+    return folder
+
+
+def _instance(url: str, folder: Path) -> dict[str, object]:
+    # SQLAlchemy 2.1 takes a bare postgresql:// for psycopg 3, which dagster-postgres does not ship
+    driver_url = re.sub(r"^postgres(ql)?://", "postgresql+psycopg2://", url)
+    return {
+        "storage": {"postgres": {"postgres_url": driver_url}},
+        "run_launcher": {"module": "dagster", "class": "DefaultRunLauncher"},
+        "run_coordinator": {"module": "dagster", "class": "DefaultRunCoordinator"},
+        "local_artifact_storage": {
+            "module": "dagster.core.storage.root",
+            "class": "LocalArtifactStorage",
+            "config": {"base_dir": str(folder)},
+        },
+        "telemetry": {"enabled": False},
+    }

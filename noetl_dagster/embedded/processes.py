@@ -1,0 +1,137 @@
+"""Detached processes: start them, recognise them later, end them."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import psutil
+
+from noetl_dagster.errors import ServiceError
+
+LOOPBACK = "127.0.0.1"
+
+
+@dataclass(frozen=True, slots=True)
+class Launch:
+    """How one server is started."""
+
+    argv: Sequence[str]
+    environment: Mapping[str, str] = field(default_factory=dict)
+    user: str | None = None  # run as this system user; only root may say so
+
+
+def spawn(launch: Launch, log: Path, folder: Path) -> psutil.Process:
+    """Starts a server in a session of its own, so that it outlives its starter.
+
+    Args:
+        log: file that gets its output, appended.
+        folder: its working directory.
+    """
+    with log.open("ab") as output:
+        process = subprocess.Popen(
+            launch.argv,
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            cwd=folder,
+            env={**os.environ, **launch.environment},
+            user=launch.user,
+            group=launch.user,
+            extra_groups=[] if launch.user else None,
+            start_new_session=True,
+        )
+    return psutil.Process(process.pid)
+
+
+def start_mark(pid: int) -> str | None:
+    """When a living process started, in a form that survives changes of the clock; None if there is none.
+
+    With the pid it names one process for good: a recycled pid has another mark.
+    """
+    try:
+        process = psutil.Process(pid)
+        if process.status() == psutil.STATUS_ZOMBIE:
+            return None
+        if psutil.LINUX:  # field 22 counts ticks since boot; the name in field 2 may hold spaces
+            return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19]
+        return f"{process.create_time():.2f}"
+    except (psutil.Error, OSError):
+        return None
+
+
+def end(pid: int, mark: str, first_signal: signal.Signals, patience: float) -> None:
+    """Ends one process, politely at first, and its children with it.
+
+    Args:
+        mark: its :func:`start_mark`; another process that got the pid is left alone.
+        patience: seconds until it is killed.
+    """
+    if start_mark(pid) != mark:
+        return
+    process = psutil.Process(pid)
+    family = [process, *process.children(recursive=True)]
+    process.send_signal(first_signal)
+    _, alive = psutil.wait_procs(family, timeout=patience)
+    for one in alive:
+        one.kill()
+    psutil.wait_procs(alive, timeout=5)
+    _reap(pid)
+
+
+def _reap(pid: int) -> None:
+    """Collects our own child's exit status, so that no zombie stays."""
+    try:
+        os.waitpid(pid, os.WNOHANG)
+    except ChildProcessError:  # another process started it
+        return
+
+
+def answers(port: int, timeout: float = 1.0) -> bool:
+    """Whether something accepts connections on the loopback port."""
+    try:
+        with socket.create_connection((LOOPBACK, port), timeout=timeout):
+            return True
+    except OSError:
+        return False
+
+
+def is_free(port: int) -> bool:
+    """Whether a server could listen on the loopback port now."""
+    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((LOOPBACK, port))
+        except OSError:
+            return False
+        return True
+
+
+def free_ports(count: int, taken: set[int]) -> list[int]:
+    """Ports that nothing listens on.
+
+    They lie below the range of outgoing connections: a remembered port must still be free when its server
+    comes back, and no client's connection may have taken it meanwhile.
+    """
+    ports: list[int] = []
+    start = 20_000 + (os.getpid() * 37 + time.time_ns() // 1_000) % 10_000
+    for port in [*range(start, 32_000), *range(20_000, start)]:
+        if len(ports) == count:
+            return ports
+        if port not in taken and is_free(port):
+            ports.append(port)
+    raise ServiceError(f"no {count} free ports between 20000 and 32000 on {LOOPBACK}; stop some servers")
+
+
+def tail(log: Path, lines: int = 20) -> str:
+    """The last lines of a log, indented for an error message."""
+    if not log.exists():
+        return "  (the log is empty)"
+    kept = log.read_text(errors="replace").splitlines()[-lines:]
+    return "\n".join(f"  {line}" for line in kept) or "  (the log is empty)"

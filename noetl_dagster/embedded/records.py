@@ -1,0 +1,37 @@
+"""The made-up clinical records API as a managed service, for demonstrations and tests."""
+
+from __future__ import annotations
+
+import signal
+import sys
+from pathlib import Path
+
+import httpx
+
+from noetl_dagster.embedded.processes import LOOPBACK, Launch
+from noetl_dagster.embedded.service import Ports
+from noetl_dagster.embedded.state import ServiceName
+
+
+class RecordsApi:
+    """``python -m noetl_dagster.records_api`` with its defaults."""
+
+    name = ServiceName.RECORDS_API
+    listeners: tuple[str, ...] = ("http",)
+    stop_signal = signal.SIGTERM
+    patience = 30.0
+
+    def prepare(self, folder: Path, ports: Ports) -> Launch:
+        return Launch([sys.executable, "-m", "noetl_dagster.records_api", "--port", str(ports["http"])])
+
+    def ready(self, ports: Ports) -> bool:
+        try:
+            return httpx.get(f"{self.url(ports)}/health", timeout=2, trust_env=False).is_success
+        except httpx.HTTPError:
+            return False
+
+    def furnish(self, ports: Ports) -> None:
+        """It computes its records; nothing is loaded."""
+
+    def url(self, ports: Ports) -> str:
+        return f"http://{LOOPBACK}:{ports['http']}"

@@ -1,0 +1,69 @@
+"""The state folder: which service runs where, and the lock that makes starting safe."""
+
+from __future__ import annotations
+
+import fcntl
+from collections.abc import Iterator
+from contextlib import contextmanager
+from enum import StrEnum
+from pathlib import Path
+
+from pydantic import BaseModel, ConfigDict, Field
+
+
+class ServiceName(StrEnum):
+    """The embedded services."""
+
+    POSTGRES = "postgres"
+    NATS = "nats"
+    OBJECT_STORE = "object_store"
+    RECORDS_API = "records_api"
+
+
+class ServiceRecord(BaseModel):
+    """What is remembered of one service. Ports are kept when it stops, so that URLs stay the same."""
+
+    model_config = ConfigDict(frozen=True)
+
+    ports: dict[str, int] = Field(description="Port of each listener, on 127.0.0.1")
+    pid: int | None = Field(None, description="Main process; None: stopped on purpose")
+    started: str = Field("", description="The process' start mark, see processes.start_mark")
+    url: str = Field("", description="Where clients connect")
+
+
+class State(BaseModel):
+    """The file ``services.json`` in the state folder."""
+
+    model_config = ConfigDict(frozen=True)
+
+    services: dict[ServiceName, ServiceRecord] = Field(default_factory=dict)
+
+    def with_record(self, name: ServiceName, record: ServiceRecord) -> State:
+        return State(services={**self.services, name: record})
+
+    def taken_ports(self) -> set[int]:
+        return {port for record in self.services.values() for port in record.ports.values()}
+
+
+def read_state(home: Path) -> State:
+    """What was last written; empty when nothing was."""
+    path = home / "services.json"
+    if not path.exists():
+        return State()
+    return State.model_validate_json(path.read_bytes())
+
+
+def write_state(home: Path, state: State) -> None:
+    """Replaces the file in one step: a reader sees the old state or the new."""
+    fresh = home / "services.json.new"
+    fresh.write_text(state.model_dump_json(indent=2))
+    fresh.replace(home / "services.json")
+
+
+@contextmanager
+def locked(home: Path) -> Iterator[None]:
+    """Holds the state folder against every other process and thread."""
+    home.mkdir(parents=True, exist_ok=True)
+    with (home / "services.lock").open("w") as handle:
+        fcntl.flock(handle, fcntl.LOCK_EX)
+        yield

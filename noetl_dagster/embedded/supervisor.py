@@ -1,0 +1,188 @@
+"""Keeps the embedded services running: starts what is missing, mends what died, stops on request."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+from noetl_dagster.embedded import processes
+from noetl_dagster.embedded.nats import Nats
+from noetl_dagster.embedded.object_store import ObjectStore
+from noetl_dagster.embedded.postgres import Postgres
+from noetl_dagster.embedded.records import RecordsApi
+from noetl_dagster.embedded.service import Service
+from noetl_dagster.embedded.state import (
+    ServiceName,
+    ServiceRecord,
+    State,
+    locked,
+    read_state,
+    write_state,
+)
+from noetl_dagster.errors import ServiceError
+from noetl_dagster.settings import Settings
+
+
+@dataclass(frozen=True, slots=True)
+class ServiceStatus:
+    """One line of ``noetl-dagster services status``."""
+
+    name: ServiceName
+    running: bool
+    url: str
+    pid: int | None
+    log: Path
+
+
+def service(name: ServiceName, settings: Settings) -> Service:
+    """The service of a name, as the settings want it."""
+    match name:
+        case ServiceName.POSTGRES:
+            return Postgres()
+        case ServiceName.NATS:
+            return Nats()
+        case ServiceName.OBJECT_STORE:
+            return ObjectStore(settings)
+        case ServiceName.RECORDS_API:
+            return RecordsApi()
+
+
+def start(settings: Settings, names: Iterable[ServiceName]) -> dict[ServiceName, ServiceRecord]:
+    """Brings services up, or finds them up, and returns their records.
+
+    Each is started once, however many processes ask at the same time; the slow ones start side by side.
+
+    Raises:
+        ServiceError: one does not start; the message ends with the tail of its log.
+    """
+    home = settings.home.resolve()
+    wanted = [service(name, settings) for name in names]
+    with locked(home):
+        state = read_state(home)
+        launched = []
+        for one in wanted:
+            if not _is_up(one, state.services.get(one.name)):
+                state = _launch(one, home, state)
+                launched.append(one)
+                write_state(home, state)  # at once: whatever happens next, ``stop`` finds the process
+        for one in launched:
+            _await_ready(one, home, state.services[one.name])
+    return {one.name: state.services[one.name] for one in wanted}
+
+
+def stop(settings: Settings) -> None:
+    """Ends every embedded service of the state folder. Data and ports are kept for the next start."""
+    home = settings.home.resolve()
+    with locked(home):
+        state = read_state(home)
+        for name, record in reversed(state.services.items()):
+            _end(service(name, settings), record)
+            state = state.with_record(name, record.model_copy(update={"pid": None, "started": ""}))
+        write_state(home, state)
+
+
+def inspect(settings: Settings) -> list[ServiceStatus]:
+    """What is known of every embedded service, started or not. Starts nothing and waits for nothing."""
+    home = settings.home.resolve()
+    records = read_state(home).services
+    found = []
+    for name in ServiceName:
+        record = records.get(name)
+        running = _is_up(service(name, settings), record)
+        found.append(
+            ServiceStatus(
+                name=name,
+                running=running,
+                url=record.url if record else "",
+                pid=record.pid if record and running else None,
+                log=_folder(home, name) / "log",
+            )
+        )
+    return found
+
+
+def _is_up(one: Service, record: ServiceRecord | None) -> bool:
+    """The recorded process lives, is that very process, and listens."""
+    return (
+        record is not None
+        and record.pid is not None
+        and processes.start_mark(record.pid) == record.started
+        and processes.answers(record.ports[one.listeners[-1]])
+    )
+
+
+def _launch(one: Service, home: Path, state: State) -> State:
+    folder = _folder(home, one.name)
+    folder.mkdir(parents=True, exist_ok=True)
+    record = state.services.get(one.name)
+    if record is not None:
+        _end(one, record)  # it may live and not answer
+    ports = _ports(one, record, state)
+    log = folder / "log"
+    log.unlink(missing_ok=True)
+    process = processes.spawn(one.prepare(folder, ports), log, folder)
+    fresh = ServiceRecord(
+        ports=ports,
+        pid=process.pid,
+        started=processes.start_mark(process.pid) or "",
+        url=one.url(ports),
+    )
+    return state.with_record(one.name, fresh)
+
+
+def _ports(one: Service, record: ServiceRecord | None, state: State) -> dict[str, int]:
+    """The remembered ports; new ones at the first start, or when another program took one meanwhile."""
+    remembered = record.ports if record is not None else {}
+    if remembered and all(processes.is_free(port) for port in remembered.values()):
+        return remembered
+    ports = processes.free_ports(len(one.listeners), state.taken_ports())
+    return dict(zip(one.listeners, ports, strict=True))
+
+
+def _await_ready(one: Service, home: Path, record: ServiceRecord) -> None:
+    log = _folder(home, one.name) / "log"
+    deadline = time.monotonic() + one.patience
+    while not one.ready(record.ports):
+        if record.pid is None or processes.start_mark(record.pid) != record.started:
+            raise ServiceError(_failure(one, "ended while starting", log))
+        if time.monotonic() > deadline:
+            raise ServiceError(_failure(one, f"is not ready after {one.patience:.0f} s", log))
+        time.sleep(0.05)
+    one.furnish(record.ports)
+
+
+def _end(one: Service, record: ServiceRecord) -> None:
+    if record.pid is not None:
+        processes.end(record.pid, record.started, one.stop_signal, one.patience)
+
+
+def _failure(one: Service, what: str, log: Path) -> str:
+    return (
+        f"embedded {one.name} {what}. Mend what its log says and try again, or set the address of a server "
+        f"of your own (noetl-dagster services env names the settings).\n{log}:\n{processes.tail(log)}"
+    )
+
+
+def _folder(home: Path, name: ServiceName) -> Path:
+    return home / name.value
+
+
+def names_missing(settings: Settings, only: Collection[str] | None) -> list[ServiceName]:
+    """Which services the settings leave to us: those without an address, of ``only`` where given.
+
+    Raises:
+        ServiceError: ``only`` names a service that does not exist.
+    """
+    known = {name.value for name in ServiceName}
+    unknown = sorted(set(only or ()) - known)
+    if unknown:
+        raise ServiceError(f"no embedded service {', '.join(unknown)}; there are {', '.join(sorted(known))}")
+    missing = {
+        ServiceName.POSTGRES: settings.db_url is None or settings.dagster_db_url is None,
+        ServiceName.NATS: settings.nats_url is None,
+        ServiceName.OBJECT_STORE: settings.minio_endpoint is None,
+        ServiceName.RECORDS_API: only is not None,
+    }
+    return [name for name, is_missing in missing.items() if is_missing and (only is None or name in only)]

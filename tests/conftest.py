@@ -1,0 +1,191 @@
+"""Fixtures over the real embedded services: one set of servers, and for each test everything of its own.
+
+The servers live in ``.noetl-test/`` (or ``NOETL_TEST_HOME``) and are shared by xdist workers and by sessions
+that run at the same time; the last session to end stops them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import fcntl
+import hashlib
+import os
+import uuid
+from collections.abc import AsyncIterator, Iterator
+from contextlib import contextmanager, suppress
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import IO, Any
+
+import asyncpg
+import boto3
+import nats
+import psycopg2
+import psycopg2.extensions
+import pytest
+from botocore.config import Config
+from botocore.exceptions import ClientError
+from dagster import DagsterInstance
+
+from noetl_dagster import embedded
+from noetl_dagster.events import schema
+from noetl_dagster.events.connection import open_pool
+from noetl_dagster.settings import Settings, get_settings
+
+PROJECT = Path(__file__).parents[1]
+HOME = Path(os.environ.get("NOETL_TEST_HOME", PROJECT / ".noetl-test")).resolve()
+IN_USE = pytest.StashKey[IO[str]]()
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Marks the servers as in use, and keeps the developer's own settings out of the tests."""
+    for name in list(os.environ):
+        if name.startswith("NOETL_") and not name.startswith("NOETL_TEST_") or name == "DAGSTER_HOME":
+            del os.environ[name]
+    get_settings.cache_clear()
+    HOME.mkdir(parents=True, exist_ok=True)
+    handle = (HOME / "in-use.lock").open("w")
+    fcntl.flock(handle, fcntl.LOCK_SH)
+    config.stash[IN_USE] = handle
+
+
+def pytest_unconfigure(config: pytest.Config) -> None:
+    """Stops the servers, unless another session or worker uses them."""
+    handle = config.stash.get(IN_USE, None)
+    if handle is None:
+        return
+    with handle, suppress(BlockingIOError):
+        fcntl.flock(handle, fcntl.LOCK_UN)
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        _drop_leftovers()
+        embedded.down(Settings(home=HOME))
+
+
+@pytest.fixture(scope="session")
+def services() -> Settings:
+    """Settings with the addresses of the running embedded services."""
+    return embedded.ensure(Settings(home=HOME))
+
+
+@pytest.fixture(scope="session")
+def database_template(services: Settings) -> str:
+    """Name of a database that has the schema, from which each test's database is cloned."""
+    name = _template_name()
+    with _administrator(services) as cursor:
+        cursor.execute("SELECT pg_advisory_lock(hashtext(%s))", [name])
+        cursor.execute("SELECT 1 FROM pg_database WHERE datname = %s", [name])
+        if cursor.fetchone() is None:
+            cursor.execute(f'DROP DATABASE IF EXISTS "{name}_unfinished"')
+            cursor.execute(f'CREATE DATABASE "{name}_unfinished"')
+            asyncio.run(schema.apply_schema(_database_url(services, f"{name}_unfinished")))
+            cursor.execute(f'ALTER DATABASE "{name}_unfinished" RENAME TO "{name}"')
+    return name
+
+
+@pytest.fixture
+def settings(services: Settings, database_template: str, tmp_path: Path) -> Iterator[Settings]:
+    """Settings of one test: its own database, bucket, shared volume, NATS names and state folder."""
+    name = f"test-{uuid.uuid4().hex[:12]}"
+    with _administrator(services) as cursor:
+        cursor.execute(f'CREATE DATABASE "{name}" TEMPLATE "{database_template}"')
+    home, volume = tmp_path / "home", tmp_path / "pvc"
+    home.mkdir()
+    volume.mkdir()
+    url = _database_url(services, name)
+    own = services.model_copy(
+        update={
+            "home": home,
+            "db_url": url,
+            "dagster_db_url": url,
+            "minio_bucket": name,
+            "pvc_mount_path": volume,
+            "nats_namespace": name,
+            "event_nats_subject_prefix": f"{name}.events",
+        }
+    )
+    yield own
+    if (home / "services.json").exists():  # the test started servers of its own
+        embedded.down(own)
+    with _administrator(services) as cursor:
+        cursor.execute(f'DROP DATABASE "{name}" WITH (FORCE)')
+    _delete_bucket(own)
+    asyncio.run(_delete_streams(own))
+
+
+@pytest.fixture
+async def pool(settings: Settings) -> AsyncIterator[asyncpg.Pool[Any]]:
+    """A pool on the test's database, with the codecs of the event log."""
+    assert settings.db_url is not None
+    opened = await open_pool(settings.db_url, size=4)
+    yield opened
+    opened.terminate()
+
+
+@pytest.fixture
+def dagster_instance(tmp_path: Path) -> Iterator[DagsterInstance]:
+    """A Dagster instance with throw-away storage that child processes can open too."""
+    folder = tmp_path / "dagster"
+    folder.mkdir()
+    with DagsterInstance.local_temp(str(folder)) as instance:
+        yield instance
+
+
+@contextmanager
+def _administrator(services: Settings) -> Iterator[psycopg2.extensions.cursor]:
+    """A cursor on the server's own database; CREATE and DROP DATABASE need one outside transactions."""
+    connection = psycopg2.connect(_database_url(services, "postgres"))
+    connection.autocommit = True
+    try:
+        yield connection.cursor()
+    finally:
+        connection.close()
+
+
+def _database_url(services: Settings, database: str) -> str:
+    assert services.db_url is not None
+    return f"{services.db_url.rpartition('/')[0]}/{database}"
+
+
+def _template_name() -> str:
+    """Changes with the schema, and monthly with the partitions that it makes ahead."""
+    sources = [*schema.schema_files(), Path(schema.__file__)]
+    digest = hashlib.sha256(b"".join(path.read_bytes() for path in sources)).hexdigest()[:12]
+    return f"template-{datetime.now(UTC):%Y%m}-{digest}"
+
+
+def _drop_leftovers() -> None:
+    """Drops databases of killed sessions and templates of earlier schemas. Nobody else is connected now."""
+    running = {one.name for one in embedded.status(Settings(home=HOME)) if one.running}
+    if embedded.ServiceName.POSTGRES not in running:
+        return
+    with _administrator(embedded.ensure(Settings(home=HOME), only=["postgres"])) as cursor:
+        cursor.execute("SELECT datname FROM pg_database WHERE datname ~ '^(test|template)-'")
+        for (name,) in cursor.fetchall():
+            if name != _template_name():
+                cursor.execute(f'DROP DATABASE "{name}" WITH (FORCE)')
+
+
+def _delete_bucket(settings: Settings) -> None:
+    client = boto3.client(
+        "s3",
+        endpoint_url=settings.minio_endpoint,
+        aws_access_key_id=settings.minio_access_key,
+        aws_secret_access_key=settings.minio_secret_key.get_secret_value(),
+        region_name=settings.minio_region,
+        config=Config(retries={"max_attempts": 0}, connect_timeout=2, read_timeout=5),
+    )
+    with suppress(ClientError):  # most tests never make it
+        client.delete_bucket(Bucket=settings.minio_bucket)  # the embedded store deletes its objects with it
+
+
+async def _delete_streams(settings: Settings) -> None:
+    assert settings.nats_url is not None
+    client = await nats.connect(settings.nats_url, allow_reconnect=False)
+    try:
+        manager = client.jsm()
+        for stream in await manager.streams_info():
+            name = stream.config.name or ""
+            if settings.nats_namespace.lower() in name.lower().replace("_", "-"):
+                await manager.delete_stream(name)
+    finally:
+        await client.close()
