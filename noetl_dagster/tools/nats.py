@@ -1,0 +1,198 @@
+"""``kind: nats``: key-value buckets, messages and the object store of JetStream."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+from collections.abc import Awaitable, Callable, Mapping
+from enum import StrEnum
+from typing import Any
+
+import nats.errors
+import nats.js.errors
+import orjson
+from nats.aio.client import Client as NatsClient
+
+from noetl_dagster.errors import CredentialError, ServiceError, ToolError
+from noetl_dagster.tools.base import Tool, Toolbox, ToolCall, ToolResult
+from noetl_dagster.tools.credentials import CredentialType
+from noetl_dagster.tools.jsonable import to_jsonable
+
+PUBLISH_SECONDS = 10.0
+
+
+class NatsOperation(StrEnum):
+    KV_GET = "kv_get"
+    KV_PUT = "kv_put"
+    KV_DELETE = "kv_delete"
+    KV_KEYS = "kv_keys"
+    PUBLISH = "publish"
+    OBJECT_PUT = "object_put"
+    OBJECT_GET = "object_get"
+
+
+class NatsTool(Tool):
+    """One operation on a NATS server.
+
+    Input: ``operation``; ``bucket`` and ``key`` for key-value and object operations, ``value`` for puts (text
+    as it is, everything else as JSON); ``subject``, ``value``, ``headers`` and ``ack`` for publish (with
+    ``ack: true`` JetStream confirms it); ``auth`` (a nats credential; default: the settings' server). A put
+    makes a missing bucket; ``ttl`` seconds then bounds the age of its entries.
+
+    Output:
+        kv_get ``{key, value, revision, found}``, kv_put ``{key, revision}``, kv_delete ``{key, deleted}``,
+        kv_keys ``{keys, count}``, publish ``{subject, bytes}`` and with ``ack`` ``stream`` and ``sequence``,
+        object_put ``{key, size, digest}``, object_get ``{key, value, size}``. A value that is JSON comes back
+        parsed, other text as text, bytes as base64 text beside ``encoding: base64``.
+
+    Raises ``ToolError`` of kind ``nats``, retryable for connections and time-outs.
+    """
+
+    kind = "nats"
+
+    async def run(self, call: ToolCall, box: Toolbox) -> ToolResult:
+        operation = _operation(call)
+        try:
+            credential = await box.credentials.resolve(call.auth, CredentialType.NATS)
+            client = await box.clients.nats(credential)
+            return ToolResult(data=await _OPERATIONS[operation](client, call))
+        except CredentialError as error:
+            raise ToolError(f"nats in step {call.step}: {error}", kind="credential") from None
+        except (ServiceError, nats.errors.Error, OSError, asyncio.TimeoutError) as error:
+            raise _failed(call, operation, error, box) from None
+
+
+async def _kv_get(client: NatsClient, call: ToolCall) -> dict[str, Any]:
+    key = _field(call, "key")
+    try:
+        bucket = await client.jetstream().key_value(_field(call, "bucket"))
+        entry = await bucket.get(key)
+    except (nats.js.errors.KeyNotFoundError, nats.js.errors.BucketNotFoundError):
+        return {"key": key, "value": None, "revision": None, "found": False}
+    return {"key": key, **decoded(entry.value or b""), "revision": entry.revision, "found": True}
+
+
+async def _kv_put(client: NatsClient, call: ToolCall) -> dict[str, Any]:
+    key = _field(call, "key")
+    stream, name = client.jetstream(), _field(call, "bucket")
+    try:
+        bucket = await stream.key_value(name)
+    except nats.js.errors.BucketNotFoundError:
+        bucket = await stream.create_key_value(bucket=name, ttl=call.config.get("ttl"))
+    return {"key": key, "revision": await bucket.put(key, encoded(call.config.get("value")))}
+
+
+async def _kv_delete(client: NatsClient, call: ToolCall) -> dict[str, Any]:
+    key = _field(call, "key")
+    try:
+        bucket = await client.jetstream().key_value(_field(call, "bucket"))
+        await bucket.get(key)
+    except (nats.js.errors.KeyNotFoundError, nats.js.errors.BucketNotFoundError):
+        return {"key": key, "deleted": False}
+    await bucket.delete(key)
+    return {"key": key, "deleted": True}
+
+
+async def _kv_keys(client: NatsClient, call: ToolCall) -> dict[str, Any]:
+    prefix = str(call.config.get("prefix") or call.config.get("key") or "")
+    try:
+        bucket = await client.jetstream().key_value(_field(call, "bucket"))
+        keys = sorted(key for key in await bucket.keys() if key.startswith(prefix))
+    except (nats.js.errors.NoKeysError, nats.js.errors.BucketNotFoundError):
+        keys = []
+    return {"keys": keys, "count": len(keys)}
+
+
+async def _publish(client: NatsClient, call: ToolCall) -> dict[str, Any]:
+    subject, payload = _field(call, "subject"), encoded(call.config.get("value"))
+    headers = {str(name): str(value) for name, value in (call.config.get("headers") or {}).items()} or None
+    sent: dict[str, Any] = {"subject": subject, "bytes": len(payload)}
+    if call.config.get("ack"):
+        confirmed = await client.jetstream().publish(
+            subject, payload, timeout=PUBLISH_SECONDS, headers=headers
+        )
+        return {**sent, "stream": confirmed.stream, "sequence": confirmed.seq}
+    await client.publish(subject, payload, headers=headers)
+    await client.flush()
+    return sent
+
+
+async def _object_put(client: NatsClient, call: ToolCall) -> dict[str, Any]:
+    key = _field(call, "key")
+    stream, name = client.jetstream(), _field(call, "bucket")
+    try:
+        bucket = await stream.object_store(name)
+    except nats.js.errors.NotFoundError:
+        bucket = await stream.create_object_store(bucket=name)
+    info = await bucket.put(key, encoded(call.config.get("value")))
+    return {"key": key, "size": info.size, "digest": info.digest}
+
+
+async def _object_get(client: NatsClient, call: ToolCall) -> dict[str, Any]:
+    key = _field(call, "key")
+    bucket = await client.jetstream().object_store(_field(call, "bucket"))
+    found = await bucket.get(key)
+    content = found.data or b""
+    return {"key": key, **decoded(content), "size": len(content)}
+
+
+_OPERATIONS: Mapping[NatsOperation, Callable[[NatsClient, ToolCall], Awaitable[dict[str, Any]]]] = {
+    NatsOperation.KV_GET: _kv_get,
+    NatsOperation.KV_PUT: _kv_put,
+    NatsOperation.KV_DELETE: _kv_delete,
+    NatsOperation.KV_KEYS: _kv_keys,
+    NatsOperation.PUBLISH: _publish,
+    NatsOperation.OBJECT_PUT: _object_put,
+    NatsOperation.OBJECT_GET: _object_get,
+}
+
+
+def encoded(value: Any) -> bytes:
+    """Text as it is, bytes as they are, everything else as JSON."""
+    if isinstance(value, bytes):
+        return value
+    return value.encode() if isinstance(value, str) else orjson.dumps(to_jsonable(value, "value"))
+
+
+def decoded(content: bytes) -> dict[str, Any]:
+    """``{value}`` or ``{value, encoding: base64}`` of stored bytes."""
+    try:
+        return {"value": orjson.loads(content)}
+    except orjson.JSONDecodeError:
+        pass
+    try:
+        return {"value": content.decode()}
+    except UnicodeDecodeError:
+        return {"value": base64.b64encode(content).decode(), "encoding": "base64"}
+
+
+def _operation(call: ToolCall) -> NatsOperation:
+    try:
+        return NatsOperation(str(call.config.get("operation")))
+    except ValueError:
+        raise ToolError(
+            f"nats in step {call.step}: operation {call.config.get('operation')!r} is unknown; known: "
+            f"{', '.join(NatsOperation)}",
+            kind="nats",
+        ) from None
+
+
+def _field(call: ToolCall, name: str) -> str:
+    value = call.config.get(name, call.input.get(name))
+    if value in (None, ""):
+        raise ToolError(
+            f"nats in step {call.step}: {call.config.get('operation')} needs {name!r}", kind="nats"
+        )
+    return str(value)
+
+
+def _failed(call: ToolCall, operation: NatsOperation, error: Exception, box: Toolbox) -> ToolError:
+    missing = isinstance(error, nats.js.errors.NotFoundError)
+    lost = isinstance(error, ServiceError | OSError | TimeoutError | nats.errors.ConnectionClosedError)
+    text = f"nats {operation} in step {call.step}: {str(error) or type(error).__name__}"
+    return ToolError(
+        box.credentials.redact(text),
+        kind="nats",
+        retryable=lost and not missing,
+        code="NOT_FOUND" if missing else None,
+    )

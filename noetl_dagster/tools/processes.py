@@ -1,0 +1,119 @@
+"""Child processes with bounds: their own process group, a time limit, and output that is kept in part."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+OUTPUT_BYTES = 1_048_576
+GRACE_SECONDS = 2.0
+_CHUNK = 65_536
+
+
+@dataclass(frozen=True, slots=True)
+class Finished:
+    """How a process ended. Of long output the end is kept; ``truncated`` says so."""
+
+    exit_code: int
+    stdout: str
+    stderr: str
+    truncated: bool = False
+
+
+def environment(extra: Mapping[str, str] | None = None) -> dict[str, str]:
+    """The environment of a child: this process' one without ``NOETL_*``, which holds credentials."""
+    own = {name: value for name, value in os.environ.items() if not name.startswith("NOETL_")}
+    return {**own, **(extra or {})}
+
+
+async def run_process(
+    command: Sequence[str],
+    *,
+    folder: str | Path = ".",
+    env: Mapping[str, str] | None = None,
+    stdin: bytes = b"",
+    output_bytes: int = OUTPUT_BYTES,
+) -> Finished:
+    """Runs a command to its end.
+
+    When the caller is cancelled (a time limit), the whole process group is asked to stop and, two seconds
+    later, killed. What the command left running in its group ends with it.
+
+    Raises:
+        OSError: when the program cannot be started.
+    """
+    process = await asyncio.create_subprocess_exec(
+        *command,
+        cwd=folder,
+        env=environment(env),
+        stdin=asyncio.subprocess.PIPE,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE,
+        start_new_session=True,
+    )
+    assert process.stdout is not None
+    assert process.stderr is not None
+    output, errors = _Tail(output_bytes), _Tail(output_bytes)
+    readers = [
+        asyncio.ensure_future(output.read(process.stdout)),
+        asyncio.ensure_future(errors.read(process.stderr)),
+    ]
+    try:
+        await _feed(process, stdin)
+        await process.wait()
+    finally:
+        await asyncio.shield(_end_group(process))
+        await asyncio.gather(*readers, return_exceptions=True)
+    assert process.returncode is not None
+    return Finished(process.returncode, output.text(), errors.text(), output.truncated or errors.truncated)
+
+
+class _Tail:
+    """Reads a stream to its end and keeps the last bytes."""
+
+    def __init__(self, limit: int) -> None:
+        self._limit = limit
+        self._kept = bytearray()
+        self.truncated = False
+
+    async def read(self, stream: asyncio.StreamReader) -> None:
+        while chunk := await stream.read(_CHUNK):
+            self._kept += chunk
+            if len(self._kept) > 2 * self._limit:
+                self._cut()
+
+    def _cut(self) -> None:
+        if len(self._kept) > self._limit:
+            del self._kept[: len(self._kept) - self._limit]
+            self.truncated = True
+
+    def text(self) -> str:
+        self._cut()
+        return self._kept.decode(errors="replace")
+
+
+async def _feed(process: asyncio.subprocess.Process, stdin: bytes) -> None:
+    assert process.stdin is not None
+    with contextlib.suppress(BrokenPipeError, ConnectionResetError):
+        process.stdin.write(stdin)
+        await process.stdin.drain()
+    process.stdin.close()
+
+
+async def _end_group(process: asyncio.subprocess.Process) -> None:
+    if process.returncode is None:
+        _signal_group(process.pid, signal.SIGTERM)
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(process.wait(), GRACE_SECONDS)
+    _signal_group(process.pid, signal.SIGKILL)
+    await process.wait()
+
+
+def _signal_group(group: int, number: signal.Signals) -> None:
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(group, number)

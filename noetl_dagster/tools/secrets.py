@@ -1,0 +1,33 @@
+"""``kind: secrets``: finds a secret and hands out a handle for it, never its value."""
+
+from __future__ import annotations
+
+from noetl_dagster.errors import CredentialError, ToolError
+from noetl_dagster.tools.base import Tool, Toolbox, ToolCall, ToolResult
+from noetl_dagster.tools.credentials import HANDLE_PREFIX
+
+
+class SecretsTool(Tool):
+    """Makes sure that a secret exists.
+
+    Input: ``provider`` (``env``, ``file`` or ``credential``; default ``env``), ``name`` (a variable, a file
+    below ``NOETL_SECRETS_PATH``, or ``<credential>/<field>``).
+
+    Output: ``{name, provider, handle}``. A result is kept in the event log, so it never holds the value: the
+    handle ``secret://<provider>/<name>`` stands for it in ``auth``, alone (a bearer token) or in a mapping such
+    as ``{type: header, header: X-API-Key, value: "{{ token.handle }}"}``, and is opened only for the call.
+    """
+
+    kind = "secrets"
+
+    async def run(self, call: ToolCall, box: Toolbox) -> ToolResult:
+        provider = str(call.config.get("provider") or "env")
+        name = call.config.get("name") or call.input.get("name")
+        if not isinstance(name, str) or not name:
+            raise ToolError(f"secrets in step {call.step} has no 'name'", kind=self.kind)
+        handle = f"{HANDLE_PREFIX}{provider}/{name}"
+        try:
+            await box.credentials.reveal(handle)
+        except (CredentialError, OSError) as error:
+            raise ToolError(f"secrets in step {call.step}: {error}", kind="credential") from None
+        return ToolResult(data={"name": name, "provider": provider, "handle": handle})

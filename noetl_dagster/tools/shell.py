@@ -1,0 +1,118 @@
+"""``kind: shell`` and ``kind: script``: commands in a process group of their own."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import orjson
+
+from noetl_dagster.errors import ToolError
+from noetl_dagster.tools.base import Tool, Toolbox, ToolCall, ToolResult
+from noetl_dagster.tools.jsonable import to_jsonable
+from noetl_dagster.tools.processes import Finished, run_process
+from noetl_dagster.tools.scripts import load_script
+
+SHELL = "/bin/sh"
+EXCERPT = 500
+_INTERPRETERS = {".py": (sys.executable,), ".sh": (SHELL,), ".bash": ("bash",)}
+
+
+class ShellTool(Tool):
+    """Runs shell commands, or a script file.
+
+    Input: ``cmds`` (text or a list; one shell runs them in order and stops at the first that fails) or
+    ``script`` (with ``args``, ``interpreter``); ``env`` (further variables), ``cwd`` (default: the playbook's
+    folder), ``timeout`` seconds. The task's input stands in ``NOETL_INPUT`` as JSON; the variables of this
+    process named ``NOETL_*`` are not handed on.
+
+    Output: ``{exit_code, stdout, stderr, truncated}``; of long output the last mebibyte.
+
+    Raises ``ToolError`` of kind ``shell`` for an exit code other than 0 (``error.code``), and of kind
+    ``timeout`` when the time is up; the whole process group is killed then.
+    """
+
+    kind = "shell"
+
+    async def run(self, call: ToolCall, box: Toolbox) -> ToolResult:
+        timeout = call.config.get("timeout")
+        seconds = float(timeout) if timeout is not None else None
+        started = asyncio.timeout(seconds)
+        try:
+            async with started:
+                finished = await self._run(call, box)
+        except TimeoutError:
+            if not started.expired():
+                raise
+            raise ToolError(
+                f"shell in step {call.step} took longer than its timeout of {seconds:g} s",
+                kind="timeout",
+                retryable=True,
+            ) from None
+        except OSError as error:
+            raise ToolError(f"shell in step {call.step}: {error}", kind=self.kind) from None
+        redact = box.credentials.redact
+        if finished.exit_code != 0:
+            raise _failed(call, finished, box)
+        data = {
+            "exit_code": finished.exit_code,
+            "stdout": redact(finished.stdout),
+            "stderr": redact(finished.stderr),
+            "truncated": finished.truncated,
+        }
+        return ToolResult(data=data)
+
+    async def _run(self, call: ToolCall, box: Toolbox) -> Finished:
+        config = call.config
+        env = {str(name): str(value) for name, value in (config.get("env") or {}).items()}
+        env["NOETL_INPUT"] = orjson.dumps(to_jsonable(call.input, "input")).decode()
+        folder = Path(call.folder) / str(config.get("cwd") or ".")
+        script = await load_script(call, box)
+        if script is None:
+            commands = config.get("cmds", config.get("command"))
+            if not commands:
+                raise ToolError(f"shell in step {call.step} has no 'cmds'", kind=self.kind)
+            text = "\n".join(map(str, commands)) if isinstance(commands, list | tuple) else str(commands)
+            return await run_process([SHELL, "-c", f"set -e\n{text}"], folder=folder, env=env)
+        with _script_file(script) as path:
+            command = [*_interpreter(script, config), path, *map(str, config.get("args") or ())]
+            return await run_process(command, folder=folder, env=env)
+
+
+@contextlib.contextmanager
+def _script_file(text: str) -> Any:
+    handle, path = tempfile.mkstemp(prefix="noetl-script-")
+    try:
+        with os.fdopen(handle, "w") as file:
+            file.write(text)
+        yield path
+    finally:
+        os.unlink(path)
+
+
+def _interpreter(script: str, config: dict[str, Any]) -> tuple[str, ...]:
+    """``interpreter`` of the task, else the script's first line, else its ending, else the shell."""
+    named = config.get("interpreter")
+    if named:
+        return (str(named),) if isinstance(named, str) else tuple(map(str, named))
+    if script.startswith("#!"):
+        return tuple(script.partition("\n")[0].removeprefix("#!").split())
+    source = config["script"]
+    uri = source if isinstance(source, str) else source["uri"]
+    return _INTERPRETERS.get(Path(uri).suffix, (SHELL,))
+
+
+def _failed(call: ToolCall, finished: Finished, box: Toolbox) -> ToolError:
+    code = finished.exit_code
+    how = f"was killed by signal {-code}" if code < 0 else f"ended with exit code {code}"
+    said = (finished.stderr.strip() or finished.stdout.strip())[-EXCERPT:]
+    return ToolError(
+        box.credentials.redact(f"shell in step {call.step} {how}{': ' if said else ''}{said}"),
+        kind="shell",
+        code=str(code),
+    )
