@@ -1,0 +1,74 @@
+"""What a well-formed playbook may still have wrong: targets, cycles, templates, names."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from noetl_dagster.errors import Place, Problem
+from noetl_dagster.playbook.block import suggestion
+from noetl_dagster.playbook.check_templates import check_templates
+from noetl_dagster.playbook.document import Document
+from noetl_dagster.playbook.graph import StepGraph
+from noetl_dagster.playbook.models import LoopMode, Playbook, Step, Task
+
+
+def check_playbook(playbook: Playbook, document: Document | None = None) -> list[Problem]:
+    """Everything found, errors and warnings.
+
+    Args:
+        document: the YAML behind the playbook, for exact places; read again from its source when not given.
+    """
+    problems = [*_check_targets(playbook), *_check_graph(playbook), *_check_workbook(playbook)]
+    if document is None:
+        document = Document(playbook.source, playbook.file)
+    problems += check_templates(playbook, document)
+    return problems
+
+
+def _place(playbook: Playbook, step: Step) -> Place:
+    return step.place or Place(playbook.file, 1)
+
+
+def _check_targets(playbook: Playbook) -> Iterator[Problem]:
+    names = tuple(step.name for step in playbook.steps)
+    known = frozenset(names)
+    for step in playbook.steps:
+        for arc in step.routing.arcs:
+            if arc.step not in known:
+                place = arc.place or _place(playbook, step)
+                near = suggestion(arc.step, names).replace("known keys", "steps")
+                yield Problem(place, f"step {step.name!r}: next leads to unknown step {arc.step!r}; {near}")
+
+
+def _check_graph(playbook: Playbook) -> Iterator[Problem]:
+    graph = StepGraph(playbook)
+    for step in playbook.steps:
+        place = _place(playbook, step)
+        if step.name not in graph.reachable:
+            message = f"step {step.name!r}: no path leads here from {graph.entry!r}; it never runs"
+            yield Problem(place, message, "warning")
+        if step.loop is not None and not step.tasks:
+            yield Problem(place, f"step {step.name!r}: a loop needs a 'tool' to run for each item")
+        region = graph.region_of(step.name)
+        if step.is_fanout and region.is_cycle:
+            cycle = " -> ".join((*region.steps, region.steps[0]))
+            message = f"step {step.name!r}: a fan-out cannot stand in a cycle ({cycle}); "
+            yield Problem(place, message + f"use loop mode {LoopMode.PARALLEL}, or move it out of the cycle")
+
+
+def _check_workbook(playbook: Playbook) -> Iterator[Problem]:
+    for step in playbook.steps:
+        for task in step.tasks:
+            wanted = _workbook_name(task)
+            if wanted is not None and wanted not in playbook.workbook:
+                known = ", ".join(playbook.workbook) or "none"
+                message = f"step {step.name!r}: no workbook task {wanted!r}; workbook: {known}"
+                yield Problem(task.place or _place(playbook, step), message)
+
+
+def _workbook_name(task: Task) -> str | None:
+    """The workbook entry that a task names, None when it names none or by a template."""
+    if task.kind != "workbook":
+        return None
+    name = str(task.config.get("task") or task.config.get("name") or "")
+    return None if not name or "{{" in name else name

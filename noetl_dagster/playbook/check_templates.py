@@ -1,0 +1,99 @@
+"""Templates that do not parse, and names that nothing in the playbook could define."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from noetl_dagster.errors import Place, Problem, TemplateError
+from noetl_dagster.playbook.document import Document
+from noetl_dagster.playbook.models import Loop, Playbook, Task
+from noetl_dagster.playbook.spelling import DESCRIPTION, LITERAL_FIELDS
+from noetl_dagster.playbook.templates import closest, compile_value, condition
+
+_SKIPPED_KEYS = frozenset({*LITERAL_FIELDS, *DESCRIPTION, "libs"})
+_CONDITION_KEYS = frozenset({"when", "cond"})
+LANGUAGE_NAMES = frozenset(
+    """
+    workload ctx vars iter loop _index loop_index execution_id job keychain input step results
+    output outcome response error event fanin result data this meta args path params status status_code
+    attempt _prev _task _attempt _retry __frame_max_rows
+    """.split()
+)
+"""Names that the language itself defines somewhere."""
+
+
+def check_templates(playbook: Playbook, document: Document) -> Iterator[Problem]:
+    """Walks every text of the workflow and the workbook."""
+    known = known_names(playbook)
+    root = document.root
+    if not isinstance(root, dict):
+        return
+    seen: set[int] = set()
+    for section in ("workflow", "workbook", "executor"):
+        for place, key, text in _texts(document, root, section, seen):
+            yield from _check_text(place, key, text, known)
+
+
+def known_names(playbook: Playbook) -> frozenset[str]:
+    """Every name that something in the playbook defines, wherever it is visible."""
+    names = {*LANGUAGE_NAMES, *playbook.workload}
+    for step in playbook.steps:
+        names.update((step.name, *step.input, *_bare(step.set)))
+        for arc in step.routing.arcs:
+            names.update(_bare(arc.set))
+        if step.loop is not None:
+            names.update(_loop_names(step.loop))
+        for task in step.tasks:
+            names.update(_task_names(task))
+    for name, task in playbook.workbook.items():
+        names.update((name, *_task_names(task)))
+    return frozenset(names)
+
+
+def _loop_names(loop: Loop) -> tuple[str, ...]:
+    return (loop.iterator, "item")
+
+
+def _task_names(task: Task) -> Iterator[str]:
+    yield task.name
+    yield from task.input
+    yield from _bare(task.set)
+    for rule in task.spec.policy:
+        yield from _bare(rule.then.set)
+
+
+def _bare(targets: dict[str, Any]) -> Iterator[str]:
+    for target in targets:
+        yield from target.split(".")[:2]
+
+
+def _texts(document: Document, container: Any, key: Any, seen: set[int]) -> Iterator[tuple[Place, str, str]]:
+    """Texts with their place and key, in file order; what an alias repeats is visited once."""
+    waiting: list[tuple[Any, Any]] = [(container, key)]
+    while waiting:
+        owner, name = waiting.pop()
+        value = owner.get(name) if isinstance(owner, dict) else owner[name]
+        if isinstance(value, str):
+            if "{" in value or name in _CONDITION_KEYS:
+                yield document.place(owner, name), str(name), value
+        elif isinstance(value, (dict, list)) and id(value) not in seen:
+            seen.add(id(value))
+            keys = value if isinstance(value, dict) else range(len(value))
+            waiting.extend((value, inner) for inner in reversed(list(keys)) if inner not in _SKIPPED_KEYS)
+
+
+def _check_text(place: Place, key: str, text: str, known: frozenset[str]) -> Iterator[Problem]:
+    try:
+        compiled = compile_value(text)
+    except TemplateError as error:
+        yield Problem(place, f"{key}: {error}")
+        return
+    for name in sorted(compiled.names - known):
+        near = closest(name, sorted(known))
+        hint = f"did you mean {near!r}?" if near else "it must come with the workload of the execution"
+        yield Problem(place, f"{key}: nothing in the playbook defines {name!r}; {hint}", "warning")
+    if key in _CONDITION_KEYS and compiled.constant and condition(text).holds({}):
+        yield Problem(
+            place, f"{key}: {text!r} holds no template and is always true; write {{{{ ... }}}}", "warning"
+        )

@@ -1,0 +1,134 @@
+"""The graph of steps: who leads where, what can be reached, which steps form cycles.
+
+A cycle (a strongly connected component, or a step with an arc to itself) is one region; every other
+step is a region of its own. Regions come in topological order. All of it takes linear time and no recursion.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from noetl_dagster.playbook.models import Playbook
+
+
+@dataclass(frozen=True, slots=True)
+class Region:
+    """One step, or the steps of one cycle.
+
+    Attributes:
+        name: the step's name, or ``region_<entry step>`` for a cycle.
+        steps: in playbook order.
+        entries: steps that an arc from outside reaches, or where the playbook starts.
+        targets: steps outside that an arc from here reaches.
+    """
+
+    name: str
+    steps: tuple[str, ...]
+    is_cycle: bool
+    entries: tuple[str, ...]
+    targets: tuple[str, ...]
+
+
+class StepGraph:
+    """The arcs of a playbook. Arcs to unknown steps are left out; the checks report them."""
+
+    def __init__(self, playbook: Playbook) -> None:
+        names = [step.name for step in playbook.steps]
+        self.entry = playbook.entry.name
+        self._position = {name: place for place, name in enumerate(names)}
+        self._successors = {
+            step.name: tuple(target for target in step.targets if target in self._position)
+            for step in playbook.steps
+        }
+        predecessors: dict[str, list[str]] = {name: [] for name in names}
+        for name, targets in self._successors.items():
+            for target in targets:
+                predecessors[target].append(name)
+        self._predecessors = {name: tuple(found) for name, found in predecessors.items()}
+        self.reachable = self._reachable()
+        self.regions = self._regions()
+        self._region_of = {step: region for region in self.regions for step in region.steps}
+
+    def predecessors(self, name: str) -> tuple[str, ...]:
+        return self._predecessors[name]
+
+    def successors(self, name: str) -> tuple[str, ...]:
+        return self._successors[name]
+
+    def region_of(self, step: str) -> Region:
+        return self._region_of[step]
+
+    def _reachable(self) -> frozenset[str]:
+        seen = {self.entry}
+        waiting = [self.entry]
+        while waiting:
+            for target in self._successors[waiting.pop()]:
+                if target not in seen:
+                    seen.add(target)
+                    waiting.append(target)
+        return frozenset(seen)
+
+    def _regions(self) -> tuple[Region, ...]:
+        components = list(self._components())
+        # Tarjan's algorithm gives a component only after all that it leads to
+        return tuple(self._region(component) for component in reversed(components))
+
+    def _components(self) -> Iterator[list[str]]:
+        """Strongly connected components, each after its successors (Tarjan 1972, with an explicit stack)."""
+        index: dict[str, int] = {}
+        low: dict[str, int] = {}
+        stack: list[str] = []
+        on_stack: set[str] = set()
+        # the entry first, then backwards, so that the reversed result follows the order of the playbook
+        for root in (self.entry, *reversed(self._position)):
+            if root in index:
+                continue
+            work = [(root, iter(reversed(self._successors[root])))]
+            index[root] = low[root] = len(index)
+            stack.append(root)
+            on_stack.add(root)
+            while work:
+                name, targets = work[-1]
+                for target in targets:
+                    if target not in index:
+                        index[target] = low[target] = len(index)
+                        stack.append(target)
+                        on_stack.add(target)
+                        work.append((target, iter(reversed(self._successors[target]))))
+                        break
+                    if target in on_stack:
+                        low[name] = min(low[name], index[target])
+                else:
+                    work.pop()
+                    if work:
+                        low[work[-1][0]] = min(low[work[-1][0]], low[name])
+                    if low[name] == index[name]:
+                        yield _popped(stack, on_stack, name)
+
+    def _region(self, component: list[str]) -> Region:
+        steps = tuple(sorted(component, key=self._position.__getitem__))
+        inside = set(steps)
+        entries = tuple(
+            name
+            for name in steps
+            if name == self.entry or any(source not in inside for source in self._predecessors[name])
+        )
+        targets = tuple(
+            dict.fromkeys(
+                target for name in steps for target in self._successors[name] if target not in inside
+            )
+        )
+        is_cycle = len(steps) > 1 or steps[0] in self._successors[steps[0]]
+        name = f"region_{(entries or steps)[0]}" if is_cycle else steps[0]
+        return Region(name, steps, is_cycle, entries, targets)
+
+
+def _popped(stack: list[str], on_stack: set[str], last: str) -> list[str]:
+    component = []
+    while True:
+        name = stack.pop()
+        on_stack.discard(name)
+        component.append(name)
+        if name == last:
+            return component

@@ -1,0 +1,59 @@
+"""Loading playbooks: the text, its normalisation and the checks, with all problems reported at once."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from noetl_dagster.errors import Place, PlaybookError, Problem
+from noetl_dagster.playbook.check import check_playbook
+from noetl_dagster.playbook.document import Document
+from noetl_dagster.playbook.models import Playbook
+from noetl_dagster.playbook.normalise import normalise
+
+
+def load_playbook(path: Path | str, *, lenient: bool = False) -> Playbook:
+    """Loads a playbook file.
+
+    Args:
+        lenient: tool kinds that are not supported are no errors.
+
+    Raises:
+        PlaybookError: with every error found, in file order.
+    """
+    return _required(*load_report(path, lenient=lenient))
+
+
+def parse_playbook(text: str, *, file: str = "<playbook>", lenient: bool = False) -> Playbook:
+    """Like :func:`load_playbook`, from text; ``file`` names it in messages."""
+    return _required(*parse_report(text, file=file, lenient=lenient))
+
+
+def load_report(path: Path | str, *, lenient: bool = False) -> tuple[Playbook | None, list[Problem]]:
+    """The playbook, None when it has errors, and all problems: errors and warnings in file order."""
+    try:
+        text = Path(path).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "not UTF-8 text"
+        return None, [Problem(Place(str(path), 1), f"cannot be read: {reason}; check the path")]
+    return parse_report(text, file=str(path), lenient=lenient)
+
+
+def parse_report(
+    text: str, *, file: str = "<playbook>", lenient: bool = False
+) -> tuple[Playbook | None, list[Problem]]:
+    """Like :func:`load_report`, from text."""
+    document = Document(text, file)
+    playbook = normalise(document, text, lenient=lenient)
+    problems = list(document.problems)
+    if playbook is not None:
+        problems += check_playbook(playbook, document)
+    problems = sorted(dict.fromkeys(problems), key=lambda problem: (problem.place.line, problem.place.column))
+    broken = any(problem.severity == "error" for problem in problems)
+    return (None if broken else playbook), problems
+
+
+def _required(playbook: Playbook | None, problems: list[Problem]) -> Playbook:
+    errors = [problem for problem in problems if problem.severity == "error"]
+    if errors or playbook is None:
+        raise PlaybookError(errors)
+    return playbook

@@ -1,0 +1,197 @@
+"""The root of a playbook: from a YAML document in any accepted spelling to the canonical model."""
+
+from __future__ import annotations
+
+from pathlib import PurePath
+from typing import Any
+
+from noetl_dagster.playbook.block import Block, Reading, described
+from noetl_dagster.playbook.document import Document
+from noetl_dagster.playbook.models import Metadata, Playbook, Step, Task
+from noetl_dagster.playbook.normalise_retry import read_sink
+from noetl_dagster.playbook.normalise_step import read_step
+from noetl_dagster.playbook.normalise_tool import read_task, read_tasks
+from noetl_dagster.playbook.spelling import (
+    API_VERSION,
+    DESCRIPTION,
+    KIND,
+    METADATA_KEYS,
+    ROOT_KEYS,
+    ROOT_REMEDIES,
+)
+
+
+def normalise(document: Document, source: str, *, lenient: bool = False) -> Playbook | None:
+    """The canonical playbook; None when there is too little to build one. Problems go to ``document``."""
+    reading = Reading(document, lenient=lenient)
+    if document.root is None:
+        if not document.problems:
+            document.report(
+                document.start, f"the file is empty; a playbook starts with apiVersion: {API_VERSION}"
+            )
+        return None
+    root = reading.own_block(document.root, "playbook", document.start)
+    if root is None:
+        return None
+    _check_header(root)
+    reading.workload = root.mapping("workload")
+    executor = root.mapping("executor")
+    if isinstance(executor.get("spec"), dict):
+        reading.executor_spec = executor["spec"]
+    metadata = _metadata(root, document.file)
+    keychain, workbook = _keychain(root), _workbook(root)
+    steps = _workflow(root)
+    root.close(ROOT_KEYS, remedies=ROOT_REMEDIES)
+    if metadata is None or not steps:
+        return None
+    return root.build(
+        Playbook,
+        metadata=metadata,
+        steps=steps,
+        workload=reading.workload,
+        keychain=keychain,
+        workbook=workbook,
+        executor=executor,
+        source=source,
+        file=document.file,
+    )
+
+
+def _check_header(root: Block) -> None:
+    for key, expected in (("apiVersion", API_VERSION), ("kind", KIND)):
+        value = root.text(key)
+        if value is None:
+            root.error(f"'{key}' is missing; write {key}: {expected}")
+        elif value != expected:
+            root.error(f"{key} is {value!r}, expected {expected}", key)
+
+
+def _metadata(root: Block, file: str) -> Metadata | None:
+    block = root.child("metadata")
+    stem = PurePath(file).stem.strip("<>")
+    if block is None:
+        if "metadata" not in root:
+            root.warn(f"'metadata' is missing; the playbook is called {stem!r} after its file")
+        return Metadata(name=stem, path=stem)
+    name = block.text("name")
+    path = block.text("path")
+    metadata = block.build(
+        Metadata,
+        name=name or (PurePath(path).name if path else stem),
+        path=path or name or stem,
+        version=block.text("version"),
+        description=block.text(*reversed(DESCRIPTION)),
+        tags=_words(block, "tags"),
+        owners=_words(block, "owners", "owner"),
+        schedule=block.text("schedule"),
+        partitions=block.mapping("partitions") or None,
+    )
+    if name is None:
+        block.warn(f"'name' is missing; the playbook is called {(path or stem)!r}")
+    block.close(METADATA_KEYS, severity="warning")
+    return metadata
+
+
+def _words(block: Block, *names: str) -> tuple[str, ...]:
+    """A list of words, a text of words with commas, or a mapping (its keys and values)."""
+    key = next((name for name in names if name in block), None)
+    if key is None:
+        return ()
+    value = block.take(*names)
+    if isinstance(value, dict):
+        return tuple(f"{word}:{item}" for word, item in value.items())
+    if isinstance(value, str):
+        return tuple(word.strip() for word in value.split(",") if word.strip())
+    return tuple(str(word) for word in value or ())
+
+
+def _keychain(root: Block) -> tuple[dict[str, Any], ...]:
+    """A list of ``{name, kind, ...}``; a mapping of name to the rest means the same."""
+    key = root.spelled("keychain")
+    value = None if key is None else root[key]
+    if key is None or value is None:
+        return ()
+    if isinstance(value, dict):
+        return tuple({"name": name, **(entry or {})} for name, entry in value.items())
+    if not isinstance(value, list):
+        root.error(f"keychain must be a list of {{name, kind, ...}}, found {described(value)}", key)
+        return ()
+    entries = []
+    for index, entry in enumerate(value):
+        block = root.reading.own_block(
+            entry, f"keychain entry {index + 1}", root.document.place(value, index)
+        )
+        if block is not None and block.text("name") is None:
+            block.error("a keychain entry needs 'name'")
+        elif block is not None:
+            entries.append(block.values)
+    return tuple(entries)
+
+
+def _workbook(root: Block) -> dict[str, Task]:
+    """A list of ``{name, tool}`` or ``{name, kind, ...}``, or a mapping of name to tool."""
+    key = root.spelled("workbook")
+    value = None if key is None else root[key]
+    if key is None or value is None:
+        return {}
+    if isinstance(value, dict):
+        entries = [(name, entry, root.document.place(value, name)) for name, entry in value.items()]
+    elif isinstance(value, list):
+        entries = [(None, entry, root.document.place(value, index)) for index, entry in enumerate(value)]
+    else:
+        root.error(f"workbook must be a list of {{name, tool}}, found {described(value)}", key)
+        return {}
+    tasks: dict[str, Task] = {}
+    for label, entry, place in entries:
+        block = root.reading.own_block(entry, "workbook entry", place)
+        task = None if block is None else _workbook_task(block, label)
+        if task is None or block is None:
+            continue
+        if task.name in tasks:
+            block.error(f"workbook name {task.name!r} occurs twice; rename one")
+        tasks[task.name] = task
+    return tasks
+
+
+def _workbook_task(block: Block, label: str | None) -> Task | None:
+    name = label or block.values.get("name") or block.values.get("task")
+    if not isinstance(name, str):
+        block.error("a workbook entry needs 'name'")
+        return None
+    block.what = f"workbook task {name!r}"
+    if "tool" not in block:
+        block.drop("task")
+        return read_task(block, (), name=name)
+    block.drop("name", "task", *DESCRIPTION)
+    tasks = read_tasks(block, ())
+    sink = read_sink(block)
+    block.close(("name", "tool", "desc", "sink"))
+    if len(tasks) > 1:
+        block.error("a workbook entry holds one tool; make a playbook of several", "tool")
+    if not tasks:
+        return None
+    return tasks[0].model_copy(update={"name": name, "named": True, "sink": tasks[0].sink or sink})
+
+
+def _workflow(root: Block) -> tuple[Step, ...]:
+    key = root.spelled("workflow")
+    value = None if key is None else root[key]
+    if key is None:
+        root.error("'workflow' is missing; it is the list of steps")
+        return ()
+    if not isinstance(value, list) or not value:
+        root.error(f"workflow must be a list of steps, found {described(value or None)}", key)
+        return ()
+    steps: dict[str, Step] = {}
+    for index, entry in enumerate(value):
+        block = root.reading.own_block(entry, f"step {index + 1}", root.document.place(value, index))
+        step = None if block is None else read_step(block)
+        if step is None or block is None:
+            continue
+        if step.name in steps:
+            first = steps[step.name].place
+            line = f" (first on line {first.line})" if first else ""
+            block.error(f"step name {step.name!r} occurs twice{line}; rename one", "step")
+            continue
+        steps[step.name] = step
+    return tuple(steps.values())

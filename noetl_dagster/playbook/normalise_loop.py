@@ -1,0 +1,123 @@
+"""Loops: both generations of words, with settings from step, loop and ``loop.spec``."""
+
+from __future__ import annotations
+
+from noetl_dagster.playbook.block import Block
+from noetl_dagster.playbook.models import CursorSpec, FrameSpec, Loop, LoopMode
+from noetl_dagster.playbook.normalise_spec import read_fanout
+from noetl_dagster.playbook.spelling import (
+    AUTH,
+    DESCRIPTION,
+    LOOP_IN,
+    LOOP_ITERATOR,
+    LOOP_KEYS,
+    LOOP_MODES,
+    MAX_IN_FLIGHT,
+    SQL_FIELD,
+)
+
+_SETTINGS = (
+    "mode",
+    "max_in_flight",
+    "chunk_size",
+    "fail_fast",
+    "allow_partial",
+    "strict_ctx",
+    "frame",
+    "policy",
+)
+
+
+def read_loop(block: Block, step_spec: Block) -> Loop | None:
+    """A step's loop.
+
+    Args:
+        block: the ``loop`` mapping.
+        step_spec: the step's ``spec`` over the executor's; ``loop_mode: fanout`` stands there.
+    """
+    own = block.child("spec") or Block(block.reading, {}, f"{block.what}, spec", block.place)
+    collection = block.take(*LOOP_IN)
+    iterator = block.text(*LOOP_ITERATOR)
+    cursor = _cursor(block)
+    mode = _mode(block, own, step_spec)
+    loop = block.build(
+        Loop,
+        collection=collection,
+        iterator=iterator,
+        mode=LoopMode.CURSOR if cursor is not None else mode,
+        max_in_flight=_first(own.whole(*MAX_IN_FLIGHT), block.whole(*MAX_IN_FLIGHT)),
+        chunk_size=_first(own.whole("chunk_size"), block.whole("chunk_size")),
+        cursor=cursor,
+        frame=_frame(own),
+        fail_fast=_flag(own, step_spec, "fail_fast"),
+        allow_partial=_flag(own, step_spec, "allow_partial"),
+        strict_ctx=_flag(own, step_spec, "strict_ctx"),
+        fanout=read_fanout(step_spec),
+    )
+    own.drop(*_SETTINGS)
+    own.close(_SETTINGS, severity="warning")
+    block.drop(*DESCRIPTION)
+    block.close(LOOP_KEYS)
+    _check(block, cursor, mode)
+    return loop
+
+
+def _mode(block: Block, own: Block, step_spec: Block) -> LoopMode | None:
+    """``loop_mode`` of the step or executor, else the mode of ``loop.spec`` or of the loop."""
+    outer = step_spec.choice(LoopMode, "loop_mode", also=LOOP_MODES)
+    inner = own.choice(LoopMode, "mode", also=LOOP_MODES) or block.choice(LoopMode, "mode", also=LOOP_MODES)
+    return LoopMode.FANOUT if outer is LoopMode.FANOUT else inner or outer
+
+
+def _check(block: Block, cursor: CursorSpec | None, mode: LoopMode | None) -> None:
+    has_collection = any(name in block for name in LOOP_IN)
+    if "cursor" in block:
+        if has_collection:
+            block.error("a loop takes 'in' or 'cursor', not both", "cursor")
+        elif mode is LoopMode.FANOUT:
+            block.error("a cursor cannot fan out: its items are not known beforehand", "cursor")
+    elif mode is LoopMode.CURSOR:
+        block.error("mode cursor needs 'cursor': {kind: postgres, auth, claim: SQL}")
+    elif not has_collection:
+        block.error("a loop needs 'in', a list or a template that gives one")
+
+
+def _cursor(block: Block) -> CursorSpec | None:
+    cursor = block.child("cursor")
+    if cursor is None:
+        return None
+    kind = cursor.text("kind")
+    if kind not in (None, "postgres"):
+        cursor.error(f"cursor kind {kind!r} is not supported; use postgres", "kind")
+    claim = cursor.text("claim", *SQL_FIELD)
+    auth = cursor.take(*AUTH)
+    cursor.close(("kind", "auth", "claim"), severity="warning")
+    if claim is None:
+        cursor.error("a cursor needs 'claim', SQL that claims work and returns rows")
+        return None
+    return cursor.build(CursorSpec, kind=kind, auth=auth, claim=claim)
+
+
+def _frame(own: Block) -> FrameSpec | None:
+    frame = own.child("frame")
+    if frame is None:
+        return None
+    spec = frame.build(
+        FrameSpec,
+        max_rows=frame.whole("max_rows"),
+        max_seconds=frame.seconds("max_seconds"),
+        max_bytes=frame.whole("max_bytes"),
+        lease_seconds=frame.seconds("lease_seconds"),
+        heartbeat_seconds=frame.seconds("heartbeat_seconds"),
+        row_concurrency=frame.whole("row_concurrency"),
+    )
+    frame.close(FrameSpec.model_fields, severity="warning")
+    return spec
+
+
+def _flag(own: Block, step_spec: Block, name: str) -> bool:
+    return own.flag(name) if name in own else step_spec.flag(name)
+
+
+def _first(*values: int | None) -> int | None:
+    return next((value for value in values if value is not None), None)

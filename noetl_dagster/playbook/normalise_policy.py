@@ -1,0 +1,116 @@
+"""Task policies: ``spec.policy.rules`` to rules in order, the ``else`` rule last."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from noetl_dagster.playbook.block import Block, described
+from noetl_dagster.playbook.models import Backoff, Directive, PolicyAction, PolicyRule
+from noetl_dagster.playbook.normalise_set import read_set
+from noetl_dagster.playbook.spelling import ACTION_KEYS, ATTEMPTS, BACKOFFS, DELAY, DESCRIPTION, RULE_KEYS
+
+_RESERVED: tuple[str, ...] = tuple(
+    "mode on_unmatched before after finally admit lifecycle failure emit exec results defaults limits".split()
+)
+"""Words that the published specification reserves inside a policy."""
+
+
+def read_rules(spec: Block) -> tuple[PolicyRule, ...] | None:
+    """The rules of a spec's ``policy``; None when it has none."""
+    key = spec.spelled("policy")
+    if key is None or spec[key] is None:
+        return None
+    if isinstance(spec[key], list):
+        return _rules(spec, key)
+    policy = spec.reading.block(spec.values, key, f"{spec.what}, policy")
+    if policy is None:
+        return None
+    policy.drop(*_RESERVED)
+    key = policy.spelled("rules")
+    policy.close(("rules", *_RESERVED), severity="warning")
+    if key is None:
+        if not policy.values:
+            policy.error("a policy needs rules: [{when, then}, {else: {then}}]")
+        elif not set(policy.values) & set(_RESERVED):
+            policy.error("a policy needs 'rules', a list of {when, then} and one {else: {then}}")
+        return None
+    return _rules(policy, key)
+
+
+def _rules(owner: Block, key: str) -> tuple[PolicyRule, ...]:
+    if not isinstance(owner[key], list):
+        owner.error(f"{key} must be a list of {{when, then}}, found {described(owner[key])}", key)
+        return ()
+    rules: list[PolicyRule] = []
+    otherwise: list[PolicyRule] = []
+    for index, _ in enumerate(owner[key]):
+        block = owner.reading.block(owner[key], index, f"{owner.what}, rule {index + 1}")
+        rule = None if block is None else _rule(block)
+        if rule is None or block is None:
+            continue
+        (otherwise if rule.when is None else rules).append(rule)
+        if len(otherwise) > 1:
+            block.error("a policy has one else rule; this is the second")
+    return (*rules, *otherwise[:1])
+
+
+def _rule(block: Block) -> PolicyRule | None:
+    otherwise = block.spelled("else")
+    when = block.take("when", "cond")
+    if otherwise is not None:
+        return _else_rule(block, when)
+    block.drop(*DESCRIPTION, "name")
+    if when is None:
+        block.error("a rule needs 'when' and 'then', or is {else: {then: ...}}")
+        block.drop("then")
+        block.close(RULE_KEYS)
+        return None
+    if isinstance(when, (dict, list)):
+        block.error(f"when must be a template or a boolean, found {described(when)}", "when")
+        return None
+    action = block.child("then")
+    if action is None and "then" not in block:
+        block.error("a rule needs 'then', for example then: {do: retry, attempts: 3}")
+    block.close(RULE_KEYS)
+    then = None if action is None else _action(action)
+    if then is None:
+        return None
+    return PolicyRule(when=when if isinstance(when, bool) else str(when), then=then)
+
+
+def _else_rule(block: Block, when: Any) -> PolicyRule | None:
+    """``{else: {then: {do}}}``, ``{else: {do}}``."""
+    if when is not None:
+        block.error("'when' and 'else' exclude each other", "when")
+    block.drop("then", *DESCRIPTION, "name")
+    block.close(RULE_KEYS)
+    if block["else"] is None and isinstance(block.values.get("then"), dict):
+        action = block.child("then")
+    else:
+        action = block.reading.block(block.values, "else", f"{block.what}, else")
+    if action is not None and "then" in action:
+        inner = action.child("then")
+        action.close(("then",))
+        action = inner
+    then = None if action is None else _action(action)
+    return None if then is None else PolicyRule(when=None, then=then)
+
+
+def _action(block: Block) -> PolicyAction | None:
+    do = block.choice(Directive, "do")
+    to = block.text("to")
+    targets = read_set(block)
+    attempts = block.whole(*ATTEMPTS)
+    backoff = block.choice(Backoff, "backoff", also=BACKOFFS)
+    delay = block.seconds(*DELAY)
+    block.drop(*DESCRIPTION, "reason", "message")
+    block.close(ACTION_KEYS)
+    if "do" not in block:
+        do = Directive.CONTINUE
+    if do is None:
+        return None
+    if do is Directive.JUMP and to is None:
+        block.error("jump needs 'to', the name of a task of this step")
+    return block.build(
+        PolicyAction, do=do, attempts=attempts, backoff=backoff, delay=delay, to=to, set=targets
+    )

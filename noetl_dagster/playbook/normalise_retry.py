@@ -1,0 +1,141 @@
+"""The seeds' older blocks: ``retry`` with ``next_call`` and ``collect``, and ``sink``."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from noetl_dagster.playbook.block import Block, described
+from noetl_dagster.playbook.models import Backoff, Collect, CollectStrategy, NextCall, RetryRule, Sink
+from noetl_dagster.playbook.spelling import ATTEMPTS, AUTH, BACKOFFS, DELAY, HTTP_BODY, INPUT, SQL_FIELD, URL
+
+_RULE = ("when", "then")
+_THEN = ("max_attempts", "backoff", "delay", "next_call", "collect", "sink")
+_SINK = ("tool", "table", "auth", "mode", "key", "command", "args")
+
+
+def read_retry(block: Block) -> tuple[RetryRule, ...]:
+    """The rules of a step's or tool's ``retry``."""
+    key = block.spelled("retry")
+    if key is None or block[key] is None:
+        return ()
+    entries = block[key] if isinstance(block[key], list) else [block[key]]
+    rules = []
+    for index, entry in enumerate(entries):
+        place = block.document.place(block[key], index) if entries is block[key] else block.place_of(key)
+        rule = block.reading.own_block(entry, f"{block.what}, retry rule {index + 1}", place)
+        if rule is not None:
+            rules.append(_rule(rule))
+    return tuple(rule for rule in rules if rule is not None)
+
+
+def _rule(block: Block) -> RetryRule | None:
+    when = block.take("when")
+    if when is None or isinstance(when, (dict, list)):
+        block.error(f"when must be a template or a boolean, found {described(when)}; "
+                    "a retry rule is {when, then: {max_attempts, ...}}")  # fmt: skip
+        return None
+    then = block.child("then")
+    block.close(_RULE)
+    if then is None:
+        if "then" not in block:
+            block.error("a retry rule needs 'then', for example then: {max_attempts: 3}")
+        return None
+    attempts = then.whole(*reversed(ATTEMPTS))
+    multiplier = then.number("backoff_multiplier")
+    backoff = then.choice(Backoff, "backoff", also=BACKOFFS)
+    if backoff is None and multiplier is not None and multiplier > 1:
+        backoff = Backoff.EXPONENTIAL
+    delay = then.seconds(*DELAY)
+    next_call, collect, sink = _next_call(then), _collect(then), read_sink(then)
+    then.close(_THEN)
+    return then.build(
+        RetryRule,
+        when=when if isinstance(when, bool) else str(when),
+        max_attempts=attempts,
+        backoff=backoff,
+        delay=delay,
+        next_call=next_call,
+        collect=collect,
+        sink=sink,
+    )
+
+
+def _next_call(then: Block) -> NextCall | None:
+    block = then.child("next_call")
+    if block is None:
+        return None
+    call = block.build(
+        NextCall,
+        url=block.text(*URL),
+        params=block.mapping("params"),
+        headers=block.mapping("headers"),
+        body=block.take(*HTTP_BODY),
+        input=block.mapping(*INPUT),
+    )
+    block.close(("url", "params", "headers", "body", "input"))
+    return call
+
+
+def _collect(then: Block) -> Collect | None:
+    block = then.child("collect")
+    if block is None:
+        return None
+    strategy = block.choice(CollectStrategy, "strategy")
+    path = block.text("path")
+    if block.spelled("into") is not None:
+        block.warn("'into' is not needed: what was collected is the result of the step", "into")
+    block.close(("strategy", "path"))
+    return block.build(Collect, strategy=strategy, path=path)
+
+
+def read_sink(owner: Block) -> Sink | None:
+    """``sink: {tool, table, auth, mode}``, where ``tool`` may itself be a mapping with ``kind``."""
+    block = owner.child("sink")
+    if block is None:
+        return None
+    values: dict[str, Any] = {}
+    for part in _sink_parts(block):
+        values |= {name: value for name, value in part.items() if value is not None}
+    if not values.get("table") and not values.get("command"):
+        block.error("a sink needs 'table', or 'command' with SQL")
+    return block.build(Sink, **values)
+
+
+def _sink_parts(block: Block) -> list[dict[str, Any]]:
+    parts = []
+    if isinstance(block.values.get("tool"), dict):
+        tool = block.child("tool")
+        if tool is not None:
+            parts.append({"tool": tool.text("kind"), **_sink_fields(tool)})
+            tool.close(("kind", *_SINK[1:]))
+        block.drop("kind")
+    else:
+        parts.append({"tool": block.text("tool", "kind")})
+    parts.append(_sink_fields(block))
+    block.close(_SINK)
+    return parts
+
+
+def _sink_fields(block: Block) -> dict[str, Any]:
+    return {
+        "table": block.text("table"),
+        "auth": _credential(block),
+        "mode": block.text("mode"),
+        "key": block.names("key", "keys", "key_columns") or None,
+        "command": block.text(*SQL_FIELD),
+        "args": block.mapping(*INPUT) or None,
+    }
+
+
+def _credential(block: Block) -> str | None:
+    """A credential by name, or by ``{type, credential}``."""
+    key = block.spelled(*AUTH)
+    if key is None or not isinstance(block[key], dict):
+        return None if key is None or block[key] is None else str(block[key])
+    auth = block.child(key)
+    if auth is None:
+        return None
+    name = auth.text("credential", "name", "key")
+    auth.drop("type", "kind")
+    auth.close(("type", "credential"))
+    return name

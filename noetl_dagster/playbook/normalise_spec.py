@@ -1,0 +1,235 @@
+"""``spec`` blocks: layered from the executor inward, then read for a task or a step."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from noetl_dagster.playbook.block import Block, Reading
+from noetl_dagster.playbook.models import (
+    Dispatch,
+    FanoutEngine,
+    FanoutSpec,
+    PolicyRule,
+    ResultSpec,
+    StepSpec,
+    TaskSpec,
+)
+from noetl_dagster.playbook.normalise_policy import read_rules
+from noetl_dagster.playbook.spelling import STEP_ONLY_SPEC
+from noetl_dagster.settings import StoreTier
+
+_STEP_SPEC = (
+    "loop_mode",
+    "fanout",
+    "policy",
+    "timeout",
+    "dispatch",
+    "max_attempts",
+    "strict_ctx",
+    "allow_partial",
+    "fail_fast",
+    "result",
+)
+
+
+def layered(*layers: dict[str, Any]) -> dict[str, Any]:
+    """Lays specs over each other, outermost first: mappings merge, anything else is replaced."""
+    merged: dict[str, Any] = {}
+    for layer in layers:
+        for key, value in layer.items():
+            below = merged.get(key)
+            both = isinstance(below, dict) and isinstance(value, dict)
+            merged[key] = layered(below, value) if both else value  # type: ignore[arg-type]
+    return merged
+
+
+def outer_task_spec(spec: dict[str, Any]) -> dict[str, Any]:
+    """What of an outer spec (executor, step, loop) reaches the tasks inside."""
+    return {key: value for key, value in spec.items() if key not in STEP_ONLY_SPEC}
+
+
+def read_task_spec(own: Block | None, outer: tuple[dict[str, Any], ...], fallback: Block) -> TaskSpec:
+    """The effective spec of a task.
+
+    Args:
+        own: the task's own ``spec``.
+        outer: specs of executor, step and loop, outermost first.
+        fallback: the task itself, named in messages about inherited values.
+    """
+    rules = read_rules(own) if own is not None else None
+    inherited = layered(*outer)
+    own_values = {} if own is None else own.values
+    merged = layered(inherited, own_values)
+    spec = Block(
+        fallback.reading, merged, f"{fallback.what}, spec", fallback.place if own is None else own.place
+    )
+    if rules is None:
+        rules = _inherited_rules(fallback.reading, outer, fallback)
+    spec.drop("policy")
+    timeout = read_timeout(spec)
+    result = read_result(spec)
+    options = spec.take_rest()
+    return (
+        spec.build(TaskSpec, timeout=timeout, policy=rules or (), result=result, options=options)
+        or TaskSpec()
+    )
+
+
+def _inherited_rules(
+    reading: Reading, outer: tuple[dict[str, Any], ...], owner: Block
+) -> tuple[PolicyRule, ...] | None:
+    """Rules of the innermost outer spec that has any."""
+    for spec in reversed(outer):
+        policy = spec.get("policy")
+        if isinstance(policy, list) or (isinstance(policy, dict) and "rules" in policy):
+            place = reading.document.place(spec, "policy")
+            return read_rules(Block(reading, spec, f"{owner.what}, inherited spec", place))
+    return None
+
+
+def read_timeout(spec: Block) -> float | None:
+    """Seconds; ``{connect, read}`` counts as their sum."""
+    key = spec.spelled("timeout", "timeout_s", "timeout_seconds")
+    if key is None or not isinstance(spec[key], dict):
+        return spec.seconds("timeout", "timeout_s", "timeout_seconds")
+    parts = spec.child(key)
+    if parts is None:
+        return None
+    given = [parts.seconds(name) for name in ("connect", "read", "write", "pool", "total")]
+    parts.close(("connect", "read"), severity="warning")
+    return sum(part for part in given if part is not None) or None
+
+
+def read_result(spec: Block) -> ResultSpec:
+    """``spec.result``: ``store`` is a tier or ``{kind, scope, ttl, compression}``."""
+    key = spec.spelled("result")
+    if key is None or not isinstance(spec[key], dict):
+        if key is not None and spec[key] is not None:
+            spec.error("result must be a mapping, for example {store: minio}", key)
+        return ResultSpec()
+    block = spec.child(key)
+    assert block is not None
+    inner = block.child("store") if isinstance(block.values.get("store"), dict) else None
+    holder = inner or block
+    tier = _tier(holder, "kind" if inner else "store")
+    fields = {
+        name: block.text(name) or (inner.text(name) if inner else None)
+        for name in ("name", "scope", "compression", "content_type")
+    }
+    ttl = block.seconds("ttl", "ttl_seconds") or (inner.seconds("ttl", "ttl_seconds") if inner else None)
+    return block.build(ResultSpec, store=tier, ttl=ttl, **fields) or ResultSpec()
+
+
+def _tier(block: Block, key: str) -> StoreTier | None:
+    if str(block.values.get(key)).strip().lower() == "auto":
+        block.drop(key)
+        return None
+    return block.choice(StoreTier, key)
+
+
+def selected_fields(spec: dict[str, Any]) -> tuple[str, ...]:
+    """Fields named by ``spec.result.select`` or ``output_select``: paths, or mappings with ``path``."""
+    result = spec.get("result")
+    entries = (result.get("select") or result.get("output_select") or []) if isinstance(result, dict) else []
+    paths = [entry.get("path") if isinstance(entry, dict) else entry for entry in entries]
+    return tuple(str(path).removeprefix("$.") for path in paths if path)
+
+
+def read_step_spec(spec: Block) -> StepSpec:
+    """The part of a step's spec that concerns the step as a whole."""
+    admit = _admission(spec)
+    lifecycle_timeout = _lifecycle_timeout(spec)
+    return (
+        spec.build(
+            StepSpec,
+            admit=admit,
+            dispatch=spec.choice(Dispatch, "dispatch"),
+            timeout=lifecycle_timeout if "timeout" not in spec else read_timeout(spec),
+            max_attempts=spec.whole("max_attempts"),
+            strict_ctx=spec.flag("strict_ctx"),
+        )
+        or StepSpec()
+    )
+
+
+def check_step_spec(spec: Block) -> None:
+    """Points out keys of a step's spec that look mistyped; others are handed to the tools as options."""
+    spec.drop(*_STEP_SPEC, *STEP_ONLY_SPEC)
+    spec.close(_STEP_SPEC, severity="warning")
+
+
+def _admission(spec: Block) -> str | bool | None:
+    """``policy.admit``: a template or boolean, or rules of ``{when, then: {allow}}``."""
+    direct = spec.take("admit")
+    policy = spec.values.get("policy")
+    admit = policy.get("admit") if isinstance(policy, dict) else None
+    if admit is None:
+        admit = direct
+    if admit is None or isinstance(admit, (str, bool)):
+        return admit
+    rules = admit.get("rules") if isinstance(admit, dict) else admit
+    if not isinstance(rules, list):
+        spec.error(
+            "admit needs rules: [{when, then: {allow: true}}, {else: {then: {allow: false}}}]", "policy"
+        )
+        return None
+    return _admission_expression(spec, rules)
+
+
+def _admission_expression(spec: Block, rules: list[Any]) -> str | bool | None:
+    """One template that is true where the first matching rule allows; no match allows."""
+    branches: list[str] = []
+    last = "true"
+    for rule in rules:
+        body = rule.get("else", rule) if isinstance(rule, dict) else None
+        then = body.get("then", body) if isinstance(body, dict) else None
+        if not isinstance(then, dict) or "allow" not in then:
+            spec.error(
+                "an admit rule is {when, then: {allow: true}} or {else: {then: {allow: false}}}", "policy"
+            )
+            return None
+        allow = "true" if then["allow"] else "false"
+        if "else" in rule:
+            last = allow
+        else:
+            branches.append(f"{allow} if ({_expression(rule.get('when'))}) else ")
+    return "{{ " + "".join(branches) + last + " }}"
+
+
+def _expression(when: Any) -> str:
+    text = str(when).strip()
+    if text.startswith("{{") and text.endswith("}}"):
+        return text[2:-2].strip()
+    return "true" if when is True or text.lower() == "true" else "false"
+
+
+def _lifecycle_timeout(spec: Block) -> float | None:
+    policy = spec.values.get("policy")
+    lifecycle = policy.get("lifecycle") if isinstance(policy, dict) else None
+    if not isinstance(lifecycle, dict):
+        return None
+    block = Block(
+        spec.reading, lifecycle, f"{spec.what}, lifecycle", spec.document.place(policy, "lifecycle")
+    )
+    return block.seconds("timeout_s", "timeout", "deadline_s")
+
+
+def read_fanout(spec: Block) -> FanoutSpec:
+    """``spec.fanout``."""
+    block = spec.child("fanout")
+    if block is None:
+        return FanoutSpec()
+    iter_key = block.text("iter_key")
+    fanout = block.build(
+        FanoutSpec,
+        engine=block.choice(FanoutEngine, "engine"),
+        max_groups=block.whole("max_groups"),
+        max_shard_retries=block.whole("max_shard_retries"),
+        fail_fast=block.flag("fail_fast", default=bool(spec.values.get("fail_fast", False))),
+        allow_partial=block.flag("allow_partial", default=bool(spec.values.get("allow_partial", False))),
+        max_concurrent=block.whole("max_concurrent", "max_in_flight"),
+        shard_ttl=block.seconds("shard_ttl"),
+        iter_key=iter_key,
+    )
+    block.close(FanoutSpec.model_fields)
+    return fanout or FanoutSpec()

@@ -1,0 +1,126 @@
+"""One step of the workflow."""
+
+from __future__ import annotations
+
+from itertools import chain
+from typing import Any
+
+from noetl_dagster.playbook.block import Block
+from noetl_dagster.playbook.models import Loop, LoopMode, Step, Task
+from noetl_dagster.playbook.normalise_loop import read_loop
+from noetl_dagster.playbook.normalise_next import read_next
+from noetl_dagster.playbook.normalise_retry import read_retry, read_sink
+from noetl_dagster.playbook.normalise_set import read_set
+from noetl_dagster.playbook.normalise_spec import check_step_spec, layered, outer_task_spec, read_step_spec
+from noetl_dagster.playbook.normalise_tool import read_task, read_tasks
+from noetl_dagster.playbook.spelling import (
+    DESCRIPTION,
+    INPUT,
+    OUTPUT,
+    STEP_KEYS,
+    STEP_REMEDIES,
+    SUPPORTED_KINDS,
+    TOOL_FIELDS,
+)
+
+_FIELDS_OF_TOOLS = frozenset(chain.from_iterable(chain.from_iterable(TOOL_FIELDS.values()))) | {
+    "auth",
+    "kind",
+}
+
+
+def read_step(block: Block) -> Step | None:
+    """A step; what is wrong with it is reported to the document."""
+    name = block.text("step")
+    if name is None:
+        block.error("a step needs 'step', its name")
+        return None
+    block.what = f"step {name!r}"
+    own_spec = block.child("spec") or Block(block.reading, {}, f"{block.what}, spec", block.place)
+    spec = Block(
+        block.reading, layered(block.reading.executor_spec, own_spec.values), own_spec.what, own_spec.place
+    )
+    loop = _loop(block, spec)
+    loop_spec = _loop_spec(block)
+    outer = (
+        outer_task_spec(block.reading.executor_spec),
+        outer_task_spec(own_spec.values),
+        outer_task_spec(loop_spec),
+    )
+    step = block.build(
+        Step,
+        name=name,
+        description=block.text(*DESCRIPTION),
+        input=block.mapping(*INPUT),
+        output=block.take(*OUTPUT),
+        set=read_set(block),
+        routing=read_next(block),
+        spec=read_step_spec(spec),
+        loop=loop,
+        tasks=_with_older_blocks(block, _tasks(block, outer)),
+        place=block.place_of("step"),
+    )
+    check_step_spec(own_spec)
+    if "tool" not in block and "next" not in block:
+        block.error("a step needs 'tool' or 'next'")
+    _close(block)
+    return step
+
+
+def _loop(block: Block, spec: Block) -> Loop | None:
+    loop_block = block.child("loop")
+    loop = None if loop_block is None else read_loop(loop_block, spec)
+    own = block.values.get("spec")
+    if "loop" not in block and isinstance(own, dict) and own.get("loop_mode") == LoopMode.FANOUT:
+        block.error("loop_mode: fanout needs a 'loop' with 'in' and 'iterator'")
+    return loop
+
+
+def _loop_spec(block: Block) -> dict[str, Any]:
+    loop = block.values.get("loop")
+    spec = loop.get("spec") if isinstance(loop, dict) else None
+    return spec if isinstance(spec, dict) else {}
+
+
+def _tasks(block: Block, outer: tuple[dict[str, Any], ...]) -> tuple[Task, ...]:
+    if isinstance(block.values.get("tool"), str):
+        return _seed_tool(block, outer)
+    return read_tasks(block, outer)
+
+
+def _seed_tool(block: Block, outer: tuple[dict[str, Any], ...]) -> tuple[Task, ...]:
+    """The seeds' oldest shape: ``tool: http`` with the tool's fields beside it."""
+    kind = block.text("tool") or ""
+    fields = set(chain.from_iterable(TOOL_FIELDS.get(kind, ()))) | {"auth", "credential"}
+    values = {"kind": kind} | {key: block[key] for key in block.values if key in fields}
+    block.drop(*values)
+    if kind not in SUPPORTED_KINDS and not values.keys() - {"kind"}:
+        values = {"kind": kind}
+    tool = Block(block.reading, values, block.what, block.place_of("tool"))
+    task = read_task(tool, outer)
+    return () if task is None else (task,)
+
+
+def _with_older_blocks(block: Block, tasks: tuple[Task, ...]) -> tuple[Task, ...]:
+    """``retry`` and ``sink`` of a step belong to the task whose result is the step's: the last."""
+    retry, sink = read_retry(block), read_sink(block)
+    if not (retry or sink) or not tasks:
+        return tasks
+    last = tasks[-1]
+    update = {"retry": last.retry or retry, "sink": last.sink or sink}
+    return (*tasks[:-1], last.model_copy(update=update))
+
+
+def _close(block: Block) -> None:
+    """Reports what is left: most often fields of a tool that stand beside it."""
+    beside = [key for key in block.rest() if key in _FIELDS_OF_TOOLS]
+    for key in beside:
+        where = (
+            "beside 'tool' instead of inside it" if "tool" in block else "in the step instead of in a tool"
+        )
+        place = block.document.key_place(block.values, key)
+        block.document.report(
+            place, f"{block.what}: {key!r} stands {where}; indent it under 'tool', next to 'kind'"
+        )
+    block.drop(*beside)
+    block.close(STEP_KEYS, remedies=STEP_REMEDIES)

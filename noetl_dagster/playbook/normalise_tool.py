@@ -1,0 +1,217 @@
+"""Tools: every accepted shape of ``tool`` to tasks with canonical fields."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from noetl_dagster.errors import Place
+from noetl_dagster.playbook.block import Block, described, suggestion
+from noetl_dagster.playbook.models import Directive, Task
+from noetl_dagster.playbook.normalise_retry import read_retry, read_sink
+from noetl_dagster.playbook.normalise_set import read_set
+from noetl_dagster.playbook.normalise_spec import read_task_spec, selected_fields
+from noetl_dagster.playbook.spelling import (
+    AUTH,
+    DESCRIPTION,
+    INPUT,
+    NAMES_ITS_OBJECT,
+    OUTPUT,
+    REQUIRED_FIELDS,
+    SUPPORTED_KINDS,
+    TASK_KEYS,
+    TOOL_FIELDS,
+)
+
+Specs = tuple[dict[str, Any], ...]
+PREVIOUS = "previous"
+_FORM = "application/x-www-form-urlencoded"
+
+
+def read_tasks(step: Block, outer: Specs) -> tuple[Task, ...]:
+    """The tasks of a step's ``tool``; ``outer`` are the specs around them, outermost first."""
+    key = step.spelled("tool")
+    value = None if key is None else step[key]
+    if key is None or value is None:
+        return ()
+    place = step.place_of(key)
+    if isinstance(value, list):
+        tasks = _from_list(step, value, outer)
+    elif isinstance(value, dict):
+        tasks = _from_mapping(step, value, place, 0, outer)
+    else:
+        step.error(f"tool must be a mapping with 'kind' or a list of tasks, found {described(value)}", key)
+        return ()
+    _check_names(step, tasks)
+    _check_jumps(step, tasks)
+    return tuple(tasks)
+
+
+def _from_list(step: Block, entries: list[Any], outer: Specs) -> list[Task]:
+    if not entries:
+        step.error("tool is an empty list; give at least one task {name, kind, ...}", "tool")
+    tasks: list[Task] = []
+    for index, entry in enumerate(entries):
+        tasks += _from_mapping(step, entry, step.document.place(entries, index), index, outer)
+    return tasks
+
+
+def _from_mapping(step: Block, value: Any, place: Place, index: int, outer: Specs) -> list[Task]:
+    """One task ``{kind, ...}``, or labelled ones ``{label: {kind, ...}}``."""
+    if isinstance(value, dict) and "kind" not in value and _is_labelled(value):
+        labelled = [
+            (
+                label,
+                Block(step.reading, inner, f"{step.what}, task {label!r}", step.document.place(value, label)),
+            )
+            for label, inner in value.items()
+        ]
+        found = [read_task(block, outer, name=label) for label, block in labelled]
+    else:
+        block = step.reading.own_block(value, step.what, place)
+        found = [] if block is None else [read_task(block, outer, default_name=f"task_{index}")]
+    return [task for task in found if task is not None]
+
+
+def _is_labelled(value: dict[str, Any]) -> bool:
+    return bool(value) and all(isinstance(inner, dict) and "kind" in inner for inner in value.values())
+
+
+def read_task(
+    block: Block, outer: Specs, *, name: str | None = None, default_name: str = "task_0"
+) -> Task | None:
+    """One tool call.
+
+    Args:
+        name: the label it stands under; None: its own ``name``, else ``default_name``.
+    """
+    kind = _kind(block)
+    own_name = block.text("name")
+    named = name or (None if own_name is None or "{{" in own_name else own_name)
+    if named is not None and named not in block.what:
+        block.what = f"{block.what}, task {named!r}"
+    if kind is None:
+        return None
+    fields = TOOL_FIELDS.get(kind, ())
+    input = _input(block, kind)
+    spec_block = block.child("spec")
+    spec = read_task_spec(spec_block, outer, block)
+    task = {
+        "set": read_set(block),
+        "output": block.take(*OUTPUT),
+        "output_select": block.names("output_select")
+        or selected_fields({} if spec_block is None else spec_block.values),
+        "auth": block.take(*AUTH),
+        "retry": read_retry(block),
+        "sink": read_sink(block),
+    }
+    block.drop(*DESCRIPTION)
+    config = {} if own_name is None or kind not in NAMES_ITS_OBJECT else {"name": own_name}
+    config |= _config(block, kind, fields)
+    _check_required(block, kind, config)
+    return block.build(
+        Task,
+        name=named or default_name,
+        kind=kind,
+        named=named is not None,
+        config=config,
+        input=input,
+        spec=spec,
+        place=block.place,
+        **task,
+    )
+
+
+def _kind(block: Block) -> str | None:
+    kind = block.text("kind")
+    if kind is None:
+        known = ", ".join(SUPPORTED_KINDS)
+        block.error(f"a tool needs 'kind', one of {known}")
+        return None
+    if kind not in SUPPORTED_KINDS:
+        severity = "warning" if block.reading.lenient else "error"
+        message = f"{block.what}: tool kind {kind!r} is not supported; {suggestion(kind, SUPPORTED_KINDS)}"
+        if "did you mean" in message:
+            message += f" supported kinds: {', '.join(SUPPORTED_KINDS)}"
+        block.document.report(
+            block.place_of("kind"), message.replace("known keys:", "supported kinds:"), severity
+        )
+    return kind
+
+
+def _input(block: Block, kind: str) -> dict[str, Any]:
+    """``input`` or ``args``; of a child playbook also ``payload`` and ``workload``."""
+    if isinstance(block.values.get("args"), list):  # arguments of a command line, not named values
+        return block.mapping("input")
+    names = (*INPUT, "payload", "workload") if kind == "playbook" else INPUT
+    key = next((name for name in names if name in block), None)
+    if key is not None and isinstance(block[key], str):
+        return _input_template(block, names, key)
+    return block.mapping(*names)
+
+
+def _input_template(block: Block, names: tuple[str, ...], key: str) -> dict[str, Any]:
+    block.spelled(*names)
+    block.error(f"{key} must be a mapping of name to value, found a text; write {key}: {{data: ...}}", key)
+    return {}
+
+
+def _config(block: Block, kind: str, fields: tuple[tuple[str, ...], ...]) -> dict[str, Any]:
+    """The tool's own fields under canonical names. Fields nobody knows are kept, and pointed out."""
+    config: dict[str, Any] = {}
+    for names in fields:
+        key = block.spelled(*names)
+        if key is not None and block[key] is not None:
+            config[names[0]] = block[key]
+    known = tuple(names[0] for names in fields)
+    if fields:
+        for key in block.rest():
+            near = suggestion(key, (*known, *TASK_KEYS))
+            if near.startswith("did you mean"):
+                place = block.document.key_place(block.values, key)
+                block.document.report(place, f"{block.what}: {kind} has no field {key!r}; {near}", "warning")
+    config |= block.take_rest()
+    if kind == "http" and isinstance(config.get("json"), dict) and _sends_form(config.get("headers")):
+        config["form"] = config.pop("json")
+    return config
+
+
+def _sends_form(headers: Any) -> bool:
+    if not isinstance(headers, dict):
+        return False
+    return any(
+        name.lower() == "content-type" and str(value).startswith(_FORM) for name, value in headers.items()
+    )
+
+
+def _check_required(block: Block, kind: str, config: dict[str, Any]) -> None:
+    needed = REQUIRED_FIELDS.get(kind, ())
+    if kind == "workbook":
+        needed = (*needed, "name")
+    missing = [name for name in needed if name not in config]
+    if missing and (kind == "transfer" or len(missing) == len(needed)):
+        block.error(f"{kind} needs {' or '.join(map(repr, missing if kind == 'transfer' else needed))}")
+
+
+def _check_names(step: Block, tasks: list[Task]) -> None:
+    seen: dict[str, Task] = {}
+    for task in tasks:
+        if task.name in seen:
+            first = seen[task.name].place
+            line = f" (first on line {first.line})" if first else ""
+            place = task.place or step.place
+            step.document.report(
+                place, f"{step.what}: task name {task.name!r} occurs twice{line}; rename one"
+            )
+        seen.setdefault(task.name, task)
+
+
+def _check_jumps(step: Block, tasks: list[Task]) -> None:
+    names = [task.name for task in tasks]
+    for task in tasks:
+        for rule in task.spec.policy:
+            to = rule.then.to
+            if rule.then.do is not Directive.JUMP or to is None or to == PREVIOUS or to in names:
+                continue
+            known = f"tasks of this step: {', '.join(names)}"
+            message = f"{step.what}, task {task.name!r}: jump to unknown task {to!r}; {known}"
+            step.document.report(task.place or step.place, message)
