@@ -81,6 +81,10 @@ CREATE INDEX IF NOT EXISTS idx_event_lifecycle
         'step.enter', 'step.exit', 'step.skipped', 'loop.started', 'loop.done', 'loop.fanout.started',
         'loop.fanin.completed', 'warning');
 
+-- Children of an execution.
+CREATE INDEX IF NOT EXISTS idx_event_parent_execution ON noetl.event (parent_execution_id)
+    WHERE event_type = 'playbook.initialized' AND parent_execution_id IS NOT NULL;
+
 -- Claims and ends of commands, for the reaper and for resumed steps.
 CREATE INDEX IF NOT EXISTS idx_event_command_id
     ON noetl.event (execution_id, (meta ->> 'command_id'))

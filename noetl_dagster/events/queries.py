@@ -63,24 +63,30 @@ ORDER BY event_id
 LIMIT $3
 """
 
-# How the commands of one activation of a loop ended: enough to resume it.
-LOOP_COMMANDS = """
-SELECT event_type, current_index, (meta ->> 'attempt')::int AS attempt, result, context, error, event_id
+# How the iterations of a loop ended, by index: each attempt in turn. Several loop ids: resumed activations.
+LOOP_ENDS = """
+SELECT current_index, (meta ->> 'attempt')::int AS attempt, result, context
 FROM noetl.event
-WHERE execution_id = $1 AND meta ->> 'loop_id' = $2
+WHERE execution_id = $1 AND meta ->> 'loop_id' = ANY($2::text[]) AND meta ? 'loop_id'
   AND event_type IN ('command.completed', 'command.failed', 'loop.shard.done', 'loop.shard.failed')
   AND current_index >= $3 AND current_index < $4
 ORDER BY current_index, event_id
 """
 
-# Iterations whose command was issued already, by index and attempt.
-LOOP_ISSUED = """
-SELECT current_index, (meta ->> 'attempt')::int AS attempt
+# Which iterations of a loop were issued and how they ended: what a resumed loop goes on from.
+LOOP_ATTEMPTS = """
+SELECT current_index, max((meta ->> 'attempt')::int) AS attempt,
+       bool_or(event_type IN ('command.completed', 'loop.shard.done')) AS done,
+       max((meta ->> 'attempt')::int) FILTER (WHERE event_type <> 'command.issued') AS ended
 FROM noetl.event
-WHERE execution_id = $1 AND meta ->> 'loop_id' = $2 AND event_type = 'command.issued'
+WHERE execution_id = $1 AND meta ->> 'loop_id' = ANY($2::text[]) AND meta ? 'loop_id'
+  AND event_type IN
+    ('command.issued', 'command.completed', 'command.failed', 'loop.shard.done', 'loop.shard.failed')
+  AND current_index >= $3 AND current_index < $4
+GROUP BY current_index
 """
 
-# Ends of the commands of one visit of a step, loops included.
+# How a command ended, if it did.
 COMMAND_END = """
 SELECT event_type, result, context, error, (meta ->> 'attempt')::int AS attempt
 FROM noetl.event
@@ -144,6 +150,13 @@ LEFT JOIN LATERAL (
 WHERE initialized.event_type = 'playbook.initialized' AND initialized.execution_id > $1
 ORDER BY initialized.execution_id DESC
 LIMIT $2
+"""
+
+# The child execution that a command started.
+CHILD_OF_COMMAND = """
+SELECT execution_id FROM noetl.event
+WHERE parent_execution_id = $1 AND event_type = 'playbook.initialized' AND meta ->> 'parent_command' = $2
+ORDER BY execution_id DESC LIMIT 1
 """
 
 CATALOG_PUT = """

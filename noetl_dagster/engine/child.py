@@ -1,0 +1,128 @@
+"""``kind: playbook``: a child execution with its own id and events, linked to its parent."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+from noetl_dagster.engine.lifecycle import Lifecycle
+from noetl_dagster.engine.runtime import Runtime
+from noetl_dagster.engine.walker import Walker
+from noetl_dagster.errors import PlaybookError, ToolError
+from noetl_dagster.events.envelopes import Envelope
+from noetl_dagster.events.queries import CHILD_OF_COMMAND
+from noetl_dagster.events.state import ExecutionState, ExecutionStatus
+from noetl_dagster.playbook.catalog import Catalog
+from noetl_dagster.playbook.loader import load_playbook, parse_playbook
+from noetl_dagster.playbook.models import Playbook
+from noetl_dagster.tools.base import ToolCall, ToolResult
+from noetl_dagster.worker.execution import Execution
+
+
+class Children:
+    """Runs child playbooks for the ``playbook`` tool."""
+
+    def __init__(self, runtime: Runtime, lifecycle: Lifecycle, walker: Walker) -> None:
+        self._runtime = runtime
+        self._lifecycle = lifecycle
+        self._walker = walker
+
+    async def run(self, call: ToolCall) -> ToolResult:
+        """Runs the child of a command; one that an interrupted run of the command started goes on.
+
+        Raises:
+            ToolError: there is no such playbook, it is broken, it failed, or it took too long.
+        """
+        execution = await self._execution(call)
+        timeout = call.config.get("timeout")
+        try:
+            async with asyncio.timeout(float(timeout) if timeout is not None else None):
+                if execution.state.is_running:
+                    await self._walker.run(execution)
+        except TimeoutError:
+            await self._lifecycle.cancel(execution.id, f"took longer than its timeout of {timeout} s")
+            raise ToolError(
+                f"step {call.step}: child execution {execution.id} took longer than {timeout} s and was cancelled",
+                kind="timeout",
+                retryable=True,
+                details=_details(execution),
+            ) from None
+        state = execution.state
+        if state.status is not ExecutionStatus.COMPLETED:
+            raise ToolError(
+                f"step {call.step}: child execution {execution.id} of {execution.playbook.name!r} "
+                f"ended {state.status}: {state.error}",
+                kind="playbook",
+                details=_details(execution),
+            )
+        return _result(state, call, _details(execution))
+
+    async def _execution(self, call: ToolCall) -> Execution:
+        known = await self._runtime.pool.fetchval(
+            CHILD_OF_COMMAND, call.execution_id, call.command_id
+        )
+        if known is not None:
+            execution = await self._runtime.load(known)
+            if execution.state.status is ExecutionStatus.COMPLETED:
+                return execution
+            return await self._lifecycle.resume(known)
+        playbook = await self._playbook(call)
+        workload = call.config.get("payload") or call.config.get("workload") or {}
+        return await self._lifecycle.create(
+            playbook,
+            {**(workload if isinstance(workload, dict) else {}), **call.input},
+            parent=(call.execution_id, call.step),
+            origin={"parent_command": call.command_id},
+        )
+
+    async def _playbook(self, call: ToolCall) -> Playbook:
+        path = str(call.config.get("path") or call.config.get("name") or "")
+        folders = [Path(call.folder), self._runtime.settings.playbooks_path]
+        try:
+            for folder in folders:
+                found = Catalog(folder).find(path)
+                if found is not None:
+                    return load_playbook(found)
+            source = await self._runtime.log.source_by_path(path)
+            if source is not None:
+                return parse_playbook(source, file=path)
+        except PlaybookError as error:
+            raise ToolError(f"step {call.step}: child playbook {path!r} is broken: {error}", kind="playbook") from error
+        looked = ", ".join(str(folder) for folder in dict.fromkeys(folders))
+        raise ToolError(
+            f"step {call.step}: no playbook {path!r} in {looked} or in the catalog; "
+            "give its metadata.path, or its file relative to this playbook",
+            kind="playbook",
+        )
+
+
+def _details(execution: Execution) -> dict[str, Any]:
+    return {"playbook": {"execution_id": str(execution.id), "path": execution.playbook.metadata.path}}
+
+
+def _result(state: ExecutionState, call: ToolCall, details: dict[str, Any]) -> ToolResult:
+    """The result of ``return_step``, else of the step that ended last."""
+    wanted = call.config.get("return_step")
+    if wanted is not None and wanted not in state.latest:
+        raise ToolError(
+            f"step {call.step}: child execution {state.execution_id} never ran its return_step {wanted!r}; "
+            f"it ran {', '.join(state.latest) or 'nothing'}",
+            kind="playbook",
+            details=details,
+        )
+    if wanted is not None:
+        envelope: Envelope = state.latest[wanted].envelope
+    else:
+        last = max(state.latest.values(), key=lambda end: end.event_id, default=None)
+        envelope = last.envelope if last is not None else {"data": None}
+    if "ref" in envelope:
+        return ToolResult(ref=envelope["ref"], details=details)
+    if "results" in envelope and "data" not in envelope:
+        return ToolResult(data=_loop_data(envelope), details=details)
+    return ToolResult(data=envelope.get("data"), details=details)
+
+
+def _loop_data(envelope: Envelope) -> dict[str, Any]:
+    results = [item.get("data", item) for item in envelope["results"]]
+    return {key: envelope.get(key) for key in ("total", "done", "failed")} | {"results": results, "data": results}

@@ -1,0 +1,148 @@
+"""Cursor loops: each slot claims rows by SQL, processes them, and claims again until there are none."""
+
+from __future__ import annotations
+
+import asyncio
+from itertools import count
+from typing import Any
+
+from noetl_dagster.engine.attempts import Attempts
+from noetl_dagster.engine.gather import LoopResult, gather
+from noetl_dagster.engine.issue import Activation
+from noetl_dagster.engine.loop import Loops, run_workers
+from noetl_dagster.engine.runtime import Runtime
+from noetl_dagster.errors import ToolError
+from noetl_dagster.events.connection import encode_json
+from noetl_dagster.events.types import Event
+from noetl_dagster.playbook.models import CursorSpec, FrameSpec, Task
+from noetl_dagster.playbook.templates import compile_value, render_async
+from noetl_dagster.playbook.views import ReferenceCache
+from noetl_dagster.tools.base import ToolCall
+from noetl_dagster.tools.registry import tool_for
+from noetl_dagster.worker.command import Command
+from noetl_dagster.worker.execution import Execution
+from noetl_dagster.worker.program import StepProgram
+
+
+class CursorLoops:
+    """Runs loops whose items are claimed while they run. The claims themselves remember what is done."""
+
+    def __init__(self, runtime: Runtime, loops: Loops) -> None:
+        self._runtime = runtime
+        self._loops = loops
+        self._attempts = Attempts(runtime)
+
+    async def run(self, execution: Execution, program: StepProgram, visit: int) -> LoopResult:
+        """Runs until every slot's claim returned no rows.
+
+        Raises:
+            ToolError: the claim failed.
+        """
+        loop = program.step.loop
+        assert loop is not None and loop.cursor is not None
+        known = execution.state.loops.get((program.step.name, visit), [])
+        items: list[Any] = []
+        loop_ids = (*(entry.loop_id for entry in known), str(self._runtime.ids.next()))
+        activation = Activation(execution, program, visit, loop_ids, items)
+        await self._loops.start(activation, {})
+        indexes = count(sum(entry.size for entry in known))
+        claim = _Claim(self._runtime, execution, program, loop.cursor, loop.frame)
+
+        async def slot() -> None:
+            while rows := await claim.rows():
+                commands = [self._command(activation, next(indexes), row) for row in rows]
+                await self._issue(program, commands)
+                await self._run(execution, program, commands, loop.frame.row_concurrency)
+
+        await run_workers(slot, loop.max_in_flight)
+        await self._runtime.buffer.flush()
+        total = next(indexes)
+        result = await gather(self._runtime, execution.id, activation.step, loop_ids, total)
+        await self._loops.finish(activation, result)
+        return result
+
+    def _command(self, activation: Activation, index: int, row: Any) -> Command:
+        state = activation.execution.state
+        return Command(
+            execution_id=state.execution_id,
+            step=activation.step,
+            visit=activation.visit,
+            attempt=len(activation.loop_ids),
+            index=index,
+            item=row,
+            loop_id=activation.loop_id,
+            catalog_id=state.catalog_id,
+            parent_execution_id=state.parent_execution_id,
+        )
+
+    async def _issue(self, program: StepProgram, commands: list[Command]) -> None:
+        kind = program.tasks[0].task.kind if program.tasks else "noop"
+        events: list[Event] = []
+        for command in commands:
+            events += [
+                self._runtime.commands.item(command),
+                self._runtime.commands.issued(command, kind),
+            ]
+        await self._runtime.buffer.append(events)
+
+    async def _run(
+        self, execution: Execution, program: StepProgram, commands: list[Command], concurrency: int
+    ) -> None:
+        waiting = iter(commands)
+
+        async def work() -> None:
+            for command in waiting:
+                await self._attempts.run(execution, program, command, issued=True)
+
+        await run_workers(work, min(concurrency, len(commands)))
+
+
+class _Claim:
+    """The claim of a cursor loop; ``__frame_max_rows`` and the other bounds are names in its SQL."""
+
+    def __init__(
+        self,
+        runtime: Runtime,
+        execution: Execution,
+        program: StepProgram,
+        cursor: CursorSpec,
+        frame: FrameSpec,
+    ) -> None:
+        self._runtime = runtime
+        self._execution = execution
+        self._step = program.step.name
+        self._cursor = cursor
+        self._frame = frame
+        self._sql = compile_value(cursor.claim)
+        self._auth = compile_value(cursor.auth)
+
+    async def rows(self) -> list[Any]:
+        cache, fetch = ReferenceCache(), self._runtime.results.get
+        frame = {f"__frame_{name}": value for name, value in self._frame.model_dump().items()}
+        scope = self._execution.scope(cache).with_locals(frame)
+        call = ToolCall(
+            execution_id=self._execution.id,
+            step=self._step,
+            task=Task(name="claim", kind=self._cursor.kind),
+            config={"command": await render_async(self._sql, scope, fetch)},
+            input={},
+            auth=await render_async(self._auth, scope, fetch),
+            scope=scope,
+            folder=self._execution.folder,
+        )
+        async with asyncio.timeout(self._frame.max_seconds):
+            result = await tool_for(self._cursor.kind).run(call, self._runtime.box)
+        rows = result.data.get("rows") if isinstance(result.data, dict) else None
+        if rows is None:
+            raise ToolError(
+                f"step {self._step}: loop.cursor.claim returned no rows at all; "
+                "end it with a SELECT or a RETURNING clause",
+                kind="loop",
+            )
+        if self._frame.max_bytes is not None and len(encode_json(rows)) > self._frame.max_bytes:
+            raise ToolError(
+                f"step {self._step}: one claim returned more than frame.max_bytes "
+                f"({self._frame.max_bytes}); claim fewer rows with LIMIT {{{{ __frame_max_rows }}}}",
+                kind="loop",
+            )
+        return list(rows)

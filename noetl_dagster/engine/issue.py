@@ -1,0 +1,133 @@
+"""Issues the commands of a loop in bulk, leaving out what the log says is issued or done."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from noetl_dagster.engine.runtime import Runtime
+from noetl_dagster.events.queries import LOOP_ATTEMPTS
+from noetl_dagster.events.types import Event
+from noetl_dagster.playbook.templates import Compiled, compile_value
+from noetl_dagster.worker.command import Command
+from noetl_dagster.worker.execution import Execution
+from noetl_dagster.worker.program import StepProgram
+
+SLICE = 500
+"""Commands issued in one round trip."""
+
+
+@dataclass(frozen=True, slots=True)
+class Activation:
+    """One activation of a loop as its commands need it.
+
+    Attributes:
+        loop_ids: this activation's id last, those that it continues before.
+        items: the collection.
+        resumed: an earlier run of the same activation may have issued or ended commands.
+    """
+
+    execution: Execution
+    program: StepProgram
+    visit: int
+    loop_ids: tuple[str, ...]
+    items: Sequence[Any]
+    shard: bool = False
+    resumed: bool = False
+
+    @property
+    def loop_id(self) -> str:
+        return self.loop_ids[-1]
+
+    @property
+    def continues(self) -> bool:
+        """Whether an earlier activation of the same visit ended with failures that this one mends."""
+        return len(self.loop_ids) > 1
+
+    @property
+    def step(self) -> str:
+        return self.program.step.name
+
+    def command(self, index: int, attempt: int = 1) -> Command:
+        state = self.execution.state
+        return Command(
+            execution_id=state.execution_id,
+            step=self.step,
+            visit=self.visit,
+            attempt=attempt,
+            index=index,
+            item=self.items[index],
+            length=len(self.items),
+            loop_id=self.loop_id,
+            shard=self.shard,
+            iter_key=self._iter_key(index),
+            catalog_id=state.catalog_id,
+            parent_execution_id=state.parent_execution_id,
+        )
+
+    def _iter_key(self, index: int) -> str | None:
+        loop = self.program.step.loop
+        if not self.shard or loop is None or loop.fanout.iter_key is None:
+            return None
+        key = _compiled(loop.fanout.iter_key)
+        return str(key.render({loop.iterator: self.items[index], "_index": index}))
+
+
+def _compiled(template: str) -> Compiled:
+    return compile_value(template)
+
+
+async def issue(
+    runtime: Runtime, activation: Activation, start: int, stop: int
+) -> AsyncIterator[tuple[Command, bool]]:
+    """Issues the commands of a range of items, slice by slice, and gives those that are to run.
+
+    Yields:
+        The command, and whether a retried attempt of it may have ended before. Iterations that the log
+        says are done are left out; failed ones get a new attempt.
+    """
+    for begin in range(start, stop, SLICE):
+        end = min(begin + SLICE, stop)
+        known = await _known(runtime, activation, begin, end) if activation.resumed else {}
+        commands, events = [], []
+        for index in range(begin, end):
+            attempt, done, ended = known.get(index, (0, False, 0))
+            if done:
+                continue
+            pending = attempt > ended
+            command = activation.command(index, attempt if pending else ended + 1)
+            commands.append(command)
+            if not pending:
+                events.extend(_issue_events(runtime, activation, command))
+        await runtime.buffer.append(events)
+        for command in commands:
+            yield command, activation.resumed
+
+
+def _issue_events(runtime: Runtime, activation: Activation, command: Command) -> list[Event]:
+    kind = activation.program.tasks[0].task.kind if activation.program.tasks else "noop"
+    item = runtime.commands.item(command)
+    if _is_small(command.item):
+        item.current_item = command.item
+    return [item, runtime.commands.issued(command, kind)]
+
+
+def _is_small(item: Any) -> bool:
+    """Scalars and short mappings are copied into the event for people; the collection has them all."""
+    if isinstance(item, (int, float, bool)):
+        return True
+    return len(item) <= 256 if isinstance(item, str) else isinstance(item, dict) and len(item) <= 8 and all(
+        isinstance(value, (int, float, bool)) or (isinstance(value, str) and len(value) <= 128)
+        for value in item.values()
+    )
+
+
+async def _known(
+    runtime: Runtime, activation: Activation, start: int, stop: int
+) -> dict[int, tuple[int, bool, int]]:
+    """By index: latest attempt, whether the iteration is done, latest attempt that ended."""
+    rows = await runtime.pool.fetch(
+        LOOP_ATTEMPTS, activation.execution.id, list(activation.loop_ids), start, stop
+    )
+    return {row["current_index"]: (row["attempt"], row["done"], row["ended"] or 0) for row in rows}

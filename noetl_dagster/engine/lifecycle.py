@@ -1,0 +1,192 @@
+"""Start, end, resumption and cancellation of executions."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from noetl_dagster.engine.region import TokenQueue
+from noetl_dagster.engine.runtime import Runtime
+from noetl_dagster.errors import ExecutionNotFoundError, ExecutionStateError
+from noetl_dagster.events.envelopes import to_result
+from noetl_dagster.events.state import ExecutionState, ExecutionStatus, StepEnd
+from noetl_dagster.events.types import Event, EventType
+from noetl_dagster.playbook.models import Playbook
+from noetl_dagster.worker.execution import Execution
+
+
+class Lifecycle:
+    """Creates executions and ends each epoch of them once."""
+
+    def __init__(self, runtime: Runtime) -> None:
+        self._runtime = runtime
+
+    async def create(
+        self,
+        playbook: Playbook,
+        workload: dict[str, Any] | None = None,
+        *,
+        execution_id: int | None = None,
+        parent: tuple[int, str] | None = None,
+        origin: dict[str, Any] | None = None,
+    ) -> Execution:
+        """Starts an execution: keeps the playbook's text and writes ``playbook.initialized``.
+
+        Args:
+            workload: values that override the playbook's own.
+            execution_id: an id given by the caller, who may ask twice; the second time finds the first.
+            parent: id and step of the execution that started this one.
+            origin: what started it, for people (Dagster run id, command line, ...).
+        """
+        runtime = self._runtime
+        new_id = execution_id or runtime.ids.next()
+        metadata = playbook.metadata
+        catalog_id = await runtime.log.put_source(metadata.path, metadata.version, playbook.source)
+        effective = {**playbook.workload, **(workload or {})}
+        meta: dict[str, Any] = {"epoch": 1, **(origin or {})}
+        if parent is not None:
+            meta["parent_step"] = parent[1]
+
+        def event(type_: EventType, context: dict[str, Any] | None) -> Event:
+            return Event(
+                execution_id=new_id,
+                event_id=runtime.ids.next(),
+                event_type=type_,
+                node_name=playbook.name,
+                node_type="playbook",
+                status="RUNNING",
+                catalog_id=catalog_id,
+                parent_execution_id=parent[0] if parent else None,
+                meta=meta,
+                context=context,
+            )
+
+        started = event(
+            EventType.PLAYBOOK_INITIALIZED,
+            {"workload": effective, "path": metadata.path, "file": playbook.file},
+        )
+        entry = event(EventType.WORKFLOW_INITIALIZED, None)
+        entry.meta = {"epoch": 1, "entry": playbook.entry.name}
+        if started.event_id not in await runtime.log.append([started, entry]):
+            return await runtime.load(new_id)
+        return await runtime.load(new_id)
+
+    async def resume(self, execution_id: int, *, origin: dict[str, Any] | None = None) -> Execution:
+        """Opens a new epoch of an execution that stopped or failed.
+
+        Raises:
+            ExecutionNotFoundError: there is no such execution.
+            ExecutionStateError: it is completed or cancelled, or somebody else resumed it just now.
+        """
+        execution = await self._runtime.load(execution_id)
+        state = execution.state
+        if state.status in (ExecutionStatus.COMPLETED, ExecutionStatus.CANCELLED):
+            raise ExecutionStateError(
+                f"execution {execution_id} is {state.status}; start a new one with 'noetl-dagster run'"
+            )
+        event = self._event(state, EventType.EXECUTION_RESUMED, "RUNNING")
+        event.meta = {"epoch": state.epoch + 1, **(origin or {})}
+        if not await self._runtime.log.append_once(event):
+            raise ExecutionStateError(f"execution {execution_id} was resumed by somebody else just now")
+        state.apply(event)
+        return execution
+
+    async def finish_if_over(self, execution: Execution) -> ExecutionStatus:
+        """Ends the epoch when no token is left: every step that was reached has ended.
+
+        Whoever ends the last step calls this; a unique index lets one of several callers write the end.
+        """
+        state = execution.state
+        if not state.is_running:
+            return state.status
+        waiting, failures = outstanding(execution)
+        if waiting:
+            return state.status
+        if failures:
+            first = failures[0]
+            return await self.fail(execution, f"step {first.step}: {first.error}")
+        last = max(state.latest.values(), key=lambda end: end.event_id, default=None)
+        done = self._event(state, EventType.PLAYBOOK_COMPLETED, "COMPLETED")
+        if last is not None:
+            done.result = to_result(last.envelope)
+            done.meta["last_step"] = last.step
+        workflow = self._event(state, EventType.WORKFLOW_COMPLETED, "COMPLETED")
+        await self._runtime.log.append([workflow, done])
+        state.apply(done)
+        return state.status
+
+    async def fail(self, execution: Execution, message: str) -> ExecutionStatus:
+        """Ends the epoch with a failure."""
+        return await self._stop(execution.state, EventType.PLAYBOOK_FAILED, "FAILED", message)
+
+    async def cancel(self, execution_id: int, reason: str = "cancelled on request") -> bool:
+        """Cancels an execution: no further command is issued. False when it had ended already.
+
+        Raises:
+            ExecutionNotFoundError: there is no such execution.
+        """
+        events = await self._runtime.log.lifecycle(execution_id)
+        if not events:
+            raise ExecutionNotFoundError(f"no execution {execution_id} in the event log")
+        state = ExecutionState.fold(execution_id, events)
+        if not state.is_running:
+            return False
+        await self._stop(state, EventType.EXECUTION_CANCELLED, "CANCELLED", reason)
+        return state.status is ExecutionStatus.CANCELLED
+
+    async def _stop(
+        self, state: ExecutionState, type_: EventType, status: str, message: str
+    ) -> ExecutionStatus:
+        event = self._event(state, type_, status)
+        event.error = message
+        if await self._runtime.log.append_once(event):
+            state.apply(event)
+            if type_ is EventType.PLAYBOOK_FAILED:
+                workflow = self._event(state, EventType.WORKFLOW_FAILED, status)
+                workflow.error = message
+                await self._runtime.log.append([workflow])
+        else:
+            fresh = ExecutionState.fold(
+                state.execution_id, await self._runtime.log.lifecycle(state.execution_id)
+            )
+            state.status, state.error = fresh.status, fresh.error
+        return state.status
+
+    def _event(self, state: ExecutionState, type_: EventType, status: str) -> Event:
+        return Event(
+            execution_id=state.execution_id,
+            event_id=self._runtime.ids.next(),
+            event_type=type_,
+            node_name=state.playbook,
+            node_type="playbook",
+            status=status,
+            catalog_id=state.catalog_id,
+            parent_execution_id=state.parent_execution_id,
+            meta={"epoch": state.epoch},
+        )
+
+
+def outstanding(execution: Execution) -> tuple[set[str], list[StepEnd]]:
+    """Regions that were reached and have not ended, and the failures that nothing handled.
+
+    A step after an unhandled failure is not waited for: its token will never come.
+    """
+    graph, state = execution.program.graph, execution.state
+    reached = {graph.region_of(execution.playbook.entry.name).name}
+    failures = []
+    for end in state.ends.values():
+        standing = state.end_of(end.step, end.visit)
+        if standing is None:
+            continue
+        if standing.unhandled:
+            failures.append(standing)
+        reached.update(graph.region_of(target).name for target in standing.fired)
+    waiting = {name for name in reached if not _is_over(execution, name)}
+    return waiting, failures
+
+
+def _is_over(execution: Execution, region_name: str) -> bool:
+    graph, state = execution.program.graph, execution.state
+    region = graph.region(region_name)
+    if not region.is_cycle:
+        return state.end_of(region.steps[0], 1) is not None
+    return not TokenQueue.replay(execution, region).has_pending

@@ -1,0 +1,221 @@
+"""Loops inside one step: sequential, parallel and chunked (DSL section 8)."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import Any
+
+from noetl_dagster.engine.attempts import Attempts
+from noetl_dagster.engine.collection import evaluate_collection, keep_collection, kept_collection
+from noetl_dagster.engine.gather import LoopResult, gather, iteration_ends
+from noetl_dagster.engine.issue import Activation, issue
+from noetl_dagster.engine.runtime import Runtime
+from noetl_dagster.events.state import assign
+from noetl_dagster.events.types import Event, EventType
+from noetl_dagster.playbook.models import LoopMode
+from noetl_dagster.playbook.views import ReferenceCache
+from noetl_dagster.worker.command import Command
+from noetl_dagster.worker.execution import Execution
+from noetl_dagster.worker.program import StepProgram
+
+
+class Loops:
+    """Runs the loop of a step to its end, going on where an interrupted run stopped."""
+
+    def __init__(self, runtime: Runtime) -> None:
+        self._runtime = runtime
+        self._attempts = Attempts(runtime)
+
+    async def run(self, execution: Execution, program: StepProgram, visit: int) -> LoopResult:
+        """Runs every iteration that has not been done yet.
+
+        Raises:
+            ToolError: the collection is not a list.
+            TemplateError: the collection cannot be rendered.
+        """
+        activation = await self.activate(execution, program, visit)
+        loop = program.step.loop
+        assert loop is not None
+        size = len(activation.items)
+        if loop.mode is LoopMode.SEQUENTIAL:
+            if activation.resumed:
+                await self._restore_context(activation)
+            await self._run_range(activation, 0, size, 1, applies_context=True)
+        elif loop.mode is LoopMode.CHUNKED:
+            chunk = loop.chunk_size or loop.max_in_flight
+            for start in range(0, size, chunk):
+                await self._run_range(activation, start, min(start + chunk, size), loop.max_in_flight)
+        else:
+            await self._run_range(activation, 0, size, loop.max_in_flight)
+        await self._runtime.buffer.flush()
+        result = await gather(
+            self._runtime, execution.id, activation.step, activation.loop_ids, size
+        )
+        await self.finish(activation, result)
+        return result
+
+    async def activate(
+        self, execution: Execution, program: StepProgram, visit: int, *, shard: bool = False
+    ) -> Activation:
+        """The activation that goes on, or a new one with its ``loop.started`` event.
+
+        An activation that ended with failures is continued by a new one, which inherits what was done:
+        ``loop.done`` stays unique for each loop id.
+        """
+        step = program.step.name
+        known = execution.state.loops.get((step, visit), [])
+        loop_ids = tuple(entry.loop_id for entry in known)
+        if known:
+            items = await kept_collection(self._runtime, known[-1].context)
+            if not known[-1].done or known[-1].epoch == execution.state.epoch:
+                return Activation(execution, program, visit, loop_ids, items, shard, resumed=True)
+            context = known[-1].context
+        else:
+            scope = execution.scope(ReferenceCache())
+            items = await evaluate_collection(self._runtime, program, scope)
+            context = {}
+        loop_id = str(self._runtime.ids.next())
+        if not known:
+            context = await keep_collection(self._runtime, execution, step, items, loop_id)
+        activation = Activation(
+            execution, program, visit, (*loop_ids, loop_id), items, shard, resumed=bool(known)
+        )
+        await self.start(activation, context)
+        return activation
+
+    async def finish(self, activation: Activation, result: LoopResult) -> bool:
+        """Writes ``loop.done``, or ``loop.fanin.completed``, once; true for the one who wrote it."""
+        state = activation.execution.state
+        counts = {key: result.envelope[key] for key in ("total", "done", "failed")}
+        if activation.shard:
+            status = fanin_status(result.done, result.failed)
+            type_, shape = EventType.LOOP_FANIN_COMPLETED, {"status": status, "context": counts}
+        else:
+            status = "completed"
+            counts["completed"] = counts["done"]
+            type_, shape = EventType.LOOP_DONE, {"status": result.envelope["status"], "context": counts}
+        event = Event(
+            execution_id=state.execution_id,
+            event_id=self._runtime.ids.next(),
+            event_type=type_,
+            node_name=activation.step,
+            node_type="loop",
+            status=status,
+            catalog_id=state.catalog_id,
+            parent_execution_id=state.parent_execution_id,
+            meta={"loop_id": activation.loop_id, "collection_size": len(activation.items), **counts},
+            result=shape,
+        )
+        state.apply(event)
+        return await self._runtime.log.append_once(event)
+
+    async def start(self, activation: Activation, context: dict[str, Any]) -> None:
+        state = activation.execution.state
+        loop = activation.program.step.loop
+        assert loop is not None
+        size = len(activation.items)
+        meta: dict[str, Any] = {
+            "loop_id": activation.loop_id,
+            "visit": activation.visit,
+            "epoch": state.epoch,
+            "mode": loop.mode.value,
+            ("total_shards" if activation.shard else "collection_size"): size,
+        }
+        if len(activation.loop_ids) > 1:
+            meta["continues"] = activation.loop_ids[-2]
+        event = Event(
+            execution_id=state.execution_id,
+            event_id=self._runtime.ids.next(),
+            event_type=EventType.LOOP_FANOUT_STARTED if activation.shard else EventType.LOOP_STARTED,
+            node_name=activation.step,
+            node_type="loop",
+            status="started",
+            catalog_id=state.catalog_id,
+            parent_execution_id=state.parent_execution_id,
+            meta=meta,
+            context=context,
+            current_index=0,
+        )
+        await self._runtime.buffer.append([event])
+        state.apply(event)
+
+    async def _run_range(
+        self,
+        activation: Activation,
+        start: int,
+        stop: int,
+        concurrency: int,
+        *,
+        applies_context: bool = False,
+    ) -> None:
+        """Runs the items of a range, so many at a time. Each iteration sees the context as it was issued."""
+        loop = activation.program.step.loop
+        assert loop is not None
+        queue = _Shared(issue(self._runtime, activation, start, stop))
+        state = activation.execution.state
+
+        async def work() -> None:
+            while (entry := await queue.next()) is not None:
+                command, resumed = entry
+                outcome = await self._attempts.run(
+                    activation.execution,
+                    activation.program,
+                    command,
+                    issued=True,
+                    resumed=resumed and activation.program.retries,
+                )
+                if applies_context:
+                    for path, value in outcome.patches:
+                        assign(state.ctx, path, value)
+                if outcome.failed and loop.fail_fast:
+                    queue.stop()
+
+        await run_workers(work, min(concurrency, max(stop - start, 1)))
+
+    async def _restore_context(self, activation: Activation) -> None:
+        """What the iterations before an interruption wrote to ctx."""
+        execution = activation.execution
+        async for end in iteration_ends(
+            self._runtime, execution.id, activation.loop_ids, 0, len(activation.items)
+        ):
+            for path, value in end.patches:
+                assign(execution.state.ctx, path, value)
+
+
+class _Shared:
+    """One stream of commands for many workers."""
+
+    def __init__(self, commands: AsyncIterator[tuple[Command, bool]]) -> None:
+        self._commands = commands
+        self._lock = asyncio.Lock()
+        self._stopped = False
+
+    def stop(self) -> None:
+        self._stopped = True
+
+    async def next(self) -> tuple[Command, bool] | None:
+        async with self._lock:
+            if self._stopped:
+                return None
+            return await anext(self._commands, None)
+
+
+async def run_workers(work: Any, count: int) -> None:
+    """Runs ``count`` copies of a coroutine function; one that raises ends the others."""
+    if count == 1:
+        await work()
+        return
+    try:
+        async with asyncio.TaskGroup() as group:
+            for _ in range(count):
+                group.create_task(work())
+    except BaseExceptionGroup as errors:
+        raise errors.exceptions[0] from errors
+
+
+def fanin_status(done: int, failed: int) -> str:
+    """``complete``, ``partial`` or ``failed`` (seed P3.2)."""
+    if not failed:
+        return "complete"
+    return "partial" if done else "failed"

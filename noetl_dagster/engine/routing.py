@@ -1,0 +1,82 @@
+"""Which arcs fire when a step ends (DSL section 7)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from noetl_dagster.errors import UndefinedNameError
+from noetl_dagster.playbook.models import Arc, RoutingMode
+from noetl_dagster.playbook.scope import CompiledSet, Scope
+from noetl_dagster.playbook.templates import Fetch, holds_async, with_references
+from noetl_dagster.worker.program import StepProgram
+
+STEP_DONE = "step.done"
+LOOP_DONE = "loop.done"
+STEP_FAILED = "step.failed"
+
+_LISTENS: dict[str, frozenset[str]] = {
+    "step.done": frozenset({STEP_DONE, LOOP_DONE}),
+    "call.done": frozenset({STEP_DONE, LOOP_DONE}),
+    "loop.done": frozenset({LOOP_DONE}),
+    "fanin.completed": frozenset({LOOP_DONE}),
+    "loop.fanin.completed": frozenset({LOOP_DONE}),
+    "step.failed": frozenset({STEP_FAILED}),
+    "call.error": frozenset({STEP_FAILED}),
+    "step.exit": frozenset({STEP_DONE, LOOP_DONE, STEP_FAILED}),
+}
+"""Words of an arc's ``on`` and the events that they mean."""
+
+
+@dataclass(slots=True)
+class Routed:
+    """Outcome of routing: targets in arc order, the ctx patches of their ``set``, and what was undefined."""
+
+    fired: list[str] = field(default_factory=list)
+    patches: list[tuple[list[str], Any]] = field(default_factory=list)
+    undefined: list[str] = field(default_factory=list)
+
+
+async def route(program: StepProgram, scope: Scope, event_name: str, fetch: Fetch) -> Routed:
+    """Evaluates the arcs of a step that ended.
+
+    After a failure only an arc with a ``when`` that is true, or one that listens to the failure, may fire.
+    An arc whose ``when`` uses an undefined name does not match; the name is reported.
+    """
+    routed = Routed()
+    exclusive = program.step.routing.mode is RoutingMode.EXCLUSIVE
+    for arc, (when, patches) in zip(program.step.routing.arcs, program.arcs, strict=True):
+        if not _may_fire(arc, event_name):
+            continue
+        try:
+            if not await holds_async(when, scope, fetch):
+                continue
+        except UndefinedNameError as error:
+            routed.undefined.append(f"arc to {arc.step}: {error}")
+            continue
+        routed.fired.append(arc.step)
+        await _apply(patches, scope, routed, fetch)
+        if exclusive:
+            break
+    return routed
+
+
+def _may_fire(arc: Arc, event_name: str) -> bool:
+    if arc.on is not None:
+        return event_name in _LISTENS.get(arc.on, frozenset({arc.on}))
+    return event_name != STEP_FAILED or arc.when is not None
+
+
+async def _apply(block: CompiledSet, scope: Scope, routed: Routed, fetch: Fetch) -> None:
+    if not block:
+        return
+    for patch in await with_references(lambda: block.patches(scope), fetch):
+        if patch.scope == "ctx":
+            patch.apply(scope.ctx)
+            routed.patches.append((list(patch.path), patch.value))
+
+
+def event_names(name: str, step: str, payload: Mapping[str, Any]) -> dict[str, Any]:
+    """The ``event`` that arcs see."""
+    return {"name": name, "step": step, "payload": payload}

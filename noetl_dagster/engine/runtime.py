@@ -1,0 +1,157 @@
+"""Everything that one process needs to run executions: connections, stores, tools. Opened once, then shared."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import asyncpg
+
+from noetl_dagster.errors import ExecutionNotFoundError
+from noetl_dagster.events.buffer import EventBuffer
+from noetl_dagster.events.connection import open_pool
+from noetl_dagster.events.ids import Snowflake
+from noetl_dagster.events.log import EventLog
+from noetl_dagster.events.queries import NEXT_NODE
+from noetl_dagster.events.schema import apply_schema
+from noetl_dagster.events.state import ExecutionState
+from noetl_dagster.playbook.graph import StepGraph
+from noetl_dagster.playbook.loader import parse_playbook
+from noetl_dagster.playbook.models import Playbook
+from noetl_dagster.settings import Settings
+from noetl_dagster.spark.sessions import SparkSessions
+from noetl_dagster.storage.store import ResultStore
+from noetl_dagster.tools.base import Toolbox
+from noetl_dagster.tools.clients import Clients
+from noetl_dagster.tools.credentials import Credentials
+from noetl_dagster.worker.command import CommandEvents
+from noetl_dagster.worker.execution import Execution, PlaybookProgram
+from noetl_dagster.worker.heartbeat import Heartbeats
+from noetl_dagster.worker.pipeline import Pipeline
+from noetl_dagster.worker.runner import CommandRunner
+from noetl_dagster.worker.sealing import Sealer
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+
+@dataclass(slots=True)
+class Runtime:
+    """The parts of one process, on one event loop. Make it with :meth:`open`, end it with :meth:`close`."""
+
+    settings: Settings
+    pool: asyncpg.Pool[Any]
+    ids: Snowflake
+    log: EventLog
+    buffer: EventBuffer
+    results: ResultStore
+    box: Toolbox
+    commands: CommandEvents
+    heartbeats: Heartbeats
+    runner: CommandRunner
+    sealer: Sealer
+    spark: SparkSessions | None
+    _programs: dict[int, PlaybookProgram] = field(default_factory=dict)
+
+    @classmethod
+    async def open(
+        cls,
+        settings: Settings,
+        *,
+        spark: Callable[[], SparkSession] | None = None,
+        apply: bool = True,
+    ) -> Runtime:
+        """Connects to the services that ``settings`` names and brings the schema up to date.
+
+        Args:
+            settings: with every address filled.
+            spark: gives the Spark session on first use; default: one made from the settings.
+            apply: apply ``schema/*.sql`` first.
+
+        Raises:
+            ServiceError: the event log cannot be reached.
+        """
+        assert settings.db_url is not None, "settings without NOETL_DB_URL: fill them with embedded.ensure"
+        pool = await open_pool(settings.db_url, size=settings.db_pool_size)
+        if apply:
+            await apply_schema(settings.db_url)
+        ids = Snowflake(await pool.fetchval(NEXT_NODE))
+        log = EventLog(pool, ids)
+        buffer = EventBuffer(
+            log, size=settings.event_buffer_size, linger=settings.event_buffer_milliseconds / 1000
+        )
+        results = ResultStore(settings, pool, ids=ids)
+        await results.start()
+        own_spark = SparkSessions(settings) if spark is None else None
+        box = Toolbox(
+            settings=settings,
+            results=results,
+            credentials=Credentials(settings, pool),
+            clients=Clients(settings),
+            spark=spark or own_spark.get,  # type: ignore[union-attr]
+        )
+        commands = CommandEvents(ids)
+        heartbeats = Heartbeats(buffer, commands, settings.command_heartbeat_seconds)
+        sealer = Sealer(settings, results)
+        runner = CommandRunner(box, Pipeline(box, sealer), buffer, commands, heartbeats)
+        return cls(
+            settings=settings,
+            pool=pool,
+            ids=ids,
+            log=log,
+            buffer=buffer,
+            results=results,
+            box=box,
+            commands=commands,
+            heartbeats=heartbeats,
+            runner=runner,
+            sealer=sealer,
+            spark=own_spark,
+        )
+
+    async def close(self) -> None:
+        """Commits what is buffered and closes every connection."""
+        await self.heartbeats.close()
+        await self.buffer.flush()
+        await self.results.close()
+        await self.box.clients.close()
+        await self.pool.close()
+        if self.spark is not None:
+            self.spark.stop()
+
+    async def load(self, execution_id: int) -> Execution:
+        """Reads the state of an execution from the log.
+
+        Raises:
+            ExecutionNotFoundError: the log has no such execution.
+        """
+        events = await self.log.lifecycle(execution_id)
+        if not events:
+            raise ExecutionNotFoundError(f"no execution {execution_id} in the event log")
+        state = ExecutionState.fold(execution_id, events)
+        program = await self.program(state)
+        return Execution(program, state, await self._keychain(program.playbook))
+
+    async def program(self, state: ExecutionState) -> PlaybookProgram:
+        """The compiled playbook that an execution was started with, whatever became of its file."""
+        assert state.catalog_id is not None
+        program = self._programs.get(state.catalog_id)
+        if program is None:
+            found = await self.log.source(state.catalog_id)
+            if found is None:
+                raise ExecutionNotFoundError(
+                    f"execution {state.execution_id}: its playbook text {state.catalog_id} is not in the catalog"
+                )
+            playbook = parse_playbook(found[0], file=state.file or "<catalog>")
+            program = self._programs[state.catalog_id] = PlaybookProgram(playbook, StepGraph(playbook))
+        return program
+
+    async def _keychain(self, playbook: Playbook) -> Mapping[str, Any]:
+        """Fields of the credentials that the playbook's ``keychain`` names, for tool fields only."""
+        keychain = {}
+        for entry in playbook.keychain:
+            name = str(entry["name"])
+            wanted = str(entry.get("credential") or entry.get("auth") or name)
+            keychain[name] = (await self.box.credentials.get(wanted)).data
+        return keychain

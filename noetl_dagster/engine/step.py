@@ -1,0 +1,299 @@
+"""One visit of a step, from its entry to the arcs that fire (DESIGN section 4)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from noetl_dagster.engine.attempts import Attempts
+from noetl_dagster.engine.cursor import CursorLoops
+from noetl_dagster.engine.gather import LoopResult
+from noetl_dagster.engine.loop import Loops, fanin_status
+from noetl_dagster.engine.routing import LOOP_DONE, STEP_DONE, STEP_FAILED, event_names, route
+from noetl_dagster.engine.runtime import Runtime
+from noetl_dagster.errors import CredentialError, NoetlError, StorageError, TemplateError, ToolError
+from noetl_dagster.events.envelopes import ERROR, OK, Envelope, error_envelope, to_result
+from noetl_dagster.events.state import StepEnd, StepStatus, assign
+from noetl_dagster.events.types import Event, EventType
+from noetl_dagster.playbook.scope import Scope
+from noetl_dagster.playbook.templates import holds_async, render_async, with_references
+from noetl_dagster.playbook.views import ReferenceCache, ResultView
+from noetl_dagster.worker.command import Command
+from noetl_dagster.worker.execution import Execution
+from noetl_dagster.worker.program import StepProgram
+
+STEP_ERRORS = (ToolError, TemplateError, CredentialError, StorageError)
+"""Failures that a playbook may route on; anything else is a defect or a lost connection."""
+
+Patches = list[tuple[list[str], Any]]
+
+
+class StepFailedError(NoetlError):
+    """A step failed and no arc took the failure."""
+
+    def __init__(self, end: StepEnd) -> None:
+        super().__init__(f"step {end.step}: {end.error}")
+        self.end = end
+
+
+@dataclass(slots=True)
+class _Ending:
+    """What is known when the work of a step is over."""
+
+    envelope: Envelope
+    patches: Patches = field(default_factory=list)
+    loop: LoopResult | None = None
+    fanin: dict[str, Any] | None = None
+
+    @property
+    def failed(self) -> bool:
+        return bool(self.envelope["status"] != OK)
+
+
+class Steps:
+    """The step function. It gives playbooks their meaning, whoever drives it: Dagster ops or the walker."""
+
+    def __init__(self, runtime: Runtime) -> None:
+        self._runtime = runtime
+        self.loops = Loops(runtime)
+        self._cursors = CursorLoops(runtime, self.loops)
+        self._attempts = Attempts(runtime)
+
+    async def run(self, execution: Execution, step: str, visit: int = 1) -> StepEnd:
+        """Runs a visit of a step that is no fan-out; one that ended already is only read from the log.
+
+        Returns:
+            How it ended; ``unhandled`` failures are for the caller to act on.
+        """
+        ended = execution.state.end_of(step, visit)
+        if ended is not None:
+            return ended
+        program = execution.program.step(step)
+        try:
+            if not await self.enter(execution, program, visit):
+                return await self.skip(execution, program, visit)
+            ending = await self._work(execution, program, visit)
+        except STEP_ERRORS as error:
+            ending = _Ending(error_envelope(error))
+        return await self._end(execution, program, visit, ending)
+
+    async def enter(self, execution: Execution, program: StepProgram, visit: int) -> bool:
+        """Writes ``step.enter`` and asks the admission policy; false when the step is to be left out."""
+        event = self._event(execution, program.step.name, visit, EventType.STEP_ENTER, "RUNNING")
+        event.meta["resumed"] = execution.state.visits.get(program.step.name, 0) >= visit
+        await self._runtime.buffer.append([event])
+        if program.admit is None:
+            execution.state.apply(event)
+            return True
+        scope = execution.scope(ReferenceCache())
+        admitted = await holds_async(program.admit, scope, self._runtime.results.get)
+        execution.state.apply(event)
+        return admitted
+
+    async def skip(self, execution: Execution, program: StepProgram, visit: int) -> StepEnd:
+        """Ends a visit that the admission policy refused: nothing runs and no arc fires."""
+        step = program.step.name
+        skipped = self._event(execution, step, visit, EventType.STEP_SKIPPED, "SKIPPED")
+        event = self._event(execution, step, visit, EventType.STEP_EXIT, "SKIPPED")
+        event.result = {"status": "skipped"}
+        await self._runtime.buffer.append([skipped, event])
+        execution.state.apply(event)
+        return execution.state.ends[(step, visit)]
+
+    async def end_loop(
+        self, execution: Execution, program: StepProgram, visit: int, result: LoopResult
+    ) -> StepEnd:
+        """Ends a fan-out whose shards are all accounted for."""
+        fanin = {
+            "status": fanin_status(result.done, result.failed),
+            "done": result.done,
+            "failed": result.failed,
+            "total": result.envelope["total"],
+            "refs": result.envelope.get("ref"),
+        }
+        ending = await self._loop_ending(execution, program, result)
+        ending.fanin = fanin
+        return await self._end(execution, program, visit, ending)
+
+    async def fail(
+        self, execution: Execution, program: StepProgram, visit: int, error: BaseException
+    ) -> StepEnd:
+        """Ends a visit with a failure that happened outside of any command."""
+        return await self._end(execution, program, visit, _Ending(error_envelope(error)))
+
+    async def _work(self, execution: Execution, program: StepProgram, visit: int) -> _Ending:
+        loop = program.step.loop
+        if loop is not None:
+            runner = self.loops if loop.cursor is None else self._cursors
+            result = await runner.run(execution, program, visit)
+            return await self._loop_ending(execution, program, result)
+        if not program.tasks:
+            return _Ending({"status": OK, "data": None})
+        state = execution.state
+        command = Command(
+            execution_id=state.execution_id,
+            step=program.step.name,
+            visit=visit,
+            catalog_id=state.catalog_id,
+            parent_execution_id=state.parent_execution_id,
+        )
+        outcome = await self._attempts.run(execution, program, command, resumed=state.epoch > 1)
+        return _Ending(outcome.envelope, outcome.patches)
+
+    async def _loop_ending(
+        self, execution: Execution, program: StepProgram, result: LoopResult
+    ) -> _Ending:
+        loop = program.step.loop
+        assert loop is not None
+        envelope = result.envelope
+        allow_partial = loop.allow_partial or loop.fanout.allow_partial
+        if envelope["failed"] and not allow_partial:
+            errors = "; ".join(result.errors)
+            message = f"{envelope['failed']} of {envelope['total']} iterations failed: {errors}"
+            failure = ToolError(message, kind="loop", code="ITERATIONS_FAILED")
+            envelope = envelope | error_envelope(failure)
+        else:
+            envelope = envelope | {"status": OK}
+        patches = await self._merge(execution, program, result)
+        return _Ending(envelope, patches, loop=result)
+
+    async def _merge(
+        self, execution: Execution, program: StepProgram, result: LoopResult
+    ) -> Patches:
+        """What iterations wrote to ctx, in item order; the last item wins, with a warning."""
+        written: dict[tuple[str, ...], Any] = {}
+        conflicts = set()
+        for _, path, value in result.patches:
+            key = tuple(path)
+            if key in written and written[key] != value:
+                conflicts.add(".".join(key))
+            written[key] = value
+        loop = program.step.loop
+        sequential = loop is not None and loop.mode.value == "sequential"
+        if conflicts and not sequential:
+            names = ", ".join(sorted(conflicts))
+            message = f"step {program.step.name}: parallel iterations set ctx.{names} to different values"
+            if program.step.spec.strict_ctx or (loop is not None and loop.strict_ctx):
+                raise ToolError(
+                    f"{message}; collect them from the loop's results, or set spec.strict_ctx: false",
+                    kind="context",
+                )
+            await self._warn(execution, program.step.name, f"{message}; the last item's value stands")
+        return [(list(path), value) for path, value in written.items()]
+
+    async def _end(
+        self, execution: Execution, program: StepProgram, visit: int, ending: _Ending
+    ) -> StepEnd:
+        """Applies ``output`` and ``set``, routes, and writes ``step.exit`` with the arcs that fired."""
+        step = program.step.name
+        fetch = self._runtime.results.get
+        cache = ReferenceCache()
+        scope = execution.scope(cache)
+        for path, value in ending.patches:
+            assign(scope.ctx, path, value)
+        try:
+            if not ending.failed:
+                await self._shape(program, ending, scope, cache)
+        except STEP_ERRORS as error:
+            ending.envelope = error_envelope(error)
+        scope = scope.with_locals(self._names(program, visit, ending, cache))
+        event_name = STEP_FAILED if ending.failed else LOOP_DONE if ending.loop is not None else STEP_DONE
+        try:
+            routed = await route(program, scope, event_name, fetch)
+        except STEP_ERRORS as error:
+            ending.envelope = error_envelope(error)
+            routed = await route(program, scope, STEP_FAILED, fetch)
+        stuck = bool(routed.undefined) and not routed.fired
+        if stuck and not ending.failed:
+            message = f"no arc of step {step} could be decided: {'; '.join(routed.undefined)}"
+            ending.envelope = error_envelope(TemplateError(message))
+        unhandled = ending.failed and not routed.fired
+        event = self._event(
+            execution, step, visit, EventType.STEP_EXIT, "FAILED" if ending.failed else "COMPLETED"
+        )
+        event.meta["fired"] = routed.fired
+        if unhandled:
+            event.meta["unhandled"] = True
+        if routed.undefined:
+            event.meta["undefined"] = routed.undefined
+        patches = [*ending.patches, *routed.patches]
+        if patches:
+            event.context = {"patches": patches}
+        event.result = to_result(ending.envelope)
+        event.error = ending.envelope["error"]["message"] if ending.failed else None
+        await self._runtime.buffer.append([event])
+        execution.state.apply(event)
+        return execution.state.ends[(step, visit)]
+
+    async def _shape(
+        self, program: StepProgram, ending: _Ending, scope: Scope, cache: ReferenceCache
+    ) -> None:
+        fetch = self._runtime.results.get
+        view = ResultView(ending.envelope, cache)
+        named = scope.with_locals({"output": view, "result": view, program.step.name: view, **_loop_names(ending)})
+        if program.output is not None:
+            data = await render_async(program.output, named, fetch)
+            shaped = {"status": OK, "data": data}
+            command = Command(scope.execution_id, program.step.name)
+            ending.envelope = await self._runtime.sealer.seal(shaped, command, None)
+        if program.set:
+            for patch in await with_references(lambda: program.set.patches(named), fetch):
+                if patch.scope == "ctx":
+                    patch.apply(scope.ctx)
+                    ending.patches.append((list(patch.path), patch.value))
+                else:
+                    patch.apply(scope.step_values)
+
+    def _names(
+        self, program: StepProgram, visit: int, ending: _Ending, cache: ReferenceCache
+    ) -> dict[str, Any]:
+        """Names that arcs see."""
+        view = ResultView(ending.envelope, cache)
+        step = program.step.name
+        name = STEP_FAILED if ending.failed else LOOP_DONE if ending.loop is not None else STEP_DONE
+        names: dict[str, Any] = {
+            "output": view,
+            "result": view,
+            step: view,
+            "event": event_names(name, step, {"visit": visit, "result": view, "status": ending.envelope["status"]}),
+            **_loop_names(ending),
+        }
+        if ending.envelope["status"] == ERROR:
+            names["error"] = ending.envelope.get("error")
+        return names
+
+    async def _warn(self, execution: Execution, step: str, message: str) -> None:
+        event = self._event(execution, step, 1, EventType.WARNING, "WARNING")
+        event.error = message
+        await self._runtime.buffer.post([event])
+        execution.state.apply(event)
+
+    def _event(
+        self, execution: Execution, step: str, visit: int, type_: EventType, status: str
+    ) -> Event:
+        state = execution.state
+        return Event(
+            execution_id=state.execution_id,
+            event_id=self._runtime.ids.next(),
+            event_type=type_,
+            node_name=step,
+            node_type="step",
+            status=status,
+            catalog_id=state.catalog_id,
+            parent_execution_id=state.parent_execution_id,
+            meta={"visit": visit, "epoch": state.epoch},
+        )
+
+
+def _loop_names(ending: _Ending) -> dict[str, Any]:
+    names: dict[str, Any] = {}
+    if ending.loop is not None:
+        names["loop"] = {key: ending.loop.envelope[key] for key in ("total", "done", "failed")}
+    if ending.fanin is not None:
+        names["fanin"] = ending.fanin
+    return names
+
+
+def unhandled_failures(ends: Sequence[StepEnd]) -> list[StepEnd]:
+    return [end for end in ends if end.unhandled]

@@ -1,0 +1,53 @@
+"""Drives a whole execution in one process, without Dagster: child playbooks, tests, small tools."""
+
+from __future__ import annotations
+
+import asyncio
+
+from noetl_dagster.engine.fanout import Fanouts
+from noetl_dagster.engine.lifecycle import Lifecycle
+from noetl_dagster.engine.region import incoming, run_region
+from noetl_dagster.engine.step import Steps
+from noetl_dagster.events.state import ExecutionStatus
+from noetl_dagster.playbook.graph import Region
+from noetl_dagster.worker.execution import Execution
+
+
+class Walker:
+    """Walks the graph of regions. Branches run at the same time; a join waits for all that may reach it."""
+
+    def __init__(self, steps: Steps, fanouts: Fanouts, lifecycle: Lifecycle) -> None:
+        self._steps = steps
+        self._fanouts = fanouts
+        self._lifecycle = lifecycle
+
+    async def run(self, execution: Execution) -> ExecutionStatus:
+        """Runs every step that arcs lead to and ends the execution."""
+        graph = execution.program.graph
+        settled = {region.name: asyncio.Event() for region in graph.regions}
+        sources: dict[str, set[str]] = {region.name: set() for region in graph.regions}
+        for region in graph.regions:
+            for target in region.targets:
+                sources[graph.region_of(target).name].add(region.name)
+
+        async def drive(region: Region) -> None:
+            for source in sources[region.name]:
+                await settled[source].wait()
+            if execution.state.is_running and incoming(execution, region):
+                await self._run_region(execution, region)
+            settled[region.name].set()
+
+        async with asyncio.TaskGroup() as group:
+            for region in graph.regions:
+                group.create_task(drive(region))
+        return await self._lifecycle.finish_if_over(execution)
+
+    async def _run_region(self, execution: Execution, region: Region) -> None:
+        if region.is_cycle:
+            await run_region(self._steps, execution, region)
+            return
+        step = region.steps[0]
+        if execution.playbook.step(step).is_fanout:
+            await self._fanouts.run(execution, step)
+        else:
+            await self._steps.run(execution, step)

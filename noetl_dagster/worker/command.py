@@ -1,0 +1,167 @@
+"""A command: one call of a step's tasks, and the events of its life."""
+
+from __future__ import annotations
+
+import os
+import socket
+from dataclasses import dataclass, field
+from typing import Any
+
+from noetl_dagster.events.envelopes import Envelope, to_result
+from noetl_dagster.events.ids import Snowflake, command_id
+from noetl_dagster.events.types import Event, EventType
+
+WORKER_ID = f"{socket.gethostname()}:{os.getpid()}"
+CURRENT_ITEM_BYTES = 10_240
+"""Items whose JSON is larger are not copied into events; they are read from the collection."""
+
+
+@dataclass(frozen=True, slots=True)
+class Command:
+    """What a worker needs, beside the log, to run a step once.
+
+    Attributes:
+        index: 0-based iteration, None outside of loops.
+        length: items of the loop, None when it is not known beforehand (cursor loops).
+        shard: the command belongs to a fan-out; its end is a ``loop.shard.*`` event.
+        overrides: changed parts of the call, for paginated requests.
+        iteration: what ``set`` wrote to ``iter`` before this command (shared by retried attempts).
+    """
+
+    execution_id: int
+    step: str
+    visit: int = 1
+    attempt: int = 1
+    index: int | None = None
+    item: Any = None
+    length: int | None = None
+    loop_id: str | None = None
+    shard: bool = False
+    iter_key: str | None = None
+    catalog_id: int | None = None
+    parent_execution_id: int | None = None
+    overrides: dict[str, Any] = field(default_factory=dict)
+    not_before: float = 0.0
+
+    @property
+    def command_id(self) -> str:
+        return command_id(self.execution_id, self.step, self.visit, self.index, self.attempt)
+
+    @property
+    def shard_id(self) -> str:
+        """Name of the shard: the same in every attempt."""
+        return f"{self.loop_id}-{self.index}"
+
+    def meta(self) -> dict[str, Any]:
+        """The part of an event's meta that says which command it is about."""
+        meta: dict[str, Any] = {"command_id": self.command_id, "visit": self.visit, "attempt": self.attempt}
+        if self.loop_id is not None:
+            meta["loop_id"] = self.loop_id
+            meta["iter_index"] = self.index
+        if self.shard:
+            meta["shard_id"] = self.shard_id
+            meta["shard_attempt"] = self.attempt
+            meta["iter_key"] = self.iter_key if self.iter_key is not None else str(self.index)
+        return meta
+
+
+@dataclass(slots=True)
+class Outcome:
+    """How a command ended.
+
+    Attributes:
+        envelope: the result, small enough for the log.
+        patches: ``[path, value]`` pairs that ``set`` wrote to ``ctx``.
+        tasks: per executed task its name, status, attempts and duration in milliseconds.
+    """
+
+    envelope: Envelope
+    patches: list[tuple[list[str], Any]] = field(default_factory=list)
+    tasks: list[dict[str, Any]] = field(default_factory=list)
+    duration: float = 0.0
+    retryable: bool = False
+
+    @property
+    def failed(self) -> bool:
+        return self.envelope["status"] != "ok"
+
+    @property
+    def error(self) -> str | None:
+        return str(self.envelope["error"]["message"]) if self.failed else None
+
+
+class CommandEvents:
+    """Makes the events of commands."""
+
+    def __init__(self, ids: Snowflake, worker_id: str = WORKER_ID) -> None:
+        self._ids = ids
+        self._worker_id = worker_id
+
+    def issued(self, command: Command, tool_kind: str) -> Event:
+        context = {"overrides": command.overrides} if command.overrides else None
+        meta = command.meta()
+        if command.not_before:
+            meta["not_before"] = command.not_before
+        event = self._event(command, EventType.COMMAND_ISSUED, "PENDING", meta, node_type=tool_kind)
+        event.context = context
+        return event
+
+    def claimed(self, command: Command, claim: int = 1) -> Event:
+        meta = command.meta()
+        if claim > 1:
+            meta["claim"] = claim
+        return self._event(command, EventType.COMMAND_CLAIMED, "RUNNING", meta, worker=True)
+
+    def heartbeat(self, command: Command) -> Event:
+        return self._event(command, EventType.COMMAND_HEARTBEAT, "RUNNING", command.meta(), worker=True)
+
+    def ended(self, command: Command, outcome: Outcome, *, final: bool = True) -> Event:
+        """The terminal event. ``final`` is false when a failed shard or attempt will be tried again."""
+        if command.shard:
+            type_ = EventType.LOOP_SHARD_FAILED if outcome.failed else EventType.LOOP_SHARD_DONE
+        else:
+            type_ = EventType.COMMAND_FAILED if outcome.failed else EventType.COMMAND_COMPLETED
+        meta = command.meta()
+        if outcome.tasks:
+            meta["tasks"] = outcome.tasks
+        if outcome.failed:
+            meta["final"] = final
+        status = "FAILED" if outcome.failed else "COMPLETED"
+        event = self._event(command, type_, status, meta, worker=True)
+        event.result = to_result(outcome.envelope)
+        event.error = outcome.error
+        event.duration = outcome.duration
+        if outcome.patches:
+            event.context = {"patches": outcome.patches}
+        return event
+
+    def item(self, command: Command) -> Event:
+        """``loop.item`` or, of a fan-out, ``loop.shard.enqueued``."""
+        type_ = EventType.LOOP_SHARD_ENQUEUED if command.shard else EventType.LOOP_ITEM
+        meta = command.meta()
+        event = self._event(command, type_, "dispatched", meta, node_type="loop")
+        return event
+
+    def _event(
+        self,
+        command: Command,
+        type_: EventType,
+        status: str,
+        meta: dict[str, Any],
+        *,
+        node_type: str | None = None,
+        worker: bool = False,
+    ) -> Event:
+        return Event(
+            execution_id=command.execution_id,
+            event_id=self._ids.next(),
+            event_type=type_,
+            node_name=command.step,
+            node_type=node_type,
+            status=status,
+            catalog_id=command.catalog_id,
+            parent_execution_id=command.parent_execution_id,
+            meta=meta,
+            current_index=command.index,
+            worker_id=self._worker_id if worker else None,
+        )

@@ -1,0 +1,104 @@
+"""An execution as a worker sees it: its playbook, its state, and the names its templates may use."""
+
+from __future__ import annotations
+
+from collections import ChainMap
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from noetl_dagster.events.state import ExecutionState
+from noetl_dagster.playbook.graph import StepGraph
+from noetl_dagster.playbook.models import Playbook
+from noetl_dagster.playbook.scope import Scope
+from noetl_dagster.playbook.templates import Fetch, render_async
+from noetl_dagster.playbook.views import ReferenceCache, ResultView
+from noetl_dagster.worker.command import Command
+from noetl_dagster.worker.pipeline import playbook_folder
+from noetl_dagster.worker.program import StepProgram, compile_step
+
+
+class StepResults(Mapping[str, Any]):
+    """Results of the steps that ended, the latest visit of each, as views over one cache."""
+
+    def __init__(self, state: ExecutionState, cache: ReferenceCache) -> None:
+        self._state = state
+        self._cache = cache
+
+    def __getitem__(self, step: str) -> ResultView:
+        return ResultView(self._state.latest[step].envelope, self._cache)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._state.latest)
+
+    def __len__(self) -> int:
+        return len(self._state.latest)
+
+
+@dataclass(slots=True)
+class PlaybookProgram:
+    """A playbook with its graph and its compiled steps; shared by all executions of the same text."""
+
+    playbook: Playbook
+    graph: StepGraph
+    _steps: dict[str, StepProgram] = field(default_factory=dict)
+
+    def step(self, name: str) -> StepProgram:
+        program = self._steps.get(name)
+        if program is None:
+            program = self._steps[name] = compile_step(self.playbook, self.playbook.step(name))
+        return program
+
+
+@dataclass(slots=True)
+class Execution:
+    """One execution in this process. ``state`` is brought up to date by whoever appends events."""
+
+    program: PlaybookProgram
+    state: ExecutionState
+    keychain: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def id(self) -> int:
+        return self.state.execution_id
+
+    @property
+    def playbook(self) -> Playbook:
+        return self.program.playbook
+
+    @property
+    def folder(self) -> str:
+        return playbook_folder(self.state.file)
+
+    def scope(self, cache: ReferenceCache) -> Scope:
+        """The names of the execution. What ``set`` writes to ctx stays in this scope until it is applied."""
+        return Scope(
+            execution_id=self.id,
+            workload=self.state.workload,
+            ctx=ChainMap({}, self.state.ctx),  # type: ignore[arg-type]
+            steps=StepResults(self.state, cache),
+            file=self.state.file,
+        )
+
+    async def command_scope(
+        self,
+        program: StepProgram,
+        command: Command,
+        cache: ReferenceCache,
+        fetch: Fetch,
+        values: dict[str, Any] | None = None,
+    ) -> Scope:
+        """The names of one command: its iteration and the step's input on top of the execution's.
+
+        Args:
+            values: what ``set`` wrote to ``iter`` so far; shared by the attempts of one iteration.
+        """
+        scope = self.scope(cache)
+        if self.keychain:
+            scope = scope.with_keychain(self.keychain)
+        loop = program.step.loop
+        if loop is not None and command.index is not None:
+            scope = scope.with_iteration(loop.iterator, command.item, command.index, command.length, values)
+        if program.step.input:
+            scope = scope.with_input(await render_async(program.input, scope, fetch))
+        return scope

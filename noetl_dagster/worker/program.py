@@ -1,0 +1,167 @@
+"""A step made ready to run: every template compiled once, however many iterations follow."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from noetl_dagster.errors import PlaybookError, Problem, Place
+from noetl_dagster.playbook.models import (
+    Directive,
+    Playbook,
+    PolicyAction,
+    RetryRule,
+    Step,
+    Task,
+)
+from noetl_dagster.playbook.scope import CompiledSet, compile_set
+from noetl_dagster.playbook.templates import Compiled, Condition, compile_value, condition
+
+RAW_FIELDS = frozenset({"code", "function"})
+"""Fields of a tool that are source code, never templates: braces mean something else in them."""
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """One policy rule. ``when`` of None is the ``else`` rule."""
+
+    when: Condition | None
+    action: PolicyAction
+    set: CompiledSet
+
+
+@dataclass(frozen=True, slots=True)
+class Continuation:
+    """One entry of a ``retry`` block."""
+
+    rule: RetryRule
+    when: Condition
+    next_call: Compiled | None
+
+
+@dataclass(frozen=True, slots=True)
+class TaskProgram:
+    task: Task
+    raw: dict[str, Any]
+    config: Compiled
+    input: Compiled
+    auth: Compiled
+    output: Compiled | None
+    set: CompiledSet
+    rules: tuple[Rule, ...]
+    continuations: tuple[Continuation, ...]
+
+    @property
+    def name(self) -> str:
+        return self.task.name
+
+
+@dataclass(frozen=True, slots=True)
+class StepProgram:
+    """A step with its tasks, input, loop and routing compiled."""
+
+    step: Step
+    tasks: tuple[TaskProgram, ...]
+    positions: dict[str, int]
+    input: Compiled
+    output: Compiled | None
+    set: CompiledSet
+    admit: Condition | None
+    collection: Compiled | None
+    arcs: tuple[tuple[Condition, CompiledSet], ...]
+
+    @property
+    def in_loop(self) -> bool:
+        return self.step.loop is not None
+
+    @property
+    def retries(self) -> bool:
+        """Whether a task has a ``retry`` block, so that each attempt is a command of its own."""
+        return any(task.continuations for task in self.tasks)
+
+    @property
+    def sinks(self) -> bool:
+        return any(task.task.sink is not None for task in self.tasks)
+
+
+def compile_step(playbook: Playbook, step: Step) -> StepProgram:
+    """Compiles a step.
+
+    Raises:
+        PlaybookError: a workbook task that does not exist.
+        TemplateError: a template that does not parse.
+    """
+    tasks = tuple(_compile_task(playbook, task, in_loop=step.loop is not None) for task in step.tasks)
+    collection = None
+    if step.loop is not None and step.loop.cursor is None:
+        collection = compile_value(step.loop.collection)
+    return StepProgram(
+        step=step,
+        tasks=tasks,
+        positions={task.name: place for place, task in enumerate(tasks)},
+        input=compile_value(step.input),
+        output=None if step.output is None else compile_value(step.output),
+        set=compile_set(step.set, in_loop=False),
+        admit=None if step.spec.admit is None else condition(step.spec.admit),
+        collection=collection,
+        arcs=tuple(
+            (condition(arc.when), compile_set(arc.set, in_loop=False)) for arc in step.routing.arcs
+        ),
+    )
+
+
+def _compile_task(playbook: Playbook, task: Task, *, in_loop: bool) -> TaskProgram:
+    if task.kind == "workbook":
+        task = _workbook_task(playbook, task)
+    return TaskProgram(
+        task=task,
+        raw={key: value for key, value in task.config.items() if key in RAW_FIELDS},
+        config=compile_value({key: value for key, value in task.config.items() if key not in RAW_FIELDS}),
+        input=compile_value(task.input),
+        auth=compile_value(task.auth),
+        output=None if task.output is None else compile_value(task.output),
+        set=compile_set(task.set, in_loop=in_loop),
+        rules=tuple(
+            Rule(
+                when=None if rule.when is None else condition(rule.when),
+                action=rule.then,
+                set=compile_set(rule.then.set, in_loop=in_loop),
+            )
+            for rule in task.spec.policy
+        ),
+        continuations=tuple(
+            Continuation(
+                rule=rule,
+                when=condition(rule.when),
+                next_call=None
+                if rule.next_call is None
+                else compile_value(rule.next_call.model_dump(exclude_defaults=True)),
+            )
+            for rule in task.retry
+        ),
+    )
+
+
+def _workbook_task(playbook: Playbook, task: Task) -> Task:
+    """The named task of the root ``workbook``, with the caller's name, input and policies on top."""
+    wanted = str(task.config.get("name") or task.config.get("task") or task.name)
+    named = playbook.workbook.get(wanted)
+    if named is None:
+        known = ", ".join(sorted(playbook.workbook)) or "none"
+        place = task.place or Place(playbook.file, 1)
+        raise PlaybookError([Problem(place, f"no workbook task {wanted!r}; known: {known}")])
+    return named.model_copy(
+        update={
+            "name": task.name,
+            "input": {**named.input, **task.input},
+            "set": {**named.set, **task.set},
+            "output": named.output if task.output is None else task.output,
+            "spec": task.spec if task.spec.policy else named.spec,
+            "retry": task.retry or named.retry,
+            "sink": task.sink or named.sink,
+        }
+    )
+
+
+DEFAULT_ERROR_ACTION = PolicyAction(do=Directive.FAIL)
+DEFAULT_OK_ACTION = PolicyAction(do=Directive.CONTINUE)

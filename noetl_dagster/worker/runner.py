@@ -1,0 +1,132 @@
+"""Runs commands in this process: claim, pipeline, sink, and the event that ends them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from noetl_dagster.errors import CredentialError, StorageError, TemplateError, ToolError
+from noetl_dagster.events.buffer import EventBuffer
+from noetl_dagster.events.envelopes import error_envelope
+from noetl_dagster.playbook.models import Sink
+from noetl_dagster.playbook.views import ReferenceCache, ResultView
+from noetl_dagster.tools.base import Toolbox
+from noetl_dagster.tools.sinks import SinkWriter
+from noetl_dagster.worker.command import Command, CommandEvents, Outcome
+from noetl_dagster.worker.execution import Execution
+from noetl_dagster.worker.heartbeat import Heartbeats
+from noetl_dagster.worker.pipeline import Pipeline
+from noetl_dagster.worker.program import StepProgram
+
+
+def always_final(outcome: Outcome) -> bool:
+    return True
+
+
+class CommandRunner:
+    """Runs one command at a time for each caller; callers bound how many at once."""
+
+    def __init__(
+        self,
+        box: Toolbox,
+        pipeline: Pipeline,
+        buffer: EventBuffer,
+        events: CommandEvents,
+        heartbeats: Heartbeats,
+    ) -> None:
+        self._box = box
+        self._pipeline = pipeline
+        self._buffer = buffer
+        self._events = events
+        self._heartbeats = heartbeats
+
+    async def run(
+        self,
+        execution: Execution,
+        program: StepProgram,
+        command: Command,
+        *,
+        values: dict[str, Any] | None = None,
+        is_final: Callable[[Outcome], bool] = always_final,
+    ) -> Outcome:
+        """Claims and runs an issued command and hands its end to the event buffer.
+
+        Args:
+            values: the ``iter`` values shared with earlier attempts of the same iteration.
+            is_final: false for a failed outcome that will be tried again; goes into the event.
+        """
+        await self._buffer.post([self._events.claimed(command)])
+        cache = ReferenceCache()
+        with self._heartbeats.beating(command):
+            outcome = await self._run_pipeline(execution, program, command, cache, values)
+            if program.sinks and not outcome.failed:
+                return await self._end_with_sink(execution, program, command, outcome, cache, is_final)
+        await self._buffer.post([self._events.ended(command, outcome, final=is_final(outcome))])
+        return outcome
+
+    async def _run_pipeline(
+        self,
+        execution: Execution,
+        program: StepProgram,
+        command: Command,
+        cache: ReferenceCache,
+        values: dict[str, Any] | None,
+    ) -> Outcome:
+        try:
+            scope = await execution.command_scope(
+                program, command, cache, self._box.results.get, values
+            )
+        except (ToolError, TemplateError, CredentialError, StorageError) as error:
+            return Outcome(error_envelope(error))
+        return await self._pipeline.run(program, command, scope, cache, folder=execution.folder)
+
+    async def _end_with_sink(
+        self,
+        execution: Execution,
+        program: StepProgram,
+        command: Command,
+        outcome: Outcome,
+        cache: ReferenceCache,
+        is_final: Callable[[Outcome], bool],
+    ) -> Outcome:
+        """Writes the sink and the completion: in one transaction where they share a database."""
+        sink = next(task.task.sink for task in program.tasks if task.task.sink is not None)
+        writer = SinkWriter(self._box)
+        scope = await execution.command_scope(program, command, cache, self._box.results.get)
+        view = ResultView(outcome.envelope, cache)
+        await self._buffer.flush()
+        try:
+            written = await writer.write(
+                sink,
+                await self._sink_value(outcome, view),
+                scope.with_locals({"result": view, "output": view}),
+                identity=_identity(command),
+                complete=lambda connection: self._buffer.log.append(
+                    [self._events.ended(command, outcome)], connection=connection
+                ),
+            )
+        except (ToolError, TemplateError, CredentialError, StorageError) as error:
+            failed = Outcome(error_envelope(error), tasks=outcome.tasks, duration=outcome.duration)
+            await self._buffer.post([self._events.ended(command, failed, final=is_final(failed))])
+            return failed
+        if not written.completed:
+            await self._buffer.append([self._events.ended(command, outcome)])
+        return outcome
+
+    async def _sink_value(self, outcome: Outcome, view: ResultView) -> Any:
+        if "ref" in outcome.envelope:
+            return await self._box.results.get(outcome.envelope["ref"])
+        return view.plain()
+
+
+def _identity(command: Command) -> dict[str, Any]:
+    """Columns that name the iteration, for sinks that upsert."""
+    identity: dict[str, Any] = {"execution_id": command.execution_id}
+    if command.loop_id is not None:
+        identity |= {"loop_id": command.loop_id, "iter_index": command.index}
+    if command.shard:
+        identity["shard_id"] = command.shard_id
+    return identity
+
+
+__all__ = ["CommandRunner", "Sink", "always_final"]

@@ -1,0 +1,95 @@
+"""Makes results fit for the log: small ones stay in the event, large ones are stored and referenced."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import orjson
+
+from noetl_dagster.errors import ToolError
+from noetl_dagster.events.connection import encode_json
+from noetl_dagster.events.envelopes import Envelope
+from noetl_dagster.playbook.models import ResultSpec, Task
+from noetl_dagster.settings import Settings, StoreTier
+from noetl_dagster.worker.command import Command
+
+if TYPE_CHECKING:
+    from noetl_dagster.storage.store import ResultStore
+
+IN_EVENT = frozenset({StoreTier.EVENTLOG, StoreTier.MEMORY})
+_SMALL = (int, float, bool, type(None))
+
+
+class Sealer:
+    """Decides where the data of an envelope lives."""
+
+    def __init__(self, settings: Settings, store: ResultStore) -> None:
+        self._limit = settings.inline_result_bytes
+        self._store = store
+
+    async def seal(self, envelope: Envelope, command: Command, task: Task | None) -> Envelope:
+        """The envelope with its data inline when it is small, behind a reference when not.
+
+        Raises:
+            ToolError: the data cannot be expressed as JSON, nor stored as a table or bytes.
+            StorageError: no tier could store it.
+        """
+        if "ref" in envelope or "data" not in envelope:
+            return dict(envelope)
+        if self._fits(envelope["data"], command, task):
+            return dict(envelope)
+        return await self.store(envelope, command, task)
+
+    async def store(self, envelope: Envelope, command: Command, task: Task | None) -> Envelope:
+        """The envelope with its data stored and referenced, whatever its size, as the task's spec says."""
+        spec = task.spec.result if task is not None else ResultSpec()
+        data = envelope.get("data")
+        select = task.output_select if task is not None else ()
+        if "ref" in envelope or data is None:
+            return envelope
+        if (spec.store is None or spec.store in IN_EVENT) and self._fits(data, command, task):
+            return envelope | ({"extracted": _selected(data, select)} if select else {})
+        name = spec.name or (task.name if task is not None else "result")
+        if command.index is not None:
+            name = f"{name}-{command.index}"
+        reference = await self._store.put(
+            data,
+            execution_id=command.execution_id,
+            step=command.step,
+            name=f"{name}-{command.visit}-{command.attempt}",
+            spec=spec,
+            tier=spec.store,
+            select=select,
+        )
+        sealed = {key: value for key, value in envelope.items() if key != "data"}
+        sealed["ref"] = reference
+        if reference.extracted:
+            sealed["extracted"] = reference.extracted
+        return sealed
+
+    def _fits(self, data: Any, command: Command, task: Task | None) -> bool:
+        if isinstance(data, _SMALL):
+            return True
+        if isinstance(data, str) and len(data) * 4 <= self._limit:
+            return True
+        if not isinstance(data, (dict, list, tuple, str)):
+            return False
+        try:
+            return len(encode_json(data)) <= self._limit
+        except (orjson.JSONEncodeError, TypeError) as error:
+            where = f"{command.step}.{task.name}" if task is not None else command.step
+            raise ToolError(
+                f"{where}: the result cannot be kept as JSON ({error}); return plain values, a table or bytes",
+                kind="result",
+            ) from error
+
+
+def _selected(data: Any, select: tuple[str, ...]) -> dict[str, Any]:
+    """The fields that ``output_select`` names, by dotted path."""
+    found: dict[str, Any] = {}
+    for path in select:
+        value = data
+        for key in path.split("."):
+            value = value.get(key) if isinstance(value, dict) else None
+        found[path.rsplit(".", 1)[-1]] = value
+    return found
