@@ -257,7 +257,7 @@ def table_to_parquet(table: pa.Table) -> memoryview:
 
     sink = pa.BufferOutputStream()
     pq.write_table(table, sink)
-    return memoryview(sink.getvalue())
+    return memoryview(sink.getvalue()).cast("B")
 
 
 def describe_schema(schema: pa.Schema) -> dict[str, Any]:

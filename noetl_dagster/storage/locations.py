@@ -98,19 +98,19 @@ def read_bytes(settings: Settings, uri: str) -> bytes:
 
 def list_files(settings: Settings, uri: str, suffix: str = "") -> list[str]:
     """URIs of all files below a folder URI, sorted; markers (``_SUCCESS``, ``.crc``) are left out."""
-    scheme, bucket, prefix = split_uri(uri)
     folder = local_path(settings, uri)
     if folder is not None:
-        found = [path for path in folder.rglob("*") if path.is_file()] if folder.is_dir() else [folder]
+        found = [folder] if folder.is_file() else [path for path in folder.rglob("*") if path.is_file()]
         return sorted(path.as_uri() for path in found if _is_data(path.name) and path.name.endswith(suffix))
-    prefix = prefix.rstrip("/")
-    keys = [
-        entry["path"]
-        for page in obstore.list(object_store(settings, uri), prefix=prefix)
+    scheme, bucket, key = split_uri(uri)
+    entries = [
+        entry
+        for page in obstore.list(object_store(settings, uri), prefix=key.rstrip("/"))
         for entry in page
-        if _is_data(entry["path"].rpartition("/")[2]) and entry["path"].endswith(suffix)
+        if entry["size"] or entry["path"] != key.rstrip("/")  # not the folder's own empty placeholder
     ]
-    return sorted(f"{scheme}://{bucket}/{key}" for key in keys)
+    names = (entry["path"] for entry in entries if entry["path"].endswith(suffix))
+    return sorted(f"{scheme}://{bucket}/{name}" for name in names if _is_data(name.rpartition("/")[2]))
 
 
 def _is_data(name: str) -> bool:

@@ -96,7 +96,14 @@ class Placement:
                 failures.append(str(error))
                 continue
             self._resting_until.pop(candidate, None)
-            return self._placed(tier, candidate, await self.tier(candidate).put_stream(key, chunks))
+            source = _Source(chunks)
+            try:
+                uri = await self.tier(candidate).put_stream(key, source.chunks())
+            except Exception:
+                if source.error is not None:
+                    raise source.error from None  # not the store's fault, whatever the store made of it
+                raise
+            return self._placed(tier, candidate, uri)
         raise TierUnavailableError("; ".join(failures))
 
     def _candidates(self, tier: StoreTier) -> list[StoreTier]:
@@ -118,6 +125,22 @@ class Placement:
         for tier in self._tiers.values():
             await tier.close()
         self._tiers.clear()
+
+
+class _Source:
+    """A stream that remembers its own failure."""
+
+    def __init__(self, chunks: AsyncIterator[Bytes]) -> None:
+        self._chunks = chunks
+        self.error: Exception | None = None
+
+    async def chunks(self) -> AsyncIterator[Bytes]:
+        try:
+            async for chunk in self._chunks:
+                yield chunk
+        except Exception as error:
+            self.error = error
+            raise
 
 
 def key_of(execution_id: int, step: str, name: str, ref_id: int, extension: str) -> str:

@@ -1,0 +1,17 @@
+"""Fixtures of the storage tests: a store on the real services, and a way to count what is recorded."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+
+import asyncpg
+import pytest
+
+from noetl_dagster.settings import Settings
+from noetl_dagster.storage.store import ResultStore
+
+
+@pytest.fixture
+async def store(settings: Settings, pool: asyncpg.Pool) -> AsyncIterator[ResultStore]:
+    async with ResultStore(settings, pool) as opened:
+        yield opened
