@@ -14,11 +14,42 @@ from noetl_dagster.playbook.templates import closest, compile_value, condition
 _SKIPPED_KEYS = frozenset({*LITERAL_FIELDS, *DESCRIPTION, "libs"})
 _CONDITION_KEYS = frozenset({"when", "cond"})
 LANGUAGE_NAMES = frozenset(
-    """
-    workload ctx vars iter loop _index loop_index execution_id job keychain input step results
-    output outcome response error event fanin result data this meta args path params status status_code
-    attempt _prev _task _attempt _retry __frame_max_rows
-    """.split()
+    {
+        "workload",
+        "ctx",
+        "vars",
+        "iter",
+        "loop",
+        "_index",
+        "loop_index",
+        "execution_id",
+        "job",
+        "keychain",
+        "input",
+        "step",
+        "results",
+        "output",
+        "outcome",
+        "response",
+        "error",
+        "event",
+        "fanin",
+        "result",
+        "data",
+        "this",
+        "meta",
+        "args",
+        "path",
+        "params",
+        "status",
+        "status_code",
+        "attempt",
+        "_prev",
+        "_task",
+        "_attempt",
+        "_retry",
+        "__frame_max_rows",
+    }
 )
 """Names that the language itself defines somewhere."""
 

@@ -15,6 +15,7 @@ from jinja2.runtime import Context
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.utils import missing
 
+from noetl_dagster.playbook.sql_filters import FILTERS as SQL_FILTERS
 from noetl_dagster.playbook.views import View, plain
 
 _MAPPING_METHODS = frozenset({"get", "items", "keys", "values"})
@@ -80,7 +81,7 @@ class PlaybookEnvironment(ImmutableSandboxedEnvironment):
     def __init__(self) -> None:
         super().__init__(undefined=UnknownName, extensions=["jinja2.ext.do"])
         self.evaluation = EvalContext(self)
-        self.filters |= FILTERS
+        self.filters |= FILTERS | SQL_FILTERS
 
     def getattr(self, obj: Any, attribute: str) -> Any:
         if isinstance(obj, (Mapping, View)):

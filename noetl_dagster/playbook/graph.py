@@ -48,6 +48,7 @@ class StepGraph:
         self._predecessors = {name: tuple(found) for name, found in predecessors.items()}
         self.reachable = self._reachable()
         self.regions = self._regions()
+        self._by_name = {region.name: region for region in self.regions}
         self._region_of = {step: region for region in self.regions for step in region.steps}
 
     def predecessors(self, name: str) -> tuple[str, ...]:
@@ -58,6 +59,9 @@ class StepGraph:
 
     def region_of(self, step: str) -> Region:
         return self._region_of[step]
+
+    def region(self, name: str) -> Region:
+        return self._by_name[name]
 
     def _reachable(self) -> frozenset[str]:
         seen = {self.entry}

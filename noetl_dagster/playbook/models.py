@@ -7,6 +7,7 @@ in the file and are compiled by :mod:`noetl_dagster.playbook.templates`.
 from __future__ import annotations
 
 from enum import StrEnum
+from functools import cached_property
 from typing import Any, Self
 
 from pydantic import BaseModel, ConfigDict, Field
@@ -285,10 +286,11 @@ class Playbook(Model):
 
     def step(self, name: str) -> Step:
         """Raises ``KeyError`` when there is no such step."""
-        for step in self.steps:
-            if step.name == name:
-                return step
-        raise KeyError(name)
+        return self._steps_by_name[name]
+
+    @cached_property
+    def _steps_by_name(self) -> dict[str, Step]:
+        return {step.name: step for step in self.steps}
 
     def with_workload(self, overrides: dict[str, Any]) -> Self:
         return self.model_copy(update={"workload": {**self.workload, **overrides}})

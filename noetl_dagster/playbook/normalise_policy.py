@@ -9,8 +9,20 @@ from noetl_dagster.playbook.models import Backoff, Directive, PolicyAction, Poli
 from noetl_dagster.playbook.normalise_set import read_set
 from noetl_dagster.playbook.spelling import ACTION_KEYS, ATTEMPTS, BACKOFFS, DELAY, DESCRIPTION, RULE_KEYS
 
-_RESERVED: tuple[str, ...] = tuple(
-    "mode on_unmatched before after finally admit lifecycle failure emit exec results defaults limits".split()
+_RESERVED = (
+    "mode",
+    "on_unmatched",
+    "before",
+    "after",
+    "finally",
+    "admit",
+    "lifecycle",
+    "failure",
+    "emit",
+    "exec",
+    "results",
+    "defaults",
+    "limits",
 )
 """Words that the published specification reserves inside a policy."""
 

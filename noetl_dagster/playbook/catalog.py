@@ -1,0 +1,88 @@
+"""Playbooks of a folder, and what the ``path`` of a ``kind: playbook`` tool means."""
+
+from __future__ import annotations
+
+import re
+from difflib import get_close_matches
+from functools import cached_property
+from pathlib import Path
+
+from noetl_dagster.errors import Place, PlaybookError, Problem
+from noetl_dagster.playbook.document import Document
+from noetl_dagster.playbook.loader import load_playbook
+from noetl_dagster.playbook.models import Playbook
+
+SUFFIXES = (".yaml", ".yml")
+# a line of the text, not parsed YAML: a playbook with broken YAML is still a playbook, and must be reported
+_KIND_LINE = re.compile(r"^kind:\s*[\"']?Playbook[\"']?\s*(#.*)?$", re.MULTILINE)
+
+
+def find_playbooks(folder: Path) -> list[Path]:
+    """YAML files below ``folder`` that say ``kind: Playbook``, sorted."""
+    return sorted(path for suffix in SUFFIXES for path in folder.rglob(f"*{suffix}") if _is_playbook(path))
+
+
+def _is_playbook(path: Path) -> bool:
+    try:
+        return path.is_file() and _KIND_LINE.search(path.read_text(encoding="utf-8")) is not None
+    except (OSError, UnicodeDecodeError):
+        return False
+
+
+class Catalog:
+    """Finds playbooks by catalog path (``metadata.path``) or by file."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    @cached_property
+    def paths(self) -> dict[str, tuple[Path, ...]]:
+        """Catalog path to the files that claim it."""
+        found: dict[str, tuple[Path, ...]] = {}
+        for file in find_playbooks(self.folder):
+            name = _catalog_path(file)
+            if name is not None:
+                found[name] = (*found.get(name, ()), file)
+        return found
+
+    def resolve(self, path: str, *, caller: Path | str | None = None) -> Path:
+        """The file of a playbook.
+
+        Args:
+            path: a catalog path; or a file, with or without ``.yaml``, beside the caller or in the folder.
+            caller: the playbook file that asks.
+
+        Raises:
+            PlaybookError: nothing is found, or two files claim the catalog path.
+        """
+        claimed = self.paths.get(path.strip("/"), ())
+        if len(claimed) == 1:
+            return claimed[0]
+        place = Place(str(caller or self.folder), 1)
+        if claimed:
+            files = " and ".join(map(str, claimed))
+            raise PlaybookError([Problem(place, f"catalog path {path!r} is claimed by {files}; rename one")])
+        beside = [] if caller is None else [Path(caller).parent]
+        for folder in (*beside, self.folder):
+            for suffix in ("", *SUFFIXES):
+                candidate = folder / f"{path}{suffix}"
+                if candidate.is_file():
+                    return candidate
+        raise PlaybookError([Problem(place, self._missing(path))])
+
+    def load(self, path: str, *, caller: Path | str | None = None) -> Playbook:
+        """Resolves and loads."""
+        return load_playbook(self.resolve(path, caller=caller))
+
+    def _missing(self, path: str) -> str:
+        near = get_close_matches(path, list(self.paths), n=1)
+        hint = f"did you mean {near[0]!r}?" if near else f"known: {', '.join(sorted(self.paths)) or 'none'}"
+        return f"no playbook {path!r}, neither as catalog path below {self.folder} nor as file; {hint}"
+
+
+def _catalog_path(file: Path) -> str | None:
+    root = Document(file.read_text(encoding="utf-8"), str(file)).root
+    metadata = root.get("metadata") if isinstance(root, dict) else None
+    if not isinstance(metadata, dict):
+        return file.stem
+    return str(metadata.get("path") or metadata.get("name") or file.stem).strip("/")
