@@ -40,7 +40,8 @@ IN_USE = pytest.StashKey[IO[str]]()
 def pytest_configure(config: pytest.Config) -> None:
     """Marks the servers as in use, and keeps the developer's own settings out of the tests."""
     for name in list(os.environ):
-        if name.startswith("NOETL_") and not name.startswith("NOETL_TEST_") or name == "DAGSTER_HOME":
+        ours = name.startswith("NOETL_") and not name.startswith("NOETL_TEST_")
+        if ours or name == "DAGSTER_HOME":
             del os.environ[name]
     get_settings.cache_clear()
     HOME.mkdir(parents=True, exist_ok=True)

