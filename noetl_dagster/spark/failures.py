@@ -1,0 +1,89 @@
+"""Spark's failures in a few lines: what went wrong in which stage, without the Java stack around it."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+LONGEST_MESSAGE = 1500
+_STAGE = re.compile(r"Task \d+ in stage (\d+)\.\d+ failed \d+ times")
+_REMOTE_TRACEBACK = "Traceback (most recent call last):"
+_JAVA_FRAME = re.compile(r"^\s*(at [\w$.]+\(|\.\.\. \d+ more)")
+_PLAN = re.compile(r"^(== \w+|;$|'?[+:\-| ]*'?[A-Z]\w+ .*#\d+)")
+
+LOST = (
+    "ExecutorLostFailure",
+    "Lost executor",
+    "Answer from Java side is empty",
+    "Connection refused",
+    "Connection reset",
+    "SparkContext was shut down",
+    "SparkContext is stopped",
+    "stopped SparkContext",
+    "FetchFailed",
+    "UNAVAILABLE",
+)
+"""Words of failures that another attempt, on another executor or in a new session, may not meet."""
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """Attributes:
+    message: what went wrong, at most ``LONGEST_MESSAGE`` characters.
+    code: Spark's error condition, for example ``UNRESOLVED_COLUMN.WITH_SUGGESTION``.
+    stage: number of the stage that failed, where a job was running.
+    retryable: an executor, the JVM or the connection was lost.
+    """
+
+    message: str
+    code: str | None = None
+    stage: int | None = None
+    retryable: bool = False
+
+
+def failure_of(error: BaseException) -> Failure:
+    """What an exception out of PySpark or py4j means."""
+    text = str(error)
+    stage = _STAGE.search(text)
+    condition = getattr(error, "getCondition", None) or getattr(error, "getErrorClass", None)
+    return Failure(
+        message=_essence(error, text),
+        code=condition() if condition is not None else None,
+        stage=int(stage.group(1)) if stage is not None else None,
+        retryable=is_lost(error),
+    )
+
+
+def is_lost(error: BaseException) -> bool:
+    kind = type(error).__name__
+    return kind in ("Py4JNetworkError", "ConnectionRefusedError", "ConnectionResetError", "EOFError") or any(
+        words in str(error) for words in LOST
+    )
+
+
+def _essence(error: BaseException, text: str) -> str:
+    """The Python error of a worker if there is one, else Spark's own words up to the plan or stack."""
+    _, found, traceback = text.rpartition(_REMOTE_TRACEBACK)
+    if found:
+        return _python_error(traceback)[:LONGEST_MESSAGE]
+    kept: list[str] = []
+    for line in text.splitlines():
+        if _JAVA_FRAME.match(line) or _PLAN.match(line):
+            break
+        if line.strip():
+            kept.append(line.strip())
+    return (" ".join(kept) or type(error).__name__)[:LONGEST_MESSAGE]
+
+
+def _python_error(traceback: str) -> str:
+    """The last lines of a Python traceback: where it was raised, and what."""
+    lines = []
+    for line in traceback.splitlines():
+        if _JAVA_FRAME.match(line) or line.startswith(("Driver stacktrace", " SQLSTATE", "JVM stacktrace")):
+            break
+        if line.strip():
+            lines.append(line)
+    places = [line.strip() for line in lines if line.startswith("  File ")]
+    error = [line.strip() for line in lines if not line.startswith(" ")]
+    where = f" ({places[-1]})" if places else ""
+    return f"{' '.join(error)}{where}"

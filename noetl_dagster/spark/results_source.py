@@ -1,0 +1,262 @@
+"""Stored results as a Spark data source, ``noetl_results``, read and written by the executors themselves.
+
+There is no S3 client among Spark's jars, and none is needed: executors use the same Python functions as
+everybody else (:mod:`noetl_dagster.storage.locations`) and hand Arrow batches to Spark.
+
+Reading: JSON and text give one text column ``value``, a row for each element of a list (or line); Parquet
+gives its own columns. Writing: Parquet below a folder of any object tier, partitioned like Hive.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Iterator
+from dataclasses import astuple, dataclass
+from typing import TYPE_CHECKING, Any, ClassVar
+from urllib.parse import quote, unquote
+
+import orjson
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+from pyspark import TaskContext
+from pyspark.sql.datasource import (
+    DataSource,
+    DataSourceArrowWriter,
+    DataSourceReader,
+    InputPartition,
+    WriterCommitMessage,
+)
+from pyspark.sql.pandas.types import to_arrow_schema
+from pyspark.sql.types import StructType
+
+from noetl_dagster.settings import Settings
+from noetl_dagster.storage import codec, locations
+
+if TYPE_CHECKING:
+    from pyarrow.fs import FileSystem
+
+FORMAT = "noetl_results"
+VALUE = "value"
+BYTES_A_PARTITION = 32 * 1024 * 1024
+"""Stored bytes that one task reads, about; Spark's own default for files is four times that."""
+
+_ROWS_A_BATCH = 4096
+_NULL_PARTITION = "__HIVE_DEFAULT_PARTITION__"
+
+
+@dataclass(frozen=True, slots=True)
+class StoredPart:
+    """One object to read: where it is, how it is encoded, and its folder when it lies in a dataset."""
+
+    uri: str
+    content_type: str
+    compression: str = "none"
+    bytes_size: int = 0
+    base: str = ""
+
+
+def results_source(settings: Settings) -> type[DataSource]:
+    """The data source for these settings, to be registered with a session.
+
+    Settings travel to the executors inside the class, so keys appear in no option and in no plan.
+    """
+
+    class NoetlResults(_Results):
+        _settings = settings
+
+    return NoetlResults
+
+
+def dump_parts(parts: list[StoredPart]) -> str:
+    """Parts as the reader's option ``parts``."""
+    return orjson.dumps([astuple(part) for part in parts]).decode()
+
+
+class _Results(DataSource):
+    """Options: ``parts`` (see :func:`dump_parts`) and ``tasks`` (how many to make at least, where there are
+    parts enough) for reading; ``path`` and ``partition_by`` (a JSON list) for writing. Reading Parquet needs
+    its schema given."""
+
+    _settings: ClassVar[Settings]
+
+    @classmethod
+    def name(cls) -> str:
+        return FORMAT
+
+    def schema(self) -> str:
+        return f"{VALUE} STRING"
+
+    def reader(self, schema: StructType) -> DataSourceReader:
+        parts = [StoredPart(*fields) for fields in orjson.loads(self.options.get("parts", "[]"))]
+        return _Reader(self._settings, parts, schema, int(self.options.get("tasks", "1")))
+
+    def writer(self, schema: StructType, overwrite: bool) -> DataSourceArrowWriter:
+        partition_by = orjson.loads(self.options.get("partition_by", "[]"))
+        return _Writer(self._settings, self.options["path"], partition_by, schema)
+
+
+class _Share(InputPartition):
+    """The parts that one task reads."""
+
+    def __init__(self, parts: list[StoredPart]) -> None:
+        super().__init__(parts)
+        self.parts = parts
+
+
+class _Reader(DataSourceReader):
+    def __init__(self, settings: Settings, parts: list[StoredPart], schema: StructType, tasks: int) -> None:
+        self._settings = settings
+        self._parts = parts
+        self._schema = schema
+        self._limit = min(BYTES_A_PARTITION, sum(part.bytes_size for part in parts) // tasks)
+
+    def partitions(self) -> list[InputPartition]:
+        """Runs of parts of about the same size, in order."""
+        shares: list[InputPartition] = []
+        run: list[StoredPart] = []
+        size = 0
+        for part in self._parts:
+            if run and size + part.bytes_size > self._limit:
+                shares.append(_Share(run))
+                run, size = [], 0
+            run.append(part)
+            size += part.bytes_size
+        return [*shares, _Share(run)]
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        assert isinstance(partition, _Share)
+        schema = to_arrow_schema(self._schema)
+        for part in partition.parts:
+            if part.content_type == codec.PARQUET:
+                yield from self._rows(part, schema)
+            else:
+                yield from self._values(part, schema)
+
+    def _values(self, part: StoredPart, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
+        stored = locations.read_bytes(self._settings, part.uri)
+        plain = codec.decompress(stored, codec.Compression(part.compression))
+        values = elements(bytes(plain), part.content_type)
+        for start in range(0, len(values), _ROWS_A_BATCH):
+            column = pa.array(values[start : start + _ROWS_A_BATCH], pa.string())
+            yield pa.RecordBatch.from_arrays([column], schema=schema)
+
+    def _rows(self, part: StoredPart, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
+        filesystem, path = locations.arrow_filesystem(self._settings, part.uri)
+        fixed = hive_values(part.uri, part.base)
+        stored = [name for name in schema.names if name not in fixed]
+        with filesystem.open_input_file(path) as file:
+            for batch in pq.ParquetFile(file).iter_batches(columns=stored):
+                table = pa.Table.from_batches([batch])
+                for name, value in fixed.items():
+                    table = table.append_column(name, pa.array([value] * batch.num_rows, pa.string()))
+                # Parquet may hold nanoseconds, Spark has microseconds
+                yield from table.select(schema.names).cast(schema, safe=False).to_batches()
+
+
+def elements(data: bytes, content_type: str) -> list[str]:
+    """The elements of a JSON list as JSON texts, the lines of a text, or the one value there is."""
+    if codec.is_json(content_type):
+        value = orjson.loads(data)
+        return [orjson.dumps(item).decode() for item in (value if isinstance(value, list) else [value])]
+    return data.decode().splitlines()
+
+
+def hive_values(uri: str, base: str) -> dict[str, str | None]:
+    """Values in the folder names between a dataset and one of its files: ``facility_id=F001``."""
+    if not base:
+        return {}
+    folders = uri.removeprefix(base).strip("/").split("/")[:-1]
+    pairs = (folder.partition("=") for folder in folders if "=" in folder)
+    return {name: None if value == _NULL_PARTITION else unquote(value) for name, _, value in pairs}
+
+
+@dataclass
+class _Written(WriterCommitMessage):
+    """Files that one task wrote."""
+
+    files: list[str]
+
+
+class _Writer(DataSourceArrowWriter):
+    """Writes below a folder that nobody reads before it is registered; a failed job removes its files."""
+
+    def __init__(self, settings: Settings, path: str, partition_by: list[str], schema: StructType) -> None:
+        self._settings = settings
+        self._path = path.rstrip("/")
+        self._partition_by = partition_by
+        self._schema = schema
+
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
+        """Expects the rows of a partition value to come together; each change begins another file."""
+        filesystem, folder = locations.arrow_filesystem(self._settings, self._path)
+        context = TaskContext.get()
+        task = context.partitionId() if context is not None else 0
+        files: list[str] = []
+        open_file: _OpenFile | None = None
+        for batch in iterator:
+            for name, rows in self._split(pa.Table.from_batches([batch])):
+                if open_file is None or open_file.folder != name:
+                    if open_file is not None:
+                        open_file.close()
+                    file = f"{name}part-{task:05d}-{uuid.uuid4()}.parquet"
+                    open_file = _OpenFile(filesystem, f"{folder}/{file}", name, rows.schema)
+                    files.append(f"{folder}/{file}")
+                open_file.writer.write_table(rows)
+        if open_file is not None:
+            open_file.close()
+        return _Written(files)
+
+    def _split(self, table: pa.Table) -> Iterator[tuple[str, pa.Table]]:
+        """A batch by partition folder, in the order in which the folders come."""
+        if not self._partition_by:
+            yield "", table
+            return
+        rest = [name for name in table.column_names if name not in self._partition_by]
+        keys = table.select(self._partition_by)
+        start = 0
+        for end in [*_changes(keys), table.num_rows]:
+            if end > start:
+                folder = _hive_folder(keys.slice(start, 1).to_pylist()[0])
+                yield folder, table.slice(start, end - start).select(rest)
+            start = end
+
+    def commit(self, messages: list[WriterCommitMessage | None]) -> None:
+        return None
+
+    def abort(self, messages: list[WriterCommitMessage | None]) -> None:
+        filesystem, _ = locations.arrow_filesystem(self._settings, self._path)
+        for message in messages:
+            for file in message.files if isinstance(message, _Written) else ():
+                filesystem.delete_file(file)
+
+
+class _OpenFile:
+    def __init__(self, filesystem: FileSystem, path: str, folder: str, schema: pa.Schema) -> None:
+        self.folder = folder
+        self._stream = filesystem.open_output_stream(path)
+        self.writer = pq.ParquetWriter(self._stream, schema)
+
+    def close(self) -> None:
+        self.writer.close()
+        self._stream.close()
+
+
+def _changes(keys: pa.Table) -> list[int]:
+    """Positions at which a row's key differs from the row before it."""
+    if keys.num_rows < 2:
+        return []
+    differs = pa.array([False] * (keys.num_rows - 1))
+    for column in keys.columns:
+        before, after = column.slice(0, keys.num_rows - 1), column.slice(1)
+        same = pc.fill_null(pc.equal(before, after), False)
+        both_null = pc.and_(pc.is_null(before), pc.is_null(after))
+        differs = pc.or_(differs, pc.invert(pc.or_(same, both_null)))
+    return [position + 1 for position, change in enumerate(differs.to_pylist()) if change]
+
+
+def _hive_folder(key: dict[str, Any]) -> str:
+    texts = {
+        name: _NULL_PARTITION if value is None else quote(str(value), safe="") for name, value in key.items()
+    }
+    return "".join(f"{name}={text}/" for name, text in texts.items())

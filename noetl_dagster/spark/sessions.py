@@ -1,0 +1,145 @@
+"""The Spark session of a process: started on first use, shared by every step, replaced when it has died."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import sys
+import threading
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from noetl_dagster.errors import ServiceError
+from noetl_dagster.settings import Settings
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+LOGGING = Path(__file__).with_name("log4j2.properties")
+
+
+def session_config(settings: Settings) -> dict[str, str]:
+    """Configuration of a session, ``spark.*`` names; ``NOETL_SPARK_CONFIG`` has the last word."""
+    config = {
+        "spark.app.name": "noetl-dagster",
+        # wrong casts and overflows are errors, not silent nulls
+        "spark.sql.ansi.enabled": "true",
+        "spark.sql.session.timeZone": "UTC",
+        "spark.sql.execution.arrow.pyspark.enabled": "true",
+        # an exception of a user's function shows the user's lines only
+        "spark.sql.execution.pyspark.udf.simplifiedTraceback.enabled": "true",
+    }
+    if settings.spark_remote is None:
+        config |= _driver_config(settings)
+        if settings.spark_master.startswith("local"):
+            config |= _local_config(settings)
+    return config | settings.spark_config
+
+
+def _driver_config(settings: Settings) -> dict[str, str]:
+    return {
+        "spark.driver.memory": settings.spark_driver_memory,
+        "spark.driver.extraJavaOptions": f"-Dlog4j2.configurationFile={shlex.quote(LOGGING.as_uri())}",
+        "spark.ui.enabled": "false",
+        "spark.ui.showConsoleProgress": "false",
+        "spark.sql.warehouse.dir": str(settings.home.absolute() / "spark" / "warehouse"),
+        "spark.hadoop.mapreduce.fileoutputcommitter.marksuccessfuljobs": "false",
+    }
+
+
+def _local_config(settings: Settings) -> dict[str, str]:
+    cores = os.cpu_count() or 1
+    return {
+        "spark.driver.bindAddress": "127.0.0.1",
+        "spark.driver.host": "127.0.0.1",
+        "spark.local.dir": str(settings.home.absolute() / "spark" / "local"),
+        # adaptive execution merges what is too small; 200, the default, is for clusters
+        "spark.sql.shuffle.partitions": str(max(8, 2 * cores)),
+    }
+
+
+class SparkSessions:
+    """Owns the Spark session of this process. Thread-safe; starting takes some five seconds."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._settings = settings
+        self._lock = threading.Lock()
+        self._session: SparkSession | None = None
+        self._pid = os.getpid()
+
+    def get(self) -> SparkSession:
+        """The session, started when there is none and again when its JVM or connection has gone.
+
+        Raises:
+            ServiceError: when Spark does not start; names the address and what to look at.
+        """
+        with self._lock:
+            if self._pid != os.getpid():  # a forked child must not talk over its parent's sockets
+                self._abandon()
+            if self._session is not None and not is_alive(self._session):
+                self._abandon()
+            if self._session is None:
+                self._session = self._start()
+            return self._session
+
+    def stop(self) -> None:
+        """Ends the session; the next :meth:`get` starts another."""
+        with self._lock:
+            session, self._session = self._session, None
+            if session is not None and self._pid == os.getpid():
+                with suppress(Exception):  # stopping what is already dead
+                    session.stop()
+
+    def _start(self) -> SparkSession:
+        from pyspark.sql import SparkSession
+
+        from noetl_dagster.spark.results_source import results_source
+
+        settings = self._settings
+        builder = SparkSession.builder
+        for name, value in session_config(settings).items():
+            builder = builder.config(name, value)
+        # planners and workers must find this package: PySpark would start whatever python3 is on the PATH
+        os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+        try:
+            if settings.spark_remote is not None:
+                session = builder.remote(settings.spark_remote).getOrCreate()
+            else:
+                session = builder.master(settings.spark_master).getOrCreate()
+        except Exception as error:
+            raise ServiceError(
+                f"Spark at {settings.spark_address} does not start: {str(error).partition(chr(10))[0]}; "
+                "a local one needs Java 17 or newer on the PATH or in JAVA_HOME"
+            ) from error
+        session.dataSource.register(results_source(settings))
+        return session
+
+    def _abandon(self) -> None:
+        """Forgets a session that cannot be stopped any more."""
+        self._session = None
+        self._pid = os.getpid()
+        if self._settings.spark_remote is None:
+            forget_jvm()
+
+
+def is_alive(session: SparkSession) -> bool:
+    """Whether a session still answers."""
+    try:
+        if hasattr(session, "_jsparkSession"):
+            return not session.sparkContext._jsc.sc().isStopped()
+        return bool(session.version)
+    except Exception:
+        return False
+
+
+def forget_jvm() -> None:
+    """Makes PySpark start a new JVM next time; it has no public way to be told that the old one is gone."""
+    from pyspark import SparkContext
+    from pyspark.sql import SparkSession
+
+    SparkContext._gateway = None
+    SparkContext._jvm = None
+    SparkContext._active_spark_context = None
+    SparkSession._instantiatedSession = None
+    SparkSession._activeSession = None

@@ -1,0 +1,326 @@
+"""``kind: spark``: SQL or a Python function over DataFrames, with results of any tier as its input."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from noetl_dagster.errors import NoetlError, ServiceError, StorageError, ToolError
+from noetl_dagster.settings import StoreTier
+from noetl_dagster.tools.base import Tool, Toolbox, ToolCall, ToolResult
+from noetl_dagster.tools.jsonable import NotJsonableError, is_table, to_jsonable
+from noetl_dagster.tools.python_code import CodeFailure, Printed, call_main, compile_code, run_program
+from noetl_dagster.tools.sql import split_statements
+from noetl_dagster.tools.threads import CodeThreads
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+    from noetl_dagster.spark.datasets import Layout, WrittenDataset
+    from noetl_dagster.spark.frames import StoredRows
+
+MOST_COLLECTED_ROWS = 10_000
+"""Rows that ``collect: true`` brings back, unless ``max_rows`` says otherwise."""
+
+THREADS = 8
+"""Calls that wait for Spark at once; Spark itself schedules their tasks."""
+
+
+@dataclass(slots=True)
+class _Work:
+    """One call, ready for the thread that talks to Spark.
+
+    Attributes:
+        stored: inputs that are results, by name.
+        layout: how DataFrames are written.
+        addresses: makes a fresh folder URI for a dataset of a given name.
+    """
+
+    call: ToolCall
+    box: Toolbox
+    spark: SparkSession
+    group: str
+    stored: dict[str, StoredRows]
+    layout: Layout
+
+
+@dataclass(slots=True)
+class _Produced:
+    """What the call gave: a value, in which datasets that still have to be registered stand by name."""
+
+    value: Any = None
+    datasets: dict[str, WrittenDataset] = field(default_factory=dict)
+    only: str | None = None  # name of the one dataset that is the whole result
+
+
+class SparkTool(Tool):
+    """Runs SQL or a Python function on the session that the process shares.
+
+    Input: one of ``command`` (SQL, also spelled ``sql``; the last statement's rows are the result), ``function``
+    (``"file.py:name"``) and ``code`` (defines ``main`` or leaves ``result``). Values of ``input`` that are
+    references, ``{table: name}`` or ``{path, format, options}`` become DataFrames; for SQL also lists of
+    rows, and each becomes a view of its name. JSON results give one text column ``value`` with an element
+    a row, unless ``schemas: {name: "a INT, b STRING" | infer}`` says more; SQL infers. Functions get
+    ``spark`` and the inputs by parameter name.
+
+    Output: a DataFrame becomes a dataset (``format``, ``partition_by``, ``tier``, ``options``), a mapping
+    with DataFrames in it a mapping with references in their place, and any other value stays as it is.
+    With ``collect: true`` a DataFrame's rows are the result, at most ``max_rows``:
+    ``{rows, row_count, columns}``.
+
+    Raises ``ToolError`` of kind ``spark``, retryable when an executor, the JVM or the connection was lost.
+    """
+
+    kind = "spark"
+
+    def __init__(self) -> None:
+        self._threads = CodeThreads(THREADS)
+
+    async def run(self, call: ToolCall, box: Toolbox) -> ToolResult:
+        from noetl_dagster.spark.frames import references_in, resolve
+
+        _check(call)
+        stored = {
+            name: await resolve(refs, box.results)
+            for name, value in call.input.items()
+            if (refs := references_in(value))
+        }
+        try:
+            spark = await self._threads.run(box.spark)
+        except ServiceError as error:
+            raise ToolError(str(error), kind=self.kind, retryable=True) from error
+        group = f"{call.execution_id} {call.step}.{call.task.name} {call.command_id} {call.attempt}"
+        work = _Work(call, box, spark, group, stored, _layout(call))
+        produced = await self._watched(work)
+        return await _published(produced, work)
+
+    async def _watched(self, work: _Work) -> _Produced:
+        """Runs in a thread, telling progress; cancels Spark's jobs when this is cancelled."""
+        from noetl_dagster.spark import progress
+
+        telling = None
+        if hasattr(work.spark, "_jsparkSession"):  # a Connect session tells nothing about stages
+            telling = asyncio.create_task(progress.report(work.spark, work.group, work.box.progress))
+        try:
+            produced: _Produced = await self._threads.run(partial(_perform, work))
+            return produced
+        except asyncio.CancelledError:
+            await asyncio.shield(asyncio.to_thread(_cancel, work.spark, work.group))
+            raise
+        finally:
+            if telling is not None:
+                telling.cancel()
+                with suppress(BaseException):
+                    await telling
+
+
+def _check(call: ToolCall) -> None:
+    ways = [way for way in ("command", "function", "code") if call.config.get(way)]
+    if len(ways) != 1:
+        found = " and ".join(ways) or "none"
+        raise ToolError(
+            f"spark in step {call.step} needs one of sql, function and code; it has {found}", kind="spark"
+        )
+
+
+def _layout(call: ToolCall) -> Layout:
+    from noetl_dagster.spark.datasets import Layout
+
+    config = call.config
+    columns = config.get("partition_by") or ()
+    tier = config.get("tier") or call.task.spec.result.store
+    try:
+        return Layout(
+            format=str(config.get("format") or "parquet"),
+            tier=StoreTier(tier) if tier else None,
+            partition_by=(columns,) if isinstance(columns, str) else tuple(columns),
+            options=dict(config.get("options") or {}),
+        )
+    except ValueError as error:
+        raise ToolError(f"spark in step {call.step}: {error}", kind="spark") from error
+
+
+def _cancel(spark: SparkSession, group: str) -> None:
+    with suppress(Exception):  # the session may be what has just died
+        if hasattr(spark, "_jsparkSession"):
+            spark.sparkContext.cancelJobGroup(group)
+        else:
+            spark.interruptTag(group)
+
+
+def _perform(work: _Work) -> _Produced:
+    """Everything that blocks: DataFrames of the inputs, the user's code, writing. Runs in a thread."""
+    try:
+        session = _own_session(work)
+        return _kept(_result(session, work), work)
+    except (ToolError, StorageError):
+        raise
+    except Exception as error:
+        raise _tool_error(error, work.call) from error
+
+
+def _own_session(work: _Work) -> SparkSession:
+    """A session over the shared context, so that views and settings of two calls never meet."""
+    if not hasattr(work.spark, "_jsparkSession"):
+        work.spark.addTag(work.group)
+        return work.spark
+    from noetl_dagster.spark.results_source import results_source
+
+    work.spark.sparkContext.setJobGroup(work.group, f"{work.call.step}.{work.call.task.name}", True)
+    session = work.spark.newSession()
+    session.dataSource.register(results_source(work.box.settings))
+    return session
+
+
+def _result(spark: SparkSession, work: _Work) -> Any:
+    call = work.call
+    if call.config.get("command"):
+        return _sql_result(spark, work)
+    values = {"spark": spark, **{name: _input(spark, work, name) for name in call.input}}
+    printer = Printed(call.step, work.box.credentials.redact)
+    if call.config.get("code"):
+        program = compile_code(str(call.config["code"]), f"{call.step}.{call.task.name}")
+        return run_program(program, values, {}, libs=call.config.get("libs"), printer=printer)
+    from noetl_dagster.spark.functions import load_function
+
+    function = load_function(str(call.config["function"]), call.folder)
+    return call_main(function, values, {}, dict)
+
+
+def _sql_result(spark: SparkSession, work: _Work) -> DataFrame:
+    for name in work.call.input:
+        frame = _input(spark, work, name, rows_too=True)
+        if hasattr(frame, "createOrReplaceTempView"):
+            frame.createOrReplaceTempView(name)
+    given = work.call.config["command"]
+    texts = [given] if isinstance(given, str) else list(given)
+    statements = [statement for text in texts for statement in split_statements(text)]
+    parameters = work.call.config.get("params") or None
+    frame = None
+    for statement in statements:
+        frame = spark.sql(statement, args=parameters)
+    if frame is None:
+        raise ToolError(f"spark in step {work.call.step}: 'sql' holds no statement", kind="spark")
+    return frame
+
+
+def _input(spark: SparkSession, work: _Work, name: str, *, rows_too: bool = False) -> Any:
+    """An input as a DataFrame where it is one, else as it was given."""
+    from noetl_dagster.spark import frames
+    from noetl_dagster.spark.results_source import VALUE
+
+    value = work.call.input[name]
+    schema = (work.call.config.get("schemas") or {}).get(name)
+    if name in work.stored:
+        frame = frames.stored_frame(spark, work.box.settings, work.stored[name])
+        if frame.columns != [VALUE] or (schema is None and not rows_too):
+            return frame
+        return frames.parsed(frame, None if schema in (None, "infer") else schema)
+    if isinstance(value, Mapping):
+        frame = frames.outside_frame(spark, value, work.call.folder)
+        return value if frame is None else frame
+    if rows_too and _are_rows(value):
+        return frames.row_frame(spark, value)
+    return value
+
+
+def _are_rows(value: Any) -> bool:
+    return (
+        isinstance(value, Sequence)
+        and not isinstance(value, str | bytes)
+        and bool(value)
+        and all(isinstance(row, Mapping) for row in value)
+    )
+
+
+def _kept(value: Any, work: _Work) -> _Produced:
+    """Writes the DataFrames of a result, or collects them."""
+    from pyspark.sql import DataFrame
+
+    config = work.call.config
+    if config.get("collect"):
+        most = int(config.get("max_rows") or MOST_COLLECTED_ROWS)
+        if isinstance(value, DataFrame):
+            return _Produced(_collected(value, most, work.call))
+        if isinstance(value, Mapping):
+            rows = {
+                name: _collected(item, most, work.call) if isinstance(item, DataFrame) else item
+                for name, item in value.items()
+            }
+            return _Produced(to_jsonable(rows))
+    name = work.call.task.spec.result.name or work.call.task.name
+    if isinstance(value, DataFrame):
+        return _Produced(datasets={name: _written(value, name, work)}, only=name)
+    if isinstance(value, Mapping) and any(isinstance(item, DataFrame) for item in value.values()):
+        frames = {key: item for key, item in value.items() if isinstance(item, DataFrame)}
+        datasets = {key: _written(frame, key, work) for key, frame in frames.items()}
+        others = {key: to_jsonable(item) for key, item in value.items() if key not in datasets}
+        return _Produced(others, datasets)
+    return _Produced(value if is_table(value) else to_jsonable(value))
+
+
+def _collected(frame: DataFrame, most: int, call: ToolCall) -> dict[str, Any]:
+    rows = frame.limit(most + 1).toArrow().to_pylist()
+    if len(rows) > most:
+        raise ToolError(
+            f"spark in step {call.step}: more than {most} rows to collect; raise max_rows, or leave out "
+            "'collect' to write a dataset",
+            kind="spark",
+        )
+    return {"rows": to_jsonable(rows), "row_count": len(rows), "columns": frame.columns}
+
+
+def _written(frame: DataFrame, name: str, work: _Work) -> WrittenDataset:
+    from noetl_dagster.spark.datasets import write_dataset
+
+    settings = work.box.settings
+    uri = work.box.results.dataset_uri(
+        execution_id=work.call.execution_id,
+        step=work.call.step,
+        name=name,
+        tier=work.layout.tier_for(settings),
+    )
+    return write_dataset(frame, settings, uri, work.layout)
+
+
+async def _published(produced: _Produced, work: _Work) -> ToolResult:
+    """Registers what was written; from here on others see it."""
+    from noetl_dagster.spark.datasets import register
+
+    refs = {
+        name: await register(
+            written, work.box.results, work.layout,
+            execution_id=work.call.execution_id, step=work.call.step, name=name,
+        )
+        for name, written in produced.datasets.items()
+    }  # fmt: skip
+    if produced.only is not None:
+        return ToolResult(ref=refs[produced.only])
+    if not refs:
+        return ToolResult(data=produced.value)
+    dumped = {name: ref.model_dump(mode="json", exclude_defaults=True) for name, ref in refs.items()}
+    return ToolResult(data={**produced.value, **dumped})
+
+
+def _tool_error(error: Exception, call: ToolCall) -> ToolError:
+    """The failure in a few lines; of playbook code with its exception and line."""
+    from noetl_dagster.spark.failures import failure_of
+
+    where = f"spark in step {call.step}"
+    cause = error.__context__ if isinstance(error, CodeFailure) and error.__context__ is not None else error
+    failure = failure_of(cause)
+    line = f" (line {error.line} of the code)" if isinstance(error, CodeFailure) and error.line else ""
+    stage = f" in stage {failure.stage}" if failure.stage is not None else ""
+    kind = type(cause).__name__
+    named = "" if isinstance(cause, NoetlError | NotJsonableError) else f" {kind}:"
+    return ToolError(
+        f"{where}{stage}:{named} {failure.message}{line}",
+        kind="spark",
+        retryable=failure.retryable,
+        code=failure.code,
+        details={"py": {"exception_type": kind}},
+    )
