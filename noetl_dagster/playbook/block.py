@@ -17,6 +17,7 @@ from noetl_dagster.playbook.templates import compile_value
 M = TypeVar("M", bound=BaseModel)
 E = TypeVar("E", bound=StrEnum)
 
+_SHOWN = 20
 _DURATION = re.compile(r"^\s*(\d+(?:\.\d+)?)\s*(ms|s|m|h|d)?\s*$")
 _SECONDS = {"ms": 0.001, None: 1.0, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 
@@ -256,7 +257,26 @@ def described(value: Any) -> str:
     return f"{value!r}"
 
 
-def suggestion(key: str, known: tuple[str, ...]) -> str:
-    """'did you mean x' for a near miss, else the list of what is known."""
+def suggestion(key: str, known: tuple[str, ...], what: str = "known keys") -> str:
+    """'did you mean x?' for a near miss, else the list of what is known."""
     near = get_close_matches(key, known, n=1, cutoff=0.7)
-    return f"did you mean {near[0]!r}?" if near else f"known keys: {', '.join(known)}"
+    if near:
+        return f"did you mean {near[0]!r}?"
+    more = f" and {len(known) - _SHOWN} more" if len(known) > _SHOWN else ""
+    return f"{what}: {', '.join(known[:_SHOWN])}{more}"
+
+
+class Hints:
+    """Suggestions against a long list of names. Only so many are looked up: each one reads the whole list."""
+
+    def __init__(self, known: Iterable[str], what: str, *, budget: int = 50) -> None:
+        self._known = tuple(known)
+        self._what = what
+        self._found: dict[str, str] = {}
+        self._budget = budget
+
+    def hint(self, name: str) -> str:
+        if name not in self._found:
+            names = self._known if len(self._found) < self._budget else ()
+            self._found[name] = suggestion(name, names, self._what)
+        return self._found[name]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from noetl_dagster.errors import Place, Problem
-from noetl_dagster.playbook.block import suggestion
+from noetl_dagster.playbook.block import Hints
 from noetl_dagster.playbook.check_templates import check_templates
 from noetl_dagster.playbook.document import Document
 from noetl_dagster.playbook.graph import StepGraph
@@ -32,12 +32,13 @@ def _place(playbook: Playbook, step: Step) -> Place:
 def _check_targets(playbook: Playbook) -> Iterator[Problem]:
     names = tuple(step.name for step in playbook.steps)
     known = frozenset(names)
+    hints = Hints(names, "steps")
     for step in playbook.steps:
         for arc in step.routing.arcs:
             if arc.step not in known:
                 place = arc.place or _place(playbook, step)
-                near = suggestion(arc.step, names).replace("known keys", "steps")
-                yield Problem(place, f"step {step.name!r}: next leads to unknown step {arc.step!r}; {near}")
+                message = f"step {step.name!r}: next leads to unknown step {arc.step!r}"
+                yield Problem(place, f"{message}; {hints.hint(arc.step)}")
 
 
 def _check_graph(playbook: Playbook) -> Iterator[Problem]:

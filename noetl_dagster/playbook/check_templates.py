@@ -6,10 +6,11 @@ from collections.abc import Iterator
 from typing import Any
 
 from noetl_dagster.errors import Place, Problem, TemplateError
+from noetl_dagster.playbook.block import Hints
 from noetl_dagster.playbook.document import Document
 from noetl_dagster.playbook.models import Loop, Playbook, Task
 from noetl_dagster.playbook.spelling import DESCRIPTION, LITERAL_FIELDS
-from noetl_dagster.playbook.templates import closest, compile_value, condition
+from noetl_dagster.playbook.templates import compile_value, condition
 
 _SKIPPED_KEYS = frozenset({*LITERAL_FIELDS, *DESCRIPTION, "libs"})
 _CONDITION_KEYS = frozenset({"when", "cond"})
@@ -61,9 +62,10 @@ def check_templates(playbook: Playbook, document: Document) -> Iterator[Problem]
     if not isinstance(root, dict):
         return
     seen: set[int] = set()
+    hints = Hints(sorted(known), "")
     for section in ("workflow", "workbook", "executor"):
         for place, key, text in _texts(document, root, section, seen):
-            yield from _check_text(place, key, text, known)
+            yield from _check_text(place, key, text, known, hints)
 
 
 def known_names(playbook: Playbook) -> frozenset[str]:
@@ -114,15 +116,15 @@ def _texts(document: Document, container: Any, key: Any, seen: set[int]) -> Iter
             waiting.extend((value, inner) for inner in reversed(list(keys)) if inner not in _SKIPPED_KEYS)
 
 
-def _check_text(place: Place, key: str, text: str, known: frozenset[str]) -> Iterator[Problem]:
+def _check_text(place: Place, key: str, text: str, known: frozenset[str], hints: Hints) -> Iterator[Problem]:
     try:
         compiled = compile_value(text)
     except TemplateError as error:
         yield Problem(place, f"{key}: {error}")
         return
     for name in sorted(compiled.names - known):
-        near = closest(name, sorted(known))
-        hint = f"did you mean {near!r}?" if near else "it must come with the workload of the execution"
+        near = hints.hint(name)
+        hint = near if near.startswith("did you") else "it must come with the workload of the execution"
         yield Problem(place, f"{key}: nothing in the playbook defines {name!r}; {hint}", "warning")
     if key in _CONDITION_KEYS and compiled.constant and condition(text).holds({}):
         yield Problem(

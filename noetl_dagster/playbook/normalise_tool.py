@@ -128,13 +128,11 @@ def _kind(block: Block) -> str | None:
         block.error(f"a tool needs 'kind', one of {known}")
         return None
     if kind not in SUPPORTED_KINDS:
-        severity = "warning" if block.reading.lenient else "error"
-        message = f"{block.what}: tool kind {kind!r} is not supported; {suggestion(kind, SUPPORTED_KINDS)}"
-        if "did you mean" in message:
-            message += f" supported kinds: {', '.join(SUPPORTED_KINDS)}"
-        block.document.report(
-            block.place_of("kind"), message.replace("known keys:", "supported kinds:"), severity
-        )
+        near = suggestion(kind, SUPPORTED_KINDS, "")
+        hint = near if near.startswith("did") else ""
+        message = f"tool kind {kind!r} is not supported; supported: {', '.join(SUPPORTED_KINDS)}"
+        report = block.warn if block.reading.lenient else block.error
+        report(f"{message}; {hint}" if hint else message, "kind")
     return kind
 
 

@@ -8,7 +8,6 @@ iterations of a loop pay once.
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping
-from difflib import get_close_matches
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -89,22 +88,22 @@ class _Constant(Compiled):
 class _Template(Compiled):
     """Common part of expression and text: compiled to Python on first use, errors in domain terms."""
 
-    __slots__ = ("_function", "_tree")
+    __slots__ = ("_function",)
 
-    def __init__(self, source: str, tree: nodes.Template, names: frozenset[str]) -> None:
+    def __init__(self, source: str, names: frozenset[str]) -> None:
         super().__init__(source, names)
-        self._tree: nodes.Template | None = tree
         self._function: Callable[[ScopeContext], Any] | None = None
+
+    def _tree(self) -> nodes.Template:
+        """Parsed again: a playbook of thousands of templates should not keep a tree for each."""
+        return _parse(self.source)
 
     def _compiled(self) -> Callable[[ScopeContext], Any]:
         if self._function is None:
-            tree = self._tree
-            assert tree is not None
             try:
-                self._function = ENVIRONMENT.function(tree)
-            except TemplateSyntaxError as error:  # unknown filters and tests show only now
+                self._function = ENVIRONMENT.function(self._tree())
+            except TemplateSyntaxError as error:
                 raise syntax_error(self.source, error) from None
-            self._tree = None
         return self._function
 
     def _failed(self, error: Exception, scope: Mapping[str, Any]) -> NoetlError:
@@ -119,12 +118,18 @@ class _Expression(_Template):
     __slots__ = ("_may_build",)
 
     def __init__(self, source: str, expression: nodes.Expr, names: frozenset[str]) -> None:
+        super().__init__(source, names)
+        # a bare path leads to data as stored; only built values can hold views deep inside
+        self._may_build = not _is_path(expression)
+
+    def _tree(self) -> nodes.Template:
+        """``{% set __result__ = expression %}``: the value is read from the context, never made text."""
+        expression = _whole_expression(_parse(self.source))
+        assert expression is not None
         assign = nodes.Assign(nodes.Name(_RESULT, "store"), expression, lineno=1)
         tree = nodes.Template([assign], lineno=1)
         tree.set_environment(ENVIRONMENT)
-        super().__init__(source, tree, names)
-        # a bare path leads to data as stored; only built values can hold views deep inside
-        self._may_build = not _is_path(expression)
+        return tree
 
     def evaluate(self, scope: Mapping[str, Any]) -> Any:
         function = self._function or self._compiled()
@@ -146,7 +151,7 @@ class _Expression(_Template):
             return None  # an inline if without else
         if isinstance(value, View) or is_lazy_sequence(value):
             return plain(value)
-        if self._may_build and isinstance(value, (list, tuple, dict)):
+        if (self._may_build or _holds_views(value)) and isinstance(value, (list, tuple, dict)):
             return plain(value)
         return value
 
@@ -211,20 +216,62 @@ def _compile_text(source: str) -> Compiled:
     if "{{" not in source and "{%" not in source and "{#" not in source:
         return _Constant(source)
     try:
-        tree = ENVIRONMENT.parse(source.strip() if _looks_whole(source) else source)
-        names = frozenset(meta.find_undeclared_variables(tree)) - ENVIRONMENT.globals.keys()
+        tree = _parse(source)
+        names = _names(tree) - ENVIRONMENT.globals.keys()
     except TemplateSyntaxError as error:
         raise syntax_error(source, error) from None
+    expression = _whole_expression(tree)
+    return _Text(source, names) if expression is None else _Expression(source, expression, names)
+
+
+def _parse(source: str) -> nodes.Template:
+    return ENVIRONMENT.parse(source.strip() if _looks_whole(source) else source)
+
+
+def _whole_expression(tree: nodes.Template) -> nodes.Expr | None:
+    """The expression, when the template is nothing else."""
     match tree.body:
         case [nodes.Output(nodes=[expression])] if not isinstance(expression, nodes.TemplateData):
-            return _Expression(source, expression, names)
-    return _Text(source, tree, names)
+            return expression
+    return None
+
+
+def _names(tree: nodes.Template) -> frozenset[str]:
+    """The names that a template takes from its scope. Unknown filters and tests are errors already here."""
+    names: set[str] = set()
+    waiting: list[nodes.Node] = [tree]
+    binds = False
+    while waiting:
+        node = waiting.pop()
+        match node:
+            case nodes.Name(name=name, ctx=context):
+                names.add(name)
+                binds = binds or context != "load"
+            case nodes.Filter(name=name) if name not in ENVIRONMENT.filters:
+                raise TemplateSyntaxError(f"no filter is called {name!r}", node.lineno)
+            case nodes.Test(name=name) if name not in ENVIRONMENT.tests:
+                raise TemplateSyntaxError(f"no test is called {name!r}", node.lineno)
+        for field in node.fields:
+            value = getattr(node, field, None)
+            if isinstance(value, nodes.Node):
+                waiting.append(value)
+            elif isinstance(value, list):
+                waiting.extend(item for item in value if isinstance(item, nodes.Node))
+    # names bound inside need Jinja's own, slower analysis of what is visible where
+    return frozenset(meta.find_undeclared_variables(tree) if binds else names)
 
 
 def _looks_whole(source: str) -> bool:
     """Whether nothing but white space stands around the first and last braces."""
     text = source.strip()
     return text.startswith("{{") and text.endswith("}}")
+
+
+def _holds_views(value: Any) -> bool:
+    """Whether a list or mapping was made by a view, as the results of a loop are."""
+    if isinstance(value, dict):
+        return isinstance(next(iter(value.values()), None), View)
+    return isinstance(value, list) and bool(value) and isinstance(value[0], View)
 
 
 def _is_path(expression: nodes.Node) -> bool:
@@ -260,11 +307,6 @@ def _known_names(scope: Mapping[str, Any]) -> str:
     names = list_names() if list_names is not None else sorted(map(str, scope))
     more = f" and {len(names) - _SHOWN_NAMES} more" if len(names) > _SHOWN_NAMES else ""
     return f"known names: {', '.join(names[:_SHOWN_NAMES])}{more}"
-
-
-def closest(name: str, names: list[str]) -> str | None:
-    """The known name most like ``name``, for 'did you mean'."""
-    return next(iter(get_close_matches(name, names, n=1, cutoff=0.6)), None)
 
 
 def is_true(value: Any) -> bool:

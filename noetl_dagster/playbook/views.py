@@ -236,9 +236,8 @@ class ResultView(View):
     def _items(self) -> list[Any]:
         """The results of a loop's items, in item order."""
         results = self._envelope.get("results")
-        if isinstance(results, list):
-            return [ResultView(item, self._cache) if is_envelope(item) else item for item in results]
-        return list(self._value())
+        found = results if isinstance(results, list) else self._value()
+        return [ResultView(item, self._cache) if is_envelope(item) else item for item in found]
 
     def _find(self, key: str) -> Any:
         if key == "data":
