@@ -25,8 +25,10 @@ class Nats:
 
     name = ServiceName.NATS
     listeners: tuple[str, ...] = ("client",)
+    front = "client"
     stop_signal = signal.SIGTERM
-    patience = 20.0
+    start_patience = 20.0
+    stop_patience = 10.0
 
     def prepare(self, folder: Path, ports: Ports) -> Launch:
         config = folder / "nats.conf"

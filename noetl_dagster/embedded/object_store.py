@@ -25,8 +25,11 @@ class ObjectStore:
 
     name = ServiceName.OBJECT_STORE
     listeners: tuple[str, ...] = tuple(name for part in _PARTS for name in (part, f"{part}_grpc"))
+    front = "s3"
     stop_signal = signal.SIGTERM
-    patience = 60.0
+    start_patience = 60.0
+    # SIGTERM stops the volume server at once; the filer then waits 15 s for a subscription to itself
+    stop_patience = 1.5
 
     def __init__(self, settings: Settings) -> None:
         self._access_key = settings.minio_access_key
@@ -52,6 +55,9 @@ class ObjectStore:
             f"-ip.bind={LOOPBACK}",
             *listeners,
             "-master.telemetry=false",
+            # the only master elects itself: with the default time-outs a restart takes 20 s
+            "-master.electionTimeout=200ms",
+            "-master.heartbeatInterval=50ms",
             "-master.volumeSizeLimitMB=1024",
             "-master.volumePreallocate=false",
             "-volume.max=20000",

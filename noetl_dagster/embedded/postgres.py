@@ -57,8 +57,10 @@ class Postgres:
 
     name = ServiceName.POSTGRES
     listeners: tuple[str, ...] = ("sql",)
+    front = "sql"
     stop_signal = signal.SIGINT  # "fast": ends sessions, checkpoints, stops
-    patience = 60.0
+    start_patience = 60.0
+    stop_patience = 60.0
 
     def prepare(self, folder: Path, ports: Ports) -> Launch:
         programs = _programs()

@@ -7,7 +7,7 @@ import signal
 import socket
 import subprocess
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -93,11 +93,13 @@ def _reap(pid: int) -> None:
         return
 
 
-def answers(port: int, timeout: float = 1.0) -> bool:
-    """Whether something accepts connections on the loopback port."""
+def answers(port: int) -> bool:
+    """Whether something listens on the loopback port. A busy server that does not accept does, too."""
     try:
-        with socket.create_connection((LOOPBACK, port), timeout=timeout):
+        with socket.create_connection((LOOPBACK, port), timeout=1):
             return True
+    except TimeoutError:
+        return True
     except OSError:
         return False
 
@@ -111,6 +113,16 @@ def is_free(port: int) -> bool:
         except OSError:
             return False
         return True
+
+
+def become_free(ports: Collection[int], patience: float) -> bool:
+    """Whether all the ports are free, at once or within ``patience`` seconds (a killed server lingers)."""
+    deadline = time.monotonic() + patience
+    while not all(is_free(port) for port in ports):
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.05)
+    return True
 
 
 def free_ports(count: int, taken: set[int]) -> list[int]:

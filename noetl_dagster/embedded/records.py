@@ -18,8 +18,10 @@ class RecordsApi:
 
     name = ServiceName.RECORDS_API
     listeners: tuple[str, ...] = ("http",)
+    front = "http"
     stop_signal = signal.SIGTERM
-    patience = 30.0
+    start_patience = 30.0
+    stop_patience = 5.0
 
     def prepare(self, folder: Path, ports: Ports) -> Launch:
         return Launch([sys.executable, "-m", "noetl_dagster.records_api", "--port", str(ports["http"])])

@@ -22,14 +22,18 @@ class Service(Protocol):
     Attributes:
         name: its key in the state file, and its folder in the state folder.
         listeners: names of the ports it needs.
+        front: the one of them that clients connect to.
         stop_signal: asks it to end in good order.
-        patience: seconds it may take to start, and to stop.
+        start_patience: seconds it may take until it is ready.
+        stop_patience: seconds it may take to stop before it is killed.
     """
 
     name: ServiceName
     listeners: tuple[str, ...]
+    front: str
     stop_signal: signal.Signals
-    patience: float
+    start_patience: float
+    stop_patience: float
 
     def prepare(self, folder: Path, ports: Ports) -> Launch:
         """Makes its folder ready and says how to start it."""

@@ -28,6 +28,7 @@ class ServiceRecord(BaseModel):
     ports: dict[str, int] = Field(description="Port of each listener, on 127.0.0.1")
     pid: int | None = Field(None, description="Main process; None: stopped on purpose")
     started: str = Field("", description="The process' start mark, see processes.start_mark")
+    ready: bool = Field(False, description="Whether it was seen to serve since it started")
     url: str = Field("", description="Where clients connect")
 
 

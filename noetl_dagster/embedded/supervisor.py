@@ -24,6 +24,8 @@ from noetl_dagster.embedded.state import (
 from noetl_dagster.errors import ServiceError
 from noetl_dagster.settings import Settings
 
+_STOPPED = {"pid": None, "started": "", "ready": False}
+
 
 @dataclass(frozen=True, slots=True)
 class ServiceStatus:
@@ -61,14 +63,16 @@ def start(settings: Settings, names: Iterable[ServiceName]) -> dict[ServiceName,
     wanted = [service(name, settings) for name in names]
     with locked(home):
         state = read_state(home)
-        launched = []
         for one in wanted:
             if not _is_up(one, state.services.get(one.name)):
                 state = _launch(one, home, state)
-                launched.append(one)
                 write_state(home, state)  # at once: whatever happens next, ``stop`` finds the process
-        for one in launched:
-            _await_ready(one, home, state.services[one.name])
+        for one in wanted:
+            record = state.services[one.name]
+            if not record.ready:
+                _await_ready(one, home, record)
+                state = state.with_record(one.name, record.model_copy(update={"ready": True}))
+                write_state(home, state)
     return {one.name: state.services[one.name] for one in wanted}
 
 
@@ -79,7 +83,7 @@ def stop(settings: Settings) -> None:
         state = read_state(home)
         for name, record in reversed(state.services.items()):
             _end(service(name, settings), record)
-            state = state.with_record(name, record.model_copy(update={"pid": None, "started": ""}))
+            state = state.with_record(name, record.model_copy(update=_STOPPED))
         write_state(home, state)
 
 
@@ -90,7 +94,7 @@ def inspect(settings: Settings) -> list[ServiceStatus]:
     found = []
     for name in ServiceName:
         record = records.get(name)
-        running = _is_up(service(name, settings), record)
+        running = record is not None and record.ready and _is_up(service(name, settings), record)
         found.append(
             ServiceStatus(
                 name=name,
@@ -104,13 +108,14 @@ def inspect(settings: Settings) -> list[ServiceStatus]:
 
 
 def _is_up(one: Service, record: ServiceRecord | None) -> bool:
-    """The recorded process lives, is that very process, and listens."""
-    return (
-        record is not None
-        and record.pid is not None
-        and processes.start_mark(record.pid) == record.started
-        and processes.answers(record.ports[one.listeners[-1]])
-    )
+    """The recorded process is that very process, and listens unless it is still starting."""
+    if record is None or not _lives(record):
+        return False
+    return not record.ready or processes.answers(record.ports[one.front])
+
+
+def _lives(record: ServiceRecord) -> bool:
+    return record.pid is not None and processes.start_mark(record.pid) == record.started
 
 
 def _launch(one: Service, home: Path, state: State) -> State:
@@ -135,7 +140,7 @@ def _launch(one: Service, home: Path, state: State) -> State:
 def _ports(one: Service, record: ServiceRecord | None, state: State) -> dict[str, int]:
     """The remembered ports; new ones at the first start, or when another program took one meanwhile."""
     remembered = record.ports if record is not None else {}
-    if remembered and all(processes.is_free(port) for port in remembered.values()):
+    if remembered and processes.become_free(remembered.values(), patience=2.0):
         return remembered
     ports = processes.free_ports(len(one.listeners), state.taken_ports())
     return dict(zip(one.listeners, ports, strict=True))
@@ -143,19 +148,19 @@ def _ports(one: Service, record: ServiceRecord | None, state: State) -> dict[str
 
 def _await_ready(one: Service, home: Path, record: ServiceRecord) -> None:
     log = _folder(home, one.name) / "log"
-    deadline = time.monotonic() + one.patience
+    deadline = time.monotonic() + one.start_patience
     while not one.ready(record.ports):
-        if record.pid is None or processes.start_mark(record.pid) != record.started:
+        if not _lives(record):
             raise ServiceError(_failure(one, "ended while starting", log))
         if time.monotonic() > deadline:
-            raise ServiceError(_failure(one, f"is not ready after {one.patience:.0f} s", log))
+            raise ServiceError(_failure(one, f"is not ready after {one.start_patience:.0f} s", log))
         time.sleep(0.05)
     one.furnish(record.ports)
 
 
 def _end(one: Service, record: ServiceRecord) -> None:
     if record.pid is not None:
-        processes.end(record.pid, record.started, one.stop_signal, one.patience)
+        processes.end(record.pid, record.started, one.stop_signal, one.stop_patience)
 
 
 def _failure(one: Service, what: str, log: Path) -> str:
