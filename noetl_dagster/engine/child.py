@@ -14,7 +14,7 @@ from noetl_dagster.events.envelopes import Envelope
 from noetl_dagster.events.queries import CHILD_OF_COMMAND
 from noetl_dagster.events.state import ExecutionState, ExecutionStatus
 from noetl_dagster.playbook.catalog import Catalog
-from noetl_dagster.playbook.loader import load_playbook, parse_playbook
+from noetl_dagster.playbook.loader import parse_playbook
 from noetl_dagster.playbook.models import Playbook
 from noetl_dagster.tools.base import ToolCall, ToolResult
 from noetl_dagster.worker.execution import Execution
@@ -78,23 +78,19 @@ class Children:
 
     async def _playbook(self, call: ToolCall) -> Playbook:
         path = str(call.config.get("path") or call.config.get("name") or "")
-        folders = [Path(call.folder), self._runtime.settings.playbooks_path]
+        looked = []
+        for folder in dict.fromkeys((Path(call.folder), self._runtime.settings.playbooks_path)):
+            try:
+                return Catalog(folder).load(path)
+            except PlaybookError as error:
+                looked.append(str(error))
+        source = await self._runtime.log.source_by_path(path)
+        if source is None:
+            raise ToolError(f"step {call.step}: {'; '.join(looked)}", kind="playbook")
         try:
-            for folder in folders:
-                found = Catalog(folder).find(path)
-                if found is not None:
-                    return load_playbook(found)
-            source = await self._runtime.log.source_by_path(path)
-            if source is not None:
-                return parse_playbook(source, file=path)
+            return parse_playbook(source, file=path)
         except PlaybookError as error:
-            raise ToolError(f"step {call.step}: child playbook {path!r} is broken: {error}", kind="playbook") from error
-        looked = ", ".join(str(folder) for folder in dict.fromkeys(folders))
-        raise ToolError(
-            f"step {call.step}: no playbook {path!r} in {looked} or in the catalog; "
-            "give its metadata.path, or its file relative to this playbook",
-            kind="playbook",
-        )
+            raise ToolError(f"step {call.step}: child playbook {path!r}: {error}", kind="playbook") from error
 
 
 def _details(execution: Execution) -> dict[str, Any]:

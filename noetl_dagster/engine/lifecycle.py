@@ -168,7 +168,7 @@ class Lifecycle:
 def outstanding(execution: Execution) -> tuple[set[str], list[StepEnd]]:
     """Regions that were reached and have not ended, and the failures that nothing handled.
 
-    A step after an unhandled failure is not waited for: its token will never come.
+    A step after an unhandled failure is not waited for: a join never comes to know all its upstreams.
     """
     graph, state = execution.program.graph, execution.state
     reached = {graph.region_of(execution.playbook.entry.name).name}
@@ -180,8 +180,23 @@ def outstanding(execution: Execution) -> tuple[set[str], list[StepEnd]]:
         if standing.unhandled:
             failures.append(standing)
         reached.update(graph.region_of(target).name for target in standing.fired)
-    waiting = {name for name in reached if not _is_over(execution, name)}
+    blocked = blocked_regions(execution, failures)
+    waiting = {name for name in reached - blocked if not _is_over(execution, name)}
     return waiting, failures
+
+
+def blocked_regions(execution: Execution, failures: list[StepEnd]) -> set[str]:
+    """Regions that come after an unhandled failure, however many steps later."""
+    graph = execution.program.graph
+    blocked: set[str] = set()
+    waiting = [graph.region_of(end.step) for end in failures]
+    while waiting:
+        for target in waiting.pop().targets:
+            region = graph.region_of(target)
+            if region.name not in blocked:
+                blocked.add(region.name)
+                waiting.append(region)
+    return blocked
 
 
 def _is_over(execution: Execution, region_name: str) -> bool:

@@ -41,7 +41,7 @@ class Runtime:
     """The parts of one process, on one event loop. Make it with :meth:`open`, end it with :meth:`close`."""
 
     settings: Settings
-    pool: asyncpg.Pool[Any]
+    pool: asyncpg.Pool
     ids: Snowflake
     log: EventLog
     buffer: EventBuffer

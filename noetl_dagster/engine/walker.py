@@ -25,6 +25,7 @@ class Walker:
         """Runs every step that arcs lead to and ends the execution."""
         graph = execution.program.graph
         settled = {region.name: asyncio.Event() for region in graph.regions}
+        blocked: set[str] = set()
         sources: dict[str, set[str]] = {region.name: set() for region in graph.regions}
         for region in graph.regions:
             for target in region.targets:
@@ -33,8 +34,13 @@ class Walker:
         async def drive(region: Region) -> None:
             for source in sources[region.name]:
                 await settled[source].wait()
-            if execution.state.is_running and incoming(execution, region):
-                await self._run_region(execution, region)
+            runs = execution.state.is_running and incoming(execution, region)
+            if runs and not blocked & sources[region.name]:
+                failure = await self._run_region(execution, region)
+                if failure:
+                    blocked.add(region.name)
+            elif blocked & sources[region.name]:
+                blocked.add(region.name)
             settled[region.name].set()
 
         async with asyncio.TaskGroup() as group:
@@ -42,12 +48,12 @@ class Walker:
                 group.create_task(drive(region))
         return await self._lifecycle.finish_if_over(execution)
 
-    async def _run_region(self, execution: Execution, region: Region) -> None:
+    async def _run_region(self, execution: Execution, region: Region) -> bool:
+        """Runs a region; true when a failure in it was not handled."""
         if region.is_cycle:
-            await run_region(self._steps, execution, region)
-            return
+            _, failure = await run_region(self._steps, execution, region)
+            return failure is not None
         step = region.steps[0]
         if execution.playbook.step(step).is_fanout:
-            await self._fanouts.run(execution, step)
-        else:
-            await self._steps.run(execution, step)
+            return (await self._fanouts.run(execution, step)).unhandled
+        return (await self._steps.run(execution, step)).unhandled

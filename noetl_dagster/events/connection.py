@@ -30,14 +30,14 @@ def _decode_jsonb(value: bytes) -> Any:
     return orjson.loads(value[1:])
 
 
-async def prepare_connection(connection: asyncpg.Connection[Any]) -> None:
+async def prepare_connection(connection: asyncpg.Connection) -> None:
     """Gives a connection the codecs that the event log expects."""
     await connection.set_type_codec(
         "jsonb", schema="pg_catalog", encoder=_encode_jsonb, decoder=_decode_jsonb, format="binary"
     )
 
 
-async def open_pool(url: str, *, size: int = 8, application: str = "noetl") -> asyncpg.Pool[Any]:
+async def open_pool(url: str, *, size: int = 8, application: str = "noetl") -> asyncpg.Pool:
     """Opens the pool of a process.
 
     Raises:

@@ -16,7 +16,7 @@ from noetl_dagster.events.types import Event
 PAGE = 5_000
 """Events read from the log at a time."""
 
-Connection = asyncpg.Connection[Any] | Any
+Connection = Any  # of asyncpg, or one acquired from its pool
 
 
 def as_row(event: Event) -> tuple[Any, ...]:
@@ -50,7 +50,7 @@ def as_event(record: asyncpg.Record) -> Event:
 class EventLog:
     """Appends events and reads them back. Safe to share between the tasks of one event loop."""
 
-    def __init__(self, pool: asyncpg.Pool[Any], ids: Snowflake) -> None:
+    def __init__(self, pool: asyncpg.Pool, ids: Snowflake) -> None:
         self.pool = pool
         self.ids = ids
 

@@ -58,7 +58,7 @@ async def apply_schema(url: str, *, now: datetime | None = None) -> None:
         await connection.close()
 
 
-async def apply_schema_on(connection: asyncpg.Connection[Any], *, now: datetime | None = None) -> None:
+async def apply_schema_on(connection: asyncpg.Connection, *, now: datetime | None = None) -> None:
     """As :func:`apply_schema`, on an open connection."""
     texts = [path.read_text(encoding="utf-8") for path in schema_files()]
     digest = hashlib.sha256("\n".join(texts).encode()).hexdigest()
@@ -72,7 +72,7 @@ async def apply_schema_on(connection: asyncpg.Connection[Any], *, now: datetime 
         await ensure_partitions(connection, now or datetime.now(UTC))
 
 
-async def ensure_partitions(connection: asyncpg.Connection[Any], now: datetime) -> list[str]:
+async def ensure_partitions(connection: asyncpg.Connection, now: datetime) -> list[str]:
     """Makes the monthly partitions from this month to three months ahead; returns the new ones' names."""
     present = {row["relname"] for row in await connection.fetch(_PARTITIONS)}
     made = []

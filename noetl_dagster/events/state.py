@@ -65,7 +65,16 @@ class LoopActivation:
 
 @dataclass(slots=True)
 class ExecutionState:
-    """What the log says about an execution. ``ctx`` holds the patches of all ended steps, in order."""
+    """What the log says about an execution.
+
+    Attributes:
+        epoch: counts starts and resumptions, from 1.
+        run_id: the Dagster run that drives this epoch, None without Dagster.
+        ctx: the patches of all ended steps, in order.
+        visits: latest visit that was entered, by step.
+        ends: every visit that ended; ``latest``: the latest that was not skipped, by step.
+        loops: activations of each visit's loop, in order.
+    """
 
     execution_id: int
     playbook: str = ""
@@ -74,6 +83,7 @@ class ExecutionState:
     workload: dict[str, Any] = field(default_factory=dict)
     file: str = ""
     epoch: int = 0
+    run_id: str | None = None
     status: ExecutionStatus = ExecutionStatus.RUNNING
     error: str | None = None
     ctx: dict[str, Any] = field(default_factory=dict)
@@ -117,10 +127,12 @@ class ExecutionState:
         self.workload = context.get("workload", {})
         self.file = context.get("file", "")
         self.epoch = int(event.meta.get("epoch", 1))
+        self.run_id = event.meta.get("dagster_run_id")
         self.started_at = event.created_at
 
     def _resumed(self, event: Event) -> None:
         self.epoch = int(event.meta["epoch"])
+        self.run_id = event.meta.get("dagster_run_id")
         self.status = ExecutionStatus.RUNNING
         self.error = None
         self.ended_at = None
