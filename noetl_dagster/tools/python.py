@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import inspect
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Set
 from dataclasses import replace
 from functools import lru_cache, partial
 from pathlib import Path
@@ -23,6 +23,7 @@ from noetl_dagster.tools.python_code import (
     failure_of,
     finished,
     run_program,
+    wanted_names,
 )
 from noetl_dagster.tools.scripts import load_script
 from noetl_dagster.tools.threads import CodeThreads
@@ -74,7 +75,7 @@ class PythonTool(Tool):
         from noetl_dagster.tools.python_process import run_in_process
 
         scope = LiveScope(call.scope, box, asyncio.get_running_loop())
-        names = await self._threads.run(scope.as_values)
+        names = await self._threads.run(lambda: scope.values_of(wanted_names(source) - call.input.keys()))
         return await run_in_process(
             source,
             f"{call.step}.{call.task.name}",
@@ -131,9 +132,11 @@ class LiveScope(Mapping[str, Any]):
     def __len__(self) -> int:
         return len(self._scope)
 
-    def as_values(self) -> dict[str, Any]:
-        """Everything but the keychain, fetched: what another process can be given."""
-        return {name: self[name] for name in self if name != "keychain"}
+    def values_of(self, wanted: Set[str]) -> dict[str, Any]:
+        """The wanted names, fetched, for another process; all of them but the keychain for ``context``."""
+        if "context" in wanted:
+            wanted = set(self) - {"keychain"}
+        return {name: self[name] for name in wanted if name in self}
 
 
 class _CoroutineLoop:

@@ -189,8 +189,8 @@ def _parameters_of_code(
     plain, only_positional = code.co_argcount, code.co_posonlyargcount
     names = code.co_varnames
     found = [(names[place], place >= plain - defaults, place < only_positional) for place in range(plain)]
-    for name in names[plain : plain + code.co_kwonlyargcount]:
-        found.append((name, name in keyword_defaults, False))
+    only_keyword = names[plain : plain + code.co_kwonlyargcount]
+    found += [(name, name in keyword_defaults, False) for name in only_keyword]
     return tuple(found), bool(code.co_flags & inspect.CO_VARKEYWORDS)
 
 
@@ -202,6 +202,20 @@ def _parameters_of_signature(signature: inspect.Signature) -> tuple[tuple[tuple[
         if item.kind not in (kinds.VAR_POSITIONAL, kinds.VAR_KEYWORD)
     )
     return found, any(item.kind is kinds.VAR_KEYWORD for item in signature.parameters.values())
+
+
+@lru_cache(maxsize=256)
+def wanted_names(source: str) -> frozenset[str]:
+    """The parameters of the code's ``main``: what it may want from the scope. Empty for code without one."""
+    try:
+        body = ast.parse(source).body
+    except (SyntaxError, ValueError):
+        return frozenset()
+    for node in body:
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node.name == "main":
+            given = node.args
+            return frozenset(item.arg for item in (*given.posonlyargs, *given.args, *given.kwonlyargs))
+    return frozenset()
 
 
 def parse_literal(value: Any) -> Any:

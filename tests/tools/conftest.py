@@ -1,0 +1,150 @@
+"""A toolbox over the embedded services, and a real HTTP server with known faults."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import threading
+import time
+from collections.abc import AsyncIterator, Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import asyncpg
+import pytest
+import uvicorn
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import JSONResponse, PlainTextResponse, RedirectResponse, Response
+from starlette.routing import Route
+
+from noetl_dagster.playbook.models import Task, TaskSpec
+from noetl_dagster.settings import Settings
+from noetl_dagster.storage.store import ResultStore
+from noetl_dagster.tools.base import Toolbox, ToolCall, ToolResult
+from noetl_dagster.tools.clients import Clients
+from noetl_dagster.tools.credentials import Credentials
+from noetl_dagster.tools.registry import tool_for
+
+Run = Callable[..., Any]
+
+
+@pytest.fixture
+async def box(settings: Settings, pool: asyncpg.Pool, tmp_path: Path) -> AsyncIterator[Toolbox]:
+    own = settings.model_copy(update={"default_postgres_credential": "embedded", "secrets_path": tmp_path})
+    clients = Clients(own)
+
+    def no_spark() -> Any:
+        raise AssertionError("these tests start no Spark")
+
+    async with ResultStore(own, pool) as results:
+        yield Toolbox(own, results, Credentials(own, pool), clients, no_spark)
+    await clients.close()
+
+
+@pytest.fixture
+def run(box: Toolbox, tmp_path: Path) -> Run:
+    """Runs one call: ``await run("http", url=...)``; ``input``, ``auth``, ``scope``, ``options`` beside config."""
+
+    async def run_tool(
+        kind: str,
+        *,
+        input: dict[str, Any] | None = None,
+        auth: Any = None,
+        scope: dict[str, Any] | None = None,
+        options: dict[str, Any] | None = None,
+        task: Task | None = None,
+        **config: Any,
+    ) -> ToolResult:
+        spec = TaskSpec(options=options or {})
+        call = ToolCall(
+            execution_id=7001,
+            step="stage",
+            task=task or Task(name="task_0", kind=kind, config=config, spec=spec),
+            config=config,
+            input=input or {},
+            auth=auth,
+            scope=scope or {},
+            folder=str(tmp_path),
+        )
+        return await tool_for(kind).run(call, box)
+
+    return run_tool
+
+
+async def echo(request: Request) -> Response:
+    return JSONResponse(
+        {
+            "method": request.method,
+            "path": request.url.path,
+            "query": dict(request.query_params),
+            "headers": dict(request.headers),
+            "body": (await request.body()).decode(),
+        }
+    )
+
+
+async def status(request: Request) -> Response:
+    code = request.path_params["code"]
+    headers = {"Retry-After": request.query_params["wait"]} if "wait" in request.query_params else {}
+    return JSONResponse({"problem": "as asked"}, status_code=code, headers=headers)
+
+
+async def slow(request: Request) -> Response:
+    await asyncio.sleep(5)
+    return PlainTextResponse("late")
+
+
+async def binary(request: Request) -> Response:
+    return Response(b"\x00\xff\x01", media_type="application/octet-stream")
+
+
+async def text(request: Request) -> Response:
+    return PlainTextResponse("héllo")
+
+
+async def away(request: Request) -> Response:
+    return RedirectResponse(request.query_params["to"])
+
+
+async def lines(request: Request) -> Response:
+    return Response(b'{"id": 1, "name": "a"}\n{"id": 2, "name": null}\n', media_type="application/x-ndjson")
+
+
+def serve(app: Any) -> Iterator[str]:
+    with socket.socket() as sock:
+        sock.bind(("127.0.0.1", 0))
+        port = sock.getsockname()[1]
+        server = uvicorn.Server(uvicorn.Config(app, log_level="error", lifespan="off"))
+        thread = threading.Thread(target=server.run, kwargs={"sockets": [sock]}, daemon=True)
+        thread.start()
+        while not server.started:
+            time.sleep(0.01)
+        yield f"http://127.0.0.1:{port}"
+        server.should_exit = True
+        thread.join(10)
+
+
+def application() -> Starlette:
+    anything = ["GET", "POST", "PUT", "DELETE", "PATCH"]
+    return Starlette(
+        routes=[
+            Route("/status/{code:int}", status),
+            Route("/slow", slow),
+            Route("/binary", binary),
+            Route("/text", text),
+            Route("/away", away),
+            Route("/lines", lines),
+            Route("/{path:path}", echo, methods=anything),
+        ]
+    )
+
+
+@pytest.fixture(scope="session")
+def server() -> Iterator[str]:
+    yield from serve(application())
+
+
+@pytest.fixture(scope="session")
+def other_server() -> Iterator[str]:
+    yield from serve(application())

@@ -1,0 +1,201 @@
+"""The python tool: arguments, results, errors with lines, threads and subprocesses."""
+
+from __future__ import annotations
+
+import asyncio
+import datetime as dt
+import logging
+import textwrap
+import time
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+import pytest
+
+from noetl_dagster.errors import Place, ToolError
+from noetl_dagster.playbook.models import Task
+from noetl_dagster.playbook.views import ReferenceCache, ResultView
+from noetl_dagster.tools.base import Toolbox
+
+ADD = "def main(a, b=2, *, c, **rest):\n    return {'sum': a + b + c, 'rest': rest}"
+
+
+async def test_arguments_come_from_input_then_from_the_scope(run: Any) -> None:
+    result = await run("python", code=ADD, input={"a": 1, "z": "[1, 2]"}, scope={"c": 5, "z": 9, "other": 0})
+
+    assert result.data == {"sum": 8, "rest": {"z": [1, 2]}}
+
+
+async def test_result_variable_and_note(run: Any) -> None:
+    doubled = await run("python", code="result = [x * 2 for x in range(n)]", input={"n": 3})
+    nothing = await run("python", code="x = 1")
+
+    assert doubled.data == [0, 2, 4]
+    assert "neither main nor result" in nothing.data["note"]
+
+
+async def test_async_main_and_libs(run: Any) -> None:
+    code = "async def main(n):\n    await aio.sleep(0)\n    return math.sqrt(n)"
+
+    assert (await run("python", code=code, libs=["math", "asyncio as aio"], input={"n": 9})).data == 3.0
+
+
+async def test_context_and_input_data(run: Any) -> None:
+    code = "def main(context, input_data):\n    return [context['workload'], sorted(input_data)]"
+
+    result = await run("python", code=code, input={"b": 1, "a": 2}, scope={"workload": {"w": 1}})
+
+    assert result.data == [{"w": 1}, ["a", "b"]]
+
+
+async def test_context_fetches_results_by_reference(run: Any, box: Toolbox) -> None:
+    rows = [{"id": number} for number in range(100)]
+    reference = await box.results.put(rows, execution_id=7001, step="load", name="rows")
+    view = ResultView({"status": "ok", "ref": reference}, ReferenceCache())
+
+    result = await run("python", code="def main(load):\n    return len(load)", scope={"load": view})
+
+    assert result.data == 100
+
+
+async def test_values_become_json(run: Any) -> None:
+    code = textwrap.dedent("""
+        import dataclasses, datetime, decimal, uuid
+        import numpy as np
+        @dataclasses.dataclass
+        class Point:
+            x: int
+        result = {
+            "set": {3, 1, 2}, "tuple": (1, 2), "when": datetime.datetime(2026, 1, 2), 1: "one",
+            "exact": decimal.Decimal("10.5"), "array": np.arange(3), "scalar": np.float64(1.5),
+            "nan": float("nan"), "point": Point(1), "id": uuid.UUID(int=1), "bytes": b"ab",
+        }
+    """)
+
+    assert (await run("python", code=code)).data == {
+        "set": [1, 2, 3], "tuple": [1, 2], "when": "2026-01-02T00:00:00", "1": "one", "exact": 10.5,
+        "array": [0, 1, 2], "scalar": 1.5, "nan": None, "point": {"x": 1},
+        "id": "00000000-0000-0000-0000-000000000001", "bytes": "YWI=",
+    }  # fmt: skip
+
+
+async def test_tables_stay_tables(run: Any) -> None:
+    frame = await run("python", code="import pandas\nresult = pandas.DataFrame({'a': [1]})")
+    table = await run("python", code="import pyarrow\nresult = pyarrow.table({'a': [1]})")
+
+    assert isinstance(frame.data, pd.DataFrame)
+    assert isinstance(table.data, pa.Table)
+
+
+async def test_value_without_json_form_is_a_clear_error(run: Any) -> None:
+    with pytest.raises(ToolError, match=r"result\.x is of type builtins\.object"):
+        await run("python", code="result = {'x': object()}")
+
+
+async def test_error_names_the_line_of_the_playbook(run: Any, tmp_path: Path) -> None:
+    playbook = tmp_path / "flow.yaml"
+    code = "def main(a):\n    b = 0\n    return a / b\n"
+    lines = ["workflow:", "- step: start", "  tool:", "    kind: python", "    code: |"]
+    playbook.write_text("\n".join([*lines, textwrap.indent(code, " " * 6)]))
+    place = Place(str(playbook), 2)
+    task = Task(name="task_0", kind="python", config={"code": code}, place=place)
+
+    with pytest.raises(ToolError, match=rf"ZeroDivisionError.*{playbook.name}:8, in main") as caught:
+        await run("python", code=code, input={"a": 1}, task=task)
+
+    assert caught.value.kind == "python"
+    assert caught.value.details["py"]["exception_type"] == "ZeroDivisionError"
+
+
+async def test_lost_connections_are_retryable(run: Any) -> None:
+    with pytest.raises(ToolError) as caught:
+        await run("python", code="raise ConnectionResetError('gone')")
+
+    assert caught.value.retryable
+
+
+async def test_missing_argument_lists_what_is_known(run: Any) -> None:
+    with pytest.raises(ToolError, match=r"main needs 'q'.*input \(a\)"):
+        await run("python", code="def main(q): pass", input={"a": 1})
+
+
+async def test_blocking_code_does_not_stop_the_loop(run: Any) -> None:
+    code = "import time\ntime.sleep(0.3)\nresult = 1"
+    started = time.perf_counter()
+
+    calls = asyncio.gather(*(run("python", code=code) for _ in range(8)))
+    await asyncio.sleep(0.05)
+    ticked = time.perf_counter() - started
+    await calls
+
+    assert ticked < 0.2
+    assert time.perf_counter() - started < 1.5
+
+
+async def test_cancelled_code_is_interrupted(run: Any, tmp_path: Path) -> None:
+    mark = tmp_path / "ended"
+    code = f"try:\n    while True: abs(1)\nfinally:\n    open({str(mark)!r}, 'w').close()"
+
+    with pytest.raises(TimeoutError):
+        async with asyncio.timeout(0.2):
+            await run("python", code=code)
+    for _ in range(100):
+        if mark.exists():
+            break
+        await asyncio.sleep(0.02)
+
+    assert mark.exists()
+
+
+async def test_printed_text_goes_to_the_log(run: Any, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.INFO, "noetl_dagster.tools.python.output"):
+        await run("python", code="for n in range(100): print('x' * 10_000)")
+
+    assert sum(len(record.getMessage()) for record in caplog.records) < 70_000
+    assert "the rest is left out" in caplog.text
+
+
+async def test_script_file(run: Any, tmp_path: Path) -> None:
+    (tmp_path / "job.py").write_text("def main(n):\n    return n + 1")
+
+    result = await run("python", script={"uri": "job.py", "source": {"type": "file"}}, input={"n": 1})
+
+    assert result.data == 2
+
+
+async def test_subprocess_gives_values_tables_and_errors(run: Any) -> None:
+    options = {"isolation": "subprocess"}
+    when = dt.date(2026, 1, 2)
+
+    value = await run("python", code=ADD, input={"a": 1}, scope={"c": when.day, "big": object}, options=options)
+    table = await run("python", code="import pyarrow\nresult = pyarrow.table({'a': [1]})", options=options)
+    with pytest.raises(ToolError, match=r"KeyError.*line 2") as caught:
+        await run("python", code="x = {}\nx['y']", options=options)
+
+    assert value.data == {"sum": 5, "rest": {}}
+    assert table.data.to_pydict() == {"a": [1]}
+    assert caught.value.details["py"]["line"] == 2
+
+
+async def test_subprocess_is_bounded_in_memory_and_time(run: Any) -> None:
+    hungry = "x = bytearray(2 * 1024**3)\nresult = len(x)"
+    with pytest.raises(ToolError, match="MemoryError"):
+        await run("python", code=hungry, options={"isolation": "subprocess", "memory": "1g"})
+
+    started = time.perf_counter()
+    with pytest.raises(TimeoutError):
+        async with asyncio.timeout(1):
+            await run("python", code="import time\ntime.sleep(60)", options={"isolation": "subprocess"})
+    assert time.perf_counter() - started < 10
+
+
+def test_exact_decimals_are_numbers() -> None:
+    from noetl_dagster.tools.jsonable import number_of, to_jsonable
+
+    assert number_of(Decimal("12345678901234567890.12")) == "12345678901234567890.12"
+    assert number_of(Decimal("3")) == 3
+    assert to_jsonable(np.int64(3)) == 3
