@@ -50,10 +50,14 @@ def env() -> None:
     """Start the services and print the settings that lead to them, for ``eval "$(...)"``."""
     try:
         settings = embedded.ensure(get_settings())
+        variables = {
+            **embedded.environment(settings),
+            "DAGSTER_HOME": str(embedded.dagster_home(settings)),
+        }
     except ServiceError as error:
         typer.echo(str(error), err=True)
         raise typer.Exit(1) from None
-    for name, value in embedded.environment(settings).items():
+    for name, value in variables.items():
         typer.echo(f"export {name}={shlex.quote(value)}")
 
 

@@ -1,0 +1,44 @@
+# The project's verbs. Each is a thin script in scripts/; everything runs in .venv.
+SIZE ?= tiny
+TEST_ARGS ?= -n 2 --dist loadfile
+
+.DEFAULT_GOAL := help
+.PHONY: help setup java demo dev test lint bench lock services-up services-down clean
+
+help: ## list the verbs
+	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' Makefile | expand -t 16
+
+setup: ## make .venv with exactly what requirements.lock says
+	@scripts/setup
+
+java: ## check for Java 17 or newer, which Spark needs
+	@scripts/java
+
+demo: setup java ## run the patient flow end to end; SIZE=tiny|small|...
+	.venv/bin/noetl-dagster demo --size $(SIZE)
+
+dev: setup java ## Dagster's UI on http://127.0.0.1:3000 over the embedded services
+	@scripts/dev
+
+test: setup java ## all tests, over the embedded services; TEST_ARGS for pytest
+	.venv/bin/pytest $(TEST_ARGS)
+
+lint: setup ## ruff and mypy
+	.venv/bin/ruff check .
+	.venv/bin/ruff format --check .
+	.venv/bin/mypy
+
+bench: setup java ## the benchmarks
+	@scripts/bench
+
+lock: setup ## pin what pyproject.toml asks for, in requirements.lock
+	@scripts/lock
+
+services-up: setup ## start PostgreSQL, NATS and the object store
+	.venv/bin/noetl-dagster services up
+
+services-down: setup ## stop them; their data stays
+	.venv/bin/noetl-dagster services down
+
+clean: ## stop the services and delete all that is made, .venv too
+	@scripts/clean
