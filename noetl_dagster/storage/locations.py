@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, BinaryIO, cast
 from urllib.parse import urlsplit
 
 import obstore
@@ -94,6 +94,19 @@ def read_bytes(settings: Settings, uri: str) -> bytes:
         return bytes(obstore.get(object_store(settings, uri), object_key(uri)).bytes())
     except FileNotFoundError as error:
         raise ReferenceNotAvailableError(f"nothing is at {uri}; it expired or was deleted") from error
+
+
+def open_reader(settings: Settings, uri: str) -> BinaryIO:
+    """A file-like reader of the bytes at a URI, fetched as they are read."""
+    path = local_path(settings, uri)
+    if path is not None:
+        return path.open("rb")
+    if split_uri(uri)[0] == "gs":
+        from noetl_dagster.storage.tiers.gcs import gcs_client
+
+        _, bucket, key = split_uri(uri)
+        return cast("BinaryIO", gcs_client(settings).bucket(bucket).blob(key).open("rb"))
+    return cast("BinaryIO", obstore.open_reader(object_store(settings, uri), object_key(uri)))
 
 
 def list_files(settings: Settings, uri: str, suffix: str = "") -> list[str]:

@@ -229,6 +229,14 @@ class ResultStore:
         key = key_of(execution_id, step, name, self._ids.next(), ".parquet")
         return self._placement.tier(used).uri(key) + "/"
 
+    async def ready(self, tier: StoreTier) -> None:
+        """Returns when a tier can be written in place, its bucket created where it was missing.
+
+        Raises:
+            StorageError: it does not answer or refuses.
+        """
+        await self._placement.tier(tier).ready()
+
     async def manifest(
         self,
         execution_id: int,

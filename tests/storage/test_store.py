@@ -121,7 +121,12 @@ async def test_preview_and_selected_fields(store: ResultStore, settings: Setting
 
 async def test_plain_python_values_become_json(store: ResultStore) -> None:
     ref = await store.put(
-        {"price": Decimal("1.10"), "count": Decimal("3"), "tags": {"x"}, "at": datetime(2026, 1, 1, tzinfo=UTC)},
+        {
+            "price": Decimal("1.10"),
+            "count": Decimal("3"),
+            "tags": {"x"},
+            "at": datetime(2026, 1, 1, tzinfo=UTC),
+        },
         **WHERE,
     )
     assert await store.get(ref) == {
@@ -135,7 +140,9 @@ async def test_plain_python_values_become_json(store: ResultStore) -> None:
 
 
 async def test_tier_follows_size_and_settings(settings: Settings, pool: asyncpg.Pool) -> None:
-    chosen = settings.model_copy(update={"pvc_tier_threshold_bytes": 1000, "default_store_tier": StoreTier.OBJECT})
+    chosen = settings.model_copy(
+        update={"pvc_tier_threshold_bytes": 1000, "default_store_tier": StoreTier.OBJECT}
+    )
     async with ResultStore(chosen, pool) as store:
         assert (await store.put(b"x" * 1000, **WHERE)).store_tier is StoreTier.DISK
         assert (await store.put(b"x" * 1001, **WHERE)).store_tier is StoreTier.PVC

@@ -17,8 +17,6 @@ from noetl_dagster.storage.tiers.base import Bytes, TierTooSmallError, TierUnava
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-BUCKET = "noetl_results"
-
 _HEADERS = 4096
 """Bytes of a NATS message left for its headers and subject."""
 
@@ -28,12 +26,13 @@ class KvTier:
 
     def __init__(self, settings: Settings) -> None:
         self._url = settings.nats_url
+        self._bucket_name = f"{settings.nats_namespace}_results"
         self._client: Any = None
         self._bucket: Any = None
         self._opening = asyncio.Lock()
 
     def uri(self, key: str) -> str:
-        return f"kv://{BUCKET}/{key}"
+        return f"kv://{self._bucket_name}/{key}"
 
     async def ready(self) -> None:
         await self._open()
@@ -61,7 +60,7 @@ class KvTier:
         bucket = await self._open()
         with self._errors(f"read {uri}"):
             try:
-                entry = await bucket.get(_key(uri))
+                entry = await bucket.get(self._key(uri))
             except KeyNotFoundError as error:
                 raise KeyError(uri) from error
         value: bytes = entry.value or b""
@@ -80,12 +79,15 @@ class KvTier:
     async def delete(self, uri: str) -> None:
         bucket = await self._open()
         with self._errors(f"delete {uri}"):
-            await bucket.purge(_key(uri))
+            await bucket.purge(self._key(uri))
 
     async def close(self) -> None:
         client, self._client, self._bucket = self._client, None, None
         if client is not None:
             await client.close()
+
+    def _key(self, uri: str) -> str:
+        return uri.removeprefix(f"kv://{self._bucket_name}/")
 
     async def _open(self) -> Any:
         async with self._opening:
@@ -104,9 +106,9 @@ class KvTier:
                 )
                 stream = self._client.jetstream(timeout=5)
                 try:
-                    self._bucket = await stream.key_value(BUCKET)
+                    self._bucket = await stream.key_value(self._bucket_name)
                 except BucketNotFoundError:
-                    self._bucket = await stream.create_key_value(bucket=BUCKET, history=1)
+                    self._bucket = await stream.create_key_value(bucket=self._bucket_name, history=1)
             return self._bucket
 
     @contextmanager
@@ -122,10 +124,6 @@ class KvTier:
 
 async def _ignore(error: Exception) -> None:
     """Connection errors are raised to the caller; the client's own report of them would come second."""
-
-
-def _key(uri: str) -> str:
-    return uri.removeprefix(f"kv://{BUCKET}/")
 
 
 def _address(url: str | None) -> str:

@@ -85,7 +85,7 @@ class S3Tier:
         with self._errors("reach", ""):
             try:
                 await obstore.list_with_delimiter_async(self._store, prefix=".noetl-ready")
-            except (BaseError, FileNotFoundError) as error:  # a missing bucket is either, with the reason inside
+            except (BaseError, FileNotFoundError) as error:  # either way, for a missing bucket
                 await self._create(error)
 
     async def put(self, key: str, data: Bytes) -> str:

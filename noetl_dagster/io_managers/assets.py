@@ -1,0 +1,281 @@
+"""Assets in a tier: the part that is the same for MinIO, a shared volume and GCS.
+
+An asset (or one partition of it) is an object of its own for every run, and a small pointer that says which
+one is current. The pointer is replaced after the object is complete, so a reader never sees half a value.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import tempfile
+from collections.abc import AsyncIterator, Mapping
+from pathlib import Path
+from typing import Any, get_args
+
+from dagster import InputContext, MetadataValue, OutputContext, UPathIOManager
+from dagster._core.storage.upath_io_manager import escape_dotdot_segments, escape_leading_slash
+from pydantic import BaseModel, ConfigDict
+from upath import UPath
+
+from noetl_dagster.errors import IntegrityError, StorageError
+from noetl_dagster.io_managers import conversion
+from noetl_dagster.io_managers.metadata import storage_metadata
+from noetl_dagster.settings import Settings, StoreTier
+from noetl_dagster.storage import codec
+from noetl_dagster.storage.loop import run_sync
+from noetl_dagster.storage.refs import RefKind
+from noetl_dagster.storage.tiers import open_tier
+from noetl_dagster.storage.tiers.base import CHUNK, Bytes, Tier
+
+_ROOT = UPath("/")
+_POINTER = ".ref.json"
+
+
+class AssetNotStoredError(StorageError, FileNotFoundError):
+    """An asset or partition was never materialised here. Dagster may be told to skip such partitions."""
+
+
+class StoredAsset(BaseModel):
+    """The pointer: where the current value of an asset is and how to read it."""
+
+    model_config = ConfigDict(frozen=True)
+
+    uri: str
+    kind: RefKind = RefKind.OBJECT
+    content_type: str
+    bytes_size: int
+    sha256: str | None = None
+    rows: int | None = None
+    columns: dict[str, str] | None = None
+    files: tuple[str, ...] = ()
+    preview: str | None = None
+
+
+class AssetIOManager(UPathIOManager):
+    """Keeps assets and op outputs in one tier. Dagster's paths are used as keys only, nothing is at them.
+
+    Takes bytes, text, JSON values, pandas, polars and Arrow tables, Spark frames (as Parquet datasets), and
+    paths of files and folders. Gives what the input is annotated with.
+
+    Args:
+        settings: addresses and credentials of the tier.
+        tier: which tier.
+        prefix: folder below the bucket or mount.
+    """
+
+    def __init__(self, settings: Settings, tier: StoreTier, prefix: str = "assets") -> None:
+        super().__init__(_ROOT)
+        self._settings = settings
+        self._tier_name = tier
+        self._prefix = prefix.strip("/")
+        self._tier: Tier = open_tier(tier, settings, None)
+        self._stored: StoredAsset | None = None
+
+    # -- UPathIOManager ------------------------------------------------------------------------------
+
+    def dump_to_path(self, context: OutputContext, obj: Any, path: UPath) -> None:
+        key = self._key(path)
+        self._stored = self._guarded(context, lambda: run_sync(self._replace(key, obj, context.run_id)))
+
+    def load_from_path(self, context: InputContext, path: UPath) -> Any:
+        wanted = conversion.kind_of_annotation(context.dagster_type.typing_type)
+        if context.has_asset_partitions and len(context.asset_partition_keys) > 1:
+            wanted = _kind_of_values(context.dagster_type.typing_type)
+        return self._guarded(context, lambda: self._load(self._key(path), wanted))
+
+    def get_metadata(self, context: OutputContext, obj: Any) -> dict[str, MetadataValue]:
+        if self._stored is None:
+            return {}
+        stored, self._stored = self._stored, None
+        facts = stored.model_dump(exclude={"kind", "content_type", "files"})
+        found = storage_metadata(tier=self._tier_name.value, **facts)
+        return {**found, "path": MetadataValue.path(stored.uri)}
+
+    def path_exists(self, path: UPath) -> bool:
+        return run_sync(self._tier.exists(self._tier.uri(self._key(path) + _POINTER)))
+
+    def make_directory(self, path: UPath) -> None:
+        """Keys need no folders."""
+
+    def _handle_transition_to_partitioned_asset(self, context: OutputContext, path: UPath) -> None:
+        """A value and partitions of the same asset have different keys and may stand side by side."""
+
+    def make_safe_partition_path(self, base_path: UPath, partition: str) -> UPath:
+        return base_path / escape_dotdot_segments(escape_leading_slash(partition))
+
+    # -- storing -------------------------------------------------------------------------------------
+
+    async def _replace(self, key: str, value: Any, run: str) -> StoredAsset:
+        """Stores a value beside the current one, turns the pointer, and removes what it pointed at."""
+        pointer_uri = self._tier.uri(key + _POINTER)
+        try:
+            before = StoredAsset.model_validate_json(bytes(await self._tier.get(pointer_uri)))
+        except KeyError:
+            before = None
+        stored = await self._store(f"{key}/{run}", value)
+        await self._tier.put(key + _POINTER, stored.model_dump_json(exclude_none=True).encode())
+        if before is not None and before.uri != stored.uri:
+            await self._tier.delete(before.uri)
+        return stored
+
+    async def _store(self, key: str, value: Any) -> StoredAsset:
+        if isinstance(value, Path):
+            return await (self._store_folder(key, value) if value.is_dir() else self._store_file(key, value))
+        if type(value).__module__.startswith("pyspark.sql") and type(value).__name__ == "DataFrame":
+            return await self._store_spark(key, value)
+        content_type = "text/plain" if isinstance(value, str) else None
+        encoded = await asyncio.to_thread(
+            codec.encode, value, content_type=content_type, preview_bytes=self._settings.result_preview_bytes
+        )
+        uri = await self._tier.put(key + codec.EXTENSIONS[encoded.content_type], encoded.data)
+        return StoredAsset(
+            uri=uri,
+            content_type=encoded.content_type,
+            bytes_size=len(encoded.data),
+            sha256=await asyncio.to_thread(_digest, encoded.data),
+            rows=encoded.rows,
+            columns=encoded.extra.get("columns"),
+            preview=encoded.preview,
+        )
+
+    async def _store_file(self, key: str, path: Path) -> StoredAsset:
+        digest = hashlib.sha256()
+        size = 0
+
+        async def chunks() -> AsyncIterator[Bytes]:
+            nonlocal size
+            with path.open("rb") as file:
+                while chunk := await asyncio.to_thread(file.read, CHUNK):
+                    digest.update(chunk)
+                    size += len(chunk)
+                    yield chunk
+
+        parquet = path.suffix == ".parquet"
+        uri = await self._tier.put_stream(key + path.suffix, chunks())
+        return StoredAsset(
+            uri=uri,
+            content_type=codec.PARQUET if parquet else codec.BINARY,
+            bytes_size=size,
+            sha256=digest.hexdigest(),
+            rows=conversion.parquet_rows([path]) if parquet else None,
+        )
+
+    async def _store_folder(self, key: str, folder: Path) -> StoredAsset:
+        """A folder of files as a dataset; marker files of Spark and Hadoop are left behind."""
+        names = await asyncio.to_thread(_data_files, folder)
+        sizes = [(await self._store_file(f"{key}/{_stem(name)}", folder / name)).bytes_size for name in names]
+        parquet = [folder / name for name in names if name.endswith(".parquet")]
+        return StoredAsset(
+            uri=self._tier.uri(key) + "/",
+            kind=RefKind.DATASET,
+            content_type=codec.PARQUET if parquet else codec.BINARY,
+            bytes_size=sum(sizes),
+            rows=conversion.parquet_rows(parquet) if parquet else None,
+            files=tuple(names),
+        )
+
+    async def _store_spark(self, key: str, frame: Any) -> StoredAsset:
+        """Spark writes Parquet in place on the shared volume; for buckets, here first and then up."""
+        columns = {field.name: field.dataType.simpleString() for field in frame.schema.fields}
+        if self._tier_name is StoreTier.PVC:
+            uri = self._tier.uri(key)
+            await asyncio.to_thread(frame.write.mode("overwrite").parquet, uri)
+            paths = sorted(conversion.to_path(self._settings, _dataset(uri)).glob("*.parquet"))
+            return StoredAsset(
+                uri=uri + "/",
+                kind=RefKind.DATASET,
+                content_type=codec.PARQUET,
+                bytes_size=sum(path.stat().st_size for path in paths),
+                rows=conversion.parquet_rows(paths),
+                columns=columns,
+                files=tuple(path.name for path in paths),
+            )
+        conversion.require_local_spark(frame.sparkSession, self._tier.uri(key))
+        with tempfile.TemporaryDirectory(prefix="noetl-") as folder:
+            target = Path(folder) / "frame"
+            await asyncio.to_thread(frame.write.parquet, target.as_uri())
+            stored = await self._store_folder(key, target)
+        return stored.model_copy(update={"columns": columns})
+
+    # -- loading -------------------------------------------------------------------------------------
+
+    def _load(self, key: str, wanted: str) -> Any:
+        try:
+            return self._load_current(key, wanted)
+        except KeyError:  # replaced between reading the pointer and reading the object
+            try:
+                return self._load_current(key, wanted)
+            except KeyError as error:
+                raise StorageError(f"{error.args[0]} is gone; materialise the asset again") from error
+
+    def _load_current(self, key: str, wanted: str) -> Any:
+        stored = run_sync(self._pointer(key))
+        place = conversion.Stored(stored.uri, stored.kind, stored.content_type, stored.files)
+        if wanted == "path":
+            return conversion.to_path(self._settings, place)
+        if wanted == "spark":
+            return conversion.to_spark(self._settings, place)
+        if stored.kind is RefKind.DATASET:
+            from noetl_dagster.storage import locations
+
+            value = locations.dataset(self._settings, stored.uri, stored.files).to_table()
+        else:
+            value = run_sync(self._fetch(stored))
+        return conversion.convert(value, wanted, stored.uri)
+
+    async def _pointer(self, key: str) -> StoredAsset:
+        uri = self._tier.uri(key + _POINTER)
+        try:
+            return StoredAsset.model_validate_json(bytes(await self._tier.get(uri)))
+        except KeyError as error:
+            raise AssetNotStoredError(f"nothing is stored at {uri}; materialise it first") from error
+
+    async def _fetch(self, stored: StoredAsset) -> Any:
+        data = await self._tier.get(stored.uri)
+        digest = await asyncio.to_thread(_digest, data)
+        if digest != stored.sha256:
+            raise IntegrityError(f"{stored.uri} was changed or damaged; materialise the asset again")
+        return codec.decode(data, stored.content_type)
+
+    def _key(self, path: UPath) -> str:
+        relative = str(path).lstrip("/")
+        return f"{self._prefix}/{relative}" if self._prefix else relative
+
+    def _guarded(self, context: InputContext | OutputContext, action: Any) -> Any:
+        """Runs an action; its storage errors name the asset too."""
+        try:
+            return action()
+        except StorageError as error:
+            where = context.asset_key.to_user_string() if context.has_asset_key else context.get_identifier()
+            raise type(error)(f"{where}: {error}") from error
+
+
+def _kind_of_values(annotation: Any) -> str:
+    """``dict[str, pandas.DataFrame]``, the annotation of several partitions, asks for frames."""
+    arguments = get_args(annotation)
+    return conversion.kind_of_annotation(arguments[-1]) if arguments else "object"
+
+
+def _dataset(uri: str) -> conversion.Stored:
+    return conversion.Stored(uri, RefKind.DATASET, codec.PARQUET)
+
+
+def _data_files(folder: Path) -> list[str]:
+    """Names of the files below a folder, sorted, without markers."""
+    paths = (path for path in folder.rglob("*") if path.is_file() and not path.name.startswith((".", "_")))
+    return sorted(str(path.relative_to(folder)) for path in paths)
+
+
+def _stem(name: str) -> str:
+    """A file's name without the suffix that storing it adds again."""
+    return name.removesuffix(Path(name).suffix)
+
+
+def _digest(data: Bytes) -> str:
+    return hashlib.sha256(data).hexdigest()
+
+
+def with_given(settings: Settings, given: Mapping[str, Any]) -> Settings:
+    """Settings with the values that a resource was configured with; None keeps the setting."""
+    return settings.model_copy(update={name: value for name, value in given.items() if value is not None})

@@ -1,0 +1,156 @@
+"""Loaded results as what the asset function asks for by its type annotation."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path, PurePath
+from typing import TYPE_CHECKING, Any, get_origin
+
+import pyarrow.parquet as pq
+
+from noetl_dagster.errors import StorageError
+from noetl_dagster.settings import Settings
+from noetl_dagster.storage import codec, locations
+from noetl_dagster.storage.refs import RefKind
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame as SparkFrame
+
+
+@dataclass(frozen=True, slots=True)
+class Stored:
+    """What conversion needs to know of a stored value."""
+
+    uri: str
+    kind: RefKind
+    content_type: str
+    files: tuple[str, ...] = ()
+
+
+def kind_of_annotation(annotation: Any) -> str:
+    """Which conversion an annotation asks for; ``object`` when it asks for nothing special."""
+    wanted = get_origin(annotation) or annotation
+    if not isinstance(wanted, type):
+        return "object"
+    if wanted in (bytes, str):
+        return wanted.__name__
+    if issubclass(wanted, PurePath):
+        return "path"
+    package = wanted.__module__.partition(".")[0]
+    names = {
+        ("pandas", "DataFrame"): "pandas",
+        ("pyarrow", "Table"): "arrow",
+        ("polars", "DataFrame"): "polars",
+        ("pyspark", "DataFrame"): "spark",
+    }
+    if wanted.__name__ == "ResultRef":
+        return "ref"
+    return names.get((package, wanted.__name__), "object")
+
+
+def convert(value: Any, wanted: str, what: str) -> Any:
+    """A fetched value as ``bytes``, ``str``, ``pandas``, ``arrow``, ``polars`` or as it is (``object``).
+
+    Raises:
+        StorageError: the value cannot be had in that form; names both.
+    """
+    if wanted == "object":
+        return value
+    if wanted == "bytes":
+        return value if isinstance(value, bytes) else _as_bytes(value)
+    if wanted == "str":
+        if isinstance(value, bytes):
+            return value.decode()
+        return value if isinstance(value, str) else codec.dump_json(value).decode()
+    table = _as_table(value)
+    if table is None:
+        raise StorageError(
+            f"{what} is a {type(value).__name__}, which is no table; annotate the input otherwise"
+        )
+    if wanted == "pandas":
+        return table.to_pandas()
+    if wanted == "polars":
+        import polars  # type: ignore[import-not-found, unused-ignore]
+
+        return polars.from_arrow(table)
+    return table
+
+
+def _as_bytes(value: Any) -> bytes:
+    if isinstance(value, str):
+        return value.encode()
+    if codec.is_table(value):
+        return bytes(codec.table_to_parquet(value))
+    return codec.dump_json(value)
+
+
+def _as_table(value: Any) -> Any:
+    """An Arrow table of a table or a list of mappings; None for anything else."""
+    import pyarrow as pa
+
+    if isinstance(value, list) and all(isinstance(row, dict) for row in value):
+        return pa.Table.from_pylist(value)
+    return codec.as_arrow_table(value)
+
+
+def to_path(settings: Settings, stored: Stored) -> Path:
+    """A path of the stored files: in place where they are files, else a copy in a temporary folder."""
+    place = locations.local_path(settings, stored.uri)
+    if place is not None:
+        return place
+    folder = Path(tempfile.mkdtemp(prefix="noetl-"))
+    if stored.kind is not RefKind.DATASET:
+        name = stored.uri.rstrip("/").rpartition("/")[2]
+        return _download(settings, stored.uri, folder / name)
+    for uri in _file_uris(settings, stored):
+        _download(settings, uri, folder / uri.removeprefix(stored.uri).lstrip("/"))
+    return folder
+
+
+def _download(settings: Settings, uri: str, target: Path) -> Path:
+    target.parent.mkdir(parents=True, exist_ok=True)
+    source = locations.open_reader(settings, uri)
+    with target.open("wb") as file:
+        shutil.copyfileobj(source, file, 4 * 1024 * 1024)
+    return target
+
+
+def _file_uris(settings: Settings, stored: Stored) -> Iterable[str]:
+    if stored.files:
+        return [stored.uri.rstrip("/") + "/" + name for name in stored.files]
+    return locations.list_files(settings, stored.uri)
+
+
+def to_spark(settings: Settings, stored: Stored) -> SparkFrame:
+    """A Spark frame over the stored Parquet.
+
+    Files of the shared volume are read in place by driver and executors. Objects of a bucket are first
+    copied to this machine: Spark's own S3 client is not part of PySpark, so that only works in local mode.
+    """
+    from pyspark.sql import SparkSession
+
+    if stored.content_type != codec.PARQUET:
+        raise StorageError(f"{stored.uri} is {stored.content_type}; Spark reads Parquet results only")
+    session = SparkSession.getActiveSession() or SparkSession.builder.getOrCreate()
+    place = locations.local_path(settings, stored.uri)
+    if place is None:
+        require_local_spark(session, stored.uri)
+        place = to_path(settings, stored)
+    return session.read.parquet(place.as_uri())
+
+
+def require_local_spark(session: Any, uri: str) -> None:
+    """Raises unless driver and executors share this machine's disk."""
+    master = session.conf.get("spark.master", "")
+    if not master.startswith("local"):
+        raise StorageError(
+            f"{uri}: Spark on {master} cannot use files of this machine; keep Spark results on the pvc tier"
+        )
+
+
+def parquet_rows(paths: Iterable[Path]) -> int:
+    """Rows of Parquet files, from their footers."""
+    return sum(pq.read_metadata(path).num_rows for path in paths)

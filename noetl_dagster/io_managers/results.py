@@ -1,0 +1,174 @@
+"""The IO manager of playbook steps: their results are stored already and only pointed at."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from dagster import (
+    AssetKey,
+    AssetRecordsFilter,
+    DagsterInvariantViolationError,
+    InputContext,
+    IOManager,
+    MetadataValue,
+    OutputContext,
+)
+
+from noetl_dagster.errors import ReferenceNotAvailableError, StorageError
+from noetl_dagster.io_managers import conversion
+from noetl_dagster.io_managers.metadata import storage_metadata
+from noetl_dagster.settings import StoreTier
+from noetl_dagster.storage.codec import byte_length, is_table
+from noetl_dagster.storage.loop import run_sync
+from noetl_dagster.storage.refs import ResultRef
+from noetl_dagster.storage.store import ResultStore, fits_inline
+
+REF_METADATA = "noetl/ref"
+"""Metadata entry of a materialisation that names its result."""
+
+EXECUTION_TAG = "noetl/execution_id"
+"""Run tag that names the execution a run belongs to."""
+
+_RECENT = 20
+
+
+class NoetlResultIOManager(IOManager):
+    """Passes step results between assets by reference.
+
+    ``handle_output`` of a :class:`ResultRef`, or of a step envelope that holds one, records metadata only.
+    Any other value is stored first: in the reference itself when it is small, else in the tier of its size.
+    ``load_input`` finds the reference in the asset's latest materialisation (that of the same run, where
+    there is one) and gives what the input's annotation asks: the object, ``bytes``, ``str``, a path, a
+    pandas, polars, Arrow or Spark table, or the ``ResultRef`` itself.
+
+    Args:
+        open_store: gives the store of this process, whose coroutines run on the background loop.
+    """
+
+    def __init__(self, open_store: Callable[[], ResultStore]) -> None:
+        self._open_store = open_store
+
+    def handle_output(self, context: OutputContext, obj: Any) -> None:
+        ref, value = _reference_in(obj)
+        if ref is None:
+            ref = self._store_value(context, value)
+        context.add_output_metadata(metadata_of(ref))
+
+    def load_input(self, context: InputContext) -> Any:
+        if not context.has_asset_key:
+            return self._load_op_output(context)
+        partitions = context.asset_partition_keys if context.has_asset_partitions else []
+        if len(partitions) > 1:
+            return {key: self._load(context, self._materialised(context, key)) for key in partitions}
+        return self._load(context, self._materialised(context, partitions[0] if partitions else None))
+
+    def _store_value(self, context: OutputContext, value: Any) -> ResultRef:
+        store = self._open_store()
+        execution_id, step, name = _address(context)
+        inline = not is_table(value) and fits_inline(byte_length(value), store.settings)
+        extra = {"asset": context.asset_key.to_user_string()} if context.has_asset_key else {}
+        return run_sync(
+            store.put(
+                value,
+                execution_id=execution_id,
+                step=step,
+                name=name,
+                tier=StoreTier.EVENTLOG if inline else None,
+                extra=extra,
+            )
+        )
+
+    def _load_op_output(self, context: InputContext) -> Any:
+        upstream = context.upstream_output
+        if upstream is None:
+            raise StorageError(
+                f"input {context.name!r} has no upstream output; give it a value in run config"
+            )
+        execution_id, step, name = _address(upstream)
+        ref = run_sync(self._open_store().find((execution_id, step, name)))
+        return self._load(context, ref)
+
+    def _materialised(self, context: InputContext, partition: str | None) -> ResultRef:
+        """The reference that the asset's materialisation names."""
+        name = _latest_ref_name(context, partition)
+        if name is None:
+            where = context.asset_key.to_user_string() + (f" [{partition}]" if partition else "")
+            raise ReferenceNotAvailableError(
+                f"asset {where} has no materialisation with a result; run the playbook step that makes it"
+            )
+        return run_sync(self._open_store().find(name))
+
+    def _load(self, context: InputContext, ref: ResultRef) -> Any:
+        annotation = context.dagster_type.typing_type
+        wanted = conversion.kind_of_annotation(annotation)
+        store = self._open_store()
+        stored = conversion.Stored(
+            ref.physical_uri, ref.kind, ref.content_type, tuple(ref.extra.get("files", ()))
+        )
+        match wanted:
+            case "ref":
+                return ref
+            case "path":
+                return conversion.to_path(store.settings, stored)
+            case "spark":
+                return conversion.to_spark(store.settings, stored)
+            case "bytes" if ref.kind == "object":
+                return run_sync(store.get_bytes(ref))
+        return conversion.convert(run_sync(store.get(ref)), wanted, ref.ref)
+
+
+def metadata_of(ref: ResultRef) -> Mapping[str, MetadataValue]:
+    """Dagster metadata of a reference, with the name by which :class:`NoetlResultIOManager` finds it."""
+    found = storage_metadata(
+        uri=ref.physical_uri,
+        tier=ref.store_tier.value,
+        bytes_size=ref.bytes_size,
+        sha256=ref.sha256,
+        rows=ref.rows,
+        columns=ref.extra.get("columns"),
+        preview=ref.preview,
+    )
+    return {REF_METADATA: MetadataValue.text(ref.ref), **found}
+
+
+def _reference_in(value: Any) -> tuple[ResultRef | None, Any]:
+    """The reference a value is or holds; without one, the value to store (an envelope's data)."""
+    if isinstance(value, ResultRef):
+        return value, None
+    if isinstance(value, dict) and "status" in value and value.keys() & {"ref", "reference", "data"}:
+        held = value.get("ref") or value.get("reference")
+        if held is None:
+            return None, value.get("data")
+        return held if isinstance(held, ResultRef) else ResultRef.model_validate(held), None
+    return None, value
+
+
+def _address(context: OutputContext) -> tuple[int, str, str]:
+    """Execution, step and name under which an output's value is recorded."""
+    if context.has_asset_key:
+        tags = context.step_context.dagster_run.tags
+        return int(tags.get(EXECUTION_TAG, 0)), context.asset_key.path[-1], "result"
+    # op outputs are found by name again: run, step and output say which one
+    return 0, "dagster", ":".join(context.get_identifier())
+
+
+def _upstream_run_id(context: InputContext) -> str | None:
+    """The run that made the input, when it was made in this run or in the one that is re-executed."""
+    try:
+        return None if context.upstream_output is None else context.upstream_output.run_id
+    except DagsterInvariantViolationError:  # an asset of another job
+        return None
+
+
+def _latest_ref_name(context: InputContext, partition: str | None) -> str | None:
+    asset_key: AssetKey = context.asset_key
+    filters = AssetRecordsFilter(asset_key, asset_partitions=[partition] if partition else None)
+    records = context.instance.fetch_materializations(filters, limit=_RECENT).records
+    run_id = _upstream_run_id(context)
+    own_first = sorted(records, key=lambda record: record.run_id != run_id)  # stable: newest first in each
+    for record in own_first:
+        materialization = record.asset_materialization
+        if materialization is not None and REF_METADATA in materialization.metadata:
+            return str(materialization.metadata[REF_METADATA].value)
+    return None
