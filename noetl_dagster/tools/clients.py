@@ -36,6 +36,7 @@ class _Open:
     http: dict[bool, httpx.AsyncClient] = field(default_factory=dict)
     postgres: dict[str, asyncpg.Pool] = field(default_factory=dict)
     nats: dict[str, NatsClient] = field(default_factory=dict)
+    statements: dict[int, dict[str, Any]] = field(default_factory=dict)
 
 
 class Clients:
@@ -76,6 +77,7 @@ class Clients:
         async with state.opening:
             pool = state.postgres.get(key)
             if pool is None or pool.is_closing():
+                state.statements.pop(id(pool), None)
                 pool = await asyncpg.create_pool(
                     **arguments,
                     min_size=0,
@@ -86,6 +88,10 @@ class Clients:
                 )
                 state.postgres[key] = pool
         return pool
+
+    def statements(self, pool: asyncpg.Pool) -> dict[str, Any]:
+        """What is known of the statements that ran on a pool of :meth:`postgres`, by their text."""
+        return self._open().statements.setdefault(id(pool), {})
 
     async def nats(self, credential: Credential | None = None) -> NatsClient:
         """A connection to the NATS server of a credential, or to the settings' one.

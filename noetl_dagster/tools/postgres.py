@@ -7,7 +7,6 @@ import contextlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
-from weakref import WeakKeyDictionary
 
 import asyncpg
 
@@ -65,22 +64,20 @@ class PostgresTool(Tool):
 
     kind = "postgres"
 
-    def __init__(self) -> None:
-        self._shapes: WeakKeyDictionary[asyncpg.Pool, dict[str, Shape]] = WeakKeyDictionary()
-
     async def run(self, call: ToolCall, box: Toolbox) -> ToolResult:
         statements = await prepare_statements(call, box)
         try:
             return ToolResult(data=await self._run(call, box, statements))
         except asyncpg.InvalidCachedStatementError:
             # another session changed a table; nothing was done, and the caches are fresh now
-            self._shapes.clear()
+            pool = await open_pool(call, box)
+            box.clients.statements(pool).clear()
             return ToolResult(data=await self._run(call, box, statements))
 
     async def _run(self, call: ToolCall, box: Toolbox, statements: list[BoundStatement]) -> dict[str, Any]:
         with postgres_errors(call, box):
             pool = await open_pool(call, box)
-            shapes = self._shapes.setdefault(pool, {})
+            shapes = box.clients.statements(pool)
             async with pool.acquire() as connection:
                 return await run_statements(connection, statements, shapes)
 

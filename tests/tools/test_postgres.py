@@ -1,0 +1,150 @@
+"""The postgres tool against a real server."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import asyncpg
+import pytest
+
+from noetl_dagster.errors import ToolError
+
+
+async def test_several_statements_and_the_promoted_rows(run: Any) -> None:
+    sql = "create table t (id int, name text); insert into t values (1, 'a'), (2, ';'); select * from t order by id"
+
+    data = (await run("postgres", command=sql)).data
+
+    rows = [{"id": 1, "name": "a"}, {"id": 2, "name": ";"}]
+    assert data["command_0"] == {"status": "ok", "row_count": 0}
+    assert data["command_1"] == {"status": "ok", "row_count": 2}
+    assert data["command_2"] == {"status": "ok", "rows": rows, "row_count": 2, "columns": ["id", "name"]}
+    assert (data["rows"], data["row_count"], data["columns"]) == (rows, 2, ["id", "name"])
+
+
+async def test_task_is_one_transaction(run: Any, pool: asyncpg.Pool) -> None:
+    await pool.execute("create table t (id int primary key)")
+
+    with pytest.raises(ToolError) as caught:
+        await run("postgres", command="insert into t values (1); insert into t values (1)")
+
+    assert await pool.fetchval("select count(*) from t") == 0
+    assert caught.value.details["pg"]["sqlstate"] == "23505"
+    assert not caught.value.retryable
+
+
+async def test_statements_that_refuse_transactions(run: Any, pool: asyncpg.Pool) -> None:
+    await run("postgres", command="create table t (id int); vacuum t; create index concurrently i on t (id)")
+
+    assert await pool.fetchval("select count(*) from pg_indexes where indexname = 'i'") == 1
+
+
+async def test_explicit_transaction_does_not_leak(run: Any, pool: asyncpg.Pool) -> None:
+    with pytest.raises(ToolError):
+        await run("postgres", command="begin; create table leak (id int); select 1 / 0; commit")
+
+    assert await pool.fetchval("select to_regclass('leak')") is None
+    assert (await run("postgres", command="select 1 as one")).data["rows"] == [{"one": 1}]
+
+
+@pytest.mark.parametrize(
+    ("type_name", "given", "expected"),
+    [
+        ("int", "3", 3),
+        ("text", 3, "3"),
+        ("text", {"a": 1}, '{"a":1}'),
+        ("bool", "no", False),
+        ("float8", "1.5", 1.5),
+        ("numeric", "10.50", 10.5),
+        ("numeric", "12345678901234567890.12", "12345678901234567890.12"),
+        ("numeric", 3, 3),
+        ("date", "2026-01-02", "2026-01-02"),
+        ("timestamptz", "2026-01-02T03:04:05Z", "2026-01-02T03:04:05+00:00"),
+        ("timestamp", "2026-01-02 03:04:05", "2026-01-02T03:04:05"),
+        ("interval", 90, 90.0),
+        ("uuid", "00000000-0000-0000-0000-000000000001", "00000000-0000-0000-0000-000000000001"),
+        ("jsonb", {"a": [1, None]}, {"a": [1, None]}),
+        ("jsonb", '{"a": 1}', {"a": 1}),
+        ("jsonb", "text", "text"),
+        ("json", [1, "x"], [1, "x"]),
+        ("bytea", "YWI=", "YWI="),
+        ("int[]", ["1", 2], [1, 2]),
+        ("text[]", "[\"a\", null]", ["a", None]),
+        ("inet", "10.0.0.1", "10.0.0.1"),
+        ("int4range", None, None),
+    ],
+)
+async def test_parameters_and_columns_of_every_type(run: Any, type_name: str, given: Any, expected: Any) -> None:
+    for _ in range(2):  # prepared anew, then from the cache
+        data = (await run("postgres", command=f"select :value::{type_name} as value", params={"value": given})).data
+        assert data["rows"] == [{"value": expected}]
+
+
+async def test_input_binds_when_there_are_no_params(run: Any) -> None:
+    assert (await run("postgres", command="select :n::int + 1 as m", input={"n": 1})).data["rows"] == [{"m": 2}]
+    assert (await run("postgres", command="select $1::int as m", params=[5])).data["rows"] == [{"m": 5}]
+
+
+async def test_wrong_parameter_names_the_statement_and_the_type(run: Any) -> None:
+    with pytest.raises(ToolError, match=r"command_0: parameter \$1: 'x' is not a value of type int4"):
+        await run("postgres", command="select :n::int", params={"n": "x"})
+
+
+async def test_columns_of_an_empty_result(run: Any) -> None:
+    for _ in range(2):
+        data = (await run("postgres", command="select 1 as a, 'x' as b where false")).data
+        assert (data["rows"], data["columns"]) == ([], ["a", "b"])
+
+
+async def test_altered_table_is_read_anew(run: Any, pool: asyncpg.Pool) -> None:
+    await pool.execute("create table t (id int); insert into t values (1)")
+    sql = "select 1; select * from t"
+    assert (await run("postgres", command=sql)).data["rows"] == [{"id": 1}]
+    await pool.execute("alter table t add column price numeric default 1.5")
+
+    assert (await run("postgres", command=sql)).data["rows"] == [{"id": 1, "price": 1.5}]
+
+
+async def test_serialisation_failures_and_lost_connections_are_retryable(run: Any) -> None:
+    for state in ("40001", "40P01", "57P01"):
+        with pytest.raises(ToolError) as caught:
+            await run("postgres", command=f"do $$ begin raise exception 'x' using errcode = '{state}'; end $$")
+        assert caught.value.retryable
+        assert caught.value.code == state
+    with pytest.raises(ToolError) as lost:
+        await run("postgres", command="select pg_terminate_backend(pg_backend_pid())")
+    assert lost.value.retryable
+    assert (await run("postgres", command="select 1 as one")).data["rows"] == [{"one": 1}]
+
+
+async def test_unreachable_server_is_retryable(run: Any) -> None:
+    auth = {"type": "postgres", "url": "postgresql://u:hidden-pass@127.0.0.1:1/x"}
+
+    with pytest.raises(ToolError) as caught:
+        await run("postgres", command="select 1", auth=auth)
+
+    assert caught.value.retryable
+    assert "hidden-pass" not in str(caught.value)
+
+
+async def test_script_file(run: Any, tmp_path: Path) -> None:
+    (tmp_path / "q.sql").write_text("select :n::int as n;")
+
+    assert (await run("postgres", script="q.sql", input={"n": 4})).data["rows"] == [{"n": 4}]
+
+
+async def test_missing_credential_names_the_places(run: Any, box: Any) -> None:
+    box.credentials._settings = box.settings.model_copy(update={"default_postgres_credential": None})
+
+    with pytest.raises(ToolError, match=r"NOETL_CREDENTIAL_MAIN_DB.*noetl\.credential"):
+        await run("postgres", command="select 1", auth="main_db")
+
+
+async def test_many_calls_share_a_small_pool(run: Any, pool: asyncpg.Pool) -> None:
+    calls = [run("postgres", command="select :n::int as n", input={"n": n}) for n in range(100)]
+
+    results = await asyncio.gather(*calls)
+
+    assert [result.data["rows"][0]["n"] for result in results] == list(range(100))

@@ -1,0 +1,103 @@
+"""Splitting and binding SQL text, and safe forms of template values."""
+
+from __future__ import annotations
+
+import asyncpg
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from noetl_dagster.errors import TemplateError
+from noetl_dagster.playbook.sql_filters import sql_identifier, sql_list, sql_literal
+from noetl_dagster.tools.sql import BoundStatement, bind, needs_own_transaction, split_statements
+
+
+@pytest.mark.parametrize(
+    ("script", "statements"),
+    [
+        ("select 1; select 2;", ("select 1", "select 2")),
+        ("select ';' ; ;; -- only; a comment\n", ("select ';'",)),
+        ("select 'it''s; ok'; select 2", ("select 'it''s; ok'", "select 2")),
+        (r"select E'a\'; b', 'c\'; select 2", (r"select E'a\'; b', 'c\'", "select 2")),
+        ('select ";" from "a;b"', ('select ";" from "a;b"',)),
+        ("do $$ begin; end $$; select 1", ("do $$ begin; end $$", "select 1")),
+        ("select $x$ $$ ; $y$ $x$; select 1", ("select $x$ $$ ; $y$ $x$", "select 1")),
+        ("select 1 /* a; /* b; */ c; */; select 2", ("select 1 /* a; /* b; */ c; */", "select 2")),
+        ("-- a;\nselect 1; /* ; */", ("-- a;\nselect 1",)),
+        (
+            "create function f() returns int begin atomic select case when true then 1 end; select 2; end; select 3",
+            (
+                "create function f() returns int begin atomic select case when true then 1 end; select 2; end",
+                "select 3",
+            ),
+        ),
+        ("", ()),
+    ],
+)
+def test_split_statements(script: str, statements: tuple[str, ...]) -> None:
+    assert split_statements(script) == statements
+
+
+@given(st.lists(st.sampled_from(["'a;'", "$$;$$", "--;\n", "/*;*/", '";"', "x", "E'\\';'", ":n", " "]), max_size=12))
+def test_semicolons_in_quotes_and_comments_never_split(parts: list[str]) -> None:
+    assert len(split_statements(" ".join(parts))) <= 1
+
+
+def test_named_parameters_are_numbered_by_first_use() -> None:
+    bound = bind("select :b::int, :a, ':a', :b, x[1:n] -- :a", {"a": 1, "b": 2})
+
+    assert bound == BoundStatement("select $1::int, $2, ':a', $1, x[1:n] -- :a", (2, 1))
+
+
+def test_numbered_parameters_are_renumbered_for_each_statement() -> None:
+    assert bind("select $2, $2", ["x", "y"]) == BoundStatement("select $1, $1", ("y",))
+    with pytest.raises(KeyError):
+        bind("select $3", ["x", "y"])
+
+
+@pytest.mark.parametrize("text", ["VACUUM t", "/* x */ create database d", "call p()", "commit", "begin"])
+def test_statements_outside_of_transactions(text: str) -> None:
+    assert needs_own_transaction(text)
+
+
+@pytest.mark.parametrize("text", ["select 1", "create index i on t (a)", "with x as (select 1) select 1", "ending"])
+def test_statements_inside_of_transactions(text: str) -> None:
+    assert not needs_own_transaction(text)
+
+
+SCALARS = st.one_of(
+    st.none(),
+    st.booleans(),
+    st.integers(-(2**62), 2**62),
+    st.floats(allow_nan=False, allow_infinity=False),
+    st.text(st.characters(exclude_characters="\0", codec="utf-8"), max_size=40),
+)
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(values=st.lists(SCALARS, min_size=1, max_size=4))
+async def test_literals_come_back_from_the_server_unchanged(pool: asyncpg.Pool, values: list[object]) -> None:
+    row = await pool.fetchrow("SELECT " + ", ".join(f"{sql_literal(value)} AS c{n}" for n, value in enumerate(values)))
+
+    for value, found in zip(values, row, strict=True):
+        assert float(found) == value if isinstance(value, float) else found == value
+
+
+async def test_no_content_breaks_out(pool: asyncpg.Pool) -> None:
+    evil = "x'); drop table noetl.event; --\\'"
+
+    for setting in ("on", "off"):
+        async with pool.acquire() as connection:
+            await connection.execute(f"SET standard_conforming_strings = {setting}")
+            assert await connection.fetchval(f"SELECT {sql_literal(evil)}") == evil
+    assert sql_identifier('a"; drop.b') == '"a""; drop"."b"'
+    assert sql_list([1, "b", None]) == "(1, 'b', NULL)"
+    assert sql_list([]) == "(NULL)"
+
+
+def test_literals_refuse_what_sql_cannot_hold() -> None:
+    for value in ("a\0b", object()):
+        with pytest.raises(TemplateError):
+            sql_literal(value)
+    with pytest.raises(TemplateError):
+        sql_identifier("a..b")
