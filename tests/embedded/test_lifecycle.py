@@ -1,0 +1,142 @@
+"""The embedded services start once, survive, recover, and stop."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+from pathlib import Path
+
+import httpx
+import psutil
+import pytest
+
+from noetl_dagster import embedded
+from noetl_dagster.embedded import ServiceName, processes
+from noetl_dagster.embedded.service import program
+from noetl_dagster.embedded.state import read_state
+from noetl_dagster.errors import ServiceError
+from noetl_dagster.settings import Settings
+from tests.embedded.peers import PEERS, Peer
+
+CORE = (ServiceName.POSTGRES, ServiceName.NATS, ServiceName.OBJECT_STORE)
+
+
+def pid_of(home: Path, name: ServiceName) -> int:
+    pid = read_state(home).services[name].pid
+    assert pid is not None
+    return pid
+
+
+def test_two_racing_processes_share_services_that_outlive_them(racers: list[Settings], home: Path) -> None:
+    first, second = racers
+    assert first == second
+    assert {one.name for one in embedded.status(Settings(home=home)) if one.running} == set(CORE)
+
+
+def test_each_service_runs_once(racers: list[Settings], home: Path) -> None:
+    recorded = {pid_of(home, name) for name in CORE}
+    ours = {
+        process.pid
+        for process in psutil.process_iter(["cmdline"])
+        if any(str(home) in word for word in process.info["cmdline"] or [])
+    }
+    assert ours == recorded
+
+
+def test_ensure_finds_what_runs(running: Settings, home: Path) -> None:
+    pids = [pid_of(home, name) for name in CORE]
+    assert embedded.ensure(Settings(home=home)) == running
+    assert [pid_of(home, name) for name in CORE] == pids
+
+
+def test_listens_on_loopback_only(running: Settings, home: Path) -> None:
+    for name in CORE:
+        process = psutil.Process(pid_of(home, name))
+        family = [process, *process.children(recursive=True)]
+        listening = {
+            connection.laddr.ip
+            for member in family
+            for connection in member.net_connections("inet")
+            if connection.status == psutil.CONN_LISTEN
+        }
+        assert listening == {"127.0.0.1"}, name
+
+
+@pytest.mark.parametrize("name", CORE)
+async def test_killed_service_comes_back_with_its_port_and_data(
+    name: ServiceName, running: Settings, home: Path
+) -> None:
+    peer: Peer = PEERS[name]
+    await peer.write(running, "kept")
+    before = pid_of(home, name)
+    os.kill(before, signal.SIGKILL)
+    psutil.wait_procs([psutil.Process(before)] if psutil.pid_exists(before) else [], timeout=5)
+
+    assert embedded.ensure(Settings(home=home)) == running
+    assert pid_of(home, name) != before
+    assert await peer.read(running) == "kept"
+
+
+def test_recycled_pid_is_left_alone(running: Settings, home: Path) -> None:
+    mark_of_the_service = read_state(home).services[ServiceName.NATS].started
+    processes.end(
+        os.getpid(), mark_of_the_service, signal.SIGKILL, patience=1
+    )  # we live to see the next line
+    assert processes.start_mark(os.getpid()) != mark_of_the_service  # we live to see it
+
+
+def test_records_api_is_started_when_asked_for(running: Settings) -> None:
+    address = embedded.records_api_url(running)
+    assert httpx.get(f"{address}/health").is_success
+    assert embedded.records_api_url(running) == address
+
+
+async def test_down_ends_all_and_up_finds_ports_and_data_again(running: Settings, home: Path) -> None:
+    for peer in PEERS.values():
+        await peer.write(running, "stored")
+    pids = [record.pid for record in read_state(home).services.values() if record.pid]
+    embedded.down(running)
+    assert not [pid for pid in pids if psutil.pid_exists(pid)]
+    assert not [one.name for one in embedded.status(running) if one.running]
+
+    assert embedded.ensure(Settings(home=home)) == running
+    for peer in PEERS.values():
+        assert await peer.read(running) == "stored"
+
+
+def test_port_taken_by_another_program_is_given_up(tmp_path: Path) -> None:
+    own = Settings(home=tmp_path)
+    first = embedded.ensure(own, only=["nats"]).nats_url or ""
+    embedded.down(own)
+    with socket.create_server(("127.0.0.1", int(first.rpartition(":")[2]))):
+        second = embedded.ensure(own, only=["nats"]).nats_url
+    embedded.down(own)
+    assert second != first
+
+
+def test_failure_to_start_shows_the_log_and_a_remedy(tmp_path: Path) -> None:
+    (tmp_path / "nats").mkdir()
+    (tmp_path / "nats" / "jetstream").write_text("a file where the folder should be")
+    with pytest.raises(
+        ServiceError,
+        match=r"(?s)embedded nats ended while starting. Mend .*JetStream: storage directory is not",
+    ):
+        embedded.ensure(Settings(home=tmp_path), only=["nats"])
+    assert not [one for one in embedded.status(Settings(home=tmp_path)) if one.running]
+
+
+def test_missing_program_names_the_package() -> None:
+    with pytest.raises(ServiceError, match="install the package no-such-package"):
+        program("no-such-server", "no-such-package")
+
+
+def test_unknown_service_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ServiceError, match="no embedded service redis; there are nats"):
+        embedded.ensure(Settings(home=tmp_path), only=["redis"])
+
+
+def test_nothing_is_started_when_embedded_is_off(tmp_path: Path) -> None:
+    settings = Settings(home=tmp_path / "home", embedded=False)
+    assert embedded.ensure(settings) is settings
+    assert not (tmp_path / "home").exists()
