@@ -1,0 +1,401 @@
+"""Every accepted spelling normalises to one model."""
+
+from __future__ import annotations
+
+import pytest
+
+from noetl_dagster.playbook.loader import parse_playbook
+from noetl_dagster.playbook.models import (
+    Backoff,
+    CollectStrategy,
+    Directive,
+    Dispatch,
+    FanoutEngine,
+    LoopMode,
+    RoutingMode,
+)
+from noetl_dagster.settings import StoreTier
+from tests.playbook.playbooks import errors_of, load, meaning, step_of, task_of, warnings_of
+
+NEWER = """
+- step: start
+  input: {region: "{{ workload.region }}"}
+  tool:
+    - name: fetch
+      kind: http
+      url: "{{ workload.api }}/users"
+      method: POST
+      json: {page: "{{ iter.page }}"}
+      input: {region: "{{ region }}"}
+      auth: api
+      spec:
+        policy:
+          rules:
+            - when: "{{ output.status == 'error' }}"
+              then:
+                do: retry
+                attempts: 5
+                backoff: exponential
+                delay: 2
+                set: {iter.tries: 1, ctx.seen: true}
+            - else: {then: {do: continue}}
+    - name: store
+      kind: postgres
+      command: INSERT INTO t VALUES (1)
+      auth: pg
+      set: {ctx.stored: "{{ output.data.row_count }}"}
+  loop: {in: "{{ workload.users }}", iterator: user, spec: {mode: parallel, max_in_flight: 8}}
+  set: {ctx.total: "{{ output.total }}"}
+  next:
+    spec: {mode: exclusive}
+    arcs:
+      - {step: end, when: "{{ loop.failed == 0 }}", set: {ctx.ok: true}}
+      - {step: start}
+- step: end
+  tool: {kind: noop}
+"""
+
+OLDER = """
+- step: start
+  desc: the same in older words
+  args: {region: "{{ workload.region }}"}
+  tool:
+    - fetch:
+        kind: http
+        endpoint: "{{ workload.api }}/users"
+        method: POST
+        payload: {page: "{{ iter.page }}"}
+        args: {region: "{{ region }}"}
+        credential: api
+        spec:
+          policy:
+            rules:
+              - cond: "{{ output.status == 'error' }}"
+                then:
+                  do: retry
+                  max_attempts: "5"
+                  backoff: exponential
+                  delay: 2s
+                  set_iter: {tries: 1}
+                  set_ctx: {seen: true}
+              - else: {do: continue}
+    - store:
+        kind: postgres
+        query: INSERT INTO t VALUES (1)
+        credential: pg
+        vars: {stored: "{{ output.data.row_count }}"}
+  loop: {collection: "{{ workload.users }}", element: user, mode: async, concurrency: 8}
+  vars: {total: "{{ output.total }}"}
+  next:
+    - {step: end, cond: "{{ loop.failed == 0 }}", set_ctx: {ok: true}}
+    - {step: start}
+- step: end
+  tool: [{kind: noop}]
+"""
+
+
+def test_both_generations_of_words_mean_the_same() -> None:
+    newer, older = meaning(load(NEWER)), meaning(load(OLDER))
+    older["steps"][0]["description"] = ""
+    assert older == newer
+
+
+def test_shapes_of_tool() -> None:
+    mapping = step_of("- step: start\n  tool: {kind: noop}")
+    assert [(task.name, task.named) for task in mapping.tasks] == [("task_0", False)]
+    unnamed = step_of("- step: start\n  tool: [{kind: noop}, {name: b, kind: noop}, {kind: noop}]")
+    assert [(task.name, task.named) for task in unnamed.tasks] == [
+        ("task_0", False),
+        ("b", True),
+        ("task_2", False),
+    ]
+    labelled = step_of("- step: start\n  tool: {a: {kind: noop}, b: {kind: noop}}")
+    assert [task.name for task in labelled.tasks] == ["a", "b"]
+
+
+def test_seeds_tool_beside_its_fields() -> None:
+    task = step_of(
+        """
+        - step: fetch
+          tool: http
+          url: "{{ server_url }}{{ endpoint.path }}"
+          params: {page: 1}
+          loop: {collection: "{{ workload.endpoints }}", element: endpoint, mode: sequential}
+          retry:
+            - when: "{{ response.paging.hasMore }}"
+              then:
+                max_attempts: 10
+                next_call: {params: {page: "{{ response.paging.page + 1 }}"}}
+                collect: {strategy: append, path: data}
+                sink:
+                  tool: postgres
+                  table: raw
+                  auth: {type: postgres, credential: main_db}
+                  mode: append
+          sink: {tool: {kind: postgres, auth: main_db, table: pages}, args: {a: 1}}
+        """
+    ).tasks[0]
+    assert task.kind == "http"
+    assert task.config == {"url": "{{ server_url }}{{ endpoint.path }}", "params": {"page": 1}}
+    rule = task.retry[0]
+    assert rule.continues_success
+    assert rule.max_attempts == 10
+    assert rule.next_call is not None
+    assert rule.next_call.params == {"page": "{{ response.paging.page + 1 }}"}
+    assert rule.collect is not None
+    assert (rule.collect.strategy, rule.collect.path) == (CollectStrategy.APPEND, "data")
+    assert rule.sink is not None
+    assert (rule.sink.table, rule.sink.auth) == ("raw", "main_db")
+    assert task.sink is not None
+    assert (task.sink.tool, task.sink.table, task.sink.auth, task.sink.args) == (
+        "postgres",
+        "pages",
+        "main_db",
+        {"a": 1},
+    )
+
+
+@pytest.mark.parametrize(
+    ("written", "targets", "mode"),
+    [
+        ("next: end", ["end"], RoutingMode.EXCLUSIVE),
+        ("next: [end]", ["end"], RoutingMode.EXCLUSIVE),
+        ("next: [{step: end}]", ["end"], RoutingMode.EXCLUSIVE),
+        ("next: {step: end}", ["end"], RoutingMode.EXCLUSIVE),
+        ("next: [end, other]", ["end", "other"], RoutingMode.INCLUSIVE),
+        ("next: [{step: end, when: true}, {step: other}]", ["end", "other"], RoutingMode.EXCLUSIVE),
+        ("next: {arcs: [{step: end}]}", ["end"], RoutingMode.EXCLUSIVE),
+        ("next: {spec: {mode: inclusive}, arcs: [end, other]}", ["end", "other"], RoutingMode.INCLUSIVE),
+        ("next: []", [], RoutingMode.EXCLUSIVE),
+        ("next:", [], RoutingMode.EXCLUSIVE),
+    ],
+)
+def test_shapes_of_next(written: str, targets: list[str], mode: RoutingMode) -> None:
+    more = "- step: end\n  tool: {kind: noop}\n- step: other\n  tool: {kind: noop}"
+    routing = load(f"- step: start\n  tool: {{kind: noop}}\n  {written}\n{more}").steps[0].routing
+    assert [arc.step for arc in routing.arcs] == targets
+    assert routing.mode is mode
+
+
+def test_on_of_an_arc_is_a_word_not_a_boolean() -> None:
+    step = step_of("- step: start\n  tool: {kind: noop}\n  next: {arcs: [{step: start, on: call.partial}]}")
+    assert step.routing.arcs[0].on == "call.partial"
+
+
+def test_arguments_of_an_arc_are_set_before_its_target() -> None:
+    step = step_of("- step: start\n  tool: {kind: noop}\n  next: [{step: start, args: {id: 1}}]")
+    assert step.routing.arcs[0].set == {"ctx.id": 1}
+
+
+@pytest.mark.parametrize("word", ["json", "payload", "body", "data"])
+def test_words_of_an_http_body(word: str) -> None:
+    task = task_of(f"kind: http\nurl: x\nmethod: POST\n{word}: {{a: 1}}")
+    assert task.config == {"url": "x", "method": "POST", "json": {"a": 1}}
+
+
+def test_a_form_by_its_word_or_by_its_header() -> None:
+    assert task_of("kind: http\nurl: x\nform: {a: 1}").config["form"] == {"a": 1}
+    by_header = task_of(
+        "kind: http\nurl: x\nheaders: {content-type: application/x-www-form-urlencoded}\ndata: {a: 1}"
+    )
+    assert by_header.config["form"] == {"a": 1}
+    assert "json" not in by_header.config
+
+
+@pytest.mark.parametrize("word", ["command", "query", "commands", "sql"])
+@pytest.mark.parametrize("kind", ["postgres", "duckdb"])
+def test_words_of_sql(kind: str, word: str) -> None:
+    assert task_of(f"kind: {kind}\n{word}: SELECT 1").config == {"command": "SELECT 1"}
+
+
+def test_a_child_playbook_takes_its_workload_under_three_names() -> None:
+    for word in ("input", "args", "payload", "workload"):
+        assert task_of(f"kind: playbook\npath: child\n{word}: {{a: 1}}").input == {"a": 1}
+
+
+def test_names_of_workbook_tasks() -> None:
+    root = "workbook:\n  - {name: greet, tool: {kind: python, code: 'result = 1'}}\n"
+    steps = "- step: start\n  tool: {kind: workbook, name: greet, args: {a: 1}}"
+    playbook = load(steps, root=root)
+    assert playbook.steps[0].tasks[0].config == {"name": "greet"}
+    assert playbook.workbook["greet"].kind == "python"
+    mapping = load(steps, root="workbook:\n  greet: {kind: python, code: 'result = 1'}\n")
+    assert meaning(mapping)["workbook"] == meaning(playbook)["workbook"]
+
+
+def test_loop_words_and_defaults() -> None:
+    loop = step_of("- step: start\n  tool: {kind: noop}\n  loop: {in: [1]}").loop
+    assert loop is not None
+    assert (loop.iterator, loop.mode, loop.max_in_flight) == ("item", LoopMode.SEQUENTIAL, 16)
+    chunked = step_of("- step: s\n  tool: {kind: noop}\n  loop: {in: [1], mode: chunked, chunk_size: 5}").loop
+    assert chunked is not None
+    assert (chunked.mode, chunked.chunk_size) == (LoopMode.CHUNKED, 5)
+
+
+def test_cursor() -> None:
+    loop = step_of(
+        """
+        - step: drain
+          tool: {kind: noop}
+          loop:
+            cursor: {kind: postgres, auth: pg, claim: "SELECT 1 LIMIT {{ __frame_max_rows }}"}
+            iterator: row
+            spec:
+              mode: cursor
+              max_in_flight: 4
+              frame: {max_rows: 50, max_seconds: 1m, lease_seconds: 30, row_concurrency: 2}
+        """
+    ).loop
+    assert loop is not None
+    assert loop.mode is LoopMode.CURSOR
+    assert loop.cursor is not None
+    assert loop.cursor.auth == "pg"
+    assert (loop.frame.max_rows, loop.frame.max_seconds, loop.frame.row_concurrency) == (50, 60.0, 2)
+
+
+def test_fanout_of_a_step_and_of_the_executor() -> None:
+    steps = """
+        - step: spread
+          tool: {kind: noop}
+          loop: {in: [1], iterator: item}
+          spec: {fanout: {engine: workers, max_groups: 4, iter_key: "{{ item.id }}", shard_ttl: 1h}}
+        - step: plain
+          tool: {kind: noop}
+        """
+    playbook = load(steps, root="executor: {profile: local, spec: {loop_mode: fanout}}\n")
+    spread, plain = playbook.steps
+    assert spread.is_fanout
+    assert not plain.is_fanout
+    assert spread.loop is not None
+    fanout = spread.loop.fanout
+    assert (fanout.engine, fanout.max_groups, fanout.shard_ttl) == (FanoutEngine.WORKERS, 4, 3600.0)
+
+
+def test_spec_is_layered_from_the_executor_to_the_task() -> None:
+    playbook = load(
+        """
+        - step: start
+          spec: {timeout: 20, result: {store: pvc}, dispatch: workers, strict_ctx: true, colour: red}
+          loop: {in: [1], spec: {mode: parallel, result: {ttl: 1h}}}
+          tool:
+            - {name: a, kind: noop}
+            - {name: b, kind: noop, spec: {timeout: {connect: 1, read: 2}, result: {store: {kind: auto}}}}
+        """,
+        root="executor: {spec: {timeout: 5, retries: 7, result: {compression: gzip}}}\n",
+    )
+    step = playbook.steps[0]
+    a, b = step.tasks
+    assert a.spec.timeout == 20
+    assert (a.spec.result.store, a.spec.result.compression, a.spec.result.ttl) == (
+        StoreTier.PVC,
+        "gzip",
+        3600.0,
+    )
+    assert a.spec.options == {"retries": 7, "colour": "red"}
+    assert b.spec.timeout == 3
+    assert b.spec.result.store is None
+    assert step.spec.dispatch is Dispatch.WORKERS
+    assert step.spec.strict_ctx
+    assert step.spec.timeout == 20
+
+
+def test_admission_rules_become_one_template() -> None:
+    step = step_of(
+        """
+        - step: start
+          tool: {kind: noop}
+          spec:
+            policy:
+              admit:
+                rules:
+                  - {when: "{{ ctx.ready }}", then: {allow: true}}
+                  - else: {then: {allow: false}}
+        """
+    )
+    assert step.spec.admit == "{{ true if (ctx.ready) else false }}"
+
+
+def test_policy_defaults_and_else_last() -> None:
+    rules = task_of(
+        """
+        kind: noop
+        spec:
+          policy:
+            rules:
+              - else: {then: {set_ctx: {a: 1}}}
+              - when: true
+                then: {do: retry, backoff: fixed}
+        """
+    ).spec.policy
+    assert [rule.when for rule in rules] == [True, None]
+    assert (rules[0].then.attempts, rules[0].then.delay, rules[0].then.backoff) == (3, 1.0, Backoff.NONE)
+    assert (rules[1].then.do, rules[1].then.set) == (Directive.CONTINUE, {"ctx.a": 1})
+
+
+def test_settings_from_the_workload_are_settled_at_load() -> None:
+    steps = """
+        - step: start
+          tool: {kind: noop}
+          loop: {in: [1], spec: {mode: parallel, max_in_flight: "{{ workload.width }}"}}
+        """
+    playbook = load(steps, root="workload: {width: 12}\n")
+    assert playbook.steps[0].loop is not None
+    assert playbook.steps[0].loop.max_in_flight == 12
+    assert "max_in_flight is settled at load" in warnings_of(steps, root="workload: {width: 12}\n")[0]
+    assert "must be known when the playbook is loaded" in errors_of(steps)[0]
+
+
+def test_nested_set_and_bare_names() -> None:
+    step = step_of("- step: start\n  tool: {kind: noop}\n  set: {ctx: {a: 1}, b: 2, iter.c: 3}")
+    assert step.set == {"ctx.a": 1, "b": 2, "iter.c": 3}
+
+
+def test_metadata_is_forgiving() -> None:
+    text = "apiVersion: noetl.io/v2\nkind: Playbook\n{}workflow: [{{step: a, tool: {{kind: noop}}}}]\n"
+    bare = parse_playbook(text.format(""), file="flows/daily.yaml").metadata
+    assert (bare.name, bare.path) == ("daily", "daily")
+    full = parse_playbook(
+        text.format("metadata: {path: a/b, version: 1.5, tags: 'x, y', owners: [z], labels: {k: v}}\n")
+    ).metadata
+    assert (full.name, full.path, full.version, full.tags, full.owners) == (
+        "b",
+        "a/b",
+        "1.5",
+        ("x", "y"),
+        ("z",),
+    )
+
+
+def test_keychain_as_list_or_mapping() -> None:
+    steps = "- step: start\n  tool: {kind: noop}"
+    listed = load(steps, root="keychain: [{name: api, kind: bearer}]\n")
+    mapped = load(steps, root="keychain: {api: {kind: bearer}}\n")
+    assert listed.keychain == mapped.keychain == ({"name": "api", "kind": "bearer"},)
+
+
+def test_yaml_anchors_and_merge_keys() -> None:
+    playbook = load(
+        """
+        - step: start
+          tool: &http {kind: http, url: x, method: GET}
+          next: [end]
+        - step: end
+          tool:
+            <<: *http
+            method: POST
+        """
+    )
+    assert [step.tasks[0].config["method"] for step in playbook.steps] == ["GET", "POST"]
+
+
+def test_dates_and_odd_keys_stay_text() -> None:
+    playbook = load("- step: start\n  tool: {kind: noop}", root="workload: {day: 2024-01-31, on: 1, 5: x}\n")
+    assert playbook.workload == {"day": "2024-01-31", "on": 1, "5": "x"}
+
+
+def test_entry_is_start_wherever_it_stands() -> None:
+    playbook = load("- step: other\n  tool: {kind: noop}\n- step: start\n  tool: {kind: noop}\n  next: other")
+    assert playbook.entry.name == "start"
+    assert playbook.step("other").name == "other"
+    with pytest.raises(KeyError):
+        playbook.step("nope")

@@ -1,0 +1,321 @@
+"""Broken playbooks are refused, each with its place and a remedy, and all problems at once."""
+
+# ruff: noqa: E501 - tables of playbooks, one a line
+from __future__ import annotations
+
+import pytest
+
+from noetl_dagster.errors import PlaybookError
+from noetl_dagster.playbook.loader import load_playbook, load_report, parse_playbook, parse_report
+from tests.playbook.playbooks import HEAD, errors_of, warnings_of, with_steps
+
+OK_TOOL = "tool: {kind: noop}"
+
+BROKEN_STEPS = {
+    "command beside tool": (
+        "- step: start\n  tool:\n    kind: postgres\n  command: SELECT 1\n",
+        "sample.yaml:8:5: step 'start': 'command' stands beside 'tool' instead of inside it",
+    ),
+    "unknown key of a step": (
+        f"- step: start\n  {OK_TOOL}\n  nexxt: end\n",
+        "sample.yaml:7:5: step 'start': unknown key 'nexxt'; did you mean 'next'?",
+    ),
+    "case block": (
+        f"- step: start\n  {OK_TOOL}\n  case: []\n",
+        "unknown key 'case'; routes are written as next: {arcs",
+    ),
+    "neither tool nor next": ("- step: start\n  desc: nothing\n", "a step needs 'tool' or 'next'"),
+    "step without name": (f"- {OK_TOOL}\n", "step 1: a step needs 'step', its name"),
+    "step is text": ("- start\n", "step 1: expected a mapping (key: value), found the text 'start'"),
+    "duplicate step": (
+        f"- step: start\n  {OK_TOOL}\n- step: start\n  {OK_TOOL}\n",
+        "sample.yaml:7:11: step 'start': step name 'start' occurs twice (first on line 5); rename one",
+    ),
+    "unknown target": (
+        f"- step: start\n  {OK_TOOL}\n  next:\n    arcs:\n      - step: finsh\n- step: finish\n  {OK_TOOL}\n",
+        "sample.yaml:9:17: step 'start': next leads to unknown step 'finsh'; did you mean 'finish'?",
+    ),
+    "unknown target of a bare next": (
+        f"- step: start\n  {OK_TOOL}\n  next: nowhere\n",
+        "sample.yaml:7:11: step 'start': next leads to unknown step 'nowhere'",
+    ),
+    "arc without step": (
+        f"- step: start\n  {OK_TOOL}\n  next: {{arcs: [{{when: true}}]}}\n",
+        "an arc needs 'step'",
+    ),
+    "then in an arc": (
+        f"- step: start\n  {OK_TOOL}\n  next: [{{when: true, then: [{{step: start}}]}}]\n",
+        "unknown key 'then'; an arc names its target",
+    ),
+    "router without arcs": (
+        f"- step: start\n  {OK_TOOL}\n  next: {{spec: {{mode: exclusive}}}}\n",
+        "a router needs 'arcs'",
+    ),
+    "routing mode": (
+        f"- step: start\n  {OK_TOOL}\n  next: {{spec: {{mode: both}}, arcs: [{{step: start}}]}}\n",
+        "mode is 'both'; use one of exclusive, inclusive",
+    ),
+    "tool without kind": (
+        "- step: start\n  tool: {url: x}\n",
+        "sample.yaml:6:11: step 'start': a tool needs 'kind'",
+    ),
+    "tool is a number": (
+        "- step: start\n  tool: 5\n",
+        "tool must be a mapping with 'kind' or a list of tasks",
+    ),
+    "empty tool list": ("- step: start\n  tool: []\n", "tool is an empty list"),
+    "unsupported kind": (
+        "- step: start\n  tool: {kind: snowflake, command: SELECT 1}\n",
+        "sample.yaml:6:18: step 'start': tool kind 'snowflake' is not supported; supported: artifact, container",
+    ),
+    "mistyped kind": ("- step: start\n  tool: {kind: pyton, code: x}\n", "did you mean 'python'?"),
+    "http without url": ("- step: start\n  tool: {kind: http}\n", "http needs 'url'"),
+    "postgres without command": (
+        "- step: start\n  tool: {kind: postgres, comand: x}\n",
+        "postgres needs 'command'",
+    ),
+    "playbook without path": ("- step: start\n  tool: {kind: playbook}\n", "playbook needs 'path'"),
+    "duplicate task": (
+        "- step: start\n  tool:\n    - {name: a, kind: noop}\n    - {name: a, kind: noop}\n",
+        "sample.yaml:8:9: step 'start': task name 'a' occurs twice (first on line 7); rename one",
+    ),
+    "jump to nowhere": (
+        "- step: start\n  tool:\n    - name: a\n      kind: noop\n      spec: {policy: {rules: "
+        "[{when: true, then: {do: jump, to: c}}]}}\n    - {name: b, kind: noop}\n",
+        "jump to unknown task 'c'; tasks of this step: a, b",
+    ),
+    "jump without target": (
+        "- step: start\n  tool: {kind: noop, spec: {policy: {rules: [{else: {then: {do: jump}}}]}}}\n",
+        "jump needs 'to'",
+    ),
+    "unknown directive": (
+        "- step: start\n  tool: {kind: noop, spec: {policy: {rules: [{when: true, then: {do: stop}}]}}}\n",
+        "do is 'stop'; use one of continue, retry, jump, break, fail",
+    ),
+    "rule without then": (
+        "- step: start\n  tool: {kind: noop, spec: {policy: {rules: [{when: true}]}}}\n",
+        "a rule needs 'then'",
+    ),
+    "rule without when": (
+        "- step: start\n  tool: {kind: noop, spec: {policy: {rules: [{then: {do: fail}}]}}}\n",
+        "a rule needs 'when' and 'then'",
+    ),
+    "policy without rules": (
+        "- step: start\n  tool: {kind: noop, spec: {policy: {rule: []}}}\n",
+        "a policy needs 'rules'",
+    ),
+    "rules no list": (
+        "- step: start\n  tool: {kind: noop, spec: {policy: {rules: {when: true}}}}\n",
+        "rules must be a list",
+    ),
+    "two else rules": (
+        "- step: start\n  tool: {kind: noop, spec: {policy: {rules: [{else: {do: fail}}, {else: {do: fail}}]}}}\n",
+        "a policy has one else rule",
+    ),
+    "attempts no number": (
+        "- step: start\n  tool: {kind: noop, spec: {policy: {rules: "
+        "[{when: true, then: {do: retry, attempts: many}}]}}}\n",
+        "attempts must be a number, found the text 'many'",
+    ),
+    "attempts zero": (
+        "- step: start\n  tool: {kind: noop, spec: {policy: {rules: "
+        "[{when: true, then: {do: retry, attempts: 0}}]}}}\n",
+        "attempts: input should be greater than or equal to 1",
+    ),
+    "unknown backoff": (
+        "- step: start\n  tool: {kind: noop, spec: {policy: {rules: "
+        "[{when: true, then: {do: retry, backoff: slow}}]}}}\n",
+        "backoff is 'slow'; use one of none, linear, exponential",
+    ),
+    "loop without in": (
+        f"- step: start\n  {OK_TOOL}\n  loop: {{iterator: x}}\n",
+        "a loop needs 'in'",
+    ),
+    "loop without tool": (
+        "- step: start\n  loop: {in: [1], iterator: x}\n  next: []\n",
+        "a loop needs a 'tool'",
+    ),
+    "unknown loop mode": (
+        f"- step: start\n  {OK_TOOL}\n  loop: {{in: [1], iterator: x, spec: {{mode: wild}}}}\n",
+        "mode is 'wild'; use one of sequential, parallel, chunked, cursor, fanout",
+    ),
+    "unknown key of a loop": (
+        f"- step: start\n  {OK_TOOL}\n  loop: {{in: [1], iteratr: x}}\n",
+        "unknown key 'iteratr'; did you mean 'iterator'?",
+    ),
+    "cursor without claim": (
+        f"- step: start\n  {OK_TOOL}\n  loop: {{cursor: {{kind: postgres}}, iterator: x}}\n",
+        "a cursor needs 'claim'",
+    ),
+    "max_in_flight zero": (
+        f"- step: start\n  {OK_TOOL}\n  loop: {{in: [1], iterator: x, spec: {{max_in_flight: 0}}}}\n",
+        "max_in_flight: input should be greater than or equal to 1",
+    ),
+    "fan-out without loop": (
+        f"- step: start\n  {OK_TOOL}\n  spec: {{loop_mode: fanout}}\n",
+        "loop_mode: fanout needs a 'loop'",
+    ),
+    "fan-out in a cycle": (
+        f"- step: start\n  {OK_TOOL}\n  loop: {{in: [1], iterator: x}}\n  spec: {{loop_mode: fanout}}\n"
+        "  next: [{step: start, when: '{{ ctx.more }}'}]\n",
+        "sample.yaml:5:11: step 'start': a fan-out cannot stand in a cycle (start -> start)",
+    ),
+    "broken template": (
+        '- step: start\n  tool:\n    kind: http\n    url: "http://x/{{ a | }}"\n',
+        "sample.yaml:8:12: url: template 'http://x/{{ a | }}' does not parse",
+    ),
+    "unclosed template": (
+        '- step: start\n  tool: {kind: http, url: "{{ a"}\n',
+        "does not parse",
+    ),
+    "unknown filter": (
+        '- step: start\n  tool: {kind: http, url: "{{ a | tojsn }}"}\n',
+        "no filter is called 'tojsn'",
+    ),
+    "unquoted template": (
+        "- step: start\n  tool: {kind: http, url: {{ a }} }\n",
+        "a template must be quoted",
+    ),
+    "set of the workload": (
+        f"- step: start\n  {OK_TOOL}\n  set: {{workload.a: 1}}\n",
+        "workload is read-only; write ctx.a",
+    ),
+    "unknown workbook task": (
+        "- step: start\n  tool: {kind: workbook, task: nope}\n",
+        "no workbook task 'nope'; workbook: none",
+    ),
+    "unknown store": (
+        "- step: start\n  tool: {kind: noop, spec: {result: {store: floppy}}}\n",
+        "store is 'floppy'; use one of memory, kv",
+    ),
+    "input is text": ("- step: start\n  tool: {kind: noop, input: text}\n", "input must be a mapping"),
+    "two spellings at once": (
+        "- step: start\n  tool: {kind: http, url: a, endpoint: b}\n",
+        "'url' and 'endpoint' mean the same; keep 'url'",
+    ),
+    "sink without table": (
+        "- step: start\n  tool: {kind: noop}\n  sink: {tool: postgres}\n",
+        "a sink needs 'table'",
+    ),
+    "retry without then": (
+        "- step: start\n  tool: {kind: noop}\n  retry: [{when: true}]\n",
+        "a retry rule needs 'then'",
+    ),
+}
+
+
+@pytest.mark.parametrize(("steps", "expected"), BROKEN_STEPS.values(), ids=BROKEN_STEPS)
+def test_broken_step_is_refused_at_its_place(steps: str, expected: str) -> None:
+    found = errors_of(steps)
+    assert any(expected in error for error in found), found
+
+
+BROKEN_ROOTS = {
+    "no apiVersion": (f"kind: Playbook\nworkflow: [{{step: a, {OK_TOOL}}}]\n", "'apiVersion' is missing"),
+    "old apiVersion": (
+        f"apiVersion: noetl.io/v1\nkind: Playbook\nworkflow: [{{step: a, {OK_TOOL}}}]\n",
+        "x.yaml:1:13: playbook: apiVersion is 'noetl.io/v1', expected noetl.io/v2",
+    ),
+    "no kind": (f"apiVersion: noetl.io/v2\nworkflow: [{{step: a, {OK_TOOL}}}]\n", "'kind' is missing"),
+    "other kind": (
+        f"apiVersion: noetl.io/v2\nkind: Credential\nworkflow: [{{step: a, {OK_TOOL}}}]\n",
+        "kind is 'Credential', expected Playbook",
+    ),
+    "no workflow": (HEAD, "'workflow' is missing"),
+    "empty workflow": (HEAD + "workflow: []\n", "workflow must be a list of steps, found nothing"),
+    "workflow is a mapping": (
+        HEAD + "workflow: {a: 1}\n",
+        "workflow must be a list of steps, found a mapping",
+    ),
+    "unknown root key": (
+        HEAD + f"worklod: {{}}\nworkflow: [{{step: a, {OK_TOOL}}}]\n",
+        "x.yaml:4:1: playbook: unknown key 'worklod'; did you mean 'workload'?",
+    ),
+    "root vars": (HEAD + f"vars: {{}}\nworkflow: [{{step: a, {OK_TOOL}}}]\n", "unknown key 'vars'"),
+    "empty file": ("", "the file is empty"),
+    "a list": ("- a\n", "playbook: expected a mapping"),
+    "duplicate key": (
+        HEAD + f"workload: {{}}\nworkload: {{}}\nworkflow: [{{step: a, {OK_TOOL}}}]\n",
+        "x.yaml:5:1: key 'workload' occurs twice (first on line 4); keep one",
+    ),
+    "tab": ("apiVersion: noetl.io/v2\n\tkind: Playbook\n", "x.yaml:2:1: not valid YAML"),
+    "open quote": (HEAD + 'workload: {a: "b}\n', "not valid YAML"),
+    "unknown alias": (HEAD + "workload: *nope\n", "not valid YAML"),
+    "workload is a list": (
+        HEAD + f"workload: [1]\nworkflow: [{{step: a, {OK_TOOL}}}]\n",
+        "workload must be a mapping",
+    ),
+    "two documents": (HEAD + f"workflow: [{{step: a, {OK_TOOL}}}]\n---\na: 1\n", "not valid YAML"),
+}
+
+
+@pytest.mark.parametrize(("text", "expected"), BROKEN_ROOTS.values(), ids=BROKEN_ROOTS)
+def test_broken_document_is_refused_at_its_place(text: str, expected: str) -> None:
+    with pytest.raises(PlaybookError) as raised:
+        parse_playbook(text, file="x.yaml")
+    assert expected in str(raised.value)
+
+
+def test_all_problems_are_reported_at_once_in_file_order() -> None:
+    found = errors_of(
+        """
+        - step: start
+          tool: {kind: pyton}
+          next: [{step: b}]
+          colour: red
+        - step: c
+          tool: {kind: http, url: "{{ a"}
+        """
+    )
+    lines = [int(error.split(":")[1]) for error in found]
+    assert lines == sorted(lines)
+    assert len(found) == 4
+
+
+def test_lenient_loading_warns_about_unsupported_kinds() -> None:
+    text = with_steps("- step: start\n  tool: {kind: snowflake, command: SELECT 1}\n")
+    assert parse_playbook(text, lenient=True).steps[0].tasks[0].kind == "snowflake"
+    playbook, problems = parse_report(text, lenient=True)
+    assert playbook is not None
+    assert [problem.severity for problem in problems] == ["warning"]
+
+
+def test_missing_file_is_a_problem_with_its_path(tmp_path) -> None:
+    missing = tmp_path / "missing.yaml"
+    assert load_report(missing)[0] is None
+    with pytest.raises(PlaybookError, match=r"missing\.yaml:1:1: cannot be read"):
+        load_playbook(missing)
+
+
+def test_unreachable_steps_are_warnings() -> None:
+    found = warnings_of("- step: start\n  tool: {kind: noop}\n- step: island\n  tool: {kind: noop}\n")
+    assert found == [
+        "sample.yaml:7:11: warning: step 'island': no path leads here from 'start'; it never runs"
+    ]
+
+
+def test_names_that_nothing_defines_are_warnings() -> None:
+    steps = """
+        - step: start
+          tool: {kind: http, url: "{{ workload.base }}/{{ usr.id }}"}
+          loop: {in: [1], iterator: user}
+        """
+    assert warnings_of(steps) == [
+        "sample.yaml:6:29: warning: url: nothing in the playbook defines 'usr'; did you mean 'user'?"
+    ]
+
+
+def test_a_condition_without_template_is_pointed_out() -> None:
+    steps = "- step: start\n  tool: {kind: noop}\n  next: [{step: start, when: \"output.status == 'ok'\"}]\n"
+    assert "is always true" in warnings_of(steps)[0]
+
+
+def test_braces_in_code_are_no_templates() -> None:
+    steps = """
+        - step: start
+          tool:
+            kind: python
+            code: |
+              result = f"{{not a template {1}"
+        """
+    assert errors_of(steps) == []

@@ -1,0 +1,237 @@
+"""Rendering: types, undefined names, sandbox, conditions, caching."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from datetime import datetime
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from noetl_dagster.errors import TemplateError, UndefinedNameError
+from noetl_dagster.playbook.templates import compile_value, condition, is_true
+
+
+def render(template: Any, **names: Any) -> Any:
+    return compile_value(template).render(names)
+
+
+@pytest.mark.parametrize("value", [[1, 2], {"a": 1}, 3, 2.5, True, None, "text", b"bytes", object()])
+def test_one_expression_keeps_the_type(value: Any) -> None:
+    assert render("{{ x }}", x=value) is value
+    assert render("  {{ x }}\n", x=value) is value
+
+
+def test_anything_else_is_text() -> None:
+    assert render("{{ a }}{{ b }}", a=1, b=2) == "12"
+    assert render("n = {{ a }}", a=1) == "n = 1"
+    assert render("{% if a %}yes{% endif %}", a=1) == "yes"
+    assert render("{{ a }}}}", a=1) == "1}}"
+
+
+def test_lists_and_mappings_are_rendered_inside() -> None:
+    template = {"{{ k }}": ["{{ a }}", 1, {"deep": "x{{ a }}"}], "same": "text"}
+    assert render(template, k="key", a=5) == {"key": [5, 1, {"deep": "x5"}], "same": "text"}
+
+
+def test_constants_need_no_scope() -> None:
+    compiled = compile_value({"a": [1, "text", None]})
+    assert compiled.constant
+    assert compiled.names == frozenset()
+    assert compiled.render({}) == {"a": [1, "text", None]}
+
+
+def test_names_of_a_template() -> None:
+    assert compile_value("{{ a.b[c] | default(d) }}").names == {"a", "c", "d"}
+    assert compile_value(["{{ a }}", {"x": "{{ b }}"}]).names == {"a", "b"}
+    assert compile_value("{% set x = a %}{% for i in x %}{{ i }}{{ range(3) }}{% endfor %}").names == {"a"}
+
+
+def test_the_same_text_is_compiled_once() -> None:
+    assert compile_value("{{ some.name }}") is compile_value("{{ some.name }}")
+
+
+def test_lazy_sequences_become_lists() -> None:
+    assert render("{{ xs | map('upper') }}", xs=["a"]) == ["A"]
+    assert render("{{ range(3) }}") == [0, 1, 2]
+    assert render("{{ {'a': 1}.keys() }}") == ["a"]
+
+
+@pytest.mark.parametrize(
+    ("template", "value"),
+    [
+        ("{{ x | tojson }}", '{"a": "<é>\'\\""}'),
+        ("body={{ x | tojson }}", 'body={"a": "<é>\'\\""}'),
+        ("{{ '[1]' | fromjson }}", [1]),
+        ("{{ 'abc' | b64encode }}", "YWJj"),
+        ("{{ 'YWJj' | b64decode }}", "abc"),
+        ("{{ '5' | int + 1 }}", 6),
+        ("{{ 'a-b' | replace('-', '+') }}", "a+b"),
+        ("{{ 'O''Brien' | replace(\"'\", \"''\") }}", "OBrien"),
+        ("{{ name | sql_literal }}", "'O''Brien'"),
+    ],
+)
+def test_filters(template: str, value: Any) -> None:
+    assert render(template, x={"a": "<é>'\""}, name="O'Brien") == value
+
+
+def test_tojson_of_dates_and_of_unknown_names() -> None:
+    assert render("{{ d | tojson }}", d=datetime(2024, 1, 31)) == '"2024-01-31T00:00:00"'
+    with pytest.raises(UndefinedNameError):
+        render("{{ nope | tojson }}")
+
+
+@pytest.mark.parametrize(
+    "template",
+    [
+        "{{ nope | default('x') }}",
+        "{{ nope.deeper.still | default('x') }}",
+        "{{ known.nope.deeper | default('x') }}",
+        "{{ known.none.deeper | default('x') }}",
+        "{{ 'x' if nope is not defined }}",
+        "{{ 'x' if not nope }}",
+        "{{ 'x' if not nope.deeper }}",
+        "{{ 'x' if not (nope and nope.a == 1) }}",
+        "{{ nope or 'x' }}",
+    ],
+)
+def test_undefined_is_false_where_it_is_tested(template: str) -> None:
+    assert render(template, known={"none": None}) == "x"
+
+
+@pytest.mark.parametrize(
+    "template",
+    [
+        "{{ nope }}",
+        "{{ nope.deeper }}",
+        "a {{ nope }}",
+        "{{ nope == 1 }}",
+        "{{ nope + 1 }}",
+        "{{ nope | int }}",
+        "{{ nope | length }}",
+        "{% for x in nope %}{% endfor %}",
+        "{{ known.nope }}",
+        "{{ known.nope > 3 }}",
+    ],
+)
+def test_undefined_is_an_error_where_its_value_is_needed(template: str) -> None:
+    with pytest.raises(UndefinedNameError) as raised:
+        render(template, known={"a": 1})
+    message = str(raised.value)
+    assert template.split("%}")[0].strip("{} %")[:4] in message
+    assert "'nope'" in message
+    assert "known names: known" in message
+
+
+def test_an_inline_if_without_else_gives_nothing() -> None:
+    assert render("{{ 1 if false }}") is None
+    assert render("a{{ 1 if false }}") == "a"
+
+
+def test_errors_inside_templates_name_the_template() -> None:
+    with pytest.raises(TemplateError, match=r"'\{\{ 1 / zero \}\}': ZeroDivisionError"):
+        render("{{ 1 / zero }}", zero=0)
+
+
+@pytest.mark.parametrize(
+    ("template", "reason"),
+    [
+        ("{{ a", "end of print statement|unexpected end"),
+        ("{{ a | nope }}", "no filter is called 'nope'"),
+        ("{{ a is nope }}", "no test is called 'nope'"),
+        ("{% if a %}", "does not parse"),
+        ("line one\n{{ a b }}", "line 2 of the text"),
+    ],
+)
+def test_syntax_errors_show_when_compiled(template: str, reason: str) -> None:
+    with pytest.raises(TemplateError, match=reason):
+        compile_value(template)
+
+
+@pytest.mark.parametrize(
+    "attack",
+    [
+        "{{ ''.__class__.__mro__[1].__subclasses__() }}",
+        "{{ f.__globals__ }}",
+        "{{ f.__code__.co_code }}",
+        "{{ items.append(1) }}",
+        "{{ mapping.update({'a': 2}) }}",
+        "{{ '{0.__class__}'.format(items) }}",
+        "{{ range(10000000) }}",
+    ],
+)
+def test_the_sandbox_holds(attack: str) -> None:
+    items: list[int] = []
+    mapping = {"a": 1}
+    function: Callable[[], None] = lambda: None  # noqa: E731
+    with pytest.raises(TemplateError):
+        render(attack, f=function, items=items, mapping=mapping)
+    assert items == []
+    assert mapping == {"a": 1}
+
+
+@pytest.mark.parametrize(
+    ("value", "truth"),
+    [
+        (True, True),
+        (False, False),
+        ("false", False),
+        ("False", False),
+        (" FALSE ", False),
+        ("0", False),
+        ("no", False),
+        ("None", False),
+        ("", False),
+        ("yes", True),
+        ("anything", True),
+        (0, False),
+        (2, True),
+        ([], False),
+        ([0], True),
+        (None, False),
+        ({}, False),
+    ],
+)
+def test_truth_of_a_when(value: Any, truth: bool) -> None:
+    assert is_true(value) is truth
+    assert condition("{{ x }}").holds({"x": value}) is truth
+
+
+def test_conditions() -> None:
+    assert condition(None).holds({})
+    assert condition(True).holds({})
+    assert not condition(False).holds({})
+    assert not condition("{{ nope }}").holds({})
+    assert not condition("{{ nope.deeper }}").holds({})
+    assert condition("{{ a == 1 and b is not defined }}").holds({"a": 1})
+    assert not condition("{{ a }} ").holds({"a": "False"})
+    assert condition("{{ a.b }}").names == {"a"}
+    assert condition(True) is not condition("True")
+    with pytest.raises(UndefinedNameError):
+        condition("{{ nope == 1 }}").holds({})
+
+
+NAMES = st.text("abcxyz", min_size=1, max_size=4).filter(lambda name: name not in ("or", "is", "in", "if"))
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(max_size=8),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=4), inner, max_size=3),
+    max_leaves=8,
+)
+
+
+@given(NAMES, JSON)
+def test_any_value_passes_through_unchanged(name: str, value: Any) -> None:
+    assert compile_value(f"{{{{ {name} }}}}").render({name: value}) == value
+    assert json.loads(compile_value(f"{{{{ {name} | tojson }}}}").render({name: value})) == value
+
+
+@given(st.text(max_size=40))
+def test_any_text_compiles_or_is_refused_with_its_own_error(text: str) -> None:
+    try:
+        compiled = compile_value("{{" + text)
+        compiled.render({})
+    except TemplateError:
+        pass
