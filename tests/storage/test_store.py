@@ -170,15 +170,12 @@ async def test_the_latest_of_a_name_is_found(store: ResultStore) -> None:
 
 
 async def test_the_row_joins_the_callers_transaction(store: ResultStore, pool: asyncpg.Pool) -> None:
-    class Undo(Exception):
-        pass
-
     async with pool.acquire() as connection:
-        with pytest.raises(Undo):
-            async with connection.transaction():
-                await store.put(1, **WHERE, connection=connection)
-                assert await connection.fetchval("SELECT count(*) FROM noetl.result_ref") == 1
-                raise Undo
+        transaction = connection.transaction()
+        await transaction.start()
+        await store.put(1, **WHERE, connection=connection)
+        assert await connection.fetchval("SELECT count(*) FROM noetl.result_ref") == 1
+        await transaction.rollback()
     assert await recorded(pool) == 0
 
 

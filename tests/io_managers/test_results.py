@@ -1,0 +1,137 @@
+"""Step results between assets."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pytest
+from dagster import DagsterInstance, asset, job, materialize, op
+
+from noetl_dagster.errors import ReferenceNotAvailableError
+from noetl_dagster.events.connection import open_pool
+from noetl_dagster.io_managers import NoetlResultIOManager
+from noetl_dagster.settings import Settings, StoreTier
+from noetl_dagster.storage.loop import run_sync
+from noetl_dagster.storage.refs import ResultRef
+from noetl_dagster.storage.store import ResultStore
+from tests.io_managers.readers import reader_of
+
+
+@pytest.fixture
+def shared(settings: Settings) -> Iterator[ResultStore]:
+    """A store on the background loop, as a process that runs ops has it."""
+    assert settings.db_url is not None
+    pool = run_sync(open_pool(settings.db_url, size=2))
+    yield ResultStore(settings, pool)
+    pool.terminate()
+
+
+@pytest.fixture
+def resources(shared: ResultStore) -> dict[str, Any]:
+    return {"io_manager": NoetlResultIOManager(lambda: shared)}
+
+
+def put(store: ResultStore, value: Any, **options: Any) -> ResultRef:
+    return run_sync(store.put(value, execution_id=5, step="load", name="result", **options))
+
+
+def test_a_reference_is_only_pointed_at(
+    shared: ResultStore, resources: dict[str, Any], dagster_instance: DagsterInstance
+) -> None:
+    rows = [{"id": 1}, {"id": 2}]
+    ref = put(shared, rows, tier=StoreTier.MINIO)
+    seen: dict[str, Any] = {}
+
+    @asset(key=["examples", "flow", "load"])
+    def load() -> Any:
+        return ref
+
+    @asset(key=["examples", "flow", "enveloped"])
+    def enveloped() -> Any:
+        return {"status": "ok", "ref": ref.model_dump(mode="json")}
+
+    wanted = {
+        "value": (load, list),
+        "frame": (load, pd.DataFrame),
+        "path": (load, Path),
+        "raw": (enveloped, bytes),
+        "pointer": (enveloped, ResultRef),
+    }
+    readers = [reader_of(name, of, kind, seen) for name, (of, kind) in wanted.items()]
+    result = materialize([load, enveloped, *readers], resources=resources, instance=dagster_instance)
+    assert result.success
+    assert seen["value"] == rows
+    assert list(seen["frame"]["id"]) == [1, 2]
+    assert seen["path"].read_bytes() == seen["raw"] == b'[{"id":1},{"id":2}]'
+    assert seen["pointer"].ref == ref.ref
+    (materialization,) = result.asset_materializations_for_node("examples__flow__load")
+    metadata = {name: entry.value for name, entry in materialization.metadata.items()}
+    assert metadata["noetl/ref"] == ref.ref
+    assert metadata["tier"] == "minio"
+    assert metadata["sha256"] == ref.sha256
+    assert "| id |" in metadata["preview"]
+
+
+@pytest.mark.parametrize("value", [{"a": 1}, "text", [1] * 20_000, {"status": "ok", "data": {"rows": [1]}}])
+def test_raw_values_are_stored(
+    resources: dict[str, Any], dagster_instance: DagsterInstance, value: Any
+) -> None:
+    seen: list[Any] = []
+
+    @asset
+    def step() -> Any:
+        return value
+
+    @asset
+    def reader(step: Any) -> None:
+        seen.append(step)
+
+    assert materialize([step, reader], resources=resources, instance=dagster_instance).success
+    expected = value["data"] if isinstance(value, dict) and "data" in value else value
+    assert seen == [expected]
+
+
+def test_later_runs_find_the_latest(
+    shared: ResultStore, resources: dict[str, Any], dagster_instance: DagsterInstance
+) -> None:
+    values = iter([1, 2])
+    seen: list[Any] = []
+
+    @asset
+    def step() -> Any:
+        return next(values)
+
+    @asset
+    def reader(step: int) -> None:
+        seen.append(step)
+
+    with pytest.raises(ReferenceNotAvailableError, match="asset step has no materialisation"):
+        materialize([step, reader], selection=[reader], resources=resources, instance=dagster_instance)
+    for _ in range(2):
+        assert materialize([step], resources=resources, instance=dagster_instance).success
+    assert materialize(
+        [step, reader], selection=[reader], resources=resources, instance=dagster_instance
+    ).success
+    assert seen == [2]
+
+
+def test_outputs_of_plain_ops_pass_too(resources: dict[str, Any], dagster_instance: DagsterInstance) -> None:
+    seen: list[Any] = []
+
+    @op
+    def produce() -> list[int]:
+        return [1, 2]
+
+    @op
+    def consume(items: list[int]) -> None:
+        seen.append(items)
+
+    @job(resource_defs=resources)
+    def flow() -> None:
+        consume(produce())
+
+    assert flow.execute_in_process(instance=dagster_instance).success
+    assert seen == [[1, 2]]

