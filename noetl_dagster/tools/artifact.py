@@ -1,0 +1,103 @@
+"""``kind: artifact`` (also ``result`` and ``resolve``): values by reference."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import Any
+
+from noetl_dagster.errors import StorageError, ToolError
+from noetl_dagster.playbook.models import ResultSpec
+from noetl_dagster.settings import StoreTier
+from noetl_dagster.storage.refs import ResultRef
+from noetl_dagster.tools.base import Tool, Toolbox, ToolCall, ToolResult
+from noetl_dagster.tools.references import as_result_ref
+
+
+class ArtifactAction(StrEnum):
+    GET = "get"
+    PUT = "put"
+
+
+class ArtifactTool(Tool):
+    """Stores a value, or finds one that is stored.
+
+    Input: ``action`` (``get`` or ``put``; default ``put`` where ``value`` is given, else ``get``).
+    ``put``: ``value``, ``name`` (default: the task's), ``store`` (a tier), ``ttl`` seconds, ``compression``,
+    ``content_type``. ``get``: ``ref`` (a reference or its logical name), or ``name`` and ``step`` of this
+    execution.
+
+    Output: the value by reference: ``output.ref`` is the reference, and touching the result fetches it.
+
+    Raises ``ToolError`` of kind ``artifact``, with code ``REFERENCE_NOT_AVAILABLE`` when there is none.
+    """
+
+    kind = "artifact"
+
+    async def run(self, call: ToolCall, box: Toolbox) -> ToolResult:
+        action = _action(call)
+        try:
+            ref = await (_put(call, box) if action is ArtifactAction.PUT else _get(call, box))
+        except StorageError as error:
+            code = getattr(error, "code", None)
+            raise ToolError(f"artifact {action} in step {call.step}: {error}", kind=self.kind, code=code) from None
+        return ToolResult(ref=ref)
+
+
+def _action(call: ToolCall) -> ArtifactAction:
+    given = call.config.get("action")
+    if given is None:
+        return ArtifactAction.PUT if "value" in call.config else ArtifactAction.GET
+    try:
+        return ArtifactAction(str(given).lower())
+    except ValueError:
+        raise ToolError(
+            f"artifact in step {call.step}: action {given!r} is unknown; known: {', '.join(ArtifactAction)}",
+            kind="artifact",
+        ) from None
+
+
+async def _put(call: ToolCall, box: Toolbox) -> ResultRef:
+    config = call.config
+    if "value" not in config:
+        raise ToolError(f"artifact put in step {call.step} has no 'value'", kind="artifact")
+    spec = call.task.spec.result.model_copy(
+        update={name: config[name] for name in ("ttl", "compression", "content_type") if config.get(name)}
+    )
+    return await box.results.put(
+        config["value"],
+        execution_id=call.execution_id,
+        step=call.step,
+        name=str(config.get("name") or call.task.name),
+        spec=ResultSpec.model_validate(spec.model_dump()),
+        tier=_tier(call, config.get("store")),
+        select=call.task.output_select,
+    )
+
+
+async def _get(call: ToolCall, box: Toolbox) -> ResultRef:
+    given: Any = call.config.get("ref", call.input.get("ref"))
+    if given is not None:
+        reference = as_result_ref(given)
+        if reference is None:
+            raise ToolError(
+                f"artifact get in step {call.step}: {given!r:.80} is no reference; write ref: "
+                '"{{ <step>.ref }}" or a name noetl://execution/...',
+                kind="artifact",
+            )
+        return await box.results.find(reference if isinstance(reference, str) else reference.ref)
+    name = call.config.get("name")
+    if not name:
+        raise ToolError(f"artifact get in step {call.step} needs 'ref', or 'name' and 'step'", kind="artifact")
+    return await box.results.find((call.execution_id, str(call.config.get("step") or call.step), str(name)))
+
+
+def _tier(call: ToolCall, store: Any) -> StoreTier | None:
+    if store is None:
+        return None
+    try:
+        return StoreTier(str(store).lower())
+    except ValueError:
+        raise ToolError(
+            f"artifact in step {call.step}: store {store!r} is unknown; known: {', '.join(StoreTier)}",
+            kind="artifact",
+        ) from None

@@ -1,0 +1,75 @@
+"""The duckdb tool over files, references and lists."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from noetl_dagster.errors import ToolError
+from noetl_dagster.settings import StoreTier
+from noetl_dagster.tools.base import Toolbox
+
+ROWS = pa.table({"id": list(range(1000)), "kind": ["a", "b"] * 500})
+
+
+async def test_results_are_shaped_as_those_of_postgres(run: Any) -> None:
+    sql = "create table t (id int, day date); insert into t values (1, '2026-01-02'), (2, null); from t order by id"
+
+    data = (await run("duckdb", command=sql)).data
+
+    assert data["command_1"] == {"status": "ok", "row_count": 2}
+    assert data["rows"] == [{"id": 1, "day": "2026-01-02"}, {"id": 2, "day": None}]
+    assert data["columns"] == ["id", "day"]
+
+
+async def test_parameters_and_lists_as_views(run: Any) -> None:
+    people = [{"name": "a", "age": 3}, {"name": "b", "age": 5}]
+
+    data = (await run("duckdb", command="select name from people where age > :age", params={"age": 4}, input={"people": people})).data
+
+    assert data["rows"] == [{"name": "b"}]
+
+
+@pytest.mark.parametrize("tier", [StoreTier.PVC, StoreTier.MINIO, StoreTier.DB])
+async def test_references_are_views(run: Any, box: Toolbox, tier: StoreTier) -> None:
+    ref = await box.results.put(ROWS, execution_id=7001, step="load", name="rows", tier=tier)
+    sql = "select kind, count(*) as n from load group by kind order by kind"
+
+    for given in (ref, ref.ref, ref.model_dump(mode="json")):
+        data = (await run("duckdb", command=sql, input={"load": given})).data
+        assert data["rows"] == [{"kind": "a", "n": 500}, {"kind": "b", "n": 500}]
+
+
+@pytest.mark.parametrize("tier", [StoreTier.PVC, StoreTier.MINIO])
+async def test_physical_address_in_the_query(run: Any, box: Toolbox, tier: StoreTier) -> None:
+    ref = await box.results.put(ROWS, execution_id=7001, step="load", name="rows", tier=tier)
+
+    data = (await run("duckdb", command=f"select count(*) as n from read_parquet('{ref.physical_uri}')")).data
+
+    assert data["rows"] == [{"n": 1000}]
+
+
+async def test_table_result_and_database_file(run: Any, tmp_path: Path) -> None:
+    await run("duckdb", database="own.db", command="create table t as select range as id from range(10)")
+
+    table = (await run("duckdb", database="own.db", command="select * from t", **{"as": "table"})).data
+
+    assert isinstance(table, pa.Table)
+    assert table.num_rows == 10
+    assert (tmp_path / "own.db").exists()
+
+
+async def test_errors_and_time_limits(run: Any) -> None:
+    with pytest.raises(ToolError, match="CatalogException.*missing"):
+        await run("duckdb", command="select * from missing")
+
+    started = time.perf_counter()
+    with pytest.raises(TimeoutError):
+        async with asyncio.timeout(0.3):
+            await run("duckdb", command="select count(*) from range(10000000000) a, range(1000) b where hash(a.range) = b.range")
+    assert time.perf_counter() - started < 10
