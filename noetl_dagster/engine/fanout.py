@@ -20,16 +20,20 @@ from noetl_dagster.worker.program import StepProgram
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """A contiguous run of shards: what one dynamic output of the Dagster run stands for."""
+    """A contiguous run of shards, ``start <= index < stop``: one dynamic output of the Dagster run."""
 
-    loop_id: str
     start: int
     stop: int
 
     @property
     def key(self) -> str:
-        """Mapping key of the dynamic output, in order of the items."""
+        """Mapping key of the dynamic output: first and last index, in order of the items."""
         return f"{self.start:07d}_{self.stop - 1:07d}"
+
+    @classmethod
+    def parse(cls, key: str) -> Group:
+        start, last = key.split("_")
+        return cls(int(start), int(last) + 1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +81,7 @@ class Fanouts:
         total = len(activation.items)
         async for _ in issue(self._runtime, activation, 0, total):
             pass
-        return Expanded(groups=tuple(_groups(program, activation.loop_id, total)), total=total)
+        return Expanded(groups=tuple(_groups(program, total)), total=total)
 
     async def run_group(
         self, execution: Execution, step: str, group: Group, visit: int = 1
@@ -119,7 +123,7 @@ class Fanouts:
         activation = await self._steps.loops.activate(execution, program, visit, shard=True)
         total = len(activation.items)
         if activation.continues:
-            await self.run_group(execution, step, Group(activation.loop_id, 0, total), visit)
+            await self.run_group(execution, step, Group(0, total), visit)
         await self._runtime.buffer.flush()
         result = await gather(self._runtime, execution.id, step, activation.loop_ids, total)
         await self._steps.loops.finish(activation, result)
@@ -158,7 +162,7 @@ class Fanouts:
         raise AssertionError("unreachable")
 
 
-def _groups(program: StepProgram, loop_id: str, total: int) -> list[Group]:
+def _groups(program: StepProgram, total: int) -> list[Group]:
     """Contiguous groups, each large enough to keep ``max_concurrent`` shards in flight."""
     loop = program.step.loop
     assert loop is not None
@@ -169,6 +173,6 @@ def _groups(program: StepProgram, loop_id: str, total: int) -> list[Group]:
     groups, start = [], 0
     for place in range(wanted):
         stop = start + size + (place < longer)
-        groups.append(Group(loop_id, start, stop))
+        groups.append(Group(start, stop))
         start = stop
     return groups

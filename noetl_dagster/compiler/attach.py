@@ -1,0 +1,102 @@
+"""Which execution a Dagster run drives."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from dagster import DagsterInstance, DagsterRun
+
+from noetl_dagster.engine.engine import Engine
+from noetl_dagster.errors import ExecutionNotFoundError, ExecutionStateError
+from noetl_dagster.playbook.models import Playbook
+from noetl_dagster.worker.execution import Execution
+
+EXECUTION_TAG = "noetl/execution_id"
+"""Run tag that names the execution."""
+
+OWNER_TAG = "noetl/run_id"
+"""Run tag that names the run which the execution tag was written for: re-executions inherit their parent's."""
+
+_RESUME_TAG = "dagster/is_resume_retry"
+
+
+def execution_tags(execution_id: int, run_id: str) -> dict[str, str]:
+    return {EXECUTION_TAG: str(execution_id), OWNER_TAG: run_id}
+
+
+def is_continuation(run: DagsterRun) -> bool:
+    """Whether a run re-executes a part of its parent (from failure, or selected steps), not the whole."""
+    return run.tags.get(_RESUME_TAG) == "true" or bool(run.parent_run_id and run.step_keys_to_execute)
+
+
+def execution_id_of(instance: DagsterInstance, run: DagsterRun) -> int | None:
+    """The execution that a run drives or continues; None when it has not started one yet."""
+    known: DagsterRun | None = instance.get_run_by_id(run.run_id) or run
+    while known is not None:
+        tags = known.tags
+        if EXECUTION_TAG in tags and (tags.get(OWNER_TAG) == known.run_id or is_continuation(known)):
+            return int(tags[EXECUTION_TAG])
+        if not is_continuation(known) or known.parent_run_id is None:
+            return None
+        known = instance.get_run_by_id(known.parent_run_id)
+    return None
+
+
+async def attach(
+    engine: Engine,
+    instance: DagsterInstance,
+    run: DagsterRun,
+    playbook: Playbook,
+    workload: dict[str, Any] | None,
+) -> Execution:
+    """The execution of a run: started by its first op, continued by a run that re-executes from failure.
+
+    Args:
+        workload: overrides from the run config; None for ops that cannot start an execution.
+
+    Raises:
+        ExecutionStateError: another run has taken the execution over, or it has ended.
+    """
+    execution_id = execution_id_of(instance, run)
+    origin = {"dagster_run_id": run.run_id}
+    if execution_id is None or (workload is not None and not await _exists(engine, execution_id)):
+        if workload is None:
+            raise ExecutionStateError(
+                f"run {run.run_id} has no {EXECUTION_TAG} tag; launch the job again from its first step"
+            )
+        execution = await engine.lifecycle.create(
+            playbook, workload, execution_id=execution_id, origin=origin
+        )
+        instance.add_run_tags(run.run_id, execution_tags(execution.id, run.run_id))
+        return execution
+    execution = await engine.runtime.load(execution_id)
+    if execution.state.run_id == run.run_id:
+        return execution
+    if not is_continuation(run):
+        raise ExecutionStateError(
+            f"execution {execution_id} was taken over by run {execution.state.run_id}; this run stops"
+        )
+    execution = await _continue(engine, execution, run, origin)
+    instance.add_run_tags(run.run_id, execution_tags(execution.id, run.run_id))
+    return execution
+
+
+async def _exists(engine: Engine, execution_id: int) -> bool:
+    try:
+        await engine.runtime.load(execution_id)
+    except ExecutionNotFoundError:
+        return False
+    return True
+
+
+async def _continue(
+    engine: Engine, execution: Execution, run: DagsterRun, origin: dict[str, Any]
+) -> Execution:
+    """Opens the run's epoch; of several ops that start at once, one opens it and the others find it open."""
+    try:
+        return await engine.lifecycle.resume(execution.id, origin=origin)
+    except ExecutionStateError:
+        execution = await engine.runtime.load(execution.id)
+        if execution.state.run_id != run.run_id:
+            raise
+        return execution

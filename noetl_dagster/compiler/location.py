@@ -1,0 +1,66 @@
+"""Definitions of a code location from a folder of playbooks."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable
+
+from dagster import Definitions
+
+from noetl_dagster.compiler.job import PlaybookJob, compile_playbook
+from noetl_dagster.compiler.ops import NOETL, RESULTS_IO
+from noetl_dagster.compiler.tokens import TOKENS, token_io_manager
+from noetl_dagster.errors import PlaybookError
+from noetl_dagster.io_managers.results import NoetlResultIOManager
+from noetl_dagster.playbook.catalog import find_playbooks
+from noetl_dagster.playbook.loader import load_playbook
+from noetl_dagster.playbook.models import Playbook
+from noetl_dagster.resources.noetl import NoetlResource
+from noetl_dagster.settings import Settings
+
+logger = logging.getLogger(__name__)
+
+
+def build_definitions(settings: Settings) -> Definitions:
+    """Every playbook of the folder that loads. A broken one is left out with its errors in the log."""
+    return definitions_of(load_folder(settings), NoetlResource())
+
+
+def load_folder(settings: Settings) -> list[Playbook]:
+    """The playbooks of ``settings.playbooks_path``; of two with one name the first stays."""
+    playbooks: dict[str, Playbook] = {}
+    for path in find_playbooks(settings.playbooks_path):
+        try:
+            playbook = load_playbook(path)
+        except PlaybookError as error:
+            logger.error("playbook %s is left out:\n%s", path, error)
+            continue
+        if playbook.name in playbooks:
+            logger.error(
+                "playbook %s is left out: %s has the name %r already",
+                path,
+                playbooks[playbook.name].file,
+                playbook.name,
+            )
+            continue
+        playbooks[playbook.name] = playbook
+    return list(playbooks.values())
+
+
+def definitions_of(playbooks: Iterable[Playbook], noetl: NoetlResource) -> Definitions:
+    """Definitions of given playbooks over a given engine."""
+    jobs = [compile_playbook(playbook) for playbook in playbooks]
+    return Definitions(
+        assets=[job.assets for job in jobs],
+        jobs=[job.job for job in jobs],
+        resources=resources_of(noetl),
+    )
+
+
+def resources_of(noetl: NoetlResource) -> dict[str, object]:
+    """The resources that compiled playbooks require."""
+    results = NoetlResultIOManager(lambda: noetl.engine().runtime.results)
+    return {NOETL: noetl, RESULTS_IO: results, TOKENS: token_io_manager}
+
+
+__all__ = ["PlaybookJob", "build_definitions", "definitions_of", "load_folder", "resources_of"]

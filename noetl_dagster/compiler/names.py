@@ -1,0 +1,42 @@
+"""Names of ops, outputs and assets for the steps of a playbook."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+
+from dagster import AssetKey
+
+from noetl_dagster.playbook.models import Playbook
+
+_NOT_ALLOWED = re.compile(r"[^A-Za-z0-9_]+")
+_RESERVED = frozenset({"context", "conf", "config", "meta", "arg_dict", "dict", "input_arg_dict",
+                       "output_arg_dict", "int", "str", "float", "bool", "input", "output", "type"})  # fmt: skip
+
+GROUP_SUFFIX = "_group"
+FANIN_SUFFIX = "_fanin"
+
+
+def dagster_name(name: str) -> str:
+    """A name that Dagster accepts: letters, digits and underscores, not one of its own words."""
+    clean = _NOT_ALLOWED.sub("_", name).strip("_") or "step"
+    return f"{clean}_" if clean in _RESERVED else clean
+
+
+def unique_names(names: Iterable[str]) -> dict[str, str]:
+    """Dagster names of many things, each its own: ``load-a`` and ``load_a`` do not collide."""
+    given: dict[str, str] = {}
+    taken: set[str] = set()
+    for name in names:
+        candidate, count = dagster_name(name), 1
+        while candidate in taken:
+            count += 1
+            candidate = f"{dagster_name(name)}_{count}"
+        taken.add(candidate)
+        given[name] = candidate
+    return given
+
+
+def asset_key(playbook: Playbook, step: str) -> AssetKey:
+    """``[<parts of the playbook's path>..., <step>]``."""
+    return AssetKey([*playbook.metadata.path.strip("/").split("/"), step])

@@ -1,0 +1,280 @@
+"""Ops: the step function of the engine under Dagster's names for its parts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from dagster import (
+    DynamicOut,
+    DynamicOutput,
+    Failure,
+    In,
+    MetadataValue,
+    Nothing,
+    OpDefinition,
+    OpExecutionContext,
+    Out,
+    Output,
+)
+from dagster import Any as AnyType
+
+from noetl_dagster.compiler.attach import attach
+from noetl_dagster.compiler.config import WORKLOAD
+from noetl_dagster.compiler.drive import drive
+from noetl_dagster.compiler.names import FANIN_SUFFIX, GROUP_SUFFIX, dagster_name
+from noetl_dagster.compiler.tokens import TOKENS
+from noetl_dagster.engine.engine import Engine
+from noetl_dagster.engine.region import run_region
+from noetl_dagster.engine.results import reference_of
+from noetl_dagster.events.state import StepEnd, StepStatus
+from noetl_dagster.playbook.graph import Region
+from noetl_dagster.playbook.models import Playbook, Step
+from noetl_dagster.resources.noetl import NoetlResource
+from noetl_dagster.storage.loop import run_sync
+from noetl_dagster.storage.refs import ResultRef
+from noetl_dagster.worker.execution import Execution
+
+NOETL = "noetl"
+RESULTS_IO = "noetl_results"
+TOKENS_IN = "tokens"
+RESULT = "result"
+GROUPS = "groups"
+EXPANDED = "expanded"
+
+
+def arc_output(target: str) -> str:
+    """Name of the output that stands for the arcs to a step."""
+    return f"to_{target}"
+
+
+@dataclass(frozen=True, slots=True)
+class OpMaker:
+    """Makes the ops of one playbook.
+
+    Attributes:
+        names: op name of each region, by region name.
+        steps: op-safe name of each step.
+    """
+
+    playbook: Playbook
+    names: dict[str, str]
+    steps: dict[str, str]
+    entry: str
+
+    def step_ops(self, region: Region) -> list[OpDefinition]:
+        """The ops of a region: one, or the three of a fan-out."""
+        if region.is_cycle:
+            return [self._region_op(region)]
+        step = self.playbook.step(region.steps[0])
+        if step.is_fanout:
+            return [self._expand_op(region, step), self._group_op(region, step), self._fanin_op(region, step)]
+        return [self._step_op(region, step)]
+
+    def _step_op(self, region: Region, step: Step) -> OpDefinition:
+        def run(context: OpExecutionContext, inputs: dict[str, Any]) -> Iterator[Output[Any]]:
+            session = self._session(context, region)
+            end = session.drive(session.engine.steps.run(session.execution, step.name), step.name)
+            yield from session.outputs([end], {step.name: RESULT}, self._arc_names(end.fired))
+            session.finish([end])
+
+        return self._op(region, self.names[region.name], run, self._outs(region, [step.name]), step)
+
+    def _region_op(self, region: Region) -> OpDefinition:
+        def run(context: OpExecutionContext, inputs: dict[str, Any]) -> Iterator[Output[Any]]:
+            session = self._session(context, region)
+            work = run_region(session.engine.steps, session.execution, region)
+            fired, failure = session.drive(work, region.steps[0])
+            latest = session.execution.state.latest
+            ends = [latest[name] for name in region.steps if name in latest]
+            results = {name: f"{RESULT}_{self.steps[name]}" for name in region.steps}
+            yield from session.outputs(ends, results, self._arc_names(fired))
+            session.finish([failure] if failure is not None else [])
+
+        outs = {f"{RESULT}_{self.steps[name]}": _result_out(self.playbook.step(name)) for name in region.steps}
+        outs |= self._arc_outs(region)
+        return self._op(region, self.names[region.name], run, outs)
+
+    def _expand_op(self, region: Region, step: Step) -> OpDefinition:
+        def run(
+            context: OpExecutionContext, inputs: dict[str, Any]
+        ) -> Iterator[Output[Any] | DynamicOutput[Any]]:
+            session = self._session(context, region)
+            work = session.engine.fanouts.expand(session.execution, step.name)
+            expanded = session.drive(work, step.name)
+            context.log.info(f"{step.name}: {expanded.total} shards in {len(expanded.groups)} groups")
+            for group in expanded.groups:
+                yield DynamicOutput(group, mapping_key=group.key, output_name=GROUPS)
+            yield Output(None, EXPANDED, metadata={"shards": expanded.total, "groups": len(expanded.groups)})
+
+        outs: dict[str, Any] = {
+            GROUPS: DynamicOut(AnyType, io_manager_key=TOKENS),
+            EXPANDED: Out(Nothing),
+        }
+        return self._op(region, self.names[region.name], run, outs, step)
+
+    def _group_op(self, region: Region, step: Step) -> OpDefinition:
+        def run(context: OpExecutionContext, inputs: dict[str, Any]) -> Iterator[Output[Any]]:
+            session = self._session(context, region)
+            group = inputs["group"]
+            report = session.drive(
+                session.engine.fanouts.run_group(session.execution, step.name, group), step.name
+            )
+            counts = {"done": report.done, "failed": report.failed, "done before": report.skipped}
+            yield Output(None, "done", metadata=counts)
+
+        return self._op(
+            region,
+            self.names[region.name] + GROUP_SUFFIX,
+            run,
+            {"done": Out(Nothing)},
+            step,
+            ins={"group": In(AnyType)},
+            starts=False,
+        )
+
+    def _fanin_op(self, region: Region, step: Step) -> OpDefinition:
+        def run(context: OpExecutionContext, inputs: dict[str, Any]) -> Iterator[Output[Any]]:
+            session = self._session(context, region)
+            end = session.drive(session.engine.fanouts.fan_in(session.execution, step.name), step.name)
+            yield from session.outputs([end], {step.name: RESULT}, self._arc_names(end.fired))
+            session.finish([end])
+
+        return self._op(
+            region,
+            self.names[region.name] + FANIN_SUFFIX,
+            run,
+            self._outs(region, [step.name]),
+            step,
+            ins={EXPANDED: In(Nothing), GROUPS: In(Nothing)},
+            starts=False,
+        )
+
+    def _op(
+        self,
+        region: Region,
+        name: str,
+        compute: Callable[[OpExecutionContext, dict[str, Any]], Any],
+        outs: dict[str, Any],
+        step: Step | None = None,
+        *,
+        ins: dict[str, In] | None = None,
+        starts: bool = True,
+    ) -> OpDefinition:
+        is_entry = starts and region.name == self.entry
+        if ins is None:
+            ins = {} if is_entry and not region_has_tokens(self.playbook, region) else {TOKENS_IN: In(Nothing)}
+        kinds = sorted({task.kind for task in step.tasks}) if step is not None else []
+
+        # not annotated: Dagster refuses annotations that are text, as they are in this module
+        def compute_fn(context, inputs):  # type: ignore[no-untyped-def]
+            yield from compute(context, inputs)
+
+        return OpDefinition(
+            name=name,
+            compute_fn=compute_fn,
+            ins=ins,
+            outs=outs,
+            description=step.description if step is not None else f"steps {', '.join(region.steps)}",
+            config_schema={WORKLOAD: dict} if is_entry else None,
+            required_resource_keys={NOETL},
+            tags={f"dagster/kind/{kind}": "" for kind in kinds},
+        )
+
+    def _outs(self, region: Region, steps: list[str]) -> dict[str, Out]:
+        return {RESULT: _result_out(self.playbook.step(steps[0]))} | self._arc_outs(region)
+
+    def _arc_outs(self, region: Region) -> dict[str, Out]:
+        return {
+            arc_output(self.steps[target]): Out(Nothing, is_required=False) for target in region.targets
+        }
+
+    def _arc_names(self, fired: list[str] | tuple[str, ...]) -> list[str]:
+        return [arc_output(self.steps[target]) for target in fired]
+
+    def _session(self, context: OpExecutionContext, region: Region) -> OpSession:
+        workload = context.op_config[WORKLOAD] if context.op_config else None
+        return OpSession.open(context, self.playbook, workload)
+
+
+@dataclass(slots=True)
+class OpSession:
+    """One op's work on the execution of its run."""
+
+    context: OpExecutionContext
+    engine: Engine
+    execution: Execution
+
+    @classmethod
+    def open(
+        cls, context: OpExecutionContext, playbook: Playbook, workload: dict[str, Any] | None
+    ) -> OpSession:
+        resource: NoetlResource = getattr(context.resources, NOETL)
+        engine = resource.engine()
+        execution = run_sync(attach(engine, context.instance, context.run, playbook, workload))
+        return cls(context, engine, execution)
+
+    def drive(self, work: Any, step: str) -> Any:
+        return drive(self.context, self.engine, work, execution_id=self.execution.id, step=step)
+
+    def outputs(
+        self, ends: list[StepEnd], results: dict[str, str], arcs: list[str]
+    ) -> Iterator[Output[Any]]:
+        """The results that there are, and a token for each arc that fired."""
+        for end in ends:
+            if end.status is StepStatus.COMPLETED:
+                reference = run_sync(reference_of(self.engine.runtime, self.execution.id, end))
+                yield Output(reference, results[end.step], metadata=self._metadata(end))
+        for name in arcs:
+            yield Output(None, name)
+
+    def finish(self, ends: list[StepEnd]) -> None:
+        """Ends the execution when this was its last step, and fails the op when its failure has no arc."""
+        status = run_sync(self._finish())
+        self.context.log.info(f"execution {self.execution.id} is {status}")
+        for end in ends:
+            if end.unhandled:
+                place = self.execution.playbook.step(end.step).place
+                where = f" ({place})" if place is not None else ""
+                raise Failure(
+                    f"step {end.step}{where}: {end.error}",
+                    metadata={"execution": str(self.execution.id), "error": str(end.envelope.get("error"))},
+                    allow_retries=False,
+                )
+
+    async def _finish(self) -> str:
+        fresh = await self.engine.runtime.load(self.execution.id)
+        return await self.engine.lifecycle.finish_if_over(fresh)
+
+    def _metadata(self, end: StepEnd) -> dict[str, Any]:
+        metadata: dict[str, Any] = {
+            "execution": str(self.execution.id),
+            "visit": MetadataValue.int(end.visit),
+        }
+        for key in ("total", "done", "failed"):
+            if isinstance(end.envelope.get(key), int):
+                metadata[key] = MetadataValue.int(end.envelope[key])
+        return metadata
+
+
+def region_has_tokens(playbook: Playbook, region: Region) -> bool:
+    """Whether arcs from outside lead into a region."""
+    return any(
+        target in region.steps
+        for step in playbook.steps
+        if step.name not in region.steps
+        for target in step.targets
+    )
+
+
+def _result_out(step: Step) -> Out:
+    return Out(
+        AnyType,
+        is_required=False,
+        io_manager_key=RESULTS_IO,
+        description=step.description or f"Result of step {step.name}",
+    )
+
+
+__all__ = ["OpMaker", "ResultRef", "arc_output", "dagster_name"]

@@ -1,0 +1,10 @@
+"""The Dagster code location: every playbook of ``NOETL_PLAYBOOKS_PATH`` as a job and its assets."""
+
+from __future__ import annotations
+
+from dagster import Definitions
+
+from noetl_dagster.compiler.location import build_definitions
+from noetl_dagster.settings import get_settings
+
+defs: Definitions = build_definitions(get_settings())

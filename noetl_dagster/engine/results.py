@@ -1,0 +1,26 @@
+"""The result of a step as one reference, which Dagster can point at."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from noetl_dagster.engine.runtime import Runtime
+from noetl_dagster.events.state import StepEnd
+from noetl_dagster.settings import StoreTier
+from noetl_dagster.storage.refs import ResultRef
+
+
+async def reference_of(runtime: Runtime, execution_id: int, end: StepEnd) -> ResultRef:
+    """The reference of a step's result; a small one that stands in the log gets one in the eventlog tier."""
+    reference = end.envelope.get("ref")
+    if reference is not None:
+        return reference if isinstance(reference, ResultRef) else ResultRef.model_validate(reference)
+    return await runtime.results.put(
+        _value(end), execution_id=execution_id, step=end.step, name="result", tier=StoreTier.EVENTLOG
+    )
+
+
+def _value(end: StepEnd) -> Any:
+    if "results" in end.envelope and "data" not in end.envelope:
+        return end.envelope["results"]
+    return end.envelope.get("data")

@@ -1,0 +1,1 @@
+"""Dagster resources: the engine of a process, and Spark."""

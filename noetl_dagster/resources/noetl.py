@@ -1,0 +1,86 @@
+"""The engine as a Dagster resource: one for each process, shared by all its runs."""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import os
+import threading
+from collections.abc import Coroutine
+from typing import Any, TypeVar
+
+import orjson
+from dagster import ConfigurableResource
+from pydantic import Field
+
+from noetl_dagster import embedded
+from noetl_dagster.engine.engine import Engine
+from noetl_dagster.settings import Settings, get_settings
+from noetl_dagster.storage.loop import run_sync
+
+T = TypeVar("T")
+
+_engines: dict[tuple[int, str], Engine] = {}
+_lock = threading.Lock()
+
+
+class NoetlResource(ConfigurableResource):  # type: ignore[type-arg]
+    """Gives ops, sensors and schedules the engine of their process.
+
+    The engine opens on first use and stays open for later runs in the same process; its coroutines run on
+    the background loop, see :func:`noetl_dagster.storage.loop.run_sync`.
+    """
+
+    settings_json: str = Field(
+        default="", description="Settings as JSON in place of the NOETL_* environment, for tests and notebooks"
+    )
+
+    @classmethod
+    def of(cls, settings: Settings) -> NoetlResource:
+        """A resource with given settings instead of the environment's."""
+        return cls(settings_json=dump_settings(settings))
+
+    @property
+    def settings(self) -> Settings:
+        """The settings with the addresses of the embedded services filled in, which are started if need be."""
+        own = load_settings(self.settings_json) if self.settings_json else get_settings()
+        return embedded.ensure(own)
+
+    def engine(self) -> Engine:
+        """The engine of this process for these settings, opened if need be."""
+        key = (os.getpid(), self.settings_json)
+        with _lock:
+            engine = _engines.get(key)
+            if engine is None:
+                engine = _engines[key] = run_sync(Engine.open(self.settings))
+            return engine
+
+    def run(self, coroutine: Coroutine[Any, Any, T]) -> T:
+        """Runs a coroutine of the engine and waits for it."""
+        return run_sync(coroutine)
+
+
+def close_engines() -> None:
+    """Closes the engines of this process; what is buffered is committed."""
+    with _lock:
+        for key in [key for key in _engines if key[0] == os.getpid()]:
+            engine = _engines.pop(key)
+            with contextlib.suppress(Exception):
+                run_sync(engine.close(), timeout=20)
+
+
+def dump_settings(settings: Settings) -> str:
+    """Settings as JSON, secrets included: for resources that never leave the machine."""
+    values = settings.model_dump(mode="json")
+    for name in type(settings).model_fields:
+        secret = getattr(settings, name)
+        if hasattr(secret, "get_secret_value"):
+            values[name] = secret.get_secret_value()
+    return orjson.dumps(values, option=orjson.OPT_SORT_KEYS).decode()
+
+
+def load_settings(text: str) -> Settings:
+    return Settings.model_validate_json(text)
+
+
+atexit.register(close_engines)

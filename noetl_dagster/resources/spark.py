@@ -1,0 +1,69 @@
+"""The Spark session as a Dagster resource, the same session that spark steps use."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from dagster_pyspark import LazyPySparkResource
+from pydantic import Field, PrivateAttr
+
+from noetl_dagster.settings import Settings, get_settings
+from noetl_dagster.spark.sessions import SparkSessions, shared_sessions
+
+if TYPE_CHECKING:
+    from dagster import InitResourceContext
+
+
+class PySparkResource(LazyPySparkResource):
+    """dagster-pyspark's lazy resource over the session of this process; local where nothing else is said.
+
+    Example:
+        .. code-block:: python
+
+            @asset
+            def totals(pyspark: PySparkResource) -> None:
+                pyspark.spark_session.range(10).show()
+
+            Definitions(assets=[totals], resources={"pyspark": PySparkResource(master="local[4]")})
+    """
+
+    spark_config: dict[str, Any] = Field(
+        default_factory=dict, description="Further Spark configuration: {'spark.executor.memory': '4g'}"
+    )
+    master: str | None = Field(None, description="local[*], spark://, k8s://; empty: NOETL_SPARK_MASTER")
+    remote: str | None = Field(None, description="Spark Connect, sc://host:port; empty: NOETL_SPARK_REMOTE")
+    driver_memory: str | None = Field(None, description="For example 4g; empty: NOETL_SPARK_DRIVER_MEMORY")
+
+    _sessions: SparkSessions = PrivateAttr()
+
+    def setup_for_execution(self, context: InitResourceContext) -> None:
+        """Starts nothing: many runs that have the resource never touch Spark."""
+
+    @property
+    def sessions(self) -> SparkSessions:
+        return shared_sessions(self._settings())
+
+    def _init_session(self) -> None:
+        # asked each time, because the session is replaced when its JVM has died
+        self._spark_session = self.sessions.get()
+
+    def _settings(self) -> Settings:
+        settings = get_settings()
+        given = {
+            "spark_master": self.master,
+            "spark_remote": self.remote,
+            "spark_driver_memory": self.driver_memory,
+            "spark_config": {**settings.spark_config, **_flat(self.spark_config)} or None,
+        }
+        return settings.model_copy(update={name: value for name, value in given.items() if value is not None})
+
+
+def _flat(config: dict[str, Any], prefix: str = "") -> dict[str, str]:
+    """dagster-pyspark also takes nested names: ``{"spark": {"executor": {"memory": "4g"}}}``."""
+    flat: dict[str, str] = {}
+    for name, value in config.items():
+        if isinstance(value, dict):
+            flat |= _flat(value, f"{prefix}{name}.")
+        else:
+            flat[f"{prefix}{name}"] = str(value)
+    return flat

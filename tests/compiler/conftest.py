@@ -1,0 +1,62 @@
+"""Playbooks run as Dagster jobs on a database of their own."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+from dagster import DagsterInstance, ExecuteInProcessResult
+
+from noetl_dagster.compiler.attach import EXECUTION_TAG
+from noetl_dagster.compiler.location import definitions_of
+from noetl_dagster.events.state import ExecutionState
+from noetl_dagster.playbook.loader import parse_playbook
+from noetl_dagster.resources.noetl import NoetlResource, close_engines
+from noetl_dagster.settings import Settings
+from noetl_dagster.storage.loop import run_sync
+
+HEAD = """
+apiVersion: noetl.io/v2
+kind: Playbook
+metadata: {name: sample, path: tests/sample}
+"""
+
+
+@dataclass
+class DagsterRunResult:
+    """A finished Dagster run and what the log says about its execution."""
+
+    result: ExecuteInProcessResult
+    state: ExecutionState
+
+
+@pytest.fixture
+def noetl(settings: Settings) -> Iterator[NoetlResource]:
+    yield NoetlResource.of(settings)
+    close_engines()
+
+
+@pytest.fixture
+def launch(
+    noetl: NoetlResource, dagster_instance: DagsterInstance
+) -> Callable[..., DagsterRunResult]:
+    """Runs a playbook as its Dagster job in this process."""
+
+    def launch(text: str, **workload: Any) -> DagsterRunResult:
+        playbook = parse_playbook(HEAD + textwrap.dedent(text), file="sample.yaml")
+        defs = definitions_of([playbook], noetl)
+        job = defs.resolve_job_def("sample")
+        config = {"ops": {"sample": {"config": workload}}} if workload else None
+        result = job.execute_in_process(
+            run_config=config, instance=dagster_instance, raise_on_error=False
+        )
+        run = dagster_instance.get_run_by_id(result.run_id)
+        assert run is not None
+        execution_id = int(run.tags[EXECUTION_TAG])
+        state = run_sync(noetl.engine().runtime.load(execution_id)).state
+        return DagsterRunResult(result, state)
+
+    return launch

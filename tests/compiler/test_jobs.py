@@ -1,0 +1,117 @@
+"""A playbook's job in Dagster: joins, skips, fan-outs and cycles are those of the language."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from dagster import AssetKey
+
+from noetl_dagster.events.state import ExecutionStatus
+
+from .conftest import DagsterRunResult
+
+Launch = Callable[..., DagsterRunResult]
+
+
+def test_arcs_become_tokens_and_results_assets(launch: Launch) -> None:
+    run = launch(
+        """
+        workload: {n: 1}
+        workflow:
+          - step: start
+            tool: {kind: python, input: {n: "{{ n }}"}, code: "result = {'n': n}"}
+            next:
+              spec: {mode: inclusive}
+              arcs:
+                - {step: small, when: "{{ start.n < 5 }}"}
+                - {step: large, when: "{{ start.n >= 5 }}"}
+                - {step: always}
+          - {step: small, tool: {kind: noop}, next: [join]}
+          - {step: large, tool: {kind: noop}, next: [join]}
+          - {step: always, tool: {kind: noop}, next: [join]}
+          - step: join
+            tool: {kind: python, input: {n: "{{ start.n }}"}, code: "result = n * 2"}
+        """,
+        n=3,
+    )
+    assert run.result.success
+    assert run.state.status is ExecutionStatus.COMPLETED
+    assert run.state.latest["join"].envelope["data"] == 6
+    made = {event.asset_key for event in run.result.get_asset_materialization_events()}
+    assert made == {AssetKey(["tests", "sample", step]) for step in ("start", "small", "always", "join")}
+
+
+def test_a_fan_out_is_mapped_and_collected(launch: Launch) -> None:
+    run = launch(
+        """
+        workflow:
+          - step: start
+            loop: {in: "{{ range(40) | list }}", iterator: n}
+            spec: {loop_mode: fanout, fanout: {max_groups: 4, max_concurrent: 5}}
+            tool: {kind: python, input: {n: "{{ n }}"}, code: "result = n"}
+            next: [total]
+          - step: total
+            tool: {kind: python, input: {items: "{{ start.results }}"}, code: "result = sum(items)"}
+        """
+    )
+    assert run.result.success
+    assert run.state.latest["total"].envelope["data"] == 780
+    groups = [
+        event.step_key
+        for event in run.result.all_events
+        if event.is_step_success and event.step_key.startswith("sample.start_group")
+    ]
+    assert len(groups) == 4
+
+
+def test_a_fan_out_of_nothing_goes_on(launch: Launch) -> None:
+    run = launch(
+        """
+        workflow:
+          - step: start
+            loop: {in: [], iterator: n}
+            spec: {loop_mode: fanout}
+            tool: {kind: noop}
+            next:
+              arcs: [{step: end, when: "{{ fanin.total == 0 }}"}]
+          - {step: end, tool: {kind: noop}}
+        """
+    )
+    assert run.result.success
+    assert run.state.status is ExecutionStatus.COMPLETED
+    assert "end" in run.state.latest
+
+
+def test_a_cycle_is_one_op(launch: Launch) -> None:
+    run = launch(
+        """
+        workflow:
+          - {step: start, tool: {kind: noop}, set: {ctx.n: 0}, next: [work]}
+          - {step: work, tool: {kind: noop}, set: {ctx.n: "{{ ctx.n + 1 }}"}, next: [check]}
+          - step: check
+            tool: {kind: noop}
+            next:
+              arcs: [{step: work, when: "{{ ctx.n < 3 }}"}, {step: end}]
+          - {step: end, tool: {kind: python, input: {n: "{{ ctx.n }}"}, code: "result = n"}}
+        """
+    )
+    assert run.result.success
+    assert run.state.latest["end"].envelope["data"] == 3
+    assert run.state.visits["work"] == 3
+
+
+def test_an_unhandled_failure_fails_the_run_and_names_the_step(launch: Launch) -> None:
+    run = launch(
+        """
+        workflow:
+          - {step: start, tool: {kind: noop}, next: [bad]}
+          - {step: bad, tool: {kind: python, code: "raise ValueError('spilled')"}, next: [end]}
+          - {step: end, tool: {kind: noop}}
+        """
+    )
+    assert not run.result.success
+    assert run.state.status is ExecutionStatus.FAILED
+    assert "spilled" in (run.state.error or "")
+    failure = next(event for event in run.result.all_events if event.is_step_failure)
+    assert failure.step_key == "sample.bad"
+    assert "sample.yaml" in str(failure.event_specific_data)
