@@ -26,6 +26,7 @@ class Nats:
     name = ServiceName.NATS
     listeners: tuple[str, ...] = ("client",)
     front = "client"
+    fixed_port = 0
     stop_signal = signal.SIGTERM
     start_patience = 20.0
     stop_patience = 10.0

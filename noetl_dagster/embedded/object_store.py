@@ -26,6 +26,7 @@ class ObjectStore:
     name = ServiceName.OBJECT_STORE
     listeners: tuple[str, ...] = tuple(name for part in _PARTS for name in (part, f"{part}_grpc"))
     front = "s3"
+    fixed_port = 0
     stop_signal = signal.SIGTERM
     start_patience = 60.0
     # SIGTERM stops the volume server at once; the filer then waits 15 s for a subscription to itself

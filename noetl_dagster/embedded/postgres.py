@@ -58,6 +58,7 @@ class Postgres:
     name = ServiceName.POSTGRES
     listeners: tuple[str, ...] = ("sql",)
     front = "sql"
+    fixed_port = 0
     stop_signal = signal.SIGINT  # "fast": ends sessions, checkpoints, stops
     start_patience = 60.0
     stop_patience = 60.0

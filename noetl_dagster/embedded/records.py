@@ -11,6 +11,7 @@ import httpx
 from noetl_dagster.embedded.processes import LOOPBACK, Launch
 from noetl_dagster.embedded.service import Ports
 from noetl_dagster.embedded.state import ServiceName
+from noetl_dagster.settings import Settings
 
 
 class RecordsApi:
@@ -22,6 +23,9 @@ class RecordsApi:
     stop_signal = signal.SIGTERM
     start_patience = 30.0
     stop_patience = 5.0
+
+    def __init__(self, settings: Settings) -> None:
+        self.fixed_port = settings.records_api_port
 
     def prepare(self, folder: Path, ports: Ports) -> Launch:
         return Launch([sys.executable, "-m", "noetl_dagster.records_api", "--port", str(ports["http"])])

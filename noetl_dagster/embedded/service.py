@@ -24,6 +24,7 @@ class Service(Protocol):
         listeners: names of the ports it needs.
         front: the one of them that clients connect to.
         stop_signal: asks it to end in good order.
+        fixed_port: the front's port where the settings name one; 0: any.
         start_patience: seconds it may take until it is ready.
         stop_patience: seconds it may take to stop before it is killed.
     """
@@ -31,6 +32,7 @@ class Service(Protocol):
     name: ServiceName
     listeners: tuple[str, ...]
     front: str
+    fixed_port: int
     stop_signal: signal.Signals
     start_patience: float
     stop_patience: float

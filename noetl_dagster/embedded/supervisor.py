@@ -48,7 +48,7 @@ def service(name: ServiceName, settings: Settings) -> Service:
         case ServiceName.OBJECT_STORE:
             return ObjectStore(settings)
         case ServiceName.RECORDS_API:
-            return RecordsApi()
+            return RecordsApi(settings)
 
 
 def start(settings: Settings, names: Iterable[ServiceName]) -> dict[ServiceName, ServiceRecord]:
@@ -109,7 +109,7 @@ def inspect(settings: Settings) -> list[ServiceStatus]:
 
 def _is_up(one: Service, record: ServiceRecord | None) -> bool:
     """The recorded process is that very process, and listens unless it is still starting."""
-    if record is None or not _lives(record):
+    if record is None or not _lives(record) or one.fixed_port not in (0, record.ports[one.front]):
         return False
     return not record.ready or processes.answers(record.ports[one.front])
 
@@ -140,8 +140,16 @@ def _launch(one: Service, home: Path, state: State) -> State:
 def _ports(one: Service, record: ServiceRecord | None, state: State) -> dict[str, int]:
     """The remembered ports; new ones at the first start, or when another program took one meanwhile."""
     remembered = record.ports if record is not None else {}
-    if remembered and processes.become_free(remembered.values(), patience=2.0):
-        return remembered
+    if one.fixed_port:
+        remembered = {**remembered, one.front: one.fixed_port}
+    if set(remembered) == set(one.listeners):
+        if processes.become_free(remembered.values(), patience=2.0):
+            return remembered
+        if one.fixed_port:
+            raise ServiceError(
+                f"port {one.fixed_port} of the embedded {one.name} is taken by another program; "
+                "end that program or set another port"
+            )
     ports = processes.free_ports(len(one.listeners), state.taken_ports())
     return dict(zip(one.listeners, ports, strict=True))
 
