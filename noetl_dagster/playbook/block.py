@@ -99,7 +99,12 @@ class Block:
         return value if isinstance(value, str) else str(value)
 
     def mapping(self, *names: str) -> dict[str, Any]:
-        """A mapping, empty when missing."""
+        """A mapping, empty when missing. Mappings under several spellings are laid together."""
+        present = [name for name in names if isinstance(self.values.get(name), dict)]
+        if len(present) > 1:
+            self._taken.update(present)
+            self.warn(f"{' and '.join(map(repr, present))} mean the same and are merged", present[1])
+            return {key: value for name in reversed(present) for key, value in self.values[name].items()}
         key = self.spelled(*names)
         value = None if key is None else self.values[key]
         if value is None:

@@ -71,5 +71,5 @@ def _workbook_name(task: Task) -> str | None:
     """The workbook entry that a task names, None when it names none or by a template."""
     if task.kind != "workbook":
         return None
-    name = str(task.config.get("task") or task.config.get("name") or "")
+    name = str(task.config.get("task") or "")
     return None if not name or "{{" in name else name

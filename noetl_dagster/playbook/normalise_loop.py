@@ -28,25 +28,26 @@ _SETTINGS = (
 )
 
 
-def read_loop(block: Block, step_spec: Block) -> Loop | None:
+def read_loop(block: Block, step_spec: Block, *, step_decides: bool) -> Loop | None:
     """A step's loop.
 
     Args:
         block: the ``loop`` mapping.
         step_spec: the step's ``spec`` over the executor's; ``loop_mode: fanout`` stands there.
+        step_decides: whether ``loop_mode`` is the step's own and not the executor's.
     """
-    own = block.child("spec") or Block(block.reading, {}, f"{block.what}, spec", block.place)
+    own = _settings(block)
     collection = block.take(*LOOP_IN)
     iterator = block.text(*LOOP_ITERATOR)
     cursor = _cursor(block)
-    mode = _mode(block, own, step_spec)
+    mode = _mode(block, own, step_spec, step_decides=step_decides)
     loop = block.build(
         Loop,
         collection=collection,
         iterator=iterator,
         mode=LoopMode.CURSOR if cursor is not None else mode,
-        max_in_flight=_first(own.whole(*MAX_IN_FLIGHT), block.whole(*MAX_IN_FLIGHT)),
-        chunk_size=_first(own.whole("chunk_size"), block.whole("chunk_size")),
+        max_in_flight=own.whole(*MAX_IN_FLIGHT),
+        chunk_size=own.whole("chunk_size"),
         cursor=cursor,
         frame=_frame(own),
         fail_fast=_flag(own, step_spec, "fail_fast"),
@@ -62,11 +63,23 @@ def read_loop(block: Block, step_spec: Block) -> Loop | None:
     return loop
 
 
-def _mode(block: Block, own: Block, step_spec: Block) -> LoopMode | None:
-    """``loop_mode`` of the step or executor, else the mode of ``loop.spec`` or of the loop."""
+def _settings(block: Block) -> Block:
+    """``loop.spec``, over the same settings written in the loop itself, as the seeds do."""
+    beside = {key: block[key] for key in (*_SETTINGS, "concurrency") if key in block}
+    block.drop(*beside)
+    spec = block.child("spec")
+    if spec is None:
+        return Block(block.reading, beside, block.what, block.place)
+    if beside:
+        return Block(block.reading, beside | spec.values, spec.what, spec.place)
+    return spec
+
+
+def _mode(block: Block, own: Block, step_spec: Block, *, step_decides: bool) -> LoopMode | None:
+    """``loop_mode`` of the step, else the loop's own mode, else ``loop_mode`` of the executor."""
     outer = step_spec.choice(LoopMode, "loop_mode", also=LOOP_MODES)
-    inner = own.choice(LoopMode, "mode", also=LOOP_MODES) or block.choice(LoopMode, "mode", also=LOOP_MODES)
-    return LoopMode.FANOUT if outer is LoopMode.FANOUT else inner or outer
+    inner = own.choice(LoopMode, "mode", also=LOOP_MODES)
+    return outer or inner if step_decides else inner or outer
 
 
 def _check(block: Block, cursor: CursorSpec | None, mode: LoopMode | None) -> None:
@@ -117,7 +130,3 @@ def _frame(own: Block) -> FrameSpec | None:
 
 def _flag(own: Block, step_spec: Block, name: str) -> bool:
     return own.flag(name) if name in own else step_spec.flag(name)
-
-
-def _first(*values: int | None) -> int | None:
-    return next((value for value in values if value is not None), None)

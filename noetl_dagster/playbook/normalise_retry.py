@@ -8,6 +8,8 @@ from noetl_dagster.playbook.block import Block, described
 from noetl_dagster.playbook.models import Backoff, Collect, CollectStrategy, NextCall, RetryRule, Sink
 from noetl_dagster.playbook.spelling import ATTEMPTS, AUTH, BACKOFFS, DELAY, HTTP_BODY, INPUT, SQL_FIELD, URL
 
+_ON_ERROR = "{{ error is defined }}"
+_SHAPE = "a retry rule is {when, then: {max_attempts, ...}}"
 _RULE = ("when", "then")
 _THEN = ("max_attempts", "backoff", "delay", "next_call", "collect", "sink")
 _SINK = ("tool", "table", "auth", "mode", "key", "command", "args")
@@ -29,17 +31,23 @@ def read_retry(block: Block) -> tuple[RetryRule, ...]:
 
 
 def _rule(block: Block) -> RetryRule | None:
+    if "then" not in block and any(name in block for name in ATTEMPTS):
+        when = block.take("when", "retry_when", default=_ON_ERROR)
+        return _limits(block, when)
     when = block.take("when")
     if when is None or isinstance(when, (dict, list)):
-        block.error(f"when must be a template or a boolean, found {described(when)}; "
-                    "a retry rule is {when, then: {max_attempts, ...}}")  # fmt: skip
+        block.error(f"when must be a template or a boolean, found {described(when)}; {_SHAPE}")
         return None
     then = block.child("then")
     block.close(_RULE)
     if then is None:
         if "then" not in block:
-            block.error("a retry rule needs 'then', for example then: {max_attempts: 3}")
+            block.error(f"'then' is missing; {_SHAPE}")
         return None
+    return _limits(then, when)
+
+
+def _limits(then: Block, when: str | bool) -> RetryRule | None:
     attempts = then.whole(*reversed(ATTEMPTS))
     multiplier = then.number("backoff_multiplier")
     backoff = then.choice(Backoff, "backoff", also=BACKOFFS)

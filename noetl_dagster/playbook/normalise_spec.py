@@ -127,11 +127,10 @@ def _tier(block: Block, key: str) -> StoreTier | None:
     return block.choice(StoreTier, key)
 
 
-def selected_fields(spec: dict[str, Any]) -> tuple[str, ...]:
-    """Fields named by ``spec.result.select`` or ``output_select``: paths, or mappings with ``path``."""
-    result = spec.get("result")
-    entries = (result.get("select") or result.get("output_select") or []) if isinstance(result, dict) else []
-    paths = [entry.get("path") if isinstance(entry, dict) else entry for entry in entries]
+def selected_fields(entries: Any) -> tuple[str, ...]:
+    """``output_select`` or ``spec.result.select``: paths, or mappings with ``path``; a leading ``$.`` goes."""
+    listed = entries if isinstance(entries, list) else [entries]
+    paths = [entry.get("path") if isinstance(entry, dict) else entry for entry in listed]
     return tuple(str(path).removeprefix("$.") for path in paths if path)
 
 

@@ -69,9 +69,10 @@ def read_step(block: Block) -> Step | None:
 
 def _loop(block: Block, spec: Block) -> Loop | None:
     loop_block = block.child("loop")
-    loop = None if loop_block is None else read_loop(loop_block, spec)
     own = block.values.get("spec")
-    if "loop" not in block and isinstance(own, dict) and own.get("loop_mode") == LoopMode.FANOUT:
+    own_mode = own.get("loop_mode") if isinstance(own, dict) else None
+    loop = None if loop_block is None else read_loop(loop_block, spec, step_decides=own_mode is not None)
+    if "loop" not in block and own_mode == LoopMode.FANOUT:
         block.error("loop_mode: fanout needs a 'loop' with 'in' and 'iterator'")
     return loop
 

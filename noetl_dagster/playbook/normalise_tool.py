@@ -98,15 +98,15 @@ def read_task(
     task = {
         "set": read_set(block),
         "output": block.take(*OUTPUT),
-        "output_select": block.names("output_select")
-        or selected_fields({} if spec_block is None else spec_block.values),
-        "auth": block.take(*AUTH),
+        "output_select": selected_fields(block.take("output_select") or _selected_by_spec(spec_block)),
+        "auth": block.take(*AUTH) or None,
         "retry": read_retry(block),
         "sink": read_sink(block),
     }
     block.drop(*DESCRIPTION)
-    config = {} if own_name is None or kind not in NAMES_ITS_OBJECT else {"name": own_name}
-    config |= _config(block, kind, fields)
+    config = _config(block, kind, fields)
+    if own_name is not None and kind in NAMES_ITS_OBJECT:
+        config.setdefault(NAMES_ITS_OBJECT[kind], own_name)
     _check_required(block, kind, config)
     return block.build(
         Task,
@@ -119,6 +119,11 @@ def read_task(
         place=block.place,
         **task,
     )
+
+
+def _selected_by_spec(spec: Block | None) -> Any:
+    result = None if spec is None else spec.values.get("result")
+    return (result.get("select") or result.get("output_select")) if isinstance(result, dict) else None
 
 
 def _kind(block: Block) -> str | None:
@@ -183,8 +188,6 @@ def _sends_form(headers: Any) -> bool:
 
 def _check_required(block: Block, kind: str, config: dict[str, Any]) -> None:
     needed = REQUIRED_FIELDS.get(kind, ())
-    if kind == "workbook":
-        needed = (*needed, "name")
     missing = [name for name in needed if name not in config]
     if missing and (kind == "transfer" or len(missing) == len(needed)):
         block.error(f"{kind} needs {' or '.join(map(repr, missing if kind == 'transfer' else needed))}")

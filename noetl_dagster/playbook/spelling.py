@@ -144,7 +144,7 @@ TOOL_FIELDS: dict[str, tuple[tuple[str, ...], ...]] = {
         ("conf",),
         ("path",),
     ),
-    "playbook": (("path",), ("return_step",), ("timeout",), ("version",)),
+    "playbook": (("path", "playbook", "playbook_path"), ("return_step",), ("timeout",), ("version",)),
     "workbook": (("task",),),
     "noop": (("result",),),
     "nats": (
@@ -202,5 +202,13 @@ REQUIRED_FIELDS: dict[str, tuple[str, ...]] = {
 }
 """One of these must be there; a transfer needs both of its own."""
 
-NAMES_ITS_OBJECT = frozenset({"workbook", "nats", "artifact", "result", "resolve", "secrets", "container"})
-"""Kinds whose ``name`` may be the name of what they work on, not only of the task."""
+NAMES_ITS_OBJECT = {
+    "workbook": "task",
+    "nats": "name",
+    "artifact": "name",
+    "result": "name",
+    "resolve": "name",
+    "secrets": "name",
+    "container": "name",
+}
+"""Kinds whose ``name`` may name what they work on, not only the task; and the field that it then fills."""

@@ -7,6 +7,7 @@ iterations of a loop pay once.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Awaitable, Callable, Mapping
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -39,6 +40,8 @@ T = TypeVar("T")
 ENVIRONMENT = PlaybookEnvironment()
 CACHED_TEMPLATES = 16_384
 _FALSE_TEXTS = frozenset({"false", "0", "no", "none", ""})
+# docker --format '{{.Names}}' and ${#array}: never valid Jinja, common in shell commands, left as they are
+_FOREIGN = re.compile(r"\{\{-?\s*\.[^{}]*\}\}|\$\{#[^{}]*\}")
 _RESULT = "__result__"
 _SHOWN_NAMES = 30
 _NO_NAMES: frozenset[str] = frozenset()
@@ -225,7 +228,8 @@ def _compile_text(source: str) -> Compiled:
 
 
 def _parse(source: str) -> nodes.Template:
-    return ENVIRONMENT.parse(source.strip() if _looks_whole(source) else source)
+    text = source.strip() if _looks_whole(source) else source
+    return ENVIRONMENT.parse(_FOREIGN.sub(r"{% raw %}\g<0>{% endraw %}", text))
 
 
 def _whole_expression(tree: nodes.Template) -> nodes.Expr | None:

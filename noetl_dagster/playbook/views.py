@@ -177,6 +177,11 @@ class DataView(View):
         self._extracted = extracted or {}
         self._cache = cache
 
+    @property
+    def stored(self) -> ResultRef | None:
+        """The reference behind which the whole value is stored, None when it stands here."""
+        return self._reference
+
     def _value(self) -> Any:
         if self._reference is not None and self._cache is not None:
             return self._cache.load(self._reference)
@@ -215,6 +220,11 @@ class ResultView(View):
     @property
     def is_loop(self) -> bool:
         return "total" in self._envelope
+
+    @property
+    def stored(self) -> ResultRef | None:
+        """The reference behind which the data is stored, None when it stands in the envelope."""
+        return self._reference()
 
     def _reference(self) -> ResultRef | None:
         """The reference to fetch, None when the data stands in the envelope."""

@@ -14,6 +14,7 @@ from noetl_dagster.playbook.models import (
     LoopMode,
     RoutingMode,
 )
+from noetl_dagster.playbook.templates import compile_value
 from noetl_dagster.settings import StoreTier
 from tests.playbook.playbooks import errors_of, load, meaning, step_of, task_of, warnings_of
 
@@ -217,10 +218,55 @@ def test_names_of_workbook_tasks() -> None:
     root = "workbook:\n  - {name: greet, tool: {kind: python, code: 'result = 1'}}\n"
     steps = "- step: start\n  tool: {kind: workbook, name: greet, args: {a: 1}}"
     playbook = load(steps, root=root)
-    assert playbook.steps[0].tasks[0].config == {"name": "greet"}
+    assert playbook.steps[0].tasks[0].config == {"task": "greet"}
     assert playbook.workbook["greet"].kind == "python"
     mapping = load(steps, root="workbook:\n  greet: {kind: python, code: 'result = 1'}\n")
     assert meaning(mapping)["workbook"] == meaning(playbook)["workbook"]
+
+
+def test_a_workbook_task_may_have_a_name_of_its_own() -> None:
+    root = "workbook: {greet: {kind: noop}}\n"
+    steps = "- step: start\n  tool: [{name: first, kind: workbook, task: greet}]"
+    task = load(steps, root=root).steps[0].tasks[0]
+    assert (task.name, task.config) == ("first", {"task": "greet"})
+
+
+def test_input_under_two_spellings_is_merged() -> None:
+    task = task_of("kind: noop\ninput: {a: 1}\nargs: {a: 2, b: 3}")
+    assert task.input == {"a": 1, "b": 3}
+
+
+def test_retry_as_one_mapping() -> None:
+    rule = task_of("kind: noop\nretry: {max_attempts: 4, initial_delay: 2, backoff_multiplier: 2.0}").retry[0]
+    assert (rule.when, rule.max_attempts, rule.delay) == ("{{ error is defined }}", 4, 2.0)
+    assert rule.backoff is Backoff.EXPONENTIAL
+
+
+def test_selected_fields() -> None:
+    assert task_of("kind: noop\noutput_select: [total, $.paging.page]").output_select == (
+        "total",
+        "paging.page",
+    )
+    by_spec = task_of("kind: noop\nspec: {result: {select: [{path: $.count, as: count}]}}")
+    assert by_spec.output_select == ("count",)
+
+
+def test_the_innermost_loop_mode_wins() -> None:
+    executor = "executor: {spec: {loop_mode: fanout}}\n"
+    loop = "- step: start\n  tool: {kind: noop}\n  loop: {in: [1], mode: sequential}"
+    own = load(loop, root=executor).steps[0].loop
+    assert own is not None
+    assert own.mode is LoopMode.SEQUENTIAL
+    forced = load(loop + "\n  spec: {loop_mode: fanout}", root=executor).steps[0].loop
+    assert forced is not None
+    assert forced.mode is LoopMode.FANOUT
+
+
+def test_templates_of_other_languages_in_shell_commands() -> None:
+    command = "docker ps --format '{{.Names}} {{ .ID }}' | wc -l; echo ${#list[@]} {{ workload.x }}"
+    task = task_of(f'kind: shell\ncmds: ["{command}"]')
+    rendered = compile_value(task.config["cmds"]).render({"workload": {"x": 1}})
+    assert rendered == [command.replace("{{ workload.x }}", "1")]
 
 
 def test_loop_words_and_defaults() -> None:

@@ -199,7 +199,7 @@ BROKEN_STEPS = {
     ),
     "retry without then": (
         "- step: start\n  tool: {kind: noop}\n  retry: [{when: true}]\n",
-        "a retry rule needs 'then'",
+        "'then' is missing; a retry rule is {when, then: {max_attempts, ...}}",
     ),
 }
 

@@ -1,0 +1,219 @@
+"""Names and their order, iterations, locals, and what ``set`` writes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import pytest
+
+from noetl_dagster.errors import TemplateError, UndefinedNameError
+from noetl_dagster.playbook.scope import Patch, Scope, compile_set, parse_target
+from noetl_dagster.playbook.templates import compile_value
+from noetl_dagster.playbook.views import ReferenceCache, ResultView
+
+STEP = ResultView({"status": "ok", "data": {"n": 7}}, ReferenceCache())
+
+
+def scope(**changes: Any) -> Scope:
+    settings: dict[str, Any] = {"workload": {}, "ctx": {}, "steps": {"fetch": STEP}}
+    return Scope(execution_id=42, **(settings | changes))
+
+
+def render(template: Any, in_scope: Scope) -> Any:
+    return compile_value(template).render(in_scope)
+
+
+def test_names_of_an_execution() -> None:
+    names = scope(workload={"region": "eu"}, ctx={"page": 2})
+    template = "{{ workload.region }} {{ region }} {{ ctx.page }} {{ page }} {{ fetch.n }} {{ execution_id }}"
+    assert render(template, names) == "eu eu 2 2 7 42"
+    assert render("{{ job.id == job.uuid == job.execution_id == execution_id }}", names) is True
+    assert render("{{ execution_id }}", names) == "42"
+
+
+def test_order_of_bare_names() -> None:
+    names = scope(steps={"x": "step"})
+    assert render("{{ x }}", names) == "step"
+    names = scope(steps={"x": "step"}, workload={"x": "workload"})
+    assert render("{{ x }}", names) == "workload"
+    names.ctx["x"] = "ctx"
+    assert render("{{ x }}", names) == "ctx"
+    names = names.with_input({"x": "input"})
+    assert render("{{ x }}", names) == "input"
+    names = names.with_iteration("x", "item", 0, 1)
+    assert render("{{ x }}", names) == "item"
+    names = names.with_locals({"x": "local"})
+    assert render("{{ x }}", names) == "local"
+    assert (
+        render("{{ ctx.x }} {{ workload.x }} {{ input.x }} {{ iter.x }}", names) == "ctx workload input item"
+    )
+
+
+def test_the_context_is_live() -> None:
+    names = scope()
+    inner = names.with_input({"a": 1})
+    names.ctx["later"] = 3
+    assert render("{{ later }} {{ a }}", inner) == "3 1"
+
+
+def test_iterations() -> None:
+    values: dict[str, Any] = {}
+    names = scope().with_iteration("user", {"id": 5}, 1, 3, values)
+    values["page"] = 9
+    assert (
+        render("{{ user.id }} {{ iter.user.id }} {{ iter.page }} {{ page }} {{ iter.index }}", names)
+        == "5 5 9 9 1"
+    )
+    assert render("{{ [loop.index, loop.first, loop.last, loop.length, _index] }}", names) == [
+        1,
+        False,
+        False,
+        3,
+        1,
+    ]
+    assert names.iteration is not None
+    assert names.iteration.item == {"id": 5}
+
+
+def test_nested_iterations_see_the_loop_around() -> None:
+    outer = scope().with_iteration("city", "Oslo", 0, 2, {"seen": 1})
+    inner = outer.with_iteration("hotel", "Grand", 4, None)
+    assert (
+        render("{{ city }} {{ hotel }} {{ iter.parent.city }} {{ iter.parent.seen }}", inner)
+        == "Oslo Grand Oslo 1"
+    )
+    assert render("{{ iter.parent.parent }}", inner) is None
+    assert render("{{ loop.last }}", inner) is None
+
+
+def test_loop_names_exist_only_in_loops_or_as_locals() -> None:
+    with pytest.raises(UndefinedNameError):
+        render("{{ loop.index }}", scope())
+    after = scope().with_locals({"loop": {"total": 3, "done": 2, "failed": 1}})
+    assert render("{{ loop.failed > 0 }}", after) is True
+
+
+def test_older_names_of_the_output() -> None:
+    names = scope().with_locals({"output": STEP})
+    assert render("{{ output.data.n }} {{ outcome.result.n }} {{ response.n }}", names) == "7 7 7"
+    body = names.with_locals({"response": {"n": 8}})
+    assert render("{{ response.n }}", body) == 8
+
+
+def test_later_locals_win() -> None:
+    names = scope().with_locals({"a": 1, "b": 1}).with_locals({"a": 2})
+    assert render("{{ a }}{{ b }}", names) == "21"
+
+
+def test_keychain_is_visible_only_where_it_is_given() -> None:
+    with pytest.raises(UndefinedNameError):
+        render("{{ keychain.api.token }}", scope())
+    assert render("{{ keychain.api.token }}", scope().with_keychain({"api": {"token": "t"}})) == "t"
+
+
+def test_own_names_beat_the_languages_where_playbooks_use_them() -> None:
+    names = scope(workload={"job": "mine", "step": "also"})
+    assert render("{{ job }} {{ step }}", names) == "mine also"
+    assert render("{{ step.x }}", scope().with_step_values({"x": 1})) == 1
+
+
+class LazySteps(Mapping[str, Any]):
+    """Counts what is asked for."""
+
+    def __init__(self) -> None:
+        self.asked: list[str] = []
+
+    def __getitem__(self, name: str) -> Any:
+        self.asked.append(name)
+        return {"a": "result of a"}[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(["a"])
+
+    def __len__(self) -> int:
+        return 1
+
+
+def test_steps_are_asked_for_only_when_named() -> None:
+    steps = LazySteps()
+    names = scope(steps=steps, workload={"b": 1})
+    assert render("{{ b }}", names) == 1
+    assert steps.asked == []
+    assert render("{{ a }}", names) == "result of a"
+    assert steps.asked == ["a"]
+
+
+def test_known_names_are_listed_in_errors() -> None:
+    names = (
+        scope(workload={"region": 1}).with_iteration("user", 1, 0, 1, {"page": 1}).with_locals({"output": 1})
+    )
+    assert {"region", "user", "page", "output", "fetch", "workload", "ctx", "iter", "loop"} <= set(
+        names.known_names()
+    )
+    assert set(names) == set(names.known_names())
+    with pytest.raises(UndefinedNameError, match=r"'regoin' is undefined; known names: .*region"):
+        render("{{ regoin }}", names)
+
+
+def test_mapping_protocol() -> None:
+    names = scope(workload={"a": 1})
+    assert names["a"] == 1
+    assert "a" in names
+    assert "nope" not in names
+    assert names.get("nope", 3) == 3
+    assert dict(names)["a"] == 1
+
+
+@pytest.mark.parametrize(
+    ("name", "in_loop", "target"),
+    [
+        ("x", False, ("ctx", ("x",))),
+        ("x", True, ("iter", ("x",))),
+        ("ctx.x", True, ("ctx", ("x",))),
+        ("iter.x.y", False, ("iter", ("x", "y"))),
+        ("step.x", False, ("step", ("x",))),
+        ("x.y", False, ("ctx", ("x", "y"))),
+        ("ctx", False, ("ctx", ("ctx",))),
+    ],
+)
+def test_targets(name: str, in_loop: bool, target: tuple[str, tuple[str, ...]]) -> None:
+    assert parse_target(name, in_loop=in_loop) == target
+
+
+@pytest.mark.parametrize("name", ["workload.x", "keychain.x", "", "ctx.", "a..b"])
+def test_targets_that_are_refused(name: str) -> None:
+    with pytest.raises(TemplateError, match="set:"):
+        parse_target(name, in_loop=False)
+
+
+def test_patches_of_a_set_block() -> None:
+    block = compile_set(
+        {"ctx.total": "{{ fetch.n + 1 }}", "page": 2, "iter.rows": "{{ fetch }}"}, in_loop=True
+    )
+    assert block
+    assert block.names == {"fetch"}
+    assert block.patches(scope()) == [
+        Patch("ctx", ("total",), 8),
+        Patch("iter", ("page",), 2),
+        Patch("iter", ("rows",), {"n": 7}),
+    ]
+    assert not compile_set({}, in_loop=False)
+
+
+def test_entries_of_a_set_block_do_not_see_each_other() -> None:
+    names = scope(ctx={"a": 1})
+    patches = compile_set({"a": "{{ a + 1 }}", "b": "{{ a }}"}, in_loop=False).patches(names)
+    assert [patch.value for patch in patches] == [2, 1]
+
+
+def test_patches_travel_as_json_and_copy_what_they_change() -> None:
+    patch = Patch("ctx", ("a", "b"), [1])
+    assert Patch.from_json(patch.as_json()) == patch
+    shared = {"b": 0, "c": 1}
+    ctx = {"a": shared}
+    patch.apply(ctx)
+    assert ctx == {"a": {"b": [1], "c": 1}}
+    assert shared == {"b": 0, "c": 1}
+    Patch("ctx", ("new", "deep"), 1).apply(ctx)
+    assert ctx["new"] == {"deep": 1}
