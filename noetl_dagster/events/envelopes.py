@@ -34,7 +34,7 @@ def to_result(envelope: Envelope) -> dict[str, Any]:
         result["data"] = envelope["data"]
     if envelope.get("extracted"):
         result["extracted"] = envelope["extracted"]
-    context = {key: value for key, value in envelope.items() if key not in _OWN and value}
+    context = {key: value for key, value in envelope.items() if key not in _OWN and value is not None}
     if context:
         result["context"] = context
     return result

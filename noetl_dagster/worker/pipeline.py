@@ -14,7 +14,7 @@ from noetl_dagster.events.envelopes import ERROR, OK, Envelope, error_envelope
 from noetl_dagster.playbook.models import Directive, PolicyAction, Task
 from noetl_dagster.playbook.scope import CompiledSet, Patch, Scope
 from noetl_dagster.playbook.templates import render_async, with_references
-from noetl_dagster.playbook.views import ReferenceCache, ResultView
+from noetl_dagster.playbook.views import DataView, ReferenceCache, ResultView
 from noetl_dagster.tools.base import Toolbox, ToolCall
 from noetl_dagster.tools.registry import tool_for
 from noetl_dagster.worker.command import Command, Outcome
@@ -147,7 +147,7 @@ class Pipeline:
 
     async def _call_tool(self, run: _Run, task: TaskProgram, attempt: int, folder: str) -> Envelope:
         spec = task.task.spec
-        given = {**run.scope.input, **await render_async(task.input, run.scope, self._fetch)}
+        given = {**run.scope.input, **await self._input(run, task)}
         scope = run.scope.with_input(given) if given else run.scope
         config = {**await render_async(task.config, scope, self._fetch), **task.raw}
         overrides = run.command.overrides
@@ -186,6 +186,17 @@ class Pipeline:
             run.names["output"] = run.names["response"] = view
             envelope = {"status": OK, "data": await render_async(task.output, scope, self._fetch)}
         return envelope
+
+    async def _input(self, run: _Run, task: TaskProgram) -> dict[str, Any]:
+        """The task's input; for tools that read stored results, references where whole results are stored."""
+        if not task.references:
+            return dict(await render_async(task.input, run.scope, self._fetch))
+        given = {}
+        for key, compiled in task.references.items():
+            value = await with_references(lambda compiled=compiled: compiled.evaluate(run.scope), self._fetch)
+            stored = value.stored if isinstance(value, (ResultView, DataView)) else None
+            given[key] = stored or await render_async(compiled, run.scope, self._fetch)
+        return given
 
     async def _finish(self, run: _Run, envelope: Envelope) -> Envelope:
         """The envelope as the log keeps it: large values stored, results of named tasks beside it."""

@@ -20,6 +20,9 @@ from noetl_dagster.playbook.templates import Compiled, Condition, compile_value,
 RAW_FIELDS = frozenset({"code", "function"})
 """Fields of a tool that are source code, never templates: braces mean something else in them."""
 
+REFERENCE_TOOLS = frozenset({"spark", "duckdb", "artifact", "result", "resolve", "transfer"})
+"""Tools that read stored results themselves: their input is handed over by reference, unfetched."""
+
 
 @dataclass(frozen=True, slots=True)
 class Rule:
@@ -45,6 +48,7 @@ class TaskProgram:
     raw: dict[str, Any]
     config: Compiled
     input: Compiled
+    references: dict[str, Compiled]
     auth: Compiled
     output: Compiled | None
     set: CompiledSet
@@ -118,6 +122,9 @@ def _compile_task(playbook: Playbook, task: Task, *, in_loop: bool) -> TaskProgr
         raw={key: value for key, value in task.config.items() if key in RAW_FIELDS},
         config=compile_value({key: value for key, value in task.config.items() if key not in RAW_FIELDS}),
         input=compile_value(task.input),
+        references={
+            key: compile_value(value) for key, value in task.input.items() if task.kind in REFERENCE_TOOLS
+        },
         auth=compile_value(task.auth),
         output=None if task.output is None else compile_value(task.output),
         set=compile_set(task.set, in_loop=in_loop),
