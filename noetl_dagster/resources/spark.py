@@ -8,7 +8,7 @@ from dagster_pyspark import LazyPySparkResource
 from pydantic import Field, PrivateAttr
 
 from noetl_dagster.settings import Settings, get_settings
-from noetl_dagster.spark.sessions import SparkSessions, shared_sessions
+from noetl_dagster.spark.sessions import SparkSessions
 
 if TYPE_CHECKING:
     from dagster import InitResourceContext
@@ -34,18 +34,16 @@ class PySparkResource(LazyPySparkResource):
     remote: str | None = Field(None, description="Spark Connect, sc://host:port; empty: NOETL_SPARK_REMOTE")
     driver_memory: str | None = Field(None, description="For example 4g; empty: NOETL_SPARK_DRIVER_MEMORY")
 
-    _sessions: SparkSessions = PrivateAttr()
+    _sessions: SparkSessions | None = PrivateAttr(default=None)
 
     def setup_for_execution(self, context: InitResourceContext) -> None:
         """Starts nothing: many runs that have the resource never touch Spark."""
 
-    @property
-    def sessions(self) -> SparkSessions:
-        return shared_sessions(self._settings())
-
     def _init_session(self) -> None:
-        # asked each time, because the session is replaced when its JVM has died
-        self._spark_session = self.sessions.get()
+        # asked each time, because a session is replaced when its JVM has died
+        if self._sessions is None:
+            self._sessions = SparkSessions(self._settings())
+        self._spark_session = self._sessions.get()
 
     def _settings(self) -> Settings:
         settings = get_settings()

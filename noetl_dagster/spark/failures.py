@@ -6,7 +6,6 @@ import re
 from dataclasses import dataclass
 
 LONGEST_MESSAGE = 1500
-_STAGE = re.compile(r"Task \d+ in stage (\d+)\.\d+ failed \d+ times")
 _REMOTE_TRACEBACK = "Traceback (most recent call last):"
 _JAVA_FRAME = re.compile(r"^\s*(at [\w$.]+\(|\.\.\. \d+ more)")
 _PLAN = re.compile(r"^(== \w+|;$|'?[+:\-| ]*'?[A-Z]\w+ .*#\d+)")
@@ -31,25 +30,21 @@ class Failure:
     """Attributes:
     message: what went wrong, at most ``LONGEST_MESSAGE`` characters.
     code: Spark's error condition, for example ``UNRESOLVED_COLUMN.WITH_SUGGESTION``.
-    stage: number of the stage that failed, where a job was running.
     retryable: an executor, the JVM or the connection was lost.
     """
 
     message: str
     code: str | None = None
-    stage: int | None = None
     retryable: bool = False
 
 
 def failure_of(error: BaseException) -> Failure:
     """What an exception out of PySpark or py4j means."""
     text = str(error)
-    stage = _STAGE.search(text)
     condition = getattr(error, "getCondition", None) or getattr(error, "getErrorClass", None)
     return Failure(
         message=_essence(error, text),
         code=condition() if condition is not None else None,
-        stage=int(stage.group(1)) if stage is not None else None,
         retryable=is_lost(error),
     )
 

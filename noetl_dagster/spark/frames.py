@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import reduce
 from pathlib import Path
@@ -14,8 +14,9 @@ from pyspark.sql.types import StructType
 
 from noetl_dagster.errors import StorageError
 from noetl_dagster.settings import Settings, StoreTier
-from noetl_dagster.spark.results_source import FORMAT, VALUE, StoredPart, dump_parts, elements
+from noetl_dagster.spark.results_source import FORMAT, VALUE, StoredPart, dump_parts, elements, json_elements
 from noetl_dagster.storage import codec, locations
+from noetl_dagster.storage.manifests import Strategy
 from noetl_dagster.storage.refs import RefKind, ResultRef
 
 if TYPE_CHECKING:
@@ -30,59 +31,61 @@ SPARK_TYPES = "spark_types"
 
 @dataclass(slots=True)
 class StoredRows:
-    """References behind one input, by how they are read.
+    """What is behind one input, by how it is read.
 
     Attributes:
         datasets: folders of Parquet files.
-        parts: objects that executors read in place.
-        fetched: JSON texts of the elements of results that the driver has fetched.
+        tables: single Parquet objects.
+        parts: other objects that executors read in place.
+        fetched: JSON texts of rows that the driver has already.
     """
 
     datasets: list[ResultRef] = field(default_factory=list)
-    parts: list[ResultRef] = field(default_factory=list)
+    tables: list[ResultRef] = field(default_factory=list)
+    parts: list[StoredPart] = field(default_factory=list)
     fetched: list[str] = field(default_factory=list)
+
+    async def add(self, ref: ResultRef, store: ResultStore, *, depth: int = 1) -> None:
+        """Follows a reference down to objects and datasets; fetches nothing that executors can read."""
+        if ref.kind is RefKind.MANIFEST:
+            async for part in store.parts(ref):
+                await self.add(part, store, depth=depth)
+        elif ref.kind is RefKind.DATASET:
+            self.datasets.append(ref)
+        elif ref.store_tier not in IN_PLACE:
+            self.fetched += elements(await store.get_bytes(ref), ref.content_type, depth)
+        elif ref.content_type == codec.PARQUET:
+            self.tables.append(ref)
+        else:
+            where = ref.physical_uri, ref.content_type, ref.compression, ref.bytes_size
+            self.parts.append(StoredPart(*where, depth=depth))
+
+    async def add_result(self, envelope: Mapping[str, Any], store: ResultStore) -> None:
+        """Adds the result of a step or task; of a loop the rows of each item, failed items left out."""
+        reference = envelope.get("ref")
+        if reference is not None:
+            ref = reference if isinstance(reference, ResultRef) else ResultRef.model_validate(reference)
+            # a loop keeps small results of many items in one object: a list of the items' lists of rows
+            bundled = "total" in envelope and ref.extra.get("strategy") == Strategy.CONCAT
+            await self.add(ref, store, depth=2 if bundled else 1)
+        elif "total" in envelope:
+            for item in envelope.get("results") or ():
+                await self.add_result(item, store)
+        elif envelope.get("status") == "ok":
+            self.fetched += json_elements(envelope.get("data"))
 
 
 def references_in(value: Any) -> list[ResultRef]:
-    """The references that a value is, or is a list or envelope of; empty for any other value.
-
-    Items of a list that failed have no result and are left out.
-    """
+    """The references that a value is, or is a list of; empty for any other value."""
     if isinstance(value, ResultRef):
         return [value]
-    if isinstance(value, Mapping):
-        if "physical_uri" in value and "store_tier" in value:
-            return [ResultRef.model_validate(value)]
-        inner = value.get("ref") or (value.get("results") if "total" in value else None)
-        return references_in(inner) if not isinstance(inner, str) else []
+    if isinstance(value, Mapping) and "physical_uri" in value and "store_tier" in value:
+        return [ResultRef.model_validate(value)]
     if isinstance(value, Sequence) and not isinstance(value, str | bytes):
-        found = [(item, references_in(item)) for item in value]
-        if all(refs or _is_failure(item) for item, refs in found):
-            return [ref for _, refs in found for ref in refs]
+        found = [references_in(item) for item in value]
+        if all(found):
+            return [ref for refs in found for ref in refs]
     return []
-
-
-def _is_failure(item: Any) -> bool:
-    return isinstance(item, Mapping) and item.get("status") == "error"
-
-
-async def resolve(refs: Iterable[ResultRef], store: ResultStore) -> StoredRows:
-    """Follows manifests down to objects and datasets; fetches nothing that executors can read."""
-    rows = StoredRows()
-    for ref in refs:
-        if ref.kind is RefKind.MANIFEST:
-            async for part in store.parts(ref):
-                deeper = await resolve([part], store)
-                rows.datasets += deeper.datasets
-                rows.parts += deeper.parts
-                rows.fetched += deeper.fetched
-        elif ref.kind is RefKind.DATASET:
-            rows.datasets.append(ref)
-        elif ref.store_tier in IN_PLACE:
-            rows.parts.append(ref)
-        else:
-            rows.fetched += elements(await store.get_bytes(ref), ref.content_type)
-    return rows
 
 
 def stored_frame(spark: SparkSession, settings: Settings, rows: StoredRows) -> DataFrame:
@@ -91,12 +94,10 @@ def stored_frame(spark: SparkSession, settings: Settings, rows: StoredRows) -> D
     Parquet gives its columns. JSON and text give one text column ``value`` with an element a row.
     """
     frames = [_dataset_frame(spark, settings, ref) for ref in rows.datasets]
-    tables = [ref for ref in rows.parts if ref.content_type == codec.PARQUET]
-    texts = [_part(ref) for ref in rows.parts if ref.content_type != codec.PARQUET]
-    if tables:
-        frames.append(_table_frame(spark, settings, tables))
-    if texts:
-        frames.append(_parts_frame(spark, texts))
+    if rows.tables:
+        frames.append(_table_frame(spark, settings, rows.tables))
+    if rows.parts:
+        frames.append(_parts_frame(spark, rows.parts))
     if rows.fetched or not frames:
         frames.append(spark.createDataFrame([(text,) for text in rows.fetched], f"{VALUE} STRING"))
     return reduce(_stacked, frames)
@@ -111,16 +112,13 @@ def _stacked(above: DataFrame, below: DataFrame) -> DataFrame:
     return above.unionByName(below)
 
 
-def _part(ref: ResultRef) -> StoredPart:
-    return StoredPart(ref.physical_uri, ref.content_type, ref.compression, ref.bytes_size)
-
-
 def _table_frame(spark: SparkSession, settings: Settings, refs: list[ResultRef]) -> DataFrame:
     import pyarrow.parquet as pq
 
     filesystem, path = locations.arrow_filesystem(settings, refs[0].physical_uri)
     schema = from_arrow_schema(pq.read_schema(path, filesystem=filesystem))
-    return _parts_frame(spark, [_part(ref) for ref in refs], schema)
+    parts = [StoredPart(ref.physical_uri, codec.PARQUET, bytes_size=ref.bytes_size) for ref in refs]
+    return _parts_frame(spark, parts, schema)
 
 
 def _dataset_frame(spark: SparkSession, settings: Settings, ref: ResultRef) -> DataFrame:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -24,6 +25,24 @@ async def report(spark: SparkSession, group: str, tell: Callable[[str], None]) -
             told = said
 
 
+def failed_stage(spark: SparkSession, group: str) -> str:
+    """For example ``stage 3 'save'``; empty when no stage of the group failed, or nobody can tell."""
+    with suppress(Exception):
+        tracker = spark.sparkContext.statusTracker()
+        jobs = [tracker.getJobInfo(job) for job in tracker.getJobIdsForGroup(group)]
+        for job in jobs:
+            stages = [tracker.getStageInfo(number) for number in (job.stageIds if job is not None else ())]
+            for stage in stages:
+                if stage is not None and stage.numFailedTasks:
+                    return f"stage {stage.stageId} {_operation(stage.name)!r}"
+    return ""
+
+
+def _operation(stage_name: str) -> str:
+    """Spark names a stage after the call that caused it: ``save at NativeMethodAccessorImpl.java:0``."""
+    return stage_name.partition(" at ")[0]
+
+
 def describe(spark: SparkSession, group: str) -> str:
     """For example ``spark stage 3 'save': 4/8 tasks``; empty when nothing of the group runs."""
     tracker = spark.sparkContext.statusTracker()
@@ -35,8 +54,6 @@ def describe(spark: SparkSession, group: str) -> str:
         for number in info.stageIds:
             stage = tracker.getStageInfo(number)
             if stage is not None and stage.numActiveTasks:
-                name = stage.name.partition(" at ")[0]
-                running.append(
-                    f"spark stage {number} {name!r}: {stage.numCompletedTasks}/{stage.numTasks} tasks"
-                )
+                done = f"{stage.numCompletedTasks}/{stage.numTasks} tasks"
+                running.append(f"spark stage {number} {_operation(stage.name)!r}: {done}")
     return "; ".join(running)

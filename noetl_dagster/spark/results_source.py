@@ -47,13 +47,19 @@ _NULL_PARTITION = "__HIVE_DEFAULT_PARTITION__"
 
 @dataclass(frozen=True, slots=True)
 class StoredPart:
-    """One object to read: where it is, how it is encoded, and its folder when it lies in a dataset."""
+    """One object to read.
+
+    Attributes:
+        base: the dataset's folder, for a file of one.
+        depth: lists around a row: 1 where an object is a list of rows, 2 where it is a list of such lists.
+    """
 
     uri: str
     content_type: str
     compression: str = "none"
     bytes_size: int = 0
     base: str = ""
+    depth: int = 1
 
 
 def results_source(settings: Settings) -> type[DataSource]:
@@ -136,7 +142,7 @@ class _Reader(DataSourceReader):
     def _values(self, part: StoredPart, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
         stored = locations.read_bytes(self._settings, part.uri)
         plain = codec.decompress(stored, codec.Compression(part.compression))
-        values = elements(bytes(plain), part.content_type)
+        values = elements(bytes(plain), part.content_type, part.depth)
         for start in range(0, len(values), _ROWS_A_BATCH):
             column = pa.array(values[start : start + _ROWS_A_BATCH], pa.string())
             yield pa.RecordBatch.from_arrays([column], schema=schema)
@@ -154,12 +160,19 @@ class _Reader(DataSourceReader):
                 yield from table.select(schema.names).cast(schema, safe=False).to_batches()
 
 
-def elements(data: bytes, content_type: str) -> list[str]:
+def elements(data: bytes, content_type: str, depth: int = 1) -> list[str]:
     """The elements of a JSON list as JSON texts, the lines of a text, or the one value there is."""
     if codec.is_json(content_type):
-        value = orjson.loads(data)
-        return [orjson.dumps(item).decode() for item in (value if isinstance(value, list) else [value])]
+        return json_elements(orjson.loads(data), depth)
     return data.decode().splitlines()
+
+
+def json_elements(value: Any, depth: int = 1) -> list[str]:
+    """The elements of a list, and of the lists in it down to ``depth``, as JSON texts."""
+    items = value if isinstance(value, list) else [value]
+    if depth > 1:
+        return [text for item in items for text in json_elements(item, depth - 1)]
+    return [codec.dump_json(item).decode() for item in items]
 
 
 def hive_values(uri: str, base: str) -> dict[str, str | None]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import shlex
 import sys
@@ -113,6 +114,8 @@ class SparkSessions:
                 "a local one needs Java 17 or newer on the PATH or in JAVA_HOME"
             ) from error
         session.dataSource.register(results_source(settings))
+        # PySpark also prints what it raises
+        logging.getLogger("SQLQueryContextLogger").setLevel(logging.CRITICAL)
         return session
 
     def _abandon(self) -> None:
@@ -123,10 +126,40 @@ class SparkSessions:
             forget_jvm()
 
 
+def own_session(shared: SparkSession, settings: Settings, group: str, description: str) -> SparkSession:
+    """A session over the shared context for one call, in this thread: its views, settings and results are
+    its own, and its jobs carry ``group``. A Connect session already is a client's own."""
+    from noetl_dagster.spark.results_source import results_source
+
+    if not is_classic(shared):
+        shared.addTag(group)
+        return shared
+    shared.sparkContext.setJobGroup(group, description, True)
+    session = shared.newSession()
+    # Spark looks data sources up in the thread's active session, which may be an earlier call's
+    session._get_j_spark_session_class(session._jvm).setActiveSession(session._jsparkSession)
+    session.dataSource.register(results_source(settings))
+    return session
+
+
+def cancel(session: SparkSession, group: str) -> None:
+    """Cancels the jobs of a group, if the session still answers."""
+    with suppress(Exception):
+        if is_classic(session):
+            session.sparkContext.cancelJobGroup(group)
+        else:
+            session.interruptTag(group)
+
+
+def is_classic(session: SparkSession) -> bool:
+    """Whether the session drives a JVM of this process, rather than a Connect server."""
+    return hasattr(session, "_jsparkSession")
+
+
 def is_alive(session: SparkSession) -> bool:
     """Whether a session still answers."""
     try:
-        if hasattr(session, "_jsparkSession"):
+        if is_classic(session):
             return not session.sparkContext._jsc.sc().isStopped()
         return bool(session.version)
     except Exception:

@@ -19,7 +19,7 @@ from noetl_dagster.errors import IntegrityError, ReferenceNotAvailableError, Sto
 from noetl_dagster.events.ids import Snowflake, process_node
 from noetl_dagster.playbook.models import ResultSpec
 from noetl_dagster.settings import Settings, StoreTier
-from noetl_dagster.storage import codec, manifests
+from noetl_dagster.storage import codec, locations, manifests
 from noetl_dagster.storage.catalog import RefCatalog
 from noetl_dagster.storage.codec import Compression, Encoded
 from noetl_dagster.storage.manifests import Strategy
@@ -203,7 +203,7 @@ class ResultStore:
             bytes_size: bytes of all files together.
         """
         spec = spec or _NO_SPEC
-        used = tier or manifests.tier_of_uri(physical_uri, self.settings)
+        used = tier or locations.tier_of_uri(physical_uri, self.settings)
         facts: dict[str, Any] = {"files": list(files), **(extra or {})}
         if schema is not None:
             facts["columns"] = dict(schema)

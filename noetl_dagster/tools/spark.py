@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
@@ -14,6 +14,7 @@ from noetl_dagster.settings import StoreTier
 from noetl_dagster.tools.base import Tool, Toolbox, ToolCall, ToolResult
 from noetl_dagster.tools.jsonable import NotJsonableError, is_table, to_jsonable
 from noetl_dagster.tools.python_code import CodeFailure, Printed, call_main, compile_code, run_program
+from noetl_dagster.tools.spark_inputs import inputs_of, stored_inputs
 from noetl_dagster.tools.sql import split_statements
 from noetl_dagster.tools.threads import CodeThreads
 
@@ -37,7 +38,6 @@ class _Work:
     Attributes:
         stored: inputs that are results, by name.
         layout: how DataFrames are written.
-        addresses: makes a fresh folder URI for a dataset of a given name.
     """
 
     call: ToolCall
@@ -60,17 +60,19 @@ class _Produced:
 class SparkTool(Tool):
     """Runs SQL or a Python function on the session that the process shares.
 
-    Input: one of ``command`` (SQL, also spelled ``sql``; the last statement's rows are the result), ``function``
-    (``"file.py:name"``) and ``code`` (defines ``main`` or leaves ``result``). Values of ``input`` that are
-    references, ``{table: name}`` or ``{path, format, options}`` become DataFrames; for SQL also lists of
-    rows, and each becomes a view of its name. JSON results give one text column ``value`` with an element
-    a row, unless ``schemas: {name: "a INT, b STRING" | infer}`` says more; SQL infers. Functions get
-    ``spark`` and the inputs by parameter name.
+    Input: ``from`` names results that Spark reads where they lie, by step, task or ``task.key``: a list, or
+    ``{pages: fetch_pages}`` to give them other names. Values of ``input`` that are references,
+    ``{table: name}`` or ``{path, format, options}`` are DataFrames too; for SQL also lists of rows. JSON
+    results have one text column ``value`` with an element a row, unless ``schemas: {name: "a INT" | infer}``
+    says more; SQL infers.
+
+    Then one of ``sql`` (every DataFrame is a view; the rows of the last statement are the result; ``params``
+    binds ``:name``), ``function`` (``"file.py:name"``) and ``code`` (defines ``main`` or leaves ``result``).
+    Functions get ``spark`` and the inputs by parameter name.
 
     Output: a DataFrame becomes a dataset (``format``, ``partition_by``, ``tier``, ``options``), a mapping
-    with DataFrames in it a mapping with references in their place, and any other value stays as it is.
-    With ``collect: true`` a DataFrame's rows are the result, at most ``max_rows``:
-    ``{rows, row_count, columns}``.
+    with DataFrames in it a mapping with references in their place, any other value stays as it is. With
+    ``collect: true`` a DataFrame gives ``{rows, row_count, columns}``, at most ``max_rows`` of them.
 
     Raises ``ToolError`` of kind ``spark``, retryable when an executor, the JVM or the connection was lost.
     """
@@ -81,35 +83,32 @@ class SparkTool(Tool):
         self._threads = CodeThreads(THREADS)
 
     async def run(self, call: ToolCall, box: Toolbox) -> ToolResult:
-        from noetl_dagster.spark.frames import references_in, resolve
-
         _check(call)
-        stored = {
-            name: await resolve(refs, box.results)
-            for name, value in call.input.items()
-            if (refs := references_in(value))
-        }
+        stored = await stored_inputs(call, box)
+        layout = _layout(call)
+        if not call.config.get("collect"):
+            await box.results.ready(layout.tier_for(box.settings))
         try:
             spark = await self._threads.run(box.spark)
         except ServiceError as error:
             raise ToolError(str(error), kind=self.kind, retryable=True) from error
         group = f"{call.execution_id} {call.step}.{call.task.name} {call.command_id} {call.attempt}"
-        work = _Work(call, box, spark, group, stored, _layout(call))
+        work = _Work(call, box, spark, group, stored, layout)
         produced = await self._watched(work)
         return await _published(produced, work)
 
     async def _watched(self, work: _Work) -> _Produced:
         """Runs in a thread, telling progress; cancels Spark's jobs when this is cancelled."""
-        from noetl_dagster.spark import progress
+        from noetl_dagster.spark import progress, sessions
 
         telling = None
-        if hasattr(work.spark, "_jsparkSession"):  # a Connect session tells nothing about stages
+        if sessions.is_classic(work.spark):  # a Connect session tells nothing about stages
             telling = asyncio.create_task(progress.report(work.spark, work.group, work.box.progress))
         try:
             produced: _Produced = await self._threads.run(partial(_perform, work))
             return produced
         except asyncio.CancelledError:
-            await asyncio.shield(asyncio.to_thread(_cancel, work.spark, work.group))
+            await asyncio.shield(asyncio.to_thread(sessions.cancel, work.spark, work.group))
             raise
         finally:
             if telling is not None:
@@ -144,43 +143,25 @@ def _layout(call: ToolCall) -> Layout:
         raise ToolError(f"spark in step {call.step}: {error}", kind="spark") from error
 
 
-def _cancel(spark: SparkSession, group: str) -> None:
-    with suppress(Exception):  # the session may be what has just died
-        if hasattr(spark, "_jsparkSession"):
-            spark.sparkContext.cancelJobGroup(group)
-        else:
-            spark.interruptTag(group)
-
-
 def _perform(work: _Work) -> _Produced:
     """Everything that blocks: DataFrames of the inputs, the user's code, writing. Runs in a thread."""
+    from noetl_dagster.spark.sessions import own_session
+
     try:
-        session = _own_session(work)
+        settings, task = work.box.settings, f"{work.call.step}.{work.call.task.name}"
+        session = own_session(work.spark, settings, work.group, task)
         return _kept(_result(session, work), work)
     except (ToolError, StorageError):
         raise
     except Exception as error:
-        raise _tool_error(error, work.call) from error
-
-
-def _own_session(work: _Work) -> SparkSession:
-    """A session over the shared context, so that views and settings of two calls never meet."""
-    if not hasattr(work.spark, "_jsparkSession"):
-        work.spark.addTag(work.group)
-        return work.spark
-    from noetl_dagster.spark.results_source import results_source
-
-    work.spark.sparkContext.setJobGroup(work.group, f"{work.call.step}.{work.call.task.name}", True)
-    session = work.spark.newSession()
-    session.dataSource.register(results_source(work.box.settings))
-    return session
+        raise _tool_error(error, work) from error
 
 
 def _result(spark: SparkSession, work: _Work) -> Any:
     call = work.call
     if call.config.get("command"):
         return _sql_result(spark, work)
-    values = {"spark": spark, **{name: _input(spark, work, name) for name in call.input}}
+    values = {"spark": spark, **inputs_of(spark, work.call, work.stored, work.box.settings)}
     printer = Printed(call.step, work.box.credentials.redact)
     if call.config.get("code"):
         program = compile_code(str(call.config["code"]), f"{call.step}.{call.task.name}")
@@ -192,10 +173,12 @@ def _result(spark: SparkSession, work: _Work) -> Any:
 
 
 def _sql_result(spark: SparkSession, work: _Work) -> DataFrame:
-    for name in work.call.input:
-        frame = _input(spark, work, name, rows_too=True)
-        if hasattr(frame, "createOrReplaceTempView"):
-            frame.createOrReplaceTempView(name)
+    from pyspark.sql import DataFrame
+
+    inputs = inputs_of(spark, work.call, work.stored, work.box.settings, rows_too=True)
+    for name, value in inputs.items():
+        if isinstance(value, DataFrame):
+            value.createOrReplaceTempView(name)
     given = work.call.config["command"]
     texts = [given] if isinstance(given, str) else list(given)
     statements = [statement for text in texts for statement in split_statements(text)]
@@ -206,35 +189,6 @@ def _sql_result(spark: SparkSession, work: _Work) -> DataFrame:
     if frame is None:
         raise ToolError(f"spark in step {work.call.step}: 'sql' holds no statement", kind="spark")
     return frame
-
-
-def _input(spark: SparkSession, work: _Work, name: str, *, rows_too: bool = False) -> Any:
-    """An input as a DataFrame where it is one, else as it was given."""
-    from noetl_dagster.spark import frames
-    from noetl_dagster.spark.results_source import VALUE
-
-    value = work.call.input[name]
-    schema = (work.call.config.get("schemas") or {}).get(name)
-    if name in work.stored:
-        frame = frames.stored_frame(spark, work.box.settings, work.stored[name])
-        if frame.columns != [VALUE] or (schema is None and not rows_too):
-            return frame
-        return frames.parsed(frame, None if schema in (None, "infer") else schema)
-    if isinstance(value, Mapping):
-        frame = frames.outside_frame(spark, value, work.call.folder)
-        return value if frame is None else frame
-    if rows_too and _are_rows(value):
-        return frames.row_frame(spark, value)
-    return value
-
-
-def _are_rows(value: Any) -> bool:
-    return (
-        isinstance(value, Sequence)
-        and not isinstance(value, str | bytes)
-        and bool(value)
-        and all(isinstance(row, Mapping) for row in value)
-    )
 
 
 def _kept(value: Any, work: _Work) -> _Produced:
@@ -306,19 +260,20 @@ async def _published(produced: _Produced, work: _Work) -> ToolResult:
     return ToolResult(data={**produced.value, **dumped})
 
 
-def _tool_error(error: Exception, call: ToolCall) -> ToolError:
+def _tool_error(error: Exception, work: _Work) -> ToolError:
     """The failure in a few lines; of playbook code with its exception and line."""
     from noetl_dagster.spark.failures import failure_of
+    from noetl_dagster.spark.progress import failed_stage
 
-    where = f"spark in step {call.step}"
     cause = error.__context__ if isinstance(error, CodeFailure) and error.__context__ is not None else error
     failure = failure_of(cause)
     line = f" (line {error.line} of the code)" if isinstance(error, CodeFailure) and error.line else ""
-    stage = f" in stage {failure.stage}" if failure.stage is not None else ""
+    stage = failed_stage(work.spark, work.group)
+    where = f"spark in step {work.call.step}{', ' if stage else ''}{stage}"
     kind = type(cause).__name__
     named = "" if isinstance(cause, NoetlError | NotJsonableError) else f" {kind}:"
     return ToolError(
-        f"{where}{stage}:{named} {failure.message}{line}",
+        f"{where}:{named} {failure.message}{line}",
         kind="spark",
         retryable=failure.retryable,
         code=failure.code,

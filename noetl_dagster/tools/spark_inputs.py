@@ -1,0 +1,108 @@
+"""What a spark task reads: results by name or reference, files, tables, rows."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, TypeGuard
+
+from noetl_dagster.errors import ToolError
+from noetl_dagster.playbook.templates import with_references
+from noetl_dagster.playbook.views import ResultView, plain
+from noetl_dagster.settings import Settings
+from noetl_dagster.tools.base import Toolbox, ToolCall
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+    from noetl_dagster.spark.frames import StoredRows
+
+
+async def stored_inputs(call: ToolCall, box: Toolbox) -> dict[str, StoredRows]:
+    """Inputs that are results: those under ``from`` by name, those under ``input`` by reference."""
+    from noetl_dagster.spark.frames import StoredRows, references_in
+
+    stored: dict[str, StoredRows] = {}
+    for name, address in _addresses(call).items():
+        stored[name] = StoredRows()
+        await stored[name].add_result(await _envelope(address, call, box), box.results)
+    for name, value in call.input.items():
+        for ref in references_in(value):
+            await stored.setdefault(name, StoredRows()).add(ref, box.results)
+    return stored
+
+
+def _addresses(call: ToolCall) -> dict[str, str]:
+    """``from``: input name to ``step``, ``task`` or ``task.key``; a list gives no other names."""
+    given = call.config.get("from") or {}
+    if isinstance(given, Mapping):
+        return {str(name): str(address) for name, address in given.items()}
+    return {str(name): str(name) for name in ([given] if isinstance(given, str) else given)}
+
+
+async def _envelope(address: str, call: ToolCall, box: Toolbox) -> Mapping[str, Any]:
+    """The result at an address, unfetched where it is stored."""
+    name, _, rest = address.partition(".")
+    if name not in call.scope:
+        raise ToolError(
+            f"spark in step {call.step}: 'from' names {name!r}, which has no result here", kind="spark"
+        )
+    view = call.scope[name]
+    if not rest:
+        return view.envelope if isinstance(view, ResultView) else {"status": "ok", "data": plain(view)}
+
+    def follow() -> Any:
+        value = view
+        for key in rest.split("."):
+            value = value[key]
+        return plain(value)
+
+    try:
+        value = await with_references(follow, box.results.get)
+    except (KeyError, TypeError) as error:
+        raise ToolError(f"spark in step {call.step}: {name!r} has no {rest!r}", kind="spark") from error
+    return {"ref": value} if _is_reference(value) else {"status": "ok", "data": value}
+
+
+def _is_reference(value: Any) -> bool:
+    from noetl_dagster.spark.frames import references_in
+
+    return not isinstance(value, list) and bool(references_in(value))
+
+
+def inputs_of(
+    spark: SparkSession,
+    call: ToolCall,
+    stored: Mapping[str, StoredRows],
+    settings: Settings,
+    *,
+    rows_too: bool = False,
+) -> dict[str, Any]:
+    """Every input by name: a DataFrame where it is one, else as it was given.
+
+    Args:
+        rows_too: lists of rows are DataFrames as well, and JSON has the columns that a first pass finds.
+    """
+    from noetl_dagster.spark import frames
+    from noetl_dagster.spark.results_source import VALUE
+
+    schemas = call.config.get("schemas") or {}
+    found: dict[str, Any] = {}
+    for name, value in call.input.items():
+        found[name] = value
+        if isinstance(value, Mapping):
+            frame = frames.outside_frame(spark, value, call.folder)
+            found[name] = value if frame is None else frame
+        elif rows_too and _are_rows(value):
+            found[name] = frames.row_frame(spark, value)
+    for name, rows in stored.items():
+        frame = frames.stored_frame(spark, settings, rows)
+        schema = schemas.get(name)
+        if frame.columns == [VALUE] and (schema is not None or rows_too):
+            frame = frames.parsed(frame, None if schema in (None, "infer") else str(schema))
+        found[name] = frame
+    return found
+
+
+def _are_rows(value: Any) -> TypeGuard[Sequence[Mapping[str, Any]]]:
+    is_list = isinstance(value, Sequence) and not isinstance(value, str | bytes)
+    return is_list and bool(value) and all(isinstance(row, Mapping) for row in value)

@@ -1,0 +1,61 @@
+"""One Spark session for the whole process: starting one takes seconds."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import asyncpg
+import pytest
+from pyspark.sql import SparkSession
+
+from noetl_dagster.playbook.models import ResultSpec, Task, TaskSpec
+from noetl_dagster.settings import Settings
+from noetl_dagster.spark.sessions import SparkSessions
+from noetl_dagster.storage.store import ResultStore
+from noetl_dagster.tools.base import Toolbox, ToolCall, ToolResult
+from noetl_dagster.tools.clients import Clients
+from noetl_dagster.tools.credentials import Credentials
+from noetl_dagster.tools.spark import SparkTool
+
+Run = Callable[..., Awaitable[ToolResult]]
+
+
+@pytest.fixture(scope="session")
+def sessions(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSessions]:
+    home = tmp_path_factory.mktemp("spark-home")
+    owner = SparkSessions(Settings(home=home, spark_driver_memory="1g", spark_master="local[2]"))
+    yield owner
+    owner.stop()
+
+
+@pytest.fixture
+def spark(sessions: SparkSessions) -> SparkSession:
+    return sessions.get()
+
+
+@pytest.fixture
+async def box(settings: Settings, pool: asyncpg.Pool, sessions: SparkSessions) -> AsyncIterator[Toolbox]:
+    clients = Clients(settings)
+    async with ResultStore(settings, pool) as results:
+        yield Toolbox(settings, results, Credentials(settings, pool), clients, sessions.get)
+    await clients.close()
+
+
+@pytest.fixture
+def run(box: Toolbox, tmp_path: Path) -> Run:
+    """Runs one call: ``await run(function="file.py:name", input={...})``; ``result`` is the task's spec."""
+    tool, executions = SparkTool(), itertools.count(1)
+
+    async def run_tool(
+        *, input: dict[str, Any] | None = None, result: ResultSpec | None = None, **config: Any
+    ) -> ToolResult:
+        spec = TaskSpec(result=result or ResultSpec())
+        task = Task(name="work", kind="spark", config=config, spec=spec)
+        execution = next(executions)
+        call = ToolCall(execution, "crunch", task, config, input or {}, folder=str(tmp_path))
+        return await tool.run(call, box)
+
+    return run_tool

@@ -1,0 +1,214 @@
+"""The spark tool: SQL and functions over results of every kind, and results of its own."""
+
+import asyncio
+import textwrap
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+from pyspark.sql import SparkSession
+
+from noetl_dagster.errors import ToolError
+from noetl_dagster.playbook.models import ResultSpec
+from noetl_dagster.settings import StoreTier
+from noetl_dagster.storage.refs import RefKind, ResultRef
+from noetl_dagster.tools.base import Toolbox
+from tests.spark.conftest import Run
+
+pytestmark = pytest.mark.spark
+
+PEOPLE = [{"id": 1, "name": "Ada"}, {"id": 2, "name": "Ben"}]
+
+
+async def put(box: Toolbox, value: object, name: str, tier: StoreTier) -> ResultRef:
+    return await box.results.put(value, execution_id=1, step="made", name=name, tier=tier)
+
+
+async def test_sql_reads_references_rows_and_files_as_views(run: Run, box: Toolbox, tmp_path: Path) -> None:
+    people = await put(box, PEOPLE, "people", StoreTier.MINIO)
+    (tmp_path / "towns.csv").write_text("id,town\n1,Oslo\n2,Rome\n")
+    result = await run(
+        command="""
+            SELECT name, town, amount
+            FROM people JOIN towns USING (id) JOIN sums USING (id)
+            WHERE id > :low
+        """,
+        params={"low": 1},
+        input={
+            "people": people.model_dump(mode="json"),
+            "sums": [{"id": 1, "amount": 2.5}, {"id": 2, "amount": 4}],
+            "towns": {"path": "towns.csv", "options": {"header": True, "inferSchema": True}},
+        },
+        collect=True,
+    )
+    assert result.data["rows"] == [{"name": "Ben", "town": "Rome", "amount": 4.0}]
+    assert result.data["columns"] == ["name", "town", "amount"]
+
+
+@pytest.mark.parametrize("tier", [StoreTier.PVC, StoreTier.MINIO])
+async def test_a_frame_becomes_a_dataset_that_others_read(run: Run, box: Toolbox, tier: StoreTier) -> None:
+    result = await run(
+        command="SELECT id, cast(id % 3 AS string) AS part, date'2024-01-01' AS day FROM range(100)",
+        partition_by="part",
+        result=ResultSpec(store=tier, name="numbers"),
+    )
+    ref = result.ref
+    assert ref is not None
+    assert (ref.kind, ref.store_tier, ref.rows, ref.name) == (RefKind.DATASET, tier, 100, "numbers")
+    assert ref.extra["columns"] == {"id": "bigint", "part": "string", "day": "date"}
+    assert ref.extra["partition_by"] == ["part"]
+    assert ref.extra["file_count"] == len(ref.extra["files"]) >= 3
+    assert ref.bytes_size > 0
+    counted = await run(
+        command="SELECT part, count(*) AS rows, max(day) AS day FROM numbers GROUP BY part ORDER BY part",
+        input={"numbers": ref},
+        collect=True,
+    )
+    assert [(row["part"], row["rows"]) for row in counted.data["rows"]] == [("0", 34), ("1", 33), ("2", 33)]
+    assert (await box.results.find(ref.ref)).rows == 100
+
+
+async def test_a_function_gets_each_manifest_as_one_frame(run: Run, box: Toolbox, tmp_path: Path) -> None:
+    parts = [
+        await put(box, [{"n": 1}, {"n": 2}], "part-0", StoreTier.MINIO),
+        await put(box, [{"n": 3}], "part-1", StoreTier.PVC),
+        await put(box, [{"n": 4}], "part-2", StoreTier.DB),
+    ]
+    manifest = await box.results.manifest(1, "made", "pages", parts)
+    (tmp_path / "flow.py").write_text(
+        textwrap.dedent(
+            """
+            from pyspark.sql import functions as F
+
+            def twice(n):
+                return n * 2
+
+            def total(spark, pages, factor):
+                double = F.udf(twice, "int")
+                numbers = pages.select(double(F.from_json("value", "n INT")["n"]).alias("n"))
+                return {"total": numbers.agg(F.sum("n")).first()[0] * factor, "columns": pages.columns}
+            """
+        )
+    )
+    result = await run(function="flow.py:total", input={"pages": manifest, "factor": 10})
+    assert result.data == {"total": 200, "columns": ["value"]}
+
+
+async def test_tables_keep_their_types(run: Run, box: Toolbox) -> None:
+    table = pa.table({"n": pa.array([1, 2], pa.int32()), "at": pa.array([0, 1], pa.timestamp("us"))})
+    ref = await put(box, table, "table", StoreTier.MINIO)
+    result = await run(code="result = dict(rows.dtypes)", input={"rows": ref})
+    assert result.data == {"n": "int", "at": "timestamp_ntz"}
+
+
+async def test_a_mapping_of_frames_becomes_a_mapping_of_references(run: Run, box: Toolbox) -> None:
+    result = await run(
+        code="""
+def main(spark, top):
+    return {"odd": spark.range(1, 10, 2), "even": spark.range(0, top, 2), "top": top}
+""",
+        input={"top": 10},
+    )
+    assert result.data["top"] == 10
+    even = ResultRef.model_validate(result.data["even"])
+    assert (even.kind, even.rows, even.store_tier) == (RefKind.DATASET, 5, StoreTier.PVC)
+    back = await run(command="SELECT sum(id) AS s FROM odd", input={"odd": result.data["odd"]}, collect=True)
+    assert back.data["rows"] == [{"s": 25}]
+
+
+async def test_nothing_is_left_of_a_dataset_whose_job_fails(run: Run, box: Toolbox) -> None:
+    with pytest.raises(ToolError, match="DIVIDE_BY_ZERO") as caught:
+        await run(code="result = spark.range(0, 100, 1, 4).selectExpr('1 / (id - 99) AS x')")
+    assert caught.value.kind == "spark"
+    assert not caught.value.retryable
+    assert "step crunch, stage" in str(caught.value)
+    assert box.settings.pvc_mount_path is not None
+    assert not [path for path in box.settings.pvc_mount_path.rglob("*") if path.is_file()]
+
+
+@pytest.mark.parametrize(
+    ("config", "words"),
+    [
+        ({"command": "SELECT nme FROM people"}, ["UNRESOLVED_COLUMN", "nme", "`name`"]),
+        ({"command": "SELEC 1"}, ["PARSE_SYNTAX_ERROR", "SELEC"]),
+        ({"code": "def main(spark):\n    x = 1\n    return missing"}, ["NameError", "missing", "line 3"]),
+        ({"function": "nowhere.py:go"}, ["'nowhere.py:go' cannot be loaded"]),
+        ({"code": "result = spark.range(5)", "collect": True, "max_rows": 3}, ["more than 3 rows"]),
+        (
+            {"code": "result = 1", "command": "SELECT 1"},
+            ["one of sql, function and code", "command and code"],
+        ),
+        ({"code": "result = object()"}, ["no JSON form"]),
+    ],
+)
+async def test_failures_say_what_is_wrong_in_a_few_lines(run: Run, config: dict, words: list[str]) -> None:
+    with pytest.raises(ToolError) as caught:
+        await run(**config, input={"people": PEOPLE} if "command" in config else {})
+    message = str(caught.value)
+    assert all(word in message for word in words), message
+    assert len(message) < 700
+    assert "org.apache.spark" not in message
+
+
+async def test_a_python_error_on_an_executor_names_its_line(run: Run) -> None:
+    code = """
+from pyspark.sql import functions as F
+
+def main(spark):
+    def broken(n):
+        raise ValueError(f"no {n} here")
+    return spark.range(3).select(F.udf(broken, "int")("id"))
+"""
+    with pytest.raises(ToolError, match=r"ValueError: no \d here") as caught:
+        await run(code=code)
+    assert "line 6, in broken" in str(caught.value)
+    assert "at org." not in str(caught.value)
+
+
+async def test_views_of_two_calls_do_not_meet(run: Run) -> None:
+    outcomes = await asyncio.gather(
+        *(
+            run(command="SELECT sum(n) AS s FROM rows", input={"rows": [{"n": n}, {"n": 1}]}, collect=True)
+            for n in (1, 10)
+        )
+    )
+    assert [outcome.data["rows"] for outcome in outcomes] == [[{"s": 2}], [{"s": 11}]]
+
+
+async def test_a_cancelled_call_cancels_its_jobs(run: Run, spark: SparkSession) -> None:
+    slow = """
+from pyspark.sql import functions as F
+
+def main(spark):
+    def wait(n):
+        import time
+        time.sleep(60)
+    return spark.range(0, 8, 1, 8).select(F.udf(wait, "int")("id"))
+"""
+    with pytest.raises(TimeoutError):
+        async with asyncio.timeout(4):
+            await run(code=slow)
+    tracker = spark.sparkContext.statusTracker()
+    for _ in range(100):
+        if not tracker.getActiveJobsIds():
+            return
+        await asyncio.sleep(0.1)
+    pytest.fail("the job still runs")
+
+
+async def test_progress_names_stages_and_tasks(run: Run, box: Toolbox) -> None:
+    told: list[str] = []
+    box.progress = told.append
+    await run(
+        code="""
+from pyspark.sql import functions as F
+
+def main(spark):
+    def wait(n):
+        import time
+        time.sleep(0.8)
+        return n
+    return spark.range(0, 6, 1, 6).select(F.udf(wait, "int")("id"))
+"""
+    )
+    assert any("/6 tasks" in line for line in told), told
