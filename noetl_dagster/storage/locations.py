@@ -2,7 +2,8 @@
 
 For Spark executors, DuckDB and IO managers, which have settings and a URI but no store object.
 Forms: ``s3://bucket/key`` (minio and s3 tiers), ``gs://bucket/key``, ``file:///path`` or an absolute path
-(pvc and disk tiers), ``memory://``, ``data:``.
+(pvc and disk tiers), ``kv://bucket/key``, ``db://result_blob/key``, ``duckdb://file/key``, and ``data:``
+(eventlog).
 """
 
 from __future__ import annotations
@@ -12,11 +13,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, cast
 from urllib.parse import urlsplit
 
+import asyncpg
 import obstore
-from obstore.store import LocalStore
+from obstore.store import GCSStore, LocalStore
 
 from noetl_dagster.errors import ReferenceNotAvailableError, StorageError
-from noetl_dagster.settings import Settings
+from noetl_dagster.settings import Settings, StoreTier
+from noetl_dagster.storage.loop import run_sync
+from noetl_dagster.storage.tiers import open_tier
 from noetl_dagster.storage.tiers.files import confined, path_of_uri
 from noetl_dagster.storage.tiers.objects import minio_store, s3_store
 
@@ -24,6 +28,15 @@ if TYPE_CHECKING:
     from obstore.store import ObjectStore
     from pyarrow import dataset as arrow_dataset
     from pyarrow import fs as arrow_fs
+
+_TIERS = {
+    "gs": StoreTier.GCS,
+    "kv": StoreTier.KV,
+    "db": StoreTier.DB,
+    "duckdb": StoreTier.DUCKDB,
+    "memory": StoreTier.MEMORY,
+    "data": StoreTier.EVENTLOG,
+}
 
 
 def split_uri(uri: str) -> tuple[str, str, str]:
@@ -73,7 +86,9 @@ def object_store(settings: Settings, uri: str) -> ObjectStore:
         return LocalStore("/")
     if scheme == "s3":
         return minio_store(settings) if bucket == settings.minio_bucket else s3_store(settings)
-    raise StorageError(f"{uri}: no object store for {scheme}://; expected s3:// or file:///")
+    if scheme == "gs":
+        return GCSStore(bucket)
+    raise StorageError(f"{uri[:200]}: no object store for {scheme}://; expected s3://, gs:// or file:///")
 
 
 def object_key(uri: str) -> str:
@@ -81,8 +96,24 @@ def object_key(uri: str) -> str:
     return split_uri(uri)[2].lstrip("/")
 
 
+def tier_of_uri(uri: str, settings: Settings) -> StoreTier:
+    """The tier whose bucket, folder or table a URI is in.
+
+    Raises:
+        StorageError: no tier holds it.
+    """
+    scheme, bucket, _ = split_uri(uri)
+    if scheme == "s3":
+        return StoreTier.MINIO if bucket == settings.minio_bucket else StoreTier.S3
+    if scheme == "file":
+        return StoreTier.PVC if is_below(settings.pvc_mount_path, uri) else StoreTier.DISK
+    if scheme in _TIERS:
+        return _TIERS[scheme]
+    raise StorageError(f"{uri[:200]} is in no tier; expected s3://, gs://, file:///, kv:// or db://")
+
+
 def read_bytes(settings: Settings, uri: str) -> bytes:
-    """The stored bytes at a URI, unverified.
+    """The stored bytes at a URI of any tier that other processes can see, unverified.
 
     Raises:
         ReferenceNotAvailableError: nothing is there.
@@ -91,9 +122,24 @@ def read_bytes(settings: Settings, uri: str) -> bytes:
         path = local_path(settings, uri)
         if path is not None:
             return path.read_bytes()
-        return bytes(obstore.get(object_store(settings, uri), object_key(uri)).bytes())
-    except FileNotFoundError as error:
-        raise ReferenceNotAvailableError(f"nothing is at {uri}; it expired or was deleted") from error
+        if uri.startswith("s3://"):
+            return bytes(obstore.get(object_store(settings, uri), object_key(uri)).bytes())
+        return run_sync(_read_from_tier(settings, uri))
+    except (FileNotFoundError, KeyError) as error:
+        raise ReferenceNotAvailableError(f"nothing is at {uri[:200]}; it expired or was deleted") from error
+
+
+async def _read_from_tier(settings: Settings, uri: str) -> bytes:
+    tier_name, pool = tier_of_uri(uri, settings), None
+    if tier_name is StoreTier.DB:
+        pool = await asyncpg.create_pool(settings.db_url, min_size=1, max_size=1)
+    tier = open_tier(tier_name, settings, pool)
+    try:
+        return bytes(await tier.get(uri))
+    finally:
+        await tier.close()
+        if pool is not None:
+            await pool.close()
 
 
 def open_reader(settings: Settings, uri: str) -> BinaryIO:
@@ -115,15 +161,23 @@ def list_files(settings: Settings, uri: str, suffix: str = "") -> list[str]:
     if folder is not None:
         found = [folder] if folder.is_file() else [path for path in folder.rglob("*") if path.is_file()]
         return sorted(path.as_uri() for path in found if _is_data(path.name) and path.name.endswith(suffix))
-    scheme, bucket, key = split_uri(uri)
-    entries = [
-        entry
-        for page in obstore.list(object_store(settings, uri), prefix=key.rstrip("/"))
-        for entry in page
-        if entry["size"] or entry["path"] != key.rstrip("/")  # not the folder's own empty placeholder
+    scheme, bucket, _ = split_uri(uri)
+    found = (f"{scheme}://{bucket}/{key}" for key in _object_keys(settings, uri) if key.endswith(suffix))
+    return sorted(name for name in found if _is_data(name.rpartition("/")[2]))
+
+
+def _object_keys(settings: Settings, uri: str) -> list[str]:
+    """Keys of the objects below a URI, or its own when it is an object itself."""
+    store, key = object_store(settings, uri), object_key(uri).rstrip("/")
+    below = [
+        entry["path"] for page in obstore.list(store, prefix=key) for entry in page if entry["path"] != key
     ]
-    names = (entry["path"] for entry in entries if entry["path"].endswith(suffix))
-    return sorted(f"{scheme}://{bucket}/{name}" for name in names if _is_data(name.rpartition("/")[2]))
+    if below or uri.endswith("/"):
+        return below
+    try:
+        return [obstore.head(store, key)["path"]]
+    except FileNotFoundError:
+        return []
 
 
 def _is_data(name: str) -> bool:
@@ -138,8 +192,12 @@ def arrow_filesystem(settings: Settings, uri: str) -> tuple[arrow_fs.FileSystem,
     path = local_path(settings, uri)
     if path is not None:
         return fs.LocalFileSystem(), str(path)
+    if scheme == "gs":
+        return _gcs_filesystem(settings), f"{bucket}/{key}"
     if scheme != "s3":
-        raise StorageError(f"{uri}: Arrow reads s3:// and file:/// in place; fetch it with ResultStore.get")
+        raise StorageError(
+            f"{uri[:200]}: Arrow reads s3://, gs:// and file:/// in place; use ResultStore.get"
+        )
     if bucket != settings.minio_bucket:
         return fs.S3FileSystem(), f"{bucket}/{key}"
     return _minio_filesystem(settings), f"{bucket}/{key}"
@@ -156,6 +214,15 @@ def _minio_filesystem(settings: Settings) -> Any:
         secret_key=settings.minio_secret_key.get_secret_value(),
         region=settings.minio_region,
     )
+
+
+def _gcs_filesystem(settings: Settings) -> Any:
+    from pyarrow import fs
+
+    if not settings.gcs_endpoint:
+        return fs.GcsFileSystem()
+    scheme, _, address = settings.gcs_endpoint.partition("://")
+    return fs.GcsFileSystem(anonymous=True, endpoint_override=address, scheme=scheme)
 
 
 def dataset(settings: Settings, uri: str, files: Sequence[str] | None = None) -> arrow_dataset.Dataset:

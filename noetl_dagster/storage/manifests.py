@@ -8,7 +8,7 @@ from enum import StrEnum
 from typing import TYPE_CHECKING, Any
 
 from noetl_dagster.errors import StorageError
-from noetl_dagster.settings import Settings, StoreTier
+from noetl_dagster.settings import Settings
 from noetl_dagster.storage import codec, locations, queries
 from noetl_dagster.storage.catalog import RefCatalog
 from noetl_dagster.storage.refs import RefKind, ResultRef
@@ -184,20 +184,3 @@ async def _items_of_one(store: ResultStore, ref: ResultRef) -> AsyncIterator[Any
 def read_dataset(settings: Settings, ref: ResultRef) -> pa.Table:
     """All rows of a dataset as one Arrow table."""
     return locations.dataset(settings, ref.physical_uri, ref.extra.get("files")).to_table()
-
-
-def tier_of_uri(uri: str, settings: Settings) -> StoreTier:
-    """The tier whose bucket or folder a URI is in.
-
-    Raises:
-        StorageError: no tier holds it.
-    """
-    scheme, _, rest = uri.partition("://")
-    if scheme == "s3":
-        return StoreTier.MINIO if rest.partition("/")[0] == settings.minio_bucket else StoreTier.S3
-    if scheme == "gs":
-        return StoreTier.GCS
-    if scheme == "file" or uri.startswith("/"):
-        on_pvc = locations.is_below(settings.pvc_mount_path, uri)
-        return StoreTier.PVC if on_pvc else StoreTier.DISK
-    raise StorageError(f"{uri} is in no tier; expected s3://, gs://, file:/// or an absolute path")

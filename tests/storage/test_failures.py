@@ -1,0 +1,117 @@
+"""Stores that go down, come back, refuse, and are killed."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from collections.abc import AsyncIterator
+
+import asyncpg
+import pytest
+from pydantic import SecretStr
+
+from noetl_dagster import embedded
+from noetl_dagster.embedded.state import ServiceName, read_state
+from noetl_dagster.errors import StorageError
+from noetl_dagster.settings import Settings, StoreTier
+from noetl_dagster.storage import placement
+from noetl_dagster.storage.store import ResultStore
+
+MB = 1024 * 1024
+WHERE = {"execution_id": 3, "step": "load", "name": "rows"}
+
+
+def own_object_store(settings: Settings) -> Settings:
+    """The settings with an object store that only this test uses, started again when it was killed."""
+    return embedded.ensure(settings.model_copy(update={"minio_endpoint": None}), only=["object_store"])
+
+
+def kill_object_store(settings: Settings) -> None:
+    pid = read_state(settings.home).services[ServiceName.OBJECT_STORE].pid
+    assert pid is not None
+    os.kill(pid, signal.SIGKILL)
+
+
+async def test_another_tier_takes_over_and_hands_back(
+    settings: Settings, pool: asyncpg.Pool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(placement, "REST_SECONDS", 0.5)
+    own = await asyncio.to_thread(own_object_store, settings)
+    async with ResultStore(own, pool) as store:
+        assert (await store.put("before", **WHERE)).store_tier is StoreTier.MINIO
+        await asyncio.to_thread(kill_object_store, settings)
+
+        small = await store.put({"a": 1}, **WHERE)
+        assert small.store_tier is StoreTier.KV
+        assert small.extra["fallback_from"] == "minio"
+        large = await store.put(b"x" * 2 * MB, **WHERE)
+        assert large.store_tier is StoreTier.DISK
+        assert large.extra["fallback_from"] == "minio"
+        assert await store.get(small.ref) == {"a": 1}
+        assert await store.get(large.ref) == b"x" * 2 * MB
+
+        await asyncio.to_thread(own_object_store, settings)
+        await asyncio.sleep(0.6)
+        after = await store.put("after", **WHERE)
+        assert after.store_tier is StoreTier.MINIO
+        assert "fallback_from" not in after.extra
+        assert await store.get(small) == {"a": 1}
+
+
+async def test_a_store_that_is_killed_during_a_put_leaves_no_reference(
+    settings: Settings, pool: asyncpg.Pool
+) -> None:
+    own = await asyncio.to_thread(own_object_store, settings)
+
+    async def chunks() -> AsyncIterator[bytes]:
+        for number in range(20):
+            if number == 10:
+                await asyncio.to_thread(kill_object_store, settings)
+            yield os.urandom(4 * MB)
+
+    async with ResultStore(own, pool) as store:
+        await store.put("makes the bucket", **WHERE, tier=StoreTier.MINIO)
+        with pytest.raises(StorageError, match="minio tier: cannot write"):
+            await store.put_stream(chunks(), **WHERE, tier=StoreTier.MINIO)
+        assert await pool.fetchval("SELECT count(*) FROM noetl.result_ref") == 1
+
+        await asyncio.to_thread(own_object_store, settings)
+        repeated = await store.put("again", **WHERE, tier=StoreTier.MINIO)
+        assert await store.get(repeated.ref) == "again"
+
+
+async def test_wrong_credentials_are_told_and_not_worked_around(
+    settings: Settings, pool: asyncpg.Pool
+) -> None:
+    wrong = settings.model_copy(update={"minio_secret_key": SecretStr("not-the-key")})
+    async with ResultStore(wrong, pool) as store:
+        with pytest.raises(StorageError) as caught:
+            await store.put(1, **WHERE, tier=StoreTier.MINIO)
+    message = str(caught.value)
+    assert "minio tier" in message
+    assert f"s3://{settings.minio_bucket}/exec/3/load/rows-" in message
+    assert "access key noetl: access denied (SignatureDoesNotMatch)" in message
+    assert "not-the-key" not in message
+    assert await pool.fetchval("SELECT count(*) FROM noetl.result_ref") == 0
+
+
+async def test_no_tier_left_names_what_was_wrong_with_each(settings: Settings, pool: asyncpg.Pool) -> None:
+    blocked = settings.home / "results"
+    blocked.write_text("a file where the folder should be")
+    down = settings.model_copy(
+        update={"minio_endpoint": "http://127.0.0.1:9", "nats_url": "nats://127.0.0.1:9"}
+    )
+    async with ResultStore(down, pool) as store:
+        with pytest.raises(StorageError) as caught:
+            await store.put(1, **WHERE, tier=StoreTier.MINIO)
+    for part in ("minio tier", "kv tier", "disk tier"):
+        assert part in str(caught.value)
+    assert await pool.fetchval("SELECT count(*) FROM noetl.result_ref") == 0
+
+
+async def test_a_volume_that_is_not_mounted_is_told(settings: Settings, pool: asyncpg.Pool) -> None:
+    gone = settings.model_copy(update={"pvc_mount_path": settings.home.parent / "not-mounted"})
+    async with ResultStore(gone, pool) as store:
+        with pytest.raises(StorageError, match="not-mounted is not mounted"):
+            await store.put(1, **WHERE, tier=StoreTier.PVC)
