@@ -128,7 +128,7 @@ def _tier(block: Block, key: str) -> StoreTier | None:
 
 
 def selected_fields(entries: Any) -> tuple[str, ...]:
-    """``output_select`` or ``spec.result.select``: paths, or mappings with ``path``; a leading ``$.`` goes."""
+    """``output_select`` or ``spec.result.select``: paths, or mappings with ``path``; ``$.`` goes."""
     listed = entries if isinstance(entries, list) else [entries]
     paths = [entry.get("path") if isinstance(entry, dict) else entry for entry in listed]
     return tuple(str(path).removeprefix("$.") for path in paths if path)

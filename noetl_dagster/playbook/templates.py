@@ -64,7 +64,7 @@ class Compiled:
         self.constant = constant
 
     def render(self, scope: Mapping[str, Any]) -> Any:
-        """The value in ``scope``, without views.
+        """The value in ``scope``, without views. It may be part of the scope: change only a copy (``plain``).
 
         Raises:
             UndefinedNameError: a name is not known in the scope.

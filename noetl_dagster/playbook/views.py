@@ -324,13 +324,13 @@ def as_reference(value: Any) -> ResultRef:
 
 
 def plain(value: Any) -> Any:
-    """A copy of ``value`` without views, tuples or lazy sequences: what JSON and tools understand.
+    """A copy of ``value`` without views, tuples or lazy sequences: what JSON understands and code may change.
 
     Raises:
         ReferenceNeeded: when a view inside has not been fetched yet.
     """
     if isinstance(value, View):
-        return plain(value.plain()) if isinstance(value, ResultView) and value.is_loop else value.plain()
+        return plain(value.plain())
     if isinstance(value, Mapping):
         return {key: plain(item) for key, item in value.items()}
     if isinstance(value, (list, tuple, *_LAZY_SEQUENCES)):

@@ -1,0 +1,259 @@
+"""A JSON Schema of the language as it is written, for editors: both generations of words.
+
+It is built from the tables of spellings and from the models, so that it cannot drift from the loader. The
+loader stays the judge: it also checks names, targets and templates.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from enum import StrEnum
+from typing import Any
+
+from pydantic import BaseModel
+
+from noetl_dagster.playbook import spelling
+from noetl_dagster.playbook.models import (
+    Backoff,
+    CollectStrategy,
+    Directive,
+    Dispatch,
+    FanoutSpec,
+    FrameSpec,
+    LoopMode,
+    RoutingMode,
+)
+from noetl_dagster.settings import StoreTier
+
+Schema = dict[str, Any]
+
+ANY: Schema = {}
+TEXT: Schema = {"type": "string"}
+NUMBER: Schema = {"type": ["number", "string"], "description": "a number, or a template of the workload"}
+SECONDS: Schema = {"type": ["number", "string"], "description": "seconds, or text such as '30s', '5m', '1h'"}
+FLAG: Schema = {"type": ["boolean", "string"]}
+CONDITION: Schema = {"type": ["string", "boolean"], "description": 'a template such as "{{ ctx.ready }}"'}
+MAPPING: Schema = {"type": ["object", "null"]}
+
+
+def language_schema() -> Schema:
+    """JSON Schema (2020-12) of a playbook file."""
+    return {
+        "$schema": "https://json-schema.org/draft/2020-12/schema",
+        "title": "NoETL playbook",
+        **closed(
+            {
+                "apiVersion": {"const": spelling.API_VERSION},
+                "kind": {"const": spelling.KIND},
+                "metadata": opened(dict.fromkeys(spelling.METADATA_KEYS, ANY) | {"name": TEXT, "path": TEXT}),
+                "workload": MAPPING,
+                "workflow": {"type": "array", "minItems": 1, "items": {"$ref": "#/$defs/step"}},
+                "keychain": {"type": ["array", "object", "null"]},
+                "workbook": {"type": ["array", "object", "null"]},
+                "executor": opened({"spec": {"$ref": "#/$defs/spec"}}),
+            },
+            required=("apiVersion", "kind", "workflow"),
+        ),
+        "$defs": {
+            "step": _step(),
+            "tool": _tool(),
+            "task": _task(),
+            "spec": _spec(),
+            "policy": _policy(),
+            "next": _next(),
+            "arc": _arc(),
+            "loop": _loop(),
+            "retry": _retry(),
+            "sink": opened({"tool": ANY, "table": TEXT, "auth": ANY, "mode": TEXT}),
+        },
+    }
+
+
+def closed(properties: Schema, *, required: Iterable[str] = ()) -> Schema:
+    """A mapping with these keys and no others."""
+    return opened(properties, required=required) | {"additionalProperties": False}
+
+
+def opened(properties: Schema, *, required: Iterable[str] = ()) -> Schema:
+    """A mapping with these keys and any others."""
+    schema: Schema = {"type": "object", "properties": properties}
+    return schema | {"required": list(required)} if required else schema
+
+
+def spelled(names: Iterable[str], schema: Schema) -> Schema:
+    """The same schema under every spelling; the older ones are marked as deprecated."""
+    canonical, *older = names
+    return {canonical: schema} | {name: {**schema, "deprecated": True} for name in older}
+
+
+def words(kind: type[StrEnum], *others: str) -> Schema:
+    return {"enum": [*kind, *others]}
+
+
+def fields_of(model: type[BaseModel]) -> Schema:
+    """Fields of a settings model, with what it says about them."""
+    described = model.model_json_schema()["properties"]
+    return {name: {"description": field.get("description", "")} for name, field in described.items()}
+
+
+def _set_blocks() -> Schema:
+    return spelled(spelling.SET_BLOCKS, MAPPING)
+
+
+def _description() -> Schema:
+    return dict.fromkeys(spelling.DESCRIPTION, TEXT)
+
+
+def _step() -> Schema:
+    return closed(
+        {
+            "step": TEXT,
+            **_description(),
+            "tool": {"$ref": "#/$defs/tool"},
+            "next": {"$ref": "#/$defs/next"},
+            "loop": {"$ref": "#/$defs/loop"},
+            "spec": {"$ref": "#/$defs/spec"},
+            "retry": {"$ref": "#/$defs/retry"},
+            "sink": {"$ref": "#/$defs/sink"},
+            **_set_blocks(),
+            **spelled(spelling.INPUT, MAPPING),
+            **spelled(spelling.OUTPUT, ANY),
+        },
+        required=("step",),
+    )
+
+
+def _tool() -> Schema:
+    task = {"$ref": "#/$defs/task"}
+    labelled = {"type": "object", "additionalProperties": task, "not": {"required": ["kind"]}}
+    return {"anyOf": [task, {"type": "array", "minItems": 1, "items": {"anyOf": [task, labelled]}}, labelled]}
+
+
+def _task() -> Schema:
+    common = {
+        "kind": {"enum": list(spelling.SUPPORTED_KINDS)},
+        "name": TEXT,
+        **_description(),
+        **_set_blocks(),
+        **spelled(spelling.INPUT, {"type": ["object", "array", "null"]}),
+        **spelled(spelling.OUTPUT, ANY),
+        **spelled(spelling.AUTH, ANY),
+        "output_select": {"type": "array"},
+        "spec": {"$ref": "#/$defs/spec"},
+        "retry": {"$ref": "#/$defs/retry"},
+        "sink": {"$ref": "#/$defs/sink"},
+    }
+    return opened(common, required=("kind",)) | {"allOf": [_kind(kind) for kind in spelling.SUPPORTED_KINDS]}
+
+
+def _kind(kind: str) -> Schema:
+    """The fields of one kind, and which of them it needs."""
+    fields: Schema = {}
+    spellings = {names[0]: names for names in spelling.TOOL_FIELDS[kind]}
+    for names in spellings.values():
+        fields |= spelled(names, ANY)
+    then: Schema = {"properties": fields}
+    needed = spelling.REQUIRED_FIELDS.get(kind, ())
+    choices = [{"required": [word]} for name in needed for word in spellings[name]]
+    if kind in spelling.NAMES_ITS_OBJECT and spelling.NAMES_ITS_OBJECT[kind] in needed:
+        choices.append({"required": ["name"]})
+    if kind == "transfer":
+        then["required"] = list(needed)
+    elif choices:
+        then["anyOf"] = choices
+    return {"if": {"properties": {"kind": {"const": kind}}, "required": ["kind"]}, "then": then}
+
+
+def _spec() -> Schema:
+    return opened(
+        {
+            "timeout": {"anyOf": [SECONDS, MAPPING]},
+            "policy": {"$ref": "#/$defs/policy"},
+            "result": opened({"store": {"anyOf": [words(StoreTier), MAPPING]}, "ttl": SECONDS, "name": TEXT}),
+            "loop_mode": words(LoopMode, *spelling.LOOP_MODES),
+            "fanout": closed(fields_of(FanoutSpec)),
+            "dispatch": words(Dispatch),
+            "strict_ctx": FLAG,
+            "allow_partial": FLAG,
+            "fail_fast": FLAG,
+        }
+    )
+
+
+def _policy() -> Schema:
+    action = closed(
+        {
+            "do": words(Directive),
+            **spelled(spelling.ATTEMPTS, NUMBER),
+            "backoff": words(Backoff, *spelling.BACKOFFS),
+            **spelled(spelling.DELAY, SECONDS),
+            "to": {**TEXT, "description": "task to jump to; 'previous' is the one before"},
+            **_set_blocks(),
+        }
+    )
+    rule = closed(
+        {**spelled(("when", "cond"), CONDITION), "then": action, **_description()}, required=("then",)
+    )
+    otherwise = closed({"else": {"anyOf": [closed({"then": action}), action]}}, required=("else",))
+    rules = {"type": "array", "items": {"anyOf": [rule, otherwise]}}
+    return {"anyOf": [rules, opened({"rules": rules})]}
+
+
+def _next() -> Schema:
+    arcs = {"type": "array", "items": {"anyOf": [TEXT, {"$ref": "#/$defs/arc"}]}}
+    router = closed({"spec": opened({"mode": words(RoutingMode)}), "arcs": arcs}, required=("arcs",))
+    return {"anyOf": [TEXT, arcs, {"$ref": "#/$defs/arc"}, router, {"type": "null"}]}
+
+
+def _arc() -> Schema:
+    return closed(
+        {
+            "step": TEXT,
+            **spelled(("when", "cond"), CONDITION),
+            "on": TEXT,
+            **_set_blocks(),
+            **spelled(spelling.INPUT, MAPPING),
+            **_description(),
+        },
+        required=("step",),
+    )
+
+
+def _loop() -> Schema:
+    settings = {
+        "mode": words(LoopMode, *spelling.LOOP_MODES),
+        **spelled(spelling.MAX_IN_FLIGHT, NUMBER),
+        "chunk_size": NUMBER,
+        "fail_fast": FLAG,
+        "allow_partial": FLAG,
+        "strict_ctx": FLAG,
+        "frame": opened(fields_of(FrameSpec)),
+    }
+    cursor = opened({"kind": {"const": "postgres"}, **spelled(spelling.AUTH, ANY), "claim": TEXT})
+    return closed(
+        {
+            **spelled(spelling.LOOP_IN, ANY),
+            **spelled(spelling.LOOP_ITERATOR, TEXT),
+            "cursor": cursor,
+            "spec": opened(settings),
+            **settings,
+            "policy": MAPPING,
+            **_description(),
+        }
+    )
+
+
+def _retry() -> Schema:
+    collect = opened({"strategy": words(CollectStrategy), "path": TEXT})
+    then = opened(
+        {
+            **spelled(tuple(reversed(spelling.ATTEMPTS)), NUMBER),
+            "backoff": words(Backoff, *spelling.BACKOFFS),
+            **spelled(spelling.DELAY, SECONDS),
+            "next_call": MAPPING,
+            "collect": collect,
+            "sink": {"$ref": "#/$defs/sink"},
+        }
+    )
+    rule = opened({"when": CONDITION, "then": then})
+    return {"anyOf": [{"type": "array", "items": rule}, rule]}

@@ -1,0 +1,54 @@
+"""The schema for editors follows the tables and agrees with the loader on what ships."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from noetl_dagster.playbook import spelling
+from noetl_dagster.playbook.catalog import find_playbooks
+from noetl_dagster.playbook.document import Document
+from noetl_dagster.playbook.loader import load_playbook
+from noetl_dagster.playbook.schema import language_schema
+
+PLAYBOOKS = Path(__file__).parents[2] / "playbooks"
+SCHEMA = language_schema()
+
+
+def test_it_is_json_and_complete() -> None:
+    assert json.loads(json.dumps(SCHEMA)) == SCHEMA
+    assert set(SCHEMA["properties"]) == set(spelling.ROOT_KEYS)
+    assert SCHEMA["$defs"]["task"]["properties"]["kind"]["enum"] == list(spelling.SUPPORTED_KINDS)
+    assert set(spelling.STEP_KEYS) <= set(SCHEMA["$defs"]["step"]["properties"])
+    assert set(spelling.ARC_KEYS) <= set(SCHEMA["$defs"]["arc"]["properties"])
+    assert set(spelling.LOOP_KEYS) <= set(SCHEMA["$defs"]["loop"]["properties"])
+
+
+def test_every_reference_leads_somewhere() -> None:
+    for reference in _references(SCHEMA):
+        assert reference.removeprefix("#/$defs/") in SCHEMA["$defs"]
+
+
+def _references(value: Any) -> Iterator[str]:
+    if isinstance(value, dict):
+        if "$ref" in value:
+            yield value["$ref"]
+        for inner in value.values():
+            yield from _references(inner)
+    elif isinstance(value, list):
+        for inner in value:
+            yield from _references(inner)
+
+
+@pytest.mark.parametrize("path", find_playbooks(PLAYBOOKS), ids=lambda path: path.stem)
+def test_shipped_playbooks_load_and_use_known_keys(path: Path) -> None:
+    playbook = load_playbook(path)
+    root = Document(path.read_text(), str(path)).root
+    steps = SCHEMA["$defs"]["step"]["properties"]
+    assert len(playbook.steps) == len(root["workflow"])
+    for step in root["workflow"]:
+        assert step.keys() <= steps.keys()
