@@ -99,11 +99,11 @@ async def write_rows(
     """
     if not rows:
         return 0
-    columns = _columns(rows, table)
-    statement = INSERT_ROWS.format(table=table.name, columns=_listed(columns))
+    columns = columns_of(rows, table)
+    statement = INSERT_ROWS.format(table=table.name, columns=listed(columns))
     if mode is WriteMode.UPSERT:
-        keys = _key(table, key)
-        statement += _on_conflict(keys, columns)
+        keys = upsert_key(table, key)
+        statement += conflict_clause(keys, columns)
         rows = list({tuple(map(repr, map(row.get, keys))): row for row in rows}.values())
     for start in range(0, len(rows), ROWS_PER_STATEMENT):
         chunk = rows[start : start + ROWS_PER_STATEMENT]
@@ -121,7 +121,12 @@ async def delete_rows(connection: asyncpg.Connection, table: Table, identity: Ma
     await connection.execute(DELETE_OWN_ROWS.format(table=table.name, same=same), to_jsonable(own))
 
 
-def _columns(rows: Iterable[Mapping[str, Any]], table: Table) -> list[str]:
+def columns_of(rows: Iterable[Mapping[str, Any]], table: Table) -> list[str]:
+    """The columns that rows fill.
+
+    Raises:
+        ToolError: the table lacks one of them.
+    """
     names = dict.fromkeys(name for row in rows for name in row)
     unknown = [name for name in names if name not in table.columns]
     if unknown:
@@ -134,7 +139,12 @@ def _columns(rows: Iterable[Mapping[str, Any]], table: Table) -> list[str]:
     return list(names)
 
 
-def _key(table: Table, key: Sequence[str]) -> Sequence[str]:
+def upsert_key(table: Table, key: Sequence[str]) -> Sequence[str]:
+    """The unique columns of an upsert: those given, else the primary key.
+
+    Raises:
+        ToolError: there is neither.
+    """
     keys = key or table.primary_key
     if not keys:
         raise ToolError(
@@ -144,15 +154,17 @@ def _key(table: Table, key: Sequence[str]) -> Sequence[str]:
     return keys
 
 
-def _on_conflict(keys: Sequence[str], columns: Sequence[str]) -> str:
+def conflict_clause(keys: Sequence[str], columns: Sequence[str]) -> str:
+    """``ON CONFLICT`` that takes over every column that is no key."""
     changed = [name for name in columns if name not in keys]
     if not changed:
-        return f" ON CONFLICT ({_listed(keys)}) DO NOTHING"
+        return f" ON CONFLICT ({listed(keys)}) DO NOTHING"
     updates = ", ".join(f"{_column(name)} = EXCLUDED.{_column(name)}" for name in changed)
-    return f" ON CONFLICT ({_listed(keys)}) DO UPDATE SET {updates}"
+    return f" ON CONFLICT ({listed(keys)}) DO UPDATE SET {updates}"
 
 
-def _listed(columns: Iterable[str]) -> str:
+def listed(columns: Iterable[str]) -> str:
+    """Column names, quoted, with commas."""
     return ", ".join(map(_column, columns))
 
 

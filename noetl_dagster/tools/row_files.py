@@ -1,0 +1,204 @@
+"""Files of rows: Parquet, JSON lines, JSON and CSV, read and written chunk by chunk."""
+
+from __future__ import annotations
+
+import csv
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from decimal import Decimal
+from enum import StrEnum
+from pathlib import Path
+from typing import Any, Protocol
+
+import orjson
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from noetl_dagster.errors import ToolError
+from noetl_dagster.tools.jsonable import to_jsonable
+from noetl_dagster.tools.sql_values import row_value
+
+Row = Mapping[str, Any]
+
+
+class RowFormat(StrEnum):
+    PARQUET = "parquet"
+    JSONL = "jsonl"
+    JSON = "json"
+    CSV = "csv"
+
+
+_ENDINGS = {
+    ".parquet": RowFormat.PARQUET,
+    ".jsonl": RowFormat.JSONL,
+    ".ndjson": RowFormat.JSONL,
+    ".json": RowFormat.JSON,
+    ".csv": RowFormat.CSV,
+}
+
+
+def row_format(name: str | None, path: str) -> RowFormat:
+    """The format of that name, else of the path's ending.
+
+    Raises:
+        ToolError: when neither says it.
+    """
+    if name:
+        try:
+            return RowFormat({"ndjson": "jsonl"}.get(name.lower(), name.lower()))
+        except ValueError:
+            pass
+    elif Path(path).suffix.lower() in _ENDINGS:
+        return _ENDINGS[Path(path).suffix.lower()]
+    known = ", ".join(RowFormat)
+    raise ToolError(f"transfer: no format for {name or path!r}; write format: one of {known}", kind="transfer")
+
+
+def read_rows(path: Path, format: RowFormat, size: int) -> Iterator[list[Row]]:
+    """The rows of a file in chunks. CSV values are text, empty ones null; a JSON file is read as a whole."""
+    match format:
+        case RowFormat.PARQUET:
+            with pq.ParquetFile(path) as file:
+                for batch in file.iter_batches(batch_size=size):
+                    yield batch.to_pylist()
+        case RowFormat.JSONL:
+            with path.open("rb") as lines:
+                yield from in_chunks((orjson.loads(line) for line in lines if line.strip()), size)
+        case RowFormat.CSV:
+            with path.open(newline="", encoding="utf-8-sig") as text:
+                rows = ({name: value or None for name, value in row.items()} for row in csv.DictReader(text))
+                yield from in_chunks(rows, size)
+        case RowFormat.JSON:
+            value = orjson.loads(path.read_bytes())
+            yield from in_chunks(iter(value if isinstance(value, list) else [value]), size)
+
+
+def in_chunks(rows: Iterator[Any], size: int) -> Iterator[list[Any]]:
+    chunk: list[Any] = []
+    for row in rows:
+        chunk.append(row)
+        if len(chunk) >= size:
+            yield chunk
+            chunk = []
+    if chunk:
+        yield chunk
+
+
+class RowWriter(Protocol):
+    """Writes chunks of rows to a file; :meth:`close` makes it complete."""
+
+    def write(self, rows: Sequence[Row]) -> None: ...
+
+    def close(self) -> None: ...
+
+
+def row_writer(path: Path, format: RowFormat) -> RowWriter:
+    match format:
+        case RowFormat.PARQUET:
+            return _ParquetRows(path)
+        case RowFormat.CSV:
+            return _CsvRows(path)
+        case _:
+            return _JsonRows(path, lines=format is RowFormat.JSONL)
+
+
+class _JsonRows:
+    """JSON lines, or one JSON list with a row a line."""
+
+    def __init__(self, path: Path, *, lines: bool) -> None:
+        self._file = path.open("wb")
+        self._lines = lines
+        self._first = True
+        if not lines:
+            self._file.write(b"[\n")
+
+    def write(self, rows: Sequence[Row]) -> None:
+        for row in rows:
+            if not self._first:
+                self._file.write(b"\n" if self._lines else b",\n")
+            self._first = False
+            self._file.write(orjson.dumps(json_row(row)))
+
+    def close(self) -> None:
+        self._file.write((b"" if self._first else b"\n") if self._lines else b"\n]\n")
+        self._file.close()
+
+
+class _CsvRows:
+    """CSV with the columns of the first row; mappings and lists are JSON text, null is empty."""
+
+    def __init__(self, path: Path) -> None:
+        self._file = path.open("w", newline="", encoding="utf-8")
+        self._writer: csv.DictWriter[str] | None = None
+
+    def write(self, rows: Sequence[Row]) -> None:
+        if self._writer is None:
+            self._writer = csv.DictWriter(self._file, list(rows[0]))
+            self._writer.writeheader()
+        for row in rows:
+            plain = json_row(row)
+            self._writer.writerow(
+                {name: json.dumps(item) if isinstance(item, dict | list) else item for name, item in plain.items()}
+            )
+
+    def close(self) -> None:
+        self._file.close()
+
+
+class _ParquetRows:
+    """Parquet with the schema of the first chunk; columns that are null there become text."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._writer: pq.ParquetWriter | None = None
+        self._schema: pa.Schema | None = None
+
+    def write(self, rows: Sequence[Row]) -> None:
+        table = arrow_rows(rows, self._schema)
+        if self._writer is None:
+            self._schema = table.schema
+            self._writer = pq.ParquetWriter(self._path, table.schema, compression="zstd")
+        self._writer.write_table(table)
+
+    def close(self) -> None:
+        if self._writer is None:
+            pq.write_table(pa.table({}), self._path)
+        else:
+            self._writer.close()
+
+
+def arrow_rows(rows: Sequence[Row], schema: pa.Schema | None = None) -> pa.Table:
+    """Rows as an Arrow table of the given schema, or of the one that their values show.
+
+    Numerics are doubles; identifiers, addresses and the like text.
+
+    Raises:
+        ToolError: when the rows do not fit the schema.
+    """
+    plain = [{name: _arrow_value(value) for name, value in row.items()} for row in rows]
+    try:
+        if schema is not None:
+            return pa.Table.from_pylist(plain, schema=schema)
+        table = pa.Table.from_pylist(plain)
+        fields = [field.with_type(pa.string()) if pa.types.is_null(field.type) else field for field in table.schema]
+        return table.cast(pa.schema(fields))
+    except (pa.ArrowInvalid, pa.ArrowTypeError) as error:
+        raise ToolError(
+            f"transfer: rows of different types in one column: {error}; convert the column in the source",
+            kind="transfer",
+        ) from None
+
+
+def _arrow_value(value: Any) -> Any:
+    if isinstance(value, Decimal):
+        return float(value)
+    if isinstance(value, list):
+        return [_arrow_value(item) for item in value]
+    if isinstance(value, str | int | float | bytes | dict | None) or type(value).__module__ == "datetime":
+        return value
+    return row_value(value)
+
+
+def json_row(row: Row) -> dict[str, Any]:
+    """A row with JSON values only."""
+    return {name: to_jsonable(row_value(value), name) for name, value in row.items()}

@@ -1,0 +1,116 @@
+"""The two ends of a transfer, as the playbook describes them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from enum import StrEnum
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from noetl_dagster.errors import CredentialError, ToolError
+from noetl_dagster.tools.base import Toolbox, ToolCall
+from noetl_dagster.tools.credentials import CredentialType
+from noetl_dagster.tools.objects import open_bucket
+
+
+class PlaceKind(StrEnum):
+    POSTGRES = "postgres"
+    DUCKDB = "duckdb"
+    OBJECT = "object"
+    HTTP = "http"
+    RESULT = "result"
+
+
+_KINDS = {"s3": "object", "minio": "object", "gcs": "object", "gs": "object", "file": "object", "ref": "result"}
+_REQUEST = ("url", "method", "headers", "params", "timeout", "verify_ssl")
+
+
+class Place(BaseModel):
+    """One end of a transfer.
+
+    Attributes:
+        query, table, params: of postgres and duckdb; a query reads, a table reads or is written.
+        database: file of duckdb, relative to the playbook's folder.
+        path: of an object: ``s3://bucket/key``, ``gs://bucket/key``, ``file:///path`` or a path.
+        format: parquet, jsonl, json or csv; default: the path's ending.
+        request: of http: ``url``, ``method``, ``headers``, ``params``, ``timeout``.
+        rows: of http: dotted path of the list of rows in the body.
+        ref: of a result: its reference.
+        key: unique columns, for upsert.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid", arbitrary_types_allowed=True)
+
+    kind: PlaceKind
+    auth: Any = None
+    query: str = ""
+    table: str = ""
+    params: Any = Field(default_factory=dict)
+    database: str | None = None
+    path: str = ""
+    format: str | None = None
+    request: dict[str, Any] = Field(default_factory=dict)
+    rows: str = ""
+    ref: Any = None
+    mode: str | None = None
+    key: tuple[str, ...] = ()
+
+
+def read_place(value: Any, end: str, call: ToolCall) -> Place:
+    """The place that ``source`` or ``target`` describes.
+
+    Raises:
+        ToolError: names the end and the field.
+    """
+    if not isinstance(value, Mapping):
+        raise ToolError(f"transfer in step {call.step}: {end} must be a mapping with 'kind'", kind="transfer")
+    fields = {str(name): item for name, item in value.items() if item is not None}
+    kind = str(fields.pop("kind", fields.pop("type", "")) or _likely_kind(fields)).lower()
+    fields["kind"] = _KINDS.get(kind, kind)
+    fields["auth"] = fields.get("auth", fields.pop("credential", None))
+    for old in ("command", "sql"):
+        if old in fields:
+            fields["query"] = fields.pop(old)
+    if fields["kind"] == PlaceKind.HTTP:
+        fields["request"] = {name: fields.pop(name) for name in _REQUEST if name in fields}
+    elif "uri" in fields or "url" in fields:
+        fields["path"] = fields.pop("uri", None) or fields.pop("url")
+    if isinstance(fields.get("key"), str):
+        fields["key"] = (fields["key"],)
+    try:
+        return Place.model_validate(fields)
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(map(str, first["loc"])) or "kind"
+        raise ToolError(
+            f"transfer in step {call.step}: {end}.{where}: {first['msg']}; kinds: {', '.join(PlaceKind)}",
+            kind="transfer",
+        ) from None
+
+
+def _likely_kind(fields: Mapping[str, Any]) -> str:
+    if "ref" in fields:
+        return "result"
+    if "path" in fields or "uri" in fields:
+        return "object"
+    return "http" if "url" in fields else "postgres"
+
+
+async def object_place(place: Place, call: ToolCall, box: Toolbox) -> tuple[Any, str]:
+    """The bucket and key of an object, or None and the path of a local file."""
+    parts = urlsplit(place.path)
+    if parts.scheme in ("", "file"):
+        if not parts.path:
+            raise ToolError(f"transfer in step {call.step}: an object needs 'path'", kind="transfer")
+        return None, str(Path(call.folder, parts.path))
+    kind = {"s3": "s3", "minio": "s3", "gs": "gcs", "gcs": "gcs"}.get(parts.scheme)
+    if kind is None:
+        raise ToolError(f"transfer: {parts.scheme}:// is unknown; use s3://, gs:// or file://", kind="transfer")
+    try:
+        credential = await box.credentials.resolve(place.auth, CredentialType(kind))
+        return open_bucket(box.settings, kind, parts.netloc, credential), parts.path.lstrip("/")
+    except CredentialError as error:
+        raise ToolError(f"transfer in step {call.step}: {error}", kind="credential") from None
