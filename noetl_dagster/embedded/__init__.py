@@ -41,25 +41,28 @@ def ensure(settings: Settings, only: Collection[str] | None = None) -> Settings:
         only: names of the services that are needed; default: all but the records API.
 
     Returns:
-        A copy with ``db_url``, ``dagster_db_url``, ``nats_url``, ``minio_endpoint`` and ``pvc_mount_path``
-        filled, as far as asked for; the same object when ``settings.embedded`` is off.
+        A copy with ``db_url``, ``dagster_db_url``, ``nats_url`` and ``minio_endpoint`` filled where they were
+        empty, and ``pvc_mount_path`` when the event log is embedded; the same object when nothing is missing
+        or ``settings.embedded`` is off.
 
     Raises:
         ServiceError: a service does not start; the message holds the tail of its log.
     """
     if not settings.embedded:
         return settings
-    records = supervisor.start(settings, supervisor.names_missing(settings, only))
-    addresses: dict[str, Any] = {"home": settings.home.resolve()}
-    for name, record in records.items():
-        addresses |= _addresses(name, record)
-    if only is None:
-        folder = addresses["home"] / "pvc"
-        folder.mkdir(exist_ok=True)
-        addresses["pvc_mount_path"] = folder
-    # an address that was set wins over the service's
-    filled = {name: value for name, value in addresses.items() if getattr(settings, name) is None}
-    return settings.model_copy(update={**filled, "home": addresses["home"]})
+    names = supervisor.names_missing(settings, only)
+    if not names:
+        return settings
+    home = settings.home.resolve()
+    found: dict[str, Any] = {}
+    for name, record in supervisor.start(settings, names).items():
+        found |= _addresses(name, record)
+    if "db_url" in found and settings.db_url is None:  # one machine: a folder is a volume that all share
+        volume = home / "pvc"
+        volume.mkdir(exist_ok=True)
+        found["pvc_mount_path"] = volume
+    missing = {name: value for name, value in found.items() if getattr(settings, name) is None}
+    return settings.model_copy(update={**missing, "home": home})
 
 
 def up(settings: Settings) -> list[ServiceStatus]:

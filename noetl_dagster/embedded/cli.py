@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 from rich.console import Console
-from rich.table import Table
+from rich.table import Column, Table
 
 from noetl_dagster import embedded
 from noetl_dagster.errors import ServiceError
@@ -62,10 +62,10 @@ def env() -> None:
 
 
 def _print(found: list[embedded.ServiceStatus]) -> None:
-    table = Table("service", "state", "address", "pid", "log")
+    table = Table("service", "state", Column("address", overflow="fold"), "pid", box=None)
     for one in found:
         state = "[green]running[/]" if one.running else "stopped"
-        table.add_row(one.name, state, one.url, str(one.pid or ""), str(one.log))
+        table.add_row(one.name, state, one.url, str(one.pid or ""))
     Console().print(table)
 
 

@@ -43,6 +43,7 @@ wal_buffers = 16MB
 autovacuum_naptime = 15s
 jit = off
 log_min_messages = warning
+log_checkpoints = off
 log_line_prefix = '%m [%p] %d '
 """
 

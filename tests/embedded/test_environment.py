@@ -38,6 +38,12 @@ def test_address_that_is_set_is_not_replaced(running: Settings, home: Path) -> N
     assert filled.db_url == running.db_url
 
 
+def test_foreign_event_log_gets_no_local_volume(running: Settings, home: Path) -> None:
+    own = Settings(home=home, db_url="postgresql://elsewhere/noetl")
+    assert embedded.ensure(own).pvc_mount_path is None  # its other clients could not see the folder
+    assert running.pvc_mount_path == home / "pvc"
+
+
 def test_dagster_home_opens_an_instance_in_postgres(running: Settings) -> None:
     folder = embedded.dagster_home(running)
     with DagsterInstance.from_config(str(folder)) as instance:
