@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import asyncio
 from enum import StrEnum
+from pathlib import PurePosixPath
 from typing import Any
 
 from noetl_dagster.errors import StorageError, ToolError
 from noetl_dagster.playbook.models import ResultSpec
 from noetl_dagster.settings import StoreTier
+from noetl_dagster.storage import codec, locations
 from noetl_dagster.storage.refs import ResultRef
 from noetl_dagster.tools.base import Tool, Toolbox, ToolCall, ToolResult
 from noetl_dagster.tools.references import as_result_ref
+
+
+_CONTENT_TYPES = {".json": "application/json", ".parquet": "application/vnd.apache.parquet"}
 
 
 class ArtifactAction(StrEnum):
@@ -22,11 +28,12 @@ class ArtifactTool(Tool):
     """Stores a value, or finds one that is stored.
 
     Input: ``action`` (``get`` or ``put``; default ``put`` where ``value`` is given, else ``get``).
-    ``put``: ``value``, ``name`` (default: the task's), ``store`` (a tier), ``ttl`` seconds, ``compression``,
-    ``content_type``. ``get``: ``ref`` (a reference or its logical name), or ``name`` and ``step`` of this
-    execution.
+    ``put``: ``value``, ``name`` (default: the task's), ``store`` (a tier), ``ttl`` seconds, ``compress``
+    (none, gzip, lz4), ``content_type``. ``get``: ``ref`` (a reference or its logical name), ``name`` and
+    ``step`` of this execution, or ``uri``, the physical address of an object in a mount or in the minio tier.
 
-    Output: the value by reference: ``output.ref`` is the reference, and touching the result fetches it.
+    Output: the value by reference: ``output.ref`` is the reference, and touching the result fetches it. With
+    ``uri`` the value itself: parsed JSON, a Parquet table, text, or bytes.
 
     Raises ``ToolError`` of kind ``artifact``, with code ``REFERENCE_NOT_AVAILABLE`` when there is none.
     """
@@ -35,7 +42,10 @@ class ArtifactTool(Tool):
 
     async def run(self, call: ToolCall, box: Toolbox) -> ToolResult:
         action = _action(call)
+        uri = call.config.get("uri")
         try:
+            if uri and action is ArtifactAction.GET and as_result_ref(uri) is None:
+                return ToolResult(data=await asyncio.to_thread(_read, box, str(uri)))
             ref = await (_put(call, box) if action is ArtifactAction.PUT else _get(call, box))
         except StorageError as error:
             code = getattr(error, "code", None)
@@ -60,9 +70,10 @@ async def _put(call: ToolCall, box: Toolbox) -> ResultRef:
     config = call.config
     if "value" not in config:
         raise ToolError(f"artifact put in step {call.step} has no 'value'", kind="artifact")
-    spec = call.task.spec.result.model_copy(
-        update={name: config[name] for name in ("ttl", "compression", "content_type") if config.get(name)}
-    )
+    changes = {name: config[name] for name in ("ttl", "content_type") if config.get(name)}
+    if config.get("compress"):
+        changes["compression"] = "gzip" if config["compress"] is True else str(config["compress"])
+    spec = call.task.spec.result.model_copy(update=changes)
     return await box.results.put(
         config["value"],
         execution_id=call.execution_id,
@@ -75,7 +86,7 @@ async def _put(call: ToolCall, box: Toolbox) -> ResultRef:
 
 
 async def _get(call: ToolCall, box: Toolbox) -> ResultRef:
-    given: Any = call.config.get("ref", call.input.get("ref"))
+    given: Any = call.config.get("ref", call.config.get("uri", call.input.get("ref")))
     if given is not None:
         reference = as_result_ref(given)
         if reference is None:
@@ -89,6 +100,18 @@ async def _get(call: ToolCall, box: Toolbox) -> ResultRef:
     if not name:
         raise ToolError(f"artifact get in step {call.step} needs 'ref', or 'name' and 'step'", kind="artifact")
     return await box.results.find((call.execution_id, str(call.config.get("step") or call.step), str(name)))
+
+
+def _read(box: Toolbox, uri: str) -> Any:
+    """The value at a physical address, by the ending of its name."""
+    content = locations.read_bytes(box.settings, uri)
+    content_type = _CONTENT_TYPES.get(PurePosixPath(uri).suffix.lower())
+    if content_type is not None:
+        return codec.decode(content, content_type)
+    try:
+        return content.decode()
+    except UnicodeDecodeError:
+        return content
 
 
 def _tier(call: ToolCall, store: Any) -> StoreTier | None:

@@ -13,6 +13,7 @@ import asyncpg
 from noetl_dagster.errors import CredentialError, ToolError
 from noetl_dagster.tools.base import Tool, Toolbox, ToolCall, ToolResult
 from noetl_dagster.tools.credentials import CredentialType
+from noetl_dagster.tools.limits import time_limit
 from noetl_dagster.tools.scripts import sql_text
 from noetl_dagster.tools.sql import BoundStatement, bind, needs_own_transaction, split_statements
 from noetl_dagster.tools.sql_values import column_converter, parameter
@@ -52,7 +53,7 @@ class PostgresTool(Tool):
 
     Input: ``auth`` (a postgres credential), ``command`` (text with one or more statements, or a list of
     them) or ``script``; ``params`` (default: the task's ``input``): a mapping binds ``:name``, a list
-    ``$1, $2, ...``.
+    ``$1, $2, ...``; ``timeout`` seconds.
 
     Output: ``command_0``, ``command_1``, ... each ``{status, rows, row_count, columns}`` or
     ``{status, row_count}``; ``rows``, ``row_count`` and ``columns`` of the last one that returns rows stand
@@ -66,13 +67,13 @@ class PostgresTool(Tool):
 
     async def run(self, call: ToolCall, box: Toolbox) -> ToolResult:
         statements = await prepare_statements(call, box)
-        try:
-            return ToolResult(data=await self._run(call, box, statements))
-        except asyncpg.InvalidCachedStatementError:
-            # another session changed a table; nothing was done, and the caches are fresh now
-            pool = await open_pool(call, box)
-            box.clients.statements(pool).clear()
-            return ToolResult(data=await self._run(call, box, statements))
+        async with time_limit(call):
+            try:
+                return ToolResult(data=await self._run(call, box, statements))
+            except asyncpg.InvalidCachedStatementError:
+                # another session changed a table; nothing was done, and the caches are fresh now
+                box.clients.statements(await open_pool(call, box)).clear()
+                return ToolResult(data=await self._run(call, box, statements))
 
     async def _run(self, call: ToolCall, box: Toolbox, statements: list[BoundStatement]) -> dict[str, Any]:
         with postgres_errors(call, box):

@@ -15,6 +15,7 @@ from noetl_dagster.errors import ToolError
 from noetl_dagster.playbook.models import Task
 from noetl_dagster.playbook.views import ReferenceNeeded, View, plain
 from noetl_dagster.tools.base import Tool, Toolbox, ToolCall, ToolResult
+from noetl_dagster.tools.limits import time_limit
 from noetl_dagster.tools.python_code import (
     CodeFailure,
     Printed,
@@ -57,11 +58,15 @@ class PythonTool(Tool):
         if not isinstance(source, str) or not source.strip():
             raise ToolError(f"python in step {call.step} has no 'code'", kind=self.kind)
         try:
-            if _option(call, "isolation") == SUBPROCESS:
-                return ToolResult(data=await self._in_subprocess(source, call, box))
-            return ToolResult(data=await self._in_thread(source, call, box))
+            async with time_limit(call):
+                return ToolResult(data=await self._run(source, call, box))
         except CodeFailure as failure:
             raise _tool_error(failure, call, source, box) from None
+
+    async def _run(self, source: str, call: ToolCall, box: Toolbox) -> Any:
+        if _option(call, "isolation") == SUBPROCESS:
+            return await self._in_subprocess(source, call, box)
+        return await self._in_thread(source, call, box)
 
     async def _in_thread(self, source: str, call: ToolCall, box: Toolbox) -> Any:
         program = compile_code(source, f"{call.step}.{call.task.name}")

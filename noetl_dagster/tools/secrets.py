@@ -7,11 +7,14 @@ from noetl_dagster.tools.base import Tool, Toolbox, ToolCall, ToolResult
 from noetl_dagster.tools.credentials import HANDLE_PREFIX
 
 
+_NAMES = ("secret", "path", "name")
+
+
 class SecretsTool(Tool):
     """Makes sure that a secret exists.
 
-    Input: ``provider`` (``env``, ``file`` or ``credential``; default ``env``), ``name`` (a variable, a file
-    below ``NOETL_SECRETS_PATH``, or ``<credential>/<field>``).
+    Input: ``provider`` (``env``, ``file`` or ``credential``; default ``env``); ``secret`` (also ``path`` or
+    ``name``): a variable, a file below ``NOETL_SECRETS_PATH``, or a credential, whose field is ``key``.
 
     Output: ``{name, provider, handle}``. A result is kept in the event log, so it never holds the value: the
     handle ``secret://<provider>/<name>`` stands for it in ``auth``, alone (a bearer token) or in a mapping such
@@ -22,7 +25,9 @@ class SecretsTool(Tool):
 
     async def run(self, call: ToolCall, box: Toolbox) -> ToolResult:
         provider = str(call.config.get("provider") or "env")
-        name = call.config.get("name") or call.input.get("name")
+        name = next((call.config[field] for field in _NAMES if call.config.get(field)), None)
+        if name is not None and "key" in call.config:
+            name = f"{name}/{call.config['key']}"
         if not isinstance(name, str) or not name:
             raise ToolError(f"secrets in step {call.step} has no 'name'", kind=self.kind)
         handle = f"{HANDLE_PREFIX}{provider}/{name}"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import os
 import sys
@@ -15,6 +14,7 @@ import orjson
 from noetl_dagster.errors import ToolError
 from noetl_dagster.tools.base import Tool, Toolbox, ToolCall, ToolResult
 from noetl_dagster.tools.jsonable import to_jsonable
+from noetl_dagster.tools.limits import time_limit
 from noetl_dagster.tools.processes import Finished, run_process
 from noetl_dagster.tools.scripts import load_script
 
@@ -26,8 +26,9 @@ _INTERPRETERS = {".py": (sys.executable,), ".sh": (SHELL,), ".bash": ("bash",)}
 class ShellTool(Tool):
     """Runs shell commands, or a script file.
 
-    Input: ``cmds`` (text or a list; one shell runs them in order and stops at the first that fails) or
-    ``script`` (with ``args``, ``interpreter``); ``env`` (further variables), ``cwd`` (default: the playbook's
+    Input: ``cmds`` (text or a list; one shell, ``shell``, runs them in order and stops at the first that
+    fails), ``code`` (the text of a script) or ``script`` (a file); scripts take ``args`` and ``interpreter``
+    (default: the first line ``#!``, the file's ending, the shell); ``env`` (further variables), ``cwd`` (default: the playbook's
     folder), ``timeout`` seconds. The task's input stands in ``NOETL_INPUT`` as JSON; the variables of this
     process named ``NOETL_*`` are not handed on.
 
@@ -40,22 +41,11 @@ class ShellTool(Tool):
     kind = "shell"
 
     async def run(self, call: ToolCall, box: Toolbox) -> ToolResult:
-        timeout = call.config.get("timeout")
-        seconds = float(timeout) if timeout is not None else None
-        started = asyncio.timeout(seconds)
         try:
-            async with started:
+            async with time_limit(call):
                 finished = await self._run(call, box)
-        except TimeoutError:
-            if not started.expired():
-                raise
-            raise ToolError(
-                f"shell in step {call.step} took longer than its timeout of {seconds:g} s",
-                kind="timeout",
-                retryable=True,
-            ) from None
         except OSError as error:
-            raise ToolError(f"shell in step {call.step}: {error}", kind=self.kind) from None
+            raise ToolError(f"{call.task.kind} in step {call.step}: {error}", kind=self.kind) from None
         redact = box.credentials.redact
         if finished.exit_code != 0:
             raise _failed(call, finished, box)
@@ -72,13 +62,14 @@ class ShellTool(Tool):
         env = {str(name): str(value) for name, value in (config.get("env") or {}).items()}
         env["NOETL_INPUT"] = orjson.dumps(to_jsonable(call.input, "input")).decode()
         folder = Path(call.folder) / str(config.get("cwd") or ".")
-        script = await load_script(call, box)
-        if script is None:
-            commands = config.get("cmds", config.get("command"))
+        script = await load_script(call, box) if "script" in config else config.get("code")
+        if not script:
+            commands = config.get("cmds")
             if not commands:
-                raise ToolError(f"shell in step {call.step} has no 'cmds'", kind=self.kind)
+                raise ToolError(f"{call.task.kind} in step {call.step} has no 'cmds'", kind=self.kind)
             text = "\n".join(map(str, commands)) if isinstance(commands, list | tuple) else str(commands)
-            return await run_process([SHELL, "-c", f"set -e\n{text}"], folder=folder, env=env)
+            shell = str(config.get("shell") or SHELL)
+            return await run_process([shell, "-c", f"set -e\n{text}"], folder=folder, env=env)
         with _script_file(script) as path:
             command = [*_interpreter(script, config), path, *map(str, config.get("args") or ())]
             return await run_process(command, folder=folder, env=env)
@@ -102,7 +93,7 @@ def _interpreter(script: str, config: dict[str, Any]) -> tuple[str, ...]:
         return (str(named),) if isinstance(named, str) else tuple(map(str, named))
     if script.startswith("#!"):
         return tuple(script.partition("\n")[0].removeprefix("#!").split())
-    source = config["script"]
+    source = config.get("script", "")
     uri = source if isinstance(source, str) else source["uri"]
     return _INTERPRETERS.get(Path(uri).suffix, (SHELL,))
 

@@ -1,0 +1,184 @@
+"""``kind: container``: a Kubernetes Job, watched to its end."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+from uuid import uuid4
+
+from noetl_dagster.errors import ToolError
+from noetl_dagster.tools.base import Tool, Toolbox, ToolCall, ToolResult
+from noetl_dagster.tools.limits import time_limit
+from noetl_dagster.tools.scripts import load_script
+
+POLL_SECONDS = 2.0
+KEPT_SECONDS = 3600
+LOG_BYTES = 1_048_576
+EXCERPT = 500
+
+
+@dataclass(frozen=True, slots=True)
+class _Cluster:
+    batch: Any
+    core: Any
+
+
+class ContainerTool(Tool):
+    """Runs an image once.
+
+    Input: ``image``; ``command`` (text for ``/bin/sh -c``, or a list) or ``script``; ``args``; ``env``;
+    ``resources`` as Kubernetes writes them; ``namespace`` (default ``default``); ``service_account``;
+    ``timeout`` seconds.
+
+    Output: ``{job, namespace, pod, exit_code, stdout}``; of a long log the last mebibyte.
+
+    Raises ``ToolError`` of kind ``container``: without a configured Kubernetes client, for a job that cannot
+    be made, and for an exit code other than 0. The job is deleted in every case.
+    """
+
+    kind = "container"
+
+    async def run(self, call: ToolCall, box: Toolbox) -> ToolResult:
+        cluster = await asyncio.to_thread(_connect, call)
+        namespace = str(call.config.get("namespace") or "default")
+        manifest = job_manifest(call, await load_script(call, box))
+        name = manifest["metadata"]["name"]
+        await _asked(call, cluster.batch.create_namespaced_job, namespace, manifest)
+        try:
+            async with time_limit(call):
+                succeeded = await _ended(call, cluster, namespace, name, box)
+            pod, exit_code, log = await _asked(call, _outcome, cluster, namespace, name)
+        finally:
+            await asyncio.shield(_asked(call, _delete, cluster, namespace, name))
+        log = box.credentials.redact(log)
+        if not succeeded:
+            raise ToolError(
+                f"container in step {call.step}: job {name} ended with exit code {exit_code}: "
+                f"{log.strip()[-EXCERPT:]}",
+                kind=self.kind,
+                code=str(exit_code),
+            )
+        data = {"job": name, "namespace": namespace, "pod": pod, "exit_code": exit_code, "stdout": log}
+        return ToolResult(data=data)
+
+
+def job_manifest(call: ToolCall, script: str | None = None) -> dict[str, Any]:
+    """The Job of a call: one pod, never restarted, removed an hour after its end if nobody does before.
+
+    Raises:
+        ToolError: without an image.
+    """
+    config = call.config
+    if not config.get("image"):
+        raise ToolError(f"container in step {call.step} has no 'image'", kind="container")
+    command = config.get("command") if script is None else script
+    container: dict[str, Any] = {"name": "main", "image": str(config["image"])}
+    if isinstance(command, list | tuple):
+        container["command"] = [str(part) for part in command]
+    elif command:
+        container["command"] = ["/bin/sh", "-c", str(command)]
+    if config.get("args"):
+        container["args"] = [str(part) for part in config["args"]]
+    container["env"] = _variables(config.get("env"))
+    if config.get("resources"):
+        container["resources"] = config["resources"]
+    labels = {
+        "app.kubernetes.io/managed-by": "noetl-dagster",
+        "noetl/execution-id": str(call.execution_id),
+        "noetl/step": _label(call.step),
+    }
+    pod: dict[str, Any] = {"restartPolicy": "Never", "containers": [container]}
+    if config.get("service_account"):
+        pod["serviceAccountName"] = str(config["service_account"])
+    return {
+        "apiVersion": "batch/v1",
+        "kind": "Job",
+        "metadata": {"name": f"noetl-{_label(call.step).lower()[:40]}-{uuid4().hex[:8]}", "labels": labels},
+        "spec": {
+            "backoffLimit": 0,
+            "ttlSecondsAfterFinished": KEPT_SECONDS,
+            "template": {"metadata": {"labels": labels}, "spec": pod},
+        },
+    }
+
+
+def _variables(env: Any) -> list[dict[str, Any]]:
+    if isinstance(env, Mapping):
+        return [{"name": str(name), "value": str(value)} for name, value in env.items()]
+    return [dict(entry) for entry in env or ()]
+
+
+def _label(text: str) -> str:
+    return re.sub(r"[^A-Za-z0-9]+", "-", text).strip("-")[:63] or "step"
+
+
+def _connect(call: ToolCall) -> _Cluster:
+    try:
+        from kubernetes import client, config
+    except ImportError:
+        raise ToolError(
+            f"container in step {call.step}: no Kubernetes client is installed; "
+            "install noetl-dagster[k8s]",
+            kind="container",
+        ) from None
+    try:
+        config.load_config()  # a kubeconfig, else the pod's own service account
+    except config.ConfigException:
+        raise ToolError(
+            f"container in step {call.step}: no Kubernetes client is configured; set KUBECONFIG, or run "
+            "inside a cluster",
+            kind="container",
+        ) from None
+    return _Cluster(client.BatchV1Api(), client.CoreV1Api())
+
+
+async def _asked(call: ToolCall, request: Any, *arguments: Any) -> Any:
+    """One request to the API server, in a thread."""
+    from kubernetes.client.exceptions import ApiException
+    from urllib3.exceptions import HTTPError
+
+    try:
+        return await asyncio.to_thread(request, *arguments)
+    except ApiException as error:
+        raise ToolError(
+            f"container in step {call.step}: Kubernetes answered {error.status} {error.reason}",
+            kind="container",
+            status=error.status,
+            retryable=error.status in (409, 429) or (error.status or 0) >= 500,
+        ) from None
+    except HTTPError as error:
+        raise ToolError(
+            f"container in step {call.step}: the Kubernetes API cannot be reached: {type(error).__name__}",
+            kind="container",
+            retryable=True,
+        ) from None
+
+
+async def _ended(call: ToolCall, cluster: _Cluster, namespace: str, name: str, box: Toolbox) -> bool:
+    """Waits for the end of a job; whether it succeeded."""
+    while True:
+        job = await _asked(call, cluster.batch.read_namespaced_job_status, name, namespace)
+        if job.status.succeeded:
+            return True
+        if job.status.failed:
+            return False
+        box.progress(f"{call.step}: job {name} runs")
+        await asyncio.sleep(POLL_SECONDS)
+
+
+def _outcome(cluster: _Cluster, namespace: str, name: str) -> tuple[str, int | None, str]:
+    """Pod, exit code and log of a job that ended."""
+    pods = cluster.core.list_namespaced_pod(namespace, label_selector=f"job-name={name}").items
+    if not pods:
+        return "", None, ""
+    pod = pods[-1]
+    states = [item.state.terminated for item in pod.status.container_statuses or () if item.state.terminated]
+    log = cluster.core.read_namespaced_pod_log(pod.metadata.name, namespace)
+    return pod.metadata.name, states[0].exit_code if states else None, (log or "")[-LOG_BYTES:]
+
+
+def _delete(cluster: _Cluster, namespace: str, name: str) -> None:
+    cluster.batch.delete_namespaced_job(name, namespace, propagation_policy="Background")

@@ -1,0 +1,67 @@
+"""shell and script: exit codes, bounds, and ends of whole process groups."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from noetl_dagster.errors import ToolError
+
+
+async def test_commands_share_a_shell_and_stop_at_a_failure(run: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NOETL_CREDENTIAL_X", "hidden")
+
+    data = (await run("shell", cmds=["X=1", "echo $X $Y", "env | grep -c ^NOETL_CREDENTIAL || true"], env={"Y": 2})).data
+    with pytest.raises(ToolError, match="exit code 3: oops") as caught:
+        await run("shell", cmds="echo oops >&2\n(exit 3)\necho never")
+
+    assert data == {"exit_code": 0, "stdout": "1 2\n0\n", "stderr": "", "truncated": False}
+    assert (caught.value.kind, caught.value.code) == ("shell", "3")
+
+
+async def test_time_limit_kills_the_whole_group(run: Any, tmp_path: Path) -> None:
+    started = time.perf_counter()
+    with pytest.raises(ToolError, match="longer than its timeout") as caught:
+        await run("shell", cmds="sleep 60 & echo $! > child; wait", timeout=0.3)
+
+    assert caught.value.kind == "timeout"
+    assert time.perf_counter() - started < 5
+    child = int((tmp_path / "child").read_text())
+    for _ in range(50):
+        if not _alive(child):
+            break
+        await asyncio.sleep(0.05)
+    assert not _alive(child)
+
+
+def _alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+
+
+async def test_long_output_keeps_its_end(run: Any) -> None:
+    data = (await run("shell", cmds="yes | head -c 5000000; echo end")).data
+
+    assert data["truncated"]
+    assert len(data["stdout"]) == 1_048_576
+    assert data["stdout"].endswith("end\n")
+
+
+async def test_scripts_choose_their_interpreter(run: Any, tmp_path: Path) -> None:
+    (tmp_path / "job.py").write_text("import json, os, sys\nprint(json.loads(os.environ['NOETL_INPUT'])['n'], sys.argv[1:])")
+
+    data = (await run("script", script="job.py", args=["a"], input={"n": 4})).data
+    inline = (await run("script", code="#!/bin/sh\necho $1", args=["b"])).data
+
+    assert data["stdout"] == "4 ['a']\n"
+    assert inline["stdout"] == "b\n"
+    with pytest.raises(ToolError, match="cannot be read"):
+        await run("script", script="missing.sh")

@@ -1,0 +1,88 @@
+"""noop, playbook, secrets, artifact, container, and the registry."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from noetl_dagster.errors import NoetlError, ToolError
+from noetl_dagster.playbook.models import Task
+from noetl_dagster.tools.base import Toolbox, ToolCall, ToolResult
+from noetl_dagster.tools.container import job_manifest
+from noetl_dagster.tools.registry import KINDS, WORKBOOK, tool_for
+
+
+@pytest.mark.parametrize("kind", sorted(KINDS - {WORKBOOK}))
+def test_every_kind_has_a_tool(kind: str) -> None:
+    assert tool_for(kind) is tool_for(kind)
+
+
+def test_unknown_kinds_list_those_that_are() -> None:
+    with pytest.raises(NoetlError, match="known kinds: artifact"):
+        tool_for("snowflake")
+    with pytest.raises(NoetlError, match="workbook"):
+        tool_for(WORKBOOK)
+
+
+async def test_noop(run: Any) -> None:
+    assert (await run("noop")).data == {}
+    assert (await run("noop", result=[1])).data == [1]
+
+
+async def test_playbook_goes_to_the_engine(run: Any, box: Toolbox) -> None:
+    with pytest.raises(ToolError, match="under the engine"):
+        await run("playbook", path="child")
+
+    async def child(call: ToolCall) -> ToolResult:
+        return ToolResult(data=call.config["path"])
+
+    box.run_playbook = child
+    assert (await run("playbook", path="child")).data == "child"
+
+
+async def test_secrets_hand_out_handles_only(run: Any, server: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("API_TOKEN", "t0k3n-value")
+
+    found = await run("secrets", provider="env", secret="API_TOKEN")
+    seen = (await run("http", url=server, auth=found.data["handle"])).data["data"]
+
+    assert found.data == {"name": "API_TOKEN", "provider": "env", "handle": "secret://env/API_TOKEN"}
+    assert seen["headers"]["authorization"] == "Bearer t0k3n-value"
+    with pytest.raises(ToolError, match="is not found by provider 'env'"):
+        await run("secrets", secret="MISSING_ONE")
+
+
+async def test_artifacts_by_reference(run: Any, box: Toolbox) -> None:
+    put = await run("artifact", action="put", value={"rows": [1, 2]}, name="numbers", store="pvc")
+    for given in ({"ref": put.ref}, {"ref": put.ref.ref}, {"name": "numbers", "step": "stage"}):
+        got = await run("artifact", action="get", **given)
+        assert await box.results.get(got.ref) == {"rows": [1, 2]}
+    assert (await run("artifact", uri=put.ref.physical_uri)).data == {"rows": [1, 2]}
+
+    with pytest.raises(ToolError) as caught:
+        await run("resolve", ref="noetl://execution/1/result/a/2")
+    assert caught.value.code == "REFERENCE_NOT_AVAILABLE"
+
+
+async def test_container_needs_a_cluster(run: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> None:
+    monkeypatch.setenv("KUBECONFIG", str(tmp_path / "none"))
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.delenv("KUBERNETES_SERVICE_HOST", raising=False)
+
+    with pytest.raises(ToolError, match="no Kubernetes client is configured"):
+        await run("container", image="busybox", command="true")
+
+
+def test_job_manifest() -> None:
+    config = {"image": "busybox", "command": "echo $A", "env": {"A": 1}, "resources": {"limits": {"memory": "1Gi"}}}
+    call = ToolCall(7, "Load_All data", Task(name="t", kind="container"), config, {})
+
+    job = job_manifest(call)
+
+    assert job["metadata"]["name"].startswith("noetl-load-all-data-")
+    container = job["spec"]["template"]["spec"]["containers"][0]
+    assert container["command"] == ["/bin/sh", "-c", "echo $A"]
+    assert container["env"] == [{"name": "A", "value": "1"}]
+    with pytest.raises(ToolError, match="no 'image'"):
+        job_manifest(ToolCall(7, "s", Task(name="t", kind="container"), {}, {}))
