@@ -36,6 +36,7 @@ class Document:
         self._key_marks: dict[int, dict[str, Any]] = {}
         self._value_marks: dict[int, Any] = {}
         self._kept: dict[int, Any] = {}
+        self._open: set[int] = set()
         self._constructor = SafeConstructor()
         try:
             node = yaml.compose(text, Loader=_Loader)

@@ -31,7 +31,7 @@ def parse_playbook(text: str, *, file: str = "<playbook>", lenient: bool = False
 def load_report(path: Path | str, *, lenient: bool = False) -> tuple[Playbook | None, list[Problem]]:
     """The playbook, None when it has errors, and all problems: errors and warnings in file order."""
     try:
-        text = Path(path).read_text(encoding="utf-8")
+        text = Path(path).read_text(encoding="utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "not UTF-8 text"
         return None, [Problem(Place(str(path), 1), f"cannot be read: {reason}; check the path")]

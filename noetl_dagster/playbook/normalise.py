@@ -135,7 +135,8 @@ def _workbook(root: Block) -> dict[str, Task]:
     if key is None or value is None:
         return {}
     if isinstance(value, dict):
-        entries = [(name, entry, root.document.place(value, name)) for name, entry in value.items()]
+        named = value["tasks"] if list(value) == ["tasks"] and isinstance(value["tasks"], dict) else value
+        entries = [(name, entry, root.document.place(named, name)) for name, entry in named.items()]
     elif isinstance(value, list):
         entries = [(None, entry, root.document.place(value, index)) for index, entry in enumerate(value)]
     else:

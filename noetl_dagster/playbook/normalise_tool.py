@@ -9,7 +9,7 @@ from noetl_dagster.playbook.block import Block, described, suggestion
 from noetl_dagster.playbook.models import Directive, Task
 from noetl_dagster.playbook.normalise_retry import read_retry, read_sink
 from noetl_dagster.playbook.normalise_set import read_set
-from noetl_dagster.playbook.normalise_spec import read_task_spec, selected_fields
+from noetl_dagster.playbook.normalise_spec import read_task_spec, read_timeout, selected_fields
 from noetl_dagster.playbook.spelling import (
     AUTH,
     DESCRIPTION,
@@ -173,9 +173,17 @@ def _config(block: Block, kind: str, fields: tuple[tuple[str, ...], ...]) -> dic
                 place = block.document.key_place(block.values, key)
                 block.document.report(place, f"{block.what}: {kind} has no field {key!r}; {near}", "warning")
     config |= block.take_rest()
+    if "timeout" in config:
+        config["timeout"] = _timeout(block)
     if kind == "http" and isinstance(config.get("json"), dict) and _sends_form(config.get("headers")):
         config["form"] = config.pop("json")
     return config
+
+
+def _timeout(block: Block) -> Any:
+    """Seconds; a template stays one, since tool fields are rendered at run time."""
+    value = block["timeout"]
+    return value if isinstance(value, str) and "{{" in value else read_timeout(block)
 
 
 def _sends_form(headers: Any) -> bool:

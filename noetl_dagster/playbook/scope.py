@@ -197,6 +197,8 @@ class Scope(Mapping[str, Any]):
                 return {"id": text, "uuid": text, "execution_id": text}
             case "step":
                 return self.step_values
+            case "args":  # the older word for input; arcs hand their own over through ctx
+                return {**self.ctx, **self._input}
         if name in _OLDER_OUTPUT_NAMES:
             for layer in self._locals:
                 if "output" in layer:

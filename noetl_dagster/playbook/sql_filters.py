@@ -1,4 +1,4 @@
-"""Safe forms of template values inside SQL text: ``{{ name | sql_literal }}``, ``{{ table | sql_identifier }}``.
+"""Safe forms of template values in SQL: ``{{ name | sql_literal }}``, ``{{ table | sql_identifier }}``.
 
 Binding (``params`` with ``:name``) is better still; these are for the places that no parameter can fill.
 """
