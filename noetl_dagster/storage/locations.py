@@ -162,8 +162,8 @@ def list_files(settings: Settings, uri: str, suffix: str = "") -> list[str]:
         found = [folder] if folder.is_file() else [path for path in folder.rglob("*") if path.is_file()]
         return sorted(path.as_uri() for path in found if _is_data(path.name) and path.name.endswith(suffix))
     scheme, bucket, _ = split_uri(uri)
-    found = (f"{scheme}://{bucket}/{key}" for key in _object_keys(settings, uri) if key.endswith(suffix))
-    return sorted(name for name in found if _is_data(name.rpartition("/")[2]))
+    keys = (key for key in _object_keys(settings, uri) if key.endswith(suffix))
+    return sorted(f"{scheme}://{bucket}/{key}" for key in keys if _is_data(key.rpartition("/")[2]))
 
 
 def _object_keys(settings: Settings, uri: str) -> list[str]:

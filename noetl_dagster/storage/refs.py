@@ -19,7 +19,7 @@ class ResultScope(StrEnum):
 
 
 class RefKind(StrEnum):
-    """What a reference stands for: one object, a folder of part files, or a manifest of further references."""
+    """What a reference stands for: one object, a folder of part files, or a manifest of references."""
 
     OBJECT = "object"
     DATASET = "dataset"
