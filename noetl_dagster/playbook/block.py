@@ -23,13 +23,21 @@ _SECONDS = {"ms": 0.001, None: 1.0, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400
 
 
 class Reading:
-    """What all blocks of one playbook share: its document, and the workload that settings may use."""
+    """What all blocks of one playbook share.
+
+    Attributes:
+        workload: what templates in settings may use.
+        executor_spec: the outermost layer of every spec.
+        jumps: targets of the present step's policies, with the action that names them; checked when
+            all tasks of the step are known.
+    """
 
     def __init__(self, document: Document, *, lenient: bool = False) -> None:
         self.document = document
         self.lenient = lenient
         self.workload: dict[str, Any] = {}
         self.executor_spec: dict[str, Any] = {}
+        self.jumps: list[tuple[str, Block]] = []
 
     def block(self, container: Any, key: Any, what: str) -> Block | None:
         """The mapping at ``container[key]``; anything else is reported and gives None."""

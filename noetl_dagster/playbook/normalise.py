@@ -20,6 +20,8 @@ from noetl_dagster.playbook.spelling import (
     ROOT_REMEDIES,
 )
 
+CRON_FIELDS = 5
+
 
 def normalise(document: Document, source: str, *, lenient: bool = False) -> Playbook | None:
     """The canonical playbook; None when there is too little to build one. Problems go to ``document``."""
@@ -86,10 +88,17 @@ def _metadata(root: Block, file: str) -> Metadata | None:
         schedule=block.text("schedule"),
         partitions=block.mapping("partitions") or None,
     )
+    _check_schedule(block)
     if name is None:
         block.warn(f"'name' is missing; the playbook is called {(path or stem)!r}")
     block.close(METADATA_KEYS, severity="warning")
     return metadata
+
+
+def _check_schedule(block: Block) -> None:
+    line = block.values.get("schedule")
+    if isinstance(line, str) and len(line.split()) != CRON_FIELDS and not line.startswith("@"):
+        block.error(f"schedule {line!r} is no cron line: minute hour day month weekday", "schedule")
 
 
 def _words(block: Block, *names: str) -> tuple[str, ...]:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from noetl_dagster.playbook.block import Block
+import json
+from typing import Any
+
+from noetl_dagster.playbook.block import Block, described
 from noetl_dagster.playbook.models import CursorSpec, FrameSpec, Loop, LoopMode
 from noetl_dagster.playbook.normalise_spec import read_fanout
 from noetl_dagster.playbook.spelling import (
@@ -13,6 +16,7 @@ from noetl_dagster.playbook.spelling import (
     LOOP_KEYS,
     LOOP_MODES,
     MAX_IN_FLIGHT,
+    RESERVED_ITERATORS,
     SQL_FIELD,
 )
 
@@ -60,6 +64,8 @@ def read_loop(block: Block, step_spec: Block, *, step_decides: bool) -> Loop | N
     block.drop(*DESCRIPTION)
     block.close(LOOP_KEYS)
     _check(block, cursor, mode)
+    _check_collection(block, collection)
+    _check_iterator(block, iterator)
     return loop
 
 
@@ -93,6 +99,34 @@ def _check(block: Block, cursor: CursorSpec | None, mode: LoopMode | None) -> No
         block.error("mode cursor needs 'cursor': {kind: postgres, auth, claim: SQL}")
     elif not has_collection:
         block.error("a loop needs 'in', a list or a template that gives one")
+
+
+def _check_collection(block: Block, collection: Any) -> None:
+    """A literal that can never give a list is refused at once; templates are known at run time only."""
+    if collection is None or isinstance(collection, (list, dict)):
+        return
+    if isinstance(collection, str):
+        if "{{" in collection or "{%" in collection:
+            return
+        try:
+            if isinstance(json.loads(collection), (list, dict)):
+                return
+        except ValueError:
+            pass
+    key = next(name for name in LOOP_IN if name in block)
+    block.error(
+        f'{key} must give a list, found {described(collection)}; a template reads "{{{{ name }}}}"', key
+    )
+
+
+def _check_iterator(block: Block, iterator: str | None) -> None:
+    key = next((name for name in LOOP_ITERATOR if name in block), None)
+    if iterator is None or key is None:
+        return
+    if not iterator.isidentifier():
+        block.error(f"{key} {iterator!r} cannot be a name in templates; use letters, digits and _", key)
+    elif iterator in RESERVED_ITERATORS:
+        block.warn(f"{key} {iterator!r} hides a name of the language; choose another", key)
 
 
 def _cursor(block: Block) -> CursorSpec | None:

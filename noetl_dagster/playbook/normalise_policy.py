@@ -123,6 +123,8 @@ def _action(block: Block) -> PolicyAction | None:
         return None
     if do is Directive.JUMP and to is None:
         block.error("jump needs 'to', the name of a task of this step")
+    elif do is Directive.JUMP and to is not None:
+        block.reading.jumps.append((to, block))
     return block.build(
         PolicyAction, do=do, attempts=attempts, backoff=backoff, delay=delay, to=to, set=targets
     )

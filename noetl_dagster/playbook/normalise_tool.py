@@ -6,13 +6,14 @@ from typing import Any
 
 from noetl_dagster.errors import Place
 from noetl_dagster.playbook.block import Block, described, suggestion
-from noetl_dagster.playbook.models import Directive, Task
+from noetl_dagster.playbook.models import Task
 from noetl_dagster.playbook.normalise_retry import read_retry, read_sink
 from noetl_dagster.playbook.normalise_set import read_set
 from noetl_dagster.playbook.normalise_spec import read_task_spec, read_timeout, selected_fields
 from noetl_dagster.playbook.spelling import (
     AUTH,
     DESCRIPTION,
+    HTTP_METHODS,
     INPUT,
     NAMES_ITS_OBJECT,
     OUTPUT,
@@ -87,7 +88,7 @@ def read_task(
     kind = _kind(block)
     own_name = block.text("name")
     named = name or (None if own_name is None or "{{" in own_name else own_name)
-    if named is not None and named not in block.what:
+    if named is not None and repr(named) not in block.what:
         block.what = f"{block.what}, task {named!r}"
     if kind is None:
         return None
@@ -108,6 +109,8 @@ def read_task(
     if own_name is not None and kind in NAMES_ITS_OBJECT:
         config.setdefault(NAMES_ITS_OBJECT[kind], own_name)
     _check_required(block, kind, config)
+    if kind == "http":
+        _check_method(block, config)
     return block.build(
         Task,
         name=named or default_name,
@@ -186,6 +189,12 @@ def _timeout(block: Block) -> Any:
     return value if isinstance(value, str) and "{{" in value else read_timeout(block)
 
 
+def _check_method(block: Block, config: dict[str, Any]) -> None:
+    method = config.get("method")
+    if isinstance(method, str) and "{{" not in method and method.upper() not in HTTP_METHODS:
+        block.error(f"method {method!r} is unknown; use one of {', '.join(HTTP_METHODS)}", "method")
+
+
 def _sends_form(headers: Any) -> bool:
     if not isinstance(headers, dict):
         return False
@@ -215,12 +224,9 @@ def _check_names(step: Block, tasks: list[Task]) -> None:
 
 
 def _check_jumps(step: Block, tasks: list[Task]) -> None:
-    names = [task.name for task in tasks]
-    for task in tasks:
-        for rule in task.spec.policy:
-            to = rule.then.to
-            if rule.then.do is not Directive.JUMP or to is None or to == PREVIOUS or to in names:
-                continue
-            known = f"tasks of this step: {', '.join(names)}"
-            message = f"{step.what}, task {task.name!r}: jump to unknown task {to!r}; {known}"
-            step.document.report(task.place or step.place, message)
+    names = tuple(task.name for task in tasks)
+    for to, action in step.reading.jumps:
+        if to != PREVIOUS and to not in names:
+            hint = suggestion(to, names, "tasks of this step")
+            action.error(f"jump to unknown task {to!r}; {hint}", "to")
+    step.reading.jumps.clear()

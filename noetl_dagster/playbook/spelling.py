@@ -68,6 +68,7 @@ ROUTING_KEYS = ("spec", "arcs")
 LOOP_IN = ("in", "collection")
 LOOP_ITERATOR = ("iterator", "element")
 LOOP_KEYS = ("in", "iterator", "cursor", "spec", "collection", "element", "mode", "concurrency", "chunk_size")
+RESERVED_ITERATORS = frozenset({"workload", "ctx", "iter", "loop", "input", "execution_id", "output"})
 MAX_IN_FLIGHT = ("max_in_flight", "concurrency")
 LOOP_MODES = {"async": LoopMode.PARALLEL}
 BACKOFFS = {"constant": Backoff.NONE, "fixed": Backoff.NONE}
@@ -115,6 +116,7 @@ LITERAL_FIELDS = frozenset({"code", "function"})
 
 SQL_FIELD = ("command", "query", "commands", "sql", "statement")
 URL = ("url", "endpoint")
+HTTP_METHODS = ("GET", "POST", "PUT", "PATCH", "DELETE", "HEAD", "OPTIONS", "TRACE")
 HTTP_BODY = ("json", "payload", "body", "data", "content", "body_raw")
 """One field for every body: after rendering, mappings and lists are sent as JSON, text as it is."""
 

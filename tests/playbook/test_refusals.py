@@ -82,7 +82,7 @@ BROKEN_STEPS = {
     "jump to nowhere": (
         "- step: start\n  tool:\n    - name: a\n      kind: noop\n      spec: {policy: {rules: "
         "[{when: true, then: {do: jump, to: c}}]}}\n    - {name: b, kind: noop}\n",
-        "jump to unknown task 'c'; tasks of this step: a, b",
+        "sample.yaml:9:67: step 'start', task 'a', spec, policy, rule 1, then: jump to unknown task 'c'; tasks of this step: a, b",
     ),
     "jump without target": (
         "- step: start\n  tool: {kind: noop, spec: {policy: {rules: [{else: {then: {do: jump}}}]}}}\n",
@@ -130,6 +130,22 @@ BROKEN_STEPS = {
     "loop without in": (
         f"- step: start\n  {OK_TOOL}\n  loop: {{iterator: x}}\n",
         "a loop needs 'in'",
+    ),
+    "loop over a number": (
+        f"- step: start\n  {OK_TOOL}\n  loop: {{in: 5, iterator: x}}\n",
+        "sample.yaml:7:16: step 'start', loop: in must give a list, found 5",
+    ),
+    "loop over text": (
+        f"- step: start\n  {OK_TOOL}\n  loop: {{in: workload.items, iterator: x}}\n",
+        "in must give a list, found the text 'workload.items'",
+    ),
+    "iterator is no name": (
+        f"- step: start\n  {OK_TOOL}\n  loop: {{in: [1], iterator: my item}}\n",
+        "iterator 'my item' cannot be a name in templates",
+    ),
+    "http method": (
+        "- step: start\n  tool: {kind: http, url: x, method: FETCH}\n",
+        "method 'FETCH' is unknown; use one of GET, POST",
     ),
     "loop without tool": (
         "- step: start\n  loop: {in: [1], iterator: x}\n  next: []\n",
@@ -232,6 +248,10 @@ BROKEN_ROOTS = {
         "x.yaml:4:1: playbook: unknown key 'worklod'; did you mean 'workload'?",
     ),
     "root vars": (HEAD + f"vars: {{}}\nworkflow: [{{step: a, {OK_TOOL}}}]\n", "unknown key 'vars'"),
+    "schedule": (
+        f"apiVersion: noetl.io/v2\nkind: Playbook\nmetadata: {{name: a, schedule: hourly}}\nworkflow: [{{step: a, {OK_TOOL}}}]\n",
+        "x.yaml:3:31: playbook, metadata: schedule 'hourly' is no cron line",
+    ),
     "empty file": ("", "the file is empty"),
     "a list": ("- a\n", "playbook: expected a mapping"),
     "duplicate key": (
