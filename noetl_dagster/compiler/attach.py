@@ -17,7 +17,10 @@ EXECUTION_TAG = "noetl/execution_id"
 OWNER_TAG = "noetl/run_id"
 """Run tag that names the run which the execution tag was written for: re-executions inherit their parent's."""
 
-_RESUME_TAG = "dagster/is_resume_retry"
+RESUME_TAG = "noetl/resume"
+"""Run tag of a run that goes on with an execution; its value is the run's own id."""
+
+_FROM_FAILURE_TAG = "dagster/is_resume_retry"
 
 
 def execution_tags(execution_id: int, run_id: str) -> dict[str, str]:
@@ -25,8 +28,14 @@ def execution_tags(execution_id: int, run_id: str) -> dict[str, str]:
 
 
 def is_continuation(run: DagsterRun) -> bool:
-    """Whether a run re-executes a part of its parent (from failure, or selected steps), not the whole."""
-    return run.tags.get(_RESUME_TAG) == "true" or bool(run.parent_run_id and run.step_keys_to_execute)
+    """Whether a run goes on with an execution: from failure, with selected steps, or on request.
+
+    A run that re-executes the whole of its parent starts an execution of its own.
+    """
+    tags = run.tags
+    if tags.get(_FROM_FAILURE_TAG) == "true" or tags.get(RESUME_TAG) == run.run_id:
+        return True
+    return bool(run.parent_run_id and run.step_keys_to_execute)
 
 
 def execution_id_of(instance: DagsterInstance, run: DagsterRun) -> int | None:
@@ -57,6 +66,18 @@ async def attach(
     Raises:
         ExecutionStateError: another run has taken the execution over, or it has ended.
     """
+    execution = await _attach(engine, instance, run, playbook, workload)
+    await engine.liveness.hold(execution.id)
+    return execution
+
+
+async def _attach(
+    engine: Engine,
+    instance: DagsterInstance,
+    run: DagsterRun,
+    playbook: Playbook,
+    workload: dict[str, Any] | None,
+) -> Execution:
     execution_id = execution_id_of(instance, run)
     origin = {"dagster_run_id": run.run_id}
     if execution_id is None or (workload is not None and not await _exists(engine, execution_id)):

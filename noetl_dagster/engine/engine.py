@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from noetl_dagster.engine.child import Children
 from noetl_dagster.engine.fanout import Fanouts
 from noetl_dagster.engine.lifecycle import Lifecycle
+from noetl_dagster.engine.liveness import Liveness
 from noetl_dagster.engine.runtime import Runtime
 from noetl_dagster.engine.step import Steps
 from noetl_dagster.engine.walker import Walker
@@ -29,6 +30,7 @@ class Engine:
     steps: Steps
     fanouts: Fanouts
     walker: Walker
+    liveness: Liveness
 
     @classmethod
     async def open(
@@ -40,19 +42,23 @@ class Engine:
         fanouts = Fanouts(runtime, steps)
         walker = Walker(steps, fanouts, lifecycle)
         runtime.box.run_playbook = Children(runtime, lifecycle, walker).run
-        return cls(runtime, lifecycle, steps, fanouts, walker)
+        assert settings.db_url is not None
+        return cls(runtime, lifecycle, steps, fanouts, walker, Liveness(settings.db_url, runtime.pool))
 
     async def close(self) -> None:
+        await self.liveness.close()
         await self.runtime.close()
 
     async def run(self, playbook: Playbook, workload: dict[str, Any] | None = None) -> ExecutionState:
         """Runs a playbook in this process, without Dagster, and returns its final state."""
         execution = await self.lifecycle.create(playbook, workload)
+        await self.liveness.hold(execution.id)
         await self.walker.run(execution)
         return execution.state
 
     async def resume(self, execution_id: int) -> ExecutionState:
         """Goes on with an execution that stopped or failed, in this process, without Dagster."""
         execution = await self.lifecycle.resume(execution_id)
+        await self.liveness.hold(execution.id)
         await self.walker.run(execution)
         return execution.state

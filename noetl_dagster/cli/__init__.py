@@ -1,0 +1,5 @@
+"""The command line: ``noetl-dagster``."""
+
+from noetl_dagster.cli.app import main
+
+__all__ = ["main"]

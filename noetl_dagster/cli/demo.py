@@ -1,0 +1,83 @@
+"""``demo``: the patient flow on real parts, and what came out of it."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.table import Column, Table
+
+from noetl_dagster import embedded
+from noetl_dagster.cli.console import console, fail, notes
+from noetl_dagster.cli.run import run_playbook
+from noetl_dagster.cli.session import Session, open_session
+from noetl_dagster.engine.overview import Overview
+from noetl_dagster.events.state import ExecutionStatus
+from noetl_dagster.playbook.loader import load_playbook
+from noetl_dagster.settings import get_settings
+from noetl_dagster.storage.loop import run_sync
+
+SIZES: dict[str, dict[str, int]] = {
+    "small": {"facilities": 2, "patients": 20, "batch_size": 5},
+    "medium": {"facilities": 5, "patients": 100, "batch_size": 10},
+    "full": {"facilities": 10, "patients": 1000, "batch_size": 25},
+}
+DATA_TYPES = ("assessments", "conditions", "medications", "vital_signs", "demographics")
+
+VALIDATION = f"""
+SELECT facility_id, seeded, {', '.join(DATA_TYPES)}, records, complete
+FROM patient_flow.validation WHERE execution_id = $1 ORDER BY facility_id
+"""
+
+
+def demo(
+    size: Annotated[str, typer.Option(help=f"{', '.join(SIZES)}")] = "medium",
+    playbook: Annotated[Path, typer.Option(help="the patient flow")] = Path("playbooks/patient_flow.yaml"),
+) -> None:
+    """Run the patient flow against the local records API, faults included, and show what came out."""
+    if size not in SIZES:
+        fail(f"--size {size}: choose one of {', '.join(SIZES)}", code=2)
+    _demo_environment()
+    notes.print("starting PostgreSQL, NATS, the object store and the records API ...")
+    with open_session() as session:
+        url = embedded.records_api_url(session.settings)
+        workload: dict[str, Any] = {**SIZES[size], "api_url": url}
+        found = run_playbook(session, load_playbook(playbook), workload)
+        rows = run_sync(session.engine.runtime.pool.fetch(VALIDATION, int(found.execution_id)))
+        _show(session, found, [dict(row) for row in rows])
+    raise typer.Exit(0 if found.status == ExecutionStatus.COMPLETED else 1)
+
+
+def _demo_environment() -> None:
+    """Credentials of the demo, where the user has not given others."""
+    os.environ.setdefault("NOETL_DEFAULT_POSTGRES_CREDENTIAL", "embedded")
+    get_settings.cache_clear()
+
+
+def _show(session: Session, found: Overview, rows: list[dict[str, Any]]) -> None:
+    right = [Column(name.replace("_", " "), justify="right") for name in (*DATA_TYPES, "records")]
+    table = Table("facility", *right, "complete", title="patients per facility and data type")
+    for row in rows:
+        counts = [f"{row[name]}/{row['seeded']}" for name in DATA_TYPES]
+        table.add_row(str(row["facility_id"]), *counts, str(row["records"]), "yes" if row["complete"] else "NO")
+    console.print(table)
+    where = Table("step", "iterations", Column("result", overflow="fold"), title="where the results are")
+    for step in found.steps:
+        loop = f"{step.loop.done}/{step.loop.total}" if step.loop else ""
+        where.add_row(step.step, loop, step.result or "in the event log")
+    console.print(where)
+    if found.error:
+        console.print(found.error, style="red", markup=False)
+    console.print(
+        f"execution [bold]{found.execution_id}[/] {found.status} in {found.seconds:.1f} s; "
+        f"Dagster run {found.run_id}",
+        highlight=False,
+    )
+    home = session.settings.home
+    console.print(f"services and data: {home}; events: noetl-dagster events {found.execution_id}", highlight=False)
+    console.print("the run, its graph and its assets in the UI: make dev", highlight=False)
+
+
+

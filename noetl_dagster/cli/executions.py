@@ -1,0 +1,133 @@
+"""``status``, ``events``, ``executions`` and ``cancel``."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import orjson
+import typer
+from rich.table import Column, Table
+
+from noetl_dagster.cli.console import console, print_json
+from noetl_dagster.cli.session import open_session
+from noetl_dagster.engine.engine import Engine
+from noetl_dagster.engine.overview import LoopView, Overview, overview
+from noetl_dagster.errors import ExecutionNotFoundError
+from noetl_dagster.events.queries import EXECUTIONS
+from noetl_dagster.events.types import Event
+from noetl_dagster.storage.loop import run_sync
+
+ExecutionId = Annotated[int, typer.Argument(help="as 'run' printed it", metavar="EXECUTION_ID")]
+Json = Annotated[bool, typer.Option("--json", help="for programs")]
+
+COLOURS = {"COMPLETED": "green", "FAILED": "red", "CANCELLED": "yellow", "RUNNING": "cyan", "SKIPPED": "dim"}
+
+
+def status(execution_id: ExecutionId, as_json: Json = False) -> None:
+    """Show how an execution stands: its steps, and the counts of its loops."""
+    with open_session(quickly=True) as session:
+        found = run_sync(overview(session.engine.runtime, execution_id))
+    if as_json:
+        print_json(found)
+    else:
+        show(found)
+
+
+def events(
+    execution_id: ExecutionId,
+    as_json: Annotated[bool, typer.Option("--json", help="one JSON object a line")] = False,
+    after: Annotated[int, typer.Option(help="only events after this event id")] = 0,
+) -> None:
+    """Print every event of an execution, oldest first."""
+    with open_session(quickly=True) as session:
+        count = run_sync(_print_events(session.engine, execution_id, after, as_json))
+    if count == 0 and after == 0:
+        raise ExecutionNotFoundError(f"no execution {execution_id} in the event log")
+
+
+def listing(
+    limit: Annotated[int, typer.Option(min=1)] = 20,
+    as_json: Json = False,
+) -> None:
+    """List the newest executions."""
+    with open_session(quickly=True) as session:
+        rows = run_sync(session.engine.runtime.pool.fetch(EXECUTIONS, 0, limit))
+    if as_json:
+        print_json([{**row, "execution_id": str(row["execution_id"])} for row in rows])
+        return
+    table = Table("execution", "playbook", "started", "state", box=None)
+    for row in rows:
+        state = _state_after(row["ended"])
+        started = f"{row['started_at']:%Y-%m-%d %H:%M:%S}"
+        table.add_row(str(row["execution_id"]), row["playbook"], started, _coloured(state))
+    console.print(table)
+
+
+def cancel(
+    execution_id: ExecutionId,
+    reason: Annotated[str, typer.Option(help="kept in the log")] = "cancelled on request",
+) -> None:
+    """Stop an execution: nothing more is issued, and running commands are told."""
+    with open_session(quickly=True) as session:
+        done = run_sync(session.engine.lifecycle.cancel(execution_id, reason))
+    typer.echo(f"execution {execution_id} " + ("is cancelled" if done else "had ended already"))
+
+
+def show(found: Overview) -> None:
+    """An execution as a table."""
+    epochs = f", epoch {found.epoch}" if found.epoch > 1 else ""
+    console.print(
+        f"execution [bold]{found.execution_id}[/]  {found.playbook}  {_coloured(found.status)}"
+        f"  {found.seconds:.1f} s{epochs}",
+        highlight=False,
+    )
+    table = Table("step", "state", "iterations", Column("result", overflow="fold"), box=None)
+    for step in found.steps:
+        table.add_row(step.step, _coloured(step.status), _counts(step.loop), step.error or step.result or "")
+    console.print(table)
+    for warning in found.warnings:
+        console.print(f"warning: {warning}", style="yellow", markup=False)
+    if found.error:
+        console.print(found.error, style="red", markup=False, highlight=False)
+
+
+def _counts(loop: LoopView | None) -> str:
+    if loop is None:
+        return ""
+    failed = f", {loop.failed} failed" if loop.failed else ""
+    return f"{loop.done}/{loop.total}{failed}"
+
+
+def _coloured(state: str) -> str:
+    colour = COLOURS.get(state)
+    return f"[{colour}]{state}[/]" if colour else state
+
+
+def _state_after(event_type: str | None) -> str:
+    return {
+        None: "RUNNING",
+        "execution.resumed": "RUNNING",
+        "playbook.completed": "COMPLETED",
+        "playbook.failed": "FAILED",
+        "execution.cancelled": "CANCELLED",
+    }[event_type]
+
+
+async def _print_events(engine: Engine, execution_id: int, after: int, as_json: bool) -> int:
+    count = 0
+    async for event in engine.runtime.log.events(execution_id, after=after):
+        typer.echo(_as_line(event, as_json))
+        count += 1
+    return count
+
+
+def _as_line(event: Event, as_json: bool) -> str:
+    if as_json:
+        fields = {name: getattr(event, name) for name in Event.__slots__}
+        for name in ("execution_id", "event_id", "parent_execution_id", "catalog_id"):
+            fields[name] = str(fields[name]) if fields[name] is not None else None
+        return orjson.dumps(fields, default=str).decode()
+    index = f"[{event.current_index}]" if event.current_index is not None else ""
+    when = f"{event.created_at:%H:%M:%S.%f}"[:-3] if event.created_at else ""
+    error = f"  {event.error}" if event.error else ""
+    return f"{when}  {event.event_id}  {event.event_type:<24} {event.node_name or ''}{index}{error}"

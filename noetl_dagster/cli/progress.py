@@ -1,0 +1,125 @@
+"""A live display of a running execution, read from the event log by a thread of its own."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
+
+from noetl_dagster.cli.console import notes
+from noetl_dagster.engine.engine import Engine
+from noetl_dagster.engine.overview import Overview, StepView, overview
+from noetl_dagster.errors import ExecutionNotFoundError
+from noetl_dagster.storage.loop import run_sync
+
+POLL_SECONDS = 0.5
+PLAIN_SECONDS = 10.0
+
+
+@contextmanager
+def showing(engine: Engine, execution_id: int, *, quiet: bool = False) -> Iterator[None]:
+    """Shows the steps and the counts of the loops until the block ends.
+
+    A terminal gets bars; a pipe gets a line whenever a step ends, and every ten seconds.
+    """
+    if quiet:
+        yield
+        return
+    display = _Bars() if notes.is_terminal else _Lines()
+    ended = threading.Event()
+
+    def watch() -> None:
+        while not ended.wait(POLL_SECONDS):
+            _refresh(engine, execution_id, display)
+
+    thread = threading.Thread(target=watch, name="progress", daemon=True)
+    with display:
+        thread.start()
+        try:
+            yield
+        finally:
+            ended.set()
+            thread.join()
+            _refresh(engine, execution_id, display)
+
+
+def _refresh(engine: Engine, execution_id: int, display: _Bars | _Lines) -> None:
+    try:
+        display.update(run_sync(overview(engine.runtime, execution_id)))
+    except ExecutionNotFoundError:
+        return
+
+
+class _Bars:
+    """One bar a step: iterations of a loop, or running and done."""
+
+    def __init__(self) -> None:
+        self._progress = Progress(
+            TextColumn("{task.description}"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TimeElapsedColumn(),
+            TextColumn("{task.fields[note]}"),
+            console=notes,
+        )
+        self._tasks: dict[str, TaskID] = {}
+
+    def __enter__(self) -> _Bars:
+        self._progress.start()
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self._progress.stop()
+
+    def update(self, found: Overview) -> None:
+        for step in found.steps:
+            task = self._tasks.get(step.step)
+            if task is None:
+                task = self._tasks[step.step] = self._progress.add_task(step.step, total=1, note="")
+            total, done = _counts(step)
+            self._progress.update(task, total=max(total, 1), completed=done, note=_note(step))
+            if step.status != "RUNNING":
+                self._progress.stop_task(task)
+
+
+class _Lines:
+    """One line a change, for logs."""
+
+    def __init__(self) -> None:
+        self._shown: dict[str, str] = {}
+        self._at: dict[str, float] = {}
+
+    def __enter__(self) -> _Lines:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        pass
+
+    def update(self, found: Overview) -> None:
+        now = time.monotonic()
+        for step in found.steps:
+            due = now - self._at.get(step.step, 0.0) >= PLAIN_SECONDS and step.status == "RUNNING"
+            if self._shown.get(step.step) == step.status and not due:
+                continue
+            self._shown[step.step], self._at[step.step] = step.status, now
+            total, done = _counts(step)
+            counts = f" {done}/{total}" if step.loop is not None else ""
+            notes.print(
+                f"{found.seconds:7.1f} s  {step.step}: {step.status.lower()}{counts}{_note(step)}",
+                markup=False,
+                highlight=False,
+            )
+
+
+def _counts(step: StepView) -> tuple[int, int]:
+    if step.loop is not None:
+        return step.loop.total, step.loop.done + step.loop.failed
+    return 1, int(step.status != "RUNNING")
+
+
+def _note(step: StepView) -> str:
+    failed = f" {step.loop.failed} failed" if step.loop is not None and step.loop.failed else ""
+    return failed + (" FAILED" if step.status == "FAILED" else "")

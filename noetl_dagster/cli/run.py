@@ -1,0 +1,142 @@
+"""``run`` and ``resume``: a playbook's Dagster job in this process."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+import yaml
+
+from noetl_dagster.cli.console import fail, notes, print_json
+from noetl_dagster.cli.executions import ExecutionId, Json, show
+from noetl_dagster.cli.progress import showing
+from noetl_dagster.cli.session import Session, open_session
+from noetl_dagster.compiler.launch import bury, latest_run, launch
+from noetl_dagster.engine.overview import Overview, overview
+from noetl_dagster.errors import ExecutionNotFoundError, ExecutionStateError
+from noetl_dagster.events.state import ExecutionStatus
+from noetl_dagster.playbook.loader import load_playbook
+from noetl_dagster.playbook.models import Playbook
+from noetl_dagster.storage.loop import run_sync
+
+Set = Annotated[
+    list[str] | None,
+    typer.Option("--set", help="KEY=VALUE of the workload, VALUE in YAML; repeatable", metavar="KEY=VALUE"),
+]
+
+
+def run(
+    playbook: Annotated[Path, typer.Argument(help="playbook file", exists=True, dir_okay=False)],
+    sets: Set = None,
+    payload: Annotated[Path | None, typer.Option(help="YAML or JSON file of workload values")] = None,
+    as_json: Json = False,
+    verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Dagster's own log too")] = False,
+) -> None:
+    """Run a playbook as its Dagster job; exit code 0 when it completes, 1 when it does not."""
+    loaded = load_playbook(playbook)
+    workload = {**_payload(payload), **parse_sets(sets or [])}
+    with open_session() as session:
+        found = run_playbook(session, loaded, workload, quiet=as_json, verbose=verbose)
+        _finish(found, as_json)
+
+
+def resume(execution_id: ExecutionId, as_json: Json = False) -> None:
+    """Go on with an execution that failed or whose process is gone; nothing that is done runs again."""
+    with open_session() as session:
+        engine = session.engine
+        execution = run_sync(engine.runtime.load(execution_id))
+        if execution.state.status in (ExecutionStatus.COMPLETED, ExecutionStatus.CANCELLED):
+            raise ExecutionStateError(
+                f"execution {execution_id} is {execution.state.status}; start a new one with 'noetl-dagster run'"
+            )
+        if run_sync(engine.liveness.is_driven(execution_id)):
+            raise ExecutionStateError(
+                f"execution {execution_id} is being driven by a living process; wait for it or end it first"
+            )
+        found = _drive(session, execution.playbook, execution_id, {}, resumed=True, quiet=as_json)
+        _finish(found, as_json)
+
+
+def run_playbook(
+    session: Session,
+    playbook: Playbook,
+    workload: dict[str, Any],
+    *,
+    quiet: bool = False,
+    verbose: bool = False,
+) -> Overview:
+    """Runs a playbook under Dagster with live progress and returns how it ended."""
+    execution_id = session.engine.runtime.ids.next()
+    return _drive(session, playbook, execution_id, workload, quiet=quiet, verbose=verbose)
+
+
+def parse_sets(sets: list[str]) -> dict[str, Any]:
+    """``KEY=VALUE`` pairs; values are YAML, so that numbers and lists keep their type."""
+    parsed: dict[str, Any] = {}
+    for entry in sets:
+        key, equals, value = entry.partition("=")
+        if not equals or not key:
+            fail(f"--set {entry!r}: write KEY=VALUE", code=2)
+        try:
+            parsed[key] = yaml.safe_load(value)
+        except yaml.YAMLError as error:
+            fail(f"--set {entry!r}: the value is not YAML: {error}", code=2)
+    return parsed
+
+
+def _payload(path: Path | None) -> dict[str, Any]:
+    if path is None:
+        return {}
+    try:
+        values = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except (OSError, yaml.YAMLError) as error:
+        fail(f"--payload {path}: {error}", code=2)
+    if not isinstance(values, dict):
+        fail(f"--payload {path}: it must hold a mapping of workload keys", code=2)
+    return values
+
+
+def _drive(
+    session: Session,
+    playbook: Playbook,
+    execution_id: int,
+    workload: dict[str, Any],
+    *,
+    resumed: bool = False,
+    quiet: bool = False,
+    verbose: bool = False,
+) -> Overview:
+    engine = session.engine
+    if not quiet:
+        verb = "resuming" if resumed else "running"
+        notes.print(f"{verb} {playbook.name}, execution {execution_id}", highlight=False)
+    with session.dagster() as instance:
+        before = latest_run(instance, execution_id) if resumed else None
+        if before is not None:
+            bury(instance, before)
+        with showing(engine, execution_id, quiet=quiet or verbose):
+            launched = launch(
+                playbook,
+                session.noetl,
+                instance,
+                execution_id=execution_id,
+                workload=workload,
+                resumes=before,
+                resumed=resumed,
+                quiet=not verbose,
+            )
+    try:
+        return run_sync(overview(engine.runtime, execution_id))
+    except ExecutionNotFoundError:
+        fail(f"Dagster run {launched.run_id} failed before its first step: {launched.error}")
+
+
+def _finish(found: Overview, as_json: bool) -> None:
+    if as_json:
+        print_json(found)
+    else:
+        show(found)
+        if found.status == ExecutionStatus.RUNNING:
+            notes.print(f"it has not ended: noetl-dagster resume {found.execution_id}", highlight=False)
+    raise typer.Exit(0 if found.status == ExecutionStatus.COMPLETED else 1)

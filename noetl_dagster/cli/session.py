@@ -1,0 +1,52 @@
+"""What commands work with: settings with running services, the engine, Dagster's instance."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+from dagster import DagsterInstance
+
+from noetl_dagster import embedded
+from noetl_dagster.engine.engine import Engine
+from noetl_dagster.resources.noetl import NoetlResource, close_engines
+from noetl_dagster.settings import Settings, get_settings
+
+
+@dataclass(frozen=True, slots=True)
+class Session:
+    """The services of one command. The environment leads child processes to the same ones."""
+
+    settings: Settings
+    noetl: NoetlResource
+
+    @property
+    def engine(self) -> Engine:
+        return self.noetl.engine()
+
+    @contextmanager
+    def dagster(self) -> Iterator[DagsterInstance]:
+        """Dagster's instance: ``DAGSTER_HOME`` where it is set, else the one beside the embedded services."""
+        if "DAGSTER_HOME" not in os.environ:
+            os.environ["DAGSTER_HOME"] = str(embedded.dagster_home(self.settings))
+        with DagsterInstance.get() as instance:
+            yield instance
+
+
+@contextmanager
+def open_session(*, quickly: bool = False) -> Iterator[Session]:
+    """Starts the services that are needed; commits and closes everything in the end.
+
+    Args:
+        quickly: only the event log is needed.
+    """
+    wanted = get_settings()
+    settings = embedded.ensure(wanted, only=["postgres"] if quickly else None)
+    os.environ.update(embedded.environment(settings))
+    get_settings.cache_clear()
+    try:
+        yield Session(settings, NoetlResource.of(settings))
+    finally:
+        close_engines()

@@ -1,0 +1,111 @@
+"""Runs a playbook's job in this process, recorded in Dagster like any other run."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from dagster import DagsterInstance, DagsterRun, DagsterRunStatus, RunsFilter
+from dagster._core.definitions.job_base import InMemoryJob
+from dagster._core.execution.api import execute_run
+from dagster._core.remote_origin import (
+    ManagedGrpcPythonEnvCodeLocationOrigin,
+    RemoteJobOrigin,
+    RemoteRepositoryOrigin,
+)
+from dagster._core.types.loadable_target_origin import LoadableTargetOrigin
+from dagster._core.utils import make_new_run_id
+
+from noetl_dagster.compiler.attach import EXECUTION_TAG, RESUME_TAG, execution_tags
+from noetl_dagster.compiler.job import compile_playbook
+from noetl_dagster.compiler.location import definitions_of
+from noetl_dagster.playbook.models import Playbook
+from noetl_dagster.resources.noetl import NoetlResource
+from noetl_dagster.settings import Settings
+
+LOCATION = "noetl_dagster.definitions"
+"""Module and name of the code location in workspace.yaml."""
+
+_ENDED = frozenset({DagsterRunStatus.SUCCESS, DagsterRunStatus.FAILURE, DagsterRunStatus.CANCELED})
+
+
+@dataclass(frozen=True, slots=True)
+class Launch:
+    """A run of one playbook's job in this process."""
+
+    run_id: str
+    execution_id: int
+    success: bool
+    error: str | None = None
+
+
+def launch(
+    playbook: Playbook,
+    noetl: NoetlResource,
+    instance: DagsterInstance,
+    *,
+    execution_id: int,
+    workload: dict[str, Any] | None = None,
+    resumes: DagsterRun | None = None,
+    resumed: bool = False,
+    quiet: bool = True,
+    tags: dict[str, str] | None = None,
+) -> Launch:
+    """Runs the job of a playbook to its end.
+
+    Args:
+        execution_id: a new id, or with ``resumed`` that of the execution to go on with.
+        workload: keys that override the playbook's workload.
+        resumes: the run that drove the execution before, shown as the parent.
+        quiet: keep Dagster's own log lines off the console; they are in the run's log anyway.
+    """
+    compiled = compile_playbook(playbook)
+    job = definitions_of([playbook], noetl).resolve_job_def(compiled.name)
+    run_id = make_new_run_id()
+    run_config: dict[str, Any] = compiled.run_config(workload or {})
+    if quiet:
+        run_config["loggers"] = {"console": {"config": {"log_level": "CRITICAL"}}}
+    run = instance.create_run_for_job(
+        job_def=job,
+        run_id=run_id,
+        run_config=run_config,
+        tags={
+            **(tags or {}),
+            **execution_tags(execution_id, run_id),
+            **({RESUME_TAG: run_id} if resumed else {}),
+        },
+        parent_run_id=resumes.run_id if resumes is not None else None,
+        root_run_id=(resumes.root_run_id or resumes.run_id) if resumes is not None else None,
+        remote_job_origin=_origin(playbook, compiled.name, noetl.settings),
+    )
+    result = execute_run(InMemoryJob(job), run, instance, raise_on_error=False)
+    failures = (event.message for event in result.all_events if event.is_run_failure)
+    return Launch(run_id, execution_id, result.success, next(failures, None))
+
+
+def latest_run(instance: DagsterInstance, execution_id: int) -> DagsterRun | None:
+    """The newest run that drove an execution."""
+    runs = instance.get_runs(RunsFilter(tags={EXECUTION_TAG: str(execution_id)}), limit=1)
+    return next(iter(runs), None)
+
+
+def bury(instance: DagsterInstance, run: DagsterRun) -> None:
+    """Reports a run as failed whose process is gone, so that Dagster stops waiting for it."""
+    current = instance.get_run_by_id(run.run_id)
+    if current is not None and current.status not in _ENDED:
+        instance.report_run_failed(
+            current, "the process of this run ended without a word; its execution goes on in a new run"
+        )
+
+
+def _origin(playbook: Playbook, job_name: str, settings: Settings) -> RemoteJobOrigin | None:
+    """Where the UI finds the job of a run, so that the run can be launched again from there."""
+    try:
+        Path(playbook.file).resolve().relative_to(settings.playbooks_path.resolve())
+    except ValueError:
+        return None
+    location = ManagedGrpcPythonEnvCodeLocationOrigin(
+        LoadableTargetOrigin(module_name=LOCATION, working_directory=str(Path.cwd())), LOCATION
+    )
+    return RemoteRepositoryOrigin(location, "__repository__").get_job_origin(job_name)

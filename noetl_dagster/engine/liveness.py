@@ -1,0 +1,56 @@
+"""Which executions a living process drives: shared advisory locks of sessions, which die with their process."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import asyncpg
+
+_HOLD = "SELECT pg_advisory_lock_shared($1)"
+_TRY = "SELECT pg_try_advisory_lock($1)"
+_RELEASE = "SELECT pg_advisory_unlock($1)"
+
+
+class Liveness:
+    """Holds one lock for each execution that this process drives, on a connection of its own.
+
+    The lock is shared, since several processes may run ops of one execution. Whoever gets it exclusively
+    knows that nobody drives the execution any more.
+    """
+
+    def __init__(self, url: str, pool: asyncpg.Pool) -> None:
+        self._url = url
+        self._pool = pool
+        self._connection: Any = None
+        self._held: set[int] = set()
+        self._lock = asyncio.Lock()
+
+    async def hold(self, execution_id: int) -> None:
+        """Marks the execution as driven by this process until :meth:`close`."""
+        async with self._lock:
+            if self._connection is None or self._connection.is_closed():
+                self._connection = await asyncpg.connect(self._url)
+                held, self._held = self._held, set()
+                for known in held:
+                    await self._take(known)
+            if execution_id not in self._held:
+                await self._take(execution_id)
+
+    async def is_driven(self, execution_id: int) -> bool:
+        """Whether any process, this one included, drives the execution now."""
+        if execution_id in self._held:
+            return True
+        async with self._pool.acquire() as connection:
+            if not await connection.fetchval(_TRY, execution_id):
+                return True
+            await connection.execute(_RELEASE, execution_id)
+        return False
+
+    async def close(self) -> None:
+        if self._connection is not None:
+            await self._connection.close()
+
+    async def _take(self, execution_id: int) -> None:
+        await self._connection.execute(_HOLD, execution_id)
+        self._held.add(execution_id)
