@@ -15,7 +15,6 @@ from noetl_dagster.storage.refs import ResultRef
 from noetl_dagster.tools.base import Tool, Toolbox, ToolCall, ToolResult
 from noetl_dagster.tools.references import as_result_ref
 
-
 _CONTENT_TYPES = {".json": "application/json", ".parquet": "application/vnd.apache.parquet"}
 
 
@@ -49,7 +48,9 @@ class ArtifactTool(Tool):
             ref = await (_put(call, box) if action is ArtifactAction.PUT else _get(call, box))
         except StorageError as error:
             code = getattr(error, "code", None)
-            raise ToolError(f"artifact {action} in step {call.step}: {error}", kind=self.kind, code=code) from None
+            raise ToolError(
+                f"artifact {action} in step {call.step}: {error}", kind=self.kind, code=code
+            ) from None
         return ToolResult(ref=ref)
 
 
@@ -98,7 +99,9 @@ async def _get(call: ToolCall, box: Toolbox) -> ResultRef:
         return await box.results.find(reference if isinstance(reference, str) else reference.ref)
     name = call.config.get("name")
     if not name:
-        raise ToolError(f"artifact get in step {call.step} needs 'ref', or 'name' and 'step'", kind="artifact")
+        raise ToolError(
+            f"artifact get in step {call.step} needs 'ref', or 'name' and 'step'", kind="artifact"
+        )
     return await box.results.find((call.execution_id, str(call.config.get("step") or call.step), str(name)))
 
 

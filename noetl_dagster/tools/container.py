@@ -120,8 +120,7 @@ def _connect(call: ToolCall) -> _Cluster:
         from kubernetes import client, config
     except ImportError:
         raise ToolError(
-            f"container in step {call.step}: no Kubernetes client is installed; "
-            "install noetl-dagster[k8s]",
+            f"container in step {call.step}: no Kubernetes client is installed; install noetl-dagster[k8s]",
             kind="container",
         ) from None
     try:

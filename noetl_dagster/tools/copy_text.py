@@ -26,7 +26,9 @@ def copy_lines(rows: Iterable[Mapping[str, Any]], columns: Sequence[str], types:
         types: column to type name as ``pg_type.typname`` says it (arrays begin with ``_``).
     """
     lines = (
-        "\t".join(NULL if (value := row.get(name)) is None else _field(value, types[name]) for name in columns)
+        "\t".join(
+            NULL if (value := row.get(name)) is None else _field(value, types[name]) for name in columns
+        )
         for row in rows
     )
     return "".join(f"{line}\n" for line in lines).encode()
@@ -75,7 +77,11 @@ def _array(values: Sequence[Any], element: str) -> str:
         elif isinstance(value, list | tuple) and element not in ("json", "jsonb"):
             parts.append(_array(value, element))
         else:
-            text = value if isinstance(value, str) and element not in ("json", "jsonb") else _element(value, element)
+            text = (
+                value
+                if isinstance(value, str) and element not in ("json", "jsonb")
+                else _element(value, element)
+            )
             escaped = text.replace("\\", "\\\\").replace('"', '\\"')
             parts.append(f'"{escaped}"')
     return "{" + ",".join(parts) + "}"

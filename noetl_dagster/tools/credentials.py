@@ -75,7 +75,9 @@ _SCHEMES = {
     "nats": CredentialType.NATS,
     "tls": CredentialType.NATS,
 }
-_SECRET_FIELD = re.compile(r"pass(word|wd)?$|secret|token|private|credentials?$|api_?key|access_key|^key$", re.I)
+_SECRET_FIELD = re.compile(
+    r"pass(word|wd)?$|secret|token|private|credentials?$|api_?key|access_key|^key$", re.I
+)
 _SHORTEST_HIDDEN = 4  # shorter values would blot out ordinary words of a message
 
 
@@ -181,7 +183,9 @@ class Credentials:
             self.hide(credential)
         if types and credential.type not in types:
             wanted = " or ".join(types)
-            raise CredentialError(f"credential {name!r} is of type {credential.type}; {wanted} is needed here")
+            raise CredentialError(
+                f"credential {name!r} is of type {credential.type}; {wanted} is needed here"
+            )
         return credential
 
     async def resolve(self, auth: Any, *types: CredentialType) -> Credential | None:
@@ -240,7 +244,9 @@ class Credentials:
         elif provider == "credential":
             credential_name, _, field_name = name.partition("/")
             credential = await self.get(credential_name)
-            secret = credential.get(field_name) if field_name else credential.get("value", "token", "password")
+            secret = (
+                credential.get(field_name) if field_name else credential.get("value", "token", "password")
+            )
         else:
             raise CredentialError(f"secret provider {provider!r} is unknown; known: env, file, credential")
         if secret in (None, ""):
@@ -311,7 +317,9 @@ class Credentials:
         self.hide(credential)
         return credential
 
-    async def _of_aliases(self, auth: Mapping[str, Any], types: tuple[CredentialType, ...]) -> Credential | None:
+    async def _of_aliases(
+        self, auth: Mapping[str, Any], types: tuple[CredentialType, ...]
+    ) -> Credential | None:
         entries = list(auth.values())
         if len(entries) == 1:
             return await self.resolve(entries[0], *types)
@@ -379,11 +387,13 @@ def _parse(name: str, value: Any, source: str) -> Credential:
             value = orjson.loads(text)
         except orjson.JSONDecodeError:
             raise CredentialError(
-                f"credential {name!r} in {source} is neither JSON nor a URL of postgresql, http, https or nats"
+                f"credential {name!r} in {source} is neither JSON nor a URL (postgresql, http, https, nats)"
             ) from None
     if not isinstance(value, Mapping) or "type" not in value:
         raise CredentialError(f"credential {name!r} in {source} needs 'type' and 'data'")
     data = value.get("data")
     if not isinstance(data, Mapping):
-        data = {key: item for key, item in value.items() if key != "type"} if data is None else {"value": data}
+        data = (
+            {key: item for key, item in value.items() if key != "type"} if data is None else {"value": data}
+        )
     return Credential(name, credential_type(str(value["type"])), dict(data))

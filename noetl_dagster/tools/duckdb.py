@@ -61,7 +61,7 @@ class DuckdbTool(Tool):
 
 
 async def _interruptible(job: Any, connection: duckdb.DuckDBPyConnection) -> Any:
-    """Awaits a thread; when the caller is cancelled, DuckDB stops its query, and only then is the file closed."""
+    """Awaits a thread; on cancellation DuckDB stops its query, and only then is the connection free."""
     task = asyncio.ensure_future(job)
     try:
         return await asyncio.shield(task)
@@ -90,7 +90,12 @@ async def _views(call: ToolCall, box: Toolbox) -> dict[str, Any]:
 
 def _in_place(ref: ResultRef) -> bool:
     files = ref.physical_uri.startswith(("/", "file://", "s3://"))
-    return files and ref.content_type == PARQUET and ref.compression == "none" and ref.kind is not RefKind.MANIFEST
+    return (
+        files
+        and ref.content_type == PARQUET
+        and ref.compression == "none"
+        and ref.kind is not RefKind.MANIFEST
+    )
 
 
 def _is_rows(value: Any) -> bool:

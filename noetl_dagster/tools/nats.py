@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import base64
 from collections.abc import Awaitable, Callable, Mapping
 from enum import StrEnum
@@ -58,7 +57,7 @@ class NatsTool(Tool):
             return ToolResult(data=await _OPERATIONS[operation](client, call))
         except CredentialError as error:
             raise ToolError(f"nats in step {call.step}: {error}", kind="credential") from None
-        except (ServiceError, nats.errors.Error, OSError, asyncio.TimeoutError) as error:
+        except (TimeoutError, ServiceError, nats.errors.Error, OSError) as error:
             raise _failed(call, operation, error, box) from None
 
 

@@ -7,7 +7,7 @@ from noetl_dagster.tools.base import Tool, Toolbox, ToolCall, ToolResult
 
 
 class PlaybookTool(Tool):
-    """Input: ``path``, ``input`` (the child's workload), ``return_step``, ``timeout``. Output: the child's result."""
+    """Input: ``path``, ``input`` (the child's workload), ``return_step``, ``timeout``. Output: its result."""
 
     kind = "playbook"
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -20,7 +19,9 @@ from noetl_dagster.tools.sql_values import column_converter, parameter
 
 SHAPES_KEPT = 512
 RETRYABLE_CLASSES = ("08", "40", "53")  # connection, transaction rollback, insufficient resources
-RETRYABLE_STATES = frozenset({"55P03", "57P01", "57P02", "57P03"})  # lock not available, server going or coming
+RETRYABLE_STATES = frozenset(
+    {"55P03", "57P01", "57P02", "57P03"}
+)  # lock not available, server going or coming
 
 Params = Mapping[str, Any] | Sequence[Any]
 
@@ -121,7 +122,9 @@ async def prepare_statements(call: ToolCall, box: Toolbox) -> list[BoundStatemen
 
 
 async def run_statements(
-    connection: asyncpg.Connection, statements: Sequence[BoundStatement], shapes: dict[str, Shape] | None = None
+    connection: asyncpg.Connection,
+    statements: Sequence[BoundStatement],
+    shapes: dict[str, Shape] | None = None,
 ) -> dict[str, Any]:
     """Runs statements in one transaction where they allow it; gives the tool's result mapping.
 
@@ -183,7 +186,9 @@ def rows_of(records: Sequence[asyncpg.Record], shape: Shape) -> list[dict[str, A
 
 def _values(statement: BoundStatement, shape: Shape, index: int) -> list[Any]:
     values = []
-    for number, (value, type_name) in enumerate(zip(statement.values, shape.parameters, strict=True), start=1):
+    for number, (value, type_name) in enumerate(
+        zip(statement.values, shape.parameters, strict=True), start=1
+    ):
         try:
             values.append(parameter(value, type_name))
         except ValueError as error:
@@ -215,10 +220,12 @@ def postgres_errors(call: ToolCall, box: Toolbox) -> Any:
         raise
     except asyncpg.PostgresError as error:
         raise postgres_error(where, error, box.credentials.redact) from None
-    except (asyncpg.InterfaceError, OSError, asyncio.TimeoutError) as error:
+    except (TimeoutError, asyncpg.InterfaceError, OSError) as error:
         lost = not isinstance(error, asyncpg.InterfaceError) or "connection" in str(error).lower()
         message = box.credentials.redact(f"{where}: {type(error).__name__}: {error}")
-        raise ToolError(message, kind="postgres", retryable=lost, details={"pg": {"sqlstate": None}}) from None
+        raise ToolError(
+            message, kind="postgres", retryable=lost, details={"pg": {"sqlstate": None}}
+        ) from None
 
 
 def postgres_error(where: str, error: asyncpg.PostgresError, redact: Callable[[str], str]) -> ToolError:

@@ -36,8 +36,8 @@ class PythonTool(Tool):
     """Runs ``main(...)`` of the code, or takes the variable ``result`` that it leaves.
 
     Input: ``code`` or ``script``; ``input``, whose keys are variables of the code and arguments of ``main``
-    (further arguments come from the iterator and the context; ``context`` is the whole context, ``input_data``
-    the whole input); ``libs``. Input is shared with the execution: read it, do not change it.
+    (further arguments come from the iterator and the context; ``context`` is the whole context,
+    ``input_data`` the whole input); ``libs``. Input is shared with the execution: read it, do not change it.
     ``spec.isolation: subprocess`` runs the code in a process of its own, killed at ``spec.timeout``, with
     ``spec.memory`` (bytes, or text such as ``512m``) as the bound of its address space.
 
@@ -112,7 +112,7 @@ async def _awaited(coroutine: Any, program: Program) -> Any:
 
 
 class LiveScope(Mapping[str, Any]):
-    """The context as code in a thread sees it: plain values; results by reference are fetched when touched."""
+    """The context as code in a thread sees it: plain values, references fetched when touched."""
 
     def __init__(self, scope: Mapping[str, Any], box: Toolbox, loop: asyncio.AbstractEventLoop) -> None:
         self._scope = scope
@@ -175,7 +175,7 @@ def _tool_error(failure: CodeFailure, call: ToolCall, source: str, box: Toolbox)
 
 
 def code_place(task: Task, source: str, line: int | None) -> str:
-    """``file:line`` of a line of a task's code: the line in the playbook where the file still has the code."""
+    """``file:line`` of a line of a task's code, in the playbook where the file still has the code."""
     if task.place is None or "script" in task.config:
         script = task.config.get("script")
         name = script.get("uri") if isinstance(script, Mapping) else script

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
 import sys
 import tempfile
@@ -52,7 +53,8 @@ async def run_in_process(
         "memory": None if memory is None else bytes_of(memory),
     }
     with tempfile.TemporaryDirectory(prefix="noetl-python-") as folder:
-        Path(folder, REQUEST).write_bytes(orjson.dumps(request))
+        path = Path(folder, REQUEST)
+        await asyncio.to_thread(path.write_bytes, orjson.dumps(request))
         finished = await run_process([sys.executable, "-m", CHILD, folder])
         for line in finished.stdout.splitlines():
             printer(line)

@@ -51,7 +51,9 @@ def row_format(name: str | None, path: str) -> RowFormat:
     elif Path(path).suffix.lower() in _ENDINGS:
         return _ENDINGS[Path(path).suffix.lower()]
     known = ", ".join(RowFormat)
-    raise ToolError(f"transfer: no format for {name or path!r}; write format: one of {known}", kind="transfer")
+    raise ToolError(
+        f"transfer: no format for {name or path!r}; write format: one of {known}", kind="transfer"
+    )
 
 
 def read_rows(path: Path, format: RowFormat, size: int) -> Iterator[list[Row]]:
@@ -138,7 +140,10 @@ class _CsvRows:
         for row in rows:
             plain = json_row(row)
             self._writer.writerow(
-                {name: json.dumps(item) if isinstance(item, dict | list) else item for name, item in plain.items()}
+                {
+                    name: json.dumps(item) if isinstance(item, dict | list) else item
+                    for name, item in plain.items()
+                }
             )
 
     def close(self) -> None:
@@ -180,7 +185,9 @@ def arrow_rows(rows: Sequence[Row], schema: pa.Schema | None = None) -> pa.Table
         if schema is not None:
             return pa.Table.from_pylist(plain, schema=schema)
         table = pa.Table.from_pylist(plain)
-        fields = [field.with_type(pa.string()) if pa.types.is_null(field.type) else field for field in table.schema]
+        fields = [
+            field.with_type(pa.string()) if pa.types.is_null(field.type) else field for field in table.schema
+        ]
         return table.cast(pa.schema(fields))
     except (pa.ArrowInvalid, pa.ArrowTypeError) as error:
         raise ToolError(

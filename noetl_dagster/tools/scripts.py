@@ -1,4 +1,4 @@
-"""``script: {uri, source: {type}}``: code that stands outside the playbook, for python, SQL and shell tasks."""
+"""``script: {uri, source: {type}}``: code outside of the playbook, for python, SQL and shell tasks."""
 
 from __future__ import annotations
 
@@ -17,7 +17,15 @@ from noetl_dagster.tools.credentials import CredentialType
 from noetl_dagster.tools.objects import open_bucket
 
 HTTP_SECONDS = 30.0
-_SCHEMES = {"": "file", "file": "file", "http": "http", "https": "http", "s3": "s3", "minio": "s3", "gs": "gcs"}
+_SCHEMES = {
+    "": "file",
+    "file": "file",
+    "http": "http",
+    "https": "http",
+    "s3": "s3",
+    "minio": "s3",
+    "gs": "gcs",
+}
 
 
 async def load_script(call: ToolCall, box: Toolbox) -> str | None:

@@ -6,7 +6,6 @@ from noetl_dagster.errors import CredentialError, ToolError
 from noetl_dagster.tools.base import Tool, Toolbox, ToolCall, ToolResult
 from noetl_dagster.tools.credentials import HANDLE_PREFIX
 
-
 _NAMES = ("secret", "path", "name")
 
 
@@ -17,8 +16,8 @@ class SecretsTool(Tool):
     ``name``): a variable, a file below ``NOETL_SECRETS_PATH``, or a credential, whose field is ``key``.
 
     Output: ``{name, provider, handle}``. A result is kept in the event log, so it never holds the value: the
-    handle ``secret://<provider>/<name>`` stands for it in ``auth``, alone (a bearer token) or in a mapping such
-    as ``{type: header, header: X-API-Key, value: "{{ token.handle }}"}``, and is opened only for the call.
+    handle ``secret://<provider>/<name>`` stands for it in ``auth``, alone (a bearer token) or in a mapping
+    such as ``{type: header, header: X-API-Key, value: "{{ token.handle }}"}``. It opens for the call only.
     """
 
     kind = "secrets"

@@ -28,9 +28,9 @@ class ShellTool(Tool):
 
     Input: ``cmds`` (text or a list; one shell, ``shell``, runs them in order and stops at the first that
     fails), ``code`` (the text of a script) or ``script`` (a file); scripts take ``args`` and ``interpreter``
-    (default: the first line ``#!``, the file's ending, the shell); ``env`` (further variables), ``cwd`` (default: the playbook's
-    folder), ``timeout`` seconds. The task's input stands in ``NOETL_INPUT`` as JSON; the variables of this
-    process named ``NOETL_*`` are not handed on.
+    (default: the first line ``#!``, the file's ending, the shell); ``env`` (further variables), ``cwd``
+    (default: the playbook's folder), ``timeout`` seconds. The task's input stands in ``NOETL_INPUT`` as JSON;
+    the variables of this process named ``NOETL_*`` are not handed on.
 
     Output: ``{exit_code, stdout, stderr, truncated}``; of long output the last mebibyte.
 
@@ -83,7 +83,7 @@ def _script_file(text: str) -> Any:
             file.write(text)
         yield path
     finally:
-        os.unlink(path)
+        Path(path).unlink()
 
 
 def _interpreter(script: str, config: dict[str, Any]) -> tuple[str, ...]:

@@ -167,7 +167,7 @@ def column_converter(type_name: str) -> Callable[[Any], Any] | None:
 
 
 def row_value(value: Any) -> Any:
-    """Any value of asyncpg as a JSON value: records become mappings, ranges and addresses their parts or text."""
+    """Any value of asyncpg as a JSON value: records become mappings, ranges their parts, addresses text."""
     if isinstance(value, list):
         return [row_value(item) for item in value]
     if isinstance(value, asyncpg.Record):

@@ -20,7 +20,7 @@ THREADS = 32
 
 
 class Interrupted(BaseException):
-    """Raised inside code whose time is up; a ``BaseException``, so that ``except Exception`` lets it through."""
+    """Raised inside code whose time is up. ``except Exception`` lets it through."""
 
 
 @dataclass(slots=True)
@@ -47,8 +47,8 @@ class CodeThreads:
     async def run(self, function: Callable[[], Any]) -> Any:
         """Runs ``function`` in a thread and gives its value or raises its exception.
 
-        When the caller is cancelled (a time limit), the code is interrupted at its next Python instruction.
-        A thread that hangs in a blocking call is written off until that call returns; another takes its place.
+        When the caller is cancelled (a time limit), the code is interrupted at its next Python instruction. A
+        thread that hangs in a blocking call is written off until that call returns; another takes its place.
         """
         loop = asyncio.get_running_loop()
         job = _Job(function, loop.create_future(), loop)

@@ -22,11 +22,11 @@ DEFAULT_CHUNK = 10_000
 class TransferTool(Tool):
     """Copies rows.
 
-    Input: ``source`` and ``target``, each ``{kind, auth, ...}`` with kind postgres, duckdb, object (s3, gcs or
-    a file), http; a source may also be a result (``ref``); fields as in
+    Input: ``source`` and ``target``, each ``{kind, auth, ...}`` with kind postgres, duckdb, object (s3, gcs
+    or a file), http; a source may also be a result (``ref``); fields as in
     :class:`~noetl_dagster.tools.transfer_places.Place`. ``mode``: append (the default for tables), replace
-    (for objects) or upsert by ``key``. ``chunk_size`` rows (10,000) are in memory at a time; only the body of an
-    http source is held as a whole.
+    (for objects) or upsert by ``key``. ``chunk_size`` rows (10,000) are in memory at a time; only the body of
+    an http source is held as a whole.
 
     Output: ``{rows, chunks, mode, source, target}``, the last two being the kinds.
 

@@ -24,7 +24,14 @@ class PlaceKind(StrEnum):
     RESULT = "result"
 
 
-_KINDS = {"s3": "object", "minio": "object", "gcs": "object", "gs": "object", "file": "object", "ref": "result"}
+_KINDS = {
+    "s3": "object",
+    "minio": "object",
+    "gcs": "object",
+    "gs": "object",
+    "file": "object",
+    "ref": "result",
+}
 _REQUEST = ("url", "method", "headers", "params", "timeout", "verify_ssl")
 
 
@@ -108,7 +115,9 @@ async def object_place(place: Place, call: ToolCall, box: Toolbox) -> tuple[Any,
         return None, str(Path(call.folder, parts.path))
     kind = {"s3": "s3", "minio": "s3", "gs": "gcs", "gcs": "gcs"}.get(parts.scheme)
     if kind is None:
-        raise ToolError(f"transfer: {parts.scheme}:// is unknown; use s3://, gs:// or file://", kind="transfer")
+        raise ToolError(
+            f"transfer: {parts.scheme}:// is unknown; use s3://, gs:// or file://", kind="transfer"
+        )
     try:
         credential = await box.credentials.resolve(place.auth, CredentialType(kind))
         return open_bucket(box.settings, kind, parts.netloc, credential), parts.path.lstrip("/")

@@ -81,7 +81,8 @@ async def _object(place: Place, call: ToolCall, box: Toolbox, size: int) -> Chun
         return
     with tempfile.TemporaryDirectory(prefix="noetl-transfer-") as folder:
         local = Path(folder, "source")
-        with local.open("wb") as file:
+        file = await asyncio.to_thread(local.open, "wb")
+        with file:
             async for part in (await obstore.get_async(store, key)).stream():
                 file.write(part)
         async for chunk in _threaded(read_rows(local, format, size)):
@@ -95,8 +96,8 @@ async def _http(place: Place, call: ToolCall, box: Toolbox, size: int) -> Chunks
     if isinstance(body, str) and (place.format or "jsonl") != "json":
         with tempfile.TemporaryDirectory(prefix="noetl-transfer-") as folder:
             local = Path(folder, "source")
-            local.write_text(body)
-            for chunk in read_rows(local, row_format(place.format or "jsonl", ""), size):
+            await asyncio.to_thread(local.write_text, body)
+            async for chunk in _threaded(read_rows(local, row_format(place.format or "jsonl", ""), size)):
                 yield chunk
         return
     for name in filter(None, place.rows.split(".")):

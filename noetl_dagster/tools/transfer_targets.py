@@ -87,7 +87,12 @@ WHERE class.oid = to_regclass($1)
 
 
 async def _merge(
-    connection: asyncpg.Connection, table: Table, columns: list[str], place: Place, first: list[Row], rest: Chunks
+    connection: asyncpg.Connection,
+    table: Table,
+    columns: list[str],
+    place: Place,
+    first: list[Row],
+    rest: Chunks,
 ) -> int:
     """Copies into a stage, then upserts from it; of rows with the same key the last one wins."""
     key = upsert_key(table, place.key)
@@ -150,7 +155,11 @@ async def _duckdb(place: Place, chunks: Chunks, mode: WriteMode, call: ToolCall)
 
 
 def _insert_arrow(
-    connection: duckdb.DuckDBPyConnection, table: str, rows: list[Row], first: WriteMode | None, key: list[str]
+    connection: duckdb.DuckDBPyConnection,
+    table: str,
+    rows: list[Row],
+    first: WriteMode | None,
+    key: list[str],
 ) -> None:
     connection.register("noetl_chunk", arrow_rows(rows))
     if first is not None:
@@ -170,11 +179,7 @@ async def _object(place: Place, chunks: Chunks, mode: WriteMode, call: ToolCall,
         raise ToolError("transfer: an object can only be replaced; write mode: replace", kind="transfer")
     format = row_format(place.format, place.path)
     store, key = await object_place(place, call, box)
-    folder = Path(key).parent if store is None else Path(tempfile.gettempdir())
-    folder.mkdir(parents=True, exist_ok=True)
-    handle, name = tempfile.mkstemp(prefix=".noetl-transfer-", dir=folder)
-    os.close(handle)
-    local, count = Path(name), 0
+    local, count = await asyncio.to_thread(_new_file, None if store is not None else Path(key).parent), 0
     try:
         writer = row_writer(local, format)
         with contextlib.closing(writer):
@@ -182,12 +187,22 @@ async def _object(place: Place, chunks: Chunks, mode: WriteMode, call: ToolCall,
                 await asyncio.to_thread(writer.write, rows)
                 count += len(rows)
         if store is None:
-            local.replace(key)
+            await asyncio.to_thread(local.replace, key)
         else:
             await obstore.put_async(store, key, local)
     finally:
-        local.unlink(missing_ok=True)
+        await asyncio.to_thread(local.unlink, missing_ok=True)
     return count
+
+
+def _new_file(folder: Path | None) -> Path:
+    """An empty file beside the one that it will replace, readable to other workers; else a temporary one."""
+    if folder is not None:
+        folder.mkdir(parents=True, exist_ok=True)
+    handle, name = tempfile.mkstemp(prefix=".noetl-transfer-", dir=folder)
+    os.fchmod(handle, 0o644)
+    os.close(handle)
+    return Path(name)
 
 
 async def _http(place: Place, chunks: Chunks, call: ToolCall, box: Toolbox) -> int:

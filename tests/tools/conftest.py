@@ -44,7 +44,7 @@ async def box(settings: Settings, pool: asyncpg.Pool, tmp_path: Path) -> AsyncIt
 
 @pytest.fixture
 def run(box: Toolbox, tmp_path: Path) -> Run:
-    """Runs one call: ``await run("http", url=...)``; ``input``, ``auth``, ``scope``, ``options`` beside config."""
+    """Runs one call: ``await run("http", url=...)``; ``input``, ``auth``, ``scope`` beside its config."""
 
     async def run_tool(
         kind: str,

@@ -30,7 +30,9 @@ async def test_file_before_environment_before_table(
     for name in ("api", "both", "stored"):
         await Credentials(own, pool).store(name, "bearer", {"token": "from-table"})
     for name in ("API", "BOTH"):
-        monkeypatch.setenv(f"NOETL_CREDENTIAL_{name}", json.dumps({"type": "bearer", "token": "from-environment"}))
+        monkeypatch.setenv(
+            f"NOETL_CREDENTIAL_{name}", json.dumps({"type": "bearer", "token": "from-environment"})
+        )
 
     credentials = Credentials(own, pool)
 
@@ -86,7 +88,9 @@ async def test_auth_by_alias(settings: Settings, monkeypatch: pytest.MonkeyPatch
     credentials = Credentials(settings)
 
     one = await credentials.resolve({"credential": "pg"}, CredentialType.POSTGRES)
-    of_two = await credentials.resolve({"a": "api", "b": {"type": "postgres", "credential": "pg"}}, CredentialType.POSTGRES)
+    of_two = await credentials.resolve(
+        {"a": "api", "b": {"type": "postgres", "credential": "pg"}}, CredentialType.POSTGRES
+    )
 
     assert one is not None
     assert of_two is not None
@@ -94,7 +98,9 @@ async def test_auth_by_alias(settings: Settings, monkeypatch: pytest.MonkeyPatch
     assert await credentials.resolve(None) is None
 
 
-async def test_nothing_shows_secrets(settings: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_nothing_shows_secrets(
+    settings: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv(environment_name("db"), "postgresql://u:p%40ssw0rd@h/d")
     credentials = Credentials(settings)
     credential = await credentials.get("db")
@@ -112,7 +118,9 @@ async def test_nothing_shows_secrets(settings: Settings, tmp_path: Path, monkeyp
     assert "tops3cret" not in str(odd.value)
 
 
-async def test_handles_open_only_for_the_call(settings: Settings, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+async def test_handles_open_only_for_the_call(
+    settings: Settings, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     monkeypatch.setenv("API_TOKEN", "t0k3n-value")
     (tmp_path / "key").write_text("file-value\n")
     credentials = Credentials(with_(settings, secrets_path=tmp_path))

@@ -18,7 +18,11 @@ ROWS = pa.table({"id": list(range(1000)), "kind": ["a", "b"] * 500})
 
 
 async def test_results_are_shaped_as_those_of_postgres(run: Any) -> None:
-    sql = "create table t (id int, day date); insert into t values (1, '2026-01-02'), (2, null); from t order by id"
+    sql = """
+        create table t (id int, day date);
+        insert into t values (1, '2026-01-02'), (2, null);
+        from t order by id
+    """
 
     data = (await run("duckdb", command=sql)).data
 
@@ -30,7 +34,14 @@ async def test_results_are_shaped_as_those_of_postgres(run: Any) -> None:
 async def test_parameters_and_lists_as_views(run: Any) -> None:
     people = [{"name": "a", "age": 3}, {"name": "b", "age": 5}]
 
-    data = (await run("duckdb", command="select name from people where age > :age", params={"age": 4}, input={"people": people})).data
+    data = (
+        await run(
+            "duckdb",
+            command="select name from people where age > :age",
+            params={"age": 4},
+            input={"people": people},
+        )
+    ).data
 
     assert data["rows"] == [{"name": "b"}]
 
@@ -65,11 +76,14 @@ async def test_table_result_and_database_file(run: Any, tmp_path: Path) -> None:
 
 
 async def test_errors_and_time_limits(run: Any) -> None:
-    with pytest.raises(ToolError, match="CatalogException.*missing"):
+    with pytest.raises(ToolError, match=r"CatalogException.*missing"):
         await run("duckdb", command="select * from missing")
 
     started = time.perf_counter()
     with pytest.raises(TimeoutError):
         async with asyncio.timeout(0.3):
-            await run("duckdb", command="select count(*) from range(10000000000) a, range(1000) b where hash(a.range) = b.range")
+            await run(
+                "duckdb",
+                command="select count(*) from range(10000000000) a, range(9) b where hash(a.range) = b.range",
+            )
     assert time.perf_counter() - started < 10

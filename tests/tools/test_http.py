@@ -83,7 +83,9 @@ async def test_time_out_and_refused_connection_are_retryable(run: Any, server: s
 async def test_relative_url_needs_a_credential_with_a_base(
     run: Any, server: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("NOETL_CREDENTIAL_RECORDS_API", json.dumps({"type": "http", "data": {"url": f"{server}/v1/"}}))
+    monkeypatch.setenv(
+        "NOETL_CREDENTIAL_RECORDS_API", json.dumps({"type": "http", "data": {"url": f"{server}/v1/"}})
+    )
 
     assert (await run("http", url="/patients", auth="records_api")).data["data"]["path"] == "/v1/patients"
     with pytest.raises(ToolError, match="relative"):
@@ -110,7 +112,9 @@ async def test_header_credential_does_not_follow_to_another_origin(
     auth = {"type": "header", "header": "X-Key", "value": "s3cr3t"}
 
     same = (await run("http", url=f"{server}/away", params={"to": f"{server}/x"}, auth=auth)).data["data"]
-    other = (await run("http", url=f"{server}/away", params={"to": f"{other_server}/x"}, auth=auth)).data["data"]
+    other = (await run("http", url=f"{server}/away", params={"to": f"{other_server}/x"}, auth=auth)).data[
+        "data"
+    ]
 
     assert same["headers"]["x-key"] == "s3cr3t"
     assert "x-key" not in other["headers"]

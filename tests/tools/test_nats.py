@@ -66,5 +66,11 @@ async def test_mistakes(run: Any, box: Toolbox) -> None:
     with pytest.raises(ToolError, match="needs 'key'"):
         await run("nats", operation="kv_get", bucket="x")
     with pytest.raises(ToolError, match="cannot be reached") as caught:
-        await run("nats", operation="kv_get", bucket="x", key="y", auth={"type": "nats", "url": "nats://127.0.0.1:1"})
+        await run(
+            "nats",
+            operation="kv_get",
+            bucket="x",
+            key="y",
+            auth={"type": "nats", "url": "nats://127.0.0.1:1"},
+        )
     assert caught.value.retryable

@@ -13,7 +13,11 @@ from noetl_dagster.errors import ToolError
 
 
 async def test_several_statements_and_the_promoted_rows(run: Any) -> None:
-    sql = "create table t (id int, name text); insert into t values (1, 'a'), (2, ';'); select * from t order by id"
+    sql = """
+        create table t (id int, name text);
+        insert into t values (1, 'a'), (2, ';');
+        select * from t order by id
+    """
 
     data = (await run("postgres", command=sql)).data
 
@@ -71,19 +75,25 @@ async def test_explicit_transaction_does_not_leak(run: Any, pool: asyncpg.Pool) 
         ("json", [1, "x"], [1, "x"]),
         ("bytea", "YWI=", "YWI="),
         ("int[]", ["1", 2], [1, 2]),
-        ("text[]", "[\"a\", null]", ["a", None]),
+        ("text[]", '["a", null]', ["a", None]),
         ("inet", "10.0.0.1", "10.0.0.1"),
         ("int4range", None, None),
     ],
 )
-async def test_parameters_and_columns_of_every_type(run: Any, type_name: str, given: Any, expected: Any) -> None:
+async def test_parameters_and_columns_of_every_type(
+    run: Any, type_name: str, given: Any, expected: Any
+) -> None:
     for _ in range(2):  # prepared anew, then from the cache
-        data = (await run("postgres", command=f"select :value::{type_name} as value", params={"value": given})).data
+        data = (
+            await run("postgres", command=f"select :value::{type_name} as value", params={"value": given})
+        ).data
         assert data["rows"] == [{"value": expected}]
 
 
 async def test_input_binds_when_there_are_no_params(run: Any) -> None:
-    assert (await run("postgres", command="select :n::int + 1 as m", input={"n": 1})).data["rows"] == [{"m": 2}]
+    assert (await run("postgres", command="select :n::int + 1 as m", input={"n": 1})).data["rows"] == [
+        {"m": 2}
+    ]
     assert (await run("postgres", command="select $1::int as m", params=[5])).data["rows"] == [{"m": 5}]
 
 
@@ -110,7 +120,9 @@ async def test_altered_table_is_read_anew(run: Any, pool: asyncpg.Pool) -> None:
 async def test_serialisation_failures_and_lost_connections_are_retryable(run: Any) -> None:
     for state in ("40001", "40P01", "57P01"):
         with pytest.raises(ToolError) as caught:
-            await run("postgres", command=f"do $$ begin raise exception 'x' using errcode = '{state}'; end $$")
+            await run(
+                "postgres", command=f"do $$ begin raise exception 'x' using errcode = '{state}'; end $$"
+            )
         assert caught.value.retryable
         assert caught.value.code == state
     with pytest.raises(ToolError) as lost:

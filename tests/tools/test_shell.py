@@ -13,10 +13,16 @@ import pytest
 from noetl_dagster.errors import ToolError
 
 
-async def test_commands_share_a_shell_and_stop_at_a_failure(run: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_commands_share_a_shell_and_stop_at_a_failure(
+    run: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("NOETL_CREDENTIAL_X", "hidden")
 
-    data = (await run("shell", cmds=["X=1", "echo $X $Y", "env | grep -c ^NOETL_CREDENTIAL || true"], env={"Y": 2})).data
+    data = (
+        await run(
+            "shell", cmds=["X=1", "echo $X $Y", "env | grep -c ^NOETL_CREDENTIAL || true"], env={"Y": 2}
+        )
+    ).data
     with pytest.raises(ToolError, match="exit code 3: oops") as caught:
         await run("shell", cmds="echo oops >&2\n(exit 3)\necho never")
 
@@ -56,7 +62,9 @@ async def test_long_output_keeps_its_end(run: Any) -> None:
 
 
 async def test_scripts_choose_their_interpreter(run: Any, tmp_path: Path) -> None:
-    (tmp_path / "job.py").write_text("import json, os, sys\nprint(json.loads(os.environ['NOETL_INPUT'])['n'], sys.argv[1:])")
+    (tmp_path / "job.py").write_text(
+        "import json, os, sys\nprint(json.loads(os.environ['NOETL_INPUT'])['n'], sys.argv[1:])"
+    )
 
     data = (await run("script", script="job.py", args=["a"], input={"n": 4})).data
     inline = (await run("script", code="#!/bin/sh\necho $1", args=["b"])).data

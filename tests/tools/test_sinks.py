@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import asyncpg
 import pytest
 
@@ -29,7 +27,9 @@ async def table(pool: asyncpg.Pool) -> asyncpg.Pool:
 
 async def test_server_converts_json_to_its_types(table: asyncpg.Pool) -> None:
     async with table.acquire() as connection:
-        count = await write_sink(connection, Sink(table="public.out"), [ROW], {"iter_index": 4, "shard_id": "s"})
+        count = await write_sink(
+            connection, Sink(table="public.out"), [ROW], {"iter_index": 4, "shard_id": "s"}
+        )
 
     found = await table.fetchrow("select * from out")
     assert count == 1
@@ -69,11 +69,18 @@ async def test_whole_rows_in_a_json_column(table: asyncpg.Pool) -> None:
 
 
 async def test_command_with_arguments(table: asyncpg.Pool) -> None:
-    sink = Sink(command="insert into out (id, name, iter_index) values (:id, :name, :iter_index)", args={"id": "5", "name": 7})
+    sink = Sink(
+        command="insert into out (id, name, iter_index) values (:id, :name, :iter_index)",
+        args={"id": "5", "name": 7},
+    )
     async with table.acquire() as connection:
         assert await write_sink(connection, sink, None, {"iter_index": 3}) == 1
 
-    assert dict(await table.fetchrow("select id, name, iter_index from out")) == {"id": 5, "name": "7", "iter_index": 3}
+    assert dict(await table.fetchrow("select id, name, iter_index from out")) == {
+        "id": 5,
+        "name": "7",
+        "iter_index": 3,
+    }
 
 
 async def test_sink_and_completion_are_one_transaction(table: asyncpg.Pool, box: Toolbox) -> None:
@@ -99,7 +106,12 @@ async def test_sink_and_completion_are_one_transaction(table: asyncpg.Pool, box:
 def test_rows_inside_results() -> None:
     rows = [{"a": 1}]
 
-    for value in (rows, {"rows": rows, "row_count": 1}, {"status_code": 200, "data": {"data": rows}}, {"a": 1}):
+    for value in (
+        rows,
+        {"rows": rows, "row_count": 1},
+        {"status_code": 200, "data": {"data": rows}},
+        {"a": 1},
+    ):
         assert rows_of(value) == rows
     assert rows_of([1]) == [{"value": 1}]
     assert rows_of(None) == []

@@ -75,7 +75,12 @@ async def test_container_needs_a_cluster(run: Any, monkeypatch: pytest.MonkeyPat
 
 
 def test_job_manifest() -> None:
-    config = {"image": "busybox", "command": "echo $A", "env": {"A": 1}, "resources": {"limits": {"memory": "1Gi"}}}
+    config = {
+        "image": "busybox",
+        "command": "echo $A",
+        "env": {"A": 1},
+        "resources": {"limits": {"memory": "1Gi"}},
+    }
     call = ToolCall(7, "Load_All data", Task(name="t", kind="container"), config, {})
 
     job = job_manifest(call)

@@ -11,6 +11,8 @@ from noetl_dagster.errors import TemplateError
 from noetl_dagster.playbook.sql_filters import sql_identifier, sql_list, sql_literal
 from noetl_dagster.tools.sql import BoundStatement, bind, needs_own_transaction, split_statements
 
+FUNCTION = "create function f() returns int begin atomic select case when true then 1 end; select 2; end"
+
 
 @pytest.mark.parametrize(
     ("script", "statements"),
@@ -25,11 +27,8 @@ from noetl_dagster.tools.sql import BoundStatement, bind, needs_own_transaction,
         ("select 1 /* a; /* b; */ c; */; select 2", ("select 1 /* a; /* b; */ c; */", "select 2")),
         ("-- a;\nselect 1; /* ; */", ("-- a;\nselect 1",)),
         (
-            "create function f() returns int begin atomic select case when true then 1 end; select 2; end; select 3",
-            (
-                "create function f() returns int begin atomic select case when true then 1 end; select 2; end",
-                "select 3",
-            ),
+            f"{FUNCTION}; select 3",
+            (FUNCTION, "select 3"),
         ),
         ("", ()),
     ],
@@ -38,7 +37,11 @@ def test_split_statements(script: str, statements: tuple[str, ...]) -> None:
     assert split_statements(script) == statements
 
 
-@given(st.lists(st.sampled_from(["'a;'", "$$;$$", "--;\n", "/*;*/", '";"', "x", "E'\\';'", ":n", " "]), max_size=12))
+@given(
+    st.lists(
+        st.sampled_from(["'a;'", "$$;$$", "--;\n", "/*;*/", '";"', "x", "E'\\';'", ":n", " "]), max_size=12
+    )
+)
 def test_semicolons_in_quotes_and_comments_never_split(parts: list[str]) -> None:
     assert len(split_statements(" ".join(parts))) <= 1
 
@@ -60,7 +63,9 @@ def test_statements_outside_of_transactions(text: str) -> None:
     assert needs_own_transaction(text)
 
 
-@pytest.mark.parametrize("text", ["select 1", "create index i on t (a)", "with x as (select 1) select 1", "ending"])
+@pytest.mark.parametrize(
+    "text", ["select 1", "create index i on t (a)", "with x as (select 1) select 1", "ending"]
+)
 def test_statements_inside_of_transactions(text: str) -> None:
     assert not needs_own_transaction(text)
 
@@ -77,7 +82,9 @@ SCALARS = st.one_of(
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(values=st.lists(SCALARS, min_size=1, max_size=4))
 async def test_literals_come_back_from_the_server_unchanged(pool: asyncpg.Pool, values: list[object]) -> None:
-    row = await pool.fetchrow("SELECT " + ", ".join(f"{sql_literal(value)} AS c{n}" for n, value in enumerate(values)))
+    row = await pool.fetchrow(
+        "SELECT " + ", ".join(f"{sql_literal(value)} AS c{n}" for n, value in enumerate(values))
+    )
 
     for value, found in zip(values, row, strict=True):
         assert float(found) == value if isinstance(value, float) else found == value

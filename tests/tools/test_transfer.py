@@ -14,8 +14,10 @@ from noetl_dagster.tools.base import Toolbox
 
 FILL = """
 create table source as
-select n as id, 'name\t' || n || '\\' as name, n * 1.5::numeric as price, now() as at, array['a', 'b "q"', null] as tags,
-       jsonb_build_object('n', n, 'text', E'line\\nbreak') as extra, decode('00ff', 'hex') as raw, interval '90 s' as took,
+select n as id, 'name\t' || n || '\\' as name, n * 1.5::numeric as price, now() as at,
+       array['a', 'b "q"', null] as tags,
+       jsonb_build_object('n', n, 'text', E'line\\nbreak') as extra,
+       decode('00ff', 'hex') as raw, interval '90 s' as took,
        n % 2 = 0 as even, gen_random_uuid() as uid
 from generate_series(1, 2500) as n
 """
@@ -33,18 +35,27 @@ PG = {"kind": "postgres", "table": "target"}
 
 
 async def test_postgres_to_postgres_keeps_every_type(run: Any, source: asyncpg.Pool) -> None:
-    data = (await run("transfer", source={"kind": "postgres", "table": "source"}, target=PG, chunk_size=1000)).data
+    data = (
+        await run("transfer", source={"kind": "postgres", "table": "source"}, target=PG, chunk_size=1000)
+    ).data
 
     assert data == {"rows": 2500, "chunks": 3, "mode": "append", "source": "postgres", "target": "postgres"}
     assert await source.fetchval(SAME) == 0
 
 
 async def test_modes_of_a_table(run: Any, source: asyncpg.Pool) -> None:
-    query = {"kind": "postgres", "query": "select id, name from source where id <= :last", "params": {"last": 10}}
+    query = {
+        "kind": "postgres",
+        "query": "select id, name from source where id <= :last",
+        "params": {"last": 10},
+    }
     await run("transfer", source=query, target=PG)
     with pytest.raises(ToolError, match="duplicate key"):
         await run("transfer", source=query, target=PG)
-    twice = {"kind": "postgres", "query": "select 1 as id, 'x' as name union all select 1, 'z' union all select 11, 'y'"}
+    twice = {
+        "kind": "postgres",
+        "query": "select 1 as id, 'x' as name union all select 1, 'z' union all select 11, 'y'",
+    }
     await run("transfer", source=twice, target=PG, mode="upsert")
     assert await source.fetchval("select count(*) from target") == 11
     await run("transfer", source=query, target=PG, mode="replace")
@@ -56,7 +67,13 @@ async def test_failed_transfer_changes_nothing(run: Any, source: asyncpg.Pool) -
     broken = "select 1 / (2000 - id) as id from source order by id"
 
     with pytest.raises(ToolError):
-        await run("transfer", source={"kind": "postgres", "query": broken}, target=PG, mode="replace", chunk_size=100)
+        await run(
+            "transfer",
+            source={"kind": "postgres", "query": broken},
+            target=PG,
+            mode="replace",
+            chunk_size=100,
+        )
 
     assert await source.fetchval("select count(*) from target") == 2500
 
@@ -73,7 +90,9 @@ async def test_through_objects_and_back(
     data = (await run("transfer", source=path, target=PG, chunk_size=1000)).data
 
     assert data["rows"] == 2500
-    different = SAME.replace("select *", "select id, name, tags, extra, raw, took, even, uid").replace("select id, name", "select id, name", 1)
+    different = SAME.replace("select *", "select id, name, tags, extra, raw, took, even, uid").replace(
+        "select id, name", "select id, name", 1
+    )
     assert await source.fetchval(different) == 0
 
 
@@ -95,7 +114,9 @@ async def test_duckdb_both_ways(run: Any, source: asyncpg.Pool) -> None:
     data = (await run("transfer", source={**duck, "query": "select * from t"}, target=PG)).data
 
     assert data["rows"] == 2500
-    assert await source.fetchval("select sum(price) from target") == await source.fetchval("select sum(price) from source")
+    assert await source.fetchval("select sum(price) from target") == await source.fetchval(
+        "select sum(price) from source"
+    )
 
 
 async def test_http_both_ways(run: Any, source: asyncpg.Pool, server: str) -> None:
@@ -103,7 +124,13 @@ async def test_http_both_ways(run: Any, source: asyncpg.Pool, server: str) -> No
     rows = await source.fetch("select id, name from target order by id")
     assert [tuple(row) for row in rows] == [(1, "a"), (2, None)]
 
-    data = (await run("transfer", source={"kind": "postgres", "table": "target"}, target={"kind": "http", "url": f"{server}/in"})).data
+    data = (
+        await run(
+            "transfer",
+            source={"kind": "postgres", "table": "target"},
+            target={"kind": "http", "url": f"{server}/in"},
+        )
+    ).data
     assert data["rows"] == 2
 
 
