@@ -10,7 +10,7 @@ from noetl_dagster.playbook.block import Hints
 from noetl_dagster.playbook.document import Document
 from noetl_dagster.playbook.models import Loop, Playbook, Task
 from noetl_dagster.playbook.spelling import DESCRIPTION, LITERAL_FIELDS
-from noetl_dagster.playbook.templates import compile_value, condition
+from noetl_dagster.playbook.templates import Compiled, compile_value, condition
 
 _SKIPPED_KEYS = frozenset({*LITERAL_FIELDS, *DESCRIPTION, "libs"})
 _CONDITION_KEYS = frozenset({"when", "cond"})
@@ -126,7 +126,17 @@ def _check_text(place: Place, key: str, text: str, known: frozenset[str], hints:
         near = hints.hint(name)
         hint = near if near.startswith("did you") else "it must come with the workload of the execution"
         yield Problem(place, f"{key}: nothing in the playbook defines {name!r}; {hint}", "warning")
-    if key in _CONDITION_KEYS and compiled.constant and condition(text).holds({}):
-        yield Problem(
-            place, f"{key}: {text!r} holds no template and is always true; write {{{{ ... }}}}", "warning"
+    if key in _CONDITION_KEYS:
+        yield from _check_condition(place, key, text, compiled)
+
+
+def _check_condition(place: Place, key: str, text: str, compiled: Compiled) -> Iterator[Problem]:
+    """Conditions that are always true because they are text: no template, or one with text around it."""
+    if compiled.constant and condition(text).holds({}):
+        message = f"{key}: {text!r} holds no template and is always true; write {{{{ ... }}}}"
+        yield Problem(place, message, "warning")
+    elif not compiled.constant and not compiled.is_expression and "{%" not in text:
+        message = (
+            f"{key}: text around a template is true whatever it says; put the whole condition into {{{{ }}}}"
         )
+        yield Problem(place, message, "warning")

@@ -111,7 +111,9 @@ def _words(block: Block, *names: str) -> tuple[str, ...]:
         return tuple(f"{word}:{item}" for word, item in value.items())
     if isinstance(value, str):
         return tuple(word.strip() for word in value.split(",") if word.strip())
-    return tuple(str(word) for word in value or ())
+    if value is None:
+        return ()
+    return tuple(str(word) for word in value) if isinstance(value, list) else (str(value),)
 
 
 def _keychain(root: Block) -> tuple[dict[str, Any], ...]:
@@ -121,7 +123,8 @@ def _keychain(root: Block) -> tuple[dict[str, Any], ...]:
     if key is None or value is None:
         return ()
     if isinstance(value, dict):
-        return tuple({"name": name, **(entry or {})} for name, entry in value.items())
+        blocks = [(name, root.reading.block(value, name, f"keychain entry {name!r}")) for name in value]
+        return tuple({"name": name, **block.values} for name, block in blocks if block is not None)
     if not isinstance(value, list):
         root.error(f"keychain must be a list of {{name, kind, ...}}, found {described(value)}", key)
         return ()

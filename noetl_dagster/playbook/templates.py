@@ -54,7 +54,10 @@ class Compiled:
         source: the value as it stands in the playbook.
         constant: whether it holds no template at all; then ``render`` ignores its scope.
         names: the root names that its templates use.
+        is_expression: whether it is exactly one ``{{ expression }}``, which keeps its type.
     """
+
+    is_expression = False
 
     __slots__ = ("constant", "names", "source")
 
@@ -119,6 +122,7 @@ class _Expression(_Template):
     """Exactly one ``{{ expression }}``: keeps the type of its value."""
 
     __slots__ = ("_may_build",)
+    is_expression = True
 
     def __init__(self, source: str, expression: nodes.Expr, names: frozenset[str]) -> None:
         super().__init__(source, names)

@@ -330,6 +330,15 @@ def test_a_condition_without_template_is_pointed_out() -> None:
     assert "is always true" in warnings_of(steps)[0]
 
 
+def test_a_condition_with_text_around_its_template_is_pointed_out() -> None:
+    steps = '- step: start\n  tool: {kind: noop}\n  next: [{step: start, when: "{{ ctx.a }} == 1"}]\n'
+    assert "put the whole condition into {{ }}" in warnings_of(steps)[0]
+    block = (
+        '- step: start\n  tool: {kind: noop}\n  next: [{step: start, when: "{% if ctx.a %}yes{% endif %}"}]\n'
+    )
+    assert warnings_of(block) == []
+
+
 def test_braces_in_code_are_no_templates() -> None:
     steps = """
         - step: start

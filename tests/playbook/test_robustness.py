@@ -19,7 +19,22 @@ keychain: [{name: api, kind: bearer}]
 workbook: [{name: greet, tool: {kind: noop}}]
 workload: {users: [1], api: x}
 """
+METADATA = {
+    "name": "a",
+    "path": "b",
+    "version": 1,
+    "tags": ["x"],
+    "owners": "y",
+    "schedule": "0 * * * *",
+    "partitions": {"kind": "daily"},
+}
 TREES = [
+    yaml.safe_load(HEAD + "workflow: [{step: a, next: []}]")
+    | {
+        "metadata": METADATA,
+        "keychain": {"api": {"kind": "bearer"}},
+        "workbook": {"tasks": {"t": {"kind": "noop"}}},
+    },
     yaml.safe_load(with_steps(NEWER, root=EVERYTHING)),
     yaml.safe_load(with_steps(OLDER, root=EVERYTHING)),
     yaml.safe_load(
