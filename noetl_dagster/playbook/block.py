@@ -272,7 +272,7 @@ def described(value: Any) -> str:
 
 def suggestion(key: str, known: tuple[str, ...], what: str = "known keys") -> str:
     """'did you mean x?' for a near miss, else the list of what is known."""
-    near = get_close_matches(key, known, n=1, cutoff=0.7)
+    near = get_close_matches(key, known, n=1, cutoff=0.75)
     if near:
         return f"did you mean {near[0]!r}?"
     more = f" and {len(known) - _SHOWN} more" if len(known) > _SHOWN else ""

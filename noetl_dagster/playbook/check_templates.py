@@ -102,18 +102,21 @@ def _bare(targets: dict[str, Any]) -> Iterator[str]:
 
 
 def _texts(document: Document, container: Any, key: Any, seen: set[int]) -> Iterator[tuple[Place, str, str]]:
-    """Texts with their place and key, in file order; what an alias repeats is visited once."""
-    waiting: list[tuple[Any, Any]] = [(container, key)]
+    """Texts with place and label (``url``, ``cmds[2]``), in file order; what an alias repeats comes once."""
+    waiting: list[tuple[Any, Any, str]] = [(container, key, str(key))]
     while waiting:
-        owner, name = waiting.pop()
+        owner, name, label = waiting.pop()
         value = owner.get(name) if isinstance(owner, dict) else owner[name]
         if isinstance(value, str):
             if "{" in value or name in _CONDITION_KEYS:
-                yield document.place(owner, name), str(name), value
-        elif isinstance(value, (dict, list)) and id(value) not in seen:
+                yield document.place(owner, name), label, value
+        elif isinstance(value, dict) and id(value) not in seen:
             seen.add(id(value))
-            keys = value if isinstance(value, dict) else range(len(value))
-            waiting.extend((value, inner) for inner in reversed(list(keys)) if inner not in _SKIPPED_KEYS)
+            keys = [inner for inner in value if inner not in _SKIPPED_KEYS]
+            waiting.extend((value, inner, inner) for inner in reversed(keys))
+        elif isinstance(value, list) and id(value) not in seen:
+            seen.add(id(value))
+            waiting.extend((value, index, f"{label}[{index}]") for index in reversed(range(len(value))))
 
 
 def _check_text(place: Place, key: str, text: str, known: frozenset[str], hints: Hints) -> Iterator[Problem]:

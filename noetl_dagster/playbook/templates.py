@@ -40,8 +40,12 @@ T = TypeVar("T")
 ENVIRONMENT = PlaybookEnvironment()
 CACHED_TEMPLATES = 16_384
 _FALSE_TEXTS = frozenset({"false", "0", "no", "none", ""})
-# docker --format '{{.Names}}' and ${#array}: never valid Jinja, common in shell commands, left as they are
-_FOREIGN = re.compile(r"\{\{-?\s*\.[^{}]*\}\}|\$\{#[^{}]*\}")
+# braces of other languages that can never be Jinja are left as they are: Go templates
+# (docker --format '{{.Names}}'), ${#array} of shells, array literals of PostgreSQL ('{{1,2},{3,4}}')
+_FOREIGN = re.compile(r"\{\{-?\s*\.[^{}]*\}\}|\$\{#[^{}]*\}|\{\{[-\w\s,.]*\}(?!\})")
+_GO_BLOCK = re.compile(r"\{\{-?\s*(?:range|if|with)\s[^{}]*\}\}")
+_GO_WORD = re.compile(r"\{\{-?\s*(?:(?:range|if|with)\s[^{}]*|else|end)\s*-?\}\}")
+_RAW = r"{% raw %}\g<0>{% endraw %}"
 _RESULT = "__result__"
 _SHOWN_NAMES = 30
 _NO_NAMES: frozenset[str] = frozenset()
@@ -233,7 +237,10 @@ def _compile_text(source: str) -> Compiled:
 
 def _parse(source: str) -> nodes.Template:
     text = source.strip() if _looks_whole(source) else source
-    return ENVIRONMENT.parse(_FOREIGN.sub(r"{% raw %}\g<0>{% endraw %}", text))
+    text = _FOREIGN.sub(_RAW, text)
+    if _GO_BLOCK.search(text):
+        text = _GO_WORD.sub(_RAW, text)
+    return ENVIRONMENT.parse(text)
 
 
 def _whole_expression(tree: nodes.Template) -> nodes.Expr | None:

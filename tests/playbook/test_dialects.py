@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 
 from noetl_dagster.playbook.loader import parse_playbook
@@ -262,11 +264,22 @@ def test_the_innermost_loop_mode_wins() -> None:
     assert forced.mode is LoopMode.FANOUT
 
 
-def test_templates_of_other_languages_in_shell_commands() -> None:
-    command = "docker ps --format '{{.Names}} {{ .ID }}' | wc -l; echo ${#list[@]} {{ workload.x }}"
-    task = task_of(f'kind: shell\ncmds: ["{command}"]')
-    rendered = compile_value(task.config["cmds"]).render({"workload": {"x": 1}})
-    assert rendered == [command.replace("{{ workload.x }}", "1")]
+@pytest.mark.parametrize(
+    "text",
+    [
+        "docker ps --format '{{.Names}} {{ .ID }}'",
+        "echo ${#list[@]}",
+        "-o go-template='{{range .items}}{{if .ok}}{{.name}}{{else}}-{{end}}{{end}}'",
+        "SELECT '{{1,2},{3,4}}'::int[]",
+        "SELECT '{{a, b}, {c, d}}'::text[]",
+        "jsonpath='{.items[*].metadata.name}'",
+    ],
+)
+def test_braces_of_other_languages_are_left_alone(text: str) -> None:
+    assert compile_value(text).render({}) == text
+    assert compile_value(text + " {{ end }}").render({"end": 1}) in (text + " 1", text + " {{ end }}")
+    task = task_of(f"kind: shell\ncmds: [{json.dumps(text)}]")
+    assert task.config["cmds"] == [text]
 
 
 def test_loop_words_and_defaults() -> None:

@@ -100,7 +100,7 @@ def damaged(draw: st.DrawFn) -> Any:
             owner = owner[key]
         change = draw(st.sampled_from(["replace", "remove", "rename"]))
         if change == "replace" or not isinstance(owner, dict):
-            owner[path[-1]] = draw(ODD)
+            owner[path[-1]] = copy.deepcopy(draw(ODD))
         elif change == "remove":
             del owner[path[-1]]
         else:
