@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import hashlib
+import logging
 import ssl
 from dataclasses import dataclass, field
 from typing import Any
@@ -19,6 +20,9 @@ from noetl_dagster.errors import CredentialError, ServiceError
 from noetl_dagster.events.connection import encode_json, prepare_connection
 from noetl_dagster.settings import Settings
 from noetl_dagster.tools.credentials import Credential
+
+# httpx logs every address at INFO, with credentials that travel in the query
+logging.getLogger("httpx").setLevel(logging.WARNING)
 
 HTTP_CONNECTIONS = 256
 HTTP_KEEPALIVE_CONNECTIONS = 64

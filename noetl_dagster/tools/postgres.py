@@ -60,6 +60,9 @@ class PostgresTool(Tool):
     ``{status, row_count}``; ``rows``, ``row_count`` and ``columns`` of the last one that returns rows stand
     beside them. Numerics are numbers where exact, else text; dates and times ISO 8601; bytea base64.
 
+    With ``chunk_size``, the rows of the one statement are read through a cursor, so many at a time, and the
+    result is a Parquet table by reference; for results that memory should not hold.
+
     All statements are one transaction, unless one cannot be in a transaction block (VACUUM, CREATE DATABASE,
     CALL, ...) or steers transactions itself. Errors carry ``pg.sqlstate``.
     """
@@ -67,6 +70,11 @@ class PostgresTool(Tool):
     kind = "postgres"
 
     async def run(self, call: ToolCall, box: Toolbox) -> ToolResult:
+        if call.config.get("chunk_size"):
+            from noetl_dagster.tools.postgres_stream import stream_rows
+
+            async with time_limit(call):
+                return ToolResult(ref=await stream_rows(call, box, int(call.config["chunk_size"])))
         statements = await prepare_statements(call, box)
         async with time_limit(call):
             try:

@@ -160,3 +160,17 @@ async def test_many_calls_share_a_small_pool(run: Any, pool: asyncpg.Pool) -> No
     results = await asyncio.gather(*calls)
 
     assert [result.data["rows"][0]["n"] for result in results] == list(range(100))
+
+
+async def test_large_results_are_streamed_into_a_reference(run: Any, box: Any) -> None:
+    columns = "n as id, n * 1.5 as price, case when n > 3000 then 'late' end as note"
+    sql = f"select {columns} from generate_series(1, 5000) as n"
+
+    result = await run("postgres", command=sql, chunk_size=1000)
+
+    table = await box.results.get(result.ref)
+    assert (table.num_rows, table.column_names) == (5000, ["id", "price", "note"])
+    assert result.ref.extra["rows"] == 5000
+    assert table.column("note").to_pylist()[-1] == "late"
+    with pytest.raises(ToolError, match="one statement"):
+        await run("postgres", command="select 1; select 2", chunk_size=10)
