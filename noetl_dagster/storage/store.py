@@ -167,7 +167,7 @@ class ResultStore:
             content_type=kind_of_bytes,
             compression=compression.value,
             bytes_size=meter.size,
-            sha256=meter.digest.hexdigest(),
+            sha256=await meter.digest.hexdigest(),
             preview=meter.preview(kind_of_bytes, compression),
             parent_ref_id=parent_ref_id,
             extra=dict(extra or {}),
@@ -450,31 +450,58 @@ class ResultStore:
         """The stored bytes, verified."""
         if ref.kind is not RefKind.OBJECT:
             raise StorageError(f"{ref.ref} is a {ref.kind.value}, not one object; read its items or parts")
+        if ref.bytes_size >= _THREAD_ABOVE:  # hashed while the rest is still on its way
+            return b"".join([chunk async for chunk in self._verified_chunks(ref)])
         try:
             data = await self._placement.tier(ref.store_tier).get(ref.physical_uri)
         except KeyError as error:
             raise _missing(ref) from error
         if ref.sha256 is not None:
-            digest = _digest(data) if len(data) < _THREAD_ABOVE else await asyncio.to_thread(_digest, data)
-            _verify(ref, digest)
+            _verify(ref, _digest(data))
         return data
 
     async def _verified_chunks(self, ref: ResultRef) -> AsyncIterator[Bytes]:
         if ref.kind is not RefKind.OBJECT:
             raise StorageError(f"{ref.ref} is a {ref.kind.value}, not one object; read its items or parts")
-        digest = hashlib.sha256()
+        digest = _RunningDigest()
         try:
             async for chunk in self._placement.tier(ref.store_tier).stream(ref.physical_uri):
-                await asyncio.to_thread(digest.update, chunk)
+                await digest.add(chunk)
                 yield chunk
         except KeyError as error:
             raise _missing(ref) from error
         if ref.sha256 is not None:
-            _verify(ref, digest.hexdigest())
+            _verify(ref, await digest.hexdigest())
 
     async def _delete_bytes(self, ref: ResultRef) -> None:
         if ref.kind is not RefKind.MANIFEST:
             await self._placement.tier(ref.store_tier).delete(ref.physical_uri)
+
+
+class _RunningDigest:
+    """A sha256 that runs behind: each chunk is hashed in a thread while the next one is moved."""
+
+    def __init__(self) -> None:
+        self._digest = hashlib.sha256()
+        self._running: asyncio.Future[None] | None = None
+
+    async def add(self, chunk: Bytes) -> None:
+        """Waits for the chunk before this one only."""
+        await self._settle()
+        if len(chunk) < _THREAD_ABOVE:
+            self._digest.update(chunk)
+        else:
+            loop = asyncio.get_running_loop()
+            self._running = loop.run_in_executor(None, self._digest.update, chunk)
+
+    async def hexdigest(self) -> str:
+        await self._settle()
+        return self._digest.hexdigest()
+
+    async def _settle(self) -> None:
+        running, self._running = self._running, None
+        if running is not None:
+            await running
 
 
 class _Meter:
@@ -485,17 +512,14 @@ class _Meter:
         self._preview_bytes = preview_bytes
         self._head = b""
         self.size = 0
-        self.digest = hashlib.sha256()
+        self.digest = _RunningDigest()
 
     async def chunks(self) -> AsyncIterator[Bytes]:
         async for chunk in self._source:
             if len(self._head) < self._preview_bytes:
                 self._head += bytes(chunk[: self._preview_bytes - len(self._head)])
             self.size += len(chunk)
-            if len(chunk) < _THREAD_ABOVE:
-                self.digest.update(chunk)
-            else:
-                await asyncio.to_thread(self.digest.update, chunk)
+            await self.digest.add(chunk)
             yield chunk
 
     def preview(self, content_type: str, compression: Compression) -> str | None:

@@ -96,8 +96,13 @@ class FileTier:
         except (FileNotFoundError, NotADirectoryError) as error:
             raise KeyError(uri) from error
         with file:
-            while chunk := await asyncio.to_thread(file.read, CHUNK):
-                yield chunk
+            chunk = await asyncio.to_thread(file.read, CHUNK)
+            while chunk:
+                ahead = asyncio.ensure_future(asyncio.to_thread(file.read, CHUNK))
+                try:
+                    yield chunk
+                finally:
+                    chunk = await ahead  # the file must not be closed under a thread that reads it
 
     async def exists(self, uri: str) -> bool:
         return await asyncio.to_thread(self.path(uri).exists)

@@ -27,6 +27,7 @@ PART = 8 * 1024 * 1024
 """Bytes per part of a multipart upload; S3 allows 10,000 parts, which makes 80 GB."""
 
 PARTS_IN_FLIGHT = 3
+_STREAM_CHUNK = 2 * 1024 * 1024
 WHOLE = 16 * 1024 * 1024
 """Objects up to this size go up in one request."""
 
@@ -130,7 +131,7 @@ class S3Tier:
                 response = await obstore.get_async(self._store, key)
             except FileNotFoundError as error:
                 raise KeyError(uri) from error
-            async for chunk in response.stream(min_chunk_size=1024 * 1024):
+            async for chunk in response.stream(min_chunk_size=_STREAM_CHUNK):
                 yield memoryview(chunk)
 
     async def exists(self, uri: str) -> bool:
