@@ -45,6 +45,8 @@ _FALSE_TEXTS = frozenset({"false", "0", "no", "none", ""})
 _FOREIGN = re.compile(r"\{\{-?\s*\.[^{}]*\}\}|\$\{#[^{}]*\}|\{\{[-\w\s,.]*\}(?!\})")
 _GO_BLOCK = re.compile(r"\{\{-?\s*(?:range|if|with)\s[^{}]*\}\}")
 _GO_WORD = re.compile(r"\{\{-?\s*(?:(?:range|if|with)\s[^{}]*|else|end)\s*-?\}\}")
+_PATH = re.compile(r"\s*\{\{\s*([A-Za-z_]\w*)(?:\.[A-Za-z_]\w*)*\s*\}\}\s*\Z", re.ASCII)
+_WORDS = frozenset({"true", "false", "none", "not", "and", "or", "in", "is", "if", "else"})
 _RAW = r"{% raw %}\g<0>{% endraw %}"
 _RESULT = "__result__"
 _SHOWN_NAMES = 30
@@ -128,10 +130,10 @@ class _Expression(_Template):
     __slots__ = ("_may_build",)
     is_expression = True
 
-    def __init__(self, source: str, expression: nodes.Expr, names: frozenset[str]) -> None:
+    def __init__(self, source: str, names: frozenset[str], *, may_build: bool) -> None:
         super().__init__(source, names)
         # a bare path leads to data as stored; only built values can hold views deep inside
-        self._may_build = not _is_path(expression)
+        self._may_build = may_build
 
     def _tree(self) -> nodes.Template:
         """``{% set __result__ = expression %}``: the value is read from the context, never made text."""
@@ -226,13 +228,18 @@ def compile_value(value: Any) -> Compiled:
 def _compile_text(source: str) -> Compiled:
     if "{{" not in source and "{%" not in source and "{#" not in source:
         return _Constant(source)
+    path = _PATH.match(source)
+    if path is not None and path[1].lower() not in _WORDS:  # most templates: nothing to parse before use
+        return _Expression(source, frozenset((path[1],)) - ENVIRONMENT.globals.keys(), may_build=False)
     try:
         tree = _parse(source)
         names = _names(tree) - ENVIRONMENT.globals.keys()
     except TemplateSyntaxError as error:
         raise syntax_error(source, error) from None
     expression = _whole_expression(tree)
-    return _Text(source, names) if expression is None else _Expression(source, expression, names)
+    if expression is None:
+        return _Text(source, names)
+    return _Expression(source, names, may_build=not _is_path(expression))
 
 
 def _parse(source: str) -> nodes.Template:
