@@ -4,6 +4,14 @@ For Spark executors, DuckDB and IO managers, which have settings and a URI but n
 Forms: ``s3://bucket/key`` (minio and s3 tiers), ``gs://bucket/key``, ``file:///path`` or an absolute path
 (pvc and disk tiers), ``kv://bucket/key``, ``db://result_blob/key``, ``duckdb://file/key``, and ``data:``
 (eventlog).
+
+Which engine reads what in place:
+
+- DuckDB: files of pvc and disk by path. Objects through the store's own file system (obstore's fsspec face):
+  DuckDB's S3 reader is an extension that is downloaded on first use, which closed networks do not allow.
+- Spark: files of pvc by path, on driver and executors. Objects after a copy to this machine, in local mode:
+  PySpark ships without Hadoop's S3 client.
+- Arrow: files, and objects with the endpoint overridden (:func:`dataset`).
 """
 
 from __future__ import annotations
