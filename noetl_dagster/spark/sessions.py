@@ -54,6 +54,7 @@ def _local_config(settings: Settings) -> dict[str, str]:
     return {
         "spark.driver.bindAddress": "127.0.0.1",
         "spark.driver.host": "127.0.0.1",
+        "spark.python.daemon.module": "noetl_dagster.spark.daemon",
         "spark.local.dir": str(settings.home.absolute() / "spark" / "local"),
         # adaptive execution merges what is too small; 200, the default, is for clusters
         "spark.sql.shuffle.partitions": str(max(8, 2 * cores)),
@@ -136,10 +137,18 @@ def own_session(shared: SparkSession, settings: Settings, group: str, descriptio
         return shared
     shared.sparkContext.setJobGroup(group, description, True)
     session = shared.newSession()
-    # Spark looks data sources up in the thread's active session, which may be an earlier call's
-    session._get_j_spark_session_class(session._jvm).setActiveSession(session._jsparkSession)
+    activate(session)
     session.dataSource.register(results_source(settings))
     return session
+
+
+def activate(session: SparkSession) -> None:
+    """Makes a session the active one of this thread.
+
+    Spark looks data sources up there, and a thread may still have an earlier call's, or none.
+    """
+    if is_classic(session):
+        session._get_j_spark_session_class(session._jvm).setActiveSession(session._jsparkSession)
 
 
 def cancel(session: SparkSession, group: str) -> None:

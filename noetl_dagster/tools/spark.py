@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
@@ -26,6 +27,9 @@ if TYPE_CHECKING:
 
 MOST_COLLECTED_ROWS = 10_000
 """Rows that ``collect: true`` brings back, unless ``max_rows`` says otherwise."""
+
+MOST_WRITES = 4
+"""Datasets of one call that are written at once."""
 
 THREADS = 8
 """Calls that wait for Spark at once; Spark itself schedules their tasks."""
@@ -211,7 +215,7 @@ def _kept(value: Any, work: _Work) -> _Produced:
         return _Produced(datasets={name: _written(value, name, work)}, only=name)
     if isinstance(value, Mapping) and any(isinstance(item, DataFrame) for item in value.values()):
         frames = {key: item for key, item in value.items() if isinstance(item, DataFrame)}
-        datasets = {key: _written(frame, key, work) for key, frame in frames.items()}
+        datasets = _all_written(frames, work)
         others = {key: to_jsonable(item) for key, item in value.items() if key not in datasets}
         return _Produced(others, datasets)
     return _Produced(value if is_table(value) else to_jsonable(value))
@@ -228,9 +232,39 @@ def _collected(frame: DataFrame, most: int, call: ToolCall) -> dict[str, Any]:
     return {"rows": to_jsonable(rows), "row_count": len(rows), "columns": frame.columns}
 
 
+def _all_written(frames: dict[str, DataFrame], work: _Work) -> dict[str, WrittenDataset]:
+    """Writes several at once: Spark fills the cores that the last tasks of one job leave idle.
+
+    When one fails the others are cancelled, and nothing of any remains.
+    """
+    from pyspark import inheritable_thread_target
+
+    from noetl_dagster.spark import sessions
+    from noetl_dagster.spark.datasets import remove_dataset
+
+    written: dict[str, WrittenDataset] = {}
+    with ThreadPoolExecutor(MOST_WRITES, thread_name_prefix="noetl-spark-write") as threads:
+        # the job group lives in the thread that set it, and this hands it on
+        write = inheritable_thread_target(work.spark)(_written)
+        futures = {name: threads.submit(write, frame, name, work) for name, frame in frames.items()}
+        try:
+            for name, future in futures.items():
+                written[name] = future.result()
+        except BaseException:
+            sessions.cancel(work.spark, work.group)
+            for future in futures.values():
+                future.cancel()
+                with suppress(BaseException):
+                    remove_dataset(work.box.settings, future.result().uri)
+            raise
+    return written
+
+
 def _written(frame: DataFrame, name: str, work: _Work) -> WrittenDataset:
     from noetl_dagster.spark.datasets import write_dataset
+    from noetl_dagster.spark.sessions import activate
 
+    activate(frame.sparkSession)
     settings = work.box.settings
     uri = work.box.results.dataset_uri(
         execution_id=work.call.execution_id,

@@ -101,24 +101,30 @@ async def test_tables_keep_their_types(run: Run, box: Toolbox) -> None:
     assert result.data == {"n": "int", "at": "timestamp_ntz"}
 
 
-async def test_a_mapping_of_frames_becomes_a_mapping_of_references(run: Run, box: Toolbox) -> None:
+@pytest.mark.parametrize("tier", [None, StoreTier.MINIO])
+async def test_a_mapping_of_frames_becomes_a_mapping_of_references(run: Run, tier: StoreTier | None) -> None:
     result = await run(
         code="""
 def main(spark, top):
     return {"odd": spark.range(1, 10, 2), "even": spark.range(0, top, 2), "top": top}
 """,
         input={"top": 10},
+        tier=tier,
     )
     assert result.data["top"] == 10
     even = ResultRef.model_validate(result.data["even"])
-    assert (even.kind, even.rows, even.store_tier) == (RefKind.DATASET, 5, StoreTier.PVC)
+    assert (even.kind, even.rows, even.store_tier) == (RefKind.DATASET, 5, tier or StoreTier.PVC)
     back = await run(command="SELECT sum(id) AS s FROM odd", input={"odd": result.data["odd"]}, collect=True)
     assert back.data["rows"] == [{"s": 25}]
 
 
-async def test_nothing_is_left_of_a_dataset_whose_job_fails(run: Run, box: Toolbox) -> None:
+async def test_nothing_is_left_of_datasets_when_one_job_fails(run: Run, box: Toolbox) -> None:
+    code = """
+broken = spark.range(0, 100, 1, 4).selectExpr('1 / (id - 99) AS x')
+result = {"good": spark.range(10), "broken": broken}
+"""
     with pytest.raises(ToolError, match="DIVIDE_BY_ZERO") as caught:
-        await run(code="result = spark.range(0, 100, 1, 4).selectExpr('1 / (id - 99) AS x')")
+        await run(code=code)
     assert caught.value.kind == "spark"
     assert not caught.value.retryable
     assert "step crunch, stage" in str(caught.value)

@@ -1,0 +1,14 @@
+"""Spark's Python daemon with this project's imports done before it forks.
+
+Spark forks a Python worker for each planner call and task of a data source. Importing the storage layer
+takes seconds of processor time; done here it is paid once for each kind of worker, not once for each fork.
+"""
+
+from pyspark.daemon import manager
+
+import noetl_dagster.spark.results_source
+
+PRELOADED = (noetl_dagster.spark.results_source,)
+
+if __name__ == "__main__":
+    manager()

@@ -1,0 +1,37 @@
+"""The Spark session as a Dagster resource: the session of the process, started on first use."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from dagster import asset, materialize
+from pyspark.sql import SparkSession
+
+from noetl_dagster.resources.spark import PySparkResource
+
+pytestmark = pytest.mark.spark
+
+
+def test_an_asset_gets_the_session_that_spark_steps_use(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    seen: list[Any] = []
+
+    @asset
+    def totals(pyspark: PySparkResource) -> int:
+        seen.append(pyspark.spark_session.sparkContext.applicationId)
+        return pyspark.spark_session.range(4).count()
+
+    result = materialize([totals], resources={"pyspark": PySparkResource(master="local[2]")})
+    assert result.output_for_node("totals") == 4
+    assert seen == [spark.sparkContext.applicationId]
+
+
+def test_nested_configuration_is_flattened() -> None:
+    resource = PySparkResource(master="local[3]", spark_config={"spark": {"executor": {"memory": "4g"}}})
+    settings = resource._settings()
+    assert settings.spark_master == "local[3]"
+    assert settings.spark_config == {"spark.executor.memory": "4g"}
