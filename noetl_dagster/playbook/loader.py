@@ -58,7 +58,7 @@ def parse_report(
 
 @contextmanager
 def _collector_paused() -> Iterator[None]:
-    """No garbage collection meanwhile: loading builds trees without cycles, and scans of them cost a third."""
+    """No garbage collection meanwhile: loading builds trees without cycles; scanning them costs a third."""
     was_on = gc.isenabled()
     gc.disable()
     try:
