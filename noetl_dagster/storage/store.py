@@ -7,7 +7,6 @@ a :class:`~noetl_dagster.storage.refs.ResultRef` travels in their place.
 from __future__ import annotations
 
 import asyncio
-import hashlib
 from collections.abc import AsyncIterable, AsyncIterator, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
@@ -21,14 +20,12 @@ from noetl_dagster.playbook.models import ResultSpec
 from noetl_dagster.settings import Settings, StoreTier
 from noetl_dagster.storage import codec, locations, manifests
 from noetl_dagster.storage.catalog import RefCatalog
+from noetl_dagster.storage.checksum import THREAD_ABOVE, Meter, RunningDigest, digest_of
 from noetl_dagster.storage.codec import Compression, Encoded
 from noetl_dagster.storage.manifests import Strategy
 from noetl_dagster.storage.placement import Placed, Placement, key_of
 from noetl_dagster.storage.refs import RefKind, ResultRef, ResultScope, logical_ref
 from noetl_dagster.storage.tiers.base import Bytes
-
-_THREAD_ABOVE = 1024 * 1024
-"""Bytes from which hashing is worth a thread of its own."""
 
 _PUTS_IN_FLIGHT = 32
 _NO_SPEC = ResultSpec()
@@ -153,7 +150,7 @@ class ResultStore:
         spec = spec or _NO_SPEC
         kind_of_bytes = content_type or spec.content_type or codec.BINARY
         compression = Compression(spec.compression)
-        meter = _Meter(codec.compress_stream(chunks, compression), self.settings.result_preview_bytes)
+        meter = Meter(codec.compress_stream(chunks, compression), self.settings.result_preview_bytes)
         ref_id = self._ids.next()
         key = key_of(execution_id, step, spec.name or name, ref_id, codec.EXTENSIONS.get(kind_of_bytes, ""))
         placed = await self._placement.put_stream(
@@ -409,9 +406,9 @@ class ResultStore:
 
     async def _hash_and_put(self, tier: StoreTier, key: str, data: Bytes) -> tuple[str, Placed]:
         """Hashing releases the interpreter: large values are hashed while they travel."""
-        if len(data) < _THREAD_ABOVE:
-            return _digest(data), await self._placement.put(tier, key, data)
-        return await asyncio.gather(asyncio.to_thread(_digest, data), self._placement.put(tier, key, data))
+        if len(data) < THREAD_ABOVE:
+            return digest_of(data), await self._placement.put(tier, key, data)
+        return await asyncio.gather(asyncio.to_thread(digest_of, data), self._placement.put(tier, key, data))
 
     def _ref(
         self,
@@ -450,20 +447,20 @@ class ResultStore:
         """The stored bytes, verified."""
         if ref.kind is not RefKind.OBJECT:
             raise StorageError(f"{ref.ref} is a {ref.kind.value}, not one object; read its items or parts")
-        if ref.bytes_size >= _THREAD_ABOVE:  # hashed while the rest is still on its way
+        if ref.bytes_size >= THREAD_ABOVE:  # hashed while the rest is still on its way
             return b"".join([chunk async for chunk in self._verified_chunks(ref)])
         try:
             data = await self._placement.tier(ref.store_tier).get(ref.physical_uri)
         except KeyError as error:
             raise _missing(ref) from error
         if ref.sha256 is not None:
-            _verify(ref, _digest(data))
+            _verify(ref, digest_of(data))
         return data
 
     async def _verified_chunks(self, ref: ResultRef) -> AsyncIterator[Bytes]:
         if ref.kind is not RefKind.OBJECT:
             raise StorageError(f"{ref.ref} is a {ref.kind.value}, not one object; read its items or parts")
-        digest = _RunningDigest()
+        digest = RunningDigest()
         try:
             async for chunk in self._placement.tier(ref.store_tier).stream(ref.physical_uri):
                 await digest.add(chunk)
@@ -478,65 +475,10 @@ class ResultStore:
             await self._placement.tier(ref.store_tier).delete(ref.physical_uri)
 
 
-class _RunningDigest:
-    """A sha256 that runs behind: each chunk is hashed in a thread while the next one is moved."""
-
-    def __init__(self) -> None:
-        self._digest = hashlib.sha256()
-        self._running: asyncio.Future[None] | None = None
-
-    async def add(self, chunk: Bytes) -> None:
-        """Waits for the chunk before this one only."""
-        await self._settle()
-        if len(chunk) < _THREAD_ABOVE:
-            self._digest.update(chunk)
-        else:
-            loop = asyncio.get_running_loop()
-            self._running = loop.run_in_executor(None, self._digest.update, chunk)
-
-    async def hexdigest(self) -> str:
-        await self._settle()
-        return self._digest.hexdigest()
-
-    async def _settle(self) -> None:
-        running, self._running = self._running, None
-        if running is not None:
-            await running
-
-
-class _Meter:
-    """Counts, hashes and previews a stream as it passes."""
-
-    def __init__(self, source: AsyncIterable[Bytes], preview_bytes: int) -> None:
-        self._source = source
-        self._preview_bytes = preview_bytes
-        self._head = b""
-        self.size = 0
-        self.digest = _RunningDigest()
-
-    async def chunks(self) -> AsyncIterator[Bytes]:
-        async for chunk in self._source:
-            if len(self._head) < self._preview_bytes:
-                self._head += bytes(chunk[: self._preview_bytes - len(self._head)])
-            self.size += len(chunk)
-            await self.digest.add(chunk)
-            yield chunk
-
-    def preview(self, content_type: str, compression: Compression) -> str | None:
-        readable = content_type.startswith("text/") or codec.is_json(content_type)
-        if not readable or compression is not Compression.NONE:
-            return None
-        return codec.clip(self._head, self._preview_bytes)
-
-
 def fits_inline(value_bytes: bytes | int, settings: Settings) -> bool:
     """Whether a value, as JSON bytes or their number, stays in the event itself."""
     size = value_bytes if isinstance(value_bytes, int) else len(value_bytes)
     return size <= settings.inline_result_bytes
-
-
-def _digest(data: Bytes) -> str:
-    return hashlib.sha256(data).hexdigest()
 
 
 def _verify(ref: ResultRef, digest: str) -> None:

@@ -1,0 +1,70 @@
+"""Checksums of results, worked out while their bytes move."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+from collections.abc import AsyncIterable, AsyncIterator
+
+from noetl_dagster.storage import codec
+from noetl_dagster.storage.codec import Compression
+from noetl_dagster.storage.tiers.base import Bytes
+
+THREAD_ABOVE = 1024 * 1024
+"""Bytes from which hashing is worth a thread of its own."""
+
+
+def digest_of(data: Bytes) -> str:
+    """The sha256 of bytes, as hex digits."""
+    return hashlib.sha256(data).hexdigest()
+
+
+class RunningDigest:
+    """A sha256 that runs behind: each chunk is hashed in a thread while the next one is moved."""
+
+    def __init__(self) -> None:
+        self._digest = hashlib.sha256()
+        self._running: asyncio.Future[None] | None = None
+
+    async def add(self, chunk: Bytes) -> None:
+        """Waits for the chunk before this one only."""
+        await self._settle()
+        if len(chunk) < THREAD_ABOVE:
+            self._digest.update(chunk)
+        else:
+            loop = asyncio.get_running_loop()
+            self._running = loop.run_in_executor(None, self._digest.update, chunk)
+
+    async def hexdigest(self) -> str:
+        await self._settle()
+        return self._digest.hexdigest()
+
+    async def _settle(self) -> None:
+        running, self._running = self._running, None
+        if running is not None:
+            await running
+
+
+class Meter:
+    """Counts, hashes and previews a stream as it passes."""
+
+    def __init__(self, source: AsyncIterable[Bytes], preview_bytes: int) -> None:
+        self._source = source
+        self._preview_bytes = preview_bytes
+        self._head = b""
+        self.size = 0
+        self.digest = RunningDigest()
+
+    async def chunks(self) -> AsyncIterator[Bytes]:
+        async for chunk in self._source:
+            if len(self._head) < self._preview_bytes:
+                self._head += bytes(chunk[: self._preview_bytes - len(self._head)])
+            self.size += len(chunk)
+            await self.digest.add(chunk)
+            yield chunk
+
+    def preview(self, content_type: str, compression: Compression) -> str | None:
+        readable = content_type.startswith("text/") or codec.is_json(content_type)
+        if not readable or compression is not Compression.NONE:
+            return None
+        return codec.clip(self._head, self._preview_bytes)
