@@ -58,6 +58,16 @@ CREATE UNIQUE INDEX IF NOT EXISTS uidx_event_step_exit_visit
     ON noetl.event (execution_id, node_name, (meta ->> 'visit'), (meta ->> 'epoch'))
     WHERE event_type = 'step.exit';
 
+-- One driver at a time works on a visit: the one whose turn it is. A turn is taken over from a dead process.
+CREATE UNIQUE INDEX IF NOT EXISTS uidx_event_step_enter_turn
+    ON noetl.event (execution_id, node_name, (meta ->> 'visit'), (meta ->> 'epoch'), (meta ->> 'turn'))
+    WHERE event_type = 'step.enter' AND meta ? 'turn';
+
+-- An issued command that is taken over from a silent worker is taken over once for each claim number.
+CREATE UNIQUE INDEX IF NOT EXISTS uidx_event_command_claim
+    ON noetl.event (execution_id, (meta ->> 'command_id'), (meta ->> 'claim'))
+    WHERE event_type = 'command.claimed' AND meta ? 'claim';
+
 -- An execution ends at most once in each epoch.
 CREATE UNIQUE INDEX IF NOT EXISTS uidx_event_terminal_epoch
     ON noetl.event (execution_id, (meta ->> 'epoch'))

@@ -12,6 +12,7 @@ from noetl_dagster.engine.lifecycle import Lifecycle
 from noetl_dagster.engine.liveness import Liveness
 from noetl_dagster.engine.runtime import Runtime
 from noetl_dagster.engine.step import Steps
+from noetl_dagster.engine.turns import Turns
 from noetl_dagster.engine.walker import Walker
 from noetl_dagster.events.state import ExecutionState
 from noetl_dagster.playbook.models import Playbook
@@ -38,12 +39,13 @@ class Engine:
     ) -> Engine:
         """Opens a runtime and the control plane on it; see :meth:`Runtime.open`."""
         runtime = await Runtime.open(settings, spark=spark)
-        lifecycle, steps = Lifecycle(runtime), Steps(runtime)
+        assert settings.db_url is not None
+        liveness = Liveness(settings.db_url, runtime.pool)
+        lifecycle, steps = Lifecycle(runtime), Steps(runtime, Turns(runtime, liveness))
         fanouts = Fanouts(runtime, steps)
         walker = Walker(steps, fanouts, lifecycle)
         runtime.box.run_playbook = Children(runtime, lifecycle, walker).run
-        assert settings.db_url is not None
-        return cls(runtime, lifecycle, steps, fanouts, walker, Liveness(settings.db_url, runtime.pool))
+        return cls(runtime, lifecycle, steps, fanouts, walker, liveness)
 
     async def close(self) -> None:
         await self.liveness.close()

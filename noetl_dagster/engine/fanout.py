@@ -10,7 +10,7 @@ from noetl_dagster.engine.gather import gather
 from noetl_dagster.engine.issue import issue
 from noetl_dagster.engine.loop import run_workers
 from noetl_dagster.engine.runtime import Runtime
-from noetl_dagster.engine.step import STEP_ERRORS, Steps
+from noetl_dagster.engine.step import STEP_ERRORS, Entry, Steps
 from noetl_dagster.events.queries import FANIN_COUNT
 from noetl_dagster.events.state import StepEnd
 from noetl_dagster.worker.command import Command, Outcome
@@ -72,9 +72,15 @@ class Fanouts:
         if ended is not None:
             return Expanded(end=ended)
         program = execution.program.step(step)
+        async with self._steps.entering(execution, program, visit) as entry:
+            return await self._expand(execution, program, visit, entry)
+
+    async def _expand(
+        self, execution: Execution, program: StepProgram, visit: int, entry: Entry
+    ) -> Expanded:
+        if entry.end is not None:
+            return Expanded(end=entry.end)
         try:
-            if not await self._steps.enter(execution, program, visit):
-                return Expanded(end=await self._steps.skip(execution, program, visit))
             activation = await self._steps.loops.activate(execution, program, visit, shard=True)
         except STEP_ERRORS as error:
             return Expanded(end=await self._steps.fail(execution, program, visit, error))
@@ -131,12 +137,17 @@ class Fanouts:
 
     async def run(self, execution: Execution, step: str, visit: int = 1) -> StepEnd:
         """All three parts in one process, as the walker needs them."""
-        expanded = await self.expand(execution, step, visit)
-        if expanded.end is not None:
-            return expanded.end
-        for group in expanded.groups:
-            await self.run_group(execution, step, group, visit)
-        return await self.fan_in(execution, step, visit)
+        ended = execution.state.end_of(step, visit)
+        if ended is not None:
+            return ended
+        program = execution.program.step(step)
+        async with self._steps.entering(execution, program, visit) as entry:
+            expanded = await self._expand(execution, program, visit, entry)
+            if expanded.end is not None:
+                return expanded.end
+            for group in expanded.groups:
+                await self.run_group(execution, step, group, visit)
+            return await self.fan_in(execution, step, visit)
 
     async def count(self, execution_id: int, step: str, loop_id: str) -> tuple[int, int]:
         """Shards done and failed (attempts) of one activation, by the seed's fan-in query."""

@@ -3,13 +3,22 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 from typing import Any
 
 import asyncpg
 
+from noetl_dagster.worker.command import WORKER_ID
+
 _HOLD = "SELECT pg_advisory_lock_shared($1)"
 _TRY = "SELECT pg_try_advisory_lock($1)"
 _RELEASE = "SELECT pg_advisory_unlock($1)"
+_HOLDS = """
+SELECT EXISTS (
+    SELECT 1 FROM pg_locks JOIN pg_stat_activity USING (pid)
+    WHERE locktype = 'advisory' AND granted AND objsubid = 1 AND datname = current_database()
+      AND ((classid::bigint << 32) | objid::bigint) = $1 AND application_name = $2)
+"""
 
 
 class Liveness:
@@ -30,7 +39,9 @@ class Liveness:
         """Marks the execution as driven by this process until :meth:`close`."""
         async with self._lock:
             if self._connection is None or self._connection.is_closed():
-                self._connection = await asyncpg.connect(self._url)
+                self._connection = await asyncpg.connect(
+                    self._url, server_settings={"application_name": connection_name(WORKER_ID)}
+                )
                 held, self._held = self._held, set()
                 for known in held:
                     await self._take(known)
@@ -47,6 +58,10 @@ class Liveness:
             await connection.execute(_RELEASE, execution_id)
         return False
 
+    async def is_driven_by(self, execution_id: int, worker_id: str) -> bool:
+        """Whether the process of that name lives and drives the execution."""
+        return bool(await self._pool.fetchval(_HOLDS, execution_id, connection_name(worker_id)))
+
     async def close(self) -> None:
         if self._connection is not None:
             await self._connection.close()
@@ -54,3 +69,8 @@ class Liveness:
     async def _take(self, execution_id: int) -> None:
         await self._connection.execute(_HOLD, execution_id)
         self._held.add(execution_id)
+
+
+def connection_name(worker_id: str) -> str:
+    """Name of a process's connection in ``pg_stat_activity``, which takes 63 characters at most."""
+    return f"noetl-drive-{hashlib.blake2b(worker_id.encode(), digest_size=12).hexdigest()}"

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -12,6 +13,7 @@ from noetl_dagster.engine.gather import LoopResult
 from noetl_dagster.engine.loop import Loops, fanin_status
 from noetl_dagster.engine.routing import LOOP_DONE, STEP_DONE, STEP_FAILED, event_names, route
 from noetl_dagster.engine.runtime import Runtime
+from noetl_dagster.engine.turns import Turns
 from noetl_dagster.errors import CredentialError, NoetlError, StorageError, TemplateError, ToolError
 from noetl_dagster.events.envelopes import ERROR, OK, Envelope, error_envelope, to_result
 from noetl_dagster.events.state import StepEnd, StepStatus, assign
@@ -37,6 +39,14 @@ class StepFailedError(NoetlError):
         self.end = end
 
 
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """How a visit was entered: with the end of a visit that needs no work, else with the turn to work."""
+
+    turn: int = 1
+    end: StepEnd | None = None
+
+
 @dataclass(slots=True)
 class _Ending:
     """What is known when the work of a step is over."""
@@ -54,8 +64,9 @@ class _Ending:
 class Steps:
     """The step function. It gives playbooks their meaning, whoever drives it: Dagster ops or the walker."""
 
-    def __init__(self, runtime: Runtime) -> None:
+    def __init__(self, runtime: Runtime, turns: Turns) -> None:
         self._runtime = runtime
+        self._turns = turns
         self.loops = Loops(runtime)
         self._cursors = CursorLoops(runtime, self.loops)
         self._attempts = Attempts(runtime)
@@ -70,26 +81,49 @@ class Steps:
         if ended is not None:
             return ended
         program = execution.program.step(step)
-        try:
-            if not await self.enter(execution, program, visit):
-                return await self.skip(execution, program, visit)
-            ending = await self._work(execution, program, visit)
-        except STEP_ERRORS as error:
-            ending = _Ending(error_envelope(error))
-        return await self._end(execution, program, visit, ending)
+        async with self.entering(execution, program, visit) as entry:
+            if entry.end is not None:
+                return entry.end
+            try:
+                resumed = execution.state.epoch > 1 or entry.turn > 1
+                ending = await self._work(execution, program, visit, resumed)
+            except STEP_ERRORS as error:
+                ending = _Ending(error_envelope(error))
+            return await self._end(execution, program, visit, ending)
 
-    async def enter(self, execution: Execution, program: StepProgram, visit: int) -> bool:
-        """Writes ``step.enter`` and asks the admission policy; false when the step is to be left out."""
-        event = self._event(execution, program.step.name, visit, EventType.STEP_ENTER, "RUNNING")
-        event.meta["resumed"] = execution.state.visits.get(program.step.name, 0) >= visit
-        await self._runtime.buffer.append([event])
+    @asynccontextmanager
+    async def entering(
+        self, execution: Execution, program: StepProgram, visit: int
+    ) -> AsyncIterator[Entry]:
+        """Writes ``step.enter`` and asks the admission policy; the turn lasts until the block ends.
+
+        Yields:
+            An entry with an end when the step is left out, cannot be admitted, or was ended by another driver.
+        """
+        step = program.step.name
+        event = self._event(execution, step, visit, EventType.STEP_ENTER, "RUNNING")
+        event.meta["resumed"] = execution.state.visits.get(step, 0) >= visit
+        async with self._turns.turn(execution, event) as turn:
+            if turn is None:
+                yield Entry(end=execution.state.ends[(step, visit)])
+                return
+            yield Entry(turn, await self._refusal(execution, program, visit, event))
+
+    async def _refusal(
+        self, execution: Execution, program: StepProgram, visit: int, entered: Event
+    ) -> StepEnd | None:
+        """The end of a visit that the admission policy refuses, None when it may go on."""
         if program.admit is None:
-            execution.state.apply(event)
-            return True
-        scope = execution.scope(ReferenceCache())
-        admitted = await holds_async(program.admit, scope, self._runtime.results.get)
-        execution.state.apply(event)
-        return admitted
+            execution.state.apply(entered)
+            return None
+        try:
+            scope = execution.scope(ReferenceCache())
+            admitted = await holds_async(program.admit, scope, self._runtime.results.get)
+        except STEP_ERRORS as error:
+            execution.state.apply(entered)
+            return await self.fail(execution, program, visit, error)
+        execution.state.apply(entered)
+        return None if admitted else await self.skip(execution, program, visit)
 
     async def skip(self, execution: Execution, program: StepProgram, visit: int) -> StepEnd:
         """Ends a visit that the admission policy refused: nothing runs and no arc fires."""
@@ -97,9 +131,7 @@ class Steps:
         skipped = self._event(execution, step, visit, EventType.STEP_SKIPPED, "SKIPPED")
         event = self._event(execution, step, visit, EventType.STEP_EXIT, "SKIPPED")
         event.result = {"status": "skipped"}
-        await self._runtime.buffer.append([skipped, event])
-        execution.state.apply(event)
-        return execution.state.ends[(step, visit)]
+        return await self._settle(execution, [skipped, event])
 
     async def end_loop(
         self, execution: Execution, program: StepProgram, visit: int, result: LoopResult
@@ -122,7 +154,9 @@ class Steps:
         """Ends a visit with a failure that happened outside of any command."""
         return await self._end(execution, program, visit, _Ending(error_envelope(error)))
 
-    async def _work(self, execution: Execution, program: StepProgram, visit: int) -> _Ending:
+    async def _work(
+        self, execution: Execution, program: StepProgram, visit: int, resumed: bool
+    ) -> _Ending:
         loop = program.step.loop
         if loop is not None:
             runner = self.loops if loop.cursor is None else self._cursors
@@ -138,7 +172,7 @@ class Steps:
             catalog_id=state.catalog_id,
             parent_execution_id=state.parent_execution_id,
         )
-        outcome = await self._attempts.run(execution, program, command, resumed=state.epoch > 1)
+        outcome = await self._attempts.run(execution, program, command, resumed=resumed)
         return _Ending(outcome.envelope, outcome.patches)
 
     async def _loop_ending(
@@ -222,8 +256,16 @@ class Steps:
             event.context = {"patches": patches}
         event.result = to_result(ending.envelope)
         event.error = ending.envelope["error"]["message"] if ending.failed else None
-        await self._runtime.buffer.append([event])
-        execution.state.apply(event)
+        return await self._settle(execution, [event])
+
+    async def _settle(self, execution: Execution, events: Sequence[Event]) -> StepEnd:
+        """Appends ``step.exit``, the last of ``events``. The end in the log stands, whoever wrote it."""
+        exit_ = events[-1]
+        step, visit = exit_.node_name or "", int(exit_.meta["visit"])
+        if exit_.event_id in await self._runtime.buffer.append(events):
+            execution.state.apply(exit_)
+        else:
+            await self._turns.settle(execution, step, visit)
         return execution.state.ends[(step, visit)]
 
     async def _shape(

@@ -12,8 +12,16 @@ import asyncpg
 from noetl_dagster.events.log import EventLog
 from noetl_dagster.events.types import Event
 
-RETRYABLE = (OSError, asyncpg.PostgresConnectionError, asyncpg.InterfaceError, asyncpg.CannotConnectNowError)
-"""Failures of the connection, not of the events: the same batch is tried again."""
+RETRYABLE = (
+    OSError,
+    asyncpg.PostgresConnectionError,
+    asyncpg.InterfaceError,
+    asyncpg.CannotConnectNowError,
+    asyncpg.AdminShutdownError,
+    asyncpg.DeadlockDetectedError,  # two writers that offered the same commands in different order
+    asyncpg.SerializationError,
+)
+"""Failures of the connection or of chance, not of the events: the same batch is tried again."""
 
 RETRY_SECONDS = 30.0
 
@@ -97,17 +105,26 @@ class EventBuffer:
                     pass
             self._urgent.clear()
             batch = self._take()
-            events = [event for entry in batch for event in entry.events]
             try:
-                inserted = await self._append(events)
-            except BaseException as error:
+                await self._commit(batch)
+            except asyncio.CancelledError as error:
+                self._settle_failed([*batch, *self._entries], error)
+                raise
+
+    async def _commit(self, batch: list[_Entry]) -> None:
+        """Appends a batch; when the log refuses it, each entry alone, so that one harms no other."""
+        try:
+            inserted = await self._append([event for entry in batch for event in entry.events])
+        except Exception as error:
+            if len(batch) == 1 or isinstance(error, RETRYABLE):
                 self._settle_failed(batch, error)
-                if isinstance(error, asyncio.CancelledError):
-                    raise
-                continue
-            for entry in batch:
-                if entry.done is not None and not entry.done.done():
-                    entry.done.set_result({e.event_id for e in entry.events if e.event_id in inserted})
+            else:
+                for entry in batch:
+                    await self._commit([entry])
+            return
+        for entry in batch:
+            if entry.done is not None and not entry.done.done():
+                entry.done.set_result({e.event_id for e in entry.events if e.event_id in inserted})
 
     def _take(self) -> list[_Entry]:
         batch: list[_Entry] = []

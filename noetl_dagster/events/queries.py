@@ -95,6 +95,21 @@ WHERE execution_id = $1 AND meta ->> 'command_id' = $2
   AND meta ? 'command_id'
 """
 
+# The event by which a visit ended in an epoch.
+STEP_EXIT = f"""
+SELECT {_LIST} FROM noetl.event
+WHERE execution_id = $1 AND node_name = $2 AND meta ->> 'visit' = $3 AND meta ->> 'epoch' = $4
+  AND event_type = 'step.exit'
+"""
+
+# Who took which turns of a visit in an epoch, the latest first.
+STEP_TURNS = """
+SELECT (meta ->> 'turn')::int AS turn, event_id, worker_id FROM noetl.event
+WHERE execution_id = $1 AND node_name = $2 AND meta ->> 'visit' = $3 AND meta ->> 'epoch' = $4
+  AND event_type = 'step.enter' AND meta ? 'turn'
+ORDER BY 1 DESC LIMIT 1
+"""
+
 # The seeds' fan-in count (P3.2).
 FANIN_COUNT = """
 SELECT

@@ -1,0 +1,96 @@
+"""One driver for each visit of a step: whoever's ``step.enter`` is in the log works, all others follow.
+
+Two processes may come to the same visit: a run that was resumed twice, an op that Dagster started again,
+two handlings of one completion. The unique index on the turn lets one of them in, so a loop has one
+``loop.done``, a command is issued and dispatched once, and the arcs fire once (seed P0.1, P0.2).
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+from noetl_dagster.engine.liveness import Liveness
+from noetl_dagster.engine.runtime import Runtime
+from noetl_dagster.events.log import as_event
+from noetl_dagster.events.queries import STEP_EXIT, STEP_TURNS
+from noetl_dagster.events.state import StepEnd
+from noetl_dagster.events.types import Event
+from noetl_dagster.worker.command import WORKER_ID
+from noetl_dagster.worker.execution import Execution
+
+POLL_SECONDS = (0.02, 0.5)
+"""Shortest and longest pause of a follower between two looks at the log."""
+
+_alive: set[int] = set()
+"""Ids of the ``step.enter`` events on which tasks of this process work, or which they try to write."""
+
+
+class Turns:
+    """Takes turns at visits, follows the turns of others, and takes over those of the dead."""
+
+    def __init__(self, runtime: Runtime, liveness: Liveness) -> None:
+        self._runtime = runtime
+        self._liveness = liveness
+
+    @asynccontextmanager
+    async def turn(self, execution: Execution, entered: Event) -> AsyncIterator[int | None]:
+        """Appends ``step.enter`` and keeps the turn until the block ends.
+
+        Args:
+            entered: the event; it gets the turn, and a new id for each try.
+
+        Yields:
+            The number of the turn; None when somebody else has ended the visit, which is in the state now.
+        """
+        turn = 1
+        while True:
+            entered.meta["turn"] = turn
+            entered.worker_id = WORKER_ID
+            _alive.add(entered.event_id)
+            try:
+                if entered.event_id in await self._runtime.buffer.append([entered]):
+                    yield turn
+                    return
+            finally:
+                _alive.discard(entered.event_id)
+            step, visit = entered.node_name or "", int(entered.meta["visit"])
+            if await self._follow(execution, step, visit):
+                yield None
+                return
+            row = await self._runtime.pool.fetchrow(STEP_TURNS, *_place(execution, step, visit))
+            turn = (row["turn"] if row is not None else 0) + 1
+            entered.event_id = self._runtime.ids.next()
+
+    async def settle(self, execution: Execution, step: str, visit: int) -> StepEnd | None:
+        """Takes the end of a visit from the log into the state, where there is one in this epoch."""
+        record = await self._runtime.pool.fetchrow(STEP_EXIT, *_place(execution, step, visit))
+        if record is None:
+            return None
+        execution.state.apply(as_event(record))
+        return execution.state.ends[(step, visit)]
+
+    async def _follow(self, execution: Execution, step: str, visit: int) -> bool:
+        """Waits for the driver of a visit: true when it ended the visit, false when it is gone."""
+        pause, longest = POLL_SECONDS
+        while True:
+            if await self.settle(execution, step, visit) is not None:
+                return True
+            if not await self._driver_lives(execution, step, visit):
+                # it may have ended the visit just before it went
+                return await self.settle(execution, step, visit) is not None
+            await asyncio.sleep(pause)
+            pause = min(pause * 1.5, longest)
+
+    async def _driver_lives(self, execution: Execution, step: str, visit: int) -> bool:
+        row = await self._runtime.pool.fetchrow(STEP_TURNS, *_place(execution, step, visit))
+        if row is None:
+            return False
+        if row["worker_id"] == WORKER_ID:
+            return row["event_id"] in _alive
+        return await self._liveness.is_driven_by(execution.id, row["worker_id"])
+
+
+def _place(execution: Execution, step: str, visit: int) -> tuple[int, str, str, str]:
+    return execution.id, step, str(visit), str(execution.state.epoch)
