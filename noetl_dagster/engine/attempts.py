@@ -85,7 +85,9 @@ class Attempts:
             patches.extend(outcome.patches)
             follower = None
             if program.retries:
-                follower = await self._follower(execution, program, command, outcome, pages, first, replayed)
+                follower = await self._follower(
+                    execution, program, command, outcome, values, pages, first, replayed
+                )
             elif replayed and outcome.failed:
                 follower = replace(command, attempt=command.attempt + 1)
             if follower is None:
@@ -134,6 +136,7 @@ class Attempts:
         program: StepProgram,
         command: Command,
         outcome: Outcome,
+        values: dict[str, Any],
         pages: _Pages,
         first: int,
         replayed: bool,
@@ -141,7 +144,7 @@ class Attempts:
         """The next attempt, or None when there is none to make."""
         cache = ReferenceCache()
         fetch = self._runtime.results.get
-        scope = await execution.command_scope(program, command, cache, fetch)
+        scope = await execution.command_scope(program, command, cache, fetch, values)
         view = ResultView(outcome.envelope, cache)
         made = command.attempt - first + 1
         scope = scope.with_locals(_names(outcome.envelope, view, command.attempt))

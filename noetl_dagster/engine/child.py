@@ -68,10 +68,9 @@ class Children:
                 return execution
             return await self._lifecycle.resume(known)
         playbook = await self._playbook(call)
-        workload = call.config.get("payload") or call.config.get("workload") or {}
         return await self._lifecycle.create(
             playbook,
-            {**(workload if isinstance(workload, dict) else {}), **call.input},
+            call.input,
             parent=(call.execution_id, call.step),
             origin={"parent_command": call.command_id},
         )

@@ -145,6 +145,10 @@ class Runtime:
                 )
             playbook = parse_playbook(found[0], file=state.file or "<catalog>")
             program = self._programs[state.catalog_id] = PlaybookProgram(playbook, StepGraph(playbook))
+        if program.playbook.settled:
+            own = program.playbook
+            playbook = parse_playbook(own.source, file=own.file, workload=state.workload)
+            return PlaybookProgram(playbook, StepGraph(playbook))
         return program
 
     async def _keychain(self, playbook: Playbook) -> Mapping[str, Any]:

@@ -55,6 +55,11 @@ class EventBuffer:
         self._room.set()
         self._failure: BaseException | None = None
 
+    @property
+    def log(self) -> EventLog:
+        """The log behind the buffer, for events that go into a transaction of the caller's."""
+        return self._log
+
     async def append(self, events: Sequence[Event]) -> set[int]:
         """Appends events and waits until they are committed; returns the ids of those that went in."""
         if not events:

@@ -76,7 +76,10 @@ class CompiledSet:
             TemplateError: a value cannot be rendered.
             ReferenceNeeded: a stored result has to be fetched first.
         """
-        return [Patch(target, path, plain(value.render(scope))) for target, path, value in self._entries]
+        return [
+            Patch(target, path, value.render(scope) if value.is_fresh else plain(value.render(scope)))
+            for target, path, value in self._entries
+        ]
 
 
 def compile_set(block: Mapping[str, Any], *, in_loop: bool) -> CompiledSet:

@@ -12,6 +12,7 @@ from pydantic import BaseModel, ValidationError
 
 from noetl_dagster.errors import Place, TemplateError
 from noetl_dagster.playbook.document import Document
+from noetl_dagster.playbook.models import Input
 from noetl_dagster.playbook.templates import compile_value
 
 M = TypeVar("M", bound=BaseModel)
@@ -28,6 +29,7 @@ class Reading:
     Attributes:
         workload: what templates in settings may use.
         executor_spec: the outermost layer of every spec.
+        settled: whether a setting was a template of the workload.
         jumps: targets of the present step's policies, with the action that names them; checked when
             all tasks of the step are known.
     """
@@ -37,6 +39,7 @@ class Reading:
         self.lenient = lenient
         self.workload: dict[str, Any] = {}
         self.executor_spec: dict[str, Any] = {}
+        self.settled = False
         self.jumps: list[tuple[str, Block]] = []
 
     def block(self, container: Any, key: Any, what: str) -> Block | None:
@@ -120,6 +123,15 @@ class Block:
         if not isinstance(value, dict):
             self.error(f"{key} must be a mapping (key: value), found {described(value)}", key)
             return {}
+        return value
+
+    def input(self, *names: str) -> Input:
+        """Named values; also one template that gives them all."""
+        key = next((name for name in names if name in self.values), None)
+        value = None if key is None else self.values[key]
+        if not isinstance(value, str) or "{{" not in value:
+            return self.mapping(*names)
+        self.spelled(*names)
         return value
 
     def child(self, *names: str) -> Block | None:
@@ -240,7 +252,7 @@ class Block:
         return next((name for name in names if name in self.values), None)
 
     def _settled(self, key: str) -> Any:
-        """A setting; a template in it is rendered with the playbook's own workload, once, at load."""
+        """A setting; a template in it is rendered once, with the workload of the playbook or its execution."""
         value = self.values[key]
         if not isinstance(value, str) or "{{" not in value:
             return value
@@ -250,7 +262,7 @@ class Block:
         except TemplateError as error:
             self.error(f"{key} must be known when the playbook is loaded: {error}", key)
             return None
-        self.warn(f"{key} is settled at load, from the workload's defaults: {settled!r}", key)
+        self.reading.settled = True
         return settled
 
 

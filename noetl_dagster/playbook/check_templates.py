@@ -8,7 +8,7 @@ from typing import Any
 from noetl_dagster.errors import Place, Problem, TemplateError
 from noetl_dagster.playbook.block import Hints
 from noetl_dagster.playbook.document import Document
-from noetl_dagster.playbook.models import Loop, Playbook, Task
+from noetl_dagster.playbook.models import Input, Loop, Playbook, Task
 from noetl_dagster.playbook.spelling import DESCRIPTION, LITERAL_FIELDS
 from noetl_dagster.playbook.templates import Compiled, compile_value, condition
 
@@ -72,7 +72,7 @@ def known_names(playbook: Playbook) -> frozenset[str]:
     """Every name that something in the playbook defines, wherever it is visible."""
     names = {*LANGUAGE_NAMES, *playbook.workload}
     for step in playbook.steps:
-        names.update((step.name, *step.input, *_bare(step.set)))
+        names.update((step.name, *_names_of(step.input), *_bare(step.set)))
         for arc in step.routing.arcs:
             names.update(_bare(arc.set))
         if step.loop is not None:
@@ -90,10 +90,14 @@ def _loop_names(loop: Loop) -> tuple[str, ...]:
 
 def _task_names(task: Task) -> Iterator[str]:
     yield task.name
-    yield from task.input
+    yield from _names_of(task.input)
     yield from _bare(task.set)
     for rule in task.spec.policy:
         yield from _bare(rule.then.set)
+
+
+def _names_of(input: Input) -> Iterator[str]:
+    return iter(() if isinstance(input, str) else input)
 
 
 def _bare(targets: dict[str, Any]) -> Iterator[str]:

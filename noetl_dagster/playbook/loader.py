@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 from noetl_dagster.errors import Place, PlaybookError, Problem
 from noetl_dagster.playbook.check import check_playbook
@@ -26,9 +27,20 @@ def load_playbook(path: Path | str, *, lenient: bool = False) -> Playbook:
     return _required(*load_report(path, lenient=lenient))
 
 
-def parse_playbook(text: str, *, file: str = "<playbook>", lenient: bool = False) -> Playbook:
-    """Like :func:`load_playbook`, from text; ``file`` names it in messages."""
-    return _required(*parse_report(text, file=file, lenient=lenient))
+def parse_playbook(
+    text: str,
+    *,
+    file: str = "<playbook>",
+    lenient: bool = False,
+    workload: Mapping[str, Any] | None = None,
+) -> Playbook:
+    """Like :func:`load_playbook`, from text.
+
+    Args:
+        file: names the text in messages.
+        workload: what an execution was started with, for settings that are templates.
+    """
+    return _required(*parse_report(text, file=file, lenient=lenient, workload=workload))
 
 
 def load_report(path: Path | str, *, lenient: bool = False) -> tuple[Playbook | None, list[Problem]]:
@@ -42,12 +54,16 @@ def load_report(path: Path | str, *, lenient: bool = False) -> tuple[Playbook | 
 
 
 def parse_report(
-    text: str, *, file: str = "<playbook>", lenient: bool = False
+    text: str,
+    *,
+    file: str = "<playbook>",
+    lenient: bool = False,
+    workload: Mapping[str, Any] | None = None,
 ) -> tuple[Playbook | None, list[Problem]]:
     """Like :func:`load_report`, from text."""
     with _collector_paused():
         document = Document(text, file)
-        playbook = normalise(document, text, lenient=lenient)
+        playbook = normalise(document, text, lenient=lenient, workload=workload or {})
         problems = list(document.problems)
         if playbook is not None:
             problems += check_playbook(playbook, document)

@@ -145,6 +145,10 @@ class TaskSpec(Model):
     options: dict[str, Any] = Field(default_factory=dict)
 
 
+Input = dict[str, Any] | str
+"""Named values, or one template that gives a mapping of them."""
+
+
 class Task(Model):
     """One tool call. ``config`` holds the tool's own fields under their canonical names."""
 
@@ -152,7 +156,7 @@ class Task(Model):
     kind: str
     named: bool = Field(True, description="False when the playbook gave no name")
     config: dict[str, Any] = Field(default_factory=dict)
-    input: dict[str, Any] = Field(default_factory=dict)
+    input: Input = Field(default_factory=dict)
     set: dict[str, Any] = Field(default_factory=dict)
     output: Any = Field(None, description="template that reshapes the result")
     output_select: tuple[str, ...] = ()
@@ -235,7 +239,7 @@ class Step(Model):
     description: str = ""
     tasks: tuple[Task, ...] = ()
     loop: Loop | None = None
-    input: dict[str, Any] = Field(default_factory=dict)
+    input: Input = Field(default_factory=dict)
     output: Any = None
     set: dict[str, Any] = Field(default_factory=dict)
     routing: Routing = Routing()
@@ -264,7 +268,13 @@ class Metadata(Model):
 
 
 class Playbook(Model):
-    """One playbook. ``source`` is its text, kept so that an execution never depends on the file."""
+    """One playbook.
+
+    Attributes:
+        settled: settings such as ``max_in_flight`` are templates, settled from the workload; a playbook read
+            with another workload has others.
+        source: its text, kept so that an execution never depends on the file.
+    """
 
     metadata: Metadata
     steps: tuple[Step, ...]
@@ -272,6 +282,7 @@ class Playbook(Model):
     keychain: tuple[dict[str, Any], ...] = ()
     workbook: dict[str, Task] = Field(default_factory=dict)
     executor: dict[str, Any] = Field(default_factory=dict)
+    settled: bool = False
     source: str = ""
     file: str = "<playbook>"
 

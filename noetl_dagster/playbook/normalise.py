@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import PurePath
+from types import MappingProxyType
 from typing import Any
 
 from noetl_dagster.playbook.block import Block, Reading, described
@@ -23,8 +25,14 @@ from noetl_dagster.playbook.spelling import (
 CRON_FIELDS = 5
 
 
-def normalise(document: Document, source: str, *, lenient: bool = False) -> Playbook | None:
-    """The canonical playbook; None when there is too little to build one. Problems go to ``document``."""
+def normalise(
+    document: Document, source: str, *, lenient: bool = False, workload: Mapping[str, Any] = MappingProxyType({})
+) -> Playbook | None:
+    """The canonical playbook; None when there is too little to build one. Problems go to ``document``.
+
+    Args:
+        workload: what an execution was started with; settings that are templates are settled from it.
+    """
     reading = Reading(document, lenient=lenient)
     if document.root is None:
         if not document.problems:
@@ -36,7 +44,8 @@ def normalise(document: Document, source: str, *, lenient: bool = False) -> Play
     if root is None:
         return None
     _check_header(root)
-    reading.workload = root.mapping("workload")
+    defaults = root.mapping("workload")
+    reading.workload = {**defaults, **workload}
     executor = root.mapping("executor")
     if isinstance(executor.get("spec"), dict):
         reading.executor_spec = executor["spec"]
@@ -50,10 +59,11 @@ def normalise(document: Document, source: str, *, lenient: bool = False) -> Play
         Playbook,
         metadata=metadata,
         steps=steps,
-        workload=reading.workload,
+        workload=defaults,
         keychain=keychain,
         workbook=workbook,
         executor=executor,
+        settled=reading.settled,
         source=source,
         file=document.file,
     )

@@ -51,7 +51,7 @@ def read_step(block: Block) -> Step | None:
         Step,
         name=name,
         description=block.text(*DESCRIPTION),
-        input=block.mapping(*INPUT),
+        input=block.input(*INPUT),
         output=block.take(*OUTPUT),
         set=read_set(block),
         routing=read_next(block),
@@ -62,9 +62,17 @@ def read_step(block: Block) -> Step | None:
     )
     check_step_spec(own_spec)
     if "tool" not in block and "next" not in block:
-        block.error("a step needs 'tool' or 'next'")
+        _check_empty(block)
     _close(block)
     return step
+
+
+def _check_empty(block: Block) -> None:
+    """A bare name marks the end of a branch; anything more was meant to do something."""
+    if set(block.values) <= {"step", *DESCRIPTION}:
+        block.warn("neither 'tool' nor 'next': the step does nothing and ends its branch")
+    else:
+        block.error("a step needs 'tool' or 'next'")
 
 
 def _loop(block: Block, spec: Block) -> Loop | None:

@@ -6,7 +6,7 @@ from typing import Any
 
 from noetl_dagster.errors import Place
 from noetl_dagster.playbook.block import Block, described, suggestion
-from noetl_dagster.playbook.models import Task
+from noetl_dagster.playbook.models import Input, Task
 from noetl_dagster.playbook.normalise_retry import read_retry, read_sink
 from noetl_dagster.playbook.normalise_set import read_set
 from noetl_dagster.playbook.normalise_spec import read_task_spec, read_timeout, selected_fields
@@ -144,21 +144,11 @@ def _kind(block: Block) -> str | None:
     return kind
 
 
-def _input(block: Block, kind: str) -> dict[str, Any]:
+def _input(block: Block, kind: str) -> Input:
     """``input`` or ``args``; of a child playbook also ``payload`` and ``workload``."""
     if isinstance(block.values.get("args"), list):  # arguments of a command line, not named values
         return block.mapping("input")
-    names = (*INPUT, "payload", "workload") if kind == "playbook" else INPUT
-    key = next((name for name in names if name in block), None)
-    if key is not None and isinstance(block[key], str):
-        return _input_template(block, names, key)
-    return block.mapping(*names)
-
-
-def _input_template(block: Block, names: tuple[str, ...], key: str) -> dict[str, Any]:
-    block.spelled(*names)
-    block.error(f"{key} must be a mapping of name to value, found a text; write {key}: {{data: ...}}", key)
-    return {}
+    return block.input(*(*INPUT, "payload", "workload") if kind == "playbook" else INPUT)
 
 
 def _config(block: Block, kind: str, fields: tuple[tuple[str, ...], ...]) -> dict[str, Any]:

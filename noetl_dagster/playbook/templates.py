@@ -31,6 +31,7 @@ __all__ = [
     "holds_async",
     "is_true",
     "render_async",
+    "render_input",
     "with_references",
 ]
 
@@ -66,6 +67,11 @@ class Compiled:
     is_expression = False
 
     __slots__ = ("constant", "names", "source")
+
+    @property
+    def is_fresh(self) -> bool:
+        """Whether ``render`` gives a value that nobody else holds, so that it need not be copied."""
+        return False
 
     def __init__(self, source: Any, names: frozenset[str] = _NO_NAMES, *, constant: bool = False) -> None:
         self.source = source
@@ -128,6 +134,10 @@ class _Expression(_Template):
     """Exactly one ``{{ expression }}``: keeps the type of its value."""
 
     __slots__ = ("_may_build",)
+
+    @property
+    def is_fresh(self) -> bool:
+        return self._may_build
     is_expression = True
 
     def __init__(self, source: str, names: frozenset[str], *, may_build: bool) -> None:
@@ -380,6 +390,21 @@ async def render_async(compiled: Compiled, scope: Mapping[str, Any], fetch: Fetc
     if compiled.constant:
         return compiled.source
     return await with_references(lambda: compiled.render(scope), fetch)
+
+
+async def render_input(compiled: Compiled, scope: Mapping[str, Any], fetch: Fetch) -> dict[str, Any]:
+    """Renders an ``input`` block, which may be one template for all of its names.
+
+    Raises:
+        TemplateError: the template gives something else than a mapping.
+    """
+    values = await render_async(compiled, scope, fetch)
+    if isinstance(values, Mapping):
+        return dict(values)
+    raise TemplateError(
+        f"input {shown(compiled.source)} gave {type(values).__name__} {shown(values, 60)}; "
+        "it must give a mapping of name to value"
+    )
 
 
 async def holds_async(condition: Condition, scope: Mapping[str, Any], fetch: Fetch) -> bool:

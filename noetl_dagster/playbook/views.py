@@ -19,6 +19,8 @@ _LAZY_SEQUENCES = (GeneratorType, KeysView, ValuesView, ItemsView, range, map, f
 _ENVELOPE_KEYS = frozenset(
     {"status", "data", "ref", "extracted", "error", "meta", "http", "pg", "py", "results"}
 )
+_LEAVES = frozenset({str, int, float, bool, type(None)})
+_SCALARS = frozenset({str, int, float, bool, type(None)})
 _NOTHING = object()
 
 
@@ -329,6 +331,13 @@ def plain(value: Any) -> Any:
     Raises:
         ReferenceNeeded: when a view inside has not been fetched yet.
     """
+    kind = type(value)
+    if kind in _LEAVES:  # the exact types of JSON first: this runs over every value of large results
+        return value
+    if kind is dict:
+        return {key: item if type(item) in _LEAVES else plain(item) for key, item in value.items()}
+    if kind is list:
+        return [item if type(item) in _LEAVES else plain(item) for item in value]
     if isinstance(value, View):
         return plain(value.plain())
     if isinstance(value, Mapping):
@@ -336,6 +345,16 @@ def plain(value: Any) -> Any:
     if isinstance(value, (list, tuple, *_LAZY_SEQUENCES)):
         return [plain(item) for item in value]
     return value
+
+
+def copied(value: Any) -> Any:
+    """A copy of plain mappings and lists, however deep; other values, tables among them, as they are."""
+    kind = type(value)
+    if kind is dict:
+        return {key: item if type(item) in _SCALARS else copied(item) for key, item in value.items()}
+    if kind is list:
+        return [item if type(item) in _SCALARS else copied(item) for item in value]
+    return plain(value) if isinstance(value, (View, Mapping)) else value
 
 
 def is_lazy_sequence(value: Any) -> bool:

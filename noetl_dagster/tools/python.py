@@ -13,7 +13,7 @@ from typing import Any
 
 from noetl_dagster.errors import ToolError
 from noetl_dagster.playbook.models import Task
-from noetl_dagster.playbook.views import ReferenceNeeded, View, plain
+from noetl_dagster.playbook.views import ReferenceNeeded, copied
 from noetl_dagster.tools.base import Tool, Toolbox, ToolCall, ToolResult
 from noetl_dagster.tools.limits import time_limit
 from noetl_dagster.tools.python_code import (
@@ -37,7 +37,7 @@ class PythonTool(Tool):
 
     Input: ``code`` or ``script``; ``input``, whose keys are variables of the code and arguments of ``main``
     (further arguments come from the iterator and the context; ``context`` is the whole context,
-    ``input_data`` the whole input); ``libs``. Input is shared with the execution: read it, do not change it.
+    ``input_data`` the whole input); ``libs``. The code gets copies: whatever it changes, the execution keeps its own.
     ``spec.isolation: subprocess`` runs the code in a process of its own, killed at ``spec.timeout``, with
     ``spec.memory`` (bytes, or text such as ``512m``) as the bound of its address space.
 
@@ -123,7 +123,7 @@ class LiveScope(Mapping[str, Any]):
         while True:
             try:
                 value = self._scope[name]
-                return plain(value) if isinstance(value, View | Mapping) else value
+                return copied(value)
             except ReferenceNeeded as needed:
                 fetch = asyncio.run_coroutine_threadsafe(self._box.results.get(needed.reference), self._loop)
                 needed.cache[needed.reference.ref] = fetch.result()

@@ -16,6 +16,7 @@ from functools import lru_cache
 from types import CodeType
 from typing import Any
 
+from noetl_dagster.playbook.views import copied
 from noetl_dagster.tools.jsonable import is_table, to_jsonable
 
 logger = logging.getLogger("noetl_dagster.tools.python.output")
@@ -111,7 +112,7 @@ def run_program(
     Raises:
         CodeFailure: whatever the code raised.
     """
-    values = {name: parse_literal(value) for name, value in input.items()}
+    values = {name: copied(parse_literal(value)) for name, value in input.items()}
     names: dict[str, Any] = {"__name__": "__playbook__", "print": printer, "input_data": values, **values}
     given = {name for name in values if name in ("main", "result")}
     try:

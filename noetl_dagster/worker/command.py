@@ -83,7 +83,7 @@ class Outcome:
 
     @property
     def failed(self) -> bool:
-        return self.envelope["status"] != "ok"
+        return bool(self.envelope["status"] != "ok")
 
     @property
     def error(self) -> str | None:

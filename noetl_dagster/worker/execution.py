@@ -11,7 +11,7 @@ from noetl_dagster.events.state import ExecutionState
 from noetl_dagster.playbook.graph import StepGraph
 from noetl_dagster.playbook.models import Playbook
 from noetl_dagster.playbook.scope import Scope
-from noetl_dagster.playbook.templates import Fetch, render_async
+from noetl_dagster.playbook.templates import Fetch, render_input
 from noetl_dagster.playbook.views import ReferenceCache, ResultView
 from noetl_dagster.worker.command import Command
 from noetl_dagster.worker.pipeline import playbook_folder
@@ -100,5 +100,5 @@ class Execution:
         if loop is not None and command.index is not None:
             scope = scope.with_iteration(loop.iterator, command.item, command.index, command.length, values)
         if program.step.input:
-            scope = scope.with_input(await render_async(program.input, scope, fetch))
+            scope = scope.with_input(await render_input(program.input, scope, fetch))
         return scope

@@ -13,7 +13,7 @@ from noetl_dagster.errors import CredentialError, StorageError, TemplateError, T
 from noetl_dagster.events.envelopes import ERROR, OK, Envelope, error_envelope
 from noetl_dagster.playbook.models import Directive, PolicyAction, Task
 from noetl_dagster.playbook.scope import CompiledSet, Patch, Scope
-from noetl_dagster.playbook.templates import render_async, with_references
+from noetl_dagster.playbook.templates import render_async, render_input, with_references
 from noetl_dagster.playbook.views import DataView, ReferenceCache, ResultView
 from noetl_dagster.tools.base import Toolbox, ToolCall
 from noetl_dagster.tools.registry import tool_for
@@ -190,7 +190,7 @@ class Pipeline:
     async def _input(self, run: _Run, task: TaskProgram) -> dict[str, Any]:
         """The task's input; for tools that read stored results, references where whole results are stored."""
         if not task.references:
-            return dict(await render_async(task.input, run.scope, self._fetch))
+            return await render_input(task.input, run.scope, self._fetch)
         given = {}
         for key, compiled in task.references.items():
             value = await with_references(lambda compiled=compiled: compiled.evaluate(run.scope), self._fetch)

@@ -8,6 +8,7 @@ from typing import Any
 from noetl_dagster.errors import PlaybookError, Problem, Place
 from noetl_dagster.playbook.models import (
     Directive,
+    Input,
     Playbook,
     PolicyAction,
     RetryRule,
@@ -15,10 +16,8 @@ from noetl_dagster.playbook.models import (
     Task,
 )
 from noetl_dagster.playbook.scope import CompiledSet, compile_set
+from noetl_dagster.playbook.spelling import LITERAL_FIELDS
 from noetl_dagster.playbook.templates import Compiled, Condition, compile_value, condition
-
-RAW_FIELDS = frozenset({"code", "function"})
-"""Fields of a tool that are source code, never templates: braces mean something else in them."""
 
 REFERENCE_TOOLS = frozenset({"spark", "duckdb", "artifact", "result", "resolve", "transfer"})
 """Tools that read stored results themselves: their input is handed over by reference, unfetched."""
@@ -119,11 +118,13 @@ def _compile_task(playbook: Playbook, task: Task, *, in_loop: bool) -> TaskProgr
         task = _workbook_task(playbook, task)
     return TaskProgram(
         task=task,
-        raw={key: value for key, value in task.config.items() if key in RAW_FIELDS},
-        config=compile_value({key: value for key, value in task.config.items() if key not in RAW_FIELDS}),
+        raw={key: value for key, value in task.config.items() if key in LITERAL_FIELDS},
+        config=compile_value({key: value for key, value in task.config.items() if key not in LITERAL_FIELDS}),
         input=compile_value(task.input),
         references={
-            key: compile_value(value) for key, value in task.input.items() if task.kind in REFERENCE_TOOLS
+            key: compile_value(value)
+            for key, value in (task.input.items() if isinstance(task.input, dict) else ())
+            if task.kind in REFERENCE_TOOLS
         },
         auth=compile_value(task.auth),
         output=None if task.output is None else compile_value(task.output),
@@ -160,7 +161,7 @@ def _workbook_task(playbook: Playbook, task: Task) -> Task:
     return named.model_copy(
         update={
             "name": task.name,
-            "input": {**named.input, **task.input},
+            "input": _laid_over(named.input, task.input),
             "set": {**named.set, **task.set},
             "output": named.output if task.output is None else task.output,
             "spec": task.spec if task.spec.policy else named.spec,
@@ -168,6 +169,11 @@ def _workbook_task(playbook: Playbook, task: Task) -> Task:
             "sink": task.sink or named.sink,
         }
     )
+
+
+def _laid_over(own: Input, given: Input) -> Input:
+    """The caller's input over the workbook task's own; a template that gives all of it replaces it."""
+    return {**own, **given} if isinstance(own, dict) and isinstance(given, dict) else given or own
 
 
 DEFAULT_ERROR_ACTION = PolicyAction(do=Directive.FAIL)

@@ -60,7 +60,9 @@ class CommandRunner:
         with self._heartbeats.beating(command):
             outcome = await self._run_pipeline(execution, program, command, cache, values)
             if program.sinks and not outcome.failed:
-                return await self._end_with_sink(execution, program, command, outcome, cache, is_final)
+                return await self._end_with_sink(
+                    execution, program, command, outcome, cache, values, is_final
+                )
         await self._buffer.post([self._events.ended(command, outcome, final=is_final(outcome))])
         return outcome
 
@@ -87,12 +89,13 @@ class CommandRunner:
         command: Command,
         outcome: Outcome,
         cache: ReferenceCache,
+        values: dict[str, Any] | None,
         is_final: Callable[[Outcome], bool],
     ) -> Outcome:
         """Writes the sink and the completion: in one transaction where they share a database."""
         sink = next(task.task.sink for task in program.tasks if task.task.sink is not None)
         writer = SinkWriter(self._box)
-        scope = await execution.command_scope(program, command, cache, self._box.results.get)
+        scope = await execution.command_scope(program, command, cache, self._box.results.get, values)
         view = ResultView(outcome.envelope, cache)
         await self._buffer.flush()
         try:

@@ -391,7 +391,7 @@ def test_policy_defaults_and_else_last() -> None:
     assert (rules[1].then.do, rules[1].then.set) == (Directive.CONTINUE, {"ctx.a": 1})
 
 
-def test_settings_from_the_workload_are_settled_at_load() -> None:
+def test_settings_may_be_templates_of_the_workload() -> None:
     steps = """
         - step: start
           tool: {kind: noop}
@@ -400,7 +400,11 @@ def test_settings_from_the_workload_are_settled_at_load() -> None:
     playbook = load(steps, root="workload: {width: 12}\n")
     assert playbook.steps[0].loop is not None
     assert playbook.steps[0].loop.max_in_flight == 12
-    assert "max_in_flight is settled at load" in warnings_of(steps, root="workload: {width: 12}\n")[0]
+    again = parse_playbook(playbook.source, workload={"width": "3"})
+    assert again.steps[0].loop is not None
+    assert again.steps[0].loop.max_in_flight == 3
+    assert playbook.settled
+    assert again.workload == {"width": 12}
     assert "must be known when the playbook is loaded" in errors_of(steps)[0]
 
 

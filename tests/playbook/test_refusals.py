@@ -24,7 +24,7 @@ BROKEN_STEPS = {
         f"- step: start\n  {OK_TOOL}\n  case: []\n",
         "unknown key 'case'; routes are written as next: {arcs",
     ),
-    "neither tool nor next": ("- step: start\n  desc: nothing\n", "a step needs 'tool' or 'next'"),
+    "neither tool nor next": ("- step: start\n  input: {a: 1}\n", "a step needs 'tool' or 'next'"),
     "step without name": (f"- {OK_TOOL}\n", "step 1: a step needs 'step', its name"),
     "step is text": ("- start\n", "step 1: expected a mapping (key: value), found the text 'start'"),
     "duplicate step": (
