@@ -1,5 +1,5 @@
 # The project's verbs. Each is a thin script in scripts/; everything runs in .venv.
-SIZE ?= tiny
+SIZE ?= medium
 TEST_ARGS ?= -n 2 --dist loadfile
 
 .DEFAULT_GOAL := help
@@ -14,7 +14,7 @@ setup: ## make .venv with exactly what requirements.lock says
 java: ## check for Java 17 or newer, which Spark needs
 	@scripts/java
 
-demo: setup java ## run the patient flow end to end; SIZE=tiny|small|...
+demo: setup java ## run the patient flow end to end; SIZE=small|medium|full
 	.venv/bin/noetl-dagster demo --size $(SIZE)
 
 dev: setup java ## Dagster's UI on http://127.0.0.1:3000 over the embedded services

@@ -52,6 +52,27 @@ class Settings(BaseSettings):
     nats_namespace: str = Field("noetl", description="Prefix of our streams, subjects and KV buckets")
     event_transport: EventTransport = Field(EventTransport.DIRECT, description="direct, http or nats")
     event_nats_subject_prefix: str = Field("noetl.events", description="Subject prefix of worker events")
+    nats_replicas: int = Field(1, ge=1, description="Replicas of our streams: 1 on one server, 3 in a cluster")
+
+    server_url: str = Field("http://127.0.0.1:8700", description="HTTP API that workers claim commands from")
+    server_token: SecretStr | None = Field(None, description="Bearer token that workers send to the HTTP API")
+    server_ca: Path | None = Field(None, description="CA certificate of the HTTP API, PEM; empty: the system's")
+    service_host: str = Field("127.0.0.1", description="Address that the HTTP API listens on")
+    service_port: int = Field(8700, description="Port of the HTTP API; 0: any free port, which is printed")
+    service_tokens: SecretStr | None = Field(
+        None, description='Tokens of the HTTP API, JSON: {"<token>": ["worker", "operator", "reader"]}'
+    )
+    service_tls_cert: Path | None = Field(None, description="Certificate of the HTTP API, PEM")
+    service_tls_key: Path | None = Field(None, description="Key of the certificate, PEM")
+    service_body_bytes: int = Field(8 * 1024**2, description="Largest request body of the HTTP API")
+    service_rate: float = Field(2000.0, gt=0, description="Requests a second of one client, at most")
+
+    worker_slots: int = Field(16, ge=1, description="Commands that a worker process runs at once")
+    worker_tool_pools: dict[str, int] = Field(
+        default_factory=dict, description='Commands at once by tool kind, JSON: {"postgres": 4, "spark": 1}'
+    )
+    worker_heartbeat_seconds: float = Field(15.0, gt=0, description="Interval of a worker's capacity reports")
+    worker_drain_seconds: float = Field(60.0, description="How long a stopping worker lets its commands end")
 
     minio_endpoint: str | None = Field(None, description="S3 endpoint of the minio tier; empty: embedded")
     minio_access_key: str = Field("noetl", description="Access key of the minio tier")
@@ -90,6 +111,10 @@ class Settings(BaseSettings):
 
     embedded: bool = Field(True, description="Start embedded services for the addresses that are not set")
     records_api_port: int = Field(0, description="Port of the embedded records API; 0: any free port")
+    records_api_seed: int = Field(7, description="What the records and faults of the records API are made from")
+    records_api_faults: float = Field(
+        0.05, ge=0, le=1, description="Share of requests to the embedded records API that fail at first"
+    )
 
     @property
     def spark_address(self) -> Annotated[str, "master or Spark Connect address"]:

@@ -13,6 +13,7 @@ import typer
 from noetl_dagster.cli import executions
 from noetl_dagster.cli.console import fail
 from noetl_dagster.cli.demo import demo
+from noetl_dagster.cli.ingest import ingest
 from noetl_dagster.cli.run import resume, run
 from noetl_dagster.embedded.cli import app as services
 from noetl_dagster.errors import NoetlError, PlaybookError
@@ -36,6 +37,7 @@ app.command()(executions.events)
 app.command()(executions.cancel)
 app.command("executions")(executions.listing)
 app.command()(demo)
+app.command()(ingest)
 app.command("records-api")(records_api)
 
 

@@ -15,7 +15,7 @@ from noetl_dagster.settings import Settings
 
 
 class RecordsApi:
-    """``python -m noetl_dagster.records_api`` with its defaults."""
+    """``python -m noetl_dagster.records_api``; one that runs already keeps its seed and share of faults."""
 
     name = ServiceName.RECORDS_API
     listeners: tuple[str, ...] = ("http",)
@@ -26,9 +26,13 @@ class RecordsApi:
 
     def __init__(self, settings: Settings) -> None:
         self.fixed_port = settings.records_api_port
+        self._seed = settings.records_api_seed
+        self._faults = settings.records_api_faults
 
     def prepare(self, folder: Path, ports: Ports) -> Launch:
-        return Launch([sys.executable, "-m", "noetl_dagster.records_api", "--port", str(ports["http"])])
+        options = {"--port": ports["http"], "--seed": self._seed, "--faults": self._faults}
+        arguments = [text for name, value in options.items() for text in (name, str(value))]
+        return Launch([sys.executable, "-m", "noetl_dagster.records_api", *arguments])
 
     def ready(self, ports: Ports) -> bool:
         try:

@@ -105,11 +105,11 @@ class Lifecycle:
             first = failures[0]
             return await self.fail(execution, f"step {first.step}: {first.error}")
         last = max(state.latest.values(), key=lambda end: end.event_id, default=None)
+        workflow = self._event(state, EventType.WORKFLOW_COMPLETED, "COMPLETED")
         done = self._event(state, EventType.PLAYBOOK_COMPLETED, "COMPLETED")
         if last is not None:
             done.result = to_result(last.envelope)
             done.meta["last_step"] = last.step
-        workflow = self._event(state, EventType.WORKFLOW_COMPLETED, "COMPLETED")
         await self._runtime.log.append([workflow, done])
         state.apply(done)
         return state.status

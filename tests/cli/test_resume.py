@@ -1,0 +1,114 @@
+"""A run whose process is killed goes on where it stopped; what was done is not done again."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import subprocess
+import textwrap
+import time
+from collections import Counter
+from pathlib import Path
+
+import asyncpg
+
+from .conftest import COMMAND, Cli
+
+ITEMS = 60
+
+PLAYBOOK = """
+apiVersion: noetl.io/v2
+kind: Playbook
+metadata: {name: ledger, path: tests/ledger}
+workload: {items: 60, ledger: ""}
+workflow:
+  - step: start
+    tool: {kind: python, input: {n: "{{ items }}"}, code: "result = list(range(n))"}
+    next: [write]
+  - step: write
+    loop: {in: "{{ start.data }}", iterator: n}
+    spec: {loop_mode: fanout, fanout: {max_groups: 4, max_concurrent: 3}}
+    tool:
+      kind: python
+      input: {n: "{{ n }}", ledger: "{{ ledger }}"}
+      code: |
+        import time
+        with open(ledger, "a") as file:
+            file.write(f"{n}\\n")
+        time.sleep(0.15)
+        result = n
+    next: [total]
+  - step: total
+    tool: {kind: python, input: {items: "{{ write.results }}"}, code: "result = sum(items)"}
+"""
+
+
+async def test_a_killed_fan_out_is_resumed(
+    cli: Cli, environment: dict[str, str], pool: asyncpg.Pool, tmp_path: Path
+) -> None:
+    playbook, ledger = tmp_path / "ledger.yaml", tmp_path / "ledger.txt"
+    playbook.write_text(textwrap.dedent(PLAYBOOK))
+    process = subprocess.Popen(
+        [*COMMAND, "run", str(playbook), "--set", f"ledger={ledger}", "--json"],
+        env=environment,
+        cwd=tmp_path,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        start_new_session=True,
+    )
+    await _until_done(pool, ITEMS // 3)
+    os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+    finished = {row["current_index"] for row in await _done(pool)}
+    assert ITEMS // 3 <= len(finished) < ITEMS, "it was killed in the middle"
+    execution_id = await pool.fetchval("SELECT min(execution_id) FROM noetl.event")
+
+    resumed = await asyncio.to_thread(cli, "resume", str(execution_id), "--json")
+
+    assert resumed.returncode == 0, resumed.stderr
+    overview = json.loads(resumed.stdout)
+    assert overview["status"] == "COMPLETED"
+    assert overview["epoch"] == 2
+    written = Counter(int(line) for line in ledger.read_text().split())
+    assert set(written) == set(range(ITEMS)), "no item is lost"
+    twice = {item for item, count in written.items() if count > 1}
+    assert not twice & finished, "no finished item ran again"
+    assert len(await _done(pool)) == ITEMS
+    issued = "SELECT meta ->> 'command_id' AS id FROM noetl.event WHERE event_type = 'command.issued'"
+    ids = [row["id"] for row in await pool.fetch(issued)]
+    assert len(ids) == len(set(ids)), "at most one command.issued a command"
+    fanins = "SELECT count(*) FROM noetl.event WHERE event_type = 'loop.fanin.completed'"
+    assert await pool.fetchval(fanins) == 1
+    total = "SELECT result -> 'data' FROM noetl.event WHERE event_type = 'step.exit' AND node_name = 'total'"
+    assert await pool.fetchval(total) == sum(range(ITEMS))
+
+
+async def test_an_execution_that_has_ended_is_not_resumed(cli: Cli, tmp_path: Path) -> None:
+    playbook = tmp_path / "ledger.yaml"
+    playbook.write_text(textwrap.dedent(PLAYBOOK))
+    ledger = tmp_path / "ledger.txt"
+    run = await asyncio.to_thread(
+        cli, "run", str(playbook), "--set", "items=2", "--set", f"ledger={ledger}", "--json"
+    )
+    assert run.returncode == 0, run.stderr
+    execution_id = json.loads(run.stdout)["execution_id"]
+
+    again = await asyncio.to_thread(cli, "resume", execution_id)
+
+    assert again.returncode == 1
+    assert "is COMPLETED" in again.stderr
+
+
+async def _done(pool: asyncpg.Pool) -> list[asyncpg.Record]:
+    return list(
+        await pool.fetch("SELECT current_index FROM noetl.event WHERE event_type = 'loop.shard.done'")
+    )
+
+
+async def _until_done(pool: asyncpg.Pool, count: int) -> None:
+    deadline = time.monotonic() + 120
+    while len(await _done(pool)) < count:
+        assert time.monotonic() < deadline, "the run makes no progress"
+        await asyncio.sleep(0.05)
