@@ -109,5 +109,21 @@ class ExecutionStateError(NoetlError):
     """The execution is not in a state that allows the request (already ended, still running, ...)."""
 
 
+class ExecutionCancelledError(ExecutionStateError):
+    """The execution was cancelled while it was being driven."""
+
+
 class ServiceError(NoetlError):
     """An embedded or external service cannot be started or reached."""
+
+
+class TransportError(ServiceError):
+    """Events or commands cannot be handed over now; the same call may succeed later."""
+
+
+class EventTooLargeError(NoetlError):
+    """An event is larger than its transport carries; store the result and send a reference."""
+
+
+class EventRefusedError(NoetlError):
+    """The receiver will never take this event: malformed, or not for a worker to emit."""

@@ -1,0 +1,161 @@
+"""What workers can take: reported by themselves, kept in memory, shown in ``noetl.runtime`` (seed P4.2)."""
+
+from __future__ import annotations
+
+import logging
+import time
+from dataclasses import dataclass, field
+from typing import Annotated, Any
+
+import asyncpg
+from nats.aio.client import Client as NatsClient
+from nats.aio.msg import Msg
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from noetl_dagster.settings import Settings
+from noetl_dagster.transport import queries
+from noetl_dagster.transport.names import Names
+
+logger = logging.getLogger(__name__)
+
+MISSED_REPORTS = 3
+"""A worker that misses so many reports is taken for gone."""
+
+Count = Annotated[int, Field(ge=0, lt=2**31)]
+
+
+class WorkerReport(BaseModel):
+    """A worker's capacity report, ``worker.capacity``. Times are in seconds.
+
+    Attributes:
+        status: ``ready``, ``draining`` (takes nothing more) or ``stopped``.
+        tool_pools: free places by tool kind, where a kind has fewer than the worker has slots.
+        interval: the next report comes after so long, at the latest.
+    """
+
+    model_config = ConfigDict(frozen=True)
+
+    worker_id: Annotated[str, Field(min_length=1, max_length=256)]
+    status: Annotated[str, Field(pattern="^(ready|draining|stopped)$")] = "ready"
+    slots: Count = 0
+    available_slots: Count = 0
+    active_tasks: Count = 0
+    tool_pools: dict[str, Count] = Field(default_factory=dict)
+    interval: Annotated[float, Field(gt=0, le=3600)] = 15.0
+    meta: dict[str, Any] = Field(default_factory=dict, description="version, host, transport: for people")
+
+
+@dataclass(slots=True)
+class WorkerCapacity:
+    """A worker as this process knows it. ``sent`` counts commands sent to it since its latest report."""
+
+    report: WorkerReport
+    heard: float
+    sent: dict[str, int] = field(default_factory=dict)
+
+    def free(self, tool_kind: str) -> int:
+        """Commands of a tool kind that it can take now."""
+        if self.report.status != "ready":
+            return 0
+        slots = self.report.available_slots - sum(self.sent.values())
+        return min(slots, self.report.tool_pools.get(tool_kind, slots) - self.sent.get(tool_kind, 0))
+
+    @property
+    def lost(self) -> bool:
+        """Whether it stopped, or has not been heard of for several intervals."""
+        silent = time.monotonic() - self.heard > MISSED_REPORTS * self.report.interval
+        return silent or self.report.status == "stopped"
+
+
+class CapacityRegistry:
+    """Capacity by worker, in memory only: after a restart the workers' next reports fill it again."""
+
+    def __init__(self) -> None:
+        self.workers: dict[str, WorkerCapacity] = {}
+
+    def heard(self, report: WorkerReport) -> None:
+        """Takes a worker's report."""
+        self.workers[report.worker_id] = WorkerCapacity(report, time.monotonic())
+
+    def pick(self, tool_kind: str) -> str | None:
+        """The worker with most room for a command of this kind, which it is then counted against."""
+        best = max(
+            (worker for worker in self.workers.values() if not worker.lost),
+            key=lambda worker: worker.free(tool_kind),
+            default=None,
+        )
+        if best is None or best.free(tool_kind) <= 0:
+            return None
+        best.sent[tool_kind] = best.sent.get(tool_kind, 0) + 1
+        return best.report.worker_id
+
+    def absent(self) -> list[str]:
+        """Workers that will not take what was sent to them: lost, stopped or draining."""
+        return [
+            name for name, worker in self.workers.items() if worker.lost or worker.report.status != "ready"
+        ]
+
+    def lost(self) -> list[str]:
+        """Workers whose claims are void. A draining worker still ends what it claimed."""
+        return [name for name, worker in self.workers.items() if worker.lost]
+
+
+class CapacityListener:
+    """Keeps a registry up to date from the workers' reports over NATS."""
+
+    def __init__(self, client: NatsClient, settings: Settings) -> None:
+        self._client = client
+        self._names = Names.of(settings)
+        self._subscription: Any = None
+        self.registry = CapacityRegistry()
+
+    async def open(self) -> None:
+        """Listens, and asks every worker to report at once."""
+        self._subscription = await self._client.subscribe(f"{self._names.capacity}.*", cb=self._receive)
+        await self._client.publish(f"{self._names.capacity}.report.now", b"")
+
+    async def close(self) -> None:
+        if self._subscription is not None and not self._client.is_closed:
+            await self._subscription.unsubscribe()
+
+    async def _receive(self, message: Msg) -> None:
+        report = parse_report(message.data)
+        if report is not None:
+            await self._take(report)
+
+    async def _take(self, report: WorkerReport) -> None:
+        self.registry.heard(report)
+
+
+class CapacityKeeper(CapacityListener):
+    """As its base, and writes the reports to ``noetl.runtime`` for people and for ``GET /api/workers``."""
+
+    def __init__(self, client: NatsClient, pool: asyncpg.Pool, settings: Settings) -> None:
+        super().__init__(client, settings)
+        self._pool = pool
+
+    async def _take(self, report: WorkerReport) -> None:
+        await super()._take(report)
+        try:
+            await put_worker(self._pool, report)
+        except (OSError, asyncpg.PostgresError, asyncpg.InterfaceError) as error:
+            logger.debug("capacity of %s is not written: %s", report.worker_id, error)
+
+
+async def put_worker(pool: asyncpg.Pool, report: WorkerReport) -> None:
+    """Writes a report to ``noetl.runtime``."""
+    capacity = report.model_dump(
+        include={"slots", "available_slots", "active_tasks", "tool_pools", "interval"}
+    )
+    await pool.execute(queries.PUT_WORKER, report.worker_id, report.status, capacity, report.meta)
+
+
+def parse_report(content: bytes) -> WorkerReport | None:
+    """The report of a message; None for anything else."""
+    try:
+        return WorkerReport.model_validate_json(content)
+    except ValidationError as error:
+        logger.warning(
+            "not a capacity report: %s", error.errors(include_url=False, include_input=False)[0]["msg"]
+        )
+        return None

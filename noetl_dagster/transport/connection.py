@@ -1,0 +1,57 @@
+"""Connections to NATS that live as long as their process, whatever becomes of the server."""
+
+from __future__ import annotations
+
+import logging
+
+import nats
+from nats.aio.client import Client as NatsClient
+
+from noetl_dagster.errors import ServiceError
+from noetl_dagster.settings import Settings
+
+logger = logging.getLogger(__name__)
+
+CONNECT_SECONDS = 10
+RECONNECT_SECONDS = 0.25
+PENDING_BYTES = 64 * 1024**2
+"""What is published while the server is away waits in memory, up to this size."""
+
+
+async def connect(settings: Settings, name: str) -> NatsClient:
+    """Connects to the settings' server and keeps reconnecting for ever.
+
+    Args:
+        name: what the server's monitoring shows.
+
+    Raises:
+        ServiceError: the server cannot be reached now.
+    """
+    if settings.nats_url is None:
+        raise ServiceError("no NATS server is known; set NOETL_NATS_URL or run 'noetl-dagster services up'")
+
+    client: NatsClient | None = None
+
+    async def on_error(error: Exception) -> None:
+        logger.debug("NATS (%s): %r", name, error)
+
+    async def on_disconnect() -> None:
+        if client is not None and not client.is_closed:
+            logger.warning("NATS (%s): connection lost; reconnecting", name)
+
+    try:
+        client = await nats.connect(
+            settings.nats_url,
+            name=f"{settings.nats_namespace} {name}",
+            connect_timeout=CONNECT_SECONDS,
+            max_reconnect_attempts=-1,
+            reconnect_time_wait=RECONNECT_SECONDS,
+            pending_size=PENDING_BYTES,
+            error_cb=on_error,
+            disconnected_cb=on_disconnect,
+        )
+    except Exception as error:
+        raise ServiceError(
+            f"NATS at {settings.nats_url} cannot be reached: {error!r}; check NOETL_NATS_URL"
+        ) from None
+    return client

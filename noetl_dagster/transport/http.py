@@ -1,0 +1,105 @@
+"""The transport over the HTTP API: ``POST /api/events/batch``."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+
+import httpx
+
+from noetl_dagster.errors import EventRefusedError, EventTooLargeError, TransportError
+from noetl_dagster.events.connection import encode_json
+from noetl_dagster.events.types import Event
+from noetl_dagster.settings import Settings
+from noetl_dagster.transport.wire import message_of
+
+LONGEST_PAUSE_SECONDS = 5.0
+RETRIED_STATUS = frozenset({408, 425, 429, 500, 502, 503, 504})
+
+
+def open_client(settings: Settings) -> httpx.AsyncClient:
+    """A client of the HTTP API with the settings' token and certificate authority."""
+    headers = {}
+    if settings.server_token is not None:
+        headers["authorization"] = f"Bearer {settings.server_token.get_secret_value()}"
+    return httpx.AsyncClient(
+        base_url=settings.server_url,
+        headers=headers,
+        verify=str(settings.server_ca) if settings.server_ca is not None else True,
+        timeout=httpx.Timeout(30.0),
+        limits=httpx.Limits(max_connections=64, max_keepalive_connections=64),
+    )
+
+
+class HttpTransport:
+    """Posts events in batches and tries again while the server is away or overloaded.
+
+    Args:
+        patience: seconds for which an unreachable server is tried again.
+    """
+
+    transactional = False
+
+    def __init__(self, client: httpx.AsyncClient, *, patience: float = 300.0) -> None:
+        self._client = client
+        self._patience = patience
+
+    async def publish(self, events: Sequence[Event]) -> None:
+        content = encode_json({"events": [message_of(event) for event in events]})
+        response = await request_patiently(
+            self._client, "POST", "/api/events/batch", content=content, patience=self._patience
+        )
+        if response.status_code == 413:
+            if len(events) > 1:
+                middle = len(events) // 2
+                await self.publish(events[:middle])
+                await self.publish(events[middle:])
+                return
+            raise EventTooLargeError(f"event of {len(content)} bytes: {response.text[:300]}")
+        if response.is_error:
+            raise EventRefusedError(
+                f"the HTTP API refuses events: {response.status_code} {response.text[:500]}"
+            )
+
+    async def close(self) -> None:
+        await self._client.aclose()
+
+
+async def request_patiently(
+    client: httpx.AsyncClient,
+    method: str,
+    path: str,
+    *,
+    content: bytes | None = None,
+    patience: float = 300.0,
+) -> httpx.Response:
+    """Sends a request that may be sent twice, again and again until it is answered.
+
+    Raises:
+        TransportError: no answer within ``patience`` seconds.
+    """
+    deadline = asyncio.get_running_loop().time() + patience
+    pause = 0.05
+    headers = {"content-type": "application/json"} if content is not None else None
+    while True:
+        try:
+            response = await client.request(method, path, content=content, headers=headers)
+            if response.status_code not in RETRIED_STATUS:
+                return response
+            reason = f"status {response.status_code}"
+            pause = max(pause, _seconds(response.headers.get("retry-after")))
+        except httpx.TransportError as error:
+            reason = repr(error)
+        if asyncio.get_running_loop().time() + pause > deadline:
+            raise TransportError(
+                f"{method} {client.base_url}{path}: {reason}; check NOETL_SERVER_URL and 'noetl-dagster serve'"
+            )
+        await asyncio.sleep(pause)
+        pause = min(pause * 2, LONGEST_PAUSE_SECONDS)
+
+
+def _seconds(text: str | None) -> float:
+    try:
+        return min(float(text or 0), LONGEST_PAUSE_SECONDS)
+    except ValueError:
+        return 0.0

@@ -1,0 +1,237 @@
+"""From the stream of worker events into the log: batches, one transaction each, acknowledged after the commit.
+
+Any number of ingestors may run at once; they share one durable consumer. What is delivered again changes
+nothing, because events carry their own ids.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from typing import TypeVar
+
+import asyncpg
+from nats.aio.client import Client as NatsClient
+from nats.aio.msg import Msg
+
+from noetl_dagster.errors import EventRefusedError
+from noetl_dagster.events.types import Event
+from noetl_dagster.settings import Settings
+from noetl_dagster.transport import queries
+from noetl_dagster.transport.intake import EventIntake
+from noetl_dagster.transport.names import Names
+from noetl_dagster.transport.pull import Pull
+from noetl_dagster.transport.streams import ACK_SECONDS, ensure_ingest_consumer, ensure_streams
+from noetl_dagster.transport.wire import decode_event
+
+T = TypeVar("T")
+logger = logging.getLogger(__name__)
+
+BATCH = 1_000
+POISON = (asyncpg.DataError, asyncpg.IntegrityConstraintViolationError, asyncpg.ProgramLimitExceededError)
+"""Failures that lie in an event itself; every other failure of the database is waited out."""
+
+REDELIVERY_SECONDS = (1.0, 5.0, 15.0, 30.0)
+"""Pauses before a message that failed is delivered again; after the last one it is put aside."""
+
+LONGEST_PAUSE_SECONDS = 5.0
+
+
+@dataclass(slots=True)
+class IngestReport:
+    """What an ingestor did. ``delays`` are seconds from the stream's time stamp to the commit, of late."""
+
+    events: int = 0
+    duplicates: int = 0
+    batches: int = 0
+    put_aside: int = 0
+    put_off: int = 0
+    seconds: float = 0.0
+    delays: list[float] = field(default_factory=list)
+
+    def __str__(self) -> str:
+        text = f"{self.events} events in {self.batches} batches ({self.seconds:.2f} s)"
+        for count, what in ((self.duplicates, "known already"), (self.put_off, "to be tried again"),
+                            (self.put_aside, "put aside in noetl.dead_letter")):  # fmt: skip
+            text += f", {count} {what}" if count else ""
+        return text
+
+
+@dataclass(frozen=True, slots=True)
+class _Entry:
+    message: Msg
+    event: Event
+    stored: datetime
+
+
+class Ingestor:
+    """Moves events from ``NOETL_WORKER_EVENTS`` into the log.
+
+    Args:
+        redelivery: pauses in seconds before each new delivery of a message that failed.
+    """
+
+    def __init__(
+        self,
+        client: NatsClient,
+        intake: EventIntake,
+        settings: Settings,
+        *,
+        batch: int = BATCH,
+        redelivery: Sequence[float] = REDELIVERY_SECONDS,
+    ) -> None:
+        self._client = client
+        self._intake = intake
+        self._settings = settings
+        self._names = Names.of(settings)
+        self._batch = batch
+        self._redelivery = tuple(redelivery)
+        self._pull: Pull | None = None
+        self.total = IngestReport()
+
+    async def open(self) -> list[str]:
+        """Makes stream and consumer where they are missing; returns settings of theirs that differ."""
+        stream = self._client.jetstream()
+        differences = await ensure_streams(stream, self._settings)
+        await ensure_ingest_consumer(stream, self._names)
+        self._pull = Pull(
+            self._client, self._names.event_stream, self._names.ingest_consumer, ahead=2 * self._batch
+        )
+        await self._pull.open()
+        return differences
+
+    async def run(self, stop: asyncio.Event) -> None:
+        """Ingests until ``stop`` is set, through any outage of either server."""
+        assert self._pull is not None, "open() the ingestor first"
+        while not stop.is_set():
+            messages = await self._take_or_stop(self._pull, stop)
+            if messages:
+                await self._ingest(messages)
+
+    async def drain(self, *, most_seconds: float = 30.0, quiet_seconds: float = 0.2) -> IngestReport:
+        """Ingests what is there until the stream has been quiet for a moment; returns what was done."""
+        assert self._pull is not None, "open() the ingestor first"
+        before, started = self.total, time.monotonic()
+        self.total = IngestReport()
+        while time.monotonic() - started < most_seconds:
+            messages = await self._pull.take(self._batch, quiet_seconds)
+            if not messages:
+                break
+            await self._ingest(messages)
+        done, self.total = self.total, before
+        done.seconds = time.monotonic() - started
+        for name in ("events", "duplicates", "batches", "put_aside", "put_off"):
+            setattr(before, name, getattr(before, name) + getattr(done, name))
+        return done
+
+    async def close(self) -> None:
+        """Gives back at once what was delivered and not taken."""
+        if self._pull is not None:
+            with contextlib.suppress(Exception):
+                for message in await self._pull.close():
+                    await message.nak()
+                await self._client.flush(timeout=2)
+
+    async def _take_or_stop(self, pull: Pull, stop: asyncio.Event) -> list[Msg]:
+        taking = asyncio.ensure_future(pull.take(self._batch, 1.0))
+        stopping = asyncio.ensure_future(stop.wait())
+        try:
+            await asyncio.wait((taking, stopping), return_when=asyncio.FIRST_COMPLETED)
+            return await taking
+        except (OSError, RuntimeError) as error:  # the connection is being made anew
+            logger.debug("taking events: %r", error)
+            await asyncio.sleep(0.2)
+            return []
+        finally:
+            stopping.cancel()
+
+    async def _ingest(self, messages: list[Msg]) -> None:
+        entries = []
+        for message in messages:
+            stored = message.metadata.timestamp
+            stored = stored if stored.tzinfo else stored.replace(tzinfo=UTC)
+            try:
+                entries.append(_Entry(message, decode_event(message.data, stored), stored))
+            except EventRefusedError as error:
+                await self._put_aside(message, str(error))
+        if not entries:
+            return
+        unknown = await self._patiently(
+            lambda: self._intake.unknown_executions({entry.event.execution_id for entry in entries}), messages
+        )
+        for entry in entries:
+            if entry.event.execution_id in unknown:
+                await self._retry_later(entry, f"no execution {entry.event.execution_id} in the event log")
+        known = [entry for entry in entries if entry.event.execution_id not in unknown]
+        if known:
+            await self._append(known)
+        self.total.batches += 1
+
+    async def _append(self, entries: list[_Entry]) -> None:
+        """Appends and acknowledges; of a batch that the log refuses, the guilty message is found by halving."""
+        events = [entry.event for entry in entries]
+        messages = [entry.message for entry in entries]
+        try:
+            inserted = await self._patiently(lambda: self._intake.handle_events(events), messages)
+        except POISON as error:
+            if len(entries) == 1:
+                await self._retry_later(entries[0], f"{type(error).__name__}: {error}")
+                return
+            middle = len(entries) // 2
+            await self._append(entries[:middle])
+            await self._append(entries[middle:])
+            return
+        committed = datetime.now(UTC)
+        for message in messages:
+            await message.ack()
+        self.total.events += len(inserted)
+        self.total.duplicates += len(events) - len(inserted)
+        self.total.delays = [(committed - entry.stored).total_seconds() for entry in entries]
+
+    async def _retry_later(self, entry: _Entry, error: str) -> None:
+        delivered = entry.message.metadata.num_delivered
+        if delivered > len(self._redelivery):
+            await self._put_aside(entry.message, error)
+            return
+        self.total.put_off += 1
+        await entry.message.nak(delay=self._redelivery[delivered - 1])
+
+    async def _put_aside(self, message: Msg, error: str) -> None:
+        """Keeps a hopeless message in ``noetl.dead_letter`` and takes it off the stream."""
+        metadata = message.metadata
+        logger.error(
+            "event message %s of %s is put aside: %s", metadata.sequence.stream, message.subject, error
+        )
+        row = (
+            self._names.event_stream,
+            message.subject,
+            message.data,
+            error,
+            metadata.num_delivered,
+            str(metadata.sequence.stream),
+        )
+        await self._patiently(lambda: self._intake.log.pool.execute(queries.PUT_DEAD_LETTER, *row), [message])
+        await message.term()
+        self.total.put_aside += 1
+
+    async def _patiently(self, work: Callable[[], Awaitable[T]], messages: list[Msg]) -> T:
+        """Does database work again and again while the database is away; tells NATS that we are at it."""
+        pause, told = 0.05, time.monotonic()
+        while True:
+            try:
+                return await work()
+            except POISON:
+                raise
+            except (OSError, asyncpg.PostgresError, asyncpg.InterfaceError) as error:
+                logger.warning("the event log does not take events: %s; trying again in %g s", error, pause)
+            await asyncio.sleep(pause)
+            pause = min(pause * 2, LONGEST_PAUSE_SECONDS)
+            if time.monotonic() - told > ACK_SECONDS / 3:
+                told = time.monotonic()
+                for message in messages:
+                    await message.in_progress()

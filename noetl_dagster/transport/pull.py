@@ -1,0 +1,82 @@
+"""Messages of a durable consumer as they come: credit is asked for ahead, so that none waits for a request."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+
+import orjson
+from nats.aio.client import Client as NatsClient
+from nats.aio.msg import Msg
+
+REQUEST_SECONDS = 5.0
+"""A request for messages ends after so long at the server; one lost with a connection is made again then."""
+
+
+class Pull:
+    """A pull subscription that delivers at once what is there. One task at a time may take from it.
+
+    Args:
+        ahead: messages that may be on their way or waiting here, at most.
+    """
+
+    def __init__(self, client: NatsClient, stream: str, consumer: str, *, ahead: int) -> None:
+        self._client = client
+        self._request = f"$JS.API.CONSUMER.MSG.NEXT.{stream}.{consumer}"
+        self._ahead = ahead
+        self._inbox = client.new_inbox()
+        self._waiting: deque[Msg] = deque()
+        self._credit = 0
+        self._expires = 0.0
+        self._arrived = asyncio.Event()
+        self._subscription: object | None = None
+
+    async def open(self) -> None:
+        self._subscription = await self._client.subscribe(self._inbox, cb=self._receive)
+
+    async def take(self, limit: int, timeout: float) -> list[Msg]:
+        """Up to ``limit`` messages as soon as there is one; none after ``timeout`` seconds."""
+        deadline = asyncio.get_running_loop().time() + timeout
+        while not self._waiting:
+            await self._ask(limit)
+            remaining = deadline - asyncio.get_running_loop().time()
+            if remaining <= 0:
+                return []
+            self._arrived.clear()
+            try:
+                await asyncio.wait_for(self._arrived.wait(), remaining)
+            except TimeoutError:
+                return []
+        taken = [self._waiting.popleft() for _ in range(min(limit, len(self._waiting)))]
+        if self._ahead > limit:
+            await self._ask(limit)
+        return taken
+
+    async def close(self) -> list[Msg]:
+        """Ends the subscription and gives back what was not taken."""
+        if self._subscription is not None:
+            await self._subscription.unsubscribe()  # type: ignore[attr-defined]
+        return list(self._waiting)
+
+    async def _ask(self, limit: int) -> None:
+        """Asks for more unless enough is on its way."""
+        now = asyncio.get_running_loop().time()
+        if self._credit > 0 and now > self._expires:
+            self._credit = 0
+        room = min(limit, self._ahead - self._credit - len(self._waiting))
+        if room <= 0 or (self._credit > 0 and self._ahead <= limit):
+            return
+        self._credit += room
+        self._expires = now + REQUEST_SECONDS + 1.0
+        body = {"batch": room, "expires": int(REQUEST_SECONDS * 1e9)}
+        await self._client.publish(self._request, orjson.dumps(body), reply=self._inbox)
+
+    async def _receive(self, message: Msg) -> None:
+        status = (message.headers or {}).get("Status") if not message.data else None
+        if status is None:
+            self._credit -= 1
+            self._waiting.append(message)
+        elif status != "100":  # the request is over: expired, or the consumer is not there
+            left = (message.headers or {}).get("Nats-Pending-Messages")
+            self._credit = max(self._credit - int(left), 0) if left else 0
+        self._arrived.set()

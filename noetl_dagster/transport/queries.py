@@ -1,0 +1,160 @@
+"""Every statement of the transport: the queue, the claims, dead letters, workers."""
+
+# Executions that the log knows.
+KNOWN_EXECUTIONS = """
+SELECT DISTINCT execution_id FROM noetl.event
+WHERE execution_id = ANY($1::bigint[]) AND event_type = 'playbook.initialized'
+"""
+
+# Commands that ended leave the queue; gives those that were in it.
+SETTLE = """
+DELETE FROM noetl.queue
+USING unnest($1::bigint[], $2::text[]) AS ended (execution_id, command_id)
+WHERE queue.execution_id = ended.execution_id AND queue.command_id = ended.command_id
+RETURNING queue.command_id
+"""
+
+# A heartbeat extends the lease of its command.
+RENEW = """
+UPDATE noetl.queue SET lease_until = now() + make_interval(secs => $4)
+FROM unnest($1::bigint[], $2::text[], $3::text[]) AS beat (execution_id, command_id, worker_id)
+WHERE queue.execution_id = beat.execution_id AND queue.command_id = beat.command_id
+  AND queue.worker_id = beat.worker_id AND queue.status = 'leased'
+"""
+
+ANNOUNCE = "SELECT pg_notify('noetl_command_ends', $1)"
+
+# Puts issued commands into the queue, leaving out those that have ended; gives those that went in.
+ENQUEUE = """
+INSERT INTO noetl.queue
+    (execution_id, command_id, event_id, node_name, tool_kind, max_attempts, context, target)
+SELECT wanted.execution_id, wanted.command_id, COALESCE(issued.event_id, 0), wanted.node_name,
+       wanted.tool_kind, wanted.max_attempts, wanted.context, wanted.target
+FROM unnest($1::bigint[], $2::text[], $3::text[], $4::text[], $5::int[], $6::jsonb[], $7::text[])
+    AS wanted (execution_id, command_id, node_name, tool_kind, max_attempts, context, target)
+LEFT JOIN noetl.event issued
+    ON issued.execution_id = wanted.execution_id AND issued.event_type = 'command.issued'
+    AND issued.meta ->> 'command_id' = wanted.command_id AND issued.meta ? 'command_id'
+WHERE NOT EXISTS (
+    SELECT FROM noetl.event ended
+    WHERE ended.execution_id = wanted.execution_id AND ended.meta ->> 'command_id' = wanted.command_id
+      AND ended.meta ? 'command_id'
+      AND ended.event_type IN ('command.completed', 'command.failed', 'loop.shard.done', 'loop.shard.failed'))
+ON CONFLICT DO NOTHING
+RETURNING command_id, event_id
+"""
+
+# How commands ended.
+COMMAND_ENDS = """
+SELECT meta ->> 'command_id' AS command_id, result, context, duration
+FROM noetl.event
+JOIN unnest($1::bigint[], $2::text[]) AS wanted (execution_id, command_id)
+  ON event.execution_id = wanted.execution_id AND event.meta ->> 'command_id' = wanted.command_id
+WHERE meta ? 'command_id'
+  AND event_type IN ('command.completed', 'command.failed', 'loop.shard.done', 'loop.shard.failed')
+"""
+
+# The execution's state as a worker caches it: changes with every event that the state is folded from.
+_VERSION = """
+(SELECT count(*) || '-' || max(version.event_id) FROM noetl.event version
+ WHERE version.execution_id = {execution_id} AND version.event_type IN (
+    'playbook.initialized', 'playbook.completed', 'playbook.failed', 'workflow.initialized',
+    'workflow.completed', 'workflow.failed', 'execution.resumed', 'execution.cancelled',
+    'step.enter', 'step.exit', 'step.skipped', 'loop.started', 'loop.done', 'loop.fanout.started',
+    'loop.fanin.completed', 'warning'))
+"""
+
+# Claims a command in one short transaction: an advisory lock that does not wait, no end in the log, a row
+# that nobody holds. The command.claimed event goes in with the lease. A claim that is sent again, with the
+# same event id, finds the row leased to itself and gets the same answer.
+CLAIM = f"""
+WITH locked AS (
+    SELECT pg_try_advisory_xact_lock(hashtextextended($2, $1)) AS mine
+), leased AS (
+    UPDATE noetl.queue SET status = 'leased', worker_id = $3, claim_event_id = $4,
+        attempts = attempts + 1, lease_until = now() + make_interval(secs => $5)
+    WHERE execution_id = $1 AND command_id = $2 AND (SELECT mine FROM locked)
+      AND status = 'queued' AND available_at <= now()
+      AND NOT EXISTS (
+        SELECT FROM noetl.event ended
+        WHERE ended.execution_id = $1 AND ended.meta ->> 'command_id' = $2 AND ended.meta ? 'command_id'
+          AND ended.event_type IN
+            ('command.completed', 'command.failed', 'loop.shard.done', 'loop.shard.failed'))
+    RETURNING *
+), claimed AS (
+    INSERT INTO noetl.event (execution_id, event_id, event_type, node_name, status, catalog_id,
+        parent_execution_id, meta, current_index, worker_id)
+    SELECT execution_id, $4, 'command.claimed', node_name, 'RUNNING', (context ->> 'catalog_id')::bigint,
+        (context ->> 'parent_execution_id')::bigint,
+        (context -> 'meta') || CASE WHEN attempts > 1 THEN jsonb_build_object('claim', attempts) ELSE '{{}}' END,
+        (context ->> 'index')::int, $3
+    FROM leased
+)
+SELECT execution_id, command_id, event_id, attempts, context,
+       {_VERSION.format(execution_id="$1")} AS state_version
+FROM (SELECT * FROM leased
+      UNION ALL
+      SELECT * FROM noetl.queue
+      WHERE execution_id = $1 AND command_id = $2 AND status = 'leased' AND claim_event_id = $4) held
+LIMIT 1
+"""
+
+# A command of the queue, by the id of its command.issued event or by its own id.
+QUEUED_COMMAND = f"""
+SELECT execution_id, command_id, event_id, attempts, context, status, worker_id,
+       {_VERSION.format(execution_id="queue.execution_id")} AS state_version
+FROM noetl.queue
+WHERE event_id = $1 OR command_id = $2
+LIMIT 1
+"""
+
+# Leases that ran out, and those of workers that are gone, go back to the queue.
+RELEASE = """
+UPDATE noetl.queue SET status = 'queued', worker_id = NULL, lease_until = NULL, claim_event_id = NULL, target = NULL
+WHERE execution_id = ANY($1::bigint[]) AND status = 'leased'
+  AND (lease_until < now() OR worker_id = ANY($2::text[]))
+RETURNING execution_id, command_id, event_id, attempts, max_attempts
+"""
+
+# Commands that were sent to workers which are gone are anybody's.
+UNTARGET = """
+UPDATE noetl.queue SET target = NULL
+WHERE execution_id = ANY($1::bigint[]) AND status = 'queued' AND target = ANY($2::text[])
+RETURNING execution_id, command_id, event_id, attempts
+"""
+
+# Commands that wait for a worker.
+WAITING = """
+SELECT execution_id, command_id, event_id, attempts FROM noetl.queue
+WHERE execution_id = ANY($1::bigint[]) AND status = 'queued'
+ORDER BY event_id
+"""
+
+WITHDRAW = "DELETE FROM noetl.queue WHERE execution_id = $1 AND command_id = $2 AND status = 'queued'"
+
+QUEUE_DEPTH = """
+SELECT COUNT(*) FILTER (WHERE status = 'queued') AS queued,
+       COUNT(*) FILTER (WHERE status = 'leased') AS active
+FROM noetl.queue
+"""
+
+PUT_DEAD_LETTER = """
+INSERT INTO noetl.dead_letter (source, subject, payload, error, deliveries, message_id)
+VALUES ($1, $2, $3, $4, $5, $6)
+ON CONFLICT (source, message_id) DO UPDATE SET deliveries = EXCLUDED.deliveries, error = EXCLUDED.error
+"""
+DEAD_LETTER_COUNT = "SELECT count(*) FROM noetl.dead_letter"
+
+# A worker's capacity as it reports it.
+PUT_WORKER = """
+INSERT INTO noetl.runtime (worker_id, kind, status, capacity, meta, heartbeat)
+VALUES ($1, 'worker', $2, $3, $4, now())
+ON CONFLICT (worker_id) DO UPDATE SET status = EXCLUDED.status, capacity = EXCLUDED.capacity,
+    meta = noetl.runtime.meta || EXCLUDED.meta, heartbeat = now()
+"""
+WORKERS = """
+SELECT worker_id, status, capacity, meta, started_at, heartbeat,
+       extract(epoch FROM now() - heartbeat)::float8 AS age
+FROM noetl.runtime WHERE kind = 'worker' AND heartbeat > now() - make_interval(secs => $1)
+ORDER BY worker_id
+"""
