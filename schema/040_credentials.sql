@@ -15,3 +15,14 @@ COMMENT ON TABLE noetl.credential IS 'Named credentials of tools, encrypted with
 COMMENT ON COLUMN noetl.credential.type IS
     'postgres, http, bearer, basic, header, s3, gcs, nats, duckdb or secret';
 COMMENT ON COLUMN noetl.credential.data IS 'Fernet token (AES-128-CBC, HMAC-SHA256) of the JSON object';
+
+-- Short-lived values made from credentials (exchanged tokens), shared by all processes until they expire.
+CREATE TABLE IF NOT EXISTS noetl.keychain (
+    name         text        NOT NULL,
+    execution_id bigint      NOT NULL DEFAULT 0,  -- 0: of every execution
+    data         bytea       NOT NULL,            -- Fernet token, as in noetl.credential
+    expires_at   timestamptz NOT NULL,
+    created_at   timestamptz NOT NULL DEFAULT now(),
+    PRIMARY KEY (name, execution_id)
+);
+CREATE INDEX IF NOT EXISTS idx_keychain_expires_at ON noetl.keychain (expires_at);

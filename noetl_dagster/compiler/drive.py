@@ -9,10 +9,11 @@ from concurrent.futures import CancelledError, Future
 from concurrent.futures import TimeoutError as NotYet
 from typing import Any, TypeVar
 
-from dagster import DagsterRunStatus, OpExecutionContext
+from dagster import DagsterExecutionInterruptedError, DagsterRunStatus, OpExecutionContext
 
 from noetl_dagster.engine.engine import Engine
 from noetl_dagster.engine.progress import loop_progress
+from noetl_dagster.errors import ExecutionCancelledError
 from noetl_dagster.storage.loop import background_loop, run_sync
 
 T = TypeVar("T")
@@ -38,6 +39,10 @@ def drive(
                 if future.done():  # the work itself timed out
                     raise
                 _report(context, engine, execution_id, step, time.monotonic() - started)
+    except ExecutionCancelledError as error:
+        # a run that is being cancelled ends as cancelled, any other interrupted one as failed
+        context.instance.report_run_canceling(context.run, message=str(error))
+        raise DagsterExecutionInterruptedError(str(error)) from error
     except CancelledError:
         raise asyncio.CancelledError from None
     except BaseException:

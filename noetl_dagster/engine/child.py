@@ -9,7 +9,8 @@ from typing import Any
 from noetl_dagster.engine.lifecycle import Lifecycle
 from noetl_dagster.engine.runtime import Runtime
 from noetl_dagster.engine.walker import Walker
-from noetl_dagster.errors import PlaybookError, ToolError
+from noetl_dagster.engine.watch import Watch
+from noetl_dagster.errors import ExecutionCancelledError, PlaybookError, ToolError
 from noetl_dagster.events.envelopes import Envelope
 from noetl_dagster.events.queries import CHILD_OF_COMMAND
 from noetl_dagster.events.state import ExecutionState, ExecutionStatus
@@ -23,10 +24,13 @@ from noetl_dagster.worker.execution import Execution
 class Children:
     """Runs child playbooks for the ``playbook`` tool."""
 
-    def __init__(self, runtime: Runtime, lifecycle: Lifecycle, walker: Walker) -> None:
+    def __init__(
+        self, runtime: Runtime, lifecycle: Lifecycle, walker: Walker, watch: Watch
+    ) -> None:
         self._runtime = runtime
         self._lifecycle = lifecycle
         self._walker = walker
+        self._watch = watch
 
     async def run(self, call: ToolCall) -> ToolResult:
         """Runs the child of a command; one that an interrupted run of the command started goes on.
@@ -39,7 +43,11 @@ class Children:
         try:
             async with asyncio.timeout(float(timeout) if timeout is not None else None):
                 if execution.state.is_running:
-                    await self._walker.run(execution)
+                    await self._watch.guard(execution, self._walker.run(execution))
+        except ExecutionCancelledError as error:
+            raise ToolError(
+                f"step {call.step}: child {error}", kind="cancelled", details=_details(execution)
+            ) from None
         except TimeoutError:
             await self._lifecycle.cancel(execution.id, f"took longer than its timeout of {timeout} s")
             raise ToolError(

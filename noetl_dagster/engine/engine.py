@@ -14,9 +14,12 @@ from noetl_dagster.engine.runtime import Runtime
 from noetl_dagster.engine.step import Steps
 from noetl_dagster.engine.turns import Turns
 from noetl_dagster.engine.walker import Walker
+from noetl_dagster.engine.watch import Watch
+from noetl_dagster.errors import ExecutionCancelledError
 from noetl_dagster.events.state import ExecutionState
 from noetl_dagster.playbook.models import Playbook
 from noetl_dagster.settings import Settings
+from noetl_dagster.worker.execution import Execution
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -32,6 +35,7 @@ class Engine:
     fanouts: Fanouts
     walker: Walker
     liveness: Liveness
+    watch: Watch
 
     @classmethod
     async def open(
@@ -44,23 +48,29 @@ class Engine:
         lifecycle, steps = Lifecycle(runtime), Steps(runtime, Turns(runtime, liveness))
         fanouts = Fanouts(runtime, steps)
         walker = Walker(steps, fanouts, lifecycle)
-        runtime.box.run_playbook = Children(runtime, lifecycle, walker).run
-        return cls(runtime, lifecycle, steps, fanouts, walker, liveness)
+        watch = Watch(runtime.pool, liveness)
+        runtime.box.run_playbook = Children(runtime, lifecycle, walker, watch).run
+        return cls(runtime, lifecycle, steps, fanouts, walker, liveness, watch)
 
     async def close(self) -> None:
+        await self.watch.close()
         await self.liveness.close()
         await self.runtime.close()
 
     async def run(self, playbook: Playbook, workload: dict[str, Any] | None = None) -> ExecutionState:
         """Runs a playbook in this process, without Dagster, and returns its final state."""
         execution = await self.lifecycle.create(playbook, workload)
-        await self.liveness.hold(execution.id)
-        await self.walker.run(execution)
-        return execution.state
+        return await self._drive(execution)
 
     async def resume(self, execution_id: int) -> ExecutionState:
         """Goes on with an execution that stopped or failed, in this process, without Dagster."""
         execution = await self.lifecycle.resume(execution_id)
+        return await self._drive(execution)
+
+    async def _drive(self, execution: Execution) -> ExecutionState:
         await self.liveness.hold(execution.id)
-        await self.walker.run(execution)
+        try:
+            await self.watch.guard(execution, self.walker.run(execution))
+        except ExecutionCancelledError:
+            return (await self.runtime.load(execution.id)).state
         return execution.state

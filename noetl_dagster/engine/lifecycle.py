@@ -6,12 +6,19 @@ from typing import Any
 
 from noetl_dagster.engine.region import TokenQueue
 from noetl_dagster.engine.runtime import Runtime
+from noetl_dagster.engine.watch import CHANNEL, NOTIFY
 from noetl_dagster.errors import ExecutionNotFoundError, ExecutionStateError
 from noetl_dagster.events.envelopes import to_result
+from noetl_dagster.events.queries import RUNNING_CHILDREN
 from noetl_dagster.events.state import ExecutionState, ExecutionStatus, StepEnd
 from noetl_dagster.events.types import Event, EventType
 from noetl_dagster.playbook.models import Playbook
 from noetl_dagster.worker.execution import Execution
+
+_WORKFLOW_ENDS = {
+    EventType.PLAYBOOK_COMPLETED: EventType.WORKFLOW_COMPLETED,
+    EventType.PLAYBOOK_FAILED: EventType.WORKFLOW_FAILED,
+}
 
 
 class Lifecycle:
@@ -66,8 +73,9 @@ class Lifecycle:
         )
         entry = event(EventType.WORKFLOW_INITIALIZED, None)
         entry.meta = {"epoch": 1, "entry": playbook.entry.name}
-        if started.event_id not in await runtime.log.append([started, entry]):
-            return await runtime.load(new_id)
+        async with runtime.pool.acquire() as connection, connection.transaction():
+            if await runtime.log.append_once(started, connection=connection):
+                await runtime.log.append_once(entry, connection=connection)
         return await runtime.load(new_id)
 
     async def resume(self, execution_id: int, *, origin: dict[str, Any] | None = None) -> Execution:
@@ -87,6 +95,7 @@ class Lifecycle:
         event.meta = {"epoch": state.epoch + 1, **(origin or {})}
         if not await self._runtime.log.append_once(event):
             raise ExecutionStateError(f"execution {execution_id} was resumed by somebody else just now")
+        await self._runtime.pool.execute(NOTIFY, CHANNEL, str(execution_id))
         state.apply(event)
         return execution
 
@@ -105,18 +114,17 @@ class Lifecycle:
             first = failures[0]
             return await self.fail(execution, f"step {first.step}: {first.error}")
         last = max(state.latest.values(), key=lambda end: end.event_id, default=None)
-        workflow = self._event(state, EventType.WORKFLOW_COMPLETED, "COMPLETED")
         done = self._event(state, EventType.PLAYBOOK_COMPLETED, "COMPLETED")
         if last is not None:
             done.result = to_result(last.envelope)
             done.meta["last_step"] = last.step
-        await self._runtime.log.append([workflow, done])
-        state.apply(done)
-        return state.status
+        return await self._stop(state, done)
 
     async def fail(self, execution: Execution, message: str) -> ExecutionStatus:
         """Ends the epoch with a failure."""
-        return await self._stop(execution.state, EventType.PLAYBOOK_FAILED, "FAILED", message)
+        event = self._event(execution.state, EventType.PLAYBOOK_FAILED, "FAILED")
+        event.error = message
+        return await self._stop(execution.state, event)
 
     async def cancel(self, execution_id: int, reason: str = "cancelled on request") -> bool:
         """Cancels an execution: no further command is issued. False when it had ended already.
@@ -124,30 +132,40 @@ class Lifecycle:
         Raises:
             ExecutionNotFoundError: there is no such execution.
         """
+        cancelled = False
+        while True:
+            state = await self._state(execution_id)
+            if not state.is_running:
+                break
+            event = self._event(state, EventType.EXECUTION_CANCELLED, "CANCELLED")
+            event.error = reason
+            cancelled = await self._stop(state, event) is ExecutionStatus.CANCELLED
+        for child in await self._runtime.pool.fetch(RUNNING_CHILDREN, execution_id):
+            await self.cancel(child["execution_id"], f"its parent {execution_id}: {reason}")
+        return cancelled
+
+    async def _state(self, execution_id: int) -> ExecutionState:
         events = await self._runtime.log.lifecycle(execution_id)
         if not events:
             raise ExecutionNotFoundError(f"no execution {execution_id} in the event log")
-        state = ExecutionState.fold(execution_id, events)
-        if not state.is_running:
-            return False
-        await self._stop(state, EventType.EXECUTION_CANCELLED, "CANCELLED", reason)
-        return state.status is ExecutionStatus.CANCELLED
+        return ExecutionState.fold(execution_id, events)
 
-    async def _stop(
-        self, state: ExecutionState, type_: EventType, status: str, message: str
-    ) -> ExecutionStatus:
-        event = self._event(state, type_, status)
-        event.error = message
-        if await self._runtime.log.append_once(event):
+    async def _stop(self, state: ExecutionState, event: Event) -> ExecutionStatus:
+        """Ends the epoch with ``event``, unless somebody ended it before, and tells who drives it."""
+        workflow = None
+        if event.event_type in _WORKFLOW_ENDS:
+            workflow = self._event(state, _WORKFLOW_ENDS[EventType(event.event_type)], event.status or "")
+            workflow.error = event.error
+        async with self._runtime.pool.acquire() as connection, connection.transaction():
+            ended = await self._runtime.log.append_once(event, connection=connection)
+            if ended and workflow is not None:
+                await self._runtime.log.append_once(workflow, connection=connection)
+            if ended and event.event_type == EventType.EXECUTION_CANCELLED:
+                await connection.execute(NOTIFY, CHANNEL, str(state.execution_id))
+        if ended:
             state.apply(event)
-            if type_ is EventType.PLAYBOOK_FAILED:
-                workflow = self._event(state, EventType.WORKFLOW_FAILED, status)
-                workflow.error = message
-                await self._runtime.log.append([workflow])
         else:
-            fresh = ExecutionState.fold(
-                state.execution_id, await self._runtime.log.lifecycle(state.execution_id)
-            )
+            fresh = await self._state(state.execution_id)
             state.status, state.error = fresh.status, fresh.error
         return state.status
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+from collections.abc import Callable
 from typing import Any
 
 import asyncpg
@@ -33,20 +34,40 @@ class Liveness:
         self._pool = pool
         self._connection: Any = None
         self._held: set[int] = set()
+        self._listeners: dict[str, Callable[..., None]] = {}
         self._lock = asyncio.Lock()
 
     async def hold(self, execution_id: int) -> None:
         """Marks the execution as driven by this process until :meth:`close`."""
         async with self._lock:
-            if self._connection is None or self._connection.is_closed():
-                self._connection = await asyncpg.connect(
-                    self._url, server_settings={"application_name": connection_name(WORKER_ID)}
-                )
-                held, self._held = self._held, set()
-                for known in held:
-                    await self._take(known)
+            await self._connect()
             if execution_id not in self._held:
                 await self._take(execution_id)
+
+    async def listen(self, channel: str, callback: Callable[..., None]) -> None:
+        """Calls back on notifications, on the same connection; see :meth:`asyncpg.Connection.add_listener`."""
+        async with self._lock:
+            await self._connect()
+            if channel not in self._listeners:
+                self._listeners[channel] = callback
+                await self._connection.add_listener(channel, callback)
+
+    async def renew(self) -> None:
+        """Opens the connection again where it was lost, with all its locks and listeners."""
+        async with self._lock:
+            await self._connect()
+
+    async def _connect(self) -> None:
+        if self._connection is not None and not self._connection.is_closed():
+            return
+        self._connection = await asyncpg.connect(
+            self._url, server_settings={"application_name": connection_name(WORKER_ID)}
+        )
+        held, self._held = self._held, set()
+        for known in held:
+            await self._take(known)
+        for channel, callback in self._listeners.items():
+            await self._connection.add_listener(channel, callback)
 
     async def is_driven(self, execution_id: int) -> bool:
         """Whether any process, this one included, drives the execution now."""
@@ -63,7 +84,7 @@ class Liveness:
         return bool(await self._pool.fetchval(_HOLDS, execution_id, connection_name(worker_id)))
 
     async def close(self) -> None:
-        if self._connection is not None:
+        if self._connection is not None and not self._connection.is_closed():
             await self._connection.close()
 
     async def _take(self, execution_id: int) -> None:

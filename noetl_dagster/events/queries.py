@@ -120,7 +120,15 @@ WHERE execution_id = $1 AND node_name = $2 AND meta ->> 'loop_id' = $3
   AND event_type IN ('loop.shard.done', 'loop.shard.failed') AND meta ? 'loop_id'
 """
 
-# The seeds' loop recovery (P0.3).
+# Whether a shard or iteration of a loop has failed for good: what fail_fast stops at.
+LOOP_FAILED = """
+SELECT EXISTS (
+    SELECT 1 FROM noetl.event
+    WHERE execution_id = $1 AND meta ->> 'loop_id' = $2 AND meta ? 'loop_id'
+      AND event_type IN ('command.failed', 'loop.shard.failed') AND meta ->> 'final' = 'true')
+"""
+
+# The seeds' loop recovery (P0.3); the last condition lets the partial index serve it.
 LOOP_RECOVERY = """
 SELECT
     COALESCE(MAX(current_index), -1) AS current_index,
@@ -129,7 +137,7 @@ SELECT
     MAX(CASE WHEN event_type = 'loop.started' THEN context ->> 'collection_ref' END) AS collection_ref,
     MAX(CASE WHEN event_type = 'loop.started' THEN (meta ->> 'collection_size')::int END) AS collection_size
 FROM noetl.event
-WHERE execution_id = $1 AND node_name = $2 AND meta ->> 'loop_id' = $3
+WHERE execution_id = $1 AND node_name = $2 AND meta ->> 'loop_id' = $3 AND meta ? 'loop_id'
 """
 
 # Live counts of every loop and fan-out of an execution.
@@ -172,6 +180,23 @@ CHILD_OF_COMMAND = """
 SELECT execution_id FROM noetl.event
 WHERE parent_execution_id = $1 AND event_type = 'playbook.initialized' AND meta ->> 'parent_command' = $2
 ORDER BY execution_id DESC LIMIT 1
+"""
+
+# Children of an execution that have not ended; their own children are found by asking again.
+RUNNING_CHILDREN = """
+SELECT child.execution_id FROM noetl.event child
+WHERE child.parent_execution_id = $1 AND child.event_type = 'playbook.initialized'
+  AND NOT EXISTS (
+    SELECT 1 FROM noetl.event ended
+    WHERE ended.execution_id = child.execution_id
+      AND ended.event_type IN ('playbook.completed', 'execution.cancelled'))
+"""
+
+# Cancellations and resumptions of executions, for whoever drives them.
+INTERRUPTIONS = """
+SELECT execution_id, event_type, (meta ->> 'epoch')::int AS epoch, error FROM noetl.event
+WHERE execution_id = ANY($1::bigint[]) AND event_type IN ('execution.cancelled', 'execution.resumed')
+ORDER BY event_id
 """
 
 CATALOG_PUT = """

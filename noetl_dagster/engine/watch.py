@@ -1,0 +1,123 @@
+"""Tells the work on an execution that the execution was cancelled, or taken over by a later epoch."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Coroutine
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import asyncpg
+
+from noetl_dagster.engine.liveness import Liveness
+from noetl_dagster.errors import ExecutionCancelledError, ExecutionStateError, NoetlError
+from noetl_dagster.events.queries import INTERRUPTIONS
+from noetl_dagster.events.types import EventType
+from noetl_dagster.worker.execution import Execution
+
+logger = logging.getLogger(__name__)
+
+CHANNEL = "noetl_execution"
+"""PostgreSQL channel of interruptions; the payload is the execution id."""
+
+NOTIFY = "SELECT pg_notify($1, $2)"
+
+POLL_SECONDS = 2.0
+"""Interval at which the log is read even when no notification came: connections break, poolers drop LISTEN."""
+
+T = TypeVar("T")
+
+
+@dataclass(eq=False, slots=True)
+class _Guarded:
+    execution_id: int
+    epoch: int
+    task: asyncio.Task[Any]
+    reason: NoetlError | None = None
+
+
+class Watch:
+    """Guards the work of this process: running tools are cancelled as soon as the execution is."""
+
+    def __init__(self, pool: asyncpg.Pool, liveness: Liveness) -> None:
+        self._pool = pool
+        self._liveness = liveness
+        self._guarded: set[_Guarded] = set()
+        self._poller: asyncio.Task[None] | None = None
+        self._news = asyncio.Event()
+
+    async def guard(self, execution: Execution, work: Coroutine[Any, Any, T]) -> T:
+        """Awaits ``work``, the driving of an execution in its present epoch.
+
+        Raises:
+            ExecutionCancelledError: the execution was cancelled; the work was cancelled with it.
+            ExecutionStateError: a later epoch has taken the execution over.
+        """
+        task = asyncio.get_running_loop().create_task(work)
+        guarded = _Guarded(execution.id, execution.state.epoch, task)
+        self._guarded.add(guarded)
+        try:
+            await self._listen()
+            await self._look([execution.id])
+            return await task
+        except asyncio.CancelledError:
+            if guarded.reason is not None:
+                raise guarded.reason from None
+            raise
+        finally:
+            self._guarded.discard(guarded)
+            if not task.done():
+                task.cancel()
+                with contextlib.suppress(asyncio.CancelledError):
+                    await task
+
+    async def close(self) -> None:
+        if self._poller is not None:
+            self._poller.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await self._poller
+
+    async def _listen(self) -> None:
+        await self._liveness.listen(CHANNEL, self._notified)
+        if self._poller is None or self._poller.done():
+            self._poller = asyncio.get_running_loop().create_task(self._poll())
+
+    def _notified(self, connection: Any, pid: int, channel: str, payload: object) -> None:
+        if any(str(guarded.execution_id) == payload for guarded in self._guarded):
+            self._news.set()
+
+    async def _poll(self) -> None:
+        while self._guarded:
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._news.wait(), POLL_SECONDS)
+            self._news.clear()
+            try:
+                await self._liveness.renew()
+                await self._look([guarded.execution_id for guarded in self._guarded])
+            except (OSError, asyncpg.PostgresError, asyncpg.InterfaceError) as error:
+                logger.warning("cannot look for cancellations just now: %s", error)
+
+    async def _look(self, execution_ids: list[int]) -> None:
+        for row in await self._pool.fetch(INTERRUPTIONS, execution_ids):
+            for guarded in self._guarded:
+                if guarded.execution_id == row["execution_id"] and guarded.reason is None:
+                    guarded.reason = _interruption(guarded, row)
+                    if guarded.reason is not None:
+                        guarded.task.cancel()
+
+
+def _interruption(guarded: _Guarded, row: Any) -> NoetlError | None:
+    """Why work of an epoch must stop, None when the event is none of its business."""
+    if row["event_type"] == EventType.EXECUTION_CANCELLED:
+        if row["epoch"] >= guarded.epoch:
+            return ExecutionCancelledError(
+                f"execution {guarded.execution_id} was cancelled: {row['error']}"
+            )
+    elif row["epoch"] > guarded.epoch:
+        return ExecutionStateError(
+            f"execution {guarded.execution_id} was resumed elsewhere as epoch {row['epoch']}; "
+            f"this process drove epoch {guarded.epoch} and stops"
+        )
+    return None

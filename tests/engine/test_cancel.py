@@ -1,0 +1,119 @@
+"""Cancellation reaches whoever drives: no new commands, running ones stopped, one ``execution.cancelled``."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+
+import pytest
+
+from noetl_dagster.engine.engine import Engine
+from noetl_dagster.errors import ExecutionCancelledError, ExecutionStateError
+from noetl_dagster.events.state import ExecutionStatus
+from noetl_dagster.settings import Settings
+
+from .conftest import playbook
+
+SLOW = """
+workflow:
+  - step: start
+    loop: {in: "{{ range(50) | list }}", iterator: n, spec: {mode: parallel, max_in_flight: 3}}
+    tool: {kind: shell, command: "sleep 30"}
+    next: [after]
+  - {step: after, tool: {kind: noop}}
+"""
+PARENT = """
+workflow:
+  - step: start
+    tool: {kind: playbook, path: tests/child}
+"""
+COUNT = "SELECT count(*) FROM noetl.event WHERE execution_id = $1 AND event_type = $2"
+
+
+async def claimed(engine: Engine, execution_id: int, count: int = 1) -> None:
+    """Waits until commands of an execution run."""
+    async with asyncio.timeout(20):
+        while await engine.runtime.pool.fetchval(COUNT, execution_id, "command.claimed") < count:
+            await asyncio.sleep(0.02)
+
+
+async def test_cancelling_stops_the_running_commands_of_another_process(
+    engine: Engine, settings: Settings
+) -> None:
+    execution = await engine.lifecycle.create(playbook(SLOW))
+    work = asyncio.create_task(engine.watch.guard(execution, engine.walker.run(execution)))
+    await claimed(engine, execution.id, 3)
+    other = await Engine.open(settings)
+    try:
+        begin = time.monotonic()
+        outcomes = await asyncio.gather(*(other.lifecycle.cancel(execution.id, "enough") for _ in range(5)))
+        with pytest.raises(ExecutionCancelledError, match="enough"):
+            await work
+        assert time.monotonic() - begin < 1.5
+    finally:
+        await other.close()
+    await engine.runtime.buffer.flush()
+    pool = engine.runtime.pool
+    assert sorted(outcomes) == [False, False, False, False, True] or any(outcomes)
+    assert await pool.fetchval(COUNT, execution.id, "execution.cancelled") == 1
+    assert await pool.fetchval(COUNT, execution.id, "command.claimed") == 3
+    state = (await engine.runtime.load(execution.id)).state
+    assert state.status is ExecutionStatus.CANCELLED
+    assert state.error == "enough"
+    with pytest.raises(ExecutionStateError, match="CANCELLED"):
+        await engine.lifecycle.resume(execution.id)
+
+
+async def test_children_are_cancelled_with_their_parent(engine: Engine) -> None:
+    await engine.runtime.log.put_source(
+        "tests/child", None, playbook(SLOW).source.replace("tests/sample", "tests/child")
+    )
+    execution = await engine.lifecycle.create(playbook(PARENT))
+    work = asyncio.create_task(engine.watch.guard(execution, engine.walker.run(execution)))
+    child = None
+    async with asyncio.timeout(20):
+        while child is None:
+            await asyncio.sleep(0.02)
+            child = await engine.runtime.pool.fetchval(
+                "SELECT execution_id FROM noetl.event "
+                "WHERE parent_execution_id = $1 AND event_type = 'command.claimed'",
+                execution.id,
+            )
+    assert await engine.lifecycle.cancel(execution.id, "enough")
+    with pytest.raises(ExecutionCancelledError):
+        await work
+    state = (await engine.runtime.load(child)).state
+    assert state.status is ExecutionStatus.CANCELLED
+    assert state.error is not None
+    assert "parent" in state.error
+
+
+async def test_a_later_epoch_stops_the_driver_of_an_earlier_one(engine: Engine, settings: Settings) -> None:
+    execution = await engine.lifecycle.create(playbook(SLOW))
+    work = asyncio.create_task(engine.watch.guard(execution, engine.walker.run(execution)))
+    await claimed(engine, execution.id)
+    other = await Engine.open(settings)
+    try:
+        resumed = await other.lifecycle.resume(execution.id)
+        with pytest.raises(ExecutionStateError, match="epoch 2"):
+            await work
+        assert resumed.state.epoch == 2
+    finally:
+        await other.lifecycle.cancel(execution.id)
+        await other.close()
+
+
+async def test_the_watch_survives_a_lost_connection(engine: Engine) -> None:
+    execution = await engine.lifecycle.create(playbook(SLOW))
+    await engine.liveness.hold(execution.id)
+    work = asyncio.create_task(engine.watch.guard(execution, engine.walker.run(execution)))
+    await claimed(engine, execution.id)
+    await engine.runtime.pool.execute(
+        "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name LIKE 'noetl-drive-%' "
+        "AND datname = current_database()"
+    )
+    await engine.lifecycle.cancel(execution.id)
+    with pytest.raises(ExecutionCancelledError):
+        await asyncio.wait_for(work, 6)
+    await engine.liveness.renew()
+    assert await engine.liveness.is_driven(execution.id)

@@ -1,0 +1,118 @@
+"""Nothing twice: many real connections at a barrier, one winner (seed P0.1, P0.2)."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import asyncpg
+import pytest
+
+from noetl_dagster.events.buffer import EventBuffer
+from noetl_dagster.events.ids import Snowflake, command_id
+from noetl_dagster.events.log import EventLog
+from noetl_dagster.events.types import EventType
+from noetl_dagster.settings import Settings
+
+from .conftest import MakeEvent, connections
+
+ROUNDS = 150
+COUNT = "SELECT count(*) FROM noetl.event WHERE execution_id = $1 AND event_type = $2"
+
+
+async def test_two_handlings_of_one_completion_issue_one_command(
+    settings: Settings, log: EventLog, event: MakeEvent, ids: Snowflake
+) -> None:
+    async with connections(settings, 2) as racers:
+        for _ in range(ROUNDS):
+            execution_id = ids.next()
+            name = command_id(execution_id, "next")
+            barrier = asyncio.Barrier(len(racers))
+            published: list[str] = []
+
+            async def handle(connection: Any, execution_id=execution_id, name=name, barrier=barrier) -> None:
+                issued = event(execution_id, EventType.COMMAND_ISSUED, meta={"command_id": name})
+                await barrier.wait()
+                if issued.event_id in await log.append([issued], connection=connection):
+                    published.append(name)  # noqa: B023
+
+            await asyncio.gather(*map(handle, racers))
+            assert published == [name]
+            assert await log.pool.fetchval(COUNT, execution_id, "command.issued") == 1
+
+
+async def test_twenty_completions_make_one_loop_done_and_one_next_command(
+    settings: Settings, log: EventLog, event: MakeEvent, ids: Snowflake
+) -> None:
+    """Each completes its item, then counts: all that see the loop full try to end it."""
+    async with connections(settings, 20) as racers:
+        for _ in range(ROUNDS // 5):
+            execution_id, loop_id = ids.next(), str(ids.next())
+            barrier = asyncio.Barrier(len(racers))
+            routed: list[int] = []
+
+            async def complete(
+                index: int, connection: Any, execution_id=execution_id, loop_id=loop_id, barrier=barrier
+            ) -> None:
+                meta = {"loop_id": loop_id, "command_id": command_id(execution_id, "work", 1, index)}
+                done = event(execution_id, EventType.COMMAND_COMPLETED, meta=meta, current_index=index)
+                await barrier.wait()
+                await log.append([done], connection=connection)
+                ended = await connection.fetchval(COUNT, execution_id, "command.completed")
+                if ended < len(racers):
+                    return
+                over = event(execution_id, EventType.LOOP_DONE, meta={"loop_id": loop_id})
+                if await log.append_once(over, connection=connection):
+                    following = {"command_id": command_id(execution_id, "next")}
+                    issued = event(execution_id, EventType.COMMAND_ISSUED, meta=following)
+                    await log.append([issued], connection=connection)
+                    routed.append(index)  # noqa: B023
+
+            await asyncio.gather(*(complete(index, one) for index, one in enumerate(racers)))
+            assert len(routed) == 1
+            assert await log.pool.fetchval(COUNT, execution_id, "loop.done") == 1
+            assert await log.pool.fetchval(COUNT, execution_id, "command.issued") == 1
+
+
+async def test_writers_in_opposite_order_neither_block_nor_lose(
+    settings: Settings, pool: asyncpg.Pool[Any], ids: Snowflake, event: MakeEvent
+) -> None:
+    """Two buffers offer the same commands in opposite order: PostgreSQL may end one of them as a deadlock."""
+    buffers = [EventBuffer(EventLog(pool, ids)) for _ in range(4)]
+    for _ in range(2):
+        execution_id = ids.next()
+        names = [command_id(execution_id, "work", 1, index) for index in range(60)]
+
+        async def issue(place: int, buffer: EventBuffer, execution_id=execution_id, names=names) -> int:
+            order = names if place % 2 else names[::-1]
+            events = [
+                event(execution_id, EventType.COMMAND_ISSUED, meta={"command_id": name}) for name in order
+            ]
+            return len(await buffer.append(events))
+
+        won = await asyncio.gather(*(issue(place, buffer) for place, buffer in enumerate(buffers)))
+        assert sum(won) == len(names)
+        assert await pool.fetchval(COUNT, execution_id, "command.issued") == len(names)
+
+
+async def test_a_refused_event_harms_no_other_of_its_batch(
+    pool: asyncpg.Pool[Any], ids: Snowflake, event: MakeEvent
+) -> None:
+    buffer = EventBuffer(EventLog(pool, ids), linger=0.05)
+    good = [event(1, EventType.COMMAND_COMPLETED, meta={"command_id": str(n)}) for n in range(20)]
+    bad = event(1, EventType.COMMAND_COMPLETED, meta={"command_id": "bad"}, result={"rows": 1})
+    outcomes = await asyncio.gather(
+        *(buffer.append([one]) for one in [*good[:10], bad, *good[10:]]), return_exceptions=True
+    )
+    assert isinstance(outcomes.pop(10), asyncpg.CheckViolationError)
+    assert outcomes == [{one.event_id} for one in good]
+    assert await pool.fetchval(COUNT, 1, "command.completed") == 20
+
+
+async def test_posted_events_that_are_refused_are_reported(
+    pool: asyncpg.Pool[Any], ids: Snowflake, event: MakeEvent
+) -> None:
+    buffer = EventBuffer(EventLog(pool, ids))
+    await buffer.post([event(1, EventType.COMMAND_COMPLETED, result={"rows": 1})])
+    with pytest.raises(asyncpg.CheckViolationError):
+        await buffer.flush()
