@@ -31,6 +31,13 @@ SELECT facility_id, seeded, {', '.join(DATA_TYPES)}, records, complete
 FROM patient_flow.validation WHERE execution_id = $1 ORDER BY facility_id
 """
 
+RESULTS = """
+SELECT source_step AS step, store_tier AS tier, count(*) AS results, sum(bytes_size)::bigint AS bytes,
+       min(physical_uri) AS first
+FROM noetl.result_ref WHERE execution_id = $1 AND store_tier NOT IN ('eventlog', 'db')
+GROUP BY source_step, store_tier ORDER BY min(ref_id)
+"""
+
 
 def demo(
     size: Annotated[str, typer.Option(help=f"{', '.join(SIZES)}")] = "medium",
@@ -45,8 +52,10 @@ def demo(
         url = embedded.records_api_url(session.settings)
         workload: dict[str, Any] = {**SIZES[size], "api_url": url}
         found = run_playbook(session, load_playbook(playbook), workload)
-        rows = run_sync(session.engine.runtime.pool.fetch(VALIDATION, int(found.execution_id)))
-        _show(session, found, [dict(row) for row in rows])
+        pool, execution_id = session.engine.runtime.pool, int(found.execution_id)
+        validation = run_sync(pool.fetch(VALIDATION, execution_id))
+        results = run_sync(pool.fetch(RESULTS, execution_id))
+        _show(session, found, [dict(row) for row in validation], [dict(row) for row in results])
     raise typer.Exit(0 if found.status == ExecutionStatus.COMPLETED else 1)
 
 
@@ -56,28 +65,28 @@ def _demo_environment() -> None:
     get_settings.cache_clear()
 
 
-def _show(session: Session, found: Overview, rows: list[dict[str, Any]]) -> None:
+def _show(
+    session: Session, found: Overview, validation: list[dict[str, Any]], results: list[dict[str, Any]]
+) -> None:
     right = [Column(name.replace("_", " "), justify="right") for name in (*DATA_TYPES, "records")]
     table = Table("facility", *right, "complete", title="patients per facility and data type")
-    for row in rows:
+    for row in validation:
         counts = [f"{row[name]}/{row['seeded']}" for name in DATA_TYPES]
         table.add_row(str(row["facility_id"]), *counts, str(row["records"]), "yes" if row["complete"] else "NO")
     console.print(table)
-    where = Table("step", "iterations", Column("result", overflow="fold"), title="where the results are")
-    for step in found.steps:
-        loop = f"{step.loop.done}/{step.loop.total}" if step.loop else ""
-        where.add_row(step.step, loop, step.result or "in the event log")
+    right = [Column("results", justify="right"), Column("size", justify="right")]
+    where = Table("step", "tier", *right, Column("in", overflow="fold"), title="where the large results are")
+    for row in results:
+        folder = row["first"].rstrip("/").rsplit("/", 1)[0] + "/"
+        where.add_row(row["step"], row["tier"], str(row["results"]), f"{row['bytes'] / 1e6:.2f} MB", folder)
     console.print(where)
     if found.error:
         console.print(found.error, style="red", markup=False)
     console.print(
         f"execution [bold]{found.execution_id}[/] {found.status} in {found.seconds:.1f} s; "
-        f"Dagster run {found.run_id}",
+        f"Dagster run {found.run_id}\n"
+        f"services and data: {session.settings.home.resolve()}\n"
+        f"every event:       .venv/bin/noetl-dagster events {found.execution_id}\n"
+        "in Dagster's UI:   make dev, then Runs (the graph) and Assets (the lineage)",
         highlight=False,
     )
-    home = session.settings.home
-    console.print(f"services and data: {home}; events: noetl-dagster events {found.execution_id}", highlight=False)
-    console.print("the run, its graph and its assets in the UI: make dev", highlight=False)
-
-
-
