@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from typing import Any
 
 import orjson
@@ -12,9 +12,77 @@ from noetl_dagster.errors import ToolError
 from noetl_dagster.events.connection import encode_json
 from noetl_dagster.playbook.scope import Scope
 from noetl_dagster.playbook.templates import render_async
+from noetl_dagster.storage.manifests import Strategy
 from noetl_dagster.storage.refs import ResultRef
+from noetl_dagster.storage.store import NewResult, ResultStore
 from noetl_dagster.worker.execution import Execution
 from noetl_dagster.worker.program import StepProgram
+
+PART_ITEMS = 2_000
+"""Items of one stored part of a collection, at most."""
+
+PART_BYTES = 4 * 1024**2
+"""JSON bytes of one stored part, about."""
+
+PARTS_AT_ONCE = 8
+
+SAMPLE = 50
+"""Items whose size tells how many make a part."""
+
+
+class Collection:
+    """The items of a loop: held here when few, else in stored parts, of which the latest read is held.
+
+    Args:
+        reference: manifest of the parts, each of ``part_items`` items but the last.
+    """
+
+    def __init__(
+        self,
+        items: Sequence[Any] = (),
+        *,
+        store: ResultStore | None = None,
+        reference: ResultRef | None = None,
+        size: int = 0,
+        part_items: int = PART_ITEMS,
+    ) -> None:
+        self._items = items
+        self._store = store
+        self._reference = reference
+        self._size = len(items) if reference is None else size
+        self._part_items = part_items
+        self._held: tuple[int, Sequence[Any]] = (-1, ())
+
+    def __len__(self) -> int:
+        return self._size
+
+    async def slice(self, start: int, stop: int) -> Sequence[Any]:
+        """The items of ``start <= index < stop``; only the parts that hold them are read.
+
+        Raises:
+            StorageError: a part cannot be read.
+        """
+        if self._reference is None:
+            return self._items[start:stop]
+        found: list[Any] = []
+        stop = min(stop, self._size)
+        while start < stop:
+            part = start // self._part_items
+            first = part * self._part_items
+            items = (await self._part(part))[start - first : stop - first]
+            found.extend(items)
+            start += len(items)
+        return found
+
+    async def _part(self, number: int) -> Sequence[Any]:
+        held, items = self._held
+        if held != number:
+            assert self._store is not None
+            assert self._reference is not None
+            async for part in self._store.parts(self._reference, number, number + 1):
+                items = await self._store.get(part)
+            self._held = number, items
+        return items
 
 
 async def evaluate_collection(runtime: Runtime, program: StepProgram, scope: Scope) -> list[Any]:
@@ -68,28 +136,60 @@ def not_a_list(value: Any, step: str) -> ToolError:
 
 async def keep_collection(
     runtime: Runtime, execution: Execution, step: str, items: list[Any], loop_id: str
-) -> dict[str, Any]:
-    """The context of ``loop.started``: the items themselves while they are few and small, else a reference."""
+) -> tuple[dict[str, Any], Collection]:
+    """Keeps a collection: in the event while its items are few and small, else in stored parts.
+
+    Returns:
+        The context of ``loop.started``, and the collection as it is kept.
+    """
     settings = runtime.settings
-    if len(items) <= settings.loop_collection_threshold:
-        if len(encode_json(items)) <= settings.inline_result_bytes:
-            return {"collection": items}
-    reference = await runtime.results.put(
-        items, execution_id=execution.id, step=step, name=f"collection-{loop_id}"
+    few = len(items) <= settings.loop_collection_threshold
+    if few and len(encode_json(items)) <= settings.inline_result_bytes:
+        return {"collection": items}, Collection(items)
+    size, part_items = len(items), _items_a_part(items)
+    reference = await runtime.results.manifest(
+        execution.id,
+        step,
+        f"collection-{loop_id}",
+        _stored_parts(runtime, execution.id, step, items, part_items, loop_id),
+        Strategy.CONCAT,
     )
-    return {
+    context = {
         "collection_ref": reference.physical_uri,
         "collection_reference": reference.model_dump(mode="json", exclude_defaults=True),
+        "collection_size": size,
+        "part_items": part_items,
     }
+    return context, kept_collection(runtime, context)
 
 
-async def kept_collection(runtime: Runtime, context: dict[str, Any]) -> list[Any]:
-    """The items that :func:`keep_collection` kept.
-
-    Raises:
-        StorageError: the stored collection cannot be read.
-    """
+def kept_collection(runtime: Runtime, context: dict[str, Any]) -> Collection:
+    """The collection that :func:`keep_collection` kept; its parts are read when they are needed."""
     if "collection" in context:
-        return list(context["collection"])
-    reference = ResultRef.model_validate(context["collection_reference"])
-    return list(await runtime.results.get(reference))
+        return Collection(context["collection"])
+    return Collection(
+        store=runtime.results,
+        reference=ResultRef.model_validate(context["collection_reference"]),
+        size=context["collection_size"],
+        part_items=context["part_items"],
+    )
+
+
+def _items_a_part(items: Sequence[Any]) -> int:
+    sample = items[:: max(1, len(items) // SAMPLE)]
+    average = max(1, len(encode_json(sample)) // max(1, len(sample)))
+    return max(1, min(PART_ITEMS, PART_BYTES // average))
+
+
+async def _stored_parts(
+    runtime: Runtime, execution_id: int, step: str, items: Sequence[Any], part_items: int, loop_id: str
+) -> AsyncIterator[ResultRef]:
+    """Stores the parts a few at a time, in order."""
+    starts = range(0, len(items), part_items)
+    for place in range(0, len(starts), PARTS_AT_ONCE):
+        batch = [
+            NewResult(items[start : start + part_items], execution_id, step, f"collection-{loop_id}-{start}")
+            for start in starts[place : place + PARTS_AT_ONCE]
+        ]
+        for reference in await runtime.results.put_many(batch):
+            yield reference

@@ -7,6 +7,7 @@ from itertools import count
 from typing import Any
 
 from noetl_dagster.engine.attempts import Attempts
+from noetl_dagster.engine.collection import Collection
 from noetl_dagster.engine.gather import LoopResult, gather
 from noetl_dagster.engine.issue import Activation
 from noetl_dagster.engine.loop import Loops, run_workers
@@ -41,9 +42,8 @@ class CursorLoops:
         loop = program.step.loop
         assert loop is not None and loop.cursor is not None
         known = execution.state.loops.get((program.step.name, visit), [])
-        items: list[Any] = []
         loop_ids = (*(entry.loop_id for entry in known), str(self._runtime.ids.next()))
-        activation = Activation(execution, program, visit, loop_ids, items)
+        activation = Activation(execution, program, visit, loop_ids, Collection())
         await self._loops.start(activation, {})
         indexes = count(sum(entry.size for entry in known))
         claim = _Claim(self._runtime, execution, program, loop.cursor, loop.frame)

@@ -2,48 +2,21 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import dataclass
 
-from noetl_dagster.engine.attempts import Attempts
 from noetl_dagster.engine.gather import gather
-from noetl_dagster.engine.issue import issue
-from noetl_dagster.engine.loop import run_workers
+from noetl_dagster.engine.issue import Activation, issue
 from noetl_dagster.engine.runtime import Runtime
+from noetl_dagster.engine.shards import Group, GroupReport, InlineShards, ShardEngine
 from noetl_dagster.engine.step import STEP_ERRORS, Entry, Steps
+from noetl_dagster.errors import ToolError
 from noetl_dagster.events.queries import FANIN_COUNT
 from noetl_dagster.events.state import StepEnd
-from noetl_dagster.worker.command import Command, Outcome
+from noetl_dagster.playbook.models import FanoutEngine
 from noetl_dagster.worker.execution import Execution
 from noetl_dagster.worker.program import StepProgram
 
-
-@dataclass(frozen=True, slots=True)
-class Group:
-    """A contiguous run of shards, ``start <= index < stop``: one dynamic output of the Dagster run."""
-
-    start: int
-    stop: int
-
-    @property
-    def key(self) -> str:
-        """Mapping key of the dynamic output: first and last index, in order of the items."""
-        return f"{self.start:07d}_{self.stop - 1:07d}"
-
-    @classmethod
-    def parse(cls, key: str) -> Group:
-        start, last = key.split("_")
-        return cls(int(start), int(last) + 1)
-
-
-@dataclass(frozen=True, slots=True)
-class GroupReport:
-    """What a group did in this run."""
-
-    group: Group
-    done: int
-    failed: int
-    skipped: int
+KEYS_AT_ONCE = 1_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +34,12 @@ class Fanouts:
     def __init__(self, runtime: Runtime, steps: Steps) -> None:
         self._runtime = runtime
         self._steps = steps
-        self._attempts = Attempts(runtime)
+        inline = InlineShards(runtime)
+        self._engines: dict[FanoutEngine, ShardEngine] = {
+            FanoutEngine.DAGSTER: inline,
+            FanoutEngine.WORKERS: inline,
+            FanoutEngine.SPARK: inline,
+        }
 
     async def expand(self, execution: Execution, step: str, visit: int = 1) -> Expanded:
         """Evaluates the collection, issues one command a shard and splits the shards into groups.
@@ -82,40 +60,24 @@ class Fanouts:
             return Expanded(end=entry.end)
         try:
             activation = await self._steps.loops.activate(execution, program, visit, shard=True)
+            await _check_keys(activation)
         except STEP_ERRORS as error:
             return Expanded(end=await self._steps.fail(execution, program, visit, error))
         total = len(activation.items)
         async for _ in issue(self._runtime, activation, 0, total):
             pass
+        await self._runtime.buffer.flush()
         return Expanded(groups=tuple(_groups(program, total)), total=total)
 
     async def run_group(
         self, execution: Execution, step: str, group: Group, visit: int = 1
     ) -> GroupReport:
-        """Runs the shards of a group that the log does not say are done, failed ones again within limits."""
+        """Runs the shards of a group on the engine that the playbook names."""
         program = execution.program.step(step)
         activation = await self._steps.loops.activate(execution, program, visit, shard=True)
         loop = program.step.loop
         assert loop is not None
-        pending = [command async for command, _ in issue(self._runtime, activation, group.start, group.stop)]
-        waiting = iter(pending)
-        counts = {"done": 0, "failed": 0}
-        retries = loop.fanout.max_shard_retries
-        stopped = False
-
-        async def work() -> None:
-            nonlocal stopped
-            for command in waiting:
-                if stopped:
-                    return
-                outcome = await self._run_shard(execution, program, command, retries)
-                counts["failed" if outcome.failed else "done"] += 1
-                if outcome.failed and (loop.fail_fast or loop.fanout.fail_fast):
-                    stopped = True
-
-        await run_workers(work, max(1, min(loop.fanout.max_concurrent, len(pending))))
-        await self._runtime.buffer.flush()
-        return GroupReport(group, **counts, skipped=group.stop - group.start - len(pending))
+        return await self._engines[loop.fanout.engine].run(activation, group)
 
     async def fan_in(self, execution: Execution, step: str, visit: int = 1) -> StepEnd:
         """Counts the shards in the log, writes ``loop.fanin.completed`` once, and routes.
@@ -154,23 +116,28 @@ class Fanouts:
         row = await self._runtime.pool.fetchrow(FANIN_COUNT, execution_id, step, loop_id)
         return int(row["done"]), int(row["failed"])
 
-    async def _run_shard(
-        self, execution: Execution, program: StepProgram, command: Command, retries: int
-    ) -> Outcome:
-        """Runs a shard; a failed one is issued again as the next attempt of the same shard."""
-        values: dict[str, Any] = {}
-        for remaining in range(retries, -1, -1):
-            final = remaining == 0
-            outcome = await self._runtime.runner.run(
-                execution, program, command, values=values, is_final=lambda outcome, final=final: final
-            )
-            if not outcome.failed or final:
-                return outcome
-            values = {}
-            command = replace(command, attempt=command.attempt + 1)
-            kind = program.tasks[0].task.kind if program.tasks else "noop"
-            await self._runtime.buffer.append([self._runtime.commands.issued(command, kind)])
-        raise AssertionError("unreachable")
+
+async def _check_keys(activation: Activation) -> None:
+    """Refuses shards with the same key: their results and sinks could not be told apart.
+
+    Raises:
+        ToolError: names the first two items that share a key.
+        TemplateError: a key cannot be rendered.
+    """
+    loop = activation.program.step.loop
+    if loop is None or loop.fanout.iter_key is None:
+        return
+    seen: dict[str, int] = {}
+    for start in range(0, len(activation.items), KEYS_AT_ONCE):
+        for index, item in enumerate(await activation.items.slice(start, start + KEYS_AT_ONCE), start):
+            key = activation.iter_key(index, item) or ""
+            first = seen.setdefault(key, index)
+            if first != index:
+                raise ToolError(
+                    f"step {activation.step}: items {first} and {index} have the same iter_key {key!r}; "
+                    "give fanout.iter_key a template that tells them apart, or leave it out to use the index",
+                    kind="loop",
+                )
 
 
 def _groups(program: StepProgram, total: int) -> list[Group]:

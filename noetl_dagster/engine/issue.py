@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from typing import Any
 
+from noetl_dagster.engine.collection import Collection
 from noetl_dagster.engine.runtime import Runtime
 from noetl_dagster.events.queries import LOOP_ATTEMPTS
 from noetl_dagster.events.types import Event
-from noetl_dagster.playbook.templates import Compiled, compile_value
+from noetl_dagster.playbook.templates import compile_value
 from noetl_dagster.worker.command import Command
 from noetl_dagster.worker.execution import Execution
 from noetl_dagster.worker.program import StepProgram
@@ -32,7 +33,7 @@ class Activation:
     program: StepProgram
     visit: int
     loop_ids: tuple[str, ...]
-    items: Sequence[Any]
+    items: Collection
     shard: bool = False
     resumed: bool = False
 
@@ -49,7 +50,7 @@ class Activation:
     def step(self) -> str:
         return self.program.step.name
 
-    def command(self, index: int, attempt: int = 1) -> Command:
+    def command(self, index: int, item: Any, attempt: int = 1) -> Command:
         state = self.execution.state
         return Command(
             execution_id=state.execution_id,
@@ -57,25 +58,25 @@ class Activation:
             visit=self.visit,
             attempt=attempt,
             index=index,
-            item=self.items[index],
+            item=item,
             length=len(self.items),
             loop_id=self.loop_id,
             shard=self.shard,
-            iter_key=self._iter_key(index),
+            iter_key=self.iter_key(index, item),
             catalog_id=state.catalog_id,
             parent_execution_id=state.parent_execution_id,
         )
 
-    def _iter_key(self, index: int) -> str | None:
+    def iter_key(self, index: int, item: Any) -> str | None:
+        """The key that the playbook gives a shard; None: its index.
+
+        Raises:
+            TemplateError: the key cannot be rendered for this item.
+        """
         loop = self.program.step.loop
         if not self.shard or loop is None or loop.fanout.iter_key is None:
             return None
-        key = _compiled(loop.fanout.iter_key)
-        return str(key.render({loop.iterator: self.items[index], "_index": index}))
-
-
-def _compiled(template: str) -> Compiled:
-    return compile_value(template)
+        return str(compile_value(loop.fanout.iter_key).render({loop.iterator: item, "_index": index}))
 
 
 async def issue(
@@ -91,26 +92,28 @@ async def issue(
         end = min(begin + SLICE, stop)
         known = await _known(runtime, activation, begin, end) if activation.resumed else {}
         commands, events = [], []
-        for index in range(begin, end):
+        for index, item in enumerate(await activation.items.slice(begin, end), begin):
             attempt, done, ended = known.get(index, (0, False, 0))
             if done:
                 continue
             pending = attempt > ended
-            command = activation.command(index, attempt if pending else ended + 1)
+            command = activation.command(index, item, attempt if pending else ended + 1)
             commands.append(command)
             if not pending:
                 events.extend(_issue_events(runtime, activation, command))
-        await runtime.buffer.append(events)
+        if activation.shard:
+            await runtime.buffer.post(events)  # the fan-out flushes at its end: the next slice need not wait
+        else:
+            await runtime.buffer.append(events)
         for command in commands:
             yield command, activation.resumed
 
 
 def _issue_events(runtime: Runtime, activation: Activation, command: Command) -> list[Event]:
-    kind = activation.program.tasks[0].task.kind if activation.program.tasks else "noop"
     item = runtime.commands.item(command)
     if _is_small(command.item):
         item.current_item = command.item
-    return [item, runtime.commands.issued(command, kind)]
+    return [item, runtime.commands.issued(command, activation.program.kind)]
 
 
 def _is_small(item: Any) -> bool:

@@ -67,17 +67,16 @@ class Loops:
         known = execution.state.loops.get((step, visit), [])
         loop_ids = tuple(entry.loop_id for entry in known)
         if known:
-            items = await kept_collection(self._runtime, known[-1].context)
+            items = kept_collection(self._runtime, known[-1].context)
             if not known[-1].done or known[-1].epoch == execution.state.epoch:
                 return Activation(execution, program, visit, loop_ids, items, shard, resumed=True)
             context = known[-1].context
         else:
             scope = execution.scope(ReferenceCache())
-            items = await evaluate_collection(self._runtime, program, scope)
-            context = {}
+            evaluated = await evaluate_collection(self._runtime, program, scope)
         loop_id = str(self._runtime.ids.next())
         if not known:
-            context = await keep_collection(self._runtime, execution, step, items, loop_id)
+            context, items = await keep_collection(self._runtime, execution, step, evaluated, loop_id)
         activation = Activation(
             execution, program, visit, (*loop_ids, loop_id), items, shard, resumed=bool(known)
         )
@@ -152,7 +151,7 @@ class Loops:
         """Runs the items of a range, so many at a time. Each iteration sees the context as it was issued."""
         loop = activation.program.step.loop
         assert loop is not None
-        queue = _Shared(issue(self._runtime, activation, start, stop))
+        queue = SharedCommands(issue(self._runtime, activation, start, stop))
         state = activation.execution.state
 
         async def work() -> None:
@@ -183,7 +182,7 @@ class Loops:
                 assign(execution.state.ctx, path, value)
 
 
-class _Shared:
+class SharedCommands:
     """One stream of commands for many workers."""
 
     def __init__(self, commands: AsyncIterator[tuple[Command, bool]]) -> None:

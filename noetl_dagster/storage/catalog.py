@@ -77,16 +77,22 @@ class RefCatalog:
         async with self.connection(connection) as open_connection:
             await open_connection.execute(queries.DELETE_REFS, list(ref_ids))
 
-    async def parts(self, manifest_id: int) -> AsyncIterator[ResultRef]:
+    async def parts(
+        self, manifest_id: int, start: int = 0, stop: int | None = None
+    ) -> AsyncIterator[ResultRef]:
         """References a manifest is made of, in order, a page at a time.
+
+        Args:
+            start, stop: half-open range of positions.
 
         Raises:
             ReferenceNotAvailableError: when a part's row is gone; names its position.
         """
-        last = -1
+        last = start - 1
         while True:
+            limit = _PAGE if stop is None else min(_PAGE, stop - last - 1)
             async with self.connection() as connection:
-                rows = await connection.fetch(queries.PAGE_OF_PARTS, manifest_id, last, _PAGE)
+                rows = await connection.fetch(queries.PAGE_OF_PARTS, manifest_id, last, limit)
             for row in rows:
                 if row["ref_id"] is None:
                     raise ReferenceNotAvailableError(
@@ -94,7 +100,7 @@ class RefCatalog:
                         f"(reference {row['part_ref_id']})"
                     )
                 yield ref_from_row(row)
-            if len(rows) < _PAGE:
+            if len(rows) < limit or (stop is not None and rows[-1]["part_index"] >= stop - 1):
                 return
             last = rows[-1]["part_index"]
 

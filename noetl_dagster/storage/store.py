@@ -308,13 +308,19 @@ class ResultStore:
         async for chunk in codec.decompress_stream(self._verified_chunks(ref), Compression(ref.compression)):
             yield bytes(chunk)
 
-    async def parts(self, ref: ResultRef | str) -> AsyncIterator[ResultRef]:
-        """The references a manifest is made of, in order; any other reference is its own only part."""
+    async def parts(
+        self, ref: ResultRef | str, start: int = 0, stop: int | None = None
+    ) -> AsyncIterator[ResultRef]:
+        """The references a manifest is made of, in order; any other reference is its own only part.
+
+        Args:
+            start, stop: half-open range of a manifest's parts.
+        """
         ref = await self._resolve(ref)
         if ref.kind is not RefKind.MANIFEST:
             yield ref
             return
-        async for part in self._catalog.parts(ref.ref_id):
+        async for part in self._catalog.parts(ref.ref_id, start, stop):
             yield part
 
     async def items(self, ref: ResultRef | str) -> AsyncIterator[Any]:

@@ -8,6 +8,8 @@ from typing import Any
 from noetl_dagster.errors import PlaybookError, Problem, Place
 from noetl_dagster.playbook.models import (
     Directive,
+    Dispatch,
+    FanoutEngine,
     Input,
     Playbook,
     PolicyAction,
@@ -74,8 +76,22 @@ class StepProgram:
     arcs: tuple[tuple[Condition, CompiledSet], ...]
 
     @property
+    def in_pool(self) -> bool:
+        """Whether its commands run in worker processes. Child playbooks are routing, and stay here."""
+        loop = self.step.loop
+        wanted = self.step.spec.dispatch is Dispatch.WORKERS or (
+            loop is not None and loop.fanout.engine is FanoutEngine.WORKERS and self.step.is_fanout
+        )
+        return wanted and all(task.task.kind != "playbook" for task in self.tasks)
+
+    @property
     def in_loop(self) -> bool:
         return self.step.loop is not None
+
+    @property
+    def kind(self) -> str:
+        """Kind of the first task's tool, which the step's commands carry."""
+        return self.tasks[0].task.kind if self.tasks else "noop"
 
     @property
     def retries(self) -> bool:

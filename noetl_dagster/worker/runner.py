@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Protocol
 
 from noetl_dagster.errors import CredentialError, StorageError, TemplateError, ToolError
 from noetl_dagster.events.buffer import EventBuffer
@@ -11,7 +12,7 @@ from noetl_dagster.events.envelopes import error_envelope
 from noetl_dagster.playbook.models import Sink
 from noetl_dagster.playbook.views import ReferenceCache, ResultView
 from noetl_dagster.tools.base import Toolbox
-from noetl_dagster.tools.sinks import SinkWriter
+from noetl_dagster.tools.sinks import Complete, SinkWriter
 from noetl_dagster.worker.command import Command, CommandEvents, Outcome
 from noetl_dagster.worker.execution import Execution
 from noetl_dagster.worker.heartbeat import Heartbeats
@@ -21,6 +22,22 @@ from noetl_dagster.worker.program import StepProgram
 
 def always_final(outcome: Outcome) -> bool:
     return True
+
+
+class Runner(Protocol):
+    """Whoever runs commands to their end: this process, or the pool through its dispatcher."""
+
+    async def run(
+        self,
+        execution: Execution,
+        program: StepProgram,
+        command: Command,
+        *,
+        values: dict[str, Any] | None = None,
+        is_final: Callable[[Outcome], bool] = always_final,
+    ) -> Outcome:
+        """Runs an issued command; see :meth:`CommandRunner.run`."""
+        ...
 
 
 class CommandRunner:
@@ -48,17 +65,22 @@ class CommandRunner:
         *,
         values: dict[str, Any] | None = None,
         is_final: Callable[[Outcome], bool] = always_final,
+        claimed: bool = False,
     ) -> Outcome:
         """Claims and runs an issued command and hands its end to the event buffer.
 
         Args:
             values: the ``iter`` values shared with earlier attempts of the same iteration.
             is_final: false for a failed outcome that will be tried again; goes into the event.
+            claimed: the command was claimed before, for an op in another process that waits for its end.
         """
-        await self._buffer.post([self._events.claimed(command)])
+        if not claimed:
+            await self._buffer.post([self._events.claimed(command)])
         cache = ReferenceCache()
         with self._heartbeats.beating(command):
             outcome = await self._run_pipeline(execution, program, command, cache, values)
+            if claimed and program.retries:
+                outcome.values = values or {}  # the next attempt may run anywhere
             if program.sinks and not outcome.failed:
                 return await self._end_with_sink(
                     execution, program, command, outcome, cache, values, is_final
@@ -80,7 +102,18 @@ class CommandRunner:
             )
         except (ToolError, TemplateError, CredentialError, StorageError) as error:
             return Outcome(error_envelope(error))
-        return await self._pipeline.run(program, command, scope, cache, folder=execution.folder)
+        loop = program.step.loop
+        limit = loop.fanout.shard_ttl if command.shard and loop is not None else None
+        try:
+            async with asyncio.timeout(limit):
+                return await self._pipeline.run(program, command, scope, cache, folder=execution.folder)
+        except TimeoutError:
+            late = ToolError(
+                f"shard {command.index} of step {command.step} took longer than its shard_ttl of {limit:g} s",
+                kind="timeout",
+                retryable=True,
+            )
+            return Outcome(error_envelope(late), duration=limit or 0.0)
 
     async def _end_with_sink(
         self,
@@ -104,9 +137,7 @@ class CommandRunner:
                 await self._sink_value(outcome, view),
                 scope.with_locals({"result": view, "output": view}),
                 identity=_identity(command),
-                complete=lambda connection: self._buffer.log.append(
-                    [self._events.ended(command, outcome)], connection=connection
-                ),
+                complete=self._completion(command, outcome),
             )
         except (ToolError, TemplateError, CredentialError, StorageError) as error:
             failed = Outcome(error_envelope(error), tasks=outcome.tasks, duration=outcome.duration)
@@ -115,6 +146,17 @@ class CommandRunner:
         if not written.completed:
             await self._buffer.append([self._events.ended(command, outcome)])
         return outcome
+
+    def _completion(self, command: Command, outcome: Outcome) -> Complete | None:
+        """Writes the completion on the sink's connection, where events go into the log from here."""
+        log = self._buffer.log
+        if not log.transactional:
+            return None
+
+        async def complete(connection: Any) -> None:
+            await log.append([self._events.ended(command, outcome)], connection=connection)
+
+        return complete
 
     async def _sink_value(self, outcome: Outcome, view: ResultView) -> Any:
         if "ref" in outcome.envelope:

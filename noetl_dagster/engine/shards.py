@@ -1,0 +1,126 @@
+"""Shards of a fan-out run in this process: the ``dagster`` engine, and the seam for the others."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass, replace
+from typing import Protocol
+
+from noetl_dagster.engine.issue import Activation, issue
+from noetl_dagster.engine.loop import SharedCommands, run_workers
+from noetl_dagster.engine.runtime import Runtime
+from noetl_dagster.events.queries import LOOP_FAILED
+from noetl_dagster.worker.command import Command, Outcome
+
+FAIL_FAST_SECONDS = 1.0
+"""How often a group looks whether another group has failed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """A contiguous run of shards, ``start <= index < stop``: one dynamic output of the Dagster run."""
+
+    start: int
+    stop: int
+
+    def __len__(self) -> int:
+        return self.stop - self.start
+
+    @property
+    def key(self) -> str:
+        """Mapping key of the dynamic output: first and last index, in order of the items."""
+        return f"{self.start:07d}_{self.stop - 1:07d}"
+
+    @classmethod
+    def parse(cls, key: str) -> Group:
+        start, last = key.split("_")
+        return cls(int(start), int(last) + 1)
+
+
+@dataclass(frozen=True, slots=True)
+class GroupReport:
+    """What a group did in this run. ``skipped``: shards done before, or left out by ``fail_fast``."""
+
+    group: Group
+    done: int
+    failed: int
+    skipped: int
+    seconds: float = 0.0
+
+    @property
+    def rate(self) -> float:
+        """Shards a second."""
+        return (self.done + self.failed) / self.seconds if self.seconds else 0.0
+
+
+class ShardEngine(Protocol):
+    """Runs the shards of one group to their ends; what ``spec.fanout.engine`` chooses."""
+
+    async def run(self, activation: Activation, group: Group) -> GroupReport:
+        """Runs the shards that the log does not say are done, failed ones again within limits."""
+
+
+class InlineShards:
+    """Runs shards on this process's event loop, ``max_concurrent`` at once."""
+
+    def __init__(self, runtime: Runtime) -> None:
+        self._runtime = runtime
+
+    async def run(self, activation: Activation, group: Group) -> GroupReport:
+        loop = activation.program.step.loop
+        assert loop is not None
+        spec = loop.fanout
+        fail_fast = loop.fail_fast or spec.fail_fast
+        started = asyncio.get_running_loop().time()
+        done = failed = 0
+        queue = SharedCommands(issue(self._runtime, activation, group.start, group.stop))
+        if fail_fast and await self._failed_elsewhere(activation):
+            queue.stop()
+
+        async def work() -> None:
+            nonlocal done, failed
+            while (entry := await queue.next()) is not None:
+                outcome = await self._run_shard(activation, entry[0], spec.max_shard_retries)
+                if not outcome.failed:
+                    done += 1
+                    continue
+                failed += 1
+                if fail_fast:
+                    queue.stop()
+
+        async def watch() -> None:
+            while not await self._failed_elsewhere(activation):  # noqa: ASYNC110 - another process's event
+                await asyncio.sleep(FAIL_FAST_SECONDS)
+            queue.stop()
+
+        watcher = asyncio.create_task(watch()) if fail_fast else None
+        try:
+            await run_workers(work, max(1, min(spec.max_concurrent, len(group))))
+        finally:
+            if watcher is not None:
+                watcher.cancel()
+        await self._runtime.buffer.flush()
+        seconds = asyncio.get_running_loop().time() - started
+        return GroupReport(group, done, failed, skipped=len(group) - done - failed, seconds=seconds)
+
+    async def _failed_elsewhere(self, activation: Activation) -> bool:
+        found = await self._runtime.pool.fetchval(
+            LOOP_FAILED, activation.execution.id, activation.loop_id
+        )
+        return bool(found)
+
+    async def _run_shard(self, activation: Activation, command: Command, retries: int) -> Outcome:
+        """Runs a shard; a failed one is issued again as the next attempt of the same shard."""
+        execution, program = activation.execution, activation.program
+        last = command.attempt + retries
+        runner = self._runtime.runner_of(program)
+
+        def is_final(outcome: Outcome) -> bool:
+            return command.attempt >= last
+
+        while True:
+            outcome = await runner.run(execution, program, command, is_final=is_final)
+            if not outcome.failed or command.attempt >= last:
+                return outcome
+            command = replace(command, attempt=command.attempt + 1)
+            await self._runtime.buffer.append([self._runtime.commands.issued(command, program.kind)])
