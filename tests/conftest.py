@@ -86,6 +86,21 @@ def database_template(services: Settings) -> str:
 @pytest.fixture
 def settings(services: Settings, database_template: str, tmp_path: Path) -> Iterator[Settings]:
     """Settings of one test: its own database, bucket, shared volume, NATS names and state folder."""
+    with _own_settings(services, database_template, tmp_path) as own:
+        yield own
+
+
+@pytest.fixture(scope="module")
+def module_settings(
+    services: Settings, database_template: str, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Settings]:
+    """Like ``settings``, shared by the tests of a module."""
+    with _own_settings(services, database_template, tmp_path_factory.mktemp("module")) as own:
+        yield own
+
+
+@contextmanager
+def _own_settings(services: Settings, database_template: str, tmp_path: Path) -> Iterator[Settings]:
     name = f"test-{uuid.uuid4().hex[:12]}"
     with _administrator(services) as cursor:
         cursor.execute(f'CREATE DATABASE "{name}" TEMPLATE "{database_template}"')

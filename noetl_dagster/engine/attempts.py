@@ -118,7 +118,7 @@ class Attempts:
         def is_final(outcome: Outcome) -> bool:
             return continuation is None or command.attempt - first + 1 >= continuation.rule.max_attempts
 
-        return await self._runtime.runner.run(
+        return await self._runtime.runner_of(program).run(
             execution, program, command, values=values, is_final=is_final
         )
 
@@ -127,8 +127,9 @@ class Attempts:
         if record is None:
             return None
         envelope = from_result(record["result"])
-        patches = [(path, value) for path, value in (record["context"] or {}).get("patches", ())]
-        return Outcome(envelope, patches)
+        context = record["context"] or {}
+        patches = [(path, value) for path, value in context.get("patches", ())]
+        return Outcome(envelope, patches, step_values=context.get("step", {}))
 
     async def _follower(
         self,
@@ -218,7 +219,7 @@ class Attempts:
             meta={**command.meta(), "total_attempts": pages.attempts},
         )
         await self._runtime.buffer.post([event])
-        return Outcome(envelope, outcome.patches, outcome.tasks, outcome.duration)
+        return replace(outcome, envelope=envelope)
 
 
 def _names(envelope: Envelope, view: ResultView, attempt: int) -> dict[str, Any]:

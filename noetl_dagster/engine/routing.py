@@ -77,6 +77,23 @@ async def _apply(block: CompiledSet, scope: Scope, routed: Routed, fetch: Fetch)
             routed.patches.append((list(patch.path), patch.value))
 
 
+class EventName(str):
+    """The name of an event, equal to every word that means it: ``step.done`` is ``call.done`` as well."""
+
+    __slots__ = ()
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, str) and str(self) in _LISTENS.get(other, (other,))
+
+    def __ne__(self, other: object) -> bool:
+        return not self == other
+
+    def __str__(self) -> str:
+        return str.__str__(self)
+
+    __hash__ = str.__hash__
+
+
 def event_names(name: str, step: str, payload: Mapping[str, Any]) -> dict[str, Any]:
     """The ``event`` that arcs see."""
-    return {"name": name, "step": step, "payload": payload}
+    return {"name": EventName(name), "step": step, "payload": payload}

@@ -55,6 +55,7 @@ class _Ending:
     patches: Patches = field(default_factory=list)
     loop: LoopResult | None = None
     fanin: dict[str, Any] | None = None
+    step_values: dict[str, Any] = field(default_factory=dict)
 
     @property
     def failed(self) -> bool:
@@ -173,7 +174,7 @@ class Steps:
             parent_execution_id=state.parent_execution_id,
         )
         outcome = await self._attempts.run(execution, program, command, resumed=resumed)
-        return _Ending(outcome.envelope, outcome.patches)
+        return _Ending(outcome.envelope, outcome.patches, step_values=outcome.step_values)
 
     async def _loop_ending(
         self, execution: Execution, program: StepProgram, result: LoopResult
@@ -223,7 +224,7 @@ class Steps:
         step = program.step.name
         fetch = self._runtime.results.get
         cache = ReferenceCache()
-        scope = execution.scope(cache)
+        scope = execution.scope(cache).with_step_values(ending.step_values)
         for path, value in ending.patches:
             assign(scope.ctx, path, value)
         try:

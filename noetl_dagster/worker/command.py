@@ -72,7 +72,9 @@ class Outcome:
     Attributes:
         envelope: the result, small enough for the log.
         patches: ``[path, value]`` pairs that ``set`` wrote to ``ctx``.
+        step_values: what ``set`` wrote to ``step``; seen until the step has ended.
         tasks: per executed task its name, status, attempts and duration in milliseconds.
+        values: what ``set`` wrote to ``iter``, where the next attempt may run in another process.
     """
 
     envelope: Envelope
@@ -80,6 +82,8 @@ class Outcome:
     tasks: list[dict[str, Any]] = field(default_factory=list)
     duration: float = 0.0
     retryable: bool = False
+    step_values: dict[str, Any] = field(default_factory=dict)
+    values: dict[str, Any] = field(default_factory=dict)
 
     @property
     def failed(self) -> bool:
@@ -95,7 +99,7 @@ class CommandEvents:
 
     def __init__(self, ids: Snowflake, worker_id: str = WORKER_ID) -> None:
         self._ids = ids
-        self._worker_id = worker_id
+        self.worker_id = worker_id
 
     def issued(self, command: Command, tool_kind: str) -> Event:
         context = {"overrides": command.overrides} if command.overrides else None
@@ -133,6 +137,10 @@ class CommandEvents:
         event.duration = outcome.duration
         if outcome.patches:
             event.context = {"patches": outcome.patches}
+        if outcome.values:
+            event.context = {**(event.context or {}), "iter": outcome.values}
+        if outcome.step_values:
+            event.context = {**(event.context or {}), "step": outcome.step_values}
         return event
 
     def item(self, command: Command) -> Event:
@@ -163,5 +171,5 @@ class CommandEvents:
             parent_execution_id=command.parent_execution_id,
             meta=meta,
             current_index=command.index,
-            worker_id=self._worker_id if worker else None,
+            worker_id=self.worker_id if worker else None,
         )

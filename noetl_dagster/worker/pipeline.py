@@ -76,6 +76,7 @@ class Pipeline:
             tasks=list(run.tasks.values()),
             duration=time.perf_counter() - started,
             retryable=bool((envelope.get("error") or {}).get("retryable")),
+            step_values=run.scope.step_values,
         )
 
     async def _run_tasks(self, run: _Run, folder: str) -> Envelope:

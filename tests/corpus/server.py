@@ -1,0 +1,96 @@
+"""A web service with pages, faults and limits, for playbooks to talk to."""
+
+from __future__ import annotations
+
+import socket
+import threading
+import time
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import uvicorn
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import JSONResponse, PlainTextResponse, Response
+from starlette.routing import Route
+
+ITEMS = 23
+_calls: Counter[str] = Counter()
+
+
+async def pages(request: Request) -> Response:
+    """``?page=1&size=5``: {data, paging: {page, pages, hasMore}}."""
+    page, size = int(request.query_params.get("page", 1)), int(request.query_params.get("size", 10))
+    numbers = list(range(ITEMS))[(page - 1) * size : page * size]
+    paging = {"page": page, "pages": -(-ITEMS // size), "hasMore": page * size < ITEMS}
+    return JSONResponse({"data": [{"id": number} for number in numbers], "paging": paging})
+
+
+async def cursor(request: Request) -> Response:
+    """``?after=5``: {items, next}."""
+    after = int(request.query_params.get("after", 0))
+    items = list(range(after, min(after + 8, ITEMS)))
+    return JSONResponse({"items": items, "next": after + 8 if after + 8 < ITEMS else None})
+
+
+async def flaky(request: Request) -> Response:
+    """``/flaky/{key}?fails=2&status=503``: that many failures for each key, then {ok, calls}."""
+    key = request.path_params["key"]
+    _calls[key] += 1
+    if _calls[key] <= int(request.query_params.get("fails", 2)):
+        status = int(request.query_params.get("status", 503))
+        return JSONResponse({"reason": "not now"}, status_code=status)
+    return JSONResponse({"ok": True, "calls": _calls[key]})
+
+
+async def flaky_pages(request: Request) -> Response:
+    """``/flaky-pages/{key}?page=1``: each page fails once before it comes."""
+    key = f"{request.path_params['key']}:{request.query_params.get('page', 1)}"
+    _calls[key] += 1
+    if _calls[key] == 1:
+        return JSONResponse({"reason": "not now"}, status_code=503)
+    return await pages(request)
+
+
+async def status(request: Request) -> Response:
+    return JSONResponse({"reason": "as asked"}, status_code=request.path_params["code"])
+
+
+async def echo(request: Request) -> Response:
+    body = (await request.body()).decode()
+    seen = {"method": request.method, "query": dict(request.query_params), "body": body}
+    seen["headers"] = {key: value for key, value in request.headers.items() if key.startswith("x-")}
+    return JSONResponse(seen)
+
+
+async def text(request: Request) -> Response:
+    return PlainTextResponse("plain words")
+
+
+ANY = ["GET", "POST", "PUT", "PATCH", "DELETE"]
+ROUTES = [
+    Route("/pages", pages),
+    Route("/cursor", cursor),
+    Route("/flaky/{key}", flaky, methods=ANY),
+    Route("/flaky-pages/{key}", flaky_pages),
+    Route("/status/{code:int}", status),
+    Route("/text", text),
+    Route("/echo", echo, methods=ANY),
+]
+
+
+@contextmanager
+def serving() -> Iterator[str]:
+    """Runs the service in a thread; gives its address."""
+    with socket.socket() as sock:
+        sock.bind(("127.0.0.1", 0))
+        config = uvicorn.Config(Starlette(routes=ROUTES), log_level="error", lifespan="off")
+        server = uvicorn.Server(config)
+        thread = threading.Thread(target=server.run, kwargs={"sockets": [sock]}, daemon=True)
+        thread.start()
+        while not server.started:
+            time.sleep(0.01)
+        yield f"http://127.0.0.1:{sock.getsockname()[1]}"
+        server.should_exit = True
+        thread.join(10)

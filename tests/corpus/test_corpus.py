@@ -1,0 +1,28 @@
+"""Every playbook of the corpus runs as it says, without Dagster."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from noetl_dagster.engine.engine import Engine
+from noetl_dagster.errors import PlaybookError
+from noetl_dagster.playbook.loader import load_playbook
+
+from .expectation import Expectation, playbooks
+
+
+@pytest.mark.asyncio(loop_scope="module")
+@pytest.mark.parametrize("path", playbooks(), ids=lambda path: path.stem)
+async def test_it_runs_as_it_says(path: Path, shared_engine: Engine, api: str) -> None:
+    expected = Expectation.of(path)
+    if expected.refused:
+        with pytest.raises(PlaybookError) as refusal:
+            load_playbook(path)
+        assert expected.refused in str(refusal.value)
+        return
+    playbook = load_playbook(path)
+    given = expected.given | ({"api": api} if "api" in playbook.workload else {})
+    state = await shared_engine.run(playbook, given)
+    await expected.check(state, shared_engine.runtime)
