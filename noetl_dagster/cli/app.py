@@ -15,6 +15,7 @@ from noetl_dagster.cli.console import fail
 from noetl_dagster.cli.demo import demo
 from noetl_dagster.cli.ingest import ingest
 from noetl_dagster.cli.run import resume, run
+from noetl_dagster.cli.worker import worker
 from noetl_dagster.embedded.cli import app as services
 from noetl_dagster.errors import NoetlError, PlaybookError
 from noetl_dagster.playbook.catalog import find_playbooks
@@ -38,6 +39,7 @@ app.command()(executions.cancel)
 app.command("executions")(executions.listing)
 app.command()(demo)
 app.command()(ingest)
+app.command()(worker)
 app.command("records-api")(records_api)
 
 

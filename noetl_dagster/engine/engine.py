@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from noetl_dagster.engine.child import Children
+from noetl_dagster.engine.dispatch import Dispatcher
 from noetl_dagster.engine.fanout import Fanouts
 from noetl_dagster.engine.lifecycle import Lifecycle
 from noetl_dagster.engine.liveness import Liveness
@@ -36,6 +37,7 @@ class Engine:
     walker: Walker
     liveness: Liveness
     watch: Watch
+    dispatcher: Dispatcher
 
     @classmethod
     async def open(
@@ -50,9 +52,12 @@ class Engine:
         walker = Walker(steps, fanouts, lifecycle)
         watch = Watch(runtime.pool, liveness)
         runtime.box.run_playbook = Children(runtime, lifecycle, walker, watch).run
-        return cls(runtime, lifecycle, steps, fanouts, walker, liveness, watch)
+        dispatcher = Dispatcher(runtime)
+        runtime.dispatcher = dispatcher
+        return cls(runtime, lifecycle, steps, fanouts, walker, liveness, watch, dispatcher)
 
     async def close(self) -> None:
+        await self.dispatcher.close()
         await self.watch.close()
         await self.liveness.close()
         await self.runtime.close()

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import asyncpg
 
 from noetl_dagster.errors import ExecutionNotFoundError
-from noetl_dagster.events.buffer import EventBuffer
+from noetl_dagster.events.buffer import EventBuffer, Outlet
 from noetl_dagster.events.connection import open_pool
 from noetl_dagster.events.ids import Snowflake
 from noetl_dagster.events.log import EventLog
@@ -29,11 +29,15 @@ from noetl_dagster.worker.command import CommandEvents
 from noetl_dagster.worker.execution import Execution, PlaybookProgram
 from noetl_dagster.worker.heartbeat import Heartbeats
 from noetl_dagster.worker.pipeline import Pipeline
-from noetl_dagster.worker.runner import CommandRunner
+from noetl_dagster.worker.program import StepProgram
+from noetl_dagster.worker.runner import CommandRunner, Runner
 from noetl_dagster.worker.sealing import Sealer
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
+
+
+Source = Callable[[int], Awaitable[tuple[str, str] | None]]
 
 
 @dataclass(slots=True)
@@ -52,6 +56,7 @@ class Runtime:
     runner: CommandRunner
     sealer: Sealer
     spark: SparkSessions | None
+    dispatcher: Runner | None = None
     _programs: dict[int, PlaybookProgram] = field(default_factory=dict)
 
     @classmethod
@@ -61,6 +66,7 @@ class Runtime:
         *,
         spark: Callable[[], SparkSession] | None = None,
         apply: bool = True,
+        outlet: Callable[[EventLog], Outlet] | None = None,
     ) -> Runtime:
         """Connects to the services that ``settings`` names and brings the schema up to date.
 
@@ -68,6 +74,7 @@ class Runtime:
             settings: with every address filled.
             spark: gives the Spark session on first use; default: one made from the settings.
             apply: apply ``schema/*.sql`` first.
+            outlet: where this process's events go; default: straight into the log.
 
         Raises:
             ServiceError: the event log cannot be reached.
@@ -79,7 +86,9 @@ class Runtime:
         ids = Snowflake(await pool.fetchval(NEXT_NODE))
         log = EventLog(pool, ids)
         buffer = EventBuffer(
-            log, size=settings.event_buffer_size, linger=settings.event_buffer_milliseconds / 1000
+            outlet(log) if outlet is not None else log,
+            size=settings.event_buffer_size,
+            linger=settings.event_buffer_milliseconds / 1000,
         )
         results = ResultStore(settings, pool, ids=ids)
         await results.start()
@@ -129,16 +138,29 @@ class Runtime:
         events = await self.log.lifecycle(execution_id)
         if not events:
             raise ExecutionNotFoundError(f"no execution {execution_id} in the event log")
-        state = ExecutionState.fold(execution_id, events)
-        program = await self.program(state)
+        return await self.assemble(ExecutionState.fold(execution_id, events))
+
+    async def assemble(self, state: ExecutionState, source: Source | None = None) -> Execution:
+        """An execution from its state.
+
+        Args:
+            source: gives text and path of a playbook by its catalog id; default: from the log.
+        """
+        program = await self.program(state, source)
         return Execution(program, state, await self._keychain(program.playbook))
 
-    async def program(self, state: ExecutionState) -> PlaybookProgram:
+    def runner_of(self, program: StepProgram) -> Runner:
+        """Who runs the commands of a step: this process, or the pool of workers."""
+        if self.dispatcher is not None and program.in_pool:
+            return self.dispatcher
+        return self.runner
+
+    async def program(self, state: ExecutionState, source: Source | None = None) -> PlaybookProgram:
         """The compiled playbook that an execution was started with, whatever became of its file."""
         assert state.catalog_id is not None
         program = self._programs.get(state.catalog_id)
         if program is None:
-            found = await self.log.source(state.catalog_id)
+            found = await (source or self.log.source)(state.catalog_id)
             if found is None:
                 raise ExecutionNotFoundError(
                     f"execution {state.execution_id}: its playbook text {state.catalog_id} is not in the catalog"

@@ -6,10 +6,10 @@ import asyncio
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any, Protocol
 
 import asyncpg
 
-from noetl_dagster.events.log import EventLog
 from noetl_dagster.events.types import Event
 
 RETRYABLE = (
@@ -24,6 +24,24 @@ RETRYABLE = (
 """Failures of the connection or of chance, not of the events: the same batch is tried again."""
 
 RETRY_SECONDS = 30.0
+
+
+class Outlet(Protocol):
+    """Where a buffer's events go: the event log, or a transport that leads there.
+
+    Attributes:
+        transactional: events can join a transaction of the caller's.
+    """
+
+    transactional: bool
+
+    async def append(self, events: Sequence[Event], *, connection: Any = None) -> set[int]:
+        """Takes events; returns the ids of those that are new, as far as it is known here."""
+        ...
+
+    async def present(self, events: Sequence[Event]) -> set[int]:
+        """Which of these very events have arrived."""
+        ...
 
 
 @dataclass(slots=True)
@@ -43,7 +61,7 @@ class EventBuffer:
         linger: seconds that a posted event waits for others.
     """
 
-    def __init__(self, log: EventLog, *, size: int = 500, linger: float = 0.005) -> None:
+    def __init__(self, log: Outlet, *, size: int = 500, linger: float = 0.005) -> None:
         self._log = log
         self._size = size
         self._linger = linger
@@ -56,7 +74,7 @@ class EventBuffer:
         self._failure: BaseException | None = None
 
     @property
-    def log(self) -> EventLog:
+    def log(self) -> Outlet:
         """The log behind the buffer, for events that go into a transaction of the caller's."""
         return self._log
 

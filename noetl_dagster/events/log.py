@@ -50,6 +50,8 @@ def as_event(record: asyncpg.Record) -> Event:
 class EventLog:
     """Appends events and reads them back. Safe to share between the tasks of one event loop."""
 
+    transactional = True
+
     def __init__(self, pool: asyncpg.Pool, ids: Snowflake) -> None:
         self.pool = pool
         self.ids = ids

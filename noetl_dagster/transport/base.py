@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any, Protocol
 
-from noetl_dagster.events.types import Event, EventType
+from noetl_dagster.errors import EventRefusedError, EventTooLargeError
+from noetl_dagster.events.envelopes import error_envelope, to_result
+from noetl_dagster.events.types import COMMAND_ENDS, Event, EventType
+
+logger = logging.getLogger(__name__)
 
 WORKER_EVENTS = frozenset(
     {
@@ -45,7 +51,11 @@ class EventTransport(Protocol):
 
 
 class TransportOutlet:
-    """A transport in the place of the event log, as :class:`noetl_dagster.events.buffer.EventBuffer` uses it."""
+    """A transport in the place of the event log, behind an event buffer.
+
+    An end of a command that no transport carries, because it is too large or malformed, is replaced by a
+    failure that says so: a command never stays without an end.
+    """
 
     def __init__(self, transport: EventTransport) -> None:
         self.transport = transport
@@ -55,9 +65,37 @@ class TransportOutlet:
         """Sends the events; which of them the log had already is not known to a sender."""
         if connection is not None:
             await self.transport.publish_on(events, connection)  # type: ignore[attr-defined]
-        else:
+            return {event.event_id for event in events}
+        try:
             await self.transport.publish(events)
+        except (EventTooLargeError, EventRefusedError):
+            for event in events:
+                await self._publish_or_replace(event)
         return {event.event_id for event in events}
+
+    async def _publish_or_replace(self, event: Event) -> None:
+        try:
+            await self.transport.publish([event])
+        except (EventTooLargeError, EventRefusedError) as error:
+            logger.error("event %s of step %s cannot be sent: %s", event.event_type, event.node_name, error)
+            if event.event_type in COMMAND_ENDS:
+                await self.transport.publish([_failure(event, error)])
 
     async def present(self, events: Sequence[Event]) -> set[int]:
         return {event.event_id for event in events}
+
+
+def _failure(event: Event, error: EventTooLargeError | EventRefusedError) -> Event:
+    """The end of a command whose own end cannot be sent."""
+    shard = event.event_type in (EventType.LOOP_SHARD_DONE, EventType.LOOP_SHARD_FAILED)
+    meta = {name: value for name, value in event.meta.items() if name != "tasks"}
+    return replace(
+        event,
+        event_type=EventType.LOOP_SHARD_FAILED if shard else EventType.COMMAND_FAILED,
+        status="FAILED",
+        meta={**meta, "final": True},
+        context=None,
+        result=to_result(error_envelope(error)),
+        error=str(error)[:1_000],
+        current_item=None,
+    )

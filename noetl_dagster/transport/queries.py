@@ -113,19 +113,19 @@ RELEASE = """
 UPDATE noetl.queue SET status = 'queued', worker_id = NULL, lease_until = NULL, claim_event_id = NULL, target = NULL
 WHERE execution_id = ANY($1::bigint[]) AND status = 'leased'
   AND (lease_until < now() OR worker_id = ANY($2::text[]))
-RETURNING execution_id, command_id, event_id, attempts, max_attempts
+RETURNING execution_id, command_id, event_id, tool_kind, attempts, max_attempts
 """
 
 # Commands that were sent to workers which are gone are anybody's.
 UNTARGET = """
 UPDATE noetl.queue SET target = NULL
 WHERE execution_id = ANY($1::bigint[]) AND status = 'queued' AND target = ANY($2::text[])
-RETURNING execution_id, command_id, event_id, attempts
+RETURNING execution_id, command_id, event_id, tool_kind
 """
 
 # Commands that wait for a worker.
 WAITING = """
-SELECT execution_id, command_id, event_id, attempts FROM noetl.queue
+SELECT execution_id, command_id, event_id, tool_kind FROM noetl.queue
 WHERE execution_id = ANY($1::bigint[]) AND status = 'queued'
 ORDER BY event_id
 """

@@ -1,0 +1,58 @@
+"""``worker``: a process of the pool."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Annotated
+
+import orjson
+import typer
+
+from noetl_dagster import embedded
+from noetl_dagster.cli.console import fail
+from noetl_dagster.cli.ingest import stop_on_signals
+from noetl_dagster.settings import EventTransport, Settings, get_settings
+from noetl_dagster.worker.command import WORKER_ID
+from noetl_dagster.worker.pool import PoolWorker
+
+
+def worker(
+    slots: Annotated[int | None, typer.Option(min=1, help="commands at once; NOETL_WORKER_SLOTS")] = None,
+    pools: Annotated[
+        str | None, typer.Option(help='commands at once by tool kind, JSON: {"postgres": 4}', metavar="JSON")
+    ] = None,
+    transport: Annotated[
+        EventTransport | None, typer.Option(help="how events reach the log; NOETL_EVENT_TRANSPORT")
+    ] = None,
+    worker_id: Annotated[str, typer.Option("--id", help="its name; by default host and process")] = WORKER_ID,
+) -> None:
+    """Run commands of steps with ``dispatch: workers`` until interrupted; ends what runs before it goes."""
+    changes: dict[str, object] = {}
+    if slots is not None:
+        changes["worker_slots"] = slots
+    if transport is not None:
+        changes["event_transport"] = transport
+    if pools is not None:
+        changes["worker_tool_pools"] = _pools(pools)
+    settings = embedded.ensure(get_settings().model_copy(update=changes))
+    asyncio.run(_work(settings, worker_id))
+
+
+async def _work(settings: Settings, worker_id: str) -> None:
+    opened = await PoolWorker.open(settings, worker_id)
+    stop = stop_on_signals()
+    typer.echo(f"worker {worker_id}: {settings.worker_slots} slots, events over {settings.event_transport}")
+    try:
+        await opened.run(stop)
+    finally:
+        await opened.close()
+
+
+def _pools(text: str) -> dict[str, int]:
+    try:
+        pools = orjson.loads(text)
+    except orjson.JSONDecodeError as error:
+        fail(f"--pools {text!r}: {error}", code=2)
+    if not isinstance(pools, dict) or not all(isinstance(size, int) and size >= 0 for size in pools.values()):
+        fail(f'--pools {text!r}: write numbers by tool kind, {{"postgres": 4}}', code=2)
+    return pools

@@ -1,0 +1,129 @@
+"""Waits for the ends of commands that run elsewhere, woken by PostgreSQL's NOTIFY."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Iterable
+from typing import Any
+
+import asyncpg
+import orjson
+
+from noetl_dagster.events.envelopes import from_result
+from noetl_dagster.transport.intake import ENDS_CHANNEL
+from noetl_dagster.transport.queries import COMMAND_ENDS
+from noetl_dagster.worker.command import Outcome
+
+logger = logging.getLogger(__name__)
+
+LONGEST_PAUSE_SECONDS = 5.0
+
+
+class CommandEnds:
+    """Futures of commands, settled as soon as the log has their ends.
+
+    One connection listens. While it is broken notices are lost, so after each (re)connection the log is asked
+    about every command that is waited for; in between nothing is polled.
+    """
+
+    def __init__(self, pool: asyncpg.Pool, url: str) -> None:
+        self._pool = pool
+        self._url = url
+        self._waiting: dict[str, tuple[int, asyncio.Future[Outcome]]] = {}
+        self._ended: set[str] = set()
+        self._news = asyncio.Event()
+        self._tasks: list[asyncio.Task[None]] = []
+        self._listening = asyncio.Event()
+
+    @property
+    def executions(self) -> list[int]:
+        """Executions with commands that are waited for."""
+        return list({execution_id for execution_id, _ in self._waiting.values()})
+
+    def waits_for(self, command_id: str) -> bool:
+        return command_id in self._waiting
+
+    async def open(self) -> None:
+        """Returns when it listens."""
+        loop = asyncio.get_running_loop()
+        self._tasks = [loop.create_task(self._listen()), loop.create_task(self._settle())]
+        await self._listening.wait()
+
+    async def close(self) -> None:
+        for task in self._tasks:
+            task.cancel()
+        for task in self._tasks:
+            with contextlib.suppress(asyncio.CancelledError):
+                await task
+
+    def expect(self, execution_id: int, command_id: str) -> asyncio.Future[Outcome]:
+        """A future that gets the outcome of a command; it is forgotten when it is done or cancelled."""
+        future: asyncio.Future[Outcome] = asyncio.get_running_loop().create_future()
+        self._waiting[command_id] = (execution_id, future)
+        future.add_done_callback(lambda _: self._waiting.pop(command_id, None))
+        return future
+
+    def check(self, command_ids: Iterable[str]) -> None:
+        """Has the log asked whether these commands have ended."""
+        self._ended.update(name for name in command_ids if name in self._waiting)
+        if self._ended:
+            self._news.set()
+
+    async def _listen(self) -> None:
+        pause = 0.05
+        while True:
+            try:
+                connection = await asyncpg.connect(self._url)
+            except (OSError, asyncpg.PostgresError, asyncpg.InterfaceError) as error:
+                logger.warning(
+                    "cannot listen for the ends of commands: %s; trying again in %g s", error, pause
+                )
+                await asyncio.sleep(pause)
+                pause = min(pause * 2, LONGEST_PAUSE_SECONDS)
+                continue
+            pause = 0.05
+            gone = asyncio.Event()
+            connection.add_termination_listener(lambda _, gone=gone: gone.set())
+            try:
+                await connection.add_listener(ENDS_CHANNEL, self._notified)
+                self.check(list(self._waiting))
+                self._listening.set()
+                await gone.wait()
+            except (OSError, asyncpg.PostgresError, asyncpg.InterfaceError) as error:
+                logger.warning("the listening connection broke: %s", error)
+            finally:
+                connection.terminate()
+
+    def _notified(self, connection: Any, pid: int, channel: str, payload: Any) -> None:
+        self.check(orjson.loads(payload))
+
+    async def _settle(self) -> None:
+        pause = 0.05
+        while True:
+            await self._news.wait()
+            self._news.clear()
+            asked = [name for name in self._ended if name in self._waiting]
+            self._ended.clear()
+            try:
+                rows = await self._pool.fetch(COMMAND_ENDS, [self._waiting[name][0] for name in asked], asked)
+            except (OSError, asyncpg.PostgresError, asyncpg.InterfaceError) as error:
+                logger.warning("cannot read the ends of commands: %s; trying again in %g s", error, pause)
+                await asyncio.sleep(pause)
+                pause = min(pause * 2, LONGEST_PAUSE_SECONDS)
+                self.check(asked)
+                continue
+            pause = 0.05
+            for row in rows:
+                waiting = self._waiting.get(row["command_id"])
+                if waiting is not None and not waiting[1].done():
+                    waiting[1].set_result(_outcome(row))
+
+
+def _outcome(row: Any) -> Outcome:
+    context = row["context"] or {}
+    patches = [(path, value) for path, value in context.get("patches", ())]
+    return Outcome(
+        from_result(row["result"]), patches, duration=row["duration"] or 0.0, values=context.get("iter", {})
+    )

@@ -1,0 +1,99 @@
+"""What a worker is told about a command beside the log: the context in its queue row."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from noetl_dagster.storage.refs import ResultRef
+from noetl_dagster.worker.command import Command
+
+
+class CommandContext(BaseModel):
+    """Everything that makes a command run the same in any process.
+
+    Attributes:
+        item: the loop's item, where it is small; else it is stored under ``item_ref``.
+        ctx: the ``ctx`` values, where they are newer than the log (sequential loops); else None.
+        values: what ``set`` wrote to ``iter`` in earlier attempts of the iteration.
+        final: a failure of this command will not be tried again.
+        meta: the part of an event's meta that names the command.
+    """
+
+    model_config = ConfigDict(frozen=True)
+
+    step: str
+    visit: int = 1
+    attempt: int = 1
+    index: int | None = None
+    item: Any = None
+    item_ref: ResultRef | None = None
+    length: int | None = None
+    loop_id: str | None = None
+    shard: bool = False
+    iter_key: str | None = None
+    catalog_id: int | None = None
+    parent_execution_id: int | None = None
+    overrides: dict[str, Any] = Field(default_factory=dict)
+    ctx: dict[str, Any] | None = None
+    values: dict[str, Any] = Field(default_factory=dict)
+    final: bool = True
+    meta: dict[str, Any] = Field(default_factory=dict)
+
+    @classmethod
+    def of(cls, command: Command, **more: Any) -> CommandContext:
+        """The context of a command, without its item."""
+        return cls(
+            step=command.step,
+            visit=command.visit,
+            attempt=command.attempt,
+            index=command.index,
+            length=command.length,
+            loop_id=command.loop_id,
+            shard=command.shard,
+            iter_key=command.iter_key,
+            catalog_id=command.catalog_id,
+            parent_execution_id=command.parent_execution_id,
+            overrides=command.overrides,
+            meta=command.meta(),
+            **more,
+        )
+
+    def command(self, execution_id: int, item: Any) -> Command:
+        """The command, with its item at hand."""
+        return Command(
+            execution_id=execution_id,
+            step=self.step,
+            visit=self.visit,
+            attempt=self.attempt,
+            index=self.index,
+            item=item,
+            length=self.length,
+            loop_id=self.loop_id,
+            shard=self.shard,
+            iter_key=self.iter_key,
+            catalog_id=self.catalog_id,
+            parent_execution_id=self.parent_execution_id,
+            overrides=self.overrides,
+        )
+
+
+class Grant(BaseModel):
+    """A claimed command.
+
+    Attributes:
+        claim: how often it has been claimed, this time included.
+        state_version: changes whenever the execution's state does; a worker that knows it need not ask again.
+        lease_seconds: the claim lasts so long without a heartbeat.
+    """
+
+    model_config = ConfigDict(frozen=True)
+
+    execution_id: int
+    command_id: str
+    event_id: int
+    claim: int
+    state_version: str
+    lease_seconds: float
+    context: CommandContext

@@ -1,0 +1,113 @@
+"""What a worker asks of the control plane, each time waiting for the answer: over HTTP, or by function call."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from typing import Protocol
+from urllib.parse import quote
+
+import httpx
+
+from noetl_dagster.errors import ExecutionNotFoundError, TransportError
+from noetl_dagster.events.connection import encode_json
+from noetl_dagster.events.log import EventLog
+from noetl_dagster.events.types import Event
+from noetl_dagster.transport.capacity import WorkerReport, put_worker
+from noetl_dagster.transport.claims import Claims
+from noetl_dagster.transport.http import request_patiently
+from noetl_dagster.transport.wire import EventMessage
+from noetl_dagster.worker.context import Grant
+
+
+class ControlPlane(Protocol):
+    """The synchronous half of the protocol (docs/protocol.md)."""
+
+    async def register(self, report: WorkerReport) -> None:
+        """Makes a worker known."""
+        ...
+
+    async def claim(self, execution_id: int, command_id: str, worker_id: str, event_id: int) -> Grant | None:
+        """Claims a command; None when there is nothing to claim any more."""
+        ...
+
+    async def lifecycle(self, execution_id: int) -> list[Event]:
+        """The events that the state of an execution is folded from, in order."""
+        ...
+
+    async def source(self, catalog_id: int) -> tuple[str, str] | None:
+        """Text and path of a playbook."""
+        ...
+
+    async def close(self) -> None: ...
+
+
+class DirectControl:
+    """For workers that share the event log's database."""
+
+    def __init__(self, log: EventLog, lease_seconds: float) -> None:
+        self._log = log
+        self._claims = Claims(log.pool, lease_seconds)
+
+    async def register(self, report: WorkerReport) -> None:
+        await put_worker(self._log.pool, report)
+
+    async def claim(self, execution_id: int, command_id: str, worker_id: str, event_id: int) -> Grant | None:
+        return await self._claims.claim(execution_id, command_id, worker_id, event_id)
+
+    async def lifecycle(self, execution_id: int) -> list[Event]:
+        return await self._log.lifecycle(execution_id)
+
+    async def source(self, catalog_id: int) -> tuple[str, str] | None:
+        return await self._log.source(catalog_id)
+
+    async def close(self) -> None:
+        """The pool belongs to the process."""
+
+
+class HttpControl:
+    """Over the HTTP API."""
+
+    def __init__(self, client: httpx.AsyncClient) -> None:
+        self._client = client
+
+    async def register(self, report: WorkerReport) -> None:
+        content = report.model_dump_json().encode()
+        _checked(await request_patiently(self._client, "POST", "/api/workers", content=content))
+
+    async def claim(self, execution_id: int, command_id: str, worker_id: str, event_id: int) -> Grant | None:
+        body = {"execution_id": str(execution_id), "worker_id": worker_id, "event_id": str(event_id)}
+        path = f"/api/commands/{quote(command_id, safe='')}/claim"
+        response = await request_patiently(self._client, "POST", path, content=encode_json(body))
+        if response.status_code in (404, 409):
+            return None
+        return Grant.model_validate_json(_checked(response).content)
+
+    async def lifecycle(self, execution_id: int) -> list[Event]:
+        path = f"/api/executions/{execution_id}/lifecycle"
+        response = await request_patiently(self._client, "GET", path)
+        if response.status_code == 404:
+            raise ExecutionNotFoundError(f"no execution {execution_id} in the event log")
+        now = datetime.now(UTC)
+        events = []
+        for entry in _checked(response).json()["events"]:
+            message = EventMessage.model_validate(entry)
+            event = message.event(now)
+            event.meta, event.created_at = message.meta, message.timestamp
+            events.append(event)
+        return events
+
+    async def source(self, catalog_id: int) -> tuple[str, str] | None:
+        response = await request_patiently(self._client, "GET", f"/api/catalog/{catalog_id}")
+        if response.status_code == 404:
+            return None
+        found = _checked(response).json()
+        return found["source"], found["path"]
+
+    async def close(self) -> None:
+        await self._client.aclose()
+
+
+def _checked(response: httpx.Response) -> httpx.Response:
+    if response.is_error:
+        raise TransportError(f"{response.request.url}: {response.status_code} {response.text[:300]}")
+    return response

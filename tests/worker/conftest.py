@@ -1,0 +1,91 @@
+"""Engines and pool workers on a database of their own."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import subprocess
+import sys
+import textwrap
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+
+from noetl_dagster import embedded
+from noetl_dagster.engine.engine import Engine
+from noetl_dagster.playbook.loader import parse_playbook
+from noetl_dagster.playbook.models import Playbook
+from noetl_dagster.settings import Settings
+from noetl_dagster.worker.pool import PoolWorker
+
+HEAD = """
+apiVersion: noetl.io/v2
+kind: Playbook
+metadata: {name: pooled, path: tests/pooled}
+"""
+
+
+def playbook(text: str) -> Playbook:
+    return parse_playbook(HEAD + textwrap.dedent(text), file="pooled.yaml")
+
+
+@pytest.fixture
+def settings(settings: Settings) -> Settings:
+    """Reports and leases in a test's time."""
+    return settings.model_copy(
+        update={
+            "worker_heartbeat_seconds": 0.5,
+            "command_heartbeat_seconds": 0.5,
+            "command_heartbeat_timeout_seconds": 5.0,
+        }
+    )
+
+
+@pytest.fixture
+async def engine(settings: Settings) -> AsyncIterator[Engine]:
+    engine = await Engine.open(settings)
+    yield engine
+    await engine.close()
+
+
+@asynccontextmanager
+async def working(settings: Settings, worker_id: str, **changes: Any) -> AsyncIterator[PoolWorker]:
+    """A worker in this process."""
+    worker = await PoolWorker.open(settings.model_copy(update=changes), worker_id)
+    stop = asyncio.Event()
+    running = asyncio.create_task(worker.run(stop))
+    try:
+        yield worker
+    finally:
+        stop.set()
+        await running
+        await worker.close()
+
+
+Spawn = Callable[..., subprocess.Popen[str]]
+
+
+@pytest.fixture
+def spawn(settings: Settings) -> Iterator[Spawn]:
+    """Starts worker processes."""
+    started: list[subprocess.Popen[str]] = []
+
+    def spawn(worker_id: str, *options: str, **changes: Any) -> subprocess.Popen[str]:
+        own = settings.model_copy(update=changes)
+        process = subprocess.Popen(
+            [sys.executable, "-m", "noetl_dagster", "worker", "--id", worker_id, *options],
+            env={"PATH": "/usr/bin:/bin", "NOETL_LOG_LEVEL": "INFO", **embedded.environment(own)},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        started.append(process)
+        return process
+
+    yield spawn
+    for process in started:
+        with contextlib.suppress(ProcessLookupError):
+            process.kill()
+        process.communicate()
