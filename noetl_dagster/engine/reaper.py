@@ -1,0 +1,148 @@
+"""Finds claims whose worker went silent: gives the command to others, or ends it when it was tried enough.
+
+A claim is a lease in ``noetl.queue``; heartbeats extend it. Commands that a process runs inline for an
+execution that it drives have no lease: they go on with the execution (seed P0.4).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import asyncpg
+
+from noetl_dagster.events.ids import Snowflake
+from noetl_dagster.events.types import Event, EventType
+from noetl_dagster.transport.intake import EventIntake
+from noetl_dagster.worker.context import CommandContext
+
+BATCH = 500
+"""Leases handled in one transaction."""
+
+_STALE = """
+SELECT execution_id, command_id FROM noetl.queue
+WHERE status = 'leased' AND lease_until < now() AND {condition}
+ORDER BY lease_until LIMIT $1
+FOR UPDATE SKIP LOCKED
+"""
+
+# Expired leases with attempts left go back to the queue. Clearing the target lets any worker have them.
+REQUEUE = f"""
+WITH stale AS ({_STALE.format(condition="attempts < max_attempts")})
+UPDATE noetl.queue SET status = 'queued', worker_id = NULL, lease_until = NULL,
+    claim_event_id = NULL, target = NULL, available_at = now()
+FROM stale
+WHERE queue.execution_id = stale.execution_id AND queue.command_id = stale.command_id
+RETURNING queue.execution_id, queue.command_id, queue.event_id, queue.attempts
+"""
+
+# Expired leases that were given out often enough.
+EXHAUSTED = f"""
+WITH stale AS ({_STALE.format(condition="attempts >= max_attempts")})
+SELECT queue.execution_id, queue.command_id, queue.worker_id, queue.attempts, queue.node_name, queue.context
+FROM stale
+JOIN noetl.queue ON queue.execution_id = stale.execution_id AND queue.command_id = stale.command_id
+"""
+
+# Commands of executions that have ended wait for nothing any more.
+WITHDRAW_ENDED = """
+DELETE FROM noetl.queue USING noetl.execution
+WHERE execution.execution_id = queue.execution_id AND execution.status IN ('COMPLETED', 'CANCELLED')
+  AND (queue.status = 'queued' OR queue.lease_until < now())
+RETURNING queue.command_id
+"""
+
+OVERDUE = "SELECT count(*) FROM noetl.queue WHERE status = 'leased' AND lease_until < now()"
+
+
+@dataclass(frozen=True, slots=True)
+class Requeued:
+    """A command that waits for a worker again; ``attempts`` workers had it so far."""
+
+    execution_id: int
+    command_id: str
+    event_id: int
+    attempts: int
+
+
+@dataclass(frozen=True, slots=True)
+class Reaped:
+    """What one pass of the reaper did."""
+
+    requeued: tuple[Requeued, ...] = ()
+    failed: tuple[str, ...] = ()
+    withdrawn: int = 0
+
+    def __str__(self) -> str:
+        return (
+            f"{len(self.requeued)} silent commands given to others, {len(self.failed)} failed, "
+            f"{self.withdrawn} of ended executions withdrawn"
+        )
+
+
+Announce = Callable[[Sequence[Requeued]], Awaitable[None]]
+
+
+class Reaper:
+    """Ends the waiting for workers that crashed or hang. Any number of reapers may run at the same time.
+
+    Args:
+        announce: tells workers of commands that wait again; without it they find them in the queue.
+    """
+
+    def __init__(
+        self, pool: asyncpg.Pool, intake: EventIntake, ids: Snowflake, announce: Announce | None = None
+    ) -> None:
+        self._pool = pool
+        self._intake = intake
+        self._ids = ids
+        self._announce = announce
+
+    async def overdue(self) -> int:
+        """Leases that have run out by now."""
+        return int(await self._pool.fetchval(OVERDUE))
+
+    async def reap(self) -> Reaped:
+        """Handles every lease that has run out."""
+        withdrawn = len(await self._pool.fetch(WITHDRAW_ENDED))
+        requeued: list[Requeued] = []
+        while rows := await self._pool.fetch(REQUEUE, BATCH):
+            fresh = [Requeued(**row) for row in rows]
+            if self._announce is not None:
+                await self._announce(fresh)
+            requeued.extend(fresh)
+        failed: list[str] = []
+        while names := await self._fail_exhausted():
+            failed.extend(names)
+        return Reaped(tuple(requeued), tuple(failed), withdrawn)
+
+    async def _fail_exhausted(self) -> list[str]:
+        """Ends commands that no worker finished; the end takes them out of the queue."""
+        async with self._pool.acquire() as connection, connection.transaction():
+            rows = await connection.fetch(EXHAUSTED, BATCH)
+            if rows:
+                await self._intake.handle_events([self._failure(row) for row in rows], connection=connection)
+            return [row["command_id"] for row in rows]
+
+    def _failure(self, row: Any) -> Event:
+        context = CommandContext.model_validate(row["context"])
+        meta = {"command_id": row["command_id"], **context.meta, "final": context.final, "claim": row["attempts"]}
+        message = (
+            f"command {row['command_id']}: {row['attempts']} workers took it and fell silent, the last was "
+            f"{row['worker_id']}; look for crashes and memory limits of the workers"
+        )
+        error = {"kind": "lease", "message": message, "retryable": True, "status": None, "code": "LEASE_EXPIRED"}
+        return Event(
+            execution_id=row["execution_id"],
+            event_id=self._ids.next(),
+            event_type=EventType.LOOP_SHARD_FAILED if context.shard else EventType.COMMAND_FAILED,
+            node_name=row["node_name"],
+            status="FAILED",
+            catalog_id=context.catalog_id,
+            parent_execution_id=context.parent_execution_id,
+            meta=meta,
+            result={"status": "error", "context": {"error": error}},
+            error=message,
+            current_index=context.index,
+        )

@@ -1,0 +1,37 @@
+"""A worker that claims one command, keeps its heart beating, and completes it when a file appears."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from pathlib import Path
+
+from noetl_dagster.events.connection import open_pool
+from noetl_dagster.events.ids import Snowflake, process_node
+from noetl_dagster.events.log import EventLog
+from noetl_dagster.transport.claims import Claims
+from noetl_dagster.transport.intake import EventIntake
+from noetl_dagster.worker.command import CommandEvents, Outcome
+
+
+async def main(url: str, execution_id: str, command_id: str, lease: str, name: str, folder: str) -> None:
+    seconds, place = float(lease), Path(folder)
+    pool = await open_pool(url, size=2)
+    ids = Snowflake(process_node())
+    intake = EventIntake(EventLog(pool, ids), seconds)
+    grant = await Claims(pool, seconds).claim(int(execution_id), command_id, name, ids.next())
+    if grant is None:
+        (place / f"{name}.refused").touch()
+        return
+    (place / f"{name}.claimed").touch()
+    events = CommandEvents(ids, worker_id=name)
+    command = grant.context.command(grant.execution_id, None)
+    while not (place / f"{name}.finish").exists():
+        await intake.handle_events([events.heartbeat(command)])
+        await asyncio.sleep(seconds / 5)
+    ended = events.ended(command, Outcome({"status": "ok", "data": name}))
+    won = ended.event_id in await intake.handle_events([ended])
+    (place / f"{name}.{'won' if won else 'lost'}").touch()
+
+
+asyncio.run(main(*sys.argv[1:]))
