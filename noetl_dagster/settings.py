@@ -104,6 +104,9 @@ class Settings(BaseSettings):
 
     spark_master: str = Field("local[*]", description="Spark master: local[*], spark://, k8s://")
     spark_remote: str | None = Field(None, description="Spark Connect address, sc://host:port")
+    spark_driver_java_options: str = Field(
+        "", description="JVM options of a local driver; -XX:TieredStopAtLevel=1 halves what short jobs cost"
+    )
     spark_driver_memory: str = Field("2g", description="Memory of the Spark driver in local mode")
     spark_config: dict[str, str] = Field(
         default_factory=dict, description='Further Spark configuration, JSON: {"spark.executor.memory": "4g"}'

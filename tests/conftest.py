@@ -65,7 +65,7 @@ def pytest_unconfigure(config: pytest.Config) -> None:
 @pytest.fixture(scope="session")
 def services() -> Settings:
     """Settings with the addresses of the running embedded services."""
-    return embedded.ensure(Settings(home=HOME))
+    return embedded.ensure(Settings(home=HOME, spark_driver_java_options="-XX:TieredStopAtLevel=1"))
 
 
 @pytest.fixture(scope="session")

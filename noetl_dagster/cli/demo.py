@@ -46,7 +46,7 @@ def demo(
     """Run the patient flow against the local records API, faults included, and show what came out."""
     if size not in SIZES:
         fail(f"--size {size}: choose one of {', '.join(SIZES)}", code=2)
-    _demo_environment()
+    _demo_environment(size)
     notes.print("starting PostgreSQL, NATS, the object store and the records API ...")
     with open_session() as session:
         url = embedded.records_api_url(session.settings)
@@ -59,9 +59,11 @@ def demo(
     raise typer.Exit(0 if found.status == ExecutionStatus.COMPLETED else 1)
 
 
-def _demo_environment() -> None:
-    """Credentials of the demo, where the user has not given others."""
+def _demo_environment(size: str) -> None:
+    """Settings of the demo, where the user has not given others."""
     os.environ.setdefault("NOETL_DEFAULT_POSTGRES_CREDENTIAL", "embedded")
+    if size != "full":
+        os.environ.setdefault("NOETL_SPARK_DRIVER_JAVA_OPTIONS", "-XX:TieredStopAtLevel=1")
     get_settings.cache_clear()
 
 

@@ -39,9 +39,12 @@ def session_config(settings: Settings) -> dict[str, str]:
 
 
 def _driver_config(settings: Settings) -> dict[str, str]:
+    java_options = settings.spark_driver_java_options
     return {
         "spark.driver.memory": settings.spark_driver_memory,
-        "spark.driver.extraJavaOptions": f"-Dlog4j2.configurationFile={shlex.quote(LOGGING.as_uri())}",
+        "spark.driver.extraJavaOptions": " ".join(
+            filter(None, (f"-Dlog4j2.configurationFile={shlex.quote(LOGGING.as_uri())}", java_options))
+        ),
         "spark.ui.enabled": "false",
         "spark.ui.showConsoleProgress": "false",
         "spark.sql.warehouse.dir": str(settings.home.absolute() / "spark" / "warehouse"),
