@@ -12,9 +12,11 @@ import ctypes
 import itertools
 import queue
 import threading
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
+from weakref import WeakKeyDictionary
 
 THREADS = 32
 
@@ -27,10 +29,33 @@ class Interrupted(BaseException):
 class _Job:
     function: Callable[[], Any]
     future: asyncio.Future[Any]
-    loop: asyncio.AbstractEventLoop
+    mailbox: _Mailbox
     lock: threading.Lock = field(default_factory=threading.Lock)
     thread: int | None = None
     abandoned: bool = False
+
+
+class _Mailbox:
+    """Outcomes on their way to one event loop, which is woken once for all that are waiting.
+
+    A wake-up for each would hand the interpreter back and forth between code and loop.
+    """
+
+    def __init__(self) -> None:
+        self._outcomes: deque[tuple[asyncio.Future[Any], Any, BaseException | None]] = deque()
+        self._woken = False
+
+    def put(self, future: asyncio.Future[Any], value: Any, failure: BaseException | None) -> None:
+        self._outcomes.append((future, value, failure))
+        if not self._woken:
+            self._woken = True
+            with contextlib.suppress(RuntimeError):  # the loop was closed meanwhile; nobody waits
+                future.get_loop().call_soon_threadsafe(self._deliver)
+
+    def _deliver(self) -> None:
+        self._woken = False  # before the first look: what comes later wakes the loop again
+        while self._outcomes:
+            _finish(*self._outcomes.popleft())
 
 
 class CodeThreads:
@@ -43,6 +68,7 @@ class CodeThreads:
         self._threads = 0
         self._waiting = 0  # jobs that no thread has finished or given up
         self._names = itertools.count(1)
+        self._mailboxes: WeakKeyDictionary[asyncio.AbstractEventLoop, _Mailbox] = WeakKeyDictionary()
 
     async def run(self, function: Callable[[], Any]) -> Any:
         """Runs ``function`` in a thread and gives its value or raises its exception.
@@ -51,7 +77,10 @@ class CodeThreads:
         thread that hangs in a blocking call is written off until that call returns; another takes its place.
         """
         loop = asyncio.get_running_loop()
-        job = _Job(function, loop.create_future(), loop)
+        mailbox = self._mailboxes.get(loop)
+        if mailbox is None:
+            mailbox = self._mailboxes[loop] = _Mailbox()
+        job = _Job(function, loop.create_future(), mailbox)
         self._submit(job)
         try:
             return await job.future
@@ -108,8 +137,7 @@ class CodeThreads:
                 return False
         if isinstance(failure, SystemExit | KeyboardInterrupt):
             failure = RuntimeError(f"the code called {type(failure).__name__}: {failure}")
-        with contextlib.suppress(RuntimeError):  # the loop was closed meanwhile; nobody waits
-            job.loop.call_soon_threadsafe(_finish, job.future, value, failure)
+        job.mailbox.put(job.future, value, failure)
         return True
 
 
