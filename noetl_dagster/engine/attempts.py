@@ -8,16 +8,15 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from noetl_dagster.engine.runtime import Runtime
-from noetl_dagster.errors import TemplateError, UndefinedNameError
+from noetl_dagster.errors import StorageError, ToolError, UndefinedNameError
 from noetl_dagster.events.envelopes import OK, Envelope, error_envelope, from_result
-from noetl_dagster.events.queries import COMMAND_END
-from noetl_dagster.events.types import Event, EventType
-from noetl_dagster.playbook.models import Backoff, Collect, CollectStrategy
+from noetl_dagster.events.queries import COMMAND_DUE, COMMAND_END, SEQUENCE_ENDED
+from noetl_dagster.playbook.models import Collect, CollectStrategy, RetryRule
 from noetl_dagster.playbook.scope import Scope
 from noetl_dagster.playbook.templates import holds_async, render_async
 from noetl_dagster.playbook.views import ReferenceCache, ResultView
@@ -30,12 +29,32 @@ MISSING = object()
 
 
 @dataclass(slots=True)
-class _Pages:
-    """What successful attempts gave so far."""
+class _Sequence:
+    """The attempts of one command so far.
 
+    Attributes:
+        failures: since the last success; bounds retries of one call, whatever page it is.
+        successes: pages fetched; bounds pagination.
+        collected: what successful attempts gave, once a rule collects.
+    """
+
+    values: dict[str, Any]
+    attempts: int = 0
+    failures: int = 0
+    successes: int = 0
     collect: Collect | None = None
     collected: Any = None
-    attempts: int = 0
+    patches: list[tuple[list[str], Any]] = field(default_factory=list)
+
+    def count(self, outcome: Outcome) -> None:
+        self.attempts += 1
+        self.failures = self.failures + 1 if outcome.failed else 0
+        self.successes += not outcome.failed
+        self.patches.extend(outcome.patches)
+
+    def made(self, outcome: Outcome) -> int:
+        """Attempts that count towards ``max_attempts`` of a rule for such an outcome."""
+        return self.failures if outcome.failed else self.successes
 
     def add(self, collect: Collect, body: Any) -> None:
         part = _part(body, collect.path)
@@ -71,44 +90,39 @@ class Attempts:
             resumed: attempts may have ended before; those are taken from the log.
             values: the ``iter`` values of the iteration.
         """
-        pages = _Pages()
-        values = {} if values is None else values
-        patches: list[tuple[list[str], Any]] = []
-        first = command.attempt
+        sequence = _Sequence({} if values is None else values)
         while True:
             outcome = await self._ended(command) if resumed else None
             replayed = outcome is not None
             if outcome is None:
                 if not issued:
-                    await self._issue(program, command)
-                outcome = await self._run_when_due(execution, program, command, values, first)
-            patches.extend(outcome.patches)
+                    command = await self._issue(program, command, resumed=resumed)
+                outcome = await self._run_when_due(execution, program, command, sequence)
+            sequence.count(outcome)
             follower = None
             if program.retries:
-                follower = await self._follower(
-                    execution, program, command, outcome, values, pages, first, replayed
-                )
-            elif replayed and outcome.failed:
+                follower = await self._follower(execution, program, command, outcome, sequence)
+            if follower is None and replayed and outcome.failed:  # a resumed execution tries once more
                 follower = replace(command, attempt=command.attempt + 1)
             if follower is None:
                 break
             command, issued = follower, False
-        outcome.patches = patches
-        if pages.collect is not None:
-            outcome = await self._aggregated(execution, program, command, outcome, pages)
+        outcome.patches = sequence.patches
+        if sequence.collect is not None and not outcome.failed:
+            outcome = await self._aggregated(command, outcome, sequence, replayed=replayed)
         return outcome
 
-    async def _issue(self, program: StepProgram, command: Command) -> None:
-        kind = program.tasks[0].task.kind if program.tasks else "noop"
-        await self._runtime.buffer.append([self._runtime.commands.issued(command, kind)])
+    async def _issue(self, program: StepProgram, command: Command, *, resumed: bool) -> Command:
+        """Writes ``command.issued``. One that an interrupted run had issued keeps the time it was due at."""
+        event = self._runtime.commands.issued(command, program.kind)
+        new = await self._runtime.buffer.append([event])
+        if event.event_id in new or not resumed or not command.not_before:
+            return command
+        due = await self._runtime.pool.fetchval(COMMAND_DUE, command.execution_id, command.command_id)
+        return replace(command, not_before=float(due or 0.0))
 
     async def _run_when_due(
-        self,
-        execution: Execution,
-        program: StepProgram,
-        command: Command,
-        values: dict[str, Any],
-        first: int,
+        self, execution: Execution, program: StepProgram, command: Command, sequence: _Sequence
     ) -> Outcome:
         wait = command.not_before - time.time()
         if command.not_before and wait > 0:
@@ -116,10 +130,10 @@ class Attempts:
         continuation = _on_error(program)
 
         def is_final(outcome: Outcome) -> bool:
-            return continuation is None or command.attempt - first + 1 >= continuation.rule.max_attempts
+            return continuation is None or sequence.failures + 1 >= continuation.rule.max_attempts
 
         return await self._runtime.runner_of(program).run(
-            execution, program, command, values=values, is_final=is_final
+            execution, program, command, values=sequence.values, is_final=is_final
         )
 
     async def _ended(self, command: Command) -> Outcome | None:
@@ -137,45 +151,27 @@ class Attempts:
         program: StepProgram,
         command: Command,
         outcome: Outcome,
-        values: dict[str, Any],
-        pages: _Pages,
-        first: int,
-        replayed: bool,
+        sequence: _Sequence,
     ) -> Command | None:
-        """The next attempt, or None when there is none to make."""
+        """The next attempt that a rule asks for, or None."""
         cache = ReferenceCache()
         fetch = self._runtime.results.get
-        scope = await execution.command_scope(program, command, cache, fetch, values)
+        scope = await execution.command_scope(program, command, cache, fetch, sequence.values)
         view = ResultView(outcome.envelope, cache)
-        made = command.attempt - first + 1
         scope = scope.with_locals(_names(outcome.envelope, view, command.attempt))
-        continuations = [entry for task in program.tasks for entry in task.continuations]
-        pages.attempts = made
-        for continuation in continuations:
+        made = sequence.made(outcome)
+        for continuation in _applicable(program, outcome):
             rule = continuation.rule
-            if rule.continues_success is outcome.failed:
-                continue
             wanted = await self._holds(continuation, scope)
             if rule.collect is not None:
-                pages.add(rule.collect, await self._body(outcome.envelope))
+                sequence.add(rule.collect, await self._body(outcome.envelope))
             if not wanted or made >= rule.max_attempts:
                 continue
-            if outcome.failed:
-                delay = delay_before(rule.backoff, rule.delay, made)
-                return replace(command, attempt=command.attempt + 1, not_before=time.time() + delay)
-            overrides = {}
-            if continuation.next_call is not None:
-                overrides = await render_async(continuation.next_call, scope, fetch)
-            delay = rule.delay if rule.next_call is None and rule.backoff is not Backoff.NONE else 0.0
-            due = time.time() + delay if delay else 0.0
-            return replace(
-                command,
-                attempt=command.attempt + 1,
-                overrides=_merged(command.overrides, overrides),
-                not_before=due,
-            )
-        if replayed and outcome.failed:
-            return replace(command, attempt=command.attempt + 1)
+            follower = replace(command, attempt=command.attempt + 1, not_before=_due(rule, made))
+            if continuation.next_call is None:
+                return follower
+            changes = await render_async(continuation.next_call, scope, fetch)
+            return replace(follower, overrides=_merged(command.overrides, changes))
         return None
 
     async def _holds(self, continuation: Continuation, scope: Scope) -> bool:
@@ -194,32 +190,41 @@ class Attempts:
         return data
 
     async def _aggregated(
-        self,
-        execution: Execution,
-        program: StepProgram,
-        command: Command,
-        outcome: Outcome,
-        pages: _Pages,
+        self, command: Command, outcome: Outcome, sequence: _Sequence, *, replayed: bool
     ) -> Outcome:
-        """All pages as one result, recorded as ``retry_sequence_completed``."""
-        if outcome.failed:
-            return outcome
-        envelope: Envelope = {"status": OK, "data": pages.collected}
+        """All pages as one result, recorded once as ``retry_sequence_completed``."""
+        envelope: Envelope = {"status": OK, "data": sequence.collected}
         try:
             envelope = await self._runtime.sealer.seal(envelope, command, None)
-        except TemplateError as error:
+        except (ToolError, StorageError) as error:
             envelope = error_envelope(error)
-        event = Event(
-            execution_id=command.execution_id,
-            event_id=self._runtime.ids.next(),
-            event_type=EventType.RETRY_SEQUENCE_COMPLETED,
-            node_name=command.step,
-            status="COMPLETED",
-            catalog_id=command.catalog_id,
-            meta={**command.meta(), "total_attempts": pages.attempts},
-        )
-        await self._runtime.buffer.post([event])
-        return replace(outcome, envelope=envelope)
+        whole = replace(outcome, envelope=envelope)
+        pool = self._runtime.pool
+        if not (replayed and await pool.fetchval(SEQUENCE_ENDED, command.execution_id, command.command_id)):
+            await self._runtime.buffer.post([self._runtime.commands.sequence(command, whole, sequence.attempts)])
+        return whole
+
+
+def _applicable(program: StepProgram, outcome: Outcome) -> Iterator[Continuation]:
+    """The retry rules that may say something about an outcome.
+
+    A rule that pages or collects is about successes. Any other is about failures, and about successes too
+    when its condition looks at something: that is how a playbook polls.
+    """
+    for task in program.tasks:
+        for entry in task.continuations:
+            if entry.rule.continues_success:
+                if not outcome.failed:
+                    yield entry
+            elif outcome.failed or entry.when.names:
+                yield entry
+
+
+def _due(rule: RetryRule, made: int) -> float:
+    """Unix time at which the next attempt is due; 0 is at once. The next page waits only when told to."""
+    if rule.continues_success and "delay" not in rule.model_fields_set:
+        return 0.0
+    return time.time() + delay_before(rule.backoff, rule.delay, made)
 
 
 def _names(envelope: Envelope, view: ResultView, attempt: int) -> dict[str, Any]:

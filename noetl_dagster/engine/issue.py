@@ -94,6 +94,10 @@ async def issue(
         commands, events = [], []
         for index, item in enumerate(await activation.items.slice(begin, end), begin):
             attempt, done, ended = known.get(index, (0, False, 0))
+            if attempt and activation.program.retries:
+                # its attempts are one sequence, which goes on from the log
+                commands.append(activation.command(index, item))
+                continue
             if done:
                 continue
             pending = attempt > ended

@@ -11,6 +11,7 @@ from noetl_dagster.engine.attempts import Attempts
 from noetl_dagster.engine.cursor import CursorLoops
 from noetl_dagster.engine.gather import LoopResult
 from noetl_dagster.engine.loop import Loops, fanin_status
+from noetl_dagster.engine.merge import merge_patches
 from noetl_dagster.engine.routing import LOOP_DONE, STEP_DONE, STEP_FAILED, event_names, route
 from noetl_dagster.engine.runtime import Runtime
 from noetl_dagster.engine.turns import Turns
@@ -18,6 +19,7 @@ from noetl_dagster.errors import CredentialError, NoetlError, StorageError, Temp
 from noetl_dagster.events.envelopes import ERROR, OK, Envelope, error_envelope, to_result
 from noetl_dagster.events.state import StepEnd, StepStatus, assign
 from noetl_dagster.events.types import Event, EventType
+from noetl_dagster.playbook.models import LoopMode
 from noetl_dagster.playbook.scope import Scope
 from noetl_dagster.playbook.templates import holds_async, render_async, with_references
 from noetl_dagster.playbook.views import ReferenceCache, ResultView
@@ -145,7 +147,10 @@ class Steps:
             "total": result.envelope["total"],
             "refs": result.envelope.get("ref"),
         }
-        ending = await self._loop_ending(execution, program, result)
+        try:
+            ending = await self._loop_ending(execution, program, result)
+        except STEP_ERRORS as error:
+            ending = _Ending(error_envelope(error), loop=result)
         ending.fanin = fanin
         return await self._end(execution, program, visit, ending)
 
@@ -196,20 +201,16 @@ class Steps:
     async def _merge(
         self, execution: Execution, program: StepProgram, result: LoopResult
     ) -> Patches:
-        """What iterations wrote to ctx, in item order; the last item wins, with a warning."""
-        written: dict[tuple[str, ...], Any] = {}
-        conflicts = set()
-        for _, path, value in result.patches:
-            key = tuple(path)
-            if key in written and written[key] != value:
-                conflicts.add(".".join(key))
-            written[key] = value
+        """What iterations wrote to ctx: at once if one after another, else merged, with a warning."""
         loop = program.step.loop
-        sequential = loop is not None and loop.mode.value == "sequential"
-        if conflicts and not sequential:
-            names = ", ".join(sorted(conflicts))
+        assert loop is not None
+        if loop.mode is LoopMode.SEQUENTIAL:
+            return list({tuple(path): (list(path), value) for _, path, value in result.patches}.values())
+        written, conflicts = merge_patches(result.patches, execution.state.ctx)
+        if conflicts:
+            names = ", ".join(conflicts)
             message = f"step {program.step.name}: parallel iterations set ctx.{names} to different values"
-            if program.step.spec.strict_ctx or (loop is not None and loop.strict_ctx):
+            if program.step.spec.strict_ctx or loop.strict_ctx:
                 raise ToolError(
                     f"{message}; collect them from the loop's results, or set spec.strict_ctx: false",
                     kind="context",

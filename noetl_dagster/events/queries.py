@@ -68,7 +68,8 @@ LOOP_ENDS = """
 SELECT current_index, (meta ->> 'attempt')::int AS attempt, result, context
 FROM noetl.event
 WHERE execution_id = $1 AND meta ->> 'loop_id' = ANY($2::text[]) AND meta ? 'loop_id'
-  AND event_type IN ('command.completed', 'command.failed', 'loop.shard.done', 'loop.shard.failed')
+  AND event_type IN ('command.completed', 'command.failed', 'loop.shard.done', 'loop.shard.failed',
+                     'retry_sequence_completed')
   AND current_index >= $3 AND current_index < $4
 ORDER BY current_index, event_id
 """
@@ -92,6 +93,22 @@ SELECT event_type, result, context, error, (meta ->> 'attempt')::int AS attempt
 FROM noetl.event
 WHERE execution_id = $1 AND meta ->> 'command_id' = $2
   AND event_type IN ('command.completed', 'command.failed', 'loop.shard.done', 'loop.shard.failed')
+  AND meta ? 'command_id'
+"""
+
+# When a retry that was issued is due, in Unix seconds.
+COMMAND_DUE = """
+SELECT (meta ->> 'not_before')::float
+FROM noetl.event
+WHERE execution_id = $1 AND meta ->> 'command_id' = $2 AND event_type = 'command.issued'
+  AND meta ? 'command_id'
+"""
+
+# Whether the pages that end with a command were put together.
+SEQUENCE_ENDED = """
+SELECT true
+FROM noetl.event
+WHERE execution_id = $1 AND meta ->> 'command_id' = $2 AND event_type = 'retry_sequence_completed'
   AND meta ? 'command_id'
 """
 

@@ -143,6 +143,14 @@ class CommandEvents:
             event.context = {**(event.context or {}), "step": outcome.step_values}
         return event
 
+    def sequence(self, command: Command, outcome: Outcome, attempts: int) -> Event:
+        """``retry_sequence_completed``: what all attempts together gave, after the last of them."""
+        meta = {**command.meta(), "total_attempts": attempts}
+        event = self._event(command, EventType.RETRY_SEQUENCE_COMPLETED, "COMPLETED", meta)
+        event.result = to_result(outcome.envelope)
+        event.context = {"patches": outcome.patches} if outcome.patches else None
+        return event
+
     def item(self, command: Command) -> Event:
         """``loop.item`` or, of a fan-out, ``loop.shard.enqueued``."""
         type_ = EventType.LOOP_SHARD_ENQUEUED if command.shard else EventType.LOOP_ITEM

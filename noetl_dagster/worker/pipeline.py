@@ -6,6 +6,7 @@ import asyncio
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -194,7 +195,7 @@ class Pipeline:
             return await render_input(task.input, run.scope, self._fetch)
         given = {}
         for key, compiled in task.references.items():
-            value = await with_references(lambda compiled=compiled: compiled.evaluate(run.scope), self._fetch)
+            value = await with_references(partial(compiled.evaluate, run.scope), self._fetch)
             stored = value.stored if isinstance(value, (ResultView, DataView)) else None
             given[key] = stored or await render_async(compiled, run.scope, self._fetch)
         return given

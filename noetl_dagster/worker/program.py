@@ -14,6 +14,7 @@ from noetl_dagster.playbook.models import (
     Playbook,
     PolicyAction,
     RetryRule,
+    Sink,
     Step,
     Task,
 )
@@ -99,8 +100,14 @@ class StepProgram:
         return any(task.continuations for task in self.tasks)
 
     @property
-    def sinks(self) -> bool:
-        return any(task.task.sink is not None for task in self.tasks)
+    def sink(self) -> Sink | None:
+        """Where each iteration's or attempt's result is written: of a task, or of a rule of its ``retry``."""
+        sinks = (
+            sink
+            for task in self.tasks
+            for sink in (task.task.sink, *(entry.rule.sink for entry in task.continuations))
+        )
+        return next((sink for sink in sinks if sink is not None), None)
 
 
 def compile_step(playbook: Playbook, step: Step) -> StepProgram:

@@ -81,7 +81,7 @@ class CommandRunner:
             outcome = await self._run_pipeline(execution, program, command, cache, values)
             if claimed and program.retries:
                 outcome.values = values or {}  # the next attempt may run anywhere
-            if program.sinks and not outcome.failed:
+            if program.sink is not None and not outcome.failed:
                 return await self._end_with_sink(
                     execution, program, command, outcome, cache, values, is_final
                 )
@@ -126,14 +126,14 @@ class CommandRunner:
         is_final: Callable[[Outcome], bool],
     ) -> Outcome:
         """Writes the sink and the completion: in one transaction where they share a database."""
-        sink = next(task.task.sink for task in program.tasks if task.task.sink is not None)
+        assert program.sink is not None
         writer = SinkWriter(self._box)
         scope = await execution.command_scope(program, command, cache, self._box.results.get, values)
         view = ResultView(outcome.envelope, cache)
         await self._buffer.flush()
         try:
             written = await writer.write(
-                sink,
+                program.sink,
                 await self._sink_value(outcome, view),
                 scope.with_locals({"result": view, "output": view}),
                 identity=_identity(command),
