@@ -7,11 +7,10 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict
 
-from noetl_dagster.engine.progress import loop_progress
 from noetl_dagster.engine.runtime import Runtime
 from noetl_dagster.errors import ExecutionNotFoundError
-from noetl_dagster.events.state import ExecutionState, StepEnd
-from noetl_dagster.storage.refs import ResultRef
+from noetl_dagster.events.projected import ProjectedExecution
+from noetl_dagster.events.projection import read_execution
 
 
 class LoopView(BaseModel):
@@ -58,59 +57,58 @@ class Overview(BaseModel):
 
 
 async def overview(runtime: Runtime, execution_id: int) -> Overview:
-    """Reads the state and the live counts of an execution.
+    """Reads one row of the projection, and what was committed since the projection last looked.
 
     Raises:
         ExecutionNotFoundError: the log has no such execution.
     """
-    events = await runtime.log.lifecycle(execution_id)
-    if not events:
+    found = await read_execution(runtime.pool, execution_id)
+    if found is None:
         raise ExecutionNotFoundError(f"no execution {execution_id} in the event log")
-    state = ExecutionState.fold(execution_id, events)
-    loops = {
-        entry.step: LoopView(
-            loop_id=entry.loop_id,
-            total=entry.total,
-            done=entry.done,
-            failed=entry.failed,
-            fanout=entry.fanout,
-        )
-        for entry in await loop_progress(runtime.pool, execution_id)
-    }
-    end = state.ended_at or datetime.now(UTC)
+    return overview_of(found)
+
+
+def overview_of(execution: ProjectedExecution) -> Overview:
+    """The view of a row of ``noetl.execution``."""
+    state, start = execution.state, execution.start_time
+    end = execution.end_time or datetime.now(UTC)
     return Overview(
-        execution_id=str(execution_id),
-        playbook=state.playbook,
-        status=state.status,
-        epoch=state.epoch,
-        run_id=state.run_id,
-        parent_execution_id=str(state.parent_execution_id) if state.parent_execution_id else None,
-        started_at=state.started_at,
-        ended_at=state.ended_at,
-        seconds=round((end - state.started_at).total_seconds(), 3) if state.started_at else 0.0,
-        error=state.error,
-        steps=tuple(_step(state, name, loops.get(name)) for name in state.visits),
-        warnings=tuple(state.warnings),
-        workload=state.workload,
+        execution_id=str(execution.execution_id),
+        playbook=execution.playbook or "",
+        status=execution.status,
+        epoch=state.get("epoch", 1),
+        run_id=state.get("run_id"),
+        parent_execution_id=str(execution.parent_execution_id) if execution.parent_execution_id else None,
+        started_at=start,
+        ended_at=execution.end_time,
+        seconds=round((end - start).total_seconds(), 3) if start else 0.0,
+        error=execution.error,
+        steps=tuple(_step(state, step) for step in state.get("steps", [])),
+        warnings=tuple(state.get("warnings", ())),
+        workload=state.get("workload", {}),
     )
 
 
-def _step(state: ExecutionState, name: str, loop: LoopView | None) -> StepView:
-    visits = state.visits[name]
-    end = state.end_of(name, visits)
+def _step(state: dict[str, Any], step: dict[str, Any]) -> StepView:
     return StepView(
-        step=name,
-        status=end.status.value if end is not None else "RUNNING",
-        visits=visits,
-        loop=loop,
-        result=_address(end),
-        error=end.error if end is not None else None,
+        step=step["step"],
+        status=step["status"],
+        visits=step["visits"],
+        loop=_loop(state, step["step"]),
+        result=step.get("result"),
+        error=step.get("error"),
     )
 
 
-def _address(end: StepEnd | None) -> str | None:
-    reference = end.envelope.get("ref") if end is not None else None
-    if reference is None:
+def _loop(state: dict[str, Any], step: str) -> LoopView | None:
+    fanout = state.get("fanout", {}).get(step)
+    entry = fanout or state.get("loop", {}).get(step)
+    if entry is None:
         return None
-    known = reference if isinstance(reference, ResultRef) else ResultRef.model_validate(reference)
-    return known.physical_uri
+    return LoopView(
+        loop_id=entry["loop_id"],
+        total=entry["total_shards"] if fanout else entry["total"],
+        done=entry["done"],
+        failed=entry["failed"],
+        fanout=bool(fanout),
+    )

@@ -1,0 +1,206 @@
+"""What one row of ``noetl.execution`` says, and how events change it. Pure: no database in here.
+
+Source: the seeds' ``noetl.execution.state`` schema (section 4 of the schema document), written by an
+asynchronous projection in place of the trigger.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import Any
+
+from noetl_dagster.events.context import truncated
+from noetl_dagster.events.state import ExecutionStatus
+from noetl_dagster.events.types import EventType
+
+WARNINGS_KEPT = 20
+
+Done = dict[tuple[str, int], int]
+"""Iterations that ended well, by step and visit."""
+
+_ENDINGS = {
+    EventType.PLAYBOOK_COMPLETED: ExecutionStatus.COMPLETED,
+    EventType.PLAYBOOK_FAILED: ExecutionStatus.FAILED,
+    EventType.EXECUTION_CANCELLED: ExecutionStatus.CANCELLED,
+}
+
+
+@dataclass(slots=True)
+class ProjectedExecution:
+    """One row of ``noetl.execution``.
+
+    ``state`` has the seeds' ``loop`` and ``fanout`` entries by step (with the ``visit`` they belong to), and
+    beside them ``steps`` in the order in which they were entered, ``epoch``, ``run_id``, ``workload`` and
+    ``warnings``.
+    """
+
+    execution_id: int
+    catalog_id: int | None = None
+    parent_execution_id: int | None = None
+    playbook: str | None = None
+    status: str = ExecutionStatus.RUNNING
+    last_event_type: str | None = None
+    last_node_name: str | None = None
+    last_event_id: int | None = None
+    start_time: datetime | None = None
+    end_time: datetime | None = None
+    state: dict[str, Any] = field(default_factory=dict)
+    error: str | None = None
+    created_at: datetime | None = None
+    updated_at: datetime | None = None
+
+    def apply(self, events: Iterable[Mapping[str, Any]], done: Done) -> None:
+        """Takes a batch of events into the row, in the order in which their transactions began.
+
+        Successful iterations come as counts: however a log is cut into batches, the row is the same, for
+        they belong to a visit, and a visit's activations share one count.
+
+        Args:
+            events: rows of :data:`noetl_dagster.events.projection_queries.EVENTS`, failures of iterations
+                that will not be tried again included.
+            done: counts of the batch; those of known visits are taken first, the others when their loop starts.
+        """
+        for entry in self._loops():
+            entry["done"] += done.pop((entry["step"], entry["visit"]), 0)
+        for event in events:
+            self._take(event, done)
+
+    def _take(self, event: Mapping[str, Any], done: Done) -> None:
+        handler = _HANDLERS.get(event["event_type"])
+        if handler is None:
+            return
+        handler(self, event, done)
+        self.created_at = self.created_at or event["created_at"]
+        self.updated_at = max(self.updated_at or event["created_at"], event["created_at"])
+        if event["event_type"] not in _COUNTED and event["event_id"] >= (self.last_event_id or 0):
+            self.last_event_id = event["event_id"]
+            self.last_event_type = event["event_type"]
+            self.last_node_name = event["node_name"]
+
+    def _initialized(self, event: Mapping[str, Any], done: Done) -> None:
+        self.catalog_id = event["catalog_id"]
+        self.parent_execution_id = event["parent_execution_id"]
+        self.playbook = event["node_name"]
+        self.start_time = event["created_at"]
+        self.state["epoch"] = int(event["meta"].get("epoch", 1))
+        self.state["run_id"] = event["meta"].get("dagster_run_id")
+        self.state["workload"] = truncated(event["workload"] or {})
+
+    def _resumed(self, event: Mapping[str, Any], done: Done) -> None:
+        self.status, self.error, self.end_time = ExecutionStatus.RUNNING, None, None
+        self.state["epoch"] = int(event["meta"]["epoch"])
+        self.state["run_id"] = event["meta"].get("dagster_run_id")
+        for entry in self._loops():
+            entry["failed"] = 0 if not entry["completed"] else entry["failed"]  # they are tried again
+        for step in self.state.get("steps", []):
+            if step.pop("unhandled", False):
+                step["status"] = ExecutionStatus.RUNNING
+                step.pop("error", None)
+
+    def _ended(self, event: Mapping[str, Any], done: Done) -> None:
+        self.status = _ENDINGS[EventType(event["event_type"])]
+        self.end_time, self.error = event["created_at"], event["error"]
+
+    def _entered(self, event: Mapping[str, Any], done: Done) -> None:
+        step = self._step(event["node_name"])
+        step["visits"] = max(_visit(event), step["visits"])
+        step["status"] = ExecutionStatus.RUNNING
+        for key in ("error", "result", "unhandled"):
+            step.pop(key, None)
+
+    def _exited(self, event: Mapping[str, Any], done: Done) -> None:
+        step = self._step(event["node_name"])
+        if _visit(event) < step["visits"]:
+            return
+        step["visits"] = _visit(event)
+        step["status"] = event["status"]
+        known = {
+            "error": event["error"],
+            "result": event["result_uri"],
+            "unhandled": bool(event["meta"].get("unhandled")),
+        }
+        step.update({key: value for key, value in known.items() if value})
+
+    def _loop_started(self, event: Mapping[str, Any], done: Done) -> None:
+        fanout = event["event_type"] == EventType.LOOP_FANOUT_STARTED
+        meta, step, visit = event["meta"], event["node_name"], _visit(event)
+        loops = self.state.setdefault("fanout" if fanout else "loop", {})
+        before = loops.get(step)
+        entry: dict[str, Any] = {
+            "step": step,
+            "visit": visit,
+            "loop_id": meta.get("loop_id"),
+            "done": before["done"] if before is not None and before["visit"] == visit else 0,
+            "failed": 0,
+            "completed": False,
+        }
+        if fanout:
+            entry |= {"total_shards": int(meta.get("total_shards", 0)), "status": "running"}
+        else:
+            entry |= {
+                "total": int(meta.get("collection_size", 0)),
+                "mode": meta.get("mode", "sequential"),
+                "collection_ref": event["collection_ref"],
+            }
+        entry["done"] += done.pop((step, visit), 0)
+        loops[step] = entry
+
+    def _iteration_failed(self, event: Mapping[str, Any], done: Done) -> None:
+        entry = self._loop_of(event)
+        if entry is not None:
+            entry["failed"] += 1
+
+    def _loop_done(self, event: Mapping[str, Any], done: Done) -> None:
+        entry = self._loop_of(event)
+        if entry is None:
+            return
+        entry["completed"] = True
+        if event["event_type"] == EventType.LOOP_FANIN_COMPLETED:
+            entry["status"] = event["result_status"]
+        elif "total" in event["meta"]:
+            entry["total"] = int(event["meta"]["total"])  # cursor loops know it only now
+
+    def _warned(self, event: Mapping[str, Any], done: Done) -> None:
+        warnings = self.state.setdefault("warnings", [])
+        if len(warnings) < WARNINGS_KEPT:
+            warnings.append(event["error"] or "")
+
+    def _step(self, name: str) -> dict[str, Any]:
+        steps = self.state.setdefault("steps", [])
+        found = next((step for step in steps if step["step"] == name), None)
+        if found is None:
+            found = {"step": name, "status": ExecutionStatus.RUNNING, "visits": 1}
+            steps.append(found)
+        return found
+
+    def _loops(self) -> list[dict[str, Any]]:
+        return [*self.state.get("loop", {}).values(), *self.state.get("fanout", {}).values()]
+
+    def _loop_of(self, event: Mapping[str, Any]) -> dict[str, Any] | None:
+        loop_id = event["meta"].get("loop_id")
+        return next((entry for entry in self._loops() if entry["loop_id"] == loop_id), None)
+
+
+def _visit(event: Mapping[str, Any]) -> int:
+    return int(event["meta"].get("visit", 1))
+
+
+_COUNTED = frozenset({EventType.COMMAND_FAILED, EventType.LOOP_SHARD_FAILED})
+
+_HANDLERS = (
+    {
+        EventType.PLAYBOOK_INITIALIZED: ProjectedExecution._initialized,
+        EventType.EXECUTION_RESUMED: ProjectedExecution._resumed,
+        EventType.STEP_ENTER: ProjectedExecution._entered,
+        EventType.STEP_EXIT: ProjectedExecution._exited,
+        EventType.LOOP_STARTED: ProjectedExecution._loop_started,
+        EventType.LOOP_FANOUT_STARTED: ProjectedExecution._loop_started,
+        EventType.LOOP_DONE: ProjectedExecution._loop_done,
+        EventType.LOOP_FANIN_COMPLETED: ProjectedExecution._loop_done,
+        EventType.WARNING: ProjectedExecution._warned,
+    }
+    | dict.fromkeys(_ENDINGS, ProjectedExecution._ended)
+    | dict.fromkeys(_COUNTED, ProjectedExecution._iteration_failed)
+)

@@ -1,0 +1,172 @@
+"""The projection worker: reads the log in commit order and keeps ``noetl.execution`` up to date.
+
+Each row of the log carries the id of the transaction that wrote it. Below the oldest transaction that still
+runs nothing can appear any more, so a reader that stays below it skips nothing, whatever the order of
+commits. State and checkpoint change in one transaction: a worker that is killed has done a batch or not.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import defaultdict
+from dataclasses import dataclass
+from typing import Any
+
+import asyncpg
+
+from noetl_dagster.events import projection_queries as queries
+from noetl_dagster.events.projected import Done, ProjectedExecution
+from noetl_dagster.events.projection_queries import SHARDS
+
+logger = logging.getLogger(__name__)
+
+BATCH = 20_000
+"""Events taken in one transaction, about: a transaction's events are never divided."""
+
+TAIL_LIMIT = 5_000
+"""Events after the checkpoint that a reader puts on top of a row; beyond, it reads the execution's events."""
+
+INTERVAL = 0.5
+"""Seconds between two looks at the log while nothing happens."""
+
+
+@dataclass(frozen=True, slots=True)
+class ShardLag:
+    """How far a shard is behind: the age in seconds of its oldest waiting event; ``events`` it went through."""
+
+    shard: int
+    seconds: float
+    events: int
+
+
+class Projection:
+    """Keeps the projection. Any number may run: each shard is worked on by one at a time."""
+
+    def __init__(self, pool: asyncpg.Pool, *, batch: int = BATCH) -> None:
+        self._pool = pool
+        self._batch = batch
+
+    async def catch_up(self) -> int:
+        """Takes everything that has settled by now; returns the number of events it went through."""
+        await self._pool.execute(queries.MAKE_CHECKPOINTS)
+        total = 0
+        for shard in range(SHARDS):
+            while taken := await self._take(shard):
+                total += taken
+        return total
+
+    async def run(self, interval: float = INTERVAL) -> None:
+        """Catches up for ever; a lost connection is waited out."""
+        while True:
+            try:
+                await self.catch_up()
+            except (OSError, asyncpg.PostgresConnectionError, asyncpg.InterfaceError) as error:
+                logger.warning("the projection waits for its database: %s", error)
+            await asyncio.sleep(interval)
+
+    async def lag(self) -> list[ShardLag]:
+        """The lag of every shard, by number."""
+        await self._pool.execute(queries.MAKE_CHECKPOINTS)
+        return [
+            ShardLag(
+                shard=row["shard"],
+                seconds=max(row["seconds"], 0.0),
+                events=row["events"],
+            )
+            for row in await self._pool.fetch(queries.LAG)
+        ]
+
+    async def lag_seconds(self) -> float:
+        """The age in seconds of the oldest event that is not in the projection, 0 when all are."""
+        return max((shard.seconds for shard in await self.lag()), default=0.0)
+
+    async def rebuild(self) -> int:
+        """Forgets the projection and replays the whole log; returns the number of events."""
+        await self._pool.execute(queries.MAKE_CHECKPOINTS)
+        async with self._pool.acquire() as connection, connection.transaction():
+            await connection.execute(queries.RESET_CHECKPOINTS)  # waits for the workers of all shards
+            await connection.execute(queries.FORGET)
+        return await self.catch_up()
+
+    async def _take(self, shard: int) -> int:
+        """One batch of a shard: rows and checkpoint in one transaction. 0 when there is nothing to take."""
+        async with self._pool.acquire() as connection, connection.transaction():
+            start = await connection.fetchval(queries.LOCK_CHECKPOINT, shard)
+            if start is None:
+                return 0
+            window = await connection.fetchrow(queries.WINDOW, start, self._batch)
+            stop = _stop(window)
+            if stop is None:
+                return 0
+            count = int(await connection.fetchval(queries.COUNT, start, stop))
+            await self._project(connection, shard, start, stop)
+            await connection.execute(queries.MOVE_CHECKPOINT, shard, stop, count)
+            return count
+
+    async def _project(self, connection: Any, shard: int, start: str, stop: str) -> None:
+        events: dict[int, list[Any]] = defaultdict(list)
+        for event in await connection.fetch(queries.EVENTS, start, stop, shard):
+            events[event["execution_id"]].append(event)
+        done: dict[int, Done] = defaultdict(dict)
+        for row in await connection.fetch(queries.DONE, start, stop, shard):
+            done[row["execution_id"]][(row["node_name"], row["visit"])] = row["done"]
+        ids = sorted(events.keys() | done.keys())
+        if not ids:
+            return
+        known = {row["execution_id"]: row for row in await connection.fetch(queries.EXECUTIONS, ids)}
+        rows = []
+        for execution_id in ids:
+            row = known.get(execution_id)
+            execution = ProjectedExecution(**row) if row is not None else ProjectedExecution(execution_id)
+            execution.apply(events.get(execution_id, ()), done.get(execution_id, {}))
+            if execution.created_at is not None:  # not so for late events of an execution that was dropped
+                rows.append(execution)
+        columns = [[getattr(row, name) for row in rows] for name in queries.EXECUTION_COLUMNS]
+        await connection.execute(queries.PUT_EXECUTIONS, *columns)
+
+
+async def read_execution(pool: asyncpg.Pool, execution_id: int) -> ProjectedExecution | None:
+    """One execution as it stands now: its row, with what was committed since the checkpoint on top.
+
+    Returns:
+        None when the log has no such execution.
+    """
+    async with (
+        pool.acquire() as connection,
+        connection.transaction(isolation="repeatable_read", readonly=True),
+    ):
+        row = dict(await connection.fetchrow(queries.ROW_AND_CHECKPOINT, execution_id))
+        checkpoint = row.pop("checkpoint") or "0"
+        known = row["execution_id"] is not None
+        execution = ProjectedExecution(**row) if known else ProjectedExecution(execution_id)
+        tail = await connection.fetch(queries.TAIL, execution_id, checkpoint, TAIL_LIMIT)
+        if tail[0]["seen"] >= TAIL_LIMIT:
+            execution = await _from_log(connection, execution_id)
+        else:
+            _put_on_top(execution, [event for event in tail if event["event_id"] is not None])
+    return execution if execution.created_at is not None else None
+
+
+def _put_on_top(execution: ProjectedExecution, tail: list[Any]) -> None:
+    done: Done = defaultdict(int)
+    for event in tail:
+        if event["is_success"]:
+            done[(event["node_name"], event["visit"])] += 1
+    execution.apply((event for event in tail if not event["is_success"]), done)
+
+
+async def _from_log(connection: Any, execution_id: int) -> ProjectedExecution:
+    execution = ProjectedExecution(execution_id)
+    rows = await connection.fetch(queries.DONE_OF_EXECUTION, execution_id)
+    done = {(row["node_name"], row["visit"]): row["done"] for row in rows}
+    execution.apply(await connection.fetch(queries.EVENTS_OF_EXECUTION, execution_id), done)
+    return execution
+
+
+def _stop(window: Any) -> str | None:
+    """The first transaction that a batch leaves for the next one; None when there is nothing to take."""
+    if window["first"] is None or int(window["first"]) >= int(window["horizon"]):
+        return None
+    bound = int(window["bound"]) if window["bound"] is not None else int(window["horizon"])
+    return str(min(int(window["horizon"]), max(bound, int(window["first"]) + 1)))

@@ -1,0 +1,139 @@
+"""Every statement of the projection. Transaction ids travel as text, their order is that of xid8."""
+
+SHARDS = 4
+"""Projection shards. Fixed: a checkpoint belongs to the executions of its shard."""
+
+# The shard of an execution: what noetl.execution_shard says, else its hash.
+_SHARD = f"COALESCE(shard.shard, abs(hashint8(event.execution_id) % {SHARDS}))"
+
+# Events that change a row one by one. Successful iterations are counted, see DONE.
+_CHANGES = """(
+    event.event_type IN (
+        'playbook.initialized', 'playbook.completed', 'playbook.failed', 'execution.resumed',
+        'execution.cancelled', 'step.enter', 'step.exit', 'loop.started', 'loop.done',
+        'loop.fanout.started', 'loop.fanin.completed', 'warning')
+    OR (event.event_type IN ('command.failed', 'loop.shard.failed') AND event.meta ? 'loop_id'
+        AND COALESCE(event.meta ->> 'final', 'true') = 'true'))"""
+
+_SUCCESSES = "event.event_type IN ('command.completed', 'loop.shard.done') AND event.meta ? 'loop_id'"
+
+_PARTS = """
+    event.execution_id, event.event_id, event.event_type, event.catalog_id, event.parent_execution_id,
+    event.node_name, event.status, event.meta, event.error, event.created_at, event.xact_id,
+    CASE WHEN event.event_type = 'playbook.initialized' THEN event.context -> 'workload' END AS workload,
+    event.context ->> 'collection_ref' AS collection_ref,
+    event.result -> 'reference' ->> 'physical_uri' AS result_uri, event.result ->> 'status' AS result_status
+"""
+_VISIT = "event.node_name, COALESCE((event.meta ->> 'visit')::int, 1) AS visit"
+_WINDOW = "event.xact_id >= $1::text::xid8 AND event.xact_id < $2::text::xid8"
+
+MAKE_CHECKPOINTS = f"""
+INSERT INTO noetl.projection_checkpoint (shard, xact_id)
+SELECT shard, '0' FROM generate_series(0, {SHARDS - 1}) AS shard
+ON CONFLICT DO NOTHING
+"""
+
+# Where a shard stands; no row when another worker is at it.
+LOCK_CHECKPOINT = """
+SELECT xact_id::text AS xact_id FROM noetl.projection_checkpoint WHERE shard = $1 FOR UPDATE SKIP LOCKED
+"""
+
+# How far one may read: transactions below the horizon have all ended, so nothing can appear there later.
+# ``first`` is the next transaction with events, ``bound`` the one some thousand events further on.
+WINDOW = """
+SELECT pg_snapshot_xmin(pg_current_snapshot())::text AS horizon,
+       (SELECT xact_id::text FROM noetl.event WHERE xact_id >= $1::text::xid8
+        ORDER BY event.xact_id LIMIT 1) AS first,
+       (SELECT xact_id::text FROM noetl.event WHERE xact_id >= $1::text::xid8
+        ORDER BY event.xact_id OFFSET $2 LIMIT 1) AS bound
+"""
+
+EVENTS = f"""
+SELECT {_PARTS} FROM noetl.event
+LEFT JOIN noetl.execution_shard shard USING (execution_id)
+WHERE {_WINDOW} AND {_CHANGES} AND {_SHARD} = $3
+ORDER BY event.xact_id, event.event_id
+"""
+
+DONE = f"""
+SELECT event.execution_id, {_VISIT}, count(*) AS done FROM noetl.event
+LEFT JOIN noetl.execution_shard shard USING (execution_id)
+WHERE {_WINDOW} AND {_SUCCESSES} AND {_SHARD} = $3
+GROUP BY 1, 2, 3
+"""
+
+COUNT = f"SELECT count(*) FROM noetl.event WHERE {_WINDOW}"
+
+EXECUTION_COLUMNS = (
+    "execution_id", "catalog_id", "parent_execution_id", "playbook", "status", "last_event_type",
+    "last_node_name", "last_event_id", "start_time", "end_time", "state", "error", "created_at", "updated_at",
+)  # fmt: skip
+_TYPES = (
+    "bigint", "bigint", "bigint", "text", "text", "text", "text", "bigint", "timestamptz", "timestamptz",
+    "jsonb", "text", "timestamptz", "timestamptz",
+)  # fmt: skip
+_LIST = ", ".join(EXECUTION_COLUMNS)
+_ARRAYS = ", ".join(f"${place}::{type_}[]" for place, type_ in enumerate(_TYPES, start=1))
+
+EXECUTION = f"SELECT {_LIST} FROM noetl.execution WHERE execution_id = $1"
+EXECUTIONS = f"SELECT {_LIST} FROM noetl.execution WHERE execution_id = ANY($1::bigint[])"
+
+PUT_EXECUTIONS = f"""
+INSERT INTO noetl.execution ({_LIST})
+SELECT {_LIST} FROM unnest({_ARRAYS}) AS projected ({_LIST})
+ON CONFLICT (execution_id) DO UPDATE SET
+    {", ".join(f"{name} = EXCLUDED.{name}" for name in EXECUTION_COLUMNS[1:])}
+"""
+
+MOVE_CHECKPOINT = """
+UPDATE noetl.projection_checkpoint
+SET xact_id = $2::text::xid8, events = events + $3, updated_at = clock_timestamp()
+WHERE shard = $1
+"""
+
+FORGET = "TRUNCATE noetl.execution"
+RESET_CHECKPOINTS = "UPDATE noetl.projection_checkpoint SET xact_id = '0', events = 0"
+
+# A row of the projection and the checkpoint of its shard, from one snapshot.
+ROW_AND_CHECKPOINT = f"""
+SELECT checkpoint.xact_id::text AS checkpoint, execution.*
+FROM (SELECT $1::bigint AS execution_id) event
+LEFT JOIN noetl.execution_shard shard USING (execution_id)
+LEFT JOIN noetl.projection_checkpoint checkpoint ON checkpoint.shard = {_SHARD}
+LEFT JOIN noetl.execution execution USING (execution_id)
+"""
+
+# What was committed after the checkpoint, of all executions but no more than the limit; of one the events.
+# ``seen`` is on every row: when it reaches the limit, the tail is longer than what was read.
+TAIL = f"""
+WITH event AS MATERIALIZED (
+    SELECT * FROM noetl.event WHERE xact_id >= $2::text::xid8 ORDER BY xact_id, event_id LIMIT $3
+), seen AS (SELECT count(*) AS seen FROM event)
+SELECT seen.seen, part.* FROM seen
+LEFT JOIN (
+    SELECT {_PARTS}, {_SUCCESSES} AS is_success, COALESCE((event.meta ->> 'visit')::int, 1) AS visit
+    FROM event WHERE execution_id = $1 AND ({_CHANGES} OR ({_SUCCESSES}))
+) part ON true
+ORDER BY part.xact_id, part.event_id
+"""
+
+# All of one execution, for when its tail is too long to be put on top of its row.
+EVENTS_OF_EXECUTION = f"""
+SELECT {_PARTS} FROM noetl.event WHERE execution_id = $1 AND {_CHANGES}
+ORDER BY event.xact_id, event.event_id
+"""
+DONE_OF_EXECUTION = f"""
+SELECT {_VISIT}, count(*) AS done FROM noetl.event WHERE execution_id = $1 AND {_SUCCESSES}
+GROUP BY 1, 2
+"""
+
+# By shard: where it stands, and the age in seconds of the oldest event that it has not taken.
+LAG = """
+SELECT checkpoint.shard, checkpoint.events,
+       COALESCE(extract(epoch FROM clock_timestamp() - waiting.created_at), 0)::float8 AS seconds
+FROM noetl.projection_checkpoint checkpoint
+LEFT JOIN LATERAL (
+    SELECT created_at FROM noetl.event WHERE xact_id >= checkpoint.xact_id ORDER BY event.xact_id LIMIT 1
+) waiting ON true
+ORDER BY checkpoint.shard
+"""
