@@ -46,25 +46,19 @@ def demo(
     """Run the patient flow against the local records API, faults included, and show what came out."""
     if size not in SIZES:
         fail(f"--size {size}: choose one of {', '.join(SIZES)}", code=2)
-    _demo_environment(size)
     notes.print("starting PostgreSQL, NATS, the object store and the records API ...")
+    if size != "full":
+        os.environ.setdefault("NOETL_SPARK_DRIVER_JAVA_OPTIONS", "-XX:TieredStopAtLevel=1")
+    for name, value in embedded.demo_environment(get_settings()).items():
+        os.environ.setdefault(name, value)
+    get_settings.cache_clear()
     with open_session() as session:
-        url = embedded.records_api_url(session.settings)
-        workload: dict[str, Any] = {**SIZES[size], "api_url": url}
-        found = run_playbook(session, load_playbook(playbook), workload)
+        found = run_playbook(session, load_playbook(playbook), dict(SIZES[size]))
         pool, execution_id = session.engine.runtime.pool, int(found.execution_id)
         validation = run_sync(pool.fetch(VALIDATION, execution_id))
         results = run_sync(pool.fetch(RESULTS, execution_id))
         _show(session, found, [dict(row) for row in validation], [dict(row) for row in results])
     raise typer.Exit(0 if found.status == ExecutionStatus.COMPLETED else 1)
-
-
-def _demo_environment(size: str) -> None:
-    """Settings of the demo, where the user has not given others."""
-    os.environ.setdefault("NOETL_DEFAULT_POSTGRES_CREDENTIAL", "embedded")
-    if size != "full":
-        os.environ.setdefault("NOETL_SPARK_DRIVER_JAVA_OPTIONS", "-XX:TieredStopAtLevel=1")
-    get_settings.cache_clear()
 
 
 def _show(

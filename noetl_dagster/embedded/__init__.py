@@ -23,6 +23,7 @@ __all__ = [
     "ServiceName",
     "ServiceStatus",
     "dagster_home",
+    "demo_environment",
     "down",
     "ensure",
     "environment",
@@ -93,6 +94,17 @@ def environment(settings: Settings) -> dict[str, str]:
         variables[f"NOETL_{name.upper()}"] = _as_variable(value, dumped[name])
     variables["NOETL_HOME"] = str(settings.home.resolve())
     return variables
+
+
+def demo_environment(settings: Settings) -> dict[str, str]:
+    """Credentials with which the example playbooks run on the embedded services, as ``NOETL_*`` variables.
+
+    Starts the records API.
+    """
+    return {
+        "NOETL_DEFAULT_POSTGRES_CREDENTIAL": "embedded",
+        "NOETL_CREDENTIAL_RECORDS_API": records_api_url(settings),
+    }
 
 
 def records_api_url(settings: Settings) -> str:

@@ -47,11 +47,15 @@ def status(
 
 @app.command()
 def env() -> None:
-    """Start the services and print the settings that lead to them, for ``eval "$(...)"``."""
+    """Start the services and print the settings that lead to them, for ``eval "$(...)"``.
+
+    The records API and the credentials of the example playbooks are among them.
+    """
     try:
         settings = embedded.ensure(get_settings())
         variables = {
             **embedded.environment(settings),
+            **embedded.demo_environment(settings),
             "DAGSTER_HOME": str(embedded.dagster_home(settings)),
         }
     except ServiceError as error:

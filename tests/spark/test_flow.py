@@ -53,13 +53,16 @@ def without(app: ASGIApp, path: str) -> ASGIApp:
 
 
 @pytest.fixture
-async def flow(settings: Settings, sessions: SparkSessions) -> AsyncIterator[Flow]:
+async def flow(
+    settings: Settings, sessions: SparkSessions, monkeypatch: pytest.MonkeyPatch
+) -> AsyncIterator[Flow]:
     own = settings.model_copy(update={"default_postgres_credential": "embedded"})
     engine = await Engine.open(own, spark=sessions.get)
 
     async def run(api_url: str) -> ExecutionState:
+        monkeypatch.setenv("NOETL_CREDENTIAL_RECORDS_API", api_url)
         workload: dict[str, Any] = {"facilities": FACILITIES, "patients": PATIENTS, "batch_size": 5}
-        return await engine.run(load_playbook(PLAYBOOK), {**workload, "api_url": api_url})
+        return await engine.run(load_playbook(PLAYBOOK), workload)
 
     yield run
     await engine.close()
