@@ -81,12 +81,10 @@ class Activation:
 
 async def issue(
     runtime: Runtime, activation: Activation, start: int, stop: int
-) -> AsyncIterator[tuple[Command, bool]]:
+) -> AsyncIterator[list[Command]]:
     """Issues the commands of a range of items, slice by slice, and gives those that are to run.
 
-    Yields:
-        The command, and whether a retried attempt of it may have ended before. Iterations that the log
-        says are done are left out; failed ones get a new attempt.
+    Iterations that the log says are done are left out; failed ones get a new attempt.
     """
     for begin in range(start, stop, SLICE):
         end = min(begin + SLICE, stop)
@@ -109,8 +107,8 @@ async def issue(
             await runtime.buffer.post(events)  # the fan-out flushes at its end: the next slice need not wait
         else:
             await runtime.buffer.append(events)
-        for command in commands:
-            yield command, activation.resumed
+        if commands:
+            yield commands
 
 
 def _issue_events(runtime: Runtime, activation: Activation, command: Command) -> list[Event]:

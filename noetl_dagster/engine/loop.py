@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import deque
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -155,14 +156,13 @@ class Loops:
         state = activation.execution.state
 
         async def work() -> None:
-            while (entry := await queue.next()) is not None:
-                command, resumed = entry
+            while (command := await queue.next()) is not None:
                 outcome = await self._attempts.run(
                     activation.execution,
                     activation.program,
                     command,
                     issued=True,
-                    resumed=resumed and activation.program.retries,
+                    resumed=activation.resumed and activation.program.retries,
                 )
                 if applies_context:
                     for path, value in outcome.patches:
@@ -183,21 +183,29 @@ class Loops:
 
 
 class SharedCommands:
-    """One stream of commands for many workers."""
+    """One stream of commands for many workers, which take turns only at its slices' ends."""
 
-    def __init__(self, commands: AsyncIterator[tuple[Command, bool]]) -> None:
-        self._commands = commands
+    def __init__(self, slices: AsyncIterator[list[Command]]) -> None:
+        self._slices = slices
+        self._ready: deque[Command] = deque()
         self._lock = asyncio.Lock()
         self._stopped = False
 
     def stop(self) -> None:
         self._stopped = True
 
-    async def next(self) -> tuple[Command, bool] | None:
-        async with self._lock:
-            if self._stopped:
-                return None
-            return await anext(self._commands, None)
+    async def next(self) -> Command | None:
+        while not self._stopped:
+            if self._ready:
+                return self._ready.popleft()
+            async with self._lock:
+                if not self._ready:
+                    found = await anext(self._slices, None)
+                    if found is None:
+                        self._stopped = True
+                        return None
+                    self._ready.extend(found)
+        return None
 
 
 async def run_workers(work: Any, count: int) -> None:

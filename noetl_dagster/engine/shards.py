@@ -79,8 +79,8 @@ class InlineShards:
 
         async def work() -> None:
             nonlocal done, failed
-            while (entry := await queue.next()) is not None:
-                outcome = await self._run_shard(activation, entry[0], spec.max_shard_retries)
+            while (command := await queue.next()) is not None:
+                outcome = await self._run_shard(activation, command, spec.max_shard_retries)
                 if not outcome.failed:
                     done += 1
                     continue

@@ -134,9 +134,19 @@ class Scope(Mapping[str, Any]):
         return self._derive(step_values=values)
 
     def _derive(self, **changes: Any) -> Self:
-        derived = object.__new__(type(self))
-        for name in Scope.__slots__:
-            object.__setattr__(derived, name, changes[name] if name in changes else getattr(self, name))
+        derived = object.__new__(type(self))  # written out: every iteration makes a handful of these
+        derived.execution_id = self.execution_id
+        derived.workload = self.workload
+        derived.ctx = self.ctx
+        derived.file = self.file
+        derived.iteration = self.iteration
+        derived.step_values = self.step_values
+        derived._steps = self._steps
+        derived._keychain = self._keychain
+        derived._input = self._input
+        derived._locals = self._locals
+        for name, value in changes.items():
+            setattr(derived, name, value)
         return derived
 
     @property

@@ -104,16 +104,18 @@ class CommandRunner:
             return Outcome(error_envelope(error))
         loop = program.step.loop
         limit = loop.fanout.shard_ttl if command.shard and loop is not None else None
+        work = self._pipeline.run(program, command, scope, cache, folder=execution.folder)
+        if limit is None:
+            return await work
         try:
-            async with asyncio.timeout(limit):
-                return await self._pipeline.run(program, command, scope, cache, folder=execution.folder)
+            return await asyncio.wait_for(work, limit)
         except TimeoutError:
             late = ToolError(
                 f"shard {command.index} of step {command.step} took longer than its shard_ttl of {limit:g} s",
                 kind="timeout",
                 retryable=True,
             )
-            return Outcome(error_envelope(late), duration=limit or 0.0)
+            return Outcome(error_envelope(late), duration=limit)
 
     async def _end_with_sink(
         self,
