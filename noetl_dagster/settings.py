@@ -64,6 +64,7 @@ class Settings(BaseSettings):
     )
     service_tls_cert: Path | None = Field(None, description="Certificate of the HTTP API, PEM")
     service_tls_key: Path | None = Field(None, description="Key of the certificate, PEM")
+    service_tls_terminated: bool = Field(False, description="A proxy before the HTTP API does TLS")
     service_body_bytes: int = Field(8 * 1024**2, description="Largest request body of the HTTP API")
     service_rate: float = Field(2000.0, gt=0, description="Requests a second of one client, at most")
 
@@ -94,6 +95,12 @@ class Settings(BaseSettings):
     command_heartbeat_timeout_seconds: float = Field(300.0, description="A claim without heartbeat expires after")
     event_buffer_size: int = Field(500, ge=1, description="Events per group commit, at most")
     event_buffer_milliseconds: float = Field(5.0, description="Longest time an event waits for its group commit")
+
+    retention_days: int | None = Field(
+        None, ge=1, description="Months of events older than this are dropped, with their executions; empty: never"
+    )
+    recovery_attempts: int = Field(5, ge=0, description="Times an execution is resumed whose process is gone")
+    recovery_backoff_seconds: float = Field(30.0, gt=0, description="Pause before it is resumed, doubled each time")
 
     credentials_file: Path | None = Field(None, description="YAML or JSON: name -> {type, data}")
     credential_key: SecretStr | None = Field(None, description="Fernet key of noetl.credential")

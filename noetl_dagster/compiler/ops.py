@@ -216,7 +216,7 @@ class OpSession:
         return cls(context, engine, execution)
 
     def drive(self, work: Any, step: str) -> Any:
-        work = self.engine.watch.guard(self.execution, work)
+        work = self.engine.guard(self.execution, work)
         return drive(self.context, self.engine, work, execution_id=self.execution.id, step=step)
 
     def outputs(

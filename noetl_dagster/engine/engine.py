@@ -2,28 +2,36 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from noetl_dagster.engine.child import Children
 from noetl_dagster.engine.dispatch import Dispatcher
 from noetl_dagster.engine.fanout import Fanouts
 from noetl_dagster.engine.lifecycle import Lifecycle
 from noetl_dagster.engine.liveness import Liveness
+from noetl_dagster.engine.maintenance import Maintenance
+from noetl_dagster.engine.reaper import Reaper
 from noetl_dagster.engine.runtime import Runtime
 from noetl_dagster.engine.step import Steps
 from noetl_dagster.engine.turns import Turns
 from noetl_dagster.engine.walker import Walker
 from noetl_dagster.engine.watch import Watch
 from noetl_dagster.errors import ExecutionCancelledError
+from noetl_dagster.events.projection import BackgroundProjection, Projection
 from noetl_dagster.events.state import ExecutionState
 from noetl_dagster.playbook.models import Playbook
 from noetl_dagster.settings import Settings
+from noetl_dagster.transport.intake import EventIntake
 from noetl_dagster.worker.execution import Execution
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
+
+
+T = TypeVar("T")
 
 
 @dataclass(slots=True)
@@ -38,6 +46,7 @@ class Engine:
     liveness: Liveness
     watch: Watch
     dispatcher: Dispatcher
+    projecting: BackgroundProjection
 
     @classmethod
     async def open(
@@ -52,14 +61,17 @@ class Engine:
         walker = Walker(steps, fanouts, lifecycle)
         watch = Watch(runtime.pool, liveness)
         runtime.box.run_playbook = Children(runtime, lifecycle, walker, watch).run
+        projecting = BackgroundProjection(Projection(runtime.pool))
         dispatcher = Dispatcher(runtime)
         runtime.dispatcher = dispatcher
-        return cls(runtime, lifecycle, steps, fanouts, walker, liveness, watch, dispatcher)
+        return cls(runtime, lifecycle, steps, fanouts, walker, liveness, watch, dispatcher, projecting)
 
     async def close(self) -> None:
         await self.dispatcher.close()
         await self.watch.close()
         await self.liveness.close()
+        await self.runtime.buffer.flush()
+        await self.projecting.close()
         await self.runtime.close()
 
     async def run(self, playbook: Playbook, workload: dict[str, Any] | None = None) -> ExecutionState:
@@ -72,10 +84,31 @@ class Engine:
         execution = await self.lifecycle.resume(execution_id)
         return await self._drive(execution)
 
+    async def guard(self, execution: Execution, work: Coroutine[Any, Any, T]) -> T:
+        """Awaits work that drives an execution: watched for cancellation, projected while it goes on.
+
+        Raises:
+            ExecutionCancelledError: the execution was cancelled, and the work with it.
+        """
+        with self.projecting.running():
+            return await self.watch.guard(execution, work)
+
+    def reaper(self) -> Reaper:
+        """Finds claims of silent workers."""
+        runtime = self.runtime
+        intake = EventIntake(runtime.log, runtime.settings.command_heartbeat_timeout_seconds)
+        return Reaper(runtime.pool, intake, runtime.ids)
+
+    def maintenance(self) -> Maintenance:
+        """Makes and drops partitions as the settings say."""
+        days = self.runtime.settings.retention_days
+        retention = timedelta(days=days) if days is not None else None
+        return Maintenance(self.runtime.pool, self.runtime.results, retention)
+
     async def _drive(self, execution: Execution) -> ExecutionState:
         await self.liveness.hold(execution.id)
         try:
-            await self.watch.guard(execution, self.walker.run(execution))
+            await self.guard(execution, self.walker.run(execution))
         except ExecutionCancelledError:
             return (await self.runtime.load(execution.id)).state
         return execution.state

@@ -10,6 +10,8 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import defaultdict
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -124,6 +126,54 @@ class Projection:
                 rows.append(execution)
         columns = [[getattr(row, name) for row in rows] for name in queries.EXECUTION_COLUMNS]
         await connection.execute(queries.PUT_EXECUTIONS, *columns)
+
+
+class BackgroundProjection:
+    """Runs the projection beside the work of a process, and a little longer.
+
+    Args:
+        linger: seconds that it goes on after the last work, for the events of the end.
+    """
+
+    def __init__(self, projection: Projection, *, linger: float = 2.0) -> None:
+        self._projection = projection
+        self._linger = linger
+        self._users = 0
+        self._task: asyncio.Task[None] | None = None
+
+    @contextmanager
+    def running(self) -> Iterator[None]:
+        """The projection runs at least until the block ends."""
+        self._users += 1
+        if self._task is None or self._task.done():
+            self._task = asyncio.get_running_loop().create_task(self._run())
+        try:
+            yield
+        finally:
+            self._users -= 1
+
+    async def close(self) -> None:
+        """Stops it, after a last look at the log."""
+        if self._task is None:
+            return
+        self._task.cancel()
+        with suppress(asyncio.CancelledError):
+            await self._task
+        self._task = None
+        with suppress(OSError, asyncpg.PostgresError, asyncpg.InterfaceError):
+            await self._projection.catch_up()
+
+    async def _run(self) -> None:
+        loop = asyncio.get_running_loop()
+        until = loop.time() + self._linger
+        while loop.time() < until:
+            try:
+                await self._projection.catch_up()
+            except (OSError, asyncpg.PostgresError, asyncpg.InterfaceError) as error:
+                logger.warning("the projection cannot go on just now: %s", error)
+            await asyncio.sleep(INTERVAL)
+            if self._users:
+                until = loop.time() + self._linger
 
 
 async def read_execution(pool: asyncpg.Pool, execution_id: int) -> ProjectedExecution | None:

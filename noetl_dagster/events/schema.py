@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import re
 from datetime import UTC, datetime
 from importlib import resources
 from pathlib import Path
@@ -17,6 +18,7 @@ SCHEMA_LOCK = 7_306_001
 """Key of the advisory lock under which one process at a time changes the schema."""
 
 MONTHS_AHEAD = 3
+_PARTITION_NAME = re.compile(r"event_y(\d{4})m(\d{2})")
 
 _APPLIED = "SELECT obj_description('noetl'::regnamespace)"
 _MARK = "COMMENT ON SCHEMA noetl IS '{digest}'"
@@ -28,6 +30,14 @@ WHERE inhparent = 'noetl.event'::regclass
 _CREATE_PARTITION = (
     "CREATE TABLE IF NOT EXISTS noetl.{name} PARTITION OF noetl.event FOR VALUES FROM ({start}) TO ({end})"
 )
+_CAUGHT = "SELECT EXISTS (SELECT 1 FROM noetl.event_default WHERE execution_id >= $1 AND execution_id < $2)"
+_CREATE_APART = "CREATE TABLE noetl.{name} (LIKE noetl.event INCLUDING DEFAULTS INCLUDING CONSTRAINTS)"
+_MOVE = """
+WITH caught AS (
+    DELETE FROM noetl.event_default WHERE execution_id >= $1 AND execution_id < $2 RETURNING *
+) INSERT INTO noetl.{name} SELECT * FROM caught
+"""
+_ATTACH = "ALTER TABLE noetl.event ATTACH PARTITION noetl.{name} FOR VALUES FROM ({start}) TO ({end})"
 
 
 def schema_folder() -> Path:
@@ -72,18 +82,33 @@ async def apply_schema_on(connection: asyncpg.Connection, *, now: datetime | Non
         await ensure_partitions(connection, now or datetime.now(UTC))
 
 
+async def partitions(connection: asyncpg.Connection) -> list[str]:
+    """Names of the partitions of ``noetl.event``, the default one included."""
+    return [row["relname"] for row in await connection.fetch(_PARTITIONS)]
+
+
 async def ensure_partitions(connection: asyncpg.Connection, now: datetime) -> list[str]:
     """Makes the monthly partitions from this month to three months ahead; returns the new ones' names."""
-    present = {row["relname"] for row in await connection.fetch(_PARTITIONS)}
+    present = set(await partitions(connection))
     made = []
     for start, end in month_bounds(now, MONTHS_AHEAD):
         name = partition_name(start)
         if name in present:
             continue
-        statement = _CREATE_PARTITION.format(name=name, start=_floor(start), end=_floor(end))
-        await connection.execute(statement)
+        await _make_partition(connection, name, partition_floor(start), partition_floor(end))
         made.append(name)
     return made
+
+
+async def _make_partition(connection: asyncpg.Connection, name: str, start: int, end: int) -> None:
+    """Makes a partition; events of its range that the default partition has caught move into it."""
+    if not await connection.fetchval(_CAUGHT, start, end):
+        await connection.execute(_CREATE_PARTITION.format(name=name, start=start, end=end))
+        return
+    async with connection.transaction():
+        await connection.execute(_CREATE_APART.format(name=name))
+        await connection.execute(_MOVE.format(name=name), start, end)
+        await connection.execute(_ATTACH.format(name=name, start=start, end=end))
 
 
 def month_bounds(now: datetime, ahead: int) -> list[tuple[datetime, datetime]]:
@@ -97,5 +122,12 @@ def partition_name(start: datetime) -> str:
     return f"event_y{start.year:04d}m{start.month:02d}"
 
 
-def _floor(moment: datetime) -> int:
+def partition_start(name: str) -> datetime | None:
+    """The month of a partition by its name, None for one that is not monthly."""
+    found = _PARTITION_NAME.fullmatch(name)
+    return datetime(int(found[1]), int(found[2]), 1, tzinfo=UTC) if found is not None else None
+
+
+def partition_floor(moment: datetime) -> int:
+    """The smallest execution id of a moment."""
     return snowflake_floor(int(moment.timestamp() * 1000))

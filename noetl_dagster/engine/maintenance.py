@@ -1,0 +1,130 @@
+"""Partitions made ahead, old ones dropped with everything that belongs to their executions."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import asyncpg
+
+from noetl_dagster.events.projection import Projection
+from noetl_dagster.events.schema import (
+    SCHEMA_LOCK,
+    ensure_partitions,
+    month_bounds,
+    partition_floor,
+    partition_start,
+    partitions,
+)
+from noetl_dagster.storage.store import ResultStore
+
+logger = logging.getLogger(__name__)
+
+LOCK_TIMEOUT = "5s"
+"""Dropping a partition waits so long for running queries; the next maintenance tries again."""
+
+_RUNNING = """
+SELECT count(*) FROM noetl.execution WHERE execution_id >= $1 AND execution_id < $2 AND status = 'RUNNING'
+"""
+_EXPIRE_RESULTS = """
+UPDATE noetl.result_ref SET expires_at = least(expires_at, $3)
+WHERE execution_id >= $1 AND execution_id < $2 AND scope <> 'permanent'
+"""
+_FORGET_EXECUTIONS = "DELETE FROM noetl.execution WHERE execution_id >= $1 AND execution_id < $2"
+_FORGET_SHARDS = "DELETE FROM noetl.execution_shard WHERE execution_id >= $1 AND execution_id < $2"
+_FORGET_COMMANDS = "DELETE FROM noetl.queue WHERE execution_id >= $1 AND execution_id < $2"
+_DROP = "DROP TABLE noetl.{name}"
+
+
+@dataclass(frozen=True, slots=True)
+class Maintained:
+    """What one maintenance did.
+
+    Attributes:
+        kept: partitions that are old enough but hold executions that still run.
+        results: stored results that were deleted, all expired ones included.
+    """
+
+    made: tuple[str, ...] = ()
+    dropped: tuple[str, ...] = ()
+    kept: tuple[str, ...] = ()
+    executions: int = 0
+    results: int = 0
+
+    def __str__(self) -> str:
+        return (
+            f"partitions made: {', '.join(self.made) or 'none'}; dropped: {', '.join(self.dropped) or 'none'} "
+            f"with {self.executions} executions; {self.results} expired results deleted"
+        )
+
+
+class Maintenance:
+    """Keeps the log within its retention. Running it twice at the same time is harmless.
+
+    Args:
+        retention: age at which a month of events is dropped, None: never.
+    """
+
+    def __init__(self, pool: asyncpg.Pool, results: ResultStore, retention: timedelta | None = None) -> None:
+        self._pool = pool
+        self._results = results
+        self._retention = retention
+
+    async def run(self, now: datetime | None = None) -> Maintained:
+        """Makes the coming months' partitions, drops the old ones and deletes expired results."""
+        now = now or datetime.now(UTC)
+        await Projection(self._pool).catch_up()
+        dropped: list[str] = []
+        kept: list[str] = []
+        executions = 0
+        async with self._pool.acquire() as connection:
+            async with connection.transaction():
+                await connection.execute("SELECT pg_advisory_xact_lock($1)", SCHEMA_LOCK)
+                made = await ensure_partitions(connection, now)
+            for name, start, end in await self._old(connection, now):
+                forgotten = await self._drop(connection, name, start, end, now)
+                (kept if forgotten is None else dropped).append(name)
+                executions += forgotten or 0
+        results = await self._results.cleanup(now)
+        return Maintained(tuple(made), tuple(dropped), tuple(kept), executions, results)
+
+    async def _old(self, connection: Any, now: datetime) -> list[tuple[str, int, int]]:
+        """Partitions whose every moment is past the retention, with their bounds."""
+        if self._retention is None:
+            return []
+        found = []
+        for name in sorted(await partitions(connection)):
+            start = partition_start(name)
+            if start is None:
+                continue
+            [(_, end), *_] = month_bounds(start, 0)
+            if end <= now - self._retention:
+                found.append((name, partition_floor(start), partition_floor(end)))
+        return found
+
+    async def _drop(self, connection: Any, name: str, start: int, end: int, now: datetime) -> int | None:
+        """Drops a partition with its executions; their number, or None when the partition stays for now."""
+        try:
+            async with connection.transaction():
+                await connection.execute("SELECT pg_advisory_xact_lock($1)", SCHEMA_LOCK)
+                if name not in await partitions(connection):
+                    return 0  # somebody else's maintenance was here
+                if await connection.fetchval(_RUNNING, start, end):
+                    logger.warning("partition %s is past its retention but holds running executions", name)
+                    return None
+                await connection.execute(f"SET LOCAL lock_timeout = '{LOCK_TIMEOUT}'")
+                await connection.execute(_DROP.format(name=name))
+                await connection.execute(_EXPIRE_RESULTS, start, end, now)
+                await connection.execute(_FORGET_SHARDS, start, end)
+                await connection.execute(_FORGET_COMMANDS, start, end)
+                return _count(await connection.execute(_FORGET_EXECUTIONS, start, end))
+        except asyncpg.LockNotAvailableError:
+            logger.warning("partition %s is in use; the next maintenance drops it", name)
+            return None
+
+
+def _count(tag: str) -> int:
+    """The number of rows in a command tag such as ``DELETE 3``."""
+    return int(tag.rpartition(" ")[2])

@@ -1,0 +1,83 @@
+"""Retention: an old month goes with its executions and their results; the coming months are ready."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+from noetl_dagster.engine.engine import Engine
+from noetl_dagster.engine.maintenance import Maintenance
+from noetl_dagster.events.ids import snowflake_floor
+from noetl_dagster.events.schema import ensure_partitions
+from noetl_dagster.events.types import Event, EventType
+
+OLD = datetime(2025, 3, 1, tzinfo=UTC)
+NOW = datetime(2025, 6, 15, tzinfo=UTC)
+
+
+def execution_of(moment: datetime) -> int:
+    return snowflake_floor(int(moment.timestamp() * 1000)) + 5
+
+
+async def start(engine: Engine, execution_id: int, *, ended: bool = True) -> None:
+    ids = engine.runtime.ids
+    events = [Event(execution_id, ids.next(), EventType.PLAYBOOK_INITIALIZED, node_name="p", meta={"epoch": 1})]
+    if ended:
+        events.append(
+            Event(execution_id, ids.next(), EventType.PLAYBOOK_COMPLETED, node_name="p", meta={"epoch": 1})
+        )
+    await engine.runtime.log.append(events)
+
+
+async def tables(engine: Engine) -> set[str]:
+    rows = await engine.runtime.pool.fetch(
+        "SELECT relname FROM pg_class WHERE relnamespace = 'noetl'::regnamespace AND relkind = 'r'"
+    )
+    return {row["relname"] for row in rows}
+
+
+async def test_an_old_month_goes_with_all_that_belongs_to_it(engine: Engine) -> None:
+    runtime = engine.runtime
+    async with runtime.pool.acquire() as connection:
+        await ensure_partitions(connection, OLD)
+    old, recent = execution_of(OLD + timedelta(days=3)), execution_of(NOW)
+    stored: dict[int, Any] = {}
+    for execution_id in (old, recent):
+        await start(engine, execution_id)
+        stored[execution_id] = await runtime.results.put(
+            ["x" * 20_000], execution_id=execution_id, step="s", name="r"
+        )
+    maintained = await Maintenance(runtime.pool, runtime.results, timedelta(days=60)).run(NOW)
+    assert maintained.dropped == ("event_y2025m03",)
+    assert (maintained.executions, maintained.results) == (1, 1)
+    assert "event_y2025m09" in maintained.made
+    left = [row["execution_id"] for row in await runtime.pool.fetch("SELECT execution_id FROM noetl.execution")]
+    assert left == [recent]
+    assert "event_y2025m03" not in await tables(engine)
+    assert await runtime.results.get(stored[recent]) == ["x" * 20_000]
+    assert await runtime.pool.fetchval("SELECT count(*) FROM noetl.result_ref") == 1
+    again = await Maintenance(runtime.pool, runtime.results, timedelta(days=60)).run(NOW)
+    assert (again.dropped, again.made) == ((), ())
+
+
+async def test_a_month_with_a_running_execution_stays(engine: Engine) -> None:
+    runtime = engine.runtime
+    async with runtime.pool.acquire() as connection:
+        await ensure_partitions(connection, OLD)
+    await start(engine, execution_of(OLD), ended=False)
+    maintained = await Maintenance(runtime.pool, runtime.results, timedelta(days=60)).run(NOW)
+    assert maintained.kept == ("event_y2025m03",)
+    assert "event_y2025m03" in await tables(engine)
+
+
+async def test_events_that_came_before_their_partition_move_into_it(engine: Engine) -> None:
+    late = execution_of(datetime(2030, 2, 10, tzinfo=UTC))
+    await start(engine, late)
+    pool = engine.runtime.pool
+    assert await pool.fetchval("SELECT count(*) FROM noetl.event_default") == 2
+    async with pool.acquire() as connection:
+        made = await ensure_partitions(connection, datetime(2030, 2, 1, tzinfo=UTC))
+    assert "event_y2030m02" in made
+    assert await pool.fetchval("SELECT count(*) FROM noetl.event_default") == 0
+    assert await pool.fetchval("SELECT count(*) FROM noetl.event_y2030m02") == 2
+    assert (await engine.runtime.log.lifecycle(late))[0].event_type == EventType.PLAYBOOK_INITIALIZED
