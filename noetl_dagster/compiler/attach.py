@@ -7,7 +7,9 @@ from typing import Any
 from dagster import DagsterInstance, DagsterRun
 
 from noetl_dagster.engine.engine import Engine
+from noetl_dagster.engine.recovery import RECOVERY
 from noetl_dagster.errors import ExecutionNotFoundError, ExecutionStateError
+from noetl_dagster.events.state import ExecutionStatus
 from noetl_dagster.playbook.models import Playbook
 from noetl_dagster.worker.execution import Execution
 
@@ -19,6 +21,10 @@ OWNER_TAG = "noetl/run_id"
 
 RESUME_TAG = "noetl/resume"
 """Run tag of a run that goes on with an execution; its value is the run's own id."""
+
+RESUME_EPOCH_TAG = "noetl/resume_epoch"
+"""Run tag of a run that was requested to go on with an execution, by whoever cannot know the run's id
+beforehand; its value is the epoch that the run is to open."""
 
 _FROM_FAILURE_TAG = "dagster/is_resume_retry"
 
@@ -34,6 +40,8 @@ def is_continuation(run: DagsterRun) -> bool:
     """
     tags = run.tags
     if tags.get(_FROM_FAILURE_TAG) == "true" or tags.get(RESUME_TAG) == run.run_id:
+        return True
+    if RESUME_EPOCH_TAG in tags and run.parent_run_id is None:  # re-executions inherit the tag
         return True
     return bool(run.parent_run_id and run.step_keys_to_execute)
 
@@ -91,15 +99,29 @@ async def _attach(
         instance.add_run_tags(run.run_id, execution_tags(execution.id, run.run_id))
         return execution
     execution = await engine.runtime.load(execution_id)
+    if execution.state.status is ExecutionStatus.CANCELLED:
+        raise ExecutionStateError(f"execution {execution_id} was cancelled: {execution.state.error}")
     if execution.state.run_id == run.run_id:
         return execution
     if not is_continuation(run):
         raise ExecutionStateError(
             f"execution {execution_id} was taken over by run {execution.state.run_id}; this run stops"
         )
+    _check_epoch(execution, run)
+    if RESUME_EPOCH_TAG in run.tags and run.parent_run_id is None:
+        origin[RECOVERY] = run.tags[RESUME_EPOCH_TAG]
     execution = await _continue(engine, execution, run, origin)
     instance.add_run_tags(run.run_id, execution_tags(execution.id, run.run_id))
     return execution
+
+
+def _check_epoch(execution: Execution, run: DagsterRun) -> None:
+    """Refuses a requested run that comes too late: somebody else has resumed the execution."""
+    wanted = run.tags.get(RESUME_EPOCH_TAG) if run.parent_run_id is None else None
+    if wanted is not None and int(wanted) != execution.state.epoch + 1:
+        raise ExecutionStateError(
+            f"execution {execution.id} is in epoch {execution.state.epoch}; this run was to open {wanted} and stops"
+        )
 
 
 async def _exists(engine: Engine, execution_id: int) -> bool:

@@ -12,7 +12,7 @@ WORKLOAD = "workload"
 
 
 def workload_mapping(playbook: Playbook, entry_op: str) -> ConfigMapping:
-    """Maps ``ops: {<job>: {config: {<key>: <value>}}}`` to the op that starts the execution.
+    """Maps ``ops: {<job>_playbook: {config: {<key>: <value>}}}`` to the op that starts the execution.
 
     Keys that the playbook does not have are accepted: child playbooks and templates may ask for them.
     """

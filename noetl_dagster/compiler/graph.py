@@ -6,7 +6,15 @@ from collections import defaultdict
 from dataclasses import dataclass
 from typing import Any
 
-from dagster import AssetKey, DependencyDefinition, GraphDefinition, MultiDependencyDefinition, OutputMapping
+from dagster import (
+    AssetKey,
+    DependencyDefinition,
+    GraphDefinition,
+    MultiDependencyDefinition,
+    NodeInvocation,
+    OpDefinition,
+    OutputMapping,
+)
 from dagster._core.definitions.dependency import DynamicCollectDependencyDefinition
 
 from noetl_dagster.compiler.config import workload_mapping
@@ -43,20 +51,26 @@ def build_graph(playbook: Playbook, graph: StepGraph) -> PlaybookGraph:
         for region in regions
     }
     entry = graph.region_of(playbook.entry.name).name
-    maker = OpMaker(playbook, names, step_names, entry)
+    graph_name = graph_name_of(playbook)
+    maker = OpMaker(playbook, names, step_names, entry, prefix=graph_name)
     ops = [op for region in regions for op in maker.step_ops(region)]
     results = {step: f"{RESULT}__{step_names[step]}" for step in reachable}
     definition = GraphDefinition(
-        name=dagster_name(playbook.name),
+        name=graph_name,
         description=playbook.metadata.description or None,
         node_defs=ops,
-        dependencies=_dependencies(playbook, graph, regions, names, step_names),
+        dependencies=_as_nodes(ops, graph_name, _dependencies(playbook, graph, regions, names, step_names)),
         output_mappings=[
             mapping for region in regions for mapping in _mappings(playbook, region, names, step_names, results)
         ],
         config=workload_mapping(playbook, names[entry]),
     )
     return PlaybookGraph(definition, results, tuple(reachable))
+
+
+def graph_name_of(playbook: Playbook) -> str:
+    """Name of the graph, under which the workload stands in run config. The job has the bare name."""
+    return f"{dagster_name(playbook.name)}_playbook"
 
 
 def asset_deps(playbook: Playbook, graph: StepGraph, compiled: PlaybookGraph) -> dict[str, set[AssetKey]]:
@@ -102,6 +116,16 @@ def _dependencies(
             GROUPS: DynamicCollectDependencyDefinition(group, "done"),
         }
     return dependencies
+
+
+def _as_nodes(
+    ops: list[OpDefinition], prefix: str, dependencies: dict[str, dict[str, Any]]
+) -> dict[NodeInvocation, dict[str, Any]]:
+    """Ops of different playbooks must differ in name; in its graph each goes by the step's name alone."""
+    aliases = {op.name: op.name.removeprefix(f"{prefix}__") for op in ops}
+    return {
+        NodeInvocation(name, alias=alias): dependencies.get(alias, {}) for name, alias in aliases.items()
+    }
 
 
 def _mappings(

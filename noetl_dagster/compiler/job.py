@@ -29,7 +29,7 @@ class PlaybookJob:
 
     def run_config(self, workload: dict[str, Any]) -> dict[str, Any]:
         """Run config that overrides keys of the workload."""
-        return {"ops": {self.name: {"config": workload}}} if workload else {}
+        return {"ops": {self.graph.definition.name: {"config": workload}}} if workload else {}
 
 
 def compile_playbook(playbook: Playbook) -> PlaybookJob:

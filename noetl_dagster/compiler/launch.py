@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from dagster import DagsterInstance, DagsterRun, DagsterRunStatus, RunsFilter
+from dagster import DagsterInstance, DagsterRun
 from dagster._core.definitions.job_base import InMemoryJob
 from dagster._core.execution.api import execute_run
 from dagster._core.remote_origin import (
@@ -17,7 +17,7 @@ from dagster._core.remote_origin import (
 from dagster._core.types.loadable_target_origin import LoadableTargetOrigin
 from dagster._core.utils import make_new_run_id
 
-from noetl_dagster.compiler.attach import EXECUTION_TAG, RESUME_TAG, execution_tags
+from noetl_dagster.compiler.attach import RESUME_TAG, execution_tags
 from noetl_dagster.compiler.job import compile_playbook
 from noetl_dagster.compiler.location import definitions_of
 from noetl_dagster.playbook.models import Playbook
@@ -26,8 +26,6 @@ from noetl_dagster.settings import Settings
 
 LOCATION = "noetl_dagster.definitions"
 """Module and name of the code location in workspace.yaml."""
-
-_ENDED = frozenset({DagsterRunStatus.SUCCESS, DagsterRunStatus.FAILURE, DagsterRunStatus.CANCELED})
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,21 +80,6 @@ def launch(
     result = execute_run(InMemoryJob(job), run, instance, raise_on_error=False)
     failures = (event.message for event in result.all_events if event.is_run_failure)
     return Launch(run_id, execution_id, result.success, next(failures, None))
-
-
-def latest_run(instance: DagsterInstance, execution_id: int) -> DagsterRun | None:
-    """The newest run that drove an execution."""
-    runs = instance.get_runs(RunsFilter(tags={EXECUTION_TAG: str(execution_id)}), limit=1)
-    return next(iter(runs), None)
-
-
-def bury(instance: DagsterInstance, run: DagsterRun) -> None:
-    """Reports a run as failed whose process is gone, so that Dagster stops waiting for it."""
-    current = instance.get_run_by_id(run.run_id)
-    if current is not None and current.status not in _ENDED:
-        instance.report_run_failed(
-            current, "the process of this run ended without a word; its execution goes on in a new run"
-        )
 
 
 def _origin(playbook: Playbook, job_name: str, settings: Settings) -> RemoteJobOrigin | None:

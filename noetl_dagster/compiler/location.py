@@ -16,6 +16,9 @@ from noetl_dagster.playbook.catalog import find_playbooks
 from noetl_dagster.playbook.loader import load_playbook
 from noetl_dagster.playbook.models import Playbook
 from noetl_dagster.resources.noetl import NoetlResource
+from noetl_dagster.schedules.upkeep import build_upkeep
+from noetl_dagster.sensors.projection import build_projection_sensor
+from noetl_dagster.sensors.recovery import build_recovery_sensor
 from noetl_dagster.settings import Settings
 
 logger = logging.getLogger(__name__)
@@ -23,7 +26,8 @@ logger = logging.getLogger(__name__)
 
 def build_definitions(settings: Settings) -> Definitions:
     """Every playbook of the folder that loads. A broken one is left out with its errors in the log."""
-    return definitions_of(load_folder(settings), NoetlResource())
+    noetl, playbooks = NoetlResource(), load_folder(settings)
+    return Definitions.merge(definitions_of(playbooks, noetl), control_of(playbooks, noetl))
 
 
 def load_folder(settings: Settings) -> list[Playbook]:
@@ -55,6 +59,16 @@ def definitions_of(playbooks: Iterable[Playbook], noetl: NoetlResource) -> Defin
         jobs=[job.job for job in jobs],
         resources=resources_of(noetl),
     )
+
+
+def control_of(playbooks: Iterable[Playbook], noetl: NoetlResource) -> Definitions:
+    """What keeps a deployment going: upkeep, projection and the recovery of executions whose process died."""
+    jobs, schedules = build_upkeep(noetl)
+    sensors = [build_projection_sensor(noetl)]
+    compiled = [compile_playbook(playbook) for playbook in playbooks]
+    if compiled:
+        sensors.append(build_recovery_sensor(compiled, noetl))
+    return Definitions(jobs=list(jobs), schedules=list(schedules), sensors=sensors)
 
 
 def resources_of(noetl: NoetlResource) -> dict[str, object]:

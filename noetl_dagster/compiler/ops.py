@@ -54,14 +54,17 @@ class OpMaker:
     """Makes the ops of one playbook.
 
     Attributes:
-        names: op name of each region, by region name.
+        names: name of each region's op in the graph, by region name.
         steps: op-safe name of each step.
+        entry: region in which the execution starts.
+        prefix: what makes the ops' own names different from those of other playbooks.
     """
 
     playbook: Playbook
     names: dict[str, str]
     steps: dict[str, str]
     entry: str
+    prefix: str
 
     def step_ops(self, region: Region) -> list[OpDefinition]:
         """The ops of a region: one, or the three of a fan-out."""
@@ -172,7 +175,7 @@ class OpMaker:
             yield from compute(context, inputs)
 
         return OpDefinition(
-            name=name,
+            name=f"{self.prefix}__{name}",
             compute_fn=compute_fn,
             ins=ins,
             outs=outs,

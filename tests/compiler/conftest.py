@@ -49,7 +49,7 @@ def launch(
         playbook = parse_playbook(HEAD + textwrap.dedent(text), file="sample.yaml")
         defs = definitions_of([playbook], noetl)
         job = defs.resolve_job_def("sample")
-        config = {"ops": {"sample": {"config": workload}}} if workload else None
+        config = {"ops": {"sample_playbook": {"config": workload}}} if workload else None
         result = job.execute_in_process(
             run_config=config, instance=dagster_instance, raise_on_error=False
         )

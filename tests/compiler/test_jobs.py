@@ -6,9 +6,12 @@ from collections.abc import Callable
 
 from dagster import AssetKey
 
+from noetl_dagster.compiler.location import definitions_of
 from noetl_dagster.events.state import ExecutionStatus
+from noetl_dagster.playbook.loader import parse_playbook
+from noetl_dagster.resources.noetl import NoetlResource
 
-from .conftest import DagsterRunResult
+from .conftest import HEAD, DagsterRunResult
 
 Launch = Callable[..., DagsterRunResult]
 
@@ -59,7 +62,7 @@ def test_a_fan_out_is_mapped_and_collected(launch: Launch) -> None:
     groups = [
         event.step_key
         for event in run.result.all_events
-        if event.is_step_success and event.step_key.startswith("sample.start_group")
+        if event.is_step_success and event.step_key.startswith("sample_playbook.start_group")
     ]
     assert len(groups) == 4
 
@@ -113,5 +116,15 @@ def test_an_unhandled_failure_fails_the_run_and_names_the_step(launch: Launch) -
     assert run.state.status is ExecutionStatus.FAILED
     assert "spilled" in (run.state.error or "")
     failure = next(event for event in run.result.all_events if event.is_step_failure)
-    assert failure.step_key == "sample.bad"
+    assert failure.step_key == "sample_playbook.bad"
     assert "sample.yaml" in str(failure.event_specific_data)
+
+
+def test_playbooks_with_steps_of_the_same_name_live_together(noetl: NoetlResource) -> None:
+    text = HEAD + "workflow: [{step: start, tool: {kind: noop}, next: [end]}, {step: end, tool: {kind: noop}}]"
+    playbooks = [
+        parse_playbook(text.replace("sample", name), file=f"{name}.yaml") for name in ("first", "second")
+    ]
+    repository = definitions_of(playbooks, noetl).get_repository_def()
+    assert {"first", "second"} <= set(repository.job_names)
+    assert repository.get_all_jobs()
