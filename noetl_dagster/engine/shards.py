@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import gc
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Protocol
 
@@ -14,6 +17,9 @@ from noetl_dagster.worker.command import Command, Outcome
 
 FAIL_FAST_SECONDS = 1.0
 """How often a group looks whether another group has failed."""
+
+COLLECT_AFTER = 50_000
+"""New objects after which the garbage collector looks for cycles while shards run."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +66,17 @@ class ShardEngine(Protocol):
         """Runs the shards that the log does not say are done, failed ones again within limits."""
 
 
+@contextmanager
+def rare_collections() -> Iterator[None]:
+    """Lets the garbage collector look less often: shards make many objects and hardly any cycles."""
+    before = gc.get_threshold()
+    gc.set_threshold(max(before[0], COLLECT_AFTER), *before[1:])
+    try:
+        yield
+    finally:
+        gc.set_threshold(*before)
+
+
 class InlineShards:
     """Runs shards on this process's event loop, ``max_concurrent`` at once."""
 
@@ -95,7 +112,8 @@ class InlineShards:
 
         watcher = asyncio.create_task(watch()) if fail_fast else None
         try:
-            await run_workers(work, max(1, min(spec.max_concurrent, len(group))))
+            with rare_collections():
+                await run_workers(work, max(1, min(spec.max_concurrent, len(group))))
         finally:
             if watcher is not None:
                 watcher.cancel()
