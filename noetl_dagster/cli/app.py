@@ -12,9 +12,11 @@ import typer
 
 from noetl_dagster.cli import executions
 from noetl_dagster.cli.console import fail
+from noetl_dagster.cli.control import maintain, project, reap
 from noetl_dagster.cli.demo import demo
 from noetl_dagster.cli.ingest import ingest
 from noetl_dagster.cli.run import resume, run
+from noetl_dagster.cli.serve import serve
 from noetl_dagster.cli.worker import worker
 from noetl_dagster.embedded.cli import app as services
 from noetl_dagster.errors import NoetlError, PlaybookError
@@ -40,6 +42,10 @@ app.command("executions")(executions.listing)
 app.command()(demo)
 app.command()(ingest)
 app.command()(worker)
+app.command()(serve)
+app.command()(project)
+app.command()(reap)
+app.command()(maintain)
 app.command("records-api")(records_api)
 
 

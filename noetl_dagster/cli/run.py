@@ -12,7 +12,8 @@ from noetl_dagster.cli.console import fail, notes, print_json
 from noetl_dagster.cli.executions import ExecutionId, Json, show
 from noetl_dagster.cli.progress import showing
 from noetl_dagster.cli.session import Session, open_session
-from noetl_dagster.compiler.launch import bury, latest_run, launch
+from noetl_dagster.compiler.launch import launch
+from noetl_dagster.compiler.runs import bury, latest_run
 from noetl_dagster.engine.overview import Overview, overview
 from noetl_dagster.errors import ExecutionNotFoundError, ExecutionStateError
 from noetl_dagster.events.state import ExecutionStatus
@@ -32,12 +33,13 @@ def run(
     payload: Annotated[Path | None, typer.Option(help="YAML or JSON file of workload values")] = None,
     as_json: Json = False,
     verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Dagster's own log too")] = False,
+    execution_id: Annotated[int | None, typer.Option(hidden=True, help="given by the HTTP API")] = None,
 ) -> None:
     """Run a playbook as its Dagster job; exit code 0 when it completes, 1 when it does not."""
     loaded = load_playbook(playbook)
     workload = {**_payload(payload), **parse_sets(sets or [])}
     with open_session() as session:
-        found = run_playbook(session, loaded, workload, quiet=as_json, verbose=verbose)
+        found = run_playbook(session, loaded, workload, execution_id, quiet=as_json, verbose=verbose)
         _finish(found, as_json)
 
 
@@ -62,12 +64,13 @@ def run_playbook(
     session: Session,
     playbook: Playbook,
     workload: dict[str, Any],
+    execution_id: int | None = None,
     *,
     quiet: bool = False,
     verbose: bool = False,
 ) -> Overview:
     """Runs a playbook under Dagster with live progress and returns how it ended."""
-    execution_id = session.engine.runtime.ids.next()
+    execution_id = execution_id or session.engine.runtime.ids.next()
     return _drive(session, playbook, execution_id, workload, quiet=quiet, verbose=verbose)
 
 

@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 import logging
 import time
+from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -33,6 +34,7 @@ T = TypeVar("T")
 logger = logging.getLogger(__name__)
 
 BATCH = 1_000
+DELAYS = 10_000
 POISON = (asyncpg.DataError, asyncpg.IntegrityConstraintViolationError, asyncpg.ProgramLimitExceededError)
 """Failures that lie in an event itself; every other failure of the database is waited out."""
 
@@ -52,7 +54,7 @@ class IngestReport:
     put_aside: int = 0
     put_off: int = 0
     seconds: float = 0.0
-    delays: list[float] = field(default_factory=list)
+    delays: deque[float] = field(default_factory=lambda: deque(maxlen=DELAYS))
 
     def __str__(self) -> str:
         text = f"{self.events} events in {self.batches} batches ({self.seconds:.2f} s)"
@@ -105,6 +107,12 @@ class Ingestor:
         await self._pull.open()
         return differences
 
+    def take_delays(self) -> list[float]:
+        """Seconds from the stream to the commit, of the events since the latest call."""
+        taken = list(self.total.delays)
+        self.total.delays.clear()
+        return taken
+
     async def run(self, stop: asyncio.Event) -> None:
         """Ingests until ``stop`` is set, through any outage of either server."""
         assert self._pull is not None, "open() the ingestor first"
@@ -127,6 +135,7 @@ class Ingestor:
         done.seconds = time.monotonic() - started
         for name in ("events", "duplicates", "batches", "put_aside", "put_off"):
             setattr(before, name, getattr(before, name) + getattr(done, name))
+        before.delays.extend(done.delays)
         return done
 
     async def close(self) -> None:
@@ -191,7 +200,7 @@ class Ingestor:
             await message.ack()
         self.total.events += len(inserted)
         self.total.duplicates += len(events) - len(inserted)
-        self.total.delays = [(committed - entry.stored).total_seconds() for entry in entries]
+        self.total.delays.extend((committed - entry.stored).total_seconds() for entry in entries)
 
     async def _retry_later(self, entry: _Entry, error: str) -> None:
         delivered = entry.message.metadata.num_delivered

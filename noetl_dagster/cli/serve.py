@@ -1,0 +1,84 @@
+"""``serve``: the HTTP API."""
+
+from __future__ import annotations
+
+import ipaddress
+import os
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Annotated
+
+import typer
+import uvicorn
+
+from noetl_dagster import embedded
+from noetl_dagster.cli.console import fail
+from noetl_dagster.service.app import create_app
+from noetl_dagster.service.launching import ProcessLauncher
+from noetl_dagster.service.plane import Plane
+from noetl_dagster.settings import Settings, get_settings
+
+
+def serve(
+    host: Annotated[str | None, typer.Option(help="address to listen on; NOETL_SERVICE_HOST")] = None,
+    port: Annotated[int | None, typer.Option(help="0: any free port; NOETL_SERVICE_PORT")] = None,
+) -> None:
+    """Serve the HTTP API that workers claim from, and take worker events from NATS, until interrupted."""
+    changes: dict[str, object] = {}
+    if host is not None:
+        changes["service_host"] = host
+    if port is not None:
+        changes["service_port"] = port
+    settings = embedded.ensure(get_settings().model_copy(update=changes))
+    check_exposure(settings)
+    environment = embedded.environment(settings)
+    if "DAGSTER_HOME" not in os.environ:
+        environment["DAGSTER_HOME"] = str(embedded.dagster_home(settings))
+
+    @asynccontextmanager
+    async def plane() -> AsyncIterator[Plane]:
+        opened = await Plane.open(settings, lambda engine: ProcessLauncher(engine, environment))
+        try:
+            yield opened
+        finally:
+            await opened.close()
+
+    config = uvicorn.Config(
+        create_app(settings, plane),
+        host=settings.service_host,
+        port=settings.service_port,
+        ssl_certfile=settings.service_tls_cert,
+        ssl_keyfile=settings.service_tls_key,
+        log_level="warning",
+        access_log=False,
+        timeout_graceful_shutdown=10,
+    )
+    listener = config.bind_socket()
+    scheme = "https" if config.is_ssl else "http"
+    typer.echo(f"HTTP API on {scheme}://{settings.service_host}:{listener.getsockname()[1]}")
+    uvicorn.Server(config).run(sockets=[listener])
+
+
+def check_exposure(settings: Settings) -> None:
+    """Refuses to listen beyond this machine without tokens, or with tokens in clear text."""
+    if is_loopback(settings.service_host):
+        return
+    if settings.service_tokens is None:
+        fail(
+            f"the HTTP API would listen on {settings.service_host} without tokens; "
+            "set NOETL_SERVICE_TOKENS, or listen on 127.0.0.1",
+            code=2,
+        )
+    if settings.service_tls_cert is None and not settings.service_tls_terminated:
+        fail(
+            f"the HTTP API would listen on {settings.service_host} without TLS; set NOETL_SERVICE_TLS_CERT and "
+            "NOETL_SERVICE_TLS_KEY, or NOETL_SERVICE_TLS_TERMINATED=true where a proxy before it does TLS",
+            code=2,
+        )
+
+
+def is_loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"

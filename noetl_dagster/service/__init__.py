@@ -1,0 +1,1 @@
+"""The HTTP API of the control plane: events, claims, executions, workers, results, metrics."""

@@ -1,0 +1,71 @@
+"""``/api/commands``: what workers ask before they run something."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from fastapi import APIRouter, Path
+from pydantic import BaseModel, Field
+
+from noetl_dagster.service.access import FOR_ALL, FOR_WORKERS
+from noetl_dagster.service.plane import ThePlane
+from noetl_dagster.service.problems import RESPONSES, Problem
+from noetl_dagster.transport.wire import Id, Name
+from noetl_dagster.worker.context import Grant
+
+router = APIRouter(prefix="/api", tags=["commands"], responses=RESPONSES)
+
+CommandId = Annotated[
+    str, Path(max_length=2_000, description="id of the command, or of its command.issued event")
+]
+
+
+class Claim(BaseModel):
+    """``event_id`` names the ``command.claimed`` event: a claim sent again with it gets the same answer."""
+
+    execution_id: Id
+    worker_id: Annotated[Name, Field(min_length=1, max_length=256)]
+    event_id: Id
+
+
+class Source(BaseModel):
+    catalog_id: str
+    path: str
+    source: str
+
+
+@router.get("/commands/{command_id:path}", dependencies=[FOR_ALL])
+async def get_command(command_id: CommandId, plane: ThePlane) -> Grant:
+    """The context of a command that waits or runs; 404 once it has ended."""
+    found = await plane.claims.queued(_clean(command_id))
+    if found is None:
+        raise Problem(
+            404, f"command {command_id[:200]} is not in the queue: it has ended or was never issued"
+        )
+    return found
+
+
+@router.post("/commands/{command_id:path}/claim", dependencies=[FOR_WORKERS])
+async def claim_command(command_id: CommandId, claim: Claim, plane: ThePlane) -> Grant:
+    """Claims a command; 409 when somebody else has it, or it has ended."""
+    granted = await plane.claims.claim(
+        claim.execution_id, _clean(command_id), claim.worker_id, claim.event_id
+    )
+    if granted is None:
+        raise Problem(409, f"command {command_id[:200]} is somebody else's, has ended, or is not queued")
+    return granted
+
+
+@router.get("/catalog/{catalog_id}", dependencies=[FOR_ALL])
+async def get_source(catalog_id: Annotated[Id, Path()], plane: ThePlane) -> Source:
+    """Text of a playbook that was run. It never changes."""
+    found = await plane.engine.runtime.log.source(catalog_id)
+    if found is None:
+        raise Problem(404, f"no playbook {catalog_id} in the catalog")
+    return Source(catalog_id=str(catalog_id), path=found[1], source=found[0])
+
+
+def _clean(text: str) -> str:
+    if "\x00" in text:
+        raise Problem(404, "no command has such an id")
+    return text

@@ -1,0 +1,66 @@
+"""``/api/events``: what workers report."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from typing import Annotated
+
+from fastapi import APIRouter
+from pydantic import BaseModel, Field
+
+from noetl_dagster.events.types import EventType
+from noetl_dagster.service.access import FOR_WORKERS
+from noetl_dagster.service.plane import Plane, ThePlane
+from noetl_dagster.service.problems import RESPONSES, Problem
+from noetl_dagster.transport.wire import EventMessage, accepted
+
+router = APIRouter(prefix="/api/events", tags=["events"], dependencies=[FOR_WORKERS], responses=RESPONSES)
+
+BATCH = 10_000
+
+
+class EventBatch(BaseModel):
+    events: Annotated[list[EventMessage], Field(max_length=BATCH)]
+
+
+class Accepted(BaseModel):
+    """``new`` events went into the log; the others were there already, or their command had ended."""
+
+    accepted: int
+    new: int
+
+
+@router.post("", status_code=202)
+async def post_event(message: EventMessage, plane: ThePlane) -> Accepted:
+    """Takes one event. ``command.claimed`` claims its command, and answers 409 when somebody else has it."""
+    if message.event_type == EventType.COMMAND_CLAIMED:
+        return await _claim(message, plane)
+    return await _take([message], plane)
+
+
+@router.post("/batch", status_code=202)
+async def post_events(batch: EventBatch, plane: ThePlane) -> Accepted:
+    """Takes events, all or none. Sending a batch twice is harmless."""
+    return await _take(batch.events, plane)
+
+
+async def _take(messages: Sequence[EventMessage], plane: Plane) -> Accepted:
+    received = datetime.now(UTC)
+    events = [accepted(message, received) for message in messages]
+    unknown = await plane.intake.unknown_executions({event.execution_id for event in events})
+    if unknown:
+        raise Problem(404, f"no execution {min(unknown)} in the event log")
+    inserted = await plane.intake.handle_events(events) if events else set()
+    plane.metrics.ingest.observe((datetime.now(UTC) - received).total_seconds())
+    return Accepted(accepted=len(events), new=len(inserted))
+
+
+async def _claim(message: EventMessage, plane: Plane) -> Accepted:
+    command_id = message.meta.get("command_id")
+    if not isinstance(command_id, str) or message.worker_id is None:
+        raise Problem(422, "a claim needs meta.command_id and worker_id")
+    granted = await plane.claims.claim(message.execution_id, command_id, message.worker_id, message.event_id)
+    if granted is None:
+        raise Problem(409, f"command {command_id[:200]} is somebody else's, has ended, or is not queued")
+    return Accepted(accepted=1, new=1)

@@ -1,0 +1,135 @@
+"""``/api/executions``: start, follow, cancel."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Path, Query
+from pydantic import BaseModel, Field
+
+from noetl_dagster.engine.overview import Overview, overview
+from noetl_dagster.events.log import as_event
+from noetl_dagster.events.queries import EVENTS, EXECUTIONS
+from noetl_dagster.service.access import FOR_ALL, FOR_OPERATORS, FOR_READERS
+from noetl_dagster.service.plane import ThePlane
+from noetl_dagster.service.problems import RESPONSES, Problem
+from noetl_dagster.transport.wire import EventMessage, Id, Name, message_of
+
+router = APIRouter(prefix="/api/executions", tags=["executions"], responses=RESPONSES)
+
+ExecutionId = Annotated[Id, Path(description="as it was given when the execution started")]
+_STATUS = {
+    None: "RUNNING",
+    "execution.resumed": "RUNNING",
+    "playbook.completed": "COMPLETED",
+    "playbook.failed": "FAILED",
+    "execution.cancelled": "CANCELLED",
+}
+
+
+class Listed(BaseModel):
+    execution_id: str
+    playbook: str | None
+    status: str
+    started_at: datetime | None
+    ended_at: datetime | None
+
+
+class Listing(BaseModel):
+    executions: list[Listed]
+
+
+class Execute(BaseModel):
+    """``workload`` overrides values of the playbook's own."""
+
+    path: Annotated[Name, Field(min_length=1, description="catalog path of the playbook")]
+    workload: dict[str, Any] = Field(default_factory=dict)
+
+
+class Launched(BaseModel):
+    execution_id: str
+
+
+class Cancel(BaseModel):
+    reason: Annotated[Name, Field(min_length=1)] = "cancelled on request"
+
+
+class Cancelled(BaseModel):
+    """``cancelled`` is false when the execution had ended already."""
+
+    execution_id: str
+    cancelled: bool
+
+
+class EventPage(BaseModel):
+    events: list[EventMessage]
+
+
+@router.get("", dependencies=[FOR_READERS])
+async def list_executions(
+    plane: ThePlane,
+    limit: Annotated[int, Query(ge=1, le=1000)] = 50,
+    after: Annotated[Id, Query(description="only executions with a larger id")] = 0,
+) -> Listing:
+    """The newest executions first."""
+    rows = await plane.engine.runtime.pool.fetch(EXECUTIONS, after, limit)
+    return Listing(
+        executions=[
+            Listed(
+                execution_id=str(row["execution_id"]),
+                playbook=row["playbook"],
+                status=_STATUS[row["ended"]],
+                started_at=row["started_at"],
+                ended_at=row["ended_at"],
+            )
+            for row in rows
+        ]
+    )
+
+
+@router.post("/execute", status_code=202, dependencies=[FOR_OPERATORS])
+async def execute(request: Execute, plane: ThePlane) -> Launched:
+    """Starts a playbook of the service's folder as its Dagster job."""
+    path = request.path.strip("/")
+    if path not in plane.catalog.paths:  # a file name would lead outside of the folder
+        raise Problem(404, f"no playbook with the catalog path {path!r}")
+    playbook = plane.catalog.load(path)
+    execution_id = plane.engine.runtime.ids.next()
+    await plane.launcher.launch(playbook, execution_id, request.workload)
+    return Launched(execution_id=str(execution_id))
+
+
+@router.get("/{execution_id}", dependencies=[FOR_READERS])
+async def get_execution(execution_id: ExecutionId, plane: ThePlane) -> Overview:
+    """Status, steps and live counts of loops."""
+    return await overview(plane.engine.runtime, execution_id)
+
+
+@router.get("/{execution_id}/events", dependencies=[FOR_READERS], response_model=EventPage)
+async def get_events(
+    execution_id: ExecutionId,
+    plane: ThePlane,
+    after: Annotated[Id, Query(description="only events with a larger id")] = 0,
+    limit: Annotated[int, Query(ge=1, le=5000)] = 1000,
+) -> dict[str, Any]:
+    """Events in the order of their ids."""
+    rows = await plane.engine.runtime.pool.fetch(EVENTS, execution_id, after, limit)
+    return {"events": [message_of(as_event(row)) for row in rows]}
+
+
+@router.get("/{execution_id}/lifecycle", dependencies=[FOR_ALL], response_model=EventPage)
+async def get_lifecycle(execution_id: ExecutionId, plane: ThePlane) -> dict[str, Any]:
+    """The events that the state is folded from: what a worker needs to know about an execution."""
+    events = await plane.engine.runtime.log.lifecycle(execution_id)
+    if not events:
+        raise Problem(404, f"no execution {execution_id} in the event log")
+    return {"events": [message_of(event) for event in events]}
+
+
+@router.post("/{execution_id}/cancel", dependencies=[FOR_OPERATORS])
+async def cancel(execution_id: ExecutionId, plane: ThePlane, request: Cancel | None = None) -> Cancelled:
+    """Cancels an execution: nothing more is issued."""
+    reason = request.reason if request is not None else Cancel().reason
+    done = await plane.engine.lifecycle.cancel(execution_id, reason)
+    return Cancelled(execution_id=str(execution_id), cancelled=done)

@@ -1,0 +1,84 @@
+"""Starts executions as Dagster runs in processes of their own."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import sys
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import orjson
+
+from noetl_dagster.engine.engine import Engine
+from noetl_dagster.errors import ExecutionNotFoundError
+from noetl_dagster.playbook.models import Playbook
+
+logger = logging.getLogger(__name__)
+
+TAIL_BYTES = 2_000
+
+
+class ProcessLauncher:
+    """Runs ``noetl-dagster run`` for each execution. Runs go on when the service ends.
+
+    Args:
+        environment: ``NOETL_*`` and ``DAGSTER_HOME`` of the runs.
+    """
+
+    def __init__(self, engine: Engine, environment: Mapping[str, str]) -> None:
+        self._engine = engine
+        self._environment = dict(environment)
+        self._watching: set[asyncio.Task[None]] = set()
+
+    async def launch(self, playbook: Playbook, execution_id: int, workload: dict[str, Any]) -> None:
+        with tempfile.NamedTemporaryFile(
+            prefix=f"noetl-{execution_id}-", suffix=".json", delete=False
+        ) as payload:
+            payload.write(orjson.dumps(workload))
+        log = Path(payload.name).with_suffix(".log")
+        with log.open("wb") as output:
+            process = await asyncio.create_subprocess_exec(
+                *(sys.executable, "-m", "noetl_dagster", "run", playbook.file, "--json"),
+                *("--payload", payload.name, "--execution-id", str(execution_id)),
+                env={**os.environ, **self._environment},
+                stdin=asyncio.subprocess.DEVNULL,
+                stdout=asyncio.subprocess.DEVNULL,
+                stderr=output,
+                start_new_session=True,
+            )
+        task = asyncio.create_task(self._watch(process, playbook, execution_id, [Path(payload.name), log]))
+        self._watching.add(task)
+        task.add_done_callback(self._watching.discard)
+
+    async def close(self) -> None:
+        """Stops watching; the runs are processes of their own."""
+        for task in list(self._watching):
+            task.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await task
+
+    async def _watch(
+        self,
+        process: asyncio.subprocess.Process,
+        playbook: Playbook,
+        execution_id: int,
+        files: list[Path],
+    ) -> None:
+        """Writes a failed execution into the log for a run that ended before it began."""
+        code = await process.wait()
+        complaint = files[-1].read_bytes()[-TAIL_BYTES:].decode(errors="replace").strip()
+        for file in files:
+            file.unlink(missing_ok=True)
+        if code == 0:
+            return
+        try:
+            await self._engine.runtime.load(execution_id)
+        except ExecutionNotFoundError:
+            logger.error("execution %d did not start: %s", execution_id, complaint)
+            execution = await self._engine.lifecycle.create(playbook, {}, execution_id=execution_id)
+            await self._engine.lifecycle.fail(execution, f"the run did not start: {complaint}")

@@ -1,0 +1,94 @@
+"""What the service holds open, and how a request gets at it."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Annotated, Any, Protocol
+
+from fastapi import Depends, Request
+from nats.aio.client import Client as NatsClient
+
+from noetl_dagster.engine.engine import Engine
+from noetl_dagster.playbook.catalog import Catalog
+from noetl_dagster.playbook.models import Playbook
+from noetl_dagster.service.metrics import Metrics
+from noetl_dagster.settings import Settings
+from noetl_dagster.transport.capacity import CapacityKeeper
+from noetl_dagster.transport.claims import Claims
+from noetl_dagster.transport.connection import connect
+from noetl_dagster.transport.ingest import Ingestor
+from noetl_dagster.transport.intake import EventIntake
+
+
+class Launcher(Protocol):
+    """Starts an execution as a Dagster run."""
+
+    async def launch(self, playbook: Playbook, execution_id: int, workload: dict[str, Any]) -> None:
+        """Returns as soon as the run is on its way."""
+        ...
+
+    async def close(self) -> None: ...
+
+
+@dataclass(slots=True)
+class Plane:
+    """The control plane of the service."""
+
+    settings: Settings
+    engine: Engine
+    intake: EventIntake
+    claims: Claims
+    catalog: Catalog
+    client: NatsClient
+    capacity: CapacityKeeper
+    ingestor: Ingestor
+    launcher: Launcher
+    metrics: Metrics = field(default_factory=Metrics)
+    _stop: asyncio.Event = field(default_factory=asyncio.Event)
+    _ingesting: asyncio.Task[None] | None = None
+
+    @classmethod
+    async def open(cls, settings: Settings, launcher: Callable[[Engine], Launcher]) -> Plane:
+        """Opens the engine, NATS and an ingestor: events over NATS need no further process."""
+        engine = await Engine.open(settings)
+        runtime = engine.runtime
+        lease = settings.command_heartbeat_timeout_seconds
+        client = await connect(settings, "service")
+        intake = EventIntake(runtime.log, lease)
+        plane = cls(
+            settings=settings,
+            engine=engine,
+            intake=intake,
+            claims=Claims(runtime.pool, lease),
+            catalog=Catalog(settings.playbooks_path),
+            client=client,
+            capacity=CapacityKeeper(client, runtime.pool, settings),
+            ingestor=Ingestor(client, intake, settings),
+            launcher=launcher(engine),
+        )
+        await plane.capacity.open()
+        await plane.ingestor.open()
+        plane._ingesting = asyncio.create_task(plane.ingestor.run(plane._stop))
+        return plane
+
+    async def close(self) -> None:
+        self._stop.set()
+        if self._ingesting is not None:
+            with contextlib.suppress(Exception):
+                await self._ingesting
+        await self.launcher.close()
+        await self.ingestor.close()
+        await self.capacity.close()
+        await self.client.close()
+        await self.engine.close()
+
+
+def plane_of(request: Request) -> Plane:
+    plane: Plane = request.app.state.plane
+    return plane
+
+
+ThePlane = Annotated[Plane, Depends(plane_of)]

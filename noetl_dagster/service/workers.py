@@ -1,0 +1,87 @@
+"""``/api/workers`` and ``/api/results``."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncIterator
+from typing import Annotated
+
+from fastapi import APIRouter, Query
+from pydantic import BaseModel
+from starlette.responses import StreamingResponse
+
+from noetl_dagster.events.queries import NEXT_NODE
+from noetl_dagster.service.access import FOR_ALL, FOR_READERS, FOR_WORKERS
+from noetl_dagster.service.plane import ThePlane
+from noetl_dagster.service.problems import RESPONSES, Problem
+from noetl_dagster.storage.refs import RefKind, ResultRef
+from noetl_dagster.transport.capacity import WorkerReport, put_worker
+
+router = APIRouter(prefix="/api", responses=RESPONSES)
+
+Ref = Annotated[str, Query(max_length=2_000, description="noetl://execution/<id>/result/<step>/<ref id>")]
+
+
+class Registered(BaseModel):
+    """``node``: number from 0 to 1023 for the middle bits of the worker's snowflake identifiers."""
+
+    node: int
+
+
+class WorkerView(BaseModel):
+    """``silent_seconds``: since its latest report. ``lost``: it stopped, or missed several reports."""
+
+    report: WorkerReport
+    silent_seconds: float
+    lost: bool
+
+
+class WorkerListing(BaseModel):
+    workers: list[WorkerView]
+
+
+@router.post("/workers", dependencies=[FOR_WORKERS], tags=["workers"])
+async def register_worker(report: WorkerReport, plane: ThePlane) -> Registered:
+    """Makes a worker known, or takes its capacity report when it has no NATS connection for it."""
+    await put_worker(plane.engine.runtime.pool, report)
+    plane.capacity.registry.heard(report)
+    return Registered(node=await plane.engine.runtime.pool.fetchval(NEXT_NODE))
+
+
+@router.get("/workers", dependencies=[FOR_READERS], tags=["workers"])
+async def list_workers(plane: ThePlane) -> WorkerListing:
+    """Current capacity of every worker that was heard of since the service started."""
+    now = time.monotonic()
+    return WorkerListing(
+        workers=[
+            WorkerView(report=worker.report, silent_seconds=round(now - worker.heard, 3), lost=worker.lost)
+            for _, worker in sorted(plane.capacity.registry.workers.items())
+        ]
+    )
+
+
+@router.get("/results/resolve", dependencies=[FOR_ALL], tags=["results"])
+async def resolve_result(ref: Ref, plane: ThePlane) -> ResultRef:
+    """Where a stored result is, how large, how encoded, with its checksum."""
+    return await plane.engine.runtime.results.find(_clean(ref))
+
+
+@router.get("/results/content", dependencies=[FOR_ALL], tags=["results"], response_class=StreamingResponse)
+async def result_content(ref: Ref, plane: ThePlane) -> StreamingResponse:
+    """The bytes of a stored object, decompressed, in constant memory."""
+    results = plane.engine.runtime.results
+    found = await results.find(_clean(ref))
+    if found.kind is not RefKind.OBJECT:
+        raise Problem(409, f"{ref[:200]} is a {found.kind}; resolve it and read its parts")
+
+    async def chunks() -> AsyncIterator[bytes]:
+        async for chunk in results.stream(found):
+            yield chunk
+
+    return StreamingResponse(chunks(), media_type=found.content_type)
+
+
+def _clean(ref: str) -> str:
+    if "\x00" in ref:
+        raise Problem(404, "no result has such a name")
+    return ref

@@ -1,0 +1,76 @@
+"""The HTTP API on a free port of this machine, over a database of its own."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import httpx
+import pytest
+import uvicorn
+
+from noetl_dagster import embedded
+from noetl_dagster.service.app import create_app
+from noetl_dagster.service.launching import ProcessLauncher
+from noetl_dagster.service.plane import Plane
+from noetl_dagster.settings import Settings
+
+
+@dataclass
+class Service:
+    """A running service: its address, its insides, and a client without a token."""
+
+    url: str
+    settings: Settings
+    plane: Plane
+    client: httpx.AsyncClient
+
+
+@asynccontextmanager
+async def serving(settings: Settings, **changes: Any) -> AsyncIterator[Service]:
+    """Serves until the block ends; the settings then name the service's address."""
+    own = settings.model_copy(update=changes)
+    opened: list[Plane] = []
+    environment = embedded.environment(own) | {"DAGSTER_HOME": str(embedded.dagster_home(own))}
+
+    @asynccontextmanager
+    async def plane() -> AsyncIterator[Plane]:
+        opened.append(await Plane.open(own, lambda engine: ProcessLauncher(engine, environment)))
+        yield opened[0]
+        await opened[0].close()
+
+    config = uvicorn.Config(
+        create_app(own, plane), host="127.0.0.1", port=0, log_level="critical", timeout_graceful_shutdown=5
+    )
+    listener = config.bind_socket()
+    server = uvicorn.Server(config)
+    server.capture_signals = nothing  # type: ignore[method-assign]
+    running = asyncio.create_task(server.serve(sockets=[listener]))
+    while not server.started:  # noqa: ASYNC110 - uvicorn has no event for it
+        await asyncio.sleep(0.01)
+        if running.done():
+            running.result()
+    url = f"http://127.0.0.1:{listener.getsockname()[1]}"
+    async with httpx.AsyncClient(base_url=url, timeout=20) as client:
+        yield Service(url, own.model_copy(update={"server_url": url}), opened[0], client)
+    server.should_exit = True
+    await running
+
+
+Serving = Callable[..., AbstractAsyncContextManager[Service]]
+
+
+class nothing:  # noqa: N801 - stands for a context manager function
+    """uvicorn would take over the test process's signals."""
+
+    def __enter__(self) -> None: ...
+    def __exit__(self, *_: object) -> None: ...
+
+
+@pytest.fixture
+async def service(settings: Settings) -> AsyncIterator[Service]:
+    async with serving(settings) as running:
+        yield running

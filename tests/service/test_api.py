@@ -1,0 +1,240 @@
+"""The HTTP API from outside."""
+
+from __future__ import annotations
+
+import asyncio
+import textwrap
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from pydantic import SecretStr
+
+from noetl_dagster.events.types import Event, EventType
+from noetl_dagster.settings import Settings
+from noetl_dagster.transport.wire import message_of
+from tests.service.conftest import Service, serving
+from tests.transport.conftest import IDS, ended, started
+
+PLAYBOOK = """
+apiVersion: noetl.io/v2
+kind: Playbook
+metadata: {name: served, path: tests/served}
+workload: {who: nobody}
+workflow:
+  - step: start
+    tool: {kind: python, input: {who: "{{ who }}"}, code: "result = {'hello': who, 'long': 'x' * 20_000}"}
+"""
+
+
+async def running_execution(service: Service) -> int:
+    event = started()
+    await service.plane.engine.runtime.log.append([event])
+    return event.execution_id
+
+
+async def queue(service: Service, execution_id: int, index: int = 0) -> Event:
+    """Puts a command into the queue and returns its completion, not sent yet."""
+    event = ended(execution_id, index)
+    await service.plane.engine.runtime.pool.execute(
+        "INSERT INTO noetl.queue (execution_id, command_id, event_id, node_name, tool_kind, context) "
+        "VALUES ($1, $2, $3, 'step', 'noop', $4)",
+        execution_id,
+        event.meta["command_id"],
+        IDS.next(),
+        {"step": "step", "index": index, "meta": {"command_id": event.meta["command_id"]}},
+    )
+    return event
+
+
+async def test_events_go_into_the_log_once(service: Service) -> None:
+    execution_id = await running_execution(service)
+    messages = [message_of(ended(execution_id, index)) for index in range(5)]
+    first = await service.client.post("/api/events/batch", json={"events": messages})
+    assert (first.status_code, first.json()) == (202, {"accepted": 5, "new": 5})
+    again = await service.client.post("/api/events/batch", json={"events": messages})
+    assert again.json() == {"accepted": 5, "new": 0}
+    single = await service.client.post("/api/events", json=message_of(ended(execution_id, 9)))
+    assert single.json() == {"accepted": 1, "new": 1}
+    page = (await service.client.get(f"/api/executions/{execution_id}/events")).json()["events"]
+    assert len(page) == 7
+    assert {event["event_id"] for event in messages} < {str(event["event_id"]) for event in page}
+
+
+async def test_what_is_no_event_of_a_worker_is_refused(service: Service) -> None:
+    execution_id = await running_execution(service)
+    routing = message_of(ended(execution_id, 0, event_type=EventType.PLAYBOOK_COMPLETED))
+    response = await service.client.post("/api/events", json=routing)
+    assert response.status_code == 422
+    assert "may not emit" in response.json()["detail"]
+    unknown = await service.client.post("/api/events", json=message_of(ended(IDS.next(), 0)))
+    assert unknown.status_code == 404
+
+
+async def test_one_of_many_gets_the_claim(service: Service) -> None:
+    execution_id = await running_execution(service)
+    event = await queue(service, execution_id)
+    path = f"/api/commands/{event.meta['command_id']}/claim"
+    bodies = [
+        {"execution_id": str(execution_id), "worker_id": f"w{n}", "event_id": str(IDS.next())}
+        for n in range(8)
+    ]
+    answers = await asyncio.gather(*(service.client.post(path, json=body) for body in bodies))
+    assert sorted(answer.status_code for answer in answers) == [200] + [409] * 7
+    winner = next(body for body, answer in zip(bodies, answers, strict=True) if answer.status_code == 200)
+    repeated = await service.client.post(path, json=winner)  # its answer was lost
+    assert repeated.status_code == 200
+    assert repeated.json()["claim"] == 1
+    context = (await service.client.get(f"/api/commands/{event.meta['command_id']}")).json()
+    assert context["context"]["step"] == "step"
+    assert (await service.client.get(f"/api/commands/{context['event_id']}")).json() == context
+    await service.client.post("/api/events", json=message_of(event))
+    assert (await service.client.get(f"/api/commands/{event.meta['command_id']}")).status_code == 404
+    claims = await service.plane.engine.runtime.pool.fetchval(
+        "SELECT count(*) FROM noetl.event WHERE event_type = 'command.claimed'"
+    )
+    assert claims == 1
+
+
+async def test_a_claim_may_come_as_an_event(service: Service) -> None:
+    execution_id = await running_execution(service)
+    event = await queue(service, execution_id)
+    claim = message_of(
+        ended(execution_id, 0, event_type=EventType.COMMAND_CLAIMED, result=None, event_id=IDS.next())
+    )
+    assert (await service.client.post("/api/events", json=claim)).status_code == 202
+    other = claim | {"event_id": str(IDS.next()), "worker_id": "another"}
+    assert (await service.client.post("/api/events", json=other)).status_code == 409
+    assert event.meta["command_id"]
+
+
+async def test_an_execution_is_launched_followed_and_resolved(settings: Settings, tmp_path: Path) -> None:
+    (tmp_path / "served.yaml").write_text(textwrap.dedent(PLAYBOOK))
+    async with serving(settings, playbooks_path=tmp_path) as service:
+        client = service.client
+        missing = await client.post("/api/executions/execute", json={"path": "../served"})
+        assert missing.status_code == 404
+        answer = await client.post(
+            "/api/executions/execute", json={"path": "tests/served", "workload": {"who": "Ada"}}
+        )
+        assert answer.status_code == 202
+        execution_id = answer.json()["execution_id"]
+        found = await ended_execution(client, execution_id)
+        assert found["status"] == "COMPLETED", found
+        assert found["workload"]["who"] == "Ada"
+        assert found["run_id"]
+        listing = (await client.get("/api/executions")).json()["executions"]
+        assert [entry["execution_id"] for entry in listing] == [execution_id]
+        assert (await client.post(f"/api/executions/{execution_id}/cancel")).json()["cancelled"] is False
+        pool = service.plane.engine.runtime.pool
+        ref = await pool.fetchval("SELECT ref FROM noetl.result_ref WHERE source_step = 'start' LIMIT 1")
+        resolved = (await client.get("/api/results/resolve", params={"ref": ref})).json()
+        assert resolved["source_step"] == "start"
+        content = await client.get("/api/results/content", params={"ref": ref})
+        assert content.json()["hello"] == "Ada"
+
+
+async def ended_execution(client: httpx.AsyncClient, execution_id: str) -> dict[str, Any]:
+    async with asyncio.timeout(90):
+        while True:
+            response = await client.get(f"/api/executions/{execution_id}")
+            if response.is_success and response.json()["status"] != "RUNNING":
+                return response.json()  # type: ignore[no-any-return]
+            await asyncio.sleep(0.3)
+
+
+async def test_a_running_execution_is_cancelled(service: Service) -> None:
+    execution_id = await running_execution(service)
+    answer = await service.client.post(f"/api/executions/{execution_id}/cancel", json={"reason": "enough"})
+    assert answer.json() == {"execution_id": str(execution_id), "cancelled": True}
+    assert (await service.client.get(f"/api/executions/{execution_id}")).json()["status"] == "CANCELLED"
+    assert (await service.client.post("/api/executions/12345/cancel")).status_code == 404
+
+
+async def test_workers_register_and_are_listed(service: Service) -> None:
+    report = {
+        "worker_id": "w1",
+        "slots": 4,
+        "available_slots": 3,
+        "active_tasks": 1,
+        "tool_pools": {"spark": 1},
+    }
+    registered = await service.client.post("/api/workers", json=report)
+    assert 0 <= registered.json()["node"] <= 1023
+    [worker] = (await service.client.get("/api/workers")).json()["workers"]
+    assert worker["report"]["available_slots"] == 3
+    row = await service.plane.engine.runtime.pool.fetchrow("SELECT status, capacity FROM noetl.runtime")
+    assert row["capacity"]["tool_pools"] == {"spark": 1}
+
+
+async def test_health_and_metrics(service: Service) -> None:
+    assert (await service.client.get("/health")).json() == {"status": "ok"}
+    assert (await service.client.get("/ready")).status_code == 200
+    execution_id = await running_execution(service)
+    await queue(service, execution_id)
+    await service.client.post("/api/events", json=message_of(ended(execution_id, 5)))
+    await service.client.post("/api/workers", json={"worker_id": 'w"1', "slots": 4, "active_tasks": 1})
+    text = (await service.client.get("/metrics")).text
+    assert "noetl_queue_depth 1\n" in text
+    assert "noetl_queue_active 0\n" in text
+    assert "noetl_ingest_lag_messages 0\n" in text
+    assert "noetl_ingest_latency_seconds_count 1\n" in text
+    assert 'noetl_worker_utilisation{worker_id="w\\"1"} 0.25\n' in text
+    assert 'noetl_http_requests_total{method="POST",route="/api/events",status="202"} 1' in text
+
+
+TOKENS = SecretStr('{"w-token": ["worker"], "r-token": ["reader"], "o-token": ["operator"]}')
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "allowed"),
+    [
+        ("POST", "/api/events/batch", {"w-token"}),
+        ("POST", "/api/workers", {"w-token"}),
+        ("POST", "/api/commands/1/claim", {"w-token"}),
+        ("GET", "/api/commands/1", {"w-token", "r-token", "o-token"}),
+        ("GET", "/api/executions", {"r-token", "o-token"}),
+        ("POST", "/api/executions/1/cancel", {"o-token"}),
+        ("POST", "/api/executions/execute", {"o-token"}),
+        ("GET", "/api/workers", {"r-token", "o-token"}),
+        ("GET", "/metrics", {"r-token", "o-token"}),
+        ("GET", "/health", {"w-token", "r-token", "o-token", "nonsense", None}),
+    ],
+)
+async def test_scopes(tokened: Service, method: str, path: str, allowed: set[str | None]) -> None:
+    for token in ("w-token", "r-token", "o-token", "nonsense", None):
+        headers = {"authorization": f"Bearer {token}"} if token else {}
+        content = b"{}" if method == "POST" else None
+        response = await tokened.client.request(method, path, headers=headers, content=content)
+        refused = response.status_code in (401, 403)
+        assert refused == (token not in allowed), (token, response.status_code)
+        if token in ("nonsense", None) and refused:
+            assert response.headers["www-authenticate"] == "Bearer"
+
+
+@pytest.fixture
+async def tokened(settings: Settings) -> Any:
+    async with serving(settings, service_tokens=TOKENS) as service:
+        yield service
+
+
+async def test_limits(settings: Settings) -> None:
+    async with serving(settings, service_body_bytes=10_000, service_rate=5) as service:
+        large = await service.client.post("/api/events/batch", content=b"x" * 10_001)
+        assert large.status_code == 413
+
+        async def chunks() -> Any:
+            for _ in range(20):
+                yield b" " * 1_000
+
+        assert (await service.client.post("/api/events/batch", content=chunks())).status_code == 413
+        answers = await asyncio.gather(*(service.client.get("/health") for _ in range(20)))
+        refused = [answer for answer in answers if answer.status_code == 429]
+        assert refused
+        assert float(refused[0].headers["retry-after"]) > 0
+
+
+async def test_another_host_name_is_refused_where_there_are_no_tokens(service: Service) -> None:
+    response = await service.client.get("/api/executions", headers={"host": "evil.example"})
+    assert response.status_code == 400
