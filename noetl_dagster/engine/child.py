@@ -11,13 +11,17 @@ from noetl_dagster.engine.runtime import Runtime
 from noetl_dagster.engine.walker import Walker
 from noetl_dagster.engine.watch import Watch
 from noetl_dagster.errors import ExecutionCancelledError, PlaybookError, ToolError
+from noetl_dagster.events.connection import encode_json
 from noetl_dagster.events.envelopes import Envelope
 from noetl_dagster.events.queries import CHILD_OF_COMMAND
 from noetl_dagster.events.state import ExecutionState, ExecutionStatus
 from noetl_dagster.playbook.catalog import Catalog
 from noetl_dagster.playbook.loader import parse_playbook
 from noetl_dagster.playbook.models import Playbook
+from noetl_dagster.playbook.scope import Scope
+from noetl_dagster.playbook.views import plain
 from noetl_dagster.tools.base import ToolCall, ToolResult
+from noetl_dagster.worker.command import CURRENT_ITEM_BYTES
 from noetl_dagster.worker.execution import Execution
 
 
@@ -80,7 +84,7 @@ class Children:
             playbook,
             call.input,
             parent=(call.execution_id, call.step),
-            origin={"parent_command": call.command_id},
+            origin={"parent_command": call.command_id, **_outer_iteration(call)},
         )
 
     async def _playbook(self, call: ToolCall) -> Playbook:
@@ -98,6 +102,18 @@ class Children:
             return parse_playbook(source, file=path)
         except PlaybookError as error:
             raise ToolError(f"step {call.step}: child playbook {path!r}: {error}", kind="playbook") from error
+
+
+def _outer_iteration(call: ToolCall) -> dict[str, Any]:
+    """``iter`` of the loop that runs the child, for its ``iter.parent``; an item too large for an event is
+    left out: hand it over with ``input``."""
+    turn = call.scope.iteration if isinstance(call.scope, Scope) else None
+    if turn is None:
+        return {}
+    names = plain(turn.as_iter())
+    if len(encode_json(names)) > CURRENT_ITEM_BYTES:
+        names = {"index": turn.index}
+    return {"parent_iter": names}
 
 
 def _details(execution: Execution) -> dict[str, Any]:

@@ -68,6 +68,7 @@ class ExecutionState:
     """What the log says about an execution.
 
     Attributes:
+        outer_iteration: of a child playbook that a loop runs, ``iter`` of its parent.
         epoch: counts starts and resumptions, from 1.
         run_id: the Dagster run that drives this epoch, None without Dagster.
         ctx: the patches of all ended steps, in order.
@@ -81,6 +82,7 @@ class ExecutionState:
     catalog_id: int | None = None
     parent_execution_id: int | None = None
     workload: dict[str, Any] = field(default_factory=dict)
+    outer_iteration: dict[str, Any] | None = None
     file: str = ""
     epoch: int = 0
     run_id: str | None = None
@@ -125,6 +127,7 @@ class ExecutionState:
         self.catalog_id = event.catalog_id
         self.parent_execution_id = event.parent_execution_id
         self.workload = context.get("workload", {})
+        self.outer_iteration = event.meta.get("parent_iter")
         self.file = context.get("file", "")
         self.epoch = int(event.meta.get("epoch", 1))
         self.run_id = event.meta.get("dagster_run_id")

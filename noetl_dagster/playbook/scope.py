@@ -23,6 +23,7 @@ class Iteration:
         length: items of the loop; None when nobody knows yet, as in cursor loops.
         values: what ``set`` wrote to ``iter``; shared with whoever runs the iteration.
         parent: the turn of the loop around this one.
+        outer: what ``iter`` meant in the parent playbook, where a turn of its loop runs this one.
     """
 
     iterator: str
@@ -31,6 +32,7 @@ class Iteration:
     length: int | None = None
     values: dict[str, Any] = field(default_factory=dict)
     parent: Iteration | None = None
+    outer: Mapping[str, Any] | None = None
 
     def as_iter(self) -> dict[str, Any]:
         """What ``iter`` means: everything set, the item under its name, ``index`` and ``parent``."""
@@ -39,7 +41,7 @@ class Iteration:
             **self.values,
             self.iterator: self.item,
             "index": self.index,
-            "parent": self.parent.as_iter() if self.parent else None,
+            "parent": self.parent.as_iter() if self.parent else self.outer,
         }
 
     def as_loop(self) -> dict[str, Any]:
@@ -116,10 +118,12 @@ class Scope(Mapping[str, Any]):
         index: int,
         length: int | None,
         values: dict[str, Any] | None = None,
+        outer: Mapping[str, Any] | None = None,
     ) -> Self:
         """Enters a turn of a loop, inside the present one if there is one."""
         own = {} if values is None else values
-        return self._derive(iteration=Iteration(iterator, item, index, length, own, self.iteration))
+        turn = Iteration(iterator, item, index, length, own, self.iteration, outer)
+        return self._derive(iteration=turn)
 
     def with_locals(self, values: Mapping[str, Any]) -> Self:
         """Adds names above all others: task results, ``output``, ``error``, ``event``, ``loop`` and so on."""

@@ -1,7 +1,7 @@
 """Results as templates and Python code see them: one tolerant view over every shape of envelope.
 
 An envelope is a plain mapping with the keys ``status``, ``data`` (absent while only a reference is
-known), ``ref``, ``extracted``, ``error``, ``meta``, ``http`` / ``pg`` / ``py``, and ``results``: for a step
+known), ``ref``, ``extracted``, ``error``, ``meta``, ``http`` / ``pg`` / ``py`` / ``playbook``, and ``results``: for a step
 with several tasks a mapping of task name to envelope, for a loop the list of its items' envelopes.
 A loop's envelope also has ``total``, ``done`` and ``failed``.
 """
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 _LAZY_SEQUENCES = (GeneratorType, KeysView, ValuesView, ItemsView, range, map, filter, zip, set, frozenset)
 _ENVELOPE_KEYS = frozenset(
-    {"status", "data", "ref", "extracted", "error", "meta", "http", "pg", "py", "results"}
+    {"status", "data", "ref", "extracted", "error", "meta", "http", "pg", "py", "playbook", "results"}
 )
 _LEAVES = frozenset({str, int, float, bool, type(None)})
 _SCALARS = frozenset({str, int, float, bool, type(None)})

@@ -98,7 +98,8 @@ class Execution:
             scope = scope.with_keychain(self.keychain)
         loop = program.step.loop
         if loop is not None and command.index is not None:
-            scope = scope.with_iteration(loop.iterator, command.item, command.index, command.length, values)
+            turn = (command.item, command.index, command.length)
+            scope = scope.with_iteration(loop.iterator, *turn, values, self.state.outer_iteration)
         if program.step.input:
             scope = scope.with_input(await render_input(program.input, scope, fetch))
         return scope

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import AsyncIterator, Iterator
 
 import pytest
@@ -14,6 +15,9 @@ from .expectation import FOLDER
 from .server import serving
 
 
+TOKEN = "token-never-to-be-logged"
+
+
 @pytest.fixture(scope="module")
 def api() -> Iterator[str]:
     with serving() as address:
@@ -21,9 +25,17 @@ def api() -> Iterator[str]:
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def shared_engine(module_settings: Settings) -> AsyncIterator[Engine]:
+async def shared_engine(
+    module_settings: Settings, tmp_path_factory: pytest.TempPathFactory
+) -> AsyncIterator[Engine]:
+    credentials = tmp_path_factory.mktemp("credentials") / "credentials.json"
+    credentials.write_text(json.dumps({"corpus_token": {"type": "bearer", "data": {"token": TOKEN}}}))
     settings = module_settings.model_copy(
-        update={"default_postgres_credential": "embedded", "playbooks_path": FOLDER}
+        update={
+            "default_postgres_credential": "embedded",
+            "credentials_file": credentials,
+            "playbooks_path": FOLDER,
+        }
     )
     engine = await Engine.open(settings)
     yield engine

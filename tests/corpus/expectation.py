@@ -49,7 +49,7 @@ class Expectation:
         return cls(**(yaml.safe_load("\n".join(line[1:] for line in lines[start:stop])) or {}))
 
     async def check(self, state: ExecutionState, runtime: Runtime) -> None:
-        assert str(state.status) == self.status, state.error
+        assert str(state.status) == self.status, (state.error, [end.error for end in state.ends.values()])
         assert self.error in (state.error or "")
         for step, data in self.results.items():
             assert await value_of(state.latest[step].envelope, runtime) == data, step

@@ -10,7 +10,10 @@ from noetl_dagster.engine.engine import Engine
 from noetl_dagster.errors import PlaybookError
 from noetl_dagster.playbook.loader import load_playbook
 
+from .conftest import TOKEN
 from .expectation import Expectation, playbooks
+
+SECRETS = "SELECT count(*) FROM noetl.event AS e WHERE e::text LIKE '%' || $1 || '%'"
 
 
 @pytest.mark.asyncio(loop_scope="module")
@@ -26,3 +29,8 @@ async def test_it_runs_as_it_says(path: Path, shared_engine: Engine, api: str) -
     given = expected.given | ({"api": api} if "api" in playbook.workload else {})
     state = await shared_engine.run(playbook, given)
     await expected.check(state, shared_engine.runtime)
+
+
+@pytest.mark.asyncio(loop_scope="module")
+async def test_no_secret_reached_the_log(shared_engine: Engine) -> None:
+    assert await shared_engine.runtime.pool.fetchval(SECRETS, TOKEN) == 0
