@@ -201,7 +201,9 @@ class Attempts:
         whole = replace(outcome, envelope=envelope)
         pool = self._runtime.pool
         if not (replayed and await pool.fetchval(SEQUENCE_ENDED, command.execution_id, command.command_id)):
-            await self._runtime.buffer.post([self._runtime.commands.sequence(command, whole, sequence.attempts)])
+            await self._runtime.buffer.post(
+                [self._runtime.commands.sequence(command, whole, sequence.attempts)]
+            )
         return whole
 
 

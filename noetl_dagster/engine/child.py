@@ -28,9 +28,7 @@ from noetl_dagster.worker.execution import Execution
 class Children:
     """Runs child playbooks for the ``playbook`` tool."""
 
-    def __init__(
-        self, runtime: Runtime, lifecycle: Lifecycle, walker: Walker, watch: Watch
-    ) -> None:
+    def __init__(self, runtime: Runtime, lifecycle: Lifecycle, walker: Walker, watch: Watch) -> None:
         self._runtime = runtime
         self._lifecycle = lifecycle
         self._walker = walker
@@ -55,7 +53,7 @@ class Children:
         except TimeoutError:
             await self._lifecycle.cancel(execution.id, f"took longer than its timeout of {timeout} s")
             raise ToolError(
-                f"step {call.step}: child execution {execution.id} took longer than {timeout} s and was cancelled",
+                f"step {call.step}: child execution {execution.id} took longer than {timeout} s; it was cancelled",
                 kind="timeout",
                 retryable=True,
                 details=_details(execution),
@@ -71,9 +69,7 @@ class Children:
         return _result(state, call, _details(execution))
 
     async def _execution(self, call: ToolCall) -> Execution:
-        known = await self._runtime.pool.fetchval(
-            CHILD_OF_COMMAND, call.execution_id, call.command_id
-        )
+        known = await self._runtime.pool.fetchval(CHILD_OF_COMMAND, call.execution_id, call.command_id)
         if known is not None:
             execution = await self._runtime.load(known)
             if execution.state.status is ExecutionStatus.COMPLETED:
@@ -144,4 +140,7 @@ def _result(state: ExecutionState, call: ToolCall, details: dict[str, Any]) -> T
 
 def _loop_data(envelope: Envelope) -> dict[str, Any]:
     results = [item.get("data", item) for item in envelope["results"]]
-    return {key: envelope.get(key) for key in ("total", "done", "failed")} | {"results": results, "data": results}
+    return {key: envelope.get(key) for key in ("total", "done", "failed")} | {
+        "results": results,
+        "data": results,
+    }

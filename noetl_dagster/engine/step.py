@@ -17,7 +17,7 @@ from noetl_dagster.engine.runtime import Runtime
 from noetl_dagster.engine.turns import Turns
 from noetl_dagster.errors import CredentialError, NoetlError, StorageError, TemplateError, ToolError
 from noetl_dagster.events.envelopes import ERROR, OK, Envelope, error_envelope, to_result
-from noetl_dagster.events.state import StepEnd, StepStatus, assign
+from noetl_dagster.events.state import StepEnd, assign
 from noetl_dagster.events.types import Event, EventType
 from noetl_dagster.playbook.models import LoopMode
 from noetl_dagster.playbook.scope import Scope

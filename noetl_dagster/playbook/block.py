@@ -252,7 +252,7 @@ class Block:
         return next((name for name in names if name in self.values), None)
 
     def _settled(self, key: str) -> Any:
-        """A setting; a template in it is rendered once, with the workload of the playbook or its execution."""
+        """A setting; a template in it is rendered once, with the workload of playbook or execution."""
         value = self.values[key]
         if not isinstance(value, str) or "{{" not in value:
             return value

@@ -49,6 +49,13 @@ class FanoutEngine(StrEnum):
     SPARK = "spark"
 
 
+class ShardGranularity(StrEnum):
+    """What one shard of a fan-out is: an item, or a run of items with one command and one result."""
+
+    ITEM = "item"
+    PARTITION = "partition"
+
+
 class Dispatch(StrEnum):
     INLINE = "inline"
     WORKERS = "workers"
@@ -169,6 +176,7 @@ class Task(Model):
 
 class FanoutSpec(Model):
     engine: FanoutEngine = FanoutEngine.DAGSTER
+    granularity: ShardGranularity = ShardGranularity.ITEM
     max_groups: int = Field(32, ge=1, description="dynamic outputs of the Dagster run, at most")
     max_shard_retries: int = Field(2, ge=0)
     fail_fast: bool = False

@@ -26,7 +26,11 @@ CRON_FIELDS = 5
 
 
 def normalise(
-    document: Document, source: str, *, lenient: bool = False, workload: Mapping[str, Any] = MappingProxyType({})
+    document: Document,
+    source: str,
+    *,
+    lenient: bool = False,
+    workload: Mapping[str, Any] = MappingProxyType({}),
 ) -> Playbook | None:
     """The canonical playbook; None when there is too little to build one. Problems go to ``document``.
 

@@ -11,6 +11,7 @@ from noetl_dagster.playbook.models import (
     FanoutSpec,
     PolicyRule,
     ResultSpec,
+    ShardGranularity,
     StepSpec,
     TaskSpec,
 )
@@ -222,6 +223,7 @@ def read_fanout(spec: Block) -> FanoutSpec:
     fanout = block.build(
         FanoutSpec,
         engine=block.choice(FanoutEngine, "engine"),
+        granularity=block.choice(ShardGranularity, "granularity"),
         max_groups=block.whole("max_groups"),
         max_shard_retries=block.whole("max_shard_retries"),
         fail_fast=block.flag("fail_fast", default=bool(spec.values.get("fail_fast", False))),

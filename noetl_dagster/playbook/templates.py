@@ -138,6 +138,7 @@ class _Expression(_Template):
     @property
     def is_fresh(self) -> bool:
         return self._may_build
+
     is_expression = True
 
     def __init__(self, source: str, names: frozenset[str], *, may_build: bool) -> None:

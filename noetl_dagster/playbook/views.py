@@ -1,8 +1,9 @@
 """Results as templates and Python code see them: one tolerant view over every shape of envelope.
 
 An envelope is a plain mapping with the keys ``status``, ``data`` (absent while only a reference is
-known), ``ref``, ``extracted``, ``error``, ``meta``, ``http`` / ``pg`` / ``py`` / ``playbook``, and ``results``: for a step
-with several tasks a mapping of task name to envelope, for a loop the list of its items' envelopes.
+known), ``ref``, ``extracted``, ``error``, ``meta``, ``http`` / ``pg`` / ``py`` / ``playbook``, and
+``results``: for a step with several tasks a mapping of task name to envelope, for a loop the list of its
+items' envelopes.
 A loop's envelope also has ``total``, ``done`` and ``failed``.
 """
 

@@ -37,7 +37,7 @@ class PythonTool(Tool):
 
     Input: ``code`` or ``script``; ``input``, whose keys are variables of the code and arguments of ``main``
     (further arguments come from the iterator and the context; ``context`` is the whole context,
-    ``input_data`` the whole input); ``libs``. The code gets copies: whatever it changes, the execution keeps its own.
+    ``input_data`` the whole input); ``libs``. The code gets copies: what it changes stays with it.
     ``spec.isolation: subprocess`` runs the code in a process of its own, killed at ``spec.timeout``, with
     ``spec.memory`` (bytes, or text such as ``512m``) as the bound of its address space.
 

@@ -53,7 +53,13 @@ class Pipeline:
         self._sealer = sealer
 
     async def run(
-        self, program: StepProgram, command: Command, scope: Scope, cache: ReferenceCache, *, folder: str = "."
+        self,
+        program: StepProgram,
+        command: Command,
+        scope: Scope,
+        cache: ReferenceCache,
+        *,
+        folder: str = ".",
     ) -> Outcome:
         """Runs the tasks of ``program`` and returns how they ended; never raises for a task's failure.
 
@@ -124,9 +130,7 @@ class Pipeline:
                 return envelope, action
             if tries >= action.attempts:
                 return _exhausted(envelope, task, tries), PolicyAction(do=Directive.FAIL)
-            await asyncio.sleep(
-                delay_before(action.backoff, action.delay, tries, retry_after=retry_after)
-            )
+            await asyncio.sleep(delay_before(action.backoff, action.delay, tries, retry_after=retry_after))
             tries += 1
             attempt += 1
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from noetl_dagster.errors import PlaybookError, Problem, Place
+from noetl_dagster.errors import Place, PlaybookError, Problem
 from noetl_dagster.playbook.models import (
     Directive,
     Dispatch,
@@ -14,6 +14,7 @@ from noetl_dagster.playbook.models import (
     Playbook,
     PolicyAction,
     RetryRule,
+    ShardGranularity,
     Sink,
     Step,
     Task,
@@ -88,6 +89,14 @@ class StepProgram:
     @property
     def in_loop(self) -> bool:
         return self.step.loop is not None
+
+    @property
+    def partitions(self) -> int | None:
+        """How many partitions a fan-out wants at least, None when each of its shards is an item."""
+        loop = self.step.loop
+        if loop is None or not self.step.is_fanout or loop.fanout.granularity is ShardGranularity.ITEM:
+            return None
+        return loop.fanout.max_groups
 
     @property
     def kind(self) -> str:

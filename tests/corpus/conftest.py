@@ -14,7 +14,6 @@ from noetl_dagster.settings import Settings
 from .expectation import FOLDER
 from .server import serving
 
-
 TOKEN = "token-never-to-be-logged"
 
 
@@ -24,19 +23,22 @@ def api() -> Iterator[str]:
         yield address
 
 
-@pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def shared_engine(
-    module_settings: Settings, tmp_path_factory: pytest.TempPathFactory
-) -> AsyncIterator[Engine]:
+@pytest.fixture(scope="module")
+def corpus_settings(module_settings: Settings, tmp_path_factory: pytest.TempPathFactory) -> Settings:
+    """Settings with the corpus as the folder of playbooks, and its credentials."""
     credentials = tmp_path_factory.mktemp("credentials") / "credentials.json"
     credentials.write_text(json.dumps({"corpus_token": {"type": "bearer", "data": {"token": TOKEN}}}))
-    settings = module_settings.model_copy(
+    return module_settings.model_copy(
         update={
             "default_postgres_credential": "embedded",
             "credentials_file": credentials,
             "playbooks_path": FOLDER,
         }
     )
-    engine = await Engine.open(settings)
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def shared_engine(corpus_settings: Settings) -> AsyncIterator[Engine]:
+    engine = await Engine.open(corpus_settings)
     yield engine
     await engine.close()

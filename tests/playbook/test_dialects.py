@@ -18,7 +18,7 @@ from noetl_dagster.playbook.models import (
 )
 from noetl_dagster.playbook.templates import compile_value
 from noetl_dagster.settings import StoreTier
-from tests.playbook.playbooks import errors_of, load, meaning, step_of, task_of, warnings_of
+from tests.playbook.playbooks import errors_of, load, meaning, step_of, task_of
 
 NEWER = """
 - step: start
