@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from dagster import Definitions
 
@@ -26,8 +26,9 @@ logger = logging.getLogger(__name__)
 
 def build_definitions(settings: Settings) -> Definitions:
     """Every playbook of the folder that loads. A broken one is left out with its errors in the log."""
-    noetl, playbooks = NoetlResource(), load_folder(settings)
-    return Definitions.merge(definitions_of(playbooks, noetl), control_of(playbooks, noetl))
+    noetl = NoetlResource()
+    jobs = [compile_playbook(playbook) for playbook in load_folder(settings)]
+    return Definitions.merge(_definitions(jobs, noetl), control_of(jobs, noetl))
 
 
 def load_folder(settings: Settings) -> list[Playbook]:
@@ -53,7 +54,10 @@ def load_folder(settings: Settings) -> list[Playbook]:
 
 def definitions_of(playbooks: Iterable[Playbook], noetl: NoetlResource) -> Definitions:
     """Definitions of given playbooks over a given engine."""
-    jobs = [compile_playbook(playbook) for playbook in playbooks]
+    return _definitions([compile_playbook(playbook) for playbook in playbooks], noetl)
+
+
+def _definitions(jobs: Sequence[PlaybookJob], noetl: NoetlResource) -> Definitions:
     return Definitions(
         assets=[job.assets for job in jobs],
         jobs=[job.job for job in jobs],
@@ -61,13 +65,12 @@ def definitions_of(playbooks: Iterable[Playbook], noetl: NoetlResource) -> Defin
     )
 
 
-def control_of(playbooks: Iterable[Playbook], noetl: NoetlResource) -> Definitions:
+def control_of(playbooks: Sequence[PlaybookJob], noetl: NoetlResource) -> Definitions:
     """What keeps a deployment going: upkeep, projection and the recovery of executions whose process died."""
     jobs, schedules = build_upkeep(noetl)
     sensors = [build_projection_sensor(noetl)]
-    compiled = [compile_playbook(playbook) for playbook in playbooks]
-    if compiled:
-        sensors.append(build_recovery_sensor(compiled, noetl))
+    if playbooks:
+        sensors.append(build_recovery_sensor(playbooks, noetl))
     return Definitions(jobs=list(jobs), schedules=list(schedules), sensors=sensors)
 
 

@@ -14,6 +14,7 @@ from noetl_dagster.engine.lifecycle import Lifecycle
 from noetl_dagster.engine.liveness import Liveness
 from noetl_dagster.engine.maintenance import Maintenance
 from noetl_dagster.engine.reaper import Reaper
+from noetl_dagster.engine.recovery import Recovery
 from noetl_dagster.engine.runtime import Runtime
 from noetl_dagster.engine.step import Steps
 from noetl_dagster.engine.turns import Turns
@@ -98,6 +99,10 @@ class Engine:
         runtime = self.runtime
         intake = EventIntake(runtime.log, runtime.settings.command_heartbeat_timeout_seconds)
         return Reaper(runtime.pool, intake, runtime.ids)
+
+    def recovery(self) -> Recovery:
+        """Finds executions whose process is gone."""
+        return Recovery(self.runtime, self.lifecycle, self.liveness)
 
     def maintenance(self) -> Maintenance:
         """Makes and drops partitions as the settings say."""

@@ -1,0 +1,1 @@
+"""Thin Dagster schedules over the control plane."""

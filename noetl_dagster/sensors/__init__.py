@@ -1,0 +1,1 @@
+"""Thin Dagster sensors over the control plane and the transports."""

@@ -1,0 +1,29 @@
+"""The sensor that keeps ``noetl.execution`` up to date where no service does."""
+
+from __future__ import annotations
+
+from dagster import DefaultSensorStatus, SensorDefinition, SensorEvaluationContext, SkipReason, sensor
+
+from noetl_dagster.events.projection import Projection
+from noetl_dagster.resources.noetl import NoetlResource
+
+INTERVAL = 30
+"""Seconds between two ticks. Runs project for themselves; this is for what they leave behind."""
+
+
+def build_projection_sensor(noetl: NoetlResource) -> SensorDefinition:
+    """A sensor whose ticks do the work themselves; its skip reasons show the lag."""
+
+    @sensor(
+        name="noetl_projection",
+        description="Projects the event log into noetl.execution.",
+        minimum_interval_seconds=INTERVAL,
+        default_status=DefaultSensorStatus.RUNNING,
+    )
+    def noetl_projection(context: SensorEvaluationContext) -> SkipReason:
+        projection = Projection(noetl.engine().runtime.pool)
+        taken = noetl.run(projection.catch_up())
+        lag = noetl.run(projection.lag_seconds())
+        return SkipReason(f"{taken} events projected, {lag:.1f} s behind")
+
+    return noetl_projection

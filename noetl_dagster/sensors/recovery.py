@@ -1,0 +1,92 @@
+"""The sensor that resumes executions whose run died."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+
+from dagster import (
+    DagsterInstance,
+    DagsterRunStatus,
+    DefaultSensorStatus,
+    RunRequest,
+    SensorDefinition,
+    SensorEvaluationContext,
+    SensorResult,
+    sensor,
+)
+
+from noetl_dagster.compiler.attach import EXECUTION_TAG, RESUME_EPOCH_TAG
+from noetl_dagster.compiler.job import PlaybookJob
+from noetl_dagster.compiler.runs import bury, latest_run
+from noetl_dagster.engine.recovery import Abandoned, Request, Verdict, remember, remembered
+from noetl_dagster.resources.noetl import NoetlResource
+
+INTERVAL = 30
+"""Seconds between two looks."""
+
+
+def build_recovery_sensor(jobs: Sequence[PlaybookJob], noetl: NoetlResource) -> SensorDefinition:
+    """A sensor over the jobs of a code location. It runs by default: a restart needs nobody's click."""
+    by_name = {job.playbook.name: job for job in jobs}
+
+    @sensor(
+        name="noetl_recovery",
+        description="Resumes executions whose process is gone, a bounded number of times, with growing pauses.",
+        jobs=[job.job for job in jobs],
+        minimum_interval_seconds=INTERVAL,
+        default_status=DefaultSensorStatus.RUNNING,
+    )
+    def noetl_recovery(context: SensorEvaluationContext) -> SensorResult:
+        requested = remembered(context.cursor)
+        abandoned = noetl.run(noetl.engine().recovery().abandoned(requested))
+        requests, notes = [], []
+        for one in abandoned:
+            request, note = _act(context.instance, one, by_name, noetl)
+            notes.append(f"execution {one.execution_id} of {one.playbook}: {note}")
+            if request is not None:
+                requests.append(request)
+                before = requested.get(one.execution_id)
+                count = before.count + 1 if before is not None and before.epoch == one.epoch else 1
+                requested[one.execution_id] = Request(one.epoch, count, time.time())
+        for note in notes:
+            context.log.info(note)
+        known = {one.execution_id for one in abandoned}
+        cursor = remember({key: value for key, value in requested.items() if key in known})
+        reason = "; ".join(notes) or "every running execution has its process"
+        return SensorResult(run_requests=requests, cursor=cursor, skip_reason=None if requests else reason)
+
+    return noetl_recovery
+
+
+def _act(
+    instance: DagsterInstance, one: Abandoned, jobs: Mapping[str, PlaybookJob], noetl: NoetlResource
+) -> tuple[RunRequest | None, str]:
+    """Carries a verdict out: the run to launch, if any, and a note for people."""
+    engine = noetl.engine()
+    run = latest_run(instance, one.execution_id)
+    if run is not None and run.status in (DagsterRunStatus.CANCELING, DagsterRunStatus.CANCELED):
+        noetl.run(engine.lifecycle.cancel(one.execution_id, f"Dagster run {run.run_id} was terminated"))
+        return None, "cancelled with its run"
+    if one.verdict is Verdict.WAIT:
+        return None, f"without a process; looked at again in {max(one.due - time.time(), 0):.0f} s"
+    if one.verdict is Verdict.GIVE_UP:
+        noetl.run(engine.recovery().give_up(one))
+        return None, f"given up after {one.attempts} recoveries"
+    job = jobs.get(one.playbook)
+    if job is None or job.playbook.source != one.source:
+        return None, (
+            "without a process, and its playbook has changed or is not in this code location; "
+            f"go on with 'noetl-dagster resume {one.execution_id}'"
+        )
+    if run is not None:
+        bury(instance, run)
+    return _request(one, job), f"resumed as epoch {one.epoch}"
+
+
+def _request(one: Abandoned, job: PlaybookJob) -> RunRequest:
+    return RunRequest(
+        run_key=f"noetl-recovery/{one.execution_id}/{one.epoch}/{one.attempts}",
+        job_name=job.name,
+        tags={EXECUTION_TAG: str(one.execution_id), RESUME_EPOCH_TAG: str(one.epoch)},
+    )

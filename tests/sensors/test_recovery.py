@@ -1,0 +1,197 @@
+"""A run that dies is found and resumed by the sensor; what was done is not done again."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import nats
+import pytest
+from dagster import DagsterInstance, DagsterRunStatus, RunRequest, SensorResult, build_sensor_context
+
+from noetl_dagster.compiler.job import PlaybookJob, compile_playbook
+from noetl_dagster.compiler.location import control_of, definitions_of
+from noetl_dagster.compiler.runs import latest_run
+from noetl_dagster.events.state import ExecutionStatus
+from noetl_dagster.playbook.loader import load_playbook
+from noetl_dagster.resources.noetl import NoetlResource, close_engines, dump_settings
+from noetl_dagster.sensors.recovery import build_recovery_sensor
+from noetl_dagster.settings import Settings
+from noetl_dagster.storage.loop import run_sync
+
+ITEMS = 40
+TEXT = """
+apiVersion: noetl.io/v2
+kind: Playbook
+metadata: {name: sample, path: tests/sample}
+workflow:
+  - step: start
+    loop: {in: "{{ range(ITEMS) | list }}", iterator: n, spec: {mode: MODE, max_in_flight: 4}}
+    tool:
+      - kind: postgres
+        auth: {type: postgres, url: "URL"}
+        command: "INSERT INTO ran VALUES ({{ n }})"
+      - {kind: shell, command: "sleep 0.05"}
+    next: [after]
+  - step: after
+    tool: {kind: python, input: {done: "{{ start.done }}"}, code: "result = done"}
+"""
+CHILD = """
+import sys
+from pathlib import Path
+from dagster import DagsterInstance
+from noetl_dagster.compiler.launch import launch
+from noetl_dagster.playbook.loader import load_playbook
+from noetl_dagster.resources.noetl import NoetlResource
+playbook, settings, dagster, execution_id = sys.argv[1:]
+with DagsterInstance.from_ref(DagsterInstance.local_temp(dagster).get_ref()) as instance:
+    launch(load_playbook(Path(playbook)), NoetlResource(settings_json=settings), instance, execution_id=int(execution_id))
+"""
+
+
+@pytest.fixture
+def noetl(settings: Settings) -> Iterator[NoetlResource]:
+    eager = settings.model_copy(update={"recovery_backoff_seconds": 0.3, "recovery_attempts": 2, "loop_collection_threshold": 10})
+    yield NoetlResource.of(eager)
+    close_engines()
+
+
+@pytest.fixture
+def job(settings: Settings, noetl: NoetlResource, tmp_path: Path, request: pytest.FixtureRequest) -> PlaybookJob:
+    assert settings.db_url is not None
+    run_sync(noetl.engine().runtime.pool.execute("CREATE TABLE ran (n int)"))
+    file = tmp_path / "sample.yaml"
+    mode = getattr(request, "param", "parallel")
+    file.write_text(TEXT.replace("URL", settings.db_url).replace("ITEMS", str(ITEMS)).replace("MODE", mode))
+    return compile_playbook(load_playbook(file))
+
+
+def killed_at_half(job: PlaybookJob, noetl: NoetlResource, settings: Settings, tmp_path: Path) -> int:
+    """Starts a run in a process of its own and kills it when half of the loop is done."""
+    execution_id = noetl.engine().runtime.ids.next()
+    arguments = [job.playbook.file, dump_settings(settings), str(tmp_path / "dagster"), str(execution_id)]
+    process = subprocess.Popen([sys.executable, "-c", CHILD, *arguments], start_new_session=True)
+    pool = noetl.engine().runtime.pool
+    deadline = time.monotonic() + 60
+    query = "SELECT count(*) FROM noetl.event WHERE execution_id = $1 AND event_type = 'command.completed'"
+    while run_sync(pool.fetchval(query, execution_id)) < ITEMS // 2:
+        assert process.poll() is None, "the run ended too soon"
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+    os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+    return execution_id
+
+
+async def wipe_nats(settings: Settings) -> None:
+    """Deletes every stream and bucket of the test: NATS is a cache."""
+    assert settings.nats_url is not None
+    client = await nats.connect(settings.nats_url)
+    manager = client.jsm()
+    for stream in await manager.streams_info():
+        name = stream.config.name or ""
+        if settings.nats_namespace.replace("-", "_").lower() in name.replace("-", "_").lower():
+            await manager.delete_stream(name)
+    await client.close()
+
+
+def tick(job: PlaybookJob, noetl: NoetlResource, instance: DagsterInstance, cursor: str | None = None) -> SensorResult:
+    sensor = build_recovery_sensor([job], noetl)
+    repository = definitions_of([job.playbook], noetl).get_repository_def()
+    context = build_sensor_context(instance=instance, cursor=cursor, repository_def=repository)
+    result: Any = sensor(context)
+    return result
+
+
+def execute(job: PlaybookJob, noetl: NoetlResource, instance: DagsterInstance, request: RunRequest) -> Any:
+    definition = definitions_of([job.playbook], noetl).resolve_job_def("sample")
+    return definition.execute_in_process(instance=instance, tags=request.tags, raise_on_error=False)
+
+
+@pytest.mark.parametrize("job", ["parallel", "sequential"], indirect=True)
+def test_a_loop_killed_at_half_goes_on_without_doing_anything_again(
+    job: PlaybookJob, noetl: NoetlResource, settings: Settings, dagster_instance: DagsterInstance, tmp_path: Path
+) -> None:
+    execution_id = killed_at_half(job, noetl, settings, tmp_path)
+    pool = noetl.engine().runtime.pool
+    rows = run_sync(
+        pool.fetch(
+            "SELECT current_index FROM noetl.event WHERE execution_id = $1 AND event_type = 'command.completed'",
+            execution_id,
+        )
+    )
+    finished = {row["current_index"] for row in rows}
+    assert len(finished) < ITEMS
+    started = "SELECT context FROM noetl.event WHERE execution_id = $1 AND event_type = 'loop.started'"
+    assert run_sync(pool.fetchval(started, execution_id))["collection_ref"].startswith("s3://")
+    asyncio.run(wipe_nats(settings))
+    time.sleep(0.4)
+    [request] = tick(job, noetl, dagster_instance).run_requests or []
+    dead = latest_run(dagster_instance, execution_id)
+    assert dead is not None
+    assert dead.status is DagsterRunStatus.FAILURE, "a run without a process is reported as failed"
+
+    result = execute(job, noetl, dagster_instance, request)
+    assert result.success
+    state = run_sync(noetl.engine().runtime.load(execution_id)).state
+    assert state.status is ExecutionStatus.COMPLETED, state.error
+    assert (state.epoch, state.latest["after"].envelope["data"]) == (2, ITEMS)
+    ran = Counter(row["n"] for row in run_sync(pool.fetch("SELECT n FROM ran")))
+    assert set(ran) == set(range(ITEMS))
+    assert all(ran[index] == 1 for index in finished), "a finished iteration ran again"
+    assert sum(ran.values()) <= ITEMS + 4, "at most those in flight ran twice"
+    assert tick(job, noetl, dagster_instance).run_requests == []
+
+    late = execute(job, noetl, dagster_instance, request)
+    assert not late.success, "a second run of the same request finds its epoch open"
+
+
+def test_recovery_backs_off_and_gives_up(
+    job: PlaybookJob, noetl: NoetlResource, dagster_instance: DagsterInstance
+) -> None:
+    created = run_sync(noetl.engine().lifecycle.create(job.playbook))
+    assert tick(job, noetl, dagster_instance).run_requests == [], "a pause comes first"
+    time.sleep(0.35)
+    first = tick(job, noetl, dagster_instance)
+    assert len(first.run_requests or []) == 1
+    waiting = tick(job, noetl, dagster_instance, first.cursor)
+    assert waiting.run_requests == []
+    assert "looked at again" in str(waiting.skip_reason)
+    time.sleep(0.65)
+    second = tick(job, noetl, dagster_instance, waiting.cursor)
+    assert len(second.run_requests or []) == 1
+    assert first.run_requests[0].run_key != second.run_requests[0].run_key  # type: ignore[index]
+    time.sleep(1.3)
+    assert tick(job, noetl, dagster_instance, second.cursor).run_requests == []
+    state = run_sync(noetl.engine().runtime.load(created.id)).state
+    assert state.status is ExecutionStatus.FAILED
+    assert "without a word" in str(state.error)
+
+
+def test_an_execution_with_a_living_process_is_left_alone(
+    job: PlaybookJob, noetl: NoetlResource, dagster_instance: DagsterInstance
+) -> None:
+    engine = noetl.engine()
+    created = run_sync(engine.lifecycle.create(job.playbook))
+    run_sync(engine.liveness.hold(created.id))
+    time.sleep(0.35)
+    assert tick(job, noetl, dagster_instance).run_requests == []
+
+
+def test_recovery_is_on_by_default(job: PlaybookJob, noetl: NoetlResource) -> None:
+    definitions = control_of([job], noetl)
+    named = {sensor.name: sensor.default_status.value for sensor in definitions.sensors or []}
+    assert named == {"noetl_recovery": "RUNNING", "noetl_projection": "RUNNING"}
+    schedules: Any = definitions.schedules or []
+    assert {one.name: one.default_status.value for one in schedules} == {
+        "noetl_reaper": "RUNNING",
+        "noetl_maintenance": "RUNNING",
+    }
