@@ -85,6 +85,23 @@ class Collection:
         return items
 
 
+class Partitions(Collection):
+    """A collection as runs of ``items_each`` items: each is ``{start, stop}``, the range of its items."""
+
+    def __init__(self, collection: Collection, items_each: int) -> None:
+        super().__init__()
+        self.collection = collection
+        self._items_each = items_each
+        self._size = -(-len(collection) // items_each)
+
+    async def slice(self, start: int, stop: int) -> Sequence[Any]:
+        each, last = self._items_each, len(self.collection)
+        return [
+            {"start": place * each, "stop": min((place + 1) * each, last)}
+            for place in range(start, min(stop, self._size))
+        ]
+
+
 async def evaluate_collection(runtime: Runtime, program: StepProgram, scope: Scope) -> list[Any]:
     """The items of a loop, in order.
 
@@ -135,18 +152,31 @@ def not_a_list(value: Any, step: str) -> ToolError:
 
 
 async def keep_collection(
-    runtime: Runtime, execution: Execution, step: str, items: list[Any], loop_id: str
+    runtime: Runtime,
+    execution: Execution,
+    step: str,
+    items: list[Any],
+    loop_id: str,
+    *,
+    partitions: int | None = None,
 ) -> tuple[dict[str, Any], Collection]:
     """Keeps a collection: in the event while its items are few and small, else in stored parts.
+
+    Args:
+        partitions: make it :class:`Partitions`, at least so many where there are enough items.
 
     Returns:
         The context of ``loop.started``, and the collection as it is kept.
     """
     settings = runtime.settings
+    size, part_items = len(items), _items_a_part(items)
+    shape = {}
+    if partitions is not None:
+        part_items = shape["partition_items"] = max(1, min(part_items, -(-size // partitions)))
     few = len(items) <= settings.loop_collection_threshold
     if few and len(encode_json(items)) <= settings.inline_result_bytes:
-        return {"collection": items}, Collection(items)
-    size, part_items = len(items), _items_a_part(items)
+        context = {"collection": items, **shape}
+        return context, kept_collection(runtime, context)
     reference = await runtime.results.manifest(
         execution.id,
         step,
@@ -159,6 +189,7 @@ async def keep_collection(
         "collection_reference": reference.model_dump(mode="json", exclude_defaults=True),
         "collection_size": size,
         "part_items": part_items,
+        **shape,
     }
     return context, kept_collection(runtime, context)
 
@@ -166,13 +197,16 @@ async def keep_collection(
 def kept_collection(runtime: Runtime, context: dict[str, Any]) -> Collection:
     """The collection that :func:`keep_collection` kept; its parts are read when they are needed."""
     if "collection" in context:
-        return Collection(context["collection"])
-    return Collection(
-        store=runtime.results,
-        reference=ResultRef.model_validate(context["collection_reference"]),
-        size=context["collection_size"],
-        part_items=context["part_items"],
-    )
+        collection = Collection(context["collection"])
+    else:
+        collection = Collection(
+            store=runtime.results,
+            reference=ResultRef.model_validate(context["collection_reference"]),
+            size=context["collection_size"],
+            part_items=context["part_items"],
+        )
+    items_each = context.get("partition_items")
+    return collection if items_each is None else Partitions(collection, items_each)
 
 
 def _items_a_part(items: Sequence[Any]) -> int:

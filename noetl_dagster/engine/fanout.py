@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from noetl_dagster.engine.collection import Partitions
 from noetl_dagster.engine.gather import gather
 from noetl_dagster.engine.issue import Activation, issue
 from noetl_dagster.engine.runtime import Runtime
 from noetl_dagster.engine.shards import Group, GroupReport, InlineShards, ShardEngine
+from noetl_dagster.engine.spark_shards import SparkShards
 from noetl_dagster.engine.step import STEP_ERRORS, Entry, Steps
 from noetl_dagster.errors import ToolError
 from noetl_dagster.events.queries import FANIN_COUNT
@@ -38,7 +40,7 @@ class Fanouts:
         self._engines: dict[FanoutEngine, ShardEngine] = {
             FanoutEngine.DAGSTER: inline,
             FanoutEngine.WORKERS: inline,
-            FanoutEngine.SPARK: inline,
+            FanoutEngine.SPARK: SparkShards(runtime),
         }
 
     async def expand(self, execution: Execution, step: str, visit: int = 1) -> Expanded:
@@ -60,13 +62,14 @@ class Fanouts:
             return Expanded(end=entry.end)
         try:
             activation = await self._steps.loops.activate(execution, program, visit, shard=True)
-            await _check_keys(activation)
+            await _check(activation)
         except STEP_ERRORS as error:
             return Expanded(end=await self._steps.fail(execution, program, visit, error))
         total = len(activation.items)
-        async for _ in issue(self._runtime, activation, 0, total):
-            pass
-        await self._runtime.buffer.flush()
+        if not _on_spark(program):  # whose tasks issue the commands of their slices themselves, side by side
+            async for _ in issue(self._runtime, activation, 0, total):
+                pass
+            await self._runtime.buffer.flush()
         return Expanded(groups=tuple(_groups(program, total)), total=total)
 
     async def run_group(
@@ -90,10 +93,11 @@ class Fanouts:
         program = execution.program.step(step)
         activation = await self._steps.loops.activate(execution, program, visit, shard=True)
         total = len(activation.items)
-        if activation.continues:
+        if activation.continues and total:
             await self.run_group(execution, step, Group(0, total), visit)
         await self._runtime.buffer.flush()
-        result = await gather(self._runtime, execution.id, step, activation.loop_ids, total)
+        flat = isinstance(activation.items, Partitions)
+        result = await gather(self._runtime, execution.id, step, activation.loop_ids, total, flat=flat)
         await self._steps.loops.finish(activation, result)
         return await self._steps.end_loop(execution, program, visit, result)
 
@@ -115,6 +119,29 @@ class Fanouts:
         """Shards done and failed (attempts) of one activation, by the seed's fan-in query."""
         row = await self._runtime.pool.fetchrow(FANIN_COUNT, execution_id, step, loop_id)
         return int(row["done"]), int(row["failed"])
+
+
+def _on_spark(program: StepProgram) -> bool:
+    loop = program.step.loop
+    return loop is not None and loop.fanout.engine is FanoutEngine.SPARK
+
+
+async def _check(activation: Activation) -> None:
+    """Refuses what a fan-out cannot do with its collection.
+
+    Raises:
+        ToolError: a sink with partitions, or two items with the same key.
+        TemplateError: a key cannot be rendered.
+    """
+    if isinstance(activation.items, Partitions):
+        if activation.program.sink is not None:
+            raise ToolError(
+                f"step {activation.step}: a sink writes each item's result with the item's completion, and "
+                "partitions have none; use fanout.granularity: item, or write in a task",
+                kind="loop",
+            )
+        return
+    await _check_keys(activation)
 
 
 async def _check_keys(activation: Activation) -> None:
@@ -144,6 +171,8 @@ def _groups(program: StepProgram, total: int) -> list[Group]:
     """Contiguous groups, each large enough to keep ``max_concurrent`` shards in flight."""
     loop = program.step.loop
     assert loop is not None
+    if total and _on_spark(program):
+        return [Group(0, total)]  # one Spark job, which makes slices of its own
     wanted = min(loop.fanout.max_groups, -(-total // loop.fanout.max_concurrent))
     if wanted == 0:
         return []

@@ -10,6 +10,7 @@ from noetl_dagster.engine.runtime import Runtime
 from noetl_dagster.events.connection import encode_json
 from noetl_dagster.events.envelopes import ERROR, OK, Envelope, from_result
 from noetl_dagster.events.queries import LOOP_ENDS
+from noetl_dagster.playbook.views import is_envelope
 from noetl_dagster.settings import StoreTier
 from noetl_dagster.storage.refs import ResultRef
 from noetl_dagster.storage.store import NewResult
@@ -93,18 +94,31 @@ async def iteration_ends(
 
 
 async def gather(
-    runtime: Runtime, execution_id: int, step: str, loop_ids: Sequence[str], total: int
+    runtime: Runtime,
+    execution_id: int,
+    step: str,
+    loop_ids: Sequence[str],
+    total: int,
+    *,
+    flat: bool = False,
 ) -> LoopResult:
-    """Builds the result of a loop that ended: inline while small, else a manifest over its parts."""
-    collector = _Collector(runtime, execution_id, step, loop_ids[-1])
+    """Builds the result of a loop that ended: inline while small, else a manifest over its parts.
+
+    Args:
+        flat: each iteration's result is a list of results, and the loop's result is those end to end.
+    """
+    collector = _Collector(runtime, execution_id, step, loop_ids[-1], flat=flat)
     async for end in iteration_ends(runtime, execution_id, loop_ids, 0, total or None):
         await collector.add(end)
     return await collector.finish(total)
 
 
 class _Collector:
-    def __init__(self, runtime: Runtime, execution_id: int, step: str, loop_id: str) -> None:
+    def __init__(
+        self, runtime: Runtime, execution_id: int, step: str, loop_id: str, *, flat: bool = False
+    ) -> None:
         self._runtime = runtime
+        self._flat = flat
         self._where = (execution_id, step)
         self._loop_id = loop_id
         self._limit = runtime.settings.inline_result_bytes
@@ -124,18 +138,40 @@ class _Collector:
             self._result.errors.append(f"item {end.index}: {end.envelope['error']['message']}")
         self._result.patches.extend((end.index, path, value) for path, value in end.patches)
         envelope = {key: value for key, value in end.envelope.items() if key != "meta"}
+        if self._flat and not end.failed:
+            await self._add_list(envelope)
+            return
+        await self._add_one(envelope)
+
+    async def _add_list(self, envelope: Envelope) -> None:
+        """A list of results: each as if it were an iteration's own, or a stored part with all of them."""
+        reference = envelope.get("ref")
+        if reference is None:
+            for item in envelope["data"]:
+                await self._add_one(item if is_envelope(item) else {"status": OK, "data": item})
+            return
+        waiting, self._inline = self._inline or [], None
+        for item in waiting:
+            await self._add_part(item)
+        await self._flush_bundle()
+        self._parts.append(reference)
+
+    async def _add_one(self, envelope: Envelope) -> None:
         if self._inline is not None:
             self._inline_bytes += len(encode_json(_as_json(envelope)))
             self._inline.append(envelope)
             if self._inline_bytes > self._limit:
                 waiting, self._inline = self._inline, None
-                self._by_item = any("ref" in item for item in waiting)
+                self._by_item = not self._flat and any("ref" in item for item in waiting)
                 for item in waiting:
                     await self._add_part(item)
             return
         await self._add_part(envelope)
 
     async def _add_part(self, envelope: Envelope) -> None:
+        if self._flat and "ref" in envelope:
+            self._bundle.append(_as_json(envelope))
+            return
         if "ref" in envelope and not self._by_item:
             await self._flush_bundle()
             self._by_item = True

@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from typing import Any
 
-from noetl_dagster.engine.collection import Collection
+from noetl_dagster.engine.collection import Collection, Partitions
 from noetl_dagster.engine.runtime import Runtime
 from noetl_dagster.events.queries import LOOP_ATTEMPTS
 from noetl_dagster.events.types import Event
@@ -74,7 +74,7 @@ class Activation:
             TemplateError: the key cannot be rendered for this item.
         """
         loop = self.program.step.loop
-        if not self.shard or loop is None or loop.fanout.iter_key is None:
+        if not self.shard or loop is None or loop.fanout.iter_key is None or isinstance(self.items, Partitions):
             return None
         return str(compile_value(loop.fanout.iter_key).render({loop.iterator: item, "_index": index}))
 

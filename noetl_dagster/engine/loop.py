@@ -77,7 +77,14 @@ class Loops:
             evaluated = await evaluate_collection(self._runtime, program, scope)
         loop_id = str(self._runtime.ids.next())
         if not known:
-            context, items = await keep_collection(self._runtime, execution, step, evaluated, loop_id)
+            context, items = await keep_collection(
+                self._runtime,
+                execution,
+                step,
+                evaluated,
+                loop_id,
+                partitions=program.partitions if shard else None,
+            )
         activation = Activation(
             execution, program, visit, (*loop_ids, loop_id), items, shard, resumed=bool(known)
         )

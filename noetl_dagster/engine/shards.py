@@ -9,11 +9,14 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Protocol
 
+from noetl_dagster.engine.collection import Partitions
 from noetl_dagster.engine.issue import Activation, issue
 from noetl_dagster.engine.loop import SharedCommands, run_workers
+from noetl_dagster.engine.partitions import PartitionRunner
 from noetl_dagster.engine.runtime import Runtime
 from noetl_dagster.events.queries import LOOP_FAILED
 from noetl_dagster.worker.command import Command, Outcome
+from noetl_dagster.worker.runner import Runner
 
 FAIL_FAST_SECONDS = 1.0
 """How often a group looks whether another group has failed."""
@@ -127,11 +130,16 @@ class InlineShards:
         )
         return bool(found)
 
+    def _runner(self, activation: Activation) -> Runner:
+        if isinstance(activation.items, Partitions):
+            return PartitionRunner(self._runtime, activation.items)
+        return self._runtime.runner_of(activation.program)
+
     async def _run_shard(self, activation: Activation, command: Command, retries: int) -> Outcome:
         """Runs a shard; a failed one is issued again as the next attempt of the same shard."""
         execution, program = activation.execution, activation.program
         last = command.attempt + retries
-        runner = self._runtime.runner_of(program)
+        runner = self._runner(activation)
 
         def is_final(outcome: Outcome) -> bool:
             return command.attempt >= last

@@ -20,6 +20,7 @@ LOST = (
     "SparkContext is stopped",
     "stopped SparkContext",
     "FetchFailed",
+    "Python worker exited unexpectedly",
     "UNAVAILABLE",
 )
 """Words of failures that another attempt, on another executor or in a new session, may not meet."""

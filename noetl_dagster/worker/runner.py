@@ -8,7 +8,9 @@ from typing import Any, Protocol
 
 from noetl_dagster.errors import CredentialError, StorageError, TemplateError, ToolError
 from noetl_dagster.events.buffer import EventBuffer
+from noetl_dagster.events.context import event_context
 from noetl_dagster.events.envelopes import error_envelope
+from noetl_dagster.events.types import Event
 from noetl_dagster.playbook.models import Sink
 from noetl_dagster.playbook.views import ReferenceCache, ResultView
 from noetl_dagster.tools.base import Toolbox
@@ -78,24 +80,40 @@ class CommandRunner:
             await self._buffer.post([self._events.claimed(command)])
         cache = ReferenceCache()
         with self._heartbeats.beating(command):
-            outcome = await self._run_pipeline(execution, program, command, cache, values)
+            outcome = await self.outcome(execution, program, command, cache, values)
             if claimed and program.retries:
                 outcome.values = values or {}  # the next attempt may run anywhere
             if program.sink is not None and not outcome.failed:
                 return await self._end_with_sink(
                     execution, program, command, outcome, cache, values, is_final
                 )
-        await self._buffer.post([self._events.ended(command, outcome, final=is_final(outcome))])
+        await self._buffer.post([self._ended(execution, command, outcome, is_final(outcome))])
         return outcome
 
-    async def _run_pipeline(
+    def _ended(self, execution: Execution, command: Command, outcome: Outcome, final: bool) -> Event:
+        """The terminal event; a failure that stands says what the command could see."""
+        event = self._events.ended(command, outcome, final=final)
+        if outcome.failed and final:
+            state = execution.state
+            event.context = (event.context or {}) | event_context(
+                execution_id=execution.id,
+                catalog_id=command.catalog_id,
+                command_id=command.command_id,
+                workload=state.workload,
+                vars=state.ctx,
+                results={step: end.envelope for step, end in state.latest.items()},
+            )
+        return event
+
+    async def outcome(
         self,
         execution: Execution,
         program: StepProgram,
         command: Command,
         cache: ReferenceCache,
-        values: dict[str, Any] | None,
+        values: dict[str, Any] | None = None,
     ) -> Outcome:
+        """Runs the tasks of a command, without its events and sink; never raises for their failure."""
         try:
             scope = await execution.command_scope(
                 program, command, cache, self._box.results.get, values
@@ -143,7 +161,7 @@ class CommandRunner:
             )
         except (ToolError, TemplateError, CredentialError, StorageError) as error:
             failed = Outcome(error_envelope(error), tasks=outcome.tasks, duration=outcome.duration)
-            await self._buffer.post([self._events.ended(command, failed, final=is_final(failed))])
+            await self._buffer.post([self._ended(execution, command, failed, is_final(failed))])
             return failed
         if not written.completed:
             await self._buffer.append([self._events.ended(command, outcome)])
@@ -156,7 +174,11 @@ class CommandRunner:
             return None
 
         async def complete(connection: Any) -> None:
-            await log.append([self._events.ended(command, outcome)], connection=connection)
+            if not await log.append([self._events.ended(command, outcome)], connection=connection):
+                raise ToolError(
+                    f"command {command.command_id} was ended by another worker; its sink is left to that one",
+                    kind="claim",
+                )
 
         return complete
 

@@ -1,0 +1,181 @@
+"""The ``spark`` engine of a fan-out: slices of shards as tasks of one Spark job.
+
+Each Python worker of Spark opens a small runtime of its own, once, and runs slices with the same code as
+the ``dagster`` engine: it reads its items from the stored collection, issues and runs their commands, and
+writes their events in batches. Back to the driver go counts only. What a lost worker had finished is in the
+log, so the job that follows skips it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import atexit
+import logging
+import os
+import uuid
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from noetl_dagster.engine.issue import Activation
+from noetl_dagster.engine.loop import Loops
+from noetl_dagster.engine.runtime import Runtime
+from noetl_dagster.engine.shards import Group, GroupReport, InlineShards
+from noetl_dagster.errors import ToolError
+from noetl_dagster.playbook.models import ShardGranularity
+from noetl_dagster.settings import Settings
+from noetl_dagster.spark.failures import failure_of
+from noetl_dagster.spark.sessions import cancel, own_session
+from noetl_dagster.storage.loop import run_sync
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    from pyspark.sql import SparkSession
+
+logger = logging.getLogger(__name__)
+
+SLICES_A_CORE = 4
+SLICE_SHARDS = 2_000
+"""Shards of one Spark task, at most: as many as a stored part of the collection has items."""
+
+JOBS = 4
+"""Jobs of one group, at most: the first, and others after a Python worker or an executor was lost."""
+
+CONNECTIONS = 2
+SCHEMA = "done long, failed long"
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """What Spark's Python workers need to run slices of a fan-out; it travels with the job."""
+
+    settings: Settings
+    execution_id: int
+    step: str
+    visit: int
+    group: Group
+    slice_shards: int
+
+    def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """Runs the slices whose numbers come in; gives ``done`` and ``failed`` of each."""
+        import pyarrow as pa
+
+        for batch in batches:
+            for number in batch.column(0).to_pylist():
+                start = self.group.start + number * self.slice_shards
+                part = Group(start, min(start + self.slice_shards, self.group.stop))
+                report = run_sync(_run_slice(self, part))
+                yield pa.RecordBatch.from_pydict({"done": [report.done], "failed": [report.failed]})
+
+
+class SparkShards:
+    """Runs the shards of a group as one Spark job."""
+
+    def __init__(self, runtime: Runtime) -> None:
+        self._runtime = runtime
+
+    async def run(self, activation: Activation, group: Group) -> GroupReport:
+        """Runs the shards that the log does not say are done.
+
+        Raises:
+            ToolError: the job failed for another reason than a lost worker.
+            ServiceError: Spark does not start.
+        """
+        started = asyncio.get_running_loop().time()
+        await self._runtime.buffer.flush()
+        spark = await asyncio.to_thread(self._runtime.box.spark)
+        for remaining in range(JOBS - 1, -1, -1):
+            try:
+                done, failed = await self._job(spark, activation, group)
+                break
+            except Exception as error:
+                failure = failure_of(error)
+                if not failure.retryable or not remaining:
+                    raise ToolError(
+                        f"step {activation.step}: the Spark job of its fan-out failed: {failure.message}",
+                        kind="spark",
+                        code=failure.code,
+                        retryable=failure.retryable,
+                    ) from error
+                logger.warning("%s: Spark lost a worker, its shards run again", activation.step)
+                spark = await asyncio.to_thread(self._runtime.box.spark)
+        seconds = asyncio.get_running_loop().time() - started
+        return GroupReport(group, done, failed, skipped=len(group) - done - failed, seconds=seconds)
+
+    async def _job(self, spark: SparkSession, activation: Activation, group: Group) -> tuple[int, int]:
+        name = f"noetl-fanout-{uuid.uuid4().hex}"
+        work = asyncio.create_task(asyncio.to_thread(self._run_job, spark, activation, group, name))
+        try:
+            return await asyncio.shield(work)
+        except asyncio.CancelledError:
+            await asyncio.to_thread(cancel, spark, name)
+            raise
+
+    def _run_job(
+        self, spark: SparkSession, activation: Activation, group: Group, name: str
+    ) -> tuple[int, int]:
+        settings = self._runtime.settings
+        description = f"{activation.step}: shards {group.start} to {group.stop - 1}"
+        session = own_session(spark, settings, name, description)
+        size = _slice_shards(activation, len(group), _cores(session))
+        task = Task(
+            settings.model_copy(update={"db_pool_size": CONNECTIONS}),
+            activation.execution.id,
+            activation.step,
+            activation.visit,
+            group,
+            size,
+        )
+        count = -(-len(group) // size)
+        counted = session.range(0, count, 1, count).mapInArrow(task, SCHEMA)
+        row = counted.selectExpr("sum(done) AS done", "sum(failed) AS failed").first()
+        return int(row["done"] or 0), int(row["failed"] or 0)
+
+
+def _slice_shards(activation: Activation, shards: int, cores: int) -> int:
+    """Few enough that every core gets several slices, and that a lost one is soon done again."""
+    loop = activation.program.step.loop
+    assert loop is not None
+    if loop.fanout.granularity is ShardGranularity.PARTITION:
+        return 1
+    return max(1, min(SLICE_SHARDS, -(-shards // (SLICES_A_CORE * cores))))
+
+
+def _cores(session: SparkSession) -> int:
+    try:
+        return int(session.sparkContext.defaultParallelism)
+    except Exception:  # a Connect session does not tell
+        return os.cpu_count() or 1
+
+
+_runtimes: dict[tuple[int, str | None], Runtime] = {}
+_executions: dict[tuple[int, int], Any] = {}
+
+
+async def _run_slice(task: Task, part: Group) -> GroupReport:
+    """Runs one slice in a Python worker of Spark."""
+    runtime = await _runtime(task.settings)
+    known = (os.getpid(), task.execution_id)
+    execution = _executions.get(known)
+    if execution is None:
+        _executions.clear()
+        execution = _executions[known] = await runtime.load(task.execution_id)
+    program = execution.program.step(task.step)
+    if len(execution.state.loops.get((task.step, task.visit), ())) == 0:
+        raise ToolError(f"execution {task.execution_id}: {task.step} was not expanded", kind="loop")
+    activation = await Loops(runtime).activate(execution, program, task.visit, shard=True)
+    return await InlineShards(runtime).run(activation, part)
+
+
+async def _runtime(settings: Settings) -> Runtime:
+    """The runtime of this Python worker, kept for its later tasks."""
+    known = (os.getpid(), settings.db_url)
+    runtime = _runtimes.get(known)
+    if runtime is None:
+        runtime = _runtimes[known] = await Runtime.open(settings, apply=False)
+        atexit.register(_close, runtime)
+    return runtime
+
+
+def _close(runtime: Runtime) -> None:
+    run_sync(runtime.close(), timeout=5)

@@ -1,0 +1,172 @@
+"""The spark engine: the same commands, events and results, run by Spark's Python workers."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from collections import Counter
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from noetl_dagster.engine.engine import Engine
+from noetl_dagster.events.state import ExecutionState, ExecutionStatus
+from noetl_dagster.settings import Settings
+from noetl_dagster.spark.sessions import SparkSessions
+
+from .conftest import playbook
+
+EVENTS = "SELECT * FROM noetl.event WHERE execution_id = $1 AND event_type = $2 AND node_name = 'fan'"
+
+
+@pytest.fixture(scope="module")
+def sessions(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSessions]:
+    """One Spark session for the tests of this module: starting one takes seconds."""
+    home = tmp_path_factory.mktemp("spark-home")
+    owner = SparkSessions(Settings(home=home, spark_driver_memory="512m", spark_master="local[2]"))
+    yield owner
+    owner.stop()
+
+
+@pytest.fixture
+async def engine(settings: Settings, sessions: SparkSessions) -> AsyncIterator[Engine]:
+    engine = await Engine.open(settings, spark=sessions.get)
+    yield engine
+    await engine.close()
+
+
+async def events(engine: Engine, state: ExecutionState, kind: str) -> list[Any]:
+    return list(await engine.runtime.pool.fetch(EVENTS, state.execution_id, kind))
+
+
+async def test_items_run_in_spark_and_failed_ones_again(engine: Engine) -> None:
+    state = await engine.run(
+        playbook(
+            """
+            workflow:
+              - step: start
+                tool: {kind: python, code: "result = list(range(300))"}
+                next: [fan]
+              - step: fan
+                loop: {in: "{{ start.data }}", iterator: n}
+                spec: {loop_mode: fanout, fanout: {engine: spark, max_shard_retries: 1}}
+                tool:
+                  kind: python
+                  input: {n: "{{ n }}", attempt: "{{ _attempt }}"}
+                  code: |
+                    import os
+                    if n % 100 == 7 and attempt == 1:
+                        raise ValueError("not yet")
+                    result = [n, os.getpid()]
+                next: {arcs: [{step: total, when: "{{ fanin.status == 'complete' and fanin.total == 300 }}"}]}
+              - step: total
+                tool:
+                  kind: python
+                  input: {items: "{{ fan.results }}"}
+                  code: "result = [sum(n for n, _ in items), sorted({pid for _, pid in items})]"
+            """
+        )
+    )
+    assert state.status is ExecutionStatus.COMPLETED, state.error
+    total, pids = state.latest["total"].envelope["data"]
+    assert total == sum(range(300))
+    assert os.getpid() not in pids
+    issued = Counter(row["meta"]["command_id"] for row in await events(engine, state, "command.issued"))
+    assert len(issued) == 303
+    assert set(issued.values()) == {1}
+    assert len(await events(engine, state, "loop.shard.enqueued")) == 303 - 3
+    assert len(await events(engine, state, "loop.shard.done")) == 300
+    assert len(await events(engine, state, "loop.shard.failed")) == 3
+
+
+PARTITIONED = """
+workload: {bad: -1}
+workflow:
+  - step: start
+    tool: {kind: python, code: "result = list(range(1000))"}
+    next: [fan]
+  - step: fan
+    loop: {in: "{{ start.data }}", iterator: n}
+    spec:
+      loop_mode: fanout
+      fanout: {engine: ENGINE, granularity: partition, max_groups: 8, max_shard_retries: 0}
+    tool:
+      kind: python
+      input: {n: "{{ n }}", bad: "{{ bad }}"}
+      code: |
+        if n == bad:
+            raise ValueError("spoilt")
+        result = n * 2
+    next:
+      arcs:
+        - {step: total, when: "{{ fanin.status == 'complete' }}"}
+        - {step: partial, when: "{{ fanin.status == 'partial' }}"}
+  - {step: total, tool: {kind: python, input: {items: "{{ fan.results }}"}, code: "result = items"}}
+  - {step: partial, tool: {kind: noop}}
+"""
+
+
+@pytest.mark.parametrize("name", ["spark", "dagster"])
+async def test_a_partition_is_one_shard_of_many_items(engine: Engine, name: str) -> None:
+    state = await engine.run(playbook(PARTITIONED.replace("ENGINE", name)))
+    assert state.status is ExecutionStatus.COMPLETED, state.error
+    result = state.latest["total"].envelope
+    data = result["data"] if "data" in result else await engine.runtime.results.get(result["ref"])
+    assert data == [n * 2 for n in range(1000)]
+    for kind in ("loop.shard.enqueued", "command.issued", "command.claimed", "loop.shard.done"):
+        assert len(await events(engine, state, kind)) == 8
+
+
+async def test_a_partition_fails_with_its_items(engine: Engine) -> None:
+    state = await engine.run(playbook(PARTITIONED.replace("ENGINE", "dagster")), {"bad": 130})
+    assert state.status is ExecutionStatus.COMPLETED, state.error
+    assert "partial" in state.latest
+    (failed,) = await events(engine, state, "loop.shard.failed")
+    assert "1 of 125 items failed: item 130" in failed["error"]
+    assert "spoilt" in failed["error"]
+
+
+async def test_a_killed_python_worker_costs_only_what_was_running(engine: Engine, tmp_path: Path) -> None:
+    ledger = tmp_path / "ledger.txt"
+    parsed = playbook(
+        """
+        workload: {ledger: ""}
+        workflow:
+          - step: fan
+            loop: {in: "{{ range(160) | list }}", iterator: n}
+            spec: {loop_mode: fanout, fanout: {engine: spark, max_concurrent: 4}}
+            tool:
+              kind: python
+              input: {n: "{{ n }}", ledger: "{{ ledger }}"}
+              code: |
+                import os, time
+                with open(ledger, "a") as file:
+                    file.write(f"{n} {os.getpid()}\\n")
+                time.sleep(0.1)
+                result = n
+        """
+    )
+    running = asyncio.create_task(engine.run(parsed, {"ledger": str(ledger)}))
+    done = "SELECT current_index FROM noetl.event WHERE event_type = 'loop.shard.done'"
+    while len(finished := await engine.runtime.pool.fetch(done)) < 30:
+        assert not running.done(), await running
+        await asyncio.sleep(0.05)
+    worker = int(ledger.read_text().split()[1])
+    assert worker != os.getpid()
+    os.kill(worker, signal.SIGKILL)
+    finished = await engine.runtime.pool.fetch(done)
+
+    state = await running
+
+    assert state.status is ExecutionStatus.COMPLETED, state.error
+    assert state.latest["fan"].envelope["done"] == 160
+    written = Counter(int(line.split()[0]) for line in ledger.read_text().splitlines())
+    assert set(written) == set(range(160)), "no item is lost"
+    twice = {item for item, count in written.items() if count > 1}
+    assert not twice & {row["current_index"] for row in finished}, "no finished item ran again"
+    assert len(await events(engine, state, "loop.fanin.completed")) == 1
+    issued = [row["meta"]["command_id"] for row in await events(engine, state, "command.issued")]
+    assert len(issued) == len(set(issued))
