@@ -37,6 +37,7 @@ from noetl_dagster.storage.refs import ResultRef
 from noetl_dagster.worker.execution import Execution
 
 NOETL = "noetl"
+PYSPARK = "pyspark"
 RESULTS_IO = "noetl_results"
 TOKENS_IN = "tokens"
 RESULT = "result"
@@ -168,7 +169,7 @@ class OpMaker:
         is_entry = starts and region.name == self.entry
         if ins is None:
             ins = {} if is_entry and not region_has_tokens(self.playbook, region) else {TOKENS_IN: In(Nothing)}
-        kinds = sorted({task.kind for task in step.tasks}) if step is not None else []
+        kinds = {task.kind for name in region.steps for task in self.playbook.step(name).tasks}
 
         # not annotated: Dagster refuses annotations that are text, as they are in this module
         def compute_fn(context, inputs):  # type: ignore[no-untyped-def]
@@ -181,8 +182,8 @@ class OpMaker:
             outs=outs,
             description=step.description if step is not None else f"steps {', '.join(region.steps)}",
             config_schema={WORKLOAD: dict} if is_entry else None,
-            required_resource_keys={NOETL},
-            tags={f"dagster/kind/{kind}": "" for kind in kinds},
+            required_resource_keys={NOETL, PYSPARK} if "spark" in kinds else {NOETL},
+            tags={f"dagster/kind/{kind}": "" for kind in sorted(kinds)},
         )
 
     def _outs(self, region: Region, steps: list[str]) -> dict[str, Out]:
@@ -215,6 +216,9 @@ class OpSession:
     ) -> OpSession:
         resource: NoetlResource = getattr(context.resources, NOETL)
         engine = resource.engine()
+        pyspark = getattr(context.resources, PYSPARK, None)
+        if pyspark is not None:  # the run's own, with the configuration of this run
+            engine.runtime.box.spark = lambda: pyspark.spark_session
         execution = run_sync(attach(engine, context.instance, context.run, playbook, workload))
         return cls(context, engine, execution)
 

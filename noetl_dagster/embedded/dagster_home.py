@@ -44,4 +44,5 @@ def _instance(url: str, folder: Path) -> dict[str, object]:
             "config": {"base_dir": str(folder)},
         },
         "telemetry": {"enabled": False},
+        "nux": {"enabled": False},  # no dialogue before the first page
     }

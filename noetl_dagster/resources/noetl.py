@@ -10,8 +10,6 @@ from collections.abc import Coroutine
 from typing import Any, TypeVar
 
 import orjson
-from dagster import ConfigurableResource
-from pydantic import Field
 
 from noetl_dagster import embedded
 from noetl_dagster.engine.engine import Engine
@@ -24,31 +22,30 @@ _engines: dict[tuple[int, str], Engine] = {}
 _lock = threading.Lock()
 
 
-class NoetlResource(ConfigurableResource):  # type: ignore[type-arg]
+class NoetlResource:
     """Gives ops, sensors and schedules the engine of their process.
 
     The engine opens on first use and stays open for later runs in the same process; its coroutines run on
-    the background loop, see :func:`noetl_dagster.storage.loop.run_sync`.
+    the background loop, see :func:`noetl_dagster.storage.loop.run_sync`. It takes no Dagster config, since
+    settings hold secrets and run config is kept in clear.
     """
 
-    settings_json: str = Field(
-        default="", description="Settings as JSON in place of the NOETL_* environment, for tests and notebooks"
-    )
+    def __init__(self, settings: Settings | None = None) -> None:
+        self._given = settings
 
     @classmethod
     def of(cls, settings: Settings) -> NoetlResource:
         """A resource with given settings instead of the environment's."""
-        return cls(settings_json=dump_settings(settings))
+        return cls(settings)
 
     @property
     def settings(self) -> Settings:
         """The settings with the addresses of the embedded services filled in, which are started if need be."""
-        own = load_settings(self.settings_json) if self.settings_json else get_settings()
-        return embedded.ensure(own)
+        return embedded.ensure(self._given or get_settings())
 
     def engine(self) -> Engine:
         """The engine of this process for these settings, opened if need be."""
-        key = (os.getpid(), self.settings_json)
+        key = (os.getpid(), dump_settings(self._given) if self._given is not None else "")
         with _lock:
             engine = _engines.get(key)
             if engine is None:
@@ -70,7 +67,7 @@ def close_engines() -> None:
 
 
 def dump_settings(settings: Settings) -> str:
-    """Settings as JSON, secrets included: for resources that never leave the machine."""
+    """Settings as JSON, secrets included: for processes on the same machine, never for storage."""
     values = settings.model_dump(mode="json")
     for name in type(settings).model_fields:
         secret = getattr(settings, name)
@@ -80,6 +77,7 @@ def dump_settings(settings: Settings) -> str:
 
 
 def load_settings(text: str) -> Settings:
+    """What :func:`dump_settings` wrote."""
     return Settings.model_validate_json(text)
 
 
