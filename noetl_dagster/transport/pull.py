@@ -34,9 +34,9 @@ class Pull:
     async def open(self) -> None:
         self._subscription = await self._client.subscribe(self._inbox, cb=self._receive)
 
-    async def take(self, limit: int, timeout: float) -> list[Msg]:
-        """Up to ``limit`` messages as soon as there is one; none after ``timeout`` seconds."""
-        deadline = asyncio.get_running_loop().time() + timeout
+    async def take(self, limit: int, patience: float) -> list[Msg]:
+        """Up to ``limit`` messages as soon as there is one; none after ``patience`` seconds."""
+        deadline = asyncio.get_running_loop().time() + patience
         while not self._waiting:
             await self._ask(limit)
             remaining = deadline - asyncio.get_running_loop().time()
@@ -44,7 +44,8 @@ class Pull:
                 return []
             self._arrived.clear()
             try:
-                await asyncio.wait_for(self._arrived.wait(), remaining)
+                async with asyncio.timeout(remaining):
+                    await self._arrived.wait()
             except TimeoutError:
                 return []
         taken = [self._waiting.popleft() for _ in range(min(limit, len(self._waiting)))]

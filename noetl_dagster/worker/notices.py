@@ -119,7 +119,8 @@ class Notices:
             if free <= 0:
                 self.freed.clear()
                 with contextlib.suppress(TimeoutError):
-                    await asyncio.wait_for(self.freed.wait(), TAKE_SECONDS)
+                    async with asyncio.timeout(TAKE_SECONDS):
+                        await self.freed.wait()
                 continue
             try:
                 messages = await pull.take(free, TAKE_SECONDS)

@@ -229,9 +229,11 @@ class PoolWorker:
             with contextlib.suppress(nats.errors.Error, OSError):
                 await self._send_report()
             self._changed.clear()
+            # asyncio.timeout, not wait_for: the latter may swallow a cancellation
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._changed.wait(), interval)
-                await asyncio.sleep(min(CHANGE_SECONDS, interval))
+                async with asyncio.timeout(interval):
+                    await self._changed.wait()
+                    await asyncio.sleep(min(CHANGE_SECONDS, interval))
 
     async def _send_report(self) -> None:
         content = self.report().model_dump_json().encode()

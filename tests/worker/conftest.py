@@ -36,7 +36,7 @@ def settings(settings: Settings) -> Settings:
     """Reports and leases in a test's time."""
     return settings.model_copy(
         update={
-            "worker_heartbeat_seconds": 0.5,
+            "worker_heartbeat_seconds": 1.0,
             "command_heartbeat_seconds": 0.5,
             "command_heartbeat_timeout_seconds": 5.0,
         }

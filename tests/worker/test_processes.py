@@ -1,0 +1,89 @@
+"""Three real worker processes of different capacity over HTTP and NATS; one is killed, one is stopped."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+from collections import Counter
+
+from noetl_dagster.engine.engine import Engine
+from noetl_dagster.events.state import ExecutionStatus
+from noetl_dagster.settings import EventTransport, Settings
+from tests.service.conftest import serving
+from tests.worker.conftest import Spawn, playbook
+
+LOOP = """
+workload: {count: 40, seconds: 0.1}
+workflow:
+  - step: start
+    spec: {dispatch: workers}
+    loop: {in: "{{ range(count) | list }}", iterator: n, mode: parallel, max_in_flight: 40}
+    tool:
+      kind: python
+      input: {n: "{{ n }}", seconds: "{{ seconds }}"}
+      code: |
+        import time
+        time.sleep(seconds)
+        result = n
+    next: [end]
+  - step: end
+    tool: {kind: python, input: {found: "{{ start.results }}"}, code: "result = sorted(found)"}
+"""
+
+
+async def listed(engine: Engine, count: int) -> None:
+    """Waits until so many workers have reported."""
+    async with asyncio.timeout(60):
+        while (  # noqa: ASYNC110
+            await engine.runtime.pool.fetchval("SELECT count(*) FROM noetl.runtime WHERE status = 'ready'") < count
+        ):
+            await asyncio.sleep(0.1)
+
+
+async def test_three_processes_one_killed(settings: Settings, spawn: Spawn) -> None:
+    nats = settings.model_copy(update={"event_transport": EventTransport.NATS})
+    async with serving(nats) as service:
+        engine = await Engine.open(service.settings)
+        processes = {
+            name: spawn(name, "--slots", str(slots), event_transport=EventTransport.NATS, server_url=service.url)
+            for name, slots in (("small", 1), ("middle", 3), ("large", 8))
+        }
+        await listed(engine, 3)
+        state = await engine.run(playbook(LOOP))
+        assert state.status is ExecutionStatus.COMPLETED, state.error
+        assert state.latest["end"].envelope["data"] == list(range(40))
+        claims = await claimed(engine, state.execution_id)
+        assert claims["large"] > claims["small"] > 0, claims
+        assert claims.total() >= 40
+
+        running = asyncio.create_task(engine.run(playbook(LOOP), {"seconds": 0.5}))
+        await asyncio.sleep(1.2)
+        processes["large"].kill()  # in the middle of eight commands, and with more on their way to it
+        processes["small"].send_signal(signal.SIGTERM)  # ends what it runs, and goes
+        state = await asyncio.wait_for(running, 60)
+        assert state.status is ExecutionStatus.COMPLETED, state.error
+        assert state.latest["end"].envelope["data"] == list(range(40))
+        ends = await engine.runtime.pool.fetchval(
+            "SELECT count(*) FROM noetl.event WHERE execution_id = $1 AND event_type = 'command.completed'",
+            state.execution_id,
+        )
+        assert ends == 41
+        assert await asyncio.to_thread(processes["small"].wait, 20) == 0
+        again = await claimed(engine, state.execution_id)
+        assert again.total() > 40, "the killed worker's commands were claimed again"
+        statuses = dict(await engine.runtime.pool.fetch("SELECT worker_id, status FROM noetl.runtime"))
+        assert statuses["small"] == "stopped"
+        processes["middle"].send_signal(signal.SIGTERM)
+        assert await asyncio.to_thread(processes["middle"].wait, 20) == 0
+        await engine.close()
+
+
+async def claimed(engine: Engine, execution_id: int) -> Counter[str]:
+    """Claims by worker process; those of steps that run in the op are left out."""
+    rows = await engine.runtime.pool.fetch(
+        "SELECT worker_id FROM noetl.event WHERE execution_id = $1 AND event_type = 'command.claimed' "
+        "AND worker_id = ANY($2)",
+        execution_id,
+        ["small", "middle", "large"],
+    )
+    return Counter(row["worker_id"] for row in rows)
