@@ -12,8 +12,7 @@ import asyncpg
 from noetl_dagster.worker.command import WORKER_ID
 
 _HOLD = "SELECT pg_advisory_lock_shared($1)"
-_TRY = "SELECT pg_try_advisory_lock($1)"
-_RELEASE = "SELECT pg_advisory_unlock($1)"
+_TRY = "SELECT pg_try_advisory_xact_lock($1)"  # let go with the end of the statement
 _HOLDS = """
 SELECT EXISTS (
     SELECT 1 FROM pg_locks JOIN pg_stat_activity USING (pid)
@@ -73,11 +72,7 @@ class Liveness:
         """Whether any process, this one included, drives the execution now."""
         if execution_id in self._held:
             return True
-        async with self._pool.acquire() as connection:
-            if not await connection.fetchval(_TRY, execution_id):
-                return True
-            await connection.execute(_RELEASE, execution_id)
-        return False
+        return not await self._pool.fetchval(_TRY, execution_id)
 
     async def is_driven_by(self, execution_id: int, worker_id: str) -> bool:
         """Whether the process of that name lives and drives the execution."""

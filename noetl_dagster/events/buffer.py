@@ -53,8 +53,8 @@ class _Entry:
 class EventBuffer:
     """Collects events and appends them in batches. Order of one caller's events is kept.
 
-    While a batch is being written the next one fills up, so batches grow with the load and a lone event
-    waits for nobody. Posted events, which nobody awaits, linger a few milliseconds for company.
+    While a batch is being written the next one fills up, so batches grow with the load; a lone event is
+    written at once. Posted events, which nobody awaits, linger a few milliseconds for company.
 
     Args:
         size: events per batch, at most (a single caller's events are never split).
@@ -71,6 +71,8 @@ class EventBuffer:
         self._urgent = asyncio.Event()
         self._room = asyncio.Event()
         self._room.set()
+        self._landed = asyncio.Event()
+        self._landed.set()
         self._failure: BaseException | None = None
 
     @property
@@ -82,6 +84,8 @@ class EventBuffer:
         """Appends events and waits until they are committed; returns the ids of those that went in."""
         if not events:
             return set()
+        if self._is_idle:
+            return await self._append_now(events)
         future: asyncio.Future[set[int]] = asyncio.get_running_loop().create_future()
         self._push(_Entry(events, future))
         self._urgent.set()
@@ -99,10 +103,23 @@ class EventBuffer:
 
     async def flush(self) -> None:
         """Waits until everything handed over so far is committed."""
+        await self._landed.wait()
         while self._writer is not None and not self._writer.done():
             self._urgent.set()
             await asyncio.shield(self._writer)
         self._raise_failure()
+
+    @property
+    def _is_idle(self) -> bool:
+        """Nothing waits and nothing is being written: an append need not ask the writer's help."""
+        return not self._entries and self._landed.is_set() and (self._writer is None or self._writer.done())
+
+    async def _append_now(self, events: Sequence[Event]) -> set[int]:
+        self._landed.clear()
+        try:
+            return await self._append(list(events))
+        finally:
+            self._landed.set()
 
     def _push(self, entry: _Entry) -> None:
         self._entries.append(entry)

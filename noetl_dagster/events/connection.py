@@ -37,6 +37,13 @@ async def prepare_connection(connection: asyncpg.Connection) -> None:
     )
 
 
+async def _keep(connection: asyncpg.Connection) -> None:
+    """Statements on the event log leave nothing behind in a session: no settings, locks or listeners.
+
+    asyncpg's own reset costs a round trip at every release. Transactions it ends in any case.
+    """
+
+
 async def open_pool(url: str, *, size: int = 8, application: str = "noetl") -> asyncpg.Pool:
     """Opens the pool of a process.
 
@@ -51,6 +58,7 @@ async def open_pool(url: str, *, size: int = 8, application: str = "noetl") -> a
                 min_size=1,
                 max_size=size,
                 init=prepare_connection,
+                reset=_keep,
                 server_settings={"application_name": application, "jit": "off"},
             )
         except (OSError, asyncpg.CannotConnectNowError, asyncpg.ConnectionDoesNotExistError) as error:

@@ -65,6 +65,8 @@ class EventLog:
         """
         if not events:
             return set()
+        if len(events) == 1:
+            return {events[0].event_id} if await self.append_once(events[0], connection=connection) else set()
         rows = [as_row(event) for event in events]
         if connection is not None:
             return await _insert_new(connection, rows)
@@ -86,8 +88,8 @@ class EventLog:
 
     async def append_once(self, event: Event, *, connection: Connection | None = None) -> bool:
         """Appends an event that may exist only once; true for the one caller that made it."""
-        row = [[value] for value in as_row(event)]
-        return bool(await (connection or self.pool).fetchval(queries.INSERT_NEW, *row))
+        row = as_row(event)
+        return await (connection or self.pool).fetchval(queries.INSERT_ONE, *row) is not None
 
     async def lifecycle(self, execution_id: int) -> list[Event]:
         """The events from which the state of an execution is folded, in order."""

@@ -182,10 +182,9 @@ async def read_execution(pool: asyncpg.Pool, execution_id: int) -> ProjectedExec
     Returns:
         None when the log has no such execution.
     """
-    async with (
-        pool.acquire() as connection,
-        connection.transaction(isolation="repeatable_read", readonly=True),
-    ):
+    # No transaction is needed: the row is that of the checkpoint, whatever was projected since, and the tail
+    # is all that came after the checkpoint.
+    async with pool.acquire() as connection:
         row = dict(await connection.fetchrow(queries.ROW_AND_CHECKPOINT, execution_id))
         checkpoint = row.pop("checkpoint") or "0"
         known = row["execution_id"] is not None

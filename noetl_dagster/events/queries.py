@@ -37,6 +37,13 @@ ON CONFLICT DO NOTHING
 RETURNING event_id
 """
 
+# Inserts one event in the cheapest way, unless a unique index refuses it.
+INSERT_ONE = f"""
+INSERT INTO noetl.event ({_LIST}) VALUES ({", ".join(f"${place}" for place in range(1, len(COLUMNS) + 1))})
+ON CONFLICT DO NOTHING
+RETURNING event_id
+"""
+
 # Which of the given events are in the log.
 PRESENT = """
 SELECT event_id FROM noetl.event
