@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from dagster import Definitions
 
 from noetl_dagster.compiler.job import PlaybookJob, compile_playbook
-from noetl_dagster.compiler.ops import NOETL, RESULTS_IO
+from noetl_dagster.compiler.ops import NOETL, PYSPARK, RESULTS_IO
 from noetl_dagster.compiler.tokens import TOKENS, token_io_manager
 from noetl_dagster.errors import PlaybookError
 from noetl_dagster.io_managers.results import NoetlResultIOManager
@@ -16,6 +16,7 @@ from noetl_dagster.playbook.catalog import find_playbooks
 from noetl_dagster.playbook.loader import load_playbook
 from noetl_dagster.playbook.models import Playbook
 from noetl_dagster.resources.noetl import NoetlResource
+from noetl_dagster.resources.spark import PySparkResource
 from noetl_dagster.schedules.upkeep import build_upkeep
 from noetl_dagster.sensors.projection import build_projection_sensor
 from noetl_dagster.sensors.recovery import build_recovery_sensor
@@ -77,7 +78,7 @@ def control_of(playbooks: Sequence[PlaybookJob], noetl: NoetlResource) -> Defini
 def resources_of(noetl: NoetlResource) -> dict[str, object]:
     """The resources that compiled playbooks require."""
     results = NoetlResultIOManager(lambda: noetl.engine().runtime.results)
-    return {NOETL: noetl, RESULTS_IO: results, TOKENS: token_io_manager}
+    return {NOETL: noetl, PYSPARK: PySparkResource(), RESULTS_IO: results, TOKENS: token_io_manager}
 
 
 __all__ = ["PlaybookJob", "build_definitions", "definitions_of", "load_folder", "resources_of"]
