@@ -15,6 +15,7 @@ from noetl_dagster.cli.console import fail
 from noetl_dagster.cli.control import maintain, project, reap
 from noetl_dagster.cli.demo import demo
 from noetl_dagster.cli.ingest import ingest
+from noetl_dagster.cli.documents import settings as show_settings
 from noetl_dagster.cli.run import resume, run
 from noetl_dagster.cli.serve import serve
 from noetl_dagster.cli.worker import worker
@@ -40,6 +41,7 @@ app.command()(executions.events)
 app.command()(executions.cancel)
 app.command("executions")(executions.listing)
 app.command()(demo)
+app.command("settings")(show_settings)
 app.command()(ingest)
 app.command()(worker)
 app.command()(serve)
