@@ -198,7 +198,9 @@ def outstanding(execution: Execution) -> tuple[set[str], list[StepEnd]]:
         if standing.unhandled:
             failures.append(standing)
         reached.update(graph.region_of(target).name for target in standing.fired)
-    blocked = blocked_regions(execution, failures)
+    # a cycle stops at its failure, whatever tokens still wait in it
+    stopped = {graph.region_of(end.step).name for end in failures}
+    blocked = stopped | blocked_regions(execution, failures)
     waiting = {name for name in reached - blocked if not _is_over(execution, name)}
     return waiting, failures
 

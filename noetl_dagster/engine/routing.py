@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from noetl_dagster.errors import UndefinedNameError
+from noetl_dagster.errors import TemplateError
 from noetl_dagster.playbook.models import Arc, RoutingMode
 from noetl_dagster.playbook.scope import CompiledSet, Scope
 from noetl_dagster.playbook.templates import Fetch, holds_async, with_references
@@ -42,7 +42,7 @@ async def route(program: StepProgram, scope: Scope, event_name: str, fetch: Fetc
     """Evaluates the arcs of a step that ended.
 
     After a failure only an arc with a ``when`` that is true, or one that listens to the failure, may fire.
-    An arc whose ``when`` uses an undefined name does not match; the name is reported.
+    An arc whose ``when`` cannot be decided, most often for an undefined name, does not match; why is reported.
     """
     routed = Routed()
     exclusive = program.step.routing.mode is RoutingMode.EXCLUSIVE
@@ -52,7 +52,7 @@ async def route(program: StepProgram, scope: Scope, event_name: str, fetch: Fetc
         try:
             if not await holds_async(when, scope, fetch):
                 continue
-        except UndefinedNameError as error:
+        except TemplateError as error:
             routed.undefined.append(f"arc to {arc.step}: {error}")
             continue
         routed.fired.append(arc.step)

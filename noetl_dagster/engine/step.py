@@ -12,7 +12,14 @@ from noetl_dagster.engine.cursor import CursorLoops
 from noetl_dagster.engine.gather import LoopResult
 from noetl_dagster.engine.loop import Loops, fanin_status
 from noetl_dagster.engine.merge import merge_patches
-from noetl_dagster.engine.routing import LOOP_DONE, STEP_DONE, STEP_FAILED, event_names, route
+from noetl_dagster.engine.routing import (
+    LOOP_DONE,
+    STEP_DONE,
+    STEP_FAILED,
+    Routed,
+    event_names,
+    route,
+)
 from noetl_dagster.engine.runtime import Runtime
 from noetl_dagster.engine.turns import Turns
 from noetl_dagster.errors import CredentialError, NoetlError, StorageError, TemplateError, ToolError
@@ -62,6 +69,10 @@ class _Ending:
     @property
     def failed(self) -> bool:
         return bool(self.envelope["status"] != OK)
+
+    @property
+    def event_name(self) -> str:
+        return STEP_FAILED if self.failed else LOOP_DONE if self.loop is not None else STEP_DONE
 
 
 class Steps:
@@ -233,13 +244,7 @@ class Steps:
                 await self._shape(program, ending, scope, cache)
         except STEP_ERRORS as error:
             ending.envelope = error_envelope(error)
-        scope = scope.with_locals(self._names(program, visit, ending, cache))
-        event_name = STEP_FAILED if ending.failed else LOOP_DONE if ending.loop is not None else STEP_DONE
-        try:
-            routed = await route(program, scope, event_name, fetch)
-        except STEP_ERRORS as error:
-            ending.envelope = error_envelope(error)
-            routed = await route(program, scope, STEP_FAILED, fetch)
+        routed = await self._route(program, visit, ending, scope, cache)
         stuck = bool(routed.undefined) and not routed.fired
         if stuck and not ending.failed:
             message = f"no arc of step {step} could be decided: {'; '.join(routed.undefined)}"
@@ -259,6 +264,18 @@ class Steps:
         event.result = to_result(ending.envelope)
         event.error = ending.envelope["error"]["message"] if ending.failed else None
         return await self._settle(execution, [event])
+
+    async def _route(
+        self, program: StepProgram, visit: int, ending: _Ending, scope: Scope, cache: ReferenceCache
+    ) -> Routed:
+        """The arcs that fire. An arc whose ``set`` cannot be rendered fails the step, which is then routed."""
+        for _ in range(2):
+            named = scope.with_locals(self._names(program, visit, ending, cache))
+            try:
+                return await route(program, named, ending.event_name, self._runtime.results.get)
+            except STEP_ERRORS as error:
+                ending.envelope = error_envelope(error)
+        return Routed()
 
     async def _settle(self, execution: Execution, events: Sequence[Event]) -> StepEnd:
         """Appends ``step.exit``, the last of ``events``. The end in the log stands, whoever wrote it."""
@@ -295,12 +312,12 @@ class Steps:
         """Names that arcs see."""
         view = ResultView(ending.envelope, cache)
         step = program.step.name
-        name = STEP_FAILED if ending.failed else LOOP_DONE if ending.loop is not None else STEP_DONE
+        payload = {"visit": visit, "result": view, "status": ending.envelope["status"]}
         names: dict[str, Any] = {
             "output": view,
             "result": view,
             step: view,
-            "event": event_names(name, step, {"visit": visit, "result": view, "status": ending.envelope["status"]}),
+            "event": event_names(ending.event_name, step, payload),
             **_loop_names(ending),
         }
         if ending.envelope["status"] == ERROR:
