@@ -18,8 +18,11 @@ async def time_limit(call: ToolCall) -> AsyncIterator[None]:
         ToolError: of kind ``timeout``, retryable; of the tool's kind when ``timeout`` is no number.
     """
     given = call.config.get("timeout")
+    if given is None:
+        yield
+        return
     try:
-        seconds = None if given is None else float(given)
+        seconds = float(given)
     except (TypeError, ValueError):
         raise ToolError(
             f"{call.task.kind} in step {call.step}: timeout {given!r} is no number of seconds",

@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import dataclass, field
-from functools import partial
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -27,6 +28,8 @@ JUMP_LIMIT = 10_000
 """Jumps of one run of a pipeline, at most (DSL section 5)."""
 
 T = TypeVar("T")
+
+_UNLIMITED = nullcontext()
 
 
 @dataclass(slots=True)
@@ -172,7 +175,7 @@ class Pipeline:
             attempt=attempt,
         )
         try:
-            async with asyncio.timeout(spec.timeout):
+            async with _UNLIMITED if spec.timeout is None else asyncio.timeout(spec.timeout):
                 result = await tool_for(task.task.kind).run(call, self._box)
         except TimeoutError:
             raise ToolError(
@@ -298,5 +301,6 @@ def _overridden(
     return merged, {**given, **(overrides.get("input") or {})}
 
 
+@lru_cache(maxsize=64)
 def playbook_folder(file: str) -> str:
     return str(Path(file).parent) if file else "."
