@@ -1,0 +1,99 @@
+"""NATS and PostgreSQL die in the middle of the load and come back: the log is what was published."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import asyncpg
+import pytest
+
+from noetl_dagster import embedded
+from noetl_dagster.embedded import ServiceName
+from noetl_dagster.embedded.state import read_state
+from noetl_dagster.events.connection import open_pool
+from noetl_dagster.events.log import EventLog
+from noetl_dagster.events.schema import apply_schema
+from noetl_dagster.settings import Settings
+from noetl_dagster.transport.connection import connect
+from noetl_dagster.transport.ingest import Ingestor
+from noetl_dagster.transport.intake import EventIntake
+from noetl_dagster.transport.names import Names
+from noetl_dagster.transport.nats import NatsTransport
+from tests.transport.conftest import IDS, ended, started
+
+EVENTS = 6_000
+BATCH = 100
+
+
+@pytest.fixture
+def own_services() -> Iterator[Settings]:
+    """Servers of this test alone, which it may kill."""
+    with tempfile.TemporaryDirectory(prefix="noetl-outages-") as folder:
+        settings = Settings(home=Path(folder))
+        yield embedded.ensure(settings, only=["postgres", "nats"])
+        embedded.down(settings)
+
+
+async def committed(pool: asyncpg.Pool) -> int:
+    """Ends in the log; none while the server is not there."""
+    try:
+        return int(
+            await pool.fetchval("SELECT count(*) FROM noetl.event WHERE event_type = 'command.completed'")
+        )
+    except (OSError, asyncpg.PostgresError, asyncpg.InterfaceError):
+        return 0
+
+
+@pytest.mark.parametrize(
+    "victims", [[ServiceName.NATS], [ServiceName.POSTGRES]], ids=lambda names: names[0].value
+)
+async def test_nothing_is_lost_nor_doubled(own_services: Settings, victims: list[ServiceName]) -> None:
+    settings = own_services
+    assert settings.db_url is not None
+    await apply_schema(settings.db_url)
+    pool = await open_pool(settings.db_url, size=4)
+    log = EventLog(pool, IDS)
+    first = started()
+    await log.append([first])
+    publisher, taker = await connect(settings, "publisher"), await connect(settings, "taker")
+    ingestors = [Ingestor(taker, EventIntake(log, 30), settings, batch=200) for _ in range(2)]
+    for ingestor in ingestors:
+        await ingestor.open()
+    stop = asyncio.Event()
+    taking = [asyncio.create_task(ingestor.run(stop)) for ingestor in ingestors]
+    transport = NatsTransport(publisher, Names.of(settings))
+    events = [ended(first.execution_id, index) for index in range(EVENTS)]
+
+    async def publish() -> None:
+        for start in range(0, EVENTS, BATCH):
+            await transport.publish(events[start : start + BATCH])
+            await asyncio.sleep(0.02)
+
+    publishing = asyncio.create_task(publish())
+    for victim in victims:
+        await asyncio.sleep(0.4)
+        assert not publishing.done(), "the load must last beyond the outage"
+        pid = read_state(settings.home).services[victim].pid
+        assert pid is not None
+        os.kill(pid, signal.SIGKILL)
+        await asyncio.sleep(0.5)
+        await asyncio.to_thread(embedded.ensure, Settings(home=settings.home), ["postgres", "nats"])
+    await publishing
+    published = {event.event_id for event in events}
+    async with asyncio.timeout(60):
+        while await committed(pool) < EVENTS:  # noqa: ASYNC110 - the log is what is tested
+            await asyncio.sleep(0.1)
+    stop.set()
+    await asyncio.gather(*taking)
+    rows = await pool.fetch("SELECT event_id FROM noetl.event WHERE event_type = 'command.completed'")
+    assert len(rows) == EVENTS
+    assert {row["event_id"] for row in rows} == published
+    assert await pool.fetchval("SELECT count(*) FROM noetl.dead_letter") == 0
+    for client in (publisher, taker):
+        await client.close()
+    await pool.close()
