@@ -77,9 +77,9 @@ CREATE UNIQUE INDEX IF NOT EXISTS uidx_event_resumed_epoch
     ON noetl.event (execution_id, (meta ->> 'epoch'))
     WHERE event_type IN ('playbook.initialized', 'execution.resumed');
 
--- Fan-in counts and loop recovery.
+-- Fan-in counts and loop recovery; by index, so that one slice of a large loop is found among all the others.
 CREATE INDEX IF NOT EXISTS idx_event_loop_id_type
-    ON noetl.event (execution_id, (meta ->> 'loop_id'), event_type)
+    ON noetl.event (execution_id, (meta ->> 'loop_id'), event_type, current_index)
     WHERE meta ? 'loop_id';
 
 -- The few events that make up the state of an execution.
