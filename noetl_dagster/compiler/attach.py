@@ -17,7 +17,7 @@ EXECUTION_TAG = "noetl/execution_id"
 """Run tag that names the execution."""
 
 OWNER_TAG = "noetl/run_id"
-"""Run tag that names the run which the execution tag was written for: re-executions inherit their parent's."""
+"""Run tag: the run which the execution tag was written for. Re-executions inherit their parent's."""
 
 RESUME_TAG = "noetl/resume"
 """Run tag of a run that goes on with an execution; its value is the run's own id."""
@@ -33,27 +33,31 @@ def execution_tags(execution_id: int, run_id: str) -> dict[str, str]:
     return {EXECUTION_TAG: str(execution_id), OWNER_TAG: run_id}
 
 
-def is_continuation(run: DagsterRun) -> bool:
+def is_continuation(run: DagsterRun, *, starts: bool = False) -> bool:
     """Whether a run goes on with an execution: from failure, with selected steps, or on request.
 
     A run that re-executes the whole of its parent starts an execution of its own.
+
+    Args:
+        starts: the step that starts executions is among those that the run executes.
     """
     tags = run.tags
     if tags.get(_FROM_FAILURE_TAG) == "true" or tags.get(RESUME_TAG) == run.run_id:
         return True
     if RESUME_EPOCH_TAG in tags and run.parent_run_id is None:  # re-executions inherit the tag
         return True
-    return bool(run.parent_run_id and run.step_keys_to_execute)
+    return bool(run.parent_run_id and run.step_keys_to_execute) and not starts
 
 
-def execution_id_of(instance: DagsterInstance, run: DagsterRun) -> int | None:
+def execution_id_of(instance: DagsterInstance, run: DagsterRun, *, starts: bool = False) -> int | None:
     """The execution that a run drives or continues; None when it has not started one yet."""
     known: DagsterRun | None = instance.get_run_by_id(run.run_id) or run
     while known is not None:
         tags = known.tags
-        if EXECUTION_TAG in tags and (tags.get(OWNER_TAG) == known.run_id or is_continuation(known)):
+        continues = is_continuation(known, starts=starts and known.run_id == run.run_id)
+        if EXECUTION_TAG in tags and (tags.get(OWNER_TAG) == known.run_id or continues):
             return int(tags[EXECUTION_TAG])
-        if not is_continuation(known) or known.parent_run_id is None:
+        if not continues or known.parent_run_id is None:
             return None
         known = instance.get_run_by_id(known.parent_run_id)
     return None
@@ -86,7 +90,7 @@ async def _attach(
     playbook: Playbook,
     workload: dict[str, Any] | None,
 ) -> Execution:
-    execution_id = execution_id_of(instance, run)
+    execution_id = execution_id_of(instance, run, starts=workload is not None)
     origin = {"dagster_run_id": run.run_id}
     if execution_id is None or (workload is not None and not await _exists(engine, execution_id)):
         if workload is None:
@@ -120,7 +124,8 @@ def _check_epoch(execution: Execution, run: DagsterRun) -> None:
     wanted = run.tags.get(RESUME_EPOCH_TAG) if run.parent_run_id is None else None
     if wanted is not None and int(wanted) != execution.state.epoch + 1:
         raise ExecutionStateError(
-            f"execution {execution.id} is in epoch {execution.state.epoch}; this run was to open {wanted} and stops"
+            f"execution {execution.id} is in epoch {execution.state.epoch}; "
+            f"this run was to open {wanted} and stops"
         )
 
 

@@ -1,0 +1,121 @@
+"""Dagster's own "re-execute from failure" goes on with the same execution; a full one starts another."""
+
+from __future__ import annotations
+
+import textwrap
+from pathlib import Path
+
+from dagster import DagsterInstance, DagsterRun, JobDefinition
+from dagster._core.definitions.job_base import InMemoryJob
+from dagster._core.execution.api import create_execution_plan, execute_run
+from dagster._core.execution.plan.state import KnownExecutionState
+
+from noetl_dagster.compiler.attach import EXECUTION_TAG
+from noetl_dagster.compiler.location import definitions_of
+from noetl_dagster.events.state import ExecutionState, ExecutionStatus
+from noetl_dagster.playbook.loader import parse_playbook
+from noetl_dagster.resources.noetl import NoetlResource
+from noetl_dagster.storage.loop import run_sync
+
+from .conftest import HEAD
+
+FLAKY = """
+workload: {proof: ""}
+workflow:
+  - {step: start, tool: {kind: python, code: "result = list(range(8))"}, next: [work]}
+  - step: work
+    loop: {in: "{{ start.data }}", iterator: n}
+    spec: {loop_mode: fanout, fanout: {max_groups: 2, max_concurrent: 2, max_shard_retries: 0}}
+    tool:
+      kind: python
+      input: {n: "{{ n }}", proof: "{{ proof }}"}
+      code: |
+        import os
+        if n == 5 and not os.path.exists(proof):
+            raise RuntimeError("not yet")
+        result = n
+    next: [end]
+  - {step: end, tool: {kind: python, input: {items: "{{ work.results }}"}, code: "result = sum(items)"}}
+"""
+
+
+def test_reexecution_from_failure_continues_the_execution(
+    noetl: NoetlResource, dagster_instance: DagsterInstance, tmp_path: Path
+) -> None:
+    proof = tmp_path / "proof"
+    job = job_of(noetl)
+    config = {"ops": {"sample_playbook": {"config": {"proof": str(proof)}}}}
+    first = job.execute_in_process(run_config=config, instance=dagster_instance, raise_on_error=False)
+    assert not first.success
+    failed = dagster_instance.get_run_by_id(first.run_id)
+    assert failed is not None
+    before = state_of(noetl, dagster_instance, failed.run_id)
+    assert before.status is ExecutionStatus.FAILED
+    assert "not yet" in (before.error or "")
+
+    proof.touch()
+    again = from_failure(job, dagster_instance, failed)
+
+    after = state_of(noetl, dagster_instance, again.run_id)
+    assert after.execution_id == before.execution_id
+    assert after.status is ExecutionStatus.COMPLETED, after.error
+    assert after.epoch == 2
+    assert after.latest["end"].envelope["data"] == 28
+    counts = run_sync(commands_of(noetl, after.execution_id))
+    assert counts["start"] == 1, "a step that had ended did not run again"
+    assert counts["work"] == 9, "eight shards, and the failed one once more"
+
+
+def test_a_full_reexecution_is_an_execution_of_its_own(
+    noetl: NoetlResource, dagster_instance: DagsterInstance, tmp_path: Path
+) -> None:
+    (tmp_path / "proof").touch()
+    job = job_of(noetl)
+    config = {"ops": {"sample_playbook": {"config": {"proof": str(tmp_path / "proof")}}}}
+    first = job.execute_in_process(run_config=config, instance=dagster_instance)
+    run = dagster_instance.get_run_by_id(first.run_id)
+    assert run is not None
+    again = dagster_instance.create_run_for_job(
+        job_def=job, run_config=config, tags=run.tags, parent_run_id=run.run_id, root_run_id=run.run_id
+    )
+    execute_run(InMemoryJob(job), again, dagster_instance, raise_on_error=True)
+    assert state_of(noetl, dagster_instance, again.run_id).execution_id != state_of(noetl, dagster_instance, run.run_id).execution_id
+
+
+def job_of(noetl: NoetlResource) -> JobDefinition:
+    playbook = parse_playbook(HEAD + textwrap.dedent(FLAKY), file="sample.yaml")
+    return definitions_of([playbook], noetl).resolve_job_def("sample")
+
+
+def from_failure(job: JobDefinition, instance: DagsterInstance, failed: DagsterRun) -> DagsterRun:
+    """What the UI's button does."""
+    steps, known = KnownExecutionState.build_resume_retry_reexecution(instance, failed)
+    plan = create_execution_plan(
+        InMemoryJob(job), failed.run_config, step_keys_to_execute=steps, known_state=known
+    )
+    run = instance.create_run_for_job(
+        job_def=job,
+        execution_plan=plan,
+        run_config=failed.run_config,
+        tags={**failed.tags, "dagster/is_resume_retry": "true"},
+        parent_run_id=failed.run_id,
+        root_run_id=failed.run_id,
+    )
+    execute_run(InMemoryJob(job), run, instance, raise_on_error=True)
+    return run
+
+
+def state_of(noetl: NoetlResource, instance: DagsterInstance, run_id: str) -> ExecutionState:
+    """What the log says about the execution that a run drove; its tag is written while it runs."""
+    run = instance.get_run_by_id(run_id)
+    assert run is not None
+    return run_sync(noetl.engine().runtime.load(int(run.tags[EXECUTION_TAG]))).state
+
+
+async def commands_of(noetl: NoetlResource, execution_id: int) -> dict[str, int]:
+    rows = await noetl.engine().runtime.pool.fetch(
+        "SELECT node_name, count(*) FROM noetl.event "
+        "WHERE execution_id = $1 AND event_type = 'command.claimed' GROUP BY 1",
+        execution_id,
+    )
+    return {row["node_name"]: row["count"] for row in rows}
