@@ -35,6 +35,9 @@ def noetl_executor(context: InitExecutorContext) -> Executor:
     [(name, config)] = context.executor_config.items()
     chosen = _CHOICES[name]
     inner: Any = InitExecutorContext(
-        job=context.job, executor_def=chosen, executor_config=config or {}, instance=context.instance
+        job=context.job,
+        executor_def=chosen,
+        executor_config=dict(config or {}),  # type: ignore[call-overload]
+        instance=context.instance,
     )
     return chosen.executor_creation_fn(inner)  # type: ignore[misc]

@@ -18,6 +18,7 @@ from noetl_dagster.playbook.models import Playbook
 from noetl_dagster.resources.noetl import NoetlResource
 from noetl_dagster.resources.spark import PySparkResource
 from noetl_dagster.schedules.upkeep import build_upkeep
+from noetl_dagster.sensors.nats import build_event_sensor
 from noetl_dagster.sensors.projection import build_projection_sensor
 from noetl_dagster.sensors.recovery import build_recovery_sensor
 from noetl_dagster.settings import Settings
@@ -69,7 +70,7 @@ def _definitions(jobs: Sequence[PlaybookJob], noetl: NoetlResource) -> Definitio
 def control_of(playbooks: Sequence[PlaybookJob], noetl: NoetlResource) -> Definitions:
     """What keeps a deployment going: upkeep, projection and the recovery of executions whose process died."""
     jobs, schedules = build_upkeep(noetl)
-    sensors = [build_projection_sensor(noetl)]
+    sensors = [build_event_sensor(noetl), build_projection_sensor(noetl)]
     if playbooks:
         sensors.append(build_recovery_sensor(playbooks, noetl))
     return Definitions(jobs=list(jobs), schedules=list(schedules), sensors=sensors)

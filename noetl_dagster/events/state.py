@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
@@ -201,7 +201,7 @@ def assign(target: dict[str, Any], path: list[str] | tuple[str, ...], value: Any
     target[path[-1]] = value
 
 
-_HANDLERS = {
+_HANDLERS: dict[str, Callable[[ExecutionState, Event], None]] = {
     EventType.PLAYBOOK_INITIALIZED: ExecutionState._initialized,
     EventType.EXECUTION_RESUMED: ExecutionState._resumed,
     EventType.STEP_ENTER: ExecutionState._entered,
@@ -211,4 +211,4 @@ _HANDLERS = {
     EventType.LOOP_DONE: ExecutionState._loop_done,
     EventType.LOOP_FANIN_COMPLETED: ExecutionState._loop_done,
     EventType.WARNING: ExecutionState._warned,
-} | {terminal: ExecutionState._terminal for terminal in TERMINAL_EVENTS}
+} | dict.fromkeys(TERMINAL_EVENTS, ExecutionState._terminal)
