@@ -125,7 +125,7 @@ class Bench:
         return Line(f"append in batches of {BATCH}", measured, ">= 0.60 of raw COPY", ratio >= 0.6)
 
     async def single(self, count: int) -> Line:
-        """One awaited append after another; raw: one prepared INSERT on a connection of its own."""
+        """One awaited append after another; raw: asyncpg's own execute of one INSERT."""
         buffer = EventBuffer(self.log)
         statement = (
             f"INSERT INTO noetl.event ({', '.join(COLUMNS)}) "
@@ -133,13 +133,12 @@ class Bench:
         )
         mine_events, raw_events = self.events(count), self.events(count)
         async with self.pool.acquire() as connection:
-            prepared = await connection.prepare(statement)
 
             async def ours() -> None:
                 await buffer.append([mine_events.pop()])
 
             async def raw() -> None:
-                await prepared.fetch(*as_row(raw_events.pop()))
+                await connection.execute(statement, *as_row(raw_events.pop()))
 
             mine, plain = await race(ours, raw, count)
         ratio = plain / mine
@@ -158,7 +157,10 @@ class Bench:
         begin = time.perf_counter()
         taken = await Projection(self.pool).catch_up()
         projected = time.perf_counter() - begin
-        wanted = [base + place * 4194304 for place in range(0, max(events // 4000, 1), max(events // 4000 // 200, 1))]
+        wanted = [
+            base + place * 4194304
+            for place in range(0, max(events // 4000, 1), max(events // 4000 // 200, 1))
+        ]
         times = []
         for execution_id in wanted * 3:
             begin = time.perf_counter()
@@ -178,7 +180,13 @@ class Bench:
         opening = []
         for place in range(max(events // 4000, 1)):
             execution_id = base + place * 4194304
-            loop = {"loop_id": f"L{place}", "visit": 1, "epoch": 1, "collection_size": 1000, "mode": "parallel"}
+            loop = {
+                "loop_id": f"L{place}",
+                "visit": 1,
+                "epoch": 1,
+                "collection_size": 1000,
+                "mode": "parallel",
+            }
             for type_, name, meta in (
                 (EventType.PLAYBOOK_INITIALIZED, "p", {"epoch": 1}),
                 (EventType.STEP_ENTER, "work", {"visit": 1, "epoch": 1, "turn": 1}),
@@ -214,6 +222,8 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--batches", type=int, default=60, help=f"batches of {BATCH} events for each side")
     parser.add_argument("--singles", type=int, default=500, help="single appends for each side")
-    parser.add_argument("--events", type=int, default=1_000_000, help="events in the log for the status reads")
+    parser.add_argument(
+        "--events", type=int, default=1_000_000, help="events in the log for the status reads"
+    )
     arguments = parser.parse_args()
     raise SystemExit(0 if asyncio.run(main(arguments.batches, arguments.singles, arguments.events)) else 1)

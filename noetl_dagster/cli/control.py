@@ -1,4 +1,4 @@
-"""``project``, ``reap`` and ``maintain``: the control plane's upkeep as services, without Dagster's daemon."""
+"""``project``, ``reap`` and ``maintain``: the control plane's upkeep without Dagster's daemon."""
 
 from __future__ import annotations
 
@@ -16,7 +16,9 @@ Once = Annotated[bool, typer.Option("--once", help="do what is due and end")]
 
 def project(
     once: Once = False,
-    rebuild: Annotated[bool, typer.Option("--rebuild", help="forget the projection and replay the log")] = False,
+    rebuild: Annotated[
+        bool, typer.Option("--rebuild", help="forget the projection and replay the log")
+    ] = False,
 ) -> None:
     """Keep noetl.execution up to date until interrupted. Any number may run at once."""
     with open_session(quickly=True) as session:
@@ -46,4 +48,3 @@ def maintain() -> None:
     """Make the coming months' partitions, drop old ones (NOETL_RETENTION_DAYS), delete expired results."""
     with open_session() as session:
         typer.echo(str(run_sync(session.engine.maintenance().run())))
-

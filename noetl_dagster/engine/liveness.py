@@ -1,4 +1,4 @@
-"""Which executions a living process drives: shared advisory locks of sessions, which die with their process."""
+"""Which executions a living process drives: shared advisory locks, which die with their process."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class Liveness:
                 await self._take(execution_id)
 
     async def listen(self, channel: str, callback: Callable[..., None]) -> None:
-        """Calls back on notifications, on the same connection; see :meth:`asyncpg.Connection.add_listener`."""
+        """Calls back on notifications, as :meth:`asyncpg.Connection.add_listener` does."""
         async with self._lock:
             await self._connect()
             if channel not in self._listeners:

@@ -55,8 +55,8 @@ class Maintained:
 
     def __str__(self) -> str:
         return (
-            f"partitions made: {', '.join(self.made) or 'none'}; dropped: {', '.join(self.dropped) or 'none'} "
-            f"with {self.executions} executions; {self.results} expired results deleted"
+            f"partitions made: {_names(self.made)}; dropped: {_names(self.dropped)} with {self.executions} "
+            f"executions; {self.results} expired results deleted"
         )
 
 
@@ -128,3 +128,7 @@ class Maintenance:
 def _count(tag: str) -> int:
     """The number of rows in a command tag such as ``DELETE 3``."""
     return int(tag.rpartition(" ")[2])
+
+
+def _names(names: tuple[str, ...]) -> str:
+    return ", ".join(names) or "none"

@@ -127,12 +127,23 @@ class Reaper:
 
     def _failure(self, row: Any) -> Event:
         context = CommandContext.model_validate(row["context"])
-        meta = {"command_id": row["command_id"], **context.meta, "final": context.final, "claim": row["attempts"]}
+        meta = {
+            "command_id": row["command_id"],
+            **context.meta,
+            "final": context.final,
+            "claim": row["attempts"],
+        }
         message = (
             f"command {row['command_id']}: {row['attempts']} workers took it and fell silent, the last was "
             f"{row['worker_id']}; look for crashes and memory limits of the workers"
         )
-        error = {"kind": "lease", "message": message, "retryable": True, "status": None, "code": "LEASE_EXPIRED"}
+        error = {
+            "kind": "lease",
+            "message": message,
+            "retryable": True,
+            "status": None,
+            "code": "LEASE_EXPIRED",
+        }
         return Event(
             execution_id=row["execution_id"],
             event_id=self._ids.next(),

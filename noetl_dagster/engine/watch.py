@@ -25,7 +25,7 @@ CHANNEL = "noetl_execution"
 NOTIFY = "SELECT pg_notify($1, $2)"
 
 POLL_SECONDS = 2.0
-"""Interval at which the log is read even when no notification came: connections break, poolers drop LISTEN."""
+"""The log is read at this interval even without notifications: connections break, poolers drop LISTEN."""
 
 T = TypeVar("T")
 
@@ -112,9 +112,7 @@ def _interruption(guarded: _Guarded, row: Any) -> NoetlError | None:
     """Why work of an epoch must stop, None when the event is none of its business."""
     if row["event_type"] == EventType.EXECUTION_CANCELLED:
         if row["epoch"] >= guarded.epoch:
-            return ExecutionCancelledError(
-                f"execution {guarded.execution_id} was cancelled: {row['error']}"
-            )
+            return ExecutionCancelledError(f"execution {guarded.execution_id} was cancelled: {row['error']}")
     elif row["epoch"] > guarded.epoch:
         return ExecutionStateError(
             f"execution {guarded.execution_id} was resumed elsewhere as epoch {row['epoch']}; "

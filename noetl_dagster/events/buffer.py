@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -139,10 +140,8 @@ class EventBuffer:
     async def _write(self) -> None:
         while self._entries:
             if not self._urgent.is_set():
-                try:
+                with suppress(TimeoutError):
                     await asyncio.wait_for(self._urgent.wait(), self._linger)
-                except TimeoutError:
-                    pass
             self._urgent.clear()
             batch = self._take()
             try:

@@ -30,8 +30,10 @@ class Snowflake:
             now = (time.time_ns() // 1_000_000 - EPOCH_MS) << SEQUENCE_BITS
             self._tick = now if now > self._tick else self._tick + 1
             tick = self._tick
-        return ((tick >> SEQUENCE_BITS) << (NODE_BITS + SEQUENCE_BITS)) | (self._node << SEQUENCE_BITS) | (
-            tick & _SEQUENCE_MASK
+        return (
+            ((tick >> SEQUENCE_BITS) << (NODE_BITS + SEQUENCE_BITS))
+            | (self._node << SEQUENCE_BITS)
+            | (tick & _SEQUENCE_MASK)
         )
 
     def take(self, count: int) -> list[int]:

@@ -60,7 +60,7 @@ class ProjectedExecution:
         Args:
             events: rows of :data:`noetl_dagster.events.projection_queries.EVENTS`, failures of iterations
                 that will not be tried again included.
-            done: counts of the batch; those of known visits are taken first, the others when their loop starts.
+            done: counts of the batch; those of known visits are taken first, others when their loop starts.
         """
         for entry in self._loops():
             entry["done"] += done.pop((entry["step"], entry["visit"]), 0)

@@ -27,7 +27,7 @@ BATCH = 20_000
 """Events taken in one transaction, about: a transaction's events are never divided."""
 
 TAIL_LIMIT = 5_000
-"""Events after the checkpoint that a reader puts on top of a row; beyond, it reads the execution's events."""
+"""Events after the checkpoint that a reader puts on top of a row; beyond, it reads the whole execution."""
 
 INTERVAL = 0.5
 """Seconds between two looks at the log while nothing happens."""
@@ -35,7 +35,7 @@ INTERVAL = 0.5
 
 @dataclass(frozen=True, slots=True)
 class ShardLag:
-    """How far a shard is behind: the age in seconds of its oldest waiting event; ``events`` it went through."""
+    """How far a shard is behind: the age in seconds of its oldest waiting event; ``events`` it has seen."""
 
     shard: int
     seconds: float
@@ -187,8 +187,11 @@ async def read_execution(pool: asyncpg.Pool, execution_id: int) -> ProjectedExec
     async with pool.acquire() as connection:
         row = dict(await connection.fetchrow(queries.ROW_AND_CHECKPOINT, execution_id))
         checkpoint = row.pop("checkpoint") or "0"
+        has_tail = row.pop("has_tail")
         known = row["execution_id"] is not None
         execution = ProjectedExecution(**row) if known else ProjectedExecution(execution_id)
+        if not has_tail:
+            return execution if known else None
         tail = await connection.fetch(queries.TAIL, execution_id, checkpoint, TAIL_LIMIT)
         if tail[0]["seen"] >= TAIL_LIMIT:
             execution = await _from_log(connection, execution_id)

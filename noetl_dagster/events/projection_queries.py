@@ -94,9 +94,13 @@ WHERE shard = $1
 FORGET = "TRUNCATE noetl.execution"
 RESET_CHECKPOINTS = "UPDATE noetl.projection_checkpoint SET xact_id = '0', events = 0"
 
-# A row of the projection and the checkpoint of its shard, from one snapshot.
+# A row of the projection and the checkpoint of its shard, from one snapshot; and whether anything, of
+# whatever execution, came after the checkpoint.
 ROW_AND_CHECKPOINT = f"""
-SELECT checkpoint.xact_id::text AS checkpoint, execution.*
+SELECT checkpoint.xact_id::text AS checkpoint,
+       checkpoint.xact_id IS NULL OR EXISTS (
+           SELECT 1 FROM noetl.event later WHERE later.xact_id >= checkpoint.xact_id) AS has_tail,
+       execution.*
 FROM (SELECT $1::bigint AS execution_id) event
 LEFT JOIN noetl.execution_shard shard USING (execution_id)
 LEFT JOIN noetl.projection_checkpoint checkpoint ON checkpoint.shard = {_SHARD}

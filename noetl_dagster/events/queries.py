@@ -159,7 +159,8 @@ SELECT
     COUNT(*) FILTER (WHERE event_type = 'command.completed') AS done_count,
     COUNT(*) FILTER (WHERE event_type = 'command.failed') AS failed_count,
     MAX(CASE WHEN event_type = 'loop.started' THEN context ->> 'collection_ref' END) AS collection_ref,
-    MAX(CASE WHEN event_type = 'loop.started' THEN (meta ->> 'collection_size')::int END) AS collection_size
+    MAX(CASE WHEN event_type = 'loop.started'
+             THEN (meta ->> 'collection_size')::int END) AS collection_size
 FROM noetl.event
 WHERE execution_id = $1 AND node_name = $2 AND meta ->> 'loop_id' = $3 AND meta ? 'loop_id'
 """
@@ -167,8 +168,9 @@ WHERE execution_id = $1 AND node_name = $2 AND meta ->> 'loop_id' = $3 AND meta 
 # Live counts of every loop and fan-out of an execution.
 LOOP_PROGRESS = """
 SELECT started.node_name, started.meta ->> 'loop_id' AS loop_id, started.event_type AS kind,
-       COALESCE((started.meta ->> 'total_shards')::int, (started.meta ->> 'collection_size')::int, 0) AS total,
-       counts.done, counts.failed
+       COALESCE((started.meta ->> 'total_shards')::int,
+                (started.meta ->> 'collection_size')::int, 0) AS total,
+       counts.done, counts.failed, EXTRACT(EPOCH FROM clock_timestamp() - started.created_at)::float8 AS seconds
 FROM noetl.event started
 CROSS JOIN LATERAL (
     SELECT COUNT(*) FILTER (WHERE ended.event_type IN ('command.completed', 'loop.shard.done')) AS done,

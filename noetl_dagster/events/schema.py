@@ -6,8 +6,8 @@ import hashlib
 import re
 from datetime import UTC, datetime
 from importlib import resources
+from itertools import pairwise
 from pathlib import Path
-from typing import Any
 
 import asyncpg
 
@@ -115,7 +115,7 @@ def month_bounds(now: datetime, ahead: int) -> list[tuple[datetime, datetime]]:
     """The month of ``now`` and the ``ahead`` following ones, as half-open intervals."""
     months = [now.year * 12 + now.month - 1 + step for step in range(ahead + 2)]
     starts = [datetime(month // 12, month % 12 + 1, 1, tzinfo=UTC) for month in months]
-    return list(zip(starts, starts[1:], strict=False))
+    return list(pairwise(starts))
 
 
 def partition_name(start: datetime) -> str:

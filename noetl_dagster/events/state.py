@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
@@ -201,7 +201,7 @@ def assign(target: dict[str, Any], path: list[str] | tuple[str, ...], value: Any
     target[path[-1]] = value
 
 
-_HANDLERS: dict[str, Callable[[ExecutionState, Event], None]] = {
+_HANDLERS: Mapping[Any, Callable[[ExecutionState, Event], None]] = {
     EventType.PLAYBOOK_INITIALIZED: ExecutionState._initialized,
     EventType.EXECUTION_RESUMED: ExecutionState._resumed,
     EventType.STEP_ENTER: ExecutionState._entered,

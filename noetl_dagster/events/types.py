@@ -60,7 +60,7 @@ COMMAND_ENDS = frozenset(
 
 @dataclass(slots=True)
 class Event:
-    """One row of ``noetl.event``. ``event_id`` is given by whoever emits it, so that sending twice is harmless."""
+    """One row of ``noetl.event``. Who emits it gives the ``event_id``, so that sending twice is harmless."""
 
     execution_id: int
     event_id: int

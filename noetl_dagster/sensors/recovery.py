@@ -32,7 +32,7 @@ def build_recovery_sensor(jobs: Sequence[PlaybookJob], noetl: NoetlResource) -> 
 
     @sensor(
         name="noetl_recovery",
-        description="Resumes executions whose process is gone, a bounded number of times, with growing pauses.",
+        description="Resumes executions whose process is gone, a few times, with growing pauses.",
         jobs=[job.job for job in jobs],
         minimum_interval_seconds=INTERVAL,
         default_status=DefaultSensorStatus.RUNNING,

@@ -33,7 +33,7 @@ COUNT = "SELECT count(*) FROM noetl.event WHERE execution_id = $1 AND event_type
 async def claimed(engine: Engine, execution_id: int, count: int = 1) -> None:
     """Waits until commands of an execution run."""
     async with asyncio.timeout(20):
-        while await engine.runtime.pool.fetchval(COUNT, execution_id, "command.claimed") < count:
+        while await engine.runtime.pool.fetchval(COUNT, execution_id, "command.claimed") < count:  # noqa: ASYNC110
             await asyncio.sleep(0.02)
 
 

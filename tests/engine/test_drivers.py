@@ -25,7 +25,9 @@ workflow:
   - step: after
     tool: {kind: postgres, auth: {type: postgres, url: "URL"}, command: "INSERT INTO ran VALUES (100)"}
 """
-FANOUT = LOOP.replace("spec: {mode: MODE, max_in_flight: 20}}", "spec: {mode: parallel}}\n    spec: {loop_mode: fanout}")
+FANOUT = LOOP.replace(
+    "spec: {mode: MODE, max_in_flight: 20}}", "spec: {mode: parallel}}\n    spec: {loop_mode: fanout}"
+)
 
 
 @pytest.fixture
@@ -36,8 +38,11 @@ async def drivers(settings: Settings) -> AsyncIterator[list[Engine]]:
     await asyncio.gather(*(engine.close() for engine in engines))
 
 
-@pytest.mark.parametrize("text", [LOOP.replace("MODE", "parallel"), LOOP.replace("MODE", "sequential"), FANOUT],
-                         ids=["parallel", "sequential", "fanout"])  # fmt: skip
+@pytest.mark.parametrize(
+    "text",
+    [LOOP.replace("MODE", "parallel"), LOOP.replace("MODE", "sequential"), FANOUT],
+    ids=["parallel", "sequential", "fanout"],
+)
 async def test_drivers_at_a_barrier_do_everything_once(
     drivers: list[Engine], settings: Settings, text: str
 ) -> None:

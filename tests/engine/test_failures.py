@@ -27,6 +27,4 @@ async def test_a_failure_says_what_the_command_could_see_and_no_secret(run: Run,
     context = row["context"]
     assert context["workload"] == {"api_token": "***", "rows": [1, 2]}
     assert context["vars"] == {"page": 3}
-    assert context["_step_results"] == {
-        "start": {"has_data": True, "status": "success", "data_type": "dict"}
-    }
+    assert context["_step_results"] == {"start": {"has_data": True, "status": "success", "data_type": "dict"}}

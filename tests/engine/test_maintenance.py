@@ -21,7 +21,9 @@ def execution_of(moment: datetime) -> int:
 
 async def start(engine: Engine, execution_id: int, *, ended: bool = True) -> None:
     ids = engine.runtime.ids
-    events = [Event(execution_id, ids.next(), EventType.PLAYBOOK_INITIALIZED, node_name="p", meta={"epoch": 1})]
+    events = [
+        Event(execution_id, ids.next(), EventType.PLAYBOOK_INITIALIZED, node_name="p", meta={"epoch": 1})
+    ]
     if ended:
         events.append(
             Event(execution_id, ids.next(), EventType.PLAYBOOK_COMPLETED, node_name="p", meta={"epoch": 1})
@@ -51,7 +53,9 @@ async def test_an_old_month_goes_with_all_that_belongs_to_it(engine: Engine) -> 
     assert maintained.dropped == ("event_y2025m03",)
     assert (maintained.executions, maintained.results) == (1, 1)
     assert "event_y2025m09" in maintained.made
-    left = [row["execution_id"] for row in await runtime.pool.fetch("SELECT execution_id FROM noetl.execution")]
+    left = [
+        row["execution_id"] for row in await runtime.pool.fetch("SELECT execution_id FROM noetl.execution")
+    ]
     assert left == [recent]
     assert "event_y2025m03" not in await tables(engine)
     assert await runtime.results.get(stored[recent]) == ["x" * 20_000]

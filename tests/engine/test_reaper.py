@@ -45,13 +45,19 @@ async def enqueue(engine: Engine, command: Command, max_attempts: int = 3) -> No
     await engine.runtime.log.append([issued])
     context = CommandContext.of(command).model_dump(mode="json")
     await engine.runtime.pool.execute(
-        ENQUEUE, command.execution_id, command.command_id, issued.event_id, command.step, max_attempts, context
+        ENQUEUE,
+        command.execution_id,
+        command.command_id,
+        issued.event_id,
+        command.step,
+        max_attempts,
+        context,
     )
 
 
 async def appears(path: Path) -> None:
     async with asyncio.timeout(20):
-        while not path.exists():  # noqa: ASYNC110
+        while not path.exists():  # noqa: ASYNC110, ASYNC240
             await asyncio.sleep(0.02)
 
 
@@ -62,7 +68,14 @@ async def start(engine: Engine, settings: Settings, tmp_path: Path) -> AsyncIter
 
     async def start(name: str, command: Command) -> asyncio.subprocess.Process:
         assert settings.db_url is not None
-        arguments = [settings.db_url, str(command.execution_id), command.command_id, str(LEASE), name, str(tmp_path)]
+        arguments = [
+            settings.db_url,
+            str(command.execution_id),
+            command.command_id,
+            str(LEASE),
+            name,
+            str(tmp_path),
+        ]
         process = await asyncio.create_subprocess_exec(sys.executable, str(SCRIPT), *arguments)
         started.append(process)
         return process

@@ -28,7 +28,17 @@ def test_large_values_leave_a_mark() -> None:
 
 
 @pytest.mark.parametrize(
-    "key", ["password", "db_password", "API_KEY", "apiKey", "access_token", "client_secret", "Authorization", "tokens"]
+    "key",
+    [
+        "password",
+        "db_password",
+        "API_KEY",
+        "apiKey",
+        "access_token",
+        "client_secret",
+        "Authorization",
+        "tokens",
+    ],
 )
 def test_secrets_are_masked_at_any_depth(key: str) -> None:
     values: dict[str, Any] = {key: "geheim", "nested": [{"deeper": {key: "geheim"}}], "n": 1}
@@ -55,7 +65,10 @@ def test_internal_keys_are_left_out() -> None:
     [
         ({"status": "ok", "data": {"a": 1}}, {"has_data": True, "status": "success", "data_type": "dict"}),
         ({"status": "ok", "data": None}, {"has_data": False, "status": "success", "data_type": "NoneType"}),
-        ({"status": "ok", "ref": "noetl://r"}, {"has_data": True, "status": "success", "data_type": "reference"}),
+        (
+            {"status": "ok", "ref": "noetl://r"},
+            {"has_data": True, "status": "success", "data_type": "reference"},
+        ),
         ({"status": "error", "error": {}}, {"has_data": False, "status": "error", "data_type": "NoneType"}),
     ],
 )

@@ -42,7 +42,9 @@ class LogMachine(RuleBasedStateMachine):
         meta: dict[str, Any] = {"loop_id": "1"}
         if index is not None:
             meta["command_id"] = command_id(self.execution_id, "work", 1, index)
-        return Event(self.execution_id, self.log.ids.next(), type_, node_name="work", meta=meta, current_index=index)
+        return Event(
+            self.execution_id, self.log.ids.next(), type_, node_name="work", meta=meta, current_index=index
+        )
 
     def append(self, *batches: list[Event]) -> list[set[int]]:
         async def race() -> list[set[int]]:
@@ -56,7 +58,12 @@ class LogMachine(RuleBasedStateMachine):
         batches = [[self.event(EventType.COMMAND_ISSUED, index) for index in order] for _ in range(drivers)]
         won = self.append(*batches)
         fresh = set(indexes) - self.issued
-        dispatched = [e.current_index for batch, ids in zip(batches, won, strict=True) for e in batch if e.event_id in ids]
+        dispatched = [
+            e.current_index
+            for batch, ids in zip(batches, won, strict=True)
+            for e in batch
+            if e.event_id in ids
+        ]
         assert sorted(dispatched) == sorted(fresh)
         self.issued |= fresh
 

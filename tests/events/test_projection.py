@@ -36,9 +36,15 @@ def opening(event: MakeEvent, execution_id: int, items: int, *, fanout: bool = F
 
 
 def end(
-    event: MakeEvent, execution_id: int, index: int, *, attempt: int = 1, failed: bool = False, final: bool = True,
+    event: MakeEvent,
+    execution_id: int,
+    index: int,
+    *,
+    attempt: int = 1,
+    failed: bool = False,
+    final: bool = True,
     fanout: bool = False,
-) -> Event:  # fmt: skip
+) -> Event:
     types = {
         (False, False): EventType.COMMAND_COMPLETED,
         (False, True): EventType.COMMAND_FAILED,
@@ -53,7 +59,7 @@ def end(
 
 
 async def settle(projection: Projection) -> None:
-    """Projects everything; transactions of other databases of the server may hold the horizon back a while."""
+    """Projects everything; transactions of other databases may hold the horizon back a while."""
     async with asyncio.timeout(30):
         await projection.catch_up()
         while await projection.lag_seconds() > 0:
@@ -129,9 +135,13 @@ async def test_truncate_and_replay_equals(
                 await projection.catch_up()
         resumed = event(execution_id, EventType.EXECUTION_RESUMED, node_name="p", meta={"epoch": 2})
         await log.append([resumed])
-        await log.append([end(event, execution_id, 0, attempt=2), end(event, execution_id, 3, attempt=2, failed=True)])
+        await log.append(
+            [end(event, execution_id, 0, attempt=2), end(event, execution_id, 3, attempt=2, failed=True)]
+        )
         await log.append([event(execution_id, EventType.LOOP_DONE, node_name="work", meta={"loop_id": "L1"})])
-        await log.append([event(execution_id, EventType.PLAYBOOK_FAILED, node_name="p", meta={"epoch": 2}, error="x")])
+        await log.append(
+            [event(execution_id, EventType.PLAYBOOK_FAILED, node_name="p", meta={"epoch": 2}, error="x")]
+        )
     await settle(projection)
     before = await pool.fetch(ALL)
     assert len(before) == len(executions)
@@ -170,7 +180,8 @@ async def test_killing_the_worker_at_any_point_neither_loses_nor_doubles(
     writing = asyncio.create_task(write())
     for _ in range(3):
         workers = [
-            await asyncio.create_subprocess_exec(sys.executable, "-c", PROJECTOR, settings.db_url) for _ in range(2)
+            await asyncio.create_subprocess_exec(sys.executable, "-c", PROJECTOR, settings.db_url)
+            for _ in range(2)
         ]
         await asyncio.sleep(1.0)
         for worker in workers:

@@ -62,9 +62,7 @@ async def test_every_partition_has_the_indexes(pool: asyncpg.Pool[Any]) -> None:
 @pytest.mark.parametrize(
     "result", [{}, {"status": "ok", "rows": [1]}, [1], "ok"], ids=["no status", "foreign key", "list", "text"]
 )
-async def test_the_log_refuses_results_of_another_shape(
-    log: EventLog, event: MakeEvent, result: Any
-) -> None:
+async def test_the_log_refuses_results_of_another_shape(log: EventLog, event: MakeEvent, result: Any) -> None:
     with pytest.raises(asyncpg.CheckViolationError):
         await log.append([event(1, EventType.COMMAND_COMPLETED, result=result)])
 

@@ -24,7 +24,7 @@ from noetl_dagster.compiler.runs import latest_run
 from noetl_dagster.engine.recovery import Abandoned, Request, Verdict, remember, remembered
 from noetl_dagster.events.state import ExecutionStatus
 from noetl_dagster.playbook.loader import load_playbook
-from noetl_dagster.resources.noetl import NoetlResource, close_engines
+from noetl_dagster.resources.noetl import NoetlResource, close_engines, dump_settings
 from noetl_dagster.sensors.recovery import build_recovery_sensor
 from noetl_dagster.settings import Settings
 from noetl_dagster.storage.loop import run_sync
@@ -52,22 +52,27 @@ from pathlib import Path
 from dagster import DagsterInstance
 from noetl_dagster.compiler.launch import launch
 from noetl_dagster.playbook.loader import load_playbook
-from noetl_dagster.resources.noetl import NoetlResource
+from noetl_dagster.resources.noetl import NoetlResource, load_settings
 playbook, settings, dagster, execution_id = sys.argv[1:]
 with DagsterInstance.from_ref(DagsterInstance.local_temp(dagster).get_ref()) as instance:
-    launch(load_playbook(Path(playbook)), NoetlResource(settings_json=settings), instance, execution_id=int(execution_id))
+    noetl = NoetlResource.of(load_settings(settings))
+    launch(load_playbook(Path(playbook)), noetl, instance, execution_id=int(execution_id))
 """
 
 
 @pytest.fixture
 def noetl(settings: Settings) -> Iterator[NoetlResource]:
-    eager = settings.model_copy(update={"recovery_backoff_seconds": 0.3, "recovery_attempts": 2, "loop_collection_threshold": 10})
+    eager = settings.model_copy(
+        update={"recovery_backoff_seconds": 0.3, "recovery_attempts": 2, "loop_collection_threshold": 10}
+    )
     yield NoetlResource.of(eager)
     close_engines()
 
 
 @pytest.fixture
-def job(settings: Settings, noetl: NoetlResource, tmp_path: Path, request: pytest.FixtureRequest) -> PlaybookJob:
+def job(
+    settings: Settings, noetl: NoetlResource, tmp_path: Path, request: pytest.FixtureRequest
+) -> PlaybookJob:
     assert settings.db_url is not None
     run_sync(noetl.engine().runtime.pool.execute("CREATE TABLE ran (n int)"))
     file = tmp_path / "sample.yaml"
@@ -79,7 +84,12 @@ def job(settings: Settings, noetl: NoetlResource, tmp_path: Path, request: pytes
 def killed_at_half(job: PlaybookJob, noetl: NoetlResource, settings: Settings, tmp_path: Path) -> int:
     """Starts a run in a process of its own and kills it when half of the loop is done."""
     execution_id = noetl.engine().runtime.ids.next()
-    arguments = [job.playbook.file, noetl.settings_json, str(tmp_path / "dagster"), str(execution_id)]
+    arguments = [
+        job.playbook.file,
+        dump_settings(noetl.settings),
+        str(tmp_path / "dagster"),
+        str(execution_id),
+    ]
     process = subprocess.Popen([sys.executable, "-c", CHILD, *arguments], start_new_session=True)
     pool = noetl.engine().runtime.pool
     deadline = time.monotonic() + 60
@@ -105,7 +115,9 @@ async def wipe_nats(settings: Settings) -> None:
     await client.close()
 
 
-def tick(job: PlaybookJob, noetl: NoetlResource, instance: DagsterInstance, cursor: str | None = None) -> SensorResult:
+def tick(
+    job: PlaybookJob, noetl: NoetlResource, instance: DagsterInstance, cursor: str | None = None
+) -> SensorResult:
     sensor = build_recovery_sensor([job], noetl)
     repository = definitions_of([job.playbook], noetl).get_repository_def()
     context = build_sensor_context(instance=instance, cursor=cursor, repository_def=repository)
@@ -120,13 +132,18 @@ def execute(job: PlaybookJob, noetl: NoetlResource, instance: DagsterInstance, r
 
 @pytest.mark.parametrize("job", ["parallel", "sequential"], indirect=True)
 def test_a_loop_killed_at_half_goes_on_without_doing_anything_again(
-    job: PlaybookJob, noetl: NoetlResource, settings: Settings, dagster_instance: DagsterInstance, tmp_path: Path
+    job: PlaybookJob,
+    noetl: NoetlResource,
+    settings: Settings,
+    dagster_instance: DagsterInstance,
+    tmp_path: Path,
 ) -> None:
     execution_id = killed_at_half(job, noetl, settings, tmp_path)
     pool = noetl.engine().runtime.pool
     rows = run_sync(
         pool.fetch(
-            "SELECT current_index FROM noetl.event WHERE execution_id = $1 AND event_type = 'command.completed'",
+            "SELECT current_index FROM noetl.event "
+            "WHERE execution_id = $1 AND event_type = 'command.completed'",
             execution_id,
         )
     )
@@ -163,7 +180,9 @@ def test_recovery_backs_off_and_gives_up(job: PlaybookJob, noetl: NoetlResource)
     start = run_sync(engine.runtime.pool.fetchval(last, created.id))
 
     def judged(seconds: float, *requests: float) -> Abandoned:
-        requested = {created.id: Request(2, len(requests), start.timestamp() + requests[-1])} if requests else {}
+        requested = (
+            {created.id: Request(2, len(requests), start.timestamp() + requests[-1])} if requests else {}
+        )
         moment = start + timedelta(seconds=seconds)
         [found] = run_sync(engine.recovery().abandoned(remembered(remember(requested)), now=moment))
         return found
