@@ -42,7 +42,7 @@ async def route(program: StepProgram, scope: Scope, event_name: str, fetch: Fetc
     """Evaluates the arcs of a step that ended.
 
     After a failure only an arc with a ``when`` that is true, or one that listens to the failure, may fire.
-    An arc whose ``when`` cannot be decided, most often for an undefined name, does not match; why is reported.
+    An arc whose ``when`` cannot be decided, mostly for an undefined name, does not match; why is reported.
     """
     routed = Routed()
     exclusive = program.step.routing.mode is RoutingMode.EXCLUSIVE

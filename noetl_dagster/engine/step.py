@@ -112,7 +112,7 @@ class Steps:
         """Writes ``step.enter`` and asks the admission policy; the turn lasts until the block ends.
 
         Yields:
-            An entry with an end when the step is left out, cannot be admitted, or was ended by another driver.
+            An entry with an end when the step is left out, cannot be admitted, or was ended by another.
         """
         step = program.step.name
         event = self._event(execution, step, visit, EventType.STEP_ENTER, "RUNNING")
@@ -234,7 +234,6 @@ class Steps:
     ) -> StepEnd:
         """Applies ``output`` and ``set``, routes, and writes ``step.exit`` with the arcs that fired."""
         step = program.step.name
-        fetch = self._runtime.results.get
         cache = ReferenceCache()
         scope = execution.scope(cache).with_step_values(ending.step_values)
         for path, value in ending.patches:
@@ -268,7 +267,7 @@ class Steps:
     async def _route(
         self, program: StepProgram, visit: int, ending: _Ending, scope: Scope, cache: ReferenceCache
     ) -> Routed:
-        """The arcs that fire. An arc whose ``set`` cannot be rendered fails the step, which is then routed."""
+        """The arcs that fire. An arc whose ``set`` cannot be rendered fails the step, then routed as such."""
         for _ in range(2):
             named = scope.with_locals(self._names(program, visit, ending, cache))
             try:
@@ -292,7 +291,8 @@ class Steps:
     ) -> None:
         fetch = self._runtime.results.get
         view = ResultView(ending.envelope, cache)
-        named = scope.with_locals({"output": view, "result": view, program.step.name: view, **_loop_names(ending)})
+        names = {"output": view, "result": view, program.step.name: view, **_loop_names(ending)}
+        named = scope.with_locals(names)
         if program.output is not None:
             data = await render_async(program.output, named, fetch)
             shaped = {"status": OK, "data": data}

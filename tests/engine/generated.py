@@ -1,4 +1,4 @@
-"""Playbooks for the reference interpreter: made by hypothesis, written in either generation of the language."""
+"""Playbooks for the reference interpreter: made by hypothesis, written in either generation of words."""
 
 from __future__ import annotations
 

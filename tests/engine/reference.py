@@ -1,8 +1,8 @@
 """What a playbook means, said once more and in the plainest way: one step after another, in memory.
 
-The playbooks here are small and numeric. Each step has one number or one loop over numbers as its work, writes
-only names of its own into ``ctx``, and reads what steps before it wrote; so what it comes to does not depend
-on the order in which branches run side by side.
+The playbooks here are small and numeric. Each step has one number or one loop over numbers as its work,
+writes only names of its own into ``ctx``, and reads what steps before it wrote; so what it comes to does not
+depend on the order in which branches run side by side.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ class Undefined(Exception):
 
 @dataclass(frozen=True)
 class Sum:
-    """``constant`` plus the ctx values of ``names`` (0 when missing) plus the step's own output, if wanted."""
+    """``constant`` plus the ctx values of ``names`` (0 when missing), plus the step's own output if wanted."""
 
     constant: int = 0
     names: tuple[str, ...] = ()
@@ -68,7 +68,7 @@ class Loop:
 
 @dataclass(frozen=True)
 class Step:
-    """``failures``: how often the work fails before it succeeds; ``attempts``: tries that the policy grants."""
+    """``failures``: how often the work fails before it succeeds; ``attempts``: tries the policy grants."""
 
     name: str
     sum: Sum = Sum()
@@ -148,7 +148,7 @@ class Reference:
             return False
 
     def work(self, step: Step) -> tuple[int | None, bool]:
-        """The number that the output stands for (of a loop how many items were done), and whether it failed."""
+        """The number that the output stands for, of a loop how many items were done; whether it failed."""
         if step.loop is not None:
             return self.iterate(step, step.loop)
         if step.failures >= step.attempts:

@@ -27,7 +27,7 @@ def quiet_engine(module_settings: Settings) -> Iterator[Engine]:
     run_sync(engine.close())
 
 
-@settings(max_examples=120, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
+@settings(max_examples=100, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
 @given(steps=playbooks(), older=st.booleans())
 def test_a_run_comes_to_what_the_playbook_means(
     steps: tuple[Step, ...], older: bool, quiet_engine: Engine
