@@ -11,7 +11,8 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextC
 
 from noetl_dagster.cli.console import notes
 from noetl_dagster.engine.engine import Engine
-from noetl_dagster.engine.overview import Overview, StepView, overview
+from noetl_dagster.engine.overview import LoopView, Overview, StepView, overview
+from noetl_dagster.engine.progress import Pace
 from noetl_dagster.errors import ExecutionNotFoundError
 from noetl_dagster.storage.loop import run_sync
 
@@ -66,6 +67,7 @@ class _Bars:
             console=notes,
         )
         self._tasks: dict[str, TaskID] = {}
+        self._paces = Paces()
 
     def __enter__(self) -> _Bars:
         self._progress.start()
@@ -80,7 +82,7 @@ class _Bars:
             if task is None:
                 task = self._tasks[step.step] = self._progress.add_task(step.step, total=1, note="")
             total, done = _counts(step)
-            self._progress.update(task, total=max(total, 1), completed=done, note=_note(step))
+            self._progress.update(task, total=max(total, 1), completed=done, note=_note(step, self._paces))
             if step.status != "RUNNING":
                 self._progress.stop_task(task)
 
@@ -91,6 +93,7 @@ class _Lines:
     def __init__(self) -> None:
         self._shown: dict[str, str] = {}
         self._at: dict[str, float] = {}
+        self._paces = Paces()
 
     def __enter__(self) -> _Lines:
         return self
@@ -101,6 +104,7 @@ class _Lines:
     def update(self, found: Overview) -> None:
         now = time.monotonic()
         for step in found.steps:
+            note = _note(step, self._paces)
             due = now - self._at.get(step.step, 0.0) >= PLAIN_SECONDS and step.status == "RUNNING"
             if self._shown.get(step.step) == step.status and not due:
                 continue
@@ -108,7 +112,7 @@ class _Lines:
             total, done = _counts(step)
             counts = f" {done}/{total}" if step.loop is not None else ""
             notes.print(
-                f"{found.seconds:7.1f} s  {step.step}: {step.status.lower()}{counts}{_note(step)}",
+                f"{found.seconds:7.1f} s  {step.step}: {step.status.lower()}{counts}{note}",
                 markup=False,
                 highlight=False,
             )
@@ -120,6 +124,22 @@ def _counts(step: StepView) -> tuple[int, int]:
     return 1, int(step.status != "RUNNING")
 
 
-def _note(step: StepView) -> str:
-    failed = f" {step.loop.failed} failed" if step.loop is not None and step.loop.failed else ""
-    return failed + (" FAILED" if step.status == "FAILED" else "")
+class Paces:
+    """How fast each running loop goes, from one look to the next."""
+
+    def __init__(self) -> None:
+        self._paces: dict[str, Pace] = {}
+
+    def describe(self, loop: LoopView) -> str:
+        pace = self._paces.setdefault(loop.loop_id, Pace())
+        pace.see(loop.done + loop.failed, time.monotonic())
+        return pace.describe(loop.total)
+
+
+def _note(step: StepView, paces: Paces) -> str:
+    parts = []
+    if step.loop is not None:
+        parts.append(f"{step.loop.failed} failed" if step.loop.failed else "")
+        parts.append(paces.describe(step.loop) if step.status == "RUNNING" else "")
+    parts.append("FAILED" if step.status == "FAILED" else "")
+    return "".join(f" {part}" for part in parts if part)

@@ -12,33 +12,36 @@ from typing import Any, TypeVar
 from dagster import DagsterExecutionInterruptedError, DagsterRunStatus, OpExecutionContext
 
 from noetl_dagster.engine.engine import Engine
-from noetl_dagster.engine.progress import loop_progress
+from noetl_dagster.engine.progress import Pace, loop_progress
 from noetl_dagster.errors import ExecutionCancelledError
 from noetl_dagster.storage.loop import background_loop, run_sync
 
 T = TypeVar("T")
 
 REPORT_SECONDS = 5.0
+COUNTING_SHARE = 30
+PROGRESS_TAG = "noetl/progress"
+TAG_CHARACTERS = 200
 _TERMINATED = frozenset({DagsterRunStatus.CANCELING, DagsterRunStatus.CANCELED})
 
 
 def drive(
     context: OpExecutionContext, engine: Engine, work: Coroutine[Any, Any, T], *, execution_id: int, step: str
 ) -> T:
-    """Waits for ``work``; every few seconds the counts of the step's loop go to the run's log.
+    """Waits for ``work``; every few seconds the counts of the step's loop go to the run's log and tags.
 
     When the run is terminated the work is cancelled, and so is the execution.
     """
     future: Future[T] = asyncio.run_coroutine_threadsafe(work, background_loop())
-    started = time.monotonic()
+    reporter = _Reporter(context, engine, execution_id, step)
     try:
         while True:
             try:
-                return future.result(REPORT_SECONDS)
+                return future.result(reporter.interval)
             except NotYet:
                 if future.done():  # the work itself timed out
                     raise
-                _report(context, engine, execution_id, step, time.monotonic() - started)
+                reporter.report()
     except ExecutionCancelledError as error:
         # a run that is being cancelled ends as cancelled, any other interrupted one as failed
         context.instance.report_run_canceling(context.run, message=str(error))
@@ -52,12 +55,33 @@ def drive(
         raise
 
 
-def _report(
-    context: OpExecutionContext, engine: Engine, execution_id: int, step: str, seconds: float
-) -> None:
-    for progress in run_sync(loop_progress(engine.runtime.pool, execution_id)):
-        if progress.step == step and progress.ended < progress.total:
-            context.log.info(f"{progress} after {seconds:.0f} s")
+class _Reporter:
+    """Tells how far the loop of a step is: in the run's log, and in a tag that the run's page shows."""
+
+    def __init__(self, context: OpExecutionContext, engine: Engine, execution_id: int, step: str) -> None:
+        self._context = context
+        self._engine = engine
+        self._execution_id = execution_id
+        self._step = step
+        self._pace = Pace()
+        self._started = time.monotonic()
+        self.interval = REPORT_SECONDS
+
+    def report(self) -> None:
+        began = time.monotonic()
+        found = run_sync(loop_progress(self._engine.runtime.pool, self._execution_id))
+        now = time.monotonic()
+        # counting takes longer the larger the loop is, and is never more than a few percent of the work
+        self.interval = max(REPORT_SECONDS, COUNTING_SHARE * (now - began))
+        mine = [progress for progress in found if progress.step == self._step]
+        if not mine or mine[-1].ended >= mine[-1].total:
+            return
+        progress = mine[-1]
+        self._pace.see(progress.ended, now)
+        pace = self._pace.describe(progress.total)
+        said = f"{progress}, {pace}" if pace else str(progress)
+        self._context.log.info(f"{said} after {now - self._started:.0f} s")
+        self._context.instance.add_run_tags(self._context.run_id, {PROGRESS_TAG: said[:TAG_CHARACTERS]})
 
 
 def _cancel_if_terminated(context: OpExecutionContext, engine: Engine, execution_id: int) -> None:

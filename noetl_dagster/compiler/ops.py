@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
+from dagster import Any as AnyType
 from dagster import (
     DynamicOut,
     DynamicOutput,
@@ -18,7 +19,6 @@ from dagster import (
     Out,
     Output,
 )
-from dagster import Any as AnyType
 
 from noetl_dagster.compiler.attach import attach
 from noetl_dagster.compiler.config import WORKLOAD
@@ -26,8 +26,10 @@ from noetl_dagster.compiler.drive import drive
 from noetl_dagster.compiler.names import FANIN_SUFFIX, GROUP_SUFFIX, dagster_name
 from noetl_dagster.compiler.tokens import TOKENS
 from noetl_dagster.engine.engine import Engine
+from noetl_dagster.engine.progress import loop_progress
 from noetl_dagster.engine.region import run_region
 from noetl_dagster.engine.results import reference_of
+from noetl_dagster.engine.shards import GroupReport
 from noetl_dagster.events.state import StepEnd, StepStatus
 from noetl_dagster.playbook.graph import Region
 from noetl_dagster.playbook.models import Playbook, Step
@@ -125,8 +127,7 @@ class OpMaker:
             report = session.drive(
                 session.engine.fanouts.run_group(session.execution, step.name, group), step.name
             )
-            counts = {"done": report.done, "failed": report.failed, "done before": report.skipped}
-            yield Output(None, "done", metadata=counts)
+            yield Output(None, "done", metadata=_group_metadata(report))
 
         return self._op(
             region,
@@ -142,7 +143,8 @@ class OpMaker:
         def run(context: OpExecutionContext, inputs: dict[str, Any]) -> Iterator[Output[Any]]:
             session = self._session(context, region)
             end = session.drive(session.engine.fanouts.fan_in(session.execution, step.name), step.name)
-            yield from session.outputs([end], {step.name: RESULT}, self._arc_names(end.fired))
+            pace = session.pace(step.name)
+            yield from session.outputs([end], {step.name: RESULT}, self._arc_names(end.fired), pace)
             session.finish([end])
 
         return self._op(
@@ -227,15 +229,27 @@ class OpSession:
         return drive(self.context, self.engine, work, execution_id=self.execution.id, step=step)
 
     def outputs(
-        self, ends: list[StepEnd], results: dict[str, str], arcs: list[str]
+        self,
+        ends: list[StepEnd],
+        results: dict[str, str],
+        arcs: list[str],
+        metadata: dict[str, Any] | None = None,
     ) -> Iterator[Output[Any]]:
         """The results that there are, and a token for each arc that fired."""
         for end in ends:
             if end.status is StepStatus.COMPLETED:
                 reference = run_sync(reference_of(self.engine.runtime, self.execution.id, end))
-                yield Output(reference, results[end.step], metadata=self._metadata(end))
+                yield Output(reference, results[end.step], metadata=self._metadata(end) | (metadata or {}))
         for name in arcs:
             yield Output(None, name)
+
+    def pace(self, step: str) -> dict[str, Any]:
+        """Seconds and shards a second of the fan-out that has just ended, for its asset."""
+        pool = self.engine.runtime.pool
+        found = [one for one in run_sync(loop_progress(pool, self.execution.id)) if one.step == step]
+        if not found:
+            return {}
+        return {"seconds": round(found[-1].seconds, 3), "shards a second": round(found[-1].rate, 1)}
 
     def finish(self, ends: list[StepEnd]) -> None:
         """Ends the execution when this was its last step, and fails the op when its failure has no arc."""
@@ -274,6 +288,16 @@ def region_has_tokens(playbook: Playbook, region: Region) -> bool:
         if step.name not in region.steps
         for target in step.targets
     )
+
+
+def _group_metadata(report: GroupReport) -> dict[str, Any]:
+    return {
+        "done": report.done,
+        "failed": report.failed,
+        "skipped": report.skipped,
+        "seconds": round(report.seconds, 3),
+        "shards a second": round(report.rate, 1),
+    }
 
 
 def _result_out(step: Step) -> Out:

@@ -2,16 +2,24 @@
 
 from __future__ import annotations
 
+from collections import deque
 from dataclasses import dataclass
 
 import asyncpg
 
 from noetl_dagster.events.queries import LOOP_PROGRESS
 
+PACE_SECONDS = 30.0
+
 
 @dataclass(frozen=True, slots=True)
 class LoopProgress:
-    """One activation of a loop or fan-out. ``failed`` counts iterations that will not be tried again."""
+    """One activation of a loop or fan-out.
+
+    Attributes:
+        failed: iterations that will not be tried again.
+        seconds: since it started.
+    """
 
     step: str
     loop_id: str
@@ -19,15 +27,69 @@ class LoopProgress:
     done: int
     failed: int
     fanout: bool
+    seconds: float = 0.0
 
     @property
     def ended(self) -> int:
         return self.done + self.failed
 
+    @property
+    def rate(self) -> float:
+        """Iterations a second, from the start to now."""
+        return self.ended / self.seconds if self.seconds > 0 else 0.0
+
     def __str__(self) -> str:
         share = f" ({100 * self.ended // self.total} %)" if self.total else ""
         failed = f", {self.failed} failed" if self.failed else ""
         return f"{self.step}: {self.ended} of {self.total}{share} done{failed}"
+
+
+class Pace:
+    """How fast a loop goes now, from the counts that somebody sees every few seconds.
+
+    Only the last half minute counts: what an earlier run did, and slow beginnings, say nothing of the rest.
+    """
+
+    def __init__(self) -> None:
+        self._seen: deque[tuple[float, int]] = deque()
+
+    def see(self, ended: int, now: float) -> None:
+        """Takes a count of ended iterations at a time in seconds."""
+        self._seen.append((now, ended))
+        while len(self._seen) > 2 and now - self._seen[1][0] > PACE_SECONDS:
+            self._seen.popleft()
+
+    @property
+    def rate(self) -> float:
+        """Iterations a second; 0 while two counts have not been seen."""
+        if len(self._seen) < 2:
+            return 0.0
+        (begun, before), (now, ended) = self._seen[0], self._seen[-1]
+        return max(0.0, (ended - before) / (now - begun)) if now > begun else 0.0
+
+    def remaining(self, total: int) -> float | None:
+        """Seconds until ``total`` iterations have ended, None while nobody can tell."""
+        rate = self.rate
+        return max(0, total - self._seen[-1][1]) / rate if rate else None
+
+    def describe(self, total: int) -> str:
+        """For example ``2300/s, 40 s left``; empty while nobody can tell."""
+        remaining = self.remaining(total)
+        if remaining is None:
+            return ""
+        rate = self.rate
+        shown = f"{rate:.0f}" if rate >= 10 else f"{rate:.2g}"
+        return f"{shown}/s, {duration(remaining)} left"
+
+
+def duration(seconds: float) -> str:
+    """For people: ``40 s``, ``3 min 20 s``, ``2 h 5 min``."""
+    whole = round(seconds)
+    if whole < 60:
+        return f"{whole} s"
+    if whole < 3600:
+        return f"{whole // 60} min {whole % 60} s"
+    return f"{whole // 3600} h {whole % 3600 // 60} min"
 
 
 async def loop_progress(pool: asyncpg.Pool, execution_id: int) -> list[LoopProgress]:
@@ -41,6 +103,7 @@ async def loop_progress(pool: asyncpg.Pool, execution_id: int) -> list[LoopProgr
             done=row["done"],
             failed=row["failed"],
             fanout=row["kind"] == "loop.fanout.started",
+            seconds=row["seconds"],
         )
         for row in rows
     ]
