@@ -98,8 +98,9 @@ RESET_CHECKPOINTS = "UPDATE noetl.projection_checkpoint SET xact_id = '0', event
 # whatever execution, came after the checkpoint.
 ROW_AND_CHECKPOINT = f"""
 SELECT checkpoint.xact_id::text AS checkpoint,
-       checkpoint.xact_id IS NULL OR EXISTS (
-           SELECT 1 FROM noetl.event later WHERE later.xact_id >= checkpoint.xact_id) AS has_tail,
+       checkpoint.xact_id IS NULL OR (
+           SELECT xact_id FROM noetl.event later WHERE later.xact_id >= checkpoint.xact_id
+           ORDER BY later.xact_id LIMIT 1) IS NOT NULL AS has_tail,  -- ordered, so that the index is used
        execution.*
 FROM (SELECT $1::bigint AS execution_id) event
 LEFT JOIN noetl.execution_shard shard USING (execution_id)
