@@ -1,0 +1,120 @@
+"""``retry`` blocks outlive their process: pages are not fetched again, due times are kept."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import suppress
+from typing import Any
+
+import pytest
+
+from noetl_dagster.engine.engine import Engine
+from noetl_dagster.events.state import ExecutionState, ExecutionStatus
+from noetl_dagster.events.types import Event, EventType
+from tests.corpus.server import serving
+
+from .conftest import playbook
+
+PAGES = """
+    workload: {{api: ""}}
+    workflow:
+      - step: fetch
+        {loop}
+        tool: {{kind: http, url: "{{{{ api }}}}/pages", params: {{page: 1, size: 4}}}}
+        retry:
+          - when: "{{{{ response.paging.hasMore }}}}"
+            then:
+              max_attempts: 20
+              delay: 0.1
+              next_call: {{params: {{page: "{{{{ response.paging.page + 1 }}}}"}}}}
+              collect: {{strategy: append, path: data}}
+    """
+
+
+@pytest.fixture(scope="module")
+def api() -> Iterator[str]:
+    with serving() as address:
+        yield address
+
+
+async def events_of(engine: Engine, execution_id: int, type_: EventType) -> list[Event]:
+    await engine.runtime.buffer.flush()
+    return [event async for event in engine.runtime.log.events(execution_id) if event.event_type == type_]
+
+
+async def interrupted(
+    engine: Engine, text: str, workload: dict[str, Any], type_: EventType, count: int
+) -> ExecutionState:
+    """Starts an execution and drops its driver when the log has so many events of a type."""
+    execution = await engine.lifecycle.create(playbook(text), workload)
+    driver = asyncio.create_task(engine.walker.run(execution))
+    while len(await events_of(engine, execution.id, type_)) < count:
+        assert not driver.done()
+        await asyncio.sleep(0.02)
+    driver.cancel()
+    with suppress(asyncio.CancelledError):
+        await driver
+    return execution.state
+
+
+async def test_pages_are_not_fetched_twice(engine: Engine, api: str) -> None:
+    text = PAGES.format(loop="")
+    state = await interrupted(engine, text, {"api": api}, EventType.COMMAND_COMPLETED, 3)
+    resumed = await engine.resume(state.execution_id)
+    assert resumed.status is ExecutionStatus.COMPLETED, resumed.error
+    assert [row["id"] for row in resumed.latest["fetch"].envelope["data"]] == list(range(23))
+    ended = await events_of(engine, state.execution_id, EventType.COMMAND_COMPLETED)
+    assert max(Counter(event.meta["command_id"] for event in ended).values()) == 1
+    assert len(ended) == 6
+    assert len(await events_of(engine, state.execution_id, EventType.RETRY_SEQUENCE_COMPLETED)) == 1
+
+
+async def test_pages_of_a_loop_go_on(engine: Engine, api: str) -> None:
+    text = PAGES.format(loop="loop: {in: [1, 2, 3], iterator: n, spec: {mode: parallel, max_in_flight: 2}}")
+    state = await interrupted(engine, text, {"api": api}, EventType.COMMAND_COMPLETED, 8)
+    resumed = await engine.resume(state.execution_id)
+    assert resumed.status is ExecutionStatus.COMPLETED, resumed.error
+    results = resumed.latest["fetch"].envelope["results"]
+    assert [len(item["data"]) for item in results] == [23, 23, 23]
+    ended = await events_of(engine, state.execution_id, EventType.COMMAND_COMPLETED)
+    assert len(ended) == 18
+
+
+async def test_a_restart_keeps_the_time_at_which_a_retry_is_due(engine: Engine, api: str) -> None:
+    text = """
+        workload: {api: ""}
+        workflow:
+          - step: call
+            tool: {kind: http, url: "{{ api }}/flaky/{{ execution_id }}?fails=1"}
+            retry:
+              - when: "{{ error is defined }}"
+              {}
+        """.replace("{}", "  then: {max_attempts: 3, delay: 1.5}")
+    state = await interrupted(engine, text, {"api": api}, EventType.COMMAND_ISSUED, 2)
+    await asyncio.sleep(0.5)
+    resumed = await engine.resume(state.execution_id)
+    assert resumed.status is ExecutionStatus.COMPLETED, resumed.error
+    issued = await events_of(engine, state.execution_id, EventType.COMMAND_ISSUED)
+    claimed = await events_of(engine, state.execution_id, EventType.COMMAND_CLAIMED)
+    assert len(issued) == 2
+    assert claimed[-1].created_at is not None
+    late = claimed[-1].created_at.timestamp() - issued[-1].meta["not_before"]
+    assert -0.05 <= late < 0.4
+
+
+async def test_a_rule_may_wait_for_what_a_success_says(engine: Engine) -> None:
+    state = await engine.run(
+        playbook(
+            """
+            workflow:
+              - step: poll
+                tool: {kind: python, input: {n: "{{ _attempt }}"}, code: "result = {'state': n}"}
+                retry:
+                  - when: "{{ response.state < 3 }}"
+                    then: {max_attempts: 5, delay: 0.01}
+            """
+        )
+    )
+    assert state.latest["poll"].envelope["data"] == {"state": 3}
