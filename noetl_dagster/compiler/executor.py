@@ -6,6 +6,7 @@ from typing import Any
 
 from dagster import (
     Executor,
+    ExecutorDefinition,
     ExecutorRequirement,
     Field,
     InitExecutorContext,
@@ -14,7 +15,6 @@ from dagster import (
     in_process_executor,
     multiprocess_executor,
 )
-from dagster import ExecutorDefinition
 
 _CHOICES: dict[str, ExecutorDefinition] = {
     "in_process": in_process_executor,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from dagster import AssetSelection, AssetsDefinition, JobDefinition, define_asset_job
+from dagster import AssetsDefinition, AssetSelection, JobDefinition, define_asset_job
 from dagster._core.definitions.unresolved_asset_job_definition import UnresolvedAssetJobDefinition
 
 from noetl_dagster.compiler.executor import noetl_executor

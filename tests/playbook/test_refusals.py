@@ -1,6 +1,6 @@
 """Broken playbooks are refused, each with its place and a remedy, and all problems at once."""
 
-# ruff: noqa: E501 - tables of playbooks, one a line
+
 from __future__ import annotations
 
 import pytest
