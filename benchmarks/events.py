@@ -12,7 +12,6 @@ import statistics
 import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import asyncpg
@@ -198,7 +197,7 @@ class Bench:
 
 
 async def main(batches: int, singles: int, events: int) -> bool:
-    services = embedded.ensure(Settings(home=Path(".noetl")), only=["postgres"])
+    services = embedded.ensure(Settings(), only=["postgres"])
     assert services.db_url is not None
     url = f"{services.db_url.rpartition('/')[0]}/{DATABASE}"
     server = await asyncpg.connect(services.db_url)

@@ -2,33 +2,36 @@
 
 from __future__ import annotations
 
-import time
-from typing import Annotated
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager, suppress
+from typing import Annotated, Any
 
+import asyncpg
 import typer
 
+from noetl_dagster import embedded
+from noetl_dagster.cli.ingest import stop_on_signals
 from noetl_dagster.cli.session import open_session
+from noetl_dagster.engine.reaper import Reaper
+from noetl_dagster.events.connection import open_pool
+from noetl_dagster.events.ids import Snowflake, process_node
+from noetl_dagster.events.log import EventLog
 from noetl_dagster.events.projection import INTERVAL, Projection
+from noetl_dagster.events.schema import apply_schema
+from noetl_dagster.settings import Settings, get_settings
 from noetl_dagster.storage.loop import run_sync
+from noetl_dagster.transport.intake import EventIntake
 
 Once = Annotated[bool, typer.Option("--once", help="do what is due and end")]
 
 
 def project(
     once: Once = False,
-    rebuild: Annotated[
-        bool, typer.Option("--rebuild", help="forget the projection and replay the log")
-    ] = False,
+    rebuild: Annotated[bool, typer.Option("--rebuild", help="forget the projection, replay the log")] = False,
 ) -> None:
     """Keep noetl.execution up to date until interrupted. Any number may run at once."""
-    with open_session(quickly=True) as session:
-        projection = Projection(session.engine.runtime.pool)
-        if rebuild or once:
-            taken = run_sync(projection.rebuild() if rebuild else projection.catch_up())
-            typer.echo(f"{taken} events projected, {run_sync(projection.lag_seconds()):.1f} s behind")
-            return
-        typer.echo("projecting the event log; end with Ctrl-C")
-        run_sync(projection.run(INTERVAL))
+    asyncio.run(_project(once=once, rebuild=rebuild))
 
 
 def reap(
@@ -36,15 +39,64 @@ def reap(
     interval: Annotated[float, typer.Option(min=0.1, help="seconds between two looks")] = 10.0,
 ) -> None:
     """Give the commands of silent workers to others, until interrupted. Any number may run at once."""
-    with open_session(quickly=True) as session:
-        while True:
-            typer.echo(str(run_sync(session.engine.reaper().reap())))
-            if once:
-                return
-            time.sleep(interval)
+    asyncio.run(_reap(once=once, interval=interval))
 
 
 def maintain() -> None:
     """Make the coming months' partitions, drop old ones (NOETL_RETENTION_DAYS), delete expired results."""
     with open_session() as session:
         typer.echo(str(run_sync(session.engine.maintenance().run())))
+
+
+async def _project(*, once: bool, rebuild: bool) -> None:
+    async with _log_pool("noetl project") as (_, pool):
+        projection = Projection(pool)
+        if once or rebuild:
+            taken = await (projection.rebuild() if rebuild else projection.catch_up())
+            typer.echo(f"{taken} events projected, {await projection.lag_seconds():.1f} s behind")
+            return
+        typer.echo("projecting the event log; end with Ctrl-C")
+        await _repeat(projection.catch_up, INTERVAL)
+
+
+async def _reap(*, once: bool, interval: float) -> None:
+    async with _log_pool("noetl reap") as (settings, pool):
+        ids = Snowflake(process_node())
+        intake = EventIntake(EventLog(pool, ids), settings.command_heartbeat_timeout_seconds)
+        reaper = Reaper(pool, intake, ids)
+        if once:
+            typer.echo(str(await reaper.reap()))
+            return
+
+        async def look() -> None:
+            reaped = await reaper.reap()
+            if reaped.requeued or reaped.failed or reaped.withdrawn:
+                typer.echo(str(reaped))
+
+        typer.echo("looking for claims that expire; end with Ctrl-C")
+        await _repeat(look, interval)
+
+
+@asynccontextmanager
+async def _log_pool(application: str) -> AsyncIterator[tuple[Settings, asyncpg.Pool]]:
+    """A few connections to the event log, with its schema applied."""
+    settings = embedded.ensure(get_settings(), only=["postgres"])
+    assert settings.db_url is not None
+    await apply_schema(settings.db_url)
+    pool = await open_pool(settings.db_url, size=2, application=application)
+    try:
+        yield settings, pool
+    finally:
+        await pool.close()
+
+
+async def _repeat(work: Callable[[], Awaitable[Any]], interval: float) -> None:
+    """Does the work at intervals until a signal; a database that is away is waited for."""
+    stop = stop_on_signals()
+    while not stop.is_set():
+        try:
+            await work()
+        except (OSError, asyncpg.PostgresError, asyncpg.InterfaceError) as error:
+            typer.echo(f"the event log is away: {error}", err=True)
+        with suppress(TimeoutError):
+            await asyncio.wait_for(stop.wait(), interval)

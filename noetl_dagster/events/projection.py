@@ -58,15 +58,6 @@ class Projection:
                 total += taken
         return total
 
-    async def run(self, interval: float = INTERVAL) -> None:
-        """Catches up for ever; a lost connection is waited out."""
-        while True:
-            try:
-                await self.catch_up()
-            except (OSError, asyncpg.PostgresConnectionError, asyncpg.InterfaceError) as error:
-                logger.warning("the projection waits for its database: %s", error)
-            await asyncio.sleep(interval)
-
     async def lag(self) -> list[ShardLag]:
         """The lag of every shard, by number."""
         await self._pool.execute(queries.MAKE_CHECKPOINTS)

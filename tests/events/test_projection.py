@@ -160,7 +160,9 @@ import asyncio, sys
 from noetl_dagster.events.connection import open_pool
 from noetl_dagster.events.projection import Projection
 async def main():
-    await Projection(await open_pool(sys.argv[1], size=2), batch=5).run(interval=0.001)
+    projection = Projection(await open_pool(sys.argv[1], size=2), batch=5)
+    while True:
+        await projection.catch_up()
 asyncio.run(main())
 """
 
