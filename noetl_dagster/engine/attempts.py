@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from noetl_dagster.engine.runtime import Runtime
-from noetl_dagster.errors import StorageError, ToolError, UndefinedNameError
+from noetl_dagster.errors import StorageError, TemplateError, ToolError
 from noetl_dagster.events.envelopes import OK, Envelope, error_envelope, from_result
 from noetl_dagster.events.queries import COMMAND_DUE, COMMAND_END, SEQUENCE_ENDED
 from noetl_dagster.playbook.models import Collect, CollectStrategy, RetryRule
@@ -177,7 +177,7 @@ class Attempts:
     async def _holds(self, continuation: Continuation, scope: Scope) -> bool:
         try:
             return await holds_async(continuation.when, scope, self._runtime.results.get)
-        except UndefinedNameError:
+        except TemplateError:  # about something that this outcome does not have
             return False
 
     async def _body(self, envelope: Envelope) -> Any:

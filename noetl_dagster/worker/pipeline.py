@@ -118,12 +118,14 @@ class Pipeline:
             failed = envelope["status"] != OK
             view = ResultView(envelope, run.cache)
             run.names["output"] = run.names["response"] = view
-            run.names["error"] = envelope.get("error")
+            run.names.pop("error", None)  # so that "error is defined" tells failures
+            if failed:
+                run.names["error"] = envelope["error"]
             self._count(run, task, envelope)
             if not failed:
                 self._remember(run, task, view)
                 await self._apply(run, task.set)
-            rule = await matching_rule(task, run.scope, self._fetch)
+            rule = await matching_rule(task, run.scope, self._fetch, failed=failed)
             action = default_action(task, failed=failed) if rule is None else rule.action
             if rule is not None:
                 await self._apply(run, rule.set)

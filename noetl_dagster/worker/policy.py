@@ -6,7 +6,7 @@ import random
 from collections.abc import Mapping
 from typing import Any
 
-from noetl_dagster.errors import UndefinedNameError
+from noetl_dagster.errors import TemplateError, UndefinedNameError
 from noetl_dagster.playbook.models import Backoff, PolicyAction
 from noetl_dagster.playbook.templates import Condition, Fetch, holds_async
 from noetl_dagster.worker.program import DEFAULT_ERROR_ACTION, DEFAULT_OK_ACTION, Rule, TaskProgram
@@ -15,25 +15,30 @@ LONGEST_DELAY = 60.0
 JITTER = 0.1
 
 
-async def matching_rule(program: TaskProgram, scope: Mapping[str, Any], fetch: Fetch) -> Rule | None:
+async def matching_rule(
+    program: TaskProgram, scope: Mapping[str, Any], fetch: Fetch, *, failed: bool
+) -> Rule | None:
     """The first rule whose ``when`` holds, the ``else`` rule when none does, or None.
 
     A ``when`` that compares something the output does not have (``output.http.status`` of a call that
-    never got an answer) does not match.
+    never got an answer) does not match; of a failed call any ``when`` that cannot be computed, such as the
+    length of data that never came, so that it hides neither the error nor a later rule.
     """
     otherwise = None
     for rule in program.rules:
         if rule.when is None:
             otherwise = rule
-        elif await _matches(rule.when, scope, fetch):
+        elif await _matches(rule.when, scope, fetch, TemplateError if failed else UndefinedNameError):
             return rule
     return otherwise
 
 
-async def _matches(when: Condition, scope: Mapping[str, Any], fetch: Fetch) -> bool:
+async def _matches(
+    when: Condition, scope: Mapping[str, Any], fetch: Fetch, tolerated: type[TemplateError]
+) -> bool:
     try:
         return await holds_async(when, scope, fetch)
-    except UndefinedNameError:
+    except tolerated:
         return False
 
 
