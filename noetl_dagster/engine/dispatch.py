@@ -151,6 +151,7 @@ class _Link:
         self._tasks: list[asyncio.Task[None]] = []
         self._ingestor: Ingestor | None = None
         self._stop = asyncio.Event()
+        self._notifying = asyncio.Lock()
         self.ends = CommandEnds(runtime.pool, settings.db_url)
 
     async def open(self) -> None:
@@ -233,6 +234,10 @@ class _Link:
 
     async def _notify(self, commands: Sequence[tuple[int, str, int, str, str | None, str]]) -> None:
         """Sends a notice for each command; one that NATS does not take now is left to the sweep."""
+        async with self._notifying:
+            await self._publish(commands)
+
+    async def _publish(self, commands: Sequence[tuple[int, str, int, str, str | None, str]]) -> None:
         futures = []
         try:
             for execution_id, command_id, event_id, kind, target, edition in commands:

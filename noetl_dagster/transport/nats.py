@@ -46,6 +46,7 @@ class NatsTransport:
         self._names = names
         self._large = large
         self._patience = patience
+        self._issuing = asyncio.Lock()  # nats-py sets up its inbox of confirmations on first use, unguarded
 
     async def publish(self, events: Sequence[Event]) -> None:
         waiting, oversize = [], []
@@ -78,19 +79,20 @@ class NatsTransport:
         """Publishes all at once; returns those that were not confirmed, and why."""
         futures = []
         error: BaseException | None = None
-        for event, content in waiting:
-            try:
-                futures.append(
-                    await self._stream.publish_async(
-                        self._names.event_subject(event.execution_id, event.event_type),
-                        content,
-                        wait_stall=CONFIRM_SECONDS,
-                        headers={MESSAGE_ID: str(event.event_id)},
+        async with self._issuing:
+            for event, content in waiting:
+                try:
+                    futures.append(
+                        await self._stream.publish_async(
+                            self._names.event_subject(event.execution_id, event.event_type),
+                            content,
+                            wait_stall=CONFIRM_SECONDS,
+                            headers={MESSAGE_ID: str(event.event_id)},
+                        )
                     )
-                )
-            except (nats.errors.Error, OSError) as failure:
-                error = failure
-                break
+                except (nats.errors.Error, OSError) as failure:
+                    error = failure
+                    break
         if futures:
             await asyncio.wait(futures, timeout=CONFIRM_SECONDS)
         unconfirmed = waiting[len(futures) :]

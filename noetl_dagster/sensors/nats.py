@@ -1,0 +1,115 @@
+"""The sensor that takes worker events from NATS and reports executions that finished outside of Dagster."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+
+from dagster import (
+    AssetMaterialization,
+    DefaultSensorStatus,
+    MetadataValue,
+    SensorDefinition,
+    SensorEvaluationContext,
+    SensorResult,
+    sensor,
+)
+from pydantic import ValidationError
+
+from noetl_dagster.compiler.names import asset_key
+from noetl_dagster.engine.engine import Engine
+from noetl_dagster.engine.finished import Position, finished_outside
+from noetl_dagster.engine.results import reference_of
+from noetl_dagster.errors import ServiceError
+from noetl_dagster.events.state import StepEnd, StepStatus
+from noetl_dagster.io_managers.results import metadata_of
+from noetl_dagster.resources.noetl import NoetlResource
+from noetl_dagster.transport.connection import connect
+from noetl_dagster.transport.ingest import Ingestor, IngestReport
+from noetl_dagster.transport.intake import EventIntake
+from noetl_dagster.worker.execution import Execution
+
+logger = logging.getLogger(__name__)
+
+INTERVAL = 15
+"""Seconds between two ticks. A deployment with ``noetl-dagster ingest`` or ``serve`` needs none for events."""
+
+MOST_SECONDS = 20.0
+"""A tick takes events for so long, at most; what is left is for the next one."""
+
+
+def build_event_sensor(noetl: NoetlResource) -> SensorDefinition:
+    """A sensor that may run beside any number of ingestors: no event is taken twice, none is lost.
+
+    Its cursor is the position in the log up to which finished executions are reported.
+    """
+
+    @sensor(
+        name="noetl_events",
+        description="Takes worker events from NATS; reports results of executions outside of Dagster as assets.",
+        minimum_interval_seconds=INTERVAL,
+        default_status=DefaultSensorStatus.RUNNING,
+    )
+    def noetl_events(context: SensorEvaluationContext) -> SensorResult:
+        engine = noetl.engine()
+        try:
+            taken = str(noetl.run(drain(engine)))
+        except ServiceError as error:  # finished executions can be reported all the same
+            taken = f"no events taken: {error}"
+        executions, position = noetl.run(finished_outside(engine.runtime, position_of(context.cursor)))
+        materialised = [event for execution in executions for event in _materialised(noetl, execution)]
+        told = [f"execution {execution.id} of {execution.playbook.name}" for execution in executions]
+        for line in told:
+            context.log.info(f"{line} completed outside of Dagster")
+        context.log.info(taken)
+        report = (
+            f"{len(materialised)} assets of {len(executions)} executions reported"
+            if told
+            else "nothing to report"
+        )
+        return SensorResult(
+            skip_reason=f"{taken}; {report}",
+            cursor=position.model_dump_json(),
+            asset_events=materialised,
+        )
+
+    return noetl_events
+
+
+async def drain(engine: Engine) -> IngestReport:
+    """Takes what the stream holds now."""
+    runtime = engine.runtime
+    client = await connect(runtime.settings, "sensor")
+    intake = EventIntake(runtime.log, runtime.settings.command_heartbeat_timeout_seconds)
+    ingestor = Ingestor(client, intake, runtime.settings)
+    try:
+        for difference in await ingestor.open():
+            logger.warning("%s", difference)
+        return await ingestor.drain(most_seconds=MOST_SECONDS)
+    finally:
+        await ingestor.close()
+        await client.close()
+
+
+def position_of(cursor: str | None) -> Position:
+    """The position that a cursor holds; the beginning for none, or for one that somebody edited."""
+    try:
+        return Position.model_validate_json(cursor) if cursor else Position()
+    except ValidationError:
+        logger.warning("the cursor %r is no position; finished executions are reported again", cursor)
+        return Position()
+
+
+def _materialised(noetl: NoetlResource, execution: Execution) -> Iterator[AssetMaterialization]:
+    for end in execution.state.latest.values():
+        if end.status is StepStatus.COMPLETED:
+            yield _materialisation(noetl, execution, end)
+
+
+def _materialisation(noetl: NoetlResource, execution: Execution, end: StepEnd) -> AssetMaterialization:
+    reference = noetl.run(reference_of(noetl.engine().runtime, execution.id, end))
+    return AssetMaterialization(
+        asset_key=asset_key(execution.playbook, end.step),
+        description=f"step {end.step} of execution {execution.id}, run outside of Dagster",
+        metadata={**metadata_of(reference), "execution_id": MetadataValue.text(str(execution.id))},
+    )
