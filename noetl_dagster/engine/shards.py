@@ -14,7 +14,8 @@ from noetl_dagster.engine.issue import Activation, issue
 from noetl_dagster.engine.loop import SharedCommands, run_workers
 from noetl_dagster.engine.partitions import PartitionRunner
 from noetl_dagster.engine.runtime import Runtime
-from noetl_dagster.events.queries import LOOP_FAILED
+from noetl_dagster.events.envelopes import from_result
+from noetl_dagster.events.queries import COMMAND_END, LOOP_FAILED
 from noetl_dagster.worker.command import Command, Outcome
 from noetl_dagster.worker.runner import Runner
 
@@ -130,6 +131,12 @@ class InlineShards:
         )
         return bool(found)
 
+    async def _standing(self, command: Command, outcome: Outcome) -> Outcome:
+        """The end that the log has for a command that failed here: another driver of it may have done it."""
+        await self._runtime.buffer.flush()
+        record = await self._runtime.pool.fetchrow(COMMAND_END, command.execution_id, command.command_id)
+        return outcome if record is None else Outcome(from_result(record["result"]))
+
     def _runner(self, activation: Activation) -> Runner:
         if isinstance(activation.items, Partitions):
             return PartitionRunner(self._runtime, activation.items)
@@ -146,6 +153,8 @@ class InlineShards:
 
         while True:
             outcome = await runner.run(execution, program, command, is_final=is_final)
+            if outcome.failed:
+                outcome = await self._standing(command, outcome)
             if not outcome.failed or command.attempt >= last:
                 return outcome
             command = replace(command, attempt=command.attempt + 1)
