@@ -21,6 +21,7 @@ class Region:
         steps: in playbook order.
         entries: steps that an arc from outside reaches, or where the playbook starts.
         targets: steps outside that an arc from here reaches.
+        order: the steps forward from the entries; an arc that leads back in it begins a new round.
     """
 
     name: str
@@ -28,6 +29,7 @@ class Region:
     is_cycle: bool
     entries: tuple[str, ...]
     targets: tuple[str, ...]
+    order: tuple[str, ...]
 
 
 class StepGraph:
@@ -125,7 +127,25 @@ class StepGraph:
         )
         is_cycle = len(steps) > 1 or steps[0] in self._successors[steps[0]]
         name = f"region_{(entries or steps)[0]}" if is_cycle else steps[0]
-        return Region(name, steps, is_cycle, entries, targets)
+        return Region(name, steps, is_cycle, entries, targets, self._forward(entries or steps[:1], inside))
+
+    def _forward(self, entries: tuple[str, ...], inside: set[str]) -> tuple[str, ...]:
+        """The steps of a region in reverse postorder: only arcs that close a cycle lead back in it."""
+        seen: set[str] = set()
+        finished: list[str] = []
+        for entry in reversed(entries):
+            work = [] if entry in seen else [(entry, iter(reversed(self._successors[entry])))]
+            seen.add(entry)
+            while work:
+                name, targets = work[-1]
+                target = next((one for one in targets if one in inside and one not in seen), None)
+                if target is None:
+                    finished.append(name)
+                    work.pop()
+                else:
+                    seen.add(target)
+                    work.append((target, iter(reversed(self._successors[target]))))
+        return tuple(reversed(finished))
 
 
 def _popped(stack: list[str], on_stack: set[str], last: str) -> list[str]:

@@ -2,12 +2,12 @@
 
 The playbooks here are small and numeric. Each step has one number or one loop over numbers as its work,
 writes only names of its own into ``ctx``, and reads what steps before it wrote; so what it comes to does not
-depend on the order in which branches run side by side.
+depend on the order in which branches run side by side. Arcs lead from a lesser to a greater name; one that
+leads back begins the next round of a cycle.
 """
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -102,19 +102,18 @@ class Reference:
         tokens = {self.steps[0].name}
         blocked: set[str] = set()
         for region in self.regions():
-            waiting = deque(name for name in region if name in tokens and name not in blocked)
+            waiting = {(0, name) for name in region if name in tokens and name not in blocked}
             while waiting:
-                step = by_name[waiting.popleft()]
-                targets = self.visit(step)
+                round_, name = min(waiting)
+                waiting.remove((round_, name))
+                targets = self.visit(by_name[name])
                 if targets is None:
                     self.failed = True
-                    blocked |= self.after(step.name)
+                    blocked |= self.after(name)
                     break
-                for target in targets:
-                    if target not in region:
-                        tokens.add(target)
-                    elif target not in waiting:
-                        waiting.append(target)
+                tokens.update(targets)
+                inside = [target for target in targets if target in region]
+                waiting.update((round_ + (target <= name), target) for target in inside)
         return self
 
     def visit(self, step: Step) -> list[str] | None:
