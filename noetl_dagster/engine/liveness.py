@@ -20,6 +20,13 @@ SELECT EXISTS (
       AND ((classid::bigint << 32) | objid::bigint) = $1 AND application_name = $2)
 """
 
+KEEPALIVE = {
+    "tcp_keepalives_idle": "10",
+    "tcp_keepalives_interval": "5",
+    "tcp_keepalives_count": "3",
+}
+"""A machine that vanishes closes no connection: PostgreSQL finds out, and frees its locks, in half a minute."""
+
 
 class Liveness:
     """Holds one lock for each execution that this process drives, on a connection of its own.
@@ -60,7 +67,7 @@ class Liveness:
         if self._connection is not None and not self._connection.is_closed():
             return
         self._connection = await asyncpg.connect(
-            self._url, server_settings={"application_name": connection_name(WORKER_ID)}
+            self._url, server_settings={"application_name": connection_name(WORKER_ID), **KEEPALIVE}
         )
         held, self._held = self._held, set()
         for known in held:

@@ -39,7 +39,6 @@ def command(environment: dict[str, str]) -> Command:
 
 def test_each_does_what_is_due_and_says_so(command: Command) -> None:
     for arguments, said in (
-        (["project", "--once"], "events projected"),
         (["project", "--rebuild"], "events projected"),
         (["reap", "--once"], "0 silent commands given to others"),
         (["maintain"], "partitions made: none"),

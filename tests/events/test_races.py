@@ -16,15 +16,17 @@ from noetl_dagster.settings import Settings
 
 from .conftest import MakeEvent, connections
 
-ROUNDS = 150
+ROUNDS = pytest.mark.parametrize("rounds", [150, pytest.param(3_000, marks=pytest.mark.slow)])
+LONG_ROUNDS = pytest.mark.parametrize("rounds", [30, pytest.param(500, marks=pytest.mark.slow)])
 COUNT = "SELECT count(*) FROM noetl.event WHERE execution_id = $1 AND event_type = $2"
 
 
+@ROUNDS
 async def test_two_handlings_of_one_completion_issue_one_command(
-    settings: Settings, log: EventLog, event: MakeEvent, ids: Snowflake
+    settings: Settings, log: EventLog, event: MakeEvent, ids: Snowflake, rounds: int
 ) -> None:
     async with connections(settings, 2) as racers:
-        for _ in range(ROUNDS):
+        for _ in range(rounds):
             execution_id = ids.next()
             name = command_id(execution_id, "next")
             barrier = asyncio.Barrier(len(racers))
@@ -41,12 +43,13 @@ async def test_two_handlings_of_one_completion_issue_one_command(
             assert await log.pool.fetchval(COUNT, execution_id, "command.issued") == 1
 
 
+@LONG_ROUNDS
 async def test_twenty_completions_make_one_loop_done_and_one_next_command(
-    settings: Settings, log: EventLog, event: MakeEvent, ids: Snowflake
+    settings: Settings, log: EventLog, event: MakeEvent, ids: Snowflake, rounds: int
 ) -> None:
     """Each completes its item, then counts: all that see the loop full try to end it."""
     async with connections(settings, 20) as racers:
-        for _ in range(ROUNDS // 5):
+        for _ in range(rounds):
             execution_id, loop_id = ids.next(), str(ids.next())
             barrier = asyncio.Barrier(len(racers))
             routed: list[int] = []
