@@ -33,7 +33,8 @@ def sessions(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSessions
 
 @pytest.fixture
 async def engine(settings: Settings, sessions: SparkSessions) -> AsyncIterator[Engine]:
-    engine = await Engine.open(settings, spark=sessions.get)
+    own = settings.model_copy(update={"default_postgres_credential": "embedded"})
+    engine = await Engine.open(own, spark=sessions.get)
     yield engine
     await engine.close()
 
@@ -127,6 +128,42 @@ async def test_a_partition_fails_with_its_items(engine: Engine) -> None:
     (failed,) = await events(engine, state, "loop.shard.failed")
     assert "1 of 125 items failed: item 130" in failed["error"]
     assert "spoilt" in failed["error"]
+
+
+async def test_shard_results_are_reduced_by_sql_and_by_spark(engine: Engine) -> None:
+    state = await engine.run(
+        playbook(
+            """
+            workflow:
+              - step: start
+                tool: {kind: python, code: "result = list(range(2000))"}
+                next: [fan]
+              - step: fan
+                loop: {in: "{{ start.data }}", iterator: n}
+                spec: {loop_mode: fanout, fanout: {max_groups: 4}}
+                tool: {kind: python, input: {n: "{{ n }}"}, code: "result = {'half': n % 2, 'n': n}"}
+                next: {spec: {mode: inclusive}, arcs: [{step: sql}, {step: spark}]}
+              - step: sql
+                tool:
+                  kind: postgres
+                  auth: pg
+                  command: >
+                    SELECT count(*) AS shards, sum((data ->> 'n')::int) AS total FROM noetl.shard_result
+                    WHERE execution_id = {{ execution_id }} AND step = 'fan'
+              - step: spark
+                tool:
+                  kind: spark
+                  input: {fan: "{{ fan.data }}"}
+                  sql: SELECT half, sum(n) AS total FROM fan GROUP BY half ORDER BY half
+                  collect: true
+            """
+        )
+    )
+    assert state.status is ExecutionStatus.COMPLETED, state.error
+    sql = state.latest["sql"].envelope["data"]["rows"]
+    assert [(row["shards"], row["total"]) for row in sql] == [(2000, sum(range(2000)))]
+    spark = state.latest["spark"].envelope["data"]["rows"]
+    assert [row["total"] for row in spark] == [sum(range(0, 2000, 2)), sum(range(1, 2000, 2))]
 
 
 async def test_a_killed_python_worker_costs_only_what_was_running(engine: Engine, tmp_path: Path) -> None:
