@@ -160,18 +160,25 @@ class Bench:
             base + place * 4194304
             for place in range(0, max(events // 4000, 1), max(events // 4000 // 200, 1))
         ]
-        times = []
+        times, floor = [], []
         for execution_id in wanted * 3:
             begin = time.perf_counter()
             found = await read_execution(self.pool, execution_id)
             times.append(time.perf_counter() - begin)
             assert found is not None
-        p99 = statistics.quantiles(times, n=100)[98] * 1000
-        p50 = statistics.median(times) * 1000
+            begin = time.perf_counter()
+            await self.pool.fetchval("SELECT 1")  # what the machine makes of nothing, at this moment
+            floor.append(time.perf_counter() - begin)
+        p50, p99 = statistics.median(times) * 1000, _p99(times)
         what = f"status with {events:,} events in the log"
         rate = f"{taken / 4 / projected:,.0f} events/s (the log was filled in {filled:,.0f} s)"
         return [
-            Line(what, f"p50 {p50:.2f} ms, p99 {p99:.2f} ms", "p99 < 10 ms (goal 2 ms)", p99 < 10),
+            Line(
+                what,
+                f"p50 {p50:.2f} ms, p99 {p99:.2f} ms (SELECT 1: p99 {_p99(floor):.2f} ms)",
+                "p99 < 10 ms (goal 2 ms)",
+                p99 < 10,
+            ),
             Line("projecting", rate, "", True),
         ]
 
@@ -194,6 +201,11 @@ class Bench:
                 opening.append(Event(execution_id, self.ids.next(), type_, node_name=name, meta=meta))
         for start in range(0, len(opening), 5_000):
             await self.log.append(opening[start : start + 5_000])
+
+
+def _p99(seconds: list[float]) -> float:
+    """The 99th percentile, in milliseconds."""
+    return statistics.quantiles(seconds, n=100)[98] * 1000
 
 
 async def main(batches: int, singles: int, events: int) -> bool:
