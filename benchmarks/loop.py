@@ -12,7 +12,6 @@ import argparse
 import asyncio
 import time
 from dataclasses import dataclass
-from typing import Any
 
 from benchmarks.fanout import database
 from noetl_dagster import embedded
@@ -58,9 +57,7 @@ async def loop_cost(engine: Engine, mode: str, items: int) -> tuple[Cost, int]:
 async def insert_cost(engine: Engine, execution_id: int, items: int) -> Cost:
     """Inserts the events of an execution once more, into a table like the log's."""
     pool = engine.runtime.pool
-    rows: list[tuple[Any, ...]] = []
-    async for event in engine.runtime.log.events(execution_id):
-        rows.append(as_row(event))
+    rows = [as_row(event) async for event in engine.runtime.log.events(execution_id)]
     await pool.execute("CREATE TABLE IF NOT EXISTS noetl.bench (LIKE noetl.event INCLUDING ALL)")
     start, cpu = time.perf_counter(), time.process_time()
     async with pool.acquire() as connection:

@@ -76,12 +76,16 @@ class Children:
                 return execution
             return await self._lifecycle.resume(known)
         playbook = await self._playbook(call)
-        return await self._lifecycle.create(
-            playbook,
-            call.input,
-            parent=(call.execution_id, call.step),
-            origin={"parent_command": call.command_id, **_outer_iteration(call)},
-        )
+        try:
+            return await self._lifecycle.create(
+                playbook,
+                call.input,
+                parent=(call.execution_id, call.step),
+                origin={"parent_command": call.command_id, **_outer_iteration(call)},
+            )
+        except PlaybookError as error:
+            name = playbook.metadata.path
+            raise ToolError(f"step {call.step}: child playbook {name!r}: {error}", kind="playbook") from error
 
     async def _playbook(self, call: ToolCall) -> Playbook:
         path = str(call.config.get("path") or call.config.get("name") or "")

@@ -12,6 +12,7 @@ from noetl_dagster.events.envelopes import to_result
 from noetl_dagster.events.queries import RUNNING_CHILDREN
 from noetl_dagster.events.state import ExecutionState, ExecutionStatus, StepEnd
 from noetl_dagster.events.types import Event, EventType
+from noetl_dagster.playbook.loader import parse_playbook
 from noetl_dagster.playbook.models import Playbook
 from noetl_dagster.worker.execution import Execution
 
@@ -43,12 +44,17 @@ class Lifecycle:
             execution_id: an id given by the caller, who may ask twice; the second time finds the first.
             parent: id and step of the execution that started this one.
             origin: what started it, for people (Dagster run id, command line, ...).
+
+        Raises:
+            PlaybookError: a setting that is a template of the workload comes to something it cannot be.
         """
         runtime = self._runtime
         new_id = execution_id or runtime.ids.next()
         metadata = playbook.metadata
-        catalog_id = await runtime.log.put_source(metadata.path, metadata.version, playbook.source)
         effective = {**playbook.workload, **(workload or {})}
+        if playbook.settled:
+            parse_playbook(playbook.source, file=playbook.file, workload=effective)
+        catalog_id = await runtime.log.put_source(metadata.path, metadata.version, playbook.source)
         meta: dict[str, Any] = {"epoch": 1, **(origin or {})}
         if parent is not None:
             meta["parent_step"] = parent[1]

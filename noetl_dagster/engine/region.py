@@ -11,7 +11,6 @@ from noetl_dagster.events.state import StepEnd
 from noetl_dagster.playbook.graph import Region
 from noetl_dagster.worker.execution import Execution
 
-
 Token = tuple[int, int]
 """Round of the cycle, from 0, and place of the step in the region's forward order."""
 

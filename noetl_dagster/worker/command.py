@@ -25,7 +25,7 @@ class Command:
         length: items of the loop, None when it is not known beforehand (cursor loops).
         shard: the command belongs to a fan-out; its end is a ``loop.shard.*`` event.
         overrides: changed parts of the call, for paginated requests.
-        iteration: what ``set`` wrote to ``iter`` before this command (shared by retried attempts).
+        command_id: name of the command, from what it does.
     """
 
     execution_id: int
@@ -42,10 +42,11 @@ class Command:
     parent_execution_id: int | None = None
     overrides: dict[str, Any] = field(default_factory=dict)
     not_before: float = 0.0
+    command_id: str = field(init=False, compare=False)
 
-    @property
-    def command_id(self) -> str:
-        return command_id(self.execution_id, self.step, self.visit, self.index, self.attempt)
+    def __post_init__(self) -> None:
+        name = command_id(self.execution_id, self.step, self.visit, self.index, self.attempt)
+        object.__setattr__(self, "command_id", name)
 
     @property
     def shard_id(self) -> str:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import pytest
+
 from noetl_dagster.engine.engine import Engine
+from noetl_dagster.errors import PlaybookError
 from noetl_dagster.events.state import ExecutionStatus
 
 from .conftest import Run
@@ -253,3 +256,16 @@ async def test_a_fan_out_fans_in_once(run: Run, engine: Engine) -> None:
     assert counts["loop.shard.enqueued"] == 100
     assert counts["loop.shard.done"] == 100
     assert counts["loop.fanin.completed"] == 1
+
+
+async def test_a_setting_that_the_workload_makes_impossible_starts_nothing(run: Run, engine: Engine) -> None:
+    text = """
+        workload: {width: 2}
+        workflow:
+          - step: start
+            loop: {in: [1], iterator: n, spec: {mode: parallel, max_in_flight: "{{ width }}"}}
+            tool: {kind: noop}
+        """
+    with pytest.raises(PlaybookError, match="max_in_flight must be a number"):
+        await run(text, width="many")
+    assert await engine.runtime.pool.fetchval("SELECT count(*) FROM noetl.event") == 0
