@@ -42,6 +42,9 @@ UNPROCESSABLE = (
 DATABASE_AWAY = (OSError, asyncpg.PostgresError, asyncpg.InterfaceError)
 
 
+PROBLEM_JSON = "application/problem+json"
+
+
 class ProblemDocument(BaseModel):
     """What every error answers with."""
 
@@ -58,14 +61,17 @@ class Problem(HTTPException):
 
 
 RESPONSES: dict[int | str, dict[str, Any]] = {
-    status: {"model": ProblemDocument, "description": HTTPStatus(status).phrase}
+    status: {
+        "description": HTTPStatus(status).phrase,
+        "content": {PROBLEM_JSON: {"schema": ProblemDocument.model_json_schema()}},
+    }
     for status in (400, 401, 403, 404, 409, 413, 422, 429, 503)
 }
 
 
 def problem_response(status: int, detail: str, headers: dict[str, str] | None = None) -> Response:
     document = ProblemDocument(status=status, title=HTTPStatus(status).phrase, detail=detail)
-    return JSONResponse(document.model_dump(), status, headers=headers, media_type="application/problem+json")
+    return JSONResponse(document.model_dump(), status, headers=headers, media_type=PROBLEM_JSON)
 
 
 def handle_problems(app: FastAPI) -> None:

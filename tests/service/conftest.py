@@ -49,7 +49,7 @@ async def serving(settings: Settings, **changes: Any) -> AsyncIterator[Service]:
     server = uvicorn.Server(config)
     server.capture_signals = nothing  # type: ignore[method-assign]
     running = asyncio.create_task(server.serve(sockets=[listener]))
-    while not server.started:  # noqa: ASYNC110 - uvicorn has no event for it
+    while not server.started:
         await asyncio.sleep(0.01)
         if running.done():
             running.result()
