@@ -27,6 +27,7 @@ CHOSEN = (
     "fanout_partial",
     "implicit_end",
     "inclusive_fan_out_reduce",
+    "join_of_unequal_branches_in_a_cycle",
     "join_with_a_dead_branch",
     "keychain_stays_secret",
     "loop_inside_a_cycle",
