@@ -1,0 +1,226 @@
+"""Worker events over NATS: how soon they are committed, and how many a second, beside what it is built on.
+
+The raw sides run in the same process in turn: consuming the same messages from JetStream with every
+acknowledgement and nothing else, and COPY of the same rows. Run: ``python benchmarks/transport.py [--events 40000]``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import random
+import statistics
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import asyncpg
+from nats.aio.client import Client as NatsClient
+
+from noetl_dagster import embedded
+from noetl_dagster.events.connection import open_pool
+from noetl_dagster.events.ids import Snowflake, command_id
+from noetl_dagster.events.log import EventLog, as_row
+from noetl_dagster.events.queries import COLUMNS
+from noetl_dagster.events.schema import apply_schema
+from noetl_dagster.events.types import Event, EventType
+from noetl_dagster.settings import Settings
+from noetl_dagster.transport.connection import connect
+from noetl_dagster.transport.ingest import BATCH, Ingestor
+from noetl_dagster.transport.intake import EventIntake
+from noetl_dagster.transport.names import Names
+from noetl_dagster.transport.nats import NatsTransport
+from noetl_dagster.transport.pull import Pull
+from noetl_dagster.transport.streams import ensure_ingest_consumer, ensure_streams
+
+DATABASE = "noetl_bench_transport"
+ITERATIONS = 1_000
+EVENTS_EACH = 3
+SPREAD_SECONDS = 3.0
+P99_GOAL, P99_SEED = 0.010, 0.050
+RATE_GOAL = 20_000
+
+
+class TimedIntake(EventIntake):
+    """Notes when each event was committed."""
+
+    def __init__(self, log: EventLog) -> None:
+        super().__init__(log, lease_seconds=300)
+        self.committed: dict[int, float] = {}
+
+    async def handle_events(self, events: Sequence[Event], *, connection: Any = None) -> set[int]:
+        inserted = await super().handle_events(events, connection=connection)
+        now = time.perf_counter()
+        self.committed.update((event.event_id, now) for event in events)
+        return inserted
+
+
+def completion(ids: Snowflake, execution_id: int, index: int) -> Event:
+    return Event(
+        execution_id=execution_id,
+        event_id=ids.next(),
+        event_type=EventType.COMMAND_COMPLETED,
+        node_name="fetch",
+        status="COMPLETED",
+        duration=0.01,
+        meta={"command_id": command_id(execution_id, "fetch", 1, index), "attempt": 1, "loop_id": "7"},
+        result={"status": "ok", "data": {"index": index, "rows": 10}},
+        current_index=index,
+        worker_id="bench",
+    )
+
+
+async def new_execution(log: EventLog) -> int:
+    event = Event(log.ids.next(), log.ids.next(), EventType.PLAYBOOK_INITIALIZED, meta={"epoch": 1})
+    await log.append([event])
+    return event.execution_id
+
+
+async def delays(log: EventLog, settings: Settings, publisher: NatsClient, taker: NatsClient) -> list[float]:
+    """Seconds from publish to commit of the events of 1,000 iterations at once."""
+    intake = TimedIntake(log)
+    ingestor = Ingestor(taker, intake, settings)
+    await ingestor.open()
+    stop = asyncio.Event()
+    running = asyncio.create_task(ingestor.run(stop))
+    transport = NatsTransport(publisher, Names.of(settings))
+    execution_id = await new_execution(log)
+    published: dict[int, float] = {}
+
+    async def iterate(number: int) -> None:
+        for place in range(EVENTS_EACH):
+            await asyncio.sleep(random.uniform(0, 2 * SPREAD_SECONDS / EVENTS_EACH))
+            event = completion(log.ids, execution_id, number * EVENTS_EACH + place)
+            published[event.event_id] = time.perf_counter()
+            await transport.publish([event])
+
+    await asyncio.gather(*(iterate(number) for number in range(ITERATIONS)))
+    while len(intake.committed) < ITERATIONS * EVENTS_EACH:
+        await asyncio.sleep(0.01)
+    stop.set()
+    await running
+    await ingestor.close()
+    return sorted(intake.committed[name] - at for name, at in published.items())
+
+
+async def fill(log: EventLog, settings: Settings, client: NatsClient, count: int) -> list[Event]:
+    """Publishes the completions of a new execution, which then wait in the stream."""
+    execution_id = await new_execution(log)
+    events = [completion(log.ids, execution_id, index) for index in range(count)]
+    transport = NatsTransport(client, Names.of(settings))
+    for start in range(0, count, 2_000):
+        await transport.publish(events[start : start + 2_000])
+    return events
+
+
+async def ingested(log: EventLog, settings: Settings, client: NatsClient, count: int) -> float:
+    """Events a second from the stream into the log."""
+    await fill(log, settings, client, count)
+    ingestor = Ingestor(client, EventIntake(log, 300), settings)
+    await ingestor.open()
+    started = time.perf_counter()
+    while ingestor.total.events < count:
+        await ingestor.drain(quiet_seconds=0.01)
+    rate = count / (time.perf_counter() - started)
+    await ingestor.close()
+    return rate
+
+
+async def consumed(log: EventLog, settings: Settings, client: NatsClient, count: int) -> float:
+    """Messages a second from the stream, acknowledged and thrown away."""
+    await fill(log, settings, client, count)
+    names = Names.of(settings)
+    pull = Pull(client, names.event_stream, names.ingest_consumer, ahead=2 * BATCH)
+    await pull.open()
+    started, taken = time.perf_counter(), 0
+    while taken < count:
+        messages = await pull.take(BATCH, 1.0)
+        for message in messages:
+            await message.ack()
+        taken += len(messages)
+    await client.flush()
+    rate = count / (time.perf_counter() - started)
+    await pull.close()
+    return rate
+
+
+async def copied(log: EventLog, count: int) -> float:
+    """Rows a second by COPY into the same table, in batches of the same size."""
+    execution_id = await new_execution(log)
+    rows = [as_row(completion(log.ids, execution_id, index)) for index in range(count)]
+    started = time.perf_counter()
+    async with log.pool.acquire() as connection:
+        for start in range(0, count, BATCH):
+            await connection.copy_records_to_table(
+                "event", schema_name="noetl", columns=COLUMNS, records=rows[start : start + BATCH]
+            )
+    return count / (time.perf_counter() - started)
+
+
+async def own_database(settings: Settings) -> str:
+    """A fresh database on the embedded server."""
+    assert settings.db_url is not None
+    server = settings.db_url.rpartition("/")[0]
+    connection = await asyncpg.connect(f"{server}/postgres")
+    await connection.execute(f'DROP DATABASE IF EXISTS "{DATABASE}" WITH (FORCE)')
+    await connection.execute(f'CREATE DATABASE "{DATABASE}"')
+    await connection.close()
+    await apply_schema(f"{server}/{DATABASE}")
+    return f"{server}/{DATABASE}"
+
+
+async def main(count: int, rounds: int) -> None:
+    settings = embedded.ensure(Settings(), only=["postgres", "nats"])
+    settings = settings.model_copy(
+        update={
+            "db_url": await own_database(settings),
+            "nats_namespace": "bench",
+            "event_nats_subject_prefix": "bench.events",
+        }
+    )
+    assert settings.db_url is not None
+    pool = await open_pool(settings.db_url, size=4)
+    log = EventLog(pool, Snowflake(1))
+    publisher, taker = await connect(settings, "bench publisher"), await connect(settings, "bench taker")
+    stream = taker.jetstream()
+    names = Names.of(settings)
+    await ensure_streams(stream, settings)
+    await stream.purge_stream(names.event_stream)
+    await ensure_ingest_consumer(stream, names)
+
+    waits = await delays(log, settings, publisher, taker)
+    p50, p99 = waits[len(waits) // 2], waits[len(waits) * 99 // 100]
+    rates: dict[str, list[float]] = {"ingest": [], "consume": [], "copy": []}
+    for _ in range(rounds):
+        rates["ingest"].append(await ingested(log, settings, taker, count))
+        rates["consume"].append(await consumed(log, settings, taker, count))
+        rates["copy"].append(await copied(log, count))
+    ingest, consume, copy = (statistics.median(rates[name]) for name in ("ingest", "consume", "copy"))
+
+    def line(what: str, measured: str, goal: str, met: bool | None = None) -> None:
+        print(f"{what:<58} {measured:>14}   {goal:<28} {'' if met is None else 'met' if met else 'missed'}")
+
+    print(f"{ITERATIONS} iterations at once, {EVENTS_EACH} events each within {2 * SPREAD_SECONDS:g} s")
+    line("publish to committed and visible, p50", f"{p50 * 1000:.1f} ms", "")
+    line("publish to committed and visible, p99", f"{p99 * 1000:.1f} ms", "seed: below 50 ms", p99 < P99_SEED)
+    line("", "", "goal: below 10 ms", p99 < P99_GOAL)
+    print(f"{count} events waiting in the stream, median of {rounds}")
+    line("from the stream into the log", f"{ingest:,.0f}/s", f"goal: {RATE_GOAL:,}/s", ingest >= RATE_GOAL)
+    line("raw: consume and acknowledge only", f"{consume:,.0f}/s", f"ours is {ingest / consume:.0%} of it")
+    line("raw: COPY of the same rows only", f"{copy:,.0f}/s", f"ours is {ingest / copy:.0%} of it")
+    both = 1 / (1 / consume + 1 / copy)
+    line("raw: one after the other", f"{both:,.0f}/s", f"ours is {ingest / both:.0%} of it")
+
+    for config in (names.event_stream, names.command_stream):
+        await stream.delete_stream(config)
+    await publisher.close()
+    await taker.close()
+    await pool.close()
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--events", type=int, default=40_000)
+    parser.add_argument("--rounds", type=int, default=3)
+    arguments = parser.parse_args()
+    asyncio.run(main(arguments.events, arguments.rounds))
