@@ -156,8 +156,7 @@ class CommandEvents:
         """``loop.item`` or, of a fan-out, ``loop.shard.enqueued``."""
         type_ = EventType.LOOP_SHARD_ENQUEUED if command.shard else EventType.LOOP_ITEM
         meta = command.meta()
-        event = self._event(command, type_, "dispatched", meta, node_type="loop")
-        return event
+        return self._event(command, type_, "dispatched", meta, node_type="loop")
 
     def _event(
         self,

@@ -28,7 +28,8 @@ class Sum:
     def value(self, ctx: Mapping[str, Any], output: int | None = None) -> int:
         if self.output and output is None:
             raise Undefined
-        return self.constant + sum(ctx.get(name, 0) for name in self.names) + (output or 0) * self.output
+        known = sum(int(ctx.get(name, 0)) for name in self.names)
+        return self.constant + known + (output or 0) * self.output
 
 
 @dataclass(frozen=True)

@@ -1,2 +1,2 @@
-def main(numbers):
+def main(numbers: list[int]) -> dict[str, int]:
     return {"total": sum(numbers)}
