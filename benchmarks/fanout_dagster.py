@@ -60,7 +60,10 @@ def _rate(wanted: JobDefinition, items: int, folder: Path) -> float:
     folder.mkdir()
     with DagsterInstance.local_temp(str(folder)) as instance:
         started = time.perf_counter()
-        config = {"ops": {"expand": {"config": {"items": items}}}, "loggers": {"console": {"config": {"log_level": "ERROR"}}}}
+        config = {
+            "ops": {"expand": {"config": {"items": items}}},
+            "loggers": {"console": {"config": {"log_level": "ERROR"}}},
+        }
         if wanted is in_process:
             result = wanted.execute_in_process(run_config=config, instance=instance)
             assert result.success

@@ -19,6 +19,8 @@ from noetl_dagster.spark.sessions import SparkSessions
 
 from .conftest import playbook
 
+pytestmark = pytest.mark.spark
+
 EVENTS = "SELECT * FROM noetl.event WHERE execution_id = $1 AND event_type = $2 AND node_name = 'fan'"
 
 
