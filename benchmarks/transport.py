@@ -95,7 +95,7 @@ async def delays(log: EventLog, settings: Settings, publisher: NatsClient, taker
             await transport.publish([event])
 
     await asyncio.gather(*(iterate(number) for number in range(ITERATIONS)))
-    while len(intake.committed) < ITERATIONS * EVENTS_EACH:
+    while len(intake.committed) < ITERATIONS * EVENTS_EACH:  # noqa: ASYNC110
         await asyncio.sleep(0.01)
     stop.set()
     await running

@@ -35,7 +35,8 @@ async def listed(engine: Engine, count: int) -> None:
     """Waits until so many workers have reported."""
     async with asyncio.timeout(60):
         while (  # noqa: ASYNC110
-            await engine.runtime.pool.fetchval("SELECT count(*) FROM noetl.runtime WHERE status = 'ready'") < count
+            await engine.runtime.pool.fetchval("SELECT count(*) FROM noetl.runtime WHERE status = 'ready'")
+            < count
         ):
             await asyncio.sleep(0.1)
 
@@ -45,7 +46,9 @@ async def test_three_processes_one_killed(settings: Settings, spawn: Spawn) -> N
     async with serving(nats) as service:
         engine = await Engine.open(service.settings)
         processes = {
-            name: spawn(name, "--slots", str(slots), event_transport=EventTransport.NATS, server_url=service.url)
+            name: spawn(
+                name, "--slots", str(slots), event_transport=EventTransport.NATS, server_url=service.url
+            )
             for name, slots in (("small", 1), ("middle", 3), ("large", 8))
         }
         await listed(engine, 3)

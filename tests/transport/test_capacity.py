@@ -1,0 +1,57 @@
+"""Dispatch picks a worker with room for the tool kind, as the workers' reports say."""
+
+from __future__ import annotations
+
+import asyncio
+
+import asyncpg
+from nats.aio.client import Client as NatsClient
+
+from noetl_dagster.settings import Settings
+from noetl_dagster.transport.capacity import CapacityKeeper, CapacityRegistry, WorkerReport
+from noetl_dagster.transport.names import Names
+
+
+def report(name: str, free: int, **more: object) -> WorkerReport:
+    return WorkerReport.model_validate({"worker_id": name, "slots": 8, "available_slots": free, **more})
+
+
+def test_the_worker_with_most_room_gets_the_command() -> None:
+    registry = CapacityRegistry()
+    registry.heard(report("small", 1))
+    registry.heard(report("large", 3))
+    assert [registry.pick("http") for _ in range(5)] == ["large", "large", "large", "small", None]
+    registry.heard(report("small", 1))
+    assert registry.pick("http") == "small"
+
+
+def test_a_tool_kind_has_its_own_limit() -> None:
+    registry = CapacityRegistry()
+    registry.heard(report("w", 8, tool_pools={"spark": 1}))
+    assert [registry.pick("spark"), registry.pick("spark"), registry.pick("http")] == ["w", None, "w"]
+
+
+def test_workers_that_go_get_nothing() -> None:
+    registry = CapacityRegistry()
+    registry.heard(report("draining", 8, status="draining"))
+    registry.heard(report("stopped", 8, status="stopped"))
+    registry.heard(report("silent", 8, interval=1))
+    registry.workers["silent"].heard -= 10
+    assert registry.pick("http") is None
+    assert registry.lost() == ["stopped", "silent"]
+    assert registry.absent() == ["draining", "stopped", "silent"]
+
+
+async def test_reports_reach_memory_and_the_runtime_table(
+    client: NatsClient, pool: asyncpg.Pool, settings: Settings
+) -> None:
+    keeper = CapacityKeeper(client, pool, settings)
+    await keeper.open()
+    subject = Names.of(settings).capacity_of("w.1")
+    await client.publish(subject, b"no report")
+    await client.publish(subject, report("w.1", 5).model_dump_json().encode())
+    async with asyncio.timeout(5):
+        while not await pool.fetchval("SELECT capacity FROM noetl.runtime WHERE worker_id = 'w.1'"):  # noqa: ASYNC110
+            await asyncio.sleep(0.02)
+    assert keeper.registry.pick("http") == "w.1"
+    await keeper.close()
