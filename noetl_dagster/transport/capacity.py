@@ -58,7 +58,8 @@ class WorkerCapacity:
         if self.report.status != "ready":
             return 0
         slots = self.report.available_slots - sum(self.sent.values())
-        return min(slots, self.report.tool_pools.get(tool_kind, slots) - self.sent.get(tool_kind, 0))
+        pool = self.report.tool_pools.get(tool_kind)
+        return slots if pool is None else min(slots, pool - self.sent.get(tool_kind, 0))
 
     @property
     def lost(self) -> bool:
