@@ -8,7 +8,7 @@ import zlib
 from collections.abc import AsyncIterable, AsyncIterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
-from datetime import timedelta
+from datetime import datetime, timedelta
 from decimal import Decimal
 from enum import StrEnum
 from pathlib import PurePath
@@ -92,6 +92,8 @@ def _json_default(value: Any) -> Any:
         return dict(value)
     if isinstance(value, AbstractSet | Sequence) and not isinstance(value, bytes):
         return list(value)
+    if isinstance(value, datetime):  # pandas' own kind, which Arrow gives for nanoseconds
+        return value.isoformat() if value == value else None
     if isinstance(value, timedelta):
         return value.total_seconds()
     if isinstance(value, (PurePath, complex)):

@@ -16,7 +16,7 @@ Which engine reads what in place:
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, cast
 from urllib.parse import urlsplit
@@ -45,6 +45,17 @@ _TIERS = {
     "memory": StoreTier.MEMORY,
     "data": StoreTier.EVENTLOG,
 }
+
+
+_ARROW_NAMES = {
+    "bigint": "int64",
+    "int": "int32",
+    "smallint": "int16",
+    "tinyint": "int8",
+    "boolean": "bool",
+    "date": "date32",
+}
+"""Spark's names of the types that partition columns have, as Arrow calls them."""
 
 
 def split_uri(uri: str) -> tuple[str, str, str]:
@@ -233,16 +244,45 @@ def _gcs_filesystem(settings: Settings) -> Any:
     return fs.GcsFileSystem(anonymous=True, endpoint_override=address, scheme=scheme)
 
 
-def dataset(settings: Settings, uri: str, files: Sequence[str] | None = None) -> arrow_dataset.Dataset:
-    """A Parquet dataset in place, read lazily. ``files`` are names below the URI; empty finds them."""
+def dataset(
+    settings: Settings,
+    uri: str,
+    files: Sequence[str] | None = None,
+    columns: Mapping[str, str] | None = None,
+) -> arrow_dataset.Dataset:
+    """A Parquet dataset in place, read lazily, its folders ``name=value`` as columns.
+
+    Args:
+        files: names below the URI; empty finds them.
+        columns: types by name, Spark's or Arrow's. Without them a folder ``part=007`` is the number 7.
+    """
     from pyarrow import dataset as arrow_dataset
 
     names = [uri.rstrip("/") + "/" + name for name in files or ()] or list_files(settings, uri, ".parquet")
     if not names:
         raise ReferenceNotAvailableError(f"no Parquet files are below {uri}")
-    filesystem, _ = arrow_filesystem(settings, uri)
+    filesystem, base = arrow_filesystem(settings, uri)
     paths = [arrow_filesystem_path(settings, name) for name in names]
-    return arrow_dataset.dataset(paths, format="parquet", filesystem=filesystem)
+    return arrow_dataset.dataset(
+        paths,
+        format="parquet",
+        filesystem=filesystem,
+        partitioning=_hive_partitioning(names[0].removeprefix(uri.rstrip("/")), columns or {}),
+        partition_base_dir=base.rstrip("/"),
+    )
+
+
+def _hive_partitioning(file: str, columns: Mapping[str, str]) -> Any:
+    """How the folders of a dataset are read; types that are not known are inferred."""
+    import pyarrow as pa
+    from pyarrow import dataset as arrow_dataset
+
+    names = [folder.partition("=")[0] for folder in file.split("/")[:-1] if "=" in folder]
+    try:
+        types = [(name, pa.type_for_alias(_ARROW_NAMES.get(columns[name], columns[name]))) for name in names]
+    except (KeyError, ValueError):
+        types = []
+    return arrow_dataset.partitioning(pa.schema(types) if types else None, flavor="hive")
 
 
 def arrow_filesystem_path(settings: Settings, uri: str) -> str:

@@ -15,6 +15,7 @@ from noetl_dagster.storage.refs import RefKind, ResultRef
 
 if TYPE_CHECKING:
     import pyarrow as pa
+    from pyarrow import dataset as arrow_dataset
 
     from noetl_dagster.storage.store import ResultStore
 
@@ -166,7 +167,7 @@ def _mapping(value: Any, part: ResultRef) -> Mapping[str, Any]:
 
 async def _items_of_one(store: ResultStore, ref: ResultRef) -> AsyncIterator[Any]:
     if ref.kind is RefKind.DATASET:
-        batches = locations.dataset(store.settings, ref.physical_uri, ref.extra.get("files")).to_batches()
+        batches = _dataset(store.settings, ref).to_batches()
         while (batch := await asyncio.to_thread(next, batches, None)) is not None:
             for row in batch.to_pylist():
                 yield row
@@ -183,4 +184,10 @@ async def _items_of_one(store: ResultStore, ref: ResultRef) -> AsyncIterator[Any
 
 def read_dataset(settings: Settings, ref: ResultRef) -> pa.Table:
     """All rows of a dataset as one Arrow table."""
-    return locations.dataset(settings, ref.physical_uri, ref.extra.get("files")).to_table()
+    return _dataset(settings, ref).to_table()
+
+
+def _dataset(settings: Settings, ref: ResultRef) -> arrow_dataset.Dataset:
+    return locations.dataset(
+        settings, ref.physical_uri, ref.extra.get("files"), columns=ref.extra.get("columns")
+    )

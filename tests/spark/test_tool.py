@@ -66,6 +66,9 @@ async def test_a_frame_becomes_a_dataset_that_others_read(run: Run, box: Toolbox
     )
     assert [(row["part"], row["rows"]) for row in counted.data["rows"]] == [("0", 34), ("1", 33), ("2", 33)]
     assert (await box.results.find(ref.ref)).rows == 100
+    table = await box.results.get(ref)
+    assert table.schema.field("part").type == pa.string()
+    assert sorted(set(table["part"].to_pylist())) == ["0", "1", "2"]
 
 
 async def test_a_function_gets_each_manifest_as_one_frame(run: Run, box: Toolbox, tmp_path: Path) -> None:
@@ -95,10 +98,12 @@ async def test_a_function_gets_each_manifest_as_one_frame(run: Run, box: Toolbox
 
 
 async def test_tables_keep_their_types(run: Run, box: Toolbox) -> None:
-    table = pa.table({"n": pa.array([1, 2], pa.int32()), "at": pa.array([0, 1], pa.timestamp("us"))})
+    at = pa.array([0, 1_000], pa.timestamp("ns"))
+    table = pa.table({"n": pa.array([1, 2], pa.int32()), "at": at})
     ref = await put(box, table, "table", StoreTier.MINIO)
     result = await run(code="result = dict(rows.dtypes)", input={"rows": ref})
     assert result.data == {"n": "int", "at": "timestamp_ntz"}
+    assert '"at":"1970-01-01T00:00:00"' in (ref.preview or "")
 
 
 @pytest.mark.parametrize("tier", [None, StoreTier.MINIO])
