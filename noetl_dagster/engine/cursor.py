@@ -40,7 +40,8 @@ class CursorLoops:
             ToolError: the claim failed.
         """
         loop = program.step.loop
-        assert loop is not None and loop.cursor is not None
+        assert loop is not None
+        assert loop.cursor is not None
         known = execution.state.loops.get((program.step.name, visit), [])
         loop_ids = (*(entry.loop_id for entry in known), str(self._runtime.ids.next()))
         activation = Activation(execution, program, visit, loop_ids, Collection())

@@ -50,7 +50,7 @@ async def test_a_killed_fan_out_is_resumed(
 ) -> None:
     playbook, ledger = tmp_path / "ledger.yaml", tmp_path / "ledger.txt"
     playbook.write_text(textwrap.dedent(PLAYBOOK))
-    process = subprocess.Popen(
+    process = subprocess.Popen(  # noqa: ASYNC220
         [*COMMAND, "run", str(playbook), "--set", f"ledger={ledger}", "--json"],
         env=environment,
         cwd=tmp_path,
