@@ -38,6 +38,9 @@ DELAYS = 10_000
 POISON = (asyncpg.DataError, asyncpg.IntegrityConstraintViolationError, asyncpg.ProgramLimitExceededError)
 """Failures that lie in an event itself; every other failure of the database is waited out."""
 
+DATABASE_AWAY = (OSError, asyncpg.PostgresError, asyncpg.InterfaceError, asyncpg.InternalClientError)
+"""The last one is what asyncpg raises when the server dies in the middle of a COPY."""
+
 REDELIVERY_SECONDS = (1.0, 5.0, 15.0, 30.0)
 """Pauses before a message that failed is delivered again; after the last one it is put aside."""
 
@@ -236,7 +239,7 @@ class Ingestor:
                 return await work()
             except POISON:
                 raise
-            except (OSError, asyncpg.PostgresError, asyncpg.InterfaceError) as error:
+            except DATABASE_AWAY as error:
                 logger.warning("the event log does not take events: %s; trying again in %g s", error, pause)
             await asyncio.sleep(pause)
             pause = min(pause * 2, LONGEST_PAUSE_SECONDS)
