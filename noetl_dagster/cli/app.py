@@ -16,6 +16,7 @@ from noetl_dagster.cli.control import maintain, project, reap
 from noetl_dagster.cli.demo import demo
 from noetl_dagster.cli.ingest import ingest
 from noetl_dagster.cli.documents import settings as show_settings
+from noetl_dagster.cli.replay import replay
 from noetl_dagster.cli.run import resume, run
 from noetl_dagster.cli.serve import serve
 from noetl_dagster.cli.worker import worker
@@ -46,6 +47,7 @@ app.command()(ingest)
 app.command()(worker)
 app.command()(serve)
 app.command()(project)
+app.command()(replay)
 app.command()(reap)
 app.command()(maintain)
 app.command("records-api")(records_api)

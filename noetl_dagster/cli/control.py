@@ -49,7 +49,7 @@ def maintain() -> None:
 
 
 async def _project(*, once: bool, rebuild: bool) -> None:
-    async with _log_pool("noetl project") as (_, pool):
+    async with log_pool("noetl project") as (_, pool):
         projection = Projection(pool)
         if once or rebuild:
             taken = await (projection.rebuild() if rebuild else projection.catch_up())
@@ -60,7 +60,7 @@ async def _project(*, once: bool, rebuild: bool) -> None:
 
 
 async def _reap(*, once: bool, interval: float) -> None:
-    async with _log_pool("noetl reap") as (settings, pool):
+    async with log_pool("noetl reap") as (settings, pool):
         ids = Snowflake(process_node())
         intake = EventIntake(EventLog(pool, ids), settings.command_heartbeat_timeout_seconds)
         reaper = Reaper(pool, intake, ids)
@@ -78,7 +78,7 @@ async def _reap(*, once: bool, interval: float) -> None:
 
 
 @asynccontextmanager
-async def _log_pool(application: str) -> AsyncIterator[tuple[Settings, asyncpg.Pool]]:
+async def log_pool(application: str) -> AsyncIterator[tuple[Settings, asyncpg.Pool]]:
     """A few connections to the event log, with its schema applied."""
     settings = embedded.ensure(get_settings(), only=["postgres"])
     assert settings.db_url is not None

@@ -277,7 +277,7 @@ class OpSession:
         for key in ("total", "done", "failed"):
             if isinstance(end.envelope.get(key), int):
                 metadata[key] = MetadataValue.int(end.envelope[key])
-        return metadata
+        return metadata | _spark_metadata(end.envelope.get("spark"))
 
 
 def region_has_tokens(playbook: Playbook, region: Region) -> bool:
@@ -288,6 +288,13 @@ def region_has_tokens(playbook: Playbook, region: Region) -> bool:
         if step.name not in region.steps
         for target in step.targets
     )
+
+
+def _spark_metadata(metrics: Any) -> dict[str, Any]:
+    """Shuffle, spill and skew of a spark task: ``spark/shuffle_read_bytes``."""
+    if not isinstance(metrics, dict):
+        return {}
+    return {f"spark/{name}": value for name, value in metrics.items() if isinstance(value, int | float)}
 
 
 def _group_metadata(report: GroupReport) -> dict[str, Any]:

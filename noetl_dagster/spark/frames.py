@@ -16,6 +16,7 @@ from noetl_dagster.errors import StorageError
 from noetl_dagster.settings import Settings, StoreTier
 from noetl_dagster.spark.results_source import FORMAT, VALUE, StoredPart, dump_parts, elements, json_elements
 from noetl_dagster.storage import codec, locations
+from noetl_dagster.storage.loop import run_sync
 from noetl_dagster.storage.manifests import Strategy
 from noetl_dagster.storage.refs import RefKind, ResultRef
 
@@ -101,6 +102,24 @@ def stored_frame(spark: SparkSession, settings: Settings, rows: StoredRows) -> D
     if rows.fetched or not frames:
         frames.append(spark.createDataFrame([(text,) for text in rows.fetched], f"{VALUE} STRING"))
     return reduce(_stacked, frames)
+
+
+def frame_of(spark: SparkSession, store: ResultStore, execution_id: int, step: str, name: str) -> DataFrame:
+    """A result of an execution as a DataFrame, for code outside of the event loop, such as an asset's.
+
+    Args:
+        name: of the result: the data frame's in the mapping that a function returned, or the task's.
+
+    Raises:
+        ReferenceNotAvailableError: there is none, or it has expired.
+    """
+
+    async def find() -> StoredRows:
+        rows = StoredRows()
+        await rows.add(await store.find((execution_id, step, name)), store)
+        return rows
+
+    return stored_frame(spark, store.settings, run_sync(find()))
 
 
 def _stacked(above: DataFrame, below: DataFrame) -> DataFrame:

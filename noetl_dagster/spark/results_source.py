@@ -132,7 +132,7 @@ class _Reader(DataSourceReader):
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         assert isinstance(partition, _Share)
-        schema = to_arrow_schema(self._schema)
+        schema = to_arrow_schema(self._schema, timezone="UTC")
         for part in partition.parts:
             if part.content_type == codec.PARQUET:
                 yield from self._rows(part, schema)

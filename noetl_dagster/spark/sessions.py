@@ -28,6 +28,8 @@ def session_config(settings: Settings) -> dict[str, str]:
         "spark.sql.ansi.enabled": "true",
         "spark.sql.session.timeZone": "UTC",
         "spark.sql.execution.arrow.pyspark.enabled": "true",
+        # noetl_events decides most filters in PostgreSQL
+        "spark.sql.python.filterPushdown.enabled": "true",
         # an exception of a user's function shows the user's lines only
         "spark.sql.execution.pyspark.udf.simplifiedTraceback.enabled": "true",
     }
@@ -99,8 +101,6 @@ class SparkSessions:
     def _start(self) -> SparkSession:
         from pyspark.sql import SparkSession
 
-        from noetl_dagster.spark.results_source import results_source
-
         settings = self._settings
         builder = SparkSession.builder
         for name, value in session_config(settings).items():
@@ -117,7 +117,7 @@ class SparkSessions:
                 f"Spark at {settings.spark_address} does not start: {str(error).partition(chr(10))[0]}; "
                 "a local one needs Java 17 or newer on the PATH or in JAVA_HOME"
             ) from error
-        session.dataSource.register(results_source(settings))
+        register_sources(session, settings)
         # PySpark also prints what it raises
         logging.getLogger("SQLQueryContextLogger").setLevel(logging.CRITICAL)
         return session
@@ -133,16 +133,23 @@ class SparkSessions:
 def own_session(shared: SparkSession, settings: Settings, group: str, description: str) -> SparkSession:
     """A session over the shared context for one call, in this thread: its views, settings and results are
     its own, and its jobs carry ``group``. A Connect session already is a client's own."""
-    from noetl_dagster.spark.results_source import results_source
-
     if not is_classic(shared):
         shared.addTag(group)
         return shared
     shared.sparkContext.setJobGroup(group, description, True)
     session = shared.newSession()
     activate(session)
-    session.dataSource.register(results_source(settings))
+    register_sources(session, settings)
     return session
+
+
+def register_sources(session: SparkSession, settings: Settings) -> None:
+    """Makes ``noetl_results`` and ``noetl_events`` known to a session."""
+    from noetl_dagster.spark.events_source import events_source
+    from noetl_dagster.spark.results_source import results_source
+
+    session.dataSource.register(results_source(settings))
+    session.dataSource.register(events_source(settings))
 
 
 def activate(session: SparkSession) -> None:

@@ -59,6 +59,7 @@ class _Produced:
     value: Any = None
     datasets: dict[str, WrittenDataset] = field(default_factory=dict)
     only: str | None = None  # name of the one dataset that is the whole result
+    metrics: dict[str, int | float] = field(default_factory=dict)
 
 
 class SparkTool(Tool):
@@ -76,7 +77,8 @@ class SparkTool(Tool):
 
     Output: a DataFrame becomes a dataset (``format``, ``partition_by``, ``tier``, ``options``), a mapping
     with DataFrames in it a mapping with references in their place, any other value stays as it is. With
-    ``collect: true`` a DataFrame gives ``{rows, row_count, columns}``, at most ``max_rows`` of them.
+    ``collect: true`` a DataFrame gives ``{rows, row_count, columns}``, at most ``max_rows`` of them. The
+    envelope's ``spark`` says what it cost, see :func:`noetl_dagster.spark.metrics.metrics_of`.
 
     Raises ``ToolError`` of kind ``spark``, retryable when an executor, the JVM or the connection was lost.
     """
@@ -149,12 +151,15 @@ def _layout(call: ToolCall) -> Layout:
 
 def _perform(work: _Work) -> _Produced:
     """Everything that blocks: DataFrames of the inputs, the user's code, writing. Runs in a thread."""
+    from noetl_dagster.spark.metrics import metrics_of
     from noetl_dagster.spark.sessions import own_session
 
     try:
         settings, task = work.box.settings, f"{work.call.step}.{work.call.task.name}"
         session = own_session(work.spark, settings, work.group, task)
-        return _kept(_result(session, work), work)
+        produced = _kept(_result(session, work), work)
+        produced.metrics = metrics_of(work.spark, work.group)
+        return produced
     except (ToolError, StorageError):
         raise
     except Exception as error:
@@ -286,12 +291,13 @@ async def _published(produced: _Produced, work: _Work) -> ToolResult:
         )
         for name, written in produced.datasets.items()
     }  # fmt: skip
+    details = {"spark": produced.metrics} if produced.metrics else {}
     if produced.only is not None:
-        return ToolResult(ref=refs[produced.only])
+        return ToolResult(ref=refs[produced.only], details=details)
     if not refs:
-        return ToolResult(data=produced.value)
+        return ToolResult(data=produced.value, details=details)
     dumped = {name: ref.model_dump(mode="json", exclude_defaults=True) for name, ref in refs.items()}
-    return ToolResult(data={**produced.value, **dumped})
+    return ToolResult(data={**produced.value, **dumped}, details=details)
 
 
 def _tool_error(error: Exception, work: _Work) -> ToolError:
