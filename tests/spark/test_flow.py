@@ -23,7 +23,7 @@ from noetl_dagster.spark.sessions import SparkSessions
 pytestmark = pytest.mark.spark
 
 PLAYBOOK = Path(__file__).parents[2] / "playbooks" / "patient_flow.yaml"
-FACILITIES, PATIENTS = 2, 12
+FACILITIES, PATIENTS = 2, 6
 VALIDATION = "SELECT * FROM patient_flow.validation WHERE execution_id = $1 ORDER BY facility_id"
 
 Flow = Callable[[str], Awaitable[ExecutionState]]
@@ -61,7 +61,7 @@ async def flow(
 
     async def run(api_url: str) -> ExecutionState:
         monkeypatch.setenv("NOETL_CREDENTIAL_RECORDS_API", api_url)
-        workload: dict[str, Any] = {"facilities": FACILITIES, "patients": PATIENTS, "batch_size": 5}
+        workload: dict[str, Any] = {"facilities": FACILITIES, "patients": PATIENTS, "batch_size": 3}
         return await engine.run(load_playbook(PLAYBOOK), workload)
 
     yield run
@@ -86,7 +86,7 @@ async def test_every_patient_arrives_in_spite_of_faults(flow: Flow, pool: asyncp
 
 
 async def test_a_missing_patient_fails_the_execution_by_name(flow: Flow, pool: asyncpg.Pool) -> None:
-    app = without(create_app(seed=7), "/facilities/2/patients/12/conditions")
+    app = without(create_app(seed=7), "/facilities/2/patients/6/conditions")
     async with served(app) as api_url:
         state = await flow(api_url)
     assert state.status == "FAILED"
@@ -97,4 +97,4 @@ async def test_a_missing_patient_fails_the_execution_by_name(flow: Flow, pool: a
         "AND error IS NOT NULL LIMIT 1",
         state.execution_id,
     )
-    assert "facility 2, conditions: F002-P00011, F002-P00012" in message
+    assert "facility 2, conditions: F002-P00004, F002-P00005, F002-P00006" in message

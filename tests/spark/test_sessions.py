@@ -30,41 +30,6 @@ def test_settings_have_the_last_word() -> None:
     assert "spark.driver.memory" not in session_config(Settings(spark_remote="sc://cluster:15002"))
 
 
-def test_a_killed_jvm_is_replaced_and_keys_stay_out_of_the_plan(tmp_path: object) -> None:
-    """In a process of its own: it kills what the other tests share."""
-    script = textwrap.dedent(
-        """
-        import os, signal, sys, pathlib
-        from noetl_dagster.settings import Settings
-        from noetl_dagster.spark.results_source import FORMAT
-        from noetl_dagster.spark.sessions import SparkSessions
-
-        home = pathlib.Path(sys.argv[1])
-        small = dict(spark_master="local[1]", spark_driver_memory="512m")
-        sessions = SparkSessions(Settings(home=home, minio_secret_key="hush", **small))
-        first = sessions.get()
-        os.kill(first.sparkContext._gateway.proc.pid, signal.SIGKILL)
-        first.sparkContext._gateway.proc.wait()
-        second = sessions.get()
-        assert second is not first and second.range(3).count() == 3
-        empty = second.read.format(FORMAT).option("parts", "[]").load()
-        assert empty.count() == 0
-        assert "hush" not in empty._jdf.queryExecution().toString()
-        sessions.stop()
-        assert sessions.get().range(2).count() == 2
-        print("ok")
-        """
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", script, str(tmp_path)],
-        capture_output=True,
-        text=True,
-        timeout=240,
-        check=False,
-    )
-    assert done.stdout.endswith("ok\n"), done.stderr
-
-
 def test_a_spark_that_does_not_start_says_where_and_why(tmp_path: object) -> None:
     script = textwrap.dedent(
         """
