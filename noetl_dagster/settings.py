@@ -52,11 +52,15 @@ class Settings(BaseSettings):
     nats_namespace: str = Field("noetl", description="Prefix of our streams, subjects and KV buckets")
     event_transport: EventTransport = Field(EventTransport.DIRECT, description="direct, http or nats")
     event_nats_subject_prefix: str = Field("noetl.events", description="Subject prefix of worker events")
-    nats_replicas: int = Field(1, ge=1, description="Replicas of our streams: 1 on one server, 3 in a cluster")
+    nats_replicas: int = Field(
+        1, ge=1, description="Replicas of our streams: 1 on one server, 3 in a cluster"
+    )
 
     server_url: str = Field("http://127.0.0.1:8700", description="HTTP API that workers claim commands from")
     server_token: SecretStr | None = Field(None, description="Bearer token that workers send to the HTTP API")
-    server_ca: Path | None = Field(None, description="CA certificate of the HTTP API, PEM; empty: the system's")
+    server_ca: Path | None = Field(
+        None, description="CA certificate of the HTTP API, PEM; empty: the system's"
+    )
     service_host: str = Field("127.0.0.1", description="Address that the HTTP API listens on")
     service_port: int = Field(8700, description="Port of the HTTP API; 0: any free port, which is printed")
     service_tokens: SecretStr | None = Field(
@@ -80,31 +84,49 @@ class Settings(BaseSettings):
     minio_secret_key: SecretStr = Field(SecretStr("noetl-secret"), description="Secret key of the minio tier")
     minio_bucket: str = Field("noetl-results", description="Bucket of the minio tier, created when missing")
     minio_region: str = Field("us-east-1", description="Region sent to the minio tier")
-    s3_bucket: str | None = Field(None, description="Bucket of the s3 tier; credentials from the AWS environment")
+    s3_bucket: str | None = Field(
+        None, description="Bucket of the s3 tier; credentials from the AWS environment"
+    )
     gcs_bucket: str | None = Field(None, description="Bucket of the gcs tier")
     gcs_endpoint: str | None = Field(None, description="Endpoint of the gcs tier, for emulators")
 
-    default_store_tier: StoreTier = Field(StoreTier.MINIO, description="Tier of results above the inline limit")
-    pvc_mount_path: Path | None = Field(None, description="Mount of the pvc tier; embedded: a folder in the home")
-    pvc_tier_threshold_bytes: int = Field(10 * 1024**2, description="Results above go to pvc when it is mounted")
+    default_store_tier: StoreTier = Field(
+        StoreTier.MINIO, description="Tier of results above the inline limit"
+    )
+    pvc_mount_path: Path | None = Field(
+        None, description="Mount of the pvc tier; embedded: a folder in the home"
+    )
+    pvc_tier_threshold_bytes: int = Field(
+        10 * 1024**2, description="Results above go to pvc when it is mounted"
+    )
     inline_result_bytes: int = Field(8 * 1024, description="Results up to this size stay in the event itself")
     result_preview_bytes: int = Field(1024, description="Preview kept beside a reference, at most")
     loop_collection_threshold: int = Field(1000, description="Loop collections above are stored by reference")
 
     command_heartbeat_seconds: float = Field(15.0, description="Interval of a running command's heartbeats")
-    command_heartbeat_timeout_seconds: float = Field(300.0, description="A claim without heartbeat expires after")
+    command_heartbeat_timeout_seconds: float = Field(
+        300.0, description="A claim without heartbeat expires after"
+    )
     event_buffer_size: int = Field(500, ge=1, description="Events per group commit, at most")
-    event_buffer_milliseconds: float = Field(5.0, description="Longest time an event waits for its group commit")
+    event_buffer_milliseconds: float = Field(
+        5.0, description="Longest time an event waits for its group commit"
+    )
 
     retention_days: int | None = Field(
-        None, ge=1, description="Months of events older than this are dropped, with their executions; empty: never"
+        None,
+        ge=1,
+        description="Months of events older than this are dropped, with their executions; empty: never",
     )
     recovery_attempts: int = Field(5, ge=0, description="Times an execution is resumed whose process is gone")
-    recovery_backoff_seconds: float = Field(30.0, gt=0, description="Pause before it is resumed, doubled each time")
+    recovery_backoff_seconds: float = Field(
+        30.0, gt=0, description="Pause before it is resumed, doubled each time"
+    )
 
     credentials_file: Path | None = Field(None, description="YAML or JSON: name -> {type, data}")
     credential_key: SecretStr | None = Field(None, description="Fernet key of noetl.credential")
-    secrets_path: Path = Field(Path("/run/secrets"), description="Folder of the secrets tool's provider 'file'")
+    secrets_path: Path = Field(
+        Path("/run/secrets"), description="Folder of the secrets tool's provider 'file'"
+    )
     default_postgres_credential: str | None = Field(
         None, description="'embedded': postgres credentials that are not found mean the embedded server"
     )
@@ -121,7 +143,9 @@ class Settings(BaseSettings):
 
     embedded: bool = Field(True, description="Start embedded services for the addresses that are not set")
     records_api_port: int = Field(0, description="Port of the embedded records API; 0: any free port")
-    records_api_seed: int = Field(7, description="What the records and faults of the records API are made from")
+    records_api_seed: int = Field(
+        7, description="What the records and faults of the records API are made from"
+    )
     records_api_faults: float = Field(
         0.05, ge=0, le=1, description="Share of requests to the embedded records API that fail at first"
     )

@@ -14,8 +14,8 @@ from noetl_dagster.cli import executions
 from noetl_dagster.cli.console import fail
 from noetl_dagster.cli.control import maintain, project, reap
 from noetl_dagster.cli.demo import demo
-from noetl_dagster.cli.ingest import ingest
 from noetl_dagster.cli.documents import settings as show_settings
+from noetl_dagster.cli.ingest import ingest
 from noetl_dagster.cli.replay import replay
 from noetl_dagster.cli.run import resume, run
 from noetl_dagster.cli.serve import serve

@@ -27,7 +27,7 @@ SIZES: dict[str, dict[str, int]] = {
 DATA_TYPES = ("assessments", "conditions", "medications", "vital_signs", "demographics")
 
 VALIDATION = f"""
-SELECT facility_id, seeded, {', '.join(DATA_TYPES)}, records, complete
+SELECT facility_id, seeded, {", ".join(DATA_TYPES)}, records, complete
 FROM patient_flow.validation WHERE execution_id = $1 ORDER BY facility_id
 """
 
@@ -68,7 +68,9 @@ def _show(
     table = Table("facility", *right, "complete", title="patients per facility and data type")
     for row in validation:
         counts = [f"{row[name]}/{row['seeded']}" for name in DATA_TYPES]
-        table.add_row(str(row["facility_id"]), *counts, str(row["records"]), "yes" if row["complete"] else "NO")
+        table.add_row(
+            str(row["facility_id"]), *counts, str(row["records"]), "yes" if row["complete"] else "NO"
+        )
     console.print(table)
     right = [Column("results", justify="right"), Column("size", justify="right")]
     where = Table("step", "tier", *right, Column("in", overflow="fold"), title="where the large results are")

@@ -61,7 +61,9 @@ def build_graph(playbook: Playbook, graph: StepGraph) -> PlaybookGraph:
         node_defs=ops,
         dependencies=_as_nodes(ops, graph_name, _dependencies(playbook, graph, regions, names, step_names)),
         output_mappings=[
-            mapping for region in regions for mapping in _mappings(playbook, region, names, step_names, results)
+            mapping
+            for region in regions
+            for mapping in _mappings(playbook, region, names, step_names, results)
         ],
         config=workload_mapping(playbook, names[entry]),
     )
@@ -123,9 +125,7 @@ def _as_nodes(
 ) -> dict[NodeInvocation, dict[str, Any]]:
     """Ops of different playbooks must differ in name; in its graph each goes by the step's name alone."""
     aliases = {op.name: op.name.removeprefix(f"{prefix}__") for op in ops}
-    return {
-        NodeInvocation(name, alias=alias): dependencies.get(alias, {}) for name, alias in aliases.items()
-    }
+    return {NodeInvocation(name, alias=alias): dependencies.get(alias, {}) for name, alias in aliases.items()}
 
 
 def _mappings(

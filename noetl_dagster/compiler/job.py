@@ -58,7 +58,8 @@ def compile_playbook(playbook: Playbook) -> PlaybookJob:
         name,
         selection=AssetSelection.assets(*assets.keys),
         description=playbook.metadata.description or None,
-        tags={PLAYBOOK_TAG: playbook.metadata.path} | {f"noetl/tag/{tag}": "" for tag in playbook.metadata.tags},
+        tags={PLAYBOOK_TAG: playbook.metadata.path}
+        | {f"noetl/tag/{tag}": "" for tag in playbook.metadata.tags},
         executor_def=noetl_executor,
     )
     return PlaybookJob(name, playbook, assets, job, compiled)

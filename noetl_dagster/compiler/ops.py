@@ -98,7 +98,9 @@ class OpMaker:
             yield from session.outputs(ends, results, self._arc_names(fired))
             session.finish([failure] if failure is not None else [])
 
-        outs = {f"{RESULT}_{self.steps[name]}": _result_out(self.playbook.step(name)) for name in region.steps}
+        outs = {
+            f"{RESULT}_{self.steps[name]}": _result_out(self.playbook.step(name)) for name in region.steps
+        }
         outs |= self._arc_outs(region)
         return self._op(region, self.names[region.name], run, outs)
 
@@ -170,7 +172,9 @@ class OpMaker:
     ) -> OpDefinition:
         is_entry = starts and region.name == self.entry
         if ins is None:
-            ins = {} if is_entry and not region_has_tokens(self.playbook, region) else {TOKENS_IN: In(Nothing)}
+            ins = (
+                {} if is_entry and not region_has_tokens(self.playbook, region) else {TOKENS_IN: In(Nothing)}
+            )
         kinds = {task.kind for name in region.steps for task in self.playbook.step(name).tasks}
 
         # not annotated: Dagster refuses annotations that are text, as they are in this module
@@ -192,9 +196,7 @@ class OpMaker:
         return {RESULT: _result_out(self.playbook.step(steps[0]))} | self._arc_outs(region)
 
     def _arc_outs(self, region: Region) -> dict[str, Out]:
-        return {
-            arc_output(self.steps[target]): Out(Nothing, is_required=False) for target in region.targets
-        }
+        return {arc_output(self.steps[target]): Out(Nothing, is_required=False) for target in region.targets}
 
     def _arc_names(self, fired: list[str] | tuple[str, ...]) -> list[str]:
         return [arc_output(self.steps[target]) for target in fired]

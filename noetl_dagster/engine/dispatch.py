@@ -13,7 +13,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import asyncpg
 import nats.errors
 import orjson
 from nats.aio.client import Client as NatsClient
@@ -22,7 +21,7 @@ from nats.js import JetStreamContext
 from noetl_dagster.engine.ends import CommandEnds
 from noetl_dagster.engine.runtime import Runtime
 from noetl_dagster.errors import ToolError
-from noetl_dagster.events.connection import encode_json
+from noetl_dagster.events.connection import DATABASE_AWAY, encode_json
 from noetl_dagster.events.envelopes import error_envelope
 from noetl_dagster.settings import EventTransport
 from noetl_dagster.transport import queries
@@ -47,8 +46,6 @@ SLICE = 500
 CONFIRM_SECONDS = 5.0
 SWEEP_SECONDS = 5.0
 """Longest interval at which claims and notices are looked after; ends never wait for it."""
-
-DATABASE_AWAY = (OSError, asyncpg.PostgresError, asyncpg.InterfaceError)
 
 
 @dataclass(frozen=True, slots=True)

@@ -50,9 +50,7 @@ class Engine:
     projecting: BackgroundProjection
 
     @classmethod
-    async def open(
-        cls, settings: Settings, *, spark: Callable[[], SparkSession] | None = None
-    ) -> Engine:
+    async def open(cls, settings: Settings, *, spark: Callable[[], SparkSession] | None = None) -> Engine:
         """Opens a runtime and the control plane on it; see :meth:`Runtime.open`."""
         runtime = await Runtime.open(settings, spark=spark)
         assert settings.db_url is not None

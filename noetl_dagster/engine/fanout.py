@@ -55,9 +55,7 @@ class Fanouts:
         async with self._steps.entering(execution, program, visit) as entry:
             return await self._expand(execution, program, visit, entry)
 
-    async def _expand(
-        self, execution: Execution, program: StepProgram, visit: int, entry: Entry
-    ) -> Expanded:
+    async def _expand(self, execution: Execution, program: StepProgram, visit: int, entry: Entry) -> Expanded:
         if entry.end is not None:
             return Expanded(end=entry.end)
         try:
@@ -72,9 +70,7 @@ class Fanouts:
             await self._runtime.buffer.flush()
         return Expanded(groups=tuple(_groups(program, total)), total=total)
 
-    async def run_group(
-        self, execution: Execution, step: str, group: Group, visit: int = 1
-    ) -> GroupReport:
+    async def run_group(self, execution: Execution, step: str, group: Group, visit: int = 1) -> GroupReport:
         """Runs the shards of a group on the engine that the playbook names."""
         program = execution.program.step(step)
         activation = await self._steps.loops.activate(execution, program, visit, shard=True)

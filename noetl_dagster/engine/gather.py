@@ -192,7 +192,9 @@ class _Collector:
         start = len(self._parts)
         if not self._by_item:
             name = f"{self._loop_id}-bundle-{start}"
-            reference = await self._runtime.results.put(bundle, execution_id=execution_id, step=step, name=name)
+            reference = await self._runtime.results.put(
+                bundle, execution_id=execution_id, step=step, name=name
+            )
             self._parts.append(reference)
             return
         items = [

@@ -74,7 +74,12 @@ class Activation:
             TemplateError: the key cannot be rendered for this item.
         """
         loop = self.program.step.loop
-        if not self.shard or loop is None or loop.fanout.iter_key is None or isinstance(self.items, Partitions):
+        if (
+            not self.shard
+            or loop is None
+            or loop.fanout.iter_key is None
+            or isinstance(self.items, Partitions)
+        ):
             return None
         return str(compile_value(loop.fanout.iter_key).render({loop.iterator: item, "_index": index}))
 
@@ -122,9 +127,15 @@ def _is_small(item: Any) -> bool:
     """Scalars and short mappings are copied into the event for people; the collection has them all."""
     if isinstance(item, (int, float, bool)):
         return True
-    return len(item) <= 256 if isinstance(item, str) else isinstance(item, dict) and len(item) <= 8 and all(
-        isinstance(value, (int, float, bool)) or (isinstance(value, str) and len(value) <= 128)
-        for value in item.values()
+    return (
+        len(item) <= 256
+        if isinstance(item, str)
+        else isinstance(item, dict)
+        and len(item) <= 8
+        and all(
+            isinstance(value, (int, float, bool)) or (isinstance(value, str) and len(value) <= 128)
+            for value in item.values()
+        )
     )
 
 

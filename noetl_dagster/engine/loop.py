@@ -50,9 +50,7 @@ class Loops:
         else:
             await self._run_range(activation, 0, size, loop.max_in_flight)
         await self._runtime.buffer.flush()
-        result = await gather(
-            self._runtime, execution.id, activation.step, activation.loop_ids, size
-        )
+        result = await gather(self._runtime, execution.id, activation.step, activation.loop_ids, size)
         await self.finish(activation, result)
         return result
 

@@ -126,9 +126,7 @@ class InlineShards:
         return GroupReport(group, done, failed, skipped=len(group) - done - failed, seconds=seconds)
 
     async def _failed_elsewhere(self, activation: Activation) -> bool:
-        found = await self._runtime.pool.fetchval(
-            LOOP_FAILED, activation.execution.id, activation.loop_id
-        )
+        found = await self._runtime.pool.fetchval(LOOP_FAILED, activation.execution.id, activation.loop_id)
         return bool(found)
 
     async def _standing(self, command: Command, outcome: Outcome) -> Outcome:

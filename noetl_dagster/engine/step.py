@@ -106,9 +106,7 @@ class Steps:
             return await self._end(execution, program, visit, ending)
 
     @asynccontextmanager
-    async def entering(
-        self, execution: Execution, program: StepProgram, visit: int
-    ) -> AsyncIterator[Entry]:
+    async def entering(self, execution: Execution, program: StepProgram, visit: int) -> AsyncIterator[Entry]:
         """Writes ``step.enter`` and asks the admission policy; the turn lasts until the block ends.
 
         Yields:
@@ -171,9 +169,7 @@ class Steps:
         """Ends a visit with a failure that happened outside of any command."""
         return await self._end(execution, program, visit, _Ending(error_envelope(error)))
 
-    async def _work(
-        self, execution: Execution, program: StepProgram, visit: int, resumed: bool
-    ) -> _Ending:
+    async def _work(self, execution: Execution, program: StepProgram, visit: int, resumed: bool) -> _Ending:
         loop = program.step.loop
         if loop is not None:
             runner = self.loops if loop.cursor is None else self._cursors
@@ -192,9 +188,7 @@ class Steps:
         outcome = await self._attempts.run(execution, program, command, resumed=resumed)
         return _Ending(outcome.envelope, outcome.patches, step_values=outcome.step_values)
 
-    async def _loop_ending(
-        self, execution: Execution, program: StepProgram, result: LoopResult
-    ) -> _Ending:
+    async def _loop_ending(self, execution: Execution, program: StepProgram, result: LoopResult) -> _Ending:
         loop = program.step.loop
         assert loop is not None
         envelope = result.envelope
@@ -209,9 +203,7 @@ class Steps:
         patches = await self._merge(execution, program, result)
         return _Ending(envelope, patches, loop=result)
 
-    async def _merge(
-        self, execution: Execution, program: StepProgram, result: LoopResult
-    ) -> Patches:
+    async def _merge(self, execution: Execution, program: StepProgram, result: LoopResult) -> Patches:
         """What iterations wrote to ctx: at once if one after another, else merged, with a warning."""
         loop = program.step.loop
         assert loop is not None
@@ -229,9 +221,7 @@ class Steps:
             await self._warn(execution, program.step.name, f"{message}; the last item's value stands")
         return [(list(path), value) for path, value in written.items()]
 
-    async def _end(
-        self, execution: Execution, program: StepProgram, visit: int, ending: _Ending
-    ) -> StepEnd:
+    async def _end(self, execution: Execution, program: StepProgram, visit: int, ending: _Ending) -> StepEnd:
         """Applies ``output`` and ``set``, routes, and writes ``step.exit`` with the arcs that fired."""
         step = program.step.name
         cache = ReferenceCache()
@@ -330,9 +320,7 @@ class Steps:
         await self._runtime.buffer.post([event])
         execution.state.apply(event)
 
-    def _event(
-        self, execution: Execution, step: str, visit: int, type_: EventType, status: str
-    ) -> Event:
+    def _event(self, execution: Execution, step: str, visit: int, type_: EventType, status: str) -> Event:
         state = execution.state
         return Event(
             execution_id=state.execution_id,

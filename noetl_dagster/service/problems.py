@@ -22,6 +22,7 @@ from noetl_dagster.errors import (
     ReferenceNotAvailableError,
     ServiceError,
 )
+from noetl_dagster.events.connection import DATABASE_AWAY
 
 logger = logging.getLogger(__name__)
 
@@ -39,8 +40,6 @@ UNPROCESSABLE = (
     asyncpg.IntegrityConstraintViolationError,
     asyncpg.ProgramLimitExceededError,
 )
-DATABASE_AWAY = (OSError, asyncpg.PostgresError, asyncpg.InterfaceError)
-
 
 PROBLEM_JSON = "application/problem+json"
 

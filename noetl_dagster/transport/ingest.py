@@ -21,6 +21,7 @@ from nats.aio.client import Client as NatsClient
 from nats.aio.msg import Msg
 
 from noetl_dagster.errors import EventRefusedError
+from noetl_dagster.events.connection import DATABASE_AWAY
 from noetl_dagster.events.types import Event
 from noetl_dagster.settings import Settings
 from noetl_dagster.transport import queries
@@ -37,9 +38,6 @@ BATCH = 1_000
 DELAYS = 10_000
 POISON = (asyncpg.DataError, asyncpg.IntegrityConstraintViolationError, asyncpg.ProgramLimitExceededError)
 """Failures that lie in an event itself; every other failure of the database is waited out."""
-
-DATABASE_AWAY = (OSError, asyncpg.PostgresError, asyncpg.InterfaceError, asyncpg.InternalClientError)
-"""The last one is what asyncpg raises when the server dies in the middle of a COPY."""
 
 REDELIVERY_SECONDS = (1.0, 5.0, 15.0, 30.0)
 """Pauses before a message that failed is delivered again; after the last one it is put aside."""

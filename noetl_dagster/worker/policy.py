@@ -49,9 +49,7 @@ def default_action(program: TaskProgram, *, failed: bool) -> PolicyAction:
     return DEFAULT_ERROR_ACTION
 
 
-def delay_before(
-    backoff: Backoff, delay: float, retries: int, *, retry_after: float | None = None
-) -> float:
+def delay_before(backoff: Backoff, delay: float, retries: int, *, retry_after: float | None = None) -> float:
     """Seconds to wait before the next try.
 
     Args:

@@ -139,9 +139,7 @@ def compile_step(playbook: Playbook, step: Step) -> StepProgram:
         set=compile_set(step.set, in_loop=False),
         admit=None if step.spec.admit is None else condition(step.spec.admit),
         collection=collection,
-        arcs=tuple(
-            (condition(arc.when), compile_set(arc.set, in_loop=False)) for arc in step.routing.arcs
-        ),
+        arcs=tuple((condition(arc.when), compile_set(arc.set, in_loop=False)) for arc in step.routing.arcs),
     )
 
 

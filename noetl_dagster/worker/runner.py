@@ -115,9 +115,7 @@ class CommandRunner:
     ) -> Outcome:
         """Runs the tasks of a command, without its events and sink; never raises for their failure."""
         try:
-            scope = await execution.command_scope(
-                program, command, cache, self._box.results.get, values
-            )
+            scope = await execution.command_scope(program, command, cache, self._box.results.get, values)
         except (ToolError, TemplateError, CredentialError, StorageError) as error:
             return Outcome(error_envelope(error))
         loop = program.step.loop

@@ -22,7 +22,16 @@ LAYERS = [
 ]
 """From the ground up: a module may import from its own layer and those below."""
 
-KNOW_DAGSTER = {"compiler", "resources", "io_managers", "sensors", "schedules", "definitions", "cli", "service"}
+KNOW_DAGSTER = {
+    "compiler",
+    "resources",
+    "io_managers",
+    "sensors",
+    "schedules",
+    "definitions",
+    "cli",
+    "service",
+}
 
 MODULES = sorted(PACKAGE.rglob("*.py"))
 

@@ -61,4 +61,6 @@ async def test_a_job_runs_under_either_executor(
     assert run.returncode == 0, run.stderr[-3000:]
     total = "SELECT result -> 'data' FROM noetl.event WHERE event_type = 'step.exit' AND node_name = 'total'"
     assert await pool.fetchval(total) == 13
-    assert await pool.fetchval("SELECT count(*) FROM noetl.event WHERE event_type = 'playbook.completed'") == 1
+    assert (
+        await pool.fetchval("SELECT count(*) FROM noetl.event WHERE event_type = 'playbook.completed'") == 1
+    )

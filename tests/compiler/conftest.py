@@ -40,9 +40,7 @@ def noetl(settings: Settings) -> Iterator[NoetlResource]:
 
 
 @pytest.fixture
-def launch(
-    noetl: NoetlResource, dagster_instance: DagsterInstance
-) -> Callable[..., DagsterRunResult]:
+def launch(noetl: NoetlResource, dagster_instance: DagsterInstance) -> Callable[..., DagsterRunResult]:
     """Runs a playbook as its Dagster job in this process."""
 
     def launch(text: str, **workload: Any) -> DagsterRunResult:
@@ -50,9 +48,7 @@ def launch(
         defs = definitions_of([playbook], noetl)
         job = defs.resolve_job_def("sample")
         config = {"ops": {"sample_playbook": {"config": workload}}} if workload else None
-        result = job.execute_in_process(
-            run_config=config, instance=dagster_instance, raise_on_error=False
-        )
+        result = job.execute_in_process(run_config=config, instance=dagster_instance, raise_on_error=False)
         run = dagster_instance.get_run_by_id(result.run_id)
         assert run is not None
         execution_id = int(run.tags[EXECUTION_TAG])

@@ -121,7 +121,9 @@ def test_an_unhandled_failure_fails_the_run_and_names_the_step(launch: Launch) -
 
 
 def test_playbooks_with_steps_of_the_same_name_live_together(noetl: NoetlResource) -> None:
-    text = HEAD + "workflow: [{step: start, tool: {kind: noop}, next: [end]}, {step: end, tool: {kind: noop}}]"
+    text = (
+        HEAD + "workflow: [{step: start, tool: {kind: noop}, next: [end]}, {step: end, tool: {kind: noop}}]"
+    )
     playbooks = [
         parse_playbook(text.replace("sample", name), file=f"{name}.yaml") for name in ("first", "second")
     ]

@@ -79,7 +79,10 @@ def test_a_full_reexecution_is_an_execution_of_its_own(
         job_def=job, run_config=config, tags=run.tags, parent_run_id=run.run_id, root_run_id=run.run_id
     )
     execute_run(InMemoryJob(job), again, dagster_instance, raise_on_error=True)
-    assert state_of(noetl, dagster_instance, again.run_id).execution_id != state_of(noetl, dagster_instance, run.run_id).execution_id
+    assert (
+        state_of(noetl, dagster_instance, again.run_id).execution_id
+        != state_of(noetl, dagster_instance, run.run_id).execution_id
+    )
 
 
 def job_of(noetl: NoetlResource) -> JobDefinition:

@@ -96,7 +96,8 @@ async def test_two_of_fifty_shards_fail_and_the_partial_arc_is_taken(run: Run) -
                 if n in (7, 31):
                     raise ValueError(f"no {n}")
                 result = n
-        """.rstrip() + ROUTED
+        """.rstrip()
+        + ROUTED
     )
     assert state.status is ExecutionStatus.COMPLETED, state.error
     assert state.latest["part"].envelope["data"] == 2
@@ -115,7 +116,8 @@ async def test_a_partial_fan_in_is_a_failure_that_an_arc_may_take(run: Run) -> N
             loop: {in: [1, 2, 3], iterator: n}
             spec: {loop_mode: fanout, fanout: {max_shard_retries: 0}}
             tool: {kind: python, input: {n: "{{ n }}"}, code: "result = 6 / (n - 2)"}
-        """.rstrip() + ROUTED
+        """.rstrip()
+        + ROUTED
     )
     assert state.status is ExecutionStatus.COMPLETED, state.error
     assert state.latest["part"].envelope["data"] == 1
@@ -135,7 +137,8 @@ async def test_shards_that_fail_once_complete_under_the_same_name(run: Run, engi
                 if name in "cgi" and attempt == 1:
                     raise ValueError("not yet")
                 result = name.upper()
-        """.rstrip() + ROUTED
+        """.rstrip()
+        + ROUTED
     )
     assert state.status is ExecutionStatus.COMPLETED, state.error
     assert "whole" in state.latest
@@ -162,7 +165,8 @@ async def test_retries_are_bounded(run: Run, engine: Engine) -> None:
             loop: {in: [1], iterator: n}
             spec: {loop_mode: fanout}
             tool: {kind: python, code: "raise ValueError('never')"}
-        """.rstrip() + ROUTED
+        """.rstrip()
+        + ROUTED
     )
     assert "none" in state.latest
     failed = await events(engine, state, "loop.shard.failed")
@@ -183,7 +187,8 @@ async def test_fail_fast_issues_no_more_work(run: Run, engine: Engine) -> None:
               loop_mode: fanout
               fanout: {fail_fast: true, max_concurrent: 2, max_groups: 8, max_shard_retries: 0}
             tool: {kind: python, input: {n: "{{ n }}"}, code: "result = 1 / (n - 3)"}
-        """.rstrip() + ROUTED
+        """.rstrip()
+        + ROUTED
     )
     assert state.status is ExecutionStatus.COMPLETED, state.error
     assert "part" in state.latest
@@ -207,7 +212,8 @@ async def test_a_shard_lives_no_longer_than_its_ttl(run: Run) -> None:
                 while time.monotonic() < until:
                     time.sleep(0.01)
                 result = seconds
-        """.rstrip() + ROUTED
+        """.rstrip()
+        + ROUTED
     )
     assert "part" in state.latest, state.error
     error = state.latest["fan"].envelope["results"][1]["error"]
@@ -251,7 +257,8 @@ async def test_few_items(run: Run, engine: Engine, items: str) -> None:
             loop: {{in: {items}, iterator: n}}
             spec: {{loop_mode: fanout}}
             tool: {{kind: python, input: {{n: "{{{{ n }}}}"}}, code: "result = n"}}
-        """.rstrip() + ROUTED
+        """.rstrip()
+        + ROUTED
     )
     assert "whole" in state.latest, state.error
     expected = [5] if items == "[5]" else []

@@ -24,7 +24,12 @@ def test_the_pace_is_that_of_the_last_half_minute() -> None:
 
 
 def test_durations_are_for_people() -> None:
-    assert [duration(seconds) for seconds in (0.2, 40, 200, 7_500)] == ["0 s", "40 s", "3 min 20 s", "2 h 5 min"]
+    assert [duration(seconds) for seconds in (0.2, 40, 200, 7_500)] == [
+        "0 s",
+        "40 s",
+        "3 min 20 s",
+        "2 h 5 min",
+    ]
 
 
 async def test_counts_come_from_the_log(run: Run, engine: Engine) -> None:

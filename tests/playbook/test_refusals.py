@@ -1,6 +1,5 @@
 """Broken playbooks are refused, each with its place and a remedy, and all problems at once."""
 
-
 from __future__ import annotations
 
 import pytest
