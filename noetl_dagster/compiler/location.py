@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence
 
 from dagster import Definitions
 
+from noetl_dagster.compiler.beside import definitions_beside
 from noetl_dagster.compiler.job import PlaybookJob, compile_playbook
 from noetl_dagster.compiler.ops import NOETL, PYSPARK, RESULTS_IO
 from noetl_dagster.compiler.tokens import TOKENS, token_io_manager
@@ -27,10 +28,12 @@ logger = logging.getLogger(__name__)
 
 
 def build_definitions(settings: Settings) -> Definitions:
-    """Every playbook of the folder that loads. A broken one is left out with its errors in the log."""
+    """Every playbook of the folder that loads, and the assets in ``*_assets.py`` beside them. What is broken
+    is left out with its errors in the log."""
     noetl = NoetlResource()
     jobs = [compile_playbook(playbook) for playbook in load_folder(settings)]
-    return Definitions.merge(_definitions(jobs, noetl), control_of(jobs, noetl))
+    beside = definitions_beside(settings.playbooks_path)
+    return Definitions.merge(_definitions(jobs, noetl), control_of(jobs, noetl), beside)
 
 
 def load_folder(settings: Settings) -> list[Playbook]:
