@@ -1,9 +1,14 @@
 """What the spark tool costs: the patient flow's normalisation in plain PySpark, and through the tool.
 
     python -m benchmarks.spark --patients 2000
+    python -m benchmarks.spark --records 20000000 --cores 1 2
 
 Both read the same raw pages of the minio tier and write the same Parquet. Plain PySpark gets the pages from
 a local copy, its best case. Prints seconds of each (best of ``--repeats``) and their ratio.
+
+With ``--records`` the pages are synthetic vital signs on the shared volume, of a hundredth, a tenth and all
+of that number, each with every number of cores: how cost grows with data and falls with cores. 20 million
+take some 3 GB of disk.
 """
 
 from __future__ import annotations
@@ -11,18 +16,22 @@ from __future__ import annotations
 import argparse
 import asyncio
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
 import orjson
-from pyspark.sql import SparkSession
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F  # noqa: N812, Spark's own convention
 
 from noetl_dagster import embedded
 from noetl_dagster.playbook.models import Task
 from noetl_dagster.records_api import DataType, RecordBook
 from noetl_dagster.settings import Settings, StoreTier
+from noetl_dagster.spark.datasets import Layout, register, write_dataset
 from noetl_dagster.spark.functions import load_function
 from noetl_dagster.spark.sessions import SparkSessions
 from noetl_dagster.storage.refs import ResultRef
@@ -33,6 +42,7 @@ from noetl_dagster.tools.credentials import Credentials
 from noetl_dagster.tools.spark import SparkTool
 
 PLAYBOOKS = Path(__file__).parents[1] / "playbooks"
+RECORDS_A_PAGE = 10
 BATCH = 10
 """Patients whose pages lie in one object, as in the playbook."""
 
@@ -81,39 +91,102 @@ async def best(repeats: int, work: Callable[[int], Awaitable[None]]) -> float:
     return min(times)
 
 
-async def compare(patients: int, repeats: int, folder: Path) -> tuple[float, float]:
-    """Seconds of plain PySpark and of the tool."""
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """Seconds of the same work by hand and through the tool."""
+
+    by_hand: float
+    by_tool: float
+
+    def __str__(self) -> str:
+        ratio = self.by_tool / self.by_hand
+        return f"plain PySpark {self.by_hand:.2f} s, spark tool {self.by_tool:.2f} s, ratio {ratio:.2f}"
+
+
+@asynccontextmanager
+async def opened(settings: Settings) -> AsyncIterator[tuple[Toolbox, SparkSession]]:
+    """A toolbox without an event log, and its Spark session."""
+    sessions, clients = SparkSessions(settings), Clients(settings)
+    spark = await asyncio.to_thread(sessions.get)
+    async with ResultStore(settings, None) as store:
+        yield Toolbox(settings, store, Credentials(settings), clients, sessions.get), spark
+    await clients.close()
+    sessions.stop()
+
+
+async def by_tool(box: Toolbox, inputs: Mapping[str, Any], execution_id: int) -> None:
+    config = {"function": "patient_flow_spark.py:normalise", "partition_by": ["facility_id"]}
+    task = Task(name="datasets", kind="spark", config=config)
+    call = ToolCall(execution_id, "normalise", task, config, dict(inputs), folder=str(PLAYBOOKS))
+    await SparkTool().run(call, box)
+
+
+async def compare(patients: int, repeats: int, folder: Path) -> Measured:
+    """The records API's pages of the minio tier."""
     volume = folder / "volume"
     volume.mkdir()
     found = await asyncio.to_thread(embedded.ensure, Settings(), only=["object_store"])
     settings = found.model_copy(update={"home": folder / "home", "pvc_mount_path": volume})
-    sessions = SparkSessions(settings)
-    spark = await asyncio.to_thread(sessions.get)
-    clients = Clients(settings)
     pages = pages_of(patients)
-    async with ResultStore(settings, None) as store:
-        box = Toolbox(settings, store, Credentials(settings), clients, sessions.get)
-        refs = {name: await stored(store, name, batches) for name, batches in pages.items()}
+    async with opened(settings) as (box, spark):
+        refs = {name: await stored(box.results, name, batches) for name, batches in pages.items()}
         for name, batches in pages.items():
             write_lines(folder / "raw" / name, batches)
 
         async def by_hand(repeat: int) -> None:
             await asyncio.to_thread(plain, spark, folder / "raw", folder / f"plain-{repeat}")
 
-        async def by_tool(repeat: int) -> None:
-            config = {"function": "patient_flow_spark.py:normalise", "partition_by": ["facility_id"]}
-            task = Task(name="datasets", kind="spark", config=config)
-            await SparkTool().run(
-                ToolCall(repeat, "normalise", task, config, refs, folder=str(PLAYBOOKS)), box
-            )
-
         await by_hand(-1)  # the JVM compiles while it warms up
-        seconds = await best(repeats, by_hand), await best(repeats, by_tool)
+        measured = Measured(
+            await best(repeats, by_hand), await best(repeats, lambda repeat: by_tool(box, refs, repeat))
+        )
         for batch in refs.values():
-            await asyncio.gather(*(store.delete(ref) for ref in batch))
-    await clients.close()
-    sessions.stop()
-    return seconds
+            await asyncio.gather(*(box.results.delete(ref) for ref in batch))
+    return measured
+
+
+async def compare_synthetic(records: int, cores: int, repeats: int, folder: Path) -> Measured:
+    """Synthetic vital signs on the shared volume."""
+    volume = folder / "volume"
+    volume.mkdir(parents=True)
+    update = {"home": folder / "home", "pvc_mount_path": volume, "spark_master": f"local[{cores}]"}
+    layout = Layout(tier=StoreTier.PVC)
+    async with opened(Settings().model_copy(update=update)) as (box, spark):
+        store = box.results
+        uri = store.dataset_uri(execution_id=0, step="benchmark", name="raw", tier=StoreTier.PVC)
+        written = await asyncio.to_thread(write_dataset, synthetic(spark, records), box.settings, uri, layout)
+        ref = await register(written, store, layout, execution_id=0, step="benchmark", name="raw")
+        normalise = load_function("patient_flow_spark.py:normalise", str(PLAYBOOKS))
+
+        def write_by_hand(target: Path) -> None:
+            frame = normalise(spark, vital_signs=spark.read.parquet(uri))["vital_signs"]
+            frame.write.partitionBy("facility_id").parquet(str(target))
+
+        async def by_hand(repeat: int) -> None:
+            await asyncio.to_thread(write_by_hand, folder / f"plain-{repeat}")
+
+        await by_hand(-1)
+        return Measured(
+            await best(repeats, by_hand),
+            await best(repeats, lambda repeat: by_tool(box, {"vital_signs": ref}, repeat)),
+        )
+
+
+def synthetic(spark: SparkSession, records: int) -> DataFrame:
+    """Pages of ``RECORDS_A_PAGE`` records as JSON texts, of 50 facilities; made by Spark itself."""
+    page, number = F.col("id"), F.sequence(F.lit(0), F.lit(RECORDS_A_PAGE - 1))
+    record = lambda n: F.struct(  # noqa: E731, a lambda is what transform takes
+        F.format_string("F%03d", page % 50).alias("facility_id"),
+        F.format_string("P%08d", page).alias("patient_id"),
+        F.format_string("V%d-%d", page, n).alias("vital_sign_id"),
+        (95 + (page * 7 + n) % 80).cast("string").alias("systolic_mmhg"),
+        (55 + (page * 3 + n) % 45).alias("diastolic_mmhg"),
+        F.when(page % 16 == 0, "n/a").otherwise((50 + page % 60).cast("string")).alias("pulse_per_minute"),
+        F.format_string("36.%d", page % 10).alias("temperature_c"),
+        F.date_add(F.lit("2023-01-01").cast("date"), (page % 700).cast("int")).alias("measured_on"),
+    )
+    pages = spark.range(records // RECORDS_A_PAGE)
+    return pages.select(F.to_json(F.struct(F.transform(number, record).alias("data"))).alias("value"))
 
 
 async def stored(store: ResultStore, name: str, batches: list[list[dict[str, Any]]]) -> list[ResultRef]:
@@ -133,11 +206,21 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--patients", type=int, default=1000)
     parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--records", type=int, help="synthetic records in place of the API's patients")
+    parser.add_argument("--cores", type=int, nargs="+", default=[1, 2])
     arguments = parser.parse_args()
-    with TemporaryDirectory() as folder:
-        by_hand, by_tool = asyncio.run(compare(arguments.patients, arguments.repeats, Path(folder)))
-    print(f"{arguments.patients} patients, {len(DataType)} data types, best of {arguments.repeats}")
-    print(f"plain PySpark {by_hand:.2f} s, spark tool {by_tool:.2f} s, ratio {by_tool / by_hand:.2f}")
+    if arguments.records is None:
+        with TemporaryDirectory() as folder:
+            measured = asyncio.run(compare(arguments.patients, arguments.repeats, Path(folder)))
+        print(
+            f"{arguments.patients} patients, {len(DataType)} data types, best of {arguments.repeats}: {measured}"
+        )
+        return
+    for records in (arguments.records // 100, arguments.records // 10, arguments.records):
+        for cores in arguments.cores:
+            with TemporaryDirectory() as folder:
+                work = compare_synthetic(records, cores, arguments.repeats, Path(folder) / "run")
+                print(f"{records:>11,} records, {cores} cores: {asyncio.run(work)}", flush=True)
 
 
 if __name__ == "__main__":
