@@ -223,3 +223,14 @@ def main(spark):
 """
     )
     assert any("/6 tasks" in line for line in told), told
+
+
+async def test_the_envelope_says_what_the_call_cost(run: Run) -> None:
+    result = await run(command="SELECT id % 7 AS k, count(*) AS n FROM range(0, 10000, 1, 4) GROUP BY 1")
+    cost = result.details["spark"]
+    assert cost["jobs"] >= 1
+    assert cost["tasks"] >= 4
+    assert cost["shuffle_write_bytes"] > 0
+    assert cost["shuffle_read_bytes"] > 0
+    assert cost["disk_spilled_bytes"] == 0
+    assert cost["skew"] >= 1
