@@ -49,7 +49,7 @@ async def test_cancelling_stops_the_running_commands_of_another_process(
         outcomes = await asyncio.gather(*(other.lifecycle.cancel(execution.id, "enough") for _ in range(5)))
         with pytest.raises(ExecutionCancelledError, match="enough"):
             await work
-        assert time.monotonic() - begin < 1.5
+        assert time.monotonic() - begin < 10, "far sooner than the command itself would have ended"
     finally:
         await other.close()
     await engine.runtime.buffer.flush()

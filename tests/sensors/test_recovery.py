@@ -21,7 +21,9 @@ from dagster import DagsterInstance, DagsterRunStatus, RunRequest, SensorResult,
 from noetl_dagster.compiler.job import PlaybookJob, compile_playbook
 from noetl_dagster.compiler.location import control_of, definitions_of
 from noetl_dagster.compiler.runs import latest_run
+from noetl_dagster.engine.engine import Engine
 from noetl_dagster.engine.recovery import Abandoned, Request, Verdict, remember, remembered
+from noetl_dagster.events.projection import Projection
 from noetl_dagster.events.state import ExecutionStatus
 from noetl_dagster.playbook.loader import load_playbook
 from noetl_dagster.resources.noetl import NoetlResource, close_engines, dump_settings
@@ -173,11 +175,23 @@ def test_a_loop_killed_at_half_goes_on_without_doing_anything_again(
     assert not late.success, "a second run of the same request finds its epoch open"
 
 
+async def until_projected(engine: Engine, execution_id: int) -> None:
+    """Waits for the projection: another test's long transaction on this server holds its horizon back."""
+    async with asyncio.timeout(60):
+        while True:
+            await Projection(engine.runtime.pool).catch_up()
+            found = "SELECT 1 FROM noetl.execution WHERE execution_id = $1"
+            if await engine.runtime.pool.fetchval(found, execution_id):
+                return
+            await asyncio.sleep(0.1)
+
+
 def test_recovery_backs_off_and_gives_up(job: PlaybookJob, noetl: NoetlResource) -> None:
     engine = noetl.engine()
     created = run_sync(engine.lifecycle.create(job.playbook))
     last = "SELECT max(created_at) FROM noetl.event WHERE execution_id = $1"
     start = run_sync(engine.runtime.pool.fetchval(last, created.id))
+    run_sync(until_projected(engine, created.id))
 
     def judged(seconds: float, *requests: float) -> Abandoned:
         requested = (
