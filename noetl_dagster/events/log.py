@@ -67,6 +67,9 @@ class EventLog:
             return set()
         if len(events) == 1:
             return {events[0].event_id} if await self.append_once(events[0], connection=connection) else set()
+        if len(events) == 1:  # a prepared insert is quicker than starting a COPY
+            [event] = events
+            return {event.event_id} if await self.append_once(event, connection=connection) else set()
         rows = [as_row(event) for event in events]
         if connection is not None:
             return await _insert_new(connection, rows)
