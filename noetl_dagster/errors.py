@@ -113,6 +113,10 @@ class ExecutionCancelledError(ExecutionStateError):
     """The execution was cancelled while it was being driven."""
 
 
+class WorkloadError(NoetlError):
+    """A value given for the workload does not fit the playbook."""
+
+
 class ServiceError(NoetlError):
     """An embedded or external service cannot be started or reached."""
 

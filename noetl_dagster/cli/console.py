@@ -22,7 +22,7 @@ notes = Console(stderr=True)
 
 def fail(message: str, code: int = 1) -> NoReturn:
     """Prints a message on standard error and ends the program."""
-    notes.print(message, style="red", markup=False, highlight=False)
+    notes.print(message, style="red", markup=False, highlight=False, soft_wrap=True)
     raise SystemExit(code)
 
 

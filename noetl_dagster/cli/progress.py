@@ -104,7 +104,7 @@ class _Lines:
     def update(self, found: Overview) -> None:
         now = time.monotonic()
         for step in found.steps:
-            note = _note(step, self._paces)
+            note = _note(step, self._paces).removesuffix(" FAILED")  # the state says so already
             due = now - self._at.get(step.step, 0.0) >= PLAIN_SECONDS and step.status == "RUNNING"
             if self._shown.get(step.step) == step.status and not due:
                 continue

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -38,6 +39,7 @@ def run(
     """Run a playbook as its Dagster job; exit code 0 when it completes, 1 when it does not."""
     loaded = load_playbook(playbook)
     workload = {**_payload(payload), **parse_sets(sets or [])}
+    _warn_of_unknown_keys(loaded, workload)
     with open_session() as session:
         found = run_playbook(session, loaded, workload, execution_id, quiet=as_json, verbose=verbose)
         _finish(found, as_json)
@@ -86,6 +88,16 @@ def parse_sets(sets: list[str]) -> dict[str, Any]:
         except yaml.YAMLError as error:
             fail(f"--set {entry!r}: the value is not YAML: {error}", code=2)
     return parsed
+
+
+def _warn_of_unknown_keys(playbook: Playbook, workload: dict[str, Any]) -> None:
+    """Keys that the playbook's workload lacks are allowed, since templates may ask for them, but rarely meant."""
+    known = [str(key) for key in playbook.workload]
+    for key in workload:
+        if key not in known:
+            near = get_close_matches(key, known, n=1)
+            hint = f"did you mean {near[0]!r}?" if near else f"it has {', '.join(known) or 'none'}"
+            notes.print(f"warning: the workload has no key {key!r}; {hint}", style="yellow", markup=False)
 
 
 def _payload(path: Path | None) -> dict[str, Any]:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from dagster import DagsterInstance, DagsterRun
+from dagster import DagsterInstance, DagsterInvalidConfigError, DagsterRun
 from dagster._core.definitions.job_base import InMemoryJob
 from dagster._core.execution.api import execute_run
 from dagster._core.remote_origin import (
@@ -20,6 +20,7 @@ from dagster._core.utils import make_new_run_id
 from noetl_dagster.compiler.attach import RESUME_TAG, execution_tags
 from noetl_dagster.compiler.job import compile_playbook
 from noetl_dagster.compiler.location import definitions_of
+from noetl_dagster.errors import WorkloadError
 from noetl_dagster.playbook.models import Playbook
 from noetl_dagster.resources.noetl import NoetlResource
 from noetl_dagster.settings import Settings
@@ -57,6 +58,9 @@ def launch(
         workload: keys that override the playbook's workload.
         resumes: the run that drove the execution before, shown as the parent.
         quiet: keep Dagster's own log lines off the console; they are in the run's log anyway.
+
+    Raises:
+        WorkloadError: a value of ``workload`` does not have the type of the playbook's default.
     """
     compiled = compile_playbook(playbook)
     job = definitions_of([playbook], noetl).resolve_job_def(compiled.name)
@@ -64,19 +68,23 @@ def launch(
     run_config: dict[str, Any] = compiled.run_config(workload or {})
     if quiet:
         run_config["loggers"] = {"console": {"config": {"log_level": "CRITICAL"}}}
-    run = instance.create_run_for_job(
-        job_def=job,
-        run_id=run_id,
-        run_config=run_config,
-        tags={
-            **(tags or {}),
-            **execution_tags(execution_id, run_id),
-            **({RESUME_TAG: run_id} if resumed else {}),
-        },
-        parent_run_id=resumes.run_id if resumes is not None else None,
-        root_run_id=(resumes.root_run_id or resumes.run_id) if resumes is not None else None,
-        remote_job_origin=_origin(playbook, compiled.name, noetl.settings),
-    )
+    try:
+        run = instance.create_run_for_job(
+            job_def=job,
+            run_id=run_id,
+            run_config=run_config,
+            tags={
+                **(tags or {}),
+                **execution_tags(execution_id, run_id),
+                **({RESUME_TAG: run_id} if resumed else {}),
+            },
+            parent_run_id=resumes.run_id if resumes is not None else None,
+            root_run_id=(resumes.root_run_id or resumes.run_id) if resumes is not None else None,
+            remote_job_origin=_origin(playbook, compiled.name, noetl.settings),
+        )
+    except DagsterInvalidConfigError as error:
+        reasons = "; ".join(one.message for one in error.errors)
+        raise WorkloadError(f"workload of {playbook.name}: {reasons}") from error
     result = execute_run(InMemoryJob(job), run, instance, raise_on_error=False)
     failures = (event.message for event in result.all_events if event.is_run_failure)
     return Launch(run_id, execution_id, result.success, next(failures, None))

@@ -10,6 +10,8 @@ from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from noetl_dagster.errors import ServiceError
+
 
 class ServiceName(StrEnum):
     """The embedded services."""
@@ -64,7 +66,13 @@ def write_state(home: Path, state: State) -> None:
 @contextmanager
 def locked(home: Path) -> Iterator[None]:
     """Holds the state folder against every other process and thread."""
-    home.mkdir(parents=True, exist_ok=True)
-    with (home / "services.lock").open("w") as handle:
+    try:
+        home.mkdir(parents=True, exist_ok=True)
+        handle = (home / "services.lock").open("w")
+    except OSError as error:
+        raise ServiceError(
+            f"the state folder {home} cannot be used: {error}; set NOETL_HOME to another"
+        ) from None
+    with handle:
         fcntl.flock(handle, fcntl.LOCK_EX)
         yield

@@ -82,3 +82,15 @@ def test_an_unknown_execution_is_named(cli: Cli) -> None:
     status = cli("status", "12345")
     assert status.returncode == 1
     assert "no execution 12345" in status.stderr
+
+
+def test_a_value_of_the_wrong_type_is_one_line(cli: Cli, tmp_path: Path) -> None:
+    file = tmp_path / "sum.yaml"
+    file.write_text(GOOD)
+
+    run = cli("run", str(file), "--set", "a=text", "--set", "bb=[1]")
+
+    assert run.returncode == 1
+    assert "Traceback" not in run.stderr
+    assert "workload of sum" in run.stderr
+    assert "did you mean 'b'" in run.stderr
