@@ -26,6 +26,8 @@ import pytest
 from botocore.config import Config
 from botocore.exceptions import ClientError
 from dagster import DagsterInstance
+from hypothesis import HealthCheck
+from hypothesis import settings as hypothesis_settings
 
 from noetl_dagster import embedded
 from noetl_dagster.events import schema
@@ -35,6 +37,12 @@ from noetl_dagster.settings import Settings, get_settings
 PROJECT = Path(__file__).parents[1]
 HOME = Path(os.environ.get("NOETL_TEST_HOME", PROJECT / ".noetl-test")).resolve()
 IN_USE = pytest.StashKey[IO[str]]()
+
+# the same examples everywhere, however slow the machine is: a test that fails here fails there
+hypothesis_settings.register_profile(
+    "steady", deadline=None, derandomize=True, database=None, suppress_health_check=[HealthCheck.too_slow]
+)
+hypothesis_settings.load_profile("steady")
 
 
 def pytest_configure(config: pytest.Config) -> None:

@@ -19,6 +19,7 @@ from typing import Any
 from weakref import WeakKeyDictionary
 
 THREADS = 32
+REPEAT_SECONDS = 5.0  # between interrupts of the same code: long enough for its `finally` to clean up
 
 
 class Interrupted(BaseException):
@@ -61,8 +62,9 @@ class _Mailbox:
 class CodeThreads:
     """Daemon threads, started when needed, at most ``limit`` that are not written off."""
 
-    def __init__(self, limit: int = THREADS) -> None:
+    def __init__(self, limit: int = THREADS, repeat_seconds: float = REPEAT_SECONDS) -> None:
         self._limit = limit
+        self._repeat_seconds = repeat_seconds
         self._jobs: queue.SimpleQueue[_Job] = queue.SimpleQueue()
         self._lock = threading.Lock()
         self._threads = 0
@@ -86,6 +88,7 @@ class CodeThreads:
             return await job.future
         except asyncio.CancelledError:
             self._abandon(job)
+            self._interrupt(job, loop)
             raise
 
     def _submit(self, job: _Job) -> None:
@@ -103,18 +106,30 @@ class CodeThreads:
             job.abandoned = True
             if job.thread is None:
                 return  # not begun: the thread that takes it drops it; or over already
-            identity, error = ctypes.c_ulong(job.thread), ctypes.py_object(Interrupted)
-            ctypes.pythonapi.PyThreadState_SetAsyncExc(identity, error)
             with self._lock:
                 self._threads -= 1
                 self._waiting -= 1
 
+    def _interrupt(self, job: _Job, loop: asyncio.AbstractEventLoop) -> None:
+        """Raises ``Interrupted`` in abandoned code, again and again until the code has ended.
+
+        Once is not enough: Python drops an exception that is raised in a ``__del__`` or a weakref callback.
+        """
+        with job.lock:
+            if job.thread is None:
+                return
+            identity, error = ctypes.c_ulong(job.thread), ctypes.py_object(Interrupted)
+            ctypes.pythonapi.PyThreadState_SetAsyncExc(identity, error)
+        loop.call_later(self._repeat_seconds, self._interrupt, job, loop)
+
     def _work(self) -> None:
         while True:
+            job = self._jobs.get()
             try:
-                if not self._perform(self._jobs.get()):
+                if not self._perform(job):
                     return
             except Interrupted:  # written off between two instructions
+                job.thread = None  # its number may be given to another thread
                 return
             with self._lock:
                 self._waiting -= 1

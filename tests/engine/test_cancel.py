@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import time
 
 import pytest
 
@@ -12,13 +11,15 @@ from noetl_dagster.errors import ExecutionCancelledError, ExecutionStateError
 from noetl_dagster.events.state import ExecutionStatus
 from noetl_dagster.settings import Settings
 
+from tests.waiting import PATIENCE_SECONDS, until
+
 from .conftest import playbook
 
 SLOW = """
 workflow:
   - step: start
     loop: {in: "{{ range(50) | list }}", iterator: n, spec: {mode: parallel, max_in_flight: 3}}
-    tool: {kind: shell, command: "sleep 30"}
+    tool: {kind: shell, command: "sleep 600"}
     next: [after]
   - {step: after, tool: {kind: noop}}
 """
@@ -32,9 +33,12 @@ COUNT = "SELECT count(*) FROM noetl.event WHERE execution_id = $1 AND event_type
 
 async def claimed(engine: Engine, execution_id: int, count: int = 1) -> None:
     """Waits until commands of an execution run."""
-    async with asyncio.timeout(20):
-        while await engine.runtime.pool.fetchval(COUNT, execution_id, "command.claimed") < count:  # noqa: ASYNC110
-            await asyncio.sleep(0.02)
+    pool = engine.runtime.pool
+
+    async def enough() -> bool:
+        return bool(await pool.fetchval(COUNT, execution_id, "command.claimed") >= count)
+
+    await until(enough)
 
 
 async def test_cancelling_stops_the_running_commands_of_another_process(
@@ -45,16 +49,15 @@ async def test_cancelling_stops_the_running_commands_of_another_process(
     await claimed(engine, execution.id, 3)
     other = await Engine.open(settings)
     try:
-        begin = time.monotonic()
         outcomes = await asyncio.gather(*(other.lifecycle.cancel(execution.id, "enough") for _ in range(5)))
-        with pytest.raises(ExecutionCancelledError, match="enough"):
-            await work
-        assert time.monotonic() - begin < 10, "far sooner than the command itself would have ended"
+        async with asyncio.timeout(PATIENCE_SECONDS):  # far sooner than the commands themselves would end
+            with pytest.raises(ExecutionCancelledError, match="enough"):
+                await work
     finally:
         await other.close()
     await engine.runtime.buffer.flush()
     pool = engine.runtime.pool
-    assert sorted(outcomes) == [False, False, False, False, True] or any(outcomes)
+    assert any(outcomes)
     assert await pool.fetchval(COUNT, execution.id, "execution.cancelled") == 1
     assert await pool.fetchval(COUNT, execution.id, "command.claimed") == 3
     state = (await engine.runtime.load(execution.id)).state
@@ -70,15 +73,11 @@ async def test_children_are_cancelled_with_their_parent(engine: Engine) -> None:
     )
     execution = await engine.lifecycle.create(playbook(PARENT))
     work = asyncio.create_task(engine.watch.guard(execution, engine.walker.run(execution)))
-    child = None
-    async with asyncio.timeout(20):
-        while child is None:
-            await asyncio.sleep(0.02)
-            child = await engine.runtime.pool.fetchval(
-                "SELECT execution_id FROM noetl.event "
-                "WHERE parent_execution_id = $1 AND event_type = 'command.claimed'",
-                execution.id,
-            )
+    query = (
+        "SELECT execution_id FROM noetl.event "
+        "WHERE parent_execution_id = $1 AND event_type = 'command.claimed'"
+    )
+    child = await until(lambda: engine.runtime.pool.fetchval(query, execution.id))
     assert await engine.lifecycle.cancel(execution.id, "enough")
     with pytest.raises(ExecutionCancelledError):
         await work
@@ -114,6 +113,6 @@ async def test_the_watch_survives_a_lost_connection(engine: Engine) -> None:
     )
     await engine.lifecycle.cancel(execution.id)
     with pytest.raises(ExecutionCancelledError):
-        await asyncio.wait_for(work, 6)
+        await asyncio.wait_for(work, PATIENCE_SECONDS)
     await engine.liveness.renew()
     assert await engine.liveness.is_driven(execution.id)

@@ -201,8 +201,8 @@ async def test_a_shard_lives_no_longer_than_its_ttl(run: Run) -> None:
         """
         workflow:
           - step: fan
-            loop: {in: [0, 30], iterator: seconds}
-            spec: {loop_mode: fanout, fanout: {shard_ttl: 0.3, max_shard_retries: 0, allow_partial: true}}
+            loop: {in: [0, 600], iterator: seconds}
+            spec: {loop_mode: fanout, fanout: {shard_ttl: 1.5, max_shard_retries: 0, allow_partial: true}}
             tool:
               kind: python
               input: {seconds: "{{ seconds }}"}
@@ -215,7 +215,6 @@ async def test_a_shard_lives_no_longer_than_its_ttl(run: Run) -> None:
         """.rstrip()
         + ROUTED
     )
-    assert "part" in state.latest, state.error
     error = state.latest["fan"].envelope["results"][1]["error"]
     assert error["kind"] == "timeout"
     assert "shard_ttl" in error["message"]

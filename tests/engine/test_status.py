@@ -14,6 +14,8 @@ from noetl_dagster.errors import ExecutionNotFoundError
 from noetl_dagster.events import projection
 from noetl_dagster.events.projection import Projection, read_execution
 
+from tests.waiting import PATIENCE_SECONDS
+
 from .conftest import playbook
 
 TEXT = """
@@ -42,7 +44,7 @@ async def run(engine: Engine) -> int:
 
 async def settle(engine: Engine) -> None:
     taken = Projection(engine.runtime.pool)
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(PATIENCE_SECONDS):
         await taken.catch_up()
         while await taken.lag_seconds() > 0:
             await asyncio.sleep(0.02)
@@ -83,7 +85,7 @@ async def test_the_overview_has_the_counts_of_every_step(engine: Engine) -> None
 
 async def test_driving_keeps_the_projection_up_to_date(engine: Engine) -> None:
     state = await engine.run(playbook(TEXT))
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(PATIENCE_SECONDS):
         query = "SELECT status FROM noetl.execution WHERE execution_id = $1"
         while await engine.runtime.pool.fetchval(query, state.execution_id) != "FAILED":  # noqa: ASYNC110
             await asyncio.sleep(0.05)

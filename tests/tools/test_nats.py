@@ -37,7 +37,7 @@ async def test_publish_plain_and_confirmed(run: Any, box: Toolbox, bucket: str) 
     inbox = await client.subscribe(f"{bucket}.plain")
 
     await run("nats", operation="publish", subject=f"{bucket}.plain", value={"a": 1}, headers={"k": "v"})
-    message = await inbox.next_msg(timeout=5)
+    message = await inbox.next_msg(timeout=60)
     stream = client.jetstream()
     await stream.add_stream(name=bucket, subjects=[f"{bucket}.kept"])
     confirmed = (await run("nats", operation="publish", subject=f"{bucket}.kept", value="x", ack=True)).data

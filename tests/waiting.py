@@ -1,0 +1,46 @@
+"""Waiting for a condition: tests say what must come true, never how fast this machine is."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import time
+from collections.abc import Awaitable, Callable
+from typing import TypeVar
+
+import psutil
+
+PATIENCE_SECONDS = 90.0
+"""Far longer than a busy machine needs. Only a test that fails anyway waits so long."""
+
+T = TypeVar("T")
+
+
+async def until(condition: Callable[[], T | Awaitable[T]], what: str = "") -> T:
+    """Waits until ``condition()``, awaited where it must be, is true; gives its value."""
+    deadline = time.monotonic() + PATIENCE_SECONDS
+    while True:
+        found = condition()
+        if inspect.isawaitable(found):
+            found = await found
+        if found:
+            return found
+        assert time.monotonic() < deadline, f"waited in vain for {what or condition}"
+        await asyncio.sleep(0.02)
+
+
+def until_now(condition: Callable[[], T], what: str = "") -> T:
+    """``until`` for tests without an event loop."""
+    deadline = time.monotonic() + PATIENCE_SECONDS
+    while not (found := condition()):
+        assert time.monotonic() < deadline, f"waited in vain for {what or condition}"
+        time.sleep(0.02)
+    return found
+
+
+def ended(pid: int) -> bool:
+    """Whether a process is gone, or only waits for its parent to notice."""
+    try:
+        return psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return True
