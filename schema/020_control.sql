@@ -104,3 +104,20 @@ CREATE TABLE IF NOT EXISTS noetl.dead_letter (
     deliveries      integer     NOT NULL DEFAULT 1,
     created_at      timestamptz NOT NULL DEFAULT now()
 );
+
+-- Whether commands of an execution may still be issued, queued and claimed. Asking closes the gate of the
+-- execution to cancellation until the asking transaction ends: what it writes is committed before the
+-- execution.cancelled event, or not at all. Volatile, so that its look comes after the wait for the gate.
+CREATE OR REPLACE FUNCTION noetl.is_open(execution bigint) RETURNS boolean
+    LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE AS $$
+BEGIN
+    PERFORM pg_advisory_xact_lock_shared(hashtext('noetl.gate'), hashint8(execution));
+    RETURN NOT EXISTS (
+        SELECT FROM noetl.event WHERE execution_id = execution AND event_type = 'execution.cancelled');
+END $$;
+
+-- Waits until nobody issues commands of an execution, and keeps it so until the end of the transaction.
+CREATE OR REPLACE FUNCTION noetl.close_gate(execution bigint) RETURNS void
+    LANGUAGE sql VOLATILE AS $$
+    SELECT pg_advisory_xact_lock(hashtext('noetl.gate'), hashint8(execution))
+$$;

@@ -45,7 +45,8 @@ class Children:
         try:
             async with asyncio.timeout(float(timeout) if timeout is not None else None):
                 if execution.state.is_running:
-                    await self._watch.guard(execution, self._walker.run(execution))
+                    work = self._walker.run(execution)
+                    await self._watch.guard(execution.id, work, epoch=execution.state.epoch)
         except ExecutionCancelledError as error:
             raise ToolError(
                 f"step {call.step}: child {error}", kind="cancelled", details=_details(execution)

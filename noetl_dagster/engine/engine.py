@@ -90,7 +90,7 @@ class Engine:
             ExecutionCancelledError: the execution was cancelled, and the work with it.
         """
         with self.projecting.running():
-            return await self.watch.guard(execution, work)
+            return await self.watch.guard(execution.id, work, epoch=execution.state.epoch)
 
     def reaper(self) -> Reaper:
         """Finds claims of silent workers."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+from collections import deque
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from typing import Any
@@ -89,8 +91,14 @@ async def issue(
 ) -> AsyncIterator[list[Command]]:
     """Issues the commands of a range of items, slice by slice, and gives those that are to run.
 
-    Iterations that the log says are done are left out; failed ones get a new attempt.
+    Iterations that the log says are done are left out; failed ones get a new attempt. Commands are given only
+    when they are in the log; of a fan-out, the next slice is made while one is being written.
+
+    Raises:
+        ExecutionCancelledError: the execution was cancelled meanwhile; the rest is not issued.
     """
+    ahead = 1 if activation.shard else 0
+    writing: deque[tuple[asyncio.Future[set[int]], list[Command]]] = deque()
     for begin in range(start, stop, SLICE):
         end = min(begin + SLICE, stop)
         known = await _known(runtime, activation, begin, end) if activation.resumed else {}
@@ -108,12 +116,20 @@ async def issue(
             commands.append(command)
             if not pending:
                 events.extend(_issue_events(runtime, activation, command))
-        if activation.shard:
-            await runtime.buffer.post(events)  # the fan-out flushes at its end: the next slice need not wait
-        else:
-            await runtime.buffer.append(events)
-        if commands:
-            yield commands
+        writing.append((asyncio.ensure_future(runtime.buffer.append(events)), commands))
+        while len(writing) > ahead:
+            if issued := await _written(writing):
+                yield issued
+    while writing:
+        if issued := await _written(writing):
+            yield issued
+
+
+async def _written(writing: deque[tuple[asyncio.Future[set[int]], list[Command]]]) -> list[Command]:
+    """The commands of the first slice, as soon as they are in the log."""
+    landed, commands = writing.popleft()
+    await landed
+    return commands
 
 
 def _issue_events(runtime: Runtime, activation: Activation, command: Command) -> list[Event]:

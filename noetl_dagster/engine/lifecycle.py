@@ -2,18 +2,25 @@
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from typing import Any
+
+import asyncpg
 
 from noetl_dagster.engine.region import TokenQueue
 from noetl_dagster.engine.runtime import Runtime
 from noetl_dagster.engine.watch import CHANNEL, NOTIFY
-from noetl_dagster.errors import ExecutionNotFoundError, ExecutionStateError
-from noetl_dagster.events.envelopes import to_result
-from noetl_dagster.events.queries import RUNNING_CHILDREN
+from noetl_dagster.errors import ExecutionNotFoundError, ExecutionStateError, ToolError
+from noetl_dagster.events.envelopes import error_envelope, to_result
+from noetl_dagster.events.queries import CLOSE_GATE, RUNNING_CHILDREN
 from noetl_dagster.events.state import ExecutionState, ExecutionStatus, StepEnd
 from noetl_dagster.events.types import Event, EventType
 from noetl_dagster.playbook.loader import parse_playbook
 from noetl_dagster.playbook.models import Playbook
+from noetl_dagster.transport.queries import LEASED, WITHDRAW_ALL
+from noetl_dagster.worker.command import Outcome
+from noetl_dagster.worker.context import CommandContext
 from noetl_dagster.worker.execution import Execution
 
 _WORKFLOW_ENDS = {
@@ -99,9 +106,12 @@ class Lifecycle:
             )
         event = self._event(state, EventType.EXECUTION_RESUMED, "RUNNING")
         event.meta = {"epoch": state.epoch + 1, **(origin or {})}
-        if not await self._runtime.log.append_once(event):
-            raise ExecutionStateError(f"execution {execution_id} was resumed by somebody else just now")
-        await self._runtime.pool.execute(NOTIFY, CHANNEL, str(execution_id))
+        async with self._deciding(execution_id) as (connection, now):
+            if now.status is ExecutionStatus.CANCELLED:
+                raise ExecutionStateError(f"execution {execution_id} was cancelled by somebody else just now")
+            if not await self._runtime.log.append_once(event, connection=connection):
+                raise ExecutionStateError(f"execution {execution_id} was resumed by somebody else just now")
+            await connection.execute(NOTIFY, CHANNEL, str(execution_id))
         state.apply(event)
         return execution
 
@@ -133,31 +143,68 @@ class Lifecycle:
         return await self._stop(execution.state, event)
 
     async def cancel(self, execution_id: int, reason: str = "cancelled on request") -> bool:
-        """Cancels an execution: no further command is issued. False when it had ended already.
+        """Cancels an execution for good. False when it had ended already.
+
+        From the commit on no command of it is issued, queued or claimed. Commands that workers of the pool
+        had claimed end as failed with it; their workers, and whoever drives the execution, are told to stop.
 
         Raises:
             ExecutionNotFoundError: there is no such execution.
         """
-        cancelled = False
         while True:
-            state = await self._state(execution_id)
-            if not state.is_running:
+            try:
+                cancelled = await self._cancel(execution_id, reason)
                 break
-            event = self._event(state, EventType.EXECUTION_CANCELLED, "CANCELLED")
-            event.error = reason
-            cancelled = await self._stop(state, event) is ExecutionStatus.CANCELLED
+            except asyncpg.DeadlockDetectedError:  # the ends of its commands arrived in another order
+                continue
         for child in await self._runtime.pool.fetch(RUNNING_CHILDREN, execution_id):
             await self.cancel(child["execution_id"], f"its parent {execution_id}: {reason}")
         return cancelled
 
-    async def _state(self, execution_id: int) -> ExecutionState:
-        events = await self._runtime.log.lifecycle(execution_id)
+    async def _cancel(self, execution_id: int, reason: str) -> bool:
+        async with self._deciding(execution_id) as (connection, state):
+            if not state.is_running:
+                return False
+            event = self._event(state, EventType.EXECUTION_CANCELLED, "CANCELLED")
+            event.error = reason
+            if not await self._runtime.log.append_once(event, connection=connection):
+                return False  # it has completed or failed just now
+            leased = await connection.fetch(LEASED, execution_id)
+            ends = [self._interrupted(execution_id, row, reason) for row in leased]
+            await self._runtime.log.append(ends, connection=connection)
+            await connection.execute(WITHDRAW_ALL, execution_id)
+            await connection.execute(NOTIFY, CHANNEL, str(execution_id))
+            return True
+
+    def _interrupted(self, execution_id: int, row: Any, reason: str) -> Event:
+        """The end of a claimed command, in the place of the one that its worker will not send."""
+        context = CommandContext.model_validate(row["context"])
+        error = ToolError(
+            f"step {context.step}: execution {execution_id} was cancelled: {reason}",
+            kind="cancelled",
+            code="EXECUTION_CANCELLED",
+        )
+        event = self._runtime.commands.ended(
+            context.command(execution_id, None), Outcome(error_envelope(error))
+        )
+        event.worker_id = row["worker_id"]
+        return event
+
+    @asynccontextmanager
+    async def _deciding(self, execution_id: int) -> AsyncIterator[tuple[Any, ExecutionState]]:
+        """A transaction with the execution's state, to which nobody adds commands or epochs meanwhile."""
+        async with self._runtime.pool.acquire() as connection, connection.transaction():
+            await connection.execute(CLOSE_GATE, execution_id)
+            yield connection, await self._state(execution_id, connection)
+
+    async def _state(self, execution_id: int, connection: Any = None) -> ExecutionState:
+        events = await self._runtime.log.lifecycle(execution_id, connection=connection)
         if not events:
             raise ExecutionNotFoundError(f"no execution {execution_id} in the event log")
         return ExecutionState.fold(execution_id, events)
 
     async def _stop(self, state: ExecutionState, event: Event) -> ExecutionStatus:
-        """Ends the epoch with ``event``, unless somebody ended it before, and tells who drives it."""
+        """Ends the epoch with ``event``, unless somebody ended it before."""
         workflow = None
         if event.event_type in _WORKFLOW_ENDS:
             workflow = self._event(state, _WORKFLOW_ENDS[EventType(event.event_type)], event.status or "")
@@ -166,8 +213,6 @@ class Lifecycle:
             ended = await self._runtime.log.append_once(event, connection=connection)
             if ended and workflow is not None:
                 await self._runtime.log.append_once(workflow, connection=connection)
-            if ended and event.event_type == EventType.EXECUTION_CANCELLED:
-                await connection.execute(NOTIFY, CHANNEL, str(state.execution_id))
         if ended:
             state.apply(event)
         else:

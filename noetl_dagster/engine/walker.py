@@ -43,9 +43,12 @@ class Walker:
                 blocked.add(region.name)
             settled[region.name].set()
 
-        async with asyncio.TaskGroup() as group:
-            for region in graph.regions:
-                group.create_task(drive(region))
+        try:
+            async with asyncio.TaskGroup() as group:
+                for region in graph.regions:
+                    group.create_task(drive(region))
+        except BaseExceptionGroup as errors:
+            raise errors.exceptions[0] from errors
         return await self._lifecycle.finish_if_over(execution)
 
     async def _run_region(self, execution: Execution, region: Region) -> bool:

@@ -1,4 +1,8 @@
-"""Tells the work on an execution that the execution was cancelled, or taken over by a later epoch."""
+"""Tells the work on an execution that the execution was cancelled, or taken over by a later epoch.
+
+A process that drives an execution stops at either. A command that a worker of the pool has claimed stops at a
+cancellation only: who resumes the execution finds the command claimed and waits for its end.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +19,6 @@ from noetl_dagster.engine.liveness import Liveness
 from noetl_dagster.errors import ExecutionCancelledError, ExecutionStateError, NoetlError
 from noetl_dagster.events.queries import INTERRUPTIONS
 from noetl_dagster.events.types import EventType
-from noetl_dagster.worker.execution import Execution
 
 logger = logging.getLogger(__name__)
 
@@ -33,7 +36,7 @@ T = TypeVar("T")
 @dataclass(eq=False, slots=True)
 class _Guarded:
     execution_id: int
-    epoch: int
+    epoch: int | None
     task: asyncio.Task[Any]
     reason: NoetlError | None = None
 
@@ -48,19 +51,27 @@ class Watch:
         self._poller: asyncio.Task[None] | None = None
         self._news = asyncio.Event()
 
-    async def guard(self, execution: Execution, work: Coroutine[Any, Any, T]) -> T:
-        """Awaits ``work``, the driving of an execution in its present epoch.
+    async def open(self) -> None:
+        """Listens from now on, so that no work is begun that could not be stopped."""
+        await self._liveness.listen(CHANNEL, self._notified)
+
+    async def guard(self, execution_id: int, work: Coroutine[Any, Any, T], *, epoch: int | None = None) -> T:
+        """Awaits ``work`` on an execution.
+
+        Args:
+            epoch: the epoch that the work drives; None for a single command, whatever the epoch.
 
         Raises:
             ExecutionCancelledError: the execution was cancelled; the work was cancelled with it.
             ExecutionStateError: a later epoch has taken the execution over.
         """
         task = asyncio.get_running_loop().create_task(work)
-        guarded = _Guarded(execution.id, execution.state.epoch, task)
+        guarded = _Guarded(execution_id, epoch, task)
         self._guarded.add(guarded)
         try:
             await self._listen()
-            await self._look([execution.id])
+            if epoch is not None:  # a command was claimed just now, of an execution that was open
+                await self._look([execution_id])
             return await task
         except asyncio.CancelledError:
             if guarded.reason is not None:
@@ -80,7 +91,7 @@ class Watch:
                 await self._poller
 
     async def _listen(self) -> None:
-        await self._liveness.listen(CHANNEL, self._notified)
+        await self.open()
         if self._poller is None or self._poller.done():
             self._poller = asyncio.get_running_loop().create_task(self._poll())
 
@@ -111,9 +122,8 @@ class Watch:
 def _interruption(guarded: _Guarded, row: Any) -> NoetlError | None:
     """Why work of an epoch must stop, None when the event is none of its business."""
     if row["event_type"] == EventType.EXECUTION_CANCELLED:
-        if row["epoch"] >= guarded.epoch:
-            return ExecutionCancelledError(f"execution {guarded.execution_id} was cancelled: {row['error']}")
-    elif row["epoch"] > guarded.epoch:
+        return ExecutionCancelledError(f"execution {guarded.execution_id} was cancelled: {row['error']}")
+    if guarded.epoch is not None and row["epoch"] > guarded.epoch:
         return ExecutionStateError(
             f"execution {guarded.execution_id} was resumed elsewhere as epoch {row['epoch']}; "
             f"this process drove epoch {guarded.epoch} and stops"

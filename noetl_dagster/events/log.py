@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import AsyncIterator, Iterable, Sequence
+from collections.abc import AsyncIterator, Collection, Iterable, Sequence
+from contextlib import asynccontextmanager
 from datetime import UTC, datetime
 from typing import Any
 
 import asyncpg
 
+from noetl_dagster.errors import ExecutionCancelledError
 from noetl_dagster.events import queries
 from noetl_dagster.events.ids import Snowflake
-from noetl_dagster.events.types import Event
+from noetl_dagster.events.types import Event, EventType
 
 PAGE = 5_000
 """Events read from the log at a time."""
@@ -57,29 +59,35 @@ class EventLog:
         self.ids = ids
 
     async def append(self, events: Sequence[Event], *, connection: Connection | None = None) -> set[int]:
-        """Appends events in one round trip; one that a unique index refuses is left out.
+        """Appends events in one statement; one that a unique index refuses is left out.
 
         Returns:
             The ids of the events that went in. Whoever sees the id of an event that may exist only once
             is the one to proceed.
+
+        Raises:
+            ExecutionCancelledError: commands were to be issued of an execution that is cancelled; nothing
+                went in.
         """
         if not events:
             return set()
-        if len(events) == 1:
-            return {events[0].event_id} if await self.append_once(events[0], connection=connection) else set()
         if len(events) == 1:  # a prepared insert is quicker than starting a COPY
             [event] = events
             return {event.event_id} if await self.append_once(event, connection=connection) else set()
         rows = [as_row(event) for event in events]
+        issuing = {event.execution_id for event in events if event.event_type == EventType.COMMAND_ISSUED}
         if connection is not None:
-            return await _insert_new(connection, rows)
+            async with _admitted(connection, issuing):
+                return await _insert_new(connection, rows)
         async with self.pool.acquire() as own:
             try:
-                await own.copy_records_to_table(
-                    "event", schema_name="noetl", columns=queries.COLUMNS, records=rows
-                )
+                async with _admitted(own, issuing):
+                    await own.copy_records_to_table(
+                        "event", schema_name="noetl", columns=queries.COLUMNS, records=rows
+                    )
             except asyncpg.UniqueViolationError:
-                return await _insert_new(own, rows)
+                async with _admitted(own, issuing):
+                    return await _insert_new(own, rows)
         return {event.event_id for event in events}
 
     async def present(self, events: Sequence[Event]) -> set[int]:
@@ -90,13 +98,23 @@ class EventLog:
         return {record["event_id"] for record in found}
 
     async def append_once(self, event: Event, *, connection: Connection | None = None) -> bool:
-        """Appends an event that may exist only once; true for the one caller that made it."""
-        row = as_row(event)
-        return await (connection or self.pool).fetchval(queries.INSERT_ONE, *row) is not None
+        """Appends an event that may exist only once; true for the one caller that made it.
 
-    async def lifecycle(self, execution_id: int) -> list[Event]:
+        Raises:
+            ExecutionCancelledError: it issues a command of an execution that is cancelled.
+        """
+        row, where = as_row(event), connection or self.pool
+        if event.event_type != EventType.COMMAND_ISSUED:
+            return await where.fetchval(queries.INSERT_ONE, *row) is not None
+        if await where.fetchval(queries.INSERT_ISSUED, *row) is not None:
+            return True
+        _refuse(await where.fetch(queries.CLOSED, [event.execution_id]))
+        return False
+
+    async def lifecycle(self, execution_id: int, *, connection: Connection | None = None) -> list[Event]:
         """The events from which the state of an execution is folded, in order."""
-        return [as_event(record) for record in await self.pool.fetch(queries.LIFECYCLE, execution_id)]
+        found = await (connection or self.pool).fetch(queries.LIFECYCLE, execution_id)
+        return [as_event(record) for record in found]
 
     async def events(self, execution_id: int, *, after: int = 0) -> AsyncIterator[Event]:
         """Every event of an execution in the order of their ids, read page by page."""
@@ -125,6 +143,23 @@ class EventLog:
         """The newest text that was run under a catalog path, or None."""
         found = await self.pool.fetchval(queries.CATALOG_BY_PATH, path)
         return str(found) if found is not None else None
+
+
+@asynccontextmanager
+async def _admitted(connection: Connection, issuing: Collection[int]) -> AsyncIterator[None]:
+    """A transaction that may issue commands of these executions: none of them is cancelled before it ends."""
+    if not issuing:
+        yield
+        return
+    async with connection.transaction():
+        _refuse(await connection.fetch(queries.CLOSED, sorted(issuing)))
+        yield
+
+
+def _refuse(closed: Sequence[asyncpg.Record]) -> None:
+    if closed:
+        names = ", ".join(str(record["id"]) for record in closed)
+        raise ExecutionCancelledError(f"execution {names} was cancelled: no further command is issued")
 
 
 async def _insert_new(connection: Connection, rows: Iterable[tuple[Any, ...]]) -> set[int]:

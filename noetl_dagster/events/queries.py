@@ -44,6 +44,21 @@ ON CONFLICT DO NOTHING
 RETURNING event_id
 """
 
+# Inserts one command.issued event, unless a unique index or the cancellation of its execution refuses it.
+INSERT_ISSUED = f"""
+INSERT INTO noetl.event ({_LIST})
+SELECT {", ".join(f"${place}::{type_}" for place, type_ in enumerate(_TYPES, start=1))}
+WHERE noetl.is_open($1::bigint)
+ON CONFLICT DO NOTHING
+RETURNING event_id
+"""
+
+# Executions of which nothing may be issued any more, of those given.
+CLOSED = "SELECT id FROM unnest($1::bigint[]) AS id WHERE NOT noetl.is_open(id)"
+
+# Has the transaction alone decide about an execution: nothing is issued, claimed or resumed until it ends.
+CLOSE_GATE = "SELECT noetl.close_gate($1)"
+
 # Which of the given events are in the log.
 PRESENT = """
 SELECT event_id FROM noetl.event

@@ -24,8 +24,13 @@ WHERE queue.execution_id = beat.execution_id AND queue.command_id = beat.command
 
 ANNOUNCE = "SELECT pg_notify('noetl_command_ends', $1)"
 
-# Puts issued commands into the queue, leaving out those that have ended; gives those that went in.
+# Puts issued commands into the queue, leaving out those that have ended and those of cancelled executions;
+# gives those that went in.
 ENQUEUE = """
+WITH closed AS MATERIALIZED (
+    SELECT id FROM (SELECT DISTINCT id FROM unnest($1::bigint[]) AS id ORDER BY id) asked
+    WHERE NOT noetl.is_open(id)
+)
 INSERT INTO noetl.queue
     (execution_id, command_id, event_id, node_name, tool_kind, max_attempts, context, target)
 SELECT wanted.execution_id, wanted.command_id, COALESCE(issued.event_id, 0), wanted.node_name,
@@ -35,7 +40,7 @@ FROM unnest($1::bigint[], $2::text[], $3::text[], $4::text[], $5::int[], $6::jso
 LEFT JOIN noetl.event issued
     ON issued.execution_id = wanted.execution_id AND issued.event_type = 'command.issued'
     AND issued.meta ->> 'command_id' = wanted.command_id AND issued.meta ? 'command_id'
-WHERE NOT EXISTS (
+WHERE wanted.execution_id NOT IN (SELECT id FROM closed) AND NOT EXISTS (
     SELECT FROM noetl.event ended
     WHERE ended.execution_id = wanted.execution_id AND ended.meta ->> 'command_id' = wanted.command_id
       AND ended.meta ? 'command_id'
@@ -64,9 +69,9 @@ _VERSION = """
     'loop.fanin.completed', 'warning'))
 """
 
-# Claims a command in one short transaction: an advisory lock that does not wait, no end in the log, a row
-# that nobody holds. The command.claimed event goes in with the lease. A claim that is sent again, with the
-# same event id, finds the row leased to itself and gets the same answer.
+# Claims a command in one short transaction: an advisory lock that does not wait, no end in the log, an
+# execution that is not cancelled, a row that nobody holds. The command.claimed event goes in with the lease.
+# A claim that is sent again, with the same event id, finds the row leased to itself and gets the same answer.
 CLAIM = f"""
 WITH locked AS (
     SELECT pg_try_advisory_xact_lock(hashtextextended($2, $1)) AS mine
@@ -74,7 +79,7 @@ WITH locked AS (
     UPDATE noetl.queue SET status = 'leased', worker_id = $3, claim_event_id = $4,
         attempts = attempts + 1, lease_until = now() + make_interval(secs => $5)
     WHERE execution_id = $1 AND command_id = $2 AND (SELECT mine FROM locked)
-      AND status = 'queued' AND available_at <= now()
+      AND status = 'queued' AND available_at <= now() AND noetl.is_open($1)
       AND NOT EXISTS (
         SELECT FROM noetl.event ended
         WHERE ended.execution_id = $1 AND ended.meta ->> 'command_id' = $2 AND ended.meta ? 'command_id'
@@ -131,6 +136,15 @@ ORDER BY event_id
 """
 
 WITHDRAW = "DELETE FROM noetl.queue WHERE execution_id = $1 AND command_id = $2 AND status = 'queued'"
+
+# Commands that workers have claimed.
+LEASED = """
+SELECT command_id, context, worker_id FROM noetl.queue
+WHERE execution_id = $1 AND status = 'leased' ORDER BY command_id
+"""
+
+# Takes every command of an execution out of the queue.
+WITHDRAW_ALL = "DELETE FROM noetl.queue WHERE execution_id = $1"
 
 QUEUE_DEPTH = """
 SELECT COUNT(*) FILTER (WHERE status = 'queued') AS queued,

@@ -13,8 +13,10 @@ import nats.errors
 from nats.aio.client import Client as NatsClient
 from nats.aio.msg import Msg
 
+from noetl_dagster.engine.liveness import Liveness
 from noetl_dagster.engine.runtime import Runtime
-from noetl_dagster.errors import NoetlError, ServiceError
+from noetl_dagster.engine.watch import Watch
+from noetl_dagster.errors import ExecutionCancelledError, NoetlError, ServiceError
 from noetl_dagster.events.envelopes import error_envelope
 from noetl_dagster.events.state import ExecutionState
 from noetl_dagster.settings import EventTransport, Settings
@@ -46,7 +48,10 @@ class PoolWorker:
 
     def __init__(self, runtime: Runtime, control: ControlPlane, client: NatsClient, worker_id: str) -> None:
         settings = runtime.settings
+        assert settings.db_url is not None
         self._runtime = runtime
+        self._liveness = Liveness(settings.db_url, runtime.pool)
+        self._watch = Watch(runtime.pool, self._liveness)
         self._control = control
         self._client = client
         self._names = Names.of(settings)
@@ -64,7 +69,7 @@ class PoolWorker:
 
         Commands come over NATS. Claims and contexts go over HTTP, or straight to the database with
         ``NOETL_EVENT_TRANSPORT=direct``; events as that setting says. Rows of ``noetl.result_ref`` and stored
-        credentials are read and written in the database by every worker.
+        credentials are read and written in the database by every worker, which hears of cancellations there.
 
         Raises:
             ServiceError: NATS or the database cannot be reached.
@@ -111,6 +116,7 @@ class PoolWorker:
 
     async def run(self, stop: asyncio.Event) -> None:
         """Works until ``stop`` is set; then takes nothing more and lets what runs come to its end."""
+        await self._watch.open()
         await self._control.register(self.report())
         await self._client.subscribe(f"{self._names.capacity}.report.now", cb=self._asked)
         await self._notices.open()
@@ -132,6 +138,8 @@ class PoolWorker:
         with contextlib.suppress(nats.errors.Error, OSError):
             await self._send_report()
             await self._client.flush(timeout=2)
+        await self._watch.close()
+        await self._liveness.close()
         await self._runtime.close()
         await self._control.close()
         await self._client.close()
@@ -186,7 +194,10 @@ class PoolWorker:
             command = grant.context.command(grant.execution_id, None)
             await self._runtime.buffer.append([self._runtime.commands.ended(command, failed)])
             return
-        await self._run(execution, command, grant)
+        try:
+            await self._watch.guard(execution.id, self._run(execution, command, grant))
+        except ExecutionCancelledError as error:  # which has ended the command in the log
+            logger.info("command %s stops: %s", notice.command_id, error)
 
     async def _run(self, execution: Execution, command: Command, grant: Grant) -> None:
         context = grant.context

@@ -10,7 +10,6 @@ from noetl_dagster.engine.engine import Engine
 from noetl_dagster.errors import ExecutionCancelledError, ExecutionStateError
 from noetl_dagster.events.state import ExecutionStatus
 from noetl_dagster.settings import Settings
-
 from tests.waiting import PATIENCE_SECONDS, until
 
 from .conftest import playbook
@@ -45,7 +44,7 @@ async def test_cancelling_stops_the_running_commands_of_another_process(
     engine: Engine, settings: Settings
 ) -> None:
     execution = await engine.lifecycle.create(playbook(SLOW))
-    work = asyncio.create_task(engine.watch.guard(execution, engine.walker.run(execution)))
+    work = asyncio.create_task(engine.guard(execution, engine.walker.run(execution)))
     await claimed(engine, execution.id, 3)
     other = await Engine.open(settings)
     try:
@@ -72,7 +71,7 @@ async def test_children_are_cancelled_with_their_parent(engine: Engine) -> None:
         "tests/child", None, playbook(SLOW).source.replace("tests/sample", "tests/child")
     )
     execution = await engine.lifecycle.create(playbook(PARENT))
-    work = asyncio.create_task(engine.watch.guard(execution, engine.walker.run(execution)))
+    work = asyncio.create_task(engine.guard(execution, engine.walker.run(execution)))
     query = (
         "SELECT execution_id FROM noetl.event "
         "WHERE parent_execution_id = $1 AND event_type = 'command.claimed'"
@@ -89,7 +88,7 @@ async def test_children_are_cancelled_with_their_parent(engine: Engine) -> None:
 
 async def test_a_later_epoch_stops_the_driver_of_an_earlier_one(engine: Engine, settings: Settings) -> None:
     execution = await engine.lifecycle.create(playbook(SLOW))
-    work = asyncio.create_task(engine.watch.guard(execution, engine.walker.run(execution)))
+    work = asyncio.create_task(engine.guard(execution, engine.walker.run(execution)))
     await claimed(engine, execution.id)
     other = await Engine.open(settings)
     try:
@@ -105,7 +104,7 @@ async def test_a_later_epoch_stops_the_driver_of_an_earlier_one(engine: Engine, 
 async def test_the_watch_survives_a_lost_connection(engine: Engine) -> None:
     execution = await engine.lifecycle.create(playbook(SLOW))
     await engine.liveness.hold(execution.id)
-    work = asyncio.create_task(engine.watch.guard(execution, engine.walker.run(execution)))
+    work = asyncio.create_task(engine.guard(execution, engine.walker.run(execution)))
     await claimed(engine, execution.id)
     await engine.runtime.pool.execute(
         "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name LIKE 'noetl-drive-%' "
