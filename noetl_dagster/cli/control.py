@@ -55,8 +55,7 @@ async def _project(*, once: bool, rebuild: bool) -> None:
             taken = await (projection.rebuild() if rebuild else projection.catch_up())
             typer.echo(f"{taken} events projected, {await projection.lag_seconds():.1f} s behind")
             return
-        typer.echo("projecting the event log; end with Ctrl-C")
-        await _repeat(projection.catch_up, INTERVAL)
+        await _repeat("projecting the event log", projection.catch_up, INTERVAL)
 
 
 async def _reap(*, once: bool, interval: float) -> None:
@@ -73,8 +72,7 @@ async def _reap(*, once: bool, interval: float) -> None:
             if reaped.requeued or reaped.failed or reaped.withdrawn:
                 typer.echo(str(reaped))
 
-        typer.echo("looking for claims that expire; end with Ctrl-C")
-        await _repeat(look, interval)
+        await _repeat("looking for claims that expire", look, interval)
 
 
 @asynccontextmanager
@@ -90,9 +88,10 @@ async def log_pool(application: str) -> AsyncIterator[tuple[Settings, asyncpg.Po
         await pool.close()
 
 
-async def _repeat(work: Callable[[], Awaitable[Any]], interval: float) -> None:
+async def _repeat(doing: str, work: Callable[[], Awaitable[Any]], interval: float) -> None:
     """Does the work at intervals until a signal; a database that is away is waited for."""
     stop = stop_on_signals()
+    typer.echo(f"{doing}; end with Ctrl-C")
     while not stop.is_set():
         try:
             await work()

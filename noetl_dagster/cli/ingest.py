@@ -44,8 +44,9 @@ async def _ingest(settings: Settings, batch: int, once: bool) -> None:
         if once:
             typer.echo(str(await ingestor.drain()))
         else:
+            stop = stop_on_signals()
             typer.echo("taking worker events from NATS; end with Ctrl-C")
-            await ingestor.run(stop_on_signals())
+            await ingestor.run(stop)
             typer.echo(str(ingestor.total))
     finally:
         await keeper.close()

@@ -6,7 +6,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from typing import Any
 
@@ -31,7 +30,7 @@ def command(environment: dict[str, str]) -> Command:
             env=environment,
             capture_output=True,
             text=True,
-            timeout=60,
+            timeout=240,
         )
 
     return command
@@ -53,6 +52,5 @@ def test_the_projection_service_ends_with_a_signal(environment: dict[str, str]) 
         [sys.executable, "-m", "noetl_dagster", "project"], env=environment, stdout=subprocess.PIPE, text=True
     )
     assert "projecting" in service.stdout.readline()
-    time.sleep(0.3)
     service.send_signal(signal.SIGTERM)
-    assert service.wait(20) == 0
+    assert service.wait(60) == 0

@@ -34,10 +34,13 @@ workflow:
       kind: python
       input: {n: "{{ n }}", ledger: "{{ ledger }}"}
       code: |
-        import time
-        with open(ledger, "a") as file:
+        import pathlib, time
+        path = pathlib.Path(ledger)
+        with path.open("a") as file:
             file.write(f"{n}\\n")
-        time.sleep(0.15)
+        late = len(path.read_text().splitlines()) > 40
+        while late and not path.with_name("go").exists():
+            time.sleep(0.01)  # the last third waits until the first process is dead
         result = n
     next: [total]
   - step: total
@@ -63,6 +66,7 @@ async def test_a_killed_fan_out_is_resumed(
     process.wait()
     finished = {row["current_index"] for row in await _done(pool)}
     assert ITEMS // 3 <= len(finished) < ITEMS, "it was killed in the middle"
+    (tmp_path / "go").touch()
     execution_id = await pool.fetchval("SELECT min(execution_id) FROM noetl.event")
 
     resumed = await asyncio.to_thread(cli, "resume", str(execution_id), "--json")

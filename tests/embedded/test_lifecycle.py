@@ -75,7 +75,7 @@ async def test_killed_service_comes_back_with_its_port_and_data(
     await peer.write(running, "kept")
     before = pid_of(home, name)
     os.kill(before, signal.SIGKILL)
-    psutil.wait_procs([psutil.Process(before)] if psutil.pid_exists(before) else [], timeout=5)
+    psutil.wait_procs([psutil.Process(before)] if psutil.pid_exists(before) else [], timeout=60)
 
     assert embedded.ensure(Settings(home=home)) == running
     assert pid_of(home, name) != before

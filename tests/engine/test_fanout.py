@@ -221,8 +221,8 @@ async def test_a_shard_lives_no_longer_than_its_ttl(run: Run) -> None:
 
 
 async def test_no_more_shards_run_at_once_than_allowed(run: Run, tmp_path: Path) -> None:
-    running = tmp_path / "running"
-    running.mkdir()
+    for name in ("begun", "running"):
+        (tmp_path / name).mkdir()
     state = await run(
         """
         workflow:
@@ -233,18 +233,28 @@ async def test_no_more_shards_run_at_once_than_allowed(run: Run, tmp_path: Path)
               kind: python
               input: {ledger: "{{ ledger }}", n: "{{ n }}"}
               code: |
-                import pathlib, time
-                mine = pathlib.Path(ledger, f"{n}")
-                mine.touch()
-                at_once = len(list(pathlib.Path(ledger).iterdir()))
-                time.sleep(0.02)
-                mine.unlink()
-                result = at_once
+                import fcntl, os, time
+                begun, running = os.path.join(ledger, "begun"), os.path.join(ledger, "running")
+
+                def count(change):
+                    with open(os.path.join(ledger, "lock"), "w") as lock:
+                        fcntl.flock(lock, fcntl.LOCK_EX)
+                        change()
+                        return len(os.listdir(begun)), len(os.listdir(running))
+
+                def begin():
+                    open(os.path.join(begun, str(n)), "w").close()
+                    open(os.path.join(running, str(n)), "w").close()
+
+                _, result = count(begin)
+                while count(lambda: None)[0] < 4:  # the first four wait for each other
+                    time.sleep(0.01)
+                count(lambda: os.unlink(os.path.join(running, str(n))))
         """,
-        ledger=str(running),
+        ledger=str(tmp_path),
     )
     assert state.status is ExecutionStatus.COMPLETED, state.error
-    assert 2 <= max(values(state, "fan")) <= 4
+    assert max(values(state, "fan")) == 4
 
 
 @pytest.mark.parametrize("items", ["[]", "[5]"])

@@ -18,6 +18,7 @@ from noetl_dagster.engine.engine import Engine
 from noetl_dagster.engine.shards import Group
 from noetl_dagster.events.state import StepStatus
 from noetl_dagster.settings import Settings
+from tests.waiting import until
 
 from .conftest import playbook
 
@@ -67,10 +68,11 @@ async def test_a_killed_group_runs_only_what_it_had_not_finished(
               kind: python
               input: {n: "{{ n }}", ledger: "{{ ledger }}"}
               code: |
-                import time
+                import pathlib, time
                 with open(ledger, "a") as file:
                     file.write(f"{n}\\n")
-                time.sleep(0.1)
+                while n % 20 >= 10 and not pathlib.Path(ledger).with_name("go").exists():
+                    time.sleep(0.01)  # half of a group waits until the first process is dead
                 result = n
         """
     )
@@ -78,13 +80,12 @@ async def test_a_killed_group_runs_only_what_it_had_not_finished(
     first, second = (await engine.fanouts.expand(execution, "fan")).groups
 
     group = await _start(settings, execution.id, first)
-    while len(await engine.runtime.pool.fetch(DONE)) < 6:
-        assert group.returncode is None, "it ended before it could be killed"
-        await asyncio.sleep(0.02)
+    await until(lambda: done(engine, 6), "shards of the first group")
     os.kill(group.pid, signal.SIGKILL)
     await group.wait()
     finished = {row["current_index"] for row in await engine.runtime.pool.fetch(DONE)}
-    assert 6 <= len(finished) < len(first)
+    assert 6 <= len(finished) < len(first) == 20
+    (tmp_path / "go").touch()
     again, other = await _start(settings, execution.id, first), await _start(settings, execution.id, second)
     assert await again.wait() == 0
     assert await other.wait() == 0
@@ -166,6 +167,10 @@ async def test_failed_shards_of_an_ended_fan_in_run_again_on_resume(engine: Engi
     claimed = Counter(row["current_index"] for row in await _events(engine, "command.claimed"))
     assert {index for index, count in claimed.items() if count == 2} == {4, 15}
     assert sum(claimed.values()) == 22
+
+
+async def done(engine: Engine, count: int) -> bool:
+    return len(await engine.runtime.pool.fetch(DONE)) >= count
 
 
 async def _start(settings: Settings, execution_id: int, group: Group) -> asyncio.subprocess.Process:

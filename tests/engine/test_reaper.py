@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from noetl_dagster.engine.engine import Engine
@@ -18,10 +19,11 @@ from noetl_dagster.transport.claims import Claims
 from noetl_dagster.transport.intake import EventIntake
 from noetl_dagster.worker.command import Command
 from noetl_dagster.worker.context import CommandContext
+from tests.waiting import until
 
 from .conftest import playbook
 
-LEASE = 0.6
+LEASE = 10.0
 SCRIPT = Path(__file__).with_name("silent_worker.py")
 ENQUEUE = """
 INSERT INTO noetl.queue (execution_id, command_id, event_id, node_name, tool_kind, max_attempts, context)
@@ -55,10 +57,19 @@ async def enqueue(engine: Engine, command: Command, max_attempts: int = 3) -> No
     )
 
 
-async def appears(path: Path) -> None:
-    async with asyncio.timeout(20):
-        while not path.exists():  # noqa: ASYNC110, ASYNC240
-            await asyncio.sleep(0.02)
+async def lease_ends_in(engine: Engine, seconds: float) -> None:
+    """Lets time pass: the claims of the queue end so many seconds from now, or have ended when negative."""
+    change = "UPDATE noetl.queue SET lease_until = now() + make_interval(secs => $1)"
+    await engine.runtime.pool.execute(change, seconds)
+
+
+async def renewed(engine: Engine) -> bool:
+    lasting = "SELECT 1 FROM noetl.queue WHERE lease_until > now() + make_interval(secs => $1)"
+    return bool(await engine.runtime.pool.fetchval(lasting, LEASE / 2))
+
+
+def stopped(pid: int) -> bool:
+    return psutil.Process(pid).status() == psutil.STATUS_STOPPED
 
 
 @pytest.fixture
@@ -99,20 +110,22 @@ async def test_a_suspended_workers_command_is_done_once_by_another(
     command = Command(await execution(engine), "work", index=3, loop_id="1")
     await enqueue(engine, command)
     original = await start("original", command)
-    await appears(tmp_path / "original.claimed")
+    await until((tmp_path / "original.claimed").exists)
 
-    await asyncio.sleep(2 * LEASE)
+    await lease_ends_in(engine, 1.0)
+    await until(lambda: renewed(engine))
     assert (await reaper.reap()).requeued == (), "a heart that beats keeps its lease"
 
     original.send_signal(signal.SIGSTOP)
-    await asyncio.sleep(1.5 * LEASE)
+    await until(lambda: stopped(original.pid))
+    await lease_ends_in(engine, -1.0)
     [requeued] = (await reaper.reap()).requeued
     assert (requeued.command_id, requeued.attempts) == (command.command_id, 1)
     assert announced == [requeued]
     assert (await reaper.reap()).requeued == ()
 
     other = await start("other", command)
-    await appears(tmp_path / "other.claimed")
+    await until((tmp_path / "other.claimed").exists)
     original.send_signal(signal.SIGCONT)
     (tmp_path / "other.finish").touch()
     await other.wait()
@@ -145,7 +158,7 @@ async def test_a_command_that_silences_every_worker_fails(
     for turn in (1, 2):
         assert await claims.claim(command.execution_id, command.command_id, f"w{turn}", ids.next())
         assert not await claims.claim(command.execution_id, command.command_id, "thief", ids.next())
-        await pool.execute("UPDATE noetl.queue SET lease_until = now() - interval '1 second'")
+        await lease_ends_in(engine, -1.0)
         reaped = await asyncio.gather(*(reaper.reap() for reaper in reapers))
         assert sum(len(one.requeued) for one in reaped) == (turn == 1)
         assert sum(len(one.failed) for one in reaped) == (turn == 2)

@@ -27,7 +27,7 @@ PAGES = """
           - when: "{{{{ response.paging.hasMore }}}}"
             then:
               max_attempts: 20
-              delay: 0.1
+              delay: 0.5
               next_call: {{params: {{page: "{{{{ response.paging.page + 1 }}}}"}}}}
               collect: {{strategy: append, path: data}}
     """

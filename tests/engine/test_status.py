@@ -13,7 +13,6 @@ from noetl_dagster.engine.overview import LoopView, overview
 from noetl_dagster.errors import ExecutionNotFoundError
 from noetl_dagster.events import projection
 from noetl_dagster.events.projection import Projection, read_execution
-
 from tests.waiting import PATIENCE_SECONDS
 
 from .conftest import playbook

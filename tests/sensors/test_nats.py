@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 
@@ -18,6 +17,7 @@ from noetl_dagster.transport.connection import connect
 from noetl_dagster.transport.names import Names
 from noetl_dagster.transport.nats import NatsTransport
 from tests.transport.conftest import ended, started
+from tests.waiting import until_now
 from tests.worker.conftest import playbook
 
 
@@ -44,16 +44,36 @@ def tick(noetl: NoetlResource, instance: DagsterInstance, cursor: str | None = N
     return result
 
 
+def events_in(message: str) -> int:
+    return int(message.split()[0])
+
+
+def ticks_until(
+    events: int, noetl: NoetlResource, instance: DagsterInstance, messages: list[str] | None = None
+) -> list[str]:
+    """Ticks until so many events are taken; a tick ends when the stream has been quiet for a moment."""
+    messages = [] if messages is None else messages
+
+    def all_taken() -> bool:
+        messages.append(tick(noetl, instance).skip_reason.skip_message or "")
+        return sum(map(events_in, messages)) >= events
+
+    until_now(all_taken)
+    return messages
+
+
 def reporting_tick(
     noetl: NoetlResource, instance: DagsterInstance, cursor: str | None = None
 ) -> SensorResult:
     """The first tick that reports: an end is read once every older transaction of the server is over."""
-    deadline = time.monotonic() + 30
-    while True:
+
+    def reported() -> SensorResult | None:
         result = tick(noetl, instance, cursor)
-        if result.asset_events or time.monotonic() > deadline:
-            return result
-        time.sleep(0.1)
+        return result if result.asset_events else None
+
+    result = until_now(reported)
+    assert result is not None
+    return result
 
 
 def test_a_tick_takes_events(
@@ -71,9 +91,8 @@ def test_a_tick_takes_events(
 
     assert "0 events" in (tick(noetl, dagster_instance).skip_reason.skip_message or "")
     run_sync(publish())
-    message = tick(noetl, dagster_instance).skip_reason.skip_message or ""
-    assert "120 events in" in message
-    assert "nothing to report" in message
+    messages = ticks_until(120, noetl, dagster_instance)
+    assert all("nothing to report" in message for message in messages)
     stored = run_sync(engine.runtime.pool.fetchval("SELECT count(*) FROM noetl.event"))
     assert stored == 121
 
@@ -114,10 +133,10 @@ def test_sensor_and_ingestor_at_once_take_nothing_twice(
         await asyncio.gather(*(transport.publish(events[at : at + 200]) for at in range(0, 2_000, 200)))
         await client.close()
 
+    taken: list[str] = []
     tick(noetl, dagster_instance)  # makes the stream
     run_sync(publish())
     with ThreadPoolExecutor(3) as threads:
-        results = list(threads.map(lambda _: tick(noetl, dagster_instance), range(3)))
-    messages = [result.skip_reason.skip_message or "" for result in results]
-    assert sum(int(message.split()[0]) for message in messages) == 2_000, messages
+        list(threads.map(lambda _: ticks_until(2_000, noetl, dagster_instance, taken), range(3)))
+    assert sum(map(events_in, taken)) == 2_000, taken
     assert run_sync(engine.runtime.pool.fetchval("SELECT count(*) FROM noetl.event")) == 2_001

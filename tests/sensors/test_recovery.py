@@ -30,6 +30,7 @@ from noetl_dagster.resources.noetl import NoetlResource, close_engines, dump_set
 from noetl_dagster.sensors.recovery import build_recovery_sensor
 from noetl_dagster.settings import Settings
 from noetl_dagster.storage.loop import run_sync
+from tests.waiting import until, until_now
 
 ITEMS = 40
 TEXT = """
@@ -43,7 +44,7 @@ workflow:
       - kind: postgres
         auth: {type: postgres, url: "URL"}
         command: "INSERT INTO ran VALUES ({{ n }})"
-      - {kind: shell, command: "sleep 0.05"}
+      - {kind: shell, command: "test {{ n }} -lt 30 || until [ -e GO ]; do sleep 0.02; done"}
     next: [after]
   - step: after
     tool: {kind: python, input: {done: "{{ start.done }}"}, code: "result = done"}
@@ -79,7 +80,12 @@ def job(
     run_sync(noetl.engine().runtime.pool.execute("CREATE TABLE ran (n int)"))
     file = tmp_path / "sample.yaml"
     mode = getattr(request, "param", "parallel")
-    file.write_text(TEXT.replace("URL", settings.db_url).replace("ITEMS", str(ITEMS)).replace("MODE", mode))
+    file.write_text(
+        TEXT.replace("URL", settings.db_url)
+        .replace("ITEMS", str(ITEMS))
+        .replace("MODE", mode)
+        .replace("GO", str(tmp_path / "go"))
+    )
     return compile_playbook(load_playbook(file))
 
 
@@ -94,14 +100,12 @@ def killed_at_half(job: PlaybookJob, noetl: NoetlResource, settings: Settings, t
     ]
     process = subprocess.Popen([sys.executable, "-c", CHILD, *arguments], start_new_session=True)
     pool = noetl.engine().runtime.pool
-    deadline = time.monotonic() + 60
     query = "SELECT count(*) FROM noetl.event WHERE execution_id = $1 AND event_type = 'command.completed'"
-    while run_sync(pool.fetchval(query, execution_id)) < ITEMS // 2:
-        assert process.poll() is None, "the run ended too soon"
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
+    until_now(lambda: run_sync(pool.fetchval(query, execution_id)) >= ITEMS // 2)
+    assert process.poll() is None, "it cannot end before it is told to go on"
     os.killpg(process.pid, signal.SIGKILL)
     process.wait()
+    (tmp_path / "go").touch()
     return execution_id
 
 
@@ -154,8 +158,7 @@ def test_a_loop_killed_at_half_goes_on_without_doing_anything_again(
     started = "SELECT context FROM noetl.event WHERE execution_id = $1 AND event_type = 'loop.started'"
     assert "://" in run_sync(pool.fetchval(started, execution_id))["collection_ref"]
     asyncio.run(wipe_nats(settings))
-    time.sleep(0.4)
-    [request] = tick(job, noetl, dagster_instance).run_requests or []
+    [request] = until_now(lambda: tick(job, noetl, dagster_instance).run_requests)
     dead = latest_run(dagster_instance, execution_id)
     assert dead is not None
     assert dead.status is DagsterRunStatus.FAILURE, "a run without a process is reported as failed"
@@ -177,13 +180,13 @@ def test_a_loop_killed_at_half_goes_on_without_doing_anything_again(
 
 async def until_projected(engine: Engine, execution_id: int) -> None:
     """Waits for the projection: another test's long transaction on this server holds its horizon back."""
-    async with asyncio.timeout(60):
-        while True:
-            await Projection(engine.runtime.pool).catch_up()
-            found = "SELECT 1 FROM noetl.execution WHERE execution_id = $1"
-            if await engine.runtime.pool.fetchval(found, execution_id):
-                return
-            await asyncio.sleep(0.1)
+
+    async def projected() -> bool:
+        await Projection(engine.runtime.pool).catch_up()
+        found = "SELECT 1 FROM noetl.execution WHERE execution_id = $1"
+        return bool(await engine.runtime.pool.fetchval(found, execution_id))
+
+    await until(projected)
 
 
 def test_recovery_backs_off_and_gives_up(job: PlaybookJob, noetl: NoetlResource) -> None:

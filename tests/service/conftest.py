@@ -54,7 +54,7 @@ async def serving(settings: Settings, **changes: Any) -> AsyncIterator[Service]:
         if running.done():
             running.result()
     url = f"http://127.0.0.1:{listener.getsockname()[1]}"
-    async with httpx.AsyncClient(base_url=url, timeout=20) as client:
+    async with httpx.AsyncClient(base_url=url, timeout=90) as client:
         yield Service(url, own.model_copy(update={"server_url": url}), opened[0], client)
     server.should_exit = True
     await running

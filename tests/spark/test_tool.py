@@ -14,6 +14,7 @@ from noetl_dagster.settings import StoreTier
 from noetl_dagster.storage.refs import RefKind, ResultRef
 from noetl_dagster.tools.base import Toolbox
 from tests.spark.conftest import Run
+from tests.waiting import until
 
 pytestmark = pytest.mark.spark
 
@@ -196,15 +197,13 @@ def main(spark):
         time.sleep(60)
     return spark.range(0, 8, 1, 8).select(F.udf(wait, "int")("id"))
 """
-    with pytest.raises(TimeoutError):
-        async with asyncio.timeout(4):
-            await run(code=slow)
     tracker = spark.sparkContext.statusTracker()
-    for _ in range(100):
-        if not tracker.getActiveJobsIds():
-            return
-        await asyncio.sleep(0.1)
-    pytest.fail("the job still runs")
+    call = asyncio.create_task(run(code=slow))
+    await until(tracker.getActiveJobsIds, "the job to begin")
+    call.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await call
+    await until(lambda: not tracker.getActiveJobsIds(), "the job to end")
 
 
 async def test_progress_names_stages_and_tasks(run: Run, box: Toolbox) -> None:

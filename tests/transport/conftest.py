@@ -15,9 +15,10 @@ from noetl_dagster.events.log import EventLog
 from noetl_dagster.events.types import Event, EventType
 from noetl_dagster.settings import Settings
 from noetl_dagster.transport.connection import connect
-from noetl_dagster.transport.ingest import Ingestor
+from noetl_dagster.transport.ingest import Ingestor, IngestReport
 from noetl_dagster.transport.intake import EventIntake
 from noetl_dagster.transport.names import Names
+from tests.waiting import until
 
 IDS = Snowflake(1)
 
@@ -79,10 +80,29 @@ def names(settings: Settings) -> Names:
 
 @pytest.fixture
 async def ingestor(client: NatsClient, intake: EventIntake, settings: Settings) -> AsyncIterator[Ingestor]:
-    ingestor = Ingestor(client, intake, settings, redelivery=(0.05, 0.05))
+    ingestor = Ingestor(client, intake, settings, redelivery=(1.0, 0.05))
     await ingestor.open()
     yield ingestor
     await ingestor.close()
+
+
+Drain = Callable[..., Awaitable[IngestReport]]
+
+
+@pytest.fixture
+def drain(client: NatsClient, names: Names) -> Drain:
+    """Ingests until the stream is empty, what is delivered again included; gives the ingestor's totals."""
+
+    async def drain(ingestor: Ingestor) -> IngestReport:
+        async def empty() -> bool:
+            await ingestor.drain(quiet_seconds=0.1)
+            stream = await client.jetstream().stream_info(names.event_stream)
+            return stream.state.messages == 0
+
+        await until(empty, "an empty stream")
+        return ingestor.total
+
+    return drain
 
 
 Ids = Callable[[int], Awaitable[set[int]]]

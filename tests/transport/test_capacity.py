@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import asyncio
-
 import asyncpg
 from nats.aio.client import Client as NatsClient
 
 from noetl_dagster.settings import Settings
 from noetl_dagster.transport.capacity import CapacityKeeper, CapacityRegistry, WorkerReport
 from noetl_dagster.transport.names import Names
+from tests.waiting import until
 
 
 def report(name: str, free: int, **more: object) -> WorkerReport:
@@ -53,8 +52,7 @@ async def test_reports_reach_memory_and_the_runtime_table(
     subject = Names.of(settings).capacity_of("w.1")
     await client.publish(subject, b"no report")
     await client.publish(subject, report("w.1", 5).model_dump_json().encode())
-    async with asyncio.timeout(5):
-        while not await pool.fetchval("SELECT capacity FROM noetl.runtime WHERE worker_id = 'w.1'"):  # noqa: ASYNC110
-            await asyncio.sleep(0.02)
+    capacity = "SELECT capacity FROM noetl.runtime WHERE worker_id = 'w.1'"
+    await until(lambda: pool.fetchval(capacity))
     assert keeper.registry.pick("http") == "w.1"
     await keeper.close()

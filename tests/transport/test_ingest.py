@@ -23,7 +23,8 @@ from noetl_dagster.transport.names import Names
 from noetl_dagster.transport.nats import NatsTransport
 from noetl_dagster.transport.streams import ensure_streams
 from noetl_dagster.transport.wire import encode_event, message_of
-from tests.transport.conftest import IDS, Ids, ended
+from tests.transport.conftest import IDS, Drain, Ids, ended
+from tests.waiting import PATIENCE_SECONDS, until
 
 
 async def dead_letters(pool: asyncpg.Pool) -> list[Any]:
@@ -34,19 +35,12 @@ async def publish(client: NatsClient, names: Names, content: bytes, execution_id
     await client.jetstream().publish(names.event_subject(execution_id, "command.completed"), content)
 
 
-async def drained(ingestor: Ingestor) -> Ingestor:
-    """Ingests until messages that are delivered again have been dealt with too."""
-    for _ in range(4):
-        await ingestor.drain(quiet_seconds=0.15)
-    return ingestor
-
-
 async def test_events_arrive_as_they_were_sent(
-    client: NatsClient, names: Names, ingestor: Ingestor, log: EventLog, execution_id: int
+    client: NatsClient, names: Names, ingestor: Ingestor, drain: Drain, log: EventLog, execution_id: int
 ) -> None:
     made = ended(execution_id, 3, created_at=datetime.now(UTC), context={"patches": [[["a"], 1]]})
     await NatsTransport(client, names).publish([made])
-    report = await ingestor.drain()
+    report = await drain(ingestor)
     assert report.events == 1
     stored = [event async for event in log.events(execution_id, after=made.event_id - 1)]
     assert stored == [made]
@@ -77,7 +71,7 @@ async def test_a_stream_that_differs_is_reported_and_left_alone(
 
 
 async def test_duplicates_change_nothing(
-    client: NatsClient, names: Names, ingestor: Ingestor, execution_id: int, logged: Ids
+    client: NatsClient, names: Names, ingestor: Ingestor, drain: Drain, execution_id: int, logged: Ids
 ) -> None:
     events = [ended(execution_id, index) for index in range(50)]
     transport = NatsTransport(client, names)
@@ -87,13 +81,13 @@ async def test_duplicates_change_nothing(
         await publish(client, names, encode_event(event), execution_id)
     again = ended(execution_id, 0)  # another worker's end of a command that has ended
     await transport.publish([again])
-    report = await ingestor.drain()
+    report = await drain(ingestor)
     assert (report.events, report.duplicates) == (50, 11)
     assert await logged(execution_id) == {event.event_id for event in events}
 
 
 async def test_order_does_not_matter(
-    client: NatsClient, names: Names, ingestor: Ingestor, execution_id: int, logged: Ids
+    client: NatsClient, names: Names, ingestor: Ingestor, drain: Drain, execution_id: int, logged: Ids
 ) -> None:
     end = ended(execution_id, 0)
     late = ended(execution_id, 0, event_type=EventType.COMMAND_HEARTBEAT, result=None)
@@ -101,7 +95,7 @@ async def test_order_does_not_matter(
     await transport.publish([late])
     await transport.publish([end])
     await transport.publish([ended(execution_id, 0, event_type=EventType.COMMAND_HEARTBEAT, result=None)])
-    assert (await ingestor.drain()).events == 3
+    assert (await drain(ingestor)).events == 3
     assert {end.event_id, late.event_id} < await logged(execution_id)
 
 
@@ -123,10 +117,16 @@ async def test_order_does_not_matter(
     ],
 )
 async def test_garbage_is_put_aside(
-    client: NatsClient, names: Names, ingestor: Ingestor, pool: asyncpg.Pool, content: bytes, complaint: str
+    client: NatsClient,
+    names: Names,
+    ingestor: Ingestor,
+    drain: Drain,
+    pool: asyncpg.Pool,
+    content: bytes,
+    complaint: str,
 ) -> None:
     await publish(client, names, content)
-    report = await ingestor.drain()
+    report = await drain(ingestor)
     assert (report.events, report.put_aside) == (0, 1)
     [letter] = await dead_letters(pool)
     assert letter["payload"] == content
@@ -135,7 +135,13 @@ async def test_garbage_is_put_aside(
 
 
 async def test_garbage_does_not_hold_up_its_neighbours(
-    client: NatsClient, names: Names, ingestor: Ingestor, execution_id: int, logged: Ids, pool: asyncpg.Pool
+    client: NatsClient,
+    names: Names,
+    ingestor: Ingestor,
+    drain: Drain,
+    execution_id: int,
+    logged: Ids,
+    pool: asyncpg.Pool,
 ) -> None:
     good = [ended(execution_id, index) for index in range(20)]
     for event in good[:10]:
@@ -146,19 +152,27 @@ async def test_garbage_does_not_hold_up_its_neighbours(
     await publish(client, names, orjson.dumps(bad), execution_id)
     for event in good[10:]:
         await publish(client, names, encode_event(event), execution_id)
-    await drained(ingestor)
+    await drain(ingestor)
     assert await logged(execution_id) == {event.event_id for event in good}
     assert len(await dead_letters(pool)) == 2
 
 
 async def test_an_unknown_execution_is_waited_for_and_then_put_aside(
-    client: NatsClient, names: Names, ingestor: Ingestor, pool: asyncpg.Pool, log: EventLog, logged: Ids
+    client: NatsClient,
+    names: Names,
+    ingestor: Ingestor,
+    drain: Drain,
+    pool: asyncpg.Pool,
+    log: EventLog,
+    logged: Ids,
 ) -> None:
     early, lost = IDS.next(), IDS.next()
     await NatsTransport(client, names).publish([ended(early, 0), ended(lost, 0)])
-    assert (await ingestor.drain(quiet_seconds=0.02)).put_off == 2
+    async with asyncio.timeout(PATIENCE_SECONDS):
+        while ingestor.total.put_off < 2:
+            await ingestor.drain(quiet_seconds=0.02)
     await log.append([Event(early, IDS.next(), EventType.PLAYBOOK_INITIALIZED, meta={"epoch": 1})])
-    await drained(ingestor)
+    await drain(ingestor)
     assert len(await logged(early)) == 1
     [letter] = await dead_letters(pool)
     assert f"no execution {lost}" in letter["error"]
@@ -177,12 +191,18 @@ async def test_an_oversize_event_takes_another_way(
 
 @pytest.mark.parametrize("ahead", [timedelta(hours=5), timedelta(hours=-5), timedelta(seconds=3)])
 async def test_a_wrong_clock_is_corrected(
-    client: NatsClient, names: Names, ingestor: Ingestor, log: EventLog, execution_id: int, ahead: timedelta
+    client: NatsClient,
+    names: Names,
+    ingestor: Ingestor,
+    drain: Drain,
+    log: EventLog,
+    execution_id: int,
+    ahead: timedelta,
 ) -> None:
     now = datetime.now(UTC)
     event = ended(execution_id, 0, created_at=now + ahead)
     await NatsTransport(client, names).publish([event])
-    await ingestor.drain()
+    await drain(ingestor)
     [stored] = [event async for event in log.events(execution_id, after=event.event_id - 1)]
     assert stored.created_at is not None
     if abs(ahead) < timedelta(seconds=30):
@@ -194,7 +214,13 @@ async def test_a_wrong_clock_is_corrected(
 
 
 async def test_three_ingestors_share_the_work(
-    client: NatsClient, names: Names, intake: EventIntake, settings: Settings, execution_id: int, logged: Ids
+    client: NatsClient,
+    names: Names,
+    drain: Drain,
+    intake: EventIntake,
+    settings: Settings,
+    execution_id: int,
+    logged: Ids,
 ) -> None:
     ingestors = [Ingestor(client, intake, settings, batch=40) for _ in range(3)]
     for ingestor in ingestors:
@@ -206,13 +232,15 @@ async def test_three_ingestors_share_the_work(
     for start in range(0, len(events), 300):
         await transport.publish(events[start : start + 300])
         await ingestors[2].drain(quiet_seconds=0.01)
-    async with asyncio.timeout(20):
-        while len(await logged(execution_id)) < len(events):  # noqa: ASYNC110 - the log is what is tested
-            await asyncio.sleep(0.05)
+
+    async def complete() -> bool:
+        return len(await logged(execution_id)) == len(events)
+
+    await until(complete)
+    await drain(ingestors[2])  # until all is acknowledged
     stop.set()
     await asyncio.gather(*running)
     for ingestor in ingestors:
         await ingestor.close()
     assert await logged(execution_id) == {event.event_id for event in events}
     assert sum(ingestor.total.events for ingestor in ingestors) == len(events)
-    assert (await client.jetstream().stream_info(names.event_stream)).state.messages == 0

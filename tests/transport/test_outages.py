@@ -25,6 +25,7 @@ from noetl_dagster.transport.intake import EventIntake
 from noetl_dagster.transport.names import Names
 from noetl_dagster.transport.nats import NatsTransport
 from tests.transport.conftest import IDS, ended, started
+from tests.waiting import until
 
 EVENTS = 6_000
 BATCH = 100
@@ -85,9 +86,11 @@ async def test_nothing_is_lost_nor_doubled(own_services: Settings, victims: list
         await asyncio.to_thread(embedded.ensure, Settings(home=settings.home), ["postgres", "nats"])
     await publishing
     published = {event.event_id for event in events}
-    async with asyncio.timeout(60):
-        while await committed(pool) < EVENTS:  # noqa: ASYNC110 - the log is what is tested
-            await asyncio.sleep(0.1)
+
+    async def complete() -> bool:
+        return await committed(pool) >= EVENTS
+
+    await until(complete)
     stop.set()
     await asyncio.gather(*taking)
     rows = await pool.fetch("SELECT event_id FROM noetl.event WHERE event_type = 'command.completed'")

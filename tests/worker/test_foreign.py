@@ -16,7 +16,9 @@ import nats.errors
 from noetl_dagster.engine.engine import Engine
 from noetl_dagster.events.state import ExecutionStatus
 from noetl_dagster.settings import EventTransport, Settings
+from noetl_dagster.transport.names import Names
 from tests.service.conftest import serving
+from tests.waiting import PATIENCE_SECONDS, until
 from tests.worker.conftest import playbook
 
 
@@ -103,6 +105,15 @@ workflow:
 """
 
 
+async def made(settings: Settings) -> bool:
+    assert settings.nats_url is not None
+    connection = await nats.connect(settings.nats_url)
+    streams = {stream.config.name for stream in await connection.jsm().streams_info()}
+    await connection.close()
+    names = Names.of(settings)
+    return {names.event_stream, f"{settings.nats_namespace.upper()}_COMMANDS"} <= streams
+
+
 async def test_the_protocol_is_enough(settings: Settings) -> None:
     async with serving(settings, event_transport=EventTransport.NATS) as service:
         engine = await Engine.open(service.settings)
@@ -111,9 +122,9 @@ async def test_the_protocol_is_enough(settings: Settings) -> None:
             settings.nats_url, service.url, settings.nats_namespace, settings.event_nats_subject_prefix
         )
         running = asyncio.create_task(engine.run(playbook(TEXT)))
-        await asyncio.sleep(0.5)  # the stream is made by our side
+        await until(lambda: made(settings), "the streams, which our side makes")
         working = asyncio.create_task(worker.run())
-        state = await asyncio.wait_for(running, 60)
+        state = await asyncio.wait_for(running, PATIENCE_SECONDS)
         working.cancel()
         await asyncio.wait([working])
         await engine.close()

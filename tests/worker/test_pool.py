@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-import time
 
 import pytest
 
+from noetl_dagster.engine import dispatch
 from noetl_dagster.engine.engine import Engine
 from noetl_dagster.events.state import ExecutionStatus
 from noetl_dagster.settings import Settings
+from noetl_dagster.worker import notices
+from tests.waiting import PATIENCE_SECONDS, until
 from tests.worker.conftest import playbook, working
 
 SQUARES = """
@@ -44,7 +46,11 @@ async def test_a_loop_runs_in_the_pool(engine: Engine, settings: Settings) -> No
     assert await engine.runtime.pool.fetchval("SELECT count(*) FROM noetl.queue") == 0
 
 
-async def test_waking_up_takes_milliseconds(engine: Engine, settings: Settings) -> None:
+async def test_ends_and_commands_wake_who_waits(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Looking around at intervals is for what got lost: nobody waits for it in ordinary work."""
+    for module, interval in ((dispatch, "SWEEP_SECONDS"), (notices, "TAKE_SECONDS")):
+        monkeypatch.setattr(module, interval, 1000.0)
+    patient = settings.model_copy(update={"worker_heartbeat_seconds": 1000.0})
     text = """
     workflow:
       - step: start
@@ -55,13 +61,12 @@ async def test_waking_up_takes_milliseconds(engine: Engine, settings: Settings) 
         loop: {in: [1, 2, 3, 4, 5, 6, 7, 8, 9, 10], iterator: n, mode: sequential}
         tool: {kind: noop}
     """
-    async with working(settings, "w1"):
-        await engine.run(playbook(text))  # everything is open now
-        started = time.perf_counter()
+    engine = await Engine.open(patient)
+    async with working(patient, "w1"), asyncio.timeout(PATIENCE_SECONDS):
         state = await engine.run(playbook(text))
-        seconds = time.perf_counter() - started
+    await engine.close()
     assert state.status is ExecutionStatus.COMPLETED, state.error
-    assert seconds / 10 < 0.25, "there and back, one after the other"
+    assert state.latest["loop"].envelope["done"] == 10
 
 
 async def test_sequential_iterations_see_what_the_earlier_ones_set(
@@ -162,9 +167,7 @@ async def test_an_op_that_stops_waiting_takes_its_commands_back(engine: Engine) 
     """
     running = asyncio.create_task(engine.run(playbook(text)))
     pool = engine.runtime.pool
-    async with asyncio.timeout(10):
-        while not await pool.fetchval("SELECT count(*) FROM noetl.queue"):  # noqa: ASYNC110
-            await asyncio.sleep(0.05)
+    await until(lambda: pool.fetchval("SELECT count(*) FROM noetl.queue"))
     running.cancel()
     with pytest.raises(asyncio.CancelledError):
         await running

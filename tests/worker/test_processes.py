@@ -5,25 +5,29 @@ from __future__ import annotations
 import asyncio
 import signal
 from collections import Counter
+from pathlib import Path
 
 from noetl_dagster.engine.engine import Engine
 from noetl_dagster.events.state import ExecutionStatus
 from noetl_dagster.settings import EventTransport, Settings
 from tests.service.conftest import serving
+from tests.waiting import PATIENCE_SECONDS, until
 from tests.worker.conftest import Spawn, playbook
 
 LOOP = """
-workload: {count: 40, seconds: 0.1}
+workload: {count: 40, gate: ""}
 workflow:
   - step: start
     spec: {dispatch: workers}
     loop: {in: "{{ range(count) | list }}", iterator: n, mode: parallel, max_in_flight: 40}
     tool:
       kind: python
-      input: {n: "{{ n }}", seconds: "{{ seconds }}"}
+      input: {n: "{{ n }}", gate: "{{ gate }}"}
       code: |
-        import time
-        time.sleep(seconds)
+        import pathlib, time
+        while gate and not pathlib.Path(gate).exists():
+            time.sleep(0.02)
+        time.sleep(0.05)
         result = n
     next: [end]
   - step: end
@@ -33,15 +37,18 @@ workflow:
 
 async def listed(engine: Engine, count: int) -> None:
     """Waits until so many workers have reported."""
-    async with asyncio.timeout(60):
-        while (  # noqa: ASYNC110
-            await engine.runtime.pool.fetchval("SELECT count(*) FROM noetl.runtime WHERE status = 'ready'")
-            < count
-        ):
-            await asyncio.sleep(0.1)
+    ready = "SELECT count(*) >= $1 FROM noetl.runtime WHERE status = 'ready'"
+    await until(lambda: engine.runtime.pool.fetchval(ready, count))
 
 
-async def test_three_processes_one_killed(settings: Settings, spawn: Spawn) -> None:
+async def all_busy(engine: Engine, earlier: int) -> bool:
+    """Whether all the slots of all the workers have a command of an execution later than this."""
+    newest = await engine.runtime.pool.fetchval("SELECT max(execution_id) FROM noetl.event")
+    claims = await claimed(engine, newest)
+    return newest > earlier and claims == {"small": 1, "middle": 3, "large": 8}
+
+
+async def test_three_processes_one_killed(settings: Settings, spawn: Spawn, tmp_path: Path) -> None:
     nats = settings.model_copy(update={"event_transport": EventTransport.NATS})
     async with serving(nats) as service:
         engine = await Engine.open(service.settings)
@@ -59,11 +66,13 @@ async def test_three_processes_one_killed(settings: Settings, spawn: Spawn) -> N
         assert claims["large"] > claims["small"] > 0, claims
         assert claims.total() >= 40
 
-        running = asyncio.create_task(engine.run(playbook(LOOP), {"seconds": 0.5}))
-        await asyncio.sleep(1.2)
+        gate = tmp_path / "gate"
+        running = asyncio.create_task(engine.run(playbook(LOOP), {"gate": str(gate)}))
+        await until(lambda: all_busy(engine, state.execution_id), "commands that wait at the gate")
         processes["large"].kill()  # in the middle of eight commands, and with more on their way to it
         processes["small"].send_signal(signal.SIGTERM)  # ends what it runs, and goes
-        state = await asyncio.wait_for(running, 60)
+        gate.touch()
+        state = await asyncio.wait_for(running, PATIENCE_SECONDS)
         assert state.status is ExecutionStatus.COMPLETED, state.error
         assert state.latest["end"].envelope["data"] == list(range(40))
         ends = await engine.runtime.pool.fetchval(
@@ -71,13 +80,13 @@ async def test_three_processes_one_killed(settings: Settings, spawn: Spawn) -> N
             state.execution_id,
         )
         assert ends == 41
-        assert await asyncio.to_thread(processes["small"].wait, 20) == 0
+        assert await asyncio.to_thread(processes["small"].wait, PATIENCE_SECONDS) == 0
         again = await claimed(engine, state.execution_id)
         assert again.total() > 40, "the killed worker's commands were claimed again"
         statuses = dict(await engine.runtime.pool.fetch("SELECT worker_id, status FROM noetl.runtime"))
         assert statuses["small"] == "stopped"
         processes["middle"].send_signal(signal.SIGTERM)
-        assert await asyncio.to_thread(processes["middle"].wait, 20) == 0
+        assert await asyncio.to_thread(processes["middle"].wait, PATIENCE_SECONDS) == 0
         await engine.close()
 
 
