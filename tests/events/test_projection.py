@@ -60,7 +60,7 @@ def end(
 
 async def settle(projection: Projection) -> None:
     """Projects everything; transactions of other databases may hold the horizon back a while."""
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(90):
         await projection.catch_up()
         while await projection.lag_seconds() > 0:
             await asyncio.sleep(0.02)
