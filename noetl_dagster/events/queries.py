@@ -27,15 +27,24 @@ _TYPES = (
     "jsonb", "jsonb", "jsonb", "text", "int", "jsonb", "text", "timestamptz",
 )  # fmt: skip
 _LIST = ", ".join(COLUMNS)
-_ARRAYS = ", ".join(f"${place}::{type_}[]" for place, type_ in enumerate(_TYPES, start=1))
 
-# Inserts many events, leaving out every one that a unique index refuses; gives the ids that went in.
-INSERT_NEW = f"""
+
+def insert_new(first: int) -> str:
+    """Inserts many events, leaving out every one that a unique index refuses; gives the ids that went in.
+
+    Args:
+        first: number of the parameter with the first column; each parameter is an array.
+    """
+    arrays = ", ".join(f"${place}::{type_}[]" for place, type_ in enumerate(_TYPES, start=first))
+    return f"""
 INSERT INTO noetl.event ({_LIST})
-SELECT {_LIST} FROM unnest({_ARRAYS}) AS new ({_LIST})
+SELECT {_LIST} FROM unnest({arrays}) AS new ({_LIST})
 ON CONFLICT DO NOTHING
 RETURNING event_id
 """
+
+
+INSERT_NEW = insert_new(first=1)
 
 # Inserts one event in the cheapest way, unless a unique index refuses it.
 INSERT_ONE = f"""
@@ -92,6 +101,7 @@ FROM noetl.event
 WHERE execution_id = $1 AND meta ->> 'loop_id' = ANY($2::text[]) AND meta ? 'loop_id'
   AND event_type IN ('command.completed', 'command.failed', 'loop.shard.done', 'loop.shard.failed',
                      'retry_sequence_completed')
+  AND (event_type IN ('loop.shard.done', 'loop.shard.failed') OR NOT meta ? 'shard_id')
   AND current_index >= $3 AND current_index < $4
 ORDER BY current_index, event_id
 """
@@ -99,7 +109,7 @@ ORDER BY current_index, event_id
 # Which iterations of a loop were issued and how they ended: what a resumed loop goes on from.
 LOOP_ATTEMPTS = """
 SELECT current_index, max((meta ->> 'attempt')::int) AS attempt,
-       bool_or(event_type IN ('command.completed', 'loop.shard.done')) AS done,
+       bool_or(event_type = 'command.completed') AS done, bool_or(event_type = 'loop.shard.done') AS shard_done,
        max((meta ->> 'attempt')::int) FILTER (WHERE event_type <> 'command.issued') AS ended
 FROM noetl.event
 WHERE execution_id = $1 AND meta ->> 'loop_id' = ANY($2::text[]) AND meta ? 'loop_id'
@@ -188,7 +198,8 @@ SELECT started.node_name, started.meta ->> 'loop_id' AS loop_id, started.event_t
        counts.done, counts.failed, EXTRACT(EPOCH FROM clock_timestamp() - started.created_at)::float8 AS seconds
 FROM noetl.event started
 CROSS JOIN LATERAL (
-    SELECT COUNT(*) FILTER (WHERE ended.event_type IN ('command.completed', 'loop.shard.done')) AS done,
+    SELECT COUNT(*) FILTER (WHERE ended.event_type = 'loop.shard.done'
+                               OR ended.event_type = 'command.completed' AND NOT ended.meta ? 'shard_id') AS done,
            COUNT(*) FILTER (WHERE ended.event_type IN ('command.failed', 'loop.shard.failed')
                               AND ended.meta ->> 'final' = 'true') AS failed
     FROM noetl.event ended

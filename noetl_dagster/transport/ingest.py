@@ -11,10 +11,10 @@ import contextlib
 import logging
 import time
 from collections import deque
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from typing import TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import asyncpg
 from nats.aio.client import Client as NatsClient
@@ -35,6 +35,9 @@ T = TypeVar("T")
 logger = logging.getLogger(__name__)
 
 BATCH = 1_000
+LANES = 2
+"""Batches on their way at once: while one is being committed the next is taken and decoded."""
+
 DELAYS = 10_000
 POISON = (asyncpg.DataError, asyncpg.IntegrityConstraintViolationError, asyncpg.ProgramLimitExceededError)
 """Failures that lie in an event itself; every other failure of the database is waited out."""
@@ -65,8 +68,7 @@ class IngestReport:
         return text
 
 
-@dataclass(frozen=True, slots=True)
-class _Entry:
+class _Entry(NamedTuple):
     message: Msg
     event: Event
     stored: datetime
@@ -95,6 +97,7 @@ class Ingestor:
         self._batch = batch
         self._redelivery = tuple(redelivery)
         self._pull: Pull | None = None
+        self._taking = asyncio.Lock()
         self.total = IngestReport()
 
     async def open(self) -> list[str]:
@@ -117,21 +120,33 @@ class Ingestor:
     async def run(self, stop: asyncio.Event) -> None:
         """Ingests until ``stop`` is set, through any outage of either server."""
         assert self._pull is not None, "open() the ingestor first"
-        while not stop.is_set():
-            messages = await self._take_or_stop(self._pull, stop)
-            if messages:
+        pull = self._pull
+
+        async def lane() -> None:
+            while True:
+                async with self._taking:
+                    if stop.is_set():
+                        return
+                    messages = await self._take_or_stop(pull, stop)
                 await self._ingest(messages)
+
+        await self._in_lanes(lane)
 
     async def drain(self, *, most_seconds: float = 30.0, quiet_seconds: float = 0.2) -> IngestReport:
         """Ingests what is there until the stream has been quiet for a moment; returns what was done."""
         assert self._pull is not None, "open() the ingestor first"
-        before, started = self.total, time.monotonic()
+        pull, before, started = self._pull, self.total, time.monotonic()
         self.total = IngestReport()
-        while time.monotonic() - started < most_seconds:
-            messages = await self._pull.take(self._batch, quiet_seconds)
-            if not messages:
-                break
-            await self._ingest(messages)
+
+        async def lane() -> None:
+            while time.monotonic() - started < most_seconds:
+                async with self._taking:
+                    messages = await pull.take(self._batch, quiet_seconds)
+                if not messages:
+                    break
+                await self._ingest(messages)
+
+        await self._in_lanes(lane)
         done, self.total = self.total, before
         done.seconds = time.monotonic() - started
         for name in ("events", "duplicates", "batches", "put_aside", "put_off"):
@@ -146,6 +161,12 @@ class Ingestor:
                 for message in await self._pull.close():
                     await message.nak()
                 await self._client.flush(timeout=2)
+
+    @staticmethod
+    async def _in_lanes(lane: Callable[[], Coroutine[Any, Any, None]]) -> None:
+        async with asyncio.TaskGroup() as lanes:
+            for _ in range(LANES):
+                lanes.create_task(lane())
 
     async def _take_or_stop(self, pull: Pull, stop: asyncio.Event) -> list[Msg]:
         taking = asyncio.ensure_future(pull.take(self._batch, 1.0))
@@ -163,8 +184,7 @@ class Ingestor:
     async def _ingest(self, messages: list[Msg]) -> None:
         entries = []
         for message in messages:
-            stored = message.metadata.timestamp
-            stored = stored if stored.tzinfo else stored.replace(tzinfo=UTC)
+            stored = _stored(message)
             try:
                 entries.append(_Entry(message, decode_event(message.data, stored), stored))
             except EventRefusedError as error:
@@ -245,3 +265,14 @@ class Ingestor:
                 told = time.monotonic()
                 for message in messages:
                     await message.in_progress()
+
+
+def _stored(message: Msg) -> datetime:
+    """When the stream stored a message. ``message.metadata`` says it too, at ten times the cost.
+
+    The subject to answer to is ``$JS.ACK.<stream>.<consumer>.<delivered>.<seq>.<seq>.<nanoseconds>.<pending>``;
+    servers with domains put a domain and an account before the stream (ADR-15 of NATS).
+    """
+    tokens = message.reply.split(".")
+    nanoseconds = tokens[7] if len(tokens) == 9 else tokens[9]
+    return datetime.fromtimestamp(int(nanoseconds) / 1e9, UTC)

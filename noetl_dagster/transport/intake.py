@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import AsyncIterator, Iterable, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import asyncpg
-import orjson
 
 from noetl_dagster.events.log import EventLog, as_row
 from noetl_dagster.events.queries import COLUMNS
 from noetl_dagster.events.types import COMMAND_ENDS, Event, EventType
 from noetl_dagster.transport import queries
 
-NOTICE_BYTES = 7_000
-"""PostgreSQL carries notices below 8,000 bytes."""
+FEW = 100
+"""So many events go into the log in one statement; above, a transaction with a COPY is quicker."""
 
 KNOWN_EXECUTIONS = 10_000
 ENDS_CHANNEL = "noetl_command_ends"
@@ -43,19 +41,18 @@ class EventIntake:
         Args:
             connection: one with a transaction of the caller's, which these events join.
         """
-        ended = [event for event in events if event.event_type in COMMAND_ENDS]
-        beats = [event for event in events if event.event_type == EventType.COMMAND_HEARTBEAT]
-        if connection is None and not ended and not beats:
-            return await self.log.append(events)
-        async with self._transaction(connection) as own:
-            inserted = await self._append(own, events)
-            if ended:
-                await self._settle(own, ended)
-            if beats:
-                keys = [[event.execution_id for event in beats], _command_ids(beats)]
-                workers = [event.worker_id for event in beats]
-                await own.execute(queries.RENEW, *keys, workers, self._lease_seconds)
-        return inserted
+        if not events:
+            return set()
+        if connection is None and len(events) > FEW:
+            try:
+                return await self._copy(events)
+            except asyncpg.UniqueViolationError:  # something comes twice
+                pass
+        columns = map(list, zip(*map(as_row, events), strict=True))
+        row = await (connection or self.log.pool).fetchrow(
+            queries.TAKE, *self._consequences(events), *columns
+        )
+        return set(row["inserted"] or ())
 
     async def unknown_executions(self, ids: Iterable[int]) -> set[int]:
         """Which executions the log has never heard of."""
@@ -69,48 +66,26 @@ class EventIntake:
             self._known.popitem(last=False)
         return asked - {record["execution_id"] for record in found}
 
-    @asynccontextmanager
-    async def _transaction(self, connection: Any) -> AsyncIterator[Any]:
-        if connection is not None:
-            yield connection
-            return
-        async with self.log.pool.acquire() as own, own.transaction():
-            yield own
+    async def _copy(self, events: Sequence[Event]) -> set[int]:
+        async with self.log.pool.acquire() as connection, connection.transaction():
+            await connection.copy_records_to_table(
+                "event", schema_name="noetl", columns=COLUMNS, records=map(as_row, events)
+            )
+            await connection.execute(queries.FOLLOW_UP, *self._consequences(events))
+        return {event.event_id for event in events}
 
-    async def _append(self, connection: Any, events: Sequence[Event]) -> set[int]:
-        """COPY where nothing comes twice, row by row in one statement where something does."""
-        try:
-            async with connection.transaction():
-                await connection.copy_records_to_table(
-                    "event", schema_name="noetl", columns=COLUMNS, records=[as_row(event) for event in events]
-                )
-            return {event.event_id for event in events}
-        except asyncpg.UniqueViolationError:
-            return await self.log.append(events, connection=connection)
-
-    async def _settle(self, connection: Any, ended: list[Event]) -> None:
-        rows = await connection.fetch(
-            queries.SETTLE, [event.execution_id for event in ended], _command_ids(ended)
+    def _consequences(self, events: Sequence[Event]) -> tuple[Any, ...]:
+        """The parameters of what follows from the events."""
+        ended = [event for event in events if event.event_type in COMMAND_ENDS]
+        beats = [event for event in events if event.event_type == EventType.COMMAND_HEARTBEAT]
+        return (
+            [event.execution_id for event in ended],
+            _command_ids(ended),
+            [event.execution_id for event in beats],
+            _command_ids(beats),
+            [event.worker_id for event in beats],
+            self._lease_seconds,
         )
-        for notice in notices([row["command_id"] for row in rows]):
-            await connection.execute(queries.ANNOUNCE, notice)
-
-
-def notices(command_ids: Iterable[str]) -> list[str]:
-    """Command ids as JSON lists, each small enough for one notice."""
-    lists: list[str] = []
-    waiting: list[str] = []
-    size = 2
-    for command_id in command_ids:
-        needed = len(orjson.dumps(command_id)) + 1
-        if waiting and size + needed > NOTICE_BYTES:
-            lists.append(orjson.dumps(waiting).decode())
-            waiting, size = [], 2
-        waiting.append(command_id)
-        size += needed
-    if waiting:
-        lists.append(orjson.dumps(waiting).decode())
-    return lists
 
 
 def _command_ids(events: Iterable[Event]) -> list[str]:

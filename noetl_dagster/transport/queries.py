@@ -1,28 +1,46 @@
 """Every statement of the transport: the queue, the claims, dead letters, workers."""
 
+from noetl_dagster.events.queries import insert_new
+
 # Executions that the log knows.
 KNOWN_EXECUTIONS = """
 SELECT DISTINCT execution_id FROM noetl.event
 WHERE execution_id = ANY($1::bigint[]) AND event_type = 'playbook.initialized'
 """
 
-# Commands that ended leave the queue; gives those that were in it.
-SETTLE = """
+_SETTLED = """
 DELETE FROM noetl.queue
 USING unnest($1::bigint[], $2::text[]) AS ended (execution_id, command_id)
 WHERE queue.execution_id = ended.execution_id AND queue.command_id = ended.command_id
 RETURNING queue.command_id
 """
 
-# A heartbeat extends the lease of its command.
-RENEW = """
-UPDATE noetl.queue SET lease_until = now() + make_interval(secs => $4)
-FROM unnest($1::bigint[], $2::text[], $3::text[]) AS beat (execution_id, command_id, worker_id)
+# In lists, each below the 8,000 bytes that PostgreSQL carries in a notice; no command id of the queue has 3,000.
+_TOLD = """
+SELECT pg_notify('noetl_command_ends', jsonb_agg(command_id)::text)
+FROM (SELECT command_id, sum(octet_length(to_json(command_id)::text) + 2) OVER (ORDER BY command_id) / 4000 AS part
+      FROM settled) parts
+GROUP BY part
+"""
+
+_RENEWED = """
+UPDATE noetl.queue SET lease_until = now() + make_interval(secs => $6)
+FROM unnest($3::bigint[], $4::text[], $5::text[]) AS beat (execution_id, command_id, worker_id)
 WHERE queue.execution_id = beat.execution_id AND queue.command_id = beat.command_id
   AND queue.worker_id = beat.worker_id AND queue.status = 'leased'
 """
 
-ANNOUNCE = "SELECT pg_notify('noetl_command_ends', $1)"
+_CONSEQUENCES = f"settled AS ({_SETTLED}), told AS ({_TOLD}), renewed AS ({_RENEWED})"
+
+# What follows from events: commands that ended ($1, $2) leave the queue and are told to whoever waits for them,
+# heartbeats ($3 to $5) extend the leases of their commands.
+FOLLOW_UP = f"WITH {_CONSEQUENCES} SELECT count(*) FROM told"
+
+# Events ($7 and on) into the log and what follows from them, in one round trip; gives the ids that are new.
+TAKE = f"""
+WITH new AS ({insert_new(first=7)}), {_CONSEQUENCES}
+SELECT (SELECT array_agg(event_id) FROM new) AS inserted, (SELECT count(*) FROM told) AS told
+"""
 
 # Puts issued commands into the queue, leaving out those that have ended and those of cancelled executions;
 # gives those that went in.
