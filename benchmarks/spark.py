@@ -3,8 +3,9 @@
     python -m benchmarks.spark --patients 2000
     python -m benchmarks.spark --records 20000000 --cores 1 2
 
-Both read the same raw pages of the minio tier and write the same Parquet. Plain PySpark gets the pages from
-a local copy, its best case. Prints seconds of each (best of ``--repeats``) and their ratio.
+Both read the same raw pages and write the same Parquet. The tool finds the pages in the minio tier, one object
+a batch of patients. Plain PySpark reads them once from a local copy, its best case, and once from the same
+objects, as one would fetch them by hand. Prints seconds of each (best of ``--repeats``, in turns) and ratios.
 
 With ``--records`` the pages are synthetic vital signs on the shared volume, of a hundredth, a tenth and all
 of that number, each with every number of cores: how cost grows with data and falls with cores. 20 million
@@ -16,13 +17,14 @@ from __future__ import annotations
 import argparse
 import asyncio
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+import obstore
 import orjson
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812, Spark's own convention
@@ -34,8 +36,10 @@ from noetl_dagster.settings import Settings, StoreTier
 from noetl_dagster.spark.datasets import Layout, register, write_dataset
 from noetl_dagster.spark.functions import load_function
 from noetl_dagster.spark.sessions import SparkSessions
+from noetl_dagster.storage.locations import object_key
 from noetl_dagster.storage.refs import ResultRef
 from noetl_dagster.storage.store import ResultStore
+from noetl_dagster.storage.tiers.objects import minio_store
 from noetl_dagster.tools.base import Toolbox, ToolCall
 from noetl_dagster.tools.clients import Clients
 from noetl_dagster.tools.credentials import Credentials
@@ -74,33 +78,63 @@ def patient_pages(book: RecordBook, patient: int, data_type: DataType) -> list[d
     return pages
 
 
-def plain(spark: SparkSession, source: Path, target: Path) -> None:
+def write_plain(spark: SparkSession, raw: Mapping[str, DataFrame], target: Path) -> None:
     """The pipeline as one would write it by hand."""
     normalise = load_function("patient_flow_spark.py:normalise", str(PLAYBOOKS))
-    raw = {data_type.value: spark.read.text(str(source / data_type.value)) for data_type in DataType}
     for name, frame in normalise(spark, **raw).items():
         frame.write.partitionBy("facility_id").parquet(str(target / name))
 
 
-async def best(repeats: int, work: Callable[[int], Awaitable[None]]) -> float:
-    times = []
+def local_copy(spark: SparkSession, source: Path) -> dict[str, DataFrame]:
+    return {data_type.value: spark.read.text(str(source / data_type.value)) for data_type in DataType}
+
+
+def fetched_by_hand(
+    spark: SparkSession, settings: Settings, refs: Mapping[str, list[ResultRef]]
+) -> dict[str, DataFrame]:
+    """Pages of the objects themselves, fetched in as many tasks as there are cores."""
+    context = spark.sparkContext
+
+    def fetch(keys: Iterator[str]) -> Iterator[tuple[str]]:
+        store = minio_store(settings)
+        for key in keys:
+            for page in orjson.loads(bytes(obstore.get(store, key).bytes())):
+                yield (orjson.dumps(page).decode(),)
+
+    def frame(objects: list[ResultRef]) -> DataFrame:
+        keys = [object_key(ref.physical_uri) for ref in objects]
+        pages = context.parallelize(keys, context.defaultParallelism).mapPartitions(fetch)
+        return spark.createDataFrame(pages, "value STRING")
+
+    return {name: frame(objects) for name, objects in refs.items()}
+
+
+async def best(repeats: int, *works: Callable[[int], Awaitable[None]]) -> list[float]:
+    """Least seconds of each, run in turns: a busy machine then slows all of them."""
+    times: list[list[float]] = [[] for _ in works]
     for repeat in range(repeats):
-        started = time.perf_counter()
-        await work(repeat)
-        times.append(time.perf_counter() - started)
-    return min(times)
+        for own, work in zip(times, works, strict=True):
+            started = time.perf_counter()
+            await work(repeat)
+            own.append(time.perf_counter() - started)
+    return [min(own) for own in times]
 
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """Seconds of the same work by hand and through the tool."""
+    """Seconds of the same work by hand and through the tool; ``by_hand_remote``: from the stored objects."""
 
     by_hand: float
     by_tool: float
+    by_hand_remote: float | None = None
 
     def __str__(self) -> str:
-        ratio = self.by_tool / self.by_hand
-        return f"plain PySpark {self.by_hand:.2f} s, spark tool {self.by_tool:.2f} s, ratio {ratio:.2f}"
+        text = f"plain PySpark {self.by_hand:.2f} s, spark tool {self.by_tool:.2f} s, "
+        text += f"ratio {self.by_tool / self.by_hand:.2f}"
+        if self.by_hand_remote is None:
+            return text
+        ratio = self.by_tool / self.by_hand_remote
+        return f"{text}; plain PySpark from the objects {self.by_hand_remote:.2f} s, ratio {ratio:.2f}"
 
 
 @asynccontextmanager
@@ -133,13 +167,19 @@ async def compare(patients: int, repeats: int, folder: Path) -> Measured:
         for name, batches in pages.items():
             write_lines(folder / "raw" / name, batches)
 
+        def write(remote: bool, target: str) -> None:
+            raw = fetched_by_hand(spark, settings, refs) if remote else local_copy(spark, folder / "raw")
+            write_plain(spark, raw, folder / target)
+
         async def by_hand(repeat: int) -> None:
-            await asyncio.to_thread(plain, spark, folder / "raw", folder / f"plain-{repeat}")
+            await asyncio.to_thread(write, False, f"plain-{repeat}")
+
+        async def by_hand_remote(repeat: int) -> None:
+            await asyncio.to_thread(write, True, f"remote-{repeat}")
 
         await by_hand(-1)  # the JVM compiles while it warms up
-        measured = Measured(
-            await best(repeats, by_hand), await best(repeats, lambda repeat: by_tool(box, refs, repeat))
-        )
+        times = await best(repeats, by_hand, lambda repeat: by_tool(box, refs, repeat), by_hand_remote)
+        measured = Measured(*times)
         for batch in refs.values():
             await asyncio.gather(*(box.results.delete(ref) for ref in batch))
     return measured
@@ -167,8 +207,7 @@ async def compare_synthetic(records: int, cores: int, repeats: int, folder: Path
 
         await by_hand(-1)
         return Measured(
-            await best(repeats, by_hand),
-            await best(repeats, lambda repeat: by_tool(box, {"vital_signs": ref}, repeat)),
+            *await best(repeats, by_hand, lambda repeat: by_tool(box, {"vital_signs": ref}, repeat))
         )
 
 

@@ -58,8 +58,7 @@ class StoredRows:
         elif ref.content_type == codec.PARQUET:
             self.tables.append(ref)
         else:
-            where = ref.physical_uri, ref.content_type, ref.compression, ref.bytes_size
-            self.parts.append(StoredPart(*where, depth=depth))
+            self.parts.append(part_of(ref, depth))
 
     async def add_result(self, envelope: Mapping[str, Any], store: ResultStore) -> None:
         """Adds the result of a step or task; of a loop the rows of each item, failed items left out."""
@@ -74,6 +73,18 @@ class StoredRows:
                 await self.add_result(item, store)
         elif envelope.get("status") == "ok":
             self.fetched += json_elements(envelope.get("data"))
+
+
+def part_of(ref: ResultRef, depth: int = 1) -> StoredPart:
+    """One stored object, as executors read it."""
+    return StoredPart(
+        ref.physical_uri,
+        ref.content_type,
+        ref.compression,
+        ref.bytes_size,
+        depth=depth,
+        sha256=ref.sha256,
+    )
 
 
 def references_in(value: Any) -> list[ResultRef]:
@@ -136,8 +147,7 @@ def _table_frame(spark: SparkSession, settings: Settings, refs: list[ResultRef])
 
     filesystem, path = locations.arrow_filesystem(settings, refs[0].physical_uri)
     schema = from_arrow_schema(pq.read_schema(path, filesystem=filesystem))
-    parts = [StoredPart(ref.physical_uri, codec.PARQUET, bytes_size=ref.bytes_size) for ref in refs]
-    return _parts_frame(spark, parts, schema)
+    return _parts_frame(spark, [part_of(ref) for ref in refs], schema)
 
 
 def _dataset_frame(spark: SparkSession, settings: Settings, ref: ResultRef) -> DataFrame:
@@ -146,13 +156,15 @@ def _dataset_frame(spark: SparkSession, settings: Settings, ref: ResultRef) -> D
     if folder is not None:
         reader = spark.read.schema(ddl(ref.extra["columns"])) if typed else spark.read
         return reader.parquet(str(folder))
-    files = locations.list_files(settings, ref.physical_uri, ".parquet")
+    sizes = locations.file_sizes(settings, ref.physical_uri, ".parquet")
     schema: str | StructType = (
         ddl(ref.extra["columns"])
         if typed
         else from_arrow_schema(locations.dataset(settings, ref.physical_uri).schema)
     )
-    parts = [StoredPart(uri, codec.PARQUET, base=ref.physical_uri) for uri in files]
+    parts = [
+        StoredPart(uri, codec.PARQUET, bytes_size=size, base=ref.physical_uri) for uri, size in sizes.items()
+    ]
     return _parts_frame(spark, parts, schema)
 
 

@@ -10,7 +10,9 @@ gives its own columns. Writing: Parquet below a folder of any object tier, parti
 from __future__ import annotations
 
 import uuid
+from collections import deque
 from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import astuple, dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 from urllib.parse import quote, unquote
@@ -30,8 +32,10 @@ from pyspark.sql.datasource import (
 from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import StructType
 
+from noetl_dagster.errors import IntegrityError
 from noetl_dagster.settings import Settings
 from noetl_dagster.storage import codec, locations
+from noetl_dagster.storage.checksum import digest_of
 
 if TYPE_CHECKING:
     from pyarrow.fs import FileSystem
@@ -40,6 +44,12 @@ FORMAT = "noetl_results"
 VALUE = "value"
 BYTES_A_PARTITION = 32 * 1024 * 1024
 """Stored bytes that one task reads, about; Spark's own default for files is four times that."""
+
+READ_AHEAD = 8
+"""Objects that a task fetches while it reads the one before them."""
+
+WHOLE = 8 * 1024 * 1024
+"""Bytes of a Parquet object up to which it is fetched at once."""
 
 _ROWS_A_BATCH = 4096
 _NULL_PARTITION = "__HIVE_DEFAULT_PARTITION__"
@@ -52,6 +62,7 @@ class StoredPart:
     Attributes:
         base: the dataset's folder, for a file of one.
         depth: lists around a row: 1 where an object is a list of rows, 2 where it is a list of such lists.
+        sha256: of the stored bytes; None where nobody has it, as of a dataset's files.
     """
 
     uri: str
@@ -60,6 +71,12 @@ class StoredPart:
     bytes_size: int = 0
     base: str = ""
     depth: int = 1
+    sha256: str | None = None
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether it is fetched at once; large Parquet is opened instead, and read by row groups."""
+        return self.content_type != codec.PARQUET or 0 < self.bytes_size <= WHOLE
 
 
 def results_source(settings: Settings) -> type[DataSource]:
@@ -115,49 +132,88 @@ class _Reader(DataSourceReader):
         self._settings = settings
         self._parts = parts
         self._schema = schema
-        self._limit = min(BYTES_A_PARTITION, sum(part.bytes_size for part in parts) // tasks)
+        self._tasks = tasks
 
     def partitions(self) -> list[InputPartition]:
-        """Runs of parts of about the same size, in order."""
-        shares: list[InputPartition] = []
-        run: list[StoredPart] = []
-        size = 0
-        for part in self._parts:
-            if run and size + part.bytes_size > self._limit:
-                shares.append(_Share(run))
-                run, size = [], 0
-            run.append(part)
-            size += part.bytes_size
-        return [*shares, _Share(run)]
+        return [_Share(run) for run in shares(self._parts, self._tasks)]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         assert isinstance(partition, _Share)
         schema = to_arrow_schema(self._schema, timezone="UTC")
-        for part in partition.parts:
+        for part, stored in self._fetched(partition.parts):
             if part.content_type == codec.PARQUET:
-                yield from self._rows(part, schema)
+                yield from self._rows(part, stored, schema)
             else:
-                yield from self._values(part, schema)
+                assert stored is not None
+                yield from _values(part, stored, schema)
 
-    def _values(self, part: StoredPart, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
+    def _fetched(self, parts: list[StoredPart]) -> Iterator[tuple[StoredPart, bytes | None]]:
+        """Parts in order with their bytes, where they are fetched whole; the next ones are on their way."""
+        coming: deque[tuple[StoredPart, Future[bytes] | None]] = deque()
+        threads = ThreadPoolExecutor(READ_AHEAD, thread_name_prefix="noetl-read-ahead")
+        try:
+            for part in parts:
+                coming.append((part, threads.submit(self._bytes, part) if part.is_whole else None))
+                if len(coming) > READ_AHEAD:
+                    yield _arrived(*coming.popleft())
+            while coming:
+                yield _arrived(*coming.popleft())
+        finally:
+            threads.shutdown(cancel_futures=True)
+
+    def _bytes(self, part: StoredPart) -> bytes:
         stored = locations.read_bytes(self._settings, part.uri)
-        plain = codec.decompress(stored, codec.Compression(part.compression))
-        values = elements(bytes(plain), part.content_type, part.depth)
-        for start in range(0, len(values), _ROWS_A_BATCH):
-            column = pa.array(values[start : start + _ROWS_A_BATCH], pa.string())
-            yield pa.RecordBatch.from_arrays([column], schema=schema)
+        if part.sha256 is not None and (digest := digest_of(stored)) != part.sha256:
+            raise IntegrityError(
+                f"the bytes at {part.uri[:200]} were changed or damaged (sha256 {digest}, stored as "
+                f"{part.sha256}); run the step that made them again"
+            )
+        return stored
 
-    def _rows(self, part: StoredPart, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
-        filesystem, path = locations.arrow_filesystem(self._settings, part.uri)
+    def _rows(self, part: StoredPart, stored: bytes | None, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
         fixed = hive_values(part.uri, part.base)
-        stored = [name for name in schema.names if name not in fixed]
-        with filesystem.open_input_file(path) as file:
-            for batch in pq.ParquetFile(file).iter_batches(columns=stored):
+        columns = [name for name in schema.names if name not in fixed]
+        with self._opened(part, stored) as file:
+            for batch in pq.ParquetFile(file).iter_batches(columns=columns):
                 table = pa.Table.from_batches([batch])
                 for name, value in fixed.items():
                     table = table.append_column(name, pa.array([value] * batch.num_rows, pa.string()))
                 # Parquet may hold nanoseconds, Spark has microseconds
                 yield from table.select(schema.names).cast(schema, safe=False).to_batches()
+
+    def _opened(self, part: StoredPart, stored: bytes | None) -> pa.NativeFile:
+        if stored is not None:
+            return pa.BufferReader(stored)
+        filesystem, path = locations.arrow_filesystem(self._settings, part.uri)
+        return filesystem.open_input_file(path)
+
+
+def shares(parts: list[StoredPart], tasks: int) -> list[list[StoredPart]]:
+    """Runs of parts of about the same size, in order: ``tasks`` of them, or more where they are large.
+
+    A part goes where its middle lies; shares that stay empty are left out, unless there are no parts.
+    """
+    total = sum(part.bytes_size for part in parts)
+    number = max(tasks, -(-total // BYTES_A_PARTITION))
+    runs: list[list[StoredPart]] = [[] for _ in range(number)]
+    before = 0
+    for part in parts:
+        middle = before + part.bytes_size / 2
+        runs[min(int(middle * number / total), number - 1) if total else 0].append(part)
+        before += part.bytes_size
+    return [run for run in runs if run] or [[]]
+
+
+def _arrived(part: StoredPart, coming: Future[bytes] | None) -> tuple[StoredPart, bytes | None]:
+    return part, None if coming is None else coming.result()
+
+
+def _values(part: StoredPart, stored: bytes, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
+    plain = codec.decompress(stored, codec.Compression(part.compression))
+    values = elements(bytes(plain), part.content_type, part.depth)
+    for start in range(0, len(values), _ROWS_A_BATCH):
+        column = pa.array(values[start : start + _ROWS_A_BATCH], pa.string())
+        yield pa.RecordBatch.from_arrays([column], schema=schema)
 
 
 def elements(data: bytes, content_type: str, depth: int = 1) -> list[str]:

@@ -176,27 +176,36 @@ def open_reader(settings: Settings, uri: str) -> BinaryIO:
 
 def list_files(settings: Settings, uri: str, suffix: str = "") -> list[str]:
     """URIs of all files below a folder URI, sorted; markers (``_SUCCESS``, ``.crc``) are left out."""
+    return list(file_sizes(settings, uri, suffix))
+
+
+def file_sizes(settings: Settings, uri: str, suffix: str = "") -> dict[str, int]:
+    """Bytes of all files below a folder URI by their own URI, in its order; see :func:`list_files`."""
     folder = local_path(settings, uri)
     if folder is not None:
         found = [folder] if folder.is_file() else [path for path in folder.rglob("*") if path.is_file()]
-        return sorted(path.as_uri() for path in found if _is_data(path.name) and path.name.endswith(suffix))
-    scheme, bucket, _ = split_uri(uri)
-    keys = (key for key in _object_keys(settings, uri) if key.endswith(suffix))
-    return sorted(f"{scheme}://{bucket}/{key}" for key in keys if _is_data(key.rpartition("/")[2]))
+        sizes = [(path.as_uri(), path.name, path.stat().st_size) for path in found]
+    else:
+        scheme, bucket, _ = split_uri(uri)
+        sizes = [
+            (f"{scheme}://{bucket}/{key}", key.rpartition("/")[2], size)
+            for key, size in _object_sizes(settings, uri)
+        ]
+    return {uri: size for uri, name, size in sorted(sizes) if _is_data(name) and name.endswith(suffix)}
 
 
-def _object_keys(settings: Settings, uri: str) -> list[str]:
-    """Keys of the objects below a URI, or its own when it is an object itself."""
+def _object_sizes(settings: Settings, uri: str) -> list[tuple[str, int]]:
+    """Keys and bytes of the objects below a URI, or its own when it is an object itself."""
     store, key = object_store(settings, uri), object_key(uri).rstrip("/")
-    below = [
-        entry["path"] for page in obstore.list(store, prefix=key) for entry in page if entry["path"] != key
-    ]
+    listed = (entry for page in obstore.list(store, prefix=key) for entry in page)
+    below = [(entry["path"], entry["size"]) for entry in listed if entry["path"] != key]
     if below or uri.endswith("/"):
         return below
     try:
-        return [obstore.head(store, key)["path"]]
+        entry = obstore.head(store, key)
     except FileNotFoundError:
         return []
+    return [(entry["path"], entry["size"])]
 
 
 def _is_data(name: str) -> bool:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import AsyncIterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import timedelta
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 import httpx
@@ -18,7 +20,7 @@ from obstore.store import S3Store
 
 from noetl_dagster.errors import StorageError
 from noetl_dagster.settings import Settings
-from noetl_dagster.storage.tiers.base import Bytes, TierUnavailableError
+from noetl_dagster.storage.tiers.base import CHUNK, Bytes, TierUnavailableError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -27,24 +29,38 @@ PART = 8 * 1024 * 1024
 """Bytes per part of a multipart upload; S3 allows 10,000 parts, which makes 80 GB."""
 
 PARTS_IN_FLIGHT = 3
-_STREAM_CHUNK = 2 * 1024 * 1024
 WHOLE = 16 * 1024 * 1024
 """Objects up to this size go up in one request."""
+
+CLIENTS = 8
+"""Clients of buckets that a process keeps."""
 
 
 def minio_store(settings: Settings) -> S3Store:
     """The minio tier's bucket. Gives up after a few seconds, so that a fallback is worth having."""
     if not settings.minio_endpoint:
         raise TierUnavailableError("minio tier: no endpoint; set NOETL_MINIO_ENDPOINT")
-    return S3Store(
+    return _minio_client(
+        settings.minio_endpoint,
         settings.minio_bucket,
-        endpoint=settings.minio_endpoint,
-        access_key_id=settings.minio_access_key,
-        secret_access_key=settings.minio_secret_key.get_secret_value(),
-        region=settings.minio_region,
+        settings.minio_access_key,
+        settings.minio_secret_key.get_secret_value(),
+        settings.minio_region,
+    )
+
+
+# a client reads the system's certificates, 7 ms of processor time: more than a small object takes
+@lru_cache(maxsize=CLIENTS)
+def _minio_client(endpoint: str, bucket: str, access_key: str, secret_key: str, region: str) -> S3Store:
+    return S3Store(
+        bucket,
+        endpoint=endpoint,
+        access_key_id=access_key,
+        secret_access_key=secret_key,
+        region=region,
         virtual_hosted_style_request=False,
         client_options={
-            "allow_http": settings.minio_endpoint.startswith("http://"),
+            "allow_http": endpoint.startswith("http://"),
             "connect_timeout": timedelta(seconds=3),
             "timeout": timedelta(seconds=120),
         },
@@ -56,7 +72,14 @@ def s3_store(settings: Settings) -> S3Store:
     """The s3 tier's bucket, with credentials and region of the AWS environment."""
     if not settings.s3_bucket:
         raise StorageError("s3 tier: no bucket; set NOETL_S3_BUCKET")
-    return S3Store(settings.s3_bucket)
+    environment = {name: value for name, value in os.environ.items() if name.startswith("AWS_")}
+    return _s3_client(settings.s3_bucket, frozenset(environment.items()))
+
+
+@lru_cache(maxsize=CLIENTS)
+def _s3_client(bucket: str, environment: frozenset[tuple[str, str]]) -> S3Store:
+    """``environment`` is what the client finds by itself; another one makes another client."""
+    return S3Store(bucket)
 
 
 class S3Tier:
@@ -131,7 +154,7 @@ class S3Tier:
                 response = await obstore.get_async(self._store, key)
             except FileNotFoundError as error:
                 raise KeyError(uri) from error
-            async for chunk in response.stream(min_chunk_size=_STREAM_CHUNK):
+            async for chunk in response.stream(min_chunk_size=CHUNK):
                 yield memoryview(chunk)
 
     async def exists(self, uri: str) -> bool:
@@ -151,6 +174,11 @@ class S3Tier:
                 return
             async for page in obstore.list(self._store, prefix=key):
                 await obstore.delete_async(self._store, [entry["path"] for entry in page])
+
+    async def keys(self, prefix: str) -> AsyncIterator[list[str]]:
+        with self._errors("list", prefix), suppress(FileNotFoundError):  # no bucket, no keys
+            async for page in obstore.list(self._store, prefix=prefix):
+                yield [entry["path"] for entry in page]
 
     async def close(self) -> None:
         return None
