@@ -17,10 +17,11 @@ class Pull:
     """A pull subscription that delivers at once what is there. One task at a time may take from it.
 
     Args:
-        ahead: messages that may be on their way or waiting here, at most.
+        ahead: messages that may be on their way or waiting here beyond those that are asked for. What waits
+            here is nobody else's: 0 where others have room when this one has not.
     """
 
-    def __init__(self, client: NatsClient, stream: str, consumer: str, *, ahead: int) -> None:
+    def __init__(self, client: NatsClient, stream: str, consumer: str, *, ahead: int = 0) -> None:
         self._client = client
         self._request = f"$JS.API.CONSUMER.MSG.NEXT.{stream}.{consumer}"
         self._ahead = ahead
@@ -49,23 +50,31 @@ class Pull:
             except TimeoutError:
                 return []
         taken = [self._waiting.popleft() for _ in range(min(limit, len(self._waiting)))]
-        if self._ahead > limit:
+        if self._ahead:
             await self._ask(limit)
         return taken
+
+    def left(self) -> list[Msg]:
+        """Takes everything that has come, for giving it back."""
+        left = list(self._waiting)
+        self._waiting.clear()
+        return left
 
     async def close(self) -> list[Msg]:
         """Ends the subscription and gives back what was not taken."""
         if self._subscription is not None:
             await self._subscription.unsubscribe()  # type: ignore[attr-defined]
-        return list(self._waiting)
+        return self.left()
 
     async def _ask(self, limit: int) -> None:
         """Asks for more unless enough is on its way."""
         now = asyncio.get_running_loop().time()
         if self._credit > 0 and now > self._expires:
             self._credit = 0
-        room = min(limit, self._ahead - self._credit - len(self._waiting))
-        if room <= 0 or (self._credit > 0 and self._ahead <= limit):
+        room = limit + self._ahead - self._credit - len(self._waiting)
+        if room <= self._ahead // 2 and (
+            self._credit or self._waiting
+        ):  # a request for each message costs too
             return
         self._credit += room
         self._expires = now + REQUEST_SECONDS + 1.0

@@ -61,12 +61,11 @@ class Notices:
     """
 
     def __init__(
-        self, client: NatsClient, settings: Settings, worker_id: str, slots: int, room: Callable[[str], int]
+        self, client: NatsClient, settings: Settings, worker_id: str, room: Callable[[str], int]
     ) -> None:
         self._client = client
         self._settings = settings
         self._worker_id = worker_id
-        self._slots = slots
         self._room = room
         self._names = Names.of(settings)
         self._queue: asyncio.PriorityQueue[tuple[int, int, Offer]] = asyncio.PriorityQueue()
@@ -87,7 +86,7 @@ class Notices:
         await ensure_broadcast_consumer(stream, self._names)
         self._consumer = await ensure_targeted_consumer(stream, self._names, self._worker_id)
         for priority, consumer in ((TARGETED, self._consumer), (BROADCAST, self._names.broadcast_consumer)):
-            pull = Pull(self._client, self._names.command_stream, consumer, ahead=self._slots)
+            pull = Pull(self._client, self._names.command_stream, consumer)
             await pull.open()
             self._pulls.append((priority, pull))
             self._tasks.append(asyncio.create_task(self._take(pull, priority)))
@@ -117,6 +116,8 @@ class Notices:
         while True:
             free = self._room("") - self.waiting
             if free <= 0:
+                if priority == BROADCAST:  # asked for while there was room; another worker may have some
+                    await self._give_back(pull)
                 self.freed.clear()
                 with contextlib.suppress(TimeoutError):
                     async with asyncio.timeout(TAKE_SECONDS):
@@ -130,6 +131,11 @@ class Notices:
                 continue
             for message in messages:
                 await self._offer(message, priority)
+
+    async def _give_back(self, pull: Pull) -> None:
+        with contextlib.suppress(nats.errors.Error, OSError):
+            for message in pull.left():
+                await message.nak(delay=REFUSED_SECONDS)
 
     async def _offer(self, message: Msg, priority: int) -> None:
         try:

@@ -60,7 +60,7 @@ class PoolWorker:
         self._status = "ready"
         self._changed = asyncio.Event()
         self._executions: OrderedDict[int, tuple[str, Execution]] = OrderedDict()
-        self._notices = Notices(client, settings, worker_id, self._slots, self.room)
+        self._notices = Notices(client, settings, worker_id, self.room)
         self.worker_id = worker_id
 
     @classmethod
