@@ -13,6 +13,7 @@ import asyncpg
 from noetl_dagster.errors import ExecutionCancelledError
 from noetl_dagster.events import queries
 from noetl_dagster.events.ids import Snowflake
+from noetl_dagster.events.kept import KeptConnection
 from noetl_dagster.events.types import Event, EventType
 
 PAGE = 5_000
@@ -57,6 +58,7 @@ class EventLog:
     def __init__(self, pool: asyncpg.Pool, ids: Snowflake) -> None:
         self.pool = pool
         self.ids = ids
+        self._kept = KeptConnection(pool)
 
     async def append(self, events: Sequence[Event], *, connection: Connection | None = None) -> set[int]:
         """Appends events in one statement; one that a unique index refuses is left out.
@@ -103,12 +105,12 @@ class EventLog:
         Raises:
             ExecutionCancelledError: it issues a command of an execution that is cancelled.
         """
-        row, where = as_row(event), connection or self.pool
+        row, where = as_row(event), connection or self._kept
         if event.event_type != EventType.COMMAND_ISSUED:
             return await where.fetchval(queries.INSERT_ONE, *row) is not None
         if await where.fetchval(queries.INSERT_ISSUED, *row) is not None:
             return True
-        _refuse(await where.fetch(queries.CLOSED, [event.execution_id]))
+        _refuse(await (connection or self.pool).fetch(queries.CLOSED, [event.execution_id]))
         return False
 
     async def lifecycle(self, execution_id: int, *, connection: Connection | None = None) -> list[Event]:
