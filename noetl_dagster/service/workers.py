@@ -76,7 +76,7 @@ async def result_content(ref: Ref, plane: ThePlane) -> StreamingResponse:
 
     async def chunks() -> AsyncIterator[bytes]:
         async for chunk in results.stream(found):
-            yield chunk
+            yield bytes(chunk)
 
     return StreamingResponse(chunks(), media_type=found.content_type)
 

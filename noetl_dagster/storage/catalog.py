@@ -70,6 +70,13 @@ class RefCatalog:
             rows = await connection.fetch(queries.LOCK_SCOPE, execution_id, names, step, _PAGE)
             yield connection, [ref_from_row(row) for row in rows]
 
+    async def unrecorded(self, owners: Sequence[tuple[int, int]]) -> set[int]:
+        """Of (execution id, reference id): reference ids of ended executions that have no row."""
+        executions, ref_ids = zip(*owners, strict=True)
+        async with self.connection() as connection:
+            rows = await connection.fetch(queries.UNRECORDED, executions, ref_ids)
+        return {row["ref_id"] for row in rows}
+
     async def forget(self, ref_ids: Sequence[int], connection: Any = None) -> None:
         """Deletes rows; those of manifests take their part lists with them."""
         if self._pool is None and connection is None:

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from pyarrow import dataset as arrow_dataset
 
-    from noetl_dagster.storage.store import ResultStore
+    from noetl_dagster.storage.reading import ResultReader
 
 _PARTS_A_STATEMENT = 1000
 _ROWS_A_BATCH = 1024
@@ -102,7 +102,7 @@ def strategy_of(ref: ResultRef) -> Strategy:
     return Strategy(ref.extra.get("strategy", Strategy.APPEND))
 
 
-async def iterate(store: ResultStore, ref: ResultRef) -> AsyncIterator[Any]:
+async def iterate(store: ResultReader, ref: ResultRef) -> AsyncIterator[Any]:
     """Items of any reference, one part in memory at a time."""
     if ref.kind is not RefKind.MANIFEST:
         async for item in _items_of_one(store, ref):
@@ -120,7 +120,7 @@ async def iterate(store: ResultStore, ref: ResultRef) -> AsyncIterator[Any]:
             yield await assemble(store, ref)
 
 
-async def assemble(store: ResultStore, ref: ResultRef) -> Any:
+async def assemble(store: ResultReader, ref: ResultRef) -> Any:
     """The whole value of a manifest. Tables that are joined end to end stay a table."""
     match strategy_of(ref):
         case Strategy.APPEND:
@@ -165,7 +165,7 @@ def _mapping(value: Any, part: ResultRef) -> Mapping[str, Any]:
     return value
 
 
-async def _items_of_one(store: ResultStore, ref: ResultRef) -> AsyncIterator[Any]:
+async def _items_of_one(store: ResultReader, ref: ResultRef) -> AsyncIterator[Any]:
     if ref.kind is RefKind.DATASET:
         batches = _dataset(store.settings, ref).to_batches()
         while (batch := await asyncio.to_thread(next, batches, None)) is not None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import re
 import time
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
@@ -22,6 +23,9 @@ FALLBACKS: dict[StoreTier, tuple[StoreTier, ...]] = {
     StoreTier.MEMORY: (StoreTier.DISK,),
 }
 """Tiers to try in order when a store is down. Source: seeds, P2.2 (``object`` is today's ``disk``)."""
+
+KEY_ROOT = "exec/"
+_KEY = re.compile(KEY_ROOT + r"(?P<execution>\d+)/[^/]+/[^/]*-(?P<ref>\d+)(?:[./].*)?$")
 
 REST_SECONDS = 5.0
 """How long a store that did not answer is left alone before it is tried again."""
@@ -55,6 +59,21 @@ class Placement:
         if tier not in self._tiers:
             self._tiers[tier] = open_tier(tier, self._settings, self._pool)
         return self._tiers[tier]
+
+    def lasting(self) -> list[StoreTier]:
+        """Tiers of the settings whose objects outlive this process."""
+        settings = self._settings
+        present = {
+            StoreTier.MINIO: settings.minio_endpoint is not None,
+            StoreTier.S3: settings.s3_bucket is not None,
+            StoreTier.GCS: settings.gcs_bucket is not None,
+            StoreTier.PVC: settings.pvc_mount_path is not None,
+            StoreTier.KV: settings.nats_url is not None,
+            StoreTier.DB: self._pool is not None,
+            StoreTier.DISK: (settings.home / "results").is_dir(),
+            StoreTier.DUCKDB: (settings.home / "results.duckdb").is_file(),
+        }
+        return [tier for tier, there in present.items() if there]
 
     def choose(self, size: int | None, wanted: StoreTier | None) -> StoreTier:
         """The tier of a result of ``size`` bytes; None is a stream of unknown length, taken as large."""
@@ -151,7 +170,13 @@ def key_of(execution_id: int, step: str, name: str, ref_id: int, extension: str)
     Raises:
         StorageError: for names that are paths out of the store.
     """
-    return f"exec/{execution_id}/{_segment(step, 'step')}/{_segment(name, 'result')}-{ref_id}{extension}"
+    return f"{KEY_ROOT}{execution_id}/{_segment(step, 'step')}/{_segment(name, 'result')}-{ref_id}{extension}"
+
+
+def owner_of(key: str) -> tuple[int, int] | None:
+    """Execution and reference id of a key that :func:`key_of` made, or of a file below it; None for others."""
+    found = _KEY.match(key)
+    return None if found is None else (int(found["execution"]), int(found["ref"]))
 
 
 def _segment(text: str, what: str) -> str:

@@ -51,6 +51,14 @@ LOCK_SCOPE = f"""
     FOR UPDATE SKIP LOCKED
 """
 
+# of objects found in a store: those of ended executions whose reference is not here
+UNRECORDED = """
+    SELECT DISTINCT stored.ref_id
+    FROM unnest($1::bigint[], $2::bigint[]) AS stored (execution_id, ref_id)
+    JOIN noetl.execution ON execution.execution_id = stored.execution_id AND execution.status <> 'RUNNING'
+    WHERE NOT EXISTS (SELECT FROM noetl.result_ref WHERE result_ref.ref_id = stored.ref_id)
+"""
+
 DELETE_REFS = "DELETE FROM noetl.result_ref WHERE ref_id = ANY($1::bigint[])"
 
 INSERT_MANIFEST = "INSERT INTO noetl.manifest (manifest_id, strategy) VALUES ($1, $2)"
@@ -85,5 +93,11 @@ PUT_BLOB_PART = "INSERT INTO noetl.result_blob (key, part, data) VALUES ($1, $2,
 GET_BLOB = "SELECT data FROM noetl.result_blob WHERE key = $1 ORDER BY part"
 
 GET_BLOB_PART = "SELECT data FROM noetl.result_blob WHERE key = $1 AND part = $2"
+
+PAGE_OF_BLOB_KEYS = """
+    SELECT key FROM noetl.result_blob
+    WHERE starts_with(key, $1) AND key > $2 AND part = 0
+    ORDER BY key LIMIT 1000
+"""
 
 DELETE_BLOB = "DELETE FROM noetl.result_blob WHERE key = $1"

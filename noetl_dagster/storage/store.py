@@ -7,24 +7,25 @@ a :class:`~noetl_dagster.storage.refs.ResultRef` travels in their place.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterable, AsyncIterator, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import asyncpg
 
-from noetl_dagster.errors import IntegrityError, ReferenceNotAvailableError, StorageError
 from noetl_dagster.events.ids import Snowflake, process_node
 from noetl_dagster.playbook.models import ResultSpec
 from noetl_dagster.settings import Settings, StoreTier
 from noetl_dagster.storage import codec, locations, manifests
 from noetl_dagster.storage.catalog import RefCatalog
-from noetl_dagster.storage.checksum import THREAD_ABOVE, Meter, RunningDigest, digest_of
+from noetl_dagster.storage.checksum import THREAD_ABOVE, Meter, digest_of
 from noetl_dagster.storage.codec import Compression, Encoded
 from noetl_dagster.storage.manifests import Strategy
-from noetl_dagster.storage.placement import Placed, Placement, key_of
+from noetl_dagster.storage.placement import KEY_ROOT, Placed, Placement, key_of, owner_of
+from noetl_dagster.storage.reading import ResultReader
 from noetl_dagster.storage.refs import RefKind, ResultRef, ResultScope, logical_ref
+from noetl_dagster.storage.removal import ORPHAN_GRACE, Removal
 from noetl_dagster.storage.tiers.base import Bytes
 
 _PUTS_IN_FLIGHT = 32
@@ -47,7 +48,7 @@ class NewResult:
     extra: Mapping[str, Any] = field(default_factory=dict)
 
 
-class ResultStore:
+class ResultStore(ResultReader):
     """Stores and fetches results.
 
     Args:
@@ -60,10 +61,9 @@ class ResultStore:
     def __init__(
         self, settings: Settings, pool: asyncpg.Pool | None, *, ids: Snowflake | None = None
     ) -> None:
-        self.settings = settings
+        super().__init__(settings, Placement(settings, pool), RefCatalog(pool))
         self._ids = ids or Snowflake(process_node())
-        self._placement = Placement(settings, pool)
-        self._catalog = RefCatalog(pool)
+        self._removal = Removal(self._placement, self._catalog)
 
     async def start(self) -> None:
         """Opens nothing: stores are connected and buckets created when first used."""
@@ -205,7 +205,7 @@ class ResultStore:
         if schema is not None:
             facts["columns"] = dict(schema)
         ref = self._ref(
-            self._ids.next(),
+            _id_in(physical_uri) or self._ids.next(),
             (execution_id, step, spec.name or name),
             spec,
             placed=Placed(used, physical_uri.rstrip("/") + "/"),
@@ -221,7 +221,10 @@ class ResultStore:
         return ref
 
     def dataset_uri(self, *, execution_id: int, step: str, name: str, tier: StoreTier | None = None) -> str:
-        """A fresh folder URI for a dataset to be written in place and then registered."""
+        """A fresh folder URI for a dataset to be written in place and then registered.
+
+        It holds the id that the reference will have, by which a dataset that never gets one is recognised.
+        """
         used = self._placement.choose(None, tier)
         key = key_of(execution_id, step, name, self._ids.next(), ".parquet")
         return self._placement.tier(used).uri(key) + "/"
@@ -264,89 +267,18 @@ class ResultStore:
         )
         return await manifests.record_manifest(self._catalog, ref, parts, strategy, connection)
 
-    # -- fetching ------------------------------------------------------------------------------------
-
-    async def find(self, what: str | tuple[int, str, str]) -> ResultRef:
-        """The reference of a logical name, or the latest of ``(execution id, step, name)``.
-
-        Raises:
-            ReferenceNotAvailableError: there is none, or it has expired.
-        """
-        ref = await (self._catalog.by_ref(what) if isinstance(what, str) else self._catalog.by_name(*what))
-        return _unexpired(ref)
-
-    async def get(self, ref: ResultRef | str) -> Any:
-        """The value of a reference: an object, bytes, text, an Arrow table, or a manifest's parts together.
-
-        Raises:
-            ReferenceNotAvailableError: nothing is there.
-            IntegrityError: the bytes are not those that were stored.
-        """
-        ref = await self._resolve(ref)
-        if ref.kind is RefKind.MANIFEST:
-            return await manifests.assemble(self, ref)
-        if ref.kind is RefKind.DATASET:
-            return await asyncio.to_thread(manifests.read_dataset, self.settings, ref)
-        data = await self._read(ref)
-        if ref.compression == "none" and ref.content_type == codec.BINARY:
-            return data if isinstance(data, bytes) else bytes(data)
-        return codec.decode(data, ref.content_type, ref.compression)
-
-    async def get_bytes(self, ref: ResultRef | str) -> bytes:
-        """The bytes of one object, decompressed and verified, whatever they mean."""
-        ref = await self._resolve(ref)
-        data = codec.decompress(await self._read(ref), Compression(ref.compression))
-        return data if isinstance(data, bytes) else bytes(data)
-
-    async def stream(self, ref: ResultRef | str) -> AsyncIterator[bytes]:
-        """The bytes of one object, decompressed, in constant memory.
-
-        Raises:
-            IntegrityError: after the last chunk, when the whole was not what had been stored.
-        """
-        ref = await self._resolve(ref)
-        async for chunk in codec.decompress_stream(self._verified_chunks(ref), Compression(ref.compression)):
-            yield bytes(chunk)
-
-    async def parts(
-        self, ref: ResultRef | str, start: int = 0, stop: int | None = None
-    ) -> AsyncIterator[ResultRef]:
-        """The references a manifest is made of, in order; any other reference is its own only part.
-
-        Args:
-            start, stop: half-open range of a manifest's parts.
-        """
-        ref = await self._resolve(ref)
-        if ref.kind is not RefKind.MANIFEST:
-            yield ref
-            return
-        async for part in self._catalog.parts(ref.ref_id, start, stop):
-            yield part
-
-    async def items(self, ref: ResultRef | str) -> AsyncIterator[Any]:
-        """The items of a result one by one, holding one part at a time.
-
-        A list gives its elements, a table its rows as mappings, a manifest what its strategy says.
-        """
-        ref = await self._resolve(ref)
-        async for item in manifests.iterate(self, ref):
-            yield item
-
     # -- removing ------------------------------------------------------------------------------------
 
     async def delete(self, ref: ResultRef | str) -> None:
         """Removes a result's bytes, then its row. A manifest's parts are results of their own and stay."""
-        ref = await self._resolve(ref, expired_too=True)
-        await self._delete_bytes(ref)
-        await self._catalog.forget([ref.ref_id])
+        await self._removal.one(await self._resolve(ref, expired_too=True))
 
     async def cleanup(self, now: datetime | None = None) -> int:
         """Removes expired results, bytes first. Several cleaners may run at once. Returns how many went.
 
         A result whose store does not answer stays for the next call.
         """
-        moment = now or datetime.now(UTC)
-        return await self._sweep(lambda: self._catalog.locked_expired(moment))
+        return await self._removal.expired(now or datetime.now(UTC))
 
     async def end_scope(
         self,
@@ -356,18 +288,15 @@ class ResultStore:
         step: str | None = None,
     ) -> int:
         """Removes the results of an execution (and of one step) whose scope is over. Returns how many."""
-        return await self._sweep(lambda: self._catalog.locked_scope(execution_id, scopes, step))
+        return await self._removal.scope(execution_id, scopes, step)
 
-    async def _sweep(self, page: Any) -> int:
-        removed = 0
-        while True:
-            async with page() as (connection, refs):
-                outcomes = await asyncio.gather(*map(self._delete_bytes, refs), return_exceptions=True)
-                gone = [ref.ref_id for ref, outcome in zip(refs, outcomes, strict=True) if outcome is None]
-                await self._catalog.forget(gone, connection)
-            removed += len(gone)
-            if not gone:
-                return removed
+    async def sweep_orphans(self, now: datetime | None = None, grace: timedelta = ORPHAN_GRACE) -> int:
+        """Removes bytes that no reference names: of puts that were killed or rolled back. Returns how many.
+
+        Only executions that this database knows and that have ended are swept. The disk tier is this
+        machine's. A store that does not answer stays for the next call.
+        """
+        return await self._removal.orphans(now or datetime.now(UTC), grace)
 
     # -- inside --------------------------------------------------------------------------------------
 
@@ -445,41 +374,6 @@ class ResultStore:
             **fields,
         )
 
-    async def _resolve(self, ref: ResultRef | str, *, expired_too: bool = False) -> ResultRef:
-        found = await self._catalog.by_ref(ref) if isinstance(ref, str) else ref
-        return found if expired_too else _unexpired(found)
-
-    async def _read(self, ref: ResultRef) -> Bytes:
-        """The stored bytes, verified."""
-        if ref.kind is not RefKind.OBJECT:
-            raise StorageError(f"{ref.ref} is a {ref.kind.value}, not one object; read its items or parts")
-        if ref.bytes_size >= THREAD_ABOVE:  # hashed while the rest is still on its way
-            return b"".join([chunk async for chunk in self._verified_chunks(ref)])
-        try:
-            data = await self._placement.tier(ref.store_tier).get(ref.physical_uri)
-        except KeyError as error:
-            raise _missing(ref) from error
-        if ref.sha256 is not None:
-            _verify(ref, digest_of(data))
-        return data
-
-    async def _verified_chunks(self, ref: ResultRef) -> AsyncIterator[Bytes]:
-        if ref.kind is not RefKind.OBJECT:
-            raise StorageError(f"{ref.ref} is a {ref.kind.value}, not one object; read its items or parts")
-        digest = RunningDigest()
-        try:
-            async for chunk in self._placement.tier(ref.store_tier).stream(ref.physical_uri):
-                await digest.add(chunk)
-                yield chunk
-        except KeyError as error:
-            raise _missing(ref) from error
-        if ref.sha256 is not None:
-            _verify(ref, await digest.hexdigest())
-
-    async def _delete_bytes(self, ref: ResultRef) -> None:
-        if ref.kind is not RefKind.MANIFEST:
-            await self._placement.tier(ref.store_tier).delete(ref.physical_uri)
-
 
 def fits_inline(value_bytes: bytes | int, settings: Settings) -> bool:
     """Whether a value, as JSON bytes or their number, stays in the event itself."""
@@ -487,22 +381,7 @@ def fits_inline(value_bytes: bytes | int, settings: Settings) -> bool:
     return size <= settings.inline_result_bytes
 
 
-def _verify(ref: ResultRef, digest: str) -> None:
-    if digest != ref.sha256:
-        raise IntegrityError(
-            f"{ref.ref}: the bytes at {ref.physical_uri[:200]} were changed or damaged (sha256 {digest}, "
-            f"stored as {ref.sha256}); run the step again"
-        )
-
-
-def _missing(ref: ResultRef) -> ReferenceNotAvailableError:
-    return ReferenceNotAvailableError(
-        f"{ref.ref}: nothing is at {ref.physical_uri[:200]} ({ref.store_tier.value} tier); "
-        "it expired, was deleted, or belongs to another machine"
-    )
-
-
-def _unexpired(ref: ResultRef) -> ResultRef:
-    if ref.expires_at is not None and ref.expires_at <= datetime.now(UTC):
-        raise ReferenceNotAvailableError(f"{ref.ref} expired at {ref.expires_at}; run the step again")
-    return ref
+def _id_in(uri: str) -> int | None:
+    """The reference id in a URI of :meth:`ResultStore.dataset_uri`."""
+    owner = owner_of(KEY_ROOT + uri.rstrip("/").rpartition(KEY_ROOT)[2])
+    return owner and owner[1]

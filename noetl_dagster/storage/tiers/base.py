@@ -54,6 +54,10 @@ class Tier(Protocol):
         """Removes an object; one that is not there is no error. A URI ending in ``/`` is a folder."""
         ...
 
+    def keys(self, prefix: str) -> AsyncIterator[list[str]]:
+        """Keys of the objects below a prefix that ends in ``/``, in pages; files half written are among them."""
+        ...
+
     async def close(self) -> None: ...
 
 

@@ -73,6 +73,16 @@ class DatabaseTier:
         async with self._connection() as connection:
             await connection.execute(queries.DELETE_BLOB, uri.removeprefix(_PREFIX))
 
+    async def keys(self, prefix: str) -> AsyncIterator[list[str]]:
+        last = prefix
+        while True:
+            async with self._connection() as connection:
+                rows = await connection.fetch(queries.PAGE_OF_BLOB_KEYS, prefix, last)
+            if not rows:
+                return
+            yield [row["key"] for row in rows]
+            last = rows[-1]["key"]
+
     async def close(self) -> None:
         """The pool belongs to whoever opened it."""
 

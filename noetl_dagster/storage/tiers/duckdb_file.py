@@ -20,6 +20,7 @@ _LOCK_SECONDS = 10.0
 _CREATE = "CREATE TABLE IF NOT EXISTS result (key VARCHAR PRIMARY KEY, data BLOB NOT NULL)"
 _PUT = "INSERT OR REPLACE INTO result VALUES (?, ?)"
 _GET = "SELECT data FROM result WHERE key = ?"
+_KEYS = "SELECT key FROM result WHERE starts_with(key, ?)"
 _DELETE = "DELETE FROM result WHERE key = ?"
 
 
@@ -69,6 +70,10 @@ class DuckDbTier:
 
     async def delete(self, uri: str) -> None:
         await self._run(lambda connection: connection.execute(_DELETE, [self._key(uri)]).fetchall())
+
+    async def keys(self, prefix: str) -> AsyncIterator[list[str]]:
+        rows = await self._run(lambda connection: connection.execute(_KEYS, [prefix]).fetchall())
+        yield [key for (key,) in rows]
 
     async def close(self) -> None:
         return None

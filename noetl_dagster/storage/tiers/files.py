@@ -9,15 +9,18 @@ from __future__ import annotations
 
 import asyncio
 import os
-import secrets
 import shutil
-from collections.abc import AsyncIterator, Callable
-from contextlib import suppress
+from collections.abc import AsyncIterator, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
 from noetl_dagster.errors import StorageError
 from noetl_dagster.storage.tiers.base import CHUNK, Bytes, TierUnavailableError
+from noetl_dagster.storage.tiers.new_file import NewFile
+
+_ONE_READ = 16 * 1024 * 1024
+"""Files up to this size are read at once: handing pieces from thread to thread costs more than it gains."""
 
 
 def path_of_uri(uri: str) -> Path:
@@ -58,26 +61,26 @@ class FileTier:
         await asyncio.to_thread(self._check_root)
 
     async def put(self, key: str, data: Bytes) -> str:
-        def write(descriptor: int) -> None:
-            _write_all(descriptor, data)
-
-        return await asyncio.to_thread(self._write_whole, key, write)
+        return await asyncio.to_thread(self._write_whole, key, data)
 
     async def put_stream(self, key: str, chunks: AsyncIterator[Bytes]) -> str:
-        path = await asyncio.to_thread(self._prepare, key)
-        temporary = _temporary(path)
-        descriptor = await asyncio.to_thread(os.open, temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o644)
+        """Each chunk is written while the next one is made."""
+        file = await asyncio.to_thread(self._create, key)
+        step: asyncio.Task[None] | None = None
         try:
             async for chunk in chunks:
-                await asyncio.to_thread(_write_all, descriptor, chunk)
-            await asyncio.to_thread(os.fsync, descriptor)
-            await asyncio.to_thread(_publish, temporary, path)
+                if step is not None:
+                    await asyncio.shield(step)
+                step = asyncio.create_task(asyncio.to_thread(self._write, file, chunk))
+            if step is not None:
+                await asyncio.shield(step)
+            step = asyncio.create_task(asyncio.to_thread(self._publish, file))
+            await asyncio.shield(step)
         except BaseException:
-            with suppress(FileNotFoundError):
-                temporary.unlink()
+            if step is not None:  # the file must not be closed under a thread that writes it
+                await asyncio.gather(step, return_exceptions=True)
+            await asyncio.to_thread(file.discard)
             raise
-        finally:
-            os.close(descriptor)
         return self.uri(key)
 
     async def get(self, uri: str) -> Bytes:
@@ -96,9 +99,11 @@ class FileTier:
         except (FileNotFoundError, NotADirectoryError) as error:
             raise KeyError(uri) from error
         with file:
-            chunk = await asyncio.to_thread(file.read, CHUNK)
+            size = os.fstat(file.fileno()).st_size
+            take = size if size <= _ONE_READ else CHUNK
+            chunk = await asyncio.to_thread(file.read, take)
             while chunk:
-                ahead = asyncio.ensure_future(asyncio.to_thread(file.read, CHUNK))
+                ahead = asyncio.ensure_future(asyncio.to_thread(file.read, take))
                 try:
                     yield chunk
                 finally:
@@ -109,6 +114,12 @@ class FileTier:
 
     async def delete(self, uri: str) -> None:
         await asyncio.to_thread(self._delete, self.path(uri))
+
+    async def keys(self, prefix: str) -> AsyncIterator[list[str]]:
+        folders = os.walk(self._root / prefix)
+        while (found := await asyncio.to_thread(next, folders, None)) is not None:
+            folder, _, names = found
+            yield [Path(folder, name).relative_to(self._root).as_posix() for name in names]
 
     async def close(self) -> None:
         return None
@@ -140,23 +151,35 @@ class FileTier:
             raise StorageError(f"{self._name} tier: cannot create {path.parent}: {error}") from error
         return confined(self._root, path)
 
-    def _write_whole(self, key: str, write: Callable[[int], None]) -> str:
+    def _create(self, key: str) -> NewFile:
         path = self._prepare(key)
-        temporary = _temporary(path)
+        with self._write_errors(path):
+            return NewFile(path)
+
+    def _write(self, file: NewFile, data: Bytes) -> None:
+        with self._write_errors(file.path):
+            file.write(data)
+
+    def _publish(self, file: NewFile) -> None:
+        with self._write_errors(file.path):
+            file.publish()
+
+    def _write_whole(self, key: str, data: Bytes) -> str:
+        file = self._create(key)
         try:
-            descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o644)
-            try:
-                write(descriptor)
-                os.fsync(descriptor)
-            finally:
-                os.close(descriptor)
-            _publish(temporary, path)
+            self._write(file, data)
+            self._publish(file)
+        except BaseException:
+            file.discard()
+            raise
+        return self.uri(key)
+
+    @contextmanager
+    def _write_errors(self, path: Path) -> Iterator[None]:
+        try:
+            yield
         except OSError as error:
             raise StorageError(f"{self._name} tier: cannot write {path}: {error}") from error
-        finally:
-            with suppress(FileNotFoundError):
-                temporary.unlink()
-        return self.uri(key)
 
     def _delete(self, path: Path) -> None:
         if path == self._root.resolve():
@@ -165,23 +188,3 @@ class FileTier:
             shutil.rmtree(path, ignore_errors=True)
         else:
             path.unlink(missing_ok=True)
-
-
-def _temporary(path: Path) -> Path:
-    return path.with_name(f".{path.name}.{secrets.token_hex(6)}.part")
-
-
-def _write_all(descriptor: int, data: Bytes) -> None:
-    view = memoryview(data)
-    while view:
-        view = view[os.write(descriptor, view) :]
-
-
-def _publish(temporary: Path, path: Path) -> None:
-    """Gives a finished file its name; the folder is synced so that the name survives a power cut."""
-    temporary.replace(path)
-    folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(folder)
-    finally:
-        os.close(folder)

@@ -99,6 +99,12 @@ class GcsTier:
             elif self._blob(key).exists():
                 self._blob(key).delete()
 
+    async def keys(self, prefix: str) -> AsyncIterator[list[str]]:
+        with self._errors("list", prefix):
+            pages = self._bucket().list_blobs(prefix=prefix).pages
+            while (page := await asyncio.to_thread(next, pages, None)) is not None:
+                yield [blob.name for blob in page]
+
     async def close(self) -> None:
         client, self._client = self._client, None
         if client is not None:

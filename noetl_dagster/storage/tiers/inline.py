@@ -47,6 +47,10 @@ class MemoryTier:
     async def delete(self, uri: str) -> None:
         MemoryTier._size -= len(MemoryTier._objects.pop(uri, b""))
 
+    async def keys(self, prefix: str) -> AsyncIterator[list[str]]:
+        start = self.uri(prefix)
+        yield [uri.removeprefix(self.uri("")) for uri in MemoryTier._objects if uri.startswith(start)]
+
     async def close(self) -> None:
         return None
 
@@ -79,6 +83,9 @@ class EventLogTier:
 
     async def delete(self, uri: str) -> None:
         return None
+
+    async def keys(self, prefix: str) -> AsyncIterator[list[str]]:
+        yield []
 
     async def close(self) -> None:
         return None

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import nats
 from nats.errors import Error as NatsError
-from nats.js.errors import BucketNotFoundError, KeyNotFoundError
+from nats.js.errors import BucketNotFoundError, KeyNotFoundError, NoKeysError
 
 from noetl_dagster.settings import Settings
 from noetl_dagster.storage.tiers.base import Bytes, TierTooSmallError, TierUnavailableError
@@ -26,6 +26,7 @@ class KvTier:
 
     def __init__(self, settings: Settings) -> None:
         self._url = settings.nats_url
+        self._tls = settings.nats_tls
         self._bucket_name = f"{settings.nats_namespace}_results"
         self._client: Any = None
         self._bucket: Any = None
@@ -81,6 +82,15 @@ class KvTier:
         with self._errors(f"delete {uri}"):
             await bucket.purge(self._key(uri))
 
+    async def keys(self, prefix: str) -> AsyncIterator[list[str]]:
+        bucket = await self._open()
+        with self._errors("list keys"):
+            try:
+                found = await bucket.keys()
+            except NoKeysError:
+                return
+        yield [key for key in found if key.startswith(prefix)]
+
     async def close(self) -> None:
         client, self._client, self._bucket = self._client, None, None
         if client is not None:
@@ -99,6 +109,7 @@ class KvTier:
             with self._errors("connect"):
                 self._client = await nats.connect(
                     self._url,
+                    tls=self._tls,
                     connect_timeout=2,
                     max_reconnect_attempts=1,
                     error_cb=_ignore,

@@ -1,0 +1,154 @@
+"""Fetching results: references to values, verified, whole or in constant memory."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from datetime import UTC, datetime
+from typing import Any
+
+from noetl_dagster.errors import IntegrityError, ReferenceNotAvailableError, StorageError
+from noetl_dagster.settings import Settings
+from noetl_dagster.storage import codec, manifests
+from noetl_dagster.storage.catalog import RefCatalog
+from noetl_dagster.storage.checksum import THREAD_ABOVE, RunningDigest, digest_of
+from noetl_dagster.storage.codec import Compression
+from noetl_dagster.storage.placement import Placement
+from noetl_dagster.storage.refs import RefKind, ResultRef
+from noetl_dagster.storage.tiers.base import Bytes
+
+
+class ResultReader:
+    """Fetches results by reference or by name. Whoever stores them is its own kind of reader."""
+
+    def __init__(self, settings: Settings, placement: Placement, catalog: RefCatalog) -> None:
+        self.settings = settings
+        self._placement = placement
+        self._catalog = catalog
+
+    async def find(self, what: str | tuple[int, str, str]) -> ResultRef:
+        """The reference of a logical name, or the latest of ``(execution id, step, name)``.
+
+        Raises:
+            ReferenceNotAvailableError: there is none, or it has expired.
+        """
+        ref = await (self._catalog.by_ref(what) if isinstance(what, str) else self._catalog.by_name(*what))
+        return _unexpired(ref)
+
+    async def get(self, ref: ResultRef | str) -> Any:
+        """The value of a reference: an object, bytes, text, an Arrow table, or a manifest's parts together.
+
+        Raises:
+            ReferenceNotAvailableError: nothing is there.
+            IntegrityError: the bytes are not those that were stored.
+        """
+        ref = await self._resolve(ref)
+        if ref.kind is RefKind.MANIFEST:
+            return await manifests.assemble(self, ref)
+        if ref.kind is RefKind.DATASET:
+            return await asyncio.to_thread(manifests.read_dataset, self.settings, ref)
+        data = await self._read(ref)
+        if ref.compression == "none" and ref.content_type == codec.BINARY:
+            return data if isinstance(data, bytes) else bytes(data)
+        return codec.decode(data, ref.content_type, ref.compression)
+
+    async def get_bytes(self, ref: ResultRef | str) -> bytes:
+        """The bytes of one object, decompressed and verified, whatever they mean."""
+        ref = await self._resolve(ref)
+        data = codec.decompress(await self._read(ref), Compression(ref.compression))
+        return data if isinstance(data, bytes) else bytes(data)
+
+    async def stream(self, ref: ResultRef | str) -> AsyncIterator[Bytes]:
+        """The bytes of one object, decompressed, in constant memory.
+
+        Raises:
+            IntegrityError: after the last chunk, when the whole was not what had been stored.
+        """
+        ref = await self._resolve(ref)
+        async for chunk in codec.decompress_stream(self._verified_chunks(ref), Compression(ref.compression)):
+            yield chunk
+
+    async def parts(
+        self, ref: ResultRef | str, start: int = 0, stop: int | None = None
+    ) -> AsyncIterator[ResultRef]:
+        """The references a manifest is made of, in order; any other reference is its own only part.
+
+        Args:
+            start, stop: half-open range of a manifest's parts.
+        """
+        ref = await self._resolve(ref)
+        if ref.kind is not RefKind.MANIFEST:
+            yield ref
+            return
+        async for part in self._catalog.parts(ref.ref_id, start, stop):
+            yield part
+
+    async def items(self, ref: ResultRef | str) -> AsyncIterator[Any]:
+        """The items of a result one by one, holding one part at a time.
+
+        A list gives its elements, a table its rows as mappings, a manifest what its strategy says.
+        """
+        ref = await self._resolve(ref)
+        async for item in manifests.iterate(self, ref):
+            yield item
+
+    async def _resolve(self, ref: ResultRef | str, *, expired_too: bool = False) -> ResultRef:
+        found = await self._catalog.by_ref(ref) if isinstance(ref, str) else ref
+        return found if expired_too else _unexpired(found)
+
+    async def _read(self, ref: ResultRef) -> Bytes:
+        """The stored bytes, verified. Large ones are hashed while the rest is still on its way."""
+        _require_object(ref)
+        if ref.bytes_size >= THREAD_ABOVE:
+            digest = RunningDigest()
+            chunks = [chunk async for chunk in self._chunks(ref, digest)]
+            whole = b"".join(chunks)  # while the last chunk is hashed
+            _verify(ref, await digest.hexdigest())
+            return whole
+        try:
+            data = await self._placement.tier(ref.store_tier).get(ref.physical_uri)
+        except KeyError as error:
+            raise _missing(ref) from error
+        _verify(ref, digest_of(data))
+        return data
+
+    async def _verified_chunks(self, ref: ResultRef) -> AsyncIterator[Bytes]:
+        _require_object(ref)
+        digest = RunningDigest()
+        async for chunk in self._chunks(ref, digest):
+            yield chunk
+        _verify(ref, await digest.hexdigest())
+
+    async def _chunks(self, ref: ResultRef, digest: RunningDigest) -> AsyncIterator[Bytes]:
+        try:
+            async for chunk in self._placement.tier(ref.store_tier).stream(ref.physical_uri):
+                await digest.add(chunk)
+                yield chunk
+        except KeyError as error:
+            raise _missing(ref) from error
+
+
+def _require_object(ref: ResultRef) -> None:
+    if ref.kind is not RefKind.OBJECT:
+        raise StorageError(f"{ref.ref} is a {ref.kind.value}, not one object; read its items or parts")
+
+
+def _verify(ref: ResultRef, digest: str) -> None:
+    if ref.sha256 is not None and digest != ref.sha256:
+        raise IntegrityError(
+            f"{ref.ref}: the bytes at {ref.physical_uri[:200]} were changed or damaged (sha256 {digest}, "
+            f"stored as {ref.sha256}); run the step again"
+        )
+
+
+def _missing(ref: ResultRef) -> ReferenceNotAvailableError:
+    return ReferenceNotAvailableError(
+        f"{ref.ref}: nothing is at {ref.physical_uri[:200]} ({ref.store_tier.value} tier); "
+        "it expired, was deleted, or belongs to another machine"
+    )
+
+
+def _unexpired(ref: ResultRef) -> ResultRef:
+    if ref.expires_at is not None and ref.expires_at <= datetime.now(UTC):
+        raise ReferenceNotAvailableError(f"{ref.ref} expired at {ref.expires_at}; run the step again")
+    return ref

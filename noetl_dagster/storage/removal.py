@@ -1,0 +1,88 @@
+"""Removing results: one, those that expired, those of a scope that is over, and bytes that nobody recorded."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Sequence
+from contextlib import AbstractAsyncContextManager
+from datetime import datetime, timedelta
+from typing import Any
+
+from noetl_dagster.events.ids import snowflake_floor
+from noetl_dagster.settings import StoreTier
+from noetl_dagster.storage.catalog import RefCatalog
+from noetl_dagster.storage.placement import KEY_ROOT, Placement, owner_of
+from noetl_dagster.storage.refs import RefKind, ResultRef, ResultScope
+from noetl_dagster.storage.tiers.base import TierUnavailableError
+
+log = logging.getLogger(__name__)
+
+ORPHAN_GRACE = timedelta(days=1)
+"""Age from which bytes without a reference are taken for left behind: no put lasts that long."""
+
+
+class Removal:
+    """Removes bytes first and rows after them: what fails half way is found again by the next call."""
+
+    def __init__(self, placement: Placement, catalog: RefCatalog) -> None:
+        self._placement = placement
+        self._catalog = catalog
+
+    async def one(self, ref: ResultRef) -> None:
+        await self._bytes_of(ref)
+        await self._catalog.forget([ref.ref_id])
+
+    async def expired(self, now: datetime) -> int:
+        return await self._paged(lambda: self._catalog.locked_expired(now))
+
+    async def scope(self, execution_id: int, scopes: Sequence[ResultScope], step: str | None) -> int:
+        return await self._paged(lambda: self._catalog.locked_scope(execution_id, scopes, step))
+
+    async def orphans(self, now: datetime, grace: timedelta) -> int:
+        """Objects of this database's executions that no reference names, in every tier of the settings.
+
+        The key of an object says which execution and reference it was stored for, and so when. Left alone is
+        what is younger than ``grace``, or belongs to an execution that still runs or that this database does
+        not know: a bucket may serve several databases.
+        """
+        newest = snowflake_floor(int((now - grace).timestamp() * 1000))
+        removed = 0
+        for tier in self._placement.lasting():
+            try:
+                removed += await self._orphans_of(tier, newest)
+            except TierUnavailableError as error:
+                log.warning("%s", error)  # the next call sweeps it
+        return removed
+
+    async def _orphans_of(self, tier_name: StoreTier, newest: int) -> int:
+        tier, removed = self._placement.tier(tier_name), 0
+        async for keys in tier.keys(KEY_ROOT):
+            owners = {key: owner for key in keys if (owner := owner_of(key)) and owner[1] < newest}
+            if not owners:
+                continue
+            unknown = await self._catalog.unrecorded(list(owners.values()))
+            for key, (_, ref_id) in owners.items():
+                if ref_id in unknown:
+                    await tier.delete(tier.uri(key))
+                    removed += 1
+        if removed:
+            log.info("%s tier: removed %d objects that no reference names", tier_name.value, removed)
+        return removed
+
+    async def _paged(
+        self, page: Callable[[], AbstractAsyncContextManager[tuple[Any, list[ResultRef]]]]
+    ) -> int:
+        removed = 0
+        while True:
+            async with page() as (connection, refs):
+                outcomes = await asyncio.gather(*map(self._bytes_of, refs), return_exceptions=True)
+                gone = [ref.ref_id for ref, outcome in zip(refs, outcomes, strict=True) if outcome is None]
+                await self._catalog.forget(gone, connection)
+            removed += len(gone)
+            if not gone:
+                return removed
+
+    async def _bytes_of(self, ref: ResultRef) -> None:
+        if ref.kind is not RefKind.MANIFEST:
+            await self._placement.tier(ref.store_tier).delete(ref.physical_uri)
