@@ -1,13 +1,14 @@
-"""A facility quality report on Spark, over what an execution of ``patient_flow.yaml`` has normalised.
+"""Data quality on Spark, of what an execution of ``patient_flow.yaml`` has normalised.
 
-An ordinary Dagster asset: it takes the result of the playbook's step ``normalise``, reads that execution's
-datasets where they lie, and shows a picture and four checks in Dagster's UI.
+Four asset checks of the playbook's step ``normalise``, evaluated by the playbook's own job as soon as the step
+is done, and an ordinary Dagster asset over its result: a facility report with a picture. Both read that
+execution's datasets where they lie.
 """
 
 from __future__ import annotations
 
 import base64
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import reduce
 from operator import add
 from typing import Any
@@ -24,6 +25,7 @@ from dagster import (
     ResourceParam,
     asset,
     define_asset_job,
+    multi_asset_check,
 )
 from patient_flow_spark import LAYOUTS, PATIENT
 from pyspark.sql import Column, DataFrame
@@ -106,6 +108,36 @@ def report(datasets: Mapping[str, DataFrame], counts: Sequence[Mapping[str, Any]
     return sorted(rows, key=lambda row: (row["facility_id"], row["data_type"]))
 
 
+def report_of(noetl: NoetlResource, pyspark: PySparkResource, normalise: ResultRef) -> list[dict[str, Any]]:
+    """The report on the datasets of the execution that a result of ``normalise`` is from."""
+    store = noetl.engine().runtime.results
+    spark = pyspark.spark_session
+    datasets = {name: frame_of(spark, store, normalise.execution_id, "normalise", name) for name in LAYOUTS}
+    return report(datasets, noetl.run(store.get(normalise))["rows"])
+
+
+@multi_asset_check(
+    name="normalise_quality",
+    specs=[AssetCheckSpec(name, asset=NORMALISE, description=what) for name, (_, what) in CHECKS.items()],
+    ins={"normalise": AssetIn(key=NORMALISE, input_manager_key="noetl_results")},
+    compute_kind="spark",
+)
+def normalise_quality(
+    noetl: ResourceParam[NoetlResource], pyspark: PySparkResource, normalise: ResultRef
+) -> Iterator[AssetCheckResult]:
+    """Counts, uniqueness, nulls and ranges of the normalised datasets."""
+    rows = report_of(noetl, pyspark, normalise)
+    for name, (column, _) in CHECKS.items():
+        bad = {f"{row['facility_id']} {row['data_type']}": row[column] for row in rows if row[column]}
+        yield AssetCheckResult(
+            check_name=name,
+            asset_key=NORMALISE,
+            passed=bool(rows) and not bad,
+            severity=AssetCheckSeverity.ERROR,
+            metadata={"found": sum(bad.values()), "where": MetadataValue.json(bad)},
+        )
+
+
 @asset(
     key=REPORT,
     ins={"normalise": AssetIn(key=NORMALISE, input_manager_key="noetl_results")},
@@ -113,17 +145,12 @@ def report(datasets: Mapping[str, DataFrame], counts: Sequence[Mapping[str, Any]
     dagster_type=PythonObjectDagsterType(list),
     group_name="patient_flow",
     kinds={"spark"},
-    check_specs=[AssetCheckSpec(name, asset=REPORT, description=what) for name, (_, what) in CHECKS.items()],
 )
 def facility_quality(
     noetl: ResourceParam[NoetlResource], pyspark: PySparkResource, normalise: ResultRef
 ) -> MaterializeResult:
     """Records, duplicates, missing values and impossible measurements of every facility."""
-    store = noetl.engine().runtime.results
-    spark = pyspark.spark_session
-    datasets = {name: frame_of(spark, store, normalise.execution_id, "normalise", name) for name in LAYOUTS}
-    counts = noetl.run(store.get(normalise))["rows"]
-    rows = report(datasets, counts)
+    rows = report_of(noetl, pyspark, normalise)
     return MaterializeResult(
         value=rows,
         metadata={
@@ -132,18 +159,6 @@ def facility_quality(
             "facilities": len({row["facility_id"] for row in rows}),
             "execution": str(normalise.execution_id),
         },
-        check_results=[_checked(name, column, rows) for name, (column, _) in CHECKS.items()],
-    )
-
-
-def _checked(name: str, column: str, rows: Sequence[Mapping[str, Any]]) -> AssetCheckResult:
-    bad = {f"{row['facility_id']} {row['data_type']}": row[column] for row in rows if row[column]}
-    return AssetCheckResult(
-        check_name=name,
-        asset_key=REPORT,
-        passed=bool(rows) and not bad,
-        severity=AssetCheckSeverity.ERROR,
-        metadata={"found": sum(bad.values()), "where": MetadataValue.json(bad)},
     )
 
 

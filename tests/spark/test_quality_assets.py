@@ -1,7 +1,8 @@
-"""The quality report over an execution's datasets: what Dagster loads, what it finds, what it shows."""
+"""The quality of an execution's datasets: the checks of step normalise and the report, as Dagster shows them."""
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
@@ -9,16 +10,19 @@ from typing import Any
 from xml.etree import ElementTree
 
 import pytest
-from dagster import DagsterInstance, asset, materialize
+from dagster import AssetKey, DagsterInstance, Definitions, asset, materialize
 from pyspark.sql import SparkSession
 
 from noetl_dagster.compiler.beside import _module, definitions_beside
-from noetl_dagster.compiler.location import build_definitions, resources_of
+from noetl_dagster.compiler.location import build_definitions, definitions_of, resources_of
+from noetl_dagster.playbook.loader import load_playbook
+from noetl_dagster.records_api import create_app
 from noetl_dagster.resources.noetl import NoetlResource, close_engines
 from noetl_dagster.resources.spark import PySparkResource
 from noetl_dagster.settings import Settings, StoreTier
 from noetl_dagster.spark.datasets import Layout, register, write_dataset
 from noetl_dagster.storage.loop import run_sync
+from tests.spark.test_flow import served
 
 pytestmark = pytest.mark.spark
 
@@ -114,10 +118,15 @@ def test_the_report_measures_checks_and_draws(
         return ref
 
     resources = resources_of(noetl) | {"pyspark": PySparkResource(master="local[2]")}
-    done = materialize([normalise, quality.facility_quality], resources=resources, instance=dagster_instance)
-    passed = {event.check_name: event.passed for event in done.get_asset_check_evaluations()}
+    assets = [normalise, quality.normalise_quality, quality.facility_quality]
+    done = materialize(assets, resources=resources, instance=dagster_instance)
+    evaluations = done.get_asset_check_evaluations()
+    assert {event.asset_key for event in evaluations} == {quality.NORMALISE}
+    passed = {event.check_name: event.passed for event in evaluations}
     expected = {"counts": not spoiled, "uniqueness": not spoiled, "nulls": True, "ranges": not spoiled}
     assert passed == expected
+    (duplicated,) = [event for event in evaluations if event.check_name == "uniqueness"]
+    assert duplicated.metadata["where"].value == ({"F001 medications": 1} if spoiled else {})
     rows = {
         (row["facility_id"], row["data_type"]): row
         for row in done.output_for_node("examples__patient_flow__facility_quality")
@@ -130,6 +139,44 @@ def test_the_report_measures_checks_and_draws(
         "![records of each facility](data:image/svg+xml;base64,"
     )
     assert shown.metadata["noetl/ref"].value
+
+
+async def test_the_playbooks_own_job_checks_what_it_has_normalised(
+    spark: SparkSession,
+    settings: Settings,
+    dagster_instance: DagsterInstance,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The shipped example as a Dagster run, over the real records API."""
+    playbooks = {"default_postgres_credential": "embedded", "playbooks_path": PLAYBOOKS}
+    noetl = NoetlResource.of(settings.model_copy(update=playbooks))
+    job = definitions_of([load_playbook(PLAYBOOKS / "patient_flow.yaml")], noetl)
+    defs = Definitions.merge(job, definitions_beside(PLAYBOOKS))
+    workload = {"facilities": 1, "patients": 3, "batch_size": 3}
+    try:
+        async with served(create_app(seed=7)) as api_url:
+            monkeypatch.setenv("NOETL_CREDENTIAL_RECORDS_API", api_url)
+            done = await asyncio.to_thread(
+                defs.resolve_job_def("patient_flow").execute_in_process,
+                run_config={"ops": {"patient_flow_playbook": {"config": workload}}},
+                instance=dagster_instance,
+            )
+    finally:
+        await asyncio.to_thread(close_engines)
+    assert done.success
+    key = AssetKey(["examples", "patient_flow", "normalise"])
+    evaluations = done.get_asset_check_evaluations()
+    assert {(event.asset_key, event.check_name) for event in evaluations} == {
+        (key, name) for name in ("counts", "uniqueness", "nulls", "ranges")
+    }
+    assert all(event.passed for event in evaluations), [event.metadata for event in evaluations]
+    shown = dagster_instance.get_latest_materialization_event(key)
+    assert shown is not None
+    metadata = shown.asset_materialization.metadata
+    assert int(metadata["spark/stages"].value) >= len(ROWS), metadata  # both tasks: datasets and counts
+    assert {
+        f"spark/{name}" for name in ("tasks", "shuffle_write_bytes", "disk_spilled_bytes", "skew")
+    } <= set(metadata)
 
 
 def test_the_picture_is_svg(quality: ModuleType) -> None:
