@@ -82,6 +82,7 @@ class Attempts:
         issued: bool = False,
         resumed: bool = False,
         values: dict[str, Any] | None = None,
+        spare: int = 0,
     ) -> Outcome:
         """Runs ``command`` and its followers; the outcome is that of the last, or all pages together.
 
@@ -89,7 +90,10 @@ class Attempts:
             issued: the first attempt is in the log already.
             resumed: attempts may have ended before; those are taken from the log.
             values: the ``iter`` values of the iteration.
+            spare: how often a failed call is tried again when no rule speaks of failures.
         """
+        if _on_error(program) is not None:
+            spare = 0
         sequence = _Sequence({} if values is None else values)
         while True:
             outcome = await self._ended(command) if resumed else None
@@ -102,7 +106,8 @@ class Attempts:
             follower = None
             if program.retries:
                 follower = await self._follower(execution, program, command, outcome, sequence)
-            if follower is None and replayed and outcome.failed:  # a resumed execution tries once more
+            # a resumed execution tries once more
+            if follower is None and outcome.failed and (replayed or sequence.failures <= spare):
                 follower = replace(command, attempt=command.attempt + 1)
             if follower is None:
                 break
@@ -110,6 +115,8 @@ class Attempts:
         outcome.patches = sequence.patches
         if sequence.collect is not None and not outcome.failed:
             outcome = await self._aggregated(command, outcome, sequence, replayed=replayed)
+        if command.part:
+            await self._runtime.buffer.post([self._runtime.commands.shard_ended(command, outcome)])
         return outcome
 
     async def _issue(self, program: StepProgram, command: Command, *, resumed: bool) -> Command:

@@ -60,7 +60,7 @@ class Fanouts:
             return Expanded(end=entry.end)
         try:
             activation = await self._steps.loops.activate(execution, program, visit, shard=True)
-            await _check(activation)
+            await _check_keys(activation)
         except STEP_ERRORS as error:
             return Expanded(end=await self._steps.fail(execution, program, visit, error))
         total = len(activation.items)
@@ -122,24 +122,6 @@ def _on_spark(program: StepProgram) -> bool:
     return loop is not None and loop.fanout.engine is FanoutEngine.SPARK
 
 
-async def _check(activation: Activation) -> None:
-    """Refuses what a fan-out cannot do with its collection.
-
-    Raises:
-        ToolError: a sink with partitions, or two items with the same key.
-        TemplateError: a key cannot be rendered.
-    """
-    if isinstance(activation.items, Partitions):
-        if activation.program.sink is not None:
-            raise ToolError(
-                f"step {activation.step}: a sink writes each item's result with the item's completion, and "
-                "partitions have none; use fanout.granularity: item, or write in a task",
-                kind="loop",
-            )
-        return
-    await _check_keys(activation)
-
-
 async def _check_keys(activation: Activation) -> None:
     """Refuses shards with the same key: their results and sinks could not be told apart.
 
@@ -148,7 +130,7 @@ async def _check_keys(activation: Activation) -> None:
         TemplateError: a key cannot be rendered.
     """
     loop = activation.program.step.loop
-    if loop is None or loop.fanout.iter_key is None:
+    if loop is None or loop.fanout.iter_key is None or isinstance(activation.items, Partitions):
         return
     seen: dict[str, int] = {}
     for start in range(0, len(activation.items), KEYS_AT_ONCE):

@@ -64,6 +64,7 @@ class Activation:
             length=len(self.items),
             loop_id=self.loop_id,
             shard=self.shard,
+            part=self.shard and self.program.retries,
             iter_key=self.iter_key(index, item),
             catalog_id=state.catalog_id,
             parent_execution_id=state.parent_execution_id,
@@ -105,11 +106,11 @@ async def issue(
         commands, events = [], []
         for index, item in enumerate(await activation.items.slice(begin, end), begin):
             attempt, done, ended = known.get(index, (0, False, 0))
+            if done:
+                continue
             if attempt and activation.program.retries:
                 # its attempts are one sequence, which goes on from the log
                 commands.append(activation.command(index, item))
-                continue
-            if done:
                 continue
             pending = attempt > ended
             command = activation.command(index, item, attempt if pending else ended + 1)
@@ -158,8 +159,17 @@ def _is_small(item: Any) -> bool:
 async def _known(
     runtime: Runtime, activation: Activation, start: int, stop: int
 ) -> dict[int, tuple[int, bool, int]]:
-    """By index: latest attempt, whether the iteration is done, latest attempt that ended."""
+    """By index: latest attempt, whether the iteration is done for sure, latest attempt that ended."""
+    # a success of a shard, or of a sequence of attempts, may be one of several: what ends those says so
+    by_command = not activation.shard and not activation.program.retries
     rows = await runtime.pool.fetch(
         LOOP_ATTEMPTS, activation.execution.id, list(activation.loop_ids), start, stop
     )
-    return {row["current_index"]: (row["attempt"], row["done"], row["ended"] or 0) for row in rows}
+    return {
+        row["current_index"]: (
+            row["attempt"],
+            row["shard_done"] or (by_command and row["done"]),
+            row["ended"] or 0,
+        )
+        for row in rows
+    }

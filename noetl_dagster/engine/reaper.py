@@ -127,10 +127,11 @@ class Reaper:
 
     def _failure(self, row: Any) -> Event:
         context = CommandContext.model_validate(row["context"])
+        shard = context.shard and not context.part
         meta = {
             "command_id": row["command_id"],
             **context.meta,
-            "final": context.final,
+            "final": context.final and not context.part,
             "claim": row["attempts"],
         }
         message = (
@@ -147,7 +148,7 @@ class Reaper:
         return Event(
             execution_id=row["execution_id"],
             event_id=self._ids.next(),
-            event_type=EventType.LOOP_SHARD_FAILED if context.shard else EventType.COMMAND_FAILED,
+            event_type=EventType.LOOP_SHARD_FAILED if shard else EventType.COMMAND_FAILED,
             node_name=row["node_name"],
             status="FAILED",
             catalog_id=context.catalog_id,

@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Protocol
 
+from noetl_dagster.engine.attempts import Attempts
 from noetl_dagster.engine.collection import Partitions
 from noetl_dagster.engine.issue import Activation, issue
 from noetl_dagster.engine.loop import SharedCommands, run_workers
@@ -86,6 +87,7 @@ class InlineShards:
 
     def __init__(self, runtime: Runtime) -> None:
         self._runtime = runtime
+        self._attempts = Attempts(runtime)
 
     async def run(self, activation: Activation, group: Group) -> GroupReport:
         loop = activation.program.step.loop
@@ -143,6 +145,10 @@ class InlineShards:
     async def _run_shard(self, activation: Activation, command: Command, retries: int) -> Outcome:
         """Runs a shard; a failed one is issued again as the next attempt of the same shard."""
         execution, program = activation.execution, activation.program
+        if command.part:
+            return await self._attempts.run(
+                execution, program, command, issued=True, resumed=activation.resumed, spare=retries
+            )
         last = command.attempt + retries
         runner = self._runner(activation)
 

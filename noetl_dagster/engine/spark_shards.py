@@ -15,7 +15,7 @@ import os
 import uuid
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from noetl_dagster.engine.issue import Activation
 from noetl_dagster.engine.loop import Loops
@@ -27,6 +27,7 @@ from noetl_dagster.settings import Settings
 from noetl_dagster.spark.failures import failure_of
 from noetl_dagster.spark.sessions import cancel, own_session
 from noetl_dagster.storage.loop import run_sync
+from noetl_dagster.worker.execution import Execution
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -53,6 +54,7 @@ class Task:
     execution_id: int
     step: str
     visit: int
+    loop_id: str
     group: Group
     slice_shards: int
 
@@ -123,6 +125,7 @@ class SparkShards:
             activation.execution.id,
             activation.step,
             activation.visit,
+            activation.loop_id,
             group,
             size,
         )
@@ -149,13 +152,13 @@ def _cores(session: SparkSession) -> int:
 
 
 _runtimes: dict[tuple[int, str | None], Runtime] = {}
-_executions: dict[tuple[int, int], Any] = {}
+_executions: dict[tuple[int, str], Execution] = {}
 
 
 async def _run_slice(task: Task, part: Group) -> GroupReport:
     """Runs one slice in a Python worker of Spark."""
     runtime = await _runtime(task.settings)
-    known = (os.getpid(), task.execution_id)
+    known = (os.getpid(), task.loop_id)  # each fan-out sees the context as it is when it begins
     execution = _executions.get(known)
     if execution is None:
         _executions.clear()

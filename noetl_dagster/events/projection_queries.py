@@ -15,7 +15,10 @@ _CHANGES = """(
     OR (event.event_type IN ('command.failed', 'loop.shard.failed') AND event.meta ? 'loop_id'
         AND COALESCE(event.meta ->> 'final', 'true') = 'true'))"""
 
-_SUCCESSES = "event.event_type IN ('command.completed', 'loop.shard.done') AND event.meta ? 'loop_id'"
+# A shard of several commands is done with its own event, not with one of theirs.
+_SUCCESSES = """(event.meta ? 'loop_id' AND (
+    event.event_type = 'loop.shard.done'
+    OR (event.event_type = 'command.completed' AND NOT event.meta ? 'shard_id')))"""
 
 _PARTS = """
     event.execution_id, event.event_id, event.event_type, event.catalog_id, event.parent_execution_id,

@@ -9,7 +9,15 @@ from noetl_dagster.playbook.block import Hints
 from noetl_dagster.playbook.check_templates import check_templates
 from noetl_dagster.playbook.document import Document
 from noetl_dagster.playbook.graph import StepGraph
-from noetl_dagster.playbook.models import LoopMode, Playbook, Step, Task
+from noetl_dagster.playbook.models import (
+    Dispatch,
+    FanoutEngine,
+    LoopMode,
+    Playbook,
+    ShardGranularity,
+    Step,
+    Task,
+)
 
 
 def check_playbook(playbook: Playbook, document: Document | None = None) -> list[Problem]:
@@ -19,6 +27,7 @@ def check_playbook(playbook: Playbook, document: Document | None = None) -> list
         document: the YAML behind the playbook, for exact places; read again from its source when not given.
     """
     problems = [*_check_targets(playbook), *_check_graph(playbook), *_check_workbook(playbook)]
+    problems += _check_partitions(playbook)
     if document is None:
         document = Document(playbook.source, playbook.file)
     problems += check_templates(playbook, document)
@@ -55,6 +64,28 @@ def _check_graph(playbook: Playbook) -> Iterator[Problem]:
             cycle = " -> ".join((*region.steps, region.steps[0]))
             message = f"step {step.name!r}: a fan-out cannot stand in a cycle ({cycle}); "
             yield Problem(place, message + f"use loop mode {LoopMode.PARALLEL}, or move it out of the cycle")
+
+
+def _check_partitions(playbook: Playbook) -> Iterator[Problem]:
+    """A partition has one command for many items, so nothing can be asked that is about one item's command."""
+    for step in playbook.steps:
+        if step.loop is None or not step.is_fanout:
+            continue
+        if step.loop.fanout.granularity is not ShardGranularity.PARTITION:
+            continue
+        named = (playbook.workbook.get(_workbook_name(task) or "") for task in step.tasks)
+        tasks = [*step.tasks, *(task for task in named if task is not None)]
+        in_pool = step.loop.fanout.engine is FanoutEngine.WORKERS or step.spec.dispatch is Dispatch.WORKERS
+        unfit = {
+            "a 'sink' writes each item's result with the item's completion": any(task.sink for task in tasks),
+            "a 'retry' block makes commands of an item's attempts": any(task.retry for task in tasks),
+            "a worker of the pool runs an item's command": in_pool,
+        }
+        for reason, holds in unfit.items():
+            if holds:
+                message = f"step {step.name!r}: {reason}, and partitions have none"
+                remedy = "use fanout.granularity: item"
+                yield Problem(_place(playbook, step), f"{message}; {remedy}")
 
 
 def _check_workbook(playbook: Playbook) -> Iterator[Problem]:

@@ -108,7 +108,9 @@ def folded(events: Iterable[dict[str, Any]]) -> Iterator[ProjectedExecution]:
         for event in own:
             event["meta"] = orjson.loads(event["meta"])
             if event["event_type"] in _SUCCESSES:
-                if "loop_id" in event["meta"]:
+                if "loop_id" in event["meta"] and (
+                    event["event_type"] == EventType.LOOP_SHARD_DONE or "shard_id" not in event["meta"]
+                ):
                     done[event["node_name"], int(event["meta"].get("visit") or 1)] += 1
             elif event["event_type"] not in _FAILURES or _counts_as_failed(event["meta"]):
                 changes.append(_parts(event))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import socket
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from noetl_dagster.events.envelopes import Envelope, to_result
@@ -24,6 +24,7 @@ class Command:
         index: 0-based iteration, None outside of loops.
         length: items of the loop, None when it is not known beforehand (cursor loops).
         shard: the command belongs to a fan-out; its end is a ``loop.shard.*`` event.
+        part: one of several commands of a shard, whose end is an event of its own after the last of them.
         overrides: changed parts of the call, for paginated requests.
         command_id: name of the command, from what it does.
     """
@@ -37,6 +38,7 @@ class Command:
     length: int | None = None
     loop_id: str | None = None
     shard: bool = False
+    part: bool = False
     iter_key: str | None = None
     catalog_id: int | None = None
     parent_execution_id: int | None = None
@@ -122,7 +124,7 @@ class CommandEvents:
 
     def ended(self, command: Command, outcome: Outcome, *, final: bool = True) -> Event:
         """The terminal event. ``final`` is false when a failed shard or attempt will be tried again."""
-        if command.shard:
+        if command.shard and not command.part:
             type_ = EventType.LOOP_SHARD_FAILED if outcome.failed else EventType.LOOP_SHARD_DONE
         else:
             type_ = EventType.COMMAND_FAILED if outcome.failed else EventType.COMMAND_COMPLETED
@@ -130,7 +132,7 @@ class CommandEvents:
         if outcome.tasks:
             meta["tasks"] = outcome.tasks
         if outcome.failed:
-            meta["final"] = final
+            meta["final"] = final and not command.part
         status = "FAILED" if outcome.failed else "COMPLETED"
         event = self._event(command, type_, status, meta, worker=True)
         event.result = to_result(outcome.envelope)
@@ -142,6 +144,12 @@ class CommandEvents:
             event.context = {**(event.context or {}), "iter": outcome.values}
         if outcome.step_values:
             event.context = {**(event.context or {}), "step": outcome.step_values}
+        return event
+
+    def shard_ended(self, last: Command, outcome: Outcome) -> Event:
+        """The end of a shard of several commands, once for the ``last`` of them."""
+        event = self.ended(replace(last, part=False), replace(outcome, tasks=[], values={}))
+        event.meta["command_id"] = f"{last.command_id}/shard"
         return event
 
     def sequence(self, command: Command, outcome: Outcome, attempts: int) -> Event:

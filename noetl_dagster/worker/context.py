@@ -32,6 +32,7 @@ class CommandContext(BaseModel):
     length: int | None = None
     loop_id: str | None = None
     shard: bool = False
+    part: bool = False
     iter_key: str | None = None
     catalog_id: int | None = None
     parent_execution_id: int | None = None
@@ -52,6 +53,7 @@ class CommandContext(BaseModel):
             length=command.length,
             loop_id=command.loop_id,
             shard=command.shard,
+            part=command.part,
             iter_key=command.iter_key,
             catalog_id=command.catalog_id,
             parent_execution_id=command.parent_execution_id,
@@ -72,6 +74,7 @@ class CommandContext(BaseModel):
             length=self.length,
             loop_id=self.loop_id,
             shard=self.shard,
+            part=self.part,
             iter_key=self.iter_key,
             catalog_id=self.catalog_id,
             parent_execution_id=self.parent_execution_id,

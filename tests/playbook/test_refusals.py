@@ -9,6 +9,9 @@ from noetl_dagster.playbook.loader import load_playbook, load_report, parse_play
 from tests.playbook.playbooks import HEAD, errors_of, warnings_of, with_steps
 
 OK_TOOL = "tool: {kind: noop}"
+PARTITIONS = """  loop: {in: [1], iterator: x}
+  spec: {loop_mode: fanout, fanout: {granularity: partition}}
+"""
 
 BROKEN_STEPS = {
     "command beside tool": (
@@ -174,6 +177,20 @@ BROKEN_STEPS = {
         f"- step: start\n  {OK_TOOL}\n  loop: {{in: [1], iterator: x}}\n  spec: {{loop_mode: fanout}}\n"
         "  next: [{step: start, when: '{{ ctx.more }}'}]\n",
         "sample.yaml:5:11: step 'start': a fan-out cannot stand in a cycle (start -> start)",
+    ),
+    "partitions with a sink": (
+        "- step: start\n  tool: {kind: noop, sink: {tool: postgres, auth: pg, table: t}}\n" + PARTITIONS,
+        "a 'sink' writes each item's result with the item's completion, and partitions have none; "
+        "use fanout.granularity: item",
+    ),
+    "partitions with a retry block": (
+        "- step: start\n  tool: {kind: noop}\n  retry: [{when: true, then: {max_attempts: 2}}]\n"
+        + PARTITIONS,
+        "a 'retry' block makes commands of an item's attempts, and partitions have none",
+    ),
+    "partitions in the pool": (
+        f"- step: start\n  {OK_TOOL}\n" + PARTITIONS.replace("{gran", "{engine: workers, gran"),
+        "a worker of the pool runs an item's command, and partitions have none",
     ),
     "broken template": (
         '- step: start\n  tool:\n    kind: http\n    url: "http://x/{{ a | }}"\n',
