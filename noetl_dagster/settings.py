@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ssl
 from enum import StrEnum
 from functools import cache
 from pathlib import Path
@@ -48,7 +49,10 @@ class Settings(BaseSettings):
     db_pool_size: int = Field(8, ge=2, description="Connections a process keeps to the event log")
     dagster_db_url: str | None = Field(None, description="Dagster's own storage; empty: embedded PostgreSQL")
 
-    nats_url: str | None = Field(None, description="NATS server, nats://...; empty: embedded")
+    nats_url: str | None = Field(None, description="NATS server, nats://... or tls://...; empty: embedded")
+    nats_ca: Path | None = Field(
+        None, description="CA certificate of the NATS server, PEM; empty: the system's"
+    )
     nats_namespace: str = Field("noetl", description="Prefix of our streams, subjects and KV buckets")
     event_transport: EventTransport = Field(EventTransport.DIRECT, description="direct, http or nats")
     event_nats_subject_prefix: str = Field("noetl.events", description="Subject prefix of worker events")
@@ -153,6 +157,16 @@ class Settings(BaseSettings):
     @property
     def spark_address(self) -> Annotated[str, "master or Spark Connect address"]:
         return self.spark_remote or self.spark_master
+
+    @property
+    def nats_tls(self) -> ssl.SSLContext | None:
+        """What connections to a ``tls://`` server of NATS trust; None: the system's authorities."""
+        return None if self.nats_ca is None else _trusting(self.nats_ca)
+
+
+@cache
+def _trusting(authority: Path) -> ssl.SSLContext:
+    return ssl.create_default_context(cafile=authority)
 
 
 @cache

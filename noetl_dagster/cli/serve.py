@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import ipaddress
 import os
+import signal
+import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Annotated
@@ -56,6 +58,7 @@ def serve(
     listener = config.bind_socket()
     scheme = "https" if config.is_ssl else "http"
     typer.echo(f"HTTP API on {scheme}://{settings.service_host}:{listener.getsockname()[1]}")
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))  # uvicorn ends, then raises the signal once more
     uvicorn.Server(config).run(sockets=[listener])
 
 

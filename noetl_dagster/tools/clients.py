@@ -142,7 +142,7 @@ class Clients:
         if credential is None:
             if self._settings.nats_url is None:
                 raise ServiceError("no NATS server is known; set NOETL_NATS_URL or name a nats credential")
-            return {"servers": self._settings.nats_url}
+            return {"servers": self._settings.nats_url, "tls": self._settings.nats_tls}
         url = credential.get("url", "servers", "nats_url")
         if url is None:
             raise CredentialError(f"credential {credential.name!r} of type nats has no 'url'")

@@ -42,6 +42,7 @@ async def connect(settings: Settings, name: str) -> NatsClient:
     try:
         client = await nats.connect(
             settings.nats_url,
+            tls=settings.nats_tls,
             name=f"{settings.nats_namespace} {name}",
             connect_timeout=CONNECT_SECONDS,
             max_reconnect_attempts=-1,
@@ -52,6 +53,6 @@ async def connect(settings: Settings, name: str) -> NatsClient:
         )
     except Exception as error:
         raise ServiceError(
-            f"NATS at {settings.nats_url} cannot be reached: {error!r}; check NOETL_NATS_URL"
+            f"NATS at {settings.nats_url} cannot be reached: {error!r}; check NOETL_NATS_URL and NOETL_NATS_CA"
         ) from None
     return client
