@@ -127,7 +127,7 @@ class Settings(BaseSettings):
     )
 
     credentials_file: Path | None = Field(None, description="YAML or JSON: name -> {type, data}")
-    credential_key: SecretStr | None = Field(None, description="Fernet key of noetl.credential")
+    credential_key: SecretStr | None = Field(None, description="Fernet key of noetl.credential and keychain")
     secrets_path: Path = Field(
         Path("/run/secrets"), description="Folder of the secrets tool's provider 'file'"
     )

@@ -16,12 +16,12 @@ COMMENT ON COLUMN noetl.credential.type IS
     'postgres, http, bearer, basic, header, s3, gcs, nats, duckdb or secret';
 COMMENT ON COLUMN noetl.credential.data IS 'Fernet token (AES-128-CBC, HMAC-SHA256) of the JSON object';
 
--- Short-lived values made from credentials (exchanged tokens), shared by all processes until they expire.
+-- Tokens that playbooks' keychains ask for, shared by all processes until they expire (docs/language.md).
 CREATE TABLE IF NOT EXISTS noetl.keychain (
-    name         text        NOT NULL,
+    name         text        NOT NULL,            -- of the entry, and a keyed digest of what it asks
     execution_id bigint      NOT NULL DEFAULT 0,  -- 0: of every execution
     data         bytea       NOT NULL,            -- Fernet token, as in noetl.credential
-    expires_at   timestamptz NOT NULL,
+    expires_at   timestamptz NOT NULL,            -- a little before the token itself does
     created_at   timestamptz NOT NULL DEFAULT now(),
     PRIMARY KEY (name, execution_id)
 );

@@ -35,6 +35,7 @@ WHERE execution_id >= $1 AND execution_id < $2 AND scope <> 'permanent'
 _FORGET_EXECUTIONS = "DELETE FROM noetl.execution WHERE execution_id >= $1 AND execution_id < $2"
 _FORGET_SHARDS = "DELETE FROM noetl.execution_shard WHERE execution_id >= $1 AND execution_id < $2"
 _FORGET_COMMANDS = "DELETE FROM noetl.queue WHERE execution_id >= $1 AND execution_id < $2"
+_FORGET_TOKENS = "DELETE FROM noetl.keychain WHERE expires_at <= $1"
 _DROP = "DROP TABLE noetl.{name}"
 
 
@@ -45,6 +46,7 @@ class Maintained:
     Attributes:
         kept: partitions that are old enough but hold executions that still run.
         results: stored results that were deleted, all expired ones included.
+        orphans: stored objects that were deleted because no result names them.
     """
 
     made: tuple[str, ...] = ()
@@ -52,11 +54,12 @@ class Maintained:
     kept: tuple[str, ...] = ()
     executions: int = 0
     results: int = 0
+    orphans: int = 0
 
     def __str__(self) -> str:
         return (
             f"partitions made: {_names(self.made)}; dropped: {_names(self.dropped)} with {self.executions} "
-            f"executions; {self.results} expired results deleted"
+            f"executions; {self.results} expired results and {self.orphans} orphaned objects deleted"
         )
 
 
@@ -73,9 +76,10 @@ class Maintenance:
         self._retention = retention
 
     async def run(self, now: datetime | None = None) -> Maintained:
-        """Makes the coming months' partitions, drops the old ones and deletes expired results."""
+        """Makes the coming months' partitions, drops the old ones, deletes expired results and tokens."""
         now = now or datetime.now(UTC)
         await Projection(self._pool).catch_up()
+        orphans = await self._results.sweep_orphans(now)  # while their executions are still known
         dropped: list[str] = []
         kept: list[str] = []
         executions = 0
@@ -87,8 +91,9 @@ class Maintenance:
                 forgotten = await self._drop(connection, name, start, end, now)
                 (kept if forgotten is None else dropped).append(name)
                 executions += forgotten or 0
+        await self._pool.execute(_FORGET_TOKENS, now)
         results = await self._results.cleanup(now)
-        return Maintained(tuple(made), tuple(dropped), tuple(kept), executions, results)
+        return Maintained(tuple(made), tuple(dropped), tuple(kept), executions, results, orphans)
 
     async def _old(self, connection: Any, now: datetime) -> list[tuple[str, int, int]]:
         """Partitions whose every moment is past the retention, with their bounds."""

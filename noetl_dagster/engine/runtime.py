@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from functools import partial
+from typing import TYPE_CHECKING
 
 import asyncpg
 
@@ -18,13 +19,13 @@ from noetl_dagster.events.schema import apply_schema
 from noetl_dagster.events.state import ExecutionState
 from noetl_dagster.playbook.graph import StepGraph
 from noetl_dagster.playbook.loader import parse_playbook
-from noetl_dagster.playbook.models import Playbook
 from noetl_dagster.settings import Settings
 from noetl_dagster.spark.sessions import SparkSessions
 from noetl_dagster.storage.store import ResultStore
 from noetl_dagster.tools.base import Toolbox
 from noetl_dagster.tools.clients import Clients
 from noetl_dagster.tools.credentials import Credentials
+from noetl_dagster.tools.keychain import Keychain
 from noetl_dagster.worker.command import CommandEvents
 from noetl_dagster.worker.execution import Execution, PlaybookProgram
 from noetl_dagster.worker.heartbeat import Heartbeats
@@ -51,6 +52,7 @@ class Runtime:
     buffer: EventBuffer
     results: ResultStore
     box: Toolbox
+    keychain: Keychain
     commands: CommandEvents
     heartbeats: Heartbeats
     runner: CommandRunner
@@ -112,6 +114,7 @@ class Runtime:
             buffer=buffer,
             results=results,
             box=box,
+            keychain=Keychain(box.credentials, box.clients, pool),
             commands=commands,
             heartbeats=heartbeats,
             runner=runner,
@@ -147,7 +150,8 @@ class Runtime:
             source: gives text and path of a playbook by its catalog id; default: from the log.
         """
         program = await self.program(state, source)
-        return Execution(program, state, await self._keychain(program.playbook))
+        entries = program.playbook.keychain
+        return Execution(program, state, partial(self.keychain.open, entries) if entries else None)
 
     def runner_of(self, program: StepProgram) -> Runner:
         """Who runs the commands of a step: this process, or the pool of workers."""
@@ -172,12 +176,3 @@ class Runtime:
             playbook = parse_playbook(own.source, file=own.file, workload=state.workload)
             return PlaybookProgram(playbook, StepGraph(playbook))
         return program
-
-    async def _keychain(self, playbook: Playbook) -> Mapping[str, Any]:
-        """Fields of the credentials that the playbook's ``keychain`` names, for tool fields only."""
-        keychain = {}
-        for entry in playbook.keychain:
-            name = str(entry["name"])
-            wanted = str(entry.get("credential") or entry.get("auth") or name)
-            keychain[name] = (await self.box.credentials.get(wanted)).data
-        return keychain

@@ -21,10 +21,10 @@ from urllib.parse import unquote, urlsplit
 import asyncpg
 import orjson
 import yaml
-from cryptography.fernet import Fernet, InvalidToken
 
 from noetl_dagster.errors import CredentialError
 from noetl_dagster.settings import Settings
+from noetl_dagster.tools.encryption import Encryption
 
 CACHE_SECONDS = 60.0
 EMBEDDED = "embedded"
@@ -156,6 +156,7 @@ class Credentials:
     def __init__(self, settings: Settings, pool: asyncpg.Pool | None = None) -> None:
         self._settings = settings
         self._pool = pool
+        self.encryption = Encryption(settings)
         self._cache: dict[str, tuple[float, Credential]] = {}
         self._secrets: set[str] = set()
 
@@ -221,8 +222,8 @@ class Credentials:
         """
         if self._pool is None:
             raise CredentialError(f"credential {name!r} cannot be stored: no database is connected")
-        token = self._fernet(name).encrypt(orjson.dumps(dict(data)))
-        await self._pool.execute(UPSERT_CREDENTIAL, name, credential_type(str(type)).value, token)
+        kind = credential_type(str(type)).value
+        await self._pool.execute(UPSERT_CREDENTIAL, name, kind, self.encryption.seal(name, data))
         self._cache.pop(name, None)
 
     async def reveal(self, value: Any) -> Any:
@@ -284,27 +285,7 @@ class Credentials:
             return None
         if row is None:
             return None
-        try:
-            data = orjson.loads(self._fernet(name).decrypt(bytes(row["data"])))
-        except InvalidToken:
-            raise CredentialError(
-                f"credential {name!r} in noetl.credential was encrypted with another key; "
-                "set NOETL_CREDENTIAL_KEY to that key or store the credential again"
-            ) from None
-        return Credential(name, credential_type(row["type"]), data)
-
-    def _fernet(self, name: str) -> Fernet:
-        key = self._settings.credential_key
-        try:
-            if key is not None:
-                return Fernet(key.get_secret_value())
-        except ValueError:
-            pass
-        state = "is not set" if key is None else "is not a Fernet key (32 bytes, URL-safe base64)"
-        raise CredentialError(
-            f"credential {name!r}: NOETL_CREDENTIAL_KEY {state}; make one with "
-            'python -c "from cryptography.fernet import Fernet; print(Fernet.generate_key().decode())"'
-        )
+        return Credential(name, credential_type(row["type"]), self.encryption.unseal(name, row["data"]))
 
     async def _inline(self, auth: Mapping[str, Any], types: tuple[CredentialType, ...]) -> Credential:
         kind = credential_type(str(auth["type"]))

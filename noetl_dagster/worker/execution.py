@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import ChainMap
-from collections.abc import Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -50,13 +50,17 @@ class PlaybookProgram:
         return program
 
 
+OpenKeychain = Callable[[Scope, Fetch], Awaitable[Mapping[str, Any]]]
+"""Opens the playbook's keychain. Asked for each command, since tokens expire while an execution runs."""
+
+
 @dataclass(slots=True)
 class Execution:
     """One execution in this process. ``state`` is brought up to date by whoever appends events."""
 
     program: PlaybookProgram
     state: ExecutionState
-    keychain: Mapping[str, Any] = field(default_factory=dict)
+    keychain: OpenKeychain | None = None
 
     @property
     def id(self) -> int:
@@ -94,8 +98,8 @@ class Execution:
             values: what ``set`` wrote to ``iter`` so far; shared by the attempts of one iteration.
         """
         scope = self.scope(cache)
-        if self.keychain:
-            scope = scope.with_keychain(self.keychain)
+        if self.keychain is not None:
+            scope = scope.with_keychain(await self.keychain(scope, fetch))
         loop = program.step.loop
         if loop is not None and command.index is not None:
             turn = (command.item, command.index, command.length)

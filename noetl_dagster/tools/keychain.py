@@ -1,0 +1,161 @@
+"""A playbook's ``keychain``: fields of credentials, secrets by handle, and tokens that expire.
+
+An entry becomes ``{{ keychain.<name>.<field> }}`` in tool fields and nowhere else. A token is asked for once and
+shared by every process until it expires, through ``noetl.keychain``, where it lies encrypted as credentials do.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import asyncpg
+import httpx
+import orjson
+
+from noetl_dagster.errors import CredentialError
+from noetl_dagster.events.connection import encode_json
+from noetl_dagster.playbook.scope import Scope
+from noetl_dagster.playbook.templates import Fetch, compile_value, render_async
+from noetl_dagster.tools.clients import Clients
+from noetl_dagster.tools.credentials import HANDLE_PREFIX, Credential, Credentials, CredentialType
+
+OF_ANY_EXECUTION = 0
+SCOPES = {"global": True, "catalog": True, "local": False, "shared": False}
+"""Whether an entry of the scope serves other executions too."""
+
+LIFE_SECONDS = 3_600.0
+"""Of a token whose answer does not say ``expires_in``, unless the entry says ``ttl_seconds``."""
+
+MARGIN = 0.1
+LONGEST_MARGIN_SECONDS = 30.0
+"""A token is renewed when this part of its life, at most so many seconds, is left."""
+
+ASK_SECONDS = 30.0
+
+_LOCK = "SELECT pg_advisory_xact_lock(hashtext('noetl.keychain'), hashtext($1))"
+_GET = """
+SELECT data, extract(epoch FROM expires_at - now())::float8 AS seconds FROM noetl.keychain
+WHERE name = $1 AND execution_id = $2 AND expires_at > now()
+"""
+_PUT = """
+INSERT INTO noetl.keychain (name, execution_id, data, expires_at)
+VALUES ($1, $2, $3, now() + make_interval(secs => $4))
+ON CONFLICT (name, execution_id) DO UPDATE
+SET data = EXCLUDED.data, expires_at = EXCLUDED.expires_at, created_at = now()
+"""
+
+
+class Keychain:
+    """Opens the entries of playbooks. One for each process.
+
+    Args:
+        pool: pool of the database that holds ``noetl.keychain``.
+    """
+
+    def __init__(self, credentials: Credentials, clients: Clients, pool: asyncpg.Pool) -> None:
+        self._credentials = credentials
+        self._encryption = credentials.encryption
+        self._clients = clients
+        self._pool = pool
+        self._tokens: dict[tuple[str, int], tuple[float, Mapping[str, Any]]] = {}
+
+    async def open(
+        self, entries: Sequence[Mapping[str, Any]], scope: Scope, fetch: Fetch
+    ) -> Mapping[str, Any]:
+        """The fields of every entry, by its name. An entry may use those before it.
+
+        Raises:
+            CredentialError: a credential or secret is not found, or a token was refused.
+            TemplateError: an entry cannot be rendered.
+        """
+        opened: dict[str, Any] = {}
+        for entry in entries:
+            name = str(entry["name"])
+            rendered = await render_async(compile_value(dict(entry)), scope.with_keychain(opened), fetch)
+            opened[name] = await self._open(name, rendered, scope.execution_id)
+        return opened
+
+    async def _open(self, name: str, entry: Mapping[str, Any], execution_id: int) -> Mapping[str, Any]:
+        if entry.get("endpoint") or entry.get("url"):
+            return await self._token(name, entry, execution_id)
+        if isinstance(entry.get("map"), Mapping):
+            provider = entry.get("provider", "env")
+            handles = {field: f"{HANDLE_PREFIX}{provider}/{path}" for field, path in entry["map"].items()}
+            return {field: await self._credentials.reveal(handle) for field, handle in handles.items()}
+        wanted = str(entry.get("credential") or entry.get("auth") or name)
+        return (await self._credentials.get(wanted)).data
+
+    async def _token(self, name: str, entry: Mapping[str, Any], execution_id: int) -> Mapping[str, Any]:
+        scope = str(entry.get("scope", "global"))
+        if scope not in SCOPES:
+            raise CredentialError(
+                f"keychain entry {name!r} has scope {scope!r}; use one of {', '.join(SCOPES)}"
+            )
+        owner = OF_ANY_EXECUTION if SCOPES[scope] else execution_id
+        key = self._key(name, entry)
+        until, token = self._tokens.get((key, owner), (0.0, {}))
+        if time.monotonic() < until:
+            return token
+        if self._encryption.has_key:
+            token, seconds = await self._shared(name, key, owner, entry)
+        else:  # nowhere to keep it: each process asks for its own
+            token, seconds = await self._ask(name, entry)
+        self._credentials.hide(Credential(name, CredentialType.SECRET, token))
+        self._tokens[(key, owner)] = (time.monotonic() + seconds, token)
+        return token
+
+    def _key(self, name: str, entry: Mapping[str, Any]) -> str:
+        """Name of a token's row: entries that ask for the same in the same words share it."""
+        asked = encode_json([entry.get(part) for part in ("endpoint", "url", "method", "headers", "data")])
+        return f"{name}:{self._encryption.digest(asked)}"
+
+    async def _shared(
+        self, name: str, key: str, owner: int, entry: Mapping[str, Any]
+    ) -> tuple[Mapping[str, Any], float]:
+        """The token of the table, or a new one: of all processes that want it one asks, the others wait."""
+        async with self._pool.acquire() as connection, connection.transaction():
+            await connection.execute(_LOCK, key)
+            row = await connection.fetchrow(_GET, key, owner)
+            if row is not None:
+                return self._encryption.unseal(name, row["data"]), row["seconds"]
+            token, seconds = await self._ask(name, entry)
+            await connection.execute(_PUT, key, owner, self._encryption.seal(name, token), seconds)
+            return token, seconds
+
+    async def _ask(self, name: str, entry: Mapping[str, Any]) -> tuple[Mapping[str, Any], float]:
+        """A new token and the seconds for which it may be handed out."""
+        address = str(entry.get("endpoint") or entry.get("url"))
+        headers = {str(key): str(value) for key, value in (entry.get("headers") or {}).items()}
+        kind = next((value for key, value in headers.items() if key.lower() == "content-type"), "")
+        data = entry.get("data") or {}
+        body: dict[str, Any] = {"json": data} if "json" in kind else {"data": data}
+        what = f"keychain entry {name!r}: {address.partition('?')[0]}"
+        try:
+            answer = await self._clients.http().request(
+                str(entry.get("method", "POST")), address, headers=headers, timeout=ASK_SECONDS, **body
+            )
+        except httpx.HTTPError as error:
+            raise CredentialError(f"{what} does not answer: {type(error).__name__}") from None
+        if answer.is_error:  # its text may repeat what was sent
+            raise CredentialError(f"{what} refuses a token with status {answer.status_code}")
+        try:
+            token = orjson.loads(answer.content)
+        except orjson.JSONDecodeError:
+            token = None
+        if not isinstance(token, dict):
+            raise CredentialError(f"{what} gives no JSON object; a token's fields are needed")
+        return token, _seconds(token, entry)
+
+
+def _seconds(token: Mapping[str, Any], entry: Mapping[str, Any]) -> float:
+    """For how long a new token is handed out: its life without the margin."""
+    life = LIFE_SECONDS
+    for text in (token.get("expires_in"), entry.get("ttl_seconds")):
+        try:
+            life = float(text)  # type: ignore[arg-type]
+            break
+        except (TypeError, ValueError):
+            continue
+    return max(life - min(life * MARGIN, LONGEST_MARGIN_SECONDS), 0.0)

@@ -1,0 +1,256 @@
+"""The keychain of a playbook: credentials, secrets by handle, and tokens that every process shares until they expire."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import AsyncIterator, Iterator
+from datetime import UTC, datetime, timedelta
+from typing import Any
+from urllib.parse import parse_qsl
+
+import asyncpg
+import pytest
+import uvicorn
+from cryptography.fernet import Fernet
+from pydantic import SecretStr
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import JSONResponse, PlainTextResponse, Response
+from starlette.routing import Route
+
+from noetl_dagster.engine.engine import Engine
+from noetl_dagster.errors import CredentialError
+from noetl_dagster.events.state import ExecutionStatus
+from noetl_dagster.playbook.loader import parse_playbook
+from noetl_dagster.playbook.scope import Scope
+from noetl_dagster.settings import Settings
+from noetl_dagster.tools import keychain as keychain_module
+from noetl_dagster.tools.clients import Clients
+from noetl_dagster.tools.credentials import Credentials
+from noetl_dagster.tools.keychain import Keychain
+from tests.waiting import until_now
+
+PASSWORD = "correct horse battery"
+
+
+class TokenServer:
+    """Gives tokens to who knows the password, and answers to who has one of its tokens."""
+
+    def __init__(self) -> None:
+        self.given: list[str] = []
+        self.asked: list[dict[str, str]] = []
+        self.life: Any = 3600
+        self.url = ""
+
+    async def token(self, request: Request) -> Response:
+        form = dict(parse_qsl((await request.body()).decode()))
+        self.asked.append(form)
+        await asyncio.sleep(0.05)  # long enough for others to ask as well
+        if form.get("client_secret") != PASSWORD:
+            return PlainTextResponse(f"wrong secret {form.get('client_secret')}", 401)
+        self.given.append(f"token-number-{len(self.given)}")
+        return JSONResponse({"access_token": self.given[-1], "expires_in": self.life, "token_type": "Bearer"})
+
+    async def whoami(self, request: Request) -> Response:
+        token = request.headers.get("authorization", "").removeprefix("Bearer ")
+        return JSONResponse({"known": token in self.given}, 200 if token in self.given else 401)
+
+
+@pytest.fixture
+def server() -> Iterator[TokenServer]:
+    made = TokenServer()
+    app = Starlette(
+        routes=[
+            Route("/token", made.token, methods=["POST"]),
+            Route("/whoami", made.whoami),
+            Route("/text", lambda request: PlainTextResponse("no JSON"), methods=["POST"]),
+        ]
+    )
+    config = uvicorn.Config(app, host="127.0.0.1", port=0, log_level="critical")
+    listener = config.bind_socket()
+    running = uvicorn.Server(config)
+    thread = threading.Thread(target=running.run, kwargs={"sockets": [listener]})
+    thread.start()
+    until_now(lambda: running.started, "the token server")
+    made.url = f"http://127.0.0.1:{listener.getsockname()[1]}"
+    yield made
+    running.should_exit = True
+    thread.join()
+
+
+@pytest.fixture
+def settings(settings: Settings) -> Settings:
+    return settings.model_copy(update={"credential_key": SecretStr(Fernet.generate_key().decode())})
+
+
+@pytest.fixture
+async def processes(settings: Settings, pool: asyncpg.Pool[Any]) -> AsyncIterator[list[Keychain]]:
+    """Keychains that share nothing but the database."""
+    clients = [Clients(settings) for _ in range(6)]
+    yield [Keychain(Credentials(settings, pool), one, pool) for one in clients]
+    await asyncio.gather(*(one.close() for one in clients))
+
+
+def entry(server: TokenServer, **more: Any) -> dict[str, Any]:
+    data = {"grant_type": "client_credentials", "client_id": "noetl", "client_secret": PASSWORD}
+    return {"name": "api", "kind": "oauth2", "endpoint": f"{server.url}/token", "data": data, **more}
+
+
+def scope(execution_id: int = 7, **workload: Any) -> Scope:
+    return Scope(execution_id=execution_id, workload=workload, ctx={}, steps={})
+
+
+async def no_fetch(reference: Any) -> Any:
+    raise AssertionError("nothing is stored here")
+
+
+async def opened(keychain: Keychain, *entries: dict[str, Any], within: Scope | None = None) -> Any:
+    return await keychain.open(entries, within or scope(), no_fetch)
+
+
+async def test_processes_that_want_a_token_at_once_ask_for_one(
+    processes: list[Keychain], server: TokenServer, pool: asyncpg.Pool[Any]
+) -> None:
+    found = await asyncio.gather(*(opened(one, entry(server)) for one in processes))
+    assert server.given == ["token-number-0"]
+    assert {one["api"]["access_token"] for one in found} == {"token-number-0"}
+    assert server.asked == [
+        {"grant_type": "client_credentials", "client_id": "noetl", "client_secret": PASSWORD}
+    ]
+    [row] = await pool.fetch("SELECT *, expires_at - now() AS life FROM noetl.keychain")
+    assert b"token-number-0" not in bytes(row["data"])
+    assert row["execution_id"] == 0
+    assert timedelta(seconds=3400) < row["life"] < timedelta(seconds=3571), (
+        "renewed half a minute before its end"
+    )
+
+
+async def test_a_token_is_renewed_when_it_expires(
+    processes: list[Keychain], server: TokenServer, pool: asyncpg.Pool[Any]
+) -> None:
+    server.life = 0
+    assert (await opened(processes[0], entry(server)))["api"]["access_token"] == "token-number-0"
+    server.life = "3600"  # some servers say it as text
+    assert (await opened(processes[0], entry(server)))["api"]["access_token"] == "token-number-1"
+    assert (await opened(processes[1], entry(server)))["api"]["access_token"] == "token-number-1"
+    assert await pool.fetchval("SELECT count(*) FROM noetl.keychain") == 1
+
+
+@pytest.mark.parametrize(("where", "tokens"), [("global", 1), ("catalog", 1), ("local", 2), ("shared", 2)])
+async def test_whom_a_token_serves(
+    processes: list[Keychain], server: TokenServer, where: str, tokens: int
+) -> None:
+    for execution_id in (7, 8, 7):
+        for one in processes[:2]:
+            await opened(one, entry(server, scope=where), within=scope(execution_id))
+    assert len(server.given) == tokens
+
+
+async def test_who_asks_in_other_words_gets_another_token(
+    processes: list[Keychain], server: TokenServer
+) -> None:
+    mine = entry(server, data={"client_id": "{{ workload.user }}", "client_secret": PASSWORD})
+    for user in ("ann", "bob", "ann"):
+        await opened(processes[0], mine, within=scope(user=user))
+    assert [one["client_id"] for one in server.asked] == ["ann", "bob"]
+
+
+async def test_entries_use_those_before_them(
+    settings: Settings, pool: asyncpg.Pool[Any], server: TokenServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("API_SECRET", PASSWORD)
+    clients = Clients(settings)
+    secret = {
+        "name": "secrets",
+        "kind": "secret_manager",
+        "provider": "env",
+        "map": {"password": "API_SECRET"},
+    }
+    token = entry(server, data={"client_secret": "{{ keychain.secrets.password }}"})
+    found = await opened(Keychain(Credentials(settings, pool), clients, pool), secret, token)
+    assert found == {
+        "secrets": {"password": PASSWORD},
+        "api": {"access_token": "token-number-0", "expires_in": 3600, "token_type": "Bearer"},
+    }
+    await clients.close()
+
+
+async def test_without_a_key_nothing_is_kept_in_the_database(
+    settings: Settings, pool: asyncpg.Pool[Any], server: TokenServer
+) -> None:
+    own = settings.model_copy(update={"credential_key": None})
+    clients = Clients(own)
+    keychain = Keychain(Credentials(own, pool), clients, pool)
+    for _ in range(3):
+        await opened(keychain, entry(server))
+    assert len(server.given) == 1
+    assert await pool.fetchval("SELECT count(*) FROM noetl.keychain") == 0
+    await clients.close()
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"data": {"client_secret": "a wrong secret"}}, "'api'.*refuses a token with status 401"),
+        ({"endpoint": "http://127.0.0.1:9/token?key=hush"}, "'api'.*/token does not answer"),
+        ({"scope": "galaxy"}, "scope 'galaxy'; use one of global, catalog, local, shared"),
+    ],
+)
+async def test_what_goes_wrong_is_said_without_secrets(
+    processes: list[Keychain], server: TokenServer, changes: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(CredentialError, match=message) as caught:
+        await opened(processes[0], entry(server, **changes))
+    assert "wrong secret" not in str(caught.value)
+    assert "hush" not in str(caught.value)
+    with pytest.raises(CredentialError, match="no JSON object"):
+        await opened(processes[0], entry(server, endpoint=f"{server.url}/text"))
+
+
+PLAYBOOK = """
+apiVersion: noetl.io/v2
+kind: Playbook
+metadata: {name: tokens, path: tests/tokens}
+workload: {api: "http://localhost", secret: ""}
+keychain:
+  - name: api
+    kind: oauth2
+    endpoint: "{{ workload.api }}/token"
+    data: {client_secret: "{{ workload.secret }}"}
+workflow:
+  - step: first
+    tool: {kind: http, url: "{{ api }}/whoami", headers: {Authorization: "Bearer {{ keychain.api.access_token }}"}}
+    next: [second]
+  - step: second
+    tool: {kind: http, url: "{{ api }}/whoami", headers: {Authorization: "Bearer {{ keychain.api.access_token }}"}}
+    next: [last]
+  - step: last
+    tool:
+      kind: python
+      input: {token: "{{ keychain.api.access_token }}"}
+      code: "raise RuntimeError('cannot log in with ' + token)"
+"""
+
+
+async def test_a_token_outlives_its_step_and_stays_out_of_the_log(
+    settings: Settings, server: TokenServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Tokens that have expired between two steps are renewed; no event holds one."""
+    monkeypatch.setattr(keychain_module, "LIFE_SECONDS", 0.0)
+    server.life = None
+    engine = await Engine.open(settings)
+    loaded = parse_playbook(PLAYBOOK, file="tokens.yaml")
+    state = await engine.run(loaded, {"api": server.url, "secret": PASSWORD})
+    assert state.latest["second"].envelope["status"] == "ok", state.error
+    assert state.status is ExecutionStatus.FAILED
+    assert "cannot log in with ***" in str(state.error)
+    assert len(server.given) == 3
+    texts = await engine.runtime.pool.fetch("SELECT event::text AS text FROM noetl.event")
+    assert not [row["text"] for row in texts if "token-number" in row["text"]]
+
+    kept = "SELECT count(*) FROM noetl.keychain"
+    assert await engine.runtime.pool.fetchval(kept) == 1
+    await engine.maintenance().run(datetime.now(UTC) + timedelta(seconds=1))
+    assert await engine.runtime.pool.fetchval(kept) == 0
+    await engine.close()
