@@ -30,14 +30,14 @@ def open_tier(tier: StoreTier, settings: Settings, pool: asyncpg.Pool | None) ->
                 create_bucket=True,
             )
         case StoreTier.S3:
-            from noetl_dagster.storage.tiers.objects import S3Tier, s3_store
+            from noetl_dagster.storage.tiers.objects import S3Tier, aws_credential, s3_store
 
             store = s3_store(settings)
             return S3Tier(
                 store,
                 bucket=settings.s3_bucket or "",
                 name="s3",
-                credential="of the AWS environment",
+                credential=aws_credential(),
                 create_bucket=False,
             )
         case StoreTier.PVC:

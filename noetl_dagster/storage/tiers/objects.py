@@ -25,10 +25,13 @@ from noetl_dagster.storage.tiers.base import CHUNK, Bytes, TierUnavailableError
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from obstore.store import RetryConfig
+
 PART = 8 * 1024 * 1024
 """Bytes per part of a multipart upload; S3 allows 10,000 parts, which makes 80 GB."""
 
 PARTS_IN_FLIGHT = 3
+_RETRIES: RetryConfig = {"max_retries": 3, "retry_timeout": timedelta(seconds=10)}
 WHOLE = 16 * 1024 * 1024
 """Objects up to this size go up in one request."""
 
@@ -59,27 +62,42 @@ def _minio_client(endpoint: str, bucket: str, access_key: str, secret_key: str, 
         secret_access_key=secret_key,
         region=region,
         virtual_hosted_style_request=False,
-        client_options={
-            "allow_http": endpoint.startswith("http://"),
-            "connect_timeout": timedelta(seconds=3),
-            "timeout": timedelta(seconds=120),
-        },
-        retry_config={"max_retries": 3, "retry_timeout": timedelta(seconds=10)},
+        client_options=_client_options(endpoint),
+        retry_config=_RETRIES,
     )
 
 
 def s3_store(settings: Settings) -> S3Store:
-    """The s3 tier's bucket, with credentials and region of the AWS environment."""
+    """The s3 tier's bucket, with credentials, region and endpoint of the AWS environment."""
     if not settings.s3_bucket:
         raise StorageError("s3 tier: no bucket; set NOETL_S3_BUCKET")
     environment = {name: value for name, value in os.environ.items() if name.startswith("AWS_")}
-    return _s3_client(settings.s3_bucket, frozenset(environment.items()))
+    return _s3_client(settings.s3_bucket, aws_endpoint(), frozenset(environment.items()))
 
 
 @lru_cache(maxsize=CLIENTS)
-def _s3_client(bucket: str, environment: frozenset[tuple[str, str]]) -> S3Store:
+def _s3_client(bucket: str, endpoint: str | None, environment: frozenset[tuple[str, str]]) -> S3Store:
     """``environment`` is what the client finds by itself; another one makes another client."""
-    return S3Store(bucket)
+    given = {"endpoint": endpoint} if endpoint else {}
+    return S3Store(bucket, **given, client_options=_client_options(endpoint or ""), retry_config=_RETRIES)
+
+
+def aws_endpoint() -> str | None:
+    """The S3 endpoint of the AWS environment; None is Amazon's own."""
+    return os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL")
+
+
+def aws_credential() -> str:
+    """The access key id of the AWS environment, or where else the client looks for credentials."""
+    return os.environ.get("AWS_ACCESS_KEY_ID") or "of the AWS environment (AWS_ACCESS_KEY_ID is not set)"
+
+
+def _client_options(endpoint: str) -> dict[str, Any]:
+    return {
+        "allow_http": endpoint.startswith("http://"),
+        "connect_timeout": timedelta(seconds=3),
+        "timeout": timedelta(seconds=120),
+    }
 
 
 class S3Tier:
