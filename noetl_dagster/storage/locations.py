@@ -30,7 +30,7 @@ from noetl_dagster.settings import Settings, StoreTier
 from noetl_dagster.storage.loop import run_sync
 from noetl_dagster.storage.tiers import open_tier
 from noetl_dagster.storage.tiers.files import confined, path_of_uri
-from noetl_dagster.storage.tiers.objects import minio_store, s3_store
+from noetl_dagster.storage.tiers.objects import aws_endpoint, minio_store, s3_store
 
 if TYPE_CHECKING:
     from obstore.store import ObjectStore
@@ -227,7 +227,7 @@ def arrow_filesystem(settings: Settings, uri: str) -> tuple[arrow_fs.FileSystem,
             f"{uri[:200]}: Arrow reads s3://, gs:// and file:/// in place; use ResultStore.get"
         )
     if bucket != settings.minio_bucket:
-        return fs.S3FileSystem(), f"{bucket}/{key}"
+        return _s3_filesystem(), f"{bucket}/{key}"
     return _minio_filesystem(settings), f"{bucket}/{key}"
 
 
@@ -242,6 +242,14 @@ def _minio_filesystem(settings: Settings) -> Any:
         secret_key=settings.minio_secret_key.get_secret_value(),
         region=settings.minio_region,
     )
+
+
+def _s3_filesystem() -> Any:
+    """Arrow takes keys and region from the AWS environment, but not the endpoint."""
+    from pyarrow import fs
+
+    scheme, _, address = (aws_endpoint() or "").partition("://")
+    return fs.S3FileSystem(endpoint_override=address, scheme=scheme) if address else fs.S3FileSystem()
 
 
 def _gcs_filesystem(settings: Settings) -> Any:
