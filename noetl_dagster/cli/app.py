@@ -64,7 +64,7 @@ def check(
         if not path.exists():
             fail(f"{path}: no such file or folder")
         for file in find_playbooks(path) if path.is_dir() else [path]:
-            _, problems = load_report(file, lenient=lenient)
+            _, problems = load_report(file, lenient=lenient, code=True)
             errors += sum(problem.severity == "error" for problem in problems)
             for problem in problems:
                 typer.echo(str(problem))

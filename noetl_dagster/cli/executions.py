@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Annotated
 
 import orjson
 import typer
 from rich.table import Column, Table
+from rich.text import Text
 
-from noetl_dagster.cli.console import console, print_json
+from noetl_dagster.cli.console import console, notes, print_json
 from noetl_dagster.cli.session import open_session
 from noetl_dagster.engine.engine import Engine
-from noetl_dagster.engine.overview import LoopView, Overview, overview
+from noetl_dagster.engine.overview import LoopView, Overview, StepView, overview, small_results
 from noetl_dagster.errors import ExecutionNotFoundError
 from noetl_dagster.events.queries import EXECUTIONS
 from noetl_dagster.events.types import Event
@@ -20,6 +22,8 @@ from noetl_dagster.storage.loop import run_sync
 ExecutionId = Annotated[int, typer.Argument(help="as 'run' printed it", metavar="EXECUTION_ID")]
 Json = Annotated[bool, typer.Option("--json", help="for programs")]
 
+RESULT_CHARACTERS = 70
+
 COLOURS = {"COMPLETED": "green", "FAILED": "red", "CANCELLED": "yellow", "RUNNING": "cyan", "SKIPPED": "dim"}
 
 
@@ -27,10 +31,13 @@ def status(execution_id: ExecutionId, as_json: Json = False) -> None:
     """Show how an execution stands: its steps, and the counts of its loops."""
     with open_session(quickly=True) as session:
         found = run_sync(overview(session.engine.runtime, execution_id))
-    if as_json:
-        print_json(found)
-    else:
-        show(found)
+        if as_json:
+            print_json(found)
+        else:
+            show(session.engine, found)
+            if found.status == "RUNNING" and not run_sync(session.engine.liveness.is_driven(execution_id)):
+                remark = f"no process drives it now; if its run has died: noetl-dagster resume {execution_id}"
+                notes.print(remark, highlight=False, soft_wrap=True)
 
 
 def events(
@@ -73,8 +80,9 @@ def cancel(
     typer.echo(f"execution {execution_id} " + ("is cancelled" if done else "had ended already"))
 
 
-def show(found: Overview) -> None:
+def show(engine: Engine, found: Overview) -> None:
     """An execution as a table."""
+    small = run_sync(small_results(engine.runtime, int(found.execution_id), RESULT_CHARACTERS + 1))
     epochs = f", epoch {found.epoch}" if found.epoch > 1 else ""
     console.print(
         f"execution [bold]{found.execution_id}[/]  {found.playbook}  {_coloured(found.status)}"
@@ -83,12 +91,23 @@ def show(found: Overview) -> None:
     )
     table = Table("step", "state", "iterations", Column("result", overflow="fold"), box=None)
     for step in found.steps:
-        table.add_row(step.step, _coloured(step.status), _counts(step.loop), step.error or step.result or "")
+        outcome = Text(_outcome(step, found, small))
+        table.add_row(step.step, _coloured(step.status), _counts(step.loop), outcome)
     console.print(table)
     for warning in found.warnings:
         console.print(f"warning: {warning}", style="yellow", markup=False)
     if found.error:
         console.print(found.error, style="red", markup=False, highlight=False)
+
+
+def _outcome(step: StepView, found: Overview, small: Mapping[str, str]) -> str:
+    """What one line says of a step's end; the error of the execution itself stands below the table."""
+    if step.error:
+        return "" if found.error and step.error in found.error else step.error
+    if step.result:
+        return step.result
+    text = small.get(step.step, "") if step.status == "COMPLETED" else ""
+    return text if len(text) <= RESULT_CHARACTERS else text[: RESULT_CHARACTERS - 1] + "…"
 
 
 def _counts(loop: LoopView | None) -> str:

@@ -18,6 +18,7 @@ from noetl_dagster.compiler.runs import bury, latest_run
 from noetl_dagster.engine.overview import Overview, overview
 from noetl_dagster.errors import ExecutionNotFoundError, ExecutionStateError
 from noetl_dagster.events.state import ExecutionStatus
+from noetl_dagster.playbook.check_code import check_code
 from noetl_dagster.playbook.loader import load_playbook
 from noetl_dagster.playbook.models import Playbook
 from noetl_dagster.storage.loop import run_sync
@@ -38,11 +39,13 @@ def run(
 ) -> None:
     """Run a playbook as its Dagster job; exit code 0 when it completes, 1 when it does not."""
     loaded = load_playbook(playbook)
+    for problem in check_code(loaded):
+        notes.print(f"warning: {problem}", style="yellow", markup=False, soft_wrap=True)
     workload = {**_payload(payload), **parse_sets(sets or [])}
     _warn_of_unknown_keys(loaded, workload)
     with open_session() as session:
         found = run_playbook(session, loaded, workload, execution_id, quiet=as_json, verbose=verbose)
-        _finish(found, as_json)
+        _finish(session, found, as_json)
 
 
 def resume(execution_id: ExecutionId, as_json: Json = False) -> None:
@@ -59,7 +62,7 @@ def resume(execution_id: ExecutionId, as_json: Json = False) -> None:
                 f"execution {execution_id} is being driven by a living process; wait for it or end it first"
             )
         found = _drive(session, execution.playbook, execution_id, {}, resumed=True, quiet=as_json)
-        _finish(found, as_json)
+        _finish(session, found, as_json)
 
 
 def run_playbook(
@@ -147,11 +150,11 @@ def _drive(
         fail(f"Dagster run {launched.run_id} failed before its first step: {launched.error}")
 
 
-def _finish(found: Overview, as_json: bool) -> None:
+def _finish(session: Session, found: Overview, as_json: bool) -> None:
     if as_json:
         print_json(found)
     else:
-        show(found)
+        show(session.engine, found)
         if found.status == ExecutionStatus.RUNNING:
             notes.print(f"it has not ended: noetl-dagster resume {found.execution_id}", highlight=False)
     raise typer.Exit(0 if found.status == ExecutionStatus.COMPLETED else 1)

@@ -127,8 +127,7 @@ class Lifecycle:
         if waiting:
             return state.status
         if failures:
-            first = failures[0]
-            return await self.fail(execution, f"step {first.step}: {first.error}")
+            return await self.fail(execution, failures[0].failure)
         last = max(state.latest.values(), key=lambda end: end.event_id, default=None)
         done = self._event(state, EventType.PLAYBOOK_COMPLETED, "COMPLETED")
         if last is not None:

@@ -11,6 +11,7 @@ from noetl_dagster.engine.runtime import Runtime
 from noetl_dagster.errors import ExecutionNotFoundError
 from noetl_dagster.events.projected import ProjectedExecution
 from noetl_dagster.events.projection import read_execution
+from noetl_dagster.events.queries import SMALL_RESULTS
 
 
 class LoopView(BaseModel):
@@ -66,6 +67,12 @@ async def overview(runtime: Runtime, execution_id: int) -> Overview:
     if found is None:
         raise ExecutionNotFoundError(f"no execution {execution_id} in the event log")
     return overview_of(found)
+
+
+async def small_results(runtime: Runtime, execution_id: int, characters: int) -> dict[str, str]:
+    """By step, the beginning of a result that is kept in the log itself, as JSON; none for larger ones."""
+    rows = await runtime.pool.fetch(SMALL_RESULTS, execution_id, characters)
+    return {row["node_name"]: row["data"] for row in rows if row["data"] not in (None, "null", "{}")}
 
 
 def overview_of(execution: ProjectedExecution) -> Overview:

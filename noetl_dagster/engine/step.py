@@ -44,7 +44,7 @@ class StepFailedError(NoetlError):
     """A step failed and no arc took the failure."""
 
     def __init__(self, end: StepEnd) -> None:
-        super().__init__(f"step {end.step}: {end.error}")
+        super().__init__(end.failure)
         self.end = end
 
 

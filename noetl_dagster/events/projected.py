@@ -102,11 +102,19 @@ class ProjectedExecution:
     def _ended(self, event: Mapping[str, Any], done: Done) -> None:
         self.status = _ENDINGS[EventType(event["event_type"])]
         self.end_time, self.error = event["created_at"], event["error"]
+        if self.status is ExecutionStatus.CANCELLED:
+            for step in self.state.get("steps", []):
+                if step["status"] == ExecutionStatus.RUNNING:
+                    step["status"] = ExecutionStatus.CANCELLED
+            for fanout in self.state.get("fanout", {}).values():
+                if not fanout["completed"]:
+                    fanout["status"] = "cancelled"
 
     def _entered(self, event: Mapping[str, Any], done: Done) -> None:
         step = self._step(event["node_name"])
         step["visits"] = max(_visit(event), step["visits"])
-        step["status"] = ExecutionStatus.RUNNING
+        cancelled = self.status == ExecutionStatus.CANCELLED  # entered before word of it came
+        step["status"] = ExecutionStatus.CANCELLED if cancelled else ExecutionStatus.RUNNING
         for key in ("error", "result", "unhandled"):
             step.pop(key, None)
 

@@ -136,6 +136,16 @@ WHERE execution_id = $1 AND meta ->> 'command_id' = $2 AND event_type = 'command
   AND meta ? 'command_id'
 """
 
+# The latest result of each step that is small enough to be in the log itself; of a loop the list of them.
+SMALL_RESULTS = """
+SELECT DISTINCT ON (node_name) node_name,
+       left(COALESCE(result -> 'data', jsonb_path_query_array(result #> '{context,results}', '$[*].data'))::text,
+            $2) AS data
+FROM noetl.event
+WHERE execution_id = $1 AND event_type = 'step.exit' AND status = 'COMPLETED'
+ORDER BY node_name, event_id DESC
+"""
+
 # Whether the pages that end with a command were put together.
 SEQUENCE_ENDED = """
 SELECT true

@@ -50,6 +50,12 @@ class StepEnd:
     error: str | None = None
     event_id: int = 0
 
+    @property
+    def failure(self) -> str:
+        """The error, with the step named once."""
+        named, error = f"step {self.step}: ", str(self.error)
+        return error if error.startswith(named) else named + error
+
 
 @dataclass(slots=True)
 class LoopActivation:

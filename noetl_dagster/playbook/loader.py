@@ -10,6 +10,7 @@ from typing import Any
 
 from noetl_dagster.errors import Place, PlaybookError, Problem
 from noetl_dagster.playbook.check import check_playbook
+from noetl_dagster.playbook.check_code import check_code
 from noetl_dagster.playbook.document import Document
 from noetl_dagster.playbook.models import Playbook
 from noetl_dagster.playbook.normalise import normalise
@@ -43,14 +44,20 @@ def parse_playbook(
     return _required(*parse_report(text, file=file, lenient=lenient, workload=workload))
 
 
-def load_report(path: Path | str, *, lenient: bool = False) -> tuple[Playbook | None, list[Problem]]:
-    """The playbook, None when it has errors, and all problems: errors and warnings in file order."""
+def load_report(
+    path: Path | str, *, lenient: bool = False, code: bool = False
+) -> tuple[Playbook | None, list[Problem]]:
+    """The playbook, None when it has errors, and all problems: errors and warnings in file order.
+
+    Args:
+        code: Python code that does not compile is an error too.
+    """
     try:
         text = Path(path).read_text(encoding="utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "not UTF-8 text"
         return None, [Problem(Place(str(path), 1), f"cannot be read: {reason}; check the path")]
-    return parse_report(text, file=str(path), lenient=lenient)
+    return parse_report(text, file=str(path), lenient=lenient, code=code)
 
 
 def parse_report(
@@ -58,6 +65,7 @@ def parse_report(
     *,
     file: str = "<playbook>",
     lenient: bool = False,
+    code: bool = False,
     workload: Mapping[str, Any] | None = None,
 ) -> tuple[Playbook | None, list[Problem]]:
     """Like :func:`load_report`, from text."""
@@ -67,6 +75,8 @@ def parse_report(
         problems = list(document.problems)
         if playbook is not None:
             problems += check_playbook(playbook, document)
+        if playbook is not None and code:
+            problems += check_code(playbook, document)
     problems = sorted(dict.fromkeys(problems), key=lambda problem: (problem.place.line, problem.place.column))
     broken = any(problem.severity == "error" for problem in problems)
     return (None if broken else playbook), problems

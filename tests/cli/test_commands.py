@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from pathlib import Path
+
+from noetl_dagster.engine.engine import Engine
+from noetl_dagster.playbook.loader import parse_playbook
+from noetl_dagster.settings import Settings
 
 from .conftest import Cli
 
@@ -76,6 +81,69 @@ def test_a_failed_execution_ends_with_code_1(cli: Cli, tmp_path: Path) -> None:
     found = json.loads(run.stdout)
     assert found["status"] == "FAILED"
     assert "not iterable" in found["error"]
+
+
+TABLE = """
+apiVersion: noetl.io/v2
+kind: Playbook
+metadata: {name: table, path: tests/table}
+workflow:
+  - step: small
+    tool: {kind: python, code: "result = {'rows': [1, 2]}"}
+    next: [long]
+  - step: long
+    tool: {kind: python, code: "result = 'x' * 200"}
+    next: [square]
+  - step: square
+    loop: {in: [1, 2, 3], iterator: n}
+    tool: {kind: python, input: {n: "{{ n }}"}, code: "result = n * n"}
+    next: [broken]
+  - step: broken
+    loop: {in: "{{ 5 }}", iterator: n}
+    tool: {kind: noop}
+"""
+
+
+def test_the_table_shows_small_results_and_each_error_once(cli: Cli, tmp_path: Path) -> None:
+    file = tmp_path / "table.yaml"
+    file.write_text(TABLE)
+
+    run = cli("run", str(file))
+
+    assert run.returncode == 1
+    rows = {line.split()[0]: line.rstrip() for line in run.stdout.splitlines() if line.strip()}
+    assert rows["small"].endswith('{"rows": [1, 2]}')
+    assert rows["long"].endswith("xxx…")
+    assert rows["square"].split(maxsplit=3)[2:] == ["3/3", "[1, 4, 9]"]
+    assert run.stdout.count("which is not a list") == 1
+    assert run.stdout.count("step broken") == 1
+
+
+def test_code_that_does_not_compile_is_found_before_it_runs(cli: Cli, tmp_path: Path) -> None:
+    file = tmp_path / "sum.yaml"
+    file.write_text(GOOD.replace("a + sum(b)", "a + sum(b"))
+
+    check, run = cli("check", str(file)), cli("run", str(file))
+
+    place = f"{file}:8:"
+    assert check.returncode == run.returncode == 1
+    assert check.stdout.startswith(place), check.stdout
+    assert "'(' was never closed" in check.stdout
+    assert f"warning: {place}" in run.stderr
+
+
+async def test_an_execution_that_nobody_drives_says_how_to_go_on(cli: Cli, settings: Settings) -> None:
+    engine = await Engine.open(settings)
+    execution = await engine.lifecycle.create(parse_playbook(GOOD))
+    hint = f"noetl-dagster resume {execution.id}"
+    try:
+        lost = await asyncio.to_thread(cli, "status", str(execution.id))
+        await engine.liveness.hold(execution.id)
+        driven = await asyncio.to_thread(cli, "status", str(execution.id))
+    finally:
+        await engine.close()
+    assert hint in lost.stderr
+    assert hint not in driven.stderr
 
 
 def test_an_unknown_execution_is_named(cli: Cli) -> None:

@@ -7,6 +7,7 @@ import asyncio
 import pytest
 
 from noetl_dagster.engine.engine import Engine
+from noetl_dagster.engine.overview import overview
 from noetl_dagster.errors import ExecutionCancelledError, ExecutionStateError
 from noetl_dagster.events.state import ExecutionStatus
 from noetl_dagster.settings import Settings
@@ -62,6 +63,8 @@ async def test_cancelling_stops_the_running_commands_of_another_process(
     state = (await engine.runtime.load(execution.id)).state
     assert state.status is ExecutionStatus.CANCELLED
     assert state.error == "enough"
+    found = await overview(engine.runtime, execution.id)
+    assert [(step.step, step.status) for step in found.steps] == [("start", "CANCELLED")]
     with pytest.raises(ExecutionStateError, match="CANCELLED"):
         await engine.lifecycle.resume(execution.id)
 
