@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import orjson
@@ -11,9 +12,10 @@ from noetl_dagster.engine.runtime import Runtime
 from noetl_dagster.errors import ToolError
 from noetl_dagster.events.connection import encode_json
 from noetl_dagster.playbook.scope import Scope
-from noetl_dagster.playbook.templates import render_async
-from noetl_dagster.storage.manifests import Strategy
-from noetl_dagster.storage.refs import ResultRef
+from noetl_dagster.playbook.templates import render_async, with_references
+from noetl_dagster.playbook.views import DataView, ResultView
+from noetl_dagster.storage.manifests import Strategy, strategy_of
+from noetl_dagster.storage.refs import RefKind, ResultRef
 from noetl_dagster.storage.store import NewResult, ResultStore
 from noetl_dagster.worker.execution import Execution
 from noetl_dagster.worker.program import StepProgram
@@ -102,16 +104,38 @@ class Partitions(Collection):
         ]
 
 
-async def evaluate_collection(runtime: Runtime, program: StepProgram, scope: Scope) -> list[Any]:
-    """The items of a loop, in order.
+async def evaluate_collection(runtime: Runtime, program: StepProgram, scope: Scope) -> list[Any] | ResultRef:
+    """The items of a loop, in order; of many that are stored already, where they are.
 
     Raises:
         ToolError: ``in`` gives something that cannot be iterated over.
         TemplateError: ``in`` cannot be rendered.
     """
-    assert program.collection is not None
-    value = await render_async(program.collection, scope, runtime.results.get)
-    return as_items(value, program.step.name)
+    wanted = program.collection
+    assert wanted is not None
+    if wanted.is_expression and not wanted.is_fresh:  # a path, which may lead to a stored result
+        value = await with_references(partial(wanted.evaluate, scope), runtime.results.get)
+        stored = _stored(value)
+        if stored is not None and _is_list(stored):
+            if (stored.rows or 0) > runtime.settings.loop_collection_threshold:
+                return stored
+            return [item async for item in runtime.results.items(stored)]
+    return as_items(await render_async(wanted, scope, runtime.results.get), program.step.name)
+
+
+def _stored(value: Any) -> ResultRef | None:
+    """Where a result stands that a template leads to, None when it is here."""
+    if isinstance(value, ResultView):
+        return (
+            None if value.is_loop else value.stored
+        )  # a loop's results are more than the items of its parts
+    return value.stored if isinstance(value, DataView) else None
+
+
+def _is_list(reference: ResultRef) -> bool:
+    """Whether a stored result is a list or a table, and says how long it is."""
+    joined = strategy_of(reference) in (Strategy.APPEND, Strategy.CONCAT)
+    return reference.rows is not None and (reference.kind is not RefKind.MANIFEST or joined)
 
 
 def as_items(value: Any, step: str) -> list[Any]:
@@ -155,7 +179,7 @@ async def keep_collection(
     runtime: Runtime,
     execution: Execution,
     step: str,
-    items: list[Any],
+    items: list[Any] | ResultRef,
     loop_id: str,
     *,
     partitions: int | None = None,
@@ -163,17 +187,19 @@ async def keep_collection(
     """Keeps a collection: in the event while its items are few and small, else in stored parts.
 
     Args:
+        items: as :func:`evaluate_collection` gives them. Stored ones pass through memory a few parts at a time.
         partitions: make it :class:`Partitions`, at least so many where there are enough items.
 
     Returns:
         The context of ``loop.started``, and the collection as it is kept.
     """
     settings = runtime.settings
-    size, part_items = len(items), _items_a_part(items)
-    shape = {}
+    size = items.rows or 0 if isinstance(items, ResultRef) else len(items)
+    part_items = _items_a_part(await _sample(runtime, items))
+    shape: dict[str, Any] = {}
     if partitions is not None:
         part_items = shape["partition_items"] = max(1, min(part_items, -(-size // partitions)))
-    few = len(items) <= settings.loop_collection_threshold
+    few = isinstance(items, list) and size <= settings.loop_collection_threshold
     if few and len(encode_json(items)) <= settings.inline_result_bytes:
         context = {"collection": items, **shape}
         return context, kept_collection(runtime, context)
@@ -209,21 +235,56 @@ def kept_collection(runtime: Runtime, context: dict[str, Any]) -> Collection:
     return collection if items_each is None else Partitions(collection, items_each)
 
 
-def _items_a_part(items: Sequence[Any]) -> int:
-    sample = items[:: max(1, len(items) // SAMPLE)]
+def _items_a_part(sample: Sequence[Any]) -> int:
     average = max(1, len(encode_json(sample)) // max(1, len(sample)))
     return max(1, min(PART_ITEMS, PART_BYTES // average))
 
 
+async def _sample(runtime: Runtime, items: list[Any] | ResultRef) -> list[Any]:
+    if isinstance(items, list):
+        return items[:: max(1, len(items) // SAMPLE)]
+    sample: list[Any] = []
+    async for item in runtime.results.items(items):
+        sample.append(item)
+        if len(sample) == SAMPLE:
+            break
+    return sample
+
+
 async def _stored_parts(
-    runtime: Runtime, execution_id: int, step: str, items: Sequence[Any], part_items: int, loop_id: str
+    runtime: Runtime,
+    execution_id: int,
+    step: str,
+    items: list[Any] | ResultRef,
+    part_items: int,
+    loop_id: str,
 ) -> AsyncIterator[ResultRef]:
     """Stores the parts a few at a time, in order."""
-    starts = range(0, len(items), part_items)
-    for place in range(0, len(starts), PARTS_AT_ONCE):
-        batch = [
-            NewResult(items[start : start + part_items], execution_id, step, f"collection-{loop_id}-{start}")
-            for start in starts[place : place + PARTS_AT_ONCE]
-        ]
-        for reference in await runtime.results.put_many(batch):
-            yield reference
+    batch: list[NewResult] = []
+    start = 0
+    async for part in _parts_of(runtime, items, part_items):
+        batch.append(NewResult(part, execution_id, step, f"collection-{loop_id}-{start}"))
+        start += len(part)
+        if len(batch) == PARTS_AT_ONCE:
+            for reference in await runtime.results.put_many(batch):
+                yield reference
+            batch = []
+    for reference in await runtime.results.put_many(batch):
+        yield reference
+
+
+async def _parts_of(
+    runtime: Runtime, items: list[Any] | ResultRef, part_items: int
+) -> AsyncIterator[list[Any]]:
+    if isinstance(items, list):
+        for start in range(0, len(items), part_items):
+            yield items[start : start + part_items]
+        return
+    part: list[Any] = []
+    async for item in runtime.results.items(items):
+        part.append(item)
+        if len(part) == part_items:
+            yield part
+            part = []
+    if part:
+        yield part
