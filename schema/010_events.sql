@@ -100,6 +100,10 @@ CREATE INDEX IF NOT EXISTS idx_event_command_id
     ON noetl.event (execution_id, (meta ->> 'command_id'))
     WHERE event_type IN ('command.claimed', 'command.heartbeat');
 
+-- What running commands say of their progress.
+CREATE INDEX IF NOT EXISTS idx_event_note ON noetl.event (execution_id, event_id)
+    WHERE event_type = 'command.heartbeat' AND meta ? 'note';
+
 -- Events by the transaction that wrote them, for readers that must not skip a late commit.
 CREATE INDEX IF NOT EXISTS idx_event_xact_id ON noetl.event (xact_id, event_id);
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
@@ -12,7 +12,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextC
 from noetl_dagster.cli.console import notes
 from noetl_dagster.engine.engine import Engine
 from noetl_dagster.engine.overview import LoopView, Overview, StepView, overview
-from noetl_dagster.engine.progress import Pace
+from noetl_dagster.engine.progress import Pace, running_notes
 from noetl_dagster.errors import ExecutionNotFoundError
 from noetl_dagster.storage.loop import run_sync
 
@@ -49,7 +49,10 @@ def showing(engine: Engine, execution_id: int, *, quiet: bool = False) -> Iterat
 
 def _refresh(engine: Engine, execution_id: int, display: _Bars | _Lines) -> None:
     try:
-        display.update(run_sync(overview(engine.runtime, execution_id)))
+        found = run_sync(overview(engine.runtime, execution_id))
+        running = any(step.status == "RUNNING" for step in found.steps)
+        said = run_sync(running_notes(engine.runtime.pool, execution_id)) if running else {}
+        display.update(found, said)
     except ExecutionNotFoundError:
         return
 
@@ -76,13 +79,15 @@ class _Bars:
     def __exit__(self, *exc: object) -> None:
         self._progress.stop()
 
-    def update(self, found: Overview) -> None:
+    def update(self, found: Overview, said: Mapping[str, str]) -> None:
         for step in found.steps:
             task = self._tasks.get(step.step)
             if task is None:
                 task = self._tasks[step.step] = self._progress.add_task(step.step, total=1, note="")
             total, done = _counts(step)
-            self._progress.update(task, total=max(total, 1), completed=done, note=_note(step, self._paces))
+            self._progress.update(
+                task, total=max(total, 1), completed=done, note=_note(step, self._paces, said)
+            )
             if step.status != "RUNNING":
                 self._progress.stop_task(task)
 
@@ -101,10 +106,10 @@ class _Lines:
     def __exit__(self, *exc: object) -> None:
         pass
 
-    def update(self, found: Overview) -> None:
+    def update(self, found: Overview, said: Mapping[str, str]) -> None:
         now = time.monotonic()
         for step in found.steps:
-            note = _note(step, self._paces).removesuffix(" FAILED")  # the state says so already
+            note = _note(step, self._paces, said).removesuffix(" FAILED")  # the state says so already
             due = now - self._at.get(step.step, 0.0) >= PLAIN_SECONDS and step.status == "RUNNING"
             if self._shown.get(step.step) == step.status and not due:
                 continue
@@ -136,10 +141,11 @@ class Paces:
         return pace.describe(loop.total)
 
 
-def _note(step: StepView, paces: Paces) -> str:
+def _note(step: StepView, paces: Paces, said: Mapping[str, str]) -> str:
     parts = []
     if step.loop is not None:
         parts.append(f"{step.loop.failed} failed" if step.loop.failed else "")
         parts.append(paces.describe(step.loop) if step.status == "RUNNING" else "")
+    parts.append(said.get(step.step, "") if step.status == "RUNNING" else "")
     parts.append("FAILED" if step.status == "FAILED" else "")
     return "".join(f" {part}" for part in parts if part)

@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 from dagster import DagsterExecutionInterruptedError, DagsterRunStatus, OpExecutionContext
 
 from noetl_dagster.engine.engine import Engine
-from noetl_dagster.engine.progress import Pace, loop_progress
+from noetl_dagster.engine.progress import LoopProgress, Pace, loop_progress, running_notes
 from noetl_dagster.errors import ExecutionCancelledError
 from noetl_dagster.storage.loop import background_loop, run_sync
 
@@ -56,7 +56,8 @@ def drive(
 
 
 class _Reporter:
-    """Tells how far the loop of a step is: in the run's log, and in a tag that the run's page shows."""
+    """Tells how far a step is, its loop and what its tools say: in the run's log, and in a tag that the run's
+    page shows."""
 
     def __init__(self, context: OpExecutionContext, engine: Engine, execution_id: int, step: str) -> None:
         self._context = context
@@ -65,23 +66,30 @@ class _Reporter:
         self._step = step
         self._pace = Pace()
         self._started = time.monotonic()
+        self._said = ""
         self.interval = REPORT_SECONDS
 
     def report(self) -> None:
         began = time.monotonic()
-        found = run_sync(loop_progress(self._engine.runtime.pool, self._execution_id))
+        pool = self._engine.runtime.pool
+        found = run_sync(loop_progress(pool, self._execution_id))
+        note = run_sync(running_notes(pool, self._execution_id)).get(self._step)
         now = time.monotonic()
         # counting takes longer the larger the loop is, and is never more than a few percent of the work
         self.interval = max(REPORT_SECONDS, COUNTING_SHARE * (now - began))
         mine = [progress for progress in found if progress.step == self._step]
-        if not mine or mine[-1].ended >= mine[-1].total:
+        running = mine and mine[-1].ended < mine[-1].total
+        said = self._loop_said(mine[-1], now) if running else f"{self._step}: {note}" if note else ""
+        if not said or said == self._said:
             return
-        progress = mine[-1]
-        self._pace.see(progress.ended, now)
-        pace = self._pace.describe(progress.total)
-        said = f"{progress}, {pace}" if pace else str(progress)
+        self._said = said
         self._context.log.info(f"{said} after {now - self._started:.0f} s")
         self._context.instance.add_run_tags(self._context.run_id, {PROGRESS_TAG: said[:TAG_CHARACTERS]})
+
+    def _loop_said(self, progress: LoopProgress, now: float) -> str:
+        self._pace.see(progress.ended, now)
+        pace = self._pace.describe(progress.total)
+        return f"{progress}, {pace}" if pace else str(progress)
 
 
 def _cancel_if_terminated(context: OpExecutionContext, engine: Engine, execution_id: int) -> None:

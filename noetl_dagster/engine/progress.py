@@ -1,4 +1,4 @@
-"""Live counts of an execution's loops, from the log."""
+"""How far an execution is, from the log: counts of its loops, and what its running commands say."""
 
 from __future__ import annotations
 
@@ -10,6 +10,21 @@ import asyncpg
 from noetl_dagster.events.queries import LOOP_PROGRESS
 
 PACE_SECONDS = 30.0
+
+# By step, the last note of its commands that run.
+RUNNING_NOTES = """
+SELECT DISTINCT ON (beat.node_name) beat.node_name, beat.meta ->> 'note' AS note
+FROM noetl.event beat
+WHERE beat.execution_id = $1 AND beat.event_type = 'command.heartbeat' AND beat.meta ? 'note'
+  AND NOT EXISTS (
+      SELECT FROM noetl.event ended
+      WHERE ended.execution_id = $1 AND ended.meta ->> 'command_id' = beat.meta ->> 'command_id'
+        AND ended.event_type IN
+            ('command.completed', 'command.failed', 'loop.shard.done', 'loop.shard.failed')
+        AND ended.meta ? 'command_id'
+  )
+ORDER BY beat.node_name, beat.event_id DESC
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,3 +122,9 @@ async def loop_progress(pool: asyncpg.Pool, execution_id: int) -> list[LoopProgr
         )
         for row in rows
     ]
+
+
+async def running_notes(pool: asyncpg.Pool, execution_id: int) -> dict[str, str]:
+    """By step, what a command of it that runs has last said of its progress."""
+    rows = await pool.fetch(RUNNING_NOTES, execution_id)
+    return {row["node_name"]: row["note"] for row in rows}

@@ -16,7 +16,8 @@ Which engine reads what in place:
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import os
+from collections.abc import Hashable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, cast
 from urllib.parse import urlsplit
@@ -56,6 +57,10 @@ _ARROW_NAMES = {
     "date": "date32",
 }
 """Spark's names of the types that partition columns have, as Arrow calls them."""
+
+MOST_CLIENTS = 8
+_clients: dict[Hashable, ObjectStore] = {}
+"""Clients by bucket and all that they are made of, at most ``MOST_CLIENTS``."""
 
 
 def split_uri(uri: str) -> tuple[str, str, str]:
@@ -104,10 +109,31 @@ def object_store(settings: Settings, uri: str) -> ObjectStore:
         local_path(settings, uri)
         return LocalStore("/")
     if scheme == "s3":
-        return minio_store(settings) if bucket == settings.minio_bucket else s3_store(settings)
+        return _bucket_client(settings, bucket)
     if scheme == "gs":
         return GCSStore(bucket)
     raise StorageError(f"{uri[:200]}: no object store for {scheme}://; expected s3://, gs:// or file:///")
+
+
+def _bucket_client(settings: Settings, bucket: str) -> ObjectStore:
+    """A bucket's client, made once: it reads the system's certificates, 7 ms of processor time, which is
+    more than a small object takes."""
+    environment = frozenset(item for item in os.environ.items() if item[0].startswith("AWS_"))
+    key = (
+        bucket,
+        settings.minio_endpoint,
+        settings.minio_access_key,
+        settings.minio_secret_key,
+        settings.minio_region,
+        environment,
+    )
+    client = _clients.get(key)
+    if client is None:
+        if len(_clients) >= MOST_CLIENTS:
+            _clients.clear()
+        client = minio_store(settings) if bucket == settings.minio_bucket else s3_store(settings)
+        _clients[key] = client
+    return client
 
 
 def object_key(uri: str) -> str:

@@ -56,7 +56,10 @@ class ToolResult:
 
 @dataclass(slots=True)
 class Toolbox:
-    """What tools share in one process. Clients are opened on first use and closed with the process."""
+    """What tools share in one process. Clients are opened on first use and closed with the process.
+
+    ``progress`` is told, as often as a tool likes, how far a call is: ``spark stage 3 'save': 4/8 tasks``.
+    """
 
     settings: Settings
     results: ResultStore
@@ -64,7 +67,7 @@ class Toolbox:
     clients: Clients
     spark: Callable[[], SparkSession]
     run_playbook: Callable[[ToolCall], Awaitable[ToolResult]] | None = None
-    progress: Callable[[str], None] = lambda message: None
+    progress: Callable[[ToolCall, str], None] = lambda call, message: None
 
 
 class Tool(Protocol):

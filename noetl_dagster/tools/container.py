@@ -164,7 +164,7 @@ async def _ended(call: ToolCall, cluster: _Cluster, namespace: str, name: str, b
             return True
         if job.status.failed:
             return False
-        box.progress(f"{call.step}: job {name} runs")
+        box.progress(call, f"job {name} runs")
         await asyncio.sleep(POLL_SECONDS)
 
 

@@ -56,7 +56,7 @@ async def stream_rows(call: ToolCall, box: Toolbox, size: int) -> ResultRef:
                 async for rows in chunks:
                     await asyncio.to_thread(writer.write, rows)
                     count += len(rows)
-                    box.progress(f"{call.step}: {count} rows read")
+                    box.progress(call, f"{count} rows read")
         try:
             return await box.results.put_stream(
                 _file_chunks(path),

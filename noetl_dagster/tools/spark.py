@@ -109,7 +109,8 @@ class SparkTool(Tool):
 
         telling = None
         if sessions.is_classic(work.spark):  # a Connect session tells nothing about stages
-            telling = asyncio.create_task(progress.report(work.spark, work.group, work.box.progress))
+            tell = partial(work.box.progress, work.call)
+            telling = asyncio.create_task(progress.report(work.spark, work.group, tell))
         try:
             produced: _Produced = await self._threads.run(partial(_perform, work))
             return produced

@@ -76,7 +76,7 @@ class _Progress:
             self.chunks += 1
             self.rows += len(chunk)
             yield chunk
-            self._box.progress(f"{self._call.step}: {self.rows} rows transferred")
+            self._box.progress(self._call, f"{self.rows} rows transferred")
 
 
 def _mode(given: Any, target: Place) -> WriteMode:

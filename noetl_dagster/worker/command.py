@@ -119,8 +119,10 @@ class CommandEvents:
             meta["claim"] = claim
         return self._event(command, EventType.COMMAND_CLAIMED, "RUNNING", meta, worker=True)
 
-    def heartbeat(self, command: Command) -> Event:
-        return self._event(command, EventType.COMMAND_HEARTBEAT, "RUNNING", command.meta(), worker=True)
+    def heartbeat(self, command: Command, note: str = "") -> Event:
+        """``note``: how far the command is, for people."""
+        meta = command.meta() | ({"note": note} if note else {})
+        return self._event(command, EventType.COMMAND_HEARTBEAT, "RUNNING", meta, worker=True)
 
     def ended(self, command: Command, outcome: Outcome, *, final: bool = True) -> Event:
         """The terminal event. ``final`` is false when a failed shard or attempt will be tried again."""

@@ -6,22 +6,38 @@ import asyncio
 import contextlib
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 
 from noetl_dagster.events.buffer import EventBuffer
+from noetl_dagster.tools.base import ToolCall
 from noetl_dagster.worker.command import Command, CommandEvents
+
+LONGEST_NOTE = 300
+"""Characters of what a tool tells of its progress."""
+
+
+@dataclass(slots=True)
+class _Running:
+    """A command that runs. ``due``: when its next heartbeat is; ``said``: the note of the last one."""
+
+    command: Command
+    due: float
+    note: str = ""
+    said: str = ""
 
 
 class Heartbeats:
     """Writes ``command.heartbeat`` for every command that has run for longer than the interval.
 
-    A command that ends sooner never writes one.
+    A command that ends sooner never writes one, unless its tool has told how far it is: that is written
+    within a third of the interval.
     """
 
     def __init__(self, buffer: EventBuffer, events: CommandEvents, interval: float) -> None:
         self._buffer = buffer
         self._events = events
         self._interval = interval
-        self._running: dict[str, tuple[Command, float]] = {}
+        self._running: dict[str, _Running] = {}
         self._task: asyncio.Task[None] | None = None
 
     @property
@@ -34,13 +50,19 @@ class Heartbeats:
         """Heartbeats go on until the block ends."""
         loop = asyncio.get_running_loop()
         key = command.command_id
-        self._running[key] = (command, loop.time() + self._interval)
+        self._running[key] = _Running(command, loop.time() + self._interval)
         if self._task is None or self._task.done():
             self._task = loop.create_task(self._beat())
         try:
             yield
         finally:
             self._running.pop(key, None)
+
+    def tell(self, call: ToolCall, message: str) -> None:
+        """Keeps how far a call is, for the next heartbeat of its command."""
+        running = self._running.get(call.command_id)
+        if running is not None:
+            running.note = message[:LONGEST_NOTE]
 
     async def close(self) -> None:
         if self._task is not None:
@@ -53,8 +75,8 @@ class Heartbeats:
         while self._running:
             await asyncio.sleep(self._interval / 3)
             now = loop.time()
-            due = [command for command, at in self._running.values() if at <= now]
-            for command in due:
-                self._running[command.command_id] = (command, now + self._interval)
+            due = [one for one in self._running.values() if one.due <= now or one.note != one.said]
+            for one in due:
+                one.due, one.said = now + self._interval, one.note
             if due:
-                await self._buffer.post([self._events.heartbeat(command) for command in due])
+                await self._buffer.post([self._events.heartbeat(one.command, one.said) for one in due])

@@ -58,6 +58,7 @@ class CommandRunner:
         self._buffer = buffer
         self._events = events
         self._heartbeats = heartbeats
+        box.progress = heartbeats.tell
 
     async def run(
         self,

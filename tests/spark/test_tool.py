@@ -208,7 +208,7 @@ def main(spark):
 
 async def test_progress_names_stages_and_tasks(run: Run, box: Toolbox) -> None:
     told: list[str] = []
-    box.progress = told.append
+    box.progress = lambda call, message: told.append(message)
     await run(
         code="""
 from pyspark.sql import functions as F
