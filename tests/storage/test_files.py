@@ -113,7 +113,7 @@ async def test_three_processes_exchange_a_file(settings: Settings) -> None:
 
 
 @pytest.mark.parametrize(
-    "megabytes", [20, pytest.param(500, marks=pytest.mark.slow), pytest.param(1024, marks=pytest.mark.huge)]
+    "megabytes", [20, pytest.param(500, marks=pytest.mark.slow), pytest.param(1024, marks=pytest.mark.slow)]
 )
 async def test_large_parquet_is_counted_in_place(
     store: ResultStore, settings: Settings, tmp_path: Path, megabytes: int
