@@ -25,7 +25,7 @@ from noetl_dagster.errors import ToolError
 from noetl_dagster.playbook.models import ShardGranularity
 from noetl_dagster.settings import Settings
 from noetl_dagster.spark.failures import failure_of
-from noetl_dagster.spark.sessions import cancel, own_session
+from noetl_dagster.spark.sessions import cancel, own_session, release
 from noetl_dagster.storage.loop import run_sync
 from noetl_dagster.worker.execution import Execution
 
@@ -131,7 +131,10 @@ class SparkShards:
         )
         count = -(-len(group) // size)
         counted = session.range(0, count, 1, count).mapInArrow(task, SCHEMA)
-        row = counted.selectExpr("sum(done) AS done", "sum(failed) AS failed").first()
+        try:
+            row = counted.selectExpr("sum(done) AS done", "sum(failed) AS failed").first()
+        finally:
+            release(name)
         return int(row["done"] or 0), int(row["failed"] or 0)
 
 

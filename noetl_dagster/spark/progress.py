@@ -1,11 +1,11 @@
-"""How far a job is: stages and tasks of a job group, told while the driver waits."""
+"""How far a job is: stages and tasks, told while the driver waits."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -23,6 +23,19 @@ async def report(spark: SparkSession, group: str, tell: Callable[[str], None]) -
         if said and said != told:
             tell(said)
             told = said
+
+
+def tell_connected(session: SparkSession, tell: Callable[[str], None]) -> None:
+    """Tells the progress of all that a Connect session does; its server names no operations."""
+
+    def told(stages: Iterable[Any] | None, **_: object) -> None:
+        running = [stage for stage in stages or () if stage.num_tasks and not stage.done]
+        if running:
+            tell(
+                "; ".join(_stage(one.stage_id, "", one.num_completed_tasks, one.num_tasks) for one in running)
+            )
+
+    session.registerProgressHandler(told)  # type: ignore[arg-type]
 
 
 def failed_stage(spark: SparkSession, group: str) -> str:
@@ -54,6 +67,10 @@ def describe(spark: SparkSession, group: str) -> str:
         for number in info.stageIds:
             stage = tracker.getStageInfo(number)
             if stage is not None and stage.numActiveTasks:
-                done = f"{stage.numCompletedTasks}/{stage.numTasks} tasks"
-                running.append(f"spark stage {number} {_operation(stage.name)!r}: {done}")
+                name = f" {_operation(stage.name)!r}"
+                running.append(_stage(number, name, stage.numCompletedTasks, stage.numTasks))
     return "; ".join(running)
+
+
+def _stage(number: int, name: str, completed: int, tasks: int) -> str:
+    return f"spark stage {number}{name}: {completed}/{tasks} tasks"

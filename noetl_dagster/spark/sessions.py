@@ -19,6 +19,9 @@ if TYPE_CHECKING:
 
 LOGGING = Path(__file__).with_name("log4j2.properties")
 
+_connected: dict[str, SparkSession] = {}
+"""Connect sessions of running calls, by group: operations can be interrupted by their own session only."""
+
 
 def session_config(settings: Settings) -> dict[str, str]:
     """Configuration of a session, ``spark.*`` names; ``NOETL_SPARK_CONFIG`` has the last word."""
@@ -131,16 +134,26 @@ class SparkSessions:
 
 
 def own_session(shared: SparkSession, settings: Settings, group: str, description: str) -> SparkSession:
-    """A session over the shared context for one call, in this thread: its views, settings and results are
-    its own, and its jobs carry ``group``. A Connect session already is a client's own."""
+    """A session beside the shared one for one call, in this thread: its views, settings and results are its
+    own, and its jobs carry ``group``. Given back with :func:`release`."""
     if not is_classic(shared):
-        shared.addTag(group)
-        return shared
+        session: SparkSession = shared.cloneSession()  # type: ignore[attr-defined]
+        _connected[group] = session
+        register_sources(session, settings)
+        return session
     shared.sparkContext.setJobGroup(group, description, True)
     session = shared.newSession()
     activate(session)
     register_sources(session, settings)
     return session
+
+
+def release(group: str) -> None:
+    """Ends a call's own session where the server would keep it."""
+    session = _connected.pop(group, None)
+    if session is not None:
+        with suppress(Exception):  # a server that is gone has forgotten it
+            session.stop()
 
 
 def register_sources(session: SparkSession, settings: Settings) -> None:
@@ -161,13 +174,13 @@ def activate(session: SparkSession) -> None:
         session._get_j_spark_session_class(session._jvm).setActiveSession(session._jsparkSession)
 
 
-def cancel(session: SparkSession, group: str) -> None:
-    """Cancels the jobs of a group, if the session still answers."""
+def cancel(shared: SparkSession, group: str) -> None:
+    """Cancels the jobs of a group, if Spark still answers."""
     with suppress(Exception):
-        if is_classic(session):
-            session.sparkContext.cancelJobGroup(group)
+        if is_classic(shared):
+            shared.sparkContext.cancelJobGroup(group)
         else:
-            session.interruptTag(group)
+            _connected[group].interruptAll()
 
 
 def is_classic(session: SparkSession) -> bool:

@@ -58,7 +58,8 @@ class ToolResult:
 class Toolbox:
     """What tools share in one process. Clients are opened on first use and closed with the process.
 
-    ``progress`` is told, as often as a tool likes, how far a call is: ``spark stage 3 'save': 4/8 tasks``.
+    ``progress`` is told, from any thread and as often as a tool likes, how far a call is, for example
+    ``spark stage 3 'save': 4/8 tasks``.
     """
 
     settings: Settings

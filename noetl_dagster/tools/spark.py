@@ -51,6 +51,9 @@ class _Work:
     stored: dict[str, StoredRows]
     layout: Layout
 
+    def tell(self, message: str) -> None:
+        self.box.progress(self.call, message)
+
 
 @dataclass(slots=True)
 class _Produced:
@@ -108,9 +111,8 @@ class SparkTool(Tool):
         from noetl_dagster.spark import progress, sessions
 
         telling = None
-        if sessions.is_classic(work.spark):  # a Connect session tells nothing about stages
-            tell = partial(work.box.progress, work.call)
-            telling = asyncio.create_task(progress.report(work.spark, work.group, tell))
+        if sessions.is_classic(work.spark):  # a Connect session tells by itself
+            telling = asyncio.create_task(progress.report(work.spark, work.group, work.tell))
         try:
             produced: _Produced = await self._threads.run(partial(_perform, work))
             return produced
@@ -153,11 +155,14 @@ def _layout(call: ToolCall) -> Layout:
 def _perform(work: _Work) -> _Produced:
     """Everything that blocks: DataFrames of the inputs, the user's code, writing. Runs in a thread."""
     from noetl_dagster.spark.metrics import metrics_of
-    from noetl_dagster.spark.sessions import own_session
+    from noetl_dagster.spark.progress import tell_connected
+    from noetl_dagster.spark.sessions import is_classic, own_session, release
 
     try:
         settings, task = work.box.settings, f"{work.call.step}.{work.call.task.name}"
         session = own_session(work.spark, settings, work.group, task)
+        if not is_classic(session):
+            tell_connected(session, work.tell)
         produced = _kept(_result(session, work), work)
         produced.metrics = metrics_of(work.spark, work.group)
         return produced
@@ -165,6 +170,8 @@ def _perform(work: _Work) -> _Produced:
         raise
     except Exception as error:
         raise _tool_error(error, work) from error
+    finally:
+        release(work.group)
 
 
 def _result(spark: SparkSession, work: _Work) -> Any:
