@@ -6,31 +6,24 @@ import asyncio
 import os
 import signal
 from collections import Counter
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from noetl_dagster.engine.engine import Engine
+from noetl_dagster.errors import ExecutionCancelledError
 from noetl_dagster.events.state import ExecutionState, ExecutionStatus
 from noetl_dagster.settings import Settings
 from noetl_dagster.spark.sessions import SparkSessions
+from tests.waiting import ended, until
 
 from .conftest import playbook
 
 pytestmark = pytest.mark.spark
 
 EVENTS = "SELECT * FROM noetl.event WHERE execution_id = $1 AND event_type = $2 AND node_name = 'fan'"
-
-
-@pytest.fixture(scope="module")
-def sessions(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSessions]:
-    """One Spark session for the tests of this module: starting one takes seconds."""
-    home = tmp_path_factory.mktemp("spark-home")
-    owner = SparkSessions(Settings(home=home, spark_driver_memory="512m", spark_master="local[2]"))
-    yield owner
-    owner.stop()
 
 
 @pytest.fixture
@@ -213,3 +206,47 @@ async def test_a_killed_python_worker_costs_only_what_was_running(engine: Engine
     assert len(await events(engine, state, "loop.fanin.completed")) == 1
     issued = [row["meta"]["command_id"] for row in await events(engine, state, "command.issued")]
     assert len(issued) == len(set(issued))
+
+
+async def test_a_cancelled_execution_stops_its_spark_workers(engine: Engine, tmp_path: Path) -> None:
+    ledger = tmp_path / "ledger.txt"
+    parsed = playbook(
+        """
+        workload: {ledger: ""}
+        workflow:
+          - step: fan
+            loop: {in: "{{ range(400) }}", iterator: n}
+            spec: {loop_mode: fanout, fanout: {engine: spark, max_concurrent: 4}}
+            tool:
+              kind: python
+              input: {n: "{{ n }}", ledger: "{{ ledger }}"}
+              code: |
+                import os, pathlib, time
+                with open(ledger, "a") as file:
+                    file.write(f"{os.getpid()}\\n")
+                while n % 50 >= 10 and not pathlib.Path(ledger).with_name("go").exists():
+                    time.sleep(0.02)
+        """
+    )
+    execution = await engine.lifecycle.create(parsed, {"ledger": str(ledger)})
+    await asyncio.to_thread(engine.runtime.box.spark)  # which takes its time to start
+    running = asyncio.create_task(engine.guard(execution, engine.walker.run(execution)))
+    done = "SELECT count(*) FROM noetl.event WHERE event_type = 'loop.shard.done'"
+    await until(lambda: running.done() or ledger.exists(), "shards on Spark")
+    await until(lambda: running.done() or engine.runtime.pool.fetchval(done), "shards that are done")
+    assert not running.done(), await running
+    workers = {int(line) for line in ledger.read_text().splitlines()}
+
+    await engine.lifecycle.cancel(execution.id, "enough")
+
+    with pytest.raises(ExecutionCancelledError, match="enough"):
+        await running
+    await until(lambda: all(map(ended, workers)), "the end of Spark's Python workers")
+    begun = ledger.read_text()
+    (tmp_path / "go").touch()  # nobody is there to go on
+    state = (await engine.runtime.load(execution.id)).state
+    assert state.status is ExecutionStatus.CANCELLED
+    assert len(begun.splitlines()) < 400
+    tracker = engine.runtime.box.spark().sparkContext.statusTracker()
+    await until(lambda: not tracker.getActiveJobsIds(), "the end of the job")
+    assert ledger.read_text() == begun
