@@ -10,7 +10,7 @@ from dagster._core.definitions.unresolved_asset_job_definition import Unresolved
 
 from noetl_dagster.compiler.executor import noetl_executor
 from noetl_dagster.compiler.graph import PlaybookGraph, asset_deps, build_graph
-from noetl_dagster.compiler.names import asset_key, dagster_name
+from noetl_dagster.compiler.names import asset_key, dagster_name, tag_key
 from noetl_dagster.playbook.graph import StepGraph
 from noetl_dagster.playbook.models import Playbook
 
@@ -59,7 +59,7 @@ def compile_playbook(playbook: Playbook) -> PlaybookJob:
         selection=AssetSelection.assets(*assets.keys),
         description=playbook.metadata.description or None,
         tags={PLAYBOOK_TAG: playbook.metadata.path}
-        | {f"noetl/tag/{tag}": "" for tag in playbook.metadata.tags},
+        | {tag_key(tag): "" for tag in playbook.metadata.tags},
         executor_def=noetl_executor,
     )
     return PlaybookJob(name, playbook, assets, job, compiled)

@@ -13,6 +13,9 @@ _NOT_ALLOWED = re.compile(r"[^A-Za-z0-9_]+")
 _RESERVED = frozenset({"context", "conf", "config", "meta", "arg_dict", "dict", "input_arg_dict",
                        "output_arg_dict", "int", "str", "float", "bool", "input", "output", "type"})  # fmt: skip
 
+_NOT_IN_A_TAG = re.compile(r"[^A-Za-z0-9_.-]+")
+
+TAG_NAMESPACE = "noetl_tag"
 GROUP_SUFFIX = "_group"
 FANIN_SUFFIX = "_fanin"
 
@@ -35,6 +38,14 @@ def unique_names(names: Iterable[str]) -> dict[str, str]:
         taken.add(candidate)
         given[name] = candidate
     return given
+
+
+def tag_key(tag: str) -> str:
+    """The key of a Dagster tag that stands for a tag of a playbook: ``noetl_tag/<tag>``.
+
+    Dagster allows one slash in a key, and 63 letters, digits, ``_``, ``-`` and ``.`` on each side of it.
+    """
+    return f"{TAG_NAMESPACE}/{_NOT_IN_A_TAG.sub('_', tag)[:63]}"
 
 
 def asset_key(playbook: Playbook, step: str) -> AssetKey:

@@ -47,15 +47,22 @@ async def run_process(
     Raises:
         OSError: when the program cannot be started.
     """
-    process = await asyncio.create_subprocess_exec(
-        *command,
-        cwd=folder,
-        env=environment(env),
-        stdin=asyncio.subprocess.PIPE,
-        stdout=asyncio.subprocess.PIPE,
-        stderr=asyncio.subprocess.PIPE,
-        start_new_session=True,
+    starting = asyncio.ensure_future(
+        asyncio.create_subprocess_exec(
+            *command,
+            cwd=folder,
+            env=environment(env),
+            stdin=asyncio.subprocess.PIPE,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.PIPE,
+            start_new_session=True,
+        )
     )
+    cancelled: asyncio.CancelledError | None = None
+    try:
+        process = await asyncio.shield(starting)
+    except asyncio.CancelledError as error:  # asyncio would end the process alone, and wait for its group
+        cancelled, process = error, await starting
     assert process.stdout is not None
     assert process.stderr is not None
     output, errors = _Tail(output_bytes), _Tail(output_bytes)
@@ -64,6 +71,8 @@ async def run_process(
         asyncio.ensure_future(errors.read(process.stderr)),
     ]
     try:
+        if cancelled is not None:
+            raise cancelled
         await _feed(process, stdin)
         await process.wait()
     finally:

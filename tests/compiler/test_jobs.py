@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import pytest
 from dagster import AssetKey
 
 from noetl_dagster.compiler.location import definitions_of
@@ -130,3 +131,12 @@ def test_playbooks_with_steps_of_the_same_name_live_together(noetl: NoetlResourc
     repository = definitions_of(playbooks, noetl).get_repository_def()
     assert {"first", "second"} <= set(repository.job_names)
     assert repository.get_all_jobs()
+
+
+@pytest.mark.filterwarnings("error::DeprecationWarning")
+def test_tags_of_a_playbook_are_tags_of_its_job(noetl: NoetlResource) -> None:
+    metadata = "metadata: {name: tagged, path: tests/tagged, tags: [nightly, data quality, a/b]}"
+    text = f"apiVersion: noetl.io/v2\nkind: Playbook\n{metadata}\nworkflow: [{{step: start, tool: {{kind: noop}}}}]"
+    definitions = definitions_of([parse_playbook(text)], noetl)
+    tags = definitions.resolve_job_def("tagged").tags
+    assert {"noetl_tag/nightly", "noetl_tag/data_quality", "noetl_tag/a_b"} <= tags.keys()

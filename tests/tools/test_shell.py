@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from noetl_dagster.errors import ToolError
-from tests.waiting import ended, until
+from noetl_dagster.tools.processes import run_process
+from tests.waiting import PATIENCE_SECONDS, ended, until
 
 
 async def test_commands_share_a_shell_and_stop_at_a_failure(
@@ -45,6 +47,26 @@ async def test_the_whole_group_is_killed(run: Any, tmp_path: Path) -> None:
         await call
 
     await until(lambda: ended(pid))
+
+
+@pytest.mark.parametrize("turns", range(1, 9))
+async def test_a_group_that_is_only_starting_is_ended_too(turns: int, tmp_path: Path) -> None:
+    """Cancelled after so many turns of the event loop, which is too busy to see that the process has begun."""
+    child = tmp_path / "child"
+    command = ["bash", "-c", f"sleep 600 & echo $! > {child}; wait"]
+    call = asyncio.create_task(run_process(command))
+    for _ in range(turns):
+        await asyncio.sleep(0)
+    for _ in range(50):
+        if child.exists() and child.read_text():
+            break
+        time.sleep(0.02)  # noqa: ASYNC251
+    call.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await asyncio.wait_for(call, PATIENCE_SECONDS)
+
+    if child.exists():
+        await until(lambda: ended(int(child.read_text())), "the end of the group")
 
 
 async def test_long_output_keeps_its_end(run: Any) -> None:
