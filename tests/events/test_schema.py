@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import asyncpg
 import pytest
 
 from noetl_dagster.events import queries
-from noetl_dagster.events.ids import Snowflake
+from noetl_dagster.events.ids import Snowflake, snowflake_floor
 from noetl_dagster.events.log import EventLog
-from noetl_dagster.events.schema import apply_schema_on, ensure_partitions
+from noetl_dagster.events.schema import apply_schema_on, ensure_partitions, partitions
 from noetl_dagster.events.types import EventType
 
 from .conftest import MakeEvent
@@ -68,28 +68,43 @@ async def test_the_log_refuses_results_of_another_shape(log: EventLog, event: Ma
 
 
 @pytest.mark.parametrize(
-    "query",
-    [queries.FANIN_COUNT, queries.LOOP_RECOVERY],
-    ids=["fan-in count", "loop recovery"],
+    ("query", "more"),
+    [
+        (queries.FANIN_COUNT, ("fetch", "7")),
+        (queries.LOOP_RECOVERY, ("fetch", "7")),
+        (queries.LOOP_ATTEMPTS, (["7", "8"], 0, 500)),
+        (queries.LOOP_ENDS, (["7", "8"], 0, 500)),
+    ],
+    ids=["fan-in count", "loop recovery", "resumed loop", "gathering"],
 )
-async def test_loop_queries_use_the_loop_index(
-    pool: asyncpg.Pool[Any], log: EventLog, event: MakeEvent, ids: Snowflake, query: str
+async def test_loop_queries_use_the_loop_index_of_one_partition(
+    pool: asyncpg.Pool[Any],
+    log: EventLog,
+    event: MakeEvent,
+    ids: Snowflake,
+    query: str,
+    more: tuple[Any, ...],
 ) -> None:
+    """In a log of several months, each with loops of its own."""
+    now = datetime.now(UTC)
+    later = [snowflake_floor(int((now + timedelta(days=days)).timestamp() * 1000)) for days in (35, 70)]
     execution_id = ids.next()
-    events = [
-        event(
-            execution_id,
-            EventType.LOOP_SHARD_DONE if index % 5 else EventType.COMMAND_COMPLETED,
-            node_name="fetch",
-            meta={"loop_id": str(index % 40), "command_id": f"c{index}"},
-            result={"status": "ok"},
-            current_index=index,
+    for one in (execution_id, *later):
+        await log.append(
+            [
+                event(
+                    one,
+                    EventType.LOOP_SHARD_DONE if index % 5 else EventType.COMMAND_COMPLETED,
+                    node_name="fetch",
+                    meta={"loop_id": str(index % 40), "command_id": f"c{index}", "attempt": 1},
+                    result={"status": "ok"},
+                    current_index=index,
+                )
+                for index in range(4_000)
+            ]
         )
-        for index in range(4_000)
-    ]
-    await log.append(events)
     await pool.execute("ANALYZE noetl.event")
-    plan = await pool.fetch(f"EXPLAIN {query}", execution_id, "fetch", "7")
+    plan = await pool.fetch(f"EXPLAIN {query}", execution_id, *more)
     text = "\n".join(row[0] for row in plan)
     indexes = await pool.fetch(
         """
@@ -100,3 +115,25 @@ async def test_loop_queries_use_the_loop_index(
     )
     assert any(row["relname"] in text for row in indexes), text
     assert "Seq Scan" not in text
+    touched = [name for name in await partitions(pool) if f" on {name}" in text]
+    place = "SELECT tableoid::regclass::text FROM noetl.event WHERE execution_id = $1 LIMIT 1"
+    assert [f"noetl.{name}" for name in touched] == [await pool.fetchval(place, execution_id)]
+
+
+async def test_the_gate_of_an_execution_is_one_look_into_an_index(
+    pool: asyncpg.Pool[Any], log: EventLog, event: MakeEvent, ids: Snowflake
+) -> None:
+    """``noetl.is_open`` is asked with every command: whether the execution is cancelled costs no scan."""
+    execution_id = ids.next()
+    await log.append(
+        [event(execution_id, EventType.COMMAND_COMPLETED, meta={"command_id": str(n)}) for n in range(4_000)]
+    )
+    await pool.execute("ANALYZE noetl.event")
+    plan = await pool.fetch(
+        "EXPLAIN SELECT FROM noetl.event WHERE execution_id = $1 AND event_type = 'execution.cancelled'",
+        execution_id,
+    )
+    text = "\n".join(row[0] for row in plan)
+    assert "Index" in text, text
+    assert "Seq Scan" not in text
+    assert text.count(" on event_") == 1, text
