@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 
-import nats
 from nats.aio.client import Client as NatsClient
 
 from noetl_dagster.errors import ServiceError
@@ -25,34 +25,39 @@ async def connect(settings: Settings, name: str) -> NatsClient:
         name: what the server's monitoring shows.
 
     Raises:
-        ServiceError: the server cannot be reached now.
+        ServiceError: the server cannot be reached within ten seconds.
     """
     if settings.nats_url is None:
         raise ServiceError("no NATS server is known; set NOETL_NATS_URL or run 'noetl-dagster services up'")
 
-    client: NatsClient | None = None
+    client = NatsClient()
+    latest: Exception | None = None
 
     async def on_error(error: Exception) -> None:
+        nonlocal latest
+        latest = error
         logger.debug("NATS (%s): %r", name, error)
 
     async def on_disconnect() -> None:
-        if client is not None and not client.is_closed:
+        if not client.is_closed:
             logger.warning("NATS (%s): connection lost; reconnecting", name)
 
     try:
-        client = await nats.connect(
-            settings.nats_url,
-            tls=settings.nats_tls,
-            name=f"{settings.nats_namespace} {name}",
-            connect_timeout=CONNECT_SECONDS,
-            max_reconnect_attempts=-1,
-            reconnect_time_wait=RECONNECT_SECONDS,
-            pending_size=PENDING_BYTES,
-            error_cb=on_error,
-            disconnected_cb=on_disconnect,
-        )
+        async with asyncio.timeout(CONNECT_SECONDS):  # nats-py itself would try for ever
+            await client.connect(
+                settings.nats_url,
+                tls=settings.nats_tls,
+                name=f"{settings.nats_namespace} {name}",
+                connect_timeout=CONNECT_SECONDS,
+                max_reconnect_attempts=-1,
+                reconnect_time_wait=RECONNECT_SECONDS,
+                pending_size=PENDING_BYTES,
+                error_cb=on_error,
+                disconnected_cb=on_disconnect,
+            )
     except Exception as error:
         raise ServiceError(
-            f"NATS at {settings.nats_url} cannot be reached: {error!r}; check NOETL_NATS_URL and NOETL_NATS_CA"
+            f"NATS at {settings.nats_url} cannot be reached: {latest or error!r}; "
+            "check NOETL_NATS_URL and NOETL_NATS_CA"
         ) from None
     return client

@@ -1,0 +1,19 @@
+"""A NATS server that cannot be reached is said to be so."""
+
+from __future__ import annotations
+
+import socket
+
+import pytest
+
+from noetl_dagster.errors import ServiceError
+from noetl_dagster.settings import Settings
+from noetl_dagster.transport.connection import connect
+
+
+async def test_no_server(settings: Settings) -> None:
+    with socket.socket() as taken:  # bound, and never listening
+        taken.bind(("127.0.0.1", 0))
+        url = f"nats://127.0.0.1:{taken.getsockname()[1]}"
+        with pytest.raises(ServiceError, match="cannot be reached: ConnectionRefusedError"):
+            await connect(settings.model_copy(update={"nats_url": url}), "test")
