@@ -1,10 +1,12 @@
 """Fan-out against what it is built on: plain Dagster dynamic outputs, and the log's raw insert limit.
 
-    python -m benchmarks.fanout --items 1000 10000 100000 --dagster-items 100 --multiprocess-items 12
-    python -m benchmarks.fanout --spark 1000000
+    python -m benchmarks.fanout --items 1000 10000 100000 --spark 1000000
 
 All in one run, on the embedded services: trivial python items with the full trail of events. Prints items a
-second, the peak of this process's memory above what it held before, and ratios.
+second, the peak of this process's memory above what it held before, and ratios. The smallest size is measured
+twice: in a process that has run nothing (it opens connections, starts threads and fills caches meanwhile), and
+then again in the same process, as every other size is. From the smallest and the largest of these come what a
+fan-out costs before its first item and after its last, and what each item costs.
 """
 
 from __future__ import annotations
@@ -33,6 +35,7 @@ from noetl_dagster.events.queries import COLUMNS
 from noetl_dagster.events.state import ExecutionStatus
 from noetl_dagster.events.types import Event
 from noetl_dagster.playbook.loader import parse_playbook
+from noetl_dagster.playbook.models import Playbook
 from noetl_dagster.settings import Settings
 from noetl_dagster.worker.command import Command, CommandEvents, Outcome
 
@@ -119,21 +122,24 @@ class Memory:
         return pages * resource.getpagesize()
 
 
-async def ours(settings: Settings, items: int, fanout: str) -> Measured:
-    """A fan-out of so many items, from the first event to the last, in this process without Dagster."""
+async def ours(settings: Settings, sizes: list[int], fanout: str) -> list[Measured]:
+    """Fan-outs of so many items, from the first event to the last, one after another in one new engine."""
     engine = await Engine.open(settings)
     try:
         playbook = parse_playbook(PLAYBOOK.format(fanout=fanout))
-        await engine.run(playbook, {"items": 100})  # compiles, connects, starts threads
-        with Memory() as memory:
-            started = time.perf_counter()
-            state = await engine.run(playbook, {"items": items})
-            seconds = time.perf_counter() - started
-        assert state.status is ExecutionStatus.COMPLETED, state.error
-        assert state.latest["fan"].envelope["failed"] == 0
-        return Measured(items, seconds, memory.megabytes)
+        return [await _ours(engine, playbook, items) for items in sizes]
     finally:
         await engine.close()
+
+
+async def _ours(engine: Engine, playbook: Playbook, items: int) -> Measured:
+    with Memory() as memory:
+        started = time.perf_counter()
+        state = await engine.run(playbook, {"items": items})
+        seconds = time.perf_counter() - started
+    assert state.status is ExecutionStatus.COMPLETED, state.error
+    assert state.latest["fan"].envelope["failed"] == 0
+    return Measured(items, seconds, memory.megabytes)
 
 
 async def raw_log(settings: Settings, items: int) -> Measured:
@@ -166,10 +172,20 @@ def _events(make: CommandEvents, execution_id: int, index: int) -> list[Event]:
 
 def show(name: str, measured: Measured, raw: Measured) -> None:
     print(
-        f"{name:>28}: {measured.items:>9,} items {measured.seconds:8.2f} s {measured.rate:9,.0f} items/s "
+        f"{name:>32}: {measured.items:>9,} items {measured.seconds:8.2f} s {measured.rate:9,.0f} items/s "
         f"{measured.rate / raw.rate:5.2f} of the log's raw limit, +{measured.megabytes:.0f} MB",
         flush=True,
     )
+
+
+def show_costs(cold: Measured, warm: list[Measured]) -> None:
+    """What a fan-out costs whatever its size, and what an item costs."""
+    first, last = warm[0], warm[-1]
+    print(f"{'':>32}  a new process costs {cold.seconds - first.seconds:.2f} s more")
+    if last.items > first.items:
+        item = (last.seconds - first.seconds) / (last.items - first.items)
+        fixed = first.seconds - item * first.items
+        print(f"{'':>32}  {fixed:.2f} s whatever the size, and then {1 / item:,.0f} items/s", flush=True)
 
 
 def main() -> None:
@@ -185,14 +201,20 @@ def main() -> None:
     with database(settings) as own:
         raw = asyncio.run(raw_log(own, max([10_000, *[n for n in arguments.items if n <= 20_000]])))
     print(f"raw log: {raw.rate * EVENTS_AN_ITEM:,.0f} events/s, {raw.rate:,.0f} items/s")
-    for items in arguments.items:
+    if arguments.items:
+        sizes = sorted(arguments.items)
         with database(settings) as own:
-            best = asyncio.run(ours(own, items, "engine: dagster"))
-        show("fan-out", best, raw)
+            cold, *warm = asyncio.run(ours(own, [sizes[0], *sizes], "engine: dagster"))
+        show("fan-out, new process", cold, raw)
+        for measured in warm:
+            show("fan-out", measured, raw)
+        best = warm[-1]
+        show_costs(cold, warm)
     if arguments.spark:
         with database(settings) as own:
             fanout = "engine: spark, granularity: partition"
-            show("fan-out, spark partitions", asyncio.run(ours(own, arguments.spark, fanout)), raw)
+            [measured] = asyncio.run(ours(own, [arguments.spark], fanout))
+        show("spark partitions, with its start", measured, raw)
     with tempfile.TemporaryDirectory() as folder:
         for name, count, measure in (
             ("in-process", arguments.dagster_items, in_process_rate),

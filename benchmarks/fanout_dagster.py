@@ -1,8 +1,10 @@
 """The peer of the fan-out benchmark: one Dagster dynamic output an item, with Dagster's two executors."""
 
 # No "from __future__ import annotations": Dagster reads the annotations of ops.
+import os
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from dagster import (
@@ -56,6 +58,19 @@ def multiprocess_rate(items: int, folder: Path) -> float:
     return _rate(multiprocess, items, folder / "multiprocess")
 
 
+@contextmanager
+def _silent_stderr() -> Iterator[None]:
+    """Drops what this process and its children write to stderr."""
+    kept = os.dup(2)
+    with Path(os.devnull).open("w") as nowhere:
+        os.dup2(nowhere.fileno(), 2)
+    try:
+        yield
+    finally:
+        os.dup2(kept, 2)
+        os.close(kept)
+
+
 def _rate(wanted: JobDefinition, items: int, folder: Path) -> float:
     folder.mkdir()
     with DagsterInstance.local_temp(str(folder)) as instance:
@@ -68,6 +83,10 @@ def _rate(wanted: JobDefinition, items: int, folder: Path) -> float:
             result = wanted.execute_in_process(run_config=config, instance=instance)
             assert result.success
         else:
-            with execute_job(reconstructable(multiprocess), instance=instance, run_config=config) as done:
+            wanted = reconstructable(multiprocess)
+            with (
+                _silent_stderr(),  # the processes of steps log before they know of the run's configuration
+                execute_job(wanted, instance=instance, run_config=config) as done,
+            ):
                 assert done.success
         return items / (time.perf_counter() - started)

@@ -136,6 +136,8 @@ class Paces:
         self._paces: dict[str, Pace] = {}
 
     def describe(self, loop: LoopView) -> str:
+        if 0 < loop.total <= loop.done + loop.failed:
+            return "gathering results"
         pace = self._paces.setdefault(loop.loop_id, Pace())
         pace.see(loop.done + loop.failed, time.monotonic())
         return pace.describe(loop.total)

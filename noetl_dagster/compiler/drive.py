@@ -37,11 +37,14 @@ def drive(
     try:
         while True:
             try:
-                return future.result(reporter.interval)
+                result = future.result(reporter.interval)
             except NotYet:
                 if future.done():  # the work itself timed out
                     raise
                 reporter.report()
+            else:
+                reporter.finish()
+                return result
     except ExecutionCancelledError as error:
         # a run that is being cancelled ends as cancelled, any other interrupted one as failed
         context.instance.report_run_canceling(context.run, message=str(error))
@@ -69,6 +72,11 @@ class _Reporter:
         self._said = ""
         self.interval = REPORT_SECONDS
 
+    def finish(self) -> None:
+        """Says how it ended, where anything was said before: the tag outlives the work."""
+        if self._said:
+            self.report()
+
     def report(self) -> None:
         began = time.monotonic()
         pool = self._engine.runtime.pool
@@ -78,8 +86,7 @@ class _Reporter:
         # counting takes longer the larger the loop is, and is never more than a few percent of the work
         self.interval = max(REPORT_SECONDS, COUNTING_SHARE * (now - began))
         mine = [progress for progress in found if progress.step == self._step]
-        running = mine and mine[-1].ended < mine[-1].total
-        said = self._loop_said(mine[-1], now) if running else f"{self._step}: {note}" if note else ""
+        said = self._loop_said(mine[-1], now) if mine else f"{self._step}: {note}" if note else ""
         if not said or said == self._said:
             return
         self._said = said
@@ -88,7 +95,7 @@ class _Reporter:
 
     def _loop_said(self, progress: LoopProgress, now: float) -> str:
         self._pace.see(progress.ended, now)
-        pace = self._pace.describe(progress.total)
+        pace = self._pace.describe(progress.total) if progress.ended < progress.total else ""
         return f"{progress}, {pace}" if pace else str(progress)
 
 

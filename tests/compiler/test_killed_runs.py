@@ -1,0 +1,217 @@
+"""Dagster runs whose processes are killed in a fan-out: re-executed from failure, only unfinished shards run."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from pathlib import Path
+
+import psycopg2
+import pytest
+from dagster import DagsterInstance, DagsterRunStatus
+
+from noetl_dagster import embedded
+from noetl_dagster.settings import Settings
+from tests.waiting import ended, until_now
+
+ITEMS = 48
+
+PLAYBOOK = """
+apiVersion: noetl.io/v2
+kind: Playbook
+metadata: {name: ledger, path: tests/ledger}
+workload: {ledger: "", items: 48}
+workflow:
+  - step: fan
+    loop: {in: "{{ range(items) }}", iterator: n}
+    spec: {loop_mode: fanout, fanout: {engine: ENGINE, max_groups: 2, max_concurrent: 3}}
+    tool:
+      kind: python
+      input: {n: "{{ n }}", ledger: "{{ ledger }}"}
+      code: |
+        import os, pathlib, time
+        path = pathlib.Path(ledger)
+        with path.open("a") as file:
+            file.write(f"{n} {os.getpid()}\\n")
+        while n % 24 >= 12 and not path.with_name("go").exists():
+            time.sleep(0.02)  # half of the items wait until a process is dead
+        result = {"n": n}
+      sink: {tool: postgres, auth: pg, table: taken, mode: upsert, key: [execution_id, loop_id, shard_id]}
+    next: [total]
+  - step: total
+    tool: {kind: python, input: {items: "{{ fan.results }}"}, code: "result = sum(item['n'] for item in items)"}
+"""
+
+RUN = """
+import sys, json
+from dagster import DagsterInstance, ReexecutionOptions, execute_job
+from dagster._core.definitions.reconstruct import ReconstructableRepository
+config, failed = sys.argv[1:]
+job = ReconstructableRepository.for_module("noetl_dagster.definitions", "defs").get_reconstructable_job("ledger")
+with DagsterInstance.get() as instance:
+    options = ReexecutionOptions.from_failure(failed, instance) if failed else None
+    with execute_job(job, instance, run_config=json.loads(config), reexecution_options=options) as result:
+        sys.exit(not result.success)
+"""
+
+EXECUTORS = {
+    "spark": {"in_process": {}},
+    # forks what one process has imported, where the default would import it for every step
+    "dagster": {
+        "multiprocess": {"start_method": {"forkserver": {"preload_modules": ["noetl_dagster.definitions"]}}}
+    },
+}
+
+Start = Callable[..., subprocess.Popen[bytes]]
+
+
+@pytest.fixture
+def start(settings: Settings, dagster_instance: DagsterInstance, tmp_path: Path) -> Iterator[Start]:
+    """Runs the playbook's job, or re-executes a run of it from failure, in a process of its own."""
+    folder = tmp_path / "playbooks"
+    folder.mkdir()
+    settings = settings.model_copy(
+        update={
+            "default_postgres_credential": "embedded",
+            "playbooks_path": folder,
+            "spark_driver_memory": "512m",
+            "spark_master": "local[2]",
+        }
+    )
+    inherited = {name: value for name, value in os.environ.items() if not name.startswith("NOETL_")}
+    home = {"DAGSTER_HOME": dagster_instance.root_directory}
+    started: list[subprocess.Popen[bytes]] = []
+
+    def start(engine: str, failed: str = "") -> subprocess.Popen[bytes]:
+        (folder / "ledger.yaml").write_text(PLAYBOOK.replace("ENGINE", engine))
+        config = {
+            "ops": {"ledger_playbook": {"config": {"ledger": str(tmp_path / "ledger.txt"), "items": ITEMS}}},
+            "execution": {"config": EXECUTORS[engine]},
+        }
+        process = subprocess.Popen(
+            [sys.executable, "-c", RUN, json.dumps(config), failed],
+            env={**inherited, **embedded.environment(settings), **home},
+            stdout=(tmp_path / "log.txt").open("ab"),
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+        started.append(process)
+        return process
+
+    yield start
+    for process in started:
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+
+
+@pytest.fixture
+def log(settings: Settings) -> Iterator[psycopg2.extensions.cursor]:
+    """A cursor on the test's database, with the table that the sink writes to."""
+    connection = psycopg2.connect(settings.db_url)
+    connection.autocommit = True
+    with connection.cursor() as cursor:
+        cursor.execute(
+            "CREATE TABLE taken (execution_id bigint, loop_id text, shard_id text, n int, "
+            "PRIMARY KEY (execution_id, loop_id, shard_id))"
+        )
+        yield cursor
+    connection.close()
+
+
+@pytest.mark.spark
+def test_a_killed_driver_of_a_spark_fan_out(
+    start: Start, log: psycopg2.extensions.cursor, dagster_instance: DagsterInstance, tmp_path: Path
+) -> None:
+    driver = start("spark")
+    until_done(driver, log, tmp_path)
+    workers = {pid for _, pid in written(tmp_path)}
+    assert driver.pid not in workers
+    driver.kill()
+    driver.wait()
+    until_now(lambda: all(map(ended, workers)), "the end of Spark's Python workers, whose driver is dead")
+    [run] = dagster_instance.get_runs()
+    dagster_instance.report_run_failed(run)  # as Dagster's run monitoring does
+
+    finish(start("spark", run.run_id), log, dagster_instance, tmp_path)
+
+
+def test_a_killed_group(
+    start: Start, log: psycopg2.extensions.cursor, dagster_instance: DagsterInstance, tmp_path: Path
+) -> None:
+    driver = start("dagster")
+    until_done(driver, log, tmp_path)
+    group = written(tmp_path)[0][1]
+    assert group != driver.pid
+    os.kill(group, signal.SIGKILL)
+    until_now(lambda: ended(group))
+    before = done(log)
+    (tmp_path / "go").touch()
+    assert driver.wait(120) == 1
+    [run] = dagster_instance.get_runs()
+    assert run.status is DagsterRunStatus.FAILURE
+
+    finish(start("dagster", run.run_id), log, dagster_instance, tmp_path, before)
+
+
+def until_done(driver: subprocess.Popen[bytes], log: psycopg2.extensions.cursor, tmp_path: Path) -> None:
+    """Waits until a run has done some shards: first for its start, then for Spark's or that of the groups."""
+
+    def runs(condition: Callable[[], bool]) -> bool:
+        return driver.poll() is not None or condition()
+
+    until_now(lambda: runs(lambda: started(log)), "the fan-out")
+    until_now(lambda: runs((tmp_path / "ledger.txt").exists), "the first shard")
+    until_now(lambda: runs(lambda: len(done(log)) >= 8), "shards")
+    assert driver.poll() is None, (tmp_path / "log.txt").read_text()[-3000:]
+
+
+def finish(
+    again: subprocess.Popen[bytes],
+    log: psycopg2.extensions.cursor,
+    instance: DagsterInstance,
+    tmp_path: Path,
+    finished: set[int] | None = None,
+) -> None:
+    """Waits for the re-execution: nothing lost, nothing that was done is done again, the sink has each once."""
+    finished = done(log) if finished is None else finished
+    assert 8 <= len(finished) < ITEMS, "it was killed in the middle"
+    (tmp_path / "go").touch()
+    assert again.wait(180) == 0, (tmp_path / "log.txt").read_text()[-3000:]
+    counts = Counter(item for item, _ in written(tmp_path))
+    assert set(counts) == set(range(ITEMS)), "no item is lost"
+    assert not {item for item, count in counts.items() if count > 1} & finished, "no finished item ran again"
+    log.execute("SELECT count(DISTINCT execution_id) FROM noetl.event")
+    assert log.fetchone() == (1,), "the execution went on"
+    for kind, count in {"loop.shard.done": ITEMS, "loop.fanin.completed": 1, "playbook.completed": 1}.items():
+        log.execute("SELECT count(*) FROM noetl.event WHERE event_type = %s", [kind])
+        assert log.fetchone() == (count,), kind
+    log.execute("SELECT n FROM taken ORDER BY n")
+    assert [n for (n,) in log.fetchall()] == list(range(ITEMS)), "the sink has each shard once"
+    log.execute(
+        "SELECT result -> 'data' FROM noetl.event WHERE event_type = 'step.exit' AND node_name = 'total'"
+    )
+    assert log.fetchone() == (sum(range(ITEMS)),)
+    assert instance.get_runs()[0].status is DagsterRunStatus.SUCCESS
+
+
+def started(log: psycopg2.extensions.cursor) -> bool:
+    log.execute("SELECT 1 FROM noetl.event WHERE event_type = 'loop.fanout.started'")
+    return log.fetchone() is not None
+
+
+def done(log: psycopg2.extensions.cursor) -> set[int]:
+    log.execute("SELECT current_index FROM noetl.event WHERE event_type = 'loop.shard.done'")
+    return {index for (index,) in log.fetchall()}
+
+
+def written(tmp_path: Path) -> list[tuple[int, int]]:
+    """Items and the processes that they ran in, in the order in which they began."""
+    lines = (tmp_path / "ledger.txt").read_text().splitlines()
+    return [(int(item), int(pid)) for item, pid in map(str.split, lines)]
