@@ -15,6 +15,7 @@ from noetl_dagster.tools.credentials import CredentialType
 from noetl_dagster.tools.limits import time_limit
 from noetl_dagster.tools.scripts import sql_text
 from noetl_dagster.tools.sql import BoundStatement, bind, needs_own_transaction, split_statements
+from noetl_dagster.tools.sql_percent import without_percent
 from noetl_dagster.tools.sql_values import column_converter, parameter
 
 SHAPES_KEPT = 512
@@ -54,7 +55,7 @@ class PostgresTool(Tool):
 
     Input: ``auth`` (a postgres credential), ``command`` (text with one or more statements, or a list of
     them) or ``script``; ``params`` (default: the task's ``input``): a mapping binds ``:name``, a list
-    ``$1, $2, ...``; ``timeout`` seconds.
+    ``$1, $2, ...``, and psycopg's ``%(name)s`` and ``%s`` mean the same; ``timeout`` seconds.
 
     Output: ``command_0``, ``command_1``, ... each ``{status, rows, row_count, columns}`` or
     ``{status, row_count}``; ``rows``, ``row_count`` and ``columns`` of the last one that returns rows stand
@@ -115,7 +116,7 @@ async def prepare_statements(call: ToolCall, box: Toolbox) -> list[BoundStatemen
         ToolError: without any statement, and for a ``$n`` that has no value.
     """
     params: Params = call.config.get("params") or call.input
-    texts = await sql_text(call, box)
+    texts = without_percent(await sql_text(call, box), params)
     statements = [statement for text in texts for statement in split_statements(text)]
     if not statements:
         raise ToolError(f"{call.task.kind} in step {call.step} has no SQL in 'command'", kind=call.task.kind)

@@ -23,6 +23,7 @@ from noetl_dagster.tools.credentials import Credential, CredentialType
 from noetl_dagster.tools.jsonable import is_table
 from noetl_dagster.tools.postgres import postgres_error, run_statements
 from noetl_dagster.tools.sql import bind, split_statements
+from noetl_dagster.tools.sql_percent import without_percent
 from noetl_dagster.tools.tables import WriteMode, delete_rows, describe_table, write_mode, write_rows
 
 WHOLE_ROW_COLUMNS = ("data", "result", "payload", "value")
@@ -115,7 +116,8 @@ async def write_sink(
     """
     if sink.command is not None:
         params = {**identity, "result": value, **sink.args}
-        statements = [bind(statement, params) for statement in split_statements(sink.command)]
+        [command] = without_percent([sink.command], params)
+        statements = [bind(statement, params) for statement in split_statements(command)]
         outcome = await run_statements(connection, statements)
         return sum(int(outcome[f"command_{index}"]["row_count"]) for index in range(len(statements)))
     if not sink.table:

@@ -53,7 +53,7 @@ class BoundStatement:
     values: tuple[Any, ...] = ()
 
 
-def _scan(sql: str) -> Iterator[tuple[Part, str]]:
+def scan(sql: str) -> Iterator[tuple[Part, str]]:
     """The text in parts whose concatenation is the text."""
     position, length = 0, len(sql)
     while position < length:
@@ -138,7 +138,7 @@ def split_statements(sql: str) -> tuple[str, ...]:
     statements: list[str] = []
     current: list[str] = []
     words: list[str] = []  # the statement without comments and quoted parts
-    for part, text in _scan(sql):
+    for part, text in scan(sql):
         if part is Part.END and not _inside_sql_body("".join(words)):
             if "".join(words).strip():
                 statements.append("".join(current).strip())
@@ -164,7 +164,7 @@ def _inside_sql_body(statement: str) -> bool:
 
 
 def without_comments(sql: str) -> str:
-    return "".join(" " if part is Part.COMMENT else text for part, text in _scan(sql)).strip()
+    return "".join(" " if part is Part.COMMENT else text for part, text in scan(sql)).strip()
 
 
 @lru_cache(maxsize=128)
@@ -201,7 +201,7 @@ def _placed(statement: str, known: frozenset[str] | None) -> tuple[str, tuple[st
     wanted = Part.NUMBERED if known is None else Part.NAMED
     places: dict[str, int] = {}
     pieces: list[str] = []
-    for part, text in _scan(statement):
+    for part, text in scan(statement):
         name = text[1:]
         if part is wanted and (known is None or name in known):
             pieces.append(f"${places.setdefault(name, len(places) + 1)}")

@@ -21,7 +21,8 @@ from noetl_dagster.tools.postgres import open_pool, postgres_errors
 from noetl_dagster.tools.references import as_result_ref
 from noetl_dagster.tools.row_files import Row, in_chunks, read_rows, row_format
 from noetl_dagster.tools.sinks import rows_of
-from noetl_dagster.tools.sql import bind
+from noetl_dagster.tools.sql import BoundStatement, bind
+from noetl_dagster.tools.sql_percent import without_percent
 from noetl_dagster.tools.sql_values import parameter
 from noetl_dagster.tools.transfer_places import Place, PlaceKind, object_place
 
@@ -43,9 +44,14 @@ def read_chunks(place: Place, call: ToolCall, box: Toolbox, size: int) -> Chunks
             return _result(place, box, size)
 
 
+def _statement(place: Place) -> BoundStatement:
+    query = place.query or f"SELECT * FROM {sql_identifier(place.table)}"
+    return bind(without_percent([query], place.params)[0], place.params)
+
+
 async def _postgres(place: Place, call: ToolCall, box: Toolbox, size: int) -> Chunks:
     """Reads through a server-side cursor, so that one chunk at a time is in memory."""
-    statement = bind(place.query or f"SELECT * FROM {sql_identifier(place.table)}", place.params)
+    statement = _statement(place)
     with postgres_errors(call, box):
         pool = await open_pool(replace(call, auth=place.auth), box)
         async with pool.acquire() as connection, connection.transaction(readonly=not place.query):
@@ -59,7 +65,7 @@ async def _postgres(place: Place, call: ToolCall, box: Toolbox, size: int) -> Ch
 
 async def _duckdb(place: Place, call: ToolCall, box: Toolbox, size: int) -> Chunks:
     path = ":memory:" if place.database is None else str(Path(call.folder, place.database))
-    statement = bind(place.query or f"SELECT * FROM {sql_identifier(place.table)}", place.params)
+    statement = _statement(place)
     connection = await asyncio.to_thread(duckdb.connect, path)
     try:
         mount_object_storage(connection, box.settings)

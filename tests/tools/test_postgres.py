@@ -141,6 +141,23 @@ async def test_unreachable_server_is_retryable(run: Any) -> None:
     assert "hidden-pass" not in str(caught.value)
 
 
+async def test_psycopg_placeholders(run: Any) -> None:
+    listed = await run(
+        "postgres",
+        command="select %s::int + 1 as n, 7 %% 4 as rest; select (%s || ' days')::interval as i, 'a%%' as t",
+        params=[1, 2],
+    )
+    named = await run(
+        "postgres", command="select %(who)s as who where %(n)s > 1", params={"who": "O'Hara", "n": 2}
+    )
+    plain = await run("postgres", command="select 7 % 4 as rest, 'a%%' as t, to_char(1, '%s') is null as b")
+
+    assert listed.data["command_0"]["rows"] == [{"n": 2, "rest": 3}]
+    assert listed.data["command_1"]["rows"][0]["t"] == "a%"
+    assert named.data["rows"] == [{"who": "O'Hara"}]
+    assert plain.data["rows"] == [{"rest": 3, "t": "a%%", "b": False}]
+
+
 async def test_script_file(run: Any, tmp_path: Path) -> None:
     (tmp_path / "q.sql").write_text("select :n::int as n;")
 

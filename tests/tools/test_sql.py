@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import asyncpg
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -10,6 +12,7 @@ from hypothesis import strategies as st
 from noetl_dagster.errors import TemplateError
 from noetl_dagster.playbook.sql_filters import sql_identifier, sql_list, sql_literal
 from noetl_dagster.tools.sql import BoundStatement, bind, needs_own_transaction, split_statements
+from noetl_dagster.tools.sql_percent import without_percent
 
 FUNCTION = "create function f() returns int begin atomic select case when true then 1 end; select 2; end"
 
@@ -56,6 +59,34 @@ def test_numbered_parameters_are_renumbered_for_each_statement() -> None:
     assert bind("select $2, $2", ["x", "y"]) == BoundStatement("select $1, $1", ("y",))
     with pytest.raises(KeyError):
         bind("select $3", ["x", "y"])
+
+
+@pytest.mark.parametrize(
+    ("text", "params", "native"),
+    [
+        ("select %s, '%s', %s -- %s", [1, 2], "select $1, '%s', $2 -- %s"),
+        (
+            "select a %% 2 from t where n like 'x%%' and b = %s",
+            [1],
+            "select a % 2 from t where n like 'x%' and b = $1",
+        ),
+        ("select %(a)s::int, %(b)s, '%(a)s'", {"a": 1}, "select :a::int, %(b)s, '%(a)s'"),
+        ("select 10 % 3, 'a%%'", [1], "select 10 % 3, 'a%%'"),
+        ("select a %size, $1", [1], "select a %size, $1"),
+        ("select 7 %s, $1", [1], "select 7 %s, $1"),
+        ("select 7 %s", {"s": 1}, "select 7 %s"),
+        ("select '%%', 5 %% 2, %s", [], "select '%%', 5 %% 2, %s"),
+    ],
+)
+def test_percent_placeholders_are_clearly_some_or_left(text: str, params: Any, native: str) -> None:
+    assert without_percent([text], params) == [native]
+
+
+def test_percent_placeholders_are_counted_through_all_texts() -> None:
+    assert without_percent(["select %s; select %s", "select %s"], "abc") == [
+        "select $1; select $2",
+        "select $3",
+    ]
 
 
 @pytest.mark.parametrize("text", ["VACUUM t", "/* x */ create database d", "call p()", "commit", "begin"])
