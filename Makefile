@@ -3,7 +3,7 @@ SIZE ?= medium
 TEST_ARGS ?= -n 2 --dist loadfile
 
 .DEFAULT_GOAL := help
-.PHONY: help setup java demo dev test lint bench lock services-up services-down clean
+.PHONY: help setup java demo dev test test-slow lint bench lock services-up services-down clean
 
 help: ## list the verbs
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' Makefile | expand -t 16
@@ -22,6 +22,9 @@ dev: setup java ## Dagster's UI on http://127.0.0.1:3000 over the embedded servi
 
 test: setup java ## all tests, over the embedded services; TEST_ARGS for pytest
 	.venv/bin/pytest $(TEST_ARGS)
+
+test-slow: setup java ## the long tests, one after another: races, kills, large fan-outs and files; SLOW_ARGS for pytest
+	.venv/bin/pytest -m slow $(SLOW_ARGS)
 
 lint: setup ## ruff and mypy
 	.venv/bin/ruff check .

@@ -22,7 +22,9 @@ from .conftest import playbook
 
 ISSUERS = 12
 CLAIMERS = 6
-ROUNDS = pytest.mark.parametrize("rounds", [8, pytest.param(300, marks=pytest.mark.slow)])
+ROUNDS = pytest.mark.parametrize(
+    "rounds", [8, pytest.param(300, marks=[pytest.mark.slow, pytest.mark.timeout(1800)])]
+)
 COUNT = "SELECT count(*) FROM noetl.event WHERE execution_id = $1 AND event_type = $2"
 TEXT = "workflow: [{step: work, tool: {kind: noop}}]"
 

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import os
+import random
 import signal
 import sys
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 import asyncpg
@@ -16,6 +18,7 @@ from noetl_dagster.events.log import EventLog
 from noetl_dagster.events.projection import Projection, read_execution
 from noetl_dagster.events.types import Event, EventType
 from noetl_dagster.settings import Settings
+from tests.waiting import until
 
 from .conftest import MakeEvent, connections
 
@@ -167,31 +170,50 @@ asyncio.run(main())
 """
 
 
+@pytest.mark.parametrize("rounds", [4, pytest.param(60, marks=[pytest.mark.slow, pytest.mark.timeout(1800)])])
 async def test_killing_the_worker_at_any_point_neither_loses_nor_doubles(
-    settings: Settings, pool: asyncpg.Pool[Any], log: EventLog, event: MakeEvent, ids: Snowflake
+    settings: Settings,
+    pool: asyncpg.Pool[Any],
+    log: EventLog,
+    event: MakeEvent,
+    ids: Snowflake,
+    rounds: int,
 ) -> None:
+    """Two workers at a time are killed in the middle of their work, while events keep coming."""
     assert settings.db_url is not None
-    execution_id, count = ids.next(), 600
-    await log.append(opening(event, execution_id, count))
+    execution_id, written, over = ids.next(), 0, False
+    await log.append(opening(event, execution_id, 1_000_000))
 
     async def write() -> None:
-        for index in range(0, count, 3):
-            await log.append([end(event, execution_id, place) for place in range(index, index + 3)])
+        nonlocal written
+        while not over:
+            await log.append([end(event, execution_id, place) for place in range(written, written + 3)])
+            written += 3
             await asyncio.sleep(0.005)
 
+    async def taken() -> int:
+        return int(await pool.fetchval("SELECT COALESCE(sum(events), 0) FROM noetl.projection_checkpoint"))
+
     writing = asyncio.create_task(write())
-    for _ in range(3):
+    for _ in range(rounds):
+        before = await taken()
         workers = [
             await asyncio.create_subprocess_exec(sys.executable, "-c", PROJECTOR, settings.db_url)
             for _ in range(2)
         ]
-        await asyncio.sleep(1.0)
+        await until(lambda before=before: _more(taken, before), "a worker at work")
+        await asyncio.sleep(random.uniform(0, 0.1))
         for worker in workers:
             os.kill(worker.pid, signal.SIGKILL)
             await worker.wait()
+    over = True
     await writing
     await settle(Projection(pool))
-    assert (await pool.fetchrow(ROW, execution_id))["state"]["loop"]["work"]["done"] == count
+    assert (await pool.fetchrow(ROW, execution_id))["state"]["loop"]["work"]["done"] == written
+
+
+async def _more(taken: Callable[[], Awaitable[int]], before: int) -> bool:
+    return await taken() > before
 
 
 async def test_the_lag_is_a_metric(
