@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import nats.errors
+import nats.js.errors
 import orjson
 from nats.aio.client import Client as NatsClient
 from nats.js import JetStreamContext
@@ -292,8 +293,7 @@ class _Link:
                 with contextlib.suppress(nats.errors.Error):
                     subject = self._names.targeted(worker_id)
                     await self._stream._jsm.purge_stream(self._names.command_stream, subject=subject)
-        state = (await self._stream.stream_info(self._names.command_stream)).state
-        if not state.messages:  # whatever waits in the queue has lost its notice
+        if await self._no_notices():  # whatever waits in the queue has lost its notice
             anew = await pool.fetch(queries.WAITING, executions)
         if anew:
             logger.info("%d commands are offered to all workers again", len(anew))
@@ -303,6 +303,14 @@ class _Link:
                     for row in anew
                 ]
             )
+
+    async def _no_notices(self) -> bool:
+        """Whether the stream of commands is empty; one that was deleted is made anew."""
+        try:
+            return not (await self._stream.stream_info(self._names.command_stream)).state.messages
+        except nats.js.errors.NotFoundError:
+            await ensure_streams(self._stream, self._runtime.settings)
+            return True
 
     async def _give_up(self, row: Any) -> None:
         """Ends a command that every worker which claimed it has left unfinished."""

@@ -17,6 +17,7 @@ from datetime import UTC, datetime
 from typing import Any, NamedTuple, TypeVar
 
 import asyncpg
+import nats.errors
 from nats.aio.client import Client as NatsClient
 from nats.aio.msg import Msg
 
@@ -27,7 +28,7 @@ from noetl_dagster.settings import Settings
 from noetl_dagster.transport import queries
 from noetl_dagster.transport.intake import EventIntake
 from noetl_dagster.transport.names import Names
-from noetl_dagster.transport.pull import Pull
+from noetl_dagster.transport.pull import ConsumerGoneError, Pull
 from noetl_dagster.transport.streams import ACK_SECONDS, ensure_ingest_consumer, ensure_streams
 from noetl_dagster.transport.wire import decode_event
 
@@ -102,13 +103,17 @@ class Ingestor:
 
     async def open(self) -> list[str]:
         """Makes stream and consumer where they are missing; returns settings of theirs that differ."""
-        stream = self._client.jetstream()
-        differences = await ensure_streams(stream, self._settings)
-        await ensure_ingest_consumer(stream, self._names)
+        differences = await self._furnish()
         self._pull = Pull(
             self._client, self._names.event_stream, self._names.ingest_consumer, ahead=2 * self._batch
         )
         await self._pull.open()
+        return differences
+
+    async def _furnish(self) -> list[str]:
+        stream = self._client.jetstream()
+        differences = await ensure_streams(stream, self._settings)
+        await ensure_ingest_consumer(stream, self._names)
         return differences
 
     def take_delays(self) -> list[float]:
@@ -140,8 +145,10 @@ class Ingestor:
 
         async def lane() -> None:
             while time.monotonic() - started < most_seconds:
+                messages: list[Msg] = []
                 async with self._taking:
-                    messages = await pull.take(self._batch, quiet_seconds)
+                    with contextlib.suppress(ConsumerGoneError):
+                        messages = await pull.take(self._batch, quiet_seconds)
                 if not messages:
                     break
                 await self._ingest(messages)
@@ -174,6 +181,12 @@ class Ingestor:
         try:
             await asyncio.wait((taking, stopping), return_when=asyncio.FIRST_COMPLETED)
             return await taking
+        except ConsumerGoneError:
+            logger.warning("stream or consumer of worker events are gone; making them anew")
+            await asyncio.sleep(0.2)
+            with contextlib.suppress(nats.errors.Error, OSError):
+                await self._furnish()
+            return []
         except (OSError, RuntimeError) as error:  # the connection is being made anew
             logger.debug("taking events: %r", error)
             await asyncio.sleep(0.2)

@@ -5,12 +5,18 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 
+import nats.errors
 import orjson
 from nats.aio.client import Client as NatsClient
 from nats.aio.msg import Msg
 
+NO_RESPONDERS = "503"
 REQUEST_SECONDS = 5.0
 """A request for messages ends after so long at the server; one lost with a connection is made again then."""
+
+
+class ConsumerGoneError(nats.errors.Error):
+    """Stream or consumer are not there any more: somebody deleted them, or the server lost its files."""
 
 
 class Pull:
@@ -30,15 +36,23 @@ class Pull:
         self._credit = 0
         self._expires = 0.0
         self._arrived = asyncio.Event()
+        self._gone = False
         self._subscription: object | None = None
 
     async def open(self) -> None:
         self._subscription = await self._client.subscribe(self._inbox, cb=self._receive)
 
     async def take(self, limit: int, patience: float) -> list[Msg]:
-        """Up to ``limit`` messages as soon as there is one; none after ``patience`` seconds."""
+        """Up to ``limit`` messages as soon as there is one; none after ``patience`` seconds.
+
+        Raises:
+            ConsumerGoneError: the consumer must be made anew; what was delivered before is given first.
+        """
         deadline = asyncio.get_running_loop().time() + patience
         while not self._waiting:
+            if self._gone:
+                self._gone = False
+                raise ConsumerGoneError
             await self._ask(limit)
             remaining = deadline - asyncio.get_running_loop().time()
             if remaining <= 0:
@@ -82,11 +96,13 @@ class Pull:
         await self._client.publish(self._request, orjson.dumps(body), reply=self._inbox)
 
     async def _receive(self, message: Msg) -> None:
-        status = (message.headers or {}).get("Status") if not message.data else None
+        headers = message.headers or {}
+        status = headers.get("Status") if not message.data else None
         if status is None:
             self._credit -= 1
             self._waiting.append(message)
         elif status != "100":  # the request is over: expired, or the consumer is not there
-            left = (message.headers or {}).get("Nats-Pending-Messages")
+            left = headers.get("Nats-Pending-Messages")
             self._credit = max(self._credit - int(left), 0) if left else 0
+            self._gone = status == NO_RESPONDERS or "Deleted" in headers.get("Description", "")
         self._arrived.set()

@@ -18,7 +18,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from noetl_dagster.settings import Settings
 from noetl_dagster.transport.names import Names
-from noetl_dagster.transport.pull import Pull
+from noetl_dagster.transport.pull import ConsumerGoneError, Pull
 from noetl_dagster.transport.streams import (
     ensure_broadcast_consumer,
     ensure_streams,
@@ -81,10 +81,7 @@ class Notices:
         return self._queue.qsize()
 
     async def open(self) -> None:
-        stream = self._client.jetstream()
-        await ensure_streams(stream, self._settings)
-        await ensure_broadcast_consumer(stream, self._names)
-        self._consumer = await ensure_targeted_consumer(stream, self._names, self._worker_id)
+        await self._furnish()
         for priority, consumer in ((TARGETED, self._consumer), (BROADCAST, self._names.broadcast_consumer)):
             pull = Pull(self._client, self._names.command_stream, consumer)
             await pull.open()
@@ -112,6 +109,13 @@ class Notices:
             # its own notices go to others as soon as it reports that it stops
             await self._client.jetstream()._jsm.delete_consumer(self._names.command_stream, self._consumer)
 
+    async def _furnish(self) -> None:
+        """Makes the stream and both consumers where they are missing."""
+        stream = self._client.jetstream()
+        await ensure_streams(stream, self._settings)
+        await ensure_broadcast_consumer(stream, self._names)
+        self._consumer = await ensure_targeted_consumer(stream, self._names, self._worker_id)
+
     async def _take(self, pull: Pull, priority: int) -> None:
         while True:
             free = self._room("") - self.waiting
@@ -128,6 +132,9 @@ class Notices:
             except (nats.errors.Error, OSError) as error:
                 logger.debug("taking commands: %r", error)
                 await asyncio.sleep(TAKE_SECONDS / 4)
+                if isinstance(error, ConsumerGoneError):
+                    with contextlib.suppress(nats.errors.Error, OSError):
+                        await self._furnish()
                 continue
             for message in messages:
                 await self._offer(message, priority)

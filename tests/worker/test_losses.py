@@ -1,0 +1,93 @@
+"""What happens when workers, or the streams of NATS, are gone for good."""
+
+from __future__ import annotations
+
+import asyncio
+
+from noetl_dagster.engine.engine import Engine
+from noetl_dagster.events.state import ExecutionState, ExecutionStatus
+from noetl_dagster.settings import EventTransport, Settings
+from noetl_dagster.transport.claims import Claims
+from noetl_dagster.transport.connection import connect
+from noetl_dagster.transport.names import Names
+from tests.service.conftest import serving
+from tests.waiting import PATIENCE_SECONDS, until
+from tests.worker.conftest import playbook, working
+
+ONE = """
+workflow:
+  - step: start
+    spec: {dispatch: workers, max_attempts: 2}
+    tool: {kind: noop}
+"""
+LOOP = """
+workflow:
+  - step: start
+    spec: {dispatch: workers}
+    loop: {in: [1, 2, 3, 4, 5], iterator: n, mode: parallel}
+    tool: {kind: python, input: {n: "{{ n }}"}, code: "result = n * n"}
+"""
+WAITING = "SELECT execution_id, command_id FROM noetl.queue WHERE status = 'queued'"
+CLAIMS = "SELECT count(*) FROM noetl.event WHERE execution_id = $1 AND event_type = 'command.claimed'"
+
+
+async def test_a_command_that_every_worker_leaves_unfinished_fails(engine: Engine) -> None:
+    running = asyncio.create_task(engine.run(playbook(ONE)))
+    pool = engine.runtime.pool
+    ghosts = Claims(pool, lease_seconds=0.01)
+    for number in range(2):
+        row = await until(lambda: pool.fetchrow(WAITING), f"the command to wait for worker {number}")
+        granted = await ghosts.claim(*row, f"ghost {number}", engine.runtime.ids.next())
+        assert granted is not None
+        assert granted.claim == number + 1
+    state = await asyncio.wait_for(running, PATIENCE_SECONDS)
+    assert state.status is ExecutionStatus.FAILED
+    error = state.latest["start"].envelope["error"]
+    assert error["code"] == "WORKERS_LOST"
+    assert "2 workers in turn claimed the command" in error["message"]
+    assert "spec.max_attempts" in error["message"]
+    assert await pool.fetchval(CLAIMS, state.execution_id) == 2
+    assert await pool.fetchval("SELECT count(*) FROM noetl.queue") == 0
+
+
+async def test_commands_that_wait_outlive_their_notices(engine: Engine, settings: Settings) -> None:
+    running = asyncio.create_task(engine.run(playbook(LOOP)))
+
+    async def all_wait() -> bool:
+        return len(await engine.runtime.pool.fetch(WAITING)) == 5 and await notices(settings) == 5
+
+    await until(all_wait, "the commands to wait")
+    await lose_streams(settings)
+    async with working(settings, "w1"):
+        succeeded(await asyncio.wait_for(running, PATIENCE_SECONDS))
+
+
+async def test_whoever_is_connected_makes_lost_streams_anew(settings: Settings) -> None:
+    nats = settings.model_copy(update={"event_transport": EventTransport.NATS})
+    async with serving(nats) as service, working(service.settings, "w1"):
+        engine = await Engine.open(service.settings)
+        succeeded(await engine.run(playbook(LOOP)))
+        await lose_streams(settings)
+        succeeded(await asyncio.wait_for(engine.run(playbook(LOOP)), PATIENCE_SECONDS))
+        await engine.close()
+
+
+async def notices(settings: Settings) -> int:
+    client = await connect(settings, "test")
+    state = (await client.jetstream().stream_info(Names.of(settings).command_stream)).state
+    await client.close()
+    return state.messages
+
+
+async def lose_streams(settings: Settings) -> None:
+    """As a NATS server does whose disk is new."""
+    client, names = await connect(settings, "test"), Names.of(settings)
+    for name in (names.event_stream, names.command_stream):
+        await client.jetstream().delete_stream(name)
+    await client.close()
+
+
+def succeeded(state: ExecutionState) -> None:
+    assert state.status is ExecutionStatus.COMPLETED, state.error
+    assert state.latest["start"].envelope["results"] is not None
+    assert state.latest["start"].envelope["done"] == 5
