@@ -222,6 +222,8 @@ def file_sizes(settings: Settings, uri: str, suffix: str = "") -> dict[str, int]
 
 def _object_sizes(settings: Settings, uri: str) -> list[tuple[str, int]]:
     """Keys and bytes of the objects below a URI, or its own when it is an object itself."""
+    if uri.startswith("gs://"):
+        return _gcs_sizes(settings, uri)
     store, key = object_store(settings, uri), object_key(uri).rstrip("/")
     listed = (entry for page in obstore.list(store, prefix=key) for entry in page)
     below = [(entry["path"], entry["size"]) for entry in listed if entry["path"] != key]
@@ -232,6 +234,16 @@ def _object_sizes(settings: Settings, uri: str) -> list[tuple[str, int]]:
     except FileNotFoundError:
         return []
     return [(entry["path"], entry["size"])]
+
+
+def _gcs_sizes(settings: Settings, uri: str) -> list[tuple[str, int]]:
+    """Through Google's client, as the tier: it takes the endpoint of an emulator."""
+    from noetl_dagster.storage.tiers.gcs import gcs_client
+
+    _, bucket, key = split_uri(uri)
+    key = key.rstrip("/")
+    blobs = gcs_client(settings).list_blobs(bucket, prefix=key)
+    return [(blob.name, blob.size) for blob in blobs if blob.name == key or blob.name.startswith(key + "/")]
 
 
 def _is_data(name: str) -> bool:

@@ -178,7 +178,8 @@ def _create_view(connection: duckdb.DuckDBPyConnection, settings: Settings, name
     try:
         uris = _files(settings, source)
         scheme, bucket, _ = locations.split_uri(source.physical_uri)
-        if scheme == "s3" and bucket != settings.minio_bucket:  # credentials of the AWS environment
+        # credentials of the AWS or the Google environment, which Arrow finds
+        if scheme == "gs" or (scheme == "s3" and bucket != settings.minio_bucket):
             connection.register(name, _arrow_dataset(settings, uris))
             return
         paths = [str(locations.local_path(settings, uri) or uri) for uri in uris]

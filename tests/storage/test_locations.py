@@ -73,9 +73,15 @@ async def test_the_gcs_tier(settings: Settings, tmp_path: Path) -> None:
             assert ref.physical_uri.startswith("gs://results/exec/6/load/rows-")
             assert await store.get(ref) == [1, 2]
             assert await asyncio.to_thread(locations.read_bytes, own, ref.physical_uri) == b"[1,2]"
+            table = await store.put(pa.table({"n": range(10)}), **WHERE, tier=StoreTier.GCS)
+            assert await asyncio.to_thread(count_in_place, own, table.physical_uri) == 10
             await store.delete(ref)
             with pytest.raises(ReferenceNotAvailableError):
                 await store.get(ref)
+
+
+def count_in_place(settings: Settings, uri: str) -> int:
+    return locations.dataset(settings, uri).count_rows()
 
 
 async def test_a_gcs_stream_is_whole_or_absent(settings: Settings) -> None:
