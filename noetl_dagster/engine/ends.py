@@ -125,5 +125,9 @@ def _outcome(row: Any) -> Outcome:
     context = row["context"] or {}
     patches = [(path, value) for path, value in context.get("patches", ())]
     return Outcome(
-        from_result(row["result"]), patches, duration=row["duration"] or 0.0, values=context.get("iter", {})
+        from_result(row["result"]),
+        patches,
+        duration=row["duration"] or 0.0,
+        step_values=context.get("step", {}),
+        values=context.get("iter", {}),
     )
