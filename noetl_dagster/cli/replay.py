@@ -9,7 +9,7 @@ from typing import Annotated
 import asyncpg
 import typer
 
-from noetl_dagster.cli.console import fail
+from noetl_dagster.cli.console import fail, notes
 from noetl_dagster.cli.control import log_pool
 from noetl_dagster.events.projection import Projection
 from noetl_dagster.settings import Settings
@@ -43,10 +43,13 @@ async def _on_spark(settings: Settings, pool: asyncpg.Pool) -> str:
     from noetl_dagster.spark.replay import replay_all
     from noetl_dagster.spark.sessions import SparkSessions
 
+    def tell(message: str) -> None:
+        notes.print(message, markup=False, highlight=False)
+
     sessions = SparkSessions(settings)
     try:
         spark = await asyncio.to_thread(sessions.get)
-        done = await replay_all(pool, spark, settings)
+        done = await replay_all(pool, spark, settings, tell)
     finally:
         await asyncio.to_thread(sessions.stop)
     return f"{done.events} events replayed on Spark, {done.executions} executions"

@@ -3,15 +3,30 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable
-from contextlib import suppress
+from collections.abc import AsyncIterator, Callable, Iterable
+from contextlib import asynccontextmanager, suppress
 from typing import TYPE_CHECKING, Any
+
+from noetl_dagster.spark.sessions import is_classic
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 INTERVAL = 1.0
 """Seconds between two looks at Spark's status."""
+
+
+@asynccontextmanager
+async def reporting(spark: SparkSession, group: str, tell: Callable[[str], None]) -> AsyncIterator[None]:
+    """Tells the progress of a job group until the block ends. On Connect :func:`tell_connected` does."""
+    telling = asyncio.create_task(report(spark, group, tell)) if is_classic(spark) else None
+    try:
+        yield
+    finally:
+        if telling is not None:
+            telling.cancel()
+            with suppress(BaseException):
+                await telling
 
 
 async def report(spark: SparkSession, group: str, tell: Callable[[str], None]) -> None:

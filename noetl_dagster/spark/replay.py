@@ -8,8 +8,9 @@ readers see the old one until the new one is complete, and a replay that is kill
 from __future__ import annotations
 
 import asyncio
+import uuid
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from itertools import groupby
@@ -25,8 +26,9 @@ from noetl_dagster.events import projection_queries as queries
 from noetl_dagster.events.projected import Done, ProjectedExecution
 from noetl_dagster.events.types import EventType
 from noetl_dagster.settings import Settings
-from noetl_dagster.spark import replay_queries
+from noetl_dagster.spark import progress, replay_queries
 from noetl_dagster.spark.events_source import FORMAT
+from noetl_dagster.spark.sessions import is_classic, own_session, release
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -56,11 +58,17 @@ class Replayed:
     events: int
 
 
-async def replay_all(pool: asyncpg.Pool, spark: SparkSession, settings: Settings) -> Replayed:
+async def replay_all(
+    pool: asyncpg.Pool,
+    spark: SparkSession,
+    settings: Settings,
+    tell: Callable[[str], None] = lambda message: None,
+) -> Replayed:
     """Rebuilds ``noetl.execution`` from the whole log; projection workers go on where it ends.
 
     Args:
         pool: of the event log, of two connections at least.
+        tell: is told how far it is, from any thread.
     """
     if settings.db_url is None:
         raise ServiceError("replay: there is no event log; set NOETL_DB_URL")
@@ -70,11 +78,11 @@ async def replay_all(pool: asyncpg.Pool, spark: SparkSession, settings: Settings
         horizon = await connection.fetchval(replay_queries.HORIZON)
         # executors must see it, so it is made outside of the transaction; a killed replay has left one
         await pool.execute(replay_queries.MAKE_STAGING)
-        folded = events_below(spark, int(horizon)).mapInArrow(
-            partial(fold_into_staging, settings.db_url), "executions BIGINT"
-        )
-        await asyncio.to_thread(folded.collect)
         events = await connection.fetchval(queries.COUNT, "0", horizon)
+        tell(f"replaying {events} events on Spark")
+        group = f"noetl-replay-{uuid.uuid4().hex}"
+        async with progress.reporting(spark, group, tell):
+            await asyncio.to_thread(_fold, spark, settings, int(horizon), group, tell)
         await connection.execute(queries.FORGET)
         executions = await connection.fetchval(replay_queries.PUBLISH)
         for shard in range(queries.SHARDS):
@@ -83,10 +91,25 @@ async def replay_all(pool: asyncpg.Pool, spark: SparkSession, settings: Settings
     return Replayed(executions, events)
 
 
+def _fold(
+    spark: SparkSession, settings: Settings, horizon: int, group: str, tell: Callable[[str], None]
+) -> None:
+    """Fills the staging table; blocks until Spark is done."""
+    assert settings.db_url is not None
+    session = own_session(spark, settings, group, "replay")
+    try:
+        if not is_classic(session):
+            progress.tell_connected(session, tell)
+        write = partial(fold_into_staging, settings.db_url)
+        events_below(session, horizon).mapInArrow(write, "executions BIGINT").collect()
+    finally:
+        release(group)
+
+
 def events_below(spark: SparkSession, horizon: int) -> DataFrame:
     """The events that the projection takes, of transactions below the horizon; executions are not divided."""
-    classic = hasattr(spark, "_jsparkSession")
-    tasks = 4 * spark.sparkContext.defaultParallelism if classic else 32  # executions differ in size
+    # executions differ in size
+    tasks = 4 * spark.sparkContext.defaultParallelism if is_classic(spark) else 32
     log = spark.read.format(FORMAT).schema(_READ)
     events = log.option("whole_executions", True).option("tasks", tasks).load()
     kinds = [kind.value for kind in (*_CHANGES, *_SUCCESSES, *_FAILURES)]

@@ -110,20 +110,13 @@ class SparkTool(Tool):
         """Runs in a thread, telling progress; cancels Spark's jobs when this is cancelled."""
         from noetl_dagster.spark import progress, sessions
 
-        telling = None
-        if sessions.is_classic(work.spark):  # a Connect session tells by itself
-            telling = asyncio.create_task(progress.report(work.spark, work.group, work.tell))
         try:
-            produced: _Produced = await self._threads.run(partial(_perform, work))
-            return produced
+            async with progress.reporting(work.spark, work.group, work.tell):
+                produced: _Produced = await self._threads.run(partial(_perform, work))
+                return produced
         except asyncio.CancelledError:
             await asyncio.shield(asyncio.to_thread(sessions.cancel, work.spark, work.group))
             raise
-        finally:
-            if telling is not None:
-                telling.cancel()
-                with suppress(BaseException):
-                    await telling
 
 
 def _check(call: ToolCall) -> None:

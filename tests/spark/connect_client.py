@@ -114,11 +114,16 @@ async def use_the_tool(engine: Engine) -> None:
 
 async def read_and_replay_the_log(engine: Engine, sessions: SparkSessions, settings: Settings) -> None:
     pool: asyncpg.Pool = engine.runtime.pool
-    spark = sessions.get()
+    spark, projection = sessions.get(), Projection(engine.runtime.pool)
+
+    async def projected() -> bool:  # transactions of other databases of the server hold it back
+        await projection.catch_up()
+        return bool(await pool.fetch("SELECT FROM noetl.execution WHERE status = 'COMPLETED'"))
+
+    await until(projected, "the projection")
     events = await pool.fetchval("SELECT count(*) FROM noetl.event")
     kinds = spark.read.format(FORMAT).load().groupBy("event_type").count().collect()
     assert sum(row["count"] for row in kinds) == events
-    await Projection(pool).catch_up()
     everything = "SELECT * FROM noetl.execution ORDER BY execution_id"
     before = [dict(row) for row in await pool.fetch(everything)]
     await pool.execute("TRUNCATE noetl.execution")

@@ -1,0 +1,74 @@
+"""``replay --all``, by this process and on Spark: what it makes is what the projection worker had made."""
+
+from __future__ import annotations
+
+import textwrap
+from typing import Any
+
+import asyncpg
+import pytest
+
+from noetl_dagster.engine.engine import Engine
+from noetl_dagster.events.projection import Projection
+from noetl_dagster.playbook.loader import parse_playbook
+from noetl_dagster.settings import Settings
+from tests.cli.conftest import Cli
+from tests.waiting import until
+
+PLAYBOOK = """
+apiVersion: noetl.io/v2
+kind: Playbook
+metadata: {name: replayed, path: tests/replayed}
+workload: {n: 3, bad: -1}
+workflow:
+  - step: start
+    tool: {kind: python, input: {n: "{{ n }}"}, code: "result = list(range(n))"}
+    set: {ctx.size: "{{ n }}"}
+    next: [each]
+  - step: each
+    loop: {in: "{{ start.data }}", iterator: item}
+    tool: {kind: python, input: {item: "{{ item }}", bad: "{{ bad }}"}, code: "assert item != bad"}
+    next: [end]
+  - step: end
+    tool: {kind: noop}
+"""
+EVERYTHING = "SELECT * FROM noetl.execution ORDER BY execution_id"
+ENDED = "SELECT FROM noetl.execution WHERE status <> 'RUNNING'"
+
+
+async def executed(settings: Settings) -> None:
+    """Four executions, of which one fails."""
+    engine = await Engine.open(settings)
+    try:
+        playbook = parse_playbook(textwrap.dedent(PLAYBOOK), file="replayed.yaml")
+        for workload in ({}, {"n": 40}, {"n": 0}, {"bad": 1}):
+            await engine.run(playbook, workload)
+    finally:
+        await engine.close()
+
+
+@pytest.mark.parametrize(
+    ("engine", "said"),
+    [("local", ""), pytest.param("spark", "replaying ", marks=pytest.mark.spark)],
+)
+async def test_a_truncated_projection_comes_back(
+    cli: Cli, settings: Settings, pool: asyncpg.Pool, engine: str, said: str
+) -> None:
+    await executed(settings)
+    projection = Projection(pool)
+
+    async def projected() -> bool:  # transactions of other databases of the server hold it back
+        await projection.catch_up()
+        return len(await pool.fetch(ENDED)) == 4
+
+    await until(projected, "the projection")
+    before: list[dict[str, Any]] = [dict(row) for row in await pool.fetch(EVERYTHING)]
+    assert [row["status"] for row in before] == ["COMPLETED", "COMPLETED", "COMPLETED", "FAILED"]
+    await pool.execute("TRUNCATE noetl.execution")
+    done = cli("replay", "--all", "--engine", engine)
+    assert done.returncode == 0, done.stderr
+    assert "events replayed" in done.stdout
+    assert said in done.stderr
+    after = [dict(row) for row in await pool.fetch(EVERYTHING)]
+    assert after == before
+    assert await projection.catch_up() == 0, "workers go on where the replay ended"
