@@ -17,6 +17,7 @@ import asyncpg
 
 from noetl_dagster.engine.liveness import Liveness
 from noetl_dagster.errors import ExecutionCancelledError, ExecutionStateError, NoetlError
+from noetl_dagster.events.connection import DATABASE_AWAY
 from noetl_dagster.events.queries import INTERRUPTIONS
 from noetl_dagster.events.types import EventType
 
@@ -69,8 +70,10 @@ class Watch:
         guarded = _Guarded(execution_id, epoch, task)
         self._guarded.add(guarded)
         try:
-            await self._listen()
-            if epoch is not None:  # a command was claimed just now, of an execution that was open
+            if self._poller is None or self._poller.done():
+                self._poller = asyncio.get_running_loop().create_task(self._poll())
+            if epoch is not None:  # the execution of a command was open when it was claimed, just now
+                await self.open()
                 await self._look([execution_id])
             return await task
         except asyncio.CancelledError:
@@ -90,25 +93,22 @@ class Watch:
             with contextlib.suppress(asyncio.CancelledError):
                 await self._poller
 
-    async def _listen(self) -> None:
-        await self.open()
-        if self._poller is None or self._poller.done():
-            self._poller = asyncio.get_running_loop().create_task(self._poll())
-
     def _notified(self, connection: Any, pid: int, channel: str, payload: object) -> None:
         if any(str(guarded.execution_id) == payload for guarded in self._guarded):
             self._news.set()
 
     async def _poll(self) -> None:
+        """Looks into the log; a connection that was lost meanwhile is opened again."""
         while self._guarded:
-            with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._news.wait(), POLL_SECONDS)
             self._news.clear()
             try:
-                await self._liveness.renew()
+                await self.open()
                 await self._look([guarded.execution_id for guarded in self._guarded])
-            except (OSError, asyncpg.PostgresError, asyncpg.InterfaceError) as error:
+            except DATABASE_AWAY as error:
                 logger.warning("cannot look for cancellations just now: %s", error)
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(POLL_SECONDS):
+                    await self._news.wait()
 
     async def _look(self, execution_ids: list[int]) -> None:
         for row in await self._pool.fetch(INTERRUPTIONS, execution_ids):

@@ -7,7 +7,9 @@ import asyncio
 import pytest
 
 from noetl_dagster.engine.engine import Engine
+from noetl_dagster.engine.liveness import Liveness
 from noetl_dagster.engine.overview import overview
+from noetl_dagster.engine.watch import Watch
 from noetl_dagster.errors import ExecutionCancelledError, ExecutionStateError
 from noetl_dagster.events.state import ExecutionStatus
 from noetl_dagster.settings import Settings
@@ -118,3 +120,11 @@ async def test_the_watch_survives_a_lost_connection(engine: Engine) -> None:
         await asyncio.wait_for(work, PATIENCE_SECONDS)
     await engine.liveness.renew()
     assert await engine.liveness.is_driven(execution.id)
+
+
+async def test_a_command_does_not_wait_for_a_database_that_is_away(engine: Engine) -> None:
+    """Workers send events over NATS or HTTP: what they have claimed runs on through an outage."""
+    unreachable = Liveness("postgresql://127.0.0.1:9/nowhere", engine.runtime.pool)
+    watch = Watch(engine.runtime.pool, unreachable)
+    assert await watch.guard(1, asyncio.sleep(0.05, "done")) == "done"
+    await watch.close()
