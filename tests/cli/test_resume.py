@@ -9,10 +9,11 @@ import signal
 import subprocess
 import textwrap
 import time
-from collections import Counter
 from pathlib import Path
 
 import asyncpg
+
+from tests.ledger import assert_only_unfinished_ran_again
 
 from .conftest import COMMAND, Cli
 
@@ -75,10 +76,7 @@ async def test_a_killed_fan_out_is_resumed(
     overview = json.loads(resumed.stdout)
     assert overview["status"] == "COMPLETED"
     assert overview["epoch"] == 2
-    written = Counter(int(line) for line in ledger.read_text().split())
-    assert set(written) == set(range(ITEMS)), "no item is lost"
-    twice = {item for item, count in written.items() if count > 1}
-    assert not twice & finished, "no finished item ran again"
+    assert_only_unfinished_ran_again(ledger, ITEMS, finished)
     assert len(await _done(pool)) == ITEMS
     issued = "SELECT meta ->> 'command_id' AS id FROM noetl.event WHERE event_type = 'command.issued'"
     ids = [row["id"] for row in await pool.fetch(issued)]

@@ -7,7 +7,6 @@ import os
 import signal
 import subprocess
 import sys
-from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -18,6 +17,7 @@ from dagster import DagsterInstance, DagsterRunStatus
 
 from noetl_dagster import embedded
 from noetl_dagster.settings import Settings
+from tests.ledger import assert_only_unfinished_ran_again, lines
 from tests.waiting import ended, until_now
 
 ITEMS = 48
@@ -131,7 +131,7 @@ def test_a_killed_driver_of_a_spark_fan_out(
 ) -> None:
     driver = start("spark")
     until_done(driver, log, tmp_path)
-    workers = {pid for _, pid in written(tmp_path)}
+    workers = {pid for _, pid in lines(tmp_path / "ledger.txt")}
     assert driver.pid not in workers
     driver.kill()
     driver.wait()
@@ -147,7 +147,7 @@ def test_a_killed_group(
 ) -> None:
     driver = start("dagster")
     until_done(driver, log, tmp_path)
-    group = written(tmp_path)[0][1]
+    group = lines(tmp_path / "ledger.txt")[0][1]
     assert group != driver.pid
     os.kill(group, signal.SIGKILL)
     until_now(lambda: ended(group))
@@ -184,9 +184,7 @@ def finish(
     assert 8 <= len(finished) < ITEMS, "it was killed in the middle"
     (tmp_path / "go").touch()
     assert again.wait(180) == 0, (tmp_path / "log.txt").read_text()[-3000:]
-    counts = Counter(item for item, _ in written(tmp_path))
-    assert set(counts) == set(range(ITEMS)), "no item is lost"
-    assert not {item for item, count in counts.items() if count > 1} & finished, "no finished item ran again"
+    assert_only_unfinished_ran_again(tmp_path / "ledger.txt", ITEMS, finished)
     log.execute("SELECT count(DISTINCT execution_id) FROM noetl.event")
     assert log.fetchone() == (1,), "the execution went on"
     for kind, count in {"loop.shard.done": ITEMS, "loop.fanin.completed": 1, "playbook.completed": 1}.items():
@@ -209,9 +207,3 @@ def started(log: psycopg2.extensions.cursor) -> bool:
 def done(log: psycopg2.extensions.cursor) -> set[int]:
     log.execute("SELECT current_index FROM noetl.event WHERE event_type = 'loop.shard.done'")
     return {index for (index,) in log.fetchall()}
-
-
-def written(tmp_path: Path) -> list[tuple[int, int]]:
-    """Items and the processes that they ran in, in the order in which they began."""
-    lines = (tmp_path / "ledger.txt").read_text().splitlines()
-    return [(int(item), int(pid)) for item, pid in map(str.split, lines)]

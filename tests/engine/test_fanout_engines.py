@@ -108,12 +108,15 @@ workflow:
       input: {n: "{{ n }}", seen: "{{ ctx.seen }}"}
       code: "result = [n, seen]"
       spec: {policy: {rules: [{when: "{{ n == 1 }}", then: {do: fail}}]}}
-    next: {arcs: [{step: end, when: "{{ fanin.status == 'partial' and fanin.failed == 1 and fanin.done == 2 }}"}]}
+    next: {arcs: [{step: large, when: "{{ fanin.status == 'partial' and fanin.failed == 1 and fanin.done == 2 }}"}]}
 
-  - {step: end, tool: {kind: noop}}
+  - step: large
+    loop: {in: "{{ ['a' * 200000, 'b' * 200000] }}", iterator: text}
+    spec: {loop_mode: fanout, fanout: {engine: ENGINE}}
+    tool: {kind: python, input: {text: "{{ text }}"}, code: "result = [text[0], len(text)]"}
 """
 
-STEPS = ("policy", "block", "pages", "sink", "context", "fail")
+STEPS = ("policy", "block", "pages", "sink", "context", "fail", "large")
 
 
 @pytest.fixture(scope="module")
@@ -156,6 +159,7 @@ async def test_engines_mean_the_same(engine: Engine, settings: Settings, api: st
     assert [[row["id"] for row in rows] for rows in values(own, "pages")] == [list(range(23))] * 2
     assert own.ctx["seen"] == [3, 4, 5]
     assert values(own, "fail") == [[0, [3, 4, 5]], None, [2, [3, 4, 5]]]
+    assert values(own, "large") == [["a", 200_000], ["b", 200_000]], "items above the limit of a message"
     for step in STEPS:
         expected = await events(engine, own, step)
         for name in ("workers", "spark"):

@@ -18,6 +18,7 @@ from noetl_dagster.engine.engine import Engine
 from noetl_dagster.engine.shards import Group
 from noetl_dagster.events.state import StepStatus
 from noetl_dagster.settings import Settings
+from tests.ledger import assert_only_unfinished_ran_again
 from tests.waiting import until
 
 from .conftest import playbook
@@ -93,9 +94,7 @@ async def test_a_killed_group_runs_only_what_it_had_not_finished(
     end = await engine.fanouts.fan_in(await engine.runtime.load(execution.id), "fan")
 
     assert end.envelope["done"] == 40
-    written = Counter(int(line) for line in ledger.read_text().split())
-    assert set(written) == set(range(40)), "no item is lost"
-    assert not {item for item, count in written.items() if count > 1} & finished, "no finished item ran again"
+    assert_only_unfinished_ran_again(ledger, 40, finished)
     assert len(await _events(engine, "command.issued")) == 40
     assert len(await _events(engine, "loop.fanin.completed")) == 1
 

@@ -17,6 +17,7 @@ from noetl_dagster.errors import ExecutionCancelledError
 from noetl_dagster.events.state import ExecutionState, ExecutionStatus
 from noetl_dagster.settings import Settings
 from noetl_dagster.spark.sessions import SparkSessions
+from tests.ledger import assert_only_unfinished_ran_again
 from tests.waiting import ended, until
 
 from .conftest import playbook
@@ -161,7 +162,10 @@ async def test_shard_results_are_reduced_by_sql_and_by_spark(engine: Engine) -> 
     assert [row["total"] for row in spark] == [sum(range(0, 2000, 2)), sum(range(1, 2000, 2))]
 
 
-async def test_a_killed_python_worker_costs_only_what_was_running(engine: Engine, tmp_path: Path) -> None:
+@pytest.mark.parametrize("victim", ["python worker", "executor"])
+async def test_a_killed_process_costs_only_what_was_running(
+    engine: Engine, tmp_path: Path, victim: str
+) -> None:
     ledger = tmp_path / "ledger.txt"
     parsed = playbook(
         """
@@ -191,7 +195,8 @@ async def test_a_killed_python_worker_costs_only_what_was_running(engine: Engine
         await asyncio.sleep(0.05)
     worker = int(ledger.read_text().split()[1])
     assert worker != os.getpid()
-    os.kill(worker, signal.SIGKILL)
+    jvm = engine.runtime.box.spark().sparkContext._gateway.proc.pid  # in local mode, the only executor too
+    os.kill(worker if victim == "python worker" else jvm, signal.SIGKILL)
     finished = await engine.runtime.pool.fetch(done)
     (tmp_path / "go").touch()
 
@@ -199,10 +204,7 @@ async def test_a_killed_python_worker_costs_only_what_was_running(engine: Engine
 
     assert state.status is ExecutionStatus.COMPLETED, state.error
     assert state.latest["fan"].envelope["done"] == 160
-    written = Counter(int(line.split()[0]) for line in ledger.read_text().splitlines())
-    assert set(written) == set(range(160)), "no item is lost"
-    twice = {item for item, count in written.items() if count > 1}
-    assert not twice & {row["current_index"] for row in finished}, "no finished item ran again"
+    assert_only_unfinished_ran_again(ledger, 160, {row["current_index"] for row in finished})
     assert len(await events(engine, state, "loop.fanin.completed")) == 1
     issued = [row["meta"]["command_id"] for row in await events(engine, state, "command.issued")]
     assert len(issued) == len(set(issued))

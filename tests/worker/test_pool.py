@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+from contextlib import suppress
 
 import pytest
+from nats.js.errors import NotFoundError
 
 from noetl_dagster.engine import dispatch
 from noetl_dagster.engine.engine import Engine
 from noetl_dagster.events.state import ExecutionStatus
 from noetl_dagster.settings import Settings
+from noetl_dagster.transport.connection import connect
+from noetl_dagster.transport.names import Names
 from noetl_dagster.worker import notices
 from tests.waiting import PATIENCE_SECONDS, until
 from tests.worker.conftest import playbook, working
@@ -156,6 +160,38 @@ async def test_a_fan_out_runs_in_the_pool(engine: Engine, settings: Settings) ->
         state = await engine.run(playbook(text))
     assert state.status is ExecutionStatus.COMPLETED, state.error
     assert state.latest["end"].envelope["data"] == sum(range(1, 31))
+
+
+async def test_a_hundred_shards_are_a_hundred_commands_and_notices(
+    engine: Engine, settings: Settings
+) -> None:
+    text = """
+    workflow:
+      - step: start
+        spec: {loop_mode: fanout, fanout: {engine: workers, max_concurrent: 100}}
+        loop: {in: "{{ range(100) }}", iterator: n}
+        tool: {kind: noop}
+    """
+    running = asyncio.create_task(engine.run(playbook(text)))
+    client = await connect(settings, "test")
+    stream, name = client.jetstream(), Names.of(settings).command_stream
+
+    async def published() -> int:
+        with suppress(NotFoundError):
+            return (await stream.stream_info(name)).state.messages
+        return 0
+
+    async def all_published() -> bool:
+        return await published() == 100
+
+    await until(all_published, "a notice for each command, and nobody takes them")
+    assert await engine.runtime.pool.fetchval("SELECT count(*) FROM noetl.queue") == 100
+    issued = "SELECT count(DISTINCT meta ->> 'shard_id') FROM noetl.event WHERE event_type = 'command.issued'"
+    assert await engine.runtime.pool.fetchval(issued) == 100
+    await client.close()
+    async with working(settings, "w1"):
+        state = await running
+    assert state.status is ExecutionStatus.COMPLETED, state.error
 
 
 async def test_an_op_that_stops_waiting_takes_its_commands_back(engine: Engine) -> None:
