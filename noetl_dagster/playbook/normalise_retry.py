@@ -11,6 +11,7 @@ from noetl_dagster.playbook.spelling import ATTEMPTS, AUTH, BACKOFFS, DELAY, HTT
 _ON_ERROR = "{{ error is defined }}"
 _SHAPE = "a retry rule is {when, then: {max_attempts, ...}}"
 _RULE = ("when", "then")
+SINK_TOOL = "postgres"
 _THEN = ("max_attempts", "backoff", "delay", "next_call", "collect", "sink")
 _SINK = ("tool", "table", "auth", "mode", "key", "command", "args")
 
@@ -106,6 +107,13 @@ def read_sink(owner: Block) -> Sink | None:
         values |= {name: value for name, value in part.items() if value is not None}
     if not values.get("table") and not values.get("command"):
         block.error("a sink needs 'table', or 'command' with SQL")
+    tool = values.get("tool", SINK_TOOL)
+    if tool != SINK_TOOL:
+        block.error(
+            f"a sink of tool {tool!r} cannot be one transaction with its iteration; use {SINK_TOOL}, "
+            f"or a task of kind {tool} after this one",
+            "tool",
+        )
     return block.build(Sink, **values)
 
 
