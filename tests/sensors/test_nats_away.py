@@ -1,0 +1,32 @@
+"""Without NATS the sensor still reports what finished outside of Dagster."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Iterator
+
+import pytest
+from dagster import DagsterInstance
+
+from noetl_dagster.resources.noetl import NoetlResource, close_engines
+from noetl_dagster.settings import Settings
+from noetl_dagster.storage.loop import run_sync
+from tests.sensors.test_nats import TEXT, reporting_tick
+from tests.worker.conftest import playbook
+
+
+@pytest.fixture
+def noetl(settings: Settings) -> Iterator[NoetlResource]:
+    with socket.socket() as taken:  # bound, and never listening
+        taken.bind(("127.0.0.1", 0))
+        url = f"nats://127.0.0.1:{taken.getsockname()[1]}"
+        yield NoetlResource.of(settings.model_copy(update={"nats_url": url}))
+        close_engines()
+
+
+def test_a_tick_without_nats(noetl: NoetlResource, dagster_instance: DagsterInstance) -> None:
+    run_sync(noetl.engine().run(playbook(TEXT)))
+    result = reporting_tick(noetl, dagster_instance)
+    message = result.skip_reason.skip_message or ""
+    assert "no events taken: NATS at" in message
+    assert "2 assets of 1 executions reported" in message
