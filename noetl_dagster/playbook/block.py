@@ -22,6 +22,8 @@ _SHOWN = 20
 _DURATION = re.compile(r"^\s*(\d+(?:\.\d+)?)\s*(ms|s|m|h|d)?\s*$")
 _SECONDS = {"ms": 0.001, None: 1.0, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 
+_UNKNOWN_AT_THE_START = frozenset({"ctx", "iter", "vars", "output", "results"})
+
 
 class Reading:
     """What all blocks of one playbook share.
@@ -258,10 +260,14 @@ class Block:
             return value
         workload = self.reading.workload
         try:
-            settled = compile_value(value).render({"workload": workload, **workload})
+            compiled = compile_value(value)
+            settled = compiled.render({"workload": workload, **workload})
         except TemplateError as error:
-            self.error(f"{key} must be known when the playbook is loaded: {error}", key)
+            self.error(f"{key} must be known when the playbook is loaded, from its workload: {error}", key)
             return None
+        for name in sorted(compiled.names & _UNKNOWN_AT_THE_START):
+            message = f"{key} is settled when the execution starts, and {name!r} is empty then"
+            self.warn(f"{message}; put the value into the workload", key)
         self.reading.settled = True
         return settled
 

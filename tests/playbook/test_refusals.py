@@ -6,7 +6,7 @@ import pytest
 
 from noetl_dagster.errors import PlaybookError
 from noetl_dagster.playbook.loader import load_playbook, load_report, parse_playbook, parse_report
-from tests.playbook.playbooks import HEAD, errors_of, warnings_of, with_steps
+from tests.playbook.playbooks import HEAD, errors_of, problems_of, warnings_of, with_steps
 
 OK_TOOL = "tool: {kind: noop}"
 PARTITIONS = """  loop: {in: [1], iterator: x}
@@ -364,3 +364,17 @@ def test_braces_in_code_are_no_templates() -> None:
               result = f"{{not a template {1}"
         """
     assert errors_of(steps) == []
+
+
+def test_settings_know_the_workload_and_not_what_is_computed() -> None:
+    steps = """
+        - step: each
+          loop: {in: [1, 2], iterator: n, spec: {mode: parallel, max_in_flight: "{{ %s }}"}}
+          tool: {kind: noop}
+        """
+    root = "workload: {width: 3}\n"
+    [refused] = errors_of(steps % "ctx.width", root=root)
+    assert "max_in_flight must be known when the playbook is loaded" in refused
+    [silent] = warnings_of(steps % "ctx.width | default(workload.width)", root=root)
+    assert "'ctx' is empty then; put the value into the workload" in silent
+    assert problems_of(steps % "workload.width", root=root) == []
