@@ -103,6 +103,7 @@ async def register(
             "file_count": len(written.files),
             "partition_by": list(layout.partition_by),
             "format": layout.format,
+            "options": layout.options,
         },
     )
 

@@ -35,7 +35,7 @@ class StoredRows:
     """What is behind one input, by how it is read.
 
     Attributes:
-        datasets: folders of Parquet files.
+        datasets: folders of Parquet files, or of another format on a tier of files.
         tables: single Parquet objects.
         parts: other objects that executors read in place.
         fetched: JSON texts of rows that the driver has already.
@@ -155,7 +155,8 @@ def _dataset_frame(spark: SparkSession, settings: Settings, ref: ResultRef) -> D
     folder = locations.local_path(settings, ref.physical_uri)
     if folder is not None:
         reader = spark.read.schema(ddl(ref.extra["columns"])) if typed else spark.read
-        return reader.parquet(str(folder))
+        form = ref.extra.get("format") or "parquet"
+        return reader.format(form).options(**ref.extra.get("options") or {}).load(str(folder))
     sizes = locations.file_sizes(settings, ref.physical_uri, ".parquet")
     schema: str | StructType = (
         ddl(ref.extra["columns"])

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import logging
 import os
+import re
 import shlex
+import socket
 import sys
 import threading
 from contextlib import suppress
@@ -16,6 +18,9 @@ from noetl_dagster.settings import Settings
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
+
+_MASTER = r"local(\[[^\]]+\]|-cluster\[\d+,\d+,\d+\])?|spark://\S+:\d+(,\S+:\d+)*|k8s://\S+|yarn"
+_REMOTE = r"sc://[^\s/]+(/.*)?"
 
 LOGGING = Path(__file__).with_name("log4j2.properties")
 
@@ -40,6 +45,8 @@ def session_config(settings: Settings) -> dict[str, str]:
         config |= _driver_config(settings)
         if settings.spark_master.startswith("local"):
             config |= _local_config(settings)
+        if settings.spark_master.startswith("k8s://"):
+            config |= _kubernetes_config()
     return config | settings.spark_config
 
 
@@ -67,6 +74,36 @@ def _local_config(settings: Settings) -> dict[str, str]:
         # adaptive execution merges what is too small; 200, the default, is for clusters
         "spark.sql.shuffle.partitions": str(max(8, 2 * cores)),
     }
+
+
+def _kubernetes_config() -> dict[str, str]:
+    """Executors are pods that this process starts and that connect back to it, by address: a pod's host name
+    is known to nobody else."""
+    return {
+        "spark.submit.deployMode": "client",
+        "spark.driver.bindAddress": "0.0.0.0",
+        "spark.driver.host": socket.gethostbyname(socket.gethostname()),
+    }
+
+
+def check_address(settings: Settings) -> None:
+    """Finds what Spark itself would say in a Java stack, or only after minutes.
+
+    Raises:
+        ServiceError: the address is of no kind that Spark has, or a Kubernetes master has no image to start.
+    """
+    address = settings.spark_address
+    if not re.fullmatch(_REMOTE if settings.spark_remote is not None else _MASTER, address):
+        raise ServiceError(
+            f"Spark at {address}: not an address; NOETL_SPARK_MASTER is local[*], local[4], spark://host:7077 or "
+            "k8s://https://host:443, NOETL_SPARK_REMOTE is sc://host:15002"
+        )
+    images = ("spark.kubernetes.container.image", "spark.kubernetes.executor.container.image")
+    if address.startswith("k8s://") and not any(name in settings.spark_config for name in images):
+        raise ServiceError(
+            f"Spark at {address}: executors need an image with Spark and this package; set NOETL_SPARK_CONFIG "
+            f"""to '{{"{images[0]}": "registry/image:tag"}}'"""
+        )
 
 
 class SparkSessions:
@@ -105,6 +142,7 @@ class SparkSessions:
         from pyspark.sql import SparkSession
 
         settings = self._settings
+        check_address(settings)
         builder = SparkSession.builder
         for name, value in session_config(settings).items():
             builder = builder.config(name, value)
@@ -126,11 +164,17 @@ class SparkSessions:
         return session
 
     def _abandon(self) -> None:
-        """Forgets a session that cannot be stopped any more."""
-        self._session = None
+        """Forgets a session that has ended, with its JVM unless that can start another."""
+        session, self._session = self._session, None
+        forked = self._pid != os.getpid()
         self._pid = os.getpid()
-        if self._settings.spark_remote is None:
+        if self._settings.spark_remote is not None:
+            return
+        if forked or not jvm_answers():
             forget_jvm()
+        elif session is not None and is_active(session):
+            with suppress(Exception):  # PySpark has to hear that the JVM has ended it
+                session.stop()
 
 
 def own_session(shared: SparkSession, settings: Settings, group: str, description: str) -> SparkSession:
@@ -194,6 +238,23 @@ def is_alive(session: SparkSession) -> bool:
         if is_classic(session):
             return not session.sparkContext._jsc.sc().isStopped()
         return bool(session.version)
+    except Exception:
+        return False
+
+
+def is_active(session: SparkSession) -> bool:
+    """Whether PySpark would give this session's context to the next who asks; another may have replaced it."""
+    from pyspark import SparkContext
+
+    return session.sparkContext is SparkContext._active_spark_context
+
+
+def jvm_answers() -> bool:
+    """Whether PySpark's JVM lives, with or without a session."""
+    from pyspark import SparkContext
+
+    try:
+        return bool(SparkContext._gateway.jvm.java.lang.System.nanoTime())  # type: ignore[union-attr]
     except Exception:
         return False
 

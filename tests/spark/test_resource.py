@@ -10,6 +10,7 @@ from dagster import asset, materialize
 from pyspark.sql import SparkSession
 
 from noetl_dagster.resources.spark import PySparkResource
+from noetl_dagster.settings import Settings
 
 pytestmark = pytest.mark.spark
 
@@ -28,6 +29,23 @@ def test_an_asset_gets_the_session_that_spark_steps_use(
     result = materialize([totals], resources={"pyspark": PySparkResource(master="local[2]")})
     assert result.output_for_node("totals") == 4
     assert seen == [spark.sparkContext.applicationId]
+
+
+def test_run_config_says_where_spark_is_and_nothing_starts_before_it_is_used() -> None:
+    seen: list[Settings] = []
+
+    @asset
+    def untouched(pyspark: PySparkResource) -> None:
+        seen.append(pyspark._settings())
+
+    given = {"master": "spark://nowhere.invalid:7077", "driver_memory": "3g"}
+    config = {"resources": {"pyspark": {"config": given | {"spark_config": {"spark.executor.cores": 2}}}}}
+    done = materialize(
+        [untouched], resources={"pyspark": PySparkResource.configure_at_launch()}, run_config=config
+    )
+    assert done.success
+    assert (seen[0].spark_master, seen[0].spark_driver_memory) == ("spark://nowhere.invalid:7077", "3g")
+    assert seen[0].spark_config == {"spark.executor.cores": "2"}
 
 
 def test_nested_configuration_is_flattened() -> None:

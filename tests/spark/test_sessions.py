@@ -1,15 +1,18 @@
 """The shared session: one a process, quiet, local, and replaced when its JVM dies."""
 
 import os
+import re
 import subprocess
 import sys
 import textwrap
 
 import pytest
+from pyspark import SparkContext
 from pyspark.sql import SparkSession
 
+from noetl_dagster.errors import ServiceError
 from noetl_dagster.settings import Settings
-from noetl_dagster.spark.sessions import SparkSessions, session_config
+from noetl_dagster.spark.sessions import SparkSessions, check_address, session_config
 
 pytestmark = pytest.mark.spark
 
@@ -28,6 +31,59 @@ def test_settings_have_the_last_word() -> None:
     assert config["spark.driver.memory"] == "3g"
     assert "spark.local.dir" not in session_config(Settings(spark_master="spark://cluster:7077"))
     assert "spark.driver.memory" not in session_config(Settings(spark_remote="sc://cluster:15002"))
+
+
+def test_a_stopped_session_is_replaced_in_the_same_jvm(sessions: SparkSessions) -> None:
+    first = sessions.get()
+    jvm = SparkContext._gateway
+    sessions.stop()
+    second = sessions.get()
+    assert second is not first
+    assert second.range(3).count() == 3
+    second.stop()  # by somebody else
+    third = sessions.get()
+    assert third is not second
+    assert third.range(4).count() == 4
+    third.sparkContext._jsc.sc().stop()  # by the JVM itself
+    assert sessions.get().range(5).count() == 5
+    assert SparkContext._gateway is jvm
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        (
+            Settings(spark_master="spark:/cluster"),
+            ["spark:/cluster", "NOETL_SPARK_MASTER", "spark://host:7077"],
+        ),
+        (Settings(spark_remote="cluster:15002"), ["cluster:15002", "NOETL_SPARK_REMOTE", "sc://host:15002"]),
+        (Settings(spark_master="k8s://https://kube:443"), ["spark.kubernetes.container.image"]),
+    ],
+)
+def test_an_address_that_cannot_work_is_refused_at_once(settings: Settings, words: list[str]) -> None:
+    with pytest.raises(ServiceError) as caught:
+        SparkSessions(settings).get()
+    assert all(word in str(caught.value) for word in words), caught.value
+
+
+@pytest.mark.parametrize("master", ["local", "local[*]", "local[4]", "local[4,2]", "spark://a:7077,b:7077"])
+def test_masters_that_spark_knows_are_taken(master: str) -> None:
+    check_address(Settings(spark_master=master))
+
+
+def test_a_kubernetes_master_gets_what_client_mode_needs() -> None:
+    image = {"spark.kubernetes.container.image": "registry/noetl:1"}
+    settings = Settings(spark_master="k8s://https://kubernetes.default.svc:443", spark_config=image)
+    check_address(settings)
+    config = session_config(settings)
+    assert config["spark.submit.deployMode"] == "client"
+    assert re.fullmatch(r"[\d.]+", config["spark.driver.host"]), "executors find the driver by its address"
+    assert config["spark.kubernetes.container.image"] == "registry/noetl:1"
+    assert "spark.local.dir" not in config
+    own = session_config(
+        settings.model_copy(update={"spark_config": image | {"spark.driver.host": "driver"}})
+    )
+    assert own["spark.driver.host"] == "driver"
 
 
 def test_a_spark_that_does_not_start_says_where_and_why(tmp_path: object) -> None:
