@@ -10,7 +10,7 @@ from pathlib import Path
 
 from noetl_dagster.storage.tiers.base import Bytes
 
-_WRITE_OUT = 2 * 1024 * 1024
+_WRITE_OUT = 16 * 1024 * 1024
 _SYNC_FILE_RANGE_WRITE = 2
 _sync_file_range = getattr(ctypes.CDLL(None, use_errno=True), "sync_file_range", None)
 
