@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Sequence
 
 import nats.errors
@@ -46,7 +47,8 @@ class NatsTransport:
         self._names = names
         self._large = large
         self._patience = patience
-        self._issuing = asyncio.Lock()  # nats-py sets up its inbox of confirmations on first use, unguarded
+        self._first = asyncio.Lock()  # nats-py sets up its inbox of confirmations on first use, unguarded
+        self._used = False
 
     async def publish(self, events: Sequence[Event]) -> None:
         waiting, oversize = [], []
@@ -79,7 +81,7 @@ class NatsTransport:
         """Publishes all at once; returns those that were not confirmed, and why."""
         futures = []
         error: BaseException | None = None
-        async with self._issuing:
+        async with contextlib.nullcontext() if self._used else self._first:
             for event, content in waiting:
                 try:
                     futures.append(
@@ -93,6 +95,7 @@ class NatsTransport:
                 except (nats.errors.Error, OSError) as failure:
                     error = failure
                     break
+                self._used = True
         if futures:
             await asyncio.wait(futures, timeout=CONFIRM_SECONDS)
         unconfirmed = waiting[len(futures) :]
