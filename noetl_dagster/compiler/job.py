@@ -58,8 +58,7 @@ def compile_playbook(playbook: Playbook) -> PlaybookJob:
         name,
         selection=AssetSelection.assets(*assets.keys),
         description=playbook.metadata.description or None,
-        tags={PLAYBOOK_TAG: playbook.metadata.path}
-        | {tag_key(tag): "" for tag in playbook.metadata.tags},
+        tags={PLAYBOOK_TAG: playbook.metadata.path} | {tag_key(tag): "" for tag in playbook.metadata.tags},
         executor_def=noetl_executor,
     )
     return PlaybookJob(name, playbook, assets, job, compiled)
