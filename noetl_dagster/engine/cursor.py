@@ -58,7 +58,9 @@ class CursorLoops:
         await run_workers(slot, loop.max_in_flight)
         await self._runtime.buffer.flush()
         total = next(indexes)
-        result = await gather(self._runtime, execution.id, activation.step, loop_ids, total)
+        result = await gather(
+            self._runtime, execution.id, activation.step, loop_ids, total, sequences=program.retries
+        )
         await self._loops.finish(activation, result)
         return result
 

@@ -24,7 +24,7 @@ BUNDLE = 1_000
 
 @dataclass(slots=True)
 class IterationEnd:
-    """How an iteration stands: its latest attempt, a success before any failure."""
+    """How an iteration stands: its latest attempt or, where attempts are independent, a success before any failure."""
 
     index: int
     attempt: int
@@ -60,13 +60,21 @@ class LoopResult:
 
 
 async def iteration_ends(
-    runtime: Runtime, execution_id: int, loop_ids: Sequence[str], start: int = 0, stop: int | None = None
+    runtime: Runtime,
+    execution_id: int,
+    loop_ids: Sequence[str],
+    start: int = 0,
+    stop: int | None = None,
+    *,
+    sequences: bool = False,
 ) -> AsyncIterator[IterationEnd]:
     """The iterations that ended, in item order, read page by page.
 
     Args:
         loop_ids: activations of one loop, resumed ones included.
         start, stop: half-open range of indexes.
+        sequences: the attempts of an iteration follow from each other, as its ``retry`` block says, and the
+            last one counts: a page that could not be fetched fails an iteration whose first page came.
     """
     while stop is None or start < stop:
         until = start + PAGE if stop is None else min(start + PAGE, stop)
@@ -80,7 +88,7 @@ async def iteration_ends(
                 (row["context"] or {}).get("patches", []),
             )
             if current is not None and current.index == end.index:
-                if current.failed or not end.failed:
+                if sequences or current.failed or not end.failed:
                     current = end
                 continue
             if current is not None:
@@ -101,14 +109,16 @@ async def gather(
     total: int,
     *,
     flat: bool = False,
+    sequences: bool = False,
 ) -> LoopResult:
     """Builds the result of a loop that ended: inline while small, else a manifest over its parts.
 
     Args:
         flat: each iteration's result is a list of results, and the loop's result is those end to end.
+        sequences: see :func:`iteration_ends`.
     """
     collector = _Collector(runtime, execution_id, step, loop_ids[-1], flat=flat)
-    async for end in iteration_ends(runtime, execution_id, loop_ids, 0, total or None):
+    async for end in iteration_ends(runtime, execution_id, loop_ids, 0, total or None, sequences=sequences):
         await collector.add(end)
     return await collector.finish(total)
 

@@ -50,7 +50,14 @@ class Loops:
         else:
             await self._run_range(activation, 0, size, loop.max_in_flight)
         await self._runtime.buffer.flush()
-        result = await gather(self._runtime, execution.id, activation.step, activation.loop_ids, size)
+        result = await gather(
+            self._runtime,
+            execution.id,
+            activation.step,
+            activation.loop_ids,
+            size,
+            sequences=program.retries,
+        )
         await self.finish(activation, result)
         return result
 
@@ -181,7 +188,12 @@ class Loops:
         """What the iterations before an interruption wrote to ctx."""
         execution = activation.execution
         async for end in iteration_ends(
-            self._runtime, execution.id, activation.loop_ids, 0, len(activation.items)
+            self._runtime,
+            execution.id,
+            activation.loop_ids,
+            0,
+            len(activation.items),
+            sequences=activation.program.retries,
         ):
             for path, value in end.patches:
                 assign(execution.state.ctx, path, value)

@@ -133,3 +133,26 @@ async def test_a_rule_may_wait_for_what_a_success_says(engine: Engine) -> None:
         )
     )
     assert state.latest["poll"].envelope["data"] == {"state": 3}
+
+
+@pytest.mark.parametrize("mode", ["sequential", "parallel"])
+async def test_an_iteration_whose_second_page_fails_has_failed(engine: Engine, mode: str) -> None:
+    code = (
+        "if n == 2 and page == 2: raise ValueError('page lost')\\nresult = {'rows': [page], 'more': page < 3}"
+    )
+    text = f"""
+        workflow:
+          - step: fetch
+            loop: {{in: [1, 2, 3], iterator: n, spec: {{mode: {mode}}}}}
+            tool: {{kind: python, input: {{n: "{{{{ n }}}}", page: "{{{{ _attempt }}}}"}}, code: "{code}"}}
+            retry:
+              - when: "{{{{ response.more }}}}"
+                then: {{max_attempts: 5, collect: {{strategy: append, path: rows}}}}
+        """
+
+    state = await engine.run(playbook(text))
+
+    assert state.status is ExecutionStatus.FAILED
+    assert "1 of 3 iterations failed: item 1: " in str(state.error)
+    [done] = await events_of(engine, state.execution_id, EventType.LOOP_DONE)
+    assert (done.meta["done"], done.meta["failed"]) == (2, 1)
