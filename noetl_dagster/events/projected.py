@@ -164,11 +164,13 @@ class ProjectedExecution:
         entry = self._loop_of(event)
         if entry is None:
             return
-        entry["completed"] = True
+        meta, entry["completed"] = event["meta"], True
+        if "done" in meta:  # until now, each page of a retry block was counted like an iteration
+            entry["done"], entry["failed"] = int(meta["done"]), int(meta["failed"])
         if event["event_type"] == EventType.LOOP_FANIN_COMPLETED:
             entry["status"] = event["result_status"]
-        elif "total" in event["meta"]:
-            entry["total"] = int(event["meta"]["total"])  # cursor loops know it only now
+        elif "total" in meta:
+            entry["total"] = int(meta["total"])  # cursor loops know it only now
 
     def _warned(self, event: Mapping[str, Any], done: Done) -> None:
         warnings = self.state.setdefault("warnings", [])

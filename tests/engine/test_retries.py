@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from noetl_dagster.engine.engine import Engine
+from noetl_dagster.engine.overview import overview
 from noetl_dagster.events.state import ExecutionState, ExecutionStatus
 from noetl_dagster.events.types import Event, EventType
 from tests.corpus.server import serving
@@ -156,3 +157,6 @@ async def test_an_iteration_whose_second_page_fails_has_failed(engine: Engine, m
     assert "1 of 3 iterations failed: item 1: " in str(state.error)
     [done] = await events_of(engine, state.execution_id, EventType.LOOP_DONE)
     assert (done.meta["done"], done.meta["failed"]) == (2, 1)
+    loop = (await overview(engine.runtime, state.execution_id)).steps[0].loop
+    assert loop is not None
+    assert (loop.done, loop.failed, loop.total) == (2, 1, 3)
