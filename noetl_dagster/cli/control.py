@@ -14,7 +14,7 @@ from noetl_dagster import embedded
 from noetl_dagster.cli.ingest import stop_on_signals
 from noetl_dagster.cli.session import open_session
 from noetl_dagster.engine.reaper import Reaper
-from noetl_dagster.events.connection import open_pool
+from noetl_dagster.events.connection import DATABASE_AWAY, open_pool
 from noetl_dagster.events.ids import Snowflake, process_node
 from noetl_dagster.events.log import EventLog
 from noetl_dagster.events.projection import INTERVAL, Projection
@@ -95,7 +95,7 @@ async def _repeat(doing: str, work: Callable[[], Awaitable[Any]], interval: floa
     while not stop.is_set():
         try:
             await work()
-        except (OSError, asyncpg.PostgresError, asyncpg.InterfaceError) as error:
+        except DATABASE_AWAY as error:
             typer.echo(f"the event log is away: {error}", err=True)
         with suppress(TimeoutError):
             await asyncio.wait_for(stop.wait(), interval)

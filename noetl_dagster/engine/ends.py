@@ -11,6 +11,7 @@ from typing import Any
 import asyncpg
 import orjson
 
+from noetl_dagster.events.connection import DATABASE_AWAY
 from noetl_dagster.events.envelopes import from_result
 from noetl_dagster.transport.intake import ENDS_CHANNEL
 from noetl_dagster.transport.queries import COMMAND_ENDS
@@ -76,7 +77,7 @@ class CommandEnds:
         while True:
             try:
                 connection = await asyncpg.connect(self._url)
-            except (OSError, asyncpg.PostgresError, asyncpg.InterfaceError) as error:
+            except DATABASE_AWAY as error:
                 logger.warning(
                     "cannot listen for the ends of commands: %s; trying again in %g s", error, pause
                 )
@@ -91,7 +92,7 @@ class CommandEnds:
                 self.check(list(self._waiting))
                 self._listening.set()
                 await gone.wait()
-            except (OSError, asyncpg.PostgresError, asyncpg.InterfaceError) as error:
+            except DATABASE_AWAY as error:
                 logger.warning("the listening connection broke: %s", error)
             finally:
                 connection.terminate()
@@ -108,7 +109,7 @@ class CommandEnds:
             self._ended.clear()
             try:
                 rows = await self._pool.fetch(COMMAND_ENDS, [self._waiting[name][0] for name in asked], asked)
-            except (OSError, asyncpg.PostgresError, asyncpg.InterfaceError) as error:
+            except DATABASE_AWAY as error:
                 logger.warning("cannot read the ends of commands: %s; trying again in %g s", error, pause)
                 await asyncio.sleep(pause)
                 pause = min(pause * 2, LONGEST_PAUSE_SECONDS)

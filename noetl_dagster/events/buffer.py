@@ -16,7 +16,7 @@ from noetl_dagster.events.types import Event
 RETRYABLE = (
     OSError,
     asyncpg.PostgresConnectionError,
-    asyncpg.InternalClientError,  # the server went away in the middle of a COPY
+    asyncpg.InternalClientError,  # the server went away in the middle of a statement
     asyncpg.InterfaceError,
     asyncpg.CannotConnectNowError,
     asyncpg.AdminShutdownError,

@@ -11,7 +11,7 @@ import orjson
 from noetl_dagster.errors import ServiceError
 
 DATABASE_AWAY = (OSError, asyncpg.PostgresError, asyncpg.InterfaceError, asyncpg.InternalClientError)
-"""What a call raises while the server is restarted or unreachable; the last when it goes in the middle of a COPY."""
+"""What a call raises while the server is restarted or unreachable; the last when it goes in mid-statement."""
 
 _JSONB_VERSION = b"\x01"
 _OPTIONS = orjson.OPT_NON_STR_KEYS | orjson.OPT_SERIALIZE_NUMPY

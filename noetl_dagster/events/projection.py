@@ -18,6 +18,7 @@ from typing import Any
 import asyncpg
 
 from noetl_dagster.events import projection_queries as queries
+from noetl_dagster.events.connection import DATABASE_AWAY
 from noetl_dagster.events.projected import Done, ProjectedExecution
 from noetl_dagster.events.projection_queries import SHARDS
 
@@ -151,7 +152,7 @@ class BackgroundProjection:
         with suppress(asyncio.CancelledError):
             await self._task
         self._task = None
-        with suppress(OSError, asyncpg.PostgresError, asyncpg.InterfaceError):
+        with suppress(*DATABASE_AWAY):
             await self._projection.catch_up()
 
     async def _run(self) -> None:
@@ -160,7 +161,7 @@ class BackgroundProjection:
         while loop.time() < until:
             try:
                 await self._projection.catch_up()
-            except (OSError, asyncpg.PostgresError, asyncpg.InterfaceError) as error:
+            except DATABASE_AWAY as error:
                 logger.warning("the projection cannot go on just now: %s", error)
             await asyncio.sleep(INTERVAL)
             if self._users:

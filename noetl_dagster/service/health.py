@@ -5,12 +5,12 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
-import asyncpg
 import nats.errors
 from fastapi import APIRouter
 from pydantic import BaseModel
 from starlette.responses import PlainTextResponse
 
+from noetl_dagster.events.connection import DATABASE_AWAY
 from noetl_dagster.service.access import FOR_READERS
 from noetl_dagster.service.metrics import Exposition, Histogram
 from noetl_dagster.service.plane import Plane, ThePlane
@@ -42,7 +42,7 @@ async def ready(plane: ThePlane) -> Health:
         async with asyncio.timeout(ANSWER_SECONDS):
             await plane.engine.runtime.pool.fetchval("SELECT 1")
             await plane.client.flush(timeout=2)
-    except (OSError, asyncpg.PostgresError, asyncpg.InterfaceError, nats.errors.Error) as error:
+    except (*DATABASE_AWAY, nats.errors.Error) as error:
         raise Problem(503, f"not ready: {type(error).__name__}") from None
     return Health()
 

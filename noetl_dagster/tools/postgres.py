@@ -229,7 +229,7 @@ def postgres_errors(call: ToolCall, box: Toolbox) -> Any:
         raise
     except asyncpg.PostgresError as error:
         raise postgres_error(where, error, box.credentials.redact) from None
-    except (TimeoutError, asyncpg.InterfaceError, OSError) as error:
+    except (TimeoutError, asyncpg.InterfaceError, asyncpg.InternalClientError, OSError) as error:
         lost = not isinstance(error, asyncpg.InterfaceError) or "connection" in str(error).lower()
         message = box.credentials.redact(f"{where}: {type(error).__name__}: {error}")
         raise ToolError(

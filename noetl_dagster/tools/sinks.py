@@ -86,7 +86,7 @@ class SinkWriter:
                     await complete(connection)
         except asyncpg.PostgresError as error:
             raise postgres_error("sink", error, self._box.credentials.redact) from None
-        except (asyncpg.InterfaceError, OSError) as error:
+        except (asyncpg.InterfaceError, asyncpg.InternalClientError, OSError) as error:
             text = self._box.credentials.redact(f"sink: {type(error).__name__}: {error}")
             raise ToolError(text, kind="postgres", retryable=True) from None
         return Written(rows, shared)

@@ -12,6 +12,7 @@ from nats.aio.client import Client as NatsClient
 from nats.aio.msg import Msg
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from noetl_dagster.events.connection import DATABASE_AWAY
 from noetl_dagster.settings import Settings
 from noetl_dagster.transport import queries
 from noetl_dagster.transport.names import Names
@@ -139,7 +140,7 @@ class CapacityKeeper(CapacityListener):
         await super()._take(report)
         try:
             await put_worker(self._pool, report)
-        except (OSError, asyncpg.PostgresError, asyncpg.InterfaceError) as error:
+        except DATABASE_AWAY as error:
             logger.debug("capacity of %s is not written: %s", report.worker_id, error)
 
 

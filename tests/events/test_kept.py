@@ -8,7 +8,7 @@ from typing import Any
 import asyncpg
 
 from noetl_dagster.events.buffer import EventBuffer
-from noetl_dagster.events.connection import open_pool
+from noetl_dagster.events.connection import DATABASE_AWAY, open_pool
 from noetl_dagster.events.ids import Snowflake
 from noetl_dagster.events.kept import KeptConnection
 from noetl_dagster.events.log import EventLog
@@ -60,7 +60,7 @@ async def test_a_connection_that_broke_is_replaced(pool: asyncpg.Pool[Any]) -> N
     async def another() -> bool:
         try:
             return bool(await kept.fetchval(PID) != pid)
-        except (asyncpg.PostgresError, asyncpg.InterfaceError, OSError):  # once, while it is noticed
+        except DATABASE_AWAY:  # once, while it is noticed
             return False
 
     await until(another, "another connection")

@@ -7,6 +7,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from noetl_dagster.errors import ToolError
@@ -53,8 +54,8 @@ async def test_the_whole_group_is_killed(run: Any, tmp_path: Path) -> None:
 async def test_a_group_that_is_only_starting_is_ended_too(turns: int, tmp_path: Path) -> None:
     """Cancelled after so many turns of the event loop, which is too busy to see that the process has begun."""
     child = tmp_path / "child"
-    command = ["bash", "-c", f"sleep 600 & echo $! > {child}; wait"]
-    call = asyncio.create_task(run_process(command))
+    command = ["bash", "-c", "sleep 600 & echo $! > child; wait"]
+    call = asyncio.create_task(run_process(command, folder=tmp_path))
     for _ in range(turns):
         await asyncio.sleep(0)
     for _ in range(50):
@@ -65,8 +66,17 @@ async def test_a_group_that_is_only_starting_is_ended_too(turns: int, tmp_path: 
     with pytest.raises(asyncio.CancelledError):
         await asyncio.wait_for(call, PATIENCE_SECONDS)
 
-    if child.exists():
-        await until(lambda: ended(int(child.read_text())), "the end of the group")
+    await until(lambda: not at_work_in(tmp_path), "the end of the group")
+
+
+def at_work_in(folder: Path) -> list[int]:
+    """The processes, of those that run, whose working directory is this folder."""
+    found = psutil.process_iter(["cwd", "status"])
+    return [
+        one.pid
+        for one in found
+        if one.info["cwd"] == str(folder) and one.info["status"] != psutil.STATUS_ZOMBIE
+    ]
 
 
 async def test_long_output_keeps_its_end(run: Any) -> None:

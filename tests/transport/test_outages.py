@@ -15,7 +15,7 @@ import pytest
 from noetl_dagster import embedded
 from noetl_dagster.embedded import ServiceName
 from noetl_dagster.embedded.state import read_state
-from noetl_dagster.events.connection import open_pool
+from noetl_dagster.events.connection import DATABASE_AWAY, open_pool
 from noetl_dagster.events.log import EventLog
 from noetl_dagster.events.schema import apply_schema
 from noetl_dagster.settings import Settings
@@ -46,7 +46,7 @@ async def committed(pool: asyncpg.Pool) -> int:
         return int(
             await pool.fetchval("SELECT count(*) FROM noetl.event WHERE event_type = 'command.completed'")
         )
-    except (OSError, asyncpg.PostgresError, asyncpg.InterfaceError):
+    except DATABASE_AWAY:
         return 0
 
 

@@ -12,6 +12,14 @@ from noetl_dagster.errors import StorageError
 from noetl_dagster.storage import queries
 from noetl_dagster.storage.tiers.base import CHUNK, Bytes, TierUnavailableError
 
+AWAY = (
+    OSError,
+    TimeoutError,
+    asyncpg.PostgresConnectionError,
+    asyncpg.InterfaceError,
+    asyncpg.InternalClientError,  # the server went away in the middle of a statement
+)
+
 _PREFIX = "db://result_blob/"
 
 
@@ -91,7 +99,7 @@ class DatabaseTier:
         try:
             async with self._pool.acquire(timeout=30) as connection:
                 yield connection
-        except (asyncpg.PostgresConnectionError, asyncpg.InterfaceError, OSError, TimeoutError) as error:
+        except AWAY as error:
             raise TierUnavailableError(f"db tier: PostgreSQL does not answer: {error}") from error
 
 
