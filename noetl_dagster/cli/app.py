@@ -4,79 +4,105 @@ from __future__ import annotations
 
 import logging
 import sys
-from pathlib import Path
-from typing import Annotated
+from collections.abc import Mapping
+from typing import ClassVar
 
-import orjson
 import typer
 
-from noetl_dagster.cli import executions
 from noetl_dagster.cli.console import fail
-from noetl_dagster.cli.control import maintain, project, reap
-from noetl_dagster.cli.demo import demo
-from noetl_dagster.cli.documents import settings as show_settings
-from noetl_dagster.cli.ingest import ingest
-from noetl_dagster.cli.replay import replay
-from noetl_dagster.cli.run import resume, run
-from noetl_dagster.cli.serve import serve
-from noetl_dagster.cli.worker import worker
-from noetl_dagster.embedded.cli import app as services
-from noetl_dagster.errors import NoetlError, PlaybookError
-from noetl_dagster.playbook.catalog import find_playbooks
-from noetl_dagster.playbook.loader import load_report
-from noetl_dagster.playbook.schema import language_schema
-from noetl_dagster.records_api.__main__ import serve as records_api
+from noetl_dagster.cli.lazy import LazyGroup, Place
+from noetl_dagster.errors import NoetlError
 from noetl_dagster.settings import get_settings
 
+
+class Commands(LazyGroup):
+    """The commands of ``noetl-dagster``."""
+
+    places: ClassVar[Mapping[str, Place]] = {
+        "run": Place(
+            "noetl_dagster.cli.run:run",
+            "Run a playbook as its Dagster job; exit code 0 when it completes, 1 when it does not.",
+        ),
+        "resume": Place(
+            "noetl_dagster.cli.run:resume",
+            "Go on with an execution that failed or whose process is gone; nothing that is done runs again.",
+        ),
+        "status": Place(
+            "noetl_dagster.cli.executions:status",
+            "Show how an execution stands: its steps, and the counts of its loops.",
+        ),
+        "events": Place(
+            "noetl_dagster.cli.executions:events", "Print every event of an execution, oldest first."
+        ),
+        "cancel": Place(
+            "noetl_dagster.cli.executions:cancel",
+            "Stop an execution: nothing more is issued, and running commands are told.",
+        ),
+        "executions": Place("noetl_dagster.cli.executions:listing", "List the newest executions."),
+        "check": Place(
+            "noetl_dagster.cli.language:check",
+            "Find the mistakes of playbooks without running them; prints ``file:line:column: message``.",
+        ),
+        "schema": Place(
+            "noetl_dagster.cli.language:schema",
+            "Print the JSON Schema of the playbook language, for editors.",
+        ),
+        "demo": Place(
+            "noetl_dagster.cli.demo:demo",
+            "Run the patient flow against the local records API, faults included, and show what came out.",
+        ),
+        "serve": Place(
+            "noetl_dagster.cli.serve:serve",
+            "Serve the HTTP API that workers claim from, and take worker events from NATS, until interrupted.",
+        ),
+        "worker": Place(
+            "noetl_dagster.cli.worker:worker",
+            "Run commands of steps with ``dispatch: workers`` until interrupted; ends what runs before it goes.",
+        ),
+        "ingest": Place(
+            "noetl_dagster.cli.ingest:ingest",
+            "Move worker events from NATS into the event log until interrupted. Any number may run at once.",
+        ),
+        "project": Place(
+            "noetl_dagster.cli.control:project",
+            "Keep noetl.execution up to date until interrupted. Any number may run at once.",
+        ),
+        "replay": Place(
+            "noetl_dagster.cli.replay:replay", "Rebuild noetl.execution from the event log alone."
+        ),
+        "reap": Place(
+            "noetl_dagster.cli.control:reap",
+            "Give the commands of silent workers to others, until interrupted. Any number may run at once.",
+        ),
+        "maintain": Place(
+            "noetl_dagster.cli.control:maintain",
+            "Make the coming months' partitions, drop old ones (NOETL_RETENTION_DAYS), delete expired results.",
+        ),
+        "settings": Place(
+            "noetl_dagster.cli.documents:settings",
+            "Show the settings of this process; secrets are hidden.",
+        ),
+        "services": Place(
+            "noetl_dagster.embedded.cli:app", "The embedded PostgreSQL, NATS and object store."
+        ),
+        "records-api": Place(
+            "noetl_dagster.records_api.__main__:serve", "Serve made-up clinical records until interrupted."
+        ),
+    }
+
+
 app = typer.Typer(
+    cls=Commands,
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
     help="NoETL playbooks on Dagster: run them, watch them, resume them.",
 )
-app.add_typer(services, name="services")
-app.command()(run)
-app.command()(resume)
-app.command()(executions.status)
-app.command()(executions.events)
-app.command()(executions.cancel)
-app.command("executions")(executions.listing)
-app.command()(demo)
-app.command("settings")(show_settings)
-app.command()(ingest)
-app.command()(worker)
-app.command()(serve)
-app.command()(project)
-app.command()(replay)
-app.command()(reap)
-app.command()(maintain)
-app.command("records-api")(records_api)
 
 
-@app.command()
-def check(
-    paths: Annotated[list[Path], typer.Argument(help="playbook files, or folders of them")],
-    lenient: Annotated[bool, typer.Option(help="report unsupported tool kinds as warnings")] = False,
-) -> None:
-    """Find the mistakes of playbooks without running them; prints ``file:line:column: message``."""
-    errors = 0
-    for path in paths:
-        if not path.exists():
-            fail(f"{path}: no such file or folder")
-        for file in find_playbooks(path) if path.is_dir() else [path]:
-            _, problems = load_report(file, lenient=lenient, code=True)
-            errors += sum(problem.severity == "error" for problem in problems)
-            for problem in problems:
-                typer.echo(str(problem))
-            if not problems:
-                typer.echo(f"{file}: ok")
-    raise typer.Exit(1 if errors else 0)
-
-
-@app.command()
-def schema() -> None:
-    """Print the JSON Schema of the playbook language, for editors."""
-    typer.echo(orjson.dumps(language_schema(), option=orjson.OPT_INDENT_2).decode())
+@app.callback()
+def _every_command() -> None:
+    pass
 
 
 def main() -> None:
@@ -84,8 +110,6 @@ def main() -> None:
     logging.basicConfig(level=get_settings().log_level, format="%(levelname)s %(name)s: %(message)s")
     try:
         app()
-    except PlaybookError as error:
-        fail(str(error))
     except NoetlError as error:
         fail(str(error))
     except BrokenPipeError:

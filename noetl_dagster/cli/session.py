@@ -6,13 +6,15 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-
-from dagster import DagsterInstance
+from typing import TYPE_CHECKING
 
 from noetl_dagster import embedded
 from noetl_dagster.engine.engine import Engine
 from noetl_dagster.resources.noetl import NoetlResource, close_engines
 from noetl_dagster.settings import Settings, get_settings
+
+if TYPE_CHECKING:
+    from dagster import DagsterInstance  # a second of imports that most commands can do without
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +31,8 @@ class Session:
     @contextmanager
     def dagster(self) -> Iterator[DagsterInstance]:
         """Dagster's instance: ``DAGSTER_HOME`` where it is set, else the one beside the embedded services."""
+        from dagster import DagsterInstance
+
         if "DAGSTER_HOME" not in os.environ:
             os.environ["DAGSTER_HOME"] = str(embedded.dagster_home(self.settings))
         with DagsterInstance.get() as instance:

@@ -1,0 +1,44 @@
+"""The overview of the commands: true to each command, and shown without importing what they work with."""
+
+from __future__ import annotations
+
+import inspect
+import subprocess
+import sys
+
+import pytest
+from typer.testing import CliRunner
+
+from noetl_dagster.cli.app import Commands, app
+from noetl_dagster.cli.lazy import LazyCommand
+
+HEAVY = {"dagster", "fastapi", "pyarrow", "pyspark", "nats", "asyncpg"}
+
+
+@pytest.mark.parametrize("name", Commands.places)
+def test_the_overview_says_what_the_command_says(name: str) -> None:
+    place = Commands.places[name]
+    command = LazyCommand(name, place).load()
+
+    assert inspect.cleandoc(command.help).partition("\n\n")[0].replace("\n", " ") == place.help
+    assert CliRunner().invoke(app, [name, "--help"]).exit_code == 0
+
+
+def test_the_overview_lists_every_command() -> None:
+    shown = CliRunner().invoke(app, ["--help"])
+
+    assert shown.exit_code == 0
+    assert all(f" {name} " in shown.output for name in Commands.places)
+
+
+@pytest.mark.parametrize("arguments", [["--help"], ["check", "playbooks"], ["settings"]])
+def test_only_what_is_called_is_imported(arguments: list[str]) -> None:
+    code = (
+        "import sys\nfrom noetl_dagster.cli import main\n"
+        "try: main()\nfinally: print('imported:', *sys.modules, file=sys.stderr)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code, *arguments], capture_output=True, text=True, check=True
+    )
+
+    assert HEAVY.isdisjoint(done.stderr.partition("imported:")[2].split())
