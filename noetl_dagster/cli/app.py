@@ -5,10 +5,11 @@ from __future__ import annotations
 import logging
 import sys
 from collections.abc import Mapping
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 import typer
 
+from noetl_dagster import __version__
 from noetl_dagster.cli.console import fail
 from noetl_dagster.cli.lazy import LazyGroup, Place
 from noetl_dagster.errors import NoetlError
@@ -100,9 +101,19 @@ app = typer.Typer(
 )
 
 
+def _show_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"noetl-dagster {__version__}")
+        raise typer.Exit
+
+
 @app.callback()
-def _every_command() -> None:
-    pass
+def every_command(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Show the version.")
+    ] = False,
+) -> None:
+    """Options before the command; each is complete in its callback."""
 
 
 def main() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import subprocess
 import sys
+from importlib.metadata import version
 
 import pytest
 from typer.testing import CliRunner
@@ -29,6 +30,10 @@ def test_the_overview_lists_every_command() -> None:
 
     assert shown.exit_code == 0
     assert all(f" {name} " in shown.output for name in Commands.places)
+
+
+def test_the_version_is_told() -> None:
+    assert CliRunner().invoke(app, ["--version"]).output == f"noetl-dagster {version('noetl_dagster')}\n"
 
 
 @pytest.mark.parametrize("arguments", [["--help"], ["check", "playbooks"], ["settings"]])
