@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+from collections.abc import Coroutine
 from itertools import count
-from typing import Any
+from typing import Any, TypeVar
 
 from noetl_dagster.engine.attempts import Attempts
 from noetl_dagster.engine.collection import Collection
 from noetl_dagster.engine.gather import LoopResult, gather
-from noetl_dagster.engine.issue import Activation
+from noetl_dagster.engine.issue import Activation, issue_events
 from noetl_dagster.engine.loop import Loops, run_workers
 from noetl_dagster.engine.runtime import Runtime
-from noetl_dagster.errors import ToolError
+from noetl_dagster.errors import ExecutionCancelledError, ToolError
 from noetl_dagster.events.connection import encode_json
-from noetl_dagster.events.types import Event
+from noetl_dagster.events.types import EventType
 from noetl_dagster.playbook.models import CursorSpec, FrameSpec, Task
 from noetl_dagster.playbook.templates import compile_value, render_async
 from noetl_dagster.playbook.views import ReferenceCache
@@ -23,6 +25,11 @@ from noetl_dagster.tools.registry import tool_for
 from noetl_dagster.worker.command import Command
 from noetl_dagster.worker.execution import Execution
 from noetl_dagster.worker.program import StepProgram
+
+T = TypeVar("T")
+
+LATE_CLAIM_SECONDS = 10.0
+"""A loop that is stopped waits so long for its claim, whose rows would be nobody's otherwise."""
 
 
 class CursorLoops:
@@ -49,10 +56,13 @@ class CursorLoops:
         indexes = count(sum(entry.size for entry in known))
         claim = _Claim(self._runtime, execution, program, loop.cursor, loop.frame)
 
+        async def take() -> list[Command]:
+            commands = [self._command(activation, next(indexes), row) for row in await claim.rows()]
+            await self._issue(activation, commands)
+            return commands
+
         async def slot() -> None:
-            while rows := await claim.rows():
-                commands = [self._command(activation, next(indexes), row) for row in rows]
-                await self._issue(program, commands)
+            while commands := await _to_its_end(take()):
                 await self._run(execution, program, commands, loop.frame.row_concurrency)
 
         await run_workers(slot, loop.max_in_flight)
@@ -78,15 +88,16 @@ class CursorLoops:
             parent_execution_id=state.parent_execution_id,
         )
 
-    async def _issue(self, program: StepProgram, commands: list[Command]) -> None:
-        kind = program.tasks[0].task.kind if program.tasks else "noop"
-        events: list[Event] = []
-        for command in commands:
-            events += [
-                self._runtime.commands.item(command),
-                self._runtime.commands.issued(command, kind),
-            ]
-        await self._runtime.buffer.append(events)
+    async def _issue(self, activation: Activation, commands: list[Command]) -> None:
+        runtime = self._runtime
+        events = [event for command in commands for event in issue_events(runtime, activation, command)]
+        try:
+            await runtime.buffer.append(events)
+        except ExecutionCancelledError:  # the claim had committed: the log says what became of its rows
+            kept = [event for event in events if event.event_type == EventType.LOOP_ITEM]
+            ends = [runtime.commands.cancelled(command, "its row had been claimed") for command in commands]
+            await runtime.buffer.append([*kept, *ends])
+            raise
 
     async def _run(
         self, execution: Execution, program: StepProgram, commands: list[Command], concurrency: int
@@ -98,6 +109,19 @@ class CursorLoops:
                 await self._attempts.run(execution, program, command, issued=True)
 
         await run_workers(work, min(concurrency, len(commands)))
+
+
+async def _to_its_end(work: Coroutine[Any, Any, T]) -> T:
+    """Awaits work that should not stop half done: who is cancelled meanwhile stops when it has ended."""
+    task = asyncio.create_task(work)
+    try:
+        return await asyncio.shield(task)
+    except asyncio.CancelledError:
+        await asyncio.wait([task], timeout=LATE_CLAIM_SECONDS)
+        task.cancel()
+        with contextlib.suppress(asyncio.CancelledError, Exception):  # nobody asks for its outcome any more
+            await task
+        raise
 
 
 class _Claim:

@@ -116,7 +116,7 @@ async def issue(
             command = activation.command(index, item, attempt if pending else ended + 1)
             commands.append(command)
             if not pending:
-                events.extend(_issue_events(runtime, activation, command))
+                events.extend(issue_events(runtime, activation, command))
         writing.append((asyncio.ensure_future(runtime.buffer.append(events)), commands))
         while len(writing) > ahead:
             if issued := await _written(writing):
@@ -133,7 +133,8 @@ async def _written(writing: deque[tuple[asyncio.Future[set[int]], list[Command]]
     return commands
 
 
-def _issue_events(runtime: Runtime, activation: Activation, command: Command) -> list[Event]:
+def issue_events(runtime: Runtime, activation: Activation, command: Command) -> list[Event]:
+    """The two events with which a command of a loop is issued."""
     item = runtime.commands.item(command)
     if _is_small(command.item):
         item.current_item = command.item

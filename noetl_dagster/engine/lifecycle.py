@@ -11,16 +11,16 @@ import asyncpg
 from noetl_dagster.engine.region import TokenQueue
 from noetl_dagster.engine.runtime import Runtime
 from noetl_dagster.engine.watch import CHANNEL, NOTIFY
-from noetl_dagster.errors import ExecutionNotFoundError, ExecutionStateError, ToolError
-from noetl_dagster.events.envelopes import error_envelope, to_result
-from noetl_dagster.events.queries import CLOSE_GATE, RUNNING_CHILDREN
+from noetl_dagster.errors import ExecutionNotFoundError, ExecutionStateError
+from noetl_dagster.events.envelopes import to_result
+from noetl_dagster.events.log import as_event
+from noetl_dagster.events.queries import CLOSE_GATE, RUNNING_CHILDREN, UNENDED
 from noetl_dagster.events.state import ExecutionState, ExecutionStatus, StepEnd
 from noetl_dagster.events.types import Event, EventType
 from noetl_dagster.playbook.loader import parse_playbook
 from noetl_dagster.playbook.models import Playbook
-from noetl_dagster.transport.queries import LEASED, WITHDRAW_ALL
-from noetl_dagster.worker.command import Outcome
-from noetl_dagster.worker.context import CommandContext
+from noetl_dagster.transport.queries import WITHDRAW_ALL
+from noetl_dagster.worker.command import Command
 from noetl_dagster.worker.execution import Execution
 
 _WORKFLOW_ENDS = {
@@ -144,8 +144,9 @@ class Lifecycle:
     async def cancel(self, execution_id: int, reason: str = "cancelled on request") -> bool:
         """Cancels an execution for good. False when it had ended already.
 
-        From the commit on no command of it is issued, queued or claimed. Commands that workers of the pool
-        had claimed end as failed with it; their workers, and whoever drives the execution, are told to stop.
+        From the commit on no command of it is issued, queued or claimed. Commands that were claimed, by workers
+        of the pool or by a process that drives the execution, end as failed with it; all of them are told to
+        stop.
 
         Raises:
             ExecutionNotFoundError: there is no such execution.
@@ -168,25 +169,17 @@ class Lifecycle:
             event.error = reason
             if not await self._runtime.log.append_once(event, connection=connection):
                 return False  # it has completed or failed just now
-            leased = await connection.fetch(LEASED, execution_id)
-            ends = [self._interrupted(execution_id, row, reason) for row in leased]
+            unended = [as_event(record) for record in await connection.fetch(UNENDED, execution_id)]
+            ends = [self._interrupted(begun, reason) for begun in unended]
             await self._runtime.log.append(ends, connection=connection)
             await connection.execute(WITHDRAW_ALL, execution_id)
             await connection.execute(NOTIFY, CHANNEL, str(execution_id))
             return True
 
-    def _interrupted(self, execution_id: int, row: Any, reason: str) -> Event:
-        """The end of a claimed command, in the place of the one that its worker will not send."""
-        context = CommandContext.model_validate(row["context"])
-        error = ToolError(
-            f"step {context.step}: execution {execution_id} was cancelled: {reason}",
-            kind="cancelled",
-            code="EXECUTION_CANCELLED",
-        )
-        event = self._runtime.commands.ended(
-            context.command(execution_id, None), Outcome(error_envelope(error))
-        )
-        event.worker_id = row["worker_id"]
+    def _interrupted(self, begun: Event, reason: str) -> Event:
+        """The end of a command that was begun, in the place of the one that its worker will not send."""
+        event = self._runtime.commands.cancelled(Command.of(begun), reason)
+        event.worker_id = begun.worker_id
         return event
 
     @asynccontextmanager

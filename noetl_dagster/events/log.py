@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import AsyncIterator, Collection, Iterable, Sequence
+from collections.abc import AsyncIterator, Collection, Sequence
 from contextlib import asynccontextmanager
 from datetime import UTC, datetime
 from typing import Any
@@ -15,6 +15,9 @@ from noetl_dagster.events import queries
 from noetl_dagster.events.ids import Snowflake
 from noetl_dagster.events.kept import KeptConnection
 from noetl_dagster.events.types import Event, EventType
+
+GATED = frozenset({EventType.COMMAND_ISSUED, EventType.COMMAND_CLAIMED})
+"""What a cancelled execution takes no more: its commands end with it, and none begins after it."""
 
 PAGE = 5_000
 """Events read from the log at a time."""
@@ -69,28 +72,27 @@ class EventLog:
 
         Raises:
             ExecutionCancelledError: commands were to be issued of an execution that is cancelled; nothing
-                went in.
+                went in. Claims of its commands are left out.
         """
         if not events:
             return set()
         if len(events) == 1:  # a prepared insert is quicker than starting a COPY
             [event] = events
             return {event.event_id} if await self.append_once(event, connection=connection) else set()
-        rows = [as_row(event) for event in events]
-        issuing = {event.execution_id for event in events if event.event_type == EventType.COMMAND_ISSUED}
         if connection is not None:
-            async with _admitted(connection, issuing):
-                return await _insert_new(connection, rows)
+            async with _admitted(connection, events) as admitted:
+                return await _insert_new(connection, admitted)
         async with self.pool.acquire() as own:
             try:
-                async with _admitted(own, issuing):
+                async with _admitted(own, events) as admitted:
+                    rows = [as_row(event) for event in admitted]
                     await own.copy_records_to_table(
                         "event", schema_name="noetl", columns=queries.COLUMNS, records=rows
                     )
+                    return {event.event_id for event in admitted}
             except asyncpg.UniqueViolationError:
-                async with _admitted(own, issuing):
-                    return await _insert_new(own, rows)
-        return {event.event_id for event in events}
+                async with _admitted(own, events) as admitted:
+                    return await _insert_new(own, admitted)
 
     async def present(self, events: Sequence[Event]) -> set[int]:
         """Which of these very events the log holds: what a writer asks whose connection broke mid-commit."""
@@ -102,15 +104,19 @@ class EventLog:
     async def append_once(self, event: Event, *, connection: Connection | None = None) -> bool:
         """Appends an event that may exist only once; true for the one caller that made it.
 
+        A claim of a command whose execution is cancelled is left out.
+
         Raises:
             ExecutionCancelledError: it issues a command of an execution that is cancelled.
         """
         row, where = as_row(event), connection or self._kept
-        if event.event_type != EventType.COMMAND_ISSUED:
+        if event.event_type not in GATED:
             return await where.fetchval(queries.INSERT_ONE, *row) is not None
-        if await where.fetchval(queries.INSERT_ISSUED, *row) is not None:
+        if await where.fetchval(queries.INSERT_GATED, *row) is not None:
             return True
-        _refuse(await (connection or self.pool).fetch(queries.CLOSED, [event.execution_id]))
+        if event.event_type == EventType.COMMAND_ISSUED:
+            closed = await (connection or self.pool).fetch(queries.CLOSED, [event.execution_id])
+            _refuse([record["id"] for record in closed])
         return False
 
     async def lifecycle(self, execution_id: int, *, connection: Connection | None = None) -> list[Event]:
@@ -148,22 +154,34 @@ class EventLog:
 
 
 @asynccontextmanager
-async def _admitted(connection: Connection, issuing: Collection[int]) -> AsyncIterator[None]:
-    """A transaction that may issue commands of these executions: none of them is cancelled before it ends."""
-    if not issuing:
-        yield
+async def _admitted(connection: Connection, events: Sequence[Event]) -> AsyncIterator[Sequence[Event]]:
+    """A transaction, and what may go in with it: nothing that an execution's cancellation closes its gate to.
+
+    None of the executions is cancelled before it ends.
+    """
+    gated = {event.execution_id for event in events if event.event_type in GATED}
+    if not gated:
+        yield events
         return
     async with connection.transaction():
-        _refuse(await connection.fetch(queries.CLOSED, sorted(issuing)))
-        yield
+        closed = {record["id"] for record in await connection.fetch(queries.CLOSED, sorted(gated))}
+        if closed:
+            issuing = {event.execution_id for event in events if event.event_type == EventType.COMMAND_ISSUED}
+            _refuse(closed & issuing)
+            events = [
+                event for event in events if event.execution_id not in closed or event.event_type not in GATED
+            ]
+        yield events
 
 
-def _refuse(closed: Sequence[asyncpg.Record]) -> None:
+def _refuse(closed: Collection[int]) -> None:
     if closed:
-        names = ", ".join(str(record["id"]) for record in closed)
+        names = ", ".join(map(str, sorted(closed)))
         raise ExecutionCancelledError(f"execution {names} was cancelled: no further command is issued")
 
 
-async def _insert_new(connection: Connection, rows: Iterable[tuple[Any, ...]]) -> set[int]:
-    columns = [list(column) for column in zip(*rows, strict=True)]
+async def _insert_new(connection: Connection, events: Sequence[Event]) -> set[int]:
+    if not events:
+        return set()
+    columns = [list(column) for column in zip(*map(as_row, events), strict=True)]
     return {record["event_id"] for record in await connection.fetch(queries.INSERT_NEW, *columns)}

@@ -53,8 +53,9 @@ ON CONFLICT DO NOTHING
 RETURNING event_id
 """
 
-# Inserts one command.issued event, unless a unique index or the cancellation of its execution refuses it.
-INSERT_ISSUED = f"""
+# Inserts one event that issues or claims a command, unless a unique index or the cancellation of its execution
+# refuses it.
+INSERT_GATED = f"""
 INSERT INTO noetl.event ({_LIST})
 SELECT {", ".join(f"${place}::{type_}" for place, type_ in enumerate(_TYPES, start=1))}
 WHERE noetl.is_open($1::bigint)
@@ -62,7 +63,7 @@ ON CONFLICT DO NOTHING
 RETURNING event_id
 """
 
-# Executions of which nothing may be issued any more, of those given.
+# Executions of which nothing may be issued or claimed any more, of those given.
 CLOSED = "SELECT id FROM unnest($1::bigint[]) AS id WHERE NOT noetl.is_open(id)"
 
 # Has the transaction alone decide about an execution: nothing is issued, claimed or resumed until it ends.
@@ -126,6 +127,27 @@ FROM noetl.event
 WHERE execution_id = $1 AND meta ->> 'command_id' = $2
   AND event_type IN ('command.completed', 'command.failed', 'loop.shard.done', 'loop.shard.failed')
   AND meta ? 'command_id'
+"""
+
+# Commands that were begun and have not ended, each by the latest event of its beginning: claimed ones and, of
+# cursor loops, issued ones too, for their rows were claimed.
+UNENDED = f"""
+WITH begun AS (
+    SELECT {_LIST} FROM noetl.event WHERE execution_id = $1 AND event_type = 'command.claimed'
+    UNION ALL
+    SELECT {_LIST} FROM noetl.event
+    WHERE execution_id = $1 AND event_type = 'command.issued' AND meta ? 'loop_id' AND meta ->> 'loop_id' IN (
+        SELECT meta ->> 'loop_id' FROM noetl.event
+        WHERE execution_id = $1 AND event_type = 'loop.started' AND meta ->> 'mode' = 'cursor')
+)
+SELECT DISTINCT ON (begun.meta ->> 'command_id') {_LIST}
+FROM begun
+WHERE NOT EXISTS (
+    SELECT FROM noetl.event ended
+    WHERE ended.execution_id = $1 AND ended.meta ->> 'command_id' = begun.meta ->> 'command_id'
+      AND ended.event_type IN ('command.completed', 'command.failed', 'loop.shard.done', 'loop.shard.failed')
+      AND ended.meta ? 'command_id')
+ORDER BY begun.meta ->> 'command_id', begun.event_id DESC
 """
 
 # When a retry that was issued is due, in Unix seconds.

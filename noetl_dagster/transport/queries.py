@@ -155,12 +155,6 @@ ORDER BY event_id
 
 WITHDRAW = "DELETE FROM noetl.queue WHERE execution_id = $1 AND command_id = $2 AND status = 'queued'"
 
-# Commands that workers have claimed.
-LEASED = """
-SELECT command_id, context, worker_id FROM noetl.queue
-WHERE execution_id = $1 AND status = 'leased' ORDER BY command_id
-"""
-
 # Takes every command of an execution out of the queue.
 WITHDRAW_ALL = "DELETE FROM noetl.queue WHERE execution_id = $1"
 

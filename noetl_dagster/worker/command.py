@@ -7,7 +7,8 @@ import socket
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from noetl_dagster.events.envelopes import Envelope, to_result
+from noetl_dagster.errors import ToolError
+from noetl_dagster.events.envelopes import Envelope, error_envelope, to_result
 from noetl_dagster.events.ids import Snowflake, command_id
 from noetl_dagster.events.types import Event, EventType
 
@@ -50,6 +51,25 @@ class Command:
         name = command_id(self.execution_id, self.step, self.visit, self.index, self.attempt)
         object.__setattr__(self, "command_id", name)
 
+    @classmethod
+    def of(cls, event: Event) -> Command:
+        """The command that an event is about, without its item."""
+        meta = event.meta
+        shard = "shard_id" in meta
+        return cls(
+            execution_id=event.execution_id,
+            step=event.node_name or "",
+            visit=meta["visit"],
+            attempt=meta["attempt"],
+            index=event.current_index,
+            loop_id=meta.get("loop_id"),
+            shard=shard,
+            part=meta.get("part", False),
+            iter_key=meta["iter_key"] if shard else None,
+            catalog_id=event.catalog_id,
+            parent_execution_id=event.parent_execution_id,
+        )
+
     @property
     def shard_id(self) -> str:
         """Name of the shard: the same in every attempt."""
@@ -65,6 +85,8 @@ class Command:
             meta["shard_id"] = self.shard_id
             meta["shard_attempt"] = self.attempt
             meta["iter_key"] = self.iter_key if self.iter_key is not None else str(self.index)
+        if self.part:
+            meta["part"] = True
         return meta
 
 
@@ -147,6 +169,15 @@ class CommandEvents:
         if outcome.step_values:
             event.context = {**(event.context or {}), "step": outcome.step_values}
         return event
+
+    def cancelled(self, command: Command, reason: str) -> Event:
+        """The terminal event of a command that ends with its execution."""
+        error = ToolError(
+            f"step {command.step}: execution {command.execution_id} was cancelled: {reason}",
+            kind="cancelled",
+            code="EXECUTION_CANCELLED",
+        )
+        return self.ended(command, Outcome(error_envelope(error)))
 
     def shard_ended(self, last: Command, outcome: Outcome) -> Event:
         """The end of a shard of several commands, once for the ``last`` of them."""
