@@ -6,6 +6,7 @@ import base64
 import json
 from collections.abc import Callable, Mapping
 from datetime import date, datetime, time
+from functools import wraps
 from typing import Any
 
 import orjson
@@ -16,9 +17,14 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.utils import missing
 
 from noetl_dagster.playbook.sql_filters import FILTERS as SQL_FILTERS
-from noetl_dagster.playbook.views import View, plain
+from noetl_dagster.playbook.views import View, plain, unwrapped
 
 _MAPPING_METHODS = frozenset({"get", "items", "keys", "values"})
+_LAZY_FILTERS = frozenset({"d", "default", "tojson", "to_json"})  # they know views, or need no value
+_TESTS_OF_TYPES = (
+    "boolean", "false", "float", "integer", "iterable", "lower", "mapping", "none", "number", "sameas", "sequence",
+    "string", "true", "upper",
+)  # fmt: skip
 
 
 class UnknownName(Undefined):
@@ -81,7 +87,13 @@ class PlaybookEnvironment(ImmutableSandboxedEnvironment):
     def __init__(self) -> None:
         super().__init__(undefined=UnknownName, extensions=["jinja2.ext.do"])
         self.evaluation = EvalContext(self)
-        self.filters |= FILTERS | SQL_FILTERS
+        tests: Mapping[str, Any] = self.tests
+        filters: Mapping[str, Any] = {**self.filters, **FILTERS, **SQL_FILTERS}
+        self.filters |= {
+            name: function if name in _LAZY_FILTERS else _of_values(function)
+            for name, function in filters.items()
+        }
+        self.tests |= {name: _of_values(tests[name]) for name in _TESTS_OF_TYPES}
 
     def getattr(self, obj: Any, attribute: str) -> Any:
         if isinstance(obj, (Mapping, View)):
@@ -92,6 +104,12 @@ class PlaybookEnvironment(ImmutableSandboxedEnvironment):
         if isinstance(obj, View):
             return self._from_mapping(obj, argument)
         return super().getitem(obj, argument)
+
+    def call(self, context: Context, obj: Any, /, *args: Any, **kwargs: Any) -> Any:
+        """A method of the text or list behind a result is found when it is called: uncalled, its name is a key."""
+        if isinstance(obj, UnknownName) and isinstance(obj.owner, View):
+            obj = super().getattr(unwrapped(obj.owner), obj.missing_name)
+        return super().call(context, obj, *args, **kwargs)
 
     def _from_mapping(self, obj: Any, key: Any) -> Any:
         try:
@@ -105,6 +123,16 @@ class PlaybookEnvironment(ImmutableSandboxedEnvironment):
         """Compiles a parsed template to the generator function behind it."""
         code = self.compile(template, filename="<template>")
         return self.template_class.from_code(self, code, self.globals).root_render_func
+
+
+def _of_values(function: Callable[..., Any]) -> Callable[..., Any]:
+    """A filter or test of Jinja that may ask for types, for which a view is nothing: it gets the values behind."""
+
+    @wraps(function)
+    def of_values(*arguments: Any, **named: Any) -> Any:
+        return function(*[unwrapped(argument) for argument in arguments], **named)
+
+    return of_values
 
 
 def to_json(value: Any, indent: int | None = None) -> str:

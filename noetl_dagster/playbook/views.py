@@ -9,7 +9,8 @@ A loop's envelope also has ``total``, ``done`` and ``failed``.
 
 from __future__ import annotations
 
-from collections.abc import ItemsView, Iterator, KeysView, Mapping, ValuesView
+import operator
+from collections.abc import Callable, ItemsView, Iterator, KeysView, Mapping, ValuesView
 from types import GeneratorType
 from typing import TYPE_CHECKING, Any
 
@@ -47,6 +48,18 @@ class ReferenceCache(dict[str, Any]):
         if value is _NOTHING:
             raise ReferenceNeeded(reference, self)
         return value
+
+
+def _both_ways(operation: Callable[[Any, Any], Any]) -> tuple[Callable[..., Any], Callable[..., Any]]:
+    """An operator of the values behind views, with the view on its left and on its right."""
+
+    def forward(self: View, other: Any) -> Any:
+        return operation(self._value(), unwrapped(other))
+
+    def backward(self: View, other: Any) -> Any:
+        return operation(other, self._value())
+
+    return forward, backward
 
 
 class View:
@@ -113,41 +126,39 @@ class View:
         return bool(self._value())
 
     def __eq__(self, other: object) -> bool:
-        return bool(self._value() == (other._value() if isinstance(other, View) else other))
+        return bool(self._value() == unwrapped(other))
 
-    __hash__ = None  # type: ignore[assignment]
+    def __hash__(self) -> int:
+        return hash(self._value())
 
     def __lt__(self, other: Any) -> bool:
-        return bool(self._value() < other)
+        return bool(self._value() < unwrapped(other))
 
     def __le__(self, other: Any) -> bool:
-        return bool(self._value() <= other)
+        return bool(self._value() <= unwrapped(other))
 
     def __gt__(self, other: Any) -> bool:
-        return bool(self._value() > other)
+        return bool(self._value() > unwrapped(other))
 
     def __ge__(self, other: Any) -> bool:
-        return bool(self._value() >= other)
+        return bool(self._value() >= unwrapped(other))
 
-    def __add__(self, other: Any) -> Any:
-        return self._value() + (other._value() if isinstance(other, View) else other)
+    __add__, __radd__ = _both_ways(operator.add)
+    __sub__, __rsub__ = _both_ways(operator.sub)
+    __mul__, __rmul__ = _both_ways(operator.mul)
+    __truediv__, __rtruediv__ = _both_ways(operator.truediv)
+    __floordiv__, __rfloordiv__ = _both_ways(operator.floordiv)
+    __mod__, __rmod__ = _both_ways(operator.mod)
+    __pow__, __rpow__ = _both_ways(operator.pow)
 
-    def __radd__(self, other: Any) -> Any:
-        return other + self._value()
+    def __neg__(self) -> Any:
+        return -self._value()
 
-    def __sub__(self, other: Any) -> Any:
-        return self._value() - (other._value() if isinstance(other, View) else other)
+    def __pos__(self) -> Any:
+        return +self._value()
 
-    def __rsub__(self, other: Any) -> Any:
-        return other - self._value()
-
-    def __mul__(self, other: Any) -> Any:
-        return self._value() * (other._value() if isinstance(other, View) else other)
-
-    __rmul__ = __mul__
-
-    def __truediv__(self, other: Any) -> Any:
-        return self._value() / (other._value() if isinstance(other, View) else other)
+    def __index__(self) -> int:
+        return operator.index(self._value())
 
     def __int__(self) -> int:
         return int(self._value())
@@ -295,6 +306,15 @@ class ResultView(View):
 
     def __repr__(self) -> str:
         return f"ResultView(status={self._envelope.get('status')!r})"
+
+
+def unwrapped(value: Any) -> Any:
+    """The value behind a view, any other as it is. Unlike :func:`plain` it looks no deeper.
+
+    Raises:
+        ReferenceNeeded: the value has to be fetched first.
+    """
+    return value._value() if isinstance(value, View) else value
 
 
 def find_in_data(data: Any, key: str) -> Any:
