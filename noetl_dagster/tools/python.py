@@ -17,6 +17,7 @@ from noetl_dagster.playbook.views import ReferenceNeeded, copied
 from noetl_dagster.tools.base import Tool, Toolbox, ToolCall, ToolResult
 from noetl_dagster.tools.limits import time_limit
 from noetl_dagster.tools.python_code import (
+    FAILURES,
     CodeFailure,
     Printed,
     Program,
@@ -107,7 +108,7 @@ def _run(program: Program, call: ToolCall, scope: LiveScope, box: Toolbox) -> An
 async def _awaited(coroutine: Any, program: Program) -> Any:
     try:
         return finished(await coroutine, program)
-    except Exception as error:
+    except FAILURES as error:
         raise failure_of(error, program) from None
 
 

@@ -16,7 +16,14 @@ from typing import Any
 import orjson
 
 from noetl_dagster.tools.jsonable import is_table
-from noetl_dagster.tools.python_code import CodeFailure, compile_code, failure_of, finished, run_program
+from noetl_dagster.tools.python_code import (
+    FAILURES,
+    CodeFailure,
+    compile_code,
+    failure_of,
+    finished,
+    run_program,
+)
 
 REQUEST, RESULT, TABLE = "request.json", "result.json", "result.arrow"
 
@@ -33,7 +40,7 @@ def answer(request: dict[str, Any]) -> Any:
     if inspect.iscoroutine(value):
         try:
             value = asyncio.run(value)
-        except Exception as error:
+        except FAILURES as error:
             raise failure_of(error, program) from None
     return finished(value, program)
 

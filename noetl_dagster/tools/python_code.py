@@ -26,6 +26,12 @@ NOTE = "the code defines neither main nor result"
 _NOTHING = object()
 
 
+FAILURES = (Exception, SystemExit, KeyboardInterrupt)
+"""What fails a step when its code raises it. An interrupt of abandoned code is not among them."""
+
+EXIT_REMEDY = "code ends with 'result = ...' or a return from main, and fails with any other exception"
+
+
 class CodeFailure(Exception):
     """Playbook code raised, does not parse, or gave a value that no JSON can hold.
 
@@ -121,7 +127,7 @@ def run_program(
         main = names.get("main")
         if callable(main) and "main" not in given:
             return call_main(main, values, scope, context)
-    except Exception as error:
+    except FAILURES as error:
         raise failure_of(error, program) from None
     if "result" in names and ("result" not in given or names["result"] is not values["result"]):
         return names["result"]
@@ -268,4 +274,5 @@ def failure_of(error: BaseException, program: Program) -> CodeFailure:
         if frame.filename == program.name:
             line, function = frame.lineno, frame.name
     transient = isinstance(error, ConnectionError | TimeoutError)
-    return CodeFailure(type(error).__name__, str(error), line, function.strip("<>"), transient)
+    message = f"{error}; {EXIT_REMEDY}" if isinstance(error, SystemExit) else str(error)
+    return CodeFailure(type(error).__name__, message, line, function.strip("<>"), transient)

@@ -113,6 +113,22 @@ async def test_error_names_the_line_of_the_playbook(run: Any, tmp_path: Path) ->
     assert caught.value.details["py"]["exception_type"] == "ZeroDivisionError"
 
 
+@pytest.mark.parametrize("isolation", ["thread", "subprocess"])
+@pytest.mark.parametrize(
+    "code",
+    [
+        "import sys\nsys.exit(3)",
+        "def main():\n    raise SystemExit(3)",
+        "async def main():\n    raise SystemExit(3)",
+    ],
+)
+async def test_code_that_exits_fails_like_any_other(run: Any, code: str, isolation: str) -> None:
+    with pytest.raises(ToolError, match=r"SystemExit: 3; code ends with .*line 2") as caught:
+        await run("python", code=code, options={"isolation": isolation})
+
+    assert caught.value.details["py"]["exception_type"] == "SystemExit"
+
+
 async def test_lost_connections_are_retryable(run: Any) -> None:
     with pytest.raises(ToolError) as caught:
         await run("python", code="raise ConnectionResetError('gone')")
