@@ -108,7 +108,7 @@ class Attempts:
                 follower = await self._follower(execution, program, command, outcome, sequence)
             # a resumed execution tries once more
             if follower is None and outcome.failed and (replayed or sequence.failures <= spare):
-                follower = replace(command, attempt=command.attempt + 1)
+                follower = replace(command, attempt=command.attempt + 1, follows=False)
             if follower is None:
                 break
             command, issued = follower, False
@@ -174,7 +174,12 @@ class Attempts:
                 sequence.add(rule.collect, await self._body(outcome.envelope))
             if not wanted or made >= rule.max_attempts:
                 continue
-            follower = replace(command, attempt=command.attempt + 1, not_before=_due(rule, made))
+            follower = replace(
+                command,
+                attempt=command.attempt + 1,
+                follows=not outcome.failed,
+                not_before=_due(rule, made),
+            )
             if continuation.next_call is None:
                 return follower
             changes = await render_async(continuation.next_call, scope, fetch)

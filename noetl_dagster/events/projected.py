@@ -54,8 +54,9 @@ class ProjectedExecution:
     def apply(self, events: Iterable[Mapping[str, Any]], done: Done) -> None:
         """Takes a batch of events into the row, in the order in which their transactions began.
 
-        Successful iterations come as counts: however a log is cut into batches, the row is the same, for
-        they belong to a visit, and a visit's activations share one count.
+        Successful iterations come as counts: however a log is cut into batches, the row is the same, for they
+        belong to a visit, and a visit's activations share one count. A count is negative where more iterations
+        lost a page than had their first one.
 
         Args:
             events: rows of :data:`noetl_dagster.events.projection_queries.EVENTS`, failures of iterations
@@ -165,7 +166,7 @@ class ProjectedExecution:
         if entry is None:
             return
         meta, entry["completed"] = event["meta"], True
-        if "done" in meta:  # until now, each page of a retry block was counted like an iteration
+        if "done" in meta:
             entry["done"], entry["failed"] = int(meta["done"]), int(meta["failed"])
         if event["event_type"] == EventType.LOOP_FANIN_COMPLETED:
             entry["status"] = event["result_status"]

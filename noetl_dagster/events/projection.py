@@ -195,9 +195,9 @@ async def read_execution(pool: asyncpg.Pool, execution_id: int) -> ProjectedExec
 def _put_on_top(execution: ProjectedExecution, tail: list[Any]) -> None:
     done: Done = defaultdict(int)
     for event in tail:
-        if event["is_success"]:
-            done[(event["node_name"], event["visit"])] += 1
-    execution.apply((event for event in tail if not event["is_success"]), done)
+        if event["done"]:
+            done[(event["node_name"], event["visit"])] += event["done"]
+    execution.apply((event for event in tail if event["is_change"]), done)
 
 
 async def _from_log(connection: Any, execution_id: int) -> ProjectedExecution:

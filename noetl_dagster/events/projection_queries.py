@@ -1,5 +1,7 @@
 """Every statement of the projection. Transaction ids travel as text, their order is that of xid8."""
 
+from noetl_dagster.events.queries import done_by
+
 SHARDS = 4
 """Projection shards. Fixed: a checkpoint belongs to the executions of its shard."""
 
@@ -15,10 +17,10 @@ _CHANGES = """(
     OR (event.event_type IN ('command.failed', 'loop.shard.failed') AND event.meta ? 'loop_id'
         AND COALESCE(event.meta ->> 'final', 'true') = 'true'))"""
 
-# A shard of several commands is done with its own event, not with one of theirs.
-_SUCCESSES = """(event.meta ? 'loop_id' AND (
-    event.event_type = 'loop.shard.done'
-    OR (event.event_type = 'command.completed' AND NOT event.meta ? 'shard_id')))"""
+# By how much an event changes the iterations that ended well; the condition spares other events the rest.
+_DONE = f"""CASE
+    WHEN event.event_type IN ('command.completed', 'command.failed', 'loop.shard.done') AND event.meta ? 'loop_id'
+    THEN {done_by("event")} ELSE 0 END"""
 
 _PARTS = """
     event.execution_id, event.event_id, event.event_type, event.catalog_id, event.parent_execution_id,
@@ -59,9 +61,9 @@ ORDER BY event.xact_id, event.event_id
 """
 
 DONE = f"""
-SELECT event.execution_id, {_VISIT}, count(*) AS done FROM noetl.event
+SELECT event.execution_id, {_VISIT}, sum({_DONE})::bigint AS done FROM noetl.event
 LEFT JOIN noetl.execution_shard shard USING (execution_id)
-WHERE {_WINDOW} AND {_SUCCESSES} AND {_SHARD} = $3
+WHERE {_WINDOW} AND {_DONE} <> 0 AND {_SHARD} = $3
 GROUP BY 1, 2, 3
 """
 
@@ -119,8 +121,8 @@ WITH event AS MATERIALIZED (
 ), seen AS (SELECT count(*) AS seen FROM event)
 SELECT seen.seen, part.* FROM seen
 LEFT JOIN (
-    SELECT {_PARTS}, {_SUCCESSES} AS is_success, COALESCE((event.meta ->> 'visit')::int, 1) AS visit
-    FROM event WHERE execution_id = $1 AND ({_CHANGES} OR ({_SUCCESSES}))
+    SELECT {_PARTS}, {_DONE} AS done, {_CHANGES} AS is_change, COALESCE((event.meta ->> 'visit')::int, 1) AS visit
+    FROM event WHERE execution_id = $1 AND ({_CHANGES} OR {_DONE} <> 0)
 ) part ON true
 ORDER BY part.xact_id, part.event_id
 """
@@ -131,7 +133,7 @@ SELECT {_PARTS} FROM noetl.event WHERE execution_id = $1 AND {_CHANGES}
 ORDER BY event.xact_id, event.event_id
 """
 DONE_OF_EXECUTION = f"""
-SELECT {_VISIT}, count(*) AS done FROM noetl.event WHERE execution_id = $1 AND {_SUCCESSES}
+SELECT {_VISIT}, sum({_DONE})::bigint AS done FROM noetl.event WHERE execution_id = $1 AND {_DONE} <> 0
 GROUP BY 1, 2
 """
 

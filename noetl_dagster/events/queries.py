@@ -222,16 +222,30 @@ FROM noetl.event
 WHERE execution_id = $1 AND node_name = $2 AND meta ->> 'loop_id' = $3 AND meta ? 'loop_id'
 """
 
+
+def done_by(event: str) -> str:
+    """SQL: by how much an event of a loop changes the number of iterations that are well so far.
+
+    A shard of several commands is done with its own event. Of other iterations the first success counts, until
+    an attempt that follows it, such as the next page, fails.
+    """
+    return f"""CASE
+        WHEN {event}.event_type = 'loop.shard.done' THEN 1
+        WHEN {event}.meta ? 'shard_id' THEN 0
+        WHEN {event}.event_type = 'command.completed' THEN CASE WHEN {event}.meta ? 'follows' THEN 0 ELSE 1 END
+        WHEN {event}.event_type = 'command.failed' AND {event}.meta ? 'follows' THEN -1
+        ELSE 0 END"""
+
+
 # Live counts of every loop and fan-out of an execution.
-LOOP_PROGRESS = """
+LOOP_PROGRESS = f"""
 SELECT started.node_name, started.meta ->> 'loop_id' AS loop_id, started.event_type AS kind,
        COALESCE((started.meta ->> 'total_shards')::int,
                 (started.meta ->> 'collection_size')::int, 0) AS total,
        counts.done, counts.failed, EXTRACT(EPOCH FROM clock_timestamp() - started.created_at)::float8 AS seconds
 FROM noetl.event started
 CROSS JOIN LATERAL (
-    SELECT COUNT(*) FILTER (WHERE ended.event_type = 'loop.shard.done'
-                               OR ended.event_type = 'command.completed' AND NOT ended.meta ? 'shard_id') AS done,
+    SELECT COALESCE(SUM({done_by("ended")}), 0)::bigint AS done,
            COUNT(*) FILTER (WHERE ended.event_type IN ('command.failed', 'loop.shard.failed')
                               AND ended.meta ->> 'final' = 'true') AS failed
     FROM noetl.event ended

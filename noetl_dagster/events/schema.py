@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
+import logging
 import re
 from datetime import UTC, datetime
 from importlib import resources
@@ -14,6 +16,8 @@ import asyncpg
 from noetl_dagster.errors import ServiceError
 from noetl_dagster.events.ids import snowflake_floor
 
+logger = logging.getLogger(__name__)
+
 SCHEMA_LOCK = 7_306_001
 """Key of the advisory lock under which one process at a time changes the schema."""
 
@@ -21,6 +25,7 @@ MONTHS_AHEAD = 3
 _PARTITION_NAME = re.compile(r"event_y(\d{4})m(\d{2})")
 
 _APPLIED = "SELECT obj_description('noetl'::regnamespace)"
+_EXISTS = "SELECT to_regnamespace('noetl') IS NOT NULL"
 _MARK = "COMMENT ON SCHEMA noetl IS '{digest}'"
 _PARTITIONS = """
 SELECT child.relname FROM pg_inherits
@@ -74,12 +79,32 @@ async def apply_schema_on(connection: asyncpg.Connection, *, now: datetime | Non
     digest = hashlib.sha256("\n".join(texts).encode()).hexdigest()
     async with connection.transaction():
         await connection.execute("SELECT pg_advisory_xact_lock($1)", SCHEMA_LOCK)
-        exists = await connection.fetchval("SELECT to_regnamespace('noetl') IS NOT NULL")
+        exists = await connection.fetchval(_EXISTS)
         if not exists or await connection.fetchval(_APPLIED) != digest:
             for text in texts:
                 await connection.execute(text)
             await connection.execute(_MARK.format(digest=digest))
         await ensure_partitions(connection, now or datetime.now(UTC))
+
+
+async def await_schema(pool: asyncpg.Pool, *, patience: float = 300.0) -> None:
+    """Waits, for ``patience`` seconds, until somebody else has applied the schema to a new database.
+
+    Raises:
+        ServiceError: nobody has.
+    """
+    deadline = asyncio.get_running_loop().time() + patience
+    told = False
+    while not await pool.fetchval(_EXISTS):
+        if not told:
+            logger.warning("the event log has no schema yet; waiting for 'noetl-dagster serve' to apply it")
+            told = True
+        if asyncio.get_running_loop().time() > deadline:
+            raise ServiceError(
+                "the event log has no schema; start 'noetl-dagster serve', which applies it, or check that "
+                "NOETL_DB_URL names its database"
+            )
+        await asyncio.sleep(0.25)
 
 
 async def partitions(connection: asyncpg.Connection) -> list[str]:

@@ -130,12 +130,10 @@ def folded(events: Iterable[dict[str, Any]]) -> Iterator[ProjectedExecution]:
         changes = []
         for event in own:
             event["meta"] = orjson.loads(event["meta"])
+            done[event["node_name"], int(event["meta"].get("visit") or 1)] += _done_by(event)
             if event["event_type"] in _SUCCESSES:
-                if "loop_id" in event["meta"] and (
-                    event["event_type"] == EventType.LOOP_SHARD_DONE or "shard_id" not in event["meta"]
-                ):
-                    done[event["node_name"], int(event["meta"].get("visit") or 1)] += 1
-            elif event["event_type"] not in _FAILURES or _counts_as_failed(event["meta"]):
+                continue
+            if event["event_type"] not in _FAILURES or _counts_as_failed(event["meta"]):
                 changes.append(_parts(event))
         changes.sort(key=itemgetter("xact_id", "event_id"))
         execution = ProjectedExecution(execution_id)
@@ -143,6 +141,18 @@ def folded(events: Iterable[dict[str, Any]]) -> Iterator[ProjectedExecution]:
         execution.apply(changes, counts)
         if execution.created_at is not None:
             yield execution
+
+
+def _done_by(event: dict[str, Any]) -> int:
+    """As :func:`noetl_dagster.events.queries.done_by`."""
+    kind, meta = event["event_type"], event["meta"]
+    if kind == EventType.LOOP_SHARD_DONE:
+        return int("loop_id" in meta)
+    if "loop_id" not in meta or "shard_id" in meta:
+        return 0
+    if kind == EventType.COMMAND_COMPLETED:
+        return int("follows" not in meta)
+    return -int(kind == EventType.COMMAND_FAILED and "follows" in meta)
 
 
 def _counts_as_failed(meta: dict[str, Any]) -> bool:

@@ -26,6 +26,7 @@ class Command:
         length: items of the loop, None when it is not known beforehand (cursor loops).
         shard: the command belongs to a fan-out; its end is a ``loop.shard.*`` event.
         part: one of several commands of a shard, whose end is an event of its own after the last of them.
+        follows: it comes after an attempt that succeeded: the next page, or the next look at something.
         overrides: changed parts of the call, for paginated requests.
         command_id: name of the command, from what it does.
     """
@@ -44,6 +45,7 @@ class Command:
     catalog_id: int | None = None
     parent_execution_id: int | None = None
     overrides: dict[str, Any] = field(default_factory=dict)
+    follows: bool = False
     not_before: float = 0.0
     command_id: str = field(init=False, compare=False)
 
@@ -65,6 +67,7 @@ class Command:
             loop_id=meta.get("loop_id"),
             shard=shard,
             part=meta.get("part", False),
+            follows=meta.get("follows", False),
             iter_key=meta["iter_key"] if shard else None,
             catalog_id=event.catalog_id,
             parent_execution_id=event.parent_execution_id,
@@ -87,6 +90,8 @@ class Command:
             meta["iter_key"] = self.iter_key if self.iter_key is not None else str(self.index)
         if self.part:
             meta["part"] = True
+        if self.follows:
+            meta["follows"] = True
         return meta
 
 

@@ -7,6 +7,7 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, Field
 
 from noetl_dagster.storage.refs import ResultRef
+from noetl_dagster.transport.wire import Id
 from noetl_dagster.worker.command import Command
 
 
@@ -33,9 +34,10 @@ class CommandContext(BaseModel):
     loop_id: str | None = None
     shard: bool = False
     part: bool = False
+    follows: bool = False
     iter_key: str | None = None
-    catalog_id: int | None = None
-    parent_execution_id: int | None = None
+    catalog_id: Id | None = None
+    parent_execution_id: Id | None = None
     overrides: dict[str, Any] = Field(default_factory=dict)
     ctx: dict[str, Any] | None = None
     values: dict[str, Any] = Field(default_factory=dict)
@@ -54,6 +56,7 @@ class CommandContext(BaseModel):
             loop_id=command.loop_id,
             shard=command.shard,
             part=command.part,
+            follows=command.follows,
             iter_key=command.iter_key,
             catalog_id=command.catalog_id,
             parent_execution_id=command.parent_execution_id,
@@ -75,6 +78,7 @@ class CommandContext(BaseModel):
             loop_id=self.loop_id,
             shard=self.shard,
             part=self.part,
+            follows=self.follows,
             iter_key=self.iter_key,
             catalog_id=self.catalog_id,
             parent_execution_id=self.parent_execution_id,
@@ -93,9 +97,9 @@ class Grant(BaseModel):
 
     model_config = ConfigDict(frozen=True)
 
-    execution_id: int
+    execution_id: Id
     command_id: str
-    event_id: int
+    event_id: Id
     claim: int
     state_version: str
     lease_seconds: float

@@ -12,6 +12,7 @@ import pytest
 
 from noetl_dagster.engine.engine import Engine
 from noetl_dagster.engine.overview import overview
+from noetl_dagster.engine.progress import loop_progress
 from noetl_dagster.events.state import ExecutionState, ExecutionStatus
 from noetl_dagster.events.types import Event, EventType
 from tests.corpus.server import serving
@@ -46,6 +47,16 @@ async def events_of(engine: Engine, execution_id: int, type_: EventType) -> list
     return [event async for event in engine.runtime.log.events(execution_id) if event.event_type == type_]
 
 
+async def counts(engine: Engine, state: ExecutionState) -> tuple[int, int, int]:
+    """Iterations done, failed and in all, on which the projection and the log itself agree."""
+    await engine.runtime.buffer.flush()
+    loop = (await overview(engine.runtime, state.execution_id)).steps[0].loop
+    (progress,) = (await loop_progress(engine.runtime.pool, state.execution_id))[-1:]
+    assert loop is not None
+    assert (loop.done, loop.failed, loop.total) == (progress.done, progress.failed, progress.total)
+    return loop.done, loop.failed, loop.total
+
+
 async def interrupted(
     engine: Engine, text: str, workload: dict[str, Any], type_: EventType, count: int
 ) -> ExecutionState:
@@ -76,12 +87,15 @@ async def test_pages_are_not_fetched_twice(engine: Engine, api: str) -> None:
 async def test_pages_of_a_loop_go_on(engine: Engine, api: str) -> None:
     text = PAGES.format(loop="loop: {in: [1, 2, 3], iterator: n, spec: {mode: parallel, max_in_flight: 2}}")
     state = await interrupted(engine, text, {"api": api}, EventType.COMMAND_COMPLETED, 8)
+    done, *_ = await counts(engine, state)
+    assert 1 <= done <= 3, "iterations, not pages"
     resumed = await engine.resume(state.execution_id)
     assert resumed.status is ExecutionStatus.COMPLETED, resumed.error
     results = resumed.latest["fetch"].envelope["results"]
     assert [len(item["data"]) for item in results] == [23, 23, 23]
     ended = await events_of(engine, state.execution_id, EventType.COMMAND_COMPLETED)
     assert len(ended) == 18
+    assert await counts(engine, state) == (3, 0, 3)
 
 
 FLAKY = """
@@ -157,6 +171,4 @@ async def test_an_iteration_whose_second_page_fails_has_failed(engine: Engine, m
     assert "1 of 3 iterations failed: item 1: " in str(state.error)
     [done] = await events_of(engine, state.execution_id, EventType.LOOP_DONE)
     assert (done.meta["done"], done.meta["failed"]) == (2, 1)
-    loop = (await overview(engine.runtime, state.execution_id)).steps[0].loop
-    assert loop is not None
-    assert (loop.done, loop.failed, loop.total) == (2, 1, 3)
+    assert await counts(engine, state) == (2, 1, 3)
