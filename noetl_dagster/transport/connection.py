@@ -6,6 +6,7 @@ import asyncio
 import logging
 
 from nats.aio.client import Client as NatsClient
+from nats.aio.msg import Msg
 
 from noetl_dagster.errors import ServiceError
 from noetl_dagster.settings import Settings
@@ -16,6 +17,20 @@ CONNECT_SECONDS = 10
 RECONNECT_SECONDS = 0.25
 PENDING_BYTES = 64 * 1024**2
 """What is published while the server is away waits in memory, up to this size."""
+
+
+class _Client(NatsClient):
+    """A client whose reading no message ends.
+
+    A server takes any bytes for a subject; nats-py stops reading for good at one that is not UTF-8. The bytes
+    that are none become U+FFFD here, and whoever takes the message refuses it.
+    """
+
+    def _build_message(
+        self, sid: int, subject: bytes, reply: bytes, data: bytes, headers: dict[str, str] | None
+    ) -> Msg:
+        subject, reply = (text.decode(errors="replace").encode() for text in (subject, reply))
+        return super()._build_message(sid, subject, reply, data, headers)
 
 
 async def connect(settings: Settings, name: str) -> NatsClient:
@@ -30,7 +45,7 @@ async def connect(settings: Settings, name: str) -> NatsClient:
     if settings.nats_url is None:
         raise ServiceError("no NATS server is known; set NOETL_NATS_URL or run 'noetl-dagster services up'")
 
-    client = NatsClient()
+    client = _Client()
     latest: Exception | None = None
 
     async def on_error(error: Exception) -> None:

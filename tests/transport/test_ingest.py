@@ -6,6 +6,7 @@ import asyncio
 import os
 from datetime import UTC, datetime, timedelta
 from typing import Any
+from urllib.parse import urlsplit
 
 import asyncpg
 import orjson
@@ -155,6 +156,39 @@ async def test_garbage_does_not_hold_up_its_neighbours(
     await drain(ingestor)
     assert await logged(execution_id) == {event.event_id for event in good}
     assert len(await dead_letters(pool)) == 2
+
+
+@pytest.mark.parametrize(
+    ("subject", "header"),
+    [(b"\xff\xfe", b""), (b"x", b"Nats-Msg-Id: \xff\xfe\r\n"), (b"x", b"no colon\r\n"), (b"x", b"\xff:\r\n")],
+)
+async def test_bytes_that_are_no_text_end_no_connection(
+    settings: Settings,
+    names: Names,
+    client: NatsClient,
+    ingestor: Ingestor,
+    drain: Drain,
+    execution_id: int,
+    logged: Ids,
+    pool: asyncpg.Pool,
+    subject: bytes,
+    header: bytes,
+) -> None:
+    server = urlsplit(settings.nats_url)
+    reader, writer = await asyncio.open_connection(server.hostname, server.port)
+    await reader.readline()
+    writer.write(b'CONNECT {"verbose": false, "headers": true}\r\n')
+    head = b"NATS/1.0\r\n" + header + b"\r\n"
+    place = names.event_prefix.encode() + b"." + subject
+    writer.write(b"HPUB %s %d %d\r\n%s{}\r\nPING\r\n" % (place, len(head), len(head) + 2, head))
+    assert await reader.readline() == b"PONG\r\n"
+    writer.close()
+    event = ended(execution_id, 0)
+    await publish(client, names, encode_event(event), execution_id)
+    await drain(ingestor)
+    assert await logged(execution_id) == {event.event_id}
+    [letter] = await dead_letters(pool)
+    assert letter["payload"] == b"{}"
 
 
 async def test_an_unknown_execution_is_waited_for_and_then_put_aside(
