@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator
-from difflib import get_close_matches
 from enum import StrEnum
 from typing import Any, TypeVar
 
@@ -14,11 +13,11 @@ from noetl_dagster.errors import Place, TemplateError
 from noetl_dagster.playbook.document import Document
 from noetl_dagster.playbook.models import Input
 from noetl_dagster.playbook.templates import compile_value
+from noetl_dagster.playbook.wording import described, suggestion
 
 M = TypeVar("M", bound=BaseModel)
 E = TypeVar("E", bound=StrEnum)
 
-_SHOWN = 20
 _DURATION = re.compile(r"^\s*(\d+(?:\.\d+)?)\s*(ms|s|m|h|d)?\s*$")
 _SECONDS = {"ms": 0.001, None: 1.0, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 
@@ -270,31 +269,6 @@ class Block:
             self.warn(f"{message}; put the value into the workload", key)
         self.reading.settled = True
         return settled
-
-
-def described(value: Any) -> str:
-    """A value's kind in YAML's words, for messages."""
-    match value:
-        case None:
-            return "nothing"
-        case bool():
-            return f"the boolean {str(value).lower()}"
-        case dict():
-            return "a mapping"
-        case list():
-            return "a list"
-        case str():
-            return f"the text {value[:40]!r}"
-    return f"{value!r}"
-
-
-def suggestion(key: str, known: tuple[str, ...], what: str = "known keys") -> str:
-    """'did you mean x?' for a near miss, else the list of what is known."""
-    near = get_close_matches(key, known, n=1, cutoff=0.75)
-    if near:
-        return f"did you mean {near[0]!r}?"
-    more = f" and {len(known) - _SHOWN} more" if len(known) > _SHOWN else ""
-    return f"{what}: {', '.join(known[:_SHOWN])}{more}"
 
 
 class Hints:

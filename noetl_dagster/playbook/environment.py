@@ -18,6 +18,7 @@ from jinja2.utils import missing
 
 from noetl_dagster.playbook.sql_filters import FILTERS as SQL_FILTERS
 from noetl_dagster.playbook.views import View, plain, unwrapped
+from noetl_dagster.playbook.wording import described, did_you_mean, listed
 
 _MAPPING_METHODS = frozenset({"get", "items", "keys", "values"})
 _LAZY_FILTERS = frozenset({"d", "default", "tojson", "to_json"})  # they know views, or need no value
@@ -54,6 +55,22 @@ class UnknownName(Undefined):
     def owner(self) -> Any:
         """The value that lacks the key; the marker ``missing`` for a bare name."""
         return self._undefined_obj
+
+    @property
+    def _undefined_message(self) -> str:
+        return f"{self.missing_name!r} is undefined{self._in_owner()}"
+
+    def _in_owner(self) -> str:
+        if self.owner is missing:
+            return ""
+        what = "the result" if isinstance(self.owner, View) else "the value"
+        value = unwrapped(self.owner)
+        if not isinstance(value, Mapping):
+            return f": {what} is {described(value)}"
+        keys = tuple(map(str, value))
+        near = did_you_mean(self.missing_name, keys)
+        has = f"has the keys {listed(keys)}" if keys else "is empty"
+        return f": {what} {has}; {near}" if near else f": {what} {has}"
 
 
 class ScopeContext(Context):

@@ -7,7 +7,7 @@ from pathlib import PurePath
 from types import MappingProxyType
 from typing import Any
 
-from noetl_dagster.playbook.block import Block, Reading, described
+from noetl_dagster.playbook.block import Block, Reading
 from noetl_dagster.playbook.document import Document
 from noetl_dagster.playbook.models import Metadata, Playbook, Step, Task
 from noetl_dagster.playbook.normalise_retry import read_sink
@@ -21,6 +21,7 @@ from noetl_dagster.playbook.spelling import (
     ROOT_KEYS,
     ROOT_REMEDIES,
 )
+from noetl_dagster.playbook.wording import described
 
 CRON_FIELDS = 5
 

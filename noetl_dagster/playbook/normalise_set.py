@@ -6,8 +6,9 @@ from typing import Any
 
 from noetl_dagster.errors import TemplateError
 from noetl_dagster.playbook.assignment import SCOPES, parse_target
-from noetl_dagster.playbook.block import Block, described
+from noetl_dagster.playbook.block import Block
 from noetl_dagster.playbook.spelling import SET_BLOCKS
+from noetl_dagster.playbook.wording import described
 
 
 def read_set(block: Block) -> dict[str, Any]:

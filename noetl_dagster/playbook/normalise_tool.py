@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from noetl_dagster.errors import Place
-from noetl_dagster.playbook.block import Block, described, suggestion
+from noetl_dagster.playbook.block import Block
 from noetl_dagster.playbook.models import Input, Task
 from noetl_dagster.playbook.normalise_retry import read_retry, read_sink
 from noetl_dagster.playbook.normalise_set import read_set
@@ -22,6 +22,7 @@ from noetl_dagster.playbook.spelling import (
     TASK_KEYS,
     TOOL_FIELDS,
 )
+from noetl_dagster.playbook.wording import described, suggestion
 
 Specs = tuple[dict[str, Any], ...]
 PREVIOUS = "previous"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Self
 
@@ -156,6 +156,12 @@ class Scope(Mapping[str, Any]):
     @property
     def input(self) -> Mapping[str, Any]:
         return self._input
+
+    @property
+    def later_steps(self) -> Collection[str]:
+        """Steps of the playbook that have no result yet, where the results know of them; for error messages."""
+        later: Collection[str] = getattr(self._steps, "later", ())
+        return later
 
     def __getitem__(self, name: str) -> Any:
         for layer in self._locals:

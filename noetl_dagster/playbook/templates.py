@@ -8,16 +8,16 @@ iterations of a loop pay once.
 from __future__ import annotations
 
 import re
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from jinja2 import TemplateSyntaxError, Undefined, UndefinedError, meta, nodes
-from jinja2.utils import missing
 
 from noetl_dagster.errors import NoetlError, TemplateError, UndefinedNameError
 from noetl_dagster.playbook.environment import PlaybookEnvironment, ScopeContext, UnknownName
 from noetl_dagster.playbook.views import ReferenceNeeded, View, is_lazy_sequence, plain
+from noetl_dagster.playbook.wording import did_you_mean, listed
 
 if TYPE_CHECKING:
     from noetl_dagster.storage.refs import ResultRef
@@ -126,7 +126,8 @@ class _Template(Compiled):
 
     def _failed(self, error: Exception, scope: Mapping[str, Any]) -> NoetlError:
         if isinstance(error, UndefinedError):
-            return UndefinedNameError(f"{shown(self.source)}: {error.message}; {_known_names(scope)}")
+            known = _known_names(scope, self.names)
+            return UndefinedNameError(f"{shown(self.source)}: {error.message}; {known}")
         return TemplateError(f"{shown(self.source)}: {type(error).__name__}: {error}")
 
 
@@ -171,7 +172,7 @@ class _Expression(_Template):
         value = self.evaluate(scope)
         if isinstance(value, Undefined):
             if isinstance(value, UnknownName):
-                raise UndefinedNameError(f"{shown(self.source)}: {_absence(value)}; {_known_names(scope)}")
+                raise self._failed(UndefinedError(value._undefined_message), scope)
             return None  # an inline if without else
         if isinstance(value, View) or is_lazy_sequence(value):
             return plain(value)
@@ -324,22 +325,17 @@ def shown(source: Any, limit: int = 160) -> str:
     return repr(text if len(text) <= limit else f"{text[:limit]}...")
 
 
-def _absence(unknown: UnknownName) -> str:
-    if unknown.owner is missing:
-        return f"{unknown.missing_name!r} is undefined"
-    owner = unknown.owner
-    if isinstance(owner, Mapping):
-        keys = ", ".join(map(str, list(owner)[:_SHOWN_NAMES])) or "none"
-        return f"{unknown.missing_name!r} is undefined: the mapping has the keys {keys}"
-    return f"{unknown.missing_name!r} is undefined in {owner!r:.80}"
-
-
-def _known_names(scope: Mapping[str, Any]) -> str:
-    """'known names: a, b, c' of a scope, for error messages."""
+def _known_names(scope: Mapping[str, Any], wanted: Iterable[str]) -> str:
+    """'known names: a, b, c' of a scope, and what the wanted ones that it lacks may mean, for error messages."""
     list_names = getattr(scope, "known_names", None)
-    names = list_names() if list_names is not None else sorted(map(str, scope))
-    more = f" and {len(names) - _SHOWN_NAMES} more" if len(names) > _SHOWN_NAMES else ""
-    return f"known names: {', '.join(names[:_SHOWN_NAMES])}{more}"
+    names = tuple(list_names() if list_names is not None else sorted(map(str, scope)))
+    later = getattr(scope, "later_steps", ())
+    hints = [
+        f"step {name!r} has not run yet" if name in later else did_you_mean(name, names)
+        for name in sorted(wanted)
+        if name not in scope
+    ]
+    return "; ".join([f"known names: {listed(names, _SHOWN_NAMES)}", *filter(None, hints)])
 
 
 def is_true(value: Any) -> bool:

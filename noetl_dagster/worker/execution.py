@@ -21,9 +21,15 @@ from noetl_dagster.worker.program import StepProgram, compile_step
 class StepResults(Mapping[str, Any]):
     """Results of the steps that ended, the latest visit of each, as views over one cache."""
 
-    def __init__(self, state: ExecutionState, cache: ReferenceCache) -> None:
+    def __init__(self, playbook: Playbook, state: ExecutionState, cache: ReferenceCache) -> None:
+        self._playbook = playbook
         self._state = state
         self._cache = cache
+
+    @property
+    def later(self) -> frozenset[str]:
+        """Steps without a result."""
+        return frozenset(step.name for step in self._playbook.steps) - self._state.latest.keys()
 
     def __getitem__(self, step: str) -> ResultView:
         return ResultView(self._state.latest[step].envelope, self._cache)
@@ -80,7 +86,7 @@ class Execution:
             execution_id=self.id,
             workload=self.state.workload,
             ctx=ChainMap({}, self.state.ctx),  # type: ignore[arg-type]
-            steps=StepResults(self.state, cache),
+            steps=StepResults(self.playbook, self.state, cache),
             file=self.state.file,
         )
 

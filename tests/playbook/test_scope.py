@@ -152,7 +152,9 @@ def test_known_names_are_listed_in_errors() -> None:
         names.known_names()
     )
     assert set(names) == set(names.known_names())
-    with pytest.raises(UndefinedNameError, match=r"'regoin' is undefined; known names: .*region"):
+    with pytest.raises(
+        UndefinedNameError, match=r"'regoin' is undefined; known names: .*; did you mean 'region'\?"
+    ):
         render("{{ regoin }}", names)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from datetime import datetime
 from typing import Any
@@ -13,6 +14,7 @@ from hypothesis import strategies as st
 
 from noetl_dagster.errors import TemplateError, UndefinedNameError
 from noetl_dagster.playbook.templates import compile_value, condition, is_true
+from noetl_dagster.playbook.views import ReferenceCache, ResultView
 
 
 def render(template: Any, **names: Any) -> Any:
@@ -124,6 +126,30 @@ def test_undefined_is_an_error_where_its_value_is_needed(template: str) -> None:
     assert template.split("%}")[0].strip("{} %")[:4] in message
     assert "'nope'" in message
     assert "known names: known" in message
+
+
+@pytest.mark.parametrize(
+    ("template", "reason"),
+    [
+        ("{{ order.totl }}", "'totl' is undefined: the value has the keys total; did you mean 'total'?"),
+        ("{{ order.totl + 1 }}", "'totl' is undefined: the value has the keys total; did you mean 'total'?"),
+        ("a {{ step.nope }}", "'nope' is undefined: the result has the keys rows; "),
+        ("{{ step.rows.nope }}", "'nope' is undefined: the value is a list; "),
+        ("{{ text.nope }}", "'nope' is undefined: the result is the text 'hello'; "),
+        ("{{ text.nope() }}", "'nope' is undefined: the value is the text 'hello'; "),
+        ("{{ empty.nope }}", "'nope' is undefined: the value is empty; "),
+        (
+            "{{ ordr.total }}",
+            "'ordr' is undefined; known names: empty, order, step, text; did you mean 'order'?",
+        ),
+    ],
+)
+def test_what_lacks_a_name_is_said(template: str, reason: str) -> None:
+    step, text = (
+        ResultView({"status": "ok", "data": data}, ReferenceCache()) for data in ({"rows": [1]}, "hello")
+    )
+    with pytest.raises(UndefinedNameError, match=re.escape(reason)):
+        render(template, order={"total": 1}, empty={}, step=step, text=text)
 
 
 def test_an_inline_if_without_else_gives_nothing() -> None:

@@ -1,0 +1,43 @@
+"""How messages about playbooks speak of values and of names that are nearly right."""
+
+from __future__ import annotations
+
+from difflib import get_close_matches
+from functools import lru_cache
+from typing import Any
+
+_SHOWN = 20
+
+
+def described(value: Any) -> str:
+    """A value's kind in YAML's words, for messages."""
+    match value:
+        case None:
+            return "nothing"
+        case bool():
+            return f"the boolean {str(value).lower()}"
+        case dict():
+            return "a mapping"
+        case list():
+            return "a list"
+        case str():
+            return f"the text {value[:40]!r}"
+    return f"{value!r:.80}"
+
+
+def suggestion(key: str, known: tuple[str, ...], what: str = "known keys") -> str:
+    """'did you mean x?' for a near miss, else the list of what is known."""
+    return did_you_mean(key, known) or f"{what}: {listed(known)}"
+
+
+@lru_cache(maxsize=512)  # an error in a loop asks the same again and again, and each answer reads all names
+def did_you_mean(name: str, known: tuple[str, ...]) -> str:
+    """'did you mean x?' for a near miss, else nothing."""
+    near = get_close_matches(name, known, n=1, cutoff=0.75)
+    return f"did you mean {near[0]!r}?" if near else ""
+
+
+def listed(names: tuple[str, ...], most: int = _SHOWN) -> str:
+    """'a, b, c and 5 more'."""
+    more = f" and {len(names) - most} more" if len(names) > most else ""
+    return f"{', '.join(names[:most])}{more}"
