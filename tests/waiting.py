@@ -13,6 +13,9 @@ import psutil
 PATIENCE_SECONDS = 90.0
 """Far longer than a busy machine needs. Only a test that fails anyway waits so long."""
 
+PROCESS_SECONDS = 840.0
+"""For a process to run to its end: just less than pytest waits for a test, so that its output is seen."""
+
 T = TypeVar("T")
 
 

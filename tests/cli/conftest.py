@@ -12,6 +12,7 @@ import pytest
 
 from noetl_dagster import embedded
 from noetl_dagster.settings import Settings
+from tests.waiting import PROCESS_SECONDS
 
 Cli = Callable[..., subprocess.CompletedProcess[str]]
 
@@ -36,7 +37,7 @@ def cli(environment: dict[str, str], tmp_path: Path) -> Cli:
             cwd=tmp_path,
             capture_output=True,
             text=True,
-            timeout=240,
+            timeout=PROCESS_SECONDS,
             check=False,
         )
 

@@ -16,7 +16,7 @@ import pytest
 from dagster import DagsterInstance, DagsterRunStatus
 
 from tests.cli.conftest import COMMAND, Cli
-from tests.waiting import ended, until
+from tests.waiting import PROCESS_SECONDS, ended, until
 
 PLAYBOOK = """
 apiVersion: noetl.io/v2
@@ -82,7 +82,7 @@ async def test_cancel(
         execution_id = str(await pool.fetchval("SELECT min(execution_id) FROM noetl.event"))
         cancelled = await asyncio.to_thread(cli, "cancel", execution_id, "--reason", "enough")
         assert cancelled.stdout == f"execution {execution_id} is cancelled\n", cancelled.stderr
-        said = (await asyncio.to_thread(run.communicate, timeout=120))[0]
+        said = (await asyncio.to_thread(run.communicate, timeout=PROCESS_SECONDS))[0]
         assert run.returncode not in (0, None)
         assert "CANCELLED" in said, said
     await stopped_once(pool, commands)
@@ -116,7 +116,7 @@ async def test_terminating_the_dagster_run(
         [run] = dagster_instance.get_runs()
         dagster_instance.report_run_canceling(run)
         process.send_signal(signal.SIGINT)
-        await asyncio.to_thread(process.communicate, timeout=120)
+        await asyncio.to_thread(process.communicate, timeout=PROCESS_SECONDS)
     await stopped_once(pool, commands)
     ended_run = dagster_instance.get_run_by_id(run.run_id)
     assert ended_run is not None

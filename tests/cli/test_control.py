@@ -13,6 +13,7 @@ import pytest
 
 from noetl_dagster import embedded
 from noetl_dagster.settings import Settings
+from tests.waiting import PROCESS_SECONDS
 
 Command = Callable[..., subprocess.CompletedProcess[str]]
 
@@ -30,7 +31,7 @@ def command(environment: dict[str, str]) -> Command:
             env=environment,
             capture_output=True,
             text=True,
-            timeout=240,
+            timeout=PROCESS_SECONDS,
         )
 
     return command

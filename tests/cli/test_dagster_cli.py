@@ -12,6 +12,7 @@ import pytest
 
 from noetl_dagster import embedded
 from noetl_dagster.settings import Settings
+from tests.waiting import PROCESS_SECONDS
 
 PLAYBOOK = """
 apiVersion: noetl.io/v2
@@ -55,7 +56,7 @@ async def test_a_job_runs_under_either_executor(
         },
         capture_output=True,
         text=True,
-        timeout=240,
+        timeout=PROCESS_SECONDS,
         check=False,
     )
     assert run.returncode == 0, run.stderr[-3000:]

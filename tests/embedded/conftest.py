@@ -12,6 +12,7 @@ import pytest
 
 from noetl_dagster import embedded
 from noetl_dagster.settings import Settings
+from tests.waiting import PROCESS_SECONDS
 
 _STARTER = """
 import sys
@@ -36,7 +37,7 @@ def racers(home: Path) -> list[Settings]:
     """What two processes got that found nothing running and started at once. Both have ended."""
     command = [sys.executable, "-c", _STARTER, str(home)]
     starters = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for _ in range(2)]
-    outputs = [starter.communicate(timeout=240)[0] for starter in starters]
+    outputs = [starter.communicate(timeout=PROCESS_SECONDS)[0] for starter in starters]
     assert [starter.returncode for starter in starters] == [0, 0]
     return [Settings.model_validate_json(output) for output in outputs]
 

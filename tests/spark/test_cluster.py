@@ -17,6 +17,7 @@ import pytest
 from noetl_dagster.resources.noetl import dump_settings
 from noetl_dagster.settings import Settings
 from tests.spark.servers import answers, free_port, served
+from tests.waiting import PROCESS_SECONDS
 
 pytestmark = [pytest.mark.spark, pytest.mark.slow]
 
@@ -108,7 +109,7 @@ async def test_a_killed_executor_costs_its_tasks_only(
     done = await asyncio.to_thread(
         subprocess.run,
         [sys.executable, "-c", CLIENT, dump_settings(own), textwrap.dedent(PLAYBOOK), str(marker)],
-        capture_output=True, text=True, timeout=280, check=False, cwd=PROJECT,
+        capture_output=True, text=True, timeout=PROCESS_SECONDS, check=False, cwd=PROJECT,
         env={name: value for name, value in os.environ.items() if name != "SPARK_HOME"},
     )  # fmt: skip
     assert done.stdout.startswith("COMPLETED"), done.stdout + done.stderr[-5000:]

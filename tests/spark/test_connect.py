@@ -13,6 +13,7 @@ import pytest
 from noetl_dagster.resources.noetl import dump_settings
 from noetl_dagster.settings import Settings
 from tests.spark.servers import answers, free_port, served
+from tests.waiting import PROCESS_SECONDS
 
 pytestmark = pytest.mark.spark
 
@@ -46,7 +47,7 @@ def test_everything_works_over_connect(remote: str, settings: Settings, tmp_path
     own = settings.model_copy(update={"spark_remote": remote, "default_postgres_credential": "embedded"})
     done = subprocess.run(
         [sys.executable, "-m", "tests.spark.connect_client", dump_settings(own)],
-        capture_output=True, text=True, timeout=280, check=False, cwd=PROJECT,
+        capture_output=True, text=True, timeout=PROCESS_SECONDS, check=False, cwd=PROJECT,
         env={name: value for name, value in os.environ.items() if name != "SPARK_HOME"},
     )  # fmt: skip
     assert done.stdout.endswith("ok\n"), done.stderr[-6000:] + (tmp_path / "server.log").read_text()[-3000:]

@@ -13,6 +13,7 @@ from pyspark.sql import SparkSession
 from noetl_dagster.errors import ServiceError
 from noetl_dagster.settings import Settings
 from noetl_dagster.spark.sessions import SparkSessions, check_address, session_config
+from tests.waiting import PROCESS_SECONDS
 
 pytestmark = pytest.mark.spark
 
@@ -101,7 +102,7 @@ def test_a_spark_that_does_not_start_says_where_and_why(tmp_path: object) -> Non
     )
     done = subprocess.run(
         [sys.executable, "-c", script, str(tmp_path)],
-        capture_output=True, text=True, timeout=120, check=False,
+        capture_output=True, text=True, timeout=PROCESS_SECONDS, check=False,
         env={**os.environ, "JAVA_HOME": "/nowhere"},
     )  # fmt: skip
     assert "Spark at local[*] does not start" in done.stdout, done.stderr
