@@ -9,6 +9,7 @@ from typing import Any
 
 import duckdb
 import pyarrow as pa
+from fsspec.implementations.arrow import ArrowFSWrapper
 from obstore.fsspec import FsspecStore
 
 from noetl_dagster.errors import NoetlError, ToolError
@@ -32,7 +33,8 @@ class DuckdbTool(Tool):
     Input: ``command`` (one or more statements) or ``script``; ``params`` as for postgres; ``database`` (a
     file, relative to the playbook's folder; default: in memory, for this call). Each input that is a result's
     reference (``rows: "{{ load.ref }}"``) or a list of mappings is a view of that name; Parquet on the shared
-    volume and in object storage is read in place. ``read_parquet('s3://bucket/key')`` reads the minio tier.
+    volume and in object storage is read in place. ``read_parquet('s3://bucket/key')`` reads the minio tier,
+    ``read_parquet('gs://bucket/key')`` the gcs tier.
 
     Output: as postgres: ``command_0``, ... and the last one's ``rows``, ``row_count``, ``columns``. With
     ``as: table`` the last statement's rows as one Arrow table, which the result store keeps as Parquet.
@@ -89,7 +91,7 @@ async def _views(call: ToolCall, box: Toolbox) -> dict[str, Any]:
 
 
 def _in_place(ref: ResultRef) -> bool:
-    files = ref.physical_uri.startswith(("/", "file://", "s3://"))
+    files = ref.physical_uri.startswith(("/", "file://", "s3://", "gs://"))
     return (
         files
         and ref.content_type == PARQUET
@@ -153,8 +155,17 @@ def _is_query(text: str) -> bool:
     return text.lstrip("( \n\t").lower().startswith(("select", "with", "from", "values", "table"))
 
 
+class _GoogleFiles(ArrowFSWrapper):
+    """Arrow's file system of Google's storage, by the name that URIs have."""
+
+    protocol = "gs"
+
+
 def mount_object_storage(connection: duckdb.DuckDBPyConnection, settings: Settings) -> None:
-    """Makes ``s3://`` paths readable and writable without DuckDB's httpfs, which needs a download."""
+    """Makes ``s3://`` and ``gs://`` paths readable and writable without DuckDB's httpfs, which needs a download."""
+    if settings.gcs_bucket is not None:
+        filesystem, _ = locations.arrow_filesystem(settings, f"gs://{settings.gcs_bucket}/")
+        connection.register_filesystem(_GoogleFiles(filesystem))
     if settings.minio_endpoint is None:
         return
     store = FsspecStore(

