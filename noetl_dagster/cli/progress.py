@@ -120,6 +120,7 @@ class _Lines:
                 f"{found.seconds:7.1f} s  {step.step}: {step.status.lower()}{counts}{note}",
                 markup=False,
                 highlight=False,
+                soft_wrap=True,
             )
 
 

@@ -62,13 +62,17 @@ def failed_stage(spark: SparkSession, group: str) -> str:
             stages = [tracker.getStageInfo(number) for number in (job.stageIds if job is not None else ())]
             for stage in stages:
                 if stage is not None and stage.numFailedTasks:
-                    return f"stage {stage.stageId} {_operation(stage.name)!r}"
+                    return f"stage {stage.stageId}{_named(stage.name)}"
     return ""
 
 
-def _operation(stage_name: str) -> str:
-    """Spark names a stage after the call that caused it: ``save at NativeMethodAccessorImpl.java:0``."""
-    return stage_name.partition(" at ")[0]
+def _named(stage_name: str) -> str:
+    """Spark names a stage after the call that caused it: `` 'save'`` of ``save at NativeMethodAccessorImpl.java:0``.
+
+    Empty for a function without a name, which Scala calls ``$anonfun$withThreadLocalCaptured$1`` or the like.
+    """
+    operation = stage_name.partition(" at ")[0]
+    return f" {operation!r}" if operation and not operation.startswith("$") else ""
 
 
 def describe(spark: SparkSession, group: str) -> str:
@@ -82,8 +86,7 @@ def describe(spark: SparkSession, group: str) -> str:
         for number in info.stageIds:
             stage = tracker.getStageInfo(number)
             if stage is not None and stage.numActiveTasks:
-                name = f" {_operation(stage.name)!r}"
-                running.append(_stage(number, name, stage.numCompletedTasks, stage.numTasks))
+                running.append(_stage(number, _named(stage.name), stage.numCompletedTasks, stage.numTasks))
     return "; ".join(running)
 
 

@@ -97,6 +97,11 @@ workflow:
   - step: square
     loop: {in: [1, 2, 3], iterator: n}
     tool: {kind: python, input: {n: "{{ n }}"}, code: "result = n * n"}
+    next: [stored]
+  - step: stored
+    loop: {in: [1, 0], iterator: n}
+    spec: {allow_partial: true}
+    tool: {kind: python, input: {n: "{{ n }}"}, code: "result = 1 / n", spec: {result: {store: disk}}}
     next: [broken]
   - step: broken
     loop: {in: "{{ 5 }}", iterator: n}
@@ -115,6 +120,8 @@ def test_the_table_shows_small_results_and_each_error_once(cli: Cli, tmp_path: P
     assert rows["small"].endswith('{"rows": [1, 2]}')
     assert rows["long"].endswith("xxx…")
     assert rows["square"].split(maxsplit=3)[2:] == ["3/3", "[1, 4, 9]"]
+    assert rows["stored"].split(maxsplit=5)[2:5] == ["1/2,", "1", "failed"]
+    assert rows["stored"].split(maxsplit=5)[5].startswith('["file://')
     assert run.stdout.count("which is not a list") == 1
     assert run.stdout.count("step broken") == 1
 

@@ -17,6 +17,7 @@ from noetl_dagster.engine.progress import running_notes
 from noetl_dagster.playbook.loader import parse_playbook
 from noetl_dagster.resources.noetl import NoetlResource, close_engines
 from noetl_dagster.settings import Settings
+from noetl_dagster.spark.progress import _named
 from noetl_dagster.spark.sessions import SparkSessions
 from noetl_dagster.storage.loop import run_sync
 from tests.waiting import until
@@ -81,3 +82,15 @@ async def test_stages_and_tasks_reach_the_runs_log_and_the_command_line(
     finally:
         (tmp_path / "go").touch()
         await asyncio.to_thread(close_engines)
+
+
+@pytest.mark.parametrize(
+    ("stage_name", "named"),
+    [
+        ("save at NativeMethodAccessorImpl.java:0", " 'save'"),
+        ("$anonfun$withThreadLocalCaptured$1 at CompletableFuture.java:1768", ""),
+        ("", ""),
+    ],
+)
+def test_a_stage_is_named_after_its_operation_where_it_has_a_name(stage_name: str, named: str) -> None:
+    assert _named(stage_name) == named
