@@ -40,6 +40,8 @@ def serve(
     @asynccontextmanager
     async def plane() -> AsyncIterator[Plane]:
         opened = await Plane.open(settings, lambda engine: ProcessLauncher(engine, environment))
+        listener.listen(config.backlog)  # who reads the address below may call at once
+        typer.echo(f"HTTP API on {scheme}://{settings.service_host}:{listener.getsockname()[1]}")
         try:
             yield opened
         finally:
@@ -56,8 +58,8 @@ def serve(
         timeout_graceful_shutdown=10,
     )
     listener = config.bind_socket()
+    listener.set_inheritable(False)  # runs outlive the service: they must not keep its port
     scheme = "https" if config.is_ssl else "http"
-    typer.echo(f"HTTP API on {scheme}://{settings.service_host}:{listener.getsockname()[1]}")
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))  # uvicorn ends, then raises the signal once more
     uvicorn.Server(config).run(sockets=[listener])
 

@@ -15,7 +15,7 @@ from noetl_dagster.events.connection import open_pool
 from noetl_dagster.events.ids import Snowflake
 from noetl_dagster.events.log import EventLog
 from noetl_dagster.events.queries import NEXT_NODE
-from noetl_dagster.events.schema import apply_schema
+from noetl_dagster.events.schema import apply_schema, await_schema
 from noetl_dagster.events.state import ExecutionState
 from noetl_dagster.playbook.graph import StepGraph
 from noetl_dagster.playbook.loader import parse_playbook
@@ -75,7 +75,7 @@ class Runtime:
         Args:
             settings: with every address filled.
             spark: gives the Spark session on first use; default: one made from the settings.
-            apply: apply ``schema/*.sql`` first.
+            apply: apply ``schema/*.sql`` first; else wait until the control plane has done so.
             outlet: where this process's events go; default: straight into the log.
 
         Raises:
@@ -85,6 +85,8 @@ class Runtime:
         pool = await open_pool(settings.db_url, size=settings.db_pool_size)
         if apply:
             await apply_schema(settings.db_url)
+        else:
+            await await_schema(pool)
         ids = Snowflake(await pool.fetchval(NEXT_NODE))
         log = EventLog(pool, ids)
         buffer = EventBuffer(
