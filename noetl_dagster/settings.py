@@ -93,6 +93,11 @@ class Settings(BaseSettings):
     )
     gcs_bucket: str | None = Field(None, description="Bucket of the gcs tier")
     gcs_endpoint: str | None = Field(None, description="Endpoint of the gcs tier, for emulators")
+    stores_shared: bool = Field(
+        True,
+        description="Other event logs keep results in the same stores; "
+        "false: maintenance also removes objects of executions that this log does not know",
+    )
 
     default_store_tier: StoreTier = Field(
         StoreTier.MINIO, description="Tier of results above the inline limit"

@@ -70,11 +70,15 @@ class RefCatalog:
             rows = await connection.fetch(queries.LOCK_SCOPE, execution_id, names, step, _PAGE)
             yield connection, [ref_from_row(row) for row in rows]
 
-    async def unrecorded(self, owners: Sequence[tuple[int, int]]) -> set[int]:
-        """Of (execution id, reference id): reference ids of ended executions that have no row."""
+    async def unrecorded(self, owners: Sequence[tuple[int, int]], *, unknown: bool) -> set[int]:
+        """Of (execution id, reference id): reference ids of ended executions that have no row.
+
+        Args:
+            unknown: executions that the log does not know count as ended.
+        """
         executions, ref_ids = zip(*owners, strict=True)
         async with self.connection() as connection:
-            rows = await connection.fetch(queries.UNRECORDED, executions, ref_ids)
+            rows = await connection.fetch(queries.UNRECORDED, executions, ref_ids, unknown)
         return {row["ref_id"] for row in rows}
 
     async def forget(self, ref_ids: Sequence[int], connection: Any = None) -> None:

@@ -9,14 +9,15 @@ Which engine reads what in place:
 
 - DuckDB: files of pvc and disk by path. Objects through the store's own file system (obstore's fsspec face):
   DuckDB's S3 reader is an extension that is downloaded on first use, which closed networks do not allow.
-- Spark: files of pvc by path, on driver and executors. Objects after a copy to this machine, in local mode:
-  PySpark ships without Hadoop's S3 client.
+- Spark: files of pvc by path, on driver and executors. Objects through the data source ``noetl_results``, which
+  reads and writes them with the functions below: PySpark ships without Hadoop's S3 client.
 - Arrow: files, and objects with the endpoint overridden (:func:`dataset`).
 """
 
 from __future__ import annotations
 
 import os
+import shutil
 from collections.abc import Hashable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, cast
@@ -24,7 +25,7 @@ from urllib.parse import urlsplit
 
 import asyncpg
 import obstore
-from obstore.store import GCSStore, LocalStore
+from obstore.store import LocalStore
 
 from noetl_dagster.errors import ReferenceNotAvailableError, StorageError
 from noetl_dagster.settings import Settings, StoreTier
@@ -110,9 +111,7 @@ def object_store(settings: Settings, uri: str) -> ObjectStore:
         return LocalStore("/")
     if scheme == "s3":
         return _bucket_client(settings, bucket)
-    if scheme == "gs":
-        return GCSStore(bucket)
-    raise StorageError(f"{uri[:200]}: no object store for {scheme}://; expected s3://, gs:// or file:///")
+    raise StorageError(f"{uri[:200]}: no object store for {scheme}://; expected s3:// or file:///")
 
 
 def _bucket_client(settings: Settings, bucket: str) -> ObjectStore:
@@ -169,9 +168,22 @@ def read_bytes(settings: Settings, uri: str) -> bytes:
             return path.read_bytes()
         if uri.startswith("s3://"):
             return bytes(obstore.get(object_store(settings, uri), object_key(uri)).bytes())
+        if uri.startswith("gs://"):
+            return _gcs_bytes(settings, uri)
         return run_sync(_read_from_tier(settings, uri))
     except (FileNotFoundError, KeyError) as error:
         raise ReferenceNotAvailableError(f"nothing is at {uri[:200]}; it expired or was deleted") from error
+
+
+def _gcs_bytes(settings: Settings, uri: str) -> bytes:
+    from google.api_core.exceptions import NotFound
+
+    _, bucket, key = split_uri(uri)
+    try:
+        data: bytes = _gcs_client(settings).bucket(bucket).blob(key).download_as_bytes(timeout=120)
+    except NotFound as error:
+        raise KeyError(uri) from error
+    return data
 
 
 async def _read_from_tier(settings: Settings, uri: str) -> bytes:
@@ -193,10 +205,8 @@ def open_reader(settings: Settings, uri: str) -> BinaryIO:
     if path is not None:
         return path.open("rb")
     if split_uri(uri)[0] == "gs":
-        from noetl_dagster.storage.tiers.gcs import gcs_client
-
         _, bucket, key = split_uri(uri)
-        return cast("BinaryIO", gcs_client(settings).bucket(bucket).blob(key).open("rb"))
+        return cast("BinaryIO", _gcs_client(settings).bucket(bucket).blob(key).open("rb"))
     return cast("BinaryIO", obstore.open_reader(object_store(settings, uri), object_key(uri)))
 
 
@@ -238,12 +248,35 @@ def _object_sizes(settings: Settings, uri: str) -> list[tuple[str, int]]:
 
 def _gcs_sizes(settings: Settings, uri: str) -> list[tuple[str, int]]:
     """Through Google's client, as the tier: it takes the endpoint of an emulator."""
-    from noetl_dagster.storage.tiers.gcs import gcs_client
-
     _, bucket, key = split_uri(uri)
     key = key.rstrip("/")
-    blobs = gcs_client(settings).list_blobs(bucket, prefix=key)
+    blobs = _gcs_client(settings).list_blobs(bucket, prefix=key)
     return [(blob.name, blob.size) for blob in blobs if blob.name == key or blob.name.startswith(key + "/")]
+
+
+def _gcs_client(settings: Settings) -> Any:
+    from noetl_dagster.storage.tiers.gcs import shared_client
+
+    return shared_client(settings.gcs_endpoint)
+
+
+def remove_below(settings: Settings, uri: str) -> None:
+    """Removes whatever lies below a folder URI."""
+    folder = local_path(settings, uri)
+    if folder is not None:
+        shutil.rmtree(folder, ignore_errors=True)
+        return
+    base = uri.rstrip("/") + "/"
+    remove_objects(settings, base, [key for key, _ in _object_sizes(settings, base)])
+
+
+def remove_objects(settings: Settings, uri: str, keys: Sequence[str]) -> None:
+    """Removes objects of a URI's bucket. Arrow would leave an empty one in the place of their folder."""
+    if uri.startswith("gs://"):
+        bucket = _gcs_client(settings).bucket(split_uri(uri)[1])
+        bucket.delete_blobs(keys, on_error=lambda _: None)  # another has just removed it
+    elif keys:
+        obstore.delete(object_store(settings, uri), list(keys))
 
 
 def _is_data(name: str) -> bool:

@@ -51,12 +51,14 @@ LOCK_SCOPE = f"""
     FOR UPDATE SKIP LOCKED
 """
 
-# of objects found in a store: those of ended executions whose reference is not here
+# of objects found in a store: those of ended executions, and if asked of unknown ones, without a reference here
 UNRECORDED = """
     SELECT DISTINCT stored.ref_id
     FROM unnest($1::bigint[], $2::bigint[]) AS stored (execution_id, ref_id)
-    JOIN noetl.execution ON execution.execution_id = stored.execution_id AND execution.status <> 'RUNNING'
+    LEFT JOIN noetl.execution ON execution.execution_id = stored.execution_id
     WHERE NOT EXISTS (SELECT FROM noetl.result_ref WHERE result_ref.ref_id = stored.ref_id)
+      AND CASE WHEN execution.execution_id IS NOT NULL THEN execution.status <> 'RUNNING'
+          ELSE $3 AND NOT EXISTS (SELECT FROM noetl.event WHERE event.execution_id = stored.execution_id) END
 """
 
 DELETE_REFS = "DELETE FROM noetl.result_ref WHERE ref_id = ANY($1::bigint[])"

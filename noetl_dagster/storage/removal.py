@@ -14,7 +14,7 @@ from noetl_dagster.settings import StoreTier
 from noetl_dagster.storage.catalog import RefCatalog
 from noetl_dagster.storage.placement import KEY_ROOT, Placement, owner_of
 from noetl_dagster.storage.refs import RefKind, ResultRef, ResultScope
-from noetl_dagster.storage.tiers.base import TierUnavailableError
+from noetl_dagster.storage.tiers.base import TakesUploads, TierUnavailableError
 
 log = logging.getLogger(__name__)
 
@@ -39,29 +39,37 @@ class Removal:
     async def scope(self, execution_id: int, scopes: Sequence[ResultScope], step: str | None) -> int:
         return await self._paged(lambda: self._catalog.locked_scope(execution_id, scopes, step))
 
-    async def orphans(self, now: datetime, grace: timedelta) -> int:
-        """Objects of this database's executions that no reference names, in every tier of the settings.
+    async def orphans(self, now: datetime, grace: timedelta, *, shared: bool) -> int:
+        """Objects that no reference names and uploads that were cut off, in every tier of the settings.
 
         The key of an object says which execution and reference it was stored for, and so when. Left alone is
-        what is younger than ``grace``, or belongs to an execution that still runs or that this database does
-        not know: a bucket may serve several databases.
+        what is younger than ``grace``, or belongs to an execution that still runs, or, in stores that are
+        ``shared`` by several databases, to one that this database does not know.
         """
-        newest = snowflake_floor(int((now - grace).timestamp() * 1000))
         removed = 0
         for tier in self._placement.lasting():
             try:
-                removed += await self._orphans_of(tier, newest)
+                removed += await self._orphans_of(tier, now - grace, shared and tier is not StoreTier.DB)
+                removed += await self._uploads_of(tier, now - grace)
             except TierUnavailableError as error:
                 log.warning("%s", error)  # the next call sweeps it
         return removed
 
-    async def _orphans_of(self, tier_name: StoreTier, newest: int) -> int:
+    async def _uploads_of(self, tier_name: StoreTier, before: datetime) -> int:
+        tier = self._placement.tier(tier_name)
+        aborted = await tier.abort_uploads(KEY_ROOT, before) if isinstance(tier, TakesUploads) else 0
+        if aborted:
+            log.info("%s tier: aborted %d uploads that were cut off", tier_name.value, aborted)
+        return aborted
+
+    async def _orphans_of(self, tier_name: StoreTier, before: datetime, shared: bool) -> int:
         tier, removed = self._placement.tier(tier_name), 0
+        newest = snowflake_floor(int(before.timestamp() * 1000))
         async for keys in tier.keys(KEY_ROOT):
             owners = {key: owner for key in keys if (owner := owner_of(key)) and owner[1] < newest}
             if not owners:
                 continue
-            unknown = await self._catalog.unrecorded(list(owners.values()))
+            unknown = await self._catalog.unrecorded(list(owners.values()), unknown=not shared)
             for key, (_, ref_id) in owners.items():
                 if ref_id in unknown:
                     await tier.delete(tier.uri(key))

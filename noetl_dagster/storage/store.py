@@ -293,10 +293,12 @@ class ResultStore(ResultReader):
     async def sweep_orphans(self, now: datetime | None = None, grace: timedelta = ORPHAN_GRACE) -> int:
         """Removes bytes that no reference names: of puts that were killed or rolled back. Returns how many.
 
-        Only executions that this database knows and that have ended are swept. The disk tier is this
-        machine's. A store that does not answer stays for the next call.
+        Uploads that were cut off are aborted and counted too. Only executions that have ended are swept, and
+        with ``NOETL_STORES_SHARED=false`` those that the log does not know. The disk tier is this machine's. A
+        store that does not answer stays for the next call.
         """
-        return await self._removal.orphans(now or datetime.now(UTC), grace)
+        shared = self.settings.stores_shared
+        return await self._removal.orphans(now or datetime.now(UTC), grace, shared=shared)
 
     # -- inside --------------------------------------------------------------------------------------
 

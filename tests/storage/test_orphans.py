@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
@@ -18,8 +19,9 @@ from noetl_dagster.storage.locations import local_path
 from noetl_dagster.storage.placement import key_of, owner_of
 from noetl_dagster.storage.store import ResultStore
 from noetl_dagster.storage.tiers.gcs import gcs_client
+from noetl_dagster.storage.tiers.objects import minio_admin
 
-ENDED, RUNNING, UNKNOWN = 21, 22, 23
+ENDED, RUNNING, UNKNOWN, STARTED = 21, 22, 23, 24
 TOMORROW = datetime.now(UTC) + timedelta(days=2)
 LASTING = [
     StoreTier.MINIO,
@@ -67,12 +69,51 @@ async def test_bytes_of_a_rolled_back_put_are_removed(
     foreign = await rolled_back(store, pool, UNKNOWN, tier)
 
     assert await store.sweep_orphans() == 0  # too young
-    assert await store.sweep_orphans(TOMORROW) == 1
+    own = tier is StoreTier.DB
+    assert await store.sweep_orphans(TOMORROW) == 1 + own
     assert not await left(store, tier, orphan)
     assert await left(store, tier, running)  # its reference may still come
-    assert await left(store, tier, foreign)  # another database's, in the same bucket
+    assert await left(store, tier, foreign) is not own  # another database's, in the same bucket
     assert await store.get(kept.ref) == [1, 2]
     assert await store.sweep_orphans(TOMORROW) == 0
+
+
+async def test_stores_of_one_log_lose_what_it_does_not_know(settings: Settings, pool: asyncpg.Pool) -> None:
+    started = "INSERT INTO noetl.event (execution_id, event_id, event_type) VALUES ($1, 1, $2)"
+    await pool.execute(started, STARTED, "playbook.initialized")
+    async with ResultStore(settings.model_copy(update={"stores_shared": False}), pool) as store:
+        unknown = await rolled_back(store, pool, UNKNOWN, StoreTier.MINIO)
+        nobody = await rolled_back(store, pool, 0, StoreTier.MINIO)
+        started_only = await rolled_back(store, pool, STARTED, StoreTier.MINIO)
+        kept = await store.put([1], execution_id=UNKNOWN, step="load", name="rows", tier=StoreTier.MINIO)
+        assert await store.sweep_orphans() == 0
+        assert await store.sweep_orphans(TOMORROW) == 2
+        assert not await left(store, StoreTier.MINIO, unknown)
+        assert not await left(store, StoreTier.MINIO, nobody)
+        assert await left(store, StoreTier.MINIO, started_only)  # the projection has not seen it yet
+        assert await store.get(kept.ref) == [1]
+
+
+async def test_uploads_that_were_cut_off_are_aborted(settings: Settings, store: ResultStore) -> None:
+    await store.ready(StoreTier.MINIO)
+    client, bucket = minio_admin(settings), settings.minio_bucket
+
+    def begun(key: str) -> None:
+        upload = client.create_multipart_upload(Bucket=bucket, Key=key)
+        client.upload_part(
+            Bucket=bucket, Key=key, UploadId=upload["UploadId"], PartNumber=1, Body=b"x" * 5_300_000
+        )
+
+    def uploads() -> list[str]:
+        return [one["Key"] for one in client.list_multipart_uploads(Bucket=bucket).get("Uploads", ())]
+
+    half, other = key_of(RUNNING, "load", "rows", 123, ".bin"), "somebody/elses"
+    for key in (half, other):
+        await asyncio.to_thread(begun, key)
+    assert await store.sweep_orphans() == 0  # too young
+    assert sorted(await asyncio.to_thread(uploads)) == sorted([half, other])
+    assert await store.sweep_orphans(TOMORROW) == 1
+    assert await asyncio.to_thread(uploads) == [other]
 
 
 async def test_orphans_in_gcs(settings: Settings, pool: asyncpg.Pool) -> None:

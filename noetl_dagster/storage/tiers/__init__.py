@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING
 
 from noetl_dagster.errors import StorageError
@@ -20,21 +21,23 @@ def open_tier(tier: StoreTier, settings: Settings, pool: asyncpg.Pool | None) ->
     """
     match tier:
         case StoreTier.MINIO:
-            from noetl_dagster.storage.tiers.objects import S3Tier, minio_store
+            from noetl_dagster.storage.tiers.objects import S3Tier, minio_admin, minio_store
 
             return S3Tier(
                 minio_store(settings),
+                admin=partial(minio_admin, settings),
                 bucket=settings.minio_bucket,
                 name="minio",
                 credential=settings.minio_access_key,
                 create_bucket=True,
             )
         case StoreTier.S3:
-            from noetl_dagster.storage.tiers.objects import S3Tier, aws_credential, s3_store
+            from noetl_dagster.storage.tiers.objects import S3Tier, aws_credential, s3_admin, s3_store
 
             store = s3_store(settings)
             return S3Tier(
                 store,
+                admin=s3_admin,
                 bucket=settings.s3_bucket or "",
                 name="s3",
                 credential=aws_credential(),

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
-from typing import Protocol
+from datetime import datetime
+from typing import Protocol, runtime_checkable
 
 from noetl_dagster.errors import StorageError
 
@@ -59,6 +60,15 @@ class Tier(Protocol):
         ...
 
     async def close(self) -> None: ...
+
+
+@runtime_checkable
+class TakesUploads(Protocol):
+    """A tier whose large objects come in parts, which stay in the store when nobody completes them."""
+
+    async def abort_uploads(self, prefix: str, before: datetime) -> int:
+        """Removes the parts of uploads below a prefix that began before a moment. Returns how many uploads."""
+        ...
 
 
 async def collect(chunks: AsyncIterator[Bytes]) -> bytes:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import contextmanager
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 from noetl_dagster.errors import StorageError
@@ -21,16 +22,26 @@ if TYPE_CHECKING:
 
 def gcs_client(settings: Settings) -> Any:
     """A client with the credentials of the Google environment; with an endpoint set, anonymous."""
+    return _new_client(settings.gcs_endpoint)
+
+
+@lru_cache(maxsize=8)
+def shared_client(endpoint: str | None) -> Any:
+    """As :func:`gcs_client`, made once a process: each client asks Google for a token of its own."""
+    return _new_client(endpoint)
+
+
+def _new_client(endpoint: str | None) -> Any:
     try:
         from google.auth.credentials import AnonymousCredentials
         from google.cloud import storage
     except ImportError as error:
         raise StorageError("gcs tier: google-cloud-storage is missing; install noetl-dagster[gcs]") from error
-    if settings.gcs_endpoint:
+    if endpoint:
         return storage.Client(
             project="noetl",
             credentials=AnonymousCredentials(),  # type: ignore[no-untyped-call]
-            client_options={"api_endpoint": settings.gcs_endpoint},
+            client_options={"api_endpoint": endpoint},
         )
     return storage.Client()
 

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import contextmanager, suppress
-from datetime import timedelta
+from datetime import datetime, timedelta
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
@@ -82,6 +83,29 @@ def _s3_client(bucket: str, endpoint: str | None, environment: frozenset[tuple[s
     return S3Store(bucket, **given, client_options=_client_options(endpoint or ""), retry_config=_RETRIES)
 
 
+def minio_admin(settings: Settings) -> Any:
+    """boto3's client of the minio tier."""
+    return _boto_client(
+        endpoint_url=settings.minio_endpoint,
+        aws_access_key_id=settings.minio_access_key,
+        aws_secret_access_key=settings.minio_secret_key.get_secret_value(),
+        region_name=settings.minio_region,
+    )
+
+
+def s3_admin() -> Any:
+    """boto3's client of the AWS environment."""
+    return _boto_client(endpoint_url=aws_endpoint())
+
+
+def _boto_client(**given: Any) -> Any:
+    import boto3
+    from botocore.config import Config
+
+    config = Config(connect_timeout=3, read_timeout=60, retries={"total_max_attempts": 2})
+    return boto3.client("s3", config=config, **given)
+
+
 def aws_endpoint() -> str | None:
     """The S3 endpoint of the AWS environment; None is Amazon's own."""
     return os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL")
@@ -107,13 +131,22 @@ class S3Tier:
         store: the bucket's client.
         bucket: its name, for URIs and messages.
         name: tier name for messages.
+        admin: makes boto3's client, which knows of unfinished uploads; the bucket's own does not.
         credential: what is used to sign (an access key id, never a secret), for messages.
         create_bucket: create the bucket when it is missing.
     """
 
     def __init__(
-        self, store: S3Store, *, bucket: str, name: str, credential: str, create_bucket: bool
+        self,
+        store: S3Store,
+        *,
+        admin: Callable[[], Any],
+        bucket: str,
+        name: str,
+        credential: str,
+        create_bucket: bool,
     ) -> None:
+        self._admin = admin
         self._store = store
         self._bucket = bucket
         self._name = name
@@ -207,6 +240,33 @@ class S3Tier:
         with self._errors("list", prefix), suppress(FileNotFoundError):  # no bucket, no keys
             async for page in obstore.list(self._store, prefix=prefix):
                 yield [entry["path"] for entry in page]
+
+    async def abort_uploads(self, prefix: str, before: datetime) -> int:
+        return await asyncio.to_thread(self._abort_uploads, prefix, before)
+
+    def _abort_uploads(self, prefix: str, before: datetime) -> int:
+        from botocore.exceptions import BotoCoreError, ClientError
+
+        aborted = 0
+        try:
+            client = self._admin()
+            pages = client.get_paginator("list_multipart_uploads").paginate(
+                Bucket=self._bucket, Prefix=prefix
+            )
+            for upload in (one for page in pages for one in page.get("Uploads", ())):
+                if upload["Initiated"] < before:
+                    client.abort_multipart_upload(
+                        Bucket=self._bucket, Key=upload["Key"], UploadId=upload["UploadId"]
+                    )
+                    aborted += 1
+        except (BotoCoreError, ClientError) as error:
+            if "NoSuchBucket" in str(error) or "NoSuchUpload" in str(error):  # completed just now
+                return aborted
+            raise TierUnavailableError(
+                f"{self._name} tier: cannot abort uploads in {self._bucket} with access key {self._credential}: "
+                f"{error}"
+            ) from error
+        return aborted
 
     async def close(self) -> None:
         return None
