@@ -161,10 +161,11 @@ WHERE execution_id = $1 AND meta ->> 'command_id' = $2 AND event_type = 'command
 # The latest result of each step that is small enough to be in the log itself; of a loop the list of them.
 SMALL_RESULTS = """
 SELECT DISTINCT ON (node_name) node_name,
-       left(COALESCE(result -> 'data', (
-           SELECT jsonb_agg(COALESCE(item -> 'data', item #> '{ref,physical_uri}', item -> 'error') ORDER BY place)
+       left(COALESCE(result -> 'data', CASE WHEN jsonb_typeof(result #> '{context,results}') = 'array' THEN (
+           SELECT COALESCE(jsonb_agg(
+               COALESCE(item -> 'data', item #> '{ref,physical_uri}', item -> 'error') ORDER BY place), '[]')
            FROM jsonb_array_elements(result #> '{context,results}') WITH ORDINALITY AS items (item, place)
-       ))::text, $2) AS data
+       ) END)::text, $2) AS data
 FROM noetl.event
 WHERE execution_id = $1 AND event_type = 'step.exit' AND status = 'COMPLETED'
 ORDER BY node_name, event_id DESC

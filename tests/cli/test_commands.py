@@ -102,6 +102,15 @@ workflow:
     loop: {in: [1, 0], iterator: n}
     spec: {allow_partial: true}
     tool: {kind: python, input: {n: "{{ n }}"}, code: "result = 1 / n", spec: {result: {store: disk}}}
+    next: [nothing]
+  - step: nothing
+    loop: {in: [], iterator: n}
+    tool: {kind: noop}
+    next: [two]
+  - step: two
+    tool:
+      - {name: first, kind: python, code: "result = 1"}
+      - {name: last, kind: python, code: "result = [2]", spec: {result: {store: disk}}}
     next: [broken]
   - step: broken
     loop: {in: "{{ 5 }}", iterator: n}
@@ -122,6 +131,8 @@ def test_the_table_shows_small_results_and_each_error_once(cli: Cli, tmp_path: P
     assert rows["square"].split(maxsplit=3)[2:] == ["3/3", "[1, 4, 9]"]
     assert rows["stored"].split(maxsplit=5)[2:5] == ["1/2,", "1", "failed"]
     assert rows["stored"].split(maxsplit=5)[5].startswith('["file://')
+    assert rows["nothing"].split()[2:] == ["0/0", "[]"]
+    assert rows["two"].split()[2].startswith("file://")
     assert run.stdout.count("which is not a list") == 1
     assert run.stdout.count("step broken") == 1
 
