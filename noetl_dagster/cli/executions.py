@@ -14,6 +14,7 @@ from noetl_dagster.cli.console import console, notes, print_json
 from noetl_dagster.cli.session import open_session
 from noetl_dagster.engine.engine import Engine
 from noetl_dagster.engine.overview import LoopView, Overview, StepView, overview, small_results
+from noetl_dagster.engine.progress import duration, per_second
 from noetl_dagster.errors import ExecutionNotFoundError
 from noetl_dagster.events.queries import EXECUTIONS
 from noetl_dagster.events.types import Event
@@ -113,8 +114,15 @@ def _outcome(step: StepView, found: Overview, small: Mapping[str, str]) -> str:
 def _counts(loop: LoopView | None) -> str:
     if loop is None:
         return ""
-    failed = f", {loop.failed} failed" if loop.failed else ""
-    return f"{loop.done}/{loop.total}{failed}"
+    counts = f"{loop.done}/{loop.total}" if loop.total or loop.done == loop.failed == 0 else str(loop.done)
+    parts = [counts]
+    if loop.failed:
+        parts.append(f"{loop.failed} failed")
+    if loop.rate is not None:
+        parts.append(per_second(loop.rate))
+    if loop.remaining_seconds is not None:
+        parts.append(f"{duration(loop.remaining_seconds)} left")
+    return ", ".join(parts)
 
 
 def _coloured(state: str) -> str:

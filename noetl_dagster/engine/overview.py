@@ -2,19 +2,28 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import Any
 
 from pydantic import BaseModel, ConfigDict
 
+from noetl_dagster.engine.progress import loop_rates
 from noetl_dagster.engine.runtime import Runtime
 from noetl_dagster.errors import ExecutionNotFoundError
 from noetl_dagster.events.projected import ProjectedExecution
 from noetl_dagster.events.projection import read_execution
 from noetl_dagster.events.queries import SMALL_RESULTS
+from noetl_dagster.events.state import ExecutionStatus
 
 
 class LoopView(BaseModel):
+    """Counts of a loop's iterations; ``total`` is 0 while a cursor loop has not come to its end.
+
+    While it runs, ``rate`` is how many a second ended lately and ``remaining_seconds`` how long the others take
+    at that rate; None when nobody can tell.
+    """
+
     model_config = ConfigDict(frozen=True)
 
     loop_id: str
@@ -22,6 +31,8 @@ class LoopView(BaseModel):
     done: int
     failed: int
     fanout: bool
+    rate: float | None = None
+    remaining_seconds: float | None = None
 
 
 class StepView(BaseModel):
@@ -66,7 +77,8 @@ async def overview(runtime: Runtime, execution_id: int) -> Overview:
     found = await read_execution(runtime.pool, execution_id)
     if found is None:
         raise ExecutionNotFoundError(f"no execution {execution_id} in the event log")
-    return overview_of(found)
+    goes_on = found.status == ExecutionStatus.RUNNING and found.has_open_loop
+    return overview_of(found, await loop_rates(runtime.pool, execution_id) if goes_on else {})
 
 
 async def small_results(runtime: Runtime, execution_id: int, characters: int) -> dict[str, str]:
@@ -75,8 +87,12 @@ async def small_results(runtime: Runtime, execution_id: int, characters: int) ->
     return {row["node_name"]: row["data"] for row in rows if row["data"] not in (None, "null", "{}")}
 
 
-def overview_of(execution: ProjectedExecution) -> Overview:
-    """The view of a row of ``noetl.execution``."""
+def overview_of(execution: ProjectedExecution, rates: Mapping[str, float]) -> Overview:
+    """The view of a row of ``noetl.execution``.
+
+    Args:
+        rates: of running loops, see :func:`noetl_dagster.engine.progress.loop_rates`.
+    """
     state, start = execution.state, execution.start_time
     end = execution.end_time or datetime.now(UTC)
     return Overview(
@@ -90,32 +106,37 @@ def overview_of(execution: ProjectedExecution) -> Overview:
         ended_at=execution.end_time,
         seconds=round((end - start).total_seconds(), 3) if start else 0.0,
         error=execution.error,
-        steps=tuple(_step(state, step) for step in state.get("steps", [])),
+        steps=tuple(_step(state, step, rates) for step in state.get("steps", [])),
         warnings=tuple(state.get("warnings", ())),
         workload=state.get("workload", {}),
     )
 
 
-def _step(state: dict[str, Any], step: dict[str, Any]) -> StepView:
+def _step(state: dict[str, Any], step: dict[str, Any], rates: Mapping[str, float]) -> StepView:
     return StepView(
         step=step["step"],
         status=step["status"],
         visits=step["visits"],
-        loop=_loop(state, step["step"]),
+        loop=_loop(state, step["step"], rates),
         result=step.get("result"),
         error=step.get("error"),
     )
 
 
-def _loop(state: dict[str, Any], step: str) -> LoopView | None:
+def _loop(state: dict[str, Any], step: str, rates: Mapping[str, float]) -> LoopView | None:
     fanout = state.get("fanout", {}).get(step)
     entry = fanout or state.get("loop", {}).get(step)
     if entry is None:
         return None
+    total = entry["total_shards"] if fanout else entry["total"]
+    left = total - entry["done"] - entry["failed"]
+    rate = None if entry["completed"] else rates.get(entry["loop_id"])
     return LoopView(
         loop_id=entry["loop_id"],
-        total=entry["total_shards"] if fanout else entry["total"],
+        total=total,
         done=entry["done"],
         failed=entry["failed"],
         fanout=bool(fanout),
+        rate=rate,
+        remaining_seconds=round(left / rate, 1) if rate and left > 0 else None,
     )

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import asyncpg
 
-from noetl_dagster.events.queries import LOOP_PROGRESS
+from noetl_dagster.events.queries import LOOP_PROGRESS, LOOP_RATES
 
 PACE_SECONDS = 30.0
 
@@ -90,11 +90,12 @@ class Pace:
     def describe(self, total: int) -> str:
         """For example ``2300/s, 40 s left``; empty while nobody can tell."""
         remaining = self.remaining(total)
-        if remaining is None:
-            return ""
-        rate = self.rate
-        shown = f"{rate:.0f}" if rate >= 10 else f"{rate:.2g}"
-        return f"{shown}/s, {duration(remaining)} left"
+        return "" if remaining is None else f"{per_second(self.rate)}, {duration(remaining)} left"
+
+
+def per_second(rate: float) -> str:
+    """For people: ``2300/s``, ``0.25/s``."""
+    return f"{rate:.0f}/s" if rate >= 10 else f"{rate:.2g}/s"
 
 
 def duration(seconds: float) -> str:
@@ -122,6 +123,20 @@ async def loop_progress(pool: asyncpg.Pool, execution_id: int) -> list[LoopProgr
         )
         for row in rows
     ]
+
+
+async def loop_rates(pool: asyncpg.Pool, execution_id: int) -> dict[str, float]:
+    """By loop id, the iterations a second that have ended lately, where any have.
+
+    Lately is since the oldest of the execution's last events, or since the loop or a resumption began if that
+    came later. While nothing ends the rate falls.
+    """
+    rows = await pool.fetch(LOOP_RATES, execution_id)
+    return {
+        row["loop_id"]: row["ended"] / row["seconds"]
+        for row in rows
+        if row["ended"] > 0 and row["seconds"] > 0
+    }
 
 
 async def running_notes(pool: asyncpg.Pool, execution_id: int) -> dict[str, str]:

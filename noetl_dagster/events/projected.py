@@ -51,6 +51,11 @@ class ProjectedExecution:
     created_at: datetime | None = None
     updated_at: datetime | None = None
 
+    @property
+    def has_open_loop(self) -> bool:
+        """Whether a loop or fan-out was started that has not come to its end."""
+        return any(not entry["completed"] for entry in self._loops())
+
     def apply(self, events: Iterable[Mapping[str, Any]], done: Done) -> None:
         """Takes a batch of events into the row, in the order in which their transactions began.
 

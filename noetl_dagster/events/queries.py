@@ -260,6 +260,28 @@ WHERE started.execution_id = $1 AND started.event_type IN ('loop.started', 'loop
 ORDER BY started.event_id
 """
 
+# By loop, how many iterations ended within the last thousand events of an execution, and the seconds since the
+# oldest of these: milliseconds to read, however long the log. Events before a resumption, or before the loop's own
+# start, do not count.
+LOOP_RATES = f"""
+WITH recent AS MATERIALIZED (
+    SELECT event_type, meta, created_at FROM noetl.event WHERE execution_id = $1
+    ORDER BY event_id DESC LIMIT 1000
+), since AS (
+    SELECT COALESCE(max(created_at) FILTER (WHERE event_type = 'execution.resumed'), min(created_at)) AS moment
+    FROM recent
+)
+SELECT recent.meta ->> 'loop_id' AS loop_id,
+       COALESCE(SUM({done_by("recent")} + CASE
+           WHEN recent.event_type IN ('command.failed', 'loop.shard.failed') AND recent.meta ->> 'final' = 'true'
+           THEN 1 ELSE 0 END), 0)::bigint AS ended,
+       EXTRACT(EPOCH FROM clock_timestamp() - GREATEST(since.moment, max(recent.created_at) FILTER (
+           WHERE recent.event_type IN ('loop.started', 'loop.fanout.started'))))::float8 AS seconds
+FROM recent CROSS JOIN since
+WHERE recent.meta ? 'loop_id' AND recent.created_at >= since.moment
+GROUP BY 1, since.moment
+"""
+
 EXECUTIONS = """
 SELECT initialized.execution_id, initialized.node_name AS playbook, initialized.created_at AS started_at,
        ended.event_type AS ended, ended.created_at AS ended_at

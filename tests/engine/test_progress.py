@@ -2,10 +2,32 @@
 
 from __future__ import annotations
 
-from noetl_dagster.engine.engine import Engine
-from noetl_dagster.engine.progress import Pace, duration, loop_progress
+import asyncio
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
 
-from .conftest import Run
+from noetl_dagster.cli.executions import _counts
+from noetl_dagster.engine.engine import Engine
+from noetl_dagster.engine.overview import LoopView, overview
+from noetl_dagster.engine.progress import Pace, duration, loop_progress, loop_rates
+from noetl_dagster.events.types import Event, EventType
+from tests.waiting import until
+
+from .conftest import Run, playbook
+
+GATED = """
+workload: {gate: ""}
+workflow:
+  - step: start
+    loop: {in: "{{ range(20) }}", iterator: n, spec: {mode: parallel, max_in_flight: 4}}
+    tool:
+      kind: python
+      input: {n: "{{ n }}", gate: "{{ gate }}"}
+      code: |
+        import pathlib, time
+        while n >= 8 and not pathlib.Path(gate).exists():
+            time.sleep(0.02)
+"""
 
 
 def test_the_pace_is_that_of_the_last_half_minute() -> None:
@@ -46,3 +68,56 @@ async def test_counts_come_from_the_log(run: Run, engine: Engine) -> None:
     assert (progress.total, progress.done, progress.failed, progress.fanout) == (4, 3, 1, True)
     assert progress.rate > 0
     assert str(progress) == "fan: 4 of 4 (100 %) done, 1 failed"
+
+
+async def test_a_running_loop_has_a_rate_and_an_end_in_sight(engine: Engine, tmp_path: Path) -> None:
+    execution = await engine.lifecycle.create(playbook(GATED), {"gate": str(tmp_path / "gate")})
+    work = asyncio.create_task(engine.walker.run(execution))
+
+    async def eight_are_done() -> LoopView | None:
+        steps = (await overview(engine.runtime, execution.id)).steps
+        loop = steps[0].loop if steps else None
+        return loop if loop is not None and loop.done == 8 else None
+
+    loop = await until(eight_are_done)
+    assert loop is not None
+    assert loop.rate is not None
+    assert loop.rate > 0
+    assert loop.remaining_seconds == round(12 / loop.rate, 1)
+    (tmp_path / "gate").touch()
+    await work
+    ended = (await overview(engine.runtime, execution.id)).steps[0].loop
+    assert ended is not None
+    assert (ended.done, ended.rate, ended.remaining_seconds) == (20, None, None)
+
+
+async def test_the_rate_is_that_of_the_last_events(engine: Engine) -> None:
+    log, ids, now = engine.runtime.log, engine.runtime.ids, datetime.now(UTC)
+    execution_id = ids.next()
+
+    def event(seconds_ago: float, type_: EventType, number: int = 0) -> Event:
+        meta = {"loop_id": "1", "command_id": str(number)} if number else {"loop_id": "1", "epoch": 2}
+        moment = now - timedelta(seconds=seconds_ago)
+        return Event(execution_id, ids.next(), type_, node_name="work", meta=meta, created_at=moment)
+
+    def ends(first: int, count: int, since: float, until: float) -> list[Event]:
+        step = (since - until) / count
+        done = EventType.COMMAND_COMPLETED
+        return [event(since - step * place, done, first + place) for place in range(count)]
+
+    await log.append([event(90_000, EventType.LOOP_STARTED), *ends(1, 1_000, 90_000, 1_200)])
+    await log.append(ends(1_001, 2_000, 1_200, 200))
+    rate = (await loop_rates(engine.runtime.pool, execution_id))["1"]
+    assert 0.5 < rate < 1.5, "two a second, and less since nothing comes"
+
+    await log.append([event(100, EventType.EXECUTION_RESUMED), *ends(3_001, 50, 100, 0)])
+    rate = (await loop_rates(engine.runtime.pool, execution_id))["1"]
+    assert 0.1 < rate < 0.51, "nothing from before the resumption"
+
+
+def test_the_status_line_of_a_loop() -> None:
+    loop = LoopView(loop_id="1", total=20, done=7, failed=1, fanout=False, rate=2.5, remaining_seconds=4.8)
+    assert _counts(loop) == "7/20, 1 failed, 2.5/s, 5 s left"
+    assert _counts(LoopView(loop_id="1", total=20, done=20, failed=0, fanout=True)) == "20/20"
+    cursor = LoopView(loop_id="1", total=0, done=7, failed=0, fanout=False, rate=12.4)
+    assert _counts(cursor) == "7, 12/s", "how many there are is not known before the end"
