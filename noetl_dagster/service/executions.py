@@ -6,7 +6,7 @@ from datetime import datetime
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Path, Query
-from pydantic import BaseModel, Field
+from pydantic import BaseModel, ConfigDict, Field
 
 from noetl_dagster.engine.overview import Overview, overview
 from noetl_dagster.events.log import as_event
@@ -42,6 +42,8 @@ class Listing(BaseModel):
 
 class Execute(BaseModel):
     """``workload`` overrides values of the playbook's own."""
+
+    model_config = ConfigDict(extra="forbid")  # a misspelt workload must not run with the playbook's values
 
     path: Annotated[Name, Field(min_length=1, description="catalog path of the playbook")]
     workload: dict[str, Any] = Field(default_factory=dict)
@@ -93,7 +95,11 @@ async def execute(request: Execute, plane: ThePlane) -> Launched:
     """Starts a playbook of the service's folder as its Dagster job."""
     path = request.path.strip("/")
     if path not in plane.catalog.paths:  # a file name would lead outside of the folder
-        raise Problem(404, f"no playbook with the catalog path {path!r}")
+        raise Problem(
+            404,
+            f"no playbook with the catalog path {path!r} (metadata.path) in the folder that the service was "
+            "started with, NOETL_PLAYBOOKS_PATH",
+        )
     playbook = plane.catalog.load(path)
     execution_id = plane.engine.runtime.ids.next()
     await plane.launcher.launch(playbook, execution_id, request.workload)
@@ -115,6 +121,8 @@ async def get_events(
 ) -> dict[str, Any]:
     """Events in the order of their ids."""
     rows = await plane.engine.runtime.pool.fetch(EVENTS, execution_id, after, limit)
+    if not rows and await plane.intake.unknown_executions([execution_id]):
+        raise Problem(404, f"no execution {execution_id} in the event log")
     return {"events": [message_of(as_event(row)) for row in rows]}
 
 

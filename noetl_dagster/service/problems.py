@@ -91,7 +91,11 @@ def handle_problems(app: FastAPI) -> None:
         return problem_response(status, str(error)[:2_000], {"retry-after": "1"} if status == 503 else None)
 
     async def unprocessable(request: Request, error: Exception) -> Response:
-        return problem_response(422, f"the event log cannot hold this: {type(error).__name__}")
+        return problem_response(
+            422,
+            f"the event log cannot hold this: {type(error).__name__}; integers have at most 64 bits, and text is "
+            "Unicode without NUL and lone surrogates",
+        )
 
     async def away(request: Request, error: Exception) -> Response:
         logger.warning("%s %s: %r", request.method, request.url.path, error)

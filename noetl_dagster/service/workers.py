@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import AsyncIterator
 from typing import Annotated
 
+import nats.errors
 from fastapi import APIRouter, Query
 from pydantic import BaseModel
 from starlette.responses import StreamingResponse
@@ -15,7 +17,7 @@ from noetl_dagster.service.access import FOR_ALL, FOR_READERS, FOR_WORKERS
 from noetl_dagster.service.plane import ThePlane
 from noetl_dagster.service.problems import RESPONSES, Problem
 from noetl_dagster.storage.refs import RefKind, ResultRef
-from noetl_dagster.transport.capacity import WorkerReport, put_worker
+from noetl_dagster.transport.capacity import WorkerReport, publish_report, put_worker
 
 router = APIRouter(prefix="/api", responses=RESPONSES)
 
@@ -45,6 +47,8 @@ async def register_worker(report: WorkerReport, plane: ThePlane) -> Registered:
     """Makes a worker known, or takes its capacity report when it has no NATS connection for it."""
     await put_worker(plane.engine.runtime.pool, report)
     plane.capacity.registry.heard(report)
+    with contextlib.suppress(nats.errors.Error, OSError):  # to those who dispatch; the next report comes soon
+        await publish_report(plane.client, plane.settings, report)
     return Registered(node=await plane.engine.runtime.pool.fetchval(NEXT_NODE))
 
 

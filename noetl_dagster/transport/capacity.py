@@ -152,6 +152,12 @@ async def put_worker(pool: asyncpg.Pool, report: WorkerReport) -> None:
     await pool.execute(queries.PUT_WORKER, report.worker_id, report.status, capacity, report.meta)
 
 
+async def publish_report(client: NatsClient, settings: Settings, report: WorkerReport) -> None:
+    """Sends a report to everybody who listens."""
+    subject = Names.of(settings).capacity_of(report.worker_id)
+    await client.publish(subject, report.model_dump_json().encode())
+
+
 def parse_report(content: bytes) -> WorkerReport | None:
     """The report of a message; None for anything else."""
     try:

@@ -5,7 +5,15 @@ from __future__ import annotations
 from datetime import UTC, datetime
 from typing import Annotated, Any
 
-from pydantic import AfterValidator, AwareDatetime, BaseModel, ConfigDict, Field, ValidationError
+from pydantic import (
+    AfterValidator,
+    AwareDatetime,
+    BaseModel,
+    ConfigDict,
+    Field,
+    PlainSerializer,
+    ValidationError,
+)
 
 from noetl_dagster.errors import EventRefusedError
 from noetl_dagster.events.connection import encode_json
@@ -28,7 +36,11 @@ def _result(value: dict[str, Any]) -> dict[str, Any]:
     return value
 
 
-Id = Annotated[int, Field(ge=0, lt=2**63, description="63-bit identifier, as text or as a number")]
+Id = Annotated[
+    int,
+    Field(ge=0, lt=2**63, description="63-bit identifier, as text or as a number"),
+    PlainSerializer(str, when_used="json"),  # not every language's numbers hold 63 bits
+]
 Text = Annotated[str, AfterValidator(_without_nul)]
 Name = Annotated[str, Field(max_length=512), AfterValidator(_without_nul)]
 
@@ -102,7 +114,7 @@ _IDS = frozenset({"catalog_id", "parent_event_id", "parent_execution_id"})
 
 
 def message_of(event: Event) -> dict[str, Any]:
-    """An event as a message. Identifiers are text: not every language's numbers hold 63 bits."""
+    """An event as a message. Identifiers are text, as in :data:`Id`."""
     payload = {}
     for name in _PAYLOAD:
         value = getattr(event, name)

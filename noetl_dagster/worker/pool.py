@@ -21,7 +21,7 @@ from noetl_dagster.events.envelopes import error_envelope
 from noetl_dagster.events.state import ExecutionState
 from noetl_dagster.settings import EventTransport, Settings
 from noetl_dagster.transport.base import TransportOutlet
-from noetl_dagster.transport.capacity import WorkerReport
+from noetl_dagster.transport.capacity import WorkerReport, publish_report
 from noetl_dagster.transport.connection import connect
 from noetl_dagster.transport.http import open_client
 from noetl_dagster.transport.names import Names
@@ -247,8 +247,7 @@ class PoolWorker:
                     await asyncio.sleep(min(CHANGE_SECONDS, interval))
 
     async def _send_report(self) -> None:
-        content = self.report().model_dump_json().encode()
-        await self._client.publish(self._names.capacity_of(self.worker_id), content)
+        await publish_report(self._client, self._runtime.settings, self.report())
 
     async def _asked(self, message: Msg) -> None:
         with contextlib.suppress(nats.errors.Error, OSError):

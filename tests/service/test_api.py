@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import textwrap
 from pathlib import Path
 from typing import Any
@@ -13,9 +14,12 @@ from pydantic import SecretStr
 
 from noetl_dagster.events.types import Event, EventType
 from noetl_dagster.settings import Settings
+from noetl_dagster.transport.capacity import CapacityListener
+from noetl_dagster.transport.connection import connect
 from noetl_dagster.transport.wire import message_of
 from tests.service.conftest import Service, serving
 from tests.transport.conftest import IDS, ended, started
+from tests.waiting import until
 
 PLAYBOOK = """
 apiVersion: noetl.io/v2
@@ -59,7 +63,12 @@ async def test_events_go_into_the_log_once(service: Service) -> None:
     assert single.json() == {"accepted": 1, "new": 1}
     page = (await service.client.get(f"/api/executions/{execution_id}/events")).json()["events"]
     assert len(page) == 7
-    assert {event["event_id"] for event in messages} < {str(event["event_id"]) for event in page}
+    assert {event["event_id"] for event in messages} < {event["event_id"] for event in page}
+    assert {event["execution_id"] for event in page} == {str(execution_id)}
+    nothing = await service.client.get(f"/api/executions/{IDS.next()}/events")
+    assert nothing.status_code == 404
+    lifecycle = (await service.client.get(f"/api/executions/{execution_id}/lifecycle")).json()["events"]
+    assert lifecycle[0]["event_id"] == page[0]["event_id"]
 
 
 async def test_what_is_no_event_of_a_worker_is_refused(service: Service) -> None:
@@ -68,6 +77,12 @@ async def test_what_is_no_event_of_a_worker_is_refused(service: Service) -> None
     response = await service.client.post("/api/events", json=routing)
     assert response.status_code == 422
     assert "may not emit" in response.json()["detail"]
+    wide = message_of(ended(execution_id, 0)) | {"meta": {"command_id": "c", "number": 2**64}}
+    response = await service.client.post(
+        "/api/events", content=json.dumps(wide), headers={"content-type": "application/json"}
+    )
+    assert response.status_code == 422
+    assert "integers have at most 64 bits" in response.json()["detail"]
     unknown = await service.client.post("/api/events", json=message_of(ended(IDS.next(), 0)))
     assert unknown.status_code == 404
 
@@ -86,6 +101,8 @@ async def test_one_of_many_gets_the_claim(service: Service) -> None:
     repeated = await service.client.post(path, json=winner)  # its answer was lost
     assert repeated.status_code == 200
     assert repeated.json()["claim"] == 1
+    assert repeated.json()["execution_id"] == str(execution_id)
+    assert isinstance(repeated.json()["event_id"], str)
     context = (await service.client.get(f"/api/commands/{event.meta['command_id']}")).json()
     assert context["context"]["step"] == "step"
     assert (await service.client.get(f"/api/commands/{context['event_id']}")).json() == context
@@ -115,6 +132,9 @@ async def test_an_execution_is_launched_followed_and_resolved(settings: Settings
         client = service.client
         missing = await client.post("/api/executions/execute", json={"path": "../served"})
         assert missing.status_code == 404
+        assert "NOETL_PLAYBOOKS_PATH" in missing.json()["detail"]
+        misspelt = {"path": "tests/served", "payload": {"who": "Ada"}}
+        assert (await client.post("/api/executions/execute", json=misspelt)).status_code == 422
         answer = await client.post(
             "/api/executions/execute", json={"path": "tests/served", "workload": {"who": "Ada"}}
         )
@@ -166,6 +186,16 @@ async def test_workers_register_and_are_listed(service: Service) -> None:
     assert worker["report"]["available_slots"] == 3
     row = await service.plane.engine.runtime.pool.fetchrow("SELECT status, capacity FROM noetl.runtime")
     assert row["capacity"]["tool_pools"] == {"spark": 1}
+
+
+async def test_reports_over_http_reach_those_who_dispatch(service: Service) -> None:
+    client = await connect(service.settings, "test")
+    listener = CapacityListener(client, service.settings)
+    await listener.open()
+    await client.flush()
+    await service.client.post("/api/workers", json={"worker_id": "w1", "slots": 4, "available_slots": 3})
+    await until(lambda: listener.registry.pick("http") == "w1", "the report over NATS")
+    await client.close()
 
 
 async def test_health_and_metrics(service: Service) -> None:
