@@ -124,7 +124,8 @@ class BackgroundProjection:
     """Runs the projection beside the work of a process, and a little longer.
 
     Args:
-        linger: seconds that it goes on after the last work, for the events of the end.
+        linger: seconds that it goes on after the last work, for the events of the end; longer while some have
+            not settled, since a transaction that is older than they still runs.
     """
 
     def __init__(self, projection: Projection, *, linger: float = 2.0) -> None:
@@ -158,9 +159,11 @@ class BackgroundProjection:
     async def _run(self) -> None:
         loop = asyncio.get_running_loop()
         until = loop.time() + self._linger
-        while loop.time() < until:
+        behind = False
+        while behind or loop.time() < until:
             try:
                 await self._projection.catch_up()
+                behind = await self._projection.lag_seconds() > 0
             except DATABASE_AWAY as error:
                 logger.warning("the projection cannot go on just now: %s", error)
             await asyncio.sleep(INTERVAL)
