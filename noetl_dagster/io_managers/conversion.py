@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import shutil
 import tempfile
 from collections.abc import Iterable
@@ -97,11 +98,12 @@ def _as_table(value: Any) -> Any:
 
 
 def to_path(settings: Settings, stored: Stored) -> Path:
-    """A path of the stored files: in place where they are files, else a copy in a temporary folder."""
+    """A path of the stored files: in place where they are files, else a copy that lasts as long as the process."""
     place = locations.local_path(settings, stored.uri)
     if place is not None:
         return place
     folder = Path(tempfile.mkdtemp(prefix="noetl-"))
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)  # whoever got the path may read it until then
     if stored.kind is not RefKind.DATASET:
         name = stored.uri.rstrip("/").rpartition("/")[2]
         return _download(settings, stored.uri, folder / name)

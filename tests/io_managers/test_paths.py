@@ -1,0 +1,41 @@
+"""Inputs that are paths: a copy of what lies in a bucket, which the process takes away when it ends."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import boto3
+
+from noetl_dagster.settings import Settings
+
+READ = """
+import sys
+from noetl_dagster.io_managers.conversion import RefKind, Stored, to_path
+from noetl_dagster.settings import Settings
+endpoint, bucket = sys.argv[1:]
+stored = Stored(f"s3://{bucket}/report.txt", RefKind.OBJECT, "text/plain")
+path = to_path(Settings(minio_endpoint=endpoint, minio_bucket=bucket), stored)
+print(path, path.read_text())
+"""
+
+
+def test_the_copy_of_an_object_goes_with_the_process(settings: Settings) -> None:
+    store = boto3.client(
+        "s3",
+        endpoint_url=settings.minio_endpoint,
+        aws_access_key_id=settings.minio_access_key,
+        aws_secret_access_key=settings.minio_secret_key.get_secret_value(),
+        region_name=settings.minio_region,
+    )
+    store.create_bucket(Bucket=settings.minio_bucket)
+    store.put_object(Bucket=settings.minio_bucket, Key="report.txt", Body=b"text")
+
+    command = [sys.executable, "-c", READ, str(settings.minio_endpoint), settings.minio_bucket]
+    reader = subprocess.run(command, capture_output=True, text=True)
+
+    assert reader.returncode == 0, reader.stderr
+    path, text = reader.stdout.split()
+    assert text == "text"
+    assert not Path(path).parent.exists()
