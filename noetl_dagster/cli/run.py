@@ -19,7 +19,7 @@ from noetl_dagster.engine.overview import Overview, overview
 from noetl_dagster.errors import ExecutionNotFoundError, ExecutionStateError
 from noetl_dagster.events.state import ExecutionStatus
 from noetl_dagster.playbook.check_code import check_code
-from noetl_dagster.playbook.loader import load_playbook
+from noetl_dagster.playbook.loader import load_report, required
 from noetl_dagster.playbook.models import Playbook
 from noetl_dagster.storage.loop import run_sync
 
@@ -38,14 +38,15 @@ def run(
     execution_id: Annotated[int | None, typer.Option(hidden=True, help="given by the HTTP API")] = None,
 ) -> None:
     """Run a playbook as its Dagster job; exit code 0 when it completes, 1 when it does not."""
-    loaded = load_playbook(playbook)
-    for problem in check_code(loaded):
-        notes.print(f"warning: {problem}", style="yellow", markup=False, soft_wrap=True)
+    found, problems = load_report(playbook)
+    loaded = required(found, problems)
+    for remark in (*map(str, problems), *(f"warning: {problem}" for problem in check_code(loaded))):
+        notes.print(remark, style="yellow", markup=False, highlight=False, soft_wrap=True)
     workload = {**_payload(payload), **parse_sets(sets or [])}
     _warn_of_unknown_keys(loaded, workload)
     with open_session() as session:
-        found = run_playbook(session, loaded, workload, execution_id, quiet=as_json, verbose=verbose)
-        _finish(session, found, as_json)
+        ended = run_playbook(session, loaded, workload, execution_id, quiet=as_json, verbose=verbose)
+        _finish(session, ended, as_json)
 
 
 def resume(execution_id: ExecutionId, as_json: Json = False) -> None:

@@ -25,7 +25,7 @@ def load_playbook(path: Path | str, *, lenient: bool = False) -> Playbook:
     Raises:
         PlaybookError: with every error found, in file order.
     """
-    return _required(*load_report(path, lenient=lenient))
+    return required(*load_report(path, lenient=lenient))
 
 
 def parse_playbook(
@@ -41,7 +41,7 @@ def parse_playbook(
         file: names the text in messages.
         workload: what an execution was started with, for settings that are templates.
     """
-    return _required(*parse_report(text, file=file, lenient=lenient, workload=workload))
+    return required(*parse_report(text, file=file, lenient=lenient, workload=workload))
 
 
 def load_report(
@@ -94,7 +94,12 @@ def _collector_paused() -> Iterator[None]:
             gc.enable()
 
 
-def _required(playbook: Playbook | None, problems: list[Problem]) -> Playbook:
+def required(playbook: Playbook | None, problems: list[Problem]) -> Playbook:
+    """What a report gives where nothing but a playbook will do.
+
+    Raises:
+        PlaybookError: with every error of the report.
+    """
     errors = [problem for problem in problems if problem.severity == "error"]
     if errors or playbook is None:
         raise PlaybookError(errors)

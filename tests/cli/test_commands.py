@@ -150,6 +150,19 @@ def test_code_that_does_not_compile_is_found_before_it_runs(cli: Cli, tmp_path: 
     assert f"warning: {place}" in run.stderr
 
 
+def test_what_check_warns_of_is_said_before_a_run_too(cli: Cli, tmp_path: Path) -> None:
+    file = tmp_path / "sum.yaml"
+    file.write_text(GOOD.replace("kind: python,", "kind: python, inputs: {},", 1))
+
+    check, run = cli("check", str(file)), cli("run", str(file), "--json")
+
+    assert check.returncode == run.returncode == 0
+    warning = check.stdout.strip()
+    assert warning.endswith("python has no field 'inputs'; did you mean 'input'?")
+    assert warning in run.stderr
+    assert json.loads(run.stdout)["status"] == "COMPLETED"
+
+
 async def test_an_execution_that_nobody_drives_says_how_to_go_on(cli: Cli, settings: Settings) -> None:
     engine = await Engine.open(settings)
     execution = await engine.lifecycle.create(parse_playbook(GOOD))
