@@ -293,10 +293,10 @@ def region_has_tokens(playbook: Playbook, region: Region) -> bool:
 
 
 def _spark_metadata(metrics: Any) -> dict[str, Any]:
-    """Shuffle, spill and skew of a spark task: ``spark/shuffle_read_bytes``."""
+    """Shuffle, spill and skew of a spark task: ``spark/shuffle_read_bytes``; over Connect what is not known."""
     if not isinstance(metrics, dict):
         return {}
-    return {f"spark/{name}": value for name, value in metrics.items() if isinstance(value, int | float)}
+    return {f"spark/{name}": value for name, value in metrics.items() if isinstance(value, int | float | str)}
 
 
 def _group_metadata(report: GroupReport) -> dict[str, Any]:

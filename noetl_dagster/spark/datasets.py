@@ -2,23 +2,25 @@
 
 from __future__ import annotations
 
-import shutil
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-import obstore
 import orjson
 from pyspark.sql import DataFrame, Observation
 from pyspark.sql import functions as F  # noqa: N812, Spark's own convention
 
+from noetl_dagster.errors import StorageError
 from noetl_dagster.settings import Settings, StoreTier
-from noetl_dagster.spark.frames import SPARK_TYPES
+from noetl_dagster.spark.frames import IN_PLACE, SPARK_TYPES
 from noetl_dagster.spark.results_source import FORMAT
 from noetl_dagster.storage import codec, locations
 
 if TYPE_CHECKING:
     from noetl_dagster.storage.refs import ResultRef
     from noetl_dagster.storage.store import ResultStore
+
+FILES = frozenset({StoreTier.PVC, StoreTier.DISK, StoreTier.OBJECT})
+"""Tiers that Spark writes as it would by itself, in any of its formats."""
 
 MOST_LISTED_FILES = 100
 """File names that a reference carries; of larger datasets readers list the folder."""
@@ -44,6 +46,21 @@ class Layout:
         if self.tier is not None:
             return self.tier
         return StoreTier.PVC if settings.pvc_mount_path is not None else StoreTier.MINIO
+
+    def has_folder(self, settings: Settings) -> bool:
+        """Whether executors write files; if not, a DataFrame becomes one object."""
+        return self.tier_for(settings) in IN_PLACE
+
+    def check(self) -> None:
+        """Raises ``ValueError`` where the tier cannot hold what is asked for."""
+        if self.tier is None or self.tier in FILES:
+            return
+        if self.format != "parquet":
+            raise ValueError(
+                f"tier {self.tier.value} takes parquet; {self.format} is written to pvc and disk"
+            )
+        if self.partition_by and self.tier not in IN_PLACE:
+            raise ValueError(f"tier {self.tier.value} holds single objects, which have no partition_by")
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,13 +88,19 @@ def write_dataset(frame: DataFrame, settings: Settings, uri: str, layout: Layout
         else:
             _write_objects(observed, uri, layout)
     except BaseException:
-        remove_dataset(settings, uri)
+        locations.remove_below(settings, uri)
         raise
     sizes = _file_sizes(settings, uri)
+    rows = int(counted.get["rows"])
+    if rows and not sizes:  # each executor has written to its own disk
+        raise StorageError(
+            f"Spark wrote {rows} rows to {uri}, but no file is there; mount the volume in executors at the same "
+            "path, or choose a tier of objects"
+        )
     return WrittenDataset(
         uri=uri,
         columns={column.name: column.dataType.simpleString() for column in frame.schema},
-        rows=int(counted.get["rows"]),
+        rows=rows,
         bytes_size=sum(sizes.values()),
         files=sorted(sizes),
     )
@@ -133,18 +156,5 @@ def _file_sizes(settings: Settings, uri: str) -> dict[str, int]:
     if folder is not None:
         files = [path for path in folder.rglob("*") if path.is_file() and path.name[0] not in "_."]
         return {str(path.relative_to(folder)): path.stat().st_size for path in files}
-    prefix = locations.object_key(uri).rstrip("/") + "/"
-    pages = obstore.list(locations.object_store(settings, uri), prefix=prefix)
-    return {entry["path"].removeprefix(prefix): entry["size"] for page in pages for entry in page}
-
-
-def remove_dataset(settings: Settings, uri: str) -> None:
-    """Removes whatever lies below a dataset's folder."""
-    folder = locations.local_path(settings, uri)
-    if folder is not None:
-        shutil.rmtree(folder, ignore_errors=True)
-        return
-    store = locations.object_store(settings, uri)
-    prefix = locations.object_key(uri).rstrip("/") + "/"
-    for page in obstore.list(store, prefix=prefix):
-        obstore.delete(store, [entry["path"] for entry in page])
+    base = uri.rstrip("/") + "/"
+    return {file.removeprefix(base): size for file, size in locations.file_sizes(settings, base).items()}

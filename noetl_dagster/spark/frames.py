@@ -8,6 +8,7 @@ from functools import reduce
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.pandas.types import from_arrow_schema
 from pyspark.sql.types import StructType
@@ -23,8 +24,11 @@ from noetl_dagster.storage.refs import RefKind, ResultRef
 if TYPE_CHECKING:
     from noetl_dagster.storage.store import ResultStore
 
-IN_PLACE = frozenset({StoreTier.MINIO, StoreTier.S3, StoreTier.PVC, StoreTier.DISK, StoreTier.OBJECT})
-"""Tiers that executors read themselves; results of the others are small and are fetched by the driver."""
+IN_PLACE = frozenset(
+    {StoreTier.MINIO, StoreTier.S3, StoreTier.GCS, StoreTier.PVC, StoreTier.DISK, StoreTier.OBJECT}
+)
+"""Tiers that executors read and write themselves; the others hold single small objects, which pass through
+the driver."""
 
 SPARK_TYPES = "spark_types"
 """Key of ``ResultRef.extra``: its columns are named with Spark's types, so they can be used as a schema."""
@@ -39,12 +43,14 @@ class StoredRows:
         tables: single Parquet objects.
         parts: other objects that executors read in place.
         fetched: JSON texts of rows that the driver has already.
+        fetched_tables: tables that the driver has already.
     """
 
     datasets: list[ResultRef] = field(default_factory=list)
     tables: list[ResultRef] = field(default_factory=list)
     parts: list[StoredPart] = field(default_factory=list)
     fetched: list[str] = field(default_factory=list)
+    fetched_tables: list[pa.Table] = field(default_factory=list)
 
     async def add(self, ref: ResultRef, store: ResultStore, *, depth: int = 1) -> None:
         """Follows a reference down to objects and datasets; fetches nothing that executors can read."""
@@ -53,6 +59,8 @@ class StoredRows:
                 await self.add(part, store, depth=depth)
         elif ref.kind is RefKind.DATASET:
             self.datasets.append(ref)
+        elif ref.store_tier not in IN_PLACE and ref.content_type == codec.PARQUET:
+            self.fetched_tables.append(await store.get(ref))
         elif ref.store_tier not in IN_PLACE:
             self.fetched += elements(await store.get_bytes(ref), ref.content_type, depth)
         elif ref.content_type == codec.PARQUET:
@@ -110,6 +118,8 @@ def stored_frame(spark: SparkSession, settings: Settings, rows: StoredRows) -> D
         frames.append(_table_frame(spark, settings, rows.tables))
     if rows.parts:
         frames.append(_parts_frame(spark, rows.parts))
+    # with a schema, since Spark would take times without a zone for moments
+    frames += [spark.createDataFrame(table, from_arrow_schema(table.schema)) for table in rows.fetched_tables]
     if rows.fetched or not frames:
         frames.append(spark.createDataFrame([(text,) for text in rows.fetched], f"{VALUE} STRING"))
     return reduce(_stacked, frames)

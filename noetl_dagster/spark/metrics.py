@@ -1,7 +1,12 @@
-"""What the jobs of one call cost: shuffle, spill and skew, from Spark's own status store."""
+"""What the jobs of one call cost: shuffle, spill and skew, from Spark's own status store.
+
+A Connect client sees less: the server tells it the stages of each operation, and the metrics of the plan of a
+query whose rows it fetches, but nothing more of what it writes.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
@@ -16,20 +21,31 @@ _SUMS = {
     "memory_spilled_bytes": "memoryBytesSpilled",
     "disk_spilled_bytes": "diskBytesSpilled",
 }
+_PLAN_SUMS = {
+    "shuffleBytesWritten": "shuffle_write_bytes",
+    "localBytesRead": "shuffle_read_bytes",
+    "remoteBytesRead": "shuffle_read_bytes",
+    "spillSize": "memory_spilled_bytes",
+}
+"""Metrics of plan nodes that Connect sends with a query's rows, by what they add to."""
+
+NOT_TOLD = (
+    "shuffle, spill and skew of what is written: a Spark Connect server tells its clients stages and tasks"
+)
 _LEAST_TASKS = 2
 _LEAST_MILLISECONDS = 100
 """Tasks that are shorter say more about the scheduler than about the data."""
 
 
-def metrics_of(spark: SparkSession, group: str) -> dict[str, int | float]:
+def metrics_of(spark: SparkSession, group: str) -> dict[str, int | float | str]:
     """Metrics of a job group, for the envelope's ``spark`` and asset metadata.
 
     Returns:
         ``jobs``, ``stages``, ``tasks``, ``task_seconds`` (of all tasks together), bytes read, written,
         shuffled and spilled, and ``skew``: the longest task of a stage over its median one, of the worst
-        stage; 1 when all are alike. Empty on Connect, whose clients cannot see the server's status.
+        stage; 1 when all are alike. On Connect :class:`ToldMetrics` has them.
     """
-    found: dict[str, int | float] = {}
+    found: dict[str, int | float | str] = {}
     # the status is for people: a session that dies just now must not fail what is done already
     with suppress(Exception):
         store = spark.sparkContext._jsc.sc().statusStore()
@@ -44,6 +60,38 @@ def metrics_of(spark: SparkSession, group: str) -> dict[str, int | float]:
             found[name] = sum(getattr(stage, getter)() for stage in ran)
         found["skew"] = max((_skew(spark, store, stage) for stage in ran), default=1.0)
     return found
+
+
+class ToldMetrics:
+    """What a Connect server tells of one call's operations while they run and when they end."""
+
+    def __init__(self) -> None:
+        self._stages: dict[int, tuple[int, int]] = {}
+        self._sums: dict[str, int] = {}
+
+    def add_stages(self, stages: Iterable[Any]) -> None:
+        """Takes a progress report; the last one of a stage counts, which may be a little early."""
+        for stage in stages:
+            self._stages[stage.stage_id] = stage.num_completed_tasks, stage.num_bytes_read
+
+    def add_query(self, execution: Any) -> None:
+        """Takes the ``executionInfo`` of a DataFrame whose rows were fetched; None of other sessions."""
+        plan = execution.metrics if execution is not None else None
+        for node in plan.extract_graph()[1].values() if plan is not None else ():
+            for metric in node.metrics:
+                if (name := _PLAN_SUMS.get(metric.name)) is not None:
+                    self._sums[name] = self._sums.get(name, 0) + int(metric.value)
+
+    def metrics(self) -> dict[str, int | float | str]:
+        """``stages``, ``tasks``, ``input_bytes``, of fetched rows also shuffle and spill; ``not_told``: the rest."""
+        ran = [told for told in list(self._stages.values()) if told[0]]
+        return {
+            "stages": len(ran),
+            "tasks": sum(tasks for tasks, _ in ran),
+            "input_bytes": sum(read for _, read in ran),
+            **self._sums,
+            "not_told": NOT_TOLD,
+        }
 
 
 def _skew(spark: SparkSession, store: Any, stage: Any) -> float:

@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import asynccontextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
+from noetl_dagster.spark.metrics import ToldMetrics
 from noetl_dagster.spark.sessions import is_classic
 
 if TYPE_CHECKING:
@@ -40,10 +41,15 @@ async def report(spark: SparkSession, group: str, tell: Callable[[str], None]) -
             told = said
 
 
-def tell_connected(session: SparkSession, tell: Callable[[str], None]) -> None:
-    """Tells the progress of all that a Connect session does; its server names no operations."""
+def tell_connected(
+    session: SparkSession, tell: Callable[[str], None], kept: ToldMetrics | None = None
+) -> None:
+    """Tells the progress of all that a Connect session does, and keeps it where that is asked for;
+    its server names no operations."""
 
     def told(stages: Iterable[Any] | None, **_: object) -> None:
+        if kept is not None:
+            kept.add_stages(stages or ())
         running = [stage for stage in stages or () if stage.num_tasks and not stage.done]
         if running:
             tell(

@@ -242,7 +242,7 @@ def hive_values(uri: str, base: str) -> dict[str, str | None]:
 
 @dataclass
 class _Written(WriterCommitMessage):
-    """Files that one task wrote."""
+    """URIs of the files that one task wrote."""
 
     files: list[str]
 
@@ -270,7 +270,7 @@ class _Writer(DataSourceArrowWriter):
                         open_file.close()
                     file = f"{name}part-{task:05d}-{uuid.uuid4()}.parquet"
                     open_file = _OpenFile(filesystem, f"{folder}/{file}", name, rows.schema)
-                    files.append(f"{folder}/{file}")
+                    files.append(f"{self._path}/{file}")
                 open_file.writer.write_table(rows)
         if open_file is not None:
             open_file.close()
@@ -294,10 +294,9 @@ class _Writer(DataSourceArrowWriter):
         return None
 
     def abort(self, messages: list[WriterCommitMessage | None]) -> None:
-        filesystem, _ = locations.arrow_filesystem(self._settings, self._path)
-        for message in messages:
-            for file in message.files if isinstance(message, _Written) else ():
-                filesystem.delete_file(file)
+        written = [message for message in messages if isinstance(message, _Written)]
+        keys = [locations.object_key(uri) for message in written for uri in message.files]
+        locations.remove_objects(self._settings, self._path, keys)
 
 
 class _OpenFile:

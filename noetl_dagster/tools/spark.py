@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 from noetl_dagster.errors import NoetlError, ServiceError, StorageError, ToolError
 from noetl_dagster.settings import StoreTier
+from noetl_dagster.storage import locations
+from noetl_dagster.storage.refs import ResultRef
 from noetl_dagster.tools.base import Tool, Toolbox, ToolCall, ToolResult
 from noetl_dagster.tools.jsonable import NotJsonableError, is_table, to_jsonable
 from noetl_dagster.tools.python_code import CodeFailure, Printed, call_main, compile_code, run_program
@@ -20,13 +22,16 @@ from noetl_dagster.tools.sql import split_statements
 from noetl_dagster.tools.threads import CodeThreads
 
 if TYPE_CHECKING:
+    import pyarrow as pa
     from pyspark.sql import DataFrame, SparkSession
 
     from noetl_dagster.spark.datasets import Layout, WrittenDataset
     from noetl_dagster.spark.frames import StoredRows
+    from noetl_dagster.spark.metrics import ToldMetrics
 
 MOST_COLLECTED_ROWS = 10_000
-"""Rows that ``collect: true`` brings back, unless ``max_rows`` says otherwise."""
+"""Rows that come to the driver, with ``collect: true`` or for a tier of single objects, unless ``max_rows`` says
+otherwise."""
 
 MOST_WRITES = 4
 """Datasets of one call that are written at once."""
@@ -42,6 +47,7 @@ class _Work:
     Attributes:
         stored: inputs that are results, by name.
         layout: how DataFrames are written.
+        told: what a Connect server says of the call.
     """
 
     call: ToolCall
@@ -50,6 +56,7 @@ class _Work:
     group: str
     stored: dict[str, StoredRows]
     layout: Layout
+    told: ToldMetrics
 
     def tell(self, message: str) -> None:
         self.box.progress(self.call, message)
@@ -60,9 +67,9 @@ class _Produced:
     """What the call gave: a value, in which datasets that still have to be registered stand by name."""
 
     value: Any = None
-    datasets: dict[str, WrittenDataset] = field(default_factory=dict)
+    datasets: dict[str, WrittenDataset | pa.Table] = field(default_factory=dict)
     only: str | None = None  # name of the one dataset that is the whole result
-    metrics: dict[str, int | float] = field(default_factory=dict)
+    metrics: dict[str, int | float | str] = field(default_factory=dict)
 
 
 class SparkTool(Tool):
@@ -78,9 +85,10 @@ class SparkTool(Tool):
     binds ``:name``), ``function`` (``"file.py:name"``) and ``code`` (defines ``main`` or leaves ``result``).
     Functions get ``spark`` and the inputs by parameter name.
 
-    Output: a DataFrame becomes a dataset (``format``, ``partition_by``, ``tier``, ``options``), a mapping
-    with DataFrames in it a mapping with references in their place, any other value stays as it is. With
-    ``collect: true`` a DataFrame gives ``{rows, row_count, columns}``, at most ``max_rows`` of them. The
+    Output: a DataFrame becomes a dataset (``format``, ``partition_by``, ``tier``, ``options``), on tiers of
+    single objects such as kv one Parquet object of at most ``max_rows``; a mapping with DataFrames in it
+    becomes a mapping with references in their place, any other value stays as it is. With ``collect: true`` a
+    DataFrame gives ``{rows, row_count, columns}``, at most ``max_rows`` of them. The
     envelope's ``spark`` says what it cost, see :func:`noetl_dagster.spark.metrics.metrics_of`.
 
     Raises ``ToolError`` of kind ``spark``, retryable when an executor, the JVM or the connection was lost.
@@ -92,6 +100,8 @@ class SparkTool(Tool):
         self._threads = CodeThreads(THREADS)
 
     async def run(self, call: ToolCall, box: Toolbox) -> ToolResult:
+        from noetl_dagster.spark.metrics import ToldMetrics
+
         _check(call)
         stored = await stored_inputs(call, box)
         layout = _layout(call)
@@ -102,7 +112,7 @@ class SparkTool(Tool):
         except ServiceError as error:
             raise ToolError(str(error), kind=self.kind, retryable=True) from error
         group = f"{call.execution_id} {call.step}.{call.task.name} {call.command_id} {call.attempt}"
-        work = _Work(call, box, spark, group, stored, layout)
+        work = _Work(call, box, spark, group, stored, layout, ToldMetrics())
         produced = await self._watched(work)
         return await _published(produced, work)
 
@@ -135,12 +145,14 @@ def _layout(call: ToolCall) -> Layout:
     columns = config.get("partition_by") or ()
     tier = config.get("tier") or call.task.spec.result.store
     try:
-        return Layout(
+        layout = Layout(
             format=str(config.get("format") or "parquet"),
             tier=StoreTier(tier) if tier else None,
             partition_by=(columns,) if isinstance(columns, str) else tuple(columns),
             options=dict(config.get("options") or {}),
         )
+        layout.check()
+        return layout
     except ValueError as error:
         raise ToolError(f"spark in step {call.step}: {error}", kind="spark") from error
 
@@ -154,10 +166,11 @@ def _perform(work: _Work) -> _Produced:
     try:
         settings, task = work.box.settings, f"{work.call.step}.{work.call.task.name}"
         session = own_session(work.spark, settings, work.group, task)
-        if not is_classic(session):
-            tell_connected(session, work.tell)
+        classic = is_classic(session)
+        if not classic:
+            tell_connected(session, work.tell, work.told)
         produced = _kept(_result(session, work), work)
-        produced.metrics = metrics_of(work.spark, work.group)
+        produced.metrics = metrics_of(work.spark, work.group) if classic else work.told.metrics()
         return produced
     except (ToolError, StorageError):
         raise
@@ -209,10 +222,10 @@ def _kept(value: Any, work: _Work) -> _Produced:
     if config.get("collect"):
         most = int(config.get("max_rows") or MOST_COLLECTED_ROWS)
         if isinstance(value, DataFrame):
-            return _Produced(_collected(value, most, work.call))
+            return _Produced(_collected(value, most, work))
         if isinstance(value, Mapping):
             rows = {
-                name: _collected(item, most, work.call) if isinstance(item, DataFrame) else item
+                name: _collected(item, most, work) if isinstance(item, DataFrame) else item
                 for name, item in value.items()
             }
             return _Produced(to_jsonable(rows))
@@ -227,18 +240,27 @@ def _kept(value: Any, work: _Work) -> _Produced:
     return _Produced(value if is_table(value) else to_jsonable(value))
 
 
-def _collected(frame: DataFrame, most: int, call: ToolCall) -> dict[str, Any]:
-    rows = frame.limit(most + 1).toArrow().to_pylist()
-    if len(rows) > most:
-        raise ToolError(
-            f"spark in step {call.step}: more than {most} rows to collect; raise max_rows, or leave out "
-            "'collect' to write a dataset",
-            kind="spark",
-        )
+def _collected(frame: DataFrame, most: int, work: _Work) -> dict[str, Any]:
+    rows = _fetched(frame, most, work, "leave out 'collect' to write a dataset").to_pylist()
     return {"rows": to_jsonable(rows), "row_count": len(rows), "columns": frame.columns}
 
 
-def _all_written(frames: dict[str, DataFrame], work: _Work) -> dict[str, WrittenDataset]:
+def _fetched(frame: DataFrame, most: int, work: _Work, otherwise: str) -> pa.Table:
+    from noetl_dagster.spark.sessions import is_classic
+
+    wanted = frame.limit(most + 1)
+    table = wanted.toArrow()
+    if not is_classic(work.spark):
+        work.told.add_query(wanted.executionInfo)
+    if table.num_rows > most:
+        raise ToolError(
+            f"spark in step {work.call.step}: more than {most} rows to collect; raise max_rows, or {otherwise}",
+            kind="spark",
+        )
+    return table
+
+
+def _all_written(frames: dict[str, DataFrame], work: _Work) -> dict[str, WrittenDataset | pa.Table]:
     """Writes several at once: Spark fills the cores that the last tasks of one job leave idle.
 
     When one fails the others are cancelled, and nothing of any remains.
@@ -246,9 +268,8 @@ def _all_written(frames: dict[str, DataFrame], work: _Work) -> dict[str, Written
     from pyspark import inheritable_thread_target
 
     from noetl_dagster.spark import sessions
-    from noetl_dagster.spark.datasets import remove_dataset
 
-    written: dict[str, WrittenDataset] = {}
+    written: dict[str, WrittenDataset | pa.Table] = {}
     with ThreadPoolExecutor(MOST_WRITES, thread_name_prefix="noetl-spark-write") as threads:
         # the job group lives in the thread that set it, and this hands it on
         write = inheritable_thread_target(work.spark)(_written)
@@ -261,17 +282,22 @@ def _all_written(frames: dict[str, DataFrame], work: _Work) -> dict[str, Written
             for future in futures.values():
                 future.cancel()
                 with suppress(BaseException):
-                    remove_dataset(work.box.settings, future.result().uri)
+                    locations.remove_below(work.box.settings, future.result().uri)
             raise
     return written
 
 
-def _written(frame: DataFrame, name: str, work: _Work) -> WrittenDataset:
+def _written(frame: DataFrame, name: str, work: _Work) -> WrittenDataset | pa.Table:
+    """A dataset in its folder; of a tier that has none, the rows, which are small enough to be held."""
     from noetl_dagster.spark.datasets import write_dataset
     from noetl_dagster.spark.sessions import activate
 
     activate(frame.sparkSession)
     settings = work.box.settings
+    if not work.layout.has_folder(settings):
+        most = int(work.call.config.get("max_rows") or MOST_COLLECTED_ROWS)
+        tier = work.layout.tier_for(settings).value
+        return _fetched(frame, most, work, f"choose minio or pvc: tier {tier} holds single objects")
     uri = work.box.results.dataset_uri(
         execution_id=work.call.execution_id,
         step=work.call.step,
@@ -283,15 +309,7 @@ def _written(frame: DataFrame, name: str, work: _Work) -> WrittenDataset:
 
 async def _published(produced: _Produced, work: _Work) -> ToolResult:
     """Registers what was written; from here on others see it."""
-    from noetl_dagster.spark.datasets import register
-
-    refs = {
-        name: await register(
-            written, work.box.results, work.layout,
-            execution_id=work.call.execution_id, step=work.call.step, name=name,
-        )
-        for name, written in produced.datasets.items()
-    }  # fmt: skip
+    refs = {name: await _registered(written, name, work) for name, written in produced.datasets.items()}
     details = {"spark": produced.metrics} if produced.metrics else {}
     if produced.only is not None:
         return ToolResult(ref=refs[produced.only], details=details)
@@ -299,6 +317,16 @@ async def _published(produced: _Produced, work: _Work) -> ToolResult:
         return ToolResult(data=produced.value, details=details)
     dumped = {name: ref.model_dump(mode="json", exclude_defaults=True) for name, ref in refs.items()}
     return ToolResult(data={**produced.value, **dumped}, details=details)
+
+
+async def _registered(written: WrittenDataset | pa.Table, name: str, work: _Work) -> ResultRef:
+    from noetl_dagster.spark.datasets import WrittenDataset, register
+
+    store, layout = work.box.results, work.layout
+    whose: Any = {"execution_id": work.call.execution_id, "step": work.call.step, "name": name}
+    if isinstance(written, WrittenDataset):
+        return await register(written, store, layout, **whose)
+    return await store.put(written, **whose, tier=layout.tier_for(work.box.settings))
 
 
 def _tool_error(error: Exception, work: _Work) -> ToolError:

