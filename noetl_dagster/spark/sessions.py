@@ -12,6 +12,7 @@ import threading
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
+from urllib.parse import urlsplit
 
 from noetl_dagster.errors import ServiceError
 from noetl_dagster.settings import Settings
@@ -21,6 +22,9 @@ if TYPE_CHECKING:
 
 _MASTER = r"local(\[[^\]]+\]|-cluster\[\d+,\d+,\d+\])?|spark://\S+:\d+(,\S+:\d+)*|k8s://\S+|yarn"
 _REMOTE = r"sc://[^\s/]+(/.*)?"
+
+NAMESPACE = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
+"""Where a pod finds the namespace that it is in; Spark alone would start executors in ``default``."""
 
 LOGGING = Path(__file__).with_name("log4j2.properties")
 
@@ -46,7 +50,7 @@ def session_config(settings: Settings) -> dict[str, str]:
         if settings.spark_master.startswith("local"):
             config |= _local_config(settings)
         if settings.spark_master.startswith("k8s://"):
-            config |= _kubernetes_config()
+            config |= _kubernetes_config(settings)
     return config | settings.spark_config
 
 
@@ -76,21 +80,38 @@ def _local_config(settings: Settings) -> dict[str, str]:
     }
 
 
-def _kubernetes_config() -> dict[str, str]:
-    """Executors are pods that this process starts and that connect back to it, by address: a pod's host name
-    is known to nobody else."""
-    return {
-        "spark.submit.deployMode": "client",
-        "spark.driver.bindAddress": "0.0.0.0",
-        "spark.driver.host": socket.gethostbyname(socket.gethostname()),
-    }
+def _kubernetes_config(settings: Settings) -> dict[str, str]:
+    """Executors are pods that this process starts, where it is a pod itself in its own namespace, and that
+    connect back to it."""
+    config = {"spark.submit.deployMode": "client", "spark.driver.bindAddress": "0.0.0.0"}
+    address = _address_towards(settings.spark_master)
+    if address is not None:
+        config["spark.driver.host"] = address
+    if NAMESPACE.is_file():
+        config["spark.kubernetes.namespace"] = NAMESPACE.read_text().strip()
+    return config
+
+
+def _address_towards(master: str) -> str | None:
+    """This machine's address on the way to a Kubernetes master: a pod's host name is known to nobody else."""
+    url = master.removeprefix("k8s://")
+    try:
+        parts = urlsplit(url if "://" in url else f"https://{url}")
+        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:  # sends nothing
+            probe.connect((parts.hostname, parts.port or 443))
+            return str(probe.getsockname()[0])
+    except (OSError, ValueError):
+        with suppress(OSError):
+            return socket.gethostbyname(socket.gethostname())
+    return None
 
 
 def check_address(settings: Settings) -> None:
     """Finds what Spark itself would say in a Java stack, or only after minutes.
 
     Raises:
-        ServiceError: the address is of no kind that Spark has, or a Kubernetes master has no image to start.
+        ServiceError: the address is of no kind that Spark has, or a Kubernetes master has no image to start
+            or no way back to this process.
     """
     address = settings.spark_address
     if not re.fullmatch(_REMOTE if settings.spark_remote is not None else _MASTER, address):
@@ -98,11 +119,22 @@ def check_address(settings: Settings) -> None:
             f"Spark at {address}: not an address; NOETL_SPARK_MASTER is local[*], local[4], spark://host:7077 or "
             "k8s://https://host:443, NOETL_SPARK_REMOTE is sc://host:15002"
         )
+    if address.startswith("k8s://"):
+        _check_kubernetes(settings, address)
+
+
+def _check_kubernetes(settings: Settings, address: str) -> None:
     images = ("spark.kubernetes.container.image", "spark.kubernetes.executor.container.image")
-    if address.startswith("k8s://") and not any(name in settings.spark_config for name in images):
+    if not any(name in settings.spark_config for name in images):
         raise ServiceError(
             f"Spark at {address}: executors need an image with Spark and this package; set NOETL_SPARK_CONFIG "
             f"""to '{{"{images[0]}": "registry/image:tag"}}'"""
+        )
+    host = session_config(settings).get("spark.driver.host", "")
+    if not host or host.startswith("127."):
+        raise ServiceError(
+            f"Spark at {address}: executors cannot connect back to this process at {host or 'an unknown address'}; "
+            "set spark.driver.host in NOETL_SPARK_CONFIG to an address that pods reach"
         )
 
 

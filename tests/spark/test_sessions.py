@@ -5,6 +5,7 @@ import re
 import subprocess
 import sys
 import textwrap
+from pathlib import Path
 
 import pytest
 from pyspark import SparkContext
@@ -12,10 +13,13 @@ from pyspark.sql import SparkSession
 
 from noetl_dagster.errors import ServiceError
 from noetl_dagster.settings import Settings
+from noetl_dagster.spark import sessions as spark_sessions
 from noetl_dagster.spark.sessions import SparkSessions, check_address, session_config
 from tests.waiting import PROCESS_SECONDS
 
 pytestmark = pytest.mark.spark
+
+IMAGE = {"spark.kubernetes.container.image": "registry/noetl:1"}
 
 
 def test_one_session_is_shared(sessions: SparkSessions, spark: SparkSession) -> None:
@@ -59,6 +63,10 @@ def test_a_stopped_session_is_replaced_in_the_same_jvm(sessions: SparkSessions) 
         ),
         (Settings(spark_remote="cluster:15002"), ["cluster:15002", "NOETL_SPARK_REMOTE", "sc://host:15002"]),
         (Settings(spark_master="k8s://https://kube:443"), ["spark.kubernetes.container.image"]),
+        (
+            Settings(spark_master="k8s://https://127.0.0.1:6443", spark_config=IMAGE),
+            ["cannot connect back to this process at 127.0.0.1", "spark.driver.host", "NOETL_SPARK_CONFIG"],
+        ),
     ],
 )
 def test_an_address_that_cannot_work_is_refused_at_once(settings: Settings, words: list[str]) -> None:
@@ -72,19 +80,25 @@ def test_masters_that_spark_knows_are_taken(master: str) -> None:
     check_address(Settings(spark_master=master))
 
 
-def test_a_kubernetes_master_gets_what_client_mode_needs() -> None:
-    image = {"spark.kubernetes.container.image": "registry/noetl:1"}
-    settings = Settings(spark_master="k8s://https://kubernetes.default.svc:443", spark_config=image)
-    check_address(settings)
+def test_a_kubernetes_master_gets_what_client_mode_needs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(spark_sessions, "NAMESPACE", tmp_path / "namespace")
+    settings = Settings(spark_master="k8s://https://192.0.2.1:443", spark_config=IMAGE)
     config = session_config(settings)
+    assert "spark.kubernetes.namespace" not in config
+    (tmp_path / "namespace").write_text("pipelines\n")
+    config = session_config(settings)
+    assert config["spark.kubernetes.namespace"] == "pipelines", "executors stand beside this pod"
     assert config["spark.submit.deployMode"] == "client"
+    assert config["spark.driver.bindAddress"] == "0.0.0.0"
     assert re.fullmatch(r"[\d.]+", config["spark.driver.host"]), "executors find the driver by its address"
     assert config["spark.kubernetes.container.image"] == "registry/noetl:1"
     assert "spark.local.dir" not in config
-    own = session_config(
-        settings.model_copy(update={"spark_config": image | {"spark.driver.host": "driver"}})
-    )
-    assert own["spark.driver.host"] == "driver"
+    given = {"spark.driver.host": "driver", "spark.kubernetes.namespace": "spark"}
+    own = settings.model_copy(update={"spark_config": IMAGE | given})
+    check_address(own)
+    assert given.items() <= session_config(own).items()
 
 
 def test_a_spark_that_does_not_start_says_where_and_why(tmp_path: object) -> None:
