@@ -20,6 +20,7 @@ from noetl_dagster.spark.events_filters import condition_of, where
 from noetl_dagster.spark.events_source import FORMAT, Key, slice_starts
 from noetl_dagster.spark.replay import Replayed, replay_all
 from noetl_dagster.spark.sessions import own_session
+from tests.waiting import until
 
 pytestmark = pytest.mark.spark
 
@@ -91,7 +92,13 @@ async def test_a_replay_on_spark_gives_what_the_projection_worker_gives(
     session: SparkSession, settings: Settings, pool: asyncpg.Pool, log: list[Event]
 ) -> None:
     projection = Projection(pool)
-    await projection.catch_up()
+
+    async def caught_up() -> bool:  # transactions of other databases of the server hold it back
+        await projection.catch_up()
+        ended = await pool.fetchval("SELECT count(*) FROM noetl.execution WHERE status = 'FAILED'")
+        return ended == EXECUTIONS
+
+    await until(caught_up, "the projection")
     everything = "SELECT * FROM noetl.execution ORDER BY execution_id"
     before = await pool.fetch(everything)
     await pool.execute("UPDATE noetl.execution SET status = 'RUNNING', state = '{}'")
