@@ -125,7 +125,7 @@ async def _to_its_end(work: Coroutine[Any, Any, T]) -> T:
 
 
 class _Claim:
-    """The claim of a cursor loop; ``__frame_max_rows`` and the other bounds are names in its SQL."""
+    """The claim of a cursor loop; ``__frame_max_rows`` and the other bounds are names in its SQL, and bound as ``:names``."""
 
     def __init__(
         self,
@@ -152,7 +152,7 @@ class _Claim:
             step=self._step,
             task=Task(name="claim", kind=self._cursor.kind),
             config={"command": await render_async(self._sql, scope, fetch)},
-            input={},
+            input=frame,
             auth=await render_async(self._auth, scope, fetch),
             scope=scope,
             folder=self._execution.folder,
