@@ -187,7 +187,13 @@ def finish(
     assert_only_unfinished_ran_again(tmp_path / "ledger.txt", ITEMS, finished)
     log.execute("SELECT count(DISTINCT execution_id) FROM noetl.event")
     assert log.fetchone() == (1,), "the execution went on"
-    for kind, count in {"loop.shard.done": ITEMS, "loop.fanin.completed": 1, "playbook.completed": 1}.items():
+    once = {
+        "command.issued": ITEMS + 1,
+        "loop.shard.done": ITEMS,
+        "loop.fanin.completed": 1,
+        "playbook.completed": 1,
+    }
+    for kind, count in once.items():
         log.execute("SELECT count(*) FROM noetl.event WHERE event_type = %s", [kind])
         assert log.fetchone() == (count,), kind
     log.execute("SELECT n FROM taken ORDER BY n")

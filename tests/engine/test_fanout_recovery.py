@@ -1,11 +1,11 @@
-"""Fan-outs whose processes die: only unfinished shards run again, and sinks have each result once."""
+"""Fan-outs that several processes drive, and that are resumed: each result once, and only what failed runs again.
+
+Of killed processes see ``compiler/test_killed_runs.py``, ``worker/test_killed_driver.py`` and ``test_spark_fanout.py``.
+"""
 
 from __future__ import annotations
 
 import asyncio
-import os
-import signal
-import sys
 from collections import Counter
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -13,32 +13,12 @@ from typing import Any
 
 import pytest
 
-from noetl_dagster import embedded
 from noetl_dagster.engine.engine import Engine
 from noetl_dagster.engine.shards import Group
 from noetl_dagster.events.state import StepStatus
 from noetl_dagster.settings import Settings
-from tests.ledger import assert_only_unfinished_ran_again
-from tests.waiting import until
 
 from .conftest import playbook
-
-GROUP = """
-import asyncio, sys
-from noetl_dagster.engine.engine import Engine
-from noetl_dagster.engine.shards import Group
-from noetl_dagster.settings import Settings
-
-async def main(execution_id, key):
-    engine = await Engine.open(Settings())
-    execution = await engine.runtime.load(int(execution_id))
-    await engine.fanouts.run_group(execution, "fan", Group.parse(key))
-    await engine.close()
-
-asyncio.run(main(*sys.argv[1:]))
-"""
-
-DONE = "SELECT current_index FROM noetl.event WHERE event_type = 'loop.shard.done'"
 
 
 @pytest.fixture
@@ -52,51 +32,6 @@ async def engine(settings: Settings) -> AsyncIterator[Engine]:
     engine = await Engine.open(settings)
     yield engine
     await engine.close()
-
-
-async def test_a_killed_group_runs_only_what_it_had_not_finished(
-    engine: Engine, settings: Settings, tmp_path: Path
-) -> None:
-    ledger = tmp_path / "ledger.txt"
-    parsed = playbook(
-        """
-        workload: {ledger: ""}
-        workflow:
-          - step: fan
-            loop: {in: "{{ range(40) | list }}", iterator: n}
-            spec: {loop_mode: fanout, fanout: {max_groups: 2, max_concurrent: 3}}
-            tool:
-              kind: python
-              input: {n: "{{ n }}", ledger: "{{ ledger }}"}
-              code: |
-                import pathlib, time
-                with open(ledger, "a") as file:
-                    file.write(f"{n}\\n")
-                while n % 20 >= 10 and not pathlib.Path(ledger).with_name("go").exists():
-                    time.sleep(0.01)  # half of a group waits until the first process is dead
-                result = n
-        """
-    )
-    execution = await engine.lifecycle.create(parsed, {"ledger": str(ledger)})
-    first, second = (await engine.fanouts.expand(execution, "fan")).groups
-
-    group = await _start(settings, execution.id, first)
-    await until(lambda: done(engine, 6), "shards of the first group")
-    os.kill(group.pid, signal.SIGKILL)
-    await group.wait()
-    finished = {row["current_index"] for row in await engine.runtime.pool.fetch(DONE)}
-    assert 6 <= len(finished) < len(first) == 20
-    (tmp_path / "go").touch()
-    again, other = await _start(settings, execution.id, first), await _start(settings, execution.id, second)
-    assert await again.wait() == 0
-    assert await other.wait() == 0
-
-    end = await engine.fanouts.fan_in(await engine.runtime.load(execution.id), "fan")
-
-    assert end.envelope["done"] == 40
-    assert_only_unfinished_ran_again(ledger, 40, finished)
-    assert len(await _events(engine, "command.issued")) == 40
-    assert len(await _events(engine, "loop.fanin.completed")) == 1
 
 
 async def test_a_sink_has_each_shard_once(engine: Engine) -> None:
@@ -166,23 +101,6 @@ async def test_failed_shards_of_an_ended_fan_in_run_again_on_resume(engine: Engi
     claimed = Counter(row["current_index"] for row in await _events(engine, "command.claimed"))
     assert {index for index, count in claimed.items() if count == 2} == {4, 15}
     assert sum(claimed.values()) == 22
-
-
-async def done(engine: Engine, count: int) -> bool:
-    return len(await engine.runtime.pool.fetch(DONE)) >= count
-
-
-async def _start(settings: Settings, execution_id: int, group: Group) -> asyncio.subprocess.Process:
-    """A process of its own that runs one group."""
-    inherited = {name: value for name, value in os.environ.items() if not name.startswith("NOETL_")}
-    return await asyncio.create_subprocess_exec(
-        sys.executable,
-        "-c",
-        GROUP,
-        str(execution_id),
-        group.key,
-        env={**inherited, **embedded.environment(settings)},
-    )
 
 
 async def _events(engine: Engine, kind: str) -> list[Any]:
