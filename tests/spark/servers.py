@@ -7,6 +7,7 @@ import signal
 import socket
 import subprocess
 import sys
+import textwrap
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -14,7 +15,10 @@ from pathlib import Path
 
 import pyspark
 
+from tests.waiting import PROCESS_SECONDS
+
 HOME = Path(pyspark.__file__).parent
+PROJECT = Path(__file__).parents[2]
 PATIENCE_SECONDS = 180.0
 
 
@@ -27,6 +31,33 @@ def free_port() -> int:
 def answers(port: int) -> bool:
     with socket.socket() as probe:
         return probe.connect_ex(("127.0.0.1", port)) == 0
+
+
+def run_client(*words: str) -> subprocess.CompletedProcess[str]:
+    """Runs Python in a process of its own: PySpark has one JVM or one connection a process, for good."""
+    return subprocess.run(
+        [sys.executable, *words],
+        capture_output=True, text=True, timeout=PROCESS_SECONDS, check=False, cwd=PROJECT,
+        env={name: value for name, value in os.environ.items() if name != "SPARK_HOME"},
+    )  # fmt: skip
+
+
+def one_step(name: str, code: str) -> str:
+    """A playbook of one spark step, whose code gets the workload's ``marker``."""
+    return textwrap.dedent(
+        f"""
+            apiVersion: noetl.io/v2
+            kind: Playbook
+            metadata: {{name: {name}, path: tests/{name}}}
+            workload: {{marker: ""}}
+            workflow:
+              - step: start
+                tool:
+                  kind: spark
+                  input: {{marker: "{{{{ marker }}}}"}}
+                  code: |
+            """
+    ) + textwrap.indent(textwrap.dedent(code), " " * 8)
 
 
 @contextmanager

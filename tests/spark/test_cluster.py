@@ -3,10 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
-import subprocess
-import sys
-import textwrap
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -16,12 +12,10 @@ import pytest
 
 from noetl_dagster.resources.noetl import dump_settings
 from noetl_dagster.settings import Settings
-from tests.spark.servers import answers, free_port, served
-from tests.waiting import PROCESS_SECONDS
+from tests.spark.servers import answers, free_port, one_step, run_client, served
 
 pytestmark = [pytest.mark.spark, pytest.mark.slow]
 
-PROJECT = Path(__file__).parents[2]
 DEPLOY = "org.apache.spark.deploy"
 CLIENT = """
 import asyncio
@@ -41,39 +35,29 @@ async def main():
 
 asyncio.run(main())
 """
-PLAYBOOK = """
-apiVersion: noetl.io/v2
-kind: Playbook
-metadata: {name: lost, path: tests/lost}
-workload: {marker: ""}
-workflow:
-  - step: start
-    tool:
-      kind: spark
-      input: {marker: "{{ marker }}"}
-      code: |
-        import pathlib
-        from pyspark.sql import functions as F
+CODE = """
+import pathlib
+from pyspark.sql import functions as F
 
-        def main(spark, marker):
-            def once(n):
-                import os, signal, time
-                if n == 999:
-                    # until another task has written its file
-                    while not list(pathlib.Path(marker).parent.rglob("part-*.parquet")):
-                        time.sleep(0.05)
-                    try:
-                        pathlib.Path(marker).touch(exist_ok=False)
-                    except FileExistsError:
-                        return n
-                    import psutil
-                    executor = psutil.Process(os.getppid()).parent()
-                    pathlib.Path(marker).write_text(" ".join(executor.cmdline()))
-                    executor.kill()
-                    time.sleep(60)
+def main(spark, marker):
+    def once(n):
+        import os, signal, time
+        if n == 999:
+            # until another task has written its file
+            while not list(pathlib.Path(marker).parent.rglob("part-*.parquet")):
+                time.sleep(0.05)
+            try:
+                pathlib.Path(marker).touch(exist_ok=False)
+            except FileExistsError:
                 return n
+            import psutil
+            executor = psutil.Process(os.getppid()).parent()
+            pathlib.Path(marker).write_text(" ".join(executor.cmdline()))
+            executor.kill()
+            time.sleep(60)
+        return n
 
-            return spark.range(0, 1000, 1, 4).select(F.udf(once, "long")("id").alias("n"))
+    return spark.range(0, 1000, 1, 4).select(F.udf(once, "long")("id").alias("n"))
 """
 
 
@@ -107,11 +91,8 @@ async def test_a_killed_executor_costs_its_tasks_only(
     }
     own = settings.model_copy(update={"spark_master": master, "spark_config": config})
     done = await asyncio.to_thread(
-        subprocess.run,
-        [sys.executable, "-c", CLIENT, dump_settings(own), textwrap.dedent(PLAYBOOK), str(marker)],
-        capture_output=True, text=True, timeout=PROCESS_SECONDS, check=False, cwd=PROJECT,
-        env={name: value for name, value in os.environ.items() if name != "SPARK_HOME"},
-    )  # fmt: skip
+        run_client, "-c", CLIENT, dump_settings(own), one_step("lost", CODE), str(marker)
+    )
     assert done.stdout.startswith("COMPLETED"), done.stdout + done.stderr[-5000:]
     assert "CoarseGrainedExecutorBackend" in marker.read_text(), "an executor was killed"
     attempts = await pool.fetch("SELECT event_type FROM noetl.event WHERE event_type LIKE 'command.%ed'")

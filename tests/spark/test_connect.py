@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -12,12 +9,10 @@ import pytest
 
 from noetl_dagster.resources.noetl import dump_settings
 from noetl_dagster.settings import Settings
-from tests.spark.servers import answers, free_port, served
-from tests.waiting import PROCESS_SECONDS
+from tests.spark.servers import answers, free_port, run_client, served
 
 pytestmark = pytest.mark.spark
 
-PROJECT = Path(__file__).parents[2]
 SERVER = "org.apache.spark.sql.connect.service.SparkConnectServer"
 
 
@@ -45,9 +40,5 @@ def remote(tmp_path: Path) -> Iterator[str]:
 
 def test_everything_works_over_connect(remote: str, settings: Settings, tmp_path: Path) -> None:
     own = settings.model_copy(update={"spark_remote": remote, "default_postgres_credential": "embedded"})
-    done = subprocess.run(
-        [sys.executable, "-m", "tests.spark.connect_client", dump_settings(own)],
-        capture_output=True, text=True, timeout=PROCESS_SECONDS, check=False, cwd=PROJECT,
-        env={name: value for name, value in os.environ.items() if name != "SPARK_HOME"},
-    )  # fmt: skip
+    done = run_client("-m", "tests.spark.connect_client", dump_settings(own))
     assert done.stdout.endswith("ok\n"), done.stderr[-6000:] + (tmp_path / "server.log").read_text()[-3000:]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import textwrap
 from pathlib import Path
 
 import pytest
@@ -20,30 +19,21 @@ from noetl_dagster.settings import Settings
 from noetl_dagster.spark.progress import _named
 from noetl_dagster.spark.sessions import SparkSessions
 from noetl_dagster.storage.loop import run_sync
+from tests.spark.servers import one_step
 from tests.waiting import until
 
 pytestmark = pytest.mark.spark
 
-PLAYBOOK = """
-apiVersion: noetl.io/v2
-kind: Playbook
-metadata: {name: told, path: tests/told}
-workload: {marker: ""}
-workflow:
-  - step: start
-    tool:
-      kind: spark
-      input: {marker: "{{ marker }}"}
-      code: |
-        import pathlib, time
-        from pyspark.sql import functions as F
+CODE = """
+import pathlib, time
+from pyspark.sql import functions as F
 
-        def main(spark, marker):
-            def wait(n):
-                while n and not pathlib.Path(marker).exists():
-                    time.sleep(0.1)
-                return n
-            return spark.range(0, 2, 1, 2).select(F.udf(wait, "long")("id").alias("n"))
+def main(spark, marker):
+    def wait(n):
+        while n and not pathlib.Path(marker).exists():
+            time.sleep(0.1)
+        return n
+    return spark.range(0, 2, 1, 2).select(F.udf(wait, "long")("id").alias("n"))
 """
 
 
@@ -58,7 +48,7 @@ async def test_stages_and_tasks_reach_the_runs_log_and_the_command_line(
     sessions.get()
     monkeypatch.setattr(drive, "REPORT_SECONDS", 0.2)
     noetl = NoetlResource.of(settings.model_copy(update={"command_heartbeat_seconds": 0.6}))
-    job = definitions_of([parse_playbook(textwrap.dedent(PLAYBOOK), file="told.yaml")], noetl)
+    job = definitions_of([parse_playbook(one_step("told", CODE), file="told.yaml")], noetl)
     config = {"ops": {"told_playbook": {"config": {"marker": str(tmp_path / "go")}}}}
 
     def tags() -> dict[str, str]:
