@@ -93,6 +93,7 @@ def write_dataset(frame: DataFrame, settings: Settings, uri: str, layout: Layout
     sizes = _file_sizes(settings, uri)
     rows = int(counted.get["rows"])
     if rows and not sizes:  # each executor has written to its own disk
+        locations.remove_below(settings, uri)
         raise StorageError(
             f"Spark wrote {rows} rows to {uri}, but no file is there; mount the volume in executors at the same "
             "path, or choose a tier of objects"
