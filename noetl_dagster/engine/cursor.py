@@ -125,7 +125,7 @@ async def _to_its_end(work: Coroutine[Any, Any, T]) -> T:
 
 
 class _Claim:
-    """The claim of a cursor loop; ``__frame_max_rows`` and the other bounds are names in its SQL, and bound as ``:names``."""
+    """The claim of a cursor loop. Its SQL may name its bounds: ``:__frame_max_rows``, or as a template."""
 
     def __init__(
         self,
