@@ -26,7 +26,7 @@ from noetl_dagster.events.connection import DATABASE_AWAY, encode_json
 from noetl_dagster.events.envelopes import error_envelope
 from noetl_dagster.settings import EventTransport
 from noetl_dagster.transport import queries
-from noetl_dagster.transport.capacity import CapacityListener
+from noetl_dagster.transport.capacity import MISSED_REPORTS, CapacityListener
 from noetl_dagster.transport.connection import connect
 from noetl_dagster.transport.ingest import Ingestor
 from noetl_dagster.transport.intake import EventIntake
@@ -150,6 +150,7 @@ class _Link:
         self._ingestor: Ingestor | None = None
         self._stop = asyncio.Event()
         self._notifying = asyncio.Lock()
+        self._edition = str(runtime.ids.next())  # another process's notices are no duplicates of ours
         self.ends = CommandEnds(runtime.pool, settings.db_url)
 
     async def open(self) -> None:
@@ -225,7 +226,7 @@ class _Link:
         await self._notify(
             [
                 (command.execution_id, command.command_id, events.get(command.command_id, 0), kind,
-                 targets[command.command_id], "1")
+                 targets[command.command_id], self._edition)
                 for command, kind in ((request.command, request.tool_kind) for request in batch)
             ]
         )  # fmt: skip
@@ -273,13 +274,14 @@ class _Link:
             if not executions:
                 continue
             try:
-                await self._requeue(executions, edition=f"sweep-{id(self)}-{count}")
+                await self._requeue(executions, edition=f"{self._edition}-{count}")
             except (*DATABASE_AWAY, nats.errors.Error) as error:
                 logger.warning("cannot look after commands just now: %r", error)
 
     async def _requeue(self, executions: list[int], edition: str) -> None:
         """Commands of workers that are gone, and of notices that were lost, go to anybody."""
         registry, pool = self._capacity.registry, self._runtime.pool
+        await self._expect_holders(executions)
         anew = []
         for row in await pool.fetch(queries.RELEASE, executions, registry.lost()):
             if row["attempts"] >= row["max_attempts"]:
@@ -303,6 +305,14 @@ class _Link:
                     for row in anew
                 ]
             )
+
+    async def _expect_holders(self, executions: list[int]) -> None:
+        """Knows the workers that an earlier process left commands to: those that stay silent are gone."""
+        settings = self._runtime.settings
+        interval = settings.worker_heartbeat_seconds
+        silent = settings.command_heartbeat_timeout_seconds - MISSED_REPORTS * interval
+        for row in await self._runtime.pool.fetch(queries.HOLDERS, executions, silent):
+            self._capacity.registry.expect(row["worker_id"], interval)
 
     async def _no_notices(self) -> bool:
         """Whether the stream of commands is empty; one that was deleted is made anew."""

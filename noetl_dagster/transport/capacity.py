@@ -79,6 +79,16 @@ class CapacityRegistry:
         """Takes a worker's report."""
         self.workers[report.worker_id] = WorkerCapacity(report, time.monotonic())
 
+    def expect(self, worker_id: str, interval: float) -> None:
+        """Knows a worker by what an earlier process left to it; it is lost unless it reports from now on.
+
+        Args:
+            interval: seconds between its reports, as far as one can tell.
+        """
+        if worker_id not in self.workers:
+            unheard = WorkerReport(worker_id=worker_id, interval=interval)
+            self.workers[worker_id] = WorkerCapacity(unheard, time.monotonic())
+
     def pick(self, tool_kind: str) -> str | None:
         """The worker with most room for a command of this kind, which it is then counted against."""
         best = max(

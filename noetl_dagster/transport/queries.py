@@ -131,6 +131,15 @@ WHERE event_id = $1 OR command_id = $2
 LIMIT 1
 """
 
+# Workers that commands were sent to, and those whose claims end within $2 seconds: no heartbeat came for long.
+HOLDERS = """
+SELECT target AS worker_id FROM noetl.queue
+WHERE execution_id = ANY($1::bigint[]) AND status = 'queued' AND target IS NOT NULL
+UNION
+SELECT worker_id FROM noetl.queue
+WHERE execution_id = ANY($1::bigint[]) AND status = 'leased' AND lease_until < now() + make_interval(secs => $2)
+"""
+
 # Leases that ran out, and those of workers that are gone, go back to the queue.
 RELEASE = """
 UPDATE noetl.queue SET status = 'queued', worker_id = NULL, lease_until = NULL, claim_event_id = NULL, target = NULL

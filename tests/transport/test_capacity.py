@@ -44,6 +44,20 @@ def test_workers_that_go_get_nothing() -> None:
     assert registry.absent() == ["draining", "stopped", "silent"]
 
 
+def test_a_worker_known_by_what_it_holds_is_lost_unless_it_reports() -> None:
+    registry = CapacityRegistry()
+    registry.heard(report("lively", 8))
+    for name in ("lively", "mute"):
+        registry.expect(name, interval=1)
+    assert registry.workers["lively"].free("http") == 8
+    assert registry.workers["mute"].free("http") == 0
+    assert registry.lost() == []
+    registry.workers["mute"].heard -= 10
+    assert registry.lost() == ["mute"]
+    registry.expect("mute", interval=1)
+    assert registry.lost() == ["mute"]
+
+
 async def test_reports_reach_memory_and_the_runtime_table(
     client: NatsClient, pool: asyncpg.Pool, settings: Settings
 ) -> None:
