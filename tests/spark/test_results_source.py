@@ -11,6 +11,7 @@ from pyspark.sql.types import StructType
 from noetl_dagster.errors import IntegrityError
 from noetl_dagster.playbook.models import ResultSpec
 from noetl_dagster.settings import Settings, StoreTier
+from noetl_dagster.spark import datasets
 from noetl_dagster.spark.frames import part_of
 from noetl_dagster.spark.results_source import (
     BYTES_A_PARTITION,
@@ -108,11 +109,16 @@ async def test_object_tiers_take_parquet_only(run: Run) -> None:
         await run(command="SELECT 1", format="csv", tier="minio")
 
 
-async def test_rows_that_only_the_executors_have_are_an_error(run: Run) -> None:
+async def test_rows_that_only_the_executors_have_are_an_error(
+    run: Run, settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(datasets, "_file_sizes", lambda *_: {})  # as if they were written on other machines
     with pytest.raises(
         Exception, match=r"wrote 3 rows to .* no file is there; mount the volume in executors"
     ):
-        await run(command="SELECT id FROM range(3)", format="noop", tier="pvc")
+        await run(command="SELECT id FROM range(3)", tier="pvc")
+    assert settings.pvc_mount_path is not None
+    assert list(settings.pvc_mount_path.rglob("*.parquet")) == []
 
 
 async def test_tables_are_inputs(run: Run, spark: SparkSession) -> None:
