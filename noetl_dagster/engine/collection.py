@@ -186,6 +186,8 @@ async def keep_collection(
 ) -> tuple[dict[str, Any], Collection]:
     """Keeps a collection: in the event while its items are few and small, else in stored parts.
 
+    Of stored ones ``collection_ref`` leads to an object that lists the parts, for readers of any kind.
+
     Args:
         items: as :func:`evaluate_collection` gives them. Stored ones pass through memory a few parts at a time.
         partitions: make it :class:`Partitions`, at least so many where there are enough items.
@@ -203,15 +205,27 @@ async def keep_collection(
     if few and len(encode_json(items)) <= settings.inline_result_bytes:
         context = {"collection": items, **shape}
         return context, kept_collection(runtime, context)
-    reference = await runtime.results.manifest(
-        execution.id,
-        step,
+    name, parts = (
         f"collection-{loop_id}",
         _stored_parts(runtime, execution.id, step, items, part_items, loop_id),
-        Strategy.CONCAT,
+    )
+    uris: list[str] = []
+
+    async def noted() -> AsyncIterator[ResultRef]:
+        async for part in parts:
+            uris.append(part.physical_uri)
+            yield part
+
+    reference = await runtime.results.manifest(execution.id, step, name, noted(), Strategy.CONCAT)
+    index = await runtime.results.put(
+        {"collection_size": size, "part_items": part_items, "parts": uris},
+        execution_id=execution.id,
+        step=step,
+        name=f"{name}-index",
+        parent_ref_id=reference.ref_id,
     )
     context = {
-        "collection_ref": reference.physical_uri,
+        "collection_ref": index.physical_uri,
         "collection_reference": reference.model_dump(mode="json", exclude_defaults=True),
         "collection_size": size,
         "part_items": part_items,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
+import orjson
 import pytest
 
 from noetl_dagster.engine.engine import Engine
@@ -36,12 +37,15 @@ async def test_collections_above_the_threshold_are_objects(
             return
         results = engine.runtime.results
         reference = await results.find(context["collection_reference"]["ref"])
-        assert reference.physical_uri == context["collection_ref"]
         assert await results.get(reference) == items
-        parts = [part.physical_uri async for part in results.parts(reference)]
-        assert all(
-            uri.startswith(f"s3://{settings.minio_bucket}/exec/{state.execution_id}/") for uri in parts
+        folder = f"s3://{settings.minio_bucket}/exec/{state.execution_id}/"
+        assert context["collection_ref"].startswith(folder)
+        index = orjson.loads(
+            await asyncio.to_thread(locations.read_bytes, settings, context["collection_ref"])
         )
+        parts = [part.physical_uri async for part in results.parts(reference)]
+        assert index == {"collection_size": count, "part_items": context["part_items"], "parts": parts}
+        assert all(uri.startswith(folder) for uri in parts)
         assert await asyncio.to_thread(locations.read_bytes, settings, parts[0])
     finally:
         await engine.close()
