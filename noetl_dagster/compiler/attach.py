@@ -107,7 +107,8 @@ async def _attach(
         raise ExecutionStateError(f"execution {execution_id} was cancelled: {execution.state.error}")
     if execution.state.run_id == run.run_id:
         return execution
-    if not is_continuation(run):
+    accepted = execution.state.epoch == 1 and execution.state.run_id is None  # over HTTP, and nobody's yet
+    if not accepted and not is_continuation(run):
         raise ExecutionStateError(
             f"execution {execution_id} was taken over by run {execution.state.run_id}; this run stops"
         )

@@ -92,7 +92,11 @@ async def list_executions(
 
 @router.post("/execute", status_code=202, dependencies=[FOR_OPERATORS])
 async def execute(request: Execute, plane: ThePlane) -> Launched:
-    """Starts a playbook of the service's folder as its Dagster job."""
+    """Starts a playbook of the service's folder as its Dagster job.
+
+    The execution is in the log before the answer: it can be followed and cancelled at once, and the recovery
+    sensor starts it where its process never came to life.
+    """
     path = request.path.strip("/")
     if path not in plane.catalog.paths:  # a file name would lead outside of the folder
         raise Problem(
@@ -101,9 +105,9 @@ async def execute(request: Execute, plane: ThePlane) -> Launched:
             "started with, NOETL_PLAYBOOKS_PATH",
         )
     playbook = plane.catalog.load(path)
-    execution_id = plane.engine.runtime.ids.next()
-    await plane.launcher.launch(playbook, execution_id, request.workload)
-    return Launched(execution_id=str(execution_id))
+    execution = await plane.engine.lifecycle.create(playbook, request.workload)
+    await plane.launcher.launch(playbook, execution.id, request.workload)
+    return Launched(execution_id=str(execution.id))
 
 
 @router.get("/{execution_id}", dependencies=[FOR_READERS])

@@ -15,7 +15,6 @@ from typing import Any
 import orjson
 
 from noetl_dagster.engine.engine import Engine
-from noetl_dagster.errors import ExecutionNotFoundError
 from noetl_dagster.playbook.models import Playbook
 
 logger = logging.getLogger(__name__)
@@ -51,9 +50,14 @@ class ProcessLauncher:
                 stderr=output,
                 start_new_session=True,
             )
-        task = asyncio.create_task(self._watch(process, playbook, execution_id, [Path(payload.name), log]))
+        task = asyncio.create_task(self._watch(process, execution_id, [Path(payload.name), log]))
         self._watching.add(task)
         task.add_done_callback(self._watching.discard)
+
+    @property
+    def running(self) -> int:
+        """Processes that it has started and that have not ended."""
+        return len(self._watching)
 
     async def close(self) -> None:
         """Stops watching; the runs are processes of their own."""
@@ -62,23 +66,15 @@ class ProcessLauncher:
             with contextlib.suppress(asyncio.CancelledError):
                 await task
 
-    async def _watch(
-        self,
-        process: asyncio.subprocess.Process,
-        playbook: Playbook,
-        execution_id: int,
-        files: list[Path],
-    ) -> None:
-        """Writes a failed execution into the log for a run that ended before it began."""
+    async def _watch(self, process: asyncio.subprocess.Process, execution_id: int, files: list[Path]) -> None:
+        """Ends the execution of a run that ended before it began."""
         code = await process.wait()
         complaint = files[-1].read_bytes()[-TAIL_BYTES:].decode(errors="replace").strip()
         for file in files:
             file.unlink(missing_ok=True)
         if code == 0:
             return
-        try:
-            await self._engine.runtime.load(execution_id)
-        except ExecutionNotFoundError:
+        execution = await self._engine.runtime.load(execution_id)
+        if execution.state.is_running and execution.state.run_id is None:
             logger.error("execution %d did not start: %s", execution_id, complaint)
-            execution = await self._engine.lifecycle.create(playbook, {}, execution_id=execution_id)
             await self._engine.lifecycle.fail(execution, f"the run did not start: {complaint}")

@@ -24,7 +24,7 @@ from noetl_dagster.transport.intake import EventIntake
 
 
 class Launcher(Protocol):
-    """Starts an execution as a Dagster run."""
+    """Has a Dagster run drive an execution that is in the log."""
 
     async def launch(self, playbook: Playbook, execution_id: int, workload: dict[str, Any]) -> None:
         """Returns as soon as the run is on its way."""

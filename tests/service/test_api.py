@@ -13,6 +13,7 @@ import pytest
 from pydantic import SecretStr
 
 from noetl_dagster.events.types import Event, EventType
+from noetl_dagster.service.launching import ProcessLauncher
 from noetl_dagster.settings import Settings
 from noetl_dagster.transport.capacity import CapacityListener
 from noetl_dagster.transport.connection import connect
@@ -140,6 +141,8 @@ async def test_an_execution_is_launched_followed_and_resolved(settings: Settings
         )
         assert answer.status_code == 202
         execution_id = answer.json()["execution_id"]
+        accepted = (await client.get(f"/api/executions/{execution_id}")).json()
+        assert (accepted["status"], accepted["workload"]) == ("RUNNING", {"who": "Ada"}), "known at once"
         found = await ended_execution(client, execution_id)
         assert found["status"] == "COMPLETED", found
         assert found["workload"]["who"] == "Ada"
@@ -153,6 +156,30 @@ async def test_an_execution_is_launched_followed_and_resolved(settings: Settings
         assert resolved["source_step"] == "start"
         content = await client.get("/api/results/content", params={"ref": ref})
         assert content.json()["hello"] == "Ada"
+
+
+async def test_an_execution_is_cancelled_before_its_process_lives(settings: Settings, tmp_path: Path) -> None:
+    (tmp_path / "served.yaml").write_text(textwrap.dedent(PLAYBOOK))
+    async with serving(settings, playbooks_path=tmp_path) as service:
+        answer = await service.client.post("/api/executions/execute", json={"path": "tests/served"})
+        execution = f"/api/executions/{answer.json()['execution_id']}"
+        assert (await service.client.post(f"{execution}/cancel")).json()["cancelled"] is True
+        launcher = service.plane.launcher
+        assert isinstance(launcher, ProcessLauncher)
+        await until(lambda: not launcher.running, "the end of the process")
+        found = (await service.client.get(execution)).json()
+        assert (found["status"], found["steps"]) == ("CANCELLED", [])
+
+
+async def test_a_run_that_cannot_begin_fails_its_execution(settings: Settings, tmp_path: Path) -> None:
+    (tmp_path / "served.yaml").write_text(textwrap.dedent(PLAYBOOK))
+    async with serving(settings, playbooks_path=tmp_path) as service:
+        wrong = {"path": "tests/served", "workload": {"who": ["a list"]}}
+        answer = await service.client.post("/api/executions/execute", json=wrong)
+        found = await ended_execution(service.client, answer.json()["execution_id"])
+        assert found["status"] == "FAILED"
+        assert "the run did not start" in found["error"]
+        assert "workload of served" in found["error"]
 
 
 async def ended_execution(client: httpx.AsyncClient, execution_id: str) -> dict[str, Any]:
