@@ -146,9 +146,12 @@ def _drive(
                 quiet=not verbose,
             )
     try:
-        return run_sync(overview(engine.runtime, execution_id))
+        found = run_sync(overview(engine.runtime, execution_id))
     except ExecutionNotFoundError:
+        found = None
+    if found is None or (found.run_id is None and found.status == ExecutionStatus.RUNNING):
         fail(f"Dagster run {launched.run_id} failed before its first step: {launched.error}")
+    return found
 
 
 def _finish(session: Session, found: Overview, as_json: bool) -> None:

@@ -105,8 +105,13 @@ async def execute(request: Execute, plane: ThePlane) -> Launched:
             "started with, NOETL_PLAYBOOKS_PATH",
         )
     playbook = plane.catalog.load(path)
-    execution = await plane.engine.lifecycle.create(playbook, request.workload)
-    await plane.launcher.launch(playbook, execution.id, request.workload)
+    lifecycle = plane.engine.lifecycle
+    execution = await lifecycle.create(playbook, request.workload)
+    try:
+        await plane.launcher.launch(playbook, execution.id, request.workload)
+    except OSError as error:  # who is refused may ask again: this execution must not start later
+        await lifecycle.fail(execution, f"the run did not start: {error}")
+        raise Problem(503, f"the run of execution {execution.id} did not start: {error}") from error
     return Launched(execution_id=str(execution.id))
 
 

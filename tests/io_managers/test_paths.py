@@ -6,9 +6,8 @@ import subprocess
 import sys
 from pathlib import Path
 
-import boto3
-
 from noetl_dagster.settings import Settings
+from tests.embedded.peers import s3_client
 
 READ = """
 import sys
@@ -22,13 +21,7 @@ print(path, path.read_text())
 
 
 def test_the_copy_of_an_object_goes_with_the_process(settings: Settings) -> None:
-    store = boto3.client(
-        "s3",
-        endpoint_url=settings.minio_endpoint,
-        aws_access_key_id=settings.minio_access_key,
-        aws_secret_access_key=settings.minio_secret_key.get_secret_value(),
-        region_name=settings.minio_region,
-    )
+    store = s3_client(settings)
     store.create_bucket(Bucket=settings.minio_bucket)
     store.put_object(Bucket=settings.minio_bucket, Key="report.txt", Body=b"text")
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import tempfile
 import textwrap
 from pathlib import Path
 from typing import Any
@@ -182,6 +183,18 @@ async def test_a_run_that_cannot_begin_fails_its_execution(settings: Settings, t
         assert found["status"] == "FAILED"
         assert "the run did not start" in found["error"]
         assert "workload of served" in found["error"]
+
+
+async def test_an_execution_whose_process_cannot_be_made_does_not_start_later(
+    settings: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "served.yaml").write_text(textwrap.dedent(PLAYBOOK))
+    async with serving(settings, playbooks_path=tmp_path) as service:
+        monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "nowhere"))
+        answer = await service.client.post("/api/executions/execute", json={"path": "tests/served"})
+        assert (answer.status_code, "did not start" in answer.json()["detail"]) == (503, True)
+        [entry] = (await service.client.get("/api/executions")).json()["executions"]
+        assert entry["status"] == "FAILED"
 
 
 async def ended_execution(client: httpx.AsyncClient, execution_id: str) -> dict[str, Any]:

@@ -17,8 +17,9 @@ from noetl_dagster import embedded
 from noetl_dagster.engine.engine import Engine
 from noetl_dagster.playbook.loader import parse_playbook
 from noetl_dagster.playbook.models import Playbook
-from noetl_dagster.settings import Settings
+from noetl_dagster.settings import EventTransport, Settings
 from noetl_dagster.worker.pool import PoolWorker
+from tests.service.conftest import serving
 
 HEAD = """
 apiVersion: noetl.io/v2
@@ -62,6 +63,17 @@ async def working(settings: Settings, worker_id: str, **changes: Any) -> AsyncIt
         stop.set()
         await running
         await worker.close()
+
+
+@asynccontextmanager
+async def control_plane(settings: Settings, transport: EventTransport) -> AsyncIterator[Settings]:
+    """Settings of the engine and its workers; with an HTTP API where the transport needs one."""
+    own = settings.model_copy(update={"event_transport": transport})
+    if transport is EventTransport.DIRECT:
+        yield own
+        return
+    async with serving(own) as service:
+        yield service.settings
 
 
 Spawn = Callable[..., subprocess.Popen[str]]

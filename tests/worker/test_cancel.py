@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +15,7 @@ from noetl_dagster.events.state import ExecutionStatus
 from noetl_dagster.settings import EventTransport, Settings
 from tests.service.conftest import serving
 from tests.waiting import ended, until
-from tests.worker.conftest import Spawn, playbook
+from tests.worker.conftest import Spawn, control_plane, playbook
 
 LOOP = """
 workload: {folder: ""}
@@ -50,17 +48,6 @@ def pids(folder: Path) -> list[int]:
 async def counts(engine: Engine, execution_id: int) -> Counter[str]:
     query = "SELECT event_type, count(*) FROM noetl.event WHERE execution_id = $1 GROUP BY 1"
     return Counter(dict(await engine.runtime.pool.fetch(query, execution_id)))
-
-
-@asynccontextmanager
-async def control_plane(settings: Settings, transport: EventTransport) -> AsyncIterator[Settings]:
-    """Settings of the engine and its workers; with an HTTP API where the transport needs one."""
-    own = settings.model_copy(update={"event_transport": transport})
-    if transport is EventTransport.DIRECT:
-        yield own
-        return
-    async with serving(own) as service:
-        yield service.settings
 
 
 @pytest.mark.parametrize("transport", list(EventTransport))

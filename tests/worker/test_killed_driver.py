@@ -6,8 +6,6 @@ import asyncio
 import subprocess
 import sys
 from collections import Counter
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
@@ -16,9 +14,8 @@ from noetl_dagster import embedded
 from noetl_dagster.engine.engine import Engine
 from noetl_dagster.settings import EventTransport, Settings
 from tests.ledger import lines
-from tests.service.conftest import serving
 from tests.waiting import PATIENCE_SECONDS, until
-from tests.worker.conftest import Spawn, playbook
+from tests.worker.conftest import Spawn, control_plane, playbook
 
 ITEMS = 40
 FANOUT = """
@@ -65,16 +62,6 @@ def settings(settings: Settings) -> Settings:
     return settings.model_copy(
         update={"worker_heartbeat_seconds": 20.0, "command_heartbeat_timeout_seconds": 600.0}
     )
-
-
-@asynccontextmanager
-async def control_plane(settings: Settings, transport: EventTransport) -> AsyncIterator[Settings]:
-    own = settings.model_copy(update={"event_transport": transport})
-    if transport is EventTransport.DIRECT:
-        yield own
-        return
-    async with serving(own) as service:
-        yield service.settings
 
 
 def drive(settings: Settings, execution_id: int) -> subprocess.Popen[str]:
