@@ -14,9 +14,9 @@ from jinja2.nativetypes import NativeEnvironment
 from jinja2.sandbox import SandboxedEnvironment
 
 from noetl_dagster.playbook.loader import parse_playbook
-from noetl_dagster.playbook.scope import Scope
-from noetl_dagster.playbook.templates import compile_value
-from noetl_dagster.playbook.views import ReferenceCache, ResultView
+from noetl_dagster.playbook.templates.rendering import compile_value
+from noetl_dagster.playbook.templates.scope import Scope
+from noetl_dagster.playbook.templates.views import ReferenceCache, ResultView
 
 SIZES = (250, 1000, 4000)
 TEMPLATES = (

@@ -17,9 +17,9 @@ from noetl_dagster.errors import StorageError, TemplateError, ToolError
 from noetl_dagster.events.envelopes import OK, Envelope, error_envelope, from_result
 from noetl_dagster.events.queries import COMMAND_DUE, COMMAND_END, SEQUENCE_ENDED
 from noetl_dagster.playbook.models import Collect, CollectStrategy, RetryRule
-from noetl_dagster.playbook.scope import Scope
-from noetl_dagster.playbook.templates import holds_async, render_async
-from noetl_dagster.playbook.views import ReferenceCache, ResultView
+from noetl_dagster.playbook.templates.rendering import holds_async, render_async
+from noetl_dagster.playbook.templates.scope import Scope
+from noetl_dagster.playbook.templates.views import ReferenceCache, ResultView
 from noetl_dagster.worker.command import Command, Outcome
 from noetl_dagster.worker.execution import Execution
 from noetl_dagster.worker.policy import delay_before

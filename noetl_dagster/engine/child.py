@@ -18,8 +18,8 @@ from noetl_dagster.events.state import ExecutionState, ExecutionStatus
 from noetl_dagster.playbook.catalog import Catalog
 from noetl_dagster.playbook.loader import parse_playbook
 from noetl_dagster.playbook.models import Playbook
-from noetl_dagster.playbook.scope import Scope
-from noetl_dagster.playbook.views import plain
+from noetl_dagster.playbook.templates.scope import Scope
+from noetl_dagster.playbook.templates.views import plain
 from noetl_dagster.tools.base import ToolCall, ToolResult
 from noetl_dagster.worker.command import CURRENT_ITEM_BYTES
 from noetl_dagster.worker.execution import Execution

@@ -11,9 +11,9 @@ import orjson
 from noetl_dagster.engine.runtime import Runtime
 from noetl_dagster.errors import ToolError
 from noetl_dagster.events.connection import encode_json
-from noetl_dagster.playbook.scope import Scope
-from noetl_dagster.playbook.templates import render_async, with_references
-from noetl_dagster.playbook.views import DataView, ResultView
+from noetl_dagster.playbook.templates.rendering import render_async, with_references
+from noetl_dagster.playbook.templates.scope import Scope
+from noetl_dagster.playbook.templates.views import DataView, ResultView
 from noetl_dagster.storage.manifests import Strategy, strategy_of
 from noetl_dagster.storage.refs import RefKind, ResultRef
 from noetl_dagster.storage.store import NewResult, ResultStore

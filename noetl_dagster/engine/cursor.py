@@ -18,8 +18,8 @@ from noetl_dagster.errors import ExecutionCancelledError, ToolError
 from noetl_dagster.events.connection import encode_json
 from noetl_dagster.events.types import EventType
 from noetl_dagster.playbook.models import CursorSpec, FrameSpec, Task
-from noetl_dagster.playbook.templates import compile_value, render_async
-from noetl_dagster.playbook.views import ReferenceCache
+from noetl_dagster.playbook.templates.rendering import compile_value, render_async
+from noetl_dagster.playbook.templates.views import ReferenceCache
 from noetl_dagster.tools.base import ToolCall
 from noetl_dagster.tools.registry import tool_for
 from noetl_dagster.worker.command import Command

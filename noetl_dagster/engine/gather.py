@@ -10,7 +10,7 @@ from noetl_dagster.engine.runtime import Runtime
 from noetl_dagster.events.connection import encode_json
 from noetl_dagster.events.envelopes import ERROR, OK, Envelope, from_result
 from noetl_dagster.events.queries import LOOP_ENDS
-from noetl_dagster.playbook.views import is_envelope
+from noetl_dagster.playbook.templates.views import is_envelope
 from noetl_dagster.settings import StoreTier
 from noetl_dagster.storage.refs import ResultRef
 from noetl_dagster.storage.store import NewResult

@@ -12,7 +12,7 @@ from noetl_dagster.engine.collection import Collection, Partitions
 from noetl_dagster.engine.runtime import Runtime
 from noetl_dagster.events.queries import LOOP_ATTEMPTS
 from noetl_dagster.events.types import Event
-from noetl_dagster.playbook.templates import compile_value
+from noetl_dagster.playbook.templates.rendering import compile_value
 from noetl_dagster.worker.command import Command
 from noetl_dagster.worker.execution import Execution
 from noetl_dagster.worker.program import StepProgram

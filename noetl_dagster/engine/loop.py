@@ -15,7 +15,7 @@ from noetl_dagster.engine.runtime import Runtime
 from noetl_dagster.events.state import assign
 from noetl_dagster.events.types import Event, EventType
 from noetl_dagster.playbook.models import LoopMode
-from noetl_dagster.playbook.views import ReferenceCache
+from noetl_dagster.playbook.templates.views import ReferenceCache
 from noetl_dagster.worker.command import Command
 from noetl_dagster.worker.execution import Execution
 from noetl_dagster.worker.program import StepProgram

@@ -8,8 +8,8 @@ from typing import Any
 
 from noetl_dagster.errors import TemplateError
 from noetl_dagster.playbook.models import Arc, RoutingMode
-from noetl_dagster.playbook.scope import CompiledSet, Scope
-from noetl_dagster.playbook.templates import Fetch, holds_async, with_references
+from noetl_dagster.playbook.templates.rendering import Fetch, holds_async, with_references
+from noetl_dagster.playbook.templates.scope import CompiledSet, Scope
 from noetl_dagster.worker.program import StepProgram
 
 STEP_DONE = "step.done"

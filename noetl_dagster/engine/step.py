@@ -27,9 +27,9 @@ from noetl_dagster.events.envelopes import ERROR, OK, Envelope, error_envelope, 
 from noetl_dagster.events.state import StepEnd, assign
 from noetl_dagster.events.types import Event, EventType
 from noetl_dagster.playbook.models import LoopMode
-from noetl_dagster.playbook.scope import Scope
-from noetl_dagster.playbook.templates import holds_async, render_async, with_references
-from noetl_dagster.playbook.views import ReferenceCache, ResultView
+from noetl_dagster.playbook.templates.rendering import holds_async, render_async, with_references
+from noetl_dagster.playbook.templates.scope import Scope
+from noetl_dagster.playbook.templates.views import ReferenceCache, ResultView
 from noetl_dagster.worker.command import Command
 from noetl_dagster.worker.execution import Execution
 from noetl_dagster.worker.program import StepProgram

@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import Any
 
 from noetl_dagster.errors import Place, PlaybookError, Problem
-from noetl_dagster.playbook.check import check_playbook
-from noetl_dagster.playbook.check_code import check_code
+from noetl_dagster.playbook.checks.code import check_code
+from noetl_dagster.playbook.checks.workflow import check_playbook
+from noetl_dagster.playbook.dialects.playbook import normalise
 from noetl_dagster.playbook.document import Document
 from noetl_dagster.playbook.models import Playbook
-from noetl_dagster.playbook.normalise import normalise
 
 
 def load_playbook(path: Path | str, *, lenient: bool = False) -> Playbook:

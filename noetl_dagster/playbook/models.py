@@ -1,7 +1,7 @@
 """The canonical playbook: what any accepted spelling of the language normalises to.
 
 Nothing here reads YAML or renders templates. Values that may hold templates are kept as they stand
-in the file and are compiled by :mod:`noetl_dagster.playbook.templates`.
+in the file and are compiled by :mod:`noetl_dagster.playbook.templates.rendering`.
 """
 
 from __future__ import annotations

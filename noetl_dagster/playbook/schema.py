@@ -12,7 +12,7 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from noetl_dagster.playbook import spelling
+from noetl_dagster.playbook.dialects import spelling
 from noetl_dagster.playbook.models import (
     Backoff,
     CollectStrategy,

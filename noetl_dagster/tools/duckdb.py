@@ -13,7 +13,7 @@ from fsspec.implementations.arrow import ArrowFSWrapper
 from obstore.fsspec import FsspecStore
 
 from noetl_dagster.errors import NoetlError, ToolError
-from noetl_dagster.playbook.sql_filters import sql_literal
+from noetl_dagster.playbook.templates.sql_filters import sql_literal
 from noetl_dagster.settings import Settings
 from noetl_dagster.storage import locations
 from noetl_dagster.storage.refs import RefKind, ResultRef

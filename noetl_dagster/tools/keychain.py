@@ -16,8 +16,8 @@ import orjson
 
 from noetl_dagster.errors import CredentialError
 from noetl_dagster.events.connection import encode_json
-from noetl_dagster.playbook.scope import Scope
-from noetl_dagster.playbook.templates import Fetch, compile_value, render_async
+from noetl_dagster.playbook.templates.rendering import Fetch, compile_value, render_async
+from noetl_dagster.playbook.templates.scope import Scope
 from noetl_dagster.tools.clients import Clients
 from noetl_dagster.tools.credentials import HANDLE_PREFIX, Credential, Credentials, CredentialType
 

@@ -13,7 +13,7 @@ from typing import Any
 
 from noetl_dagster.errors import ToolError
 from noetl_dagster.playbook.models import Task
-from noetl_dagster.playbook.views import ReferenceNeeded, copied
+from noetl_dagster.playbook.templates.views import ReferenceNeeded, copied
 from noetl_dagster.tools.base import Tool, Toolbox, ToolCall, ToolResult
 from noetl_dagster.tools.limits import time_limit
 from noetl_dagster.tools.python_code import (

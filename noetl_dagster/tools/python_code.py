@@ -16,7 +16,7 @@ from functools import lru_cache
 from types import CodeType
 from typing import Any
 
-from noetl_dagster.playbook.views import copied
+from noetl_dagster.playbook.templates.views import copied
 from noetl_dagster.tools.jsonable import is_table, to_jsonable
 
 logger = logging.getLogger("noetl_dagster.tools.python.output")

@@ -15,7 +15,7 @@ import asyncpg
 
 from noetl_dagster.errors import CredentialError, ToolError
 from noetl_dagster.playbook.models import Sink
-from noetl_dagster.playbook.templates import compile_value, render_async
+from noetl_dagster.playbook.templates.rendering import compile_value, render_async
 from noetl_dagster.settings import Settings
 from noetl_dagster.tools.base import Toolbox
 from noetl_dagster.tools.clients import postgres_arguments

@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeGuard
 
 from noetl_dagster.errors import ToolError
-from noetl_dagster.playbook.templates import with_references
-from noetl_dagster.playbook.views import ResultView, plain
+from noetl_dagster.playbook.templates.rendering import with_references
+from noetl_dagster.playbook.templates.views import ResultView, plain
 from noetl_dagster.settings import Settings
 from noetl_dagster.tools.base import Toolbox, ToolCall
 

@@ -13,7 +13,7 @@ import duckdb
 import obstore
 
 from noetl_dagster.errors import ToolError
-from noetl_dagster.playbook.sql_filters import sql_identifier
+from noetl_dagster.playbook.templates.sql_filters import sql_identifier
 from noetl_dagster.tools.base import Toolbox, ToolCall
 from noetl_dagster.tools.duckdb import mount_object_storage
 from noetl_dagster.tools.http import HttpTool

@@ -16,7 +16,7 @@ import duckdb
 import obstore
 
 from noetl_dagster.errors import ToolError
-from noetl_dagster.playbook.sql_filters import sql_identifier
+from noetl_dagster.playbook.templates.sql_filters import sql_identifier
 from noetl_dagster.tools.base import Toolbox, ToolCall
 from noetl_dagster.tools.copy_text import copy_lines
 from noetl_dagster.tools.http import HttpTool

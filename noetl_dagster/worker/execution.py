@@ -10,9 +10,9 @@ from typing import Any
 from noetl_dagster.events.state import ExecutionState
 from noetl_dagster.playbook.graph import StepGraph
 from noetl_dagster.playbook.models import Playbook
-from noetl_dagster.playbook.scope import Scope
-from noetl_dagster.playbook.templates import Fetch, render_input
-from noetl_dagster.playbook.views import ReferenceCache, ResultView
+from noetl_dagster.playbook.templates.rendering import Fetch, render_input
+from noetl_dagster.playbook.templates.scope import Scope
+from noetl_dagster.playbook.templates.views import ReferenceCache, ResultView
 from noetl_dagster.worker.command import Command
 from noetl_dagster.worker.pipeline import playbook_folder
 from noetl_dagster.worker.program import StepProgram, compile_step

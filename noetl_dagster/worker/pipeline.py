@@ -14,9 +14,9 @@ from typing import Any, TypeVar
 from noetl_dagster.errors import CredentialError, StorageError, TemplateError, ToolError
 from noetl_dagster.events.envelopes import ERROR, OK, Envelope, error_envelope
 from noetl_dagster.playbook.models import Directive, PolicyAction, Task
-from noetl_dagster.playbook.scope import CompiledSet, Patch, Scope
-from noetl_dagster.playbook.templates import render_async, render_input, with_references
-from noetl_dagster.playbook.views import DataView, ReferenceCache, ResultView
+from noetl_dagster.playbook.templates.rendering import render_async, render_input, with_references
+from noetl_dagster.playbook.templates.scope import CompiledSet, Patch, Scope
+from noetl_dagster.playbook.templates.views import DataView, ReferenceCache, ResultView
 from noetl_dagster.tools.base import Toolbox, ToolCall
 from noetl_dagster.tools.registry import tool_for
 from noetl_dagster.worker.command import Command, Outcome

@@ -8,7 +8,7 @@ from typing import Any
 
 from noetl_dagster.errors import TemplateError, UndefinedNameError
 from noetl_dagster.playbook.models import Backoff, PolicyAction
-from noetl_dagster.playbook.templates import Condition, Fetch, holds_async
+from noetl_dagster.playbook.templates.rendering import Condition, Fetch, holds_async
 from noetl_dagster.worker.program import DEFAULT_ERROR_ACTION, DEFAULT_OK_ACTION, Rule, TaskProgram
 
 LONGEST_DELAY = 60.0

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from noetl_dagster.errors import Place, PlaybookError, Problem
+from noetl_dagster.playbook.dialects.spelling import LITERAL_FIELDS
 from noetl_dagster.playbook.models import (
     Directive,
     Dispatch,
@@ -19,9 +20,8 @@ from noetl_dagster.playbook.models import (
     Step,
     Task,
 )
-from noetl_dagster.playbook.scope import CompiledSet, compile_set
-from noetl_dagster.playbook.spelling import LITERAL_FIELDS
-from noetl_dagster.playbook.templates import Compiled, Condition, compile_value, condition
+from noetl_dagster.playbook.templates.rendering import Compiled, Condition, compile_value, condition
+from noetl_dagster.playbook.templates.scope import CompiledSet, compile_set
 
 REFERENCE_TOOLS = frozenset({"spark", "duckdb", "artifact", "result", "resolve", "transfer"})
 """Tools that read stored results themselves: their input is handed over by reference, unfetched."""

@@ -12,7 +12,7 @@ from noetl_dagster.events.context import event_context
 from noetl_dagster.events.envelopes import error_envelope
 from noetl_dagster.events.types import Event
 from noetl_dagster.playbook.models import Sink
-from noetl_dagster.playbook.views import ReferenceCache, ResultView
+from noetl_dagster.playbook.templates.views import ReferenceCache, ResultView
 from noetl_dagster.tools.base import Toolbox
 from noetl_dagster.tools.sinks import Complete, SinkWriter
 from noetl_dagster.worker.command import Command, CommandEvents, Outcome

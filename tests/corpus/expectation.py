@@ -20,8 +20,8 @@ import yaml
 
 from noetl_dagster.engine.runtime import Runtime
 from noetl_dagster.events.state import ExecutionState
-from noetl_dagster.playbook.templates import with_references
-from noetl_dagster.playbook.views import ReferenceCache, ResultView, plain
+from noetl_dagster.playbook.templates.rendering import with_references
+from noetl_dagster.playbook.templates.views import ReferenceCache, ResultView, plain
 
 FOLDER = Path(__file__).parent
 MARK = "# expect:"

@@ -16,7 +16,7 @@ from noetl_dagster.playbook.models import (
     LoopMode,
     RoutingMode,
 )
-from noetl_dagster.playbook.templates import compile_value
+from noetl_dagster.playbook.templates.rendering import compile_value
 from noetl_dagster.settings import StoreTier
 from tests.playbook.playbooks import errors_of, load, meaning, step_of, task_of
 

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from noetl_dagster.playbook import spelling
 from noetl_dagster.playbook.catalog import find_playbooks
+from noetl_dagster.playbook.dialects import spelling
 from noetl_dagster.playbook.document import Document
 from noetl_dagster.playbook.loader import load_playbook
 from noetl_dagster.playbook.schema import language_schema

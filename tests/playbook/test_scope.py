@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from noetl_dagster.errors import TemplateError, UndefinedNameError
-from noetl_dagster.playbook.scope import Patch, Scope, compile_set, parse_target
-from noetl_dagster.playbook.templates import compile_value
-from noetl_dagster.playbook.views import ReferenceCache, ResultView
+from noetl_dagster.playbook.templates.rendering import compile_value
+from noetl_dagster.playbook.templates.scope import Patch, Scope, compile_set, parse_target
+from noetl_dagster.playbook.templates.views import ReferenceCache, ResultView
 
 STEP = ResultView({"status": "ok", "data": {"n": 7}}, ReferenceCache())
 

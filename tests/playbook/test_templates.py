@@ -13,8 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from noetl_dagster.errors import TemplateError, UndefinedNameError
-from noetl_dagster.playbook.templates import compile_value, condition, is_true
-from noetl_dagster.playbook.views import ReferenceCache, ResultView
+from noetl_dagster.playbook.templates.rendering import compile_value, condition, is_true
+from noetl_dagster.playbook.templates.views import ReferenceCache, ResultView
 
 
 def render(template: Any, **names: Any) -> Any:

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from noetl_dagster.playbook.templates import compile_value, render_async
-from noetl_dagster.playbook.views import ReferenceCache, ReferenceNeeded, ResultView, plain
+from noetl_dagster.playbook.templates.rendering import compile_value, render_async
+from noetl_dagster.playbook.templates.views import ReferenceCache, ReferenceNeeded, ResultView, plain
 from noetl_dagster.settings import StoreTier
 from noetl_dagster.storage.refs import ResultRef
 

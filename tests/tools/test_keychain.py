@@ -23,7 +23,7 @@ from noetl_dagster.engine.engine import Engine
 from noetl_dagster.errors import CredentialError
 from noetl_dagster.events.state import ExecutionStatus
 from noetl_dagster.playbook.loader import parse_playbook
-from noetl_dagster.playbook.scope import Scope
+from noetl_dagster.playbook.templates.scope import Scope
 from noetl_dagster.settings import Settings
 from noetl_dagster.tools import keychain as keychain_module
 from noetl_dagster.tools.clients import Clients

@@ -6,11 +6,11 @@ from collections.abc import Iterator
 from typing import Any
 
 from noetl_dagster.errors import Place, Problem, TemplateError
-from noetl_dagster.playbook.block import Hints
+from noetl_dagster.playbook.dialects.block import Hints
+from noetl_dagster.playbook.dialects.spelling import DESCRIPTION, LITERAL_FIELDS
 from noetl_dagster.playbook.document import Document
 from noetl_dagster.playbook.models import Input, Loop, Playbook, Task
-from noetl_dagster.playbook.spelling import DESCRIPTION, LITERAL_FIELDS
-from noetl_dagster.playbook.templates import Compiled, compile_value, condition
+from noetl_dagster.playbook.templates.rendering import Compiled, compile_value, condition
 
 _SKIPPED_KEYS = frozenset({*LITERAL_FIELDS, *DESCRIPTION, "libs"})
 _CONDITION_KEYS = frozenset({"when", "cond"})

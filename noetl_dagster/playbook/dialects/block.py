@@ -12,7 +12,7 @@ from pydantic import BaseModel, ValidationError
 from noetl_dagster.errors import Place, TemplateError
 from noetl_dagster.playbook.document import Document
 from noetl_dagster.playbook.models import Input
-from noetl_dagster.playbook.templates import compile_value
+from noetl_dagster.playbook.templates.rendering import compile_value
 from noetl_dagster.playbook.wording import described, suggestion
 
 M = TypeVar("M", bound=BaseModel)

@@ -15,7 +15,7 @@ from uuid import UUID
 from jinja2 import Undefined
 
 from noetl_dagster.errors import TemplateError
-from noetl_dagster.playbook.views import View, plain
+from noetl_dagster.playbook.templates.views import View, plain
 
 
 def sql_literal(value: Any) -> str:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from noetl_dagster.playbook.block import Block
+from noetl_dagster.playbook.dialects.block import Block
+from noetl_dagster.playbook.dialects.set import read_set
+from noetl_dagster.playbook.dialects.spelling import ARC_KEYS, ARC_REMEDIES, DESCRIPTION, INPUT, ROUTING_KEYS
 from noetl_dagster.playbook.models import Arc, Routing, RoutingMode
-from noetl_dagster.playbook.normalise_set import read_set
-from noetl_dagster.playbook.spelling import ARC_KEYS, ARC_REMEDIES, DESCRIPTION, INPUT, ROUTING_KEYS
 from noetl_dagster.playbook.wording import described
 
 

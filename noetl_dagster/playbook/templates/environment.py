@@ -16,8 +16,8 @@ from jinja2.runtime import Context
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.utils import missing
 
-from noetl_dagster.playbook.sql_filters import FILTERS as SQL_FILTERS
-from noetl_dagster.playbook.views import View, plain, unwrapped
+from noetl_dagster.playbook.templates.sql_filters import FILTERS as SQL_FILTERS
+from noetl_dagster.playbook.templates.views import View, plain, unwrapped
 from noetl_dagster.playbook.wording import described, did_you_mean, listed
 
 _MAPPING_METHODS = frozenset({"get", "items", "keys", "values"})

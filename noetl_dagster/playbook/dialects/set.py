@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from noetl_dagster.errors import TemplateError
-from noetl_dagster.playbook.assignment import SCOPES, parse_target
-from noetl_dagster.playbook.block import Block
-from noetl_dagster.playbook.spelling import SET_BLOCKS
+from noetl_dagster.playbook.dialects.block import Block
+from noetl_dagster.playbook.dialects.spelling import SET_BLOCKS
+from noetl_dagster.playbook.templates.assignment import SCOPES, parse_target
 from noetl_dagster.playbook.wording import described
 
 

@@ -5,12 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 from noetl_dagster.errors import Place
-from noetl_dagster.playbook.block import Block
-from noetl_dagster.playbook.models import Input, Task
-from noetl_dagster.playbook.normalise_retry import read_retry, read_sink
-from noetl_dagster.playbook.normalise_set import read_set
-from noetl_dagster.playbook.normalise_spec import read_task_spec, read_timeout, selected_fields
-from noetl_dagster.playbook.spelling import (
+from noetl_dagster.playbook.dialects.block import Block
+from noetl_dagster.playbook.dialects.retry import read_retry, read_sink
+from noetl_dagster.playbook.dialects.set import read_set
+from noetl_dagster.playbook.dialects.spec import read_task_spec, read_timeout, selected_fields
+from noetl_dagster.playbook.dialects.spelling import (
     AUTH,
     DESCRIPTION,
     HTTP_METHODS,
@@ -22,6 +21,7 @@ from noetl_dagster.playbook.spelling import (
     TASK_KEYS,
     TOOL_FIELDS,
 )
+from noetl_dagster.playbook.models import Input, Task
 from noetl_dagster.playbook.wording import described, suggestion
 
 Specs = tuple[dict[str, Any], ...]

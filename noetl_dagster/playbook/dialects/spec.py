@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from noetl_dagster.playbook.block import Block, Reading
+from noetl_dagster.playbook.dialects.block import Block, Reading
+from noetl_dagster.playbook.dialects.policy import read_rules
+from noetl_dagster.playbook.dialects.spelling import STEP_ONLY_SPEC
 from noetl_dagster.playbook.models import (
     Dispatch,
     FanoutEngine,
@@ -15,8 +17,6 @@ from noetl_dagster.playbook.models import (
     StepSpec,
     TaskSpec,
 )
-from noetl_dagster.playbook.normalise_policy import read_rules
-from noetl_dagster.playbook.spelling import STEP_ONLY_SPEC
 from noetl_dagster.settings import StoreTier
 
 _STEP_SPEC = (

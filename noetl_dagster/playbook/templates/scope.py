@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Self
 
-from noetl_dagster.playbook.assignment import CompiledSet, Patch, compile_set, parse_target
+from noetl_dagster.playbook.templates.assignment import CompiledSet, Patch, compile_set, parse_target
 
 __all__ = ["CompiledSet", "Iteration", "Patch", "Scope", "compile_set", "parse_target"]
 

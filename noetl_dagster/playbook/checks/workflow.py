@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from noetl_dagster.errors import Place, Problem
-from noetl_dagster.playbook.block import Hints
-from noetl_dagster.playbook.check_templates import check_templates
+from noetl_dagster.playbook.checks.templates import check_templates
+from noetl_dagster.playbook.dialects.block import Hints
 from noetl_dagster.playbook.document import Document
 from noetl_dagster.playbook.graph import StepGraph
 from noetl_dagster.playbook.models import (

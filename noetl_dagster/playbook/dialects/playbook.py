@@ -7,13 +7,9 @@ from pathlib import PurePath
 from types import MappingProxyType
 from typing import Any
 
-from noetl_dagster.playbook.block import Block, Reading
-from noetl_dagster.playbook.document import Document
-from noetl_dagster.playbook.models import Metadata, Playbook, Step, Task
-from noetl_dagster.playbook.normalise_retry import read_sink
-from noetl_dagster.playbook.normalise_step import read_step
-from noetl_dagster.playbook.normalise_tool import read_task, read_tasks
-from noetl_dagster.playbook.spelling import (
+from noetl_dagster.playbook.dialects.block import Block, Reading
+from noetl_dagster.playbook.dialects.retry import read_sink
+from noetl_dagster.playbook.dialects.spelling import (
     API_VERSION,
     DESCRIPTION,
     KIND,
@@ -21,6 +17,10 @@ from noetl_dagster.playbook.spelling import (
     ROOT_KEYS,
     ROOT_REMEDIES,
 )
+from noetl_dagster.playbook.dialects.step import read_step
+from noetl_dagster.playbook.dialects.tool import read_task, read_tasks
+from noetl_dagster.playbook.document import Document
+from noetl_dagster.playbook.models import Metadata, Playbook, Step, Task
 from noetl_dagster.playbook.wording import described
 
 CRON_FIELDS = 5

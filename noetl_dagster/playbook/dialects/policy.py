@@ -4,10 +4,17 @@ from __future__ import annotations
 
 from typing import Any
 
-from noetl_dagster.playbook.block import Block
+from noetl_dagster.playbook.dialects.block import Block
+from noetl_dagster.playbook.dialects.set import read_set
+from noetl_dagster.playbook.dialects.spelling import (
+    ACTION_KEYS,
+    ATTEMPTS,
+    BACKOFFS,
+    DELAY,
+    DESCRIPTION,
+    RULE_KEYS,
+)
 from noetl_dagster.playbook.models import Backoff, Directive, PolicyAction, PolicyRule
-from noetl_dagster.playbook.normalise_set import read_set
-from noetl_dagster.playbook.spelling import ACTION_KEYS, ATTEMPTS, BACKOFFS, DELAY, DESCRIPTION, RULE_KEYS
 from noetl_dagster.playbook.wording import described
 
 _RESERVED = (

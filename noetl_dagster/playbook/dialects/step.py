@@ -5,15 +5,13 @@ from __future__ import annotations
 from itertools import chain
 from typing import Any
 
-from noetl_dagster.playbook.block import Block
-from noetl_dagster.playbook.models import Loop, LoopMode, Step, Task
-from noetl_dagster.playbook.normalise_loop import read_loop
-from noetl_dagster.playbook.normalise_next import read_next
-from noetl_dagster.playbook.normalise_retry import read_retry, read_sink
-from noetl_dagster.playbook.normalise_set import read_set
-from noetl_dagster.playbook.normalise_spec import check_step_spec, layered, outer_task_spec, read_step_spec
-from noetl_dagster.playbook.normalise_tool import read_task, read_tasks
-from noetl_dagster.playbook.spelling import (
+from noetl_dagster.playbook.dialects.block import Block
+from noetl_dagster.playbook.dialects.loop import read_loop
+from noetl_dagster.playbook.dialects.next import read_next
+from noetl_dagster.playbook.dialects.retry import read_retry, read_sink
+from noetl_dagster.playbook.dialects.set import read_set
+from noetl_dagster.playbook.dialects.spec import check_step_spec, layered, outer_task_spec, read_step_spec
+from noetl_dagster.playbook.dialects.spelling import (
     DESCRIPTION,
     INPUT,
     OUTPUT,
@@ -22,6 +20,8 @@ from noetl_dagster.playbook.spelling import (
     SUPPORTED_KINDS,
     TOOL_FIELDS,
 )
+from noetl_dagster.playbook.dialects.tool import read_task, read_tasks
+from noetl_dagster.playbook.models import Loop, LoopMode, Step, Task
 
 _FIELDS_OF_TOOLS = frozenset(chain.from_iterable(chain.from_iterable(TOOL_FIELDS.values()))) | {
     "auth",

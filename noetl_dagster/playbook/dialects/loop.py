@@ -5,10 +5,9 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from noetl_dagster.playbook.block import Block
-from noetl_dagster.playbook.models import CursorSpec, FrameSpec, Loop, LoopMode
-from noetl_dagster.playbook.normalise_spec import read_fanout
-from noetl_dagster.playbook.spelling import (
+from noetl_dagster.playbook.dialects.block import Block
+from noetl_dagster.playbook.dialects.spec import read_fanout
+from noetl_dagster.playbook.dialects.spelling import (
     AUTH,
     DESCRIPTION,
     LOOP_IN,
@@ -19,6 +18,7 @@ from noetl_dagster.playbook.spelling import (
     RESERVED_ITERATORS,
     SQL_FIELD,
 )
+from noetl_dagster.playbook.models import CursorSpec, FrameSpec, Loop, LoopMode
 from noetl_dagster.playbook.wording import described
 
 _SETTINGS = (

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from noetl_dagster.errors import TemplateError
-from noetl_dagster.playbook.templates import Compiled, compile_value
-from noetl_dagster.playbook.views import plain
+from noetl_dagster.playbook.templates.rendering import Compiled, compile_value
+from noetl_dagster.playbook.templates.views import plain
 
 SCOPES = ("ctx", "iter", "step")
 READ_ONLY_SCOPES = frozenset({"workload", "keychain", "input", "loop", "event", "output", "results", "job"})

@@ -4,9 +4,18 @@ from __future__ import annotations
 
 from typing import Any
 
-from noetl_dagster.playbook.block import Block
+from noetl_dagster.playbook.dialects.block import Block
+from noetl_dagster.playbook.dialects.spelling import (
+    ATTEMPTS,
+    AUTH,
+    BACKOFFS,
+    DELAY,
+    HTTP_BODY,
+    INPUT,
+    SQL_FIELD,
+    URL,
+)
 from noetl_dagster.playbook.models import Backoff, Collect, CollectStrategy, NextCall, RetryRule, Sink
-from noetl_dagster.playbook.spelling import ATTEMPTS, AUTH, BACKOFFS, DELAY, HTTP_BODY, INPUT, SQL_FIELD, URL
 from noetl_dagster.playbook.wording import described
 
 _ON_ERROR = "{{ error is defined }}"

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from jinja2 import TemplateSyntaxError, Undefined, UndefinedError, meta, nodes
 
 from noetl_dagster.errors import NoetlError, TemplateError, UndefinedNameError
-from noetl_dagster.playbook.environment import PlaybookEnvironment, ScopeContext, UnknownName
-from noetl_dagster.playbook.views import ReferenceNeeded, View, is_lazy_sequence, plain
+from noetl_dagster.playbook.templates.environment import PlaybookEnvironment, ScopeContext, UnknownName
+from noetl_dagster.playbook.templates.views import ReferenceNeeded, View, is_lazy_sequence, plain
 from noetl_dagster.playbook.wording import did_you_mean, listed
 
 if TYPE_CHECKING:

@@ -1,0 +1,1 @@
+"""What a well-formed playbook may still have wrong, found without running it."""
