@@ -18,7 +18,7 @@ import asyncpg
 from nats.aio.client import Client as NatsClient
 
 from noetl_dagster import embedded
-from noetl_dagster.engine.ends import CommandEnds
+from noetl_dagster.engine.pool.ends import CommandEnds
 from noetl_dagster.events.connection import open_pool
 from noetl_dagster.events.ids import Snowflake, command_id
 from noetl_dagster.events.log import EventLog, as_row

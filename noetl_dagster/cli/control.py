@@ -13,7 +13,7 @@ import typer
 from noetl_dagster import embedded
 from noetl_dagster.cli.ingest import stop_on_signals
 from noetl_dagster.cli.session import open_session
-from noetl_dagster.engine.reaper import Reaper
+from noetl_dagster.engine.recovery.reaper import Reaper
 from noetl_dagster.events.connection import DATABASE_AWAY, open_pool
 from noetl_dagster.events.ids import Snowflake, process_node
 from noetl_dagster.events.log import EventLog

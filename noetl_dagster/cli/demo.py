@@ -13,7 +13,7 @@ from noetl_dagster import embedded
 from noetl_dagster.cli.console import console, fail, notes
 from noetl_dagster.cli.run import run_playbook
 from noetl_dagster.cli.session import Session, open_session
-from noetl_dagster.engine.overview import Overview
+from noetl_dagster.engine.executions.overview import Overview
 from noetl_dagster.events.state import ExecutionStatus
 from noetl_dagster.playbook.loader import load_playbook
 from noetl_dagster.settings import get_settings

@@ -13,8 +13,8 @@ from rich.text import Text
 from noetl_dagster.cli.console import console, notes, print_json
 from noetl_dagster.cli.session import open_session
 from noetl_dagster.engine.engine import Engine
-from noetl_dagster.engine.overview import LoopView, Overview, StepView, overview, small_results
-from noetl_dagster.engine.progress import duration, per_second
+from noetl_dagster.engine.executions.overview import LoopView, Overview, StepView, overview, small_results
+from noetl_dagster.engine.executions.progress import duration, per_second
 from noetl_dagster.errors import ExecutionNotFoundError
 from noetl_dagster.events.queries import EXECUTIONS
 from noetl_dagster.events.types import Event

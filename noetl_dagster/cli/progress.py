@@ -11,8 +11,8 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextC
 
 from noetl_dagster.cli.console import notes
 from noetl_dagster.engine.engine import Engine
-from noetl_dagster.engine.overview import LoopView, Overview, StepView, overview
-from noetl_dagster.engine.progress import Pace, running_notes
+from noetl_dagster.engine.executions.overview import LoopView, Overview, StepView, overview
+from noetl_dagster.engine.executions.progress import Pace, running_notes
 from noetl_dagster.errors import ExecutionNotFoundError
 from noetl_dagster.storage.loop import run_sync
 

@@ -15,7 +15,7 @@ from noetl_dagster.cli.progress import showing
 from noetl_dagster.cli.session import Session, open_session
 from noetl_dagster.compiler.launch import launch
 from noetl_dagster.compiler.runs import bury, latest_run
-from noetl_dagster.engine.overview import Overview, overview
+from noetl_dagster.engine.executions.overview import Overview, overview
 from noetl_dagster.errors import ExecutionNotFoundError, ExecutionStateError
 from noetl_dagster.events.state import ExecutionStatus
 from noetl_dagster.playbook.checks.code import check_code

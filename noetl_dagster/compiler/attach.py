@@ -7,7 +7,7 @@ from typing import Any
 from dagster import DagsterInstance, DagsterRun
 
 from noetl_dagster.engine.engine import Engine
-from noetl_dagster.engine.recovery import RECOVERY
+from noetl_dagster.engine.recovery.abandoned import RECOVERY
 from noetl_dagster.errors import ExecutionNotFoundError, ExecutionStateError
 from noetl_dagster.events.state import ExecutionStatus
 from noetl_dagster.playbook.models import Playbook

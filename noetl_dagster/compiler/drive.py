@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 from dagster import DagsterExecutionInterruptedError, DagsterRunStatus, OpExecutionContext
 
 from noetl_dagster.engine.engine import Engine
-from noetl_dagster.engine.progress import LoopProgress, Pace, loop_progress, running_notes
+from noetl_dagster.engine.executions.progress import LoopProgress, Pace, loop_progress, running_notes
 from noetl_dagster.errors import ExecutionCancelledError
 from noetl_dagster.storage.loop import background_loop, run_sync
 

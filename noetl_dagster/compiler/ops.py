@@ -26,10 +26,10 @@ from noetl_dagster.compiler.drive import drive
 from noetl_dagster.compiler.names import FANIN_SUFFIX, GROUP_SUFFIX, dagster_name
 from noetl_dagster.compiler.tokens import TOKENS
 from noetl_dagster.engine.engine import Engine
-from noetl_dagster.engine.progress import loop_progress
-from noetl_dagster.engine.region import run_region
-from noetl_dagster.engine.results import reference_of
-from noetl_dagster.engine.shards import GroupReport
+from noetl_dagster.engine.executions.progress import loop_progress
+from noetl_dagster.engine.executions.results import reference_of
+from noetl_dagster.engine.fanout.shards import GroupReport
+from noetl_dagster.engine.steps.region import run_region
 from noetl_dagster.events.state import StepEnd, StepStatus
 from noetl_dagster.playbook.graph import Region
 from noetl_dagster.playbook.models import Playbook, Step

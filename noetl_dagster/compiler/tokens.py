@@ -6,7 +6,7 @@ from typing import Any
 
 from dagster import InputContext, IOManager, OutputContext, io_manager
 
-from noetl_dagster.engine.shards import Group
+from noetl_dagster.engine.fanout.shards import Group
 
 TOKENS = "noetl_tokens"
 """Resource key of the token IO manager."""

@@ -7,19 +7,19 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from noetl_dagster.engine.child import Children
-from noetl_dagster.engine.dispatch import Dispatcher
-from noetl_dagster.engine.fanout import Fanouts
-from noetl_dagster.engine.lifecycle import Lifecycle
-from noetl_dagster.engine.liveness import Liveness
-from noetl_dagster.engine.maintenance import Maintenance
-from noetl_dagster.engine.reaper import Reaper
-from noetl_dagster.engine.recovery import Recovery
+from noetl_dagster.engine.children import Children
+from noetl_dagster.engine.driving.liveness import Liveness
+from noetl_dagster.engine.driving.watch import Watch
+from noetl_dagster.engine.executions.lifecycle import Lifecycle
+from noetl_dagster.engine.fanout.expand import Fanouts
+from noetl_dagster.engine.pool.dispatch import Dispatcher
+from noetl_dagster.engine.recovery.abandoned import Recovery
+from noetl_dagster.engine.recovery.maintenance import Maintenance
+from noetl_dagster.engine.recovery.reaper import Reaper
 from noetl_dagster.engine.runtime import Runtime
-from noetl_dagster.engine.step import Steps
-from noetl_dagster.engine.turns import Turns
+from noetl_dagster.engine.steps.step import Steps
+from noetl_dagster.engine.steps.turns import Turns
 from noetl_dagster.engine.walker import Walker
-from noetl_dagster.engine.watch import Watch
 from noetl_dagster.errors import ExecutionCancelledError
 from noetl_dagster.events.projection import BackgroundProjection, Projection
 from noetl_dagster.events.state import ExecutionState

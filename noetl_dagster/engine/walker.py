@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import asyncio
 
-from noetl_dagster.engine.fanout import Fanouts
-from noetl_dagster.engine.lifecycle import Lifecycle
-from noetl_dagster.engine.region import incoming, run_region
-from noetl_dagster.engine.step import Steps
+from noetl_dagster.engine.executions.lifecycle import Lifecycle
+from noetl_dagster.engine.fanout.expand import Fanouts
+from noetl_dagster.engine.steps.region import incoming, run_region
+from noetl_dagster.engine.steps.step import Steps
 from noetl_dagster.events.state import ExecutionStatus
 from noetl_dagster.playbook.graph import Region
 from noetl_dagster.worker.execution import Execution

@@ -19,7 +19,7 @@ from dagster import (
 from noetl_dagster.compiler.attach import EXECUTION_TAG, RESUME_EPOCH_TAG
 from noetl_dagster.compiler.job import PlaybookJob
 from noetl_dagster.compiler.runs import bury, latest_run
-from noetl_dagster.engine.recovery import Abandoned, Request, Verdict, remember, remembered
+from noetl_dagster.engine.recovery.abandoned import Abandoned, Request, Verdict, remember, remembered
 from noetl_dagster.resources.noetl import NoetlResource
 
 INTERVAL = 30

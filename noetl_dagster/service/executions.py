@@ -8,7 +8,7 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Path, Query
 from pydantic import BaseModel, ConfigDict, Field
 
-from noetl_dagster.engine.overview import Overview, overview
+from noetl_dagster.engine.executions.overview import Overview, overview
 from noetl_dagster.events.log import as_event
 from noetl_dagster.events.queries import EVENTS, EXECUTIONS
 from noetl_dagster.service.access import FOR_ALL, FOR_OPERATORS, FOR_READERS

@@ -13,9 +13,9 @@ import nats.errors
 from nats.aio.client import Client as NatsClient
 from nats.aio.msg import Msg
 
-from noetl_dagster.engine.liveness import Liveness
+from noetl_dagster.engine.driving.liveness import Liveness
+from noetl_dagster.engine.driving.watch import Watch
 from noetl_dagster.engine.runtime import Runtime
-from noetl_dagster.engine.watch import Watch
 from noetl_dagster.errors import ExecutionCancelledError, NoetlError, ServiceError
 from noetl_dagster.events.envelopes import error_envelope
 from noetl_dagster.events.state import ExecutionState

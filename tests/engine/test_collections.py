@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from noetl_dagster.engine.collection import evaluate_collection, keep_collection
 from noetl_dagster.engine.engine import Engine
+from noetl_dagster.engine.loops.collection import evaluate_collection, keep_collection
 from noetl_dagster.events.state import ExecutionStatus
 from noetl_dagster.playbook.templates.views import ReferenceCache, ResultView
 from noetl_dagster.storage.manifests import Strategy

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from noetl_dagster.engine.engine import Engine
-from noetl_dagster.engine.shards import Group
+from noetl_dagster.engine.fanout.shards import Group
 from noetl_dagster.events.state import StepStatus
 from noetl_dagster.settings import Settings
 

@@ -13,8 +13,8 @@ import psutil
 import pyarrow as pa
 import pytest
 
-from noetl_dagster.engine.collection import evaluate_collection, keep_collection
 from noetl_dagster.engine.engine import Engine
+from noetl_dagster.engine.loops.collection import evaluate_collection, keep_collection
 from noetl_dagster.events.state import ExecutionState, ExecutionStatus
 from noetl_dagster.playbook.templates.views import ReferenceCache, ResultView
 

@@ -6,7 +6,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from noetl_dagster.engine.engine import Engine
-from noetl_dagster.engine.maintenance import Maintenance
+from noetl_dagster.engine.recovery.maintenance import Maintenance
 from noetl_dagster.events.ids import snowflake_floor
 from noetl_dagster.events.projection import Projection
 from noetl_dagster.events.schema import ensure_partitions

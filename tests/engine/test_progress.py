@@ -8,8 +8,8 @@ from pathlib import Path
 
 from noetl_dagster.cli.executions import _counts
 from noetl_dagster.engine.engine import Engine
-from noetl_dagster.engine.overview import LoopView, overview
-from noetl_dagster.engine.progress import Pace, duration, loop_progress, loop_rates
+from noetl_dagster.engine.executions.overview import LoopView, overview
+from noetl_dagster.engine.executions.progress import Pace, duration, loop_progress, loop_rates
 from noetl_dagster.events.types import Event, EventType
 from tests.waiting import until
 

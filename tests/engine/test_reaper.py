@@ -13,7 +13,7 @@ import psutil
 import pytest
 
 from noetl_dagster.engine.engine import Engine
-from noetl_dagster.engine.reaper import Reaper, Requeued
+from noetl_dagster.engine.recovery.reaper import Reaper, Requeued
 from noetl_dagster.settings import Settings
 from noetl_dagster.transport.claims import Claims
 from noetl_dagster.transport.intake import EventIntake

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from noetl_dagster.engine.engine import Engine
-from noetl_dagster.engine.overview import overview
-from noetl_dagster.engine.progress import loop_progress
+from noetl_dagster.engine.executions.overview import overview
+from noetl_dagster.engine.executions.progress import loop_progress
 from noetl_dagster.events.state import ExecutionState, ExecutionStatus
 from noetl_dagster.events.types import Event, EventType
 from tests.corpus.server import serving

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from noetl_dagster.engine.engine import Engine
-from noetl_dagster.engine.overview import LoopView, overview
+from noetl_dagster.engine.executions.overview import LoopView, overview
 from noetl_dagster.errors import ExecutionNotFoundError
 from noetl_dagster.events import projection
 from noetl_dagster.events.projection import BackgroundProjection, Projection, read_execution

@@ -12,7 +12,7 @@ from noetl_dagster.cli.progress import _Lines, _refresh
 from noetl_dagster.compiler import drive
 from noetl_dagster.compiler.attach import EXECUTION_TAG
 from noetl_dagster.compiler.location import definitions_of
-from noetl_dagster.engine.progress import running_notes
+from noetl_dagster.engine.executions.progress import running_notes
 from noetl_dagster.playbook.loader import parse_playbook
 from noetl_dagster.resources.noetl import NoetlResource, close_engines
 from noetl_dagster.settings import Settings

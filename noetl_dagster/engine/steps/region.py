@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from heapq import heappop, heappush
 
-from noetl_dagster.engine.step import Steps
+from noetl_dagster.engine.steps.step import Steps
 from noetl_dagster.events.state import StepEnd
 from noetl_dagster.playbook.graph import Region
 from noetl_dagster.worker.execution import Execution

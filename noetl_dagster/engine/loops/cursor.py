@@ -8,11 +8,11 @@ from collections.abc import Coroutine
 from itertools import count
 from typing import Any, TypeVar
 
-from noetl_dagster.engine.attempts import Attempts
-from noetl_dagster.engine.collection import Collection
-from noetl_dagster.engine.gather import LoopResult, gather
-from noetl_dagster.engine.issue import Activation, issue_events
-from noetl_dagster.engine.loop import Loops, run_workers
+from noetl_dagster.engine.loops.attempts import Attempts
+from noetl_dagster.engine.loops.collection import Collection
+from noetl_dagster.engine.loops.gather import LoopResult, gather
+from noetl_dagster.engine.loops.issue import Activation, issue_events
+from noetl_dagster.engine.loops.loop import Loops, run_workers
 from noetl_dagster.engine.runtime import Runtime
 from noetl_dagster.errors import ExecutionCancelledError, ToolError
 from noetl_dagster.events.connection import encode_json

@@ -8,9 +8,9 @@ from typing import Any
 
 import asyncpg
 
-from noetl_dagster.engine.region import TokenQueue
+from noetl_dagster.engine.driving.watch import CHANNEL, NOTIFY
 from noetl_dagster.engine.runtime import Runtime
-from noetl_dagster.engine.watch import CHANNEL, NOTIFY
+from noetl_dagster.engine.steps.region import TokenQueue
 from noetl_dagster.errors import ExecutionNotFoundError, ExecutionStateError
 from noetl_dagster.events.envelopes import to_result
 from noetl_dagster.events.log import as_event

@@ -8,7 +8,7 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict
 
-from noetl_dagster.engine.progress import loop_rates
+from noetl_dagster.engine.executions.progress import loop_rates
 from noetl_dagster.engine.runtime import Runtime
 from noetl_dagster.errors import ExecutionNotFoundError
 from noetl_dagster.events.projected import ProjectedExecution
@@ -91,7 +91,7 @@ def overview_of(execution: ProjectedExecution, rates: Mapping[str, float]) -> Ov
     """The view of a row of ``noetl.execution``.
 
     Args:
-        rates: of running loops, see :func:`noetl_dagster.engine.progress.loop_rates`.
+        rates: of running loops, see :func:`noetl_dagster.engine.executions.progress.loop_rates`.
     """
     state, start = execution.state, execution.start_time
     end = execution.end_time or datetime.now(UTC)

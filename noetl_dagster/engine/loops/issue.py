@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from typing import Any
 
-from noetl_dagster.engine.collection import Collection, Partitions
+from noetl_dagster.engine.loops.collection import Collection, Partitions
 from noetl_dagster.engine.runtime import Runtime
 from noetl_dagster.events.queries import LOOP_ATTEMPTS
 from noetl_dagster.events.types import Event

@@ -19,7 +19,7 @@ import orjson
 from nats.aio.client import Client as NatsClient
 from nats.js import JetStreamContext
 
-from noetl_dagster.engine.ends import CommandEnds
+from noetl_dagster.engine.pool.ends import CommandEnds
 from noetl_dagster.engine.runtime import Runtime
 from noetl_dagster.errors import ToolError
 from noetl_dagster.events.connection import DATABASE_AWAY, encode_json

@@ -6,13 +6,13 @@ from array import array
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 
-from noetl_dagster.engine.collection import Partitions
-from noetl_dagster.engine.gather import gather
-from noetl_dagster.engine.issue import Activation, issue
+from noetl_dagster.engine.fanout.shards import Group, GroupReport, InlineShards, ShardEngine
+from noetl_dagster.engine.fanout.spark import SparkShards
+from noetl_dagster.engine.loops.collection import Partitions
+from noetl_dagster.engine.loops.gather import gather
+from noetl_dagster.engine.loops.issue import Activation, issue
 from noetl_dagster.engine.runtime import Runtime
-from noetl_dagster.engine.shards import Group, GroupReport, InlineShards, ShardEngine
-from noetl_dagster.engine.spark_shards import SparkShards
-from noetl_dagster.engine.step import STEP_ERRORS, Entry, Steps
+from noetl_dagster.engine.steps.step import STEP_ERRORS, Entry, Steps
 from noetl_dagster.errors import ToolError
 from noetl_dagster.events.queries import FANIN_COUNT
 from noetl_dagster.events.state import StepEnd

@@ -17,10 +17,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from noetl_dagster.engine.issue import Activation
-from noetl_dagster.engine.loop import Loops
+from noetl_dagster.engine.fanout.shards import Group, GroupReport, InlineShards
+from noetl_dagster.engine.loops.issue import Activation
+from noetl_dagster.engine.loops.loop import Loops
 from noetl_dagster.engine.runtime import Runtime
-from noetl_dagster.engine.shards import Group, GroupReport, InlineShards
 from noetl_dagster.errors import ToolError
 from noetl_dagster.playbook.models import ShardGranularity
 from noetl_dagster.settings import Settings

@@ -11,8 +11,8 @@ from collections.abc import Callable
 from time import perf_counter
 from typing import Any
 
-from noetl_dagster.engine.collection import Partitions
-from noetl_dagster.engine.loop import run_workers
+from noetl_dagster.engine.loops.collection import Partitions
+from noetl_dagster.engine.loops.loop import run_workers
 from noetl_dagster.engine.runtime import Runtime
 from noetl_dagster.errors import StorageError, ToolError
 from noetl_dagster.events.envelopes import OK, Envelope, error_envelope

@@ -9,11 +9,11 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Protocol
 
-from noetl_dagster.engine.attempts import Attempts
-from noetl_dagster.engine.collection import Partitions
-from noetl_dagster.engine.issue import Activation, issue
-from noetl_dagster.engine.loop import SharedCommands, run_workers
-from noetl_dagster.engine.partitions import PartitionRunner
+from noetl_dagster.engine.fanout.partitions import PartitionRunner
+from noetl_dagster.engine.loops.attempts import Attempts
+from noetl_dagster.engine.loops.collection import Partitions
+from noetl_dagster.engine.loops.issue import Activation, issue
+from noetl_dagster.engine.loops.loop import SharedCommands, run_workers
 from noetl_dagster.engine.runtime import Runtime
 from noetl_dagster.events.envelopes import from_result
 from noetl_dagster.events.queries import COMMAND_END, LOOP_FAILED

@@ -6,10 +6,10 @@ import asyncio
 from pathlib import Path
 from typing import Any
 
-from noetl_dagster.engine.lifecycle import Lifecycle
+from noetl_dagster.engine.driving.watch import Watch
+from noetl_dagster.engine.executions.lifecycle import Lifecycle
 from noetl_dagster.engine.runtime import Runtime
 from noetl_dagster.engine.walker import Walker
-from noetl_dagster.engine.watch import Watch
 from noetl_dagster.errors import ExecutionCancelledError, PlaybookError, ToolError
 from noetl_dagster.events.connection import encode_json
 from noetl_dagster.events.envelopes import Envelope

@@ -7,10 +7,10 @@ from collections import deque
 from collections.abc import AsyncIterator
 from typing import Any
 
-from noetl_dagster.engine.attempts import Attempts
-from noetl_dagster.engine.collection import evaluate_collection, keep_collection, kept_collection
-from noetl_dagster.engine.gather import LoopResult, gather, iteration_ends
-from noetl_dagster.engine.issue import Activation, issue
+from noetl_dagster.engine.loops.attempts import Attempts
+from noetl_dagster.engine.loops.collection import evaluate_collection, keep_collection, kept_collection
+from noetl_dagster.engine.loops.gather import LoopResult, gather, iteration_ends
+from noetl_dagster.engine.loops.issue import Activation, issue
 from noetl_dagster.engine.runtime import Runtime
 from noetl_dagster.events.state import assign
 from noetl_dagster.events.types import Event, EventType

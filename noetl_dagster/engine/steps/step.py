@@ -7,12 +7,13 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
-from noetl_dagster.engine.attempts import Attempts
-from noetl_dagster.engine.cursor import CursorLoops
-from noetl_dagster.engine.gather import LoopResult
-from noetl_dagster.engine.loop import Loops, fanin_status
-from noetl_dagster.engine.merge import merge_patches
-from noetl_dagster.engine.routing import (
+from noetl_dagster.engine.loops.attempts import Attempts
+from noetl_dagster.engine.loops.cursor import CursorLoops
+from noetl_dagster.engine.loops.gather import LoopResult
+from noetl_dagster.engine.loops.loop import Loops, fanin_status
+from noetl_dagster.engine.loops.merge import merge_patches
+from noetl_dagster.engine.runtime import Runtime
+from noetl_dagster.engine.steps.routing import (
     LOOP_DONE,
     STEP_DONE,
     STEP_FAILED,
@@ -20,8 +21,7 @@ from noetl_dagster.engine.routing import (
     event_names,
     route,
 )
-from noetl_dagster.engine.runtime import Runtime
-from noetl_dagster.engine.turns import Turns
+from noetl_dagster.engine.steps.turns import Turns
 from noetl_dagster.errors import CredentialError, NoetlError, StorageError, TemplateError, ToolError
 from noetl_dagster.events.envelopes import ERROR, OK, Envelope, error_envelope, to_result
 from noetl_dagster.events.state import StepEnd, assign

@@ -14,8 +14,8 @@ from typing import Any
 
 import orjson
 
-from noetl_dagster.engine.lifecycle import Lifecycle
-from noetl_dagster.engine.liveness import Liveness
+from noetl_dagster.engine.driving.liveness import Liveness
+from noetl_dagster.engine.executions.lifecycle import Lifecycle
 from noetl_dagster.engine.runtime import Runtime
 from noetl_dagster.events.projection import Projection
 

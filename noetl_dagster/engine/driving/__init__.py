@@ -1,0 +1,1 @@
+"""Which process drives an execution, and how it hears that it must stop."""

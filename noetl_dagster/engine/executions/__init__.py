@@ -1,0 +1,1 @@
+"""Executions as a whole: start, end, cancel, resume, and what there is to tell about them."""

@@ -1,0 +1,1 @@
+"""Fan-out: one command a shard, groups of shards for Dagster or slices for Spark, one fan-in."""

@@ -1,0 +1,1 @@
+"""The pool of workers as the control plane sees it: commands out, their ends back."""

@@ -1,0 +1,1 @@
+"""What is left behind: abandoned executions, silent claims, old partitions."""
