@@ -40,10 +40,10 @@ from noetl_dagster.storage.locations import object_key
 from noetl_dagster.storage.refs import ResultRef
 from noetl_dagster.storage.store import ResultStore
 from noetl_dagster.storage.tiers.objects import minio_store
+from noetl_dagster.tools.access.clients import Clients
+from noetl_dagster.tools.access.credentials import Credentials
 from noetl_dagster.tools.base import Toolbox, ToolCall
-from noetl_dagster.tools.clients import Clients
-from noetl_dagster.tools.credentials import Credentials
-from noetl_dagster.tools.spark import SparkTool
+from noetl_dagster.tools.spark.tool import SparkTool
 
 PLAYBOOKS = Path(__file__).parents[1] / "playbooks"
 RECORDS_A_PAGE = 10

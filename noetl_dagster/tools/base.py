@@ -14,8 +14,8 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
     from noetl_dagster.storage.store import ResultStore
-    from noetl_dagster.tools.clients import Clients
-    from noetl_dagster.tools.credentials import Credentials
+    from noetl_dagster.tools.access.clients import Clients
+    from noetl_dagster.tools.access.credentials import Credentials
 
 
 @dataclass(slots=True)

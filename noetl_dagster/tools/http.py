@@ -14,8 +14,8 @@ import httpx
 import orjson
 
 from noetl_dagster.errors import CredentialError, ToolError
+from noetl_dagster.tools.access.credentials import HTTP_TYPES, Credential, CredentialType
 from noetl_dagster.tools.base import Tool, Toolbox, ToolCall, ToolResult
-from noetl_dagster.tools.credentials import HTTP_TYPES, Credential, CredentialType
 from noetl_dagster.tools.jsonable import NotJsonableError, to_jsonable
 
 DEFAULT_SECONDS = 30.0

@@ -10,21 +10,21 @@ from noetl_dagster.tools.base import Tool
 
 _TOOLS = {
     "artifact": ("artifact", "ArtifactTool"),
-    "container": ("container", "ContainerTool"),
-    "duckdb": ("duckdb", "DuckdbTool"),
+    "container": ("commands.container", "ContainerTool"),
+    "duckdb": ("sql.duckdb", "DuckdbTool"),
     "http": ("http", "HttpTool"),
     "nats": ("nats", "NatsTool"),
     "noop": ("noop", "NoopTool"),
     "playbook": ("playbook", "PlaybookTool"),
-    "postgres": ("postgres", "PostgresTool"),
-    "python": ("python", "PythonTool"),
+    "postgres": ("sql.postgres", "PostgresTool"),
+    "python": ("python.tool", "PythonTool"),
     "resolve": ("artifact", "ArtifactTool"),
     "result": ("artifact", "ArtifactTool"),
-    "script": ("shell", "ShellTool"),
+    "script": ("commands.shell", "ShellTool"),
     "secrets": ("secrets", "SecretsTool"),
-    "shell": ("shell", "ShellTool"),
-    "spark": ("spark", "SparkTool"),
-    "transfer": ("transfer", "TransferTool"),
+    "shell": ("commands.shell", "ShellTool"),
+    "spark": ("spark.tool", "SparkTool"),
+    "transfer": ("transfer.tool", "TransferTool"),
 }
 
 WORKBOOK = "workbook"

@@ -12,9 +12,9 @@ import httpx
 import obstore
 
 from noetl_dagster.errors import CredentialError, ToolError
+from noetl_dagster.tools.access.credentials import CredentialType
+from noetl_dagster.tools.access.objects import open_bucket
 from noetl_dagster.tools.base import Toolbox, ToolCall
-from noetl_dagster.tools.credentials import CredentialType
-from noetl_dagster.tools.objects import open_bucket
 
 HTTP_SECONDS = 30.0
 _SCHEMES = {

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from noetl_dagster.errors import CredentialError, ToolError
+from noetl_dagster.tools.access.credentials import HANDLE_PREFIX
 from noetl_dagster.tools.base import Tool, Toolbox, ToolCall, ToolResult
-from noetl_dagster.tools.credentials import HANDLE_PREFIX
 
 _NAMES = ("secret", "path", "name")
 

@@ -14,7 +14,7 @@ from noetl_dagster.events.types import Event
 from noetl_dagster.playbook.models import Sink
 from noetl_dagster.playbook.templates.views import ReferenceCache, ResultView
 from noetl_dagster.tools.base import Toolbox
-from noetl_dagster.tools.sinks import Complete, SinkWriter
+from noetl_dagster.tools.sql.sinks import Complete, SinkWriter
 from noetl_dagster.worker.command import Command, CommandEvents, Outcome
 from noetl_dagster.worker.execution import Execution
 from noetl_dagster.worker.heartbeat import Heartbeats

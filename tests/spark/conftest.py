@@ -15,10 +15,10 @@ from noetl_dagster.playbook.models import ResultSpec, Task, TaskSpec
 from noetl_dagster.settings import Settings
 from noetl_dagster.spark.sessions import SparkSessions
 from noetl_dagster.storage.store import ResultStore
+from noetl_dagster.tools.access.clients import Clients
+from noetl_dagster.tools.access.credentials import Credentials
 from noetl_dagster.tools.base import Toolbox, ToolCall, ToolResult
-from noetl_dagster.tools.clients import Clients
-from noetl_dagster.tools.credentials import Credentials
-from noetl_dagster.tools.spark import SparkTool
+from noetl_dagster.tools.spark.tool import SparkTool
 
 Run = Callable[..., Awaitable[ToolResult]]
 

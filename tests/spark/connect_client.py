@@ -28,7 +28,7 @@ from noetl_dagster.spark.replay import replay_all
 from noetl_dagster.spark.sessions import SparkSessions, is_classic
 from noetl_dagster.storage.refs import ResultRef
 from noetl_dagster.tools.base import ToolCall, ToolResult
-from noetl_dagster.tools.spark import SparkTool
+from noetl_dagster.tools.spark.tool import SparkTool
 from tests.waiting import until
 
 PLAYBOOK = """

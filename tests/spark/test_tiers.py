@@ -19,10 +19,10 @@ from noetl_dagster.storage import locations
 from noetl_dagster.storage.refs import RefKind
 from noetl_dagster.storage.store import ResultStore
 from noetl_dagster.storage.tiers.gcs import gcs_client
+from noetl_dagster.tools.access.clients import Clients
+from noetl_dagster.tools.access.credentials import Credentials
 from noetl_dagster.tools.base import Toolbox, ToolCall, ToolResult
-from noetl_dagster.tools.clients import Clients
-from noetl_dagster.tools.credentials import Credentials
-from noetl_dagster.tools.spark import SparkTool
+from noetl_dagster.tools.spark.tool import SparkTool
 from tests.spark.conftest import aws_environment
 
 pytestmark = pytest.mark.spark

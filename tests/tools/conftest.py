@@ -21,9 +21,9 @@ from starlette.routing import Route
 from noetl_dagster.playbook.models import Task, TaskSpec
 from noetl_dagster.settings import Settings
 from noetl_dagster.storage.store import ResultStore
+from noetl_dagster.tools.access.clients import Clients
+from noetl_dagster.tools.access.credentials import Credentials
 from noetl_dagster.tools.base import Toolbox, ToolCall, ToolResult
-from noetl_dagster.tools.clients import Clients
-from noetl_dagster.tools.credentials import Credentials
 from noetl_dagster.tools.registry import tool_for
 
 Run = Callable[..., Any]

@@ -13,7 +13,7 @@ from pydantic import SecretStr
 
 from noetl_dagster.errors import CredentialError
 from noetl_dagster.settings import Settings
-from noetl_dagster.tools.credentials import Credentials, CredentialType, environment_name
+from noetl_dagster.tools.access.credentials import Credentials, CredentialType, environment_name
 
 
 def with_(settings: Settings, **changes: Any) -> Settings:

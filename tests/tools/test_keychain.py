@@ -25,10 +25,10 @@ from noetl_dagster.events.state import ExecutionStatus
 from noetl_dagster.playbook.loader import parse_playbook
 from noetl_dagster.playbook.templates.scope import Scope
 from noetl_dagster.settings import Settings
-from noetl_dagster.tools import keychain as keychain_module
-from noetl_dagster.tools.clients import Clients
-from noetl_dagster.tools.credentials import Credentials
-from noetl_dagster.tools.keychain import Keychain
+from noetl_dagster.tools.access import keychain as keychain_module
+from noetl_dagster.tools.access.clients import Clients
+from noetl_dagster.tools.access.credentials import Credentials
+from noetl_dagster.tools.access.keychain import Keychain
 from tests.waiting import until_now
 
 PASSWORD = "correct horse battery"

@@ -19,7 +19,7 @@ from noetl_dagster.errors import Place, ToolError
 from noetl_dagster.playbook.models import Task
 from noetl_dagster.playbook.templates.views import ReferenceCache, ResultView
 from noetl_dagster.tools.base import Toolbox
-from noetl_dagster.tools.threads import CodeThreads
+from noetl_dagster.tools.python.threads import CodeThreads
 from tests.waiting import ended as process_ended
 from tests.waiting import until
 

@@ -11,7 +11,7 @@ import psutil
 import pytest
 
 from noetl_dagster.errors import ToolError
-from noetl_dagster.tools.processes import run_process
+from noetl_dagster.tools.commands.processes import run_process
 from tests.waiting import PATIENCE_SECONDS, ended, until
 
 

@@ -16,7 +16,7 @@ from typing import Any
 import orjson
 
 from noetl_dagster.tools.jsonable import is_table
-from noetl_dagster.tools.python_code import (
+from noetl_dagster.tools.python.code import (
     FAILURES,
     CodeFailure,
     compile_code,

@@ -16,7 +16,7 @@ from noetl_dagster.playbook.models import Task
 from noetl_dagster.playbook.templates.views import ReferenceNeeded, copied
 from noetl_dagster.tools.base import Tool, Toolbox, ToolCall, ToolResult
 from noetl_dagster.tools.limits import time_limit
-from noetl_dagster.tools.python_code import (
+from noetl_dagster.tools.python.code import (
     FAILURES,
     CodeFailure,
     Printed,
@@ -27,8 +27,8 @@ from noetl_dagster.tools.python_code import (
     run_program,
     wanted_names,
 )
+from noetl_dagster.tools.python.threads import CodeThreads
 from noetl_dagster.tools.scripts import load_script
-from noetl_dagster.tools.threads import CodeThreads
 
 SUBPROCESS = "subprocess"
 
@@ -78,7 +78,7 @@ class PythonTool(Tool):
         return value
 
     async def _in_subprocess(self, source: str, call: ToolCall, box: Toolbox) -> Any:
-        from noetl_dagster.tools.python_process import run_in_process
+        from noetl_dagster.tools.python.process import run_in_process
 
         scope = LiveScope(call.scope, box, asyncio.get_running_loop())
         names = await self._threads.run(lambda: scope.values_of(wanted_names(source) - call.input.keys()))

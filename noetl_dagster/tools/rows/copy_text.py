@@ -13,7 +13,7 @@ from uuid import UUID
 import orjson
 
 from noetl_dagster.tools.jsonable import to_jsonable
-from noetl_dagster.tools.sql_values import parameter, row_value
+from noetl_dagster.tools.rows.values import parameter, row_value
 
 NULL = "\\N"
 _ESCAPES = str.maketrans({"\\": "\\\\", "\t": "\\t", "\n": "\\n", "\r": "\\r", "\b": "\\b", "\f": "\\f"})

@@ -14,11 +14,11 @@ from noetl_dagster.errors import StorageError, ToolError
 from noetl_dagster.storage.codec import PARQUET
 from noetl_dagster.storage.refs import ResultRef
 from noetl_dagster.tools.base import Toolbox, ToolCall
-from noetl_dagster.tools.row_files import RowFormat, row_writer
+from noetl_dagster.tools.rows.files import RowFormat, row_writer
 from noetl_dagster.tools.scripts import sql_text
-from noetl_dagster.tools.sql import split_statements
-from noetl_dagster.tools.transfer_places import Place, PlaceKind
-from noetl_dagster.tools.transfer_sources import read_chunks
+from noetl_dagster.tools.sql.statements import split_statements
+from noetl_dagster.tools.transfer.places import Place, PlaceKind
+from noetl_dagster.tools.transfer.sources import read_chunks
 
 FILE_CHUNK = 4 * 1024 * 1024
 

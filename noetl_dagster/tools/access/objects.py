@@ -8,7 +8,7 @@ from obstore.store import GCSStore, S3Store
 
 from noetl_dagster.errors import CredentialError
 from noetl_dagster.settings import Settings
-from noetl_dagster.tools.credentials import Credential
+from noetl_dagster.tools.access.credentials import Credential
 
 
 def open_bucket(settings: Settings, kind: str, bucket: str, credential: Credential | None = None) -> Any:

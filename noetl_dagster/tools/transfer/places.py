@@ -11,9 +11,9 @@ from urllib.parse import urlsplit
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from noetl_dagster.errors import CredentialError, ToolError
+from noetl_dagster.tools.access.credentials import CredentialType
+from noetl_dagster.tools.access.objects import open_bucket
 from noetl_dagster.tools.base import Toolbox, ToolCall
-from noetl_dagster.tools.credentials import CredentialType
-from noetl_dagster.tools.objects import open_bucket
 
 
 class PlaceKind(StrEnum):

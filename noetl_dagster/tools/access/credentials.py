@@ -24,7 +24,7 @@ import yaml
 
 from noetl_dagster.errors import CredentialError
 from noetl_dagster.settings import Settings
-from noetl_dagster.tools.encryption import Encryption
+from noetl_dagster.tools.access.encryption import Encryption
 
 CACHE_SECONDS = 60.0
 EMBEDDED = "embedded"

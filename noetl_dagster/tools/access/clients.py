@@ -19,7 +19,7 @@ from nats.aio.client import Client as NatsClient
 from noetl_dagster.errors import CredentialError, ServiceError
 from noetl_dagster.events.connection import encode_json, prepare_connection
 from noetl_dagster.settings import Settings
-from noetl_dagster.tools.credentials import Credential
+from noetl_dagster.tools.access.credentials import Credential
 
 # httpx logs every address at INFO, with credentials that travel in the query
 logging.getLogger("httpx").setLevel(logging.WARNING)

@@ -19,9 +19,9 @@ from noetl_dagster.storage import locations
 from noetl_dagster.storage.refs import RefKind, ResultRef
 from noetl_dagster.tools.base import Tool, Toolbox, ToolCall, ToolResult
 from noetl_dagster.tools.jsonable import NotJsonableError, to_jsonable
-from noetl_dagster.tools.postgres import prepare_statements
 from noetl_dagster.tools.references import as_result_ref
-from noetl_dagster.tools.sql import BoundStatement
+from noetl_dagster.tools.sql.postgres import prepare_statements
+from noetl_dagster.tools.sql.statements import BoundStatement
 
 PARQUET = "application/vnd.apache.parquet"
 IN_MEMORY = ":memory:"

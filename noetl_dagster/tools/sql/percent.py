@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from itertools import groupby
 from typing import Any
 
-from noetl_dagster.tools.sql import Part, scan
+from noetl_dagster.tools.sql.statements import Part, scan
 
 _PLACE = re.compile(r"%(?:%|s(?![A-Za-z0-9_])|\(([A-Za-z_][A-Za-z0-9_]*)\)s(?![A-Za-z0-9_]))")
 _PLAIN = frozenset({Part.TEXT, Part.END})

@@ -16,7 +16,7 @@ import pyarrow.parquet as pq
 
 from noetl_dagster.errors import ToolError
 from noetl_dagster.tools.jsonable import to_jsonable
-from noetl_dagster.tools.sql_values import row_value
+from noetl_dagster.tools.rows.values import row_value
 
 Row = Mapping[str, Any]
 

@@ -15,16 +15,16 @@ import obstore
 from noetl_dagster.errors import ToolError
 from noetl_dagster.playbook.templates.sql_filters import sql_identifier
 from noetl_dagster.tools.base import Toolbox, ToolCall
-from noetl_dagster.tools.duckdb import mount_object_storage
 from noetl_dagster.tools.http import HttpTool
-from noetl_dagster.tools.postgres import open_pool, postgres_errors
 from noetl_dagster.tools.references import as_result_ref
-from noetl_dagster.tools.row_files import Row, in_chunks, read_rows, row_format
-from noetl_dagster.tools.sinks import rows_of
-from noetl_dagster.tools.sql import BoundStatement, bind
-from noetl_dagster.tools.sql_percent import without_percent
-from noetl_dagster.tools.sql_values import parameter
-from noetl_dagster.tools.transfer_places import Place, PlaceKind, object_place
+from noetl_dagster.tools.rows.files import Row, in_chunks, read_rows, row_format
+from noetl_dagster.tools.rows.values import parameter
+from noetl_dagster.tools.sql.duckdb import mount_object_storage
+from noetl_dagster.tools.sql.percent import without_percent
+from noetl_dagster.tools.sql.postgres import open_pool, postgres_errors
+from noetl_dagster.tools.sql.sinks import rows_of
+from noetl_dagster.tools.sql.statements import BoundStatement, bind
+from noetl_dagster.tools.transfer.places import Place, PlaceKind, object_place
 
 Chunks = AsyncIterator[list[Row]]
 

@@ -18,11 +18,11 @@ import obstore
 from noetl_dagster.errors import ToolError
 from noetl_dagster.playbook.templates.sql_filters import sql_identifier
 from noetl_dagster.tools.base import Toolbox, ToolCall
-from noetl_dagster.tools.copy_text import copy_lines
 from noetl_dagster.tools.http import HttpTool
-from noetl_dagster.tools.postgres import open_pool, postgres_errors
-from noetl_dagster.tools.row_files import Row, arrow_rows, json_row, row_format, row_writer
-from noetl_dagster.tools.tables import (
+from noetl_dagster.tools.rows.copy_text import copy_lines
+from noetl_dagster.tools.rows.files import Row, arrow_rows, json_row, row_format, row_writer
+from noetl_dagster.tools.sql.postgres import open_pool, postgres_errors
+from noetl_dagster.tools.sql.tables import (
     DELETE_ALL_ROWS,
     Table,
     WriteMode,
@@ -32,8 +32,8 @@ from noetl_dagster.tools.tables import (
     listed,
     upsert_key,
 )
-from noetl_dagster.tools.transfer_places import Place, PlaceKind, object_place
-from noetl_dagster.tools.transfer_sources import Chunks
+from noetl_dagster.tools.transfer.places import Place, PlaceKind, object_place
+from noetl_dagster.tools.transfer.sources import Chunks
 
 STAGE = "noetl_transfer_stage"
 ORDINAL = "noetl_ordinal"

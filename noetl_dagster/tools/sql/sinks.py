@@ -17,14 +17,14 @@ from noetl_dagster.errors import CredentialError, ToolError
 from noetl_dagster.playbook.models import Sink
 from noetl_dagster.playbook.templates.rendering import compile_value, render_async
 from noetl_dagster.settings import Settings
+from noetl_dagster.tools.access.clients import postgres_arguments
+from noetl_dagster.tools.access.credentials import Credential, CredentialType
 from noetl_dagster.tools.base import Toolbox
-from noetl_dagster.tools.clients import postgres_arguments
-from noetl_dagster.tools.credentials import Credential, CredentialType
 from noetl_dagster.tools.jsonable import is_table
-from noetl_dagster.tools.postgres import postgres_error, run_statements
-from noetl_dagster.tools.sql import bind, split_statements
-from noetl_dagster.tools.sql_percent import without_percent
-from noetl_dagster.tools.tables import WriteMode, delete_rows, describe_table, write_mode, write_rows
+from noetl_dagster.tools.sql.percent import without_percent
+from noetl_dagster.tools.sql.postgres import postgres_error, run_statements
+from noetl_dagster.tools.sql.statements import bind, split_statements
+from noetl_dagster.tools.sql.tables import WriteMode, delete_rows, describe_table, write_mode, write_rows
 
 WHOLE_ROW_COLUMNS = ("data", "result", "payload", "value")
 """Columns that take a whole row as JSON when none of its keys is a column."""

@@ -18,8 +18,8 @@ from noetl_dagster.errors import CredentialError
 from noetl_dagster.events.connection import encode_json
 from noetl_dagster.playbook.templates.rendering import Fetch, compile_value, render_async
 from noetl_dagster.playbook.templates.scope import Scope
-from noetl_dagster.tools.clients import Clients
-from noetl_dagster.tools.credentials import HANDLE_PREFIX, Credential, Credentials, CredentialType
+from noetl_dagster.tools.access.clients import Clients
+from noetl_dagster.tools.access.credentials import HANDLE_PREFIX, Credential, Credentials, CredentialType
 
 OF_ANY_EXECUTION = 0
 SCOPES = {"global": True, "catalog": True, "local": False, "shared": False}

@@ -10,13 +10,13 @@ from typing import Any
 import asyncpg
 
 from noetl_dagster.errors import CredentialError, ToolError
+from noetl_dagster.tools.access.credentials import CredentialType
 from noetl_dagster.tools.base import Tool, Toolbox, ToolCall, ToolResult
-from noetl_dagster.tools.credentials import CredentialType
 from noetl_dagster.tools.limits import time_limit
+from noetl_dagster.tools.rows.values import column_converter, parameter
 from noetl_dagster.tools.scripts import sql_text
-from noetl_dagster.tools.sql import BoundStatement, bind, needs_own_transaction, split_statements
-from noetl_dagster.tools.sql_percent import without_percent
-from noetl_dagster.tools.sql_values import column_converter, parameter
+from noetl_dagster.tools.sql.percent import without_percent
+from noetl_dagster.tools.sql.statements import BoundStatement, bind, needs_own_transaction, split_statements
 
 SHAPES_KEPT = 512
 RETRYABLE_CLASSES = ("08", "40", "53")  # connection, transaction rollback, insufficient resources
@@ -72,7 +72,7 @@ class PostgresTool(Tool):
 
     async def run(self, call: ToolCall, box: Toolbox) -> ToolResult:
         if call.config.get("chunk_size"):
-            from noetl_dagster.tools.postgres_stream import stream_rows
+            from noetl_dagster.tools.sql.stream import stream_rows
 
             async with time_limit(call):
                 return ToolResult(ref=await stream_rows(call, box, int(call.config["chunk_size"])))

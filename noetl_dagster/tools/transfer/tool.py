@@ -10,11 +10,11 @@ import obstore
 
 from noetl_dagster.errors import StorageError, ToolError
 from noetl_dagster.tools.base import Tool, Toolbox, ToolCall, ToolResult
-from noetl_dagster.tools.row_files import Row
-from noetl_dagster.tools.tables import WriteMode, write_mode
-from noetl_dagster.tools.transfer_places import Place, PlaceKind, read_place
-from noetl_dagster.tools.transfer_sources import Chunks, read_chunks
-from noetl_dagster.tools.transfer_targets import write_chunks
+from noetl_dagster.tools.rows.files import Row
+from noetl_dagster.tools.sql.tables import WriteMode, write_mode
+from noetl_dagster.tools.transfer.places import Place, PlaceKind, read_place
+from noetl_dagster.tools.transfer.sources import Chunks, read_chunks
+from noetl_dagster.tools.transfer.targets import write_chunks
 
 DEFAULT_CHUNK = 10_000
 
@@ -24,7 +24,7 @@ class TransferTool(Tool):
 
     Input: ``source`` and ``target``, each ``{kind, auth, ...}`` with kind postgres, duckdb, object (s3, gcs
     or a file), http; a source may also be a result (``ref``); fields as in
-    :class:`~noetl_dagster.tools.transfer_places.Place`. ``mode``: append (the default for tables), replace
+    :class:`~noetl_dagster.tools.transfer.places.Place`. ``mode``: append (the default for tables), replace
     (for objects) or upsert by ``key``. ``chunk_size`` rows (10,000) are in memory at a time; only the body of
     an http source is held as a whole.
 

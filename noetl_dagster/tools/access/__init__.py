@@ -1,0 +1,1 @@
+"""What tools reach the outside with: credentials, the keychain, and clients that a process shares."""

@@ -1,0 +1,1 @@
+"""Programs beside this one: shell commands, scripts, Kubernetes Jobs."""

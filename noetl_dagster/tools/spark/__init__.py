@@ -1,0 +1,1 @@
+"""``kind: spark``: the task and what it reads."""
