@@ -17,7 +17,7 @@ from noetl_dagster.engine.recovery.reaper import Reaper
 from noetl_dagster.events.connection import DATABASE_AWAY, open_pool
 from noetl_dagster.events.ids import Snowflake, process_node
 from noetl_dagster.events.log import EventLog
-from noetl_dagster.events.projection import INTERVAL, Projection
+from noetl_dagster.events.projection.projector import INTERVAL, Projection
 from noetl_dagster.events.schema import apply_schema
 from noetl_dagster.settings import Settings, get_settings
 from noetl_dagster.storage.loop import run_sync

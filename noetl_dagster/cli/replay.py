@@ -11,7 +11,7 @@ import typer
 
 from noetl_dagster.cli.console import fail, notes
 from noetl_dagster.cli.control import log_pool
-from noetl_dagster.events.projection import Projection
+from noetl_dagster.events.projection.projector import Projection
 from noetl_dagster.settings import Settings
 
 

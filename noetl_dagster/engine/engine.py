@@ -21,7 +21,7 @@ from noetl_dagster.engine.steps.step import Steps
 from noetl_dagster.engine.steps.turns import Turns
 from noetl_dagster.engine.walker import Walker
 from noetl_dagster.errors import ExecutionCancelledError
-from noetl_dagster.events.projection import BackgroundProjection, Projection
+from noetl_dagster.events.projection.projector import BackgroundProjection, Projection
 from noetl_dagster.events.state import ExecutionState
 from noetl_dagster.playbook.models import Playbook
 from noetl_dagster.settings import Settings

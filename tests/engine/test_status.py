@@ -11,8 +11,8 @@ import pytest
 from noetl_dagster.engine.engine import Engine
 from noetl_dagster.engine.executions.overview import LoopView, overview
 from noetl_dagster.errors import ExecutionNotFoundError
-from noetl_dagster.events import projection
-from noetl_dagster.events.projection import BackgroundProjection, Projection, read_execution
+from noetl_dagster.events.projection import projector as projection
+from noetl_dagster.events.projection.projector import BackgroundProjection, Projection, read_execution
 from tests.waiting import PATIENCE_SECONDS, until
 
 from .conftest import playbook

@@ -15,7 +15,7 @@ import pytest
 
 from noetl_dagster.events.ids import Snowflake, command_id
 from noetl_dagster.events.log import EventLog
-from noetl_dagster.events.projection import Projection, read_execution
+from noetl_dagster.events.projection.projector import Projection, read_execution
 from noetl_dagster.events.types import Event, EventType
 from noetl_dagster.settings import Settings
 from tests.waiting import until
@@ -161,7 +161,7 @@ async def test_truncate_and_replay_equals(
 PROJECTOR = """
 import asyncio, sys
 from noetl_dagster.events.connection import open_pool
-from noetl_dagster.events.projection import Projection
+from noetl_dagster.events.projection.projector import Projection
 async def main():
     projection = Projection(await open_pool(sys.argv[1], size=2), batch=5)
     while True:

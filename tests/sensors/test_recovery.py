@@ -23,7 +23,7 @@ from noetl_dagster.compiler.location import control_of, definitions_of
 from noetl_dagster.compiler.runs import latest_run
 from noetl_dagster.engine.engine import Engine
 from noetl_dagster.engine.recovery.abandoned import Abandoned, Request, Verdict, remember, remembered
-from noetl_dagster.events.projection import Projection
+from noetl_dagster.events.projection.projector import Projection
 from noetl_dagster.events.state import ExecutionStatus
 from noetl_dagster.playbook.loader import load_playbook
 from noetl_dagster.resources.noetl import NoetlResource, close_engines, dump_settings

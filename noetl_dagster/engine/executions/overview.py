@@ -11,8 +11,8 @@ from pydantic import BaseModel, ConfigDict
 from noetl_dagster.engine.executions.progress import loop_rates
 from noetl_dagster.engine.runtime import Runtime
 from noetl_dagster.errors import ExecutionNotFoundError
-from noetl_dagster.events.projected import ProjectedExecution
-from noetl_dagster.events.projection import read_execution
+from noetl_dagster.events.projection.execution import ProjectedExecution
+from noetl_dagster.events.projection.projector import read_execution
 from noetl_dagster.events.queries import SMALL_RESULTS
 from noetl_dagster.events.state import ExecutionStatus
 

@@ -17,7 +17,7 @@ import orjson
 from noetl_dagster.engine.driving.liveness import Liveness
 from noetl_dagster.engine.executions.lifecycle import Lifecycle
 from noetl_dagster.engine.runtime import Runtime
-from noetl_dagster.events.projection import Projection
+from noetl_dagster.events.projection.projector import Projection
 
 RECOVERY = "recovery"
 """Key in the meta of ``execution.resumed``: the epoch was opened by recovery, not by a person."""

@@ -9,7 +9,7 @@ from typing import Any
 
 import asyncpg
 
-from noetl_dagster.events.projection import Projection
+from noetl_dagster.events.projection.projector import Projection
 from noetl_dagster.events.schema import (
     SCHEMA_LOCK,
     ensure_partitions,

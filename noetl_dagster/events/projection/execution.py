@@ -64,7 +64,7 @@ class ProjectedExecution:
         lost a page than had their first one.
 
         Args:
-            events: rows of :data:`noetl_dagster.events.projection_queries.EVENTS`, failures of iterations
+            events: rows of :data:`noetl_dagster.events.projection.queries.EVENTS`, failures of iterations
                 that will not be tried again included.
             done: counts of the batch; those of known visits are taken first, others when their loop starts.
         """

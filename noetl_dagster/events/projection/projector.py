@@ -17,10 +17,10 @@ from typing import Any
 
 import asyncpg
 
-from noetl_dagster.events import projection_queries as queries
 from noetl_dagster.events.connection import DATABASE_AWAY
-from noetl_dagster.events.projected import Done, ProjectedExecution
-from noetl_dagster.events.projection_queries import SHARDS
+from noetl_dagster.events.projection import queries
+from noetl_dagster.events.projection.execution import Done, ProjectedExecution
+from noetl_dagster.events.projection.queries import SHARDS
 
 logger = logging.getLogger(__name__)
 

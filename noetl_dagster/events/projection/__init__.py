@@ -1,0 +1,1 @@
+"""The projection: ``noetl.execution``, folded from the log in commit order."""
