@@ -7,9 +7,9 @@ takes seconds of processor time; done here it is paid once for each kind of work
 from pyspark.daemon import manager
 
 import noetl_dagster.spark.replay
-import noetl_dagster.spark.results_source
+import noetl_dagster.spark.sources.results
 
-PRELOADED = (noetl_dagster.spark.results_source, noetl_dagster.spark.replay)
+PRELOADED = (noetl_dagster.spark.sources.results, noetl_dagster.spark.replay)
 
 if __name__ == "__main__":
     manager()

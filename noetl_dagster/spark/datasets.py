@@ -12,7 +12,7 @@ from pyspark.sql import functions as F  # noqa: N812, Spark's own convention
 from noetl_dagster.errors import StorageError
 from noetl_dagster.settings import Settings, StoreTier
 from noetl_dagster.spark.frames import IN_PLACE, SPARK_TYPES
-from noetl_dagster.spark.results_source import FORMAT
+from noetl_dagster.spark.sources.results import FORMAT
 from noetl_dagster.storage import codec, locations
 
 if TYPE_CHECKING:

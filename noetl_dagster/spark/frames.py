@@ -15,7 +15,7 @@ from pyspark.sql.types import StructType
 
 from noetl_dagster.errors import StorageError
 from noetl_dagster.settings import Settings, StoreTier
-from noetl_dagster.spark.results_source import FORMAT, VALUE, StoredPart, dump_parts, elements, json_elements
+from noetl_dagster.spark.sources.results import FORMAT, VALUE, StoredPart, dump_parts, elements, json_elements
 from noetl_dagster.storage import codec, locations
 from noetl_dagster.storage.loop import run_sync
 from noetl_dagster.storage.manifests import Strategy

@@ -27,8 +27,8 @@ from noetl_dagster.events.projection.execution import Done, ProjectedExecution
 from noetl_dagster.events.types import EventType
 from noetl_dagster.settings import Settings
 from noetl_dagster.spark import progress, replay_queries
-from noetl_dagster.spark.events_source import FORMAT
 from noetl_dagster.spark.sessions import is_classic, own_session, release
+from noetl_dagster.spark.sources.events import FORMAT
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

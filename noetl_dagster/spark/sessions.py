@@ -234,8 +234,8 @@ def release(group: str) -> None:
 
 def register_sources(session: SparkSession, settings: Settings) -> None:
     """Makes ``noetl_results`` and ``noetl_events`` known to a session."""
-    from noetl_dagster.spark.events_source import events_source
-    from noetl_dagster.spark.results_source import results_source
+    from noetl_dagster.spark.sources.events import events_source
+    from noetl_dagster.spark.sources.results import results_source
 
     session.dataSource.register(results_source(settings))
     session.dataSource.register(events_source(settings))

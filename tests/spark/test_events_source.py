@@ -16,10 +16,10 @@ from noetl_dagster.events.log import EventLog
 from noetl_dagster.events.projection.projector import Projection
 from noetl_dagster.events.types import Event, EventType
 from noetl_dagster.settings import Settings
-from noetl_dagster.spark.events_filters import condition_of, where
-from noetl_dagster.spark.events_source import FORMAT, Key, slice_starts
 from noetl_dagster.spark.replay import Replayed, replay_all
 from noetl_dagster.spark.sessions import own_session
+from noetl_dagster.spark.sources.event_filters import condition_of, where
+from noetl_dagster.spark.sources.events import FORMAT, Key, slice_starts
 from tests.waiting import until
 
 pytestmark = pytest.mark.spark

@@ -13,7 +13,7 @@ from noetl_dagster.playbook.models import ResultSpec
 from noetl_dagster.settings import Settings, StoreTier
 from noetl_dagster.spark import datasets
 from noetl_dagster.spark.frames import part_of
-from noetl_dagster.spark.results_source import (
+from noetl_dagster.spark.sources.results import (
     BYTES_A_PARTITION,
     READ_AHEAD,
     StoredPart,

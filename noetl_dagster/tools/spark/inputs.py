@@ -83,7 +83,7 @@ def inputs_of(
         rows_too: lists of rows are DataFrames as well, and JSON has the columns that a first pass finds.
     """
     from noetl_dagster.spark import frames
-    from noetl_dagster.spark.results_source import VALUE
+    from noetl_dagster.spark.sources.results import VALUE
 
     schemas = call.config.get("schemas") or {}
     found: dict[str, Any] = {}

@@ -24,8 +24,8 @@ from pyspark.sql.types import StructType
 
 from noetl_dagster.errors import ServiceError
 from noetl_dagster.settings import Settings
-from noetl_dagster.spark import events_queries as queries
-from noetl_dagster.spark.events_filters import Condition, condition_of, where
+from noetl_dagster.spark.sources import event_queries as queries
+from noetl_dagster.spark.sources.event_filters import Condition, condition_of, where
 
 FORMAT = "noetl_events"
 ROWS_A_BATCH = 8192

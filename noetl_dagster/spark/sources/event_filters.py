@@ -18,7 +18,7 @@ from pyspark.sql.datasource import (
     LessThanOrEqual,
 )
 
-from noetl_dagster.spark.events_queries import COLUMNS
+from noetl_dagster.spark.sources.event_queries import COLUMNS
 
 _OPERATORS: dict[type[Filter], str] = {
     EqualTo: "=",
