@@ -24,9 +24,9 @@ from noetl_dagster.errors import ServiceError
 from noetl_dagster.events.state import StepEnd, StepStatus
 from noetl_dagster.io_managers.results import metadata_of
 from noetl_dagster.resources.noetl import NoetlResource
-from noetl_dagster.transport.connection import connect
 from noetl_dagster.transport.ingest import Ingestor, IngestReport
 from noetl_dagster.transport.intake import EventIntake
+from noetl_dagster.transport.nats.connection import connect
 from noetl_dagster.worker.execution import Execution
 
 logger = logging.getLogger(__name__)

@@ -16,7 +16,7 @@ from noetl_dagster.service.metrics import Exposition, Histogram
 from noetl_dagster.service.plane import Plane, ThePlane
 from noetl_dagster.service.problems import RESPONSES, Problem
 from noetl_dagster.transport.capacity import WorkerReport
-from noetl_dagster.transport.names import Names
+from noetl_dagster.transport.nats.names import Names
 from noetl_dagster.transport.queries import DEAD_LETTER_COUNT, QUEUE_DEPTH
 
 router = APIRouter(tags=["health"])

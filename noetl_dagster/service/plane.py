@@ -18,9 +18,9 @@ from noetl_dagster.service.metrics import Metrics
 from noetl_dagster.settings import Settings
 from noetl_dagster.transport.capacity import CapacityKeeper
 from noetl_dagster.transport.claims import Claims
-from noetl_dagster.transport.connection import connect
 from noetl_dagster.transport.ingest import Ingestor
 from noetl_dagster.transport.intake import EventIntake
+from noetl_dagster.transport.nats.connection import connect
 
 
 class Launcher(Protocol):

@@ -15,7 +15,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from noetl_dagster.events.connection import DATABASE_AWAY
 from noetl_dagster.settings import Settings
 from noetl_dagster.transport import queries
-from noetl_dagster.transport.names import Names
+from noetl_dagster.transport.nats.names import Names
 
 logger = logging.getLogger(__name__)
 

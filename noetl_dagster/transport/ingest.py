@@ -27,9 +27,9 @@ from noetl_dagster.events.types import Event
 from noetl_dagster.settings import Settings
 from noetl_dagster.transport import queries
 from noetl_dagster.transport.intake import EventIntake
-from noetl_dagster.transport.names import Names
-from noetl_dagster.transport.pull import ConsumerGoneError, Pull
-from noetl_dagster.transport.streams import ACK_SECONDS, ensure_ingest_consumer, ensure_streams
+from noetl_dagster.transport.nats.names import Names
+from noetl_dagster.transport.nats.pull import ConsumerGoneError, Pull
+from noetl_dagster.transport.nats.streams import ACK_SECONDS, ensure_ingest_consumer, ensure_streams
 from noetl_dagster.transport.wire import decode_event
 
 T = TypeVar("T")

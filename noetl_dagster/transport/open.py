@@ -11,8 +11,8 @@ from noetl_dagster.transport.base import EventTransport
 from noetl_dagster.transport.direct import DirectTransport
 from noetl_dagster.transport.http import HttpTransport, open_client
 from noetl_dagster.transport.intake import EventIntake
-from noetl_dagster.transport.names import Names
-from noetl_dagster.transport.nats import NatsTransport
+from noetl_dagster.transport.nats.names import Names
+from noetl_dagster.transport.nats.transport import NatsTransport
 
 
 def open_transport(settings: Settings, log: EventLog, client: NatsClient) -> EventTransport:

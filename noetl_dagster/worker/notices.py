@@ -17,9 +17,9 @@ from nats.aio.msg import Msg
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from noetl_dagster.settings import Settings
-from noetl_dagster.transport.names import Names
-from noetl_dagster.transport.pull import ConsumerGoneError, Pull
-from noetl_dagster.transport.streams import (
+from noetl_dagster.transport.nats.names import Names
+from noetl_dagster.transport.nats.pull import ConsumerGoneError, Pull
+from noetl_dagster.transport.nats.streams import (
     ensure_broadcast_consumer,
     ensure_streams,
     ensure_targeted_consumer,

@@ -22,9 +22,9 @@ from noetl_dagster.events.state import ExecutionState
 from noetl_dagster.settings import EventTransport, Settings
 from noetl_dagster.transport.base import TransportOutlet
 from noetl_dagster.transport.capacity import WorkerReport, publish_report
-from noetl_dagster.transport.connection import connect
 from noetl_dagster.transport.http import open_client
-from noetl_dagster.transport.names import Names
+from noetl_dagster.transport.nats.connection import connect
+from noetl_dagster.transport.nats.names import Names
 from noetl_dagster.transport.open import open_transport
 from noetl_dagster.worker.command import WORKER_ID, Command, Outcome
 from noetl_dagster.worker.context import Grant

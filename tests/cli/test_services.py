@@ -17,10 +17,10 @@ from noetl_dagster.events.log import EventLog
 from noetl_dagster.events.state import ExecutionStatus
 from noetl_dagster.events.types import Event
 from noetl_dagster.settings import Settings
-from noetl_dagster.transport.connection import connect
-from noetl_dagster.transport.names import Names
-from noetl_dagster.transport.nats import NatsTransport
-from noetl_dagster.transport.streams import ensure_streams
+from noetl_dagster.transport.nats.connection import connect
+from noetl_dagster.transport.nats.names import Names
+from noetl_dagster.transport.nats.streams import ensure_streams
+from noetl_dagster.transport.nats.transport import NatsTransport
 from noetl_dagster.transport.wire import message_of
 from tests.cli.conftest import Cli
 from tests.cli.services import ServiceProcess

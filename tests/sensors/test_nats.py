@@ -13,9 +13,9 @@ from noetl_dagster.resources.noetl import NoetlResource, close_engines
 from noetl_dagster.sensors.nats import build_event_sensor
 from noetl_dagster.settings import Settings
 from noetl_dagster.storage.loop import run_sync
-from noetl_dagster.transport.connection import connect
-from noetl_dagster.transport.names import Names
-from noetl_dagster.transport.nats import NatsTransport
+from noetl_dagster.transport.nats.connection import connect
+from noetl_dagster.transport.nats.names import Names
+from noetl_dagster.transport.nats.transport import NatsTransport
 from tests.transport.conftest import ended, started
 from tests.waiting import until_now
 from tests.worker.conftest import playbook

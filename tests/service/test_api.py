@@ -17,7 +17,7 @@ from noetl_dagster.events.types import Event, EventType
 from noetl_dagster.service.launching import ProcessLauncher
 from noetl_dagster.settings import Settings
 from noetl_dagster.transport.capacity import CapacityListener
-from noetl_dagster.transport.connection import connect
+from noetl_dagster.transport.nats.connection import connect
 from noetl_dagster.transport.wire import message_of
 from tests.service.conftest import Service, serving
 from tests.transport.conftest import IDS, ended, started

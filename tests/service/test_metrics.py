@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from noetl_dagster.transport.names import Names
-from noetl_dagster.transport.nats import NatsTransport
+from noetl_dagster.transport.nats.names import Names
+from noetl_dagster.transport.nats.transport import NatsTransport
 from tests.service.conftest import Service
 from tests.service.test_api import queue, running_execution
 from tests.transport.conftest import IDS, ended

@@ -14,10 +14,10 @@ from noetl_dagster.events.ids import Snowflake
 from noetl_dagster.events.log import EventLog
 from noetl_dagster.events.types import Event, EventType
 from noetl_dagster.settings import Settings
-from noetl_dagster.transport.connection import connect
 from noetl_dagster.transport.ingest import Ingestor, IngestReport
 from noetl_dagster.transport.intake import EventIntake
-from noetl_dagster.transport.names import Names
+from noetl_dagster.transport.nats.connection import connect
+from noetl_dagster.transport.nats.names import Names
 from tests.waiting import until
 
 IDS = Snowflake(1)

@@ -7,7 +7,7 @@ from nats.aio.client import Client as NatsClient
 
 from noetl_dagster.settings import Settings
 from noetl_dagster.transport.capacity import CapacityKeeper, CapacityRegistry, WorkerReport
-from noetl_dagster.transport.names import Names
+from noetl_dagster.transport.nats.names import Names
 from tests.waiting import until
 
 

@@ -8,7 +8,7 @@ import pytest
 
 from noetl_dagster.errors import ServiceError
 from noetl_dagster.settings import Settings
-from noetl_dagster.transport.connection import connect
+from noetl_dagster.transport.nats.connection import connect
 
 
 async def test_no_server(settings: Settings) -> None:

@@ -20,9 +20,9 @@ from noetl_dagster.settings import Settings
 from noetl_dagster.transport.direct import DirectTransport
 from noetl_dagster.transport.ingest import Ingestor
 from noetl_dagster.transport.intake import EventIntake
-from noetl_dagster.transport.names import Names
-from noetl_dagster.transport.nats import NatsTransport
-from noetl_dagster.transport.streams import ensure_streams
+from noetl_dagster.transport.nats.names import Names
+from noetl_dagster.transport.nats.streams import ensure_streams
+from noetl_dagster.transport.nats.transport import NatsTransport
 from noetl_dagster.transport.wire import encode_event, message_of
 from tests.transport.conftest import IDS, Drain, Ids, ended
 from tests.waiting import PATIENCE_SECONDS, until

@@ -19,11 +19,11 @@ from noetl_dagster.events.connection import DATABASE_AWAY, open_pool
 from noetl_dagster.events.log import EventLog
 from noetl_dagster.events.schema import apply_schema
 from noetl_dagster.settings import Settings
-from noetl_dagster.transport.connection import connect
 from noetl_dagster.transport.ingest import Ingestor
 from noetl_dagster.transport.intake import EventIntake
-from noetl_dagster.transport.names import Names
-from noetl_dagster.transport.nats import NatsTransport
+from noetl_dagster.transport.nats.connection import connect
+from noetl_dagster.transport.nats.names import Names
+from noetl_dagster.transport.nats.transport import NatsTransport
 from tests.transport.conftest import IDS, ended, started
 from tests.waiting import until
 

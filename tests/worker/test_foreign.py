@@ -16,7 +16,7 @@ import nats.errors
 from noetl_dagster.engine.engine import Engine
 from noetl_dagster.events.state import ExecutionStatus
 from noetl_dagster.settings import EventTransport, Settings
-from noetl_dagster.transport.names import Names
+from noetl_dagster.transport.nats.names import Names
 from tests.service.conftest import serving
 from tests.waiting import PATIENCE_SECONDS, until
 from tests.worker.conftest import playbook

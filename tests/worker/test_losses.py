@@ -14,8 +14,8 @@ from noetl_dagster.events.state import ExecutionState, ExecutionStatus
 from noetl_dagster.settings import EventTransport, Settings
 from noetl_dagster.transport.capacity import WorkerReport, publish_report
 from noetl_dagster.transport.claims import Claims
-from noetl_dagster.transport.connection import connect
-from noetl_dagster.transport.names import Names
+from noetl_dagster.transport.nats.connection import connect
+from noetl_dagster.transport.nats.names import Names
 from tests.service.conftest import serving
 from tests.waiting import PATIENCE_SECONDS, until
 from tests.worker.conftest import playbook, working

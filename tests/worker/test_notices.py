@@ -10,9 +10,9 @@ import pytest
 from nats.aio.client import Client as NatsClient
 
 from noetl_dagster.settings import Settings
-from noetl_dagster.transport import streams
-from noetl_dagster.transport.connection import connect
-from noetl_dagster.transport.names import Names
+from noetl_dagster.transport.nats import streams
+from noetl_dagster.transport.nats.connection import connect
+from noetl_dagster.transport.nats.names import Names
 from noetl_dagster.worker.notices import Notices
 from tests.waiting import PATIENCE_SECONDS, until
 

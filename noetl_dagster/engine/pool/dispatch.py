@@ -27,12 +27,12 @@ from noetl_dagster.events.envelopes import error_envelope
 from noetl_dagster.settings import EventTransport
 from noetl_dagster.transport import queries
 from noetl_dagster.transport.capacity import MISSED_REPORTS, CapacityListener
-from noetl_dagster.transport.connection import connect
 from noetl_dagster.transport.ingest import Ingestor
 from noetl_dagster.transport.intake import EventIntake
-from noetl_dagster.transport.names import Names
-from noetl_dagster.transport.nats import MESSAGE_ID
-from noetl_dagster.transport.streams import ensure_streams
+from noetl_dagster.transport.nats.connection import connect
+from noetl_dagster.transport.nats.names import Names
+from noetl_dagster.transport.nats.streams import ensure_streams
+from noetl_dagster.transport.nats.transport import MESSAGE_ID
 from noetl_dagster.worker.command import CURRENT_ITEM_BYTES, Command, Outcome
 from noetl_dagster.worker.context import CommandContext
 from noetl_dagster.worker.execution import Execution

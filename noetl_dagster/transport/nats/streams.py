@@ -10,7 +10,7 @@ from nats.js import JetStreamContext
 from nats.js.api import AckPolicy, ConsumerConfig, RetentionPolicy, StorageType, StreamConfig
 
 from noetl_dagster.settings import Settings
-from noetl_dagster.transport.names import Names, subject_token
+from noetl_dagster.transport.nats.names import Names, subject_token
 
 logger = logging.getLogger(__name__)
 

@@ -13,8 +13,8 @@ from nats.aio.client import Client as NatsClient
 from noetl_dagster.errors import EventTooLargeError, TransportError
 from noetl_dagster.events.types import Event
 from noetl_dagster.transport.base import EventTransport
-from noetl_dagster.transport.names import Names
-from noetl_dagster.transport.streams import EVENT_BYTES
+from noetl_dagster.transport.nats.names import Names
+from noetl_dagster.transport.nats.streams import EVENT_BYTES
 from noetl_dagster.transport.wire import encode_event
 
 HEADER_BYTES = 512

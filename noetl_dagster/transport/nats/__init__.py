@@ -1,0 +1,1 @@
+"""JetStream: connections, names, streams and consumers, publishing and pulling."""
