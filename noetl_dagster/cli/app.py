@@ -21,70 +21,70 @@ class Commands(LazyGroup):
 
     places: ClassVar[Mapping[str, Place]] = {
         "run": Place(
-            "noetl_dagster.cli.run:run",
+            "noetl_dagster.cli.commands.run:run",
             "Run a playbook as its Dagster job; exit code 0 when it completes, 1 when it does not.",
         ),
         "resume": Place(
-            "noetl_dagster.cli.run:resume",
+            "noetl_dagster.cli.commands.run:resume",
             "Go on with an execution that failed or whose process is gone; nothing that is done runs again.",
         ),
         "status": Place(
-            "noetl_dagster.cli.executions:status",
+            "noetl_dagster.cli.commands.executions:status",
             "Show how an execution stands: its steps, and the counts of its loops.",
         ),
         "events": Place(
-            "noetl_dagster.cli.executions:events", "Print every event of an execution, oldest first."
+            "noetl_dagster.cli.commands.executions:events", "Print every event of an execution, oldest first."
         ),
         "cancel": Place(
-            "noetl_dagster.cli.executions:cancel",
+            "noetl_dagster.cli.commands.executions:cancel",
             "Stop an execution: nothing more is issued, and running commands are told.",
         ),
-        "executions": Place("noetl_dagster.cli.executions:listing", "List the newest executions."),
+        "executions": Place("noetl_dagster.cli.commands.executions:listing", "List the newest executions."),
         "check": Place(
-            "noetl_dagster.cli.language:check",
+            "noetl_dagster.cli.commands.language:check",
             "Find the mistakes of playbooks without running them; prints ``file:line:column: message``.",
         ),
         "schema": Place(
-            "noetl_dagster.cli.language:schema",
+            "noetl_dagster.cli.commands.language:schema",
             "Print the JSON Schema of the playbook language, for editors.",
         ),
         "demo": Place(
-            "noetl_dagster.cli.demo:demo",
+            "noetl_dagster.cli.commands.demo:demo",
             "Run the patient flow against the local records API, faults included, and show what came out.",
         ),
         "serve": Place(
-            "noetl_dagster.cli.serve:serve",
+            "noetl_dagster.cli.commands.serve:serve",
             "Serve the HTTP API that workers claim from, and take worker events from NATS, until interrupted.",
         ),
         "worker": Place(
-            "noetl_dagster.cli.worker:worker",
+            "noetl_dagster.cli.commands.worker:worker",
             "Run commands of steps with ``dispatch: workers`` until interrupted; ends what runs before it goes.",
         ),
         "ingest": Place(
-            "noetl_dagster.cli.ingest:ingest",
+            "noetl_dagster.cli.commands.ingest:ingest",
             "Move worker events from NATS into the event log until interrupted. Any number may run at once.",
         ),
         "project": Place(
-            "noetl_dagster.cli.control:project",
+            "noetl_dagster.cli.commands.control:project",
             "Keep noetl.execution up to date until interrupted. Any number may run at once.",
         ),
         "replay": Place(
-            "noetl_dagster.cli.replay:replay", "Rebuild noetl.execution from the event log alone."
+            "noetl_dagster.cli.commands.replay:replay", "Rebuild noetl.execution from the event log alone."
         ),
         "reap": Place(
-            "noetl_dagster.cli.control:reap",
+            "noetl_dagster.cli.commands.control:reap",
             "Give the commands of silent workers to others, until interrupted. Any number may run at once.",
         ),
         "maintain": Place(
-            "noetl_dagster.cli.control:maintain",
+            "noetl_dagster.cli.commands.control:maintain",
             "Make the coming months' partitions, drop old ones (NOETL_RETENTION_DAYS), delete expired results.",
         ),
         "settings": Place(
-            "noetl_dagster.cli.documents:settings",
+            "noetl_dagster.cli.commands.documents:settings",
             "Show the settings of this process; secrets are hidden.",
         ),
         "services": Place(
-            "noetl_dagster.embedded.cli:app", "The embedded PostgreSQL, NATS and object store."
+            "noetl_dagster.cli.commands.services:app", "The embedded PostgreSQL, NATS and object store."
         ),
         "records-api": Place(
             "noetl_dagster.records_api.__main__:serve", "Serve made-up clinical records until interrupted."

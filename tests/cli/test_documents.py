@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from noetl_dagster.cli.documents import settings_page
+from noetl_dagster.cli.commands.documents import settings_page
 from noetl_dagster.playbook.loader import parse_report
 
 PROJECT = Path(__file__).parents[2]

@@ -11,7 +11,7 @@ from pydantic import SecretStr
 from typer.testing import CliRunner
 
 from noetl_dagster import embedded
-from noetl_dagster.embedded.cli import app
+from noetl_dagster.cli.commands.services import app
 from noetl_dagster.errors import ServiceError
 from noetl_dagster.settings import EventTransport, Settings, get_settings
 

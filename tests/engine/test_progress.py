@@ -6,7 +6,7 @@ import asyncio
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
-from noetl_dagster.cli.executions import _counts
+from noetl_dagster.cli.commands.executions import _counts
 from noetl_dagster.engine.engine import Engine
 from noetl_dagster.engine.executions.overview import LoopView, overview
 from noetl_dagster.engine.executions.progress import Pace, duration, loop_progress, loop_rates

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from pydantic import SecretStr
 
-from noetl_dagster.cli.serve import check_exposure
+from noetl_dagster.cli.commands.serve import check_exposure
 from noetl_dagster.errors import ServiceError
 from noetl_dagster.service.access import Tokens
 from noetl_dagster.settings import Settings

@@ -10,8 +10,8 @@ import typer
 from rich.table import Column, Table
 
 from noetl_dagster import embedded
+from noetl_dagster.cli.commands.run import run_playbook
 from noetl_dagster.cli.console import console, fail, notes
-from noetl_dagster.cli.run import run_playbook
 from noetl_dagster.cli.session import Session, open_session
 from noetl_dagster.engine.executions.overview import Overview
 from noetl_dagster.events.state import ExecutionStatus

@@ -9,8 +9,8 @@ from typing import Annotated
 import asyncpg
 import typer
 
+from noetl_dagster.cli.commands.control import log_pool
 from noetl_dagster.cli.console import fail, notes
-from noetl_dagster.cli.control import log_pool
 from noetl_dagster.events.projection.projector import Projection
 from noetl_dagster.settings import Settings
 

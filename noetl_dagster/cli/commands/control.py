@@ -11,7 +11,7 @@ import asyncpg
 import typer
 
 from noetl_dagster import embedded
-from noetl_dagster.cli.ingest import stop_on_signals
+from noetl_dagster.cli.commands.ingest import stop_on_signals
 from noetl_dagster.cli.session import open_session
 from noetl_dagster.engine.recovery.reaper import Reaper
 from noetl_dagster.events.connection import DATABASE_AWAY, open_pool

@@ -9,8 +9,8 @@ from typing import Annotated, Any
 import typer
 import yaml
 
+from noetl_dagster.cli.commands.executions import ExecutionId, Json, show
 from noetl_dagster.cli.console import fail, notes, print_json
-from noetl_dagster.cli.executions import ExecutionId, Json, show
 from noetl_dagster.cli.progress import showing
 from noetl_dagster.cli.session import Session, open_session
 from noetl_dagster.compiler.launch import launch

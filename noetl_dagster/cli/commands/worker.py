@@ -9,8 +9,8 @@ import orjson
 import typer
 
 from noetl_dagster import embedded
+from noetl_dagster.cli.commands.ingest import stop_on_signals
 from noetl_dagster.cli.console import fail
-from noetl_dagster.cli.ingest import stop_on_signals
 from noetl_dagster.settings import EventTransport, Settings, get_settings
 from noetl_dagster.worker.command import WORKER_ID
 from noetl_dagster.worker.pool import PoolWorker
