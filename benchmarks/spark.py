@@ -32,12 +32,12 @@ from pyspark.sql import functions as F  # noqa: N812, Spark's own convention
 from noetl_dagster import embedded
 from noetl_dagster.playbook.models import Task
 from noetl_dagster.records_api import DataType, RecordBook
+from noetl_dagster.result_ref import ResultRef
 from noetl_dagster.settings import Settings, StoreTier
 from noetl_dagster.spark.datasets import Layout, register, write_dataset
 from noetl_dagster.spark.functions import load_function
 from noetl_dagster.spark.sessions import SparkSessions
 from noetl_dagster.storage.locations import object_key
-from noetl_dagster.storage.refs import ResultRef
 from noetl_dagster.storage.store import ResultStore
 from noetl_dagster.storage.tiers.objects import minio_store
 from noetl_dagster.tools.access.clients import Clients

@@ -30,8 +30,8 @@ import psutil
 from noetl_dagster import embedded
 from noetl_dagster.events.connection import open_pool
 from noetl_dagster.events.schema import apply_schema
+from noetl_dagster.result_ref import ResultRef
 from noetl_dagster.settings import Settings, StoreTier
-from noetl_dagster.storage.refs import ResultRef
 from noetl_dagster.storage.store import NewResult, ResultStore
 from noetl_dagster.storage.tiers.base import CHUNK
 from noetl_dagster.storage.tiers.objects import PART, PARTS_IN_FLIGHT, minio_store

@@ -33,8 +33,8 @@ from pyspark.sql import functions as F  # noqa: N812, Spark's own convention
 
 from noetl_dagster.resources.noetl import NoetlResource
 from noetl_dagster.resources.spark import PySparkResource
+from noetl_dagster.result_ref import ResultRef
 from noetl_dagster.spark.frames import frame_of
-from noetl_dagster.storage.refs import ResultRef
 
 FLOW = ("examples", "patient_flow")
 NORMALISE = AssetKey([*FLOW, "normalise"])

@@ -14,7 +14,7 @@ from noetl_dagster.engine.engine import Engine
 from noetl_dagster.engine.executions.overview import LoopView, Overview, StepView, overview
 from noetl_dagster.engine.executions.progress import Pace, running_notes
 from noetl_dagster.errors import ExecutionNotFoundError
-from noetl_dagster.storage.loop import run_sync
+from noetl_dagster.event_loop import run_sync
 
 POLL_SECONDS = 0.5
 PLAIN_SECONDS = 10.0

@@ -14,7 +14,7 @@ from dagster import DagsterExecutionInterruptedError, DagsterRunStatus, OpExecut
 from noetl_dagster.engine.engine import Engine
 from noetl_dagster.engine.executions.progress import LoopProgress, Pace, loop_progress, running_notes
 from noetl_dagster.errors import ExecutionCancelledError
-from noetl_dagster.storage.loop import background_loop, run_sync
+from noetl_dagster.event_loop import background_loop, run_sync
 
 T = TypeVar("T")
 

@@ -30,12 +30,12 @@ from noetl_dagster.engine.executions.progress import loop_progress
 from noetl_dagster.engine.executions.results import reference_of
 from noetl_dagster.engine.fanout.shards import GroupReport
 from noetl_dagster.engine.steps.region import run_region
+from noetl_dagster.event_loop import run_sync
 from noetl_dagster.events.state import StepEnd, StepStatus
 from noetl_dagster.playbook.graph import Region
 from noetl_dagster.playbook.models import Playbook, Step
 from noetl_dagster.resources.noetl import NoetlResource
-from noetl_dagster.storage.loop import run_sync
-from noetl_dagster.storage.refs import ResultRef
+from noetl_dagster.result_ref import ResultRef
 from noetl_dagster.worker.execution import Execution
 
 NOETL = "noetl"

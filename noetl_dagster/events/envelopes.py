@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 from noetl_dagster.errors import NoetlError, ToolError
-from noetl_dagster.storage.refs import ResultRef
+from noetl_dagster.result_ref import ResultRef
 
 Envelope = dict[str, Any]
 

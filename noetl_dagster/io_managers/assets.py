@@ -19,12 +19,12 @@ from pydantic import BaseModel, ConfigDict
 from upath import UPath
 
 from noetl_dagster.errors import IntegrityError, StorageError
+from noetl_dagster.event_loop import run_sync
 from noetl_dagster.io_managers import conversion
 from noetl_dagster.io_managers.metadata import storage_metadata
+from noetl_dagster.result_ref import RefKind
 from noetl_dagster.settings import Settings, StoreTier
 from noetl_dagster.storage import codec
-from noetl_dagster.storage.loop import run_sync
-from noetl_dagster.storage.refs import RefKind
 from noetl_dagster.storage.tiers import open_tier
 from noetl_dagster.storage.tiers.base import CHUNK, Bytes, Tier
 

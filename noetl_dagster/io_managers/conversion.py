@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any, get_origin
 import pyarrow.parquet as pq
 
 from noetl_dagster.errors import StorageError
+from noetl_dagster.result_ref import RefKind
 from noetl_dagster.settings import Settings
 from noetl_dagster.storage import codec, locations
-from noetl_dagster.storage.refs import RefKind
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame as SparkFrame

@@ -16,12 +16,12 @@ from dagster import (
 )
 
 from noetl_dagster.errors import ReferenceNotAvailableError, StorageError
+from noetl_dagster.event_loop import run_sync
 from noetl_dagster.io_managers import conversion
 from noetl_dagster.io_managers.metadata import storage_metadata
+from noetl_dagster.result_ref import ResultRef
 from noetl_dagster.settings import StoreTier
 from noetl_dagster.storage.codec import byte_length, is_table
-from noetl_dagster.storage.loop import run_sync
-from noetl_dagster.storage.refs import ResultRef
 from noetl_dagster.storage.store import ResultStore, fits_inline
 
 REF_METADATA = "noetl/ref"

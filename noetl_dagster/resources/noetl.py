@@ -13,8 +13,8 @@ import orjson
 
 from noetl_dagster import embedded
 from noetl_dagster.engine.engine import Engine
+from noetl_dagster.event_loop import run_sync
 from noetl_dagster.settings import Settings, get_settings
-from noetl_dagster.storage.loop import run_sync
 
 T = TypeVar("T")
 
@@ -26,7 +26,7 @@ class NoetlResource:
     """Gives ops, sensors and schedules the engine of their process.
 
     The engine opens on first use and stays open for later runs in the same process; its coroutines run on
-    the background loop, see :func:`noetl_dagster.storage.loop.run_sync`. It takes no Dagster config, since
+    the background loop, see :func:`noetl_dagster.event_loop.run_sync`. It takes no Dagster config, since
     settings hold secrets and run config is kept in clear.
     """
 

@@ -16,7 +16,7 @@ from noetl_dagster.spark.sources.results import FORMAT
 from noetl_dagster.storage import codec, locations
 
 if TYPE_CHECKING:
-    from noetl_dagster.storage.refs import ResultRef
+    from noetl_dagster.result_ref import ResultRef
     from noetl_dagster.storage.store import ResultStore
 
 FILES = frozenset({StoreTier.PVC, StoreTier.DISK, StoreTier.OBJECT})

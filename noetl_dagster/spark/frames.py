@@ -14,12 +14,12 @@ from pyspark.sql.pandas.types import from_arrow_schema
 from pyspark.sql.types import StructType
 
 from noetl_dagster.errors import StorageError
+from noetl_dagster.event_loop import run_sync
+from noetl_dagster.result_ref import RefKind, ResultRef
 from noetl_dagster.settings import Settings, StoreTier
 from noetl_dagster.spark.sources.results import FORMAT, VALUE, StoredPart, dump_parts, elements, json_elements
 from noetl_dagster.storage import codec, locations
-from noetl_dagster.storage.loop import run_sync
 from noetl_dagster.storage.manifests import Strategy
-from noetl_dagster.storage.refs import RefKind, ResultRef
 
 if TYPE_CHECKING:
     from noetl_dagster.storage.store import ResultStore

@@ -11,9 +11,9 @@ import asyncpg
 import orjson
 
 from noetl_dagster.errors import ReferenceNotAvailableError, StorageError
+from noetl_dagster.result_ref import ResultRef, ResultScope
 from noetl_dagster.storage import queries
 from noetl_dagster.storage.codec import dump_json
-from noetl_dagster.storage.refs import ResultRef, ResultScope
 
 _PAGE = 500
 

@@ -8,10 +8,10 @@ from enum import StrEnum
 from typing import TYPE_CHECKING, Any
 
 from noetl_dagster.errors import StorageError
+from noetl_dagster.result_ref import RefKind, ResultRef
 from noetl_dagster.settings import Settings
 from noetl_dagster.storage import codec, locations, queries
 from noetl_dagster.storage.catalog import RefCatalog
-from noetl_dagster.storage.refs import RefKind, ResultRef
 
 if TYPE_CHECKING:
     import pyarrow as pa

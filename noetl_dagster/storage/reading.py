@@ -8,13 +8,13 @@ from datetime import UTC, datetime
 from typing import Any
 
 from noetl_dagster.errors import IntegrityError, ReferenceNotAvailableError, StorageError
+from noetl_dagster.result_ref import RefKind, ResultRef
 from noetl_dagster.settings import Settings
 from noetl_dagster.storage import codec, manifests
 from noetl_dagster.storage.catalog import RefCatalog
 from noetl_dagster.storage.checksum import THREAD_ABOVE, RunningDigest, digest_of
 from noetl_dagster.storage.codec import Compression
 from noetl_dagster.storage.placement import Placement
-from noetl_dagster.storage.refs import RefKind, ResultRef
 from noetl_dagster.storage.tiers.base import Bytes
 
 

@@ -10,10 +10,10 @@ from datetime import datetime, timedelta
 from typing import Any
 
 from noetl_dagster.events.ids import snowflake_floor
+from noetl_dagster.result_ref import RefKind, ResultRef, ResultScope
 from noetl_dagster.settings import StoreTier
 from noetl_dagster.storage.catalog import RefCatalog
 from noetl_dagster.storage.placement import KEY_ROOT, Placement, owner_of
-from noetl_dagster.storage.refs import RefKind, ResultRef, ResultScope
 from noetl_dagster.storage.tiers.base import TakesUploads, TierUnavailableError
 
 log = logging.getLogger(__name__)

@@ -1,7 +1,7 @@
 """The result store: values in, references out, and back.
 
 Large values never travel through events. They are stored here, in a tier chosen by size and settings, and
-a :class:`~noetl_dagster.storage.refs.ResultRef` travels in their place.
+a :class:`~noetl_dagster.result_ref.ResultRef` travels in their place.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import asyncpg
 
 from noetl_dagster.events.ids import Snowflake, process_node
 from noetl_dagster.playbook.models import ResultSpec
+from noetl_dagster.result_ref import RefKind, ResultRef, ResultScope, logical_ref
 from noetl_dagster.settings import Settings, StoreTier
 from noetl_dagster.storage import codec, locations, manifests
 from noetl_dagster.storage.catalog import RefCatalog
@@ -24,7 +25,6 @@ from noetl_dagster.storage.codec import Compression, Encoded
 from noetl_dagster.storage.manifests import Strategy
 from noetl_dagster.storage.placement import KEY_ROOT, Placed, Placement, key_of, owner_of
 from noetl_dagster.storage.reading import ResultReader
-from noetl_dagster.storage.refs import RefKind, ResultRef, ResultScope, logical_ref
 from noetl_dagster.storage.removal import ORPHAN_GRACE, Removal
 from noetl_dagster.storage.tiers.base import Bytes
 

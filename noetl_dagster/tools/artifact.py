@@ -9,9 +9,9 @@ from typing import Any
 
 from noetl_dagster.errors import StorageError, ToolError
 from noetl_dagster.playbook.models import ResultSpec
+from noetl_dagster.result_ref import ResultRef
 from noetl_dagster.settings import StoreTier
 from noetl_dagster.storage import codec, locations
-from noetl_dagster.storage.refs import ResultRef
 from noetl_dagster.tools.base import Tool, Toolbox, ToolCall, ToolResult
 from noetl_dagster.tools.references import as_result_ref
 

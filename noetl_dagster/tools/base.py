@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
 from noetl_dagster.playbook.models import Task
+from noetl_dagster.result_ref import ResultRef
 from noetl_dagster.settings import Settings
-from noetl_dagster.storage.refs import ResultRef
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -7,7 +7,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from noetl_dagster.storage.refs import ResultRef
+from noetl_dagster.result_ref import ResultRef
 
 LOGICAL_PREFIX = "noetl://"
 

@@ -6,7 +6,7 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from noetl_dagster.storage.refs import ResultRef
+from noetl_dagster.result_ref import ResultRef
 from noetl_dagster.transport.wire import Id
 from noetl_dagster.worker.command import Command
 

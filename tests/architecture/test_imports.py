@@ -76,7 +76,7 @@ def test_imports_go_down(path: Path) -> None:
             continue
         if other not in {part for parts in LAYERS for part in parts}:
             continue
-        if module.startswith("noetl_dagster.storage.refs") and own in ("playbook", "events"):
+        if module.startswith("noetl_dagster.result_ref") and own in ("playbook", "events"):
             continue
         assert layer_of(other) <= layer_of(own), f"{own} imports {module}, which lies above it"
 

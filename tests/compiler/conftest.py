@@ -12,11 +12,11 @@ from dagster import DagsterInstance, ExecuteInProcessResult
 
 from noetl_dagster.compiler.attach import EXECUTION_TAG
 from noetl_dagster.compiler.location import definitions_of
+from noetl_dagster.event_loop import run_sync
 from noetl_dagster.events.state import ExecutionState
 from noetl_dagster.playbook.loader import parse_playbook
 from noetl_dagster.resources.noetl import NoetlResource, close_engines
 from noetl_dagster.settings import Settings
-from noetl_dagster.storage.loop import run_sync
 
 HEAD = """
 apiVersion: noetl.io/v2

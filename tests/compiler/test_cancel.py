@@ -7,10 +7,10 @@ import time
 
 from dagster import DagsterInstance, DagsterRunStatus
 
+from noetl_dagster.event_loop import run_sync
 from noetl_dagster.events.queries import EXECUTIONS
 from noetl_dagster.events.state import ExecutionStatus
 from noetl_dagster.resources.noetl import NoetlResource
-from noetl_dagster.storage.loop import run_sync
 
 from .test_jobs import Launch
 

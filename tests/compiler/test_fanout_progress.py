@@ -13,9 +13,9 @@ from dagster import AssetKey, DagsterInstance
 from noetl_dagster.cli import progress
 from noetl_dagster.compiler import drive
 from noetl_dagster.compiler.drive import PROGRESS_TAG
+from noetl_dagster.event_loop import background_loop, run_sync
 from noetl_dagster.playbook.loader import parse_playbook
 from noetl_dagster.resources.noetl import NoetlResource
-from noetl_dagster.storage.loop import background_loop, run_sync
 from tests.waiting import until_now
 
 from .conftest import HEAD

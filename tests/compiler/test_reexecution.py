@@ -12,10 +12,10 @@ from dagster._core.execution.plan.state import KnownExecutionState
 
 from noetl_dagster.compiler.attach import EXECUTION_TAG
 from noetl_dagster.compiler.location import definitions_of
+from noetl_dagster.event_loop import run_sync
 from noetl_dagster.events.state import ExecutionState, ExecutionStatus
 from noetl_dagster.playbook.loader import parse_playbook
 from noetl_dagster.resources.noetl import NoetlResource
-from noetl_dagster.storage.loop import run_sync
 
 from .conftest import HEAD
 

@@ -9,10 +9,10 @@ from dagster import DagsterInstance
 
 from noetl_dagster.compiler.attach import EXECUTION_TAG
 from noetl_dagster.compiler.location import definitions_of
+from noetl_dagster.event_loop import run_sync
 from noetl_dagster.playbook.loader import load_playbook
 from noetl_dagster.resources.noetl import NoetlResource, close_engines
 from noetl_dagster.settings import Settings
-from noetl_dagster.storage.loop import run_sync
 
 from .expectation import FOLDER, Expectation
 

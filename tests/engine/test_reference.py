@@ -10,11 +10,11 @@ from hypothesis import strategies as st
 
 from noetl_dagster.compiler.job import compile_playbook
 from noetl_dagster.engine.engine import Engine
+from noetl_dagster.event_loop import run_sync
 from noetl_dagster.events.state import ExecutionState, ExecutionStatus
 from noetl_dagster.events.types import EventType
 from noetl_dagster.playbook.loader import parse_playbook
 from noetl_dagster.settings import Settings
-from noetl_dagster.storage.loop import run_sync
 
 from .generated import as_yaml, playbooks
 from .reference import Reference, Step

@@ -11,11 +11,11 @@ import pytest
 from dagster import DagsterInstance, asset, job, materialize, op
 
 from noetl_dagster.errors import ReferenceNotAvailableError
+from noetl_dagster.event_loop import run_sync
 from noetl_dagster.events.connection import open_pool
 from noetl_dagster.io_managers import NoetlResultIOManager
+from noetl_dagster.result_ref import ResultRef
 from noetl_dagster.settings import Settings, StoreTier
-from noetl_dagster.storage.loop import run_sync
-from noetl_dagster.storage.refs import ResultRef
 from noetl_dagster.storage.store import ResultStore
 from tests.io_managers.readers import reader_of
 

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from noetl_dagster.playbook.templates.rendering import compile_value, render_async
 from noetl_dagster.playbook.templates.views import ReferenceCache, ReferenceNeeded, ResultView, plain
+from noetl_dagster.result_ref import ResultRef
 from noetl_dagster.settings import StoreTier
-from noetl_dagster.storage.refs import ResultRef
 
 REFERENCE = ResultRef(
     ref="noetl://execution/1/result/big/7",

@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 from dagster import DagsterInstance, RunRequest, SkipReason, build_schedule_context, build_sensor_context
 
+from noetl_dagster.event_loop import run_sync
 from noetl_dagster.resources.noetl import NoetlResource, close_engines
 from noetl_dagster.schedules.upkeep import build_upkeep
 from noetl_dagster.sensors.projection import build_projection_sensor
 from noetl_dagster.settings import Settings
-from noetl_dagster.storage.loop import run_sync
 from noetl_dagster.worker.command import Command
 from noetl_dagster.worker.context import CommandContext
 

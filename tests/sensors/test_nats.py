@@ -9,10 +9,10 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 from dagster import AssetKey, DagsterInstance, SensorResult, build_sensor_context
 
+from noetl_dagster.event_loop import run_sync
 from noetl_dagster.resources.noetl import NoetlResource, close_engines
 from noetl_dagster.sensors.nats import build_event_sensor
 from noetl_dagster.settings import Settings
-from noetl_dagster.storage.loop import run_sync
 from noetl_dagster.transport.nats.connection import connect
 from noetl_dagster.transport.nats.names import Names
 from noetl_dagster.transport.nats.transport import NatsTransport

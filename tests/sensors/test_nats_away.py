@@ -8,9 +8,9 @@ from collections.abc import Iterator
 import pytest
 from dagster import DagsterInstance
 
+from noetl_dagster.event_loop import run_sync
 from noetl_dagster.resources.noetl import NoetlResource, close_engines
 from noetl_dagster.settings import Settings
-from noetl_dagster.storage.loop import run_sync
 from tests.sensors.test_nats import TEXT, reporting_tick
 from tests.worker.conftest import playbook
 

@@ -22,11 +22,11 @@ from noetl_dagster.playbook.loader import parse_playbook
 from noetl_dagster.playbook.models import Task
 from noetl_dagster.resources.noetl import load_settings
 from noetl_dagster.resources.spark import PySparkResource
+from noetl_dagster.result_ref import ResultRef
 from noetl_dagster.settings import Settings, StoreTier
 from noetl_dagster.spark.replay import replay_all
 from noetl_dagster.spark.sessions import SparkSessions, is_classic
 from noetl_dagster.spark.sources.events import FORMAT
-from noetl_dagster.storage.refs import ResultRef
 from noetl_dagster.tools.base import ToolCall, ToolResult
 from noetl_dagster.tools.spark.tool import SparkTool
 from tests.waiting import until

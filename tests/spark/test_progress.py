@@ -13,12 +13,12 @@ from noetl_dagster.compiler import drive
 from noetl_dagster.compiler.attach import EXECUTION_TAG
 from noetl_dagster.compiler.location import definitions_of
 from noetl_dagster.engine.executions.progress import running_notes
+from noetl_dagster.event_loop import run_sync
 from noetl_dagster.playbook.loader import parse_playbook
 from noetl_dagster.resources.noetl import NoetlResource, close_engines
 from noetl_dagster.settings import Settings
 from noetl_dagster.spark.progress import _named
 from noetl_dagster.spark.sessions import SparkSessions
-from noetl_dagster.storage.loop import run_sync
 from tests.spark.servers import one_step
 from tests.waiting import until
 

@@ -15,13 +15,13 @@ from pyspark.sql import SparkSession
 
 from noetl_dagster.compiler.beside import _module, definitions_beside
 from noetl_dagster.compiler.location import build_definitions, definitions_of, resources_of
+from noetl_dagster.event_loop import run_sync
 from noetl_dagster.playbook.loader import load_playbook
 from noetl_dagster.records_api import create_app
 from noetl_dagster.resources.noetl import NoetlResource, close_engines
 from noetl_dagster.resources.spark import PySparkResource
 from noetl_dagster.settings import Settings, StoreTier
 from noetl_dagster.spark.datasets import Layout, register, write_dataset
-from noetl_dagster.storage.loop import run_sync
 from tests.spark.test_flow import served
 
 pytestmark = pytest.mark.spark

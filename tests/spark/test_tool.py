@@ -10,8 +10,8 @@ from pyspark.sql import SparkSession
 
 from noetl_dagster.errors import ToolError
 from noetl_dagster.playbook.models import ResultSpec
+from noetl_dagster.result_ref import RefKind, ResultRef
 from noetl_dagster.settings import StoreTier
-from noetl_dagster.storage.refs import RefKind, ResultRef
 from noetl_dagster.tools.base import Toolbox
 from tests.spark.conftest import Run
 from tests.waiting import until

@@ -16,9 +16,9 @@ import pyarrow.parquet as pq
 import pytest
 
 from noetl_dagster.errors import StorageError
+from noetl_dagster.result_ref import ResultRef
 from noetl_dagster.settings import Settings, StoreTier
 from noetl_dagster.storage import locations
-from noetl_dagster.storage.refs import ResultRef
 from noetl_dagster.storage.store import ResultStore
 
 MB = 1024 * 1024

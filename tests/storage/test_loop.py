@@ -10,7 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from noetl_dagster.storage.loop import background_loop, run_sync
+from noetl_dagster.event_loop import background_loop, run_sync
 
 
 async def where() -> tuple[str, int]:

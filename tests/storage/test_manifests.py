@@ -10,10 +10,10 @@ import pyarrow.parquet as pq
 import pytest
 
 from noetl_dagster.errors import ReferenceNotAvailableError, StorageError
+from noetl_dagster.result_ref import RefKind, ResultRef
 from noetl_dagster.settings import Settings, StoreTier
 from noetl_dagster.storage import locations
 from noetl_dagster.storage.manifests import Strategy
-from noetl_dagster.storage.refs import RefKind, ResultRef
 from noetl_dagster.storage.store import NewResult, ResultStore
 
 

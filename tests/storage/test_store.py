@@ -16,9 +16,9 @@ import pytest
 
 from noetl_dagster.errors import IntegrityError, ReferenceNotAvailableError, StorageError
 from noetl_dagster.playbook.models import ResultSpec
+from noetl_dagster.result_ref import RefKind, ResultRef, ResultScope
 from noetl_dagster.settings import Settings, StoreTier
 from noetl_dagster.storage.locations import local_path
-from noetl_dagster.storage.refs import RefKind, ResultRef, ResultScope
 from noetl_dagster.storage.store import NewResult, ResultStore, fits_inline
 
 MB = 1024 * 1024

@@ -14,13 +14,13 @@ from noetl_dagster import embedded
 from noetl_dagster.cli.commands.ingest import stop_on_signals
 from noetl_dagster.cli.session import open_session
 from noetl_dagster.engine.recovery.reaper import Reaper
+from noetl_dagster.event_loop import run_sync
 from noetl_dagster.events.connection import DATABASE_AWAY, open_pool
 from noetl_dagster.events.ids import Snowflake, process_node
 from noetl_dagster.events.log import EventLog
 from noetl_dagster.events.projection.projector import INTERVAL, Projection
 from noetl_dagster.events.schema import apply_schema
 from noetl_dagster.settings import Settings, get_settings
-from noetl_dagster.storage.loop import run_sync
 from noetl_dagster.transport.intake import EventIntake
 
 Once = Annotated[bool, typer.Option("--once", help="do what is due and end")]

@@ -16,9 +16,9 @@ from noetl_dagster.engine.engine import Engine
 from noetl_dagster.engine.executions.overview import LoopView, Overview, StepView, overview, small_results
 from noetl_dagster.engine.executions.progress import duration, per_second
 from noetl_dagster.errors import ExecutionNotFoundError
+from noetl_dagster.event_loop import run_sync
 from noetl_dagster.events.queries import EXECUTIONS
 from noetl_dagster.events.types import Event
-from noetl_dagster.storage.loop import run_sync
 
 ExecutionId = Annotated[int, typer.Argument(help="as 'run' printed it", metavar="EXECUTION_ID")]
 Json = Annotated[bool, typer.Option("--json", help="for programs")]

@@ -17,11 +17,11 @@ from noetl_dagster.compiler.launch import launch
 from noetl_dagster.compiler.runs import bury, latest_run
 from noetl_dagster.engine.executions.overview import Overview, overview
 from noetl_dagster.errors import ExecutionNotFoundError, ExecutionStateError
+from noetl_dagster.event_loop import run_sync
 from noetl_dagster.events.state import ExecutionStatus
 from noetl_dagster.playbook.checks.code import check_code
 from noetl_dagster.playbook.loader import load_report, required
 from noetl_dagster.playbook.models import Playbook
-from noetl_dagster.storage.loop import run_sync
 
 Set = Annotated[
     list[str] | None,

@@ -6,8 +6,8 @@ from typing import Any
 
 from noetl_dagster.engine.runtime import Runtime
 from noetl_dagster.events.state import StepEnd
+from noetl_dagster.result_ref import ResultRef
 from noetl_dagster.settings import StoreTier
-from noetl_dagster.storage.refs import ResultRef
 
 
 async def reference_of(runtime: Runtime, execution_id: int, end: StepEnd) -> ResultRef:

@@ -17,7 +17,7 @@ from noetl_dagster.engine.runtime import Runtime
 from noetl_dagster.errors import StorageError, ToolError
 from noetl_dagster.events.envelopes import OK, Envelope, error_envelope
 from noetl_dagster.playbook.templates.views import ReferenceCache
-from noetl_dagster.storage.refs import ResultRef
+from noetl_dagster.result_ref import ResultRef
 from noetl_dagster.worker.command import Command, Outcome
 from noetl_dagster.worker.execution import Execution
 from noetl_dagster.worker.program import StepProgram

@@ -22,11 +22,11 @@ from noetl_dagster.engine.loops.issue import Activation
 from noetl_dagster.engine.loops.loop import Loops
 from noetl_dagster.engine.runtime import Runtime
 from noetl_dagster.errors import ToolError
+from noetl_dagster.event_loop import run_sync
 from noetl_dagster.playbook.models import ShardGranularity
 from noetl_dagster.settings import Settings
 from noetl_dagster.spark.failures import failure_of
 from noetl_dagster.spark.sessions import cancel, own_session, release
-from noetl_dagster.storage.loop import run_sync
 from noetl_dagster.worker.execution import Execution
 
 if TYPE_CHECKING:

@@ -14,8 +14,8 @@ from noetl_dagster.events.connection import encode_json
 from noetl_dagster.playbook.templates.rendering import render_async, with_references
 from noetl_dagster.playbook.templates.scope import Scope
 from noetl_dagster.playbook.templates.views import DataView, ResultView
+from noetl_dagster.result_ref import RefKind, ResultRef
 from noetl_dagster.storage.manifests import Strategy, strategy_of
-from noetl_dagster.storage.refs import RefKind, ResultRef
 from noetl_dagster.storage.store import NewResult, ResultStore
 from noetl_dagster.worker.execution import Execution
 from noetl_dagster.worker.program import StepProgram

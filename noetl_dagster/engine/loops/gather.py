@@ -11,8 +11,8 @@ from noetl_dagster.events.connection import encode_json
 from noetl_dagster.events.envelopes import ERROR, OK, Envelope, from_result
 from noetl_dagster.events.queries import LOOP_ENDS
 from noetl_dagster.playbook.templates.views import is_envelope
+from noetl_dagster.result_ref import ResultRef
 from noetl_dagster.settings import StoreTier
-from noetl_dagster.storage.refs import ResultRef
 from noetl_dagster.storage.store import NewResult
 
 PAGE = 2_000

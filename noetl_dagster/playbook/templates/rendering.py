@@ -20,7 +20,7 @@ from noetl_dagster.playbook.templates.views import ReferenceNeeded, View, is_laz
 from noetl_dagster.playbook.wording import did_you_mean, listed
 
 if TYPE_CHECKING:
-    from noetl_dagster.storage.refs import ResultRef
+    from noetl_dagster.result_ref import ResultRef
 
 __all__ = [
     "Compiled",

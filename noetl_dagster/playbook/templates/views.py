@@ -15,7 +15,7 @@ from types import GeneratorType
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from noetl_dagster.storage.refs import ResultRef
+    from noetl_dagster.result_ref import ResultRef
 
 _LAZY_SEQUENCES = (GeneratorType, KeysView, ValuesView, ItemsView, range, map, filter, zip, set, frozenset)
 _ENVELOPE_KEYS = frozenset(
@@ -341,7 +341,7 @@ def is_envelope(value: Any) -> bool:
 def as_reference(value: Any) -> ResultRef:
     """A reference as a model; in events it stands as its dumped mapping."""
     # refs.py holds models only; importing it late keeps this package free of storage at import time
-    from noetl_dagster.storage.refs import ResultRef
+    from noetl_dagster.result_ref import ResultRef
 
     return value if isinstance(value, ResultRef) else ResultRef.model_validate(value)
 

@@ -11,9 +11,9 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from noetl_dagster.errors import NoetlError, ServiceError, StorageError, ToolError
+from noetl_dagster.result_ref import ResultRef
 from noetl_dagster.settings import StoreTier
 from noetl_dagster.storage import locations
-from noetl_dagster.storage.refs import ResultRef
 from noetl_dagster.tools.base import Tool, Toolbox, ToolCall, ToolResult
 from noetl_dagster.tools.jsonable import NotJsonableError, is_table, to_jsonable
 from noetl_dagster.tools.python.code import CodeFailure, Printed, call_main, compile_code, run_program

@@ -14,9 +14,9 @@ from obstore.fsspec import FsspecStore
 
 from noetl_dagster.errors import NoetlError, ToolError
 from noetl_dagster.playbook.templates.sql_filters import sql_literal
+from noetl_dagster.result_ref import RefKind, ResultRef
 from noetl_dagster.settings import Settings
 from noetl_dagster.storage import locations
-from noetl_dagster.storage.refs import RefKind, ResultRef
 from noetl_dagster.tools.base import Tool, Toolbox, ToolCall, ToolResult
 from noetl_dagster.tools.jsonable import NotJsonableError, to_jsonable
 from noetl_dagster.tools.references import as_result_ref

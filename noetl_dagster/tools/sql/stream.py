@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any, cast
 
 from noetl_dagster.errors import StorageError, ToolError
+from noetl_dagster.result_ref import ResultRef
 from noetl_dagster.storage.codec import PARQUET
-from noetl_dagster.storage.refs import ResultRef
 from noetl_dagster.tools.base import Toolbox, ToolCall
 from noetl_dagster.tools.rows.files import RowFormat, row_writer
 from noetl_dagster.tools.scripts import sql_text
