@@ -12,8 +12,8 @@ import pytest_asyncio
 from noetl_dagster.engine.engine import Engine
 from noetl_dagster.playbook.loader import parse_playbook
 from noetl_dagster.playbook.models import Dispatch, Playbook
+from noetl_dagster.pool_worker.worker import PoolWorker
 from noetl_dagster.settings import EventTransport, Settings
-from noetl_dagster.worker.pool import PoolWorker
 from tests.service.conftest import serving
 
 from .expectation import Expectation, playbooks

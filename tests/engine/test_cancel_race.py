@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 
 from noetl_dagster.engine.engine import Engine
+from noetl_dagster.engine.pool.claims import Claims
 from noetl_dagster.errors import ExecutionCancelledError, ExecutionStateError
 from noetl_dagster.events.buffer import EventBuffer
 from noetl_dagster.settings import Settings
 from noetl_dagster.transport import queries
-from noetl_dagster.transport.claims import Claims
 from noetl_dagster.worker.command import Command
 from noetl_dagster.worker.context import CommandContext
 from tests.events.conftest import connections

@@ -13,9 +13,9 @@ import pytest
 
 from noetl_dagster.engine.engine import Engine
 from noetl_dagster.events.state import ExecutionState, ExecutionStatus
+from noetl_dagster.pool_worker.worker import PoolWorker
 from noetl_dagster.settings import Settings
 from noetl_dagster.spark.sessions import SparkSessions
-from noetl_dagster.worker.pool import PoolWorker
 from tests.corpus.server import serving
 
 from .conftest import playbook

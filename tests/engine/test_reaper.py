@@ -13,9 +13,9 @@ import psutil
 import pytest
 
 from noetl_dagster.engine.engine import Engine
+from noetl_dagster.engine.pool.claims import Claims
 from noetl_dagster.engine.recovery.reaper import Reaper, Requeued
 from noetl_dagster.settings import Settings
-from noetl_dagster.transport.claims import Claims
 from noetl_dagster.transport.intake import EventIntake
 from noetl_dagster.worker.command import Command
 from noetl_dagster.worker.context import CommandContext

@@ -17,8 +17,8 @@ from noetl_dagster import embedded
 from noetl_dagster.engine.engine import Engine
 from noetl_dagster.playbook.loader import parse_playbook
 from noetl_dagster.playbook.models import Playbook
+from noetl_dagster.pool_worker.worker import PoolWorker
 from noetl_dagster.settings import EventTransport, Settings
-from noetl_dagster.worker.pool import PoolWorker
 from tests.service.conftest import serving
 
 HEAD = """

@@ -10,10 +10,10 @@ from nats.aio.msg import Msg
 
 from noetl_dagster import embedded
 from noetl_dagster.engine.engine import Engine
+from noetl_dagster.engine.pool.claims import Claims
 from noetl_dagster.events.state import ExecutionState, ExecutionStatus
 from noetl_dagster.settings import EventTransport, Settings
 from noetl_dagster.transport.capacity import WorkerReport, publish_report
-from noetl_dagster.transport.claims import Claims
 from noetl_dagster.transport.nats.connection import connect
 from noetl_dagster.transport.nats.names import Names
 from tests.service.conftest import serving

@@ -11,10 +11,10 @@ from nats.js.errors import NotFoundError
 from noetl_dagster.engine.engine import Engine
 from noetl_dagster.engine.pool import dispatch
 from noetl_dagster.events.state import ExecutionStatus
+from noetl_dagster.pool_worker import notices
 from noetl_dagster.settings import Settings
 from noetl_dagster.transport.nats.connection import connect
 from noetl_dagster.transport.nats.names import Names
-from noetl_dagster.worker import notices
 from tests.waiting import PATIENCE_SECONDS, until
 from tests.worker.conftest import playbook, working
 

@@ -11,9 +11,9 @@ import typer
 from noetl_dagster import embedded
 from noetl_dagster.cli.commands.ingest import stop_on_signals
 from noetl_dagster.cli.console import fail
+from noetl_dagster.pool_worker.worker import PoolWorker
 from noetl_dagster.settings import EventTransport, Settings, get_settings
 from noetl_dagster.worker.command import WORKER_ID
-from noetl_dagster.worker.pool import PoolWorker
 
 
 def worker(

@@ -19,6 +19,8 @@ from noetl_dagster.engine.runtime import Runtime
 from noetl_dagster.errors import ExecutionCancelledError, NoetlError, ServiceError
 from noetl_dagster.events.envelopes import error_envelope
 from noetl_dagster.events.state import ExecutionState
+from noetl_dagster.pool_worker.control import ControlPlane, DirectControl, HttpControl
+from noetl_dagster.pool_worker.notices import Notices, Offer
 from noetl_dagster.settings import EventTransport, Settings
 from noetl_dagster.transport.base import TransportOutlet
 from noetl_dagster.transport.capacity import WorkerReport, publish_report
@@ -28,9 +30,7 @@ from noetl_dagster.transport.nats.names import Names
 from noetl_dagster.transport.open import open_transport
 from noetl_dagster.worker.command import WORKER_ID, Command, Outcome
 from noetl_dagster.worker.context import Grant
-from noetl_dagster.worker.control import ControlPlane, DirectControl, HttpControl
 from noetl_dagster.worker.execution import Execution
-from noetl_dagster.worker.notices import Notices, Offer
 
 logger = logging.getLogger(__name__)
 

@@ -8,12 +8,12 @@ from urllib.parse import quote
 
 import httpx
 
+from noetl_dagster.engine.pool.claims import Claims
 from noetl_dagster.errors import ExecutionNotFoundError, TransportError
 from noetl_dagster.events.connection import encode_json
 from noetl_dagster.events.log import EventLog
 from noetl_dagster.events.types import Event
 from noetl_dagster.transport.capacity import WorkerReport, put_worker
-from noetl_dagster.transport.claims import Claims
 from noetl_dagster.transport.http import request_patiently
 from noetl_dagster.transport.wire import EventMessage
 from noetl_dagster.worker.context import Grant
