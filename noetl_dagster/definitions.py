@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dagster import Definitions
 
-from noetl_dagster.compiler.location import build_definitions
+from noetl_dagster.code_location.definitions import build_definitions
 from noetl_dagster.settings import get_settings
 
 defs: Definitions = build_definitions(get_settings())

@@ -18,8 +18,8 @@ import nats
 import pytest
 from dagster import DagsterInstance, DagsterRunStatus, RunRequest, SensorResult, build_sensor_context
 
+from noetl_dagster.code_location.definitions import control_of, definitions_of
 from noetl_dagster.compiler.job import PlaybookJob, compile_playbook
-from noetl_dagster.compiler.location import control_of, definitions_of
 from noetl_dagster.compiler.runs import latest_run
 from noetl_dagster.engine.engine import Engine
 from noetl_dagster.engine.recovery.abandoned import Abandoned, Request, Verdict, remember, remembered
@@ -53,7 +53,7 @@ CHILD = """
 import sys
 from pathlib import Path
 from dagster import DagsterInstance
-from noetl_dagster.compiler.launch import launch
+from noetl_dagster.code_location.launch import launch
 from noetl_dagster.playbook.loader import load_playbook
 from noetl_dagster.resources.noetl import NoetlResource, load_settings
 playbook, settings, dagster, execution_id = sys.argv[1:]

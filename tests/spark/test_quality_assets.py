@@ -13,8 +13,8 @@ import pytest
 from dagster import AssetKey, DagsterInstance, Definitions, asset, materialize
 from pyspark.sql import SparkSession
 
-from noetl_dagster.compiler.beside import _module, definitions_beside
-from noetl_dagster.compiler.location import build_definitions, definitions_of, resources_of
+from noetl_dagster.code_location.beside import _module, definitions_beside
+from noetl_dagster.code_location.definitions import build_definitions, definitions_of, resources_of
 from noetl_dagster.event_loop import run_sync
 from noetl_dagster.playbook.loader import load_playbook
 from noetl_dagster.records_api import create_app

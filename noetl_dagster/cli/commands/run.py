@@ -13,7 +13,7 @@ from noetl_dagster.cli.commands.executions import ExecutionId, Json, show
 from noetl_dagster.cli.console import fail, notes, print_json
 from noetl_dagster.cli.progress import showing
 from noetl_dagster.cli.session import Session, open_session
-from noetl_dagster.compiler.launch import launch
+from noetl_dagster.code_location.launch import launch
 from noetl_dagster.compiler.runs import bury, latest_run
 from noetl_dagster.engine.executions.overview import Overview, overview
 from noetl_dagster.errors import ExecutionNotFoundError, ExecutionStateError

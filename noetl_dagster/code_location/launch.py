@@ -17,9 +17,9 @@ from dagster._core.remote_origin import (
 from dagster._core.types.loadable_target_origin import LoadableTargetOrigin
 from dagster._core.utils import make_new_run_id
 
+from noetl_dagster.code_location.definitions import definitions_of
 from noetl_dagster.compiler.attach import RESUME_TAG, execution_tags
 from noetl_dagster.compiler.job import compile_playbook
-from noetl_dagster.compiler.location import definitions_of
 from noetl_dagster.errors import WorkloadError
 from noetl_dagster.playbook.models import Playbook
 from noetl_dagster.resources.noetl import NoetlResource

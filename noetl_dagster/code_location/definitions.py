@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 
 from dagster import Definitions
 
-from noetl_dagster.compiler.beside import definitions_beside
+from noetl_dagster.code_location.beside import definitions_beside
 from noetl_dagster.compiler.job import PlaybookJob, compile_playbook
 from noetl_dagster.compiler.ops import NOETL, PYSPARK, RESULTS_IO
 from noetl_dagster.compiler.tokens import TOKENS, token_io_manager
