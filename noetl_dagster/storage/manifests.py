@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterable, AsyncIterator, Iterable, Mapping
 from enum import StrEnum
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from noetl_dagster.errors import StorageError
 from noetl_dagster.result_ref import RefKind, ResultRef
@@ -16,8 +16,6 @@ from noetl_dagster.storage.catalog import RefCatalog
 if TYPE_CHECKING:
     import pyarrow as pa
     from pyarrow import dataset as arrow_dataset
-
-    from noetl_dagster.storage.reading import ResultReader
 
 _PARTS_A_STATEMENT = 1000
 _ROWS_A_BATCH = 1024
@@ -37,6 +35,20 @@ class Strategy(StrEnum):
     CONCAT = "concat"
     MERGE = "merge"
     REPLACE = "replace"
+
+
+class PartReader(Protocol):
+    """What putting parts together asks of whoever fetches them."""
+
+    settings: Settings
+
+    async def get(self, ref: ResultRef | str) -> Any:
+        """The value of a reference."""
+        ...
+
+    def parts(self, ref: ResultRef | str) -> AsyncIterator[ResultRef]:
+        """The references that a manifest is made of, in order."""
+        ...
 
 
 async def record_manifest(
@@ -102,41 +114,41 @@ def strategy_of(ref: ResultRef) -> Strategy:
     return Strategy(ref.extra.get("strategy", Strategy.APPEND))
 
 
-async def iterate(store: ResultReader, ref: ResultRef) -> AsyncIterator[Any]:
+async def iterate(reader: PartReader, ref: ResultRef) -> AsyncIterator[Any]:
     """Items of any reference, one part in memory at a time."""
     if ref.kind is not RefKind.MANIFEST:
-        async for item in _items_of_one(store, ref):
+        async for item in _items_of_one(reader, ref):
             yield item
         return
     match strategy_of(ref):
         case Strategy.APPEND:
-            async for part in store.parts(ref):
-                yield await store.get(part)
+            async for part in reader.parts(ref):
+                yield await reader.get(part)
         case Strategy.CONCAT:
-            async for part in store.parts(ref):
-                async for item in iterate(store, part):
+            async for part in reader.parts(ref):
+                async for item in iterate(reader, part):
                     yield item
         case Strategy.MERGE | Strategy.REPLACE:
-            yield await assemble(store, ref)
+            yield await assemble(reader, ref)
 
 
-async def assemble(store: ResultReader, ref: ResultRef) -> Any:
+async def assemble(reader: PartReader, ref: ResultRef) -> Any:
     """The whole value of a manifest. Tables that are joined end to end stay a table."""
     match strategy_of(ref):
         case Strategy.APPEND:
-            return [await store.get(part) async for part in store.parts(ref)]
+            return [await reader.get(part) async for part in reader.parts(ref)]
         case Strategy.CONCAT:
-            return _joined([await store.get(part) async for part in store.parts(ref)])
+            return _joined([await reader.get(part) async for part in reader.parts(ref)])
         case Strategy.MERGE:
             merged: dict[str, Any] = {}
-            async for part in store.parts(ref):
-                merged.update(_mapping(await store.get(part), part))
+            async for part in reader.parts(ref):
+                merged.update(_mapping(await reader.get(part), part))
             return merged
         case Strategy.REPLACE:
             last: ResultRef | None = None
-            async for part in store.parts(ref):
+            async for part in reader.parts(ref):
                 last = part
-            return None if last is None else await store.get(last)
+            return None if last is None else await reader.get(last)
 
 
 def _joined(values: list[Any]) -> Any:
@@ -165,14 +177,14 @@ def _mapping(value: Any, part: ResultRef) -> Mapping[str, Any]:
     return value
 
 
-async def _items_of_one(store: ResultReader, ref: ResultRef) -> AsyncIterator[Any]:
+async def _items_of_one(reader: PartReader, ref: ResultRef) -> AsyncIterator[Any]:
     if ref.kind is RefKind.DATASET:
-        batches = _dataset(store.settings, ref).to_batches()
+        batches = _dataset(reader.settings, ref).to_batches()
         while (batch := await asyncio.to_thread(next, batches, None)) is not None:
             for row in batch.to_pylist():
                 yield row
         return
-    value = await store.get(ref)
+    value = await reader.get(ref)
     if codec.is_table(value):
         for batch in value.to_batches(max_chunksize=_ROWS_A_BATCH):
             for row in batch.to_pylist():
