@@ -56,7 +56,7 @@ def row_format(name: str | None, path: str) -> RowFormat:
     )
 
 
-def read_rows(path: Path, format: RowFormat, size: int) -> Iterator[list[Row]]:
+def read_file(path: Path, format: RowFormat, size: int) -> Iterator[list[Row]]:
     """The rows of a file in chunks. CSV values are text, empty ones null; a JSON file is read as a whole."""
     match format:
         case RowFormat.PARQUET:

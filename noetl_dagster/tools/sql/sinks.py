@@ -20,9 +20,10 @@ from noetl_dagster.settings import Settings
 from noetl_dagster.tools.access.clients import postgres_arguments
 from noetl_dagster.tools.access.credentials import Credential, CredentialType
 from noetl_dagster.tools.base import Toolbox
-from noetl_dagster.tools.jsonable import is_table
+from noetl_dagster.tools.rows.inside import rows_of
+from noetl_dagster.tools.sql.connection import postgres_error
 from noetl_dagster.tools.sql.percent import without_percent
-from noetl_dagster.tools.sql.postgres import postgres_error, run_statements
+from noetl_dagster.tools.sql.running import run_statements
 from noetl_dagster.tools.sql.statements import bind, split_statements
 from noetl_dagster.tools.sql.tables import WriteMode, delete_rows, describe_table, write_mode, write_rows
 
@@ -131,28 +132,6 @@ async def write_sink(
     return await write_rows(connection, table, rows, mode, sink.key)
 
 
-def rows_of(value: Any) -> list[Mapping[str, Any]]:
-    """The rows inside a result.
-
-    A list of mappings as it is; of a SQL result its ``rows``; of an http result its body; of a mapping whose
-    ``data``, ``rows`` or ``items`` is a list of mappings that list; else the mapping as one row. A table's
-    rows as mappings. Anything else becomes one row ``{value: ...}`` each.
-    """
-    if is_table(value):
-        return list(value.to_dict("records") if hasattr(value, "to_dict") else value.to_pylist())
-    if isinstance(value, Mapping):
-        if "status_code" in value and "data" in value:
-            return rows_of(value["data"])
-        for name in ("rows", "data", "items"):
-            inner = value.get(name)
-            if isinstance(inner, list) and all(isinstance(item, Mapping) for item in inner):
-                return inner
-        return [value]
-    if isinstance(value, list | tuple):
-        return [item if isinstance(item, Mapping) else {"value": item} for item in value]
-    return [] if value is None else [{"value": value}]
-
-
 def _fitting(row: Mapping[str, Any], columns: Mapping[str, str]) -> Mapping[str, Any]:
     """The row, or the whole of it in one column when the table has none of its keys but a column for it."""
     if any(name in columns for name in row):
@@ -183,4 +162,4 @@ def _host(name: str) -> str:
     return "127.0.0.1" if name in ("localhost", "::1") else name.lower()
 
 
-__all__: Sequence[str] = ("SinkWriter", "Written", "is_event_log", "rows_of", "write_sink")
+__all__: Sequence[str] = ("SinkWriter", "Written", "is_event_log", "write_sink")

@@ -16,9 +16,9 @@ from noetl_dagster.storage.codec import PARQUET
 from noetl_dagster.tools.base import Toolbox, ToolCall
 from noetl_dagster.tools.rows.files import RowFormat, row_writer
 from noetl_dagster.tools.scripts import sql_text
-from noetl_dagster.tools.sql.statements import split_statements
-from noetl_dagster.tools.transfer.places import Place, PlaceKind
-from noetl_dagster.tools.transfer.sources import read_chunks
+from noetl_dagster.tools.sql.cursor import read_rows
+from noetl_dagster.tools.sql.percent import without_percent
+from noetl_dagster.tools.sql.statements import bind, split_statements
 
 FILE_CHUNK = 4 * 1024 * 1024
 
@@ -42,17 +42,13 @@ async def stream_rows(call: ToolCall, box: Toolbox, size: int) -> ResultRef:
             f"'command' has {len(statements)}",
             kind="postgres",
         )
-    place = Place(
-        kind=PlaceKind.POSTGRES,
-        auth=call.auth if call.auth is not None else call.config.get("credential"),
-        query=statements[0],
-        params=call.config.get("params") or call.input,
-    )
+    params = call.config.get("params") or call.input
+    statement = bind(without_percent(statements, params)[0], params)
     with tempfile.TemporaryDirectory(prefix="noetl-rows-") as folder:
         path, count = Path(folder, "rows.parquet"), 0
         writer = row_writer(path, RowFormat.PARQUET)
         with contextlib.closing(writer):
-            async with aclosing(cast(Any, read_chunks(place, call, box, size))) as chunks:
+            async with aclosing(cast(Any, read_rows(statement, call, box, size))) as chunks:
                 async for rows in chunks:
                     await asyncio.to_thread(writer.write, rows)
                     count += len(rows)

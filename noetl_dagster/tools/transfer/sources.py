@@ -17,12 +17,11 @@ from noetl_dagster.playbook.templates.sql_filters import sql_identifier
 from noetl_dagster.tools.base import Toolbox, ToolCall
 from noetl_dagster.tools.http import HttpTool
 from noetl_dagster.tools.references import as_result_ref
-from noetl_dagster.tools.rows.files import Row, in_chunks, read_rows, row_format
-from noetl_dagster.tools.rows.values import parameter
+from noetl_dagster.tools.rows.files import Row, in_chunks, read_file, row_format
+from noetl_dagster.tools.rows.inside import rows_of
+from noetl_dagster.tools.sql.cursor import read_rows
 from noetl_dagster.tools.sql.duckdb import mount_object_storage
 from noetl_dagster.tools.sql.percent import without_percent
-from noetl_dagster.tools.sql.postgres import open_pool, postgres_errors
-from noetl_dagster.tools.sql.sinks import rows_of
 from noetl_dagster.tools.sql.statements import BoundStatement, bind
 from noetl_dagster.tools.transfer.places import Place, PlaceKind, object_place
 
@@ -33,7 +32,9 @@ def read_chunks(place: Place, call: ToolCall, box: Toolbox, size: int) -> Chunks
     """The rows of a place in chunks of at most ``size``, with the values of their source's own types."""
     match place.kind:
         case PlaceKind.POSTGRES:
-            return _postgres(place, call, box, size)
+            return read_rows(
+                _statement(place), replace(call, auth=place.auth), box, size, readonly=not place.query
+            )
         case PlaceKind.DUCKDB:
             return _duckdb(place, call, box, size)
         case PlaceKind.OBJECT:
@@ -47,20 +48,6 @@ def read_chunks(place: Place, call: ToolCall, box: Toolbox, size: int) -> Chunks
 def _statement(place: Place) -> BoundStatement:
     query = place.query or f"SELECT * FROM {sql_identifier(place.table)}"
     return bind(without_percent([query], place.params)[0], place.params)
-
-
-async def _postgres(place: Place, call: ToolCall, box: Toolbox, size: int) -> Chunks:
-    """Reads through a server-side cursor, so that one chunk at a time is in memory."""
-    statement = _statement(place)
-    with postgres_errors(call, box):
-        pool = await open_pool(replace(call, auth=place.auth), box)
-        async with pool.acquire() as connection, connection.transaction(readonly=not place.query):
-            prepared = await connection.prepare(statement.text)
-            types = [item.name for item in prepared.get_parameters()]
-            values = [parameter(value, name) for value, name in zip(statement.values, types, strict=True)]
-            cursor = await prepared.cursor(*values)
-            while records := await cursor.fetch(size):
-                yield [dict(record) for record in records]
 
 
 async def _duckdb(place: Place, call: ToolCall, box: Toolbox, size: int) -> Chunks:
@@ -82,7 +69,7 @@ async def _object(place: Place, call: ToolCall, box: Toolbox, size: int) -> Chun
     format = row_format(place.format, place.path)
     store, key = await object_place(place, call, box)
     if store is None:
-        async for chunk in _threaded(read_rows(Path(key), format, size)):
+        async for chunk in _threaded(read_file(Path(key), format, size)):
             yield chunk
         return
     with tempfile.TemporaryDirectory(prefix="noetl-transfer-") as folder:
@@ -91,7 +78,7 @@ async def _object(place: Place, call: ToolCall, box: Toolbox, size: int) -> Chun
         with file:
             async for part in (await obstore.get_async(store, key)).stream():
                 file.write(part)
-        async for chunk in _threaded(read_rows(local, format, size)):
+        async for chunk in _threaded(read_file(local, format, size)):
             yield chunk
 
 
@@ -103,7 +90,7 @@ async def _http(place: Place, call: ToolCall, box: Toolbox, size: int) -> Chunks
         with tempfile.TemporaryDirectory(prefix="noetl-transfer-") as folder:
             local = Path(folder, "source")
             await asyncio.to_thread(local.write_text, body)
-            async for chunk in _threaded(read_rows(local, row_format(place.format or "jsonl", ""), size)):
+            async for chunk in _threaded(read_file(local, row_format(place.format or "jsonl", ""), size)):
                 yield chunk
         return
     for name in filter(None, place.rows.split(".")):

@@ -1,0 +1,71 @@
+"""PostgreSQL as a call reaches it: the pool of its credential, and what the server's errors mean."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable
+from typing import Any
+
+import asyncpg
+
+from noetl_dagster.errors import CredentialError, ToolError
+from noetl_dagster.tools.access.credentials import CredentialType
+from noetl_dagster.tools.base import Toolbox, ToolCall
+
+RETRYABLE_CLASSES = ("08", "40", "53")  # connection, transaction rollback, insufficient resources
+RETRYABLE_STATES = frozenset(
+    {"55P03", "57P01", "57P02", "57P03"}
+)  # lock not available, server going or coming
+
+
+async def open_pool(call: ToolCall, box: Toolbox) -> asyncpg.Pool:
+    """The pool of the call's postgres credential.
+
+    Raises:
+        ToolError: when no fitting credential is named.
+    """
+    auth = call.auth if call.auth is not None else call.config.get("credential")
+    try:
+        credential = await box.credentials.resolve(auth, CredentialType.POSTGRES)
+        if credential is None:
+            raise CredentialError("no credential is named; write auth: <name of a postgres credential>")
+        return await box.clients.postgres(credential)
+    except CredentialError as error:
+        raise ToolError(f"{call.task.kind} in step {call.step}: {error}", kind="credential") from None
+
+
+@contextlib.contextmanager
+def postgres_errors(call: ToolCall, box: Toolbox) -> Any:
+    """Turns errors of asyncpg and of the connection into ``ToolError`` of kind ``postgres``."""
+    where = f"postgres in step {call.step}"
+    try:
+        yield
+    except asyncpg.InvalidCachedStatementError:
+        raise
+    except asyncpg.PostgresError as error:
+        raise postgres_error(where, error, box.credentials.redact) from None
+    except (TimeoutError, asyncpg.InterfaceError, asyncpg.InternalClientError, OSError) as error:
+        lost = not isinstance(error, asyncpg.InterfaceError) or "connection" in str(error).lower()
+        message = box.credentials.redact(f"{where}: {type(error).__name__}: {error}")
+        raise ToolError(
+            message, kind="postgres", retryable=lost, details={"pg": {"sqlstate": None}}
+        ) from None
+
+
+def postgres_error(where: str, error: asyncpg.PostgresError, redact: Callable[[str], str]) -> ToolError:
+    """The server's message with its SQLSTATE, detail and hint."""
+    state = error.sqlstate or ""
+    parts = [str(error.args[0]) if error.args else type(error).__name__]
+    parts += [f"{name}: {text}" for name in ("detail", "hint") if (text := getattr(error, name, None))]
+    return ToolError(
+        redact(f"{where}: {'; '.join(parts)} (SQLSTATE {state})"),
+        kind="postgres",
+        retryable=is_retryable_state(state),
+        code=state,
+        details={"pg": {"sqlstate": state, "code": state}},
+    )
+
+
+def is_retryable_state(sqlstate: str) -> bool:
+    """Connection loss, serialisation, deadlock, lack of resources, a server that is stopping or starting."""
+    return sqlstate.startswith(RETRYABLE_CLASSES) or sqlstate in RETRYABLE_STATES
