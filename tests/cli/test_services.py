@@ -24,9 +24,9 @@ from noetl_dagster.transport.nats.transport import NatsTransport
 from noetl_dagster.transport.wire import message_of
 from tests.cli.conftest import Cli
 from tests.cli.services import ServiceProcess
+from tests.pool_worker.conftest import playbook
 from tests.transport.conftest import IDS, ended, started
 from tests.waiting import PATIENCE_SECONDS, until
-from tests.worker.conftest import playbook
 
 Start = Callable[..., ServiceProcess]
 ENDS = "SELECT event_id FROM noetl.event WHERE event_type = 'command.completed'"

@@ -16,9 +16,9 @@ from noetl_dagster.settings import Settings
 from noetl_dagster.transport.nats.connection import connect
 from noetl_dagster.transport.nats.names import Names
 from noetl_dagster.transport.nats.transport import NatsTransport
+from tests.pool_worker.conftest import playbook
 from tests.transport.conftest import ended, started
 from tests.waiting import until_now
-from tests.worker.conftest import playbook
 
 
 @pytest.fixture

@@ -19,7 +19,7 @@ from noetl_dagster.resources.noetl import NoetlResource, close_engines
 from noetl_dagster.settings import Settings
 from noetl_dagster.spark.progress import _named
 from noetl_dagster.spark.sessions import SparkSessions
-from tests.spark.servers import one_step
+from tests.spark.remote.servers import one_step
 from tests.waiting import until
 
 pytestmark = pytest.mark.spark

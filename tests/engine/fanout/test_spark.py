@@ -1,0 +1,253 @@
+"""The spark engine: the same commands, events and results, run by Spark's Python workers."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from collections import Counter
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from noetl_dagster.engine.engine import Engine
+from noetl_dagster.errors import ExecutionCancelledError
+from noetl_dagster.events.state import ExecutionState, ExecutionStatus
+from noetl_dagster.settings import Settings
+from noetl_dagster.spark.sessions import SparkSessions
+from tests.engine.conftest import playbook
+from tests.ledger import assert_only_unfinished_ran_again
+from tests.waiting import ended, until
+
+pytestmark = pytest.mark.spark
+
+EVENTS = "SELECT * FROM noetl.event WHERE execution_id = $1 AND event_type = $2 AND node_name = 'fan'"
+
+
+@pytest.fixture
+async def engine(settings: Settings, sessions: SparkSessions) -> AsyncIterator[Engine]:
+    own = settings.model_copy(update={"default_postgres_credential": "embedded"})
+    engine = await Engine.open(own, spark=sessions.get)
+    yield engine
+    await engine.close()
+
+
+async def events(engine: Engine, state: ExecutionState, kind: str) -> list[Any]:
+    return list(await engine.runtime.pool.fetch(EVENTS, state.execution_id, kind))
+
+
+async def test_items_run_in_spark_and_failed_ones_again(engine: Engine) -> None:
+    state = await engine.run(
+        playbook(
+            """
+            workflow:
+              - step: start
+                tool: {kind: python, code: "result = list(range(300))"}
+                next: [fan]
+              - step: fan
+                loop: {in: "{{ start.data }}", iterator: n}
+                spec: {loop_mode: fanout, fanout: {engine: spark, max_shard_retries: 1}}
+                tool:
+                  kind: python
+                  input: {n: "{{ n }}", attempt: "{{ _attempt }}"}
+                  code: |
+                    import os
+                    if n % 100 == 7 and attempt == 1:
+                        raise ValueError("not yet")
+                    result = [n, os.getpid()]
+                next: {arcs: [{step: total, when: "{{ fanin.status == 'complete' and fanin.total == 300 }}"}]}
+              - step: total
+                tool:
+                  kind: python
+                  input: {items: "{{ fan.results }}"}
+                  code: "result = [sum(n for n, _ in items), sorted({pid for _, pid in items})]"
+            """
+        )
+    )
+    assert state.status is ExecutionStatus.COMPLETED, state.error
+    total, pids = state.latest["total"].envelope["data"]
+    assert total == sum(range(300))
+    assert os.getpid() not in pids
+    issued = Counter(row["meta"]["command_id"] for row in await events(engine, state, "command.issued"))
+    assert len(issued) == 303
+    assert set(issued.values()) == {1}
+    assert len(await events(engine, state, "loop.shard.enqueued")) == 303 - 3
+    assert len(await events(engine, state, "loop.shard.done")) == 300
+    assert len(await events(engine, state, "loop.shard.failed")) == 3
+
+
+PARTITIONED = """
+workload: {bad: -1}
+workflow:
+  - step: start
+    tool: {kind: python, code: "result = list(range(1000))"}
+    next: [fan]
+  - step: fan
+    loop: {in: "{{ start.data }}", iterator: n}
+    spec:
+      loop_mode: fanout
+      fanout: {engine: ENGINE, granularity: partition, max_groups: 8, max_shard_retries: 0}
+    tool:
+      kind: python
+      input: {n: "{{ n }}", bad: "{{ bad }}"}
+      code: |
+        if n == bad:
+            raise ValueError("spoilt")
+        result = n * 2
+    next:
+      arcs:
+        - {step: total, when: "{{ fanin.status == 'complete' }}"}
+        - {step: partial, when: "{{ fanin.status == 'partial' }}"}
+  - {step: total, tool: {kind: python, input: {items: "{{ fan.results }}"}, code: "result = items"}}
+  - {step: partial, tool: {kind: noop}}
+"""
+
+
+@pytest.mark.parametrize("name", ["spark", "dagster"])
+async def test_a_partition_is_one_shard_of_many_items(engine: Engine, name: str) -> None:
+    state = await engine.run(playbook(PARTITIONED.replace("ENGINE", name)))
+    assert state.status is ExecutionStatus.COMPLETED, state.error
+    result = state.latest["total"].envelope
+    data = result["data"] if "data" in result else await engine.runtime.results.get(result["ref"])
+    assert data == [n * 2 for n in range(1000)]
+    for kind in ("loop.shard.enqueued", "command.issued", "command.claimed", "loop.shard.done"):
+        assert len(await events(engine, state, kind)) == 8
+
+
+async def test_a_partition_fails_with_its_items(engine: Engine) -> None:
+    state = await engine.run(playbook(PARTITIONED.replace("ENGINE", "dagster")), {"bad": 130})
+    assert state.status is ExecutionStatus.COMPLETED, state.error
+    assert "partial" in state.latest
+    (failed,) = await events(engine, state, "loop.shard.failed")
+    assert "1 of 125 items failed: item 130" in failed["error"]
+    assert "spoilt" in failed["error"]
+
+
+async def test_shard_results_are_reduced_by_sql_and_by_spark(engine: Engine) -> None:
+    state = await engine.run(
+        playbook(
+            """
+            workflow:
+              - step: start
+                tool: {kind: python, code: "result = list(range(2000))"}
+                next: [fan]
+              - step: fan
+                loop: {in: "{{ start.data }}", iterator: n}
+                spec: {loop_mode: fanout, fanout: {max_groups: 4}}
+                tool: {kind: python, input: {n: "{{ n }}"}, code: "result = {'half': n % 2, 'n': n}"}
+                next: {spec: {mode: inclusive}, arcs: [{step: sql}, {step: spark}]}
+              - step: sql
+                tool:
+                  kind: postgres
+                  auth: pg
+                  command: >
+                    SELECT count(*) AS shards, sum((data ->> 'n')::int) AS total FROM noetl.shard_result
+                    WHERE execution_id = {{ execution_id }} AND step = 'fan'
+              - step: spark
+                tool:
+                  kind: spark
+                  input: {fan: "{{ fan.data }}"}
+                  sql: SELECT half, sum(n) AS total FROM fan GROUP BY half ORDER BY half
+                  collect: true
+            """
+        )
+    )
+    assert state.status is ExecutionStatus.COMPLETED, state.error
+    sql = state.latest["sql"].envelope["data"]["rows"]
+    assert [(row["shards"], row["total"]) for row in sql] == [(2000, sum(range(2000)))]
+    spark = state.latest["spark"].envelope["data"]["rows"]
+    assert [row["total"] for row in spark] == [sum(range(0, 2000, 2)), sum(range(1, 2000, 2))]
+
+
+@pytest.mark.parametrize("victim", ["python worker", "executor"])
+async def test_a_killed_process_costs_only_what_was_running(
+    engine: Engine, tmp_path: Path, victim: str
+) -> None:
+    ledger = tmp_path / "ledger.txt"
+    parsed = playbook(
+        """
+        workload: {ledger: ""}
+        workflow:
+          - step: fan
+            loop: {in: "{{ range(160) | list }}", iterator: n}
+            spec: {loop_mode: fanout, fanout: {engine: spark, max_concurrent: 4}}
+            tool:
+              kind: python
+              input: {n: "{{ n }}", ledger: "{{ ledger }}"}
+              code: |
+                import os, pathlib, time
+                path = pathlib.Path(ledger)
+                with path.open("a") as file:
+                    file.write(f"{n} {os.getpid()}\\n")
+                late = len(path.read_text().splitlines()) > 80
+                while late and not path.with_name("go").exists():
+                    time.sleep(0.05)  # half of the items wait until a worker has been killed
+                result = n
+        """
+    )
+    running = asyncio.create_task(engine.run(parsed, {"ledger": str(ledger)}))
+    done = "SELECT current_index FROM noetl.event WHERE event_type = 'loop.shard.done'"
+    while len(finished := await engine.runtime.pool.fetch(done)) < 30:
+        assert not running.done(), await running
+        await asyncio.sleep(0.05)
+    worker = int(ledger.read_text().split()[1])
+    assert worker != os.getpid()
+    jvm = engine.runtime.box.spark().sparkContext._gateway.proc.pid  # in local mode, the only executor too
+    os.kill(worker if victim == "python worker" else jvm, signal.SIGKILL)
+    finished = await engine.runtime.pool.fetch(done)
+    (tmp_path / "go").touch()
+
+    state = await running
+
+    assert state.status is ExecutionStatus.COMPLETED, state.error
+    assert state.latest["fan"].envelope["done"] == 160
+    assert_only_unfinished_ran_again(ledger, 160, {row["current_index"] for row in finished})
+    assert len(await events(engine, state, "loop.fanin.completed")) == 1
+    issued = [row["meta"]["command_id"] for row in await events(engine, state, "command.issued")]
+    assert len(issued) == len(set(issued))
+
+
+async def test_a_cancelled_execution_stops_its_spark_workers(engine: Engine, tmp_path: Path) -> None:
+    ledger = tmp_path / "ledger.txt"
+    parsed = playbook(
+        """
+        workload: {ledger: ""}
+        workflow:
+          - step: fan
+            loop: {in: "{{ range(400) }}", iterator: n}
+            spec: {loop_mode: fanout, fanout: {engine: spark, max_concurrent: 4}}
+            tool:
+              kind: python
+              input: {n: "{{ n }}", ledger: "{{ ledger }}"}
+              code: |
+                import os, pathlib, time
+                with open(ledger, "a") as file:
+                    file.write(f"{os.getpid()}\\n")
+                while n % 50 >= 10 and not pathlib.Path(ledger).with_name("go").exists():
+                    time.sleep(0.02)
+        """
+    )
+    execution = await engine.lifecycle.create(parsed, {"ledger": str(ledger)})
+    await asyncio.to_thread(engine.runtime.box.spark)  # which takes its time to start
+    running = asyncio.create_task(engine.guard(execution, engine.walker.run(execution)))
+    done = "SELECT count(*) FROM noetl.event WHERE event_type = 'loop.shard.done'"
+    await until(lambda: running.done() or ledger.exists(), "shards on Spark")
+    await until(lambda: running.done() or engine.runtime.pool.fetchval(done), "shards that are done")
+    assert not running.done(), await running
+    workers = {int(line) for line in ledger.read_text().splitlines()}
+
+    await engine.lifecycle.cancel(execution.id, "enough")
+
+    with pytest.raises(ExecutionCancelledError, match="enough"):
+        await running
+    await until(lambda: all(map(ended, workers)), "the end of Spark's Python workers")
+    begun = ledger.read_text()
+    (tmp_path / "go").touch()  # nobody is there to go on
+    state = (await engine.runtime.load(execution.id)).state
+    assert state.status is ExecutionStatus.CANCELLED
+    assert len(begun.splitlines()) < 400
+    tracker = engine.runtime.box.spark().sparkContext.statusTracker()
+    await until(lambda: not tracker.getActiveJobsIds(), "the end of the job")
+    assert ledger.read_text() == begun

@@ -1,0 +1,173 @@
+"""``retry`` blocks outlive their process: pages are not fetched again, due times are kept."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import suppress
+from typing import Any
+
+import pytest
+
+from noetl_dagster.engine.engine import Engine
+from noetl_dagster.engine.executions.overview import overview
+from noetl_dagster.engine.executions.progress import loop_progress
+from noetl_dagster.events.state import ExecutionState, ExecutionStatus
+from noetl_dagster.events.types import Event, EventType
+from tests.corpus.server import serving
+from tests.engine.conftest import playbook
+from tests.waiting import PATIENCE_SECONDS
+
+PAGES = """
+    workload: {{api: ""}}
+    workflow:
+      - step: fetch
+        {loop}
+        tool: {{kind: http, url: "{{{{ api }}}}/pages", params: {{page: 1, size: 4}}}}
+        retry:
+          - when: "{{{{ response.paging.hasMore }}}}"
+            then:
+              max_attempts: 20
+              delay: 0.5
+              next_call: {{params: {{page: "{{{{ response.paging.page + 1 }}}}"}}}}
+              collect: {{strategy: append, path: data}}
+    """
+
+
+@pytest.fixture(scope="module")
+def api() -> Iterator[str]:
+    with serving() as address:
+        yield address
+
+
+async def events_of(engine: Engine, execution_id: int, type_: EventType) -> list[Event]:
+    await engine.runtime.buffer.flush()
+    return [event async for event in engine.runtime.log.events(execution_id) if event.event_type == type_]
+
+
+async def counts(engine: Engine, state: ExecutionState) -> tuple[int, int, int]:
+    """Iterations done, failed and in all, on which the projection and the log itself agree."""
+    await engine.runtime.buffer.flush()
+    loop = (await overview(engine.runtime, state.execution_id)).steps[0].loop
+    (progress,) = (await loop_progress(engine.runtime.pool, state.execution_id))[-1:]
+    assert loop is not None
+    assert (loop.done, loop.failed, loop.total) == (progress.done, progress.failed, progress.total)
+    return loop.done, loop.failed, loop.total
+
+
+async def interrupted(
+    engine: Engine, text: str, workload: dict[str, Any], type_: EventType, count: int
+) -> ExecutionState:
+    """Starts an execution and drops its driver when the log has so many events of a type."""
+    execution = await engine.lifecycle.create(playbook(text), workload)
+    driver = asyncio.create_task(engine.walker.run(execution))
+    while len(await events_of(engine, execution.id, type_)) < count:
+        assert not driver.done()
+        await asyncio.sleep(0.02)
+    driver.cancel()
+    with suppress(asyncio.CancelledError):
+        await driver
+    return execution.state
+
+
+async def test_pages_are_not_fetched_twice(engine: Engine, api: str) -> None:
+    text = PAGES.format(loop="")
+    state = await interrupted(engine, text, {"api": api}, EventType.COMMAND_COMPLETED, 3)
+    resumed = await engine.resume(state.execution_id)
+    assert resumed.status is ExecutionStatus.COMPLETED, resumed.error
+    assert [row["id"] for row in resumed.latest["fetch"].envelope["data"]] == list(range(23))
+    ended = await events_of(engine, state.execution_id, EventType.COMMAND_COMPLETED)
+    assert max(Counter(event.meta["command_id"] for event in ended).values()) == 1
+    assert len(ended) == 6
+    assert len(await events_of(engine, state.execution_id, EventType.RETRY_SEQUENCE_COMPLETED)) == 1
+
+
+async def test_pages_of_a_loop_go_on(engine: Engine, api: str) -> None:
+    text = PAGES.format(loop="loop: {in: [1, 2, 3], iterator: n, spec: {mode: parallel, max_in_flight: 2}}")
+    state = await interrupted(engine, text, {"api": api}, EventType.COMMAND_COMPLETED, 8)
+    done, *_ = await counts(engine, state)
+    assert 1 <= done <= 3, "iterations, not pages"
+    resumed = await engine.resume(state.execution_id)
+    assert resumed.status is ExecutionStatus.COMPLETED, resumed.error
+    results = resumed.latest["fetch"].envelope["results"]
+    assert [len(item["data"]) for item in results] == [23, 23, 23]
+    ended = await events_of(engine, state.execution_id, EventType.COMMAND_COMPLETED)
+    assert len(ended) == 18
+    assert await counts(engine, state) == (3, 0, 3)
+
+
+FLAKY = """
+    workload: {api: ""}
+    workflow:
+      - step: call
+        tool: {kind: http, url: "{{ api }}/flaky/{{ execution_id }}?fails=1"}
+        retry:
+          - when: "{{ error is defined }}"
+            then: {max_attempts: 3, delay: SECONDS}
+    """
+
+
+async def test_a_restart_keeps_the_time_at_which_a_retry_is_due(engine: Engine, api: str) -> None:
+    text = FLAKY.replace("SECONDS", "1.5")
+    state = await interrupted(engine, text, {"api": api}, EventType.COMMAND_ISSUED, 2)
+    resumed = await engine.resume(state.execution_id)
+    assert resumed.status is ExecutionStatus.COMPLETED, resumed.error
+    issued = await events_of(engine, state.execution_id, EventType.COMMAND_ISSUED)
+    claimed = await events_of(engine, state.execution_id, EventType.COMMAND_CLAIMED)
+    assert len(issued) == 2
+    assert claimed[-1].created_at is not None
+    assert claimed[-1].created_at.timestamp() > issued[-1].meta["not_before"] - 0.05
+
+
+async def test_a_retry_that_fell_due_meanwhile_is_made_at_once(engine: Engine, api: str) -> None:
+    text = FLAKY.replace("SECONDS", "1000")
+    state = await interrupted(engine, text, {"api": api}, EventType.COMMAND_ISSUED, 2)
+    await engine.runtime.pool.execute(  # a thousand seconds pass
+        "UPDATE noetl.event SET meta = jsonb_set(meta, '{not_before}', to_jsonb((meta -> 'not_before')::float "
+        "- 1000)) WHERE execution_id = $1 AND meta ? 'not_before'",
+        state.execution_id,
+    )
+    async with asyncio.timeout(PATIENCE_SECONDS):
+        resumed = await engine.resume(state.execution_id)
+    assert resumed.status is ExecutionStatus.COMPLETED, resumed.error
+
+
+async def test_a_rule_may_wait_for_what_a_success_says(engine: Engine) -> None:
+    state = await engine.run(
+        playbook(
+            """
+            workflow:
+              - step: poll
+                tool: {kind: python, input: {n: "{{ _attempt }}"}, code: "result = {'state': n}"}
+                retry:
+                  - when: "{{ response.state < 3 }}"
+                    then: {max_attempts: 5, delay: 0.01}
+            """
+        )
+    )
+    assert state.latest["poll"].envelope["data"] == {"state": 3}
+
+
+@pytest.mark.parametrize("mode", ["sequential", "parallel"])
+async def test_an_iteration_whose_second_page_fails_has_failed(engine: Engine, mode: str) -> None:
+    code = (
+        "if n == 2 and page == 2: raise ValueError('page lost')\\nresult = {'rows': [page], 'more': page < 3}"
+    )
+    text = f"""
+        workflow:
+          - step: fetch
+            loop: {{in: [1, 2, 3], iterator: n, spec: {{mode: {mode}}}}}
+            tool: {{kind: python, input: {{n: "{{{{ n }}}}", page: "{{{{ _attempt }}}}"}}, code: "{code}"}}
+            retry:
+              - when: "{{{{ response.more }}}}"
+                then: {{max_attempts: 5, collect: {{strategy: append, path: rows}}}}
+        """
+
+    state = await engine.run(playbook(text))
+
+    assert state.status is ExecutionStatus.FAILED
+    assert "1 of 3 iterations failed: item 1: " in str(state.error)
+    [done] = await events_of(engine, state.execution_id, EventType.LOOP_DONE)
+    assert (done.meta["done"], done.meta["failed"]) == (2, 1)
+    assert await counts(engine, state) == (2, 1, 3)

@@ -1,0 +1,169 @@
+"""Claims expire: a suspended worker's command goes to another, and nobody completes it twice (seed P0.4)."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import sys
+from collections.abc import AsyncIterator, Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from noetl_dagster.engine.engine import Engine
+from noetl_dagster.engine.pool.claims import Claims
+from noetl_dagster.engine.recovery.reaper import Reaper, Requeued
+from noetl_dagster.settings import Settings
+from noetl_dagster.transport.intake import EventIntake
+from noetl_dagster.worker.command import Command
+from noetl_dagster.worker.context import CommandContext
+from tests.engine.conftest import playbook
+from tests.waiting import until
+
+LEASE = 10.0
+SCRIPT = Path(__file__).with_name("silent_worker.py")
+ENQUEUE = """
+INSERT INTO noetl.queue (execution_id, command_id, event_id, node_name, tool_kind, max_attempts, context)
+VALUES ($1, $2, $3, $4, 'noop', $5, $6)
+"""
+Start = Callable[[str], Awaitable[asyncio.subprocess.Process]]
+
+
+@pytest.fixture
+def intake(engine: Engine) -> EventIntake:
+    return EventIntake(engine.runtime.log, LEASE)
+
+
+async def execution(engine: Engine) -> int:
+    created = await engine.lifecycle.create(playbook("workflow: [{step: work, tool: {kind: noop}}]"))
+    return created.id
+
+
+async def enqueue(engine: Engine, command: Command, max_attempts: int = 3) -> None:
+    issued = engine.runtime.commands.issued(command, "noop")
+    await engine.runtime.log.append([issued])
+    context = CommandContext.of(command).model_dump(mode="json")
+    await engine.runtime.pool.execute(
+        ENQUEUE,
+        command.execution_id,
+        command.command_id,
+        issued.event_id,
+        command.step,
+        max_attempts,
+        context,
+    )
+
+
+async def lease_ends_in(engine: Engine, seconds: float) -> None:
+    """Lets time pass: the claims of the queue end so many seconds from now, or have ended when negative."""
+    change = "UPDATE noetl.queue SET lease_until = now() + make_interval(secs => $1)"
+    await engine.runtime.pool.execute(change, seconds)
+
+
+async def renewed(engine: Engine) -> bool:
+    lasting = "SELECT 1 FROM noetl.queue WHERE lease_until > now() + make_interval(secs => $1)"
+    return bool(await engine.runtime.pool.fetchval(lasting, LEASE / 2))
+
+
+def stopped(pid: int) -> bool:
+    return psutil.Process(pid).status() == psutil.STATUS_STOPPED
+
+
+@pytest.fixture
+async def start(engine: Engine, settings: Settings, tmp_path: Path) -> AsyncIterator[Callable[..., Any]]:
+    """Starts real worker processes; those that still run in the end are killed."""
+    started: list[asyncio.subprocess.Process] = []
+
+    async def start(name: str, command: Command) -> asyncio.subprocess.Process:
+        assert settings.db_url is not None
+        arguments = [
+            settings.db_url,
+            str(command.execution_id),
+            command.command_id,
+            str(LEASE),
+            name,
+            str(tmp_path),
+        ]
+        process = await asyncio.create_subprocess_exec(sys.executable, str(SCRIPT), *arguments)
+        started.append(process)
+        return process
+
+    yield start
+    for process in started:
+        if process.returncode is None:
+            process.kill()
+            await process.wait()
+
+
+async def test_a_suspended_workers_command_is_done_once_by_another(
+    engine: Engine, intake: EventIntake, start: Callable[..., Any], tmp_path: Path
+) -> None:
+    announced: list[Requeued] = []
+
+    async def announce(commands: Any) -> None:
+        announced.extend(commands)
+
+    reaper = Reaper(engine.runtime.pool, intake, engine.runtime.ids, announce)
+    command = Command(await execution(engine), "work", index=3, loop_id="1")
+    await enqueue(engine, command)
+    original = await start("original", command)
+    await until((tmp_path / "original.claimed").exists)
+
+    await lease_ends_in(engine, 1.0)
+    await until(lambda: renewed(engine))
+    assert (await reaper.reap()).requeued == (), "a heart that beats keeps its lease"
+
+    original.send_signal(signal.SIGSTOP)
+    await until(lambda: stopped(original.pid))
+    await lease_ends_in(engine, -1.0)
+    [requeued] = (await reaper.reap()).requeued
+    assert (requeued.command_id, requeued.attempts) == (command.command_id, 1)
+    assert announced == [requeued]
+    assert (await reaper.reap()).requeued == ()
+
+    other = await start("other", command)
+    await until((tmp_path / "other.claimed").exists)
+    original.send_signal(signal.SIGCONT)
+    (tmp_path / "other.finish").touch()
+    await other.wait()
+    (tmp_path / "original.finish").touch()
+    await original.wait()
+    assert (tmp_path / "other.won").exists()
+    assert (tmp_path / "original.lost").exists()
+    rows = await engine.runtime.pool.fetch(
+        "SELECT event_type, worker_id, meta ->> 'claim' AS claim FROM noetl.event WHERE execution_id = $1 "
+        "AND event_type IN ('command.claimed', 'command.completed') ORDER BY created_at",
+        command.execution_id,
+    )
+    assert [tuple(row) for row in rows] == [
+        ("command.claimed", "original", None),
+        ("command.claimed", "other", "2"),
+        ("command.completed", "other", None),
+    ]
+    assert await engine.runtime.pool.fetchval("SELECT count(*) FROM noetl.queue") == 0
+
+
+@pytest.mark.parametrize("shard", [False, True])
+async def test_a_command_that_silences_every_worker_fails(
+    engine: Engine, intake: EventIntake, shard: bool
+) -> None:
+    pool, ids = engine.runtime.pool, engine.runtime.ids
+    reapers = [Reaper(pool, intake, ids) for _ in range(3)]
+    command = Command(await execution(engine), "work", index=3, loop_id="1", shard=shard)
+    await enqueue(engine, command, max_attempts=2)
+    claims = Claims(pool, LEASE)
+    for turn in (1, 2):
+        assert await claims.claim(command.execution_id, command.command_id, f"w{turn}", ids.next())
+        assert not await claims.claim(command.execution_id, command.command_id, "thief", ids.next())
+        await lease_ends_in(engine, -1.0)
+        reaped = await asyncio.gather(*(reaper.reap() for reaper in reapers))
+        assert sum(len(one.requeued) for one in reaped) == (turn == 1)
+        assert sum(len(one.failed) for one in reaped) == (turn == 2)
+    type_ = "loop.shard.failed" if shard else "command.failed"
+    [failure] = await pool.fetch("SELECT * FROM noetl.event WHERE event_type = $1", type_)
+    assert failure["meta"]["final"] is True
+    assert "w2" in failure["error"]
+    assert failure["result"]["context"]["error"]["code"] == "LEASE_EXPIRED"
+    assert await pool.fetchval("SELECT count(*) FROM noetl.queue") == 0

@@ -1,0 +1,145 @@
+"""What happens when workers, or the streams of NATS, are gone for good."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+
+from nats.aio.msg import Msg
+
+from noetl_dagster import embedded
+from noetl_dagster.engine.engine import Engine
+from noetl_dagster.engine.pool.claims import Claims
+from noetl_dagster.events.state import ExecutionState, ExecutionStatus
+from noetl_dagster.settings import EventTransport, Settings
+from noetl_dagster.transport.capacity import WorkerReport, publish_report
+from noetl_dagster.transport.nats.connection import connect
+from noetl_dagster.transport.nats.names import Names
+from tests.pool_worker.conftest import playbook, working
+from tests.service.conftest import serving
+from tests.waiting import PATIENCE_SECONDS, until
+
+ONE = """
+workflow:
+  - step: start
+    spec: {dispatch: workers, max_attempts: 2}
+    tool: {kind: noop}
+"""
+LOOP = """
+workflow:
+  - step: start
+    spec: {dispatch: workers}
+    loop: {in: [1, 2, 3, 4, 5], iterator: n, mode: parallel}
+    tool: {kind: python, input: {n: "{{ n }}"}, code: "result = n * n"}
+"""
+OP = """
+import asyncio, sys
+from noetl_dagster.engine.engine import Engine
+from noetl_dagster.settings import Settings
+
+async def main(execution_id):
+    await (await Engine.open(Settings())).resume(int(execution_id))
+
+asyncio.run(main(sys.argv[1]))
+"""
+WAITING = "SELECT execution_id, command_id FROM noetl.queue WHERE status = 'queued'"
+CLAIMS = "SELECT count(*) FROM noetl.event WHERE execution_id = $1 AND event_type = 'command.claimed'"
+
+
+async def test_a_command_that_every_worker_leaves_unfinished_fails(engine: Engine) -> None:
+    running = asyncio.create_task(engine.run(playbook(ONE)))
+    pool = engine.runtime.pool
+    ghosts = Claims(pool, lease_seconds=0.01)
+    for number in range(2):
+        row = await until(lambda: pool.fetchrow(WAITING), f"the command to wait for worker {number}")
+        granted = await ghosts.claim(*row, f"ghost {number}", engine.runtime.ids.next())
+        assert granted is not None
+        assert granted.claim == number + 1
+    state = await asyncio.wait_for(running, PATIENCE_SECONDS)
+    assert state.status is ExecutionStatus.FAILED
+    error = state.latest["start"].envelope["error"]
+    assert error["code"] == "WORKERS_LOST"
+    assert "2 workers in turn claimed the command" in error["message"]
+    assert "spec.max_attempts" in error["message"]
+    assert await pool.fetchval(CLAIMS, state.execution_id) == 2
+    assert await pool.fetchval("SELECT count(*) FROM noetl.queue") == 0
+
+
+async def test_commands_that_wait_outlive_their_notices(engine: Engine, settings: Settings) -> None:
+    running = asyncio.create_task(engine.run(playbook(LOOP)))
+
+    async def all_wait() -> bool:
+        return len(await engine.runtime.pool.fetch(WAITING)) == 5 and await notices(settings) == 5
+
+    await until(all_wait, "the commands to wait")
+    await lose_streams(settings)
+    async with working(settings, "w1"):
+        succeeded(await asyncio.wait_for(running, PATIENCE_SECONDS))
+
+
+async def test_what_a_dead_worker_had_of_a_dead_op_is_offered_to_others(
+    engine: Engine, settings: Settings
+) -> None:
+    """A machine goes with an op and a worker on it: claims and notices of both are in nobody's memory."""
+    execution = await engine.lifecycle.create(playbook(LOOP))
+    pool, names = engine.runtime.pool, Names.of(settings)
+    client = await connect(settings, "ghost")
+    report = WorkerReport(worker_id="ghost", slots=9, available_slots=9, interval=3600)
+
+    async def answer(_: Msg) -> None:
+        await publish_report(client, settings, report)
+
+    await client.subscribe(f"{names.capacity}.report.now", cb=answer)
+    op = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-c", OP, str(execution.id)), env={**os.environ, **embedded.environment(settings)}
+    )
+
+    async def all_sent_to_ghost() -> bool:
+        sent = await pool.fetchval("SELECT count(*) FROM noetl.queue WHERE target = 'ghost'")
+        return sent == 5 and await notices(settings) == 5
+
+    await until(all_sent_to_ghost, "the commands to be sent to the ghost")
+    claims = Claims(pool, lease_seconds=3600)
+    for row in (await pool.fetch(WAITING))[:2]:
+        assert await claims.claim(*row, "ghost", engine.runtime.ids.next())
+    op.kill()
+    await op.wait()
+    await client.close()
+    patient = settings.model_copy(update={"command_heartbeat_timeout_seconds": 3600.0})
+    other = await Engine.open(patient)
+    async with working(patient, "w1"):
+        succeeded(await asyncio.wait_for(other.resume(execution.id), PATIENCE_SECONDS))
+    await other.close()
+    assert await pool.fetchval(CLAIMS, execution.id) == 7
+
+
+async def test_whoever_is_connected_makes_lost_streams_anew(settings: Settings) -> None:
+    nats = settings.model_copy(update={"event_transport": EventTransport.NATS})
+    async with serving(nats) as service, working(service.settings, "w1"):
+        engine = await Engine.open(service.settings)
+        succeeded(await engine.run(playbook(LOOP)))
+        await lose_streams(settings)
+        succeeded(await asyncio.wait_for(engine.run(playbook(LOOP)), PATIENCE_SECONDS))
+        await engine.close()
+
+
+async def notices(settings: Settings) -> int:
+    client = await connect(settings, "test")
+    state = (await client.jetstream().stream_info(Names.of(settings).command_stream)).state
+    await client.close()
+    return state.messages
+
+
+async def lose_streams(settings: Settings) -> None:
+    """As a NATS server does whose disk is new."""
+    client, names = await connect(settings, "test"), Names.of(settings)
+    for name in (names.event_stream, names.command_stream):
+        await client.jetstream().delete_stream(name)
+    await client.close()
+
+
+def succeeded(state: ExecutionState) -> None:
+    assert state.status is ExecutionStatus.COMPLETED, state.error
+    assert state.latest["start"].envelope["results"] is not None
+    assert state.latest["start"].envelope["done"] == 5

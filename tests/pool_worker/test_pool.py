@@ -1,0 +1,210 @@
+"""Steps whose commands run in the pool mean the same as steps that run in the op."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import suppress
+
+import pytest
+from nats.js.errors import NotFoundError
+
+from noetl_dagster.engine.engine import Engine
+from noetl_dagster.engine.pool import dispatch
+from noetl_dagster.events.state import ExecutionStatus
+from noetl_dagster.pool_worker import notices
+from noetl_dagster.settings import Settings
+from noetl_dagster.transport.nats.connection import connect
+from noetl_dagster.transport.nats.names import Names
+from tests.pool_worker.conftest import playbook, working
+from tests.waiting import PATIENCE_SECONDS, until
+
+SQUARES = """
+workload: {count: 40, base: 1}
+workflow:
+  - step: start
+    tool: {kind: python, input: {n: "{{ count }}"}, code: "result = list(range(n))"}
+    next: [squares]
+  - step: squares
+    spec: {dispatch: workers}
+    loop: {in: "{{ start.data }}", iterator: n, mode: parallel, max_in_flight: 20}
+    tool:
+      kind: python
+      input: {n: "{{ n }}", base: "{{ base }}"}
+      code: |
+        import os
+        result = {"square": n * n + base, "pid": os.getpid()}
+    next: [end]
+  - step: end
+    tool: {kind: python, input: {found: "{{ squares.results }}"}, code: "result = sum(x['square'] for x in found)"}
+"""
+
+
+async def test_a_loop_runs_in_the_pool(engine: Engine, settings: Settings) -> None:
+    async with working(settings, "w1", worker_slots=8):
+        state = await engine.run(playbook(SQUARES))
+    assert state.status is ExecutionStatus.COMPLETED, state.error
+    assert state.latest["end"].envelope["data"] == sum(n * n + 1 for n in range(40))
+    events = [event async for event in engine.runtime.log.events(state.execution_id)]
+    claims = [event for event in events if event.event_type == "command.claimed" and event.worker_id == "w1"]
+    assert len(claims) == 40
+    assert await engine.runtime.pool.fetchval("SELECT count(*) FROM noetl.queue") == 0
+
+
+async def test_ends_and_commands_wake_who_waits(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Looking around at intervals is for what got lost: nobody waits for it in ordinary work."""
+    for module, interval in ((dispatch, "SWEEP_SECONDS"), (notices, "TAKE_SECONDS")):
+        monkeypatch.setattr(module, interval, 1000.0)
+    patient = settings.model_copy(update={"worker_heartbeat_seconds": 1000.0})
+    text = """
+    workflow:
+      - step: start
+        tool: {kind: noop}
+        next: [loop]
+      - step: loop
+        spec: {dispatch: workers}
+        loop: {in: [1, 2, 3, 4, 5, 6, 7, 8, 9, 10], iterator: n, mode: sequential}
+        tool: {kind: noop}
+    """
+    engine = await Engine.open(patient)
+    async with working(patient, "w1"), asyncio.timeout(PATIENCE_SECONDS):
+        state = await engine.run(playbook(text))
+    await engine.close()
+    assert state.status is ExecutionStatus.COMPLETED, state.error
+    assert state.latest["loop"].envelope["done"] == 10
+
+
+async def test_sequential_iterations_see_what_the_earlier_ones_set(
+    engine: Engine, settings: Settings
+) -> None:
+    text = """
+    workflow:
+      - step: start
+        tool: {kind: noop}
+        set: {ctx.total: 0}
+        next: [add]
+      - step: add
+        spec: {dispatch: workers}
+        loop: {in: [5, 6, 7], iterator: n, mode: sequential}
+        tool:
+          kind: python
+          input: {n: "{{ n }}", total: "{{ ctx.total }}"}
+          code: "result = total + n"
+          set: {ctx.total: "{{ output.data }}"}
+        next: [end]
+      - step: end
+        tool: {kind: python, input: {total: "{{ ctx.total }}"}, code: "result = total"}
+    """
+    async with working(settings, "w1"), working(settings, "w2"):
+        state = await engine.run(playbook(text))
+    assert state.status is ExecutionStatus.COMPLETED, state.error
+    assert state.latest["end"].envelope["data"] == 18
+
+
+async def test_failures_and_retries_come_back(engine: Engine, settings: Settings) -> None:
+    text = """
+    workflow:
+      - step: start
+        spec: {dispatch: workers}
+        tool:
+          kind: python
+          input: {attempt: "{{ _attempt }}"}
+          code: |
+            if attempt < 3:
+                raise ValueError(f"attempt {attempt}")
+            result = attempt
+          retry: [{when: "{{ error is defined }}", max_attempts: 3}]
+        next: [broken]
+      - step: broken
+        spec: {dispatch: workers}
+        tool: {kind: python, code: "raise ValueError('no luck')"}
+    """
+    async with working(settings, "w1"):
+        state = await engine.run(playbook(text))
+    assert state.latest["start"].envelope["data"] == 3
+    assert state.status is ExecutionStatus.FAILED
+    assert "no luck" in (state.error or "")
+
+
+async def test_large_items_and_results_go_by_reference(engine: Engine, settings: Settings) -> None:
+    text = """
+    workflow:
+      - step: start
+        tool: {kind: python, code: "result = ['x' * 50_000, 'y' * 50_000]"}
+        next: [double]
+      - step: double
+        spec: {dispatch: workers}
+        loop: {in: "{{ start.data }}", iterator: text, mode: parallel}
+        tool: {kind: python, input: {text: "{{ text }}"}, code: "result = text + text"}
+        next: [end]
+      - step: end
+        tool: {kind: python, input: {r: "{{ double.results }}"}, code: "result = [len(x) for x in r]"}
+    """
+    async with working(settings, "w1"):
+        state = await engine.run(playbook(text))
+    assert state.status is ExecutionStatus.COMPLETED, state.error
+    assert state.latest["end"].envelope["data"] == [100_000, 100_000]
+
+
+async def test_a_fan_out_runs_in_the_pool(engine: Engine, settings: Settings) -> None:
+    text = """
+    workflow:
+      - step: start
+        spec: {loop_mode: fanout, fanout: {engine: workers, max_concurrent: 10}}
+        loop: {in: "{{ range(30) | list }}", iterator: n}
+        tool: {kind: python, input: {n: "{{ n }}"}, code: "result = n + 1"}
+        next: [end]
+      - step: end
+        tool: {kind: python, input: {r: "{{ start.results }}"}, code: "result = sum(r)"}
+    """
+    async with working(settings, "w1"), working(settings, "w2"):
+        state = await engine.run(playbook(text))
+    assert state.status is ExecutionStatus.COMPLETED, state.error
+    assert state.latest["end"].envelope["data"] == sum(range(1, 31))
+
+
+async def test_a_hundred_shards_are_a_hundred_commands_and_notices(
+    engine: Engine, settings: Settings
+) -> None:
+    text = """
+    workflow:
+      - step: start
+        spec: {loop_mode: fanout, fanout: {engine: workers, max_concurrent: 100}}
+        loop: {in: "{{ range(100) }}", iterator: n}
+        tool: {kind: noop}
+    """
+    running = asyncio.create_task(engine.run(playbook(text)))
+    client = await connect(settings, "test")
+    stream, name = client.jetstream(), Names.of(settings).command_stream
+
+    async def published() -> int:
+        with suppress(NotFoundError):
+            return (await stream.stream_info(name)).state.messages
+        return 0
+
+    async def all_published() -> bool:
+        return await published() == 100
+
+    await until(all_published, "a notice for each command, and nobody takes them")
+    assert await engine.runtime.pool.fetchval("SELECT count(*) FROM noetl.queue") == 100
+    issued = "SELECT count(DISTINCT meta ->> 'shard_id') FROM noetl.event WHERE event_type = 'command.issued'"
+    assert await engine.runtime.pool.fetchval(issued) == 100
+    await client.close()
+    async with working(settings, "w1"):
+        state = await running
+    assert state.status is ExecutionStatus.COMPLETED, state.error
+
+
+async def test_an_op_that_stops_waiting_takes_its_commands_back(engine: Engine) -> None:
+    text = """
+    workflow:
+      - step: start
+        spec: {dispatch: workers}
+        tool: {kind: noop}
+    """
+    running = asyncio.create_task(engine.run(playbook(text)))
+    pool = engine.runtime.pool
+    await until(lambda: pool.fetchval("SELECT count(*) FROM noetl.queue"))
+    running.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await running
+    assert await pool.fetchval("SELECT count(*) FROM noetl.queue") == 0
