@@ -1,4 +1,10 @@
-"""The command line: ``noetl-dagster``."""
+"""The command line, ``noetl-dagster``.
+
+``app`` names the commands and says what each does with errors; the commands load when they are called.
+Gives ``main`` to the console script. Stands on ``code_location``, ``compiler``, ``embedded``, ``engine``,
+``events``, ``playbook``, ``pool_worker``, ``resources``, ``service``, ``spark``, ``transport`` and
+``worker``.
+"""
 
 from noetl_dagster.cli.app import main
 

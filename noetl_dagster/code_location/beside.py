@@ -17,7 +17,8 @@ from dagster import (
     load_asset_checks_from_modules,
     load_assets_from_modules,
 )
-from dagster._core.definitions.unresolved_asset_job_definition import UnresolvedAssetJobDefinition
+
+from noetl_dagster.dagster_internals import UnresolvedAssetJobDefinition
 
 logger = logging.getLogger(__name__)
 

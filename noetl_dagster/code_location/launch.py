@@ -2,24 +2,24 @@
 
 from __future__ import annotations
 
+import uuid
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from dagster import DagsterInstance, DagsterInvalidConfigError, DagsterRun
-from dagster._core.definitions.job_base import InMemoryJob
-from dagster._core.execution.api import execute_run
-from dagster._core.remote_origin import (
-    ManagedGrpcPythonEnvCodeLocationOrigin,
-    RemoteJobOrigin,
-    RemoteRepositoryOrigin,
-)
-from dagster._core.types.loadable_target_origin import LoadableTargetOrigin
-from dagster._core.utils import make_new_run_id
 
 from noetl_dagster.code_location.definitions import definitions_of
 from noetl_dagster.compiler.attach import RESUME_TAG, execution_tags
 from noetl_dagster.compiler.job import compile_playbook
+from noetl_dagster.dagster_internals import (
+    InMemoryJob,
+    LoadableTargetOrigin,
+    ManagedGrpcPythonEnvCodeLocationOrigin,
+    RemoteJobOrigin,
+    RemoteRepositoryOrigin,
+    execute_run,
+)
 from noetl_dagster.errors import WorkloadError
 from noetl_dagster.playbook.models import Playbook
 from noetl_dagster.resources.noetl import NoetlResource
@@ -64,7 +64,7 @@ def launch(
     """
     compiled = compile_playbook(playbook)
     job = definitions_of([playbook], noetl).resolve_job_def(compiled.name)
-    run_id = make_new_run_id()
+    run_id = str(uuid.uuid4())
     run_config: dict[str, Any] = compiled.run_config(workload or {})
     if quiet:
         run_config["loggers"] = {"console": {"config": {"log_level": "CRITICAL"}}}

@@ -15,11 +15,11 @@ from dagster import (
     OpDefinition,
     OutputMapping,
 )
-from dagster._core.definitions.dependency import DynamicCollectDependencyDefinition
 
 from noetl_dagster.compiler.config import workload_mapping
 from noetl_dagster.compiler.names import FANIN_SUFFIX, GROUP_SUFFIX, asset_key, dagster_name, unique_names
 from noetl_dagster.compiler.ops import EXPANDED, GROUPS, RESULT, TOKENS_IN, OpMaker, arc_output
+from noetl_dagster.dagster_internals import DynamicCollectDependencyDefinition
 from noetl_dagster.playbook.graph import Region, StepGraph
 from noetl_dagster.playbook.models import Playbook
 

@@ -6,11 +6,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from dagster import AssetsDefinition, AssetSelection, JobDefinition, define_asset_job
-from dagster._core.definitions.unresolved_asset_job_definition import UnresolvedAssetJobDefinition
 
 from noetl_dagster.compiler.executor import noetl_executor
 from noetl_dagster.compiler.graph import PlaybookGraph, asset_deps, build_graph
 from noetl_dagster.compiler.names import asset_key, dagster_name, tag_key
+from noetl_dagster.dagster_internals import UnresolvedAssetJobDefinition
 from noetl_dagster.playbook.graph import StepGraph
 from noetl_dagster.playbook.models import Playbook
 

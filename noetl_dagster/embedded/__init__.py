@@ -2,6 +2,8 @@
 
 All processes of a project share them through the state folder (``Settings.home``). They listen on 127.0.0.1
 only, outlive the process that started them, and keep their ports and data across restarts.
+
+Gives addresses of running servers, as ``Settings``, to whoever starts. Stands on the ground floor.
 """
 
 from __future__ import annotations

@@ -37,7 +37,7 @@ def _instance(url: str, folder: Path) -> dict[str, object]:
     return {
         "storage": {"postgres": {"postgres_url": driver_url}},
         "run_launcher": {"module": "dagster", "class": "DefaultRunLauncher"},
-        "run_coordinator": {"module": "dagster._core.run_coordinator", "class": "DefaultRunCoordinator"},
+        "run_coordinator": {"module": "dagster.core.run_coordinator", "class": "DefaultRunCoordinator"},
         "local_artifact_storage": {
             "module": "dagster.core.storage.root",
             "class": "LocalArtifactStorage",

@@ -1,1 +1,5 @@
-"""The event log, the only truth about every execution: types, identifiers, store, folding."""
+"""The event log, the only truth about every execution: types, identifiers, appends, reads, folding.
+
+Gives ``EventLog``, ``EventBuffer`` and ``ExecutionState`` to all that write or read what happened. Stands
+on the ground floor.
+"""

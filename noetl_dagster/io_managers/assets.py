@@ -14,10 +14,10 @@ from pathlib import Path
 from typing import Any, get_args
 
 from dagster import InputContext, MetadataValue, OutputContext, UPathIOManager
-from dagster._core.storage.upath_io_manager import escape_dotdot_segments, escape_leading_slash
 from pydantic import BaseModel, ConfigDict
 from upath import UPath
 
+from noetl_dagster.dagster_internals import escape_dotdot_segments, escape_leading_slash
 from noetl_dagster.errors import IntegrityError, StorageError
 from noetl_dagster.event_loop import run_sync
 from noetl_dagster.io_managers import conversion

@@ -1,1 +1,6 @@
-"""A worker process of the pool: takes notices, claims commands over the protocol, runs them with the data plane."""
+"""A worker process of the pool: takes notices, claims commands over the protocol, runs them.
+
+A program above the engine: it uses the data plane's library, and the engine's watch to hear of
+cancellations. Gives ``PoolWorker`` to the command line. Stands on ``engine``, ``events``, ``transport`` and
+``worker``.
+"""

@@ -2,6 +2,8 @@
 
 It keeps nothing. Every answer is a function of the seed and the request, so any number of facilities and
 patients can be asked for, in any order, by any number of clients.
+
+Gives an application to the demo, the tests and the benchmarks. Stands on the ground floor.
 """
 
 from noetl_dagster.records_api.app import create_app

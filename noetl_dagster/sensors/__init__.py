@@ -1,1 +1,6 @@
-"""Thin Dagster sensors over the control plane and the transports."""
+"""Thin Dagster sensors over the control plane and the transports.
+
+They drain events from NATS, resume what was abandoned, and keep the projection up where nothing else does.
+Gives sensors to the code location. Stands on ``compiler``, ``engine``, ``events``, ``io_managers``,
+``resources``, ``transport`` and ``worker``.
+"""

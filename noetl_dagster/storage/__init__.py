@@ -1,1 +1,5 @@
-"""Results: references, tiers, and the store that chooses between them."""
+"""Results: the store that chooses between tiers, manifests of parts, and what removes them.
+
+Gives ``ResultStore`` to the data and the control plane, and synchronous access by URI to Spark and DuckDB.
+Stands on ``events`` and ``playbook``.
+"""

@@ -1,92 +1,140 @@
-"""Imports go one way, and only the thin faces know Dagster."""
+"""Imports go one way, from floor to floor and inside the halls, and only the thin faces know Dagster."""
 
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator
-from pathlib import Path
+import re
 
 import pytest
 
-PACKAGE = Path(__file__).parents[2] / "noetl_dagster"
+from tests.architecture.house import ROOT, circles_of, imports_of, modules, rooms, stands_on
 
-LAYERS = [
-    {"errors", "settings"},
-    {"playbook", "embedded"},
-    {"events", "storage"},
-    {"tools", "spark", "records_api"},
-    {"worker", "engine", "transport"},
-    {"resources", "io_managers"},
-    {"compiler", "sensors", "schedules", "service"},
-    {"definitions", "cli", "__main__"},
-]
-"""From the ground up: a module may import from its own layer and those below."""
+FLOORS = (
+    {"errors", "settings", "result_ref", "event_loop", "dagster_internals"},
+    {"playbook", "embedded", "records_api"},
+    {"events"},
+    {"storage"},
+    {"transport", "spark"},
+    {"tools"},
+    {"worker"},
+    {"engine"},
+    {"pool_worker", "resources", "io_managers"},
+    {"compiler", "schedules"},
+    {"sensors", "service"},
+    {"code_location"},
+    {"definitions", "cli"},
+    {"__main__"},
+)
+"""From the ground up. A part imports from the floors below its own; beside each other none knows the other."""
+
+GROUND = FLOORS[0]
+"""Single modules that any floor may use, each other too."""
 
 KNOW_DAGSTER = {
-    "compiler",
+    "dagster_internals",
     "resources",
     "io_managers",
-    "sensors",
+    "compiler",
     "schedules",
+    "sensors",
+    "service",
+    "code_location",
     "definitions",
     "cli",
-    "service",
 }
 
-MODULES = sorted(PACKAGE.rglob("*.py"))
+PRIVATE = ("dagster._", "dagster_pyspark._", "dagster_postgres._", "dagster_k8s._", "dagster_aws._")
 
+MOST_SIDE_BY_SIDE = 12
 
-def layer_of(part: str) -> int:
-    return next(level for level, parts in enumerate(LAYERS) if part in parts)
+NAMES = sorted(modules())
+PACKAGES = [name for name, _ in rooms()]
 
 
 def part_of(module: str) -> str | None:
-    """The package or module below ``noetl_dagster`` that a dotted name belongs to."""
+    """The module or package below ``noetl_dagster`` that a dotted name belongs to."""
     names = module.split(".")
     return names[1] if names[0] == "noetl_dagster" and len(names) > 1 else None
 
 
-def imports_of(path: Path) -> Iterator[str]:
-    """Dotted names that a module imports at run time."""
-    tree = ast.parse(path.read_text(encoding="utf-8"))
-    typing_only = {
-        id(node)
-        for block in ast.walk(tree)
-        if isinstance(block, ast.If) and "TYPE_CHECKING" in ast.unparse(block.test)
-        for node in ast.walk(block)
-    }
-    for node in ast.walk(tree):
-        if id(node) in typing_only:
-            continue
-        if isinstance(node, ast.Import):
-            yield from (alias.name for alias in node.names)
-        elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
-            yield node.module
-            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+def floor_of(part: str) -> int:
+    for level, parts in enumerate(FLOORS):
+        if part in parts:
+            return level
+    pytest.fail(f"noetl_dagster.{part} stands on no floor: add it to FLOORS above all that it imports")
 
 
-@pytest.mark.parametrize("path", MODULES, ids=lambda path: str(path.relative_to(PACKAGE)))
-def test_imports_go_down(path: Path) -> None:
-    own = path.relative_to(PACKAGE).parts[0].removesuffix(".py")
-    if own == "__init__":
+@pytest.mark.parametrize("name", NAMES)
+def test_imports_go_down(name: str) -> None:
+    own = part_of(name)
+    if own is None:
         return
-    for module in imports_of(path):
-        other = part_of(module)
-        if other is None or other == own or other.startswith("__"):
+    for one in imports_of(modules()[name]):
+        other = part_of(one.module)
+        if other is None or other == own or (own in GROUND and other in GROUND):
             continue
-        if other not in {part for parts in LAYERS for part in parts}:
-            continue
-        if module.startswith("noetl_dagster.result_ref") and own in ("playbook", "events"):
-            continue
-        assert layer_of(other) <= layer_of(own), f"{own} imports {module}, which lies above it"
-
-
-@pytest.mark.parametrize("path", MODULES, ids=lambda path: str(path.relative_to(PACKAGE)))
-def test_only_the_faces_import_dagster(path: Path) -> None:
-    own = path.relative_to(PACKAGE).parts[0].removesuffix(".py")
-    if own in KNOW_DAGSTER or own == "__main__":
-        return
-    for module in imports_of(path):
-        assert module.split(".")[0] not in ("dagster", "dagster_pyspark", "dagster_postgres"), (
-            f"{own} imports {module}; only {', '.join(sorted(KNOW_DAGSTER))} may"
+        assert floor_of(other) < floor_of(own), (
+            f"{modules()[name].relative_to(ROOT)}:{one.line} imports {one.module}, but {other} does not stand "
+            f"below {own}. Move what is imported to the floor where both may reach it, hand it in as an "
+            f"argument, or let {own} name a Protocol that {other} fulfils"
         )
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_only_the_faces_import_dagster(name: str) -> None:
+    own = part_of(name)
+    if own in KNOW_DAGSTER or own is None:
+        return
+    for one in imports_of(modules()[name]):
+        assert not one.module.startswith("dagster"), (
+            f"{modules()[name].relative_to(ROOT)}:{one.line} imports {one.module}; only "
+            f"{', '.join(sorted(KNOW_DAGSTER))} know Dagster. Put the Dagster half into one of them, and let "
+            "it call this module"
+        )
+
+
+@pytest.mark.parametrize("package", PACKAGES)
+def test_no_circle_ties_a_hall(package: str) -> None:
+    circle = circles_of(package)
+    assert not circle, (
+        f"modules and rooms of {package} import each other in a circle:\n  "
+        + "\n  ".join(circle)
+        + "\nMove what both need into a module below both, or let the lower one name a Protocol that the "
+        "upper one fulfils; an import inside a function or for types alone is an import too"
+    )
+
+
+@pytest.mark.parametrize(("package", "side_by_side"), list(rooms()), ids=PACKAGES)
+def test_no_hall_is_crowded(package: str, side_by_side: list[str]) -> None:
+    assert len(side_by_side) <= MOST_SIDE_BY_SIDE, (
+        f"{package} has {len(side_by_side)} modules side by side, {MOST_SIDE_BY_SIDE} at most. Give those that "
+        "change together a room, a sub-package, whose __init__ says what lives there"
+    )
+
+
+@pytest.mark.parametrize("package", [name for name in PACKAGES if name != "noetl_dagster"])
+def test_every_package_says_what_it_is(package: str) -> None:
+    path = modules()[package]
+    text = " ".join((ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))) or "").split())
+    assert "Gives " in text, f"{path.relative_to(ROOT)}: say what lives here and what it 'Gives' to whom"
+    _, _, said = text.partition("Stands on ")
+    needed = stands_on(package) - GROUND
+    assert set(re.findall(r"``(\w+)``", said)) == needed, (
+        f"{path.relative_to(ROOT)}: its docstring should end 'Stands on "
+        f"{', '.join(f'``{name}``' for name in sorted(needed)) or 'the ground floor'}.'"
+    )
+
+
+def test_private_modules_of_dagster_stand_in_one_place() -> None:
+    found = [
+        f"{path.relative_to(ROOT)}:{one.line} imports {one.module}"
+        for name, path in modules().items()
+        if part_of(name) != "dagster_internals"
+        for one in imports_of(path)
+        if one.module.startswith(PRIVATE)
+    ]
+    assert not found, (
+        "\n".join(found)
+        + "\nDagster may move its private modules in any release. Look for a public way first; "
+        "else add the name to noetl_dagster/dagster_internals.py with its use and what replaces it"
+    )

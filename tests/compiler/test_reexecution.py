@@ -6,12 +6,12 @@ import textwrap
 from pathlib import Path
 
 from dagster import DagsterInstance, DagsterRun, JobDefinition
-from dagster._core.definitions.job_base import InMemoryJob
-from dagster._core.execution.api import create_execution_plan, execute_run
+from dagster._core.execution.api import create_execution_plan
 from dagster._core.execution.plan.state import KnownExecutionState
 
 from noetl_dagster.code_location.definitions import definitions_of
 from noetl_dagster.compiler.attach import EXECUTION_TAG
+from noetl_dagster.dagster_internals import InMemoryJob, execute_run
 from noetl_dagster.event_loop import run_sync
 from noetl_dagster.events.state import ExecutionState, ExecutionStatus
 from noetl_dagster.playbook.loader import parse_playbook

@@ -1,1 +1,5 @@
-"""One visit of a step: its turn, its tasks or loop, ``set``, the arcs it fires, and regions of several steps."""
+"""One visit of a step: its turn, its tasks or loop, ``set``, the arcs that fire; and regions of several steps.
+
+Gives steps and regions to executions, fan-outs and the walker. Stands on ``driving``, ``loops`` and
+``runtime``.
+"""

@@ -1,4 +1,8 @@
-"""Tiers: the kinds of storage a result can live in."""
+"""Tiers: the kinds of storage a result can live in.
+
+Gives a ``Tier`` by its name to the store, and loads no client of a tier that is not used. Stands on
+``queries``.
+"""
 
 from __future__ import annotations
 

@@ -1,1 +1,4 @@
-"""``kind: spark``: the task and what it reads."""
+"""``kind: spark``: SQL or a function over DataFrames, and what such a task reads.
+
+Gives ``SparkTool`` to the registry. Stands on ``base``, ``jsonable``, ``python`` and ``sql``.
+"""

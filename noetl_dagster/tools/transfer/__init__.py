@@ -1,1 +1,5 @@
-"""``kind: transfer``: rows from one place to another, chunk by chunk."""
+"""``kind: transfer``: rows from one place to another, chunk by chunk.
+
+Gives ``TransferTool`` to the registry; ``sources`` and ``targets`` know every kind of place. Stands on
+``access``, ``base``, ``http``, ``references``, ``rows`` and ``sql``.
+"""

@@ -1,0 +1,107 @@
+"""Dagster's private modules: the only place that imports them, and what each is needed for.
+
+A name is loaded when it is first asked for. Where an upgrade has moved it, the error says who needs it and
+what to use instead.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from dagster._core.definitions.dependency import (
+        DynamicCollectDependencyDefinition as DynamicCollectDependencyDefinition,
+    )
+    from dagster._core.definitions.job_base import InMemoryJob as InMemoryJob
+    from dagster._core.definitions.unresolved_asset_job_definition import (
+        UnresolvedAssetJobDefinition as UnresolvedAssetJobDefinition,
+    )
+    from dagster._core.execution.api import execute_run as execute_run
+    from dagster._core.remote_origin import (
+        ManagedGrpcPythonEnvCodeLocationOrigin as ManagedGrpcPythonEnvCodeLocationOrigin,
+    )
+    from dagster._core.remote_origin import RemoteJobOrigin as RemoteJobOrigin
+    from dagster._core.remote_origin import RemoteRepositoryOrigin as RemoteRepositoryOrigin
+    from dagster._core.storage.upath_io_manager import escape_dotdot_segments as escape_dotdot_segments
+    from dagster._core.storage.upath_io_manager import escape_leading_slash as escape_leading_slash
+    from dagster._core.types.loadable_target_origin import LoadableTargetOrigin as LoadableTargetOrigin
+
+
+@dataclass(frozen=True, slots=True)
+class Internal:
+    """A private name of Dagster.
+
+    Attributes:
+        module: where it stands in the versions that pyproject.toml allows.
+        use: who needs it, and what for.
+        instead: what to use when it is gone.
+    """
+
+    module: str
+    use: str
+    instead: str
+
+
+_ORIGIN_USE = "code_location/launch.py: names the job of a run, so that the UI can launch the run again"
+_ORIGIN_INSTEAD = "leave remote_job_origin out of create_run_for_job; the UI then cannot re-execute the run"
+_ESCAPE_USE = "io_managers/assets.py: partition keys as file names, just as UPathIOManager makes them"
+_ESCAPE_INSTEAD = (
+    "%2F for a leading slash and %2E%2E for segments '..', written there: stored results keep their keys"
+)
+
+INTERNALS = {
+    "DynamicCollectDependencyDefinition": Internal(
+        "dagster._core.definitions.dependency",
+        "compiler/graph.py: joins the groups of a fan-out in a graph that is made of definitions",
+        "collect() of dynamic outputs inside a @graph function that wires the same ops",
+    ),
+    "InMemoryJob": Internal(
+        "dagster._core.definitions.job_base",
+        "code_location/launch.py: a job made from a playbook, run in this process",
+        "JobDefinition.execute_in_process(instance=...), which chooses the run's id itself",
+    ),
+    "UnresolvedAssetJobDefinition": Internal(
+        "dagster._core.definitions.unresolved_asset_job_definition",
+        "compiler/job.py and code_location/beside.py: the type of what define_asset_job gives",
+        "type(define_asset_job('any'))",
+    ),
+    "execute_run": Internal(
+        "dagster._core.execution.api",
+        "code_location/launch.py: executes a run whose id and tags are known before it starts",
+        "JobDefinition.execute_in_process(run_id=..., instance=..., tags=...)",
+    ),
+    "ManagedGrpcPythonEnvCodeLocationOrigin": Internal(
+        "dagster._core.remote_origin", _ORIGIN_USE, _ORIGIN_INSTEAD
+    ),
+    "RemoteJobOrigin": Internal("dagster._core.remote_origin", _ORIGIN_USE, _ORIGIN_INSTEAD),
+    "RemoteRepositoryOrigin": Internal("dagster._core.remote_origin", _ORIGIN_USE, _ORIGIN_INSTEAD),
+    "escape_dotdot_segments": Internal(
+        "dagster._core.storage.upath_io_manager", _ESCAPE_USE, _ESCAPE_INSTEAD
+    ),
+    "escape_leading_slash": Internal("dagster._core.storage.upath_io_manager", _ESCAPE_USE, _ESCAPE_INSTEAD),
+    "LoadableTargetOrigin": Internal(
+        "dagster._core.types.loadable_target_origin", _ORIGIN_USE, _ORIGIN_INSTEAD
+    ),
+}
+
+
+def __getattr__(name: str) -> Any:
+    """Loads one of :data:`INTERNALS`.
+
+    Raises:
+        ImportError: this version of Dagster has it elsewhere, or nowhere; says who needs it and the way out.
+    """
+    internal = INTERNALS.get(name)
+    if internal is None:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    try:
+        found = getattr(import_module(internal.module), name)
+    except (ImportError, AttributeError) as error:
+        raise ImportError(
+            f"Dagster no longer has {internal.module}.{name} ({error}). Needed by {internal.use}. "
+            f"Look where it went; else use {internal.instead}."
+        ) from error
+    globals()[name] = found
+    return found
