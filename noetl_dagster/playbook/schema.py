@@ -23,6 +23,7 @@ from noetl_dagster.playbook.models import (
     LoopMode,
     RoutingMode,
 )
+from noetl_dagster.playbook.tool_kinds import TOOL_KINDS, ToolKind
 from noetl_dagster.settings import StoreTier
 
 Schema = dict[str, Any]
@@ -131,7 +132,7 @@ def _tool() -> Schema:
 
 def _task() -> Schema:
     common = {
-        "kind": {"enum": list(spelling.SUPPORTED_KINDS)},
+        "kind": {"enum": list(TOOL_KINDS)},
         "name": TEXT,
         **_description(),
         **_set_blocks(),
@@ -143,25 +144,24 @@ def _task() -> Schema:
         "retry": {"$ref": "#/$defs/retry"},
         "sink": {"$ref": "#/$defs/sink"},
     }
-    return opened(common, required=("kind",)) | {"allOf": [_kind(kind) for kind in spelling.SUPPORTED_KINDS]}
+    return opened(common, required=("kind",)) | {"allOf": [_kind(*entry) for entry in TOOL_KINDS.items()]}
 
 
-def _kind(kind: str) -> Schema:
+def _kind(name: str, kind: ToolKind) -> Schema:
     """The fields of one kind, and which of them it needs."""
     fields: Schema = {}
-    spellings = {names[0]: names for names in spelling.TOOL_FIELDS[kind]}
+    spellings = {names[0]: names for names in kind.fields}
     for names in spellings.values():
         fields |= spelled(names, ANY)
     then: Schema = {"properties": fields}
-    needed = spelling.REQUIRED_FIELDS.get(kind, ())
-    choices = [{"required": [word]} for name in needed for word in spellings[name]]
-    if kind in spelling.NAMES_ITS_OBJECT and spelling.NAMES_ITS_OBJECT[kind] in needed:
+    choices = [{"required": [word]} for field in kind.needs for word in spellings[field]]
+    if kind.name_fills in kind.needs:
         choices.append({"required": ["name"]})
-    if kind == "transfer":
-        then["required"] = list(needed)
+    if kind.needs_all:
+        then["required"] = list(kind.needs)
     elif choices:
         then["anyOf"] = choices
-    return {"if": {"properties": {"kind": {"const": kind}}, "required": ["kind"]}, "then": then}
+    return {"if": {"properties": {"kind": {"const": name}}, "required": ["kind"]}, "then": then}
 
 
 def _spec() -> Schema:

@@ -22,9 +22,7 @@ from noetl_dagster.playbook.models import (
 )
 from noetl_dagster.playbook.templates.rendering import Compiled, Condition, compile_value, condition
 from noetl_dagster.playbook.templates.scope import CompiledSet, compile_set
-
-REFERENCE_TOOLS = frozenset({"spark", "duckdb", "artifact", "result", "resolve", "transfer"})
-"""Tools that read stored results themselves: their input is handed over by reference, unfetched."""
+from noetl_dagster.playbook.tool_kinds import TOOL_KINDS
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,6 +144,7 @@ def compile_step(playbook: Playbook, step: Step) -> StepProgram:
 def _compile_task(playbook: Playbook, task: Task, *, in_loop: bool) -> TaskProgram:
     if task.kind == "workbook":
         task = _workbook_task(playbook, task)
+    kind = TOOL_KINDS.get(task.kind)
     return TaskProgram(
         task=task,
         raw={key: value for key, value in task.config.items() if key in LITERAL_FIELDS},
@@ -154,7 +153,7 @@ def _compile_task(playbook: Playbook, task: Task, *, in_loop: bool) -> TaskProgr
         references={
             key: compile_value(value)
             for key, value in (task.input.items() if isinstance(task.input, dict) else ())
-            if task.kind in REFERENCE_TOOLS
+            if kind is not None and kind.takes_references
         },
         auth=compile_value(task.auth),
         output=None if task.output is None else compile_value(task.output),

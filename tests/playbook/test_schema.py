@@ -14,6 +14,7 @@ from noetl_dagster.playbook.dialects import spelling
 from noetl_dagster.playbook.document import Document
 from noetl_dagster.playbook.loader import load_playbook
 from noetl_dagster.playbook.schema import language_schema
+from noetl_dagster.playbook.tool_kinds import TOOL_KINDS
 
 PLAYBOOKS = Path(__file__).parents[2] / "playbooks"
 SCHEMA = language_schema()
@@ -22,7 +23,7 @@ SCHEMA = language_schema()
 def test_it_is_json_and_complete() -> None:
     assert json.loads(json.dumps(SCHEMA)) == SCHEMA
     assert set(SCHEMA["properties"]) == set(spelling.ROOT_KEYS)
-    assert SCHEMA["$defs"]["task"]["properties"]["kind"]["enum"] == list(spelling.SUPPORTED_KINDS)
+    assert SCHEMA["$defs"]["task"]["properties"]["kind"]["enum"] == list(TOOL_KINDS)
     assert set(spelling.STEP_KEYS) <= set(SCHEMA["$defs"]["step"]["properties"])
     assert set(spelling.ARC_KEYS) <= set(SCHEMA["$defs"]["arc"]["properties"])
     assert set(spelling.LOOP_KEYS) <= set(SCHEMA["$defs"]["loop"]["properties"])

@@ -8,6 +8,7 @@ import pytest
 
 from noetl_dagster.errors import NoetlError, ToolError
 from noetl_dagster.playbook.models import Task
+from noetl_dagster.playbook.tool_kinds import TOOL_KINDS
 from noetl_dagster.tools.base import Toolbox, ToolCall, ToolResult
 from noetl_dagster.tools.commands.container import job_manifest
 from noetl_dagster.tools.registry import KINDS, WORKBOOK, tool_for
@@ -16,6 +17,10 @@ from noetl_dagster.tools.registry import KINDS, WORKBOOK, tool_for
 @pytest.mark.parametrize("kind", sorted(KINDS - {WORKBOOK}))
 def test_every_kind_has_a_tool(kind: str) -> None:
     assert tool_for(kind) is tool_for(kind)
+
+
+def test_the_language_knows_the_same_kinds() -> None:
+    assert set(TOOL_KINDS) == KINDS
 
 
 def test_unknown_kinds_list_those_that_are() -> None:

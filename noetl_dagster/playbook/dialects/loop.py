@@ -16,9 +16,9 @@ from noetl_dagster.playbook.dialects.spelling import (
     LOOP_MODES,
     MAX_IN_FLIGHT,
     RESERVED_ITERATORS,
-    SQL_FIELD,
 )
 from noetl_dagster.playbook.models import CursorSpec, FrameSpec, Loop, LoopMode
+from noetl_dagster.playbook.tool_kinds import SQL_FIELD
 from noetl_dagster.playbook.wording import described
 
 _SETTINGS = (

@@ -10,12 +10,10 @@ from noetl_dagster.playbook.dialects.spelling import (
     AUTH,
     BACKOFFS,
     DELAY,
-    HTTP_BODY,
     INPUT,
-    SQL_FIELD,
-    URL,
 )
 from noetl_dagster.playbook.models import Backoff, Collect, CollectStrategy, NextCall, RetryRule, Sink
+from noetl_dagster.playbook.tool_kinds import HTTP_BODY, SQL_FIELD, URL
 from noetl_dagster.playbook.wording import described
 
 _ON_ERROR = "{{ error is defined }}"

@@ -17,13 +17,14 @@ from noetl_dagster.playbook.dialects.spelling import (
     OUTPUT,
     STEP_KEYS,
     STEP_REMEDIES,
-    SUPPORTED_KINDS,
-    TOOL_FIELDS,
 )
 from noetl_dagster.playbook.dialects.tool import read_task, read_tasks
 from noetl_dagster.playbook.models import Loop, LoopMode, Step, Task
+from noetl_dagster.playbook.tool_kinds import TOOL_KINDS
 
-_FIELDS_OF_TOOLS = frozenset(chain.from_iterable(chain.from_iterable(TOOL_FIELDS.values()))) | {
+_FIELDS_OF_TOOLS = frozenset(
+    chain.from_iterable(words for kind in TOOL_KINDS.values() for words in kind.fields)
+) | {
     "auth",
     "kind",
 }
@@ -100,10 +101,13 @@ def _tasks(block: Block, outer: tuple[dict[str, Any], ...]) -> tuple[Task, ...]:
 def _seed_tool(block: Block, outer: tuple[dict[str, Any], ...]) -> tuple[Task, ...]:
     """The seeds' oldest shape: ``tool: http`` with the tool's fields beside it."""
     kind = block.text("tool") or ""
-    fields = set(chain.from_iterable(TOOL_FIELDS.get(kind, ()))) | {"auth", "credential"}
+    fields = set(chain.from_iterable(TOOL_KINDS[kind].fields if kind in TOOL_KINDS else ())) | {
+        "auth",
+        "credential",
+    }
     values = {"kind": kind} | {key: block[key] for key in block.values if key in fields}
     block.drop(*values)
-    if kind not in SUPPORTED_KINDS and not values.keys() - {"kind"}:
+    if kind not in TOOL_KINDS and not values.keys() - {"kind"}:
         values = {"kind": kind}
     tool = Block(block.reading, values, block.what, block.place_of("tool"))
     task = read_task(tool, outer)

@@ -14,18 +14,16 @@ from noetl_dagster.playbook.dialects.spelling import (
     DESCRIPTION,
     HTTP_METHODS,
     INPUT,
-    NAMES_ITS_OBJECT,
     OUTPUT,
-    REQUIRED_FIELDS,
-    SUPPORTED_KINDS,
     TASK_KEYS,
-    TOOL_FIELDS,
 )
 from noetl_dagster.playbook.models import Input, Task
+from noetl_dagster.playbook.tool_kinds import SUPPORTED_KINDS, TOOL_KINDS, Spellings, ToolKind
 from noetl_dagster.playbook.wording import described, suggestion
 
 Specs = tuple[dict[str, Any], ...]
 PREVIOUS = "previous"
+UNKNOWN = ToolKind(fields=())
 _FORM = "application/x-www-form-urlencoded"
 
 
@@ -93,7 +91,7 @@ def read_task(
         block.what = f"{block.what}, task {named!r}"
     if kind is None:
         return None
-    fields = TOOL_FIELDS.get(kind, ())
+    known = TOOL_KINDS.get(kind, UNKNOWN)
     input = _input(block, kind)
     spec_block = block.child("spec")
     spec = read_task_spec(spec_block, outer, block)
@@ -106,10 +104,10 @@ def read_task(
         "sink": read_sink(block),
     }
     block.drop(*DESCRIPTION)
-    config = _config(block, kind, fields)
-    if own_name is not None and kind in NAMES_ITS_OBJECT:
-        config.setdefault(NAMES_ITS_OBJECT[kind], own_name)
-    _check_required(block, kind, config)
+    config = _config(block, kind, known.fields)
+    if own_name is not None and known.name_fills is not None:
+        config.setdefault(known.name_fills, own_name)
+    _check_required(block, kind, known, config)
     if kind == "http":
         _check_method(block, config)
     return block.build(
@@ -152,7 +150,7 @@ def _input(block: Block, kind: str) -> Input:
     return block.input(*(*INPUT, "payload", "workload") if kind == "playbook" else INPUT)
 
 
-def _config(block: Block, kind: str, fields: tuple[tuple[str, ...], ...]) -> dict[str, Any]:
+def _config(block: Block, kind: str, fields: tuple[Spellings, ...]) -> dict[str, Any]:
     """The tool's own fields under canonical names. Fields nobody knows are kept, and pointed out."""
     config: dict[str, Any] = {}
     for names in fields:
@@ -194,11 +192,10 @@ def _sends_form(headers: Any) -> bool:
     )
 
 
-def _check_required(block: Block, kind: str, config: dict[str, Any]) -> None:
-    needed = REQUIRED_FIELDS.get(kind, ())
-    missing = [name for name in needed if name not in config]
-    if missing and (kind == "transfer" or len(missing) == len(needed)):
-        block.error(f"{kind} needs {' or '.join(map(repr, missing if kind == 'transfer' else needed))}")
+def _check_required(block: Block, name: str, kind: ToolKind, config: dict[str, Any]) -> None:
+    missing = [field for field in kind.needs if field not in config]
+    if missing and (kind.needs_all or len(missing) == len(kind.needs)):
+        block.error(f"{name} needs {' or '.join(map(repr, missing if kind.needs_all else kind.needs))}")
 
 
 def _check_names(step: Block, tasks: list[Task]) -> None:
