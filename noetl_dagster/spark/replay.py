@@ -23,7 +23,7 @@ import pyarrow as pa
 
 from noetl_dagster.errors import ServiceError
 from noetl_dagster.events.projection import queries
-from noetl_dagster.events.projection.execution import Done, ProjectedExecution
+from noetl_dagster.events.projection.execution import CHANGES, Done, ProjectedExecution
 from noetl_dagster.events.types import EventType
 from noetl_dagster.settings import Settings
 from noetl_dagster.spark import progress, replay_queries
@@ -36,12 +36,6 @@ if TYPE_CHECKING:
 ROWS_A_STATEMENT = 500
 _SUCCESSES = frozenset({EventType.COMMAND_COMPLETED, EventType.LOOP_SHARD_DONE})
 _FAILURES = frozenset({EventType.COMMAND_FAILED, EventType.LOOP_SHARD_FAILED})
-_CHANGES = (
-    EventType.PLAYBOOK_INITIALIZED, EventType.PLAYBOOK_COMPLETED, EventType.PLAYBOOK_FAILED,
-    EventType.EXECUTION_RESUMED, EventType.EXECUTION_CANCELLED, EventType.STEP_ENTER, EventType.STEP_EXIT,
-    EventType.LOOP_STARTED, EventType.LOOP_DONE, EventType.LOOP_FANOUT_STARTED,
-    EventType.LOOP_FANIN_COMPLETED, EventType.WARNING,
-)  # fmt: skip
 
 _READ = (
     "execution_id BIGINT, event_id BIGINT, event_type STRING, catalog_id BIGINT, parent_execution_id BIGINT, "
@@ -112,7 +106,7 @@ def events_below(spark: SparkSession, horizon: int) -> DataFrame:
     tasks = 4 * spark.sparkContext.defaultParallelism if is_classic(spark) else 32
     log = spark.read.format(FORMAT).schema(_READ)
     events = log.option("whole_executions", True).option("tasks", tasks).load()
-    kinds = [kind.value for kind in (*_CHANGES, *_SUCCESSES, *_FAILURES)]
+    kinds = [kind.value for kind in (*CHANGES, *_SUCCESSES, *_FAILURES)]
     return events.where(events["event_type"].isin(kinds) & (events["xact_id"] < horizon))
 
 

@@ -220,3 +220,6 @@ _HANDLERS = (
     | dict.fromkeys(_ENDINGS, ProjectedExecution._ended)
     | dict.fromkeys(_COUNTED, ProjectedExecution._iteration_failed)
 )
+
+CHANGES = frozenset(_HANDLERS) - _COUNTED
+"""Events that change a row whatever they hold. Of failures only an iteration's last does."""
