@@ -16,7 +16,7 @@ import orjson
 from noetl_dagster.errors import CredentialError, ToolError
 from noetl_dagster.tools.access.credentials import HTTP_TYPES, Credential, CredentialType
 from noetl_dagster.tools.base import Tool, Toolbox, ToolCall, ToolResult
-from noetl_dagster.tools.jsonable import NotJsonableError, to_jsonable
+from noetl_dagster.tools.rows.jsonable import NotJsonableError, to_jsonable
 
 DEFAULT_SECONDS = 30.0
 MAX_REDIRECTS = 20

@@ -15,7 +15,7 @@ from nats.aio.client import Client as NatsClient
 from noetl_dagster.errors import CredentialError, ServiceError, ToolError
 from noetl_dagster.tools.access.credentials import CredentialType
 from noetl_dagster.tools.base import Tool, Toolbox, ToolCall, ToolResult
-from noetl_dagster.tools.jsonable import to_jsonable
+from noetl_dagster.tools.rows.jsonable import to_jsonable
 
 PUBLISH_SECONDS = 10.0
 

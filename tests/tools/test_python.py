@@ -261,7 +261,7 @@ async def test_cancelled_subprocess_is_killed(run: Any, tmp_path: Path) -> None:
 
 
 def test_exact_decimals_are_numbers() -> None:
-    from noetl_dagster.tools.jsonable import number_of, to_jsonable
+    from noetl_dagster.tools.rows.jsonable import number_of, to_jsonable
 
     assert number_of(Decimal("12345678901234567890.12")) == "12345678901234567890.12"
     assert number_of(Decimal("3")) == 3

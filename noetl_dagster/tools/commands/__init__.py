@@ -1,5 +1,5 @@
 """Programs beside this one: shell commands, scripts, Kubernetes Jobs.
 
 Gives ``ShellTool`` and ``ContainerTool`` to the registry, child processes with bounds to the python tool.
-Stands on ``base``, ``jsonable``, ``limits`` and ``scripts``.
+Stands on ``base``, ``limits``, ``rows`` and ``scripts``.
 """

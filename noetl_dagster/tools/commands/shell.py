@@ -14,8 +14,8 @@ import orjson
 from noetl_dagster.errors import ToolError
 from noetl_dagster.tools.base import Tool, Toolbox, ToolCall, ToolResult
 from noetl_dagster.tools.commands.processes import Finished, run_process
-from noetl_dagster.tools.jsonable import to_jsonable
 from noetl_dagster.tools.limits import time_limit
+from noetl_dagster.tools.rows.jsonable import to_jsonable
 from noetl_dagster.tools.scripts import load_script
 
 SHELL = "/bin/sh"

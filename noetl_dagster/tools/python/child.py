@@ -15,7 +15,6 @@ from typing import Any
 
 import orjson
 
-from noetl_dagster.tools.jsonable import is_table
 from noetl_dagster.tools.python.code import (
     FAILURES,
     CodeFailure,
@@ -24,6 +23,7 @@ from noetl_dagster.tools.python.code import (
     finished,
     run_program,
 )
+from noetl_dagster.tools.rows.jsonable import is_table
 
 REQUEST, RESULT, TABLE = "request.json", "result.json", "result.arrow"
 

@@ -17,7 +17,7 @@ from types import CodeType
 from typing import Any
 
 from noetl_dagster.playbook.templates.views import copied
-from noetl_dagster.tools.jsonable import is_table, to_jsonable
+from noetl_dagster.tools.rows.jsonable import is_table, to_jsonable
 
 logger = logging.getLogger("noetl_dagster.tools.python.output")
 

@@ -15,9 +15,9 @@ import pyarrow as pa
 
 from noetl_dagster.errors import ToolError
 from noetl_dagster.tools.commands.processes import Finished, run_process
-from noetl_dagster.tools.jsonable import NotJsonableError, to_jsonable
 from noetl_dagster.tools.python.child import REQUEST, RESULT, TABLE
 from noetl_dagster.tools.python.code import CodeFailure, Printed
+from noetl_dagster.tools.rows.jsonable import NotJsonableError, to_jsonable
 
 CHILD = "noetl_dagster.tools.python.child"
 _UNITS = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30}

@@ -12,7 +12,7 @@ from uuid import UUID
 
 import orjson
 
-from noetl_dagster.tools.jsonable import to_jsonable
+from noetl_dagster.tools.rows.jsonable import to_jsonable
 from noetl_dagster.tools.rows.values import parameter, row_value
 
 NULL = "\\N"

@@ -15,7 +15,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from noetl_dagster.errors import ToolError
-from noetl_dagster.tools.jsonable import to_jsonable
+from noetl_dagster.tools.rows.jsonable import to_jsonable
 from noetl_dagster.tools.rows.values import row_value
 
 Row = Mapping[str, Any]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from noetl_dagster.tools.jsonable import is_table
+from noetl_dagster.tools.rows.jsonable import is_table
 
 
 def rows_of(value: Any) -> list[Mapping[str, Any]]:

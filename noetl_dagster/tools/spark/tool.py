@@ -15,9 +15,9 @@ from noetl_dagster.result_ref import ResultRef
 from noetl_dagster.settings import StoreTier
 from noetl_dagster.storage import locations
 from noetl_dagster.tools.base import Tool, Toolbox, ToolCall, ToolResult
-from noetl_dagster.tools.jsonable import NotJsonableError, is_table, to_jsonable
 from noetl_dagster.tools.python.code import CodeFailure, Printed, call_main, compile_code, run_program
 from noetl_dagster.tools.python.threads import CodeThreads
+from noetl_dagster.tools.rows.jsonable import NotJsonableError, is_table, to_jsonable
 from noetl_dagster.tools.spark.inputs import inputs_of, stored_inputs
 from noetl_dagster.tools.sql.statements import split_statements
 

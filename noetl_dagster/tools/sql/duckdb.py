@@ -18,8 +18,8 @@ from noetl_dagster.result_ref import RefKind, ResultRef
 from noetl_dagster.settings import Settings
 from noetl_dagster.storage import locations
 from noetl_dagster.tools.base import Tool, Toolbox, ToolCall, ToolResult
-from noetl_dagster.tools.jsonable import NotJsonableError, to_jsonable
 from noetl_dagster.tools.references import as_result_ref
+from noetl_dagster.tools.rows.jsonable import NotJsonableError, to_jsonable
 from noetl_dagster.tools.sql.prepare import prepare_statements
 from noetl_dagster.tools.sql.statements import BoundStatement
 
