@@ -249,7 +249,7 @@ class Pipeline:
     async def _apply(self, run: _Run, block: CompiledSet) -> None:
         if not block:
             return
-        patches = await with_references(lambda: block.patches(run.scope), self._fetch)
+        patches = await with_references(lambda: block.patches(run.scope, run.scope.stored), self._fetch)
         for patch in patches:
             self._write(run, patch)
 

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from noetl_dagster.errors import TemplateError
 from noetl_dagster.playbook.templates.rendering import Compiled, compile_value
-from noetl_dagster.playbook.templates.views import plain
 
 SCOPES = ("ctx", "iter", "step")
+Stored = Callable[[str, tuple[str, ...]], Any]
+"""What ``set`` has written to a scope and path; None where there is nothing."""
+
 READ_ONLY_SCOPES = frozenset({"workload", "keychain", "input", "loop", "event", "output", "results", "job"})
 
 
@@ -57,6 +59,10 @@ def parse_target(name: str, *, in_loop: bool) -> tuple[str, tuple[str, ...]]:
     return ("iter" if in_loop else "ctx"), parts
 
 
+def _nothing_stored(scope: str, path: tuple[str, ...]) -> Any:
+    return None
+
+
 class CompiledSet:
     """A ``set`` block ready to be rendered."""
 
@@ -69,15 +75,18 @@ class CompiledSet:
     def __bool__(self) -> bool:
         return bool(self._entries)
 
-    def patches(self, scope: Mapping[str, Any]) -> list[Patch]:
+    def patches(self, scope: Mapping[str, Any], stored: Stored = _nothing_stored) -> list[Patch]:
         """Renders every value in the same scope: one entry does not see what another writes.
+
+        Args:
+            stored: what stands at a target now; a value that grew from it shares its parts.
 
         Raises:
             TemplateError: a value cannot be rendered.
             ReferenceNeeded: a stored result has to be fetched first.
         """
         return [
-            Patch(target, path, value.render(scope) if value.is_fresh else plain(value.render(scope)))
+            Patch(target, path, value.render_over(scope, stored(target, path)))
             for target, path, value in self._entries
         ]
 

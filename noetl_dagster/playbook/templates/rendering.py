@@ -16,7 +16,7 @@ from jinja2 import TemplateSyntaxError, Undefined, UndefinedError, meta, nodes
 
 from noetl_dagster.errors import NoetlError, TemplateError, UndefinedNameError
 from noetl_dagster.playbook.templates.environment import PlaybookEnvironment, ScopeContext, UnknownName
-from noetl_dagster.playbook.templates.views import ReferenceNeeded, View, is_lazy_sequence, plain
+from noetl_dagster.playbook.templates.views import ReferenceNeeded, View, grown, is_lazy_sequence, plain
 from noetl_dagster.playbook.wording import did_you_mean, listed
 
 if TYPE_CHECKING:
@@ -87,6 +87,10 @@ class Compiled:
             ReferenceNeeded: a stored result has to be fetched first; see :func:`render_async`.
         """
         raise NotImplementedError
+
+    def render_over(self, scope: Mapping[str, Any], before: Any) -> Any:
+        """A copy of the value for who keeps it in the place of ``before``, whose parts it shares (``grown``)."""
+        return grown(self.render(scope), before)
 
     def evaluate(self, scope: Mapping[str, Any]) -> Any:
         """Like ``render``, but views stay views and an unknown name is returned as a false object."""
@@ -168,16 +172,23 @@ class _Expression(_Template):
             raise self._failed(error, scope) from error
         return context.vars[_RESULT]
 
+    def render_over(self, scope: Mapping[str, Any], before: Any) -> Any:
+        return grown(self._defined(scope), before)
+
     def render(self, scope: Mapping[str, Any]) -> Any:
+        value = self._defined(scope)
+        if isinstance(value, View) or is_lazy_sequence(value):
+            return plain(value)
+        if (self._may_build or _holds_views(value)) and isinstance(value, (list, tuple, dict)):
+            return plain(value)
+        return value
+
+    def _defined(self, scope: Mapping[str, Any]) -> Any:
         value = self.evaluate(scope)
         if isinstance(value, Undefined):
             if isinstance(value, UnknownName):
                 raise self._failed(UndefinedError(value._undefined_message), scope)
             return None  # an inline if without else
-        if isinstance(value, View) or is_lazy_sequence(value):
-            return plain(value)
-        if (self._may_build or _holds_views(value)) and isinstance(value, (list, tuple, dict)):
-            return plain(value)
         return value
 
 

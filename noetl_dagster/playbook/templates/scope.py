@@ -153,6 +153,17 @@ class Scope(Mapping[str, Any]):
             setattr(derived, name, value)
         return derived
 
+    def stored(self, scope: str, path: tuple[str, ...]) -> Any:
+        """What ``set`` has written to ``ctx``, ``iter`` or ``step`` at a path; None where there is nothing."""
+        value: Any = self.step_values
+        if scope == "ctx":
+            value = self.ctx
+        elif scope == "iter" and self.iteration is not None:
+            value = self.iteration.values
+        for key in path:
+            value = value.get(key) if isinstance(value, Mapping) else None
+        return value
+
     @property
     def input(self) -> Mapping[str, Any]:
         return self._input

@@ -368,6 +368,26 @@ def plain(value: Any) -> Any:
     return value
 
 
+def grown(value: Any, before: Any) -> Any:
+    """Like :func:`plain`, but shares what stands in ``before`` already: appending to a list costs what is new.
+
+    Args:
+        before: a value without views that nobody changes any more, such as what ``value`` replaces; it must be
+            held by the caller, for its parts are known by their identity.
+    """
+    if value is before:
+        return before
+    if type(value) is list and type(before) is list:
+        known = {id(item) for item in before}
+        return [item if type(item) in _LEAVES or id(item) in known else plain(item) for item in value]
+    if type(value) is dict and type(before) is dict:
+        return {
+            key: item if type(item) in _LEAVES else grown(item, before.get(key))
+            for key, item in value.items()
+        }
+    return plain(value)
+
+
 def copied(value: Any) -> Any:
     """A copy of plain mappings and lists, however deep; other values, tables among them, as they are."""
     kind = type(value)

@@ -219,3 +219,50 @@ def test_patches_travel_as_json_and_copy_what_they_change() -> None:
     assert shared == {"b": 0, "c": 1}
     Patch("ctx", ("new", "deep"), 1).apply(ctx)
     assert ctx["new"] == {"deep": 1}
+
+
+@pytest.mark.parametrize("pages", [10, 100, 1_000])
+def test_what_grows_costs_what_is_new(pages: int) -> None:
+    """Each page is copied once, however many there are: later lists share it."""
+    values: dict[str, Any] = {"pages": [], "by_number": {}}
+    block = compile_set(
+        {
+            "iter.pages": "{{ iter.pages + [output.data] }}",
+            "iter.by_number": "{{ dict(iter.by_number, **{output.data.name: output.data}) }}",
+        },
+        in_loop=True,
+    )
+    copies: dict[int, Any] = {}
+    for number in range(pages):
+        page = {"name": f"p{number}", "rows": [{"n": number}]}
+        turn = (
+            scope()
+            .with_iteration("item", 1, 0, 1, values)
+            .with_locals({"output": ResultView({"status": "ok", "data": page}, ReferenceCache())})
+        )
+        for patch in block.patches(turn, turn.stored):
+            patch.apply(values)
+        assert values["pages"][-1] == page
+        assert values["pages"][-1] is not page
+        for stored in (*values["pages"], *values["by_number"].values()):
+            copies[id(stored)] = stored  # held, so that no identity is used again
+    assert [page["rows"][0]["n"] for page in values["pages"]] == list(range(pages))
+    assert list(values["by_number"].values()) == values["pages"]
+    assert len(copies) == 2 * pages
+
+
+def test_values_that_are_put_together_are_copies() -> None:
+    item = {"rows": [1]}
+    values: dict[str, Any] = {"a": [[0]], "b": {"c": [1]}}
+    turn = scope().with_iteration("item", item, 0, 1, values)
+    block = compile_set(
+        {"iter.a": "{{ [item] + iter.a }}", "iter.b": "{{ iter.b }}", "iter.c": "{{ iter.a + [item] }}"},
+        in_loop=True,
+    )
+    first, same, other = (patch.value for patch in block.patches(turn, turn.stored))
+    assert first == [item, [0]]
+    assert first[0] is not item
+    assert first[1] is values["a"][0]
+    assert same is values["b"]
+    assert other == [[0], item]
+    assert other[0] is not values["a"][0]  # another target's value: it might be written by itself
