@@ -19,7 +19,6 @@ from noetl_dagster.errors import Place, ToolError
 from noetl_dagster.playbook.models import Task
 from noetl_dagster.playbook.templates.views import ReferenceCache, ResultView
 from noetl_dagster.tools.base import Toolbox
-from noetl_dagster.tools.python.threads import CodeThreads
 from tests.waiting import ended as process_ended
 from tests.waiting import until
 
@@ -178,33 +177,6 @@ async def test_cancelled_code_is_interrupted(run: Any, tmp_path: Path) -> None:
         await call
 
     await until(ended.exists)
-
-
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
-async def test_an_interrupt_that_python_drops_is_repeated(tmp_path: Path) -> None:
-    begun, ended = tmp_path / "begun", tmp_path / "ended"
-
-    class Held:
-        def __del__(self) -> None:
-            begun.touch()
-            while True:  # what is raised here is only reported
-                abs(1)
-
-    def code() -> None:
-        held = Held()
-        try:
-            del held
-            while True:
-                abs(1)
-        finally:
-            ended.touch()
-
-    threads = CodeThreads(limit=1, repeat_seconds=0.1)
-    call = asyncio.create_task(threads.run(code))
-    await until(begun.exists)
-    call.cancel()
-    await until(ended.exists)
-    assert await threads.run(lambda: "another thread took the place") == "another thread took the place"
 
 
 async def test_printed_text_goes_to_the_log(run: Any, caplog: pytest.LogCaptureFixture) -> None:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import ctypes
 import itertools
 import queue
 import threading
@@ -18,12 +17,12 @@ from dataclasses import dataclass, field
 from typing import Any
 from weakref import WeakKeyDictionary
 
+from noetl_dagster.tools.python.interrupts import Interrupted, interrupt, take_back
+
 THREADS = 32
 REPEAT_SECONDS = 5.0  # between interrupts of the same code: long enough for its `finally` to clean up
-
-
-class Interrupted(BaseException):
-    """Raised inside code whose time is up. ``except Exception`` lets it through."""
+GRACE_SECONDS = 5.0  # for what code should not be interrupted in: a log's lock, an import, a `__del__`
+LOOK_SECONDS = 0.02  # until code that could not be interrupted is looked at again
 
 
 @dataclass(slots=True)
@@ -32,7 +31,7 @@ class _Job:
     future: asyncio.Future[Any]
     mailbox: _Mailbox
     lock: threading.Lock = field(default_factory=threading.Lock)
-    thread: int | None = None
+    thread: int | None = None  # where its code is being called; only then may it be interrupted
     abandoned: bool = False
 
 
@@ -62,9 +61,15 @@ class _Mailbox:
 class CodeThreads:
     """Daemon threads, started when needed, at most ``limit`` that are not written off."""
 
-    def __init__(self, limit: int = THREADS, repeat_seconds: float = REPEAT_SECONDS) -> None:
+    def __init__(
+        self,
+        limit: int = THREADS,
+        repeat_seconds: float = REPEAT_SECONDS,
+        grace_seconds: float = GRACE_SECONDS,
+    ) -> None:
         self._limit = limit
         self._repeat_seconds = repeat_seconds
+        self._grace_seconds = grace_seconds
         self._jobs: queue.SimpleQueue[_Job] = queue.SimpleQueue()
         self._lock = threading.Lock()
         self._threads = 0
@@ -88,18 +93,21 @@ class CodeThreads:
             return await job.future
         except asyncio.CancelledError:
             self._abandon(job)
-            self._interrupt(job, loop)
+            self._interrupt(job, loop, loop.time() + self._grace_seconds)
             raise
 
     def _submit(self, job: _Job) -> None:
         with self._lock:
             self._waiting += 1
-            start = self._waiting > self._threads and self._threads < self._limit
-            if start:
-                self._threads += 1
         self._jobs.put(job)
-        if start:
-            threading.Thread(target=self._work, name=f"noetl-code-{next(self._names)}", daemon=True).start()
+        self._start_if_needed()
+
+    def _start_if_needed(self) -> None:
+        with self._lock:
+            if self._waiting <= self._threads or self._threads >= self._limit:
+                return
+            self._threads += 1
+        threading.Thread(target=self._work, name=f"noetl-code-{next(self._names)}", daemon=True).start()
 
     def _abandon(self, job: _Job) -> None:
         with job.lock:
@@ -109,28 +117,24 @@ class CodeThreads:
             with self._lock:
                 self._threads -= 1
                 self._waiting -= 1
+        self._start_if_needed()  # a job that waited for this place may be the last that ever comes
 
-    def _interrupt(self, job: _Job, loop: asyncio.AbstractEventLoop) -> None:
+    def _interrupt(self, job: _Job, loop: asyncio.AbstractEventLoop, grace_ends: float) -> None:
         """Raises ``Interrupted`` in abandoned code, again and again until the code has ended.
 
-        Once is not enough: Python drops an exception that is raised in a ``__del__`` or a weakref callback.
+        Once is not enough: Python drops an exception that is raised in a ``__del__`` or a weakref callback, and
+        code may catch it.
         """
         with job.lock:
             if job.thread is None:
                 return
-            identity, error = ctypes.c_ulong(job.thread), ctypes.py_object(Interrupted)
-            ctypes.pythonapi.PyThreadState_SetAsyncExc(identity, error)
-        loop.call_later(self._repeat_seconds, self._interrupt, job, loop)
+            sent = interrupt(job.thread, _call.__code__, everywhere=loop.time() >= grace_ends)
+        loop.call_later(
+            self._repeat_seconds if sent else LOOK_SECONDS, self._interrupt, job, loop, grace_ends
+        )
 
     def _work(self) -> None:
-        while True:
-            job = self._jobs.get()
-            try:
-                if not self._perform(job):
-                    return
-            except Interrupted:  # written off between two instructions
-                job.thread = None  # its number may be given to another thread
-                return
+        while self._perform(self._jobs.get()):
             with self._lock:
                 self._waiting -= 1
 
@@ -140,20 +144,37 @@ class CodeThreads:
             if job.abandoned:
                 return True
             job.thread = threading.get_ident()
-        value: Any = None
-        failure: BaseException | None = None
-        try:
-            value = job.function()
-        except BaseException as error:
-            failure = error
-        with job.lock:
-            job.thread = None
-            if job.abandoned:
-                return False
+        value, failure, written_off = _call(job)
+        if written_off:
+            return False
         if isinstance(failure, SystemExit | KeyboardInterrupt):
             failure = RuntimeError(f"the code called {type(failure).__name__}: {failure}")
         job.mailbox.put(job.future, value, failure)
         return True
+
+
+def _call(job: _Job) -> tuple[Any, BaseException | None, bool]:
+    """Calls the code of a job: its value, its exception, and whether its caller gave it up meanwhile.
+
+    Interrupts end here. One is sent only while the code's own frames stand upon this one, so the last one may
+    arrive, at the latest, when the code has just returned. It is taken back, or met by the outer ``try``. A
+    second cannot come: none is sent to this frame itself, and none at all once the job has no thread.
+    """
+    value: Any = None
+    failure: BaseException | None = None
+    written_off = True  # as every thread is that an interrupt was sent to
+    try:
+        try:
+            value = job.function()
+        except BaseException as error:
+            failure = error
+        with job.lock:  # given up before: the thread is written off; afterwards: there is nothing to give up
+            job.thread, written_off = None, job.abandoned
+        take_back(threading.get_ident())
+    except Interrupted:
+        with job.lock:
+            job.thread = None
+    return value, failure, written_off
 
 
 def _finish(future: asyncio.Future[Any], value: Any, failure: BaseException | None) -> None:
