@@ -34,13 +34,20 @@ def playbook(text: str) -> Playbook:
 
 @pytest.fixture
 def settings(settings: Settings) -> Settings:
-    """Reports and leases in a test's time."""
+    """No worker counts as lost because the machine is busy: whatever runs twice is a defect."""
     return settings.model_copy(
         update={
-            "worker_heartbeat_seconds": 1.0,
+            "worker_heartbeat_seconds": 20.0,
             "command_heartbeat_seconds": 0.5,
-            "command_heartbeat_timeout_seconds": 5.0,
+            "command_heartbeat_timeout_seconds": 600.0,
         }
+    )
+
+
+def soon_missed(settings: Settings) -> Settings:
+    """For tests that wait until a worker counts as lost: reports and leases in a test's time."""
+    return settings.model_copy(
+        update={"worker_heartbeat_seconds": 1.0, "command_heartbeat_timeout_seconds": 5.0}
     )
 
 

@@ -37,7 +37,13 @@ class ForeignWorker:
         return str(milliseconds << 22 | self.node << 12 | next(self.sequence) % 4096)
 
     async def run(self) -> None:
-        report = {"worker_id": "foreign", "status": "ready", "slots": 1, "available_slots": 1, "interval": 5}
+        report = {
+            "worker_id": "foreign",
+            "status": "ready",
+            "slots": 1,
+            "available_slots": 1,
+            "interval": 600,
+        }
         self.node = (await self.http.post("/api/workers", json=report)).json()["node"]
         connection = await nats.connect(self.nats_url)
         stream = connection.jetstream()

@@ -56,14 +56,6 @@ DONE = "SELECT count(*) FROM noetl.event WHERE execution_id = $1 AND event_type 
 TOTAL = "SELECT result -> 'data' FROM noetl.event WHERE event_type = 'step.exit' AND node_name = 'total'"
 
 
-@pytest.fixture
-def settings(settings: Settings) -> Settings:
-    """No claim is lost to a busy machine: whatever runs twice is a defect."""
-    return settings.model_copy(
-        update={"worker_heartbeat_seconds": 20.0, "command_heartbeat_timeout_seconds": 600.0}
-    )
-
-
 def drive(settings: Settings, execution_id: int) -> subprocess.Popen[str]:
     return subprocess.Popen(
         [sys.executable, "-c", DRIVER, str(execution_id)],

@@ -6,6 +6,7 @@ import asyncio
 import os
 import sys
 
+import pytest
 from nats.aio.msg import Msg
 
 from noetl_dagster import embedded
@@ -16,7 +17,7 @@ from noetl_dagster.settings import EventTransport, Settings
 from noetl_dagster.transport.capacity import WorkerReport, publish_report
 from noetl_dagster.transport.nats.connection import connect
 from noetl_dagster.transport.nats.names import Names
-from tests.pool_worker.conftest import playbook, working
+from tests.pool_worker.conftest import playbook, soon_missed, working
 from tests.service.conftest import serving
 from tests.waiting import PATIENCE_SECONDS, until
 
@@ -45,6 +46,11 @@ asyncio.run(main(sys.argv[1]))
 """
 WAITING = "SELECT execution_id, command_id FROM noetl.queue WHERE status = 'queued'"
 CLAIMS = "SELECT count(*) FROM noetl.event WHERE execution_id = $1 AND event_type = 'command.claimed'"
+
+
+@pytest.fixture
+def settings(settings: Settings) -> Settings:
+    return soon_missed(settings)
 
 
 async def test_a_command_that_every_worker_leaves_unfinished_fails(engine: Engine) -> None:

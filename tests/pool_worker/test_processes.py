@@ -7,10 +7,12 @@ import signal
 from collections import Counter
 from pathlib import Path
 
+import pytest
+
 from noetl_dagster.engine.engine import Engine
 from noetl_dagster.events.state import ExecutionStatus
 from noetl_dagster.settings import EventTransport, Settings
-from tests.pool_worker.conftest import Spawn, playbook
+from tests.pool_worker.conftest import Spawn, playbook, soon_missed
 from tests.service.conftest import serving
 from tests.waiting import PATIENCE_SECONDS, until
 
@@ -33,6 +35,11 @@ workflow:
   - step: end
     tool: {kind: python, input: {found: "{{ start.results }}"}, code: "result = sorted(found)"}
 """
+
+
+@pytest.fixture
+def settings(settings: Settings) -> Settings:
+    return soon_missed(settings)
 
 
 async def listed(engine: Engine, count: int) -> None:
