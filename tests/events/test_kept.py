@@ -29,12 +29,19 @@ async def test_it_goes_back_to_the_pool_by_itself(pool: asyncpg.Pool[Any]) -> No
     assert await kept.fetchval("SELECT 1") == 1
 
 
-async def test_statements_at_the_same_time_do_not_wait_for_each_other(pool: asyncpg.Pool[Any]) -> None:
-    kept = KeptConnection(pool)
-    found = await asyncio.gather(
-        *(kept.fetchval("SELECT pg_backend_pid() FROM pg_sleep(0.2)") for _ in range(4))
-    )
-    assert len(set(found)) == 4
+async def test_statements_at_the_same_time_do_not_wait_for_each_other(
+    settings: Settings, pool: asyncpg.Pool[Any]
+) -> None:
+    kept, gate = KeptConnection(pool), await asyncpg.connect(settings.db_url)
+    await gate.execute("SELECT pg_advisory_lock(1)")
+    waiting = [
+        asyncio.create_task(kept.fetchval("SELECT pg_backend_pid() FROM pg_advisory_lock_shared(1)"))
+        for _ in range(4)
+    ]
+    at_the_gate = "SELECT count(*) = 4 FROM pg_locks WHERE locktype = 'advisory' AND NOT granted"
+    await until(lambda: gate.fetchval(at_the_gate), "all four to run at once")
+    await gate.close()
+    assert len(set(await asyncio.gather(*waiting))) == 4
 
 
 async def test_a_pool_of_one_connection_serves_others_too(
@@ -70,7 +77,10 @@ async def test_a_connection_that_broke_is_replaced(pool: asyncpg.Pool[Any]) -> N
 async def test_a_cancelled_statement_leaves_it_usable(pool: asyncpg.Pool[Any]) -> None:
     kept = KeptConnection(pool)
     waiting = asyncio.create_task(kept.fetchval("SELECT pg_sleep(60)"))
-    await asyncio.sleep(0.05)
+    sleeping = (
+        "SELECT count(*) FROM pg_stat_activity WHERE query = 'SELECT pg_sleep(60)' AND state = 'active'"
+    )
+    await until(lambda: pool.fetchval(f"{sleeping} AND datname = current_database()"), "it to run")
     waiting.cancel()
     await asyncio.wait([waiting])
     assert await kept.fetchval("SELECT 7") == 7

@@ -3,6 +3,7 @@
 import asyncio
 import textwrap
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pytest
@@ -206,20 +207,29 @@ def main(spark):
     await until(lambda: not tracker.getActiveJobsIds(), "the job to end")
 
 
-async def test_progress_names_stages_and_tasks(run: Run, box: Toolbox) -> None:
+async def test_progress_names_stages_and_tasks(run: Run, box: Toolbox, tmp_path: Path) -> None:
     told: list[str] = []
-    box.progress = lambda call, message: told.append(message)
+    go = tmp_path / "go"
+
+    def tell(call: Any, message: str) -> None:
+        told.append(message)
+        if "/6 tasks" in message:
+            go.touch()
+
+    box.progress = tell
     await run(
         code="""
 from pyspark.sql import functions as F
 
-def main(spark):
+def main(spark, go):
     def wait(n):
-        import time
-        time.sleep(0.8)
+        import os, time
+        while not os.path.exists(go):
+            time.sleep(0.02)
         return n
     return spark.range(0, 6, 1, 6).select(F.udf(wait, "int")("id"))
-"""
+""",
+        input={"go": str(go)},
     )
     assert any("/6 tasks" in line for line in told), told
 

@@ -91,7 +91,9 @@ async def status(request: Request) -> Response:
 
 
 async def slow(request: Request) -> Response:
-    await asyncio.sleep(5)
+    """Never answers while the client has patience."""
+    while not await request.is_disconnected():  # noqa: ASYNC110
+        await asyncio.sleep(0.05)
     return PlainTextResponse("late")
 
 

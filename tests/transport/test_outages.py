@@ -70,18 +70,25 @@ async def test_nothing_is_lost_nor_doubled(own_services: Settings, victims: list
     transport = NatsTransport(publisher, Names.of(settings))
     events = [ended(first.execution_id, index) for index in range(EVENTS)]
 
+    sent, away = 0, asyncio.Event()
+
     async def publish() -> None:
+        nonlocal sent
         for start in range(0, EVENTS, BATCH):
+            if start == EVENTS // 2:
+                await away.wait()  # the load lasts beyond the beginning of the outage
             await transport.publish(events[start : start + BATCH])
+            sent = start + BATCH
             await asyncio.sleep(0.02)
 
     publishing = asyncio.create_task(publish())
     for victim in victims:
-        await asyncio.sleep(0.4)
+        await until(lambda: publishing.done() or sent >= EVENTS // 4, "the load")
         assert not publishing.done(), "the load must last beyond the outage"
         pid = read_state(settings.home).services[victim].pid
         assert pid is not None
         os.kill(pid, signal.SIGKILL)
+        away.set()
         await asyncio.sleep(0.5)
         await asyncio.to_thread(embedded.ensure, Settings(home=settings.home), ["postgres", "nats"])
     await publishing

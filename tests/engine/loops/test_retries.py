@@ -109,8 +109,13 @@ FLAKY = """
 
 
 async def test_a_restart_keeps_the_time_at_which_a_retry_is_due(engine: Engine, api: str) -> None:
-    text = FLAKY.replace("SECONDS", "1.5")
+    text = FLAKY.replace("SECONDS", "1000")  # the first driver is gone before
     state = await interrupted(engine, text, {"api": api}, EventType.COMMAND_ISSUED, 2)
+    await engine.runtime.pool.execute(  # a thousand seconds pass, nearly
+        "UPDATE noetl.event SET meta = jsonb_set(meta, '{not_before}', "
+        "to_jsonb(extract(epoch FROM clock_timestamp()) + 1.5)) WHERE execution_id = $1 AND meta ? 'not_before'",
+        state.execution_id,
+    )
     resumed = await engine.resume(state.execution_id)
     assert resumed.status is ExecutionStatus.COMPLETED, resumed.error
     issued = await events_of(engine, state.execution_id, EventType.COMMAND_ISSUED)
