@@ -31,6 +31,7 @@ from noetl_dagster.transport.open import open_transport
 from noetl_dagster.worker.command import WORKER_ID, Command, Outcome
 from noetl_dagster.worker.context import Grant
 from noetl_dagster.worker.execution import Execution
+from noetl_dagster.worker.runner import Call
 
 logger = logging.getLogger(__name__)
 
@@ -203,14 +204,9 @@ class PoolWorker:
         context = grant.context
         if context.ctx is not None:
             execution = replace(execution, state=replace(execution.state, ctx=context.ctx))
-        await self._runtime.runner.run(
-            execution,
-            execution.program.step(command.step),
-            command,
-            values=dict(context.values),
-            is_final=lambda _: context.final,
-            claimed=True,
-        )
+        program = execution.program.step(command.step)
+        call = Call(execution, program, command, dict(context.values), is_final=lambda _: context.final)
+        await self._runtime.runner.run(call, claimed=True)
 
     async def _command(self, grant: Grant) -> Command:
         context = grant.context

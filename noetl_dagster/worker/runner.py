@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 from noetl_dagster.errors import CredentialError, StorageError, TemplateError, ToolError
@@ -26,19 +27,27 @@ def always_final(outcome: Outcome) -> bool:
     return True
 
 
+@dataclass(slots=True)
+class Call:
+    """A command that is in the log, with what it takes to run it.
+
+    Attributes:
+        values: the ``iter`` values shared with earlier attempts of the same iteration.
+        is_final: false for a failed outcome that will be tried again; goes into the event.
+    """
+
+    execution: Execution
+    program: StepProgram
+    command: Command
+    values: dict[str, Any] | None = None
+    is_final: Callable[[Outcome], bool] = always_final
+
+
 class Runner(Protocol):
     """Whoever runs commands to their end: this process, or the pool through its dispatcher."""
 
-    async def run(
-        self,
-        execution: Execution,
-        program: StepProgram,
-        command: Command,
-        *,
-        values: dict[str, Any] | None = None,
-        is_final: Callable[[Outcome], bool] = always_final,
-    ) -> Outcome:
-        """Runs an issued command; see :meth:`CommandRunner.run`."""
+    async def run(self, call: Call) -> Outcome:
+        """Claims and runs an issued command, and sees to it that its end is in the log."""
         ...
 
 
@@ -60,46 +69,35 @@ class CommandRunner:
         self._heartbeats = heartbeats
         box.progress = heartbeats.tell
 
-    async def run(
-        self,
-        execution: Execution,
-        program: StepProgram,
-        command: Command,
-        *,
-        values: dict[str, Any] | None = None,
-        is_final: Callable[[Outcome], bool] = always_final,
-        claimed: bool = False,
-    ) -> Outcome:
+    async def run(self, call: Call, *, claimed: bool = False) -> Outcome:
         """Claims and runs an issued command and hands its end to the event buffer.
 
         Args:
-            values: the ``iter`` values shared with earlier attempts of the same iteration.
-            is_final: false for a failed outcome that will be tried again; goes into the event.
             claimed: the command was claimed before, for an op in another process that waits for its end.
         """
+        program, command = call.program, call.command
         if not claimed:
             await self._buffer.post([self._events.claimed(command)])
         cache = ReferenceCache()
         with self._heartbeats.beating(command):
-            outcome = await self.outcome(execution, program, command, cache, values)
+            outcome = await self.outcome(call.execution, program, command, cache, call.values)
             if claimed and program.retries:
-                outcome.values = values or {}  # the next attempt may run anywhere
+                outcome.values = call.values or {}  # the next attempt may run anywhere
             if program.sink is not None and not outcome.failed:
-                return await self._end_with_sink(
-                    execution, program, command, outcome, cache, values, is_final
-                )
-        await self._buffer.post([self._ended(execution, command, outcome, is_final(outcome))])
+                return await self._end_with_sink(call, program.sink, outcome, cache)
+        await self._buffer.post([self._ended(call, outcome)])
         return outcome
 
-    def _ended(self, execution: Execution, command: Command, outcome: Outcome, final: bool) -> Event:
+    def _ended(self, call: Call, outcome: Outcome) -> Event:
         """The terminal event; a failure that stands says what the command could see."""
-        event = self._events.ended(command, outcome, final=final)
+        final = call.is_final(outcome)
+        event = self._events.ended(call.command, outcome, final=final)
         if outcome.failed and final:
-            state = execution.state
+            state = call.execution.state
             event.context = (event.context or {}) | event_context(
-                execution_id=execution.id,
-                catalog_id=command.catalog_id,
-                command_id=command.command_id,
+                execution_id=call.execution.id,
+                catalog_id=call.command.catalog_id,
+                command_id=call.command.command_id,
                 workload=state.workload,
                 vars=state.ctx,
                 results={step: end.envelope for step, end in state.latest.items()},
@@ -135,24 +133,19 @@ class CommandRunner:
             return Outcome(error_envelope(late), duration=limit)
 
     async def _end_with_sink(
-        self,
-        execution: Execution,
-        program: StepProgram,
-        command: Command,
-        outcome: Outcome,
-        cache: ReferenceCache,
-        values: dict[str, Any] | None,
-        is_final: Callable[[Outcome], bool],
+        self, call: Call, sink: Sink, outcome: Outcome, cache: ReferenceCache
     ) -> Outcome:
         """Writes the sink and the completion: in one transaction where they share a database."""
-        assert program.sink is not None
+        command = call.command
         writer = SinkWriter(self._box)
-        scope = await execution.command_scope(program, command, cache, self._box.results.get, values)
+        scope = await call.execution.command_scope(
+            call.program, command, cache, self._box.results.get, call.values
+        )
         view = ResultView(outcome.envelope, cache)
         await self._buffer.flush()
         try:
             written = await writer.write(
-                program.sink,
+                sink,
                 await self._sink_value(outcome, view),
                 scope.with_locals({"result": view, "output": view}),
                 identity=_identity(command),
@@ -160,7 +153,7 @@ class CommandRunner:
             )
         except (ToolError, TemplateError, CredentialError, StorageError) as error:
             failed = Outcome(error_envelope(error), tasks=outcome.tasks, duration=outcome.duration)
-            await self._buffer.post([self._ended(execution, command, failed, is_final(failed))])
+            await self._buffer.post([self._ended(call, failed)])
             return failed
         if not written.completed:
             await self._buffer.append([self._events.ended(command, outcome)])
@@ -195,6 +188,3 @@ def _identity(command: Command) -> dict[str, Any]:
     if command.shard:
         identity["shard_id"] = command.shard_id
     return identity
-
-
-__all__ = ["CommandRunner", "Sink", "always_final"]

@@ -7,7 +7,6 @@ when one of its items does, and is tried again as a whole.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
 from time import perf_counter
 from typing import Any
 
@@ -21,7 +20,7 @@ from noetl_dagster.result_ref import ResultRef
 from noetl_dagster.worker.command import Command, Outcome
 from noetl_dagster.worker.execution import Execution
 from noetl_dagster.worker.program import StepProgram
-from noetl_dagster.worker.runner import always_final
+from noetl_dagster.worker.runner import Call
 
 ERRORS_SHOWN = 3
 ITEMS_AT_ONCE = 64
@@ -34,26 +33,18 @@ class PartitionRunner:
         self._runtime = runtime
         self._partitions = partitions
 
-    async def run(
-        self,
-        execution: Execution,
-        program: StepProgram,
-        command: Command,
-        *,
-        values: dict[str, Any] | None = None,
-        is_final: Callable[[Outcome], bool] = always_final,
-    ) -> Outcome:
+    async def run(self, call: Call) -> Outcome:
         """Claims and runs an issued command. Its result is the list of its items' results, in order."""
-        runtime = self._runtime
+        runtime, command = self._runtime, call.command
         await runtime.buffer.post([runtime.commands.claimed(command)])
         started = perf_counter()
         with runtime.heartbeats.beating(command):
             try:
-                envelope, patches = await self._run_items(execution, program, command)
+                envelope, patches = await self._run_items(call.execution, call.program, command)
             except (ToolError, StorageError) as error:
                 envelope, patches = error_envelope(error), []
         outcome = Outcome(envelope, patches, duration=perf_counter() - started)
-        await runtime.buffer.post([runtime.commands.ended(command, outcome, final=is_final(outcome))])
+        await runtime.buffer.post([runtime.commands.ended(command, outcome, final=call.is_final(outcome))])
         return outcome
 
     async def _run_items(

@@ -18,7 +18,7 @@ from noetl_dagster.engine.runtime import Runtime
 from noetl_dagster.events.envelopes import from_result
 from noetl_dagster.events.queries import COMMAND_END, LOOP_FAILED
 from noetl_dagster.worker.command import Command, Outcome
-from noetl_dagster.worker.runner import Runner
+from noetl_dagster.worker.runner import Call, Runner
 
 FAIL_FAST_SECONDS = 1.0
 """How often a group looks whether another group has failed."""
@@ -156,7 +156,7 @@ class InlineShards:
             return command.attempt >= last
 
         while True:
-            outcome = await runner.run(execution, program, command, is_final=is_final)
+            outcome = await runner.run(Call(execution, program, command, is_final=is_final))
             if outcome.failed:
                 outcome = await self._standing(command, outcome)
             if not outcome.failed or command.attempt >= last:

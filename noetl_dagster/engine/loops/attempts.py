@@ -24,6 +24,7 @@ from noetl_dagster.worker.command import Command, Outcome
 from noetl_dagster.worker.execution import Execution
 from noetl_dagster.worker.policy import delay_before
 from noetl_dagster.worker.program import Continuation, StepProgram
+from noetl_dagster.worker.runner import Call
 
 MISSING = object()
 
@@ -139,9 +140,8 @@ class Attempts:
         def is_final(outcome: Outcome) -> bool:
             return continuation is None or sequence.failures + 1 >= continuation.rule.max_attempts
 
-        return await self._runtime.runner_of(program).run(
-            execution, program, command, values=sequence.values, is_final=is_final
-        )
+        call = Call(execution, program, command, sequence.values, is_final)
+        return await self._runtime.runner_of(program).run(call)
 
     async def _ended(self, command: Command) -> Outcome | None:
         record = await self._runtime.pool.fetchrow(COMMAND_END, command.execution_id, command.command_id)

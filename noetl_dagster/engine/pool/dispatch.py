@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -35,9 +35,7 @@ from noetl_dagster.transport.nats.streams import ensure_streams
 from noetl_dagster.transport.nats.transport import MESSAGE_ID
 from noetl_dagster.worker.command import CURRENT_ITEM_BYTES, Command, Outcome
 from noetl_dagster.worker.context import CommandContext
-from noetl_dagster.worker.execution import Execution
-from noetl_dagster.worker.program import StepProgram
-from noetl_dagster.worker.runner import always_final
+from noetl_dagster.worker.runner import Call
 
 logger = logging.getLogger(__name__)
 
@@ -66,21 +64,14 @@ class Dispatcher:
         self._opening = asyncio.Lock()
         self._link: _Link | None = None
 
-    async def run(
-        self,
-        execution: Execution,
-        program: StepProgram,
-        command: Command,
-        *,
-        values: dict[str, Any] | None = None,
-        is_final: Callable[[Outcome], bool] = always_final,
-    ) -> Outcome:
-        """Has a worker run an issued command and waits for its end; see :meth:`CommandRunner.run`.
+    async def run(self, call: Call) -> Outcome:
+        """Has a worker run an issued command and waits for its end.
 
         A wait that is cancelled takes the command back, unless a worker has it already.
         """
+        program, command = call.program, call.command
         link = await self._open()
-        context = await self._context(execution, program, command, values, is_final)
+        context = await self._context(call)
         done = link.ends.expect(command.execution_id, command.command_id)
         link.submit(_Request(command, context, program.kind, program.step.spec.max_attempts, done))
         try:
@@ -89,8 +80,8 @@ class Dispatcher:
             with contextlib.suppress(*DATABASE_AWAY):
                 await self._runtime.pool.execute(queries.WITHDRAW, command.execution_id, command.command_id)
             raise
-        if values is not None:
-            values.update(outcome.values)
+        if call.values is not None:
+            call.values.update(outcome.values)
         return outcome
 
     async def close(self) -> None:
@@ -106,20 +97,13 @@ class Dispatcher:
                 self._link = link
             return self._link
 
-    async def _context(
-        self,
-        execution: Execution,
-        program: StepProgram,
-        command: Command,
-        values: dict[str, Any] | None,
-        is_final: Callable[[Outcome], bool],
-    ) -> CommandContext:
-        loop = program.step.loop
-        more: dict[str, Any] = {"values": values or {}, "final": is_final(Outcome({"status": "error"}))}
+    async def _context(self, call: Call) -> CommandContext:
+        command, loop = call.command, call.program.step.loop
+        final = call.is_final(Outcome({"status": "error"}))
+        more: dict[str, Any] = {"values": call.values or {}, "final": final}
         if loop is not None and loop.mode.value == "sequential":
-            more["ctx"] = (
-                execution.state.ctx
-            )  # what earlier iterations set is in the log only when all are done
+            # what earlier iterations set is in the log only when all are done
+            more["ctx"] = call.execution.state.ctx
         if command.item is not None:
             if len(encode_json(command.item)) <= CURRENT_ITEM_BYTES:
                 more["item"] = command.item
