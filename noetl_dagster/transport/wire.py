@@ -83,7 +83,7 @@ class EventMessage(BaseModel):
         A timestamp that is off by more than :data:`CLOCK_SKEW_SECONDS` from ``received`` is replaced by it;
         ``meta.clock_skew`` then says by how many seconds the emitter's clock was ahead.
         """
-        payload, meta, made = self.payload, self.meta, self.timestamp or received
+        meta, made = self.meta, self.timestamp or received
         skew = (made - received).total_seconds()
         if abs(skew) > CLOCK_SKEW_SECONDS:
             made, meta = received, {**meta, "clock_skew": round(skew, 3)}
@@ -91,21 +91,10 @@ class EventMessage(BaseModel):
             execution_id=self.execution_id,
             event_id=self.event_id,
             event_type=self.event_type,
-            node_name=payload.node_name,
-            node_type=payload.node_type,
-            status=payload.status,
-            catalog_id=payload.catalog_id,
-            parent_event_id=payload.parent_event_id,
-            parent_execution_id=payload.parent_execution_id,
-            duration=payload.duration,
             meta=meta,
-            context=payload.context,
-            result=payload.result,
-            error=payload.error,
-            current_index=payload.current_index,
-            current_item=payload.current_item,
             worker_id=self.worker_id,
             created_at=made,
+            **vars(self.payload),
         )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import fields
 from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field
@@ -47,43 +48,17 @@ class CommandContext(BaseModel):
     @classmethod
     def of(cls, command: Command, **more: Any) -> CommandContext:
         """The context of a command, without its item."""
-        return cls(
-            step=command.step,
-            visit=command.visit,
-            attempt=command.attempt,
-            index=command.index,
-            length=command.length,
-            loop_id=command.loop_id,
-            shard=command.shard,
-            part=command.part,
-            follows=command.follows,
-            iter_key=command.iter_key,
-            catalog_id=command.catalog_id,
-            parent_execution_id=command.parent_execution_id,
-            overrides=command.overrides,
-            meta=command.meta(),
-            **more,
-        )
+        shared = {name: getattr(command, name) for name in _SHARED}
+        return cls(**shared, meta=command.meta(), **more)
 
     def command(self, execution_id: int, item: Any) -> Command:
         """The command, with its item at hand."""
-        return Command(
-            execution_id=execution_id,
-            step=self.step,
-            visit=self.visit,
-            attempt=self.attempt,
-            index=self.index,
-            item=item,
-            length=self.length,
-            loop_id=self.loop_id,
-            shard=self.shard,
-            part=self.part,
-            follows=self.follows,
-            iter_key=self.iter_key,
-            catalog_id=self.catalog_id,
-            parent_execution_id=self.parent_execution_id,
-            overrides=self.overrides,
-        )
+        shared = {name: getattr(self, name) for name in _SHARED}
+        return Command(execution_id=execution_id, item=item, **shared)
+
+
+_SHARED = tuple({field.name for field in fields(Command)} & CommandContext.model_fields.keys() - {"item"})
+"""What a context says of its command in the command's own words; an item may be stored elsewhere."""
 
 
 class Grant(BaseModel):
