@@ -8,6 +8,7 @@ so that a pool opened in one op is still usable in the next.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import threading
 from collections.abc import Coroutine
@@ -62,6 +63,15 @@ def run_sync(coroutine: Coroutine[Any, Any, T], *, timeout: float | None = None)
     except BaseException:
         future.cancel()  # no effect when the coroutine itself failed
         raise
+
+
+async def cancel_and_wait(*tasks: asyncio.Task[Any]) -> None:
+    """Cancels tasks, all at once, and returns when they have ended."""
+    for task in tasks:
+        task.cancel()
+    for task in tasks:
+        with contextlib.suppress(asyncio.CancelledError):
+            await task
 
 
 def _serve(loop: asyncio.AbstractEventLoop) -> None:

@@ -16,6 +16,7 @@ from nats.aio.client import Client as NatsClient
 from nats.aio.msg import Msg
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from noetl_dagster.event_loop import cancel_and_wait
 from noetl_dagster.settings import Settings
 from noetl_dagster.transport.nats.names import Names
 from noetl_dagster.transport.nats.pull import ConsumerGoneError, Pull
@@ -94,11 +95,7 @@ class Notices:
 
     async def close(self) -> None:
         """Stops taking notices and gives back those that nobody has dealt with."""
-        for task in self._tasks:
-            task.cancel()
-        for task in self._tasks:
-            with contextlib.suppress(asyncio.CancelledError):
-                await task
+        await cancel_and_wait(*self._tasks)
         with contextlib.suppress(nats.errors.Error, OSError):
             for _, pull in self._pulls:
                 for message in await pull.close():

@@ -17,6 +17,7 @@ from noetl_dagster.engine.driving.liveness import Liveness
 from noetl_dagster.engine.driving.watch import Watch
 from noetl_dagster.engine.runtime import Runtime
 from noetl_dagster.errors import ExecutionCancelledError, NoetlError, ServiceError
+from noetl_dagster.event_loop import cancel_and_wait
 from noetl_dagster.events.envelopes import error_envelope
 from noetl_dagster.events.state import ExecutionState
 from noetl_dagster.pool_worker.control import ControlPlane, DirectControl, HttpControl
@@ -127,11 +128,7 @@ class PoolWorker:
             await stop.wait()
             await self._drain()
         finally:
-            for task in (reporting, *serving):
-                task.cancel()
-            for task in (reporting, *serving):
-                with contextlib.suppress(asyncio.CancelledError):
-                    await task
+            await cancel_and_wait(reporting, *serving)
 
     async def close(self) -> None:
         """Sends what is left to send and closes every connection."""

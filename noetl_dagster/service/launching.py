@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 import os
 import sys
@@ -15,6 +14,7 @@ from typing import Any
 import orjson
 
 from noetl_dagster.engine.engine import Engine
+from noetl_dagster.event_loop import cancel_and_wait
 from noetl_dagster.playbook.models import Playbook
 
 logger = logging.getLogger(__name__)
@@ -61,10 +61,7 @@ class ProcessLauncher:
 
     async def close(self) -> None:
         """Stops watching; the runs are processes of their own."""
-        for task in list(self._watching):
-            task.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await task
+        await cancel_and_wait(*self._watching)
 
     async def _watch(self, process: asyncio.subprocess.Process, execution_id: int, files: list[Path]) -> None:
         """Ends the execution of a run that ended before it began."""

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
+from noetl_dagster.event_loop import cancel_and_wait
 from noetl_dagster.events.buffer import EventBuffer
 from noetl_dagster.tools.base import ToolCall
 from noetl_dagster.worker.command import Command, CommandEvents
@@ -66,9 +66,7 @@ class Heartbeats:
 
     async def close(self) -> None:
         if self._task is not None:
-            self._task.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await self._task
+            await cancel_and_wait(self._task)
 
     async def _beat(self) -> None:
         loop = asyncio.get_running_loop()

@@ -17,6 +17,7 @@ import asyncpg
 
 from noetl_dagster.engine.driving.liveness import Liveness
 from noetl_dagster.errors import ExecutionCancelledError, ExecutionStateError, NoetlError
+from noetl_dagster.event_loop import cancel_and_wait
 from noetl_dagster.events.connection import DATABASE_AWAY
 from noetl_dagster.events.queries import INTERRUPTIONS
 from noetl_dagster.events.types import EventType
@@ -83,15 +84,11 @@ class Watch:
         finally:
             self._guarded.discard(guarded)
             if not task.done():
-                task.cancel()
-                with contextlib.suppress(asyncio.CancelledError):
-                    await task
+                await cancel_and_wait(task)
 
     async def close(self) -> None:
         if self._poller is not None:
-            self._poller.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await self._poller
+            await cancel_and_wait(self._poller)
 
     def _notified(self, connection: Any, pid: int, channel: str, payload: object) -> None:
         if any(str(guarded.execution_id) == payload for guarded in self._guarded):

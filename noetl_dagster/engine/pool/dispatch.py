@@ -22,6 +22,7 @@ from nats.js import JetStreamContext
 from noetl_dagster.engine.pool.ends import CommandEnds
 from noetl_dagster.engine.runtime import Runtime
 from noetl_dagster.errors import ToolError
+from noetl_dagster.event_loop import cancel_and_wait
 from noetl_dagster.events.connection import DATABASE_AWAY, encode_json
 from noetl_dagster.events.envelopes import error_envelope
 from noetl_dagster.settings import EventTransport
@@ -132,6 +133,7 @@ class _Link:
         self._requests: asyncio.Queue[_Request] = asyncio.Queue()
         self._tasks: list[asyncio.Task[None]] = []
         self._ingestor: Ingestor | None = None
+        self._ingesting: asyncio.Task[None] | None = None
         self._stop = asyncio.Event()
         self._notifying = asyncio.Lock()
         self._edition = str(runtime.ids.next())  # another process's notices are no duplicates of ours
@@ -147,15 +149,14 @@ class _Link:
         if settings.event_transport is EventTransport.NATS:
             self._ingestor = Ingestor(self._client, self._intake, settings)
             await self._ingestor.open()
-            self._tasks.append(loop.create_task(self._ingestor.run(self._stop)))
+            self._ingesting = loop.create_task(self._ingestor.run(self._stop))
 
     async def close(self) -> None:
         self._stop.set()
-        for task in self._tasks[:2]:
-            task.cancel()
-        for task in self._tasks:
+        await cancel_and_wait(*self._tasks)
+        if self._ingesting is not None:
             with contextlib.suppress(asyncio.CancelledError):
-                await task
+                await self._ingesting  # what it has taken it commits
         if self._ingestor is not None:
             await self._ingestor.close()
         await self.ends.close()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 from collections.abc import Iterable
 from typing import Any
@@ -11,6 +10,7 @@ from typing import Any
 import asyncpg
 import orjson
 
+from noetl_dagster.event_loop import cancel_and_wait
 from noetl_dagster.events.connection import DATABASE_AWAY
 from noetl_dagster.events.envelopes import from_result
 from noetl_dagster.transport.intake import ENDS_CHANNEL
@@ -53,11 +53,7 @@ class CommandEnds:
         await self._listening.wait()
 
     async def close(self) -> None:
-        for task in self._tasks:
-            task.cancel()
-        for task in self._tasks:
-            with contextlib.suppress(asyncio.CancelledError):
-                await task
+        await cancel_and_wait(*self._tasks)
 
     def expect(self, execution_id: int, command_id: str) -> asyncio.Future[Outcome]:
         """A future that gets the outcome of a command; it is forgotten when it is done or cancelled."""

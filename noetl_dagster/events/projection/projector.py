@@ -17,6 +17,7 @@ from typing import Any
 
 import asyncpg
 
+from noetl_dagster.event_loop import cancel_and_wait
 from noetl_dagster.events.connection import DATABASE_AWAY
 from noetl_dagster.events.projection import queries
 from noetl_dagster.events.projection.execution import Done, ProjectedExecution
@@ -149,9 +150,7 @@ class BackgroundProjection:
         """Stops it, after a last look at the log."""
         if self._task is None:
             return
-        self._task.cancel()
-        with suppress(asyncio.CancelledError):
-            await self._task
+        await cancel_and_wait(self._task)
         self._task = None
         with suppress(*DATABASE_AWAY):
             await self._projection.catch_up()
