@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator
 from datetime import datetime
 from typing import Protocol, runtime_checkable
@@ -71,6 +72,24 @@ class TakesUploads(Protocol):
         ...
 
 
-async def collect(chunks: AsyncIterator[Bytes]) -> bytes:
-    """A stream in one piece, for stores that only take whole values."""
-    return b"".join([bytes(chunk) async for chunk in chunks])
+class WholeValues(ABC):
+    """What tiers have in common whose stores take and give values only whole."""
+
+    @abstractmethod
+    async def put(self, key: str, data: Bytes) -> str: ...
+
+    @abstractmethod
+    async def get(self, uri: str) -> Bytes: ...
+
+    async def put_stream(self, key: str, chunks: AsyncIterator[Bytes]) -> str:
+        return await self.put(key, b"".join([bytes(chunk) async for chunk in chunks]))
+
+    async def stream(self, uri: str) -> AsyncIterator[Bytes]:
+        yield await self.get(uri)
+
+    async def exists(self, uri: str) -> bool:
+        try:
+            await self.get(uri)
+        except KeyError:
+            return False
+        return True

@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 
 import duckdb
 
-from noetl_dagster.storage.tiers.base import Bytes, TierTooSmallError, TierUnavailableError, collect
+from noetl_dagster.storage.tiers.base import Bytes, TierTooSmallError, TierUnavailableError, WholeValues
 
 T = TypeVar("T")
 
@@ -24,7 +24,7 @@ _KEYS = "SELECT key FROM result WHERE starts_with(key, ?)"
 _DELETE = "DELETE FROM result WHERE key = ?"
 
 
-class DuckDbTier:
+class DuckDbTier(WholeValues):
     """Objects as rows of the table ``result``.
 
     A DuckDB file has one writing process at a time: it is opened for each operation and others wait.
@@ -48,25 +48,12 @@ class DuckDbTier:
         await self._run(lambda connection: connection.execute(_PUT, [key, bytes(data)]).fetchall())
         return self.uri(key)
 
-    async def put_stream(self, key: str, chunks: AsyncIterator[Bytes]) -> str:
-        return await self.put(key, await collect(chunks))
-
     async def get(self, uri: str) -> Bytes:
         row = await self._run(lambda connection: connection.execute(_GET, [self._key(uri)]).fetchone())
         if row is None:
             raise KeyError(uri)
         value: bytes = row[0]
         return value
-
-    async def stream(self, uri: str) -> AsyncIterator[Bytes]:
-        yield await self.get(uri)
-
-    async def exists(self, uri: str) -> bool:
-        try:
-            await self.get(uri)
-        except KeyError:
-            return False
-        return True
 
     async def delete(self, uri: str) -> None:
         await self._run(lambda connection: connection.execute(_DELETE, [self._key(uri)]).fetchall())

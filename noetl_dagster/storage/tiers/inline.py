@@ -5,13 +5,13 @@ from __future__ import annotations
 import base64
 from collections.abc import AsyncIterator
 
-from noetl_dagster.storage.tiers.base import Bytes, TierTooSmallError, collect
+from noetl_dagster.storage.tiers.base import Bytes, TierTooSmallError, WholeValues
 
 MEMORY_LIMIT = 256 * 1024 * 1024
 """Bytes the memory tier of a process holds; results beyond it go to the disk tier."""
 
 
-class MemoryTier:
+class MemoryTier(WholeValues):
     """Objects of this process. Other processes do not see them, and they end with it."""
 
     _objects: dict[str, bytes] = {}  # noqa: RUF012 - shared on purpose by every store of the process
@@ -32,14 +32,8 @@ class MemoryTier:
         MemoryTier._size += len(data)
         return uri
 
-    async def put_stream(self, key: str, chunks: AsyncIterator[Bytes]) -> str:
-        return await self.put(key, await collect(chunks))
-
     async def get(self, uri: str) -> Bytes:
         return MemoryTier._objects[uri]
-
-    async def stream(self, uri: str) -> AsyncIterator[Bytes]:
-        yield await self.get(uri)
 
     async def exists(self, uri: str) -> bool:
         return uri in MemoryTier._objects
@@ -55,7 +49,7 @@ class MemoryTier:
         return None
 
 
-class EventLogTier:
+class EventLogTier(WholeValues):
     """The bytes are in the URI itself (RFC 2397), and so in the row and the event that carry it."""
 
     PREFIX = "data:application/octet-stream;base64,"
@@ -69,14 +63,8 @@ class EventLogTier:
     async def put(self, key: str, data: Bytes) -> str:
         return self.PREFIX + base64.b64encode(data).decode("ascii")
 
-    async def put_stream(self, key: str, chunks: AsyncIterator[Bytes]) -> str:
-        return await self.put(key, await collect(chunks))
-
     async def get(self, uri: str) -> Bytes:
         return base64.b64decode(uri.removeprefix(self.PREFIX))
-
-    async def stream(self, uri: str) -> AsyncIterator[Bytes]:
-        yield await self.get(uri)
 
     async def exists(self, uri: str) -> bool:
         return uri.startswith(self.PREFIX)

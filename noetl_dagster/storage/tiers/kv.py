@@ -12,7 +12,7 @@ from nats.errors import Error as NatsError
 from nats.js.errors import BucketNotFoundError, KeyNotFoundError, NoKeysError
 
 from noetl_dagster.settings import Settings
-from noetl_dagster.storage.tiers.base import Bytes, TierTooSmallError, TierUnavailableError
+from noetl_dagster.storage.tiers.base import Bytes, TierTooSmallError, TierUnavailableError, WholeValues
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -21,7 +21,7 @@ _HEADERS = 4096
 """Bytes of a NATS message left for its headers and subject."""
 
 
-class KvTier:
+class KvTier(WholeValues):
     """Objects as values of one bucket; at most one NATS message (1 MB by default) each."""
 
     def __init__(self, settings: Settings) -> None:
@@ -66,16 +66,6 @@ class KvTier:
                 raise KeyError(uri) from error
         value: bytes = entry.value or b""
         return value
-
-    async def stream(self, uri: str) -> AsyncIterator[Bytes]:
-        yield await self.get(uri)
-
-    async def exists(self, uri: str) -> bool:
-        try:
-            await self.get(uri)
-        except KeyError:
-            return False
-        return True
 
     async def delete(self, uri: str) -> None:
         bucket = await self._open()
