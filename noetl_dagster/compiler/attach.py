@@ -78,41 +78,38 @@ async def attach(
     Raises:
         ExecutionStateError: another run has taken the execution over, or it has ended.
     """
-    execution = await _attach(engine, instance, run, playbook, workload)
-    await engine.liveness.hold(execution.id)
-    return execution
-
-
-async def _attach(
-    engine: Engine,
-    instance: DagsterInstance,
-    run: DagsterRun,
-    playbook: Playbook,
-    workload: dict[str, Any] | None,
-) -> Execution:
     execution_id = execution_id_of(instance, run, starts=workload is not None)
-    origin = {"dagster_run_id": run.run_id}
-    if execution_id is None or (workload is not None and not await _exists(engine, execution_id)):
-        if workload is None:
-            raise ExecutionStateError(
-                f"run {run.run_id} has no {EXECUTION_TAG} tag; launch the job again from its first step"
-            )
+    if execution_id is not None and (workload is None or await _exists(engine, execution_id)):
+        execution = await _join(engine, instance, run, execution_id)
+    elif workload is None:
+        raise ExecutionStateError(
+            f"run {run.run_id} has no {EXECUTION_TAG} tag; launch the job again from its first step"
+        )
+    else:
+        origin = {"dagster_run_id": run.run_id}
         execution = await engine.lifecycle.create(
             playbook, workload, execution_id=execution_id, origin=origin
         )
         instance.add_run_tags(run.run_id, execution_tags(execution.id, run.run_id))
-        return execution
+    await engine.liveness.hold(execution.id)
+    return execution
+
+
+async def _join(engine: Engine, instance: DagsterInstance, run: DagsterRun, execution_id: int) -> Execution:
+    """An execution that there is: the run's own, or one that it takes over in a new epoch."""
     execution = await engine.runtime.load(execution_id)
-    if execution.state.status is ExecutionStatus.CANCELLED:
-        raise ExecutionStateError(f"execution {execution_id} was cancelled: {execution.state.error}")
-    if execution.state.run_id == run.run_id:
+    state = execution.state
+    if state.status is ExecutionStatus.CANCELLED:
+        raise ExecutionStateError(f"execution {execution_id} was cancelled: {state.error}")
+    if state.run_id == run.run_id:
         return execution
-    accepted = execution.state.epoch == 1 and execution.state.run_id is None  # over HTTP, and nobody's yet
+    accepted = state.epoch == 1 and state.run_id is None  # over HTTP, and nobody's yet
     if not accepted and not is_continuation(run):
         raise ExecutionStateError(
-            f"execution {execution_id} was taken over by run {execution.state.run_id}; this run stops"
+            f"execution {execution_id} was taken over by run {state.run_id}; this run stops"
         )
     _check_epoch(execution, run)
+    origin = {"dagster_run_id": run.run_id}
     if RESUME_EPOCH_TAG in run.tags and run.parent_run_id is None:
         origin[RECOVERY] = run.tags[RESUME_EPOCH_TAG]
     execution = await _continue(engine, execution, run, origin)
