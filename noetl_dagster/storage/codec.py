@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import gzip
 import zlib
-from collections.abc import AsyncIterable, AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterable, AsyncIterator, Callable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from datetime import datetime, timedelta
@@ -190,43 +190,45 @@ def decompress(data: Bytes, compression: Compression) -> Bytes:
     return data
 
 
-async def compress_stream(chunks: AsyncIterable[Bytes], compression: Compression) -> AsyncIterator[Bytes]:
+def compress_stream(chunks: AsyncIterable[Bytes], compression: Compression) -> AsyncIterable[Bytes]:
     """Compresses a stream in constant memory."""
     if compression is Compression.NONE:
-        async for chunk in chunks:
-            yield chunk
-        return
+        return chunks
     if compression is Compression.GZIP:
         packer = zlib.compressobj(level=6, wbits=_GZIP_WINDOW)
-        begin = b""
-    else:
-        import lz4.frame
+        return _passed(chunks, packer.compress, end=packer.flush)
+    import lz4.frame
 
-        packer = lz4.frame.LZ4FrameCompressor()
-        begin = packer.begin()
-    if begin:
-        yield begin
-    async for chunk in chunks:
-        if packed := await asyncio.to_thread(packer.compress, chunk):
-            yield packed
-    yield packer.flush()
+    frame = lz4.frame.LZ4FrameCompressor()
+    return _passed(chunks, frame.compress, begin=frame.begin, end=frame.flush)
 
 
-async def decompress_stream(chunks: AsyncIterable[Bytes], compression: Compression) -> AsyncIterator[Bytes]:
+def decompress_stream(chunks: AsyncIterable[Bytes], compression: Compression) -> AsyncIterable[Bytes]:
     """Undoes :func:`compress_stream`, and :func:`compress` too."""
     if compression is Compression.NONE:
-        async for chunk in chunks:
-            yield chunk
-        return
+        return chunks
     if compression is Compression.GZIP:
-        unpacker = zlib.decompressobj(wbits=_GZIP_WINDOW)
-    else:
-        import lz4.frame
+        return _passed(chunks, zlib.decompressobj(wbits=_GZIP_WINDOW).decompress)
+    import lz4.frame
 
-        unpacker = lz4.frame.LZ4FrameDecompressor()
+    return _passed(chunks, lz4.frame.LZ4FrameDecompressor().decompress)
+
+
+async def _passed(
+    chunks: AsyncIterable[Bytes],
+    work: Callable[[Bytes], bytes],
+    *,
+    begin: Callable[[], bytes] = bytes,
+    end: Callable[[], bytes] = bytes,
+) -> AsyncIterator[Bytes]:
+    """A stream whose chunks pass through ``work`` on a thread, between what ``begin`` and ``end`` give."""
+    if head := begin():
+        yield head
     async for chunk in chunks:
-        if plain := await asyncio.to_thread(unpacker.decompress, chunk):
-            yield plain
+        if passed := await asyncio.to_thread(work, chunk):
+            yield passed
+    if tail := end():
+        yield tail
 
 
 def is_table(value: Any) -> bool:
