@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 from collections.abc import Awaitable, Callable, Mapping
 from enum import StrEnum
-from typing import Any
+from typing import Any, TypeVar
 
 import nats.errors
 import nats.js.errors
@@ -16,6 +16,8 @@ from noetl_dagster.errors import CredentialError, ServiceError, ToolError
 from noetl_dagster.tools.access.credentials import CredentialType
 from noetl_dagster.tools.base import Tool, Toolbox, ToolCall, ToolResult
 from noetl_dagster.tools.rows.jsonable import to_jsonable
+
+T = TypeVar("T")
 
 PUBLISH_SECONDS = 10.0
 
@@ -74,10 +76,9 @@ async def _kv_get(client: NatsClient, call: ToolCall) -> dict[str, Any]:
 async def _kv_put(client: NatsClient, call: ToolCall) -> dict[str, Any]:
     key = _field(call, "key")
     stream, name = client.jetstream(), _field(call, "bucket")
-    try:
-        bucket = await stream.key_value(name)
-    except nats.js.errors.BucketNotFoundError:
-        bucket = await stream.create_key_value(bucket=name, ttl=call.config.get("ttl"))
+    bucket = await _found_or_made(
+        stream.key_value(name), lambda: stream.create_key_value(bucket=name, ttl=call.config.get("ttl"))
+    )
     return {"key": key, "revision": await bucket.put(key, encoded(call.config.get("value")))}
 
 
@@ -119,10 +120,7 @@ async def _publish(client: NatsClient, call: ToolCall) -> dict[str, Any]:
 async def _object_put(client: NatsClient, call: ToolCall) -> dict[str, Any]:
     key = _field(call, "key")
     stream, name = client.jetstream(), _field(call, "bucket")
-    try:
-        bucket = await stream.object_store(name)
-    except nats.js.errors.NotFoundError:
-        bucket = await stream.create_object_store(bucket=name)
+    bucket = await _found_or_made(stream.object_store(name), lambda: stream.create_object_store(bucket=name))
     info = await bucket.put(key, encoded(call.config.get("value")))
     return {"key": key, "size": info.size, "digest": info.digest}
 
@@ -133,6 +131,14 @@ async def _object_get(client: NatsClient, call: ToolCall) -> dict[str, Any]:
     found = await bucket.get(key)
     content = found.data or b""
     return {"key": key, **decoded(content), "size": len(content)}
+
+
+async def _found_or_made(finding: Awaitable[T], make: Callable[[], Awaitable[T]]) -> T:
+    """A bucket to write to."""
+    try:
+        return await finding
+    except nats.js.errors.NotFoundError:
+        return await make()
 
 
 _OPERATIONS: Mapping[NatsOperation, Callable[[NatsClient, ToolCall], Awaitable[dict[str, Any]]]] = {
