@@ -33,27 +33,22 @@ def stream_configs(settings: Settings) -> list[StreamConfig]:
     file storage, 1 h, 64 KiB messages. ``NOETL_COMMANDS`` carries notices of a few hundred bytes.
     """
     names = Names.of(settings)
+    streams = {
+        names.event_stream: ([f"{names.event_prefix}.>"], EVENT_AGE_SECONDS),
+        names.command_stream: ([names.commands, f"{names.commands}.>"], COMMAND_AGE_SECONDS),
+    }
     return [
         StreamConfig(
-            name=names.event_stream,
-            subjects=[f"{names.event_prefix}.>"],
+            name=name,
+            subjects=subjects,
             retention=RetentionPolicy.WORK_QUEUE,
             storage=StorageType.FILE,
-            max_age=EVENT_AGE_SECONDS,
+            max_age=age,
             max_msg_size=EVENT_BYTES,
             num_replicas=settings.nats_replicas,
             duplicate_window=DUPLICATE_WINDOW_SECONDS,
-        ),
-        StreamConfig(
-            name=names.command_stream,
-            subjects=[names.commands, f"{names.commands}.>"],
-            retention=RetentionPolicy.WORK_QUEUE,
-            storage=StorageType.FILE,
-            max_age=COMMAND_AGE_SECONDS,
-            max_msg_size=EVENT_BYTES,
-            num_replicas=settings.nats_replicas,
-            duplicate_window=DUPLICATE_WINDOW_SECONDS,
-        ),
+        )
+        for name, (subjects, age) in streams.items()
     ]
 
 
@@ -93,31 +88,29 @@ async def ensure_ingest_consumer(stream: JetStreamContext, names: Names) -> None
 
 async def ensure_broadcast_consumer(stream: JetStreamContext, names: Names) -> None:
     """Makes the durable consumer of commands for any worker."""
-    config = ConsumerConfig(
-        durable_name=names.broadcast_consumer,
-        filter_subject=names.commands,
-        ack_policy=AckPolicy.EXPLICIT,
-        ack_wait=ACK_SECONDS,
-        max_deliver=-1,
-        max_ack_pending=-1,
-    )
-    await _ensure_consumer(stream, names.command_stream, config)
+    await _ensure_command_consumer(stream, names, names.broadcast_consumer, names.commands)
 
 
 async def ensure_targeted_consumer(stream: JetStreamContext, names: Names, worker_id: str) -> str:
     """Makes the durable consumer of one worker's own commands and returns its name."""
     name = f"worker-{subject_token(worker_id)}"
+    await _ensure_command_consumer(stream, names, name, names.targeted(worker_id), WORKER_GONE_SECONDS)
+    return name
+
+
+async def _ensure_command_consumer(
+    stream: JetStreamContext, names: Names, name: str, subject: str, gone_after: float | None = None
+) -> None:
     config = ConsumerConfig(
         durable_name=name,
-        filter_subject=names.targeted(worker_id),
+        filter_subject=subject,
         ack_policy=AckPolicy.EXPLICIT,
         ack_wait=ACK_SECONDS,
         max_deliver=-1,
         max_ack_pending=-1,
-        inactive_threshold=WORKER_GONE_SECONDS,
+        inactive_threshold=gone_after,
     )
     await _ensure_consumer(stream, names.command_stream, config)
-    return name
 
 
 async def _ensure_consumer(stream: JetStreamContext, stream_name: str, config: ConsumerConfig) -> None:
