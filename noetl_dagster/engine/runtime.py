@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import asyncpg
 
@@ -17,6 +17,7 @@ from noetl_dagster.events.log import EventLog
 from noetl_dagster.events.queries import NEXT_NODE
 from noetl_dagster.events.schema import apply_schema, await_schema
 from noetl_dagster.events.state import ExecutionState
+from noetl_dagster.events.types import Event, EventType
 from noetl_dagster.playbook.graph import StepGraph
 from noetl_dagster.playbook.loader import parse_playbook
 from noetl_dagster.settings import Settings
@@ -154,6 +155,28 @@ class Runtime:
         program = await self.program(state, source)
         entries = program.playbook.keychain
         return Execution(program, state, partial(self.keychain.open, entries) if entries else None)
+
+    def event(
+        self,
+        state: ExecutionState,
+        type_: EventType,
+        node_name: str,
+        node_type: str,
+        status: str,
+        meta: dict[str, Any],
+    ) -> Event:
+        """A new event of an execution."""
+        return Event(
+            execution_id=state.execution_id,
+            event_id=self.ids.next(),
+            event_type=type_,
+            node_name=node_name,
+            node_type=node_type,
+            status=status,
+            catalog_id=state.catalog_id,
+            parent_execution_id=state.parent_execution_id,
+            meta=meta,
+        )
 
     def runner_of(self, program: StepProgram) -> Runner:
         """Who runs the commands of a step: this process, or the pool of workers."""

@@ -213,17 +213,7 @@ class Lifecycle:
         return state.status
 
     def _event(self, state: ExecutionState, type_: EventType, status: str) -> Event:
-        return Event(
-            execution_id=state.execution_id,
-            event_id=self._runtime.ids.next(),
-            event_type=type_,
-            node_name=state.playbook,
-            node_type="playbook",
-            status=status,
-            catalog_id=state.catalog_id,
-            parent_execution_id=state.parent_execution_id,
-            meta={"epoch": state.epoch},
-        )
+        return self._runtime.event(state, type_, state.playbook, "playbook", status, {"epoch": state.epoch})
 
 
 def outstanding(execution: Execution) -> tuple[set[str], list[StepEnd]]:

@@ -13,7 +13,7 @@ from noetl_dagster.engine.loops.gather import LoopResult, gather, iteration_ends
 from noetl_dagster.engine.loops.issue import Activation, issue
 from noetl_dagster.engine.runtime import Runtime
 from noetl_dagster.events.state import assign
-from noetl_dagster.events.types import Event, EventType
+from noetl_dagster.events.types import EventType
 from noetl_dagster.playbook.models import LoopMode
 from noetl_dagster.playbook.templates.views import ReferenceCache
 from noetl_dagster.worker.command import Command
@@ -107,18 +107,9 @@ class Loops:
             status = "completed"
             counts["completed"] = counts["done"]
             type_, shape = EventType.LOOP_DONE, {"status": result.envelope["status"], "context": counts}
-        event = Event(
-            execution_id=state.execution_id,
-            event_id=self._runtime.ids.next(),
-            event_type=type_,
-            node_name=activation.step,
-            node_type="loop",
-            status=status,
-            catalog_id=state.catalog_id,
-            parent_execution_id=state.parent_execution_id,
-            meta={"loop_id": activation.loop_id, "collection_size": len(activation.items), **counts},
-            result=shape,
-        )
+        meta = {"loop_id": activation.loop_id, "collection_size": len(activation.items), **counts}
+        event = self._runtime.event(state, type_, activation.step, "loop", status, meta)
+        event.result = shape
         state.apply(event)
         return await self._runtime.log.append_once(event)
 
@@ -136,19 +127,9 @@ class Loops:
         }
         if len(activation.loop_ids) > 1:
             meta["continues"] = activation.loop_ids[-2]
-        event = Event(
-            execution_id=state.execution_id,
-            event_id=self._runtime.ids.next(),
-            event_type=EventType.LOOP_FANOUT_STARTED if activation.shard else EventType.LOOP_STARTED,
-            node_name=activation.step,
-            node_type="loop",
-            status="started",
-            catalog_id=state.catalog_id,
-            parent_execution_id=state.parent_execution_id,
-            meta=meta,
-            context=context,
-            current_index=0,
-        )
+        type_ = EventType.LOOP_FANOUT_STARTED if activation.shard else EventType.LOOP_STARTED
+        event = self._runtime.event(state, type_, activation.step, "loop", "started", meta)
+        event.context, event.current_index = context, 0
         await self._runtime.buffer.append([event])
         state.apply(event)
 

@@ -321,18 +321,8 @@ class Steps:
         execution.state.apply(event)
 
     def _event(self, execution: Execution, step: str, visit: int, type_: EventType, status: str) -> Event:
-        state = execution.state
-        return Event(
-            execution_id=state.execution_id,
-            event_id=self._runtime.ids.next(),
-            event_type=type_,
-            node_name=step,
-            node_type="step",
-            status=status,
-            catalog_id=state.catalog_id,
-            parent_execution_id=state.parent_execution_id,
-            meta={"visit": visit, "epoch": state.epoch},
-        )
+        meta = {"visit": visit, "epoch": execution.state.epoch}
+        return self._runtime.event(execution.state, type_, step, "step", status, meta)
 
 
 def _loop_names(ending: _Ending) -> dict[str, Any]:
