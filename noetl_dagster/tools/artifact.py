@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from enum import StrEnum
 from pathlib import PurePosixPath
-from typing import Any
+from typing import Any, TypeVar
 
 from noetl_dagster.errors import StorageError, ToolError
 from noetl_dagster.playbook.models import ResultSpec
@@ -14,6 +14,8 @@ from noetl_dagster.settings import StoreTier
 from noetl_dagster.storage import codec, locations
 from noetl_dagster.tools.base import Tool, Toolbox, ToolCall, ToolResult
 from noetl_dagster.tools.references import as_result_ref
+
+Choice = TypeVar("Choice", bound=StrEnum)
 
 _CONTENT_TYPES = {".json": "application/json", ".parquet": "application/vnd.apache.parquet"}
 
@@ -58,17 +60,21 @@ def _action(call: ToolCall) -> ArtifactAction:
     given = call.config.get("action")
     if given is None:
         return ArtifactAction.PUT if "value" in call.config else ArtifactAction.GET
+    return _choice(call, "action", given, ArtifactAction)
+
+
+def _choice(call: ToolCall, field: str, given: Any, known: type[Choice]) -> Choice:
     try:
-        return ArtifactAction(str(given).lower())
+        return known(str(given).lower())
     except ValueError:
         raise ToolError(
-            f"artifact in step {call.step}: action {given!r} is unknown; known: {', '.join(ArtifactAction)}",
+            f"artifact in step {call.step}: {field} {given!r} is unknown; known: {', '.join(known)}",
             kind="artifact",
         ) from None
 
 
 async def _put(call: ToolCall, box: Toolbox) -> ResultRef:
-    config = call.config
+    config, store = call.config, call.config.get("store")
     if "value" not in config:
         raise ToolError(f"artifact put in step {call.step} has no 'value'", kind="artifact")
     changes = {name: config[name] for name in ("ttl", "content_type") if config.get(name)}
@@ -81,7 +87,7 @@ async def _put(call: ToolCall, box: Toolbox) -> ResultRef:
         step=call.step,
         name=str(config.get("name") or call.task.name),
         spec=ResultSpec.model_validate(spec.model_dump()),
-        tier=_tier(call, config.get("store")),
+        tier=None if store is None else _choice(call, "store", store, StoreTier),
         select=call.task.output_select,
     )
 
@@ -115,15 +121,3 @@ def _read(box: Toolbox, uri: str) -> Any:
         return content.decode()
     except UnicodeDecodeError:
         return content
-
-
-def _tier(call: ToolCall, store: Any) -> StoreTier | None:
-    if store is None:
-        return None
-    try:
-        return StoreTier(str(store).lower())
-    except ValueError:
-        raise ToolError(
-            f"artifact in step {call.step}: store {store!r} is unknown; known: {', '.join(StoreTier)}",
-            kind="artifact",
-        ) from None
