@@ -178,3 +178,10 @@ def _trusting(authority: Path) -> ssl.SSLContext:
 def get_settings() -> Settings:
     """The settings of this process, read once."""
     return Settings()
+
+
+def settings_with(**given: object) -> Settings:
+    """The settings of this process with those of a command's options that were given, not None, on top."""
+    return get_settings().model_copy(
+        update={name: value for name, value in given.items() if value is not None}
+    )

@@ -18,7 +18,7 @@ from noetl_dagster.cli.console import fail
 from noetl_dagster.service.app import create_app
 from noetl_dagster.service.launching import ProcessLauncher
 from noetl_dagster.service.plane import Plane
-from noetl_dagster.settings import Settings, get_settings
+from noetl_dagster.settings import Settings, settings_with
 
 
 def serve(
@@ -26,12 +26,7 @@ def serve(
     port: Annotated[int | None, typer.Option(help="0: any free port; NOETL_SERVICE_PORT")] = None,
 ) -> None:
     """Serve the HTTP API that workers claim from, and take worker events from NATS, until interrupted."""
-    changes: dict[str, object] = {}
-    if host is not None:
-        changes["service_host"] = host
-    if port is not None:
-        changes["service_port"] = port
-    settings = embedded.ensure(get_settings().model_copy(update=changes))
+    settings = embedded.ensure(settings_with(service_host=host, service_port=port))
     check_exposure(settings)
     environment = embedded.environment(settings)
     if "DAGSTER_HOME" not in os.environ:

@@ -12,7 +12,7 @@ from noetl_dagster import embedded
 from noetl_dagster.cli.commands.ingest import stop_on_signals
 from noetl_dagster.cli.console import fail
 from noetl_dagster.pool_worker.worker import PoolWorker
-from noetl_dagster.settings import EventTransport, Settings, get_settings
+from noetl_dagster.settings import EventTransport, Settings, settings_with
 from noetl_dagster.worker.command import WORKER_ID
 
 
@@ -27,14 +27,10 @@ def worker(
     worker_id: Annotated[str, typer.Option("--id", help="its name; by default host and process")] = WORKER_ID,
 ) -> None:
     """Run commands of steps with ``dispatch: workers`` until interrupted; ends what runs before it goes."""
-    changes: dict[str, object] = {}
-    if slots is not None:
-        changes["worker_slots"] = slots
-    if transport is not None:
-        changes["event_transport"] = transport
-    if pools is not None:
-        changes["worker_tool_pools"] = _pools(pools)
-    settings = embedded.ensure(get_settings().model_copy(update=changes))
+    own_pools = None if pools is None else _pools(pools)
+    settings = embedded.ensure(
+        settings_with(worker_slots=slots, event_transport=transport, worker_tool_pools=own_pools)
+    )
     asyncio.run(_work(settings, worker_id))
 
 
