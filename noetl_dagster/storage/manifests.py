@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterable, AsyncIterator, Iterable, Mapping
 from enum import StrEnum
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from noetl_dagster.errors import StorageError
 from noetl_dagster.result_ref import RefKind, ResultRef
@@ -16,6 +16,8 @@ from noetl_dagster.storage.catalog import RefCatalog
 if TYPE_CHECKING:
     import pyarrow as pa
     from pyarrow import dataset as arrow_dataset
+
+T = TypeVar("T")
 
 _PARTS_A_STATEMENT = 1000
 _ROWS_A_BATCH = 1024
@@ -64,7 +66,7 @@ async def record_manifest(
     async with catalog.connection(connection) as open_connection, open_connection.transaction():
         await catalog.record([ref], open_connection)
         await open_connection.execute(queries.INSERT_MANIFEST, ref.ref_id, strategy.value)
-        async for page in _pages(parts):
+        async for page in in_runs(_each(parts), _PARTS_A_STATEMENT):
             indexes = list(range(count, count + len(page)))
             await open_connection.execute(
                 queries.INSERT_PARTS,
@@ -88,17 +90,16 @@ async def record_manifest(
     return filled
 
 
-async def _pages(
-    parts: AsyncIterable[ResultRef] | Iterable[ResultRef],
-) -> AsyncIterator[list[ResultRef]]:
-    page: list[ResultRef] = []
-    async for part in _each(parts):
-        page.append(part)
-        if len(page) == _PARTS_A_STATEMENT:
-            yield page
-            page = []
-    if page:
-        yield page
+async def in_runs(stream: AsyncIterable[T], length: int) -> AsyncIterator[list[T]]:
+    """A stream as lists of ``length``; the last may be shorter."""
+    run: list[T] = []
+    async for one in stream:
+        run.append(one)
+        if len(run) == length:
+            yield run
+            run = []
+    if run:
+        yield run
 
 
 async def _each(parts: AsyncIterable[ResultRef] | Iterable[ResultRef]) -> AsyncIterator[ResultRef]:

@@ -15,7 +15,7 @@ from noetl_dagster.playbook.templates.rendering import render_async, with_refere
 from noetl_dagster.playbook.templates.scope import Scope
 from noetl_dagster.playbook.templates.views import DataView, ResultView
 from noetl_dagster.result_ref import RefKind, ResultRef
-from noetl_dagster.storage.manifests import Strategy, strategy_of
+from noetl_dagster.storage.manifests import Strategy, in_runs, strategy_of
 from noetl_dagster.storage.store import NewResult, ResultStore
 from noetl_dagster.worker.execution import Execution
 from noetl_dagster.worker.program import StepProgram
@@ -294,11 +294,5 @@ async def _parts_of(
         for start in range(0, len(items), part_items):
             yield items[start : start + part_items]
         return
-    part: list[Any] = []
-    async for item in runtime.results.items(items):
-        part.append(item)
-        if len(part) == part_items:
-            yield part
-            part = []
-    if part:
+    async for part in in_runs(runtime.results.items(items), part_items):
         yield part
