@@ -16,20 +16,21 @@ import pytest
 from dagster import DagsterInstance, DagsterRunStatus
 
 from tests.cli.conftest import COMMAND, Cli
+from tests.playbooks import text_of
 from tests.waiting import PROCESS_SECONDS, ended, until
 
-PLAYBOOK = """
-apiVersion: noetl.io/v2
-kind: Playbook
-metadata: {name: slow, path: tests/slow}
-workload: {folder: "FOLDER"}
-workflow:
-  - step: start
-    loop: {in: "{{ range(20) | list }}", iterator: n, spec: {mode: parallel, max_in_flight: 2}}
-    tool: {kind: shell, command: "echo $$ > {{ folder }}/{{ n }}.pid; exec sleep 600"}
-    next: [after]
-  - {step: after, tool: {kind: noop}}
-"""
+PLAYBOOK = text_of(
+    "slow",
+    """
+    workload: {folder: "FOLDER"}
+    workflow:
+      - step: start
+        loop: {in: "{{ range(20) | list }}", iterator: n, spec: {mode: parallel, max_in_flight: 2}}
+        tool: {kind: shell, command: "echo $$ > {{ folder }}/{{ n }}.pid; exec sleep 600"}
+        next: [after]
+      - {step: after, tool: {kind: noop}}
+    """,
+)
 EVENTS = "SELECT event_type, count(*) FROM noetl.event GROUP BY 1"
 
 

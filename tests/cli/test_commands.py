@@ -9,28 +9,29 @@ from pathlib import Path
 from noetl_dagster.engine.engine import Engine
 from noetl_dagster.playbook.loader import parse_playbook
 from noetl_dagster.settings import Settings
+from tests.playbooks import text_of
 
 from .conftest import Cli
 
-GOOD = """
-apiVersion: noetl.io/v2
-kind: Playbook
-metadata: {name: sum, path: tests/sum}
-workload: {a: 1, b: [2, 3]}
-workflow:
-  - step: start
-    tool: {kind: python, input: {a: "{{ a }}", b: "{{ b }}"}, code: "result = a + sum(b)"}
-"""
+GOOD = text_of(
+    "sum",
+    """
+    workload: {a: 1, b: [2, 3]}
+    workflow:
+      - step: start
+        tool: {kind: python, input: {a: "{{ a }}", b: "{{ b }}"}, code: "result = a + sum(b)"}
+    """,
+)
 
-BROKEN = """
-apiVersion: noetl.io/v2
-kind: Playbook
-metadata: {name: broken, path: tests/broken}
-workflow:
-  - step: start
-    tool: {kind: noop}
-    next: [nowhere]
-"""
+BROKEN = text_of(
+    "broken",
+    """
+    workflow:
+      - step: start
+        tool: {kind: noop}
+        next: [nowhere]
+    """,
+)
 
 
 def test_run_status_and_events(cli: Cli, tmp_path: Path) -> None:
@@ -83,39 +84,39 @@ def test_a_failed_execution_ends_with_code_1(cli: Cli, tmp_path: Path) -> None:
     assert "not iterable" in found["error"]
 
 
-TABLE = """
-apiVersion: noetl.io/v2
-kind: Playbook
-metadata: {name: table, path: tests/table}
-workflow:
-  - step: small
-    tool: {kind: python, code: "result = {'rows': [1, 2]}"}
-    next: [long]
-  - step: long
-    tool: {kind: python, code: "result = 'x' * 200"}
-    next: [square]
-  - step: square
-    loop: {in: [1, 2, 3], iterator: n}
-    tool: {kind: python, input: {n: "{{ n }}"}, code: "result = n * n"}
-    next: [stored]
-  - step: stored
-    loop: {in: [1, 0], iterator: n}
-    spec: {allow_partial: true}
-    tool: {kind: python, input: {n: "{{ n }}"}, code: "result = 1 / n", spec: {result: {store: disk}}}
-    next: [nothing]
-  - step: nothing
-    loop: {in: [], iterator: n}
-    tool: {kind: noop}
-    next: [two]
-  - step: two
-    tool:
-      - {name: first, kind: python, code: "result = 1"}
-      - {name: last, kind: python, code: "result = [2]", spec: {result: {store: disk}}}
-    next: [broken]
-  - step: broken
-    loop: {in: "{{ 5 }}", iterator: n}
-    tool: {kind: noop}
-"""
+TABLE = text_of(
+    "table",
+    """
+    workflow:
+      - step: small
+        tool: {kind: python, code: "result = {'rows': [1, 2]}"}
+        next: [long]
+      - step: long
+        tool: {kind: python, code: "result = 'x' * 200"}
+        next: [square]
+      - step: square
+        loop: {in: [1, 2, 3], iterator: n}
+        tool: {kind: python, input: {n: "{{ n }}"}, code: "result = n * n"}
+        next: [stored]
+      - step: stored
+        loop: {in: [1, 0], iterator: n}
+        spec: {allow_partial: true}
+        tool: {kind: python, input: {n: "{{ n }}"}, code: "result = 1 / n", spec: {result: {store: disk}}}
+        next: [nothing]
+      - step: nothing
+        loop: {in: [], iterator: n}
+        tool: {kind: noop}
+        next: [two]
+      - step: two
+        tool:
+          - {name: first, kind: python, code: "result = 1"}
+          - {name: last, kind: python, code: "result = [2]", spec: {result: {store: disk}}}
+        next: [broken]
+      - step: broken
+        loop: {in: "{{ 5 }}", iterator: n}
+        tool: {kind: noop}
+    """,
+)
 
 
 def test_the_table_shows_small_results_and_each_error_once(cli: Cli, tmp_path: Path) -> None:

@@ -12,22 +12,23 @@ import pytest
 
 from noetl_dagster import embedded
 from noetl_dagster.settings import Settings
+from tests.playbooks import text_of
 from tests.waiting import PROCESS_SECONDS
 
-PLAYBOOK = """
-apiVersion: noetl.io/v2
-kind: Playbook
-metadata: {name: squares, path: tests/squares}
-workload: {numbers: [1, 2, 3, 4]}
-workflow:
-  - step: square
-    loop: {in: "{{ numbers }}", iterator: n}
-    spec: {loop_mode: fanout, fanout: {max_groups: 2, max_concurrent: 2}}
-    tool: {kind: python, input: {n: "{{ n }}"}, code: "result = n * n"}
-    next: [total]
-  - step: total
-    tool: {kind: python, input: {squares: "{{ square.results }}"}, code: "result = sum(squares)"}
-"""
+PLAYBOOK = text_of(
+    "squares",
+    """
+    workload: {numbers: [1, 2, 3, 4]}
+    workflow:
+      - step: square
+        loop: {in: "{{ numbers }}", iterator: n}
+        spec: {loop_mode: fanout, fanout: {max_groups: 2, max_concurrent: 2}}
+        tool: {kind: python, input: {n: "{{ n }}"}, code: "result = n * n"}
+        next: [total]
+      - step: total
+        tool: {kind: python, input: {squares: "{{ square.results }}"}, code: "result = sum(squares)"}
+    """,
+)
 
 
 @pytest.mark.parametrize("executor", ["in_process", "multiprocess"])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import textwrap
 from typing import Any
 
 import asyncpg
@@ -13,25 +12,26 @@ from noetl_dagster.events.projection.projector import Projection
 from noetl_dagster.playbook.loader import parse_playbook
 from noetl_dagster.settings import Settings
 from tests.cli.conftest import Cli
+from tests.playbooks import text_of
 from tests.waiting import until
 
-PLAYBOOK = """
-apiVersion: noetl.io/v2
-kind: Playbook
-metadata: {name: replayed, path: tests/replayed}
-workload: {n: 3, bad: -1}
-workflow:
-  - step: start
-    tool: {kind: python, input: {n: "{{ n }}"}, code: "result = list(range(n))"}
-    set: {ctx.size: "{{ n }}"}
-    next: [each]
-  - step: each
-    loop: {in: "{{ start.data }}", iterator: item}
-    tool: {kind: python, input: {item: "{{ item }}", bad: "{{ bad }}"}, code: "assert item != bad"}
-    next: [end]
-  - step: end
-    tool: {kind: noop}
-"""
+PLAYBOOK = text_of(
+    "replayed",
+    """
+    workload: {n: 3, bad: -1}
+    workflow:
+      - step: start
+        tool: {kind: python, input: {n: "{{ n }}"}, code: "result = list(range(n))"}
+        set: {ctx.size: "{{ n }}"}
+        next: [each]
+      - step: each
+        loop: {in: "{{ start.data }}", iterator: item}
+        tool: {kind: python, input: {item: "{{ item }}", bad: "{{ bad }}"}, code: "assert item != bad"}
+        next: [end]
+      - step: end
+        tool: {kind: noop}
+    """,
+)
 EVERYTHING = "SELECT * FROM noetl.execution ORDER BY execution_id"
 ENDED = "SELECT FROM noetl.execution WHERE status <> 'RUNNING'"
 
@@ -40,7 +40,7 @@ async def executed(settings: Settings) -> None:
     """Four executions, of which one fails."""
     engine = await Engine.open(settings)
     try:
-        playbook = parse_playbook(textwrap.dedent(PLAYBOOK), file="replayed.yaml")
+        playbook = parse_playbook(PLAYBOOK, file="replayed.yaml")
         for workload in ({}, {"n": 40}, {"n": 0}, {"bad": 1}):
             await engine.run(playbook, workload)
     finally:

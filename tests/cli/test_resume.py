@@ -7,53 +7,42 @@ import json
 import os
 import signal
 import subprocess
-import textwrap
 import time
 from pathlib import Path
 
 import asyncpg
 
-from tests.ledger import assert_only_unfinished_ran_again
+from tests.ledger import assert_only_unfinished_ran_again, written_by
+from tests.playbooks import text_of
 
 from .conftest import COMMAND, Cli
 
 ITEMS = 60
 
-PLAYBOOK = """
-apiVersion: noetl.io/v2
-kind: Playbook
-metadata: {name: ledger, path: tests/ledger}
-workload: {items: 60, ledger: ""}
-workflow:
-  - step: start
-    tool: {kind: python, input: {n: "{{ items }}"}, code: "result = list(range(n))"}
-    next: [write]
-  - step: write
-    loop: {in: "{{ start.data }}", iterator: n}
-    spec: {loop_mode: fanout, fanout: {max_groups: 4, max_concurrent: 3}}
-    tool:
-      kind: python
-      input: {n: "{{ n }}", ledger: "{{ ledger }}"}
-      code: |
-        import pathlib, time
-        path = pathlib.Path(ledger)
-        with path.open("a") as file:
-            file.write(f"{n}\\n")
-        late = len(path.read_text().splitlines()) > 40
-        while late and not path.with_name("go").exists():
-            time.sleep(0.01)  # the last third waits until the first process is dead
-        result = n
-    next: [total]
-  - step: total
-    tool: {kind: python, input: {items: "{{ write.results }}"}, code: "result = sum(items)"}
-"""
+PLAYBOOK = text_of(
+    "ledger",
+    """
+    workload: {items: 60, ledger: ""}
+    workflow:
+      - step: start
+        tool: {kind: python, input: {n: "{{ items }}"}, code: "result = list(range(n))"}
+        next: [write]
+      - step: write
+        loop: {in: "{{ start.data }}", iterator: n}
+        spec: {loop_mode: fanout, fanout: {max_groups: 4, max_concurrent: 3}}
+        tool: TOOL
+        next: [total]
+      - step: total
+        tool: {kind: python, input: {items: "{{ write.results }}"}, code: "result = sum(items)"}
+    """,
+).replace("TOOL", written_by("begun > 40"))  # the last third waits until the first process is dead
 
 
 async def test_a_killed_fan_out_is_resumed(
     cli: Cli, environment: dict[str, str], pool: asyncpg.Pool, tmp_path: Path
 ) -> None:
     playbook, ledger = tmp_path / "ledger.yaml", tmp_path / "ledger.txt"
-    playbook.write_text(textwrap.dedent(PLAYBOOK))
+    playbook.write_text(PLAYBOOK)
     process = subprocess.Popen(  # noqa: ASYNC220
         [*COMMAND, "run", str(playbook), "--set", f"ledger={ledger}", "--json"],
         env=environment,
@@ -89,7 +78,7 @@ async def test_a_killed_fan_out_is_resumed(
 
 async def test_an_execution_that_has_ended_is_not_resumed(cli: Cli, tmp_path: Path) -> None:
     playbook = tmp_path / "ledger.yaml"
-    playbook.write_text(textwrap.dedent(PLAYBOOK))
+    playbook.write_text(PLAYBOOK)
     ledger = tmp_path / "ledger.txt"
     run = await asyncio.to_thread(
         cli, "run", str(playbook), "--set", "items=2", "--set", f"ledger={ledger}", "--json"

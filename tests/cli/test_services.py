@@ -24,7 +24,7 @@ from noetl_dagster.transport.nats.transport import NatsTransport
 from noetl_dagster.transport.wire import message_of
 from tests.cli.conftest import Cli
 from tests.cli.services import ServiceProcess
-from tests.pool_worker.conftest import playbook
+from tests.playbooks import playbook
 from tests.transport.conftest import IDS, ended, started
 from tests.waiting import PATIENCE_SECONDS, until
 

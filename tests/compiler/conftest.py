@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import textwrap
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -14,15 +13,9 @@ from noetl_dagster.code_location.definitions import definitions_of
 from noetl_dagster.compiler.attach import EXECUTION_TAG
 from noetl_dagster.event_loop import run_sync
 from noetl_dagster.events.state import ExecutionState
-from noetl_dagster.playbook.loader import parse_playbook
 from noetl_dagster.resources.noetl import NoetlResource, close_engines
 from noetl_dagster.settings import Settings
-
-HEAD = """
-apiVersion: noetl.io/v2
-kind: Playbook
-metadata: {name: sample, path: tests/sample}
-"""
+from tests.playbooks import playbook
 
 
 @dataclass
@@ -44,8 +37,7 @@ def launch(noetl: NoetlResource, dagster_instance: DagsterInstance) -> Callable[
     """Runs a playbook as its Dagster job in this process."""
 
     def launch(text: str, **workload: Any) -> DagsterRunResult:
-        playbook = parse_playbook(HEAD + textwrap.dedent(text), file="sample.yaml")
-        defs = definitions_of([playbook], noetl)
+        defs = definitions_of([playbook(text)], noetl)
         job = defs.resolve_job_def("sample")
         config = {"ops": {"sample_playbook": {"config": workload}}} if workload else None
         result = job.execute_in_process(run_config=config, instance=dagster_instance, raise_on_error=False)

@@ -14,11 +14,10 @@ from noetl_dagster.cli import progress
 from noetl_dagster.compiler import drive
 from noetl_dagster.compiler.drive import PROGRESS_TAG
 from noetl_dagster.event_loop import background_loop, run_sync
-from noetl_dagster.playbook.loader import parse_playbook
 from noetl_dagster.resources.noetl import NoetlResource
+from tests.playbooks import playbook
 from tests.waiting import until_now
 
-from .conftest import HEAD
 from .test_jobs import Launch
 
 PLAYBOOK = """
@@ -94,7 +93,7 @@ def test_the_command_line_says_how_far_it_is(
     monkeypatch.setattr(progress, "PLAIN_SECONDS", 0.0)
     monkeypatch.setattr(progress, "POLL_SECONDS", 0.05)
     engine, gate, said = noetl.engine(), tmp_path / "gate", []
-    parsed = parse_playbook(HEAD + PLAYBOOK, file="sample.yaml")
+    parsed = playbook(PLAYBOOK)
     execution = run_sync(engine.lifecycle.create(parsed, {"gate": str(gate)}))
 
     def told(pattern: str) -> bool:

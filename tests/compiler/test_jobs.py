@@ -11,8 +11,9 @@ from noetl_dagster.code_location.definitions import definitions_of
 from noetl_dagster.events.state import ExecutionStatus
 from noetl_dagster.playbook.loader import parse_playbook
 from noetl_dagster.resources.noetl import NoetlResource
+from tests.playbooks import playbook
 
-from .conftest import HEAD, DagsterRunResult
+from .conftest import DagsterRunResult
 
 Launch = Callable[..., DagsterRunResult]
 
@@ -122,12 +123,8 @@ def test_an_unhandled_failure_fails_the_run_and_names_the_step(launch: Launch) -
 
 
 def test_playbooks_with_steps_of_the_same_name_live_together(noetl: NoetlResource) -> None:
-    text = (
-        HEAD + "workflow: [{step: start, tool: {kind: noop}, next: [end]}, {step: end, tool: {kind: noop}}]"
-    )
-    playbooks = [
-        parse_playbook(text.replace("sample", name), file=f"{name}.yaml") for name in ("first", "second")
-    ]
+    text = "workflow: [{step: start, tool: {kind: noop}, next: [end]}, {step: end, tool: {kind: noop}}]"
+    playbooks = [playbook(text, name) for name in ("first", "second")]
     repository = definitions_of(playbooks, noetl).get_repository_def()
     assert {"first", "second"} <= set(repository.job_names)
     assert repository.get_all_jobs()

@@ -17,36 +17,35 @@ from dagster import DagsterInstance, DagsterRunStatus
 
 from noetl_dagster import embedded
 from noetl_dagster.settings import Settings
-from tests.ledger import assert_only_unfinished_ran_again, lines
+from tests.ledger import assert_only_unfinished_ran_again, lines, written_by
+from tests.playbooks import text_of
 from tests.waiting import ended, until_now
 
 ITEMS = 48
 
-PLAYBOOK = """
-apiVersion: noetl.io/v2
-kind: Playbook
-metadata: {name: ledger, path: tests/ledger}
-workload: {ledger: "", items: 48}
-workflow:
-  - step: fan
-    loop: {in: "{{ range(items) }}", iterator: n}
-    spec: {loop_mode: fanout, fanout: {engine: ENGINE, max_groups: 2, max_concurrent: 3}}
-    tool:
-      kind: python
-      input: {n: "{{ n }}", ledger: "{{ ledger }}"}
-      code: |
-        import os, pathlib, time
-        path = pathlib.Path(ledger)
-        with path.open("a") as file:
-            file.write(f"{n} {os.getpid()}\\n")
-        while n % 24 >= 12 and not path.with_name("go").exists():
-            time.sleep(0.02)  # half of the items wait until a process is dead
-        result = {"n": n}
-      sink: {tool: postgres, auth: pg, table: taken, mode: upsert, key: [execution_id, loop_id, shard_id]}
-    next: [total]
-  - step: total
-    tool: {kind: python, input: {items: "{{ fan.results }}"}, code: "result = sum(item['n'] for item in items)"}
-"""
+PLAYBOOK = text_of(
+    "ledger",
+    """
+    workload: {ledger: "", items: 48}
+    workflow:
+      - step: fan
+        loop: {in: "{{ range(items) }}", iterator: n}
+        spec: {loop_mode: fanout, fanout: {engine: ENGINE, max_groups: 2, max_concurrent: 3}}
+        tool: TOOL
+        next: [total]
+      - step: total
+        tool: {kind: python, input: {items: "{{ fan.results }}"}, code: "result = sum(item['n'] for item in items)"}
+    """,
+)
+SINK = {
+    "tool": "postgres",
+    "auth": "pg",
+    "table": "taken",
+    "mode": "upsert",
+    "key": ["execution_id", "loop_id", "shard_id"],
+}
+# half of the items wait until a process is dead
+TOOL = written_by("n % 24 >= 12", '{"n": n}', sink=SINK)
 
 RUN = """
 import sys, json
@@ -89,7 +88,7 @@ def start(settings: Settings, dagster_instance: DagsterInstance, tmp_path: Path)
     started: list[subprocess.Popen[bytes]] = []
 
     def start(engine: str, failed: str = "") -> subprocess.Popen[bytes]:
-        (folder / "ledger.yaml").write_text(PLAYBOOK.replace("ENGINE", engine))
+        (folder / "ledger.yaml").write_text(PLAYBOOK.replace("ENGINE", engine).replace("TOOL", TOOL))
         config = {
             "ops": {"ledger_playbook": {"config": {"ledger": str(tmp_path / "ledger.txt"), "items": ITEMS}}},
             "execution": {"config": EXECUTORS[engine]},

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import textwrap
 from pathlib import Path
 
 from dagster import DagsterInstance, DagsterRun, JobDefinition
@@ -14,10 +13,8 @@ from noetl_dagster.compiler.attach import EXECUTION_TAG
 from noetl_dagster.dagster_internals import InMemoryJob, execute_run
 from noetl_dagster.event_loop import run_sync
 from noetl_dagster.events.state import ExecutionState, ExecutionStatus
-from noetl_dagster.playbook.loader import parse_playbook
 from noetl_dagster.resources.noetl import NoetlResource
-
-from .conftest import HEAD
+from tests.playbooks import playbook
 
 FLAKY = """
 workload: {proof: ""}
@@ -86,8 +83,7 @@ def test_a_full_reexecution_is_an_execution_of_its_own(
 
 
 def job_of(noetl: NoetlResource) -> JobDefinition:
-    playbook = parse_playbook(HEAD + textwrap.dedent(FLAKY), file="sample.yaml")
-    return definitions_of([playbook], noetl).resolve_job_def("sample")
+    return definitions_of([playbook(FLAKY)], noetl).resolve_job_def("sample")
 
 
 def from_failure(job: JobDefinition, instance: DagsterInstance, failed: DagsterRun) -> DagsterRun:

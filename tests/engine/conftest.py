@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import textwrap
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from typing import Any
 
@@ -10,23 +9,11 @@ import pytest
 
 from noetl_dagster.engine.engine import Engine
 from noetl_dagster.events.state import ExecutionState
-from noetl_dagster.playbook.loader import parse_playbook
-from noetl_dagster.playbook.models import Playbook
 from noetl_dagster.settings import Settings
 from noetl_dagster.spark.sessions import SparkSessions
+from tests.playbooks import playbook
 
 Run = Callable[..., Awaitable[ExecutionState]]
-
-HEAD = """
-apiVersion: noetl.io/v2
-kind: Playbook
-metadata: {name: sample, path: tests/sample}
-"""
-
-
-def playbook(text: str) -> Playbook:
-    """A playbook from its ``workload`` and ``workflow``."""
-    return parse_playbook(HEAD + textwrap.dedent(text), file="sample.yaml")
 
 
 @pytest.fixture(scope="package")

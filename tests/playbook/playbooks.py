@@ -10,8 +10,9 @@ from pydantic import BaseModel
 from noetl_dagster.errors import Problem
 from noetl_dagster.playbook.loader import parse_playbook, parse_report
 from noetl_dagster.playbook.models import Playbook, Step, Task
+from tests.playbooks import text_of
 
-HEAD = "apiVersion: noetl.io/v2\nkind: Playbook\nmetadata: {name: sample, path: tests/sample}\n"
+HEAD = text_of("sample", "")
 
 
 def with_steps(steps: str, *, root: str = "") -> str:

@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import subprocess
 import sys
-import textwrap
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
 from typing import Any
@@ -15,21 +14,9 @@ import pytest
 
 from noetl_dagster import embedded
 from noetl_dagster.engine.engine import Engine
-from noetl_dagster.playbook.loader import parse_playbook
-from noetl_dagster.playbook.models import Playbook
 from noetl_dagster.pool_worker.worker import PoolWorker
 from noetl_dagster.settings import EventTransport, Settings
 from tests.service.conftest import serving
-
-HEAD = """
-apiVersion: noetl.io/v2
-kind: Playbook
-metadata: {name: pooled, path: tests/pooled}
-"""
-
-
-def playbook(text: str) -> Playbook:
-    return parse_playbook(HEAD + textwrap.dedent(text), file="pooled.yaml")
 
 
 @pytest.fixture

@@ -13,7 +13,8 @@ from noetl_dagster.engine.engine import Engine
 from noetl_dagster.errors import ExecutionCancelledError
 from noetl_dagster.events.state import ExecutionStatus
 from noetl_dagster.settings import EventTransport, Settings
-from tests.pool_worker.conftest import Spawn, control_plane, playbook
+from tests.playbooks import playbook
+from tests.pool_worker.conftest import Spawn, control_plane
 from tests.service.conftest import serving
 from tests.waiting import ended, until
 

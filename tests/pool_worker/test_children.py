@@ -7,18 +7,19 @@ from pathlib import Path
 from noetl_dagster.engine.engine import Engine
 from noetl_dagster.events.state import ExecutionStatus
 from noetl_dagster.settings import Settings
-from tests.pool_worker.conftest import playbook, working
+from tests.playbooks import playbook, text_of
+from tests.pool_worker.conftest import working
 
-CHILD = """
-apiVersion: noetl.io/v2
-kind: Playbook
-metadata: {name: child, path: tests/child}
-workload: {n: 0}
-workflow:
-  - step: start
-    spec: {dispatch: workers}
-    tool: {kind: python, input: {n: "{{ n }}"}, code: "result = n * n"}
-"""
+CHILD = text_of(
+    "child",
+    """
+    workload: {n: 0}
+    workflow:
+      - step: start
+        spec: {dispatch: workers}
+        tool: {kind: python, input: {n: "{{ n }}"}, code: "result = n * n"}
+    """,
+)
 PARENT = """
 workflow:
   - step: start

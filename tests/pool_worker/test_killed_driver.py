@@ -13,31 +13,23 @@ import pytest
 from noetl_dagster import embedded
 from noetl_dagster.engine.engine import Engine
 from noetl_dagster.settings import EventTransport, Settings
-from tests.ledger import lines
-from tests.pool_worker.conftest import Spawn, control_plane, playbook
+from tests.ledger import lines, written_by
+from tests.playbooks import playbook
+from tests.pool_worker.conftest import Spawn, control_plane
 from tests.waiting import PATIENCE_SECONDS, until
 
 ITEMS = 40
 FANOUT = """
-workload: {folder: ""}
+workload: {ledger: ""}
 workflow:
   - step: fan
     loop: {in: "{{ range(40) | list }}", iterator: n}
     spec: {loop_mode: fanout, fanout: {engine: workers, max_groups: 2, max_concurrent: 12}}
-    tool:
-      kind: python
-      input: {n: "{{ n }}", folder: "{{ folder }}"}
-      code: |
-        import pathlib, time
-        with open(f"{folder}/ledger.txt", "a") as file:
-            file.write(f"{n}\\n")
-        while n % 20 >= 10 and not pathlib.Path(folder, "go").exists():
-            time.sleep(0.02)  # half of a group waits until the first driver is dead
-        result = n
+    tool: TOOL
     next: [total]
   - step: total
     tool: {kind: python, input: {items: "{{ fan.results }}"}, code: "result = sum(items)"}
-"""
+""".replace("TOOL", written_by("n % 20 >= 10"))  # half of a group waits until the first driver is dead
 DRIVER = """
 import asyncio, sys
 from noetl_dagster.engine.engine import Engine
@@ -80,7 +72,7 @@ async def test_nothing_is_lost_and_nothing_runs_twice(
     async with control_plane(settings, transport) as own:
         engine = await Engine.open(own)
         pool, ledger = engine.runtime.pool, tmp_path / "ledger.txt"
-        created = await engine.lifecycle.create(playbook(FANOUT), {"folder": str(tmp_path)})
+        created = await engine.lifecycle.create(playbook(FANOUT), {"ledger": str(ledger)})
         for name in ("w1", "w2"):
             spawn(name, "--slots", "3", event_transport=transport, server_url=own.server_url)
 
@@ -110,7 +102,7 @@ async def test_nothing_is_lost_and_nothing_runs_twice(
         assert "COMPLETED None" in said, said
 
         found = Counter(dict(await pool.fetch(EVENTS, created.id)))
-        assert Counter(n for (n,) in lines(ledger)) == Counter(range(ITEMS))
+        assert Counter(n for n, _ in lines(ledger)) == Counter(range(ITEMS))
         assert await pool.fetchval(TOTAL) == sum(range(ITEMS))
         assert found["command.issued"] == found["command.claimed"] == ITEMS + 1  # with that of the last step
         assert found["loop.shard.enqueued"] == found["loop.shard.done"] == ITEMS

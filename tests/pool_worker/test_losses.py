@@ -17,7 +17,8 @@ from noetl_dagster.settings import EventTransport, Settings
 from noetl_dagster.transport.capacity import WorkerReport, publish_report
 from noetl_dagster.transport.nats.connection import connect
 from noetl_dagster.transport.nats.names import Names
-from tests.pool_worker.conftest import playbook, soon_missed, working
+from tests.playbooks import playbook
+from tests.pool_worker.conftest import soon_missed, working
 from tests.service.conftest import serving
 from tests.waiting import PATIENCE_SECONDS, until
 

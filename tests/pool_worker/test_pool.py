@@ -15,7 +15,8 @@ from noetl_dagster.pool_worker import notices
 from noetl_dagster.settings import Settings
 from noetl_dagster.transport.nats.connection import connect
 from noetl_dagster.transport.nats.names import Names
-from tests.pool_worker.conftest import playbook, working
+from tests.playbooks import playbook
+from tests.pool_worker.conftest import working
 from tests.waiting import PATIENCE_SECONDS, until
 
 SQUARES = """

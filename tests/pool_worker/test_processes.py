@@ -12,7 +12,8 @@ import pytest
 from noetl_dagster.engine.engine import Engine
 from noetl_dagster.events.state import ExecutionStatus
 from noetl_dagster.settings import EventTransport, Settings
-from tests.pool_worker.conftest import Spawn, playbook, soon_missed
+from tests.playbooks import playbook
+from tests.pool_worker.conftest import Spawn, soon_missed
 from tests.service.conftest import serving
 from tests.waiting import PATIENCE_SECONDS, until
 

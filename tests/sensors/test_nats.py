@@ -16,7 +16,7 @@ from noetl_dagster.settings import Settings
 from noetl_dagster.transport.nats.connection import connect
 from noetl_dagster.transport.nats.names import Names
 from noetl_dagster.transport.nats.transport import NatsTransport
-from tests.pool_worker.conftest import playbook
+from tests.playbooks import playbook
 from tests.transport.conftest import ended, started
 from tests.waiting import until_now
 
@@ -103,8 +103,8 @@ def test_executions_outside_of_dagster_become_materialisations(
     state = run_sync(noetl.engine().run(playbook(TEXT)))
     result = reporting_tick(noetl, dagster_instance)
     assert {event.asset_key for event in result.asset_events} == {
-        AssetKey(["tests", "pooled", "start"]),
-        AssetKey(["tests", "pooled", "large"]),
+        AssetKey(["tests", "sample", "start"]),
+        AssetKey(["tests", "sample", "large"]),
     }
     for event in result.asset_events:
         assert event.metadata["execution_id"].value == str(state.execution_id)

@@ -11,7 +11,7 @@ from dagster import DagsterInstance
 from noetl_dagster.event_loop import run_sync
 from noetl_dagster.resources.noetl import NoetlResource, close_engines
 from noetl_dagster.settings import Settings
-from tests.pool_worker.conftest import playbook
+from tests.playbooks import playbook
 from tests.sensors.test_nats import TEXT, reporting_tick
 
 

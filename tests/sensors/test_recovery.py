@@ -30,25 +30,26 @@ from noetl_dagster.playbook.loader import load_playbook
 from noetl_dagster.resources.noetl import NoetlResource, close_engines, dump_settings
 from noetl_dagster.sensors.recovery import build_recovery_sensor
 from noetl_dagster.settings import Settings
+from tests.playbooks import text_of
 from tests.waiting import until, until_now
 
 ITEMS = 40
-TEXT = """
-apiVersion: noetl.io/v2
-kind: Playbook
-metadata: {name: sample, path: tests/sample}
-workflow:
-  - step: start
-    loop: {in: "{{ range(ITEMS) | list }}", iterator: n, spec: {mode: MODE, max_in_flight: 4}}
-    tool:
-      - kind: postgres
-        auth: {type: postgres, url: "URL"}
-        command: "INSERT INTO ran VALUES ({{ n }})"
-      - {kind: shell, command: "test {{ n }} -lt 30 || until [ -e GO ]; do sleep 0.02; done"}
-    next: [after]
-  - step: after
-    tool: {kind: python, input: {done: "{{ start.done }}"}, code: "result = done"}
-"""
+TEXT = text_of(
+    "sample",
+    """
+    workflow:
+      - step: start
+        loop: {in: "{{ range(ITEMS) | list }}", iterator: n, spec: {mode: MODE, max_in_flight: 4}}
+        tool:
+          - kind: postgres
+            auth: {type: postgres, url: "URL"}
+            command: "INSERT INTO ran VALUES ({{ n }})"
+          - {kind: shell, command: "test {{ n }} -lt 30 || until [ -e GO ]; do sleep 0.02; done"}
+        next: [after]
+      - step: after
+        tool: {kind: python, input: {done: "{{ start.done }}"}, code: "result = done"}
+    """,
+)
 CHILD = """
 import sys
 from pathlib import Path

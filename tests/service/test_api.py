@@ -19,19 +19,20 @@ from noetl_dagster.settings import Settings
 from noetl_dagster.transport.capacity import CapacityListener
 from noetl_dagster.transport.nats.connection import connect
 from noetl_dagster.transport.wire import message_of
+from tests.playbooks import text_of
 from tests.service.conftest import Service, serving
 from tests.transport.conftest import IDS, ended, started
 from tests.waiting import until
 
-PLAYBOOK = """
-apiVersion: noetl.io/v2
-kind: Playbook
-metadata: {name: served, path: tests/served}
-workload: {who: nobody}
-workflow:
-  - step: start
-    tool: {kind: python, input: {who: "{{ who }}"}, code: "result = {'hello': who, 'long': 'x' * 20_000}"}
-"""
+PLAYBOOK = text_of(
+    "served",
+    """
+    workload: {who: nobody}
+    workflow:
+      - step: start
+        tool: {kind: python, input: {who: "{{ who }}"}, code: "result = {'hello': who, 'long': 'x' * 20_000}"}
+    """,
+)
 
 
 async def running_execution(service: Service) -> int:
@@ -129,7 +130,7 @@ async def test_a_claim_may_come_as_an_event(service: Service) -> None:
 
 
 async def test_an_execution_is_launched_followed_and_resolved(settings: Settings, tmp_path: Path) -> None:
-    (tmp_path / "served.yaml").write_text(textwrap.dedent(PLAYBOOK))
+    (tmp_path / "served.yaml").write_text(PLAYBOOK)
     async with serving(settings, playbooks_path=tmp_path) as service:
         client = service.client
         missing = await client.post("/api/executions/execute", json={"path": "../served"})
@@ -175,7 +176,7 @@ async def test_an_execution_is_cancelled_before_its_process_lives(settings: Sett
 
 
 async def test_a_run_that_cannot_begin_fails_its_execution(settings: Settings, tmp_path: Path) -> None:
-    (tmp_path / "served.yaml").write_text(textwrap.dedent(PLAYBOOK))
+    (tmp_path / "served.yaml").write_text(PLAYBOOK)
     async with serving(settings, playbooks_path=tmp_path) as service:
         wrong = {"path": "tests/served", "workload": {"who": ["a list"]}}
         answer = await service.client.post("/api/executions/execute", json=wrong)
@@ -188,7 +189,7 @@ async def test_a_run_that_cannot_begin_fails_its_execution(settings: Settings, t
 async def test_an_execution_whose_process_cannot_be_made_does_not_start_later(
     settings: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (tmp_path / "served.yaml").write_text(textwrap.dedent(PLAYBOOK))
+    (tmp_path / "served.yaml").write_text(PLAYBOOK)
     async with serving(settings, playbooks_path=tmp_path) as service:
         monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "nowhere"))
         answer = await service.client.post("/api/executions/execute", json={"path": "tests/served"})

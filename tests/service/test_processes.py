@@ -9,7 +9,6 @@ import signal
 import socket
 import subprocess
 import sys
-import textwrap
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -19,25 +18,26 @@ import pytest
 
 from noetl_dagster import embedded
 from noetl_dagster.settings import EventTransport, Settings
+from tests.playbooks import text_of
 from tests.waiting import until_now
 
-PLAYBOOK = """
-apiVersion: noetl.io/v2
-kind: Playbook
-metadata: {name: gated, path: tests/gated}
-workload: {gate: ""}
-workflow:
-  - step: start
-    tool:
-      kind: python
-      input: {gate: "{{ gate }}"}
-      code: |
-        import pathlib, time
-        pathlib.Path(gate, "begun").touch()
-        while not pathlib.Path(gate, "open").exists():
-            time.sleep(0.05)
-        result = 1
-"""
+PLAYBOOK = text_of(
+    "gated",
+    """
+    workload: {gate: ""}
+    workflow:
+      - step: start
+        tool:
+          kind: python
+          input: {gate: "{{ gate }}"}
+          code: |
+            import pathlib, time
+            pathlib.Path(gate, "begun").touch()
+            while not pathlib.Path(gate, "open").exists():
+                time.sleep(0.05)
+            result = 1
+    """,
+)
 
 Start = Callable[..., "Process"]
 
@@ -87,7 +87,7 @@ def test_a_killed_service_starts_again_while_its_runs_go_on(
     settings: Settings, start: Start, tmp_path: Path
 ) -> None:
     """A run outlives the service that started it, and does not keep the service's port."""
-    (tmp_path / "gated.yaml").write_text(textwrap.dedent(PLAYBOOK))
+    (tmp_path / "gated.yaml").write_text(PLAYBOOK)
     own = settings.model_copy(update={"playbooks_path": tmp_path})
     first = start(own, "serve", "--port", "0")
     url = first.until_says(r"http://\S+")[0]

@@ -28,7 +28,7 @@ from noetl_dagster.events.state import ExecutionStatus
 from noetl_dagster.settings import EventTransport, Settings
 from noetl_dagster.transport.nats.connection import connect
 from tests.cli.services import ServiceProcess
-from tests.pool_worker.conftest import playbook
+from tests.playbooks import playbook
 from tests.waiting import PATIENCE_SECONDS, until_now
 
 TEXT = """

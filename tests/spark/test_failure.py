@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import textwrap
 from pathlib import Path
 
 import asyncpg
@@ -14,51 +13,52 @@ from noetl_dagster.playbook.loader import parse_playbook
 from noetl_dagster.settings import Settings
 from noetl_dagster.spark.sessions import SparkSessions, own_session
 from noetl_dagster.spark.sources.results import FORMAT
+from tests.playbooks import text_of
 
 pytestmark = pytest.mark.spark
 
-PLAYBOOK = """
-apiVersion: noetl.io/v2
-kind: Playbook
-metadata: {name: killed, path: tests/killed}
-workload: {marker: ""}
-workflow:
-  - step: start
-    tool:
-      - name: crunch
-        kind: spark
-        input: {marker: "{{ marker }}"}
-        code: |
-          import os, pathlib, signal, threading, time
-          from pyspark.sql import functions as F
+PLAYBOOK = text_of(
+    "killed",
+    """
+    workload: {marker: ""}
+    workflow:
+      - step: start
+        tool:
+          - name: crunch
+            kind: spark
+            input: {marker: "{{ marker }}"}
+            code: |
+              import os, pathlib, signal, threading, time
+              from pyspark.sql import functions as F
 
-          def main(spark, marker):
-              first = not pathlib.Path(marker).exists()
-              if first:
-                  pathlib.Path(marker).touch()
-                  jvm = spark.sparkContext._gateway.proc.pid
-                  threading.Thread(target=kill_when_half_is_written, args=(jvm, marker)).start()
+              def main(spark, marker):
+                  first = not pathlib.Path(marker).exists()
+                  if first:
+                      pathlib.Path(marker).touch()
+                      jvm = spark.sparkContext._gateway.proc.pid
+                      threading.Thread(target=kill_when_half_is_written, args=(jvm, marker)).start()
 
-              def wait(n):
-                  if first and n >= 900:
-                      time.sleep(120)
-                  return n
+                  def wait(n):
+                      if first and n >= 900:
+                          time.sleep(120)
+                      return n
 
-              return spark.range(0, 1000, 1, 4).select(F.udf(wait, "long")("id").alias("n"))
+                  return spark.range(0, 1000, 1, 4).select(F.udf(wait, "long")("id").alias("n"))
 
-          def kill_when_half_is_written(jvm, marker):
-              volume = pathlib.Path(marker).parent
-              while not list(volume.rglob("part-*.parquet")):
-                  time.sleep(0.1)
-              os.kill(jvm, signal.SIGKILL)
-        spec:
-          policy:
-            rules:
-              - when: "{{ output.status == 'error' and error.retryable }}"
-                then: {do: retry, attempts: 3, backoff: none, delay: 0.1}
-              - when: "{{ output.status == 'error' }}"
-                then: {do: fail}
-"""
+              def kill_when_half_is_written(jvm, marker):
+                  volume = pathlib.Path(marker).parent
+                  while not list(volume.rglob("part-*.parquet")):
+                      time.sleep(0.1)
+                  os.kill(jvm, signal.SIGKILL)
+            spec:
+              policy:
+                rules:
+                  - when: "{{ output.status == 'error' and error.retryable }}"
+                    then: {do: retry, attempts: 3, backoff: none, delay: 0.1}
+                  - when: "{{ output.status == 'error' }}"
+                    then: {do: fail}
+    """,
+)
 
 
 async def test_a_killed_jvm_fails_the_attempt_and_the_retry_succeeds(
@@ -69,7 +69,7 @@ async def test_a_killed_jvm_fails_the_attempt_and_the_retry_succeeds(
     before = sessions.get()
     engine = await Engine.open(settings, spark=sessions.get)
     try:
-        playbook = parse_playbook(textwrap.dedent(PLAYBOOK), file="killed.yaml")
+        playbook = parse_playbook(PLAYBOOK, file="killed.yaml")
         state = await engine.run(playbook, {"marker": str(volume / "marker")})
         assert state.status == "COMPLETED", state
         refs = await pool.fetch("SELECT * FROM noetl.result_ref WHERE execution_id = $1", state.execution_id)

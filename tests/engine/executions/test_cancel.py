@@ -13,7 +13,7 @@ from noetl_dagster.engine.executions.overview import overview
 from noetl_dagster.errors import ExecutionCancelledError, ExecutionStateError
 from noetl_dagster.events.state import ExecutionStatus
 from noetl_dagster.settings import Settings
-from tests.engine.conftest import playbook
+from tests.playbooks import playbook
 from tests.waiting import PATIENCE_SECONDS, until
 
 SLOW = """

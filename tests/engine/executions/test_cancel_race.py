@@ -16,8 +16,8 @@ from noetl_dagster.settings import Settings
 from noetl_dagster.transport import queries
 from noetl_dagster.worker.command import Command
 from noetl_dagster.worker.context import CommandContext
-from tests.engine.conftest import playbook
 from tests.events.conftest import connections
+from tests.playbooks import playbook
 
 ISSUERS = 12
 CLAIMERS = 6

@@ -11,7 +11,8 @@ from noetl_dagster.engine.engine import Engine
 from noetl_dagster.engine.executions.overview import LoopView, overview
 from noetl_dagster.engine.executions.progress import Pace, duration, loop_progress, loop_rates
 from noetl_dagster.events.types import Event, EventType
-from tests.engine.conftest import Run, playbook
+from tests.engine.conftest import Run
+from tests.playbooks import playbook
 from tests.waiting import until
 
 GATED = """

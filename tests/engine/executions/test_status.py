@@ -13,7 +13,7 @@ from noetl_dagster.engine.executions.overview import LoopView, overview
 from noetl_dagster.errors import ExecutionNotFoundError
 from noetl_dagster.events.projection import projector as projection
 from noetl_dagster.events.projection.projector import BackgroundProjection, Projection, read_execution
-from tests.engine.conftest import playbook
+from tests.playbooks import playbook
 from tests.waiting import PATIENCE_SECONDS, until
 
 TEXT = """

@@ -17,7 +17,7 @@ from noetl_dagster.pool_worker.worker import PoolWorker
 from noetl_dagster.settings import Settings
 from noetl_dagster.spark.sessions import SparkSessions
 from tests.corpus.server import serving
-from tests.engine.conftest import playbook
+from tests.playbooks import playbook
 
 pytestmark = pytest.mark.spark
 

@@ -17,7 +17,7 @@ from noetl_dagster.engine.engine import Engine
 from noetl_dagster.engine.fanout.shards import Group
 from noetl_dagster.events.state import StepStatus
 from noetl_dagster.settings import Settings
-from tests.engine.conftest import playbook
+from tests.playbooks import playbook
 
 
 @pytest.fixture

@@ -17,7 +17,8 @@ from noetl_dagster.engine.engine import Engine
 from noetl_dagster.engine.loops.collection import evaluate_collection, keep_collection
 from noetl_dagster.events.state import ExecutionState, ExecutionStatus
 from noetl_dagster.playbook.templates.views import ReferenceCache, ResultView
-from tests.engine.conftest import Run, playbook
+from tests.engine.conftest import Run
+from tests.playbooks import playbook
 
 pytestmark = pytest.mark.slow
 

@@ -13,7 +13,8 @@ from noetl_dagster.engine.engine import Engine
 from noetl_dagster.engine.fanout.shards import Group
 from noetl_dagster.events.queries import FANIN_COUNT
 from noetl_dagster.events.state import ExecutionState, ExecutionStatus
-from tests.engine.conftest import Run, playbook
+from tests.engine.conftest import Run
+from tests.playbooks import playbook
 
 EVENTS = "SELECT * FROM noetl.event WHERE execution_id = $1 AND event_type = $2 ORDER BY event_id"
 

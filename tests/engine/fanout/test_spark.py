@@ -17,8 +17,8 @@ from noetl_dagster.errors import ExecutionCancelledError
 from noetl_dagster.events.state import ExecutionState, ExecutionStatus
 from noetl_dagster.settings import Settings
 from noetl_dagster.spark.sessions import SparkSessions
-from tests.engine.conftest import playbook
-from tests.ledger import assert_only_unfinished_ran_again
+from tests.ledger import assert_only_unfinished_ran_again, lines, written_by
+from tests.playbooks import playbook
 from tests.waiting import ended, until
 
 pytestmark = pytest.mark.spark
@@ -173,19 +173,8 @@ async def test_a_killed_process_costs_only_what_was_running(
           - step: fan
             loop: {in: "{{ range(160) | list }}", iterator: n}
             spec: {loop_mode: fanout, fanout: {engine: spark, max_concurrent: 4}}
-            tool:
-              kind: python
-              input: {n: "{{ n }}", ledger: "{{ ledger }}"}
-              code: |
-                import os, pathlib, time
-                path = pathlib.Path(ledger)
-                with path.open("a") as file:
-                    file.write(f"{n} {os.getpid()}\\n")
-                late = len(path.read_text().splitlines()) > 80
-                while late and not path.with_name("go").exists():
-                    time.sleep(0.05)  # half of the items wait until a worker has been killed
-                result = n
-        """
+            tool: TOOL
+        """.replace("TOOL", written_by("begun > 80"))  # half of the items wait until a worker has been killed
     )
     running = asyncio.create_task(engine.run(parsed, {"ledger": str(ledger)}))
     done = "SELECT current_index FROM noetl.event WHERE event_type = 'loop.shard.done'"
@@ -218,16 +207,8 @@ async def test_a_cancelled_execution_stops_its_spark_workers(engine: Engine, tmp
           - step: fan
             loop: {in: "{{ range(400) }}", iterator: n}
             spec: {loop_mode: fanout, fanout: {engine: spark, max_concurrent: 4}}
-            tool:
-              kind: python
-              input: {n: "{{ n }}", ledger: "{{ ledger }}"}
-              code: |
-                import os, pathlib, time
-                with open(ledger, "a") as file:
-                    file.write(f"{os.getpid()}\\n")
-                while n % 50 >= 10 and not pathlib.Path(ledger).with_name("go").exists():
-                    time.sleep(0.02)
-        """
+            tool: TOOL
+        """.replace("TOOL", written_by("n % 50 >= 10"))
     )
     execution = await engine.lifecycle.create(parsed, {"ledger": str(ledger)})
     await asyncio.to_thread(engine.runtime.box.spark)  # which takes its time to start
@@ -236,7 +217,7 @@ async def test_a_cancelled_execution_stops_its_spark_workers(engine: Engine, tmp
     await until(lambda: running.done() or ledger.exists(), "shards on Spark")
     await until(lambda: running.done() or engine.runtime.pool.fetchval(done), "shards that are done")
     assert not running.done(), await running
-    workers = {int(line) for line in ledger.read_text().splitlines()}
+    workers = {pid for _, pid in lines(ledger)}
 
     await engine.lifecycle.cancel(execution.id, "enough")
 

@@ -10,7 +10,7 @@ import pytest
 from noetl_dagster.engine.engine import Engine
 from noetl_dagster.settings import Settings
 from noetl_dagster.storage import locations
-from tests.engine.conftest import playbook
+from tests.playbooks import playbook
 
 FLOW = """
     workload: {items: [], count: 0}

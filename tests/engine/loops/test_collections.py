@@ -10,7 +10,8 @@ from noetl_dagster.events.state import ExecutionStatus
 from noetl_dagster.playbook.templates.views import ReferenceCache, ResultView
 from noetl_dagster.storage.manifests import Strategy
 from noetl_dagster.storage.store import NewResult
-from tests.engine.conftest import Run, playbook
+from tests.engine.conftest import Run
+from tests.playbooks import playbook
 
 TABLE = """
 workload: {rows: 3}

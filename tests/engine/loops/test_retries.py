@@ -16,7 +16,7 @@ from noetl_dagster.engine.executions.progress import loop_progress
 from noetl_dagster.events.state import ExecutionState, ExecutionStatus
 from noetl_dagster.events.types import Event, EventType
 from tests.corpus.server import serving
-from tests.engine.conftest import playbook
+from tests.playbooks import playbook
 from tests.waiting import PATIENCE_SECONDS
 
 PAGES = """

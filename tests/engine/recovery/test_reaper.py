@@ -19,7 +19,7 @@ from noetl_dagster.settings import Settings
 from noetl_dagster.transport.intake import EventIntake
 from noetl_dagster.worker.command import Command
 from noetl_dagster.worker.context import CommandContext
-from tests.engine.conftest import playbook
+from tests.playbooks import playbook
 from tests.waiting import until
 
 LEASE = 10.0

@@ -5,7 +5,8 @@ from __future__ import annotations
 from noetl_dagster.engine.engine import Engine
 from noetl_dagster.settings import Settings
 from noetl_dagster.worker.command import Command, Outcome
-from tests.engine.conftest import Run, playbook
+from tests.engine.conftest import Run
+from tests.playbooks import playbook
 
 
 async def test_a_failure_says_what_the_command_could_see_and_no_secret(run: Run, engine: Engine) -> None:

@@ -11,7 +11,7 @@ import pytest
 from noetl_dagster.engine.engine import Engine
 from noetl_dagster.events.state import ExecutionStatus
 from noetl_dagster.settings import Settings
-from tests.engine.conftest import playbook
+from tests.playbooks import playbook
 
 DRIVERS = 4
 

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import sys
-import textwrap
 from typing import Any
 
 import asyncpg
@@ -29,32 +28,33 @@ from noetl_dagster.spark.sessions import SparkSessions, is_classic
 from noetl_dagster.spark.sources.events import FORMAT
 from noetl_dagster.tools.base import ToolCall, ToolResult
 from noetl_dagster.tools.spark.tool import SparkTool
+from tests.playbooks import text_of
 from tests.waiting import until
 
-PLAYBOOK = """
-apiVersion: noetl.io/v2
-kind: Playbook
-metadata: {name: remote, path: tests/remote}
-workflow:
-  - step: start
-    tool:
-      kind: spark
-      sql: SELECT id AS n, id % 3 AS part FROM range(30)
-      partition_by: part
-      tier: minio
-    next: [fan]
-  - step: fan
-    loop: {in: "{{ range(20) | list }}", iterator: n}
-    spec: {loop_mode: fanout, fanout: {engine: spark}}
-    tool: {kind: python, input: {n: "{{ n }}"}, code: "result = n"}
-    next: [total]
-  - step: total
-    tool:
-      kind: spark
-      from: [start]
-      sql: SELECT count(*) AS rows, sum(n) AS total, count(DISTINCT part) AS parts FROM start
-      collect: true
-"""
+PLAYBOOK = text_of(
+    "remote",
+    """
+    workflow:
+      - step: start
+        tool:
+          kind: spark
+          sql: SELECT id AS n, id % 3 AS part FROM range(30)
+          partition_by: part
+          tier: minio
+        next: [fan]
+      - step: fan
+        loop: {in: "{{ range(20) | list }}", iterator: n}
+        spec: {loop_mode: fanout, fanout: {engine: spark}}
+        tool: {kind: python, input: {n: "{{ n }}"}, code: "result = n"}
+        next: [total]
+      - step: total
+        tool:
+          kind: spark
+          from: [start]
+          sql: SELECT count(*) AS rows, sum(n) AS total, count(DISTINCT part) AS parts FROM start
+          collect: true
+    """,
+)
 
 SLOW = """
 from pyspark.sql import functions as F
@@ -143,9 +143,7 @@ async def main(settings: Settings) -> None:
     sessions = SparkSessions(settings)
     engine = await Engine.open(settings, spark=sessions.get)
     try:
-        state: ExecutionState = await engine.run(
-            parse_playbook(textwrap.dedent(PLAYBOOK), file="remote.yaml")
-        )
+        state: ExecutionState = await engine.run(parse_playbook(PLAYBOOK, file="remote.yaml"))
         assert state.status == "COMPLETED", state.error
         assert state.latest["total"].envelope["data"]["rows"] == [{"rows": 30, "total": 435, "parts": 3}]
         assert state.latest["fan"].envelope["done"] == 20

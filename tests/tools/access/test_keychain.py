@@ -29,6 +29,7 @@ from noetl_dagster.tools.access import keychain as keychain_module
 from noetl_dagster.tools.access.clients import Clients
 from noetl_dagster.tools.access.credentials import Credentials
 from noetl_dagster.tools.access.keychain import Keychain
+from tests.playbooks import text_of
 from tests.waiting import until_now
 
 PASSWORD = "correct horse battery"
@@ -208,29 +209,29 @@ async def test_what_goes_wrong_is_said_without_secrets(
         await opened(processes[0], entry(server, endpoint=f"{server.url}/text"))
 
 
-PLAYBOOK = """
-apiVersion: noetl.io/v2
-kind: Playbook
-metadata: {name: tokens, path: tests/tokens}
-workload: {api: "http://localhost", secret: ""}
-keychain:
-  - name: api
-    kind: oauth2
-    endpoint: "{{ workload.api }}/token"
-    data: {client_secret: "{{ workload.secret }}"}
-workflow:
-  - step: first
-    tool: {kind: http, url: "{{ api }}/whoami", headers: {Authorization: "Bearer {{ keychain.api.access_token }}"}}
-    next: [second]
-  - step: second
-    tool: {kind: http, url: "{{ api }}/whoami", headers: {Authorization: "Bearer {{ keychain.api.access_token }}"}}
-    next: [last]
-  - step: last
-    tool:
-      kind: python
-      input: {token: "{{ keychain.api.access_token }}"}
-      code: "raise RuntimeError('cannot log in with ' + token)"
-"""
+PLAYBOOK = text_of(
+    "tokens",
+    """
+    workload: {api: "http://localhost", secret: ""}
+    keychain:
+      - name: api
+        kind: oauth2
+        endpoint: "{{ workload.api }}/token"
+        data: {client_secret: "{{ workload.secret }}"}
+    workflow:
+      - step: first
+        tool: {kind: http, url: "{{ api }}/whoami", headers: {Authorization: "Bearer {{ keychain.api.access_token }}"}}
+        next: [second]
+      - step: second
+        tool: {kind: http, url: "{{ api }}/whoami", headers: {Authorization: "Bearer {{ keychain.api.access_token }}"}}
+        next: [last]
+      - step: last
+        tool:
+          kind: python
+          input: {token: "{{ keychain.api.access_token }}"}
+          code: "raise RuntimeError('cannot log in with ' + token)"
+    """,
+)
 
 
 async def test_a_token_outlives_its_step_and_stays_out_of_the_log(
