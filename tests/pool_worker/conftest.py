@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import subprocess
 import sys
@@ -14,7 +13,6 @@ import pytest
 
 from noetl_dagster import embedded
 from noetl_dagster.engine.engine import Engine
-from noetl_dagster.pool_worker.worker import PoolWorker
 from noetl_dagster.settings import EventTransport, Settings
 from tests.service.conftest import serving
 
@@ -43,20 +41,6 @@ async def engine(settings: Settings) -> AsyncIterator[Engine]:
     engine = await Engine.open(settings)
     yield engine
     await engine.close()
-
-
-@asynccontextmanager
-async def working(settings: Settings, worker_id: str, **changes: Any) -> AsyncIterator[PoolWorker]:
-    """A worker in this process."""
-    worker = await PoolWorker.open(settings.model_copy(update=changes), worker_id)
-    stop = asyncio.Event()
-    running = asyncio.create_task(worker.run(stop))
-    try:
-        yield worker
-    finally:
-        stop.set()
-        await running
-        await worker.close()
 
 
 @asynccontextmanager

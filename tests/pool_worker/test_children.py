@@ -8,7 +8,7 @@ from noetl_dagster.engine.engine import Engine
 from noetl_dagster.events.state import ExecutionStatus
 from noetl_dagster.settings import Settings
 from tests.playbooks import playbook, text_of
-from tests.pool_worker.conftest import working
+from tests.pool import working
 
 CHILD = text_of(
     "child",

@@ -18,7 +18,8 @@ from noetl_dagster.transport.capacity import WorkerReport, publish_report
 from noetl_dagster.transport.nats.connection import connect
 from noetl_dagster.transport.nats.names import Names
 from tests.playbooks import playbook
-from tests.pool_worker.conftest import soon_missed, working
+from tests.pool import working
+from tests.pool_worker.conftest import soon_missed
 from tests.service.conftest import serving
 from tests.waiting import PATIENCE_SECONDS, until
 

@@ -16,7 +16,7 @@ from noetl_dagster.settings import Settings
 from noetl_dagster.transport.nats.connection import connect
 from noetl_dagster.transport.nats.names import Names
 from tests.playbooks import playbook
-from tests.pool_worker.conftest import working
+from tests.pool import working
 from tests.waiting import PATIENCE_SECONDS, until
 
 SQUARES = """

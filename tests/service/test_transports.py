@@ -11,7 +11,7 @@ from noetl_dagster.engine.engine import Engine
 from noetl_dagster.events.state import ExecutionStatus
 from noetl_dagster.settings import EventTransport, Settings
 from tests.playbooks import playbook
-from tests.pool_worker.conftest import working
+from tests.pool import working
 from tests.service.conftest import serving
 
 TEXT = """

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections import Counter
 from collections.abc import AsyncIterator, Iterator
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack
 from typing import Any
 
 import orjson
@@ -13,11 +12,11 @@ import pytest
 
 from noetl_dagster.engine.engine import Engine
 from noetl_dagster.events.state import ExecutionState, ExecutionStatus
-from noetl_dagster.pool_worker.worker import PoolWorker
 from noetl_dagster.settings import Settings
 from noetl_dagster.spark.sessions import SparkSessions
 from tests.corpus.server import serving
 from tests.playbooks import playbook
+from tests.pool import working
 
 pytestmark = pytest.mark.spark
 
@@ -170,20 +169,6 @@ async def test_engines_mean_the_same(engine: Engine, settings: Settings, api: st
             "SELECT n, tries FROM taken WHERE execution_id = $1 ORDER BY n", state.execution_id
         )
         assert [tuple(row) for row in rows] == [(5, 1), (6, 2), (7, 1)]
-
-
-@asynccontextmanager
-async def working(settings: Settings, worker_id: str) -> AsyncIterator[PoolWorker]:
-    """A worker of the pool in this process."""
-    worker = await PoolWorker.open(settings, worker_id)
-    stop = asyncio.Event()
-    running = asyncio.create_task(worker.run(stop))
-    try:
-        yield worker
-    finally:
-        stop.set()
-        await running
-        await worker.close()
 
 
 def values(state: ExecutionState, step: str) -> list[Any]:
