@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import socket
-import threading
-import time
 from collections import Counter
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 
-import uvicorn
 from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import Route
+
+from tests.serving import served
 
 ITEMS = 23
 _calls: Counter[str] = Counter()
@@ -80,17 +77,6 @@ ROUTES = [
 ]
 
 
-@contextmanager
-def serving() -> Iterator[str]:
+def serving() -> AbstractContextManager[str]:
     """Runs the service in a thread; gives its address."""
-    with socket.socket() as sock:
-        sock.bind(("127.0.0.1", 0))
-        config = uvicorn.Config(Starlette(routes=ROUTES), log_level="error", lifespan="off")
-        server = uvicorn.Server(config)
-        thread = threading.Thread(target=server.run, kwargs={"sockets": [sock]}, daemon=True)
-        thread.start()
-        while not server.started:
-            time.sleep(0.01)
-        yield f"http://127.0.0.1:{sock.getsockname()[1]}"
-        server.should_exit = True
-        thread.join(10)
+    return served(Starlette(routes=ROUTES))

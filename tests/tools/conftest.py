@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import socket
-import threading
-import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import asyncpg
 import pytest
-import uvicorn
 from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import JSONResponse, PlainTextResponse, RedirectResponse, Response
@@ -25,6 +21,7 @@ from noetl_dagster.tools.access.clients import Clients
 from noetl_dagster.tools.access.credentials import Credentials
 from noetl_dagster.tools.base import Toolbox, ToolCall, ToolResult
 from noetl_dagster.tools.registry import tool_for
+from tests.serving import served
 
 Run = Callable[..., Any]
 
@@ -113,20 +110,6 @@ async def lines(request: Request) -> Response:
     return Response(b'{"id": 1, "name": "a"}\n{"id": 2, "name": null}\n', media_type="application/x-ndjson")
 
 
-def serve(app: Any) -> Iterator[str]:
-    with socket.socket() as sock:
-        sock.bind(("127.0.0.1", 0))
-        port = sock.getsockname()[1]
-        server = uvicorn.Server(uvicorn.Config(app, log_level="error", lifespan="off"))
-        thread = threading.Thread(target=server.run, kwargs={"sockets": [sock]}, daemon=True)
-        thread.start()
-        while not server.started:
-            time.sleep(0.01)
-        yield f"http://127.0.0.1:{port}"
-        server.should_exit = True
-        thread.join(10)
-
-
 def application() -> Starlette:
     anything = ["GET", "POST", "PUT", "DELETE", "PATCH"]
     return Starlette(
@@ -144,9 +127,11 @@ def application() -> Starlette:
 
 @pytest.fixture(scope="session")
 def server() -> Iterator[str]:
-    yield from serve(application())
+    with served(application()) as url:
+        yield url
 
 
 @pytest.fixture(scope="session")
 def other_server() -> Iterator[str]:
-    yield from serve(application())
+    with served(application()) as url:
+        yield url
