@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -31,14 +30,6 @@ pytestmark = pytest.mark.spark
 
 REGIONS = StaticPartitionsDefinition(["north", "south/west"])
 ROWS = [{"id": 1, "name": "a"}, {"id": 2, "name": "b"}]
-
-
-@pytest.fixture(scope="module")
-def session() -> Iterator[SparkSession]:
-    builder = SparkSession.builder.master("local[2]").config("spark.ui.enabled", "false")
-    opened = builder.config("spark.driver.host", "127.0.0.1").getOrCreate()
-    yield opened
-    opened.stop()
 
 
 @pytest.fixture(params=["minio", "pvc"])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import pandas as pd
@@ -15,14 +14,6 @@ from noetl_dagster.settings import Settings
 from tests.io_managers.readers import reader_of
 
 pytestmark = pytest.mark.spark
-
-
-@pytest.fixture(scope="module")
-def session() -> Iterator[SparkSession]:
-    builder = SparkSession.builder.master("local[2]").config("spark.ui.enabled", "false")
-    opened = builder.config("spark.driver.host", "127.0.0.1").getOrCreate()
-    yield opened
-    opened.stop()
 
 
 @pytest.mark.parametrize("tier", ["pvc", "minio"])
