@@ -7,8 +7,18 @@ from collections.abc import AsyncIterator
 import asyncpg
 import pytest
 
-from noetl_dagster.settings import Settings
+from noetl_dagster.settings import Settings, StoreTier
 from noetl_dagster.storage.store import ResultStore
+
+LASTING = (
+    StoreTier.MINIO,
+    StoreTier.PVC,
+    StoreTier.DISK,
+    StoreTier.KV,
+    StoreTier.DB,
+    StoreTier.DUCKDB,
+)
+"""Tiers whose bytes stay in a store of their own when a process ends."""
 
 
 @pytest.fixture

@@ -15,22 +15,12 @@ from noetl_dagster.settings import Settings, StoreTier
 from noetl_dagster.storage import locations
 from noetl_dagster.storage.store import ResultStore
 from noetl_dagster.storage.tiers.gcs import gcs_client
+from tests.storage.conftest import LASTING
 
 WHERE = {"execution_id": 6, "step": "load", "name": "rows"}
 
 
-@pytest.mark.parametrize(
-    "tier",
-    [
-        StoreTier.MINIO,
-        StoreTier.PVC,
-        StoreTier.DISK,
-        StoreTier.KV,
-        StoreTier.DB,
-        StoreTier.DUCKDB,
-        StoreTier.EVENTLOG,
-    ],
-)
+@pytest.mark.parametrize("tier", [*LASTING, StoreTier.EVENTLOG])
 async def test_bytes_are_read_without_a_store(
     store: ResultStore, settings: Settings, tier: StoreTier
 ) -> None:

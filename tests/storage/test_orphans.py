@@ -20,17 +20,10 @@ from noetl_dagster.storage.placement import key_of, owner_of
 from noetl_dagster.storage.store import ResultStore
 from noetl_dagster.storage.tiers.gcs import gcs_client
 from noetl_dagster.storage.tiers.objects import minio_admin
+from tests.storage.conftest import LASTING
 
 ENDED, RUNNING, UNKNOWN, STARTED = 21, 22, 23, 24
 TOMORROW = datetime.now(UTC) + timedelta(days=2)
-LASTING = [
-    StoreTier.MINIO,
-    StoreTier.PVC,
-    StoreTier.DISK,
-    StoreTier.KV,
-    StoreTier.DB,
-    StoreTier.DUCKDB,
-]
 
 
 @pytest.fixture(autouse=True)
