@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncIterator
 from typing import Any
 
 import asyncpg
@@ -21,26 +22,33 @@ LONG_ROUNDS = pytest.mark.parametrize("rounds", [30, pytest.param(500, marks=pyt
 COUNT = "SELECT count(*) FROM noetl.event WHERE execution_id = $1 AND event_type = $2"
 
 
+async def races(
+    settings: Settings, racers: int, rounds: int
+) -> AsyncIterator[tuple[list[asyncpg.Connection[Any]], asyncio.Barrier]]:
+    """For each round the same connections, and a barrier at which all of them meet."""
+    async with connections(settings, racers) as opened:
+        for _ in range(rounds):
+            yield opened, asyncio.Barrier(racers)
+
+
 @ROUNDS
 async def test_two_handlings_of_one_completion_issue_one_command(
     settings: Settings, log: EventLog, event: MakeEvent, ids: Snowflake, rounds: int
 ) -> None:
-    async with connections(settings, 2) as racers:
-        for _ in range(rounds):
-            execution_id = ids.next()
-            name = command_id(execution_id, "next")
-            barrier = asyncio.Barrier(len(racers))
-            published: list[str] = []
+    async for racers, barrier in races(settings, 2, rounds):
+        execution_id = ids.next()
+        name = command_id(execution_id, "next")
+        published: list[str] = []
 
-            async def handle(connection: Any, execution_id=execution_id, name=name, barrier=barrier) -> None:
-                issued = event(execution_id, EventType.COMMAND_ISSUED, meta={"command_id": name})
-                await barrier.wait()
-                if issued.event_id in await log.append([issued], connection=connection):
-                    published.append(name)  # noqa: B023
+        async def handle(connection: Any, execution_id=execution_id, name=name, barrier=barrier) -> None:
+            issued = event(execution_id, EventType.COMMAND_ISSUED, meta={"command_id": name})
+            await barrier.wait()
+            if issued.event_id in await log.append([issued], connection=connection):
+                published.append(name)  # noqa: B023
 
-            await asyncio.gather(*map(handle, racers))
-            assert published == [name]
-            assert await log.pool.fetchval(COUNT, execution_id, "command.issued") == 1
+        await asyncio.gather(*map(handle, racers))
+        assert published == [name]
+        assert await log.pool.fetchval(COUNT, execution_id, "command.issued") == 1
 
 
 @LONG_ROUNDS
@@ -48,33 +56,31 @@ async def test_twenty_completions_make_one_loop_done_and_one_next_command(
     settings: Settings, log: EventLog, event: MakeEvent, ids: Snowflake, rounds: int
 ) -> None:
     """Each completes its item, then counts: all that see the loop full try to end it."""
-    async with connections(settings, 20) as racers:
-        for _ in range(rounds):
-            execution_id, loop_id = ids.next(), str(ids.next())
-            barrier = asyncio.Barrier(len(racers))
-            routed: list[int] = []
+    async for racers, barrier in races(settings, 20, rounds):
+        execution_id, loop_id = ids.next(), str(ids.next())
+        routed: list[int] = []
 
-            async def complete(
-                index: int, connection: Any, execution_id=execution_id, loop_id=loop_id, barrier=barrier
-            ) -> None:
-                meta = {"loop_id": loop_id, "command_id": command_id(execution_id, "work", 1, index)}
-                done = event(execution_id, EventType.COMMAND_COMPLETED, meta=meta, current_index=index)
-                await barrier.wait()
-                await log.append([done], connection=connection)
-                ended = await connection.fetchval(COUNT, execution_id, "command.completed")
-                if ended < len(racers):
-                    return
-                over = event(execution_id, EventType.LOOP_DONE, meta={"loop_id": loop_id})
-                if await log.append_once(over, connection=connection):
-                    following = {"command_id": command_id(execution_id, "next")}
-                    issued = event(execution_id, EventType.COMMAND_ISSUED, meta=following)
-                    await log.append([issued], connection=connection)
-                    routed.append(index)  # noqa: B023
+        async def complete(
+            index: int, connection: Any, execution_id=execution_id, loop_id=loop_id, barrier=barrier
+        ) -> None:
+            meta = {"loop_id": loop_id, "command_id": command_id(execution_id, "work", 1, index)}
+            done = event(execution_id, EventType.COMMAND_COMPLETED, meta=meta, current_index=index)
+            await barrier.wait()
+            await log.append([done], connection=connection)
+            ended = await connection.fetchval(COUNT, execution_id, "command.completed")
+            if ended < barrier.parties:
+                return
+            over = event(execution_id, EventType.LOOP_DONE, meta={"loop_id": loop_id})
+            if await log.append_once(over, connection=connection):
+                following = {"command_id": command_id(execution_id, "next")}
+                issued = event(execution_id, EventType.COMMAND_ISSUED, meta=following)
+                await log.append([issued], connection=connection)
+                routed.append(index)  # noqa: B023
 
-            await asyncio.gather(*(complete(index, one) for index, one in enumerate(racers)))
-            assert len(routed) == 1
-            assert await log.pool.fetchval(COUNT, execution_id, "loop.done") == 1
-            assert await log.pool.fetchval(COUNT, execution_id, "command.issued") == 1
+        await asyncio.gather(*(complete(index, one) for index, one in enumerate(racers)))
+        assert len(routed) == 1
+        assert await log.pool.fetchval(COUNT, execution_id, "loop.done") == 1
+        assert await log.pool.fetchval(COUNT, execution_id, "command.issued") == 1
 
 
 async def test_writers_in_opposite_order_neither_block_nor_lose(
