@@ -76,24 +76,27 @@ def reporting_tick(
     return result
 
 
-def test_a_tick_takes_events(
-    noetl: NoetlResource, settings: Settings, dagster_instance: DagsterInstance
-) -> None:
-    engine = noetl.engine()
-    first = started()
-    events = [ended(first.execution_id, index) for index in range(120)]
+def publish(noetl: NoetlResource, count: int) -> None:
+    """The ends of so many commands of an execution that the log knows."""
+    runtime, first = noetl.engine().runtime, started()
+    events = [ended(first.execution_id, index) for index in range(count)]
 
-    async def publish() -> None:
-        await engine.runtime.log.append([first])
-        client = await connect(settings, "test")
-        await NatsTransport(client, Names.of(settings)).publish(events)
+    async def send() -> None:
+        await runtime.log.append([first])
+        client = await connect(runtime.settings, "test")
+        transport = NatsTransport(client, Names.of(runtime.settings))
+        await asyncio.gather(*(transport.publish(events[at : at + 200]) for at in range(0, count, 200)))
         await client.close()
 
+    run_sync(send())
+
+
+def test_a_tick_takes_events(noetl: NoetlResource, dagster_instance: DagsterInstance) -> None:
     assert "0 events" in (tick(noetl, dagster_instance).skip_reason.skip_message or "")
-    run_sync(publish())
+    publish(noetl, 120)
     messages = ticks_until(120, noetl, dagster_instance)
     assert all("nothing to report" in message for message in messages)
-    stored = run_sync(engine.runtime.pool.fetchval("SELECT count(*) FROM noetl.event"))
+    stored = run_sync(noetl.engine().runtime.pool.fetchval("SELECT count(*) FROM noetl.event"))
     assert stored == 121
 
 
@@ -120,23 +123,12 @@ def test_an_edited_cursor_starts_anew(noetl: NoetlResource, dagster_instance: Da
 
 
 def test_sensor_and_ingestor_at_once_take_nothing_twice(
-    noetl: NoetlResource, settings: Settings, dagster_instance: DagsterInstance
+    noetl: NoetlResource, dagster_instance: DagsterInstance
 ) -> None:
-    engine = noetl.engine()
-    first = started()
-    events = [ended(first.execution_id, index) for index in range(2_000)]
-
-    async def publish() -> None:
-        await engine.runtime.log.append([first])
-        client = await connect(settings, "test")
-        transport = NatsTransport(client, Names.of(settings))
-        await asyncio.gather(*(transport.publish(events[at : at + 200]) for at in range(0, 2_000, 200)))
-        await client.close()
-
     taken: list[str] = []
     tick(noetl, dagster_instance)  # makes the stream
-    run_sync(publish())
+    publish(noetl, 2_000)
     with ThreadPoolExecutor(3) as threads:
         list(threads.map(lambda _: ticks_until(2_000, noetl, dagster_instance, taken), range(3)))
     assert sum(map(events_in, taken)) == 2_000, taken
-    assert run_sync(engine.runtime.pool.fetchval("SELECT count(*) FROM noetl.event")) == 2_001
+    assert run_sync(noetl.engine().runtime.pool.fetchval("SELECT count(*) FROM noetl.event")) == 2_001
