@@ -181,7 +181,7 @@ def get_settings() -> Settings:
 
 
 def settings_with(**given: object) -> Settings:
-    """The settings of this process with those of a command's options that were given, not None, on top."""
+    """The settings of this process with what a command or a resource was given on top; None gives nothing."""
     return get_settings().model_copy(
         update={name: value for name, value in given.items() if value is not None}
     )

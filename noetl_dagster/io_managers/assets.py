@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import tempfile
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any, get_args
 
@@ -274,8 +274,3 @@ def _stem(name: str) -> str:
 
 def _digest(data: Bytes) -> str:
     return hashlib.sha256(data).hexdigest()
-
-
-def with_given(settings: Settings, given: Mapping[str, Any]) -> Settings:
-    """Settings with the values that a resource was configured with; None keeps the setting."""
-    return settings.model_copy(update={name: value for name, value in given.items() if value is not None})

@@ -4,17 +4,20 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from dagster import ConfigurableIOManager, InputContext, OutputContext
 from pydantic import Field, PrivateAttr, SecretStr
 
-from noetl_dagster.io_managers.assets import AssetIOManager, with_given
-from noetl_dagster.settings import Settings, StoreTier, get_settings
+from noetl_dagster.io_managers.assets import AssetIOManager
+from noetl_dagster.settings import Settings, StoreTier, settings_with
 
 
 class TieredIOManager(ConfigurableIOManager):
     """Common face: what is not configured comes from ``NOETL_*`` settings."""
+
+    tier: ClassVar[StoreTier]
+    """The tier that assets are kept in."""
 
     prefix: str = Field("assets", description="Folder below the bucket or mount")
     _inner: AssetIOManager | None = PrivateAttr(None)
@@ -22,11 +25,6 @@ class TieredIOManager(ConfigurableIOManager):
     @abstractmethod
     def store_settings(self) -> Settings:
         """The settings this manager's configuration and the environment make together."""
-
-    @property
-    @abstractmethod
-    def tier(self) -> StoreTier:
-        """The tier that assets are kept in."""
 
     @property
     def inner(self) -> AssetIOManager:
@@ -48,52 +46,43 @@ class MinioIOManager(TieredIOManager):
         >>> resources = {"io_manager": MinioIOManager(endpoint="http://minio:9000", bucket="lake")}
     """
 
+    tier: ClassVar[StoreTier] = StoreTier.MINIO
+
     endpoint: str | None = Field(None, description="http://host:port; default: NOETL_MINIO_ENDPOINT")
     access_key: str | None = Field(None, description="Access key; default: NOETL_MINIO_ACCESS_KEY")
     secret_key: str | None = Field(None, description="Secret key, best as EnvVar(...)")
     bucket: str | None = Field(None, description="Bucket, created when missing; default: NOETL_MINIO_BUCKET")
     region: str | None = Field(None, description="Region; MinIO takes any")
 
-    @property
-    def tier(self) -> StoreTier:
-        return StoreTier.MINIO
-
     def store_settings(self) -> Settings:
-        return with_given(
-            get_settings(),
-            {
-                "minio_endpoint": self.endpoint,
-                "minio_access_key": self.access_key,
-                "minio_secret_key": None if self.secret_key is None else SecretStr(self.secret_key),
-                "minio_bucket": self.bucket,
-                "minio_region": self.region,
-            },
+        return settings_with(
+            minio_endpoint=self.endpoint,
+            minio_access_key=self.access_key,
+            minio_secret_key=None if self.secret_key is None else SecretStr(self.secret_key),
+            minio_bucket=self.bucket,
+            minio_region=self.region,
         )
 
 
 class PvcIOManager(TieredIOManager):
     """Assets as files below a volume that all workers mount; large Parquet is read in place."""
 
-    mount_path: str | None = Field(None, description="Mount of the volume; default: NOETL_PVC_MOUNT_PATH")
+    tier: ClassVar[StoreTier] = StoreTier.PVC
 
-    @property
-    def tier(self) -> StoreTier:
-        return StoreTier.PVC
+    mount_path: str | None = Field(None, description="Mount of the volume; default: NOETL_PVC_MOUNT_PATH")
 
     def store_settings(self) -> Settings:
         mount = None if self.mount_path is None else Path(self.mount_path)
-        return with_given(get_settings(), {"pvc_mount_path": mount})
+        return settings_with(pvc_mount_path=mount)
 
 
 class GcsIOManager(TieredIOManager):
     """Assets in a bucket of Google Cloud Storage, with the credentials of the Google environment."""
 
+    tier: ClassVar[StoreTier] = StoreTier.GCS
+
     bucket: str | None = Field(None, description="Bucket; default: NOETL_GCS_BUCKET")
     endpoint: str | None = Field(None, description="Endpoint of an emulator; default: Google's own")
 
-    @property
-    def tier(self) -> StoreTier:
-        return StoreTier.GCS
-
     def store_settings(self) -> Settings:
-        return with_given(get_settings(), {"gcs_bucket": self.bucket, "gcs_endpoint": self.endpoint})
+        return settings_with(gcs_bucket=self.bucket, gcs_endpoint=self.endpoint)
