@@ -10,7 +10,7 @@ import asyncio
 from collections.abc import AsyncIterable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
-from typing import Any
+from typing import Any, Required, TypedDict, Unpack
 
 import asyncpg
 
@@ -34,7 +34,17 @@ _NO_SPEC = ResultSpec()
 
 @dataclass(frozen=True, slots=True)
 class NewResult:
-    """One of many results stored together; the fields are those of :meth:`ResultStore.put`."""
+    """A value to store.
+
+    Attributes:
+        value: bytes, text, a pandas, polars or Arrow table (as Parquet), or anything JSON can say.
+        spec: the task's ``spec.result``; its tier, name, scope, time to live, compression, content type.
+        tier: tier, before that of ``spec``; None chooses by size and settings.
+        content_type: what the bytes are, when they are bytes or text.
+        select: dotted paths of fields to copy into ``extracted``.
+        parent_ref_id: the reference this one was made from.
+        extra: facts of the format to keep beside the reference.
+    """
 
     value: Any
     execution_id: int
@@ -46,6 +56,19 @@ class NewResult:
     select: Sequence[str] = ()
     parent_ref_id: int | None = None
     extra: Mapping[str, Any] = field(default_factory=dict)
+
+
+class Kept(TypedDict, total=False):
+    """What a result is called, and how it is kept; see :class:`NewResult`."""
+
+    execution_id: Required[int]
+    step: Required[str]
+    name: Required[str]
+    spec: ResultSpec | None
+    tier: StoreTier | None
+    content_type: str | None
+    parent_ref_id: int | None
+    extra: Mapping[str, Any]
 
 
 class ResultStore(ResultReader):
@@ -84,36 +107,20 @@ class ResultStore(ResultReader):
         self,
         value: Any,
         *,
-        execution_id: int,
-        step: str,
-        name: str,
-        spec: ResultSpec | None = None,
-        tier: StoreTier | None = None,
-        content_type: str | None = None,
         select: Sequence[str] = (),
-        parent_ref_id: int | None = None,
-        extra: Mapping[str, Any] | None = None,
         connection: Any = None,
+        **kept: Unpack[Kept],
     ) -> ResultRef:
         """Stores one value and records its reference.
 
         Args:
-            value: bytes, text, a pandas, polars or Arrow table (as Parquet), or anything JSON can say.
-            spec: the task's ``spec.result``; its tier, name, scope, time to live, compression, content type.
-            tier: tier, before that of ``spec``; None chooses by size and settings.
-            content_type: what the bytes are, when they are bytes or text.
-            select: dotted paths of fields to copy into ``extracted``.
-            parent_ref_id: the reference this one was made from.
-            extra: facts of the format to keep beside the reference.
+            value: see :class:`NewResult`, as for ``select`` and ``kept``.
             connection: the row joins this connection's transaction.
 
         Raises:
             StorageError: the value cannot be encoded, or no tier took it; nothing is recorded then.
         """
-        item = NewResult(
-            value, execution_id, step, name, spec, tier, content_type, select, parent_ref_id, extra or {}
-        )
-        ref = await self._place(item)
+        ref = await self._place(NewResult(value, select=select, **kept))
         await self._catalog.record([ref], connection)
         return ref
 
@@ -133,32 +140,27 @@ class ResultStore(ResultReader):
         self,
         chunks: AsyncIterable[Bytes],
         *,
-        execution_id: int,
-        step: str,
-        name: str,
-        spec: ResultSpec | None = None,
-        tier: StoreTier | None = None,
-        content_type: str | None = None,
-        parent_ref_id: int | None = None,
-        extra: Mapping[str, Any] | None = None,
         connection: Any = None,
+        **kept: Unpack[Kept],
     ) -> ResultRef:
         """Stores a stream of bytes in constant memory.
 
         If the stream or the store fails half way, nothing is stored and nothing recorded.
         """
-        spec = spec or _NO_SPEC
-        kind_of_bytes = content_type or spec.content_type or codec.BINARY
+        item = NewResult(chunks, **kept)
+        spec = item.spec or _NO_SPEC
+        where = (item.execution_id, item.step, spec.name or item.name)
+        kind_of_bytes = item.content_type or spec.content_type or codec.BINARY
         compression = Compression(spec.compression)
         meter = Meter(codec.compress_stream(chunks, compression), self.settings.result_preview_bytes)
         ref_id = self._ids.next()
-        key = key_of(execution_id, step, spec.name or name, ref_id, codec.EXTENSIONS.get(kind_of_bytes, ""))
+        key = key_of(*where, ref_id, codec.EXTENSIONS.get(kind_of_bytes, ""))
         placed = await self._placement.put_stream(
-            self._placement.choose(None, tier or spec.store), key, meter.chunks()
+            self._placement.choose(None, item.tier or spec.store), key, meter.chunks()
         )
         ref = self._ref(
             ref_id,
-            (execution_id, step, spec.name or name),
+            where,
             spec,
             placed=placed,
             content_type=kind_of_bytes,
@@ -166,8 +168,8 @@ class ResultStore(ResultReader):
             bytes_size=meter.size,
             sha256=await meter.digest.hexdigest(),
             preview=meter.preview(kind_of_bytes, compression),
-            parent_ref_id=parent_ref_id,
-            extra=dict(extra or {}),
+            parent_ref_id=item.parent_ref_id,
+            extra=dict(item.extra),
         )
         await self._catalog.record([ref], connection)
         return ref
