@@ -8,7 +8,6 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import suppress
 from pathlib import Path
 
 import psycopg2
@@ -19,6 +18,7 @@ from noetl_dagster import embedded
 from noetl_dagster.settings import Settings
 from tests.ledger import assert_only_unfinished_ran_again, lines, written_by
 from tests.playbooks import text_of
+from tests.processes import killed_in_the_end
 from tests.waiting import ended, until_now
 
 ITEMS = 48
@@ -85,7 +85,6 @@ def start(settings: Settings, dagster_instance: DagsterInstance, tmp_path: Path)
     )
     inherited = {name: value for name, value in os.environ.items() if not name.startswith("NOETL_")}
     home = {"DAGSTER_HOME": dagster_instance.root_directory}
-    started: list[subprocess.Popen[bytes]] = []
 
     def start(engine: str, failed: str = "") -> subprocess.Popen[bytes]:
         (folder / "ledger.yaml").write_text(PLAYBOOK.replace("ENGINE", engine).replace("TOOL", TOOL))
@@ -93,21 +92,14 @@ def start(settings: Settings, dagster_instance: DagsterInstance, tmp_path: Path)
             "ops": {"ledger_playbook": {"config": {"ledger": str(tmp_path / "ledger.txt"), "items": ITEMS}}},
             "execution": {"config": EXECUTORS[engine]},
         }
-        process = subprocess.Popen(
+        return start_process(
             [sys.executable, "-c", RUN, json.dumps(config), failed],
             env={**inherited, **embedded.environment(settings), **home},
             stdout=(tmp_path / "log.txt").open("ab"),
-            stderr=subprocess.STDOUT,
-            start_new_session=True,
         )
-        started.append(process)
-        return process
 
-    yield start
-    for process in started:
-        with suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
+    with killed_in_the_end() as start_process:
+        yield start
 
 
 @pytest.fixture

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import subprocess
 import sys
 from collections.abc import AsyncIterator, Callable, Iterator
@@ -14,6 +13,7 @@ import pytest
 from noetl_dagster import embedded
 from noetl_dagster.engine.engine import Engine
 from noetl_dagster.settings import EventTransport, Settings
+from tests.processes import killed_in_the_end
 from tests.service.conftest import serving
 
 
@@ -60,22 +60,15 @@ Spawn = Callable[..., subprocess.Popen[str]]
 @pytest.fixture
 def spawn(settings: Settings) -> Iterator[Spawn]:
     """Starts worker processes."""
-    started: list[subprocess.Popen[str]] = []
 
     def spawn(worker_id: str, *options: str, **changes: Any) -> subprocess.Popen[str]:
         own = settings.model_copy(update=changes)
-        process = subprocess.Popen(
+        return start_process(
             [sys.executable, "-m", "noetl_dagster", "worker", "--id", worker_id, *options],
             env={"PATH": "/usr/bin:/bin", "NOETL_LOG_LEVEL": "INFO", **embedded.environment(own)},
             stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
             text=True,
         )
-        started.append(process)
-        return process
 
-    yield spawn
-    for process in started:
-        with contextlib.suppress(ProcessLookupError):
-            process.kill()
-        process.communicate()
+    with killed_in_the_end() as start_process:
+        yield spawn

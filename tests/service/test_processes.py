@@ -19,6 +19,7 @@ import pytest
 from noetl_dagster import embedded
 from noetl_dagster.settings import EventTransport, Settings
 from tests.playbooks import text_of
+from tests.processes import killed_in_the_end
 from tests.waiting import until_now
 
 PLAYBOOK = text_of(
@@ -61,26 +62,20 @@ class Process:
 @pytest.fixture
 def start(tmp_path: Path) -> Iterator[Start]:
     """Starts ``noetl-dagster`` with some arguments."""
-    started: list[subprocess.Popen[bytes]] = []
 
     def start(settings: Settings, *arguments: str) -> Process:
         environment = {name: text for name, text in os.environ.items() if not name.startswith("NOETL_")}
-        output = tmp_path / f"output-{len(started)}"
+        output = tmp_path / f"output-{len(list(tmp_path.glob('output-*')))}"
         with output.open("wb") as written:
-            started.append(
-                subprocess.Popen(
-                    [sys.executable, "-m", "noetl_dagster", *arguments],
-                    env={**environment, **embedded.environment(settings)},
-                    stdout=written,
-                    stderr=subprocess.STDOUT,
-                )
+            process = start_process(
+                [sys.executable, "-m", "noetl_dagster", *arguments],
+                env={**environment, **embedded.environment(settings)},
+                stdout=written,
             )
-        return Process(started[-1], output)
+        return Process(process, output)
 
-    yield start
-    for process in started:
-        process.kill()
-        process.wait()
+    with killed_in_the_end() as start_process:
+        yield start
 
 
 def test_a_killed_service_starts_again_while_its_runs_go_on(
