@@ -18,7 +18,31 @@ if TYPE_CHECKING:
     from dagster._core.definitions.unresolved_asset_job_definition import (
         UnresolvedAssetJobDefinition as UnresolvedAssetJobDefinition,
     )
+    from dagster._core.events import EngineEventData as EngineEventData
+    from dagster._core.execution.api import ExecuteRunWithPlanIterable as ExecuteRunWithPlanIterable
     from dagster._core.execution.api import execute_run as execute_run
+    from dagster._core.execution.compute_logs import (
+        create_compute_log_file_key as create_compute_log_file_key,
+    )
+    from dagster._core.execution.context_creation_job import (
+        PlanExecutionContextManager as PlanExecutionContextManager,
+    )
+    from dagster._core.execution.plan.execute_plan import _trigger_hook as _trigger_hook
+    from dagster._core.execution.plan.execute_plan import (
+        dagster_event_sequence_for_step as dagster_event_sequence_for_step,
+    )
+    from dagster._core.execution.plan.instance_concurrency_context import (
+        InstanceConcurrencyContext as InstanceConcurrencyContext,
+    )
+    from dagster._core.execution.retries import RetryMode as RetryMode
+    from dagster._core.execution.retries import get_retries_config as get_retries_config
+    from dagster._core.execution.step_dependency_config import StepDependencyConfig as StepDependencyConfig
+    from dagster._core.execution.step_dependency_config import (
+        get_step_dependency_config_field as get_step_dependency_config_field,
+    )
+    from dagster._core.execution.tags import (
+        get_tag_concurrency_limits_config as get_tag_concurrency_limits_config,
+    )
     from dagster._core.remote_origin import (
         ManagedGrpcPythonEnvCodeLocationOrigin as ManagedGrpcPythonEnvCodeLocationOrigin,
     )
@@ -27,6 +51,9 @@ if TYPE_CHECKING:
     from dagster._core.storage.upath_io_manager import escape_dotdot_segments as escape_dotdot_segments
     from dagster._core.storage.upath_io_manager import escape_leading_slash as escape_leading_slash
     from dagster._core.types.loadable_target_origin import LoadableTargetOrigin as LoadableTargetOrigin
+    from dagster._utils.error import (
+        serializable_error_info_from_exc_info as serializable_error_info_from_exc_info,
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +77,8 @@ _ESCAPE_USE = "io_managers/assets.py: partition keys as file names, just as UPat
 _ESCAPE_INSTEAD = (
     "%2F for a leading slash and %2E%2E for segments '..', written there: stored results keep their keys"
 )
+
+_EXECUTOR = "executors/threaded.py: "
 
 INTERNALS = {
     "DynamicCollectDependencyDefinition": Internal(
@@ -83,6 +112,69 @@ INTERNALS = {
     "escape_leading_slash": Internal("dagster._core.storage.upath_io_manager", _ESCAPE_USE, _ESCAPE_INSTEAD),
     "LoadableTargetOrigin": Internal(
         "dagster._core.types.loadable_target_origin", _ORIGIN_USE, _ORIGIN_INSTEAD
+    ),
+    "EngineEventData": Internal(
+        "dagster._core.events",
+        _EXECUTOR + "what the events of the run say of the process",
+        "DagsterEvent.engine_event without it",
+    ),
+    "ExecuteRunWithPlanIterable": Internal(
+        "dagster._core.execution.api",
+        _EXECUTOR + "resources around the steps of a plan",
+        "the body of InProcessExecutor.execute",
+    ),
+    "InstanceConcurrencyContext": Internal(
+        "dagster._core.execution.plan.instance_concurrency_context",
+        _EXECUTOR + "slots of pools",
+        "the body of InProcessExecutor.execute",
+    ),
+    "PlanExecutionContextManager": Internal(
+        "dagster._core.execution.context_creation_job",
+        _EXECUTOR + "resources around the steps of a plan",
+        "the body of InProcessExecutor.execute",
+    ),
+    "RetryMode": Internal(
+        "dagster._core.execution.retries",
+        _EXECUTOR + "whether steps are tried again",
+        "the constructor of InProcessExecutor",
+    ),
+    "StepDependencyConfig": Internal(
+        "dagster._core.execution.step_dependency_config",
+        _EXECUTOR + "when a step is ready",
+        "the constructor of InProcessExecutor",
+    ),
+    "create_compute_log_file_key": Internal(
+        "dagster._core.execution.compute_logs",
+        _EXECUTOR + "the name of the file of compute logs",
+        "str(uuid.uuid4())",
+    ),
+    "dagster_event_sequence_for_step": Internal(
+        "dagster._core.execution.plan.execute_plan",
+        _EXECUTOR + "runs one step",
+        "inner_plan_execution_iterator, whose loop this executor runs on threads",
+    ),
+    "_trigger_hook": Internal(
+        "dagster._core.execution.plan.execute_plan",
+        _EXECUTOR + "runs the hooks of a step",
+        "inner_plan_execution_iterator, whose loop this executor runs on threads",
+    ),
+    "get_retries_config": Internal(
+        "dagster._core.execution.retries",
+        _EXECUTOR + "the schema of its config",
+        "the schema of in_process_executor",
+    ),
+    "get_step_dependency_config_field": Internal(
+        "dagster._core.execution.step_dependency_config",
+        _EXECUTOR + "the schema of its config",
+        "the schema of in_process_executor",
+    ),
+    "get_tag_concurrency_limits_config": Internal(
+        "dagster._core.execution.tags",
+        _EXECUTOR + "the schema of its config",
+        "the schema of multiprocess_executor",
+    ),
+    "serializable_error_info_from_exc_info": Internal(
+        "dagster._utils.error", _EXECUTOR + "an error as an event", "str(error)"
     ),
 }
 

@@ -18,6 +18,7 @@ from noetl_dagster.event_loop import background_loop, run_sync
 
 T = TypeVar("T")
 
+WAKE_SECONDS = 0.5
 REPORT_SECONDS = 5.0
 COUNTING_SHARE = 30
 PROGRESS_TAG = "noetl/progress"
@@ -37,11 +38,11 @@ def drive(
     try:
         while True:
             try:
-                result = future.result(reporter.interval)
+                result = future.result(WAKE_SECONDS)  # a thread that waits longer hears no termination
             except NotYet:
                 if future.done():  # the work itself timed out
                     raise
-                reporter.report()
+                reporter.report_when_due()
             else:
                 reporter.finish()
                 return result
@@ -70,7 +71,11 @@ class _Reporter:
         self._pace = Pace()
         self._started = time.monotonic()
         self._said = ""
-        self.interval = REPORT_SECONDS
+        self._due = self._started + REPORT_SECONDS
+
+    def report_when_due(self) -> None:
+        if time.monotonic() >= self._due:
+            self.report()
 
     def finish(self) -> None:
         """Says how it ended, where anything was said before: the tag outlives the work."""
@@ -84,7 +89,7 @@ class _Reporter:
         note = run_sync(running_notes(pool, self._execution_id)).get(self._step)
         now = time.monotonic()
         # counting takes longer the larger the loop is, and is never more than a few percent of the work
-        self.interval = max(REPORT_SECONDS, COUNTING_SHARE * (now - began))
+        self._due = now + max(REPORT_SECONDS, COUNTING_SHARE * (now - began))
         mine = [progress for progress in found if progress.step == self._step]
         said = self._loop_said(mine[-1], now) if mine else f"{self._step}: {note}" if note else ""
         if not said or said == self._said:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import tempfile
+import threading
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any, get_args
@@ -70,13 +71,13 @@ class AssetIOManager(UPathIOManager):
         self._tier_name = tier
         self._prefix = prefix.strip("/")
         self._tier: Tier = open_tier(tier, settings, None)
-        self._stored: StoredAsset | None = None
+        self._stored = threading.local()  # between the storing of an output and its metadata
 
     # -- UPathIOManager ------------------------------------------------------------------------------
 
     def dump_to_path(self, context: OutputContext, obj: Any, path: UPath) -> None:
         key = self._key(path)
-        self._stored = self._guarded(context, lambda: run_sync(self._replace(key, obj, context.run_id)))
+        self._stored.asset = self._guarded(context, lambda: run_sync(self._replace(key, obj, context.run_id)))
 
     def load_from_path(self, context: InputContext, path: UPath) -> Any:
         wanted = conversion.kind_of_annotation(context.dagster_type.typing_type)
@@ -85,9 +86,9 @@ class AssetIOManager(UPathIOManager):
         return self._guarded(context, lambda: self._load(self._key(path), wanted))
 
     def get_metadata(self, context: OutputContext, obj: Any) -> dict[str, MetadataValue]:
-        if self._stored is None:
+        stored: StoredAsset | None = self._stored.__dict__.pop("asset", None)
+        if stored is None:
             return {}
-        stored, self._stored = self._stored, None
         facts = stored.model_dump(exclude={"kind", "content_type", "files"})
         found = storage_metadata(tier=self._tier_name.value, **facts)
         return {**found, "path": MetadataValue.path(stored.uri)}

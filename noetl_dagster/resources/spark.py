@@ -38,6 +38,7 @@ class PySparkResource(LazyPySparkResource):
 
     def setup_for_execution(self, context: InitResourceContext) -> None:
         """Starts nothing: many runs that have the resource never touch Spark."""
+        self._sessions = SparkSessions(self._settings())
 
     def _init_session(self) -> None:
         # asked each time, because a session is replaced when its JVM has died

@@ -31,7 +31,7 @@ PLAYBOOK = text_of(
 )
 
 
-@pytest.mark.parametrize("executor", ["in_process", "multiprocess"])
+@pytest.mark.parametrize("executor", ["threaded", "in_process", "multiprocess"])
 async def test_a_job_runs_under_either_executor(
     executor: str,
     settings: Settings,

@@ -1,0 +1,9 @@
+"""Dagster executors that any job may use.
+
+Gives ``threaded_executor``, ready steps side by side on threads of the run's own process, to the compiler and to
+projects of others. Stands on the ground floor.
+"""
+
+from noetl_dagster.executors.threaded import threaded_executor
+
+__all__ = ["threaded_executor"]
