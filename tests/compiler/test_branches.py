@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import textwrap
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -15,9 +14,8 @@ from noetl_dagster.code_location.launch import launch
 from noetl_dagster.compiler.attach import EXECUTION_TAG
 from noetl_dagster.dagster_internals import InMemoryJob, execute_run
 from noetl_dagster.event_loop import run_sync
-from noetl_dagster.playbook.loader import parse_playbook
 from noetl_dagster.resources.noetl import NoetlResource
-from tests.compiler.conftest import HEAD
+from tests.playbooks import playbook
 from tests.waiting import PATIENCE_SECONDS
 
 MEETING = """
@@ -80,9 +78,8 @@ workflow:
 def test_branches_wait_at_the_same_time(
     noetl: NoetlResource, dagster_instance: DagsterInstance, tmp_path: Path
 ) -> None:
-    playbook = parse_playbook(HEAD + textwrap.dedent(MEETING), file="sample.yaml")
     done = launch(
-        playbook,
+        playbook(MEETING),
         noetl,
         dagster_instance,
         execution_id=noetl.engine().runtime.ids.next(),
@@ -93,8 +90,7 @@ def test_branches_wait_at_the_same_time(
 
 @pytest.mark.parametrize("executor", ["threaded", "in_process"])
 def test_the_log_is_the_same(executor: str, noetl: NoetlResource, dagster_instance: DagsterInstance) -> None:
-    playbook = parse_playbook(HEAD + textwrap.dedent(BRANCHES), file="sample.yaml")
-    job = definitions_of([playbook], noetl).resolve_job_def("sample")
+    job = definitions_of([playbook(BRANCHES)], noetl).resolve_job_def("sample")
     run = dagster_instance.create_run_for_job(job, run_config={"execution": {"config": {executor: {}}}})
     assert execute_run(InMemoryJob(job), run, dagster_instance).success
     found = dagster_instance.get_run_by_id(run.run_id)
