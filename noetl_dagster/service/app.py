@@ -51,7 +51,7 @@ def create_app(settings: Settings, plane: Callable[[], AbstractAsyncContextManag
     async def count(request: Request, call_next: Callable[[Request], Awaitable[Response]]) -> Response:
         response = await call_next(request)
         route = getattr(request.scope.get("route"), "path", "none")
-        app.state.plane.metrics.requests[(request.method, route, response.status_code)] += 1
+        app.state.plane.metrics.requests.labels(request.method, route, response.status_code).inc()
         return response
 
     app.add_middleware(Limits, body_bytes=settings.service_body_bytes, rate=settings.service_rate)

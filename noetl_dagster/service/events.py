@@ -52,7 +52,7 @@ async def _take(messages: Sequence[EventMessage], plane: Plane) -> Accepted:
     if unknown:
         raise Problem(404, f"no execution {min(unknown)} in the event log")
     inserted = await plane.intake.handle_events(events) if events else set()
-    plane.metrics.ingest.observe((datetime.now(UTC) - received).total_seconds())
+    plane.metrics.latency.observe((datetime.now(UTC) - received).total_seconds())
     return Accepted(accepted=len(events), new=len(inserted))
 
 

@@ -46,7 +46,7 @@ class Plane:
     capacity: CapacityKeeper
     ingestor: Ingestor
     launcher: Launcher
-    metrics: Metrics = field(default_factory=Metrics)
+    metrics: Metrics
     _stop: asyncio.Event = field(default_factory=asyncio.Event)
     _ingesting: asyncio.Task[None] | None = None
 
@@ -58,6 +58,7 @@ class Plane:
         lease = settings.command_heartbeat_timeout_seconds
         client = await connect(settings, "service")
         intake = EventIntake(runtime.log, lease)
+        metrics = Metrics()
         plane = cls(
             settings=settings,
             engine=engine,
@@ -66,8 +67,9 @@ class Plane:
             catalog=Catalog(settings.playbooks_path),
             client=client,
             capacity=CapacityKeeper(client, runtime.pool, settings),
-            ingestor=Ingestor(client, intake, settings),
+            ingestor=Ingestor(client, intake, settings, observe=metrics.count_ingested),
             launcher=launcher(engine),
+            metrics=metrics,
         )
         await plane.capacity.open()
         await plane.ingestor.open()

@@ -10,9 +10,8 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections import deque
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any, NamedTuple, TypeVar
 
@@ -39,7 +38,6 @@ BATCH = 1_000
 LANES = 2
 """Batches on their way at once: while one is being committed the next is taken and decoded."""
 
-DELAYS = 10_000
 POISON = (asyncpg.DataError, asyncpg.IntegrityConstraintViolationError, asyncpg.ProgramLimitExceededError)
 """Failures that lie in an event itself; every other failure of the database is waited out."""
 
@@ -51,7 +49,7 @@ LONGEST_PAUSE_SECONDS = 5.0
 
 @dataclass(slots=True)
 class IngestReport:
-    """What an ingestor did. ``delays`` are seconds from the stream's time stamp to the commit, of late."""
+    """What an ingestor did."""
 
     events: int = 0
     duplicates: int = 0
@@ -59,7 +57,6 @@ class IngestReport:
     put_aside: int = 0
     put_off: int = 0
     seconds: float = 0.0
-    delays: deque[float] = field(default_factory=lambda: deque(maxlen=DELAYS))
 
     def __str__(self) -> str:
         text = f"{self.events} events in {self.batches} batches ({self.seconds:.2f} s)"
@@ -80,6 +77,8 @@ class Ingestor:
 
     Args:
         redelivery: pauses in seconds before each new delivery of a message that failed.
+        observe: told of each commit: how many events were new and how many known already, and of each event
+            the seconds from the stream's time stamp to the commit.
     """
 
     def __init__(
@@ -90,6 +89,7 @@ class Ingestor:
         *,
         batch: int = BATCH,
         redelivery: Sequence[float] = REDELIVERY_SECONDS,
+        observe: Callable[[int, int, Sequence[float]], None] | None = None,
     ) -> None:
         self._client = client
         self._intake = intake
@@ -97,6 +97,7 @@ class Ingestor:
         self._names = Names.of(settings)
         self._batch = batch
         self._redelivery = tuple(redelivery)
+        self._observe = observe
         self._pull: Pull | None = None
         self._taking = asyncio.Lock()
         self.total = IngestReport()
@@ -115,12 +116,6 @@ class Ingestor:
         differences = await ensure_streams(stream, self._settings)
         await ensure_ingest_consumer(stream, self._names)
         return differences
-
-    def take_delays(self) -> list[float]:
-        """Seconds from the stream to the commit, of the events since the latest call."""
-        taken = list(self.total.delays)
-        self.total.delays.clear()
-        return taken
 
     async def run(self, stop: asyncio.Event) -> None:
         """Ingests until ``stop`` is set, through any outage of either server."""
@@ -158,7 +153,6 @@ class Ingestor:
         done.seconds = time.monotonic() - started
         for name in ("events", "duplicates", "batches", "put_aside", "put_off"):
             setattr(before, name, getattr(before, name) + getattr(done, name))
-        before.delays.extend(done.delays)
         return done
 
     async def close(self) -> None:
@@ -232,9 +226,11 @@ class Ingestor:
         committed = datetime.now(UTC)
         for message in messages:
             await message.ack()
-        self.total.events += len(inserted)
-        self.total.duplicates += len(events) - len(inserted)
-        self.total.delays.extend((committed - entry.stored).total_seconds() for entry in entries)
+        new, known = len(inserted), len(events) - len(inserted)
+        self.total.events += new
+        self.total.duplicates += known
+        if self._observe is not None:
+            self._observe(new, known, [(committed - entry.stored).total_seconds() for entry in entries])
 
     async def _retry_later(self, entry: _Entry, error: str) -> None:
         delivered = entry.message.metadata.num_delivered

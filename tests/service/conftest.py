@@ -11,6 +11,7 @@ from typing import Any
 import httpx
 import pytest
 import uvicorn
+from prometheus_client.parser import text_string_to_metric_families
 
 from noetl_dagster import embedded
 from noetl_dagster.service.app import create_app
@@ -74,3 +75,11 @@ class nothing:  # noqa: N801 - stands for a context manager function
 async def service(settings: Settings) -> AsyncIterator[Service]:
     async with serving(settings) as running:
         yield running
+
+
+def samples(text: str) -> dict[tuple[Any, ...], float]:
+    """The values of a scrape by name and labels."""
+    families = text_string_to_metric_families(text)
+    return {
+        (one.name, *sorted(one.labels.items())): one.value for family in families for one in family.samples
+    }

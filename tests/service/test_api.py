@@ -20,7 +20,7 @@ from noetl_dagster.transport.capacity import CapacityListener
 from noetl_dagster.transport.nats.connection import connect
 from noetl_dagster.transport.wire import message_of
 from tests.playbooks import text_of
-from tests.service.conftest import Service, serving
+from tests.service.conftest import Service, samples, serving
 from tests.transport.conftest import IDS, ended, started
 from tests.waiting import until
 
@@ -248,13 +248,19 @@ async def test_health_and_metrics(service: Service) -> None:
     await queue(service, execution_id)
     await service.client.post("/api/events", json=message_of(ended(execution_id, 5)))
     await service.client.post("/api/workers", json={"worker_id": 'w"1', "slots": 4, "active_tasks": 1})
-    text = (await service.client.get("/metrics")).text
-    assert "noetl_queue_depth 1\n" in text
-    assert "noetl_queue_active 0\n" in text
-    assert "noetl_ingest_lag_messages 0\n" in text
-    assert "noetl_ingest_latency_seconds_count 1\n" in text
-    assert 'noetl_worker_utilisation{worker_id="w\\"1"} 0.25\n' in text
-    assert 'noetl_http_requests_total{method="POST",route="/api/events",status="202"} 1' in text
+    answer = await service.client.get("/metrics")
+    assert answer.headers["content-type"] == "text/plain; version=0.0.4; charset=utf-8"
+    assert (
+        samples(answer.text).items()
+        >= {
+            ("noetl_queue_depth",): 1,
+            ("noetl_queue_active",): 0,
+            ("noetl_ingest_lag_messages",): 0,
+            ("noetl_ingest_latency_seconds_count",): 1,
+            ("noetl_worker_utilisation", ("worker_id", 'w"1')): 0.25,
+            ("noetl_http_requests_total", ("method", "POST"), ("route", "/api/events"), ("status", "202")): 1,
+        }.items()
+    )
 
 
 TOKENS = SecretStr('{"w-token": ["worker"], "r-token": ["reader"], "o-token": ["operator"]}')

@@ -2,9 +2,20 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from noetl_dagster.errors import ServiceError
+from noetl_dagster.service.metrics import BOUNDS, Metrics, Situation
+from noetl_dagster.transport.capacity import WorkerReport
 from noetl_dagster.transport.nats.names import Names
 from noetl_dagster.transport.nats.transport import NatsTransport
-from tests.service.conftest import Service
+from tests.service.conftest import Service, samples
 from tests.service.test_api import queue, running_execution
 from tests.transport.conftest import IDS, ended
 from tests.waiting import until
@@ -46,3 +57,84 @@ async def test_the_way_from_nats_into_the_log(service: Service) -> None:
     assert found["noetl_ingest_latency_seconds_count"] == 31
     assert found["noetl_ingest_latency_seconds_sum"] > 0
     assert found["noetl_dead_letters"] == 0
+
+
+KINDS = {
+    "noetl_queue_depth": "gauge",
+    "noetl_queue_active": "gauge",
+    "noetl_dead_letters": "gauge",
+    "noetl_ingest_lag_messages": "gauge",
+    "noetl_ingested_events": "counter",
+    "noetl_ingest_duplicates": "counter",
+    "noetl_ingest_latency_seconds": "histogram",
+    "noetl_workers": "gauge",
+    "noetl_worker_slots": "gauge",
+    "noetl_worker_active_tasks": "gauge",
+    "noetl_worker_utilisation": "gauge",
+    "noetl_http_requests": "counter",
+}
+"""Every family that dashboards rely on; the parser takes ``_total`` off a counter's name."""
+
+QUIET = Situation(queued=0, active=0, dead_letters=0, lag=0, workers=[WorkerReport(worker_id="w", slots=4)])
+
+
+def test_names_types_and_buckets_stay() -> None:
+    counted = Metrics()
+    counted.count_ingested(2, 1, [0.003, 0.003, 7.0])
+    counted.requests.labels("GET", "/health", 200).inc()
+    text = counted.text(QUIET).decode()
+    families = {family.name: family for family in text_string_to_metric_families(text)}
+    assert {name: families[name].type for name in KINDS} == KINDS
+    assert all(name in KINDS for name in families if name.startswith("noetl_"))
+    found = samples(text)
+    buckets = {labels[0][1]: value for name, *labels in found if name == "noetl_ingest_latency_seconds_bucket"
+               for value in [found[name, *labels]]}  # fmt: skip
+    assert list(buckets) == [*map(str, BOUNDS), "+Inf"]
+    assert (buckets["0.0025"], buckets["0.005"], buckets["5.0"], buckets["10.0"]) == (0, 2, 2, 3)
+    assert found["noetl_ingested_events_total",] == 2
+    assert found["noetl_ingest_duplicates_total",] == 1
+    assert not any(name.endswith("_created") for name, *_ in found)
+
+
+async def test_the_process_is_measured_too(service: Service) -> None:
+    found = await shown(service)
+    assert found["process_resident_memory_bytes"] > 10e6
+    assert found["process_cpu_seconds_total"] > 0
+    assert found["process_open_fds"] > 0
+    assert found['python_gc_collections_total{generation="0"}'] > 0
+
+
+def test_applications_in_one_process_count_apart() -> None:
+    first, second = Metrics(), Metrics()
+    first.count_ingested(3, 0, [])
+    assert samples(first.text(QUIET).decode())["noetl_ingested_events_total",] == 3
+    assert samples(second.text(QUIET).decode())["noetl_ingested_events_total",] == 0
+
+
+COUNT = """
+from noetl_dagster.service.metrics import Metrics
+counted = Metrics()
+counted.count_ingested(2, 1, [0.01, 0.02])
+counted.requests.labels("GET", "/health", 200).inc()
+"""
+
+
+def test_processes_with_a_shared_folder_show_what_all_count(tmp_path: Path) -> None:
+    environment = {**os.environ, "PROMETHEUS_MULTIPROC_DIR": str(tmp_path)}
+    for _ in range(2):
+        subprocess.run([sys.executable, "-c", COUNT], env=environment, check=True, timeout=60)
+    scrape = f"{COUNT}\nfrom tests.service.test_metrics import QUIET\nprint(counted.text(QUIET).decode())"
+    command = [sys.executable, "-c", scrape]
+    done = subprocess.run(command, env=environment, check=True, timeout=60, capture_output=True, text=True)
+    found = samples(done.stdout)
+    assert found["noetl_ingested_events_total",] == 6
+    assert found["noetl_ingest_latency_seconds_count",] == 6
+    assert found["noetl_http_requests_total", ("method", "GET"), ("route", "/health"), ("status", "200")] == 3
+    assert found["noetl_queue_depth",] == 0
+    assert not any(name.startswith("process_") for name, *_ in found)
+
+
+def test_a_shared_folder_that_does_not_exist(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("PROMETHEUS_MULTIPROC_DIR", str(tmp_path / "nowhere"))
+    with pytest.raises(ServiceError, match=r"PROMETHEUS_MULTIPROC_DIR=.*nowhere is no folder"):
+        Metrics()
