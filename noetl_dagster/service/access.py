@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import math
 import time
-from collections import OrderedDict
 from collections.abc import Callable
 from enum import StrEnum
+from fractions import Fraction
 from typing import Annotated
 
 import orjson
 from fastapi import Depends, Request, Security
 from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
+from limits import RateLimitItem, RateLimitItemPerSecond
+from limits.storage import MemoryStorage
+from limits.strategies import FixedWindowRateLimiter
 from pydantic import SecretStr
 from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Send
@@ -21,8 +25,8 @@ from starlette.types import Scope as AsgiScope
 from noetl_dagster.errors import ServiceError
 from noetl_dagster.service.problems import Problem, problem_response
 
-CLIENTS = 10_000
-"""Clients whose request rate is remembered."""
+LONGEST_WINDOW_SECONDS = 60
+"""A rate that is no whole number is counted over the few seconds in which it is one, or nearly."""
 
 
 class Scope(StrEnum):
@@ -99,14 +103,16 @@ class Limits:
 
     Args:
         body_bytes: largest request body.
-        rate: requests a second of one client, by token or address; as many may come at once.
+        rate: requests a second of one client, by token or address; a second's may come at once.
     """
 
     def __init__(self, app: ASGIApp, *, body_bytes: int, rate: float) -> None:
         self._app = app
         self._body_bytes = body_bytes
         self._rate = rate
-        self._clients: OrderedDict[str, tuple[float, float]] = OrderedDict()
+        self._limit = _limit(rate)
+        # not the library's asyncio storage: that looks through all clients at every request
+        self._limiter = FixedWindowRateLimiter(MemoryStorage())
 
     async def __call__(self, scope: AsgiScope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -152,14 +158,19 @@ class Limits:
         await problem_response(413, detail)(scope, receive, send)
 
     def _wait(self, client: str) -> float:
-        """Takes one from the client's bucket; seconds until there is one when it is empty."""
-        now = time.monotonic()
-        left, at = self._clients.pop(client, (self._rate, now))
-        left = min(self._rate, left + (now - at) * self._rate)
-        self._clients[client] = (left - 1, now) if left >= 1 else (left, now)
-        while len(self._clients) > CLIENTS:
-            self._clients.popitem(last=False)
-        return 0.0 if left >= 1 else (1 - left) / self._rate
+        """Counts one request of a client; seconds until there is room for it when there is none."""
+        if self._limiter.hit(self._limit, client):
+            return 0.0
+        reset, _ = self._limiter.get_window_stats(self._limit, client)
+        return max(reset - time.time(), 0.001)
+
+
+def _limit(rate: float) -> RateLimitItem:
+    """A rate as whole requests in whole seconds."""
+    if rate < 1:
+        return RateLimitItemPerSecond(1, math.ceil(1 / rate))
+    share = Fraction(rate).limit_denominator(LONGEST_WINDOW_SECONDS)
+    return RateLimitItemPerSecond(share.numerator, share.denominator)
 
 
 def _client(scope: AsgiScope, headers: dict[bytes, bytes]) -> str:
