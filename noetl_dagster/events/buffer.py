@@ -12,6 +12,7 @@ from typing import Any, Protocol
 import asyncpg
 
 from noetl_dagster.events.types import Event
+from noetl_dagster.retrying import Patience, patiently
 
 RETRYABLE = (
     OSError,
@@ -25,7 +26,7 @@ RETRYABLE = (
 )
 """Failures of the connection or of chance, not of the events: the same batch is tried again."""
 
-RETRY_SECONDS = 30.0
+_PATIENCE = Patience(RETRYABLE, seconds=30.0, longest_pause=2.0)
 
 
 class Outlet(Protocol):
@@ -188,17 +189,16 @@ class EventBuffer:
                 entry.done.set_exception(error)
 
     async def _append(self, events: list[Event]) -> set[int]:
-        deadline = asyncio.get_running_loop().time() + RETRY_SECONDS
-        delay = 0.05
         broken = False
-        while True:
+
+        async def append() -> set[int]:
+            nonlocal broken
             try:
                 inserted = await self._log.append(events)
                 # The commit may have succeeded although its answer was lost: those events are ours too.
                 return inserted | await self._log.present(events) if broken else inserted
             except RETRYABLE:
-                if asyncio.get_running_loop().time() + delay > deadline:
-                    raise
                 broken = True
-                await asyncio.sleep(delay)
-                delay = min(delay * 2, 2.0)
+                raise
+
+        return await patiently(append, _PATIENCE)

@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
-import asyncio
 from typing import Any
 
 import asyncpg
 import orjson
 
 from noetl_dagster.errors import ServiceError
+from noetl_dagster.retrying import Patience, patiently
 
 DATABASE_AWAY = (OSError, asyncpg.PostgresError, asyncpg.InterfaceError, asyncpg.InternalClientError)
 """What a call raises while the server is restarted or unreachable; the last when it goes in mid-statement."""
+
+_STARTING = Patience(
+    (OSError, asyncpg.CannotConnectNowError, asyncpg.ConnectionDoesNotExistError),
+    seconds=30.0,
+    longest_pause=0.5,
+)
+"""A server that is just being started, whose pool is opened."""
 
 _JSONB_VERSION = b"\x01"
 _OPTIONS = orjson.OPT_NON_STR_KEYS | orjson.OPT_SERIALIZE_NUMPY
@@ -53,21 +60,20 @@ async def open_pool(url: str, *, size: int = 8, application: str = "noetl") -> a
     Raises:
         ServiceError: the server cannot be reached within 30 seconds.
     """
-    deadline = asyncio.get_running_loop().time() + 30
-    while True:
-        try:
-            return await asyncpg.create_pool(
-                url,
-                min_size=1,
-                max_size=size,
-                init=prepare_connection,
-                reset=_keep,
-                server_settings={"application_name": application, "jit": "off"},
-            )
-        except (OSError, asyncpg.CannotConnectNowError, asyncpg.ConnectionDoesNotExistError) as error:
-            if asyncio.get_running_loop().time() > deadline:
-                raise ServiceError(
-                    f"the event log does not answer: {error}; check NOETL_DB_URL or run "
-                    "'noetl-dagster services up'"
-                ) from error
-            await asyncio.sleep(0.25)
+
+    async def connect() -> asyncpg.Pool:
+        return await asyncpg.create_pool(
+            url,
+            min_size=1,
+            max_size=size,
+            init=prepare_connection,
+            reset=_keep,
+            server_settings={"application_name": application, "jit": "off"},
+        )
+
+    try:
+        return await patiently(connect, _STARTING)
+    except _STARTING.failures as error:
+        raise ServiceError(
+            f"the event log does not answer: {error}; check NOETL_DB_URL or run 'noetl-dagster services up'"
+        ) from error

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Sequence
 
 import httpx
@@ -10,10 +9,10 @@ import httpx
 from noetl_dagster.errors import EventRefusedError, EventTooLargeError, TransportError
 from noetl_dagster.events.connection import encode_json
 from noetl_dagster.events.types import Event
+from noetl_dagster.retrying import Patience, patiently
 from noetl_dagster.settings import Settings
 from noetl_dagster.transport.wire import message_of
 
-LONGEST_PAUSE_SECONDS = 5.0
 RETRIED_STATUS = frozenset({408, 425, 429, 500, 502, 503, 504})
 
 
@@ -65,6 +64,14 @@ class HttpTransport:
         await self._client.aclose()
 
 
+class _Unanswered(TransportError):
+    """No answer, or one that says to come again; after ``retry_after`` seconds where the server wishes so."""
+
+    def __init__(self, message: str, retry_after: str | None = None) -> None:
+        super().__init__(message)
+        self.retry_after = _seconds(retry_after)
+
+
 async def request_patiently(
     client: httpx.AsyncClient,
     method: str,
@@ -78,28 +85,28 @@ async def request_patiently(
     Raises:
         TransportError: no answer within ``patience`` seconds.
     """
-    deadline = asyncio.get_running_loop().time() + patience
-    pause = 0.05
     headers = {"content-type": "application/json"} if content is not None else None
-    while True:
+
+    def unanswered(reason: str, retry_after: str | None = None) -> _Unanswered:
+        where = f"{method} {client.base_url}{path}"
+        return _Unanswered(
+            f"{where}: {reason}; check NOETL_SERVER_URL and 'noetl-dagster serve'", retry_after
+        )
+
+    async def request() -> httpx.Response:
         try:
             response = await client.request(method, path, content=content, headers=headers)
-            if response.status_code not in RETRIED_STATUS:
-                return response
-            reason = f"status {response.status_code}"
-            pause = max(pause, _seconds(response.headers.get("retry-after")))
         except httpx.TransportError as error:
-            reason = repr(error)
-        if asyncio.get_running_loop().time() + pause > deadline:
-            raise TransportError(
-                f"{method} {client.base_url}{path}: {reason}; check NOETL_SERVER_URL and 'noetl-dagster serve'"
-            )
-        await asyncio.sleep(pause)
-        pause = min(pause * 2, LONGEST_PAUSE_SECONDS)
+            raise unanswered(repr(error)) from error
+        if response.status_code in RETRIED_STATUS:
+            raise unanswered(f"status {response.status_code}", response.headers.get("retry-after"))
+        return response
+
+    return await patiently(request, Patience((_Unanswered,), seconds=patience))
 
 
 def _seconds(text: str | None) -> float:
     try:
-        return min(float(text or 0), LONGEST_PAUSE_SECONDS)
+        return float(text or 0)
     except ValueError:
         return 0.0

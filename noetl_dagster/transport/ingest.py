@@ -23,6 +23,7 @@ from nats.aio.msg import Msg
 from noetl_dagster.errors import EventRefusedError
 from noetl_dagster.events.connection import DATABASE_AWAY
 from noetl_dagster.events.types import Event
+from noetl_dagster.retrying import Patience, patiently
 from noetl_dagster.settings import Settings
 from noetl_dagster.transport import queries
 from noetl_dagster.transport.intake import EventIntake
@@ -44,7 +45,7 @@ POISON = (asyncpg.DataError, asyncpg.IntegrityConstraintViolationError, asyncpg.
 REDELIVERY_SECONDS = (1.0, 5.0, 15.0, 30.0)
 """Pauses before a message that failed is delivered again; after the last one it is put aside."""
 
-LONGEST_PAUSE_SECONDS = 5.0
+DATABASE_PATIENCE = Patience(DATABASE_AWAY, final=POISON)
 
 
 @dataclass(slots=True)
@@ -260,20 +261,17 @@ class Ingestor:
 
     async def _patiently(self, work: Callable[[], Awaitable[T]], messages: list[Msg]) -> T:
         """Does database work again and again while the database is away; tells NATS that we are at it."""
-        pause, told = 0.05, time.monotonic()
-        while True:
-            try:
-                return await work()
-            except POISON:
-                raise
-            except DATABASE_AWAY as error:
-                logger.warning("the event log does not take events: %s; trying again in %g s", error, pause)
-            await asyncio.sleep(pause)
-            pause = min(pause * 2, LONGEST_PAUSE_SECONDS)
+        told = time.monotonic()
+
+        async def note(error: BaseException, pause: float) -> None:
+            nonlocal told
+            logger.warning("the event log does not take events: %s; trying again in %.2g s", error, pause)
             if time.monotonic() - told > ACK_SECONDS / 3:
                 told = time.monotonic()
                 for message in messages:
                     await message.in_progress()
+
+        return await patiently(work, DATABASE_PATIENCE, note=note)
 
 
 def _stored(message: Msg) -> datetime:

@@ -11,6 +11,7 @@ import contextlib
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import nats.errors
@@ -25,6 +26,7 @@ from noetl_dagster.errors import ToolError
 from noetl_dagster.event_loop import cancel_and_wait
 from noetl_dagster.events.connection import DATABASE_AWAY, encode_json
 from noetl_dagster.events.envelopes import error_envelope
+from noetl_dagster.retrying import Patience, patiently
 from noetl_dagster.settings import EventTransport
 from noetl_dagster.transport import queries
 from noetl_dagster.transport.capacity import MISSED_REPORTS, CapacityListener
@@ -46,6 +48,8 @@ SLICE = 500
 CONFIRM_SECONDS = 5.0
 SWEEP_SECONDS = 5.0
 """Longest interval at which claims and notices are looked after; ends never wait for it."""
+
+PATIENCE = Patience(DATABASE_AWAY)
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,20 +177,18 @@ class _Link:
             while len(batch) < SLICE and not self._requests.empty():
                 batch.append(self._requests.get_nowait())
             batch = [request for request in batch if not request.done.done()]
-            pause = 0.05
-            while batch:
-                try:
-                    await self._enqueue(batch)
-                    break
-                except DATABASE_AWAY as error:
-                    logger.warning("commands cannot be queued: %s; trying again in %g s", error, pause)
-                    await asyncio.sleep(pause)
-                    pause = min(pause * 2, SWEEP_SECONDS)
-                except Exception as error:
-                    for request in batch:
-                        if not request.done.done():
-                            request.done.set_exception(error)
-                    break
+            if not batch:
+                continue
+            try:
+                await patiently(partial(self._enqueue, batch), PATIENCE, note=self._note_delay)
+            except Exception as error:
+                for request in batch:
+                    if not request.done.done():
+                        request.done.set_exception(error)
+
+    @staticmethod
+    def _note_delay(error: BaseException, pause: float) -> None:
+        logger.warning("commands cannot be queued: %s; trying again in %.2g s", error, pause)
 
     async def _enqueue(self, batch: list[_Request]) -> None:
         await self._runtime.buffer.flush()  # command.issued comes first

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Iterable
+from functools import partial
 from typing import Any
 
 import asyncpg
@@ -13,13 +14,14 @@ import orjson
 from noetl_dagster.event_loop import cancel_and_wait
 from noetl_dagster.events.connection import DATABASE_AWAY
 from noetl_dagster.events.envelopes import from_result
+from noetl_dagster.retrying import Note, Patience, patiently
 from noetl_dagster.transport.intake import ENDS_CHANNEL
 from noetl_dagster.transport.queries import COMMAND_ENDS
 from noetl_dagster.worker.command import Outcome
 
 logger = logging.getLogger(__name__)
 
-LONGEST_PAUSE_SECONDS = 5.0
+PATIENCE = Patience(DATABASE_AWAY)
 
 
 class CommandEnds:
@@ -69,18 +71,10 @@ class CommandEnds:
             self._news.set()
 
     async def _listen(self) -> None:
-        pause = 0.05
         while True:
-            try:
-                connection = await asyncpg.connect(self._url)
-            except DATABASE_AWAY as error:
-                logger.warning(
-                    "cannot listen for the ends of commands: %s; trying again in %g s", error, pause
-                )
-                await asyncio.sleep(pause)
-                pause = min(pause * 2, LONGEST_PAUSE_SECONDS)
-                continue
-            pause = 0.05
+            connection = await patiently(
+                lambda: asyncpg.connect(self._url), PATIENCE, note=_cannot("listen for")
+            )
             gone = asyncio.Event()
             connection.add_termination_listener(lambda _, gone=gone: gone.set())
             try:
@@ -97,25 +91,26 @@ class CommandEnds:
         self.check(orjson.loads(payload))
 
     async def _settle(self) -> None:
-        pause = 0.05
         while True:
             await self._news.wait()
             self._news.clear()
             asked = [name for name in self._ended if name in self._waiting]
             self._ended.clear()
-            try:
-                rows = await self._pool.fetch(COMMAND_ENDS, [self._waiting[name][0] for name in asked], asked)
-            except DATABASE_AWAY as error:
-                logger.warning("cannot read the ends of commands: %s; trying again in %g s", error, pause)
-                await asyncio.sleep(pause)
-                pause = min(pause * 2, LONGEST_PAUSE_SECONDS)
-                self.check(asked)
-                continue
-            pause = 0.05
+            executions = [self._waiting[name][0] for name in asked]
+            rows = await patiently(
+                partial(self._pool.fetch, COMMAND_ENDS, executions, asked), PATIENCE, note=_cannot("read")
+            )
             for row in rows:
                 waiting = self._waiting.get(row["command_id"])
                 if waiting is not None and not waiting[1].done():
                     waiting[1].set_result(_outcome(row))
+
+
+def _cannot(do: str) -> Note:
+    def note(error: BaseException, pause: float) -> None:
+        logger.warning("cannot %s the ends of commands: %s; trying again in %.2g s", do, error, pause)
+
+    return note
 
 
 def _outcome(row: Any) -> Outcome:

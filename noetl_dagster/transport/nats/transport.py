@@ -12,6 +12,7 @@ from nats.aio.client import Client as NatsClient
 
 from noetl_dagster.errors import EventTooLargeError, TransportError
 from noetl_dagster.events.types import Event
+from noetl_dagster.retrying import Patience, patiently
 from noetl_dagster.transport.base import EventTransport
 from noetl_dagster.transport.nats.names import Names
 from noetl_dagster.transport.nats.streams import EVENT_BYTES
@@ -46,7 +47,7 @@ class NatsTransport:
         self._stream = client.jetstream(publish_async_max_pending=4_000)
         self._names = names
         self._large = large
-        self._patience = patience
+        self._patience = Patience((TransportError,), seconds=patience, longest_pause=LONGEST_PAUSE_SECONDS)
         self._first = asyncio.Lock()  # nats-py sets up its inbox of confirmations on first use, unguarded
         self._used = False
 
@@ -60,16 +61,15 @@ class NatsTransport:
                 waiting.append((event, content))
         if oversize:
             await self._publish_large(oversize)
-        deadline = asyncio.get_running_loop().time() + self._patience
-        pause = 0.05
-        while waiting:
+
+        async def confirm() -> None:
+            nonlocal waiting
             waiting, error = await self._attempt(waiting)
-            if not waiting:
-                return
-            if asyncio.get_running_loop().time() + pause > deadline:
+            if waiting:
                 raise TransportError(f"NATS did not confirm {len(waiting)} events: {error!r}") from error
-            await asyncio.sleep(pause)
-            pause = min(pause * 2, LONGEST_PAUSE_SECONDS)
+
+        if waiting:
+            await patiently(confirm, self._patience)
 
     async def close(self) -> None:
         if self._large is not None:
