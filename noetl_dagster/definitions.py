@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from dagster import Definitions
 
+from noetl_dagster import logs
 from noetl_dagster.code_location.definitions import build_definitions
 from noetl_dagster.settings import get_settings
+
+logs.set_up(get_settings())
 
 defs: Definitions = build_definitions(get_settings())

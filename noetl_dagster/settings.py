@@ -28,6 +28,13 @@ class StoreTier(StrEnum):
     PVC = "pvc"
 
 
+class LogFormat(StrEnum):
+    """What a log line looks like."""
+
+    TEXT = "text"
+    JSON = "json"
+
+
 class EventTransport(StrEnum):
     """How a worker's events reach the log."""
 
@@ -44,6 +51,9 @@ class Settings(BaseSettings):
     home: Path = Field(Path(".noetl"), description="State folder of the embedded services and of Dagster")
     playbooks_path: Path = Field(Path("playbooks"), description="Folder whose playbooks become jobs")
     log_level: str = Field("WARNING", description="Level of the noetl_dagster loggers")
+    log_format: LogFormat = Field(
+        LogFormat.TEXT, description="text, or json: a JSON object a line on standard error"
+    )
 
     db_url: str | None = Field(None, description="Event log, postgresql://...; empty: embedded PostgreSQL")
     db_pool_size: int = Field(8, ge=2, description="Connections a process keeps to the event log")

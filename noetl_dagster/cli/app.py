@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import logging
 import sys
 from collections.abc import Mapping
 from typing import Annotated, ClassVar
 
 import typer
 
-from noetl_dagster import __version__
-from noetl_dagster.cli.console import fail
+from noetl_dagster import __version__, logs
+from noetl_dagster.cli.console import fail, notes_become_records
 from noetl_dagster.cli.lazy import LazyGroup, Place
 from noetl_dagster.errors import NoetlError
-from noetl_dagster.settings import get_settings
+from noetl_dagster.settings import LogFormat, get_settings
 
 
 class Commands(LazyGroup):
@@ -118,7 +117,10 @@ def every_command(
 
 def main() -> None:
     """Entry point of ``noetl-dagster``: errors raised on purpose become one line and exit code 1."""
-    logging.basicConfig(level=get_settings().log_level, format="%(levelname)s %(name)s: %(message)s")
+    settings = get_settings()
+    logs.set_up(settings)
+    if settings.log_format is LogFormat.JSON:
+        notes_become_records()
     try:
         app()
     except NoetlError as error:

@@ -32,6 +32,7 @@ from noetl_dagster.engine.fanout.shards import GroupReport
 from noetl_dagster.engine.steps.region import run_region
 from noetl_dagster.event_loop import run_sync
 from noetl_dagster.events.state import StepEnd, StepStatus
+from noetl_dagster.logs import About
 from noetl_dagster.playbook.graph import Region
 from noetl_dagster.playbook.models import Playbook, Step
 from noetl_dagster.resources.noetl import NoetlResource
@@ -223,12 +224,14 @@ class OpSession:
         pyspark = getattr(context.resources, PYSPARK, None)
         if pyspark is not None:  # the run's own, with the configuration of this run
             engine.runtime.box.spark = lambda: pyspark.spark_session
-        execution = run_sync(attach(engine, context.instance, context.run, playbook, workload))
+        with About(run_id=context.run_id):
+            execution = run_sync(attach(engine, context.instance, context.run, playbook, workload))
         return cls(context, engine, execution)
 
     def drive(self, work: Any, step: str) -> Any:
         work = self.engine.guard(self.execution, work)
-        return drive(self.context, self.engine, work, execution_id=self.execution.id, step=step)
+        with About(execution_id=self.execution.id, step=step, run_id=self.context.run_id):
+            return drive(self.context, self.engine, work, execution_id=self.execution.id, step=step)
 
     def outputs(
         self,

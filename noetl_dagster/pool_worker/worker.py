@@ -20,6 +20,7 @@ from noetl_dagster.errors import ExecutionCancelledError, NoetlError, ServiceErr
 from noetl_dagster.event_loop import cancel_and_wait
 from noetl_dagster.events.envelopes import error_envelope
 from noetl_dagster.events.state import ExecutionState
+from noetl_dagster.logs import About
 from noetl_dagster.pool_worker.control import ControlPlane, DirectControl, HttpControl
 from noetl_dagster.pool_worker.notices import Notices, Offer
 from noetl_dagster.settings import EventTransport, Settings
@@ -161,10 +162,12 @@ class PoolWorker:
             kind = offer.notice.tool_kind
             self._active[kind] += 1
             self._changed.set()
+            notice = offer.notice
             try:
-                await self._work(offer)
+                with About(execution_id=notice.execution_id, command_id=notice.command_id):
+                    await self._work(offer)
             except Exception:
-                logger.exception("command %s: a defect in the worker", offer.notice.command_id)
+                logger.exception("command %s: a defect in the worker", notice.command_id)
             finally:
                 self._active[kind] -= 1
                 self._changed.set()

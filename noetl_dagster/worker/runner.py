@@ -12,6 +12,7 @@ from noetl_dagster.events.buffer import EventBuffer
 from noetl_dagster.events.context import event_context
 from noetl_dagster.events.envelopes import error_envelope
 from noetl_dagster.events.types import Event
+from noetl_dagster.logs import About
 from noetl_dagster.playbook.models import Sink
 from noetl_dagster.playbook.templates.views import ReferenceCache, ResultView
 from noetl_dagster.tools.base import Toolbox
@@ -75,6 +76,11 @@ class CommandRunner:
         Args:
             claimed: the command was claimed before, for an op in another process that waits for its end.
         """
+        command = call.command
+        with About(execution_id=command.execution_id, step=command.step, command_id=command.command_id):
+            return await self._run(call, claimed)
+
+    async def _run(self, call: Call, claimed: bool) -> Outcome:
         program, command = call.program, call.command
         if not claimed:
             await self._buffer.post([self._events.claimed(command)])

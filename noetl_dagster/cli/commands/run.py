@@ -10,7 +10,7 @@ import typer
 import yaml
 
 from noetl_dagster.cli.commands.executions import ExecutionId, Json, show
-from noetl_dagster.cli.console import fail, notes, print_json
+from noetl_dagster.cli.console import fail, notes, print_json, warn
 from noetl_dagster.cli.progress import showing
 from noetl_dagster.cli.session import Session, open_session
 from noetl_dagster.code_location.launch import launch
@@ -41,7 +41,7 @@ def run(
     found, problems = load_report(playbook)
     loaded = required(found, problems)
     for remark in (*map(str, problems), *(f"warning: {problem}" for problem in check_code(loaded))):
-        notes.print(remark, style="yellow", markup=False, highlight=False, soft_wrap=True)
+        warn(remark)
     workload = {**_payload(payload), **parse_sets(sets or [])}
     _warn_of_unknown_keys(loaded, workload)
     with open_session() as session:
@@ -101,7 +101,7 @@ def _warn_of_unknown_keys(playbook: Playbook, workload: dict[str, Any]) -> None:
         if key not in known:
             near = get_close_matches(key, known, n=1)
             hint = f"did you mean {near[0]!r}?" if near else f"it has {', '.join(known) or 'none'}"
-            notes.print(f"warning: the workload has no key {key!r}; {hint}", style="yellow", markup=False)
+            warn(f"warning: the workload has no key {key!r}; {hint}")
 
 
 def _payload(path: Path | None) -> dict[str, Any]:

@@ -48,6 +48,7 @@ def serve(
         port=settings.service_port,
         ssl_certfile=settings.service_tls_cert,
         ssl_keyfile=settings.service_tls_key,
+        log_config=None,  # its lines are ours: see noetl_dagster.logs
         log_level="warning",
         access_log=False,
         timeout_graceful_shutdown=10,

@@ -16,6 +16,7 @@ from noetl_dagster.engine.steps.step import STEP_ERRORS, Entry, Steps
 from noetl_dagster.errors import ToolError
 from noetl_dagster.events.queries import FANIN_COUNT
 from noetl_dagster.events.state import StepEnd
+from noetl_dagster.logs import About
 from noetl_dagster.playbook.models import FanoutEngine
 from noetl_dagster.worker.execution import Execution
 from noetl_dagster.worker.program import StepProgram
@@ -105,13 +106,14 @@ class Fanouts:
         if ended is not None:
             return ended
         program = execution.program.step(step)
-        async with self._steps.entering(execution, program, visit) as entry:
-            expanded = await self._expand(execution, program, visit, entry)
-            if expanded.end is not None:
-                return expanded.end
-            for group in expanded.groups:
-                await self.run_group(execution, step, group, visit)
-            return await self.fan_in(execution, step, visit)
+        with About(execution_id=execution.id, step=step):
+            async with self._steps.entering(execution, program, visit) as entry:
+                expanded = await self._expand(execution, program, visit, entry)
+                if expanded.end is not None:
+                    return expanded.end
+                for group in expanded.groups:
+                    await self.run_group(execution, step, group, visit)
+                return await self.fan_in(execution, step, visit)
 
     async def count(self, execution_id: int, step: str, loop_id: str) -> tuple[int, int]:
         """Shards done and failed (attempts) of one activation, by the seed's fan-in query."""

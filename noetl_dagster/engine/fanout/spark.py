@@ -17,6 +17,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from noetl_dagster import logs
 from noetl_dagster.engine.fanout.shards import Group, GroupReport, InlineShards
 from noetl_dagster.engine.loops.issue import Activation
 from noetl_dagster.engine.loops.loop import Loops
@@ -178,6 +179,7 @@ async def _runtime(settings: Settings) -> Runtime:
     known = (os.getpid(), settings.db_url)
     runtime = _runtimes.get(known)
     if runtime is None:
+        logs.set_up(settings)
         runtime = _runtimes[known] = await Runtime.open(settings, apply=False)
         atexit.register(_close, runtime)
     return runtime

@@ -20,6 +20,7 @@ import orjson
 from nats.aio.client import Client as NatsClient
 from nats.js import JetStreamContext
 
+from noetl_dagster import logs
 from noetl_dagster.engine.pool.ends import CommandEnds
 from noetl_dagster.engine.runtime import Runtime
 from noetl_dagster.errors import ToolError
@@ -97,10 +98,14 @@ class Dispatcher:
     async def _open(self) -> _Link:
         async with self._opening:
             if self._link is None:
-                link = _Link(self._runtime, await connect(self._runtime.settings, "dispatch"))
-                await link.open()
-                self._link = link
+                linking = asyncio.get_running_loop().create_task(self._connect(), context=logs.nothing())
+                self._link = await linking
             return self._link
+
+    async def _connect(self) -> _Link:
+        link = _Link(self._runtime, await connect(self._runtime.settings, "dispatch"))
+        await link.open()
+        return link
 
     async def _context(self, call: Call) -> CommandContext:
         command, loop = call.command, call.program.step.loop

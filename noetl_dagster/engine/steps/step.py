@@ -26,6 +26,7 @@ from noetl_dagster.errors import CredentialError, NoetlError, StorageError, Temp
 from noetl_dagster.events.envelopes import ERROR, OK, Envelope, error_envelope, to_result
 from noetl_dagster.events.state import StepEnd, assign
 from noetl_dagster.events.types import Event, EventType
+from noetl_dagster.logs import About
 from noetl_dagster.playbook.models import LoopMode
 from noetl_dagster.playbook.templates.rendering import holds_async, render_async, with_references
 from noetl_dagster.playbook.templates.scope import Scope
@@ -94,7 +95,10 @@ class Steps:
         ended = execution.state.end_of(step, visit)
         if ended is not None:
             return ended
-        program = execution.program.step(step)
+        with About(execution_id=execution.id, step=step):
+            return await self._run(execution, execution.program.step(step), visit)
+
+    async def _run(self, execution: Execution, program: StepProgram, visit: int) -> StepEnd:
         async with self.entering(execution, program, visit) as entry:
             if entry.end is not None:
                 return entry.end

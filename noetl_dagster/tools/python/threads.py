@@ -13,7 +13,9 @@ import queue
 import threading
 from collections import deque
 from collections.abc import Callable
+from contextvars import copy_context
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -87,7 +89,8 @@ class CodeThreads:
         mailbox = self._mailboxes.get(loop)
         if mailbox is None:
             mailbox = self._mailboxes[loop] = _Mailbox()
-        job = _Job(function, loop.create_future(), mailbox)
+        # in the caller's context: what the code prints is logged with the names of its command
+        job = _Job(partial(copy_context().run, function), loop.create_future(), mailbox)
         self._submit(job)
         try:
             return await job.future
