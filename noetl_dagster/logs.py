@@ -1,7 +1,7 @@
 """Logs of every process: set up in one place, as text for people or as JSON lines for machines.
 
 structlog, because Dagster, which every process has, formats its own JSON with it, and because it keeps what a line
-is about in context variables: these follow tasks and threads without a logger being passed about.
+is about in context variables (:mod:`noetl_dagster.about`): no logger need be passed on.
 """
 
 from __future__ import annotations
@@ -9,16 +9,15 @@ from __future__ import annotations
 import logging
 import sys
 import threading
-from contextvars import Context, Token
 from types import TracebackType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import orjson
-import structlog
-from structlog.contextvars import bind_contextvars, merge_contextvars, reset_contextvars
-from structlog.typing import EventDict, WrappedLogger
 
 from noetl_dagster.settings import LogFormat, Settings
+
+if TYPE_CHECKING:
+    from structlog.typing import EventDict, WrappedLogger
 
 logger = logging.getLogger(__name__)
 
@@ -46,44 +45,6 @@ def set_up(settings: Settings) -> None:
     root.addHandler(handler)
 
 
-class About:
-    """Within the block, log lines name what they are about: execution, step, command, run.
-
-    Also in the threads and tasks that are started within; see :func:`nothing` for tasks that outlive it.
-    """
-
-    __slots__ = ("_names", "_tokens")
-
-    def __init__(
-        self,
-        *,
-        execution_id: int | None = None,
-        step: str | None = None,
-        command_id: str | None = None,
-        **more: str,
-    ) -> None:
-        # a child playbook's steps have none of the names of the command that runs it
-        self._names: dict[str, Any] = {
-            "execution_id": execution_id,
-            "step": step,
-            "command_id": command_id,
-            **more,
-        }
-
-    def __enter__(self) -> None:
-        self._tokens: dict[str, Token[Any]] = dict(bind_contextvars(**self._names))
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        reset_contextvars(**self._tokens)
-
-
-def nothing() -> Context:
-    """The context of a task that serves everybody, though it is started where something particular is done."""
-    return Context()
-
-
 def _is_unwritten(record: logging.LogRecord) -> bool:
     """False for the lines of a library that writes them itself, as Dagster's servers do."""
     return not logging.getLogger(record.name.partition(".")[0]).handlers
@@ -91,9 +52,11 @@ def _is_unwritten(record: logging.LogRecord) -> bool:
 
 def _json_formatter() -> logging.Formatter:
     """No ``extra`` of a record is shown and no local variable of a traceback: nobody took the secrets out."""
+    import structlog  # 0.1 s of the command line's start, where nobody wants JSON
+
     return structlog.stdlib.ProcessorFormatter(
         foreign_pre_chain=[
-            merge_contextvars,
+            structlog.contextvars.merge_contextvars,
             structlog.stdlib.add_logger_name,
             structlog.stdlib.add_log_level,
             structlog.processors.TimeStamper(fmt="iso", utc=True),

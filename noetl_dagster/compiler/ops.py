@@ -20,6 +20,7 @@ from dagster import (
     Output,
 )
 
+from noetl_dagster.about import About
 from noetl_dagster.compiler.attach import attach
 from noetl_dagster.compiler.config import WORKLOAD
 from noetl_dagster.compiler.drive import drive
@@ -32,7 +33,6 @@ from noetl_dagster.engine.fanout.shards import GroupReport
 from noetl_dagster.engine.steps.region import run_region
 from noetl_dagster.event_loop import run_sync
 from noetl_dagster.events.state import StepEnd, StepStatus
-from noetl_dagster.logs import About
 from noetl_dagster.playbook.graph import Region
 from noetl_dagster.playbook.models import Playbook, Step
 from noetl_dagster.resources.noetl import NoetlResource

@@ -13,6 +13,7 @@ import nats.errors
 from nats.aio.client import Client as NatsClient
 from nats.aio.msg import Msg
 
+from noetl_dagster.about import About
 from noetl_dagster.engine.driving.liveness import Liveness
 from noetl_dagster.engine.driving.watch import Watch
 from noetl_dagster.engine.runtime import Runtime
@@ -20,7 +21,6 @@ from noetl_dagster.errors import ExecutionCancelledError, NoetlError, ServiceErr
 from noetl_dagster.event_loop import cancel_and_wait
 from noetl_dagster.events.envelopes import error_envelope
 from noetl_dagster.events.state import ExecutionState
-from noetl_dagster.logs import About
 from noetl_dagster.pool_worker.control import ControlPlane, DirectControl, HttpControl
 from noetl_dagster.pool_worker.notices import Notices, Offer
 from noetl_dagster.settings import EventTransport, Settings

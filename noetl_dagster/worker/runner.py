@@ -7,12 +7,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from noetl_dagster.about import About
 from noetl_dagster.errors import CredentialError, StorageError, TemplateError, ToolError
 from noetl_dagster.events.buffer import EventBuffer
 from noetl_dagster.events.context import event_context
 from noetl_dagster.events.envelopes import error_envelope
 from noetl_dagster.events.types import Event
-from noetl_dagster.logs import About
 from noetl_dagster.playbook.models import Sink
 from noetl_dagster.playbook.templates.views import ReferenceCache, ResultView
 from noetl_dagster.tools.base import Toolbox

@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 
 import asyncpg
 
-from noetl_dagster import logs
+from noetl_dagster import about
 from noetl_dagster.engine.driving.liveness import Liveness
 from noetl_dagster.errors import ExecutionCancelledError, ExecutionStateError, NoetlError
 from noetl_dagster.event_loop import cancel_and_wait
@@ -73,7 +73,7 @@ class Watch:
         self._guarded.add(guarded)
         try:
             if self._poller is None or self._poller.done():
-                self._poller = asyncio.get_running_loop().create_task(self._poll(), context=logs.nothing())
+                self._poller = asyncio.get_running_loop().create_task(self._poll(), context=about.nothing())
             if epoch is not None:  # the execution of a command was open when it was claimed, just now
                 await self.open()
                 await self._look([execution_id])

@@ -20,7 +20,7 @@ import orjson
 from nats.aio.client import Client as NatsClient
 from nats.js import JetStreamContext
 
-from noetl_dagster import logs
+from noetl_dagster import about
 from noetl_dagster.engine.pool.ends import CommandEnds
 from noetl_dagster.engine.runtime import Runtime
 from noetl_dagster.errors import ToolError
@@ -98,7 +98,7 @@ class Dispatcher:
     async def _open(self) -> _Link:
         async with self._opening:
             if self._link is None:
-                linking = asyncio.get_running_loop().create_task(self._connect(), context=logs.nothing())
+                linking = asyncio.get_running_loop().create_task(self._connect(), context=about.nothing())
                 self._link = await linking
             return self._link
 

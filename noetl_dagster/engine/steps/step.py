@@ -7,6 +7,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
+from noetl_dagster.about import About
 from noetl_dagster.engine.loops.attempts import Attempts
 from noetl_dagster.engine.loops.cursor import CursorLoops
 from noetl_dagster.engine.loops.gather import LoopResult
@@ -26,7 +27,6 @@ from noetl_dagster.errors import CredentialError, NoetlError, StorageError, Temp
 from noetl_dagster.events.envelopes import ERROR, OK, Envelope, error_envelope, to_result
 from noetl_dagster.events.state import StepEnd, assign
 from noetl_dagster.events.types import Event, EventType
-from noetl_dagster.logs import About
 from noetl_dagster.playbook.models import LoopMode
 from noetl_dagster.playbook.templates.rendering import holds_async, render_async, with_references
 from noetl_dagster.playbook.templates.scope import Scope

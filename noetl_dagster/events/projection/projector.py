@@ -17,7 +17,7 @@ from typing import Any
 
 import asyncpg
 
-from noetl_dagster import logs
+from noetl_dagster import about
 from noetl_dagster.event_loop import cancel_and_wait
 from noetl_dagster.events.connection import DATABASE_AWAY
 from noetl_dagster.events.projection import queries
@@ -141,7 +141,7 @@ class BackgroundProjection:
         """The projection runs at least until the block ends."""
         self._users += 1
         if self._task is None or self._task.done():
-            self._task = asyncio.get_running_loop().create_task(self._run(), context=logs.nothing())
+            self._task = asyncio.get_running_loop().create_task(self._run(), context=about.nothing())
         try:
             yield
         finally:

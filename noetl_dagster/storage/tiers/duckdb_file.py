@@ -83,4 +83,4 @@ class DuckDbTier(WholeValues):
             except duckdb.IOException as error:
                 if time.monotonic() > deadline:
                     raise TierUnavailableError(f"duckdb tier: cannot open {self._path}: {error}") from error
-                time.sleep(0.02)
+                time.sleep(0.02)  # a turn at a file's lock, not a server that is away: no growing pauses

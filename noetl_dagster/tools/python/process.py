@@ -92,6 +92,8 @@ def _portable(values: Mapping[str, Any], what: str) -> Any:
 def bytes_of(size: Any) -> int:
     """Bytes of ``1048576``, ``512m``, ``1.5 GiB``.
 
+    Not pydantic's ``ByteSize``, which takes ``512m`` for 512 million: memory is counted as containers count it.
+
     Raises:
         ToolError: for anything else.
     """
