@@ -177,8 +177,9 @@ class _Step:
     """A step that runs."""
 
     context: Any
-    thread: threading.Thread
     events: list[DagsterEvent] = field(default_factory=list)
+    lock: threading.Lock = field(default_factory=threading.Lock)
+    thread: int | None = None  # while it may be interrupted
 
 
 @dataclass(frozen=True, slots=True)
@@ -225,22 +226,31 @@ class _Threads:
 
     def _start_ready(self) -> None:
         for step in self._active.get_steps_to_execute():
-            context = self._job_context.for_step(step, self._active.get_known_state())
+            started = _Step(self._job_context.for_step(step, self._active.get_known_state()))
+            self._running[step.key] = started
             body = contextvars.copy_context().run
-            thread = threading.Thread(
-                target=body, args=(self._work, step.key, context), name=f"step {step.key}", daemon=True
-            )
-            self._running[step.key] = _Step(context, thread)
-            thread.start()
+            threading.Thread(
+                target=body, args=(self._work, step.key, started), name=f"step {step.key}", daemon=True
+            ).start()
 
-    def _work(self, key: str, context: Any) -> None:
-        """A step's thread."""
+    def _work(self, key: str, step: _Step) -> None:
+        """A step's thread. An interrupt arrives inside ``try``; none comes once the step has no thread."""
         error: BaseException | None = None
         try:
-            for event in dagster_event_sequence_for_step(context):
-                self._events.put((key, event))
-        except BaseException as raised:
-            error = raised
+            try:
+                step.thread = threading.get_ident()
+                for event in dagster_event_sequence_for_step(step.context):
+                    self._events.put((key, event))
+            except BaseException as raised:
+                error = raised
+            with step.lock:
+                step.thread = None
+            for _ in range(10):  # Python looks at every jump back for what was sent and has not arrived
+                pass
+        except BaseException as late:
+            error = error or late
+            with step.lock:
+                step.thread = None
         self._events.put((key, _Ended(error)))
 
     def _next_events(self) -> Iterator[DagsterEvent]:
@@ -292,16 +302,17 @@ class _Threads:
         if now - self._interrupted_at >= INTERRUPT_SECONDS:
             self._interrupted_at = now
             for step in self._running.values():
-                _interrupt(step.thread)
+                with step.lock:
+                    if step.thread is not None:
+                        _interrupt(step.thread)
         return True
 
 
-def _interrupt(thread: threading.Thread) -> None:
-    """Raises ``DagsterExecutionInterruptedError`` in a thread that runs nothing but its step."""
-    if thread.ident is not None and thread.is_alive():
-        ctypes.pythonapi.PyThreadState_SetAsyncExc(
-            ctypes.c_ulong(thread.ident), ctypes.py_object(DagsterExecutionInterruptedError)
-        )
+def _interrupt(thread: int) -> None:
+    """Raises ``DagsterExecutionInterruptedError`` in a thread, at the next instruction that it comes to."""
+    ctypes.pythonapi.PyThreadState_SetAsyncExc(
+        ctypes.c_ulong(thread), ctypes.py_object(DagsterExecutionInterruptedError)
+    )
 
 
 class _ComputeLogs:

@@ -120,6 +120,45 @@ class Failing:
         raise ValueError
 
 
+AFTERWARDS = """
+import asyncio, sys, time
+from noetl_dagster.tools.python.threads import CodeThreads
+
+
+def endless():
+    while True:
+        time.sleep(0.001)
+
+
+async def work():
+    threads = CodeThreads(repeat_seconds=0.05)
+    assert await threads.run(lambda: 1) == 1
+    call = asyncio.create_task(threads.run(endless))
+    await asyncio.sleep(0.1)
+    call.cancel()
+    await asyncio.wait([call])
+    while any(frame.f_code is endless.__code__ for frame in sys._current_frames().values()):
+        await asyncio.sleep(0.01)
+
+
+asyncio.run(work())
+sys.setprofile(lambda *_: None)
+print(sum(map(abs, range(1000))))
+"""
+
+
+def test_python_does_not_go_on_looking_for_interrupts() -> None:
+    """Where one was left behind, CPython 3.11 never returns from the next call under a profiler."""
+    done = subprocess.run(
+        [sys.executable, "-c", AFTERWARDS],
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE_SECONDS,
+        check=False,
+    )
+    assert done.stdout == "499500\n", done.stderr
+
+
 async def test_a_call_that_waits_gets_the_place_of_one_that_hangs() -> None:
     hang, begun = threading.Event(), threading.Event()
 

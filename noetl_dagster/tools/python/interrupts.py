@@ -23,7 +23,6 @@ SHARED_MODULES = frozenset({"logging", "importlib._bootstrap"})
 _raise_in = ctypes.pythonapi.PyThreadState_SetAsyncExc
 _raise_in.argtypes = (ctypes.c_ulong, ctypes.py_object)
 _raise_in.restype = ctypes.c_int
-_NOTHING: Any = ctypes.py_object()  # a null pointer; None would be raised as an exception
 
 
 class Interrupted(BaseException):
@@ -55,9 +54,14 @@ def interrupt(thread: int, caller: CodeType, *, everywhere: bool) -> bool:
     return False
 
 
-def take_back(thread: int) -> None:
-    """Drops an exception that was sent to a thread and has not arrived."""
-    _raise_in(thread, _NOTHING)
+def let_arrive() -> None:
+    """Raises here what was sent to this thread and has not arrived.
+
+    It must not be taken back, with a null pointer: Python 3.11 would go on looking for it, in every thread, for as
+    long as the process lives, and for ever where a profiler or debugger watches.
+    """
+    for _ in range(10):  # Python looks at every jump back
+        pass
 
 
 def _belongs(innermost: FrameType, caller: CodeType, everywhere: bool) -> bool:

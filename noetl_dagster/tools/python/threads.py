@@ -19,7 +19,7 @@ from functools import partial
 from typing import Any
 from weakref import WeakKeyDictionary
 
-from noetl_dagster.tools.python.interrupts import Interrupted, interrupt, take_back
+from noetl_dagster.tools.python.interrupts import Interrupted, interrupt, let_arrive
 
 THREADS = 32
 REPEAT_SECONDS = 5.0  # between interrupts of the same code: long enough for its `finally` to clean up
@@ -160,7 +160,7 @@ def _call(job: _Job) -> tuple[Any, BaseException | None, bool]:
     """Calls the code of a job: its value, its exception, and whether its caller gave it up meanwhile.
 
     Interrupts end here. One is sent only while the code's own frames stand upon this one, so the last one may
-    arrive, at the latest, when the code has just returned. It is taken back, or met by the outer ``try``. A
+    arrive, at the latest, when the code has just returned. It is waited for, and met by the outer ``try``. A
     second cannot come: none is sent to this frame itself, and none at all once the job has no thread.
     """
     value: Any = None
@@ -173,7 +173,8 @@ def _call(job: _Job) -> tuple[Any, BaseException | None, bool]:
             failure = error
         with job.lock:  # given up before: the thread is written off; afterwards: there is nothing to give up
             job.thread, written_off = None, job.abandoned
-        take_back(threading.get_ident())
+        if written_off:
+            let_arrive()
     except Interrupted:
         with job.lock:
             job.thread = None
