@@ -2,6 +2,9 @@
 SIZE ?= medium
 TEST_ARGS ?= -n 2 --dist loadfile
 
+# images set it; every process would compile what it imports of this project, again and again
+unexport PYTHONDONTWRITEBYTECODE
+
 .DEFAULT_GOAL := help
 .PHONY: help setup java demo dev test test-slow lint bench lock services-up services-down clean
 
