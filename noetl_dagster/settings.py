@@ -63,6 +63,9 @@ class Settings(BaseSettings):
     nats_ca: Path | None = Field(
         None, description="CA certificate of the NATS server, PEM; empty: the system's"
     )
+    nats_connect_seconds: float = Field(
+        10, gt=0, description="How long a NATS server may be out of reach before that is an error"
+    )
     nats_namespace: str = Field("noetl", description="Prefix of our streams, subjects and KV buckets")
     event_transport: EventTransport = Field(EventTransport.DIRECT, description="direct, http or nats")
     event_nats_subject_prefix: str = Field("noetl.events", description="Subject prefix of worker events")

@@ -20,7 +20,7 @@ def noetl(settings: Settings) -> Iterator[NoetlResource]:
     with socket.socket() as taken:  # bound, and never listening
         taken.bind(("127.0.0.1", 0))
         url = f"nats://127.0.0.1:{taken.getsockname()[1]}"
-        yield NoetlResource.of(settings.model_copy(update={"nats_url": url}))
+        yield NoetlResource.of(settings.model_copy(update={"nats_url": url, "nats_connect_seconds": 1}))
         close_engines()
 
 

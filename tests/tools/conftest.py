@@ -28,7 +28,13 @@ Run = Callable[..., Any]
 
 @pytest.fixture
 async def box(settings: Settings, pool: asyncpg.Pool, tmp_path: Path) -> AsyncIterator[Toolbox]:
-    own = settings.model_copy(update={"default_postgres_credential": "embedded", "secrets_path": tmp_path})
+    own = settings.model_copy(
+        update={
+            "default_postgres_credential": "embedded",
+            "secrets_path": tmp_path,
+            "nats_connect_seconds": 1,  # a server that is asked for in vain
+        }
+    )
     clients = Clients(own)
 
     def no_spark() -> Any:

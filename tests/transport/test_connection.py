@@ -16,4 +16,4 @@ async def test_no_server(settings: Settings) -> None:
         taken.bind(("127.0.0.1", 0))
         url = f"nats://127.0.0.1:{taken.getsockname()[1]}"
         with pytest.raises(ServiceError, match="cannot be reached: ConnectionRefusedError"):
-            await connect(settings.model_copy(update={"nats_url": url}), "test")
+            await connect(settings.model_copy(update={"nats_url": url, "nats_connect_seconds": 1}), "test")

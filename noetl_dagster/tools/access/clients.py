@@ -108,10 +108,13 @@ class Clients:
         state = self._open()
         async with state.opening:
             client = state.nats.get(key)
+            seconds = self._settings.nats_connect_seconds
             if client is None or client.is_closed:
                 try:
                     client = await nats.connect(
-                        **arguments, connect_timeout=CONNECT_SECONDS, max_reconnect_attempts=10
+                        **arguments,
+                        connect_timeout=seconds,
+                        max_reconnect_attempts=max(1, round(seconds)),  # which are 2 s apart
                     )
                 except Exception as error:
                     where = credential.name if credential else "NOETL_NATS_URL"

@@ -13,7 +13,6 @@ from noetl_dagster.settings import Settings
 
 logger = logging.getLogger(__name__)
 
-CONNECT_SECONDS = 10
 RECONNECT_SECONDS = 0.25
 PENDING_BYTES = 64 * 1024**2
 """What is published while the server is away waits in memory, up to this size."""
@@ -40,7 +39,7 @@ async def connect(settings: Settings, name: str) -> NatsClient:
         name: what the server's monitoring shows.
 
     Raises:
-        ServiceError: the server cannot be reached within ten seconds.
+        ServiceError: the server cannot be reached within ``nats_connect_seconds``.
     """
     if settings.nats_url is None:
         raise ServiceError("no NATS server is known; set NOETL_NATS_URL or run 'noetl-dagster services up'")
@@ -58,12 +57,12 @@ async def connect(settings: Settings, name: str) -> NatsClient:
             logger.warning("NATS (%s): connection lost; reconnecting", name)
 
     try:
-        async with asyncio.timeout(CONNECT_SECONDS):  # nats-py itself would try for ever
+        async with asyncio.timeout(settings.nats_connect_seconds):  # nats-py itself would try for ever
             await client.connect(
                 settings.nats_url,
                 tls=settings.nats_tls,
                 name=f"{settings.nats_namespace} {name}",
-                connect_timeout=CONNECT_SECONDS,
+                connect_timeout=settings.nats_connect_seconds,  # type: ignore[arg-type]
                 max_reconnect_attempts=-1,
                 reconnect_time_wait=RECONNECT_SECONDS,
                 pending_size=PENDING_BYTES,
