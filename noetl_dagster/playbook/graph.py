@@ -80,6 +80,8 @@ class StepGraph:
         # Tarjan's algorithm gives a component only after all that it leads to
         return tuple(self._region(component) for component in reversed(components))
 
+    # Ours: networkx takes as long to import as a whole check takes, graphlib knows no components, and where several
+    # orders are right rustworkx gives another one than the playbook's, which names, ops and messages follow.
     def _components(self) -> Iterator[list[str]]:
         """Strongly connected components, each after its successors (Tarjan 1972, with an explicit stack)."""
         index: dict[str, int] = {}

@@ -47,6 +47,21 @@ async def test_sql_reads_references_rows_and_files_as_views(run: Run, box: Toolb
     assert result.data["columns"] == ["name", "town", "amount"]
 
 
+async def test_semicolons_in_sparks_own_quotes_do_not_end_a_statement(run: Run) -> None:
+    command = r"""
+        CREATE OR REPLACE TEMP VIEW quoted AS SELECT 'it\'s; ok' AS `a;b`, "say \"x;\"" AS said;
+        SELECT `a;b` AS text, said FROM quoted; -- the end;
+    """
+    result = await run(command=command, collect=True)
+    assert result.data["rows"] == [{"text": "it's; ok", "said": 'say "x;"'}]
+
+
+async def test_a_compound_statement_is_one_statement(run: Run) -> None:
+    command = "BEGIN DECLARE n INT DEFAULT 1; SET n = n + 1; SELECT n; END"
+    result = await run(command=command, collect=True)
+    assert result.data["rows"] == [{"n": 2}]
+
+
 @pytest.mark.parametrize("tier", [StoreTier.PVC, StoreTier.MINIO])
 async def test_a_frame_becomes_a_dataset_that_others_read(run: Run, box: Toolbox, tier: StoreTier) -> None:
     result = await run(

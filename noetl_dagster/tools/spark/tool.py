@@ -19,7 +19,7 @@ from noetl_dagster.tools.python.code import CodeFailure, Printed, call_main, com
 from noetl_dagster.tools.python.threads import CodeThreads
 from noetl_dagster.tools.rows.jsonable import NotJsonableError, is_table, to_jsonable
 from noetl_dagster.tools.spark.inputs import inputs_of, stored_inputs
-from noetl_dagster.tools.sql.statements import split_statements
+from noetl_dagster.tools.spark.statements import split_spark_statements
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -204,7 +204,7 @@ def _sql_result(spark: SparkSession, work: _Work) -> DataFrame:
             value.createOrReplaceTempView(name)
     given = work.call.config["command"]
     texts = [given] if isinstance(given, str) else list(given)
-    statements = [statement for text in texts for statement in split_statements(text)]
+    statements = [statement for text in texts for statement in split_spark_statements(text)]
     parameters = work.call.config.get("params") or None
     frame = None
     for statement in statements:
