@@ -14,6 +14,7 @@ import uuid
 from collections.abc import AsyncIterator, Iterator
 from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
+from functools import lru_cache
 from pathlib import Path
 from typing import IO, Any
 
@@ -23,6 +24,7 @@ import nats
 import psycopg2
 import psycopg2.extensions
 import pytest
+from botocore.client import BaseClient
 from botocore.config import Config
 from botocore.exceptions import BotoCoreError, ClientError
 from dagster import DagsterInstance
@@ -33,10 +35,14 @@ from noetl_dagster import embedded
 from noetl_dagster.events import schema
 from noetl_dagster.events.connection import open_pool
 from noetl_dagster.settings import Settings, get_settings
+from noetl_dagster.spark.sessions import SparkSessions
 
 PROJECT = Path(__file__).parents[1]
 HOME = Path(os.environ.get("NOETL_TEST_HOME", PROJECT / ".noetl-test")).resolve()
 IN_USE = pytest.StashKey[IO[str]]()
+ROOMS_FIRST = ("spark", "compiler", "cli", "embedded", "service", "transport", "sensors", "pool_worker")
+SHORT_LIVED_JVM = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
+"""Compiles quickly rather than well, which halves what a JVM costs that lives for some minutes."""
 
 # the same examples everywhere, however slow the machine is: a test that fails here fails there
 hypothesis_settings.register_profile(
@@ -70,48 +76,99 @@ def pytest_unconfigure(config: pytest.Config) -> None:
         embedded.down(Settings(home=HOME))
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Puts the rooms whose tests take seconds first: the last file of a run should be a short one."""
+    items.sort(
+        key=lambda item: ROOMS_FIRST.index(_room(item)) if _room(item) in ROOMS_FIRST else len(ROOMS_FIRST)
+    )
+
+
+def _room(item: pytest.Item) -> str:
+    """The folder below ``tests`` that an item is in."""
+    return item.path.relative_to(PROJECT / "tests").parts[0]
+
+
 @pytest.fixture(scope="session")
 def services() -> Settings:
     """Settings with the addresses of the running embedded services."""
-    return embedded.ensure(Settings(home=HOME, spark_driver_java_options="-XX:TieredStopAtLevel=1"))
+    return embedded.ensure(Settings(home=HOME, spark_driver_java_options=SHORT_LIVED_JVM))
 
 
 @pytest.fixture(scope="session")
-def database_template(services: Settings) -> str:
-    """Name of a database that has the schema, from which each test's database is cloned."""
-    name = _template_name()
+def administrator(services: Settings) -> Iterator[psycopg2.extensions.cursor]:
+    """A cursor on the server's own database, for CREATE and DROP DATABASE.
+
+    The server does not wait for the disk: tests kill processes, which loses nothing that a process had written,
+    and never the power.
+    """
     with _administrator(services) as cursor:
-        cursor.execute("SELECT pg_advisory_lock(hashtext(%s))", [name])
-        cursor.execute("SELECT 1 FROM pg_database WHERE datname = %s", [name])
-        if cursor.fetchone() is None:
-            cursor.execute(f'DROP DATABASE IF EXISTS "{name}_unfinished"')
-            cursor.execute(f'CREATE DATABASE "{name}_unfinished"')
-            asyncio.run(schema.apply_schema(_database_url(services, f"{name}_unfinished")))
-            cursor.execute(f'ALTER DATABASE "{name}_unfinished" RENAME TO "{name}"')
+        cursor.execute("SELECT pg_advisory_lock(hashtext('fsync'))")
+        cursor.execute("SHOW fsync")
+        if cursor.fetchone() != ("off",):
+            cursor.execute("ALTER SYSTEM SET fsync = off")
+            cursor.execute("ALTER SYSTEM SET full_page_writes = off")
+            cursor.execute("SELECT pg_reload_conf()")
+        cursor.execute("SELECT pg_advisory_unlock(hashtext('fsync'))")
+        yield cursor
+
+
+@pytest.fixture(scope="session")
+def database_template(
+    services: Settings, administrator: psycopg2.extensions.cursor, tmp_path_factory: pytest.TempPathFactory
+) -> str:
+    """Name of a database that has the schema and Dagster's tables, from which each test's database is cloned."""
+    name = _template_name()
+    administrator.execute("SELECT pg_advisory_lock(hashtext(%s))", [name])
+    administrator.execute("SELECT 1 FROM pg_database WHERE datname = %s", [name])
+    if administrator.fetchone() is None:
+        administrator.execute(f'DROP DATABASE IF EXISTS "{name}_unfinished"')
+        administrator.execute(f'CREATE DATABASE "{name}_unfinished"')
+        url = _database_url(services, f"{name}_unfinished")
+        asyncio.run(schema.apply_schema(url))
+        home = tmp_path_factory.mktemp("template")
+        own = services.model_copy(update={"home": home, "dagster_db_url": url})
+        with DagsterInstance.from_config(str(embedded.dagster_home(own))) as instance:
+            assert instance.get_runs_count() == 0  # each storage makes its tables when it is first used
+            assert instance.event_log_storage
+            assert instance.schedule_storage
+        administrator.execute(f'ALTER DATABASE "{name}_unfinished" RENAME TO "{name}"')
+    administrator.execute("SELECT pg_advisory_unlock(hashtext(%s))", [name])
     return name
 
 
 @pytest.fixture
-def settings(services: Settings, database_template: str, tmp_path: Path) -> Iterator[Settings]:
+def settings(
+    services: Settings,
+    administrator: psycopg2.extensions.cursor,
+    database_template: str,
+    tmp_path: Path,
+) -> Iterator[Settings]:
     """Settings of one test: its own database, bucket, shared volume, NATS names and state folder."""
-    with _own_settings(services, database_template, tmp_path) as own:
+    with _own_settings(services, administrator, database_template, tmp_path) as own:
         yield own
 
 
 @pytest.fixture(scope="module")
 def module_settings(
-    services: Settings, database_template: str, tmp_path_factory: pytest.TempPathFactory
+    services: Settings,
+    administrator: psycopg2.extensions.cursor,
+    database_template: str,
+    tmp_path_factory: pytest.TempPathFactory,
 ) -> Iterator[Settings]:
     """Like ``settings``, shared by the tests of a module."""
-    with _own_settings(services, database_template, tmp_path_factory.mktemp("module")) as own:
+    with _own_settings(services, administrator, database_template, tmp_path_factory.mktemp("module")) as own:
         yield own
 
 
 @contextmanager
-def _own_settings(services: Settings, database_template: str, tmp_path: Path) -> Iterator[Settings]:
+def _own_settings(
+    services: Settings,
+    administrator: psycopg2.extensions.cursor,
+    database_template: str,
+    tmp_path: Path,
+) -> Iterator[Settings]:
     name = f"test-{uuid.uuid4().hex[:12]}"
-    with _administrator(services) as cursor:
-        cursor.execute(f'CREATE DATABASE "{name}" TEMPLATE "{database_template}"')
+    administrator.execute(f'CREATE DATABASE "{name}" TEMPLATE "{database_template}"')
     home, volume = tmp_path / "home", tmp_path / "pvc"
     home.mkdir()
     volume.mkdir()
@@ -130,8 +187,7 @@ def _own_settings(services: Settings, database_template: str, tmp_path: Path) ->
     yield own
     if (home / "services.json").exists():  # the test started servers of its own
         embedded.down(own)
-    with _administrator(services) as cursor:
-        cursor.execute(f'DROP DATABASE "{name}" WITH (FORCE)')
+    administrator.execute(f'DROP DATABASE "{name}" WITH (FORCE)')
     _delete_bucket(own)
     asyncio.run(_delete_streams(own))
 
@@ -154,11 +210,39 @@ def dagster_instance(tmp_path: Path) -> Iterator[DagsterInstance]:
         yield instance
 
 
+@pytest.fixture(scope="session")
+def sessions(services: Settings, tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSessions]:
+    """One Spark session for the whole process: starting one takes seconds."""
+    own = Settings(
+        home=tmp_path_factory.mktemp("spark-home"),
+        spark_driver_memory="1g",
+        spark_driver_java_options=SHORT_LIVED_JVM,
+        spark_master="local[2]",
+        # executors find what the s3 tier needs in their own environment
+        spark_config={
+            f"spark.executorEnv.{name}": value for name, value in aws_environment(services).items()
+        },
+    )
+    owner = SparkSessions(own)
+    yield owner
+    owner.stop()
+
+
+def aws_environment(settings: Settings) -> dict[str, str]:
+    """The AWS environment that leads the s3 tier to the embedded object store."""
+    return {
+        "AWS_ENDPOINT_URL": settings.minio_endpoint or "",
+        "AWS_ACCESS_KEY_ID": settings.minio_access_key,
+        "AWS_SECRET_ACCESS_KEY": settings.minio_secret_key.get_secret_value(),
+        "AWS_REGION": settings.minio_region,
+        "AWS_DEFAULT_REGION": settings.minio_region,
+    }
+
+
 @contextmanager
 def _administrator(services: Settings) -> Iterator[psycopg2.extensions.cursor]:
-    """A cursor on the server's own database; CREATE and DROP DATABASE need one outside transactions."""
     connection = psycopg2.connect(_database_url(services, "postgres"))
-    connection.autocommit = True
+    connection.autocommit = True  # CREATE and DROP DATABASE run outside transactions
     try:
         yield connection.cursor()
     finally:
@@ -190,16 +274,22 @@ def _drop_leftovers() -> None:
 
 
 def _delete_bucket(settings: Settings) -> None:
-    client = boto3.client(
-        "s3",
-        endpoint_url=settings.minio_endpoint,
-        aws_access_key_id=settings.minio_access_key,
-        aws_secret_access_key=settings.minio_secret_key.get_secret_value(),
-        region_name=settings.minio_region,
-        config=Config(retries={"max_attempts": 0}, connect_timeout=2, read_timeout=30),
-    )
+    secret = settings.minio_secret_key.get_secret_value()
+    client = _s3_client(settings.minio_endpoint, settings.minio_access_key, secret, settings.minio_region)
     with suppress(ClientError, BotoCoreError):  # most tests never make it, some end the store
         client.delete_bucket(Bucket=settings.minio_bucket)  # the embedded store deletes its objects with it
+
+
+@lru_cache(maxsize=1)
+def _s3_client(endpoint: str | None, access_key: str, secret_key: str, region: str) -> BaseClient:
+    return boto3.client(
+        "s3",
+        endpoint_url=endpoint,
+        aws_access_key_id=access_key,
+        aws_secret_access_key=secret_key,
+        region_name=region,
+        config=Config(retries={"max_attempts": 0}, connect_timeout=2, read_timeout=30),
+    )
 
 
 async def _delete_streams(settings: Settings) -> None:

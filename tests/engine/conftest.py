@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 
 import pytest
@@ -10,19 +10,9 @@ import pytest
 from noetl_dagster.engine.engine import Engine
 from noetl_dagster.events.state import ExecutionState
 from noetl_dagster.settings import Settings
-from noetl_dagster.spark.sessions import SparkSessions
 from tests.playbooks import playbook
 
 Run = Callable[..., Awaitable[ExecutionState]]
-
-
-@pytest.fixture(scope="package")
-def sessions(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSessions]:
-    """One Spark session for all tests of the package: starting one takes seconds."""
-    home = tmp_path_factory.mktemp("spark-home")
-    owner = SparkSessions(Settings(home=home, spark_driver_memory="512m", spark_master="local[2]"))
-    yield owner
-    owner.stop()
 
 
 @pytest.fixture

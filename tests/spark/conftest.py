@@ -1,9 +1,9 @@
-"""One Spark session for the whole process: starting one takes seconds."""
+"""Calls of the spark tool over the process's one Spark session."""
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
@@ -21,34 +21,6 @@ from noetl_dagster.tools.base import Toolbox, ToolCall, ToolResult
 from noetl_dagster.tools.spark.tool import SparkTool
 
 Run = Callable[..., Awaitable[ToolResult]]
-
-
-def aws_environment(settings: Settings) -> dict[str, str]:
-    """The AWS environment that leads the s3 tier to the embedded object store."""
-    return {
-        "AWS_ENDPOINT_URL": settings.minio_endpoint or "",
-        "AWS_ACCESS_KEY_ID": settings.minio_access_key,
-        "AWS_SECRET_ACCESS_KEY": settings.minio_secret_key.get_secret_value(),
-        "AWS_REGION": settings.minio_region,
-        "AWS_DEFAULT_REGION": settings.minio_region,
-    }
-
-
-@pytest.fixture(scope="session")
-def sessions(services: Settings, tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSessions]:
-    home = tmp_path_factory.mktemp("spark-home")
-    own = Settings(
-        home=home,
-        spark_driver_memory="1g",
-        spark_master="local[2]",
-        # executors find what the s3 tier needs in their own environment
-        spark_config={
-            f"spark.executorEnv.{name}": value for name, value in aws_environment(services).items()
-        },
-    )
-    owner = SparkSessions(own)
-    yield owner
-    owner.stop()
 
 
 @pytest.fixture

@@ -23,7 +23,7 @@ from noetl_dagster.tools.access.clients import Clients
 from noetl_dagster.tools.access.credentials import Credentials
 from noetl_dagster.tools.base import Toolbox, ToolCall, ToolResult
 from noetl_dagster.tools.spark.tool import SparkTool
-from tests.spark.conftest import aws_environment
+from tests.conftest import aws_environment
 
 pytestmark = pytest.mark.spark
 
