@@ -1,12 +1,12 @@
 # The project's verbs. Each is a thin script in scripts/; everything runs in .venv.
 SIZE ?= medium
-TEST_ARGS ?= -n 2 --dist loadfile
+TEST_ARGS ?= -n 2 --dist loadfile --no-loadscope-reorder
 
 # images set it; every process would compile what it imports of this project, again and again
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help setup java demo dev test test-slow lint bench lock services-up services-down clean
+.PHONY: help setup java demo dev check test-quick test test-slow lint bench lock services-up services-down clean
 
 help: ## list the verbs
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' Makefile | expand -t 16
@@ -22,6 +22,12 @@ demo: setup java ## run the patient flow end to end; SIZE=small|medium|full
 
 dev: setup java ## Dagster's UI on http://127.0.0.1:3000 over the embedded services
 	@scripts/dev
+
+check: lint ## what a change must pass before a commit: ruff, mypy, the architecture
+	.venv/bin/pytest tests/architecture
+
+test-quick: setup ## the language, the log, the control plane and the tools, without what takes seconds: for whoever edits
+	.venv/bin/pytest $(TEST_ARGS) -m quick
 
 test: setup java ## all tests, over the embedded services; TEST_ARGS for pytest
 	.venv/bin/pytest $(TEST_ARGS)

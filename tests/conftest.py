@@ -41,6 +41,14 @@ PROJECT = Path(__file__).parents[1]
 HOME = Path(os.environ.get("NOETL_TEST_HOME", PROJECT / ".noetl-test")).resolve()
 IN_USE = pytest.StashKey[IO[str]]()
 ROOMS_FIRST = ("spark", "compiler", "cli", "embedded", "service", "transport", "sensors", "pool_worker")
+"""Their tests start JVMs, servers and processes, which takes seconds."""
+
+QUICK_ROOMS = ("architecture", "playbook", "events", "engine", "tools", "corpus", "records_api")
+"""The language, the log, the control plane and the tools."""
+
+LONG = ("spark", "long", "slow", "huge", "chaos")
+"""Marks of tests that are not quick wherever they stand."""
+
 SHORT_LIVED_JVM = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
 """Compiles quickly rather than well, which halves what a JVM costs that lives for some minutes."""
 
@@ -77,10 +85,13 @@ def pytest_unconfigure(config: pytest.Config) -> None:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Puts the rooms whose tests take seconds first: the last file of a run should be a short one."""
+    """Puts the rooms whose tests take seconds first, so that the last file of a run is a short one."""
     items.sort(
         key=lambda item: ROOMS_FIRST.index(_room(item)) if _room(item) in ROOMS_FIRST else len(ROOMS_FIRST)
     )
+    for item in items:
+        if _room(item) in QUICK_ROOMS and not any(map(item.get_closest_marker, LONG)):
+            item.add_marker("quick")
 
 
 def _room(item: pytest.Item) -> str:

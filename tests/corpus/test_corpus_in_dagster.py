@@ -16,6 +16,8 @@ from noetl_dagster.settings import Settings
 
 from .expectation import FOLDER, Expectation
 
+pytestmark = pytest.mark.long
+
 CHOSEN = (
     "admission_by_template",
     "cyclic_pagination",

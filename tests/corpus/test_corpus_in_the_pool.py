@@ -18,6 +18,8 @@ from tests.service.conftest import serving
 
 from .expectation import Expectation, playbooks
 
+pytestmark = pytest.mark.long
+
 ALWAYS = {
     "arc_input",
     "cursor_loop",

@@ -19,6 +19,8 @@ from noetl_dagster.settings import Settings
 from .generated import as_yaml, playbooks
 from .reference import Reference, Step
 
+pytestmark = pytest.mark.long
+
 
 @pytest.fixture(scope="module")
 def quiet_engine(module_settings: Settings) -> Iterator[Engine]:

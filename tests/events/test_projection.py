@@ -170,6 +170,7 @@ asyncio.run(main())
 """
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("rounds", [4, pytest.param(60, marks=[pytest.mark.slow, pytest.mark.timeout(1800)])])
 async def test_killing_the_worker_at_any_point_neither_loses_nor_doubles(
     settings: Settings,

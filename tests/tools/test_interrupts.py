@@ -147,6 +147,7 @@ print(sum(map(abs, range(1000))))
 """
 
 
+@pytest.mark.long
 def test_python_does_not_go_on_looking_for_interrupts() -> None:
     """Where one was left behind, CPython 3.11 never returns from the next call under a profiler."""
     done = subprocess.run(
@@ -299,6 +300,7 @@ def eager_switches() -> Iterator[None]:
     sys.setswitchinterval(before)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "jobs", [1000, pytest.param(200_000, marks=[pytest.mark.slow, pytest.mark.timeout(3600)])]
 )

@@ -86,6 +86,7 @@ async def test_driving_keeps_the_projection_up_to_date(engine: Engine) -> None:
     await until(lambda: projected(engine, state.execution_id, "FAILED"))
 
 
+@pytest.mark.long
 async def test_driving_waits_for_what_has_not_settled(engine: Engine) -> None:
     """An older transaction, of whatever database, holds the projection back for longer than it lingers."""
     engine.projecting = BackgroundProjection(Projection(engine.runtime.pool), linger=0.3)

@@ -42,6 +42,7 @@ async def test_rows_of_a_stored_table_are_items(run: Run, engine: Engine, rows: 
     assert await engine.runtime.pool.fetchval(key) == "row 2"
 
 
+@pytest.mark.long
 async def test_results_of_a_fan_out_are_items_of_the_next(run: Run) -> None:
     state = await run(
         """

@@ -19,6 +19,8 @@ from tests.corpus.server import serving
 from tests.playbooks import playbook
 from tests.waiting import PATIENCE_SECONDS
 
+pytestmark = pytest.mark.long
+
 PAGES = """
     workload: {{api: ""}}
     workflow:
