@@ -1,6 +1,6 @@
 # The project's verbs. Each is a thin script in scripts/; everything runs in .venv.
 SIZE ?= medium
-TEST_ARGS ?= -n 2 --dist loadfile --no-loadscope-reorder
+TEST_ARGS ?= -n 3 --dist loadfile --no-loadscope-reorder
 
 # images set it; every process would compile what it imports of this project, again and again
 unexport PYTHONDONTWRITEBYTECODE

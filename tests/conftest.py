@@ -20,6 +20,7 @@ from typing import IO, Any
 
 import asyncpg
 import boto3
+import dagster
 import nats
 import psycopg2
 import psycopg2.extensions
@@ -266,9 +267,10 @@ def _database_url(services: Settings, database: str) -> str:
 
 
 def _template_name() -> str:
-    """Changes with the schema, and monthly with the partitions that it makes ahead."""
-    sources = [*schema.schema_files(), Path(schema.__file__)]
-    digest = hashlib.sha256(b"".join(path.read_bytes() for path in sources)).hexdigest()[:12]
+    """Changes with the schema and with Dagster's, and monthly with the partitions that are made ahead."""
+    sources = [*schema.schema_files(), Path(schema.__file__), Path(__file__)]
+    contents = b"".join([dagster.__version__.encode(), *(path.read_bytes() for path in sources)])
+    digest = hashlib.sha256(contents).hexdigest()[:12]
     return f"template-{datetime.now(UTC):%Y%m}-{digest}"
 
 

@@ -81,7 +81,7 @@ class StepGraph:
         return tuple(self._region(component) for component in reversed(components))
 
     # Ours: networkx takes as long to import as a whole check takes, graphlib knows no components, and where several
-    # orders are right rustworkx gives another one than the playbook's, which names, ops and messages follow.
+    # orders are right rustworkx chooses another one, which the names of regions and ops would follow.
     def _components(self) -> Iterator[list[str]]:
         """Strongly connected components, each after its successors (Tarjan 1972, with an explicit stack)."""
         index: dict[str, int] = {}

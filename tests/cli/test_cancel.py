@@ -94,7 +94,9 @@ async def test_cancel(
     assert "no execution 12345" in unknown.stderr
 
 
-@pytest.mark.parametrize("executor", ["threaded", "in_process", "multiprocess"])
+@pytest.mark.parametrize(
+    "executor", ["threaded", pytest.param("in_process", marks=pytest.mark.slow), "multiprocess"]
+)
 async def test_terminating_the_dagster_run(
     executor: str,
     environment: dict[str, str],

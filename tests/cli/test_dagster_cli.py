@@ -31,7 +31,9 @@ PLAYBOOK = text_of(
 )
 
 
-@pytest.mark.parametrize("executor", ["threaded", "in_process", "multiprocess"])
+@pytest.mark.parametrize(
+    "executor", ["threaded", "in_process", pytest.param("multiprocess", marks=pytest.mark.slow)]
+)
 async def test_a_job_runs_under_either_executor(
     executor: str,
     settings: Settings,

@@ -49,7 +49,7 @@ async def executed(settings: Settings) -> None:
 
 @pytest.mark.parametrize(
     ("engine", "said"),
-    [("local", ""), pytest.param("spark", "replaying ", marks=pytest.mark.spark)],
+    [("local", ""), pytest.param("spark", "replaying ", marks=[pytest.mark.spark, pytest.mark.slow])],
 )
 async def test_a_truncated_projection_comes_back(
     cli: Cli, settings: Settings, pool: asyncpg.Pool, engine: str, said: str

@@ -107,7 +107,9 @@ def nats_url(certificate: Certificate, tmp_path: Path) -> Iterator[str]:
     process.wait()
 
 
-@pytest.mark.parametrize("transport", [EventTransport.HTTP, EventTransport.NATS])
+@pytest.mark.parametrize(
+    "transport", [pytest.param(EventTransport.HTTP, marks=pytest.mark.slow), EventTransport.NATS]
+)
 async def test_a_worker_talks_tls_to_everything(
     settings: Settings, certificate: Certificate, nats_url: str, tmp_path: Path, transport: EventTransport
 ) -> None:

@@ -11,7 +11,7 @@ DuckDB's is a subset of it. The tests hold it against PostgreSQL's own scanner.
 # - Neither splits what playbooks hold: the parser refuses :name, and the split by scanner cuts BEGIN ATOMIC
 #   bodies and drops statements without a keyword, so that the server's own error never comes.
 # - duckdb.extract_statements refuses :name too, a script whose last statement needs what its first one loads,
-#   and in DuckDB 1.4 every PIVOT (IndexError); duckdb.tokenize gives no comments before DuckDB 2.
+#   and a PIVOT in DuckDB 1.4 (IndexError); duckdb.tokenize gives no comments before DuckDB 2.
 # - sqlglot's scanner takes 30 us for a short statement (this one 10 us) and 0.5 s to import.
 
 from __future__ import annotations

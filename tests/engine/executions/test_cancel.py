@@ -66,7 +66,7 @@ workflow:
       spec: {mode: cursor, max_in_flight: 1}
     tool: {kind: shell, command: "sleep 600"}
 """
-TAKE = "UPDATE jobs SET state = 'claimed' WHERE state = 'new' AND id < 4 RETURNING id"
+TAKE = "UPDATE chores SET state = 'claimed' WHERE state = 'new' AND id < 4 RETURNING id"
 
 
 async def claimed(engine: Engine, execution_id: int, count: int = 1) -> None:
@@ -157,7 +157,7 @@ async def test_rows_that_a_cursor_has_claimed_end_with_the_execution(
 ) -> None:
     """One of them runs, two wait for their turn."""
     pool = engine.runtime.pool
-    await pool.execute("CREATE TABLE jobs AS SELECT id, 'new' AS state FROM generate_series(1, 9) AS id")
+    await pool.execute("CREATE TABLE chores AS SELECT id, 'new' AS state FROM generate_series(1, 9) AS id")
     execution = await engine.lifecycle.create(playbook(_cursor(settings)))
     work = asyncio.create_task(engine.guard(execution, engine.walker.run(execution)))
     await claimed(engine, execution.id)
@@ -174,20 +174,22 @@ async def test_a_cursor_that_claims_while_it_is_cancelled_says_what_it_got(
     engine: Engine, settings: Settings
 ) -> None:
     pool = engine.runtime.pool
-    await pool.execute("CREATE TABLE jobs AS SELECT id, 'new' AS state FROM generate_series(1, 9) AS id")
+    await pool.execute("CREATE TABLE chores AS SELECT id, 'new' AS state FROM generate_series(1, 9) AS id")
     waiting = (
-        "SELECT count(*) FROM pg_stat_activity WHERE query LIKE 'UPDATE jobs%' AND wait_event_type = 'Lock'"
+        "SELECT count(*) FROM pg_stat_activity WHERE query LIKE 'UPDATE chores%' AND wait_event_type = 'Lock'"
     )
     async with pool.acquire() as connection:
         async with connection.transaction():
-            await connection.execute("SELECT FROM jobs WHERE id = 2 FOR UPDATE")
+            await connection.execute("SELECT FROM chores WHERE id = 2 FOR UPDATE")
             execution = await engine.lifecycle.create(playbook(_cursor(settings)))
             work = asyncio.create_task(engine.guard(execution, engine.walker.run(execution)))
             await until(lambda: pool.fetchval(waiting), "the claim to wait for a row")
             assert await engine.lifecycle.cancel(execution.id)
         with pytest.raises(ExecutionCancelledError):
             await work
-    taken = [row["id"] for row in await pool.fetch("SELECT id FROM jobs WHERE state = 'claimed' ORDER BY id")]
+    taken = [
+        row["id"] for row in await pool.fetch("SELECT id FROM chores WHERE state = 'claimed' ORDER BY id")
+    ]
     items = "SELECT current_item FROM noetl.event WHERE event_type = 'loop.item' ORDER BY current_index"
     assert [row["current_item"] for row in await pool.fetch(items)] == [{"id": id} for id in taken]
     ends = await pool.fetch(ENDS, execution.id)
