@@ -121,6 +121,11 @@ class Settings(BaseSettings):
     pvc_tier_threshold_bytes: int = Field(
         10 * 1024**2, description="Results above go to pvc when it is mounted"
     )
+    http_body_bytes: int = Field(
+        32 * 1024**2,
+        ge=1024,
+        description="Largest body of an http answer that is held in memory; larger ones are stored as they come",
+    )
     inline_result_bytes: int = Field(8 * 1024, description="Results up to this size stay in the event itself")
     result_preview_bytes: int = Field(1024, description="Preview kept beside a reference, at most")
     loop_collection_threshold: int = Field(1000, description="Loop collections above are stored by reference")

@@ -5,23 +5,36 @@ from __future__ import annotations
 import base64
 import datetime as dt
 import time
-from collections.abc import Mapping
+from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass, field
 from email.utils import parsedate_to_datetime
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import httpx
 import orjson
+from yarl import URL
 
 from noetl_dagster.errors import CredentialError, ToolError
+from noetl_dagster.settings import StoreTier
 from noetl_dagster.tools.access.credentials import HTTP_TYPES, Credential, CredentialType
+from noetl_dagster.tools.access.web import (
+    Request,
+    WebError,
+    address,
+    answered,
+    form_encoded,
+    public,
+    same_origin,
+)
 from noetl_dagster.tools.base import Tool, Toolbox, ToolCall, ToolResult
 from noetl_dagster.tools.rows.jsonable import NotJsonableError, to_jsonable
 
+if TYPE_CHECKING:
+    from aiohttp import ClientResponse
+
 DEFAULT_SECONDS = 30.0
-MAX_REDIRECTS = 20
 EXCERPT = 300
 RETRYABLE_STATUSES = frozenset({408, 425, 429})
+_NOT_STREAMED = (StoreTier.EVENTLOG, StoreTier.MEMORY)
 _TEXT_TYPES = ("text/", "json", "xml", "javascript", "x-www-form-urlencoded", "yaml", "graphql")
 
 
@@ -46,7 +59,9 @@ class HttpTool(Tool):
     ``verify_ssl`` (true), ``follow_redirects`` (true), ``auth``.
 
     Output: ``{status_code, headers, url, elapsed, data}``: ``elapsed`` in seconds, ``data`` the parsed JSON,
-    else the text; other bodies are base64 text and ``encoding: base64`` stands beside ``data``.
+    else the text; other bodies are base64 text and ``encoding: base64`` stands beside ``data``. A body of more
+    than ``NOETL_HTTP_BODY_BYTES`` goes to the result store as it comes: ``data`` is its reference then, which
+    other tools take as an input, and ``encoding: reference`` stands beside it.
 
     Raises ``ToolError`` of kind ``http`` for a status from 400 on and for connections that fail. Retryable
     are 408, 425, 429, 5xx, connection errors and time-outs; ``retry_after`` carries the server's wish.
@@ -58,35 +73,36 @@ class HttpTool(Tool):
         config = call.config
         access = _access(await _credential(call, box))
         url = _absolute(config.get("url"), access, call)
-        client = box.clients.http(verify_ssl=_truth(config.get("verify_ssl", True)))
-        method = str(config.get("method") or "GET").upper()
-        where = f"{method} {box.credentials.redact(_public(httpx.URL(url)))}"
         started = time.perf_counter()
         try:
-            request = _request(client, method, url, access, config)
-            response = await _send(client, request, access, _truth(config.get("follow_redirects", True)))
-        except httpx.TimeoutException as error:
-            raise _failed(f"{where} timed out ({type(error).__name__})", retryable=True) from None
-        except (httpx.TransportError, httpx.TooManyRedirects) as error:
-            text = box.credentials.redact(f"{where} failed: {type(error).__name__}: {error}")
-            raise _failed(text, retryable=isinstance(error, httpx.TransportError)) from None
-        except (httpx.InvalidURL, NotJsonableError, ValueError) as error:
+            request = _request(url, access, config)
+            seconds = float(config.get("timeout") or DEFAULT_SECONDS)
+        except (NotJsonableError, ValueError) as error:
+            where = f"{_method(config)} {box.credentials.redact(url)}"
+            raise _failed(f"{where} cannot be sent: {box.credentials.redact(str(error))}") from None
+        session = box.clients.http(verify_ssl=_truth(config.get("verify_ssl", True)))
+        follow = _truth(config.get("follow_redirects", True))
+        try:
+            async with answered(session, request, seconds=seconds, follow=follow) as response:
+                answer = await _answer(response, call, box)
+        except WebError as error:
+            raise _unanswered(request, error, box) from None
+        except ValueError as error:
+            where = _where(request, box)
             raise _failed(f"{where} cannot be sent: {box.credentials.redact(str(error))}") from None
         elapsed = time.perf_counter() - started
-        headers = {name: box.credentials.redact(value) for name, value in response.headers.items()}
-        details = {"http": {"status": response.status_code, "headers": headers}}
-        if response.status_code >= 400:
-            raise _refused(where, response, details, box)
-        body, encoding = _body(response)
+        details = {"http": {"status": answer.status, "headers": answer.headers}}
+        if answer.status >= 400:
+            raise _refused(_where(request, box), answer, details, box)
         data: dict[str, Any] = {
-            "status_code": response.status_code,
-            "headers": headers,
-            "url": box.credentials.redact(_public(response.url)),
+            "status_code": answer.status,
+            "headers": answer.headers,
+            "url": answer.url,
             "elapsed": round(elapsed, 6),
-            "data": body,
+            "data": answer.data,
         }
-        if encoding:
-            data["encoding"] = encoding
+        if answer.encoding:
+            data["encoding"] = answer.encoding
         return ToolResult(data=data, details=details)
 
 
@@ -133,78 +149,116 @@ def _absolute(url: Any, access: _Access, call: ToolCall) -> str:
                 "write http:// or https://, or name a credential with a url"
             )
         return f"{access.base_url.rstrip('/')}/{url.lstrip('/')}" if url else access.base_url
-    if access.secret and access.base_url and _origin(httpx.URL(url)) != _origin(httpx.URL(access.base_url)):
+    if access.secret and access.base_url and not same_origin(URL(url), URL(access.base_url)):
         raise _failed(
-            f"http in step {call.step}: the credential is for {_public(httpx.URL(access.base_url))}, "
-            f"not for {_public(httpx.URL(url))}; use another credential for that address"
+            f"http in step {call.step}: the credential is for {public(URL(access.base_url))}, "
+            f"not for {public(URL(url))}; use another credential for that address"
         )
     return url
 
 
-def _request(
-    client: httpx.AsyncClient, method: str, url: str, access: _Access, config: Mapping[str, Any]
-) -> httpx.Request:
+def _request(url: str, access: _Access, config: Mapping[str, Any]) -> Request:
     headers = {str(name): str(value) for name, value in (config.get("headers") or {}).items()}
     headers.update(access.headers)
     content, form = config.get("json"), config.get("form")
-    body: dict[str, Any] = {}
+    body, kind = None, None
     if form is not None:
-        body["data"] = {str(key): value for key, value in form.items()}
+        body, kind = form_encoded(form), "application/x-www-form-urlencoded"
     elif isinstance(content, str | bytes):
-        body["content"] = content
+        body = content.encode() if isinstance(content, str) else content
     elif content is not None:
-        body["content"] = orjson.dumps(to_jsonable(content, "json"))
-        if not any(name.lower() == "content-type" for name in headers):
-            headers["Content-Type"] = "application/json"
-    address = httpx.URL(url)
-    params = {**_params(config.get("params")), **access.params}
-    if params:
-        address = address.copy_merge_params(params)
-    timeout = float(config.get("timeout") or DEFAULT_SECONDS)
-    return client.build_request(method, address, headers=headers, timeout=timeout, **body)
+        body, kind = orjson.dumps(to_jsonable(content, "json")), "application/json"
+    if kind is not None and not any(name.lower() == "content-type" for name in headers):
+        headers["Content-Type"] = kind
+    params = config.get("params") or {}
+    target = address(url, {**params, **access.params} if access.params else params)
+    if target.raw_user and any(name.lower() == "authorization" for name in headers):
+        target = target.with_user(None)  # what the credential says, not what the address does
+    secrets = frozenset(name.lower() for name in access.headers)
+    return Request(_method(config), target, headers, body, secrets)
 
 
-def _params(params: Any) -> dict[str, Any]:
-    """Query parameters; null leaves one out, true and false are written as JSON does."""
-    found: dict[str, Any] = {}
-    for name, value in (params or {}).items():
-        if value is None:
-            continue
-        found[str(name)] = list(value) if isinstance(value, list | tuple) else value
-    return found
+def _method(config: Mapping[str, Any]) -> str:
+    return str(config.get("method") or "GET").upper()
 
 
-async def _send(
-    client: httpx.AsyncClient, request: httpx.Request, access: _Access, follow: bool
-) -> httpx.Response:
-    """Sends, following redirects; what the credential added does not go to another origin."""
-    first = _origin(request.url)
-    response = await client.send(request, follow_redirects=False)
-    redirects = 0
-    while follow and response.next_request is not None:
-        redirects += 1
-        if redirects > MAX_REDIRECTS:
-            raise httpx.TooManyRedirects(f"more than {MAX_REDIRECTS} redirects", request=request)
-        request = response.next_request
-        if _origin(request.url) != first:
-            for name in access.headers:
-                request.headers.pop(name, None)
-        response = await client.send(request, follow_redirects=False)
-    return response
+@dataclass(frozen=True, slots=True)
+class _Answer:
+    """What came back: ``data`` parsed, ``encoding`` where it is not what was sent; nothing secret in it."""
+
+    status: int
+    reason: str
+    headers: dict[str, str]
+    url: str
+    data: Any
+    text: str
+    encoding: str | None
 
 
-def _body(response: httpx.Response) -> tuple[Any, str | None]:
-    content = response.content
+async def _answer(response: ClientResponse, call: ToolCall, box: Toolbox) -> _Answer:
+    """Reads an answer, in memory as far as it may be there."""
+    redact = box.credentials.redact
+    headers: dict[str, str] = {}
+    for name, value in response.headers.items():
+        key = name.lower()
+        headers[key] = redact(f"{headers[key]}, {value}" if key in headers else value)
+    content, rest = await _read(response, box.settings.http_body_bytes)
+    failed = response.status >= 400
+    if rest is None or failed:
+        data, encoding = _body(content, response)
+    else:
+        data, encoding = await _stored(content, rest, response, call, box), "reference"
+    text = redact(_text(content, response)[:EXCERPT]) if failed and encoding is None else ""
+    url = redact(public(response.url))
+    return _Answer(response.status, response.reason or "", headers, url, data, text, encoding)
+
+
+async def _read(response: ClientResponse, most: int) -> tuple[bytes, AsyncIterator[bytes] | None]:
+    """The body, or where it is longer than ``most`` bytes its beginning and what follows."""
+    chunks, size = [], 0
+    following = response.content.iter_any()
+    async for chunk in following:
+        chunks.append(chunk)
+        size += len(chunk)
+        if size > most:
+            return b"".join(chunks), following
+    return chunks[0] if len(chunks) == 1 else b"".join(chunks), None
+
+
+async def _stored(
+    beginning: bytes, rest: AsyncIterator[bytes], response: ClientResponse, call: ToolCall, box: Toolbox
+) -> dict[str, Any]:
+    """The reference of a body that is stored while it comes."""
+
+    async def chunks() -> AsyncIterator[bytes]:
+        yield beginning
+        async for chunk in rest:
+            yield chunk
+
+    spec = call.task.spec.result
+    ref = await box.results.put_stream(
+        chunks(),
+        execution_id=call.execution_id,
+        step=call.step,
+        name=f"{spec.name or call.task.name}-body",
+        spec=spec.model_copy(update={"name": None}),
+        tier=box.settings.default_store_tier if spec.store in _NOT_STREAMED else None,
+        content_type=response.headers.get("Content-Type", "application/octet-stream").partition(";")[0],
+    )
+    return ref.model_dump(mode="json", exclude_defaults=True)
+
+
+def _body(content: bytes, response: ClientResponse) -> tuple[Any, str | None]:
     if not content:
         return None, None
-    content_type = response.headers.get("content-type", "").lower()
+    content_type = response.headers.get("Content-Type", "").lower()
     if "json" in content_type or not content_type:
         try:
             return orjson.loads(content), None
         except orjson.JSONDecodeError:
             pass
     if "charset" in content_type or any(part in content_type for part in _TEXT_TYPES):
-        return response.text, None
+        return _text(content, response), None
     if not content_type:
         try:
             return content.decode(), None
@@ -213,21 +267,35 @@ def _body(response: httpx.Response) -> tuple[Any, str | None]:
     return base64.b64encode(content).decode(), "base64"
 
 
-def _refused(where: str, response: httpx.Response, details: dict[str, Any], box: Toolbox) -> ToolError:
-    status = response.status_code
-    _, encoding = _body(response)
-    excerpt = "" if encoding else box.credentials.redact(response.text[:EXCERPT])
+def _text(content: bytes, response: ClientResponse) -> str:
+    try:
+        return content.decode(response.charset or "utf-8", errors="replace")
+    except LookupError:  # an encoding that nobody knows
+        return content.decode(errors="replace")
+
+
+def _refused(where: str, answer: _Answer, details: dict[str, Any], box: Toolbox) -> ToolError:
+    status, excerpt = answer.status, answer.text
     if excerpt:
         details["http"]["body"] = excerpt
     return ToolError(
-        f"{where} answered {status} {response.reason_phrase}{': ' if excerpt else ''}{excerpt}",
+        f"{where} answered {status} {answer.reason}{': ' if excerpt else ''}{excerpt}",
         kind="http",
         retryable=status in RETRYABLE_STATUSES or status >= 500,
         status=status,
         code=str(status),
         details=details,
-        retry_after=retry_after_seconds(response.headers.get("retry-after")),
+        retry_after=retry_after_seconds(answer.headers.get("retry-after")),
     )
+
+
+def _unanswered(request: Request, error: WebError, box: Toolbox) -> ToolError:
+    said = f"timed out ({error})" if error.late else f"failed: {error}"
+    return _failed(box.credentials.redact(f"{_where(request, box)} {said}"), retryable=error.retryable)
+
+
+def _where(request: Request, box: Toolbox) -> str:
+    return f"{request.method} {box.credentials.redact(public(request.url))}"
 
 
 def retry_after_seconds(value: str | None) -> float | None:
@@ -249,15 +317,6 @@ def retry_after_seconds(value: str | None) -> float | None:
 
 def _failed(message: str, *, retryable: bool = False) -> ToolError:
     return ToolError(message, kind="http", retryable=retryable, details={"http": {"status": None}})
-
-
-def _origin(url: httpx.URL) -> tuple[str, str, int | None]:
-    return url.scheme, url.host, url.port
-
-
-def _public(url: httpx.URL) -> str:
-    """An address without user name and password."""
-    return str(url.copy_with(username=None, password=None)) if url.userinfo else str(url)
 
 
 def _truth(value: Any) -> bool:

@@ -8,12 +8,12 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-import httpx
 import obstore
 
 from noetl_dagster.errors import CredentialError, ToolError
 from noetl_dagster.tools.access.credentials import CredentialType
 from noetl_dagster.tools.access.objects import open_bucket
+from noetl_dagster.tools.access.web import Request, WebError, address, answered
 from noetl_dagster.tools.base import Toolbox, ToolCall
 
 HTTP_SECONDS = 30.0
@@ -47,23 +47,24 @@ async def load_script(call: ToolCall, box: Toolbox) -> str | None:
         if kind == "file":
             return await asyncio.to_thread(_file(uri, call.folder).read_text)
         if kind == "http":
-            response = await box.clients.http().get(
-                _joined(uri, source), timeout=HTTP_SECONDS, follow_redirects=True
-            )
-            response.raise_for_status()
-            return response.text
+            request = Request("GET", address(_joined(uri, source)))
+            async with answered(box.clients.http(), request, seconds=HTTP_SECONDS, follow=True) as response:
+                if response.status >= 400:
+                    raise _refused(where, response.status)
+                return await response.text()
         if kind in ("s3", "gcs"):
             return await _object_text(uri, source, kind, box)
-    except httpx.HTTPStatusError as error:
-        status = error.response.status_code
-        raise ToolError(
-            f"{where}: the server answered {status}", kind="script", retryable=status >= 500, status=status
-        ) from None
-    except httpx.HTTPError as error:
-        raise ToolError(f"{where}: {type(error).__name__}: {error}", kind="script", retryable=True) from None
+    except WebError as error:
+        raise ToolError(f"{where}: {error}", kind="script", retryable=error.retryable) from None
     except (OSError, UnicodeDecodeError, CredentialError, obstore.exceptions.BaseError) as error:
         raise ToolError(box.credentials.redact(f"{where} cannot be read: {error}"), kind="script") from None
     raise ToolError(f"{where}: source type {kind!r} is unknown; known: file, http, s3, gcs", kind="script")
+
+
+def _refused(where: str, status: int) -> ToolError:
+    return ToolError(
+        f"{where}: the server answered {status}", kind="script", retryable=status >= 500, status=status
+    )
 
 
 async def sql_text(call: ToolCall, box: Toolbox) -> list[str]:

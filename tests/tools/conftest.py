@@ -11,7 +11,7 @@ import asyncpg
 import pytest
 from starlette.applications import Starlette
 from starlette.requests import Request
-from starlette.responses import JSONResponse, PlainTextResponse, RedirectResponse, Response
+from starlette.responses import JSONResponse, PlainTextResponse, RedirectResponse, Response, StreamingResponse
 from starlette.routing import Route
 
 from noetl_dagster.playbook.models import Task, TaskSpec
@@ -116,6 +116,41 @@ async def lines(request: Request) -> Response:
     return Response(b'{"id": 1, "name": "a"}\n{"id": 2, "name": null}\n', media_type="application/x-ndjson")
 
 
+async def moved(request: Request) -> Response:
+    """Leads to ``to`` with the status that is asked for, and sets a cookie."""
+    answer = Response(
+        status_code=request.path_params["code"], headers={"Location": request.query_params["to"]}
+    )
+    answer.set_cookie("seen", "moved")
+    return answer
+
+
+async def forever(request: Request) -> Response:
+    return RedirectResponse("/forever")
+
+
+async def large(request: Request) -> Response:
+    """``size`` bytes in chunks without a length; with ``cut`` the connection ends half way."""
+    size, cut = int(request.query_params["size"]), "cut" in request.query_params
+
+    async def chunks() -> AsyncIterator[bytes]:
+        for start in range(0, size // 2 if cut else size, 1000):
+            yield b"x" * min(1000, size - start)
+        if cut:
+            raise ConnectionResetError("as asked")
+
+    return StreamingResponse(chunks(), media_type="text/csv")
+
+
+async def twice(request: Request) -> Response:
+    answer = Response(
+        b"\xe4", headers={"Content-Type": f"text/plain; charset={request.query_params['charset']}"}
+    )
+    answer.headers.append("X-Part", "one")
+    answer.headers.append("X-Part", "two")
+    return answer
+
+
 def application() -> Starlette:
     anything = ["GET", "POST", "PUT", "DELETE", "PATCH"]
     return Starlette(
@@ -126,6 +161,10 @@ def application() -> Starlette:
             Route("/text", text),
             Route("/away", away),
             Route("/lines", lines),
+            Route("/moved/{code:int}", moved, methods=anything),
+            Route("/forever", forever),
+            Route("/large", large),
+            Route("/twice", twice),
             Route("/{path:path}", echo, methods=anything),
         ]
     )

@@ -9,7 +9,9 @@ from typing import Any
 
 import pytest
 
-from noetl_dagster.errors import ToolError
+from noetl_dagster.errors import ReferenceNotAvailableError, ToolError
+from noetl_dagster.result_ref import ResultRef
+from noetl_dagster.tools.base import Toolbox
 from noetl_dagster.tools.http import retry_after_seconds
 
 
@@ -141,3 +143,118 @@ async def test_secrets_do_not_show_in_errors(run: Any, server: str) -> None:
 
     assert "s3cr3t-value" not in str(caught.value)
     assert "pa55word" not in str(caught.value)
+
+
+async def test_redirects_keep_or_change_the_method_as_the_status_says(run: Any, server: str) -> None:
+    for code, method, body in ((303, "GET", ""), (302, "GET", ""), (301, "GET", ""), (308, "PUT", "text")):
+        sent = "POST" if code == 301 else "PUT"
+        url = f"{server}/moved/{code}"
+        seen = (await run("http", url=url, params={"to": "/x?a=1"}, method=sent, json="text")).data["data"]
+
+        assert (seen["method"], seen["body"], seen["query"]) == (method, body, {"a": "1"}), code
+
+
+async def test_what_belongs_to_an_origin_stays_there(run: Any, server: str, other_server: str) -> None:
+    given = {"Authorization": "Bearer mine", "X-Other": "1"}
+    there = {"url": f"{server}/moved/307", "headers": given}
+
+    same = (await run("http", params={"to": "/x"}, **there)).data["data"]["headers"]
+    other = (await run("http", params={"to": f"{other_server}/x"}, **there)).data["data"]["headers"]
+
+    assert (same["authorization"], same["cookie"], same["x-other"]) == ("Bearer mine", "seen=moved", "1")
+    assert "authorization" not in other
+    assert other["host"] in other_server
+    assert other["x-other"] == "1"
+    fresh = (await run("http", url=f"{server}/x")).data["data"]["headers"]
+    assert "cookie" not in fresh  # of another call, perhaps of another execution
+
+
+async def test_redirects_end(run: Any, server: str) -> None:
+    with pytest.raises(ToolError, match="more than 20 redirects") as caught:
+        await run("http", url=f"{server}/forever")
+    with pytest.raises(ToolError, match="redirects to ftp:, which is neither"):
+        await run("http", url=f"{server}/moved/302", params={"to": "ftp://127.0.0.1/x"})
+
+    assert not caught.value.retryable
+
+
+@pytest.mark.parametrize(
+    ("path", "params", "sent"),
+    [
+        ("/a%2Fb/c%20d?x=%41&y", None, "/a%2Fb/c%20d?x=%41&y"),  # as it was written
+        ("/ü x", None, "/%C3%BC%20x"),
+        ("/x?a=1&b=2", {"b": [3, None], "c": "é &"}, "/x?a=1&b=3&b=&c=%C3%A9+%26"),
+        ("/x", {"none": None}, "/x"),
+        ("/x#part", {"a": False}, "/x?a=false"),
+    ],
+)
+async def test_addresses(run: Any, server: str, path: str, params: Any, sent: str) -> None:
+    found = await run("http", url=f"{server}{path}", params=params)
+
+    assert found.data["url"] == f"{server}{sent}"
+
+
+@pytest.mark.parametrize("url", ["http://", "ftp://127.0.0.1/x", "http://127.0.0.1:port/", "http://[::1"])
+async def test_what_is_no_address_is_not_tried_again(run: Any, url: str) -> None:
+    with pytest.raises(ToolError, match="GET") as caught:
+        await run("http", url=url)
+
+    assert not caught.value.retryable
+
+
+async def test_a_header_cannot_hold_another_one(run: Any, server: str) -> None:
+    with pytest.raises(ToolError, match="cannot be sent"):
+        await run("http", url=f"{server}/x", headers={"X-A": "1\r\nX-B: 2"})
+
+
+@pytest.mark.parametrize(("charset", "text"), [("latin-1", "ä"), ("no-such", "\ufffd")])
+async def test_repeated_headers_and_charsets(run: Any, server: str, charset: str, text: str) -> None:
+    found = (await run("http", url=f"{server}/twice", params={"charset": charset})).data
+
+    assert found["headers"]["x-part"] == "one, two"
+    assert found["data"] == text
+
+
+async def test_the_address_names_the_user_unless_a_credential_does(run: Any, server: str) -> None:
+    url = server.replace("//", "//u:p@") + "/x"
+
+    by_address = (await run("http", url=url)).data
+    by_credential = (await run("http", url=url, auth={"type": "bearer", "token": "s3cr3t"})).data
+
+    assert by_address["data"]["headers"]["authorization"] == "Basic dTpw"
+    assert by_credential["data"]["headers"]["authorization"] == "Bearer s3cr3t"
+    assert "u:p@" not in by_address["url"] + by_credential["url"]
+
+
+async def test_large_bodies_are_stored_as_they_come(run: Any, box: Toolbox, server: str) -> None:
+    box.settings = box.settings.model_copy(update={"http_body_bytes": 5_000})
+
+    small = (await run("http", url=f"{server}/large", params={"size": 5_000})).data
+    found = (await run("http", url=f"{server}/large", params={"size": 3_000_000})).data
+
+    assert (len(small["data"]), "encoding" in small) == (5_000, False)
+    assert found["encoding"] == "reference"
+    ref = ResultRef.model_validate(found["data"])
+    assert (ref.content_type, ref.bytes_size) == ("text/csv", 3_000_000)
+    assert await box.results.get(ref) == "x" * 3_000_000
+    assert await box.results.find(ref.ref) == ref
+
+
+async def test_a_body_that_breaks_off_is_no_result(run: Any, box: Toolbox, server: str) -> None:
+    for limit, size in ((5_000_000, 20_000), (5_000, 20_000)):
+        box.settings = box.settings.model_copy(update={"http_body_bytes": limit})
+        with pytest.raises(ToolError, match="failed") as caught:
+            await run("http", url=f"{server}/large", params={"size": size, "cut": 1})
+        assert caught.value.retryable
+
+    with pytest.raises(ReferenceNotAvailableError):
+        await box.results.find((7001, "stage", "task_0-body"))
+
+
+async def test_a_large_refusal_is_cut(run: Any, box: Toolbox, server: str) -> None:
+    box.settings = box.settings.model_copy(update={"http_body_bytes": 1_024})
+
+    with pytest.raises(ToolError, match="answered 400") as caught:
+        await run("http", url=f"{server}/status/400?pad={'x' * 4_000}")
+
+    assert len(caught.value.details["http"]["body"]) <= 300

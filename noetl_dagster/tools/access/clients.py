@@ -5,13 +5,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import hashlib
-import logging
-import ssl
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import asyncpg
-import httpx
 import nats
 import orjson
 from nats.aio.client import Client as NatsClient
@@ -20,12 +17,11 @@ from noetl_dagster.errors import CredentialError, ServiceError
 from noetl_dagster.events.connection import encode_json, prepare_connection
 from noetl_dagster.settings import Settings
 from noetl_dagster.tools.access.credentials import Credential
+from noetl_dagster.tools.access.web import open_session
 
-# httpx logs every address at INFO, with credentials that travel in the query
-logging.getLogger("httpx").setLevel(logging.WARNING)
+if TYPE_CHECKING:
+    from aiohttp import ClientSession
 
-HTTP_CONNECTIONS = 256
-HTTP_KEEPALIVE_CONNECTIONS = 64
 POSTGRES_POOL_SIZE = 8
 POSTGRES_IDLE_SECONDS = 120.0
 CONNECT_SECONDS = 10.0
@@ -37,7 +33,7 @@ class _Open:
 
     loop: asyncio.AbstractEventLoop
     opening: asyncio.Lock = field(default_factory=asyncio.Lock)
-    http: dict[bool, httpx.AsyncClient] = field(default_factory=dict)
+    http: dict[bool, ClientSession] = field(default_factory=dict)
     postgres: dict[str, asyncpg.Pool] = field(default_factory=dict)
     nats: dict[str, NatsClient] = field(default_factory=dict)
     statements: dict[int, dict[str, Any]] = field(default_factory=dict)
@@ -53,18 +49,13 @@ class Clients:
         self._settings = settings
         self._state: _Open | None = None
 
-    def http(self, *, verify_ssl: bool = True) -> httpx.AsyncClient:
-        """The shared HTTP client. Redirects and time-outs are the caller's business."""
-        clients = self._open().http
-        client = clients.get(verify_ssl)
-        if client is None or client.is_closed:
-            limits = httpx.Limits(
-                max_connections=HTTP_CONNECTIONS, max_keepalive_connections=HTTP_KEEPALIVE_CONNECTIONS
-            )
-            client = clients[verify_ssl] = httpx.AsyncClient(
-                verify=verify_ssl and ssl.create_default_context(), limits=limits
-            )
-        return client
+    def http(self, *, verify_ssl: bool = True) -> ClientSession:
+        """The shared HTTP session. Redirects and time-outs are the caller's business."""
+        sessions = self._open().http
+        session = sessions.get(verify_ssl)
+        if session is None or session.closed:
+            session = sessions[verify_ssl] = open_session(verify_ssl=verify_ssl)
+        return session
 
     async def postgres(self, credential: Credential) -> asyncpg.Pool:
         """A small pool on the database of a postgres credential; ``json`` and ``jsonb`` are parsed values.
@@ -127,8 +118,8 @@ class Clients:
         state, self._state = self._state, None
         if state is None or state.loop is not asyncio.get_running_loop():
             return
-        for client in state.http.values():
-            await client.aclose()
+        for session in state.http.values():
+            await session.close()
         for connection in state.nats.values():
             with contextlib.suppress(Exception):
                 await connection.close()

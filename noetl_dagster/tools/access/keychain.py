@@ -11,7 +11,6 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import asyncpg
-import httpx
 import orjson
 
 from noetl_dagster.errors import CredentialError
@@ -20,6 +19,7 @@ from noetl_dagster.playbook.templates.rendering import Fetch, compile_value, ren
 from noetl_dagster.playbook.templates.scope import Scope
 from noetl_dagster.tools.access.clients import Clients
 from noetl_dagster.tools.access.credentials import HANDLE_PREFIX, Credential, Credentials, CredentialType
+from noetl_dagster.tools.access.web import Request, WebError, address, answered, form_encoded
 
 OF_ANY_EXECUTION = 0
 SCOPES = {"global": True, "catalog": True, "local": False, "shared": False}
@@ -126,22 +126,24 @@ class Keychain:
 
     async def _ask(self, name: str, entry: Mapping[str, Any]) -> tuple[Mapping[str, Any], float]:
         """A new token and the seconds for which it may be handed out."""
-        address = str(entry.get("endpoint") or entry.get("url"))
+        endpoint = str(entry.get("endpoint") or entry.get("url"))
         headers = {str(key): str(value) for key, value in (entry.get("headers") or {}).items()}
         kind = next((value for key, value in headers.items() if key.lower() == "content-type"), "")
         data = entry.get("data") or {}
-        body: dict[str, Any] = {"json": data} if "json" in kind else {"data": data}
-        what = f"keychain entry {name!r}: {address.partition('?')[0]}"
+        body = orjson.dumps(data) if "json" in kind else form_encoded(data)
+        if not kind:
+            headers["Content-Type"] = "application/x-www-form-urlencoded"
+        what = f"keychain entry {name!r}: {endpoint.partition('?')[0]}"
         try:
-            answer = await self._clients.http().request(
-                str(entry.get("method", "POST")), address, headers=headers, timeout=ASK_SECONDS, **body
-            )
-        except httpx.HTTPError as error:
+            request = Request(str(entry.get("method", "POST")), address(endpoint), headers, body)
+            async with answered(self._clients.http(), request, seconds=ASK_SECONDS) as answer:
+                content = await answer.read()
+        except (WebError, ValueError) as error:
             raise CredentialError(f"{what} does not answer: {type(error).__name__}") from None
-        if answer.is_error:  # its text may repeat what was sent
-            raise CredentialError(f"{what} refuses a token with status {answer.status_code}")
+        if answer.status >= 400:  # its text may repeat what was sent
+            raise CredentialError(f"{what} refuses a token with status {answer.status}")
         try:
-            token = orjson.loads(answer.content)
+            token = orjson.loads(content)
         except orjson.JSONDecodeError:
             token = None
         if not isinstance(token, dict):

@@ -1,0 +1,226 @@
+"""HTTP as the tools of one process speak it: a shared session of aiohttp, addresses, redirects.
+
+aiohttp takes 0.28 ms of CPU a request however many connections there are; httpx took 1.5 ms at 16 and 3.5 ms at 64,
+and 0.66 ms over aiohttp's transport.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import AsyncIterator, Iterable, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field, replace
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any
+from urllib.parse import parse_qsl, urlencode
+from urllib.request import getproxies
+
+from yarl import URL
+
+if TYPE_CHECKING:
+    from aiohttp import ClientResponse, ClientSession, ClientTimeout
+
+CONNECTIONS = 256
+KEEPALIVE_SECONDS = 15.0
+HEADER_BYTES = 64 * 1024
+MAX_REDIRECTS = 20
+USER_AGENT = "noetl-dagster"
+
+_REDIRECTS = frozenset({301, 302, 303, 307, 308})
+_SENDABLE = re.compile(r"[!#$%&'()*+,\-./0-9:;=?@A-Z\[\]_a-z~]*")
+_OWN_TO_AN_ORIGIN = frozenset({"authorization", "cookie", "host"})
+_ABOUT_THE_BODY = frozenset({"content-length", "content-type", "transfer-encoding"})
+
+
+class WebError(Exception):
+    """No answer, or only a part of one.
+
+    Attributes:
+        retryable: it may go well next time.
+        late: the server took longer than the request's patience.
+    """
+
+    def __init__(self, message: str, *, retryable: bool = True, late: bool = False) -> None:
+        super().__init__(message)
+        self.retryable = retryable
+        self.late = late
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """What is sent.
+
+    Attributes:
+        secrets: lower-case names of headers that no origin but the first may see.
+    """
+
+    method: str
+    url: URL
+    headers: dict[str, str] = field(default_factory=dict)
+    body: bytes | None = None
+    secrets: frozenset[str] = frozenset()
+
+
+def open_session(*, verify_ssl: bool = True) -> ClientSession:
+    """A session of the running event loop. It keeps no cookies: whoever shares it shares connections only."""
+    from aiohttp import ClientSession, DummyCookieJar, TCPConnector
+
+    connector = TCPConnector(limit=CONNECTIONS, keepalive_timeout=KEEPALIVE_SECONDS, ssl=verify_ssl)
+    return ClientSession(
+        connector=connector,
+        cookie_jar=DummyCookieJar(),
+        headers={"User-Agent": USER_AGENT},
+        skip_auto_headers=("Content-Type",),
+        max_line_size=HEADER_BYTES,
+        max_field_size=HEADER_BYTES,
+        trust_env=bool(getproxies()),  # looking for a proxy takes a thread at every request
+    )
+
+
+@lru_cache(maxsize=64)
+def _patience(seconds: float) -> ClientTimeout:
+    """``seconds`` to get a connection, and as many for each part of the answer to come."""
+    from aiohttp import ClientTimeout
+
+    return ClientTimeout(total=None, connect=seconds, sock_read=seconds)
+
+
+@asynccontextmanager
+async def answered(
+    session: ClientSession, request: Request, *, seconds: float, follow: bool = False
+) -> AsyncIterator[ClientResponse]:
+    """The answer with its body still to be read, redirects followed where that is wanted.
+
+    What belongs to the first origin (``Request.secrets``, authorization, cookies) does not go to another one.
+
+    Args:
+        seconds: patience with connecting, and with each part of the answer.
+
+    Raises:
+        WebError: there is no answer, or its body broke off while the caller read it.
+    """
+    from aiohttp import ClientError, InvalidURL, NonHttpUrlClientError
+
+    response = None
+    try:
+        response = await _final(session, request, seconds, follow)
+        yield response
+    except TimeoutError as error:  # of aiohttp, for which it is a client error too
+        raise WebError(f"{type(error).__name__}", late=True) from error
+    except (InvalidURL, NonHttpUrlClientError) as error:
+        raise WebError("the address is not one of http or https", retryable=False) from error
+    except (ClientError, OSError) as error:
+        raise WebError(f"{type(error).__name__}: {error}") from error
+    finally:
+        if response is not None:
+            response.release()
+
+
+async def _final(session: ClientSession, request: Request, seconds: float, follow: bool) -> ClientResponse:
+    jar: Any = None
+    for _ in range(MAX_REDIRECTS + 1):
+        response = await session.request(
+            request.method,
+            request.url,
+            headers=request.headers,
+            data=request.body,
+            cookies=None if jar is None else jar.filter_cookies(request.url),
+            timeout=_patience(seconds),
+            allow_redirects=False,
+        )
+        following = _redirected(request, response) if follow else None
+        if following is None:
+            return response
+        if response.cookies:
+            jar = _jar() if jar is None else jar
+            jar.update_cookies(response.cookies, response.url)
+        response.release()
+        request = following
+    raise WebError(f"more than {MAX_REDIRECTS} redirects", retryable=False)
+
+
+def _jar() -> Any:
+    """Cookies of one chain of redirects."""
+    from aiohttp import CookieJar
+
+    return CookieJar(unsafe=True)  # addresses without a name too
+
+
+def _redirected(request: Request, response: ClientResponse) -> Request | None:
+    """The request that an answer leads to (RFC 9110, 15.4), None when it is not a redirect."""
+    location = response.headers.get("Location")
+    if response.status not in _REDIRECTS or location is None:
+        return None
+    url = request.url.join(address(location))
+    if url.scheme not in ("http", "https"):
+        response.close()
+        raise WebError(f"it redirects to {url.scheme}:, which is neither http nor https", retryable=False)
+    if request.url.fragment and not url.fragment:
+        url = url.with_fragment(request.url.fragment)
+    headers, method, body = request.headers, request.method, request.body
+    if not same_origin(url, request.url):
+        headers = _without(headers, request.secrets | _OWN_TO_AN_ORIGIN)
+    if _turns_to_get(response.status, method):
+        headers, method, body = _without(headers, _ABOUT_THE_BODY), "GET", None
+    return replace(request, method=method, url=url, headers=headers, body=body)
+
+
+def _turns_to_get(status: int, method: str) -> bool:
+    if method in ("GET", "HEAD"):
+        return False
+    return status in (302, 303) or (status == 301 and method == "POST")
+
+
+def _without(headers: Mapping[str, str], names: Iterable[str]) -> dict[str, str]:
+    return {name: value for name, value in headers.items() if name.lower() not in names}
+
+
+def address(url: str, params: Mapping[str, Any] | None = None) -> URL:
+    """An address as it was written, what cannot travel percent-encoded, with ``params`` in its query.
+
+    Parameters replace those of the same name; a list gives one for each of its values, null none.
+
+    Raises:
+        ValueError: it cannot be an address.
+    """
+    encoded = _SENDABLE.fullmatch(url) is not None
+    pairs = list(_pairs(params)) if params else []
+    if not pairs:
+        return URL(url, encoded=encoded)
+    if encoded and "?" not in url and "#" not in url:
+        return URL(f"{url}?{urlencode(pairs)}", encoded=True)
+    written = URL(url, encoded=encoded)
+    given = {name for name, _ in pairs}
+    before = parse_qsl(written.raw_query_string, keep_blank_values=True)
+    pairs = [*(pair for pair in before if pair[0] not in given), *pairs]
+    bare = written.with_query(None).with_fragment(None)
+    return URL(f"{bare}?{urlencode(pairs)}", encoded=True)
+
+
+def form_encoded(fields: Mapping[str, Any]) -> bytes:
+    """The body of a form; a list gives one field for each of its values, null an empty one."""
+    return urlencode([(name, text) for name, value in fields.items() for text in _texts(value)]).encode()
+
+
+def _pairs(params: Mapping[str, Any]) -> Iterable[tuple[str, str]]:
+    for name, value in params.items():
+        if value is not None:
+            yield from ((str(name), text) for text in _texts(value))
+
+
+def _texts(value: Any) -> Iterable[str]:
+    """Values as they stand in a query or form: true and false as JSON writes them."""
+    for item in value if isinstance(value, list | tuple) else (value,):
+        if isinstance(item, bool):
+            yield "true" if item else "false"
+        else:
+            yield "" if item is None else str(item)
+
+
+def same_origin(one: URL, other: URL) -> bool:
+    return (one.scheme, one.host, one.port) == (other.scheme, other.host, other.port)
+
+
+def public(url: URL) -> str:
+    """An address without user name and password."""
+    return str(url.with_user(None)) if url.raw_user or url.raw_password else str(url)
