@@ -8,6 +8,7 @@ from functools import cache
 from pathlib import Path
 from typing import Annotated
 
+import orjson
 from pydantic import Field, SecretStr
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
@@ -88,6 +89,13 @@ class Settings(BaseSettings):
     service_tls_terminated: bool = Field(False, description="A proxy before the HTTP API does TLS")
     service_body_bytes: int = Field(8 * 1024**2, description="Largest request body of the HTTP API")
     service_rate: float = Field(2000.0, gt=0, description="Requests a second of one client, at most")
+
+    run_processes: int = Field(
+        0,
+        ge=0,
+        description="Processes that work on one run's loops and fan-outs, the driving one included; "
+        "0: one a core once a loop keeps the first one busy",
+    )
 
     worker_slots: int = Field(16, ge=1, description="Commands that a worker process runs at once")
     worker_tool_pools: dict[str, int] = Field(
@@ -203,3 +211,18 @@ def settings_with(**given: object) -> Settings:
     return get_settings().model_copy(
         update={name: value for name, value in given.items() if value is not None}
     )
+
+
+def dump_settings(settings: Settings) -> str:
+    """Settings as JSON, secrets included: for processes on the same machine, never for storage."""
+    values = settings.model_dump(mode="json")
+    for name in type(settings).model_fields:
+        secret = getattr(settings, name)
+        if hasattr(secret, "get_secret_value"):
+            values[name] = secret.get_secret_value()
+    return orjson.dumps(values, option=orjson.OPT_SORT_KEYS).decode()
+
+
+def load_settings(text: str) -> Settings:
+    """What :func:`dump_settings` wrote."""
+    return Settings.model_validate_json(text)

@@ -8,6 +8,7 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from noetl_dagster.engine.children import Children
+from noetl_dagster.engine.crew.crew import Crew
 from noetl_dagster.engine.driving.liveness import Liveness
 from noetl_dagster.engine.driving.watch import Watch
 from noetl_dagster.engine.executions.lifecycle import Lifecycle
@@ -47,6 +48,7 @@ class Engine:
     liveness: Liveness
     watch: Watch
     dispatcher: Dispatcher
+    crew: Crew
     projecting: BackgroundProjection
 
     @classmethod
@@ -63,9 +65,11 @@ class Engine:
         projecting = BackgroundProjection(Projection(runtime.pool))
         dispatcher = Dispatcher(runtime)
         runtime.dispatcher = dispatcher
-        return cls(runtime, lifecycle, steps, fanouts, walker, liveness, watch, dispatcher, projecting)
+        runtime.crew = crew = Crew(runtime.settings)
+        return cls(runtime, lifecycle, steps, fanouts, walker, liveness, watch, dispatcher, crew, projecting)
 
     async def close(self) -> None:
+        await self.crew.close()
         await self.dispatcher.close()
         await self.watch.close()
         await self.liveness.close()

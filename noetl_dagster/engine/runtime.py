@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import asyncpg
 
+from noetl_dagster.engine.crew.crew import Crew
 from noetl_dagster.errors import ExecutionNotFoundError
 from noetl_dagster.events.buffer import EventBuffer, Outlet
 from noetl_dagster.events.connection import open_pool
@@ -60,6 +61,7 @@ class Runtime:
     sealer: Sealer
     spark: SparkSessions | None
     dispatcher: Runner | None = None
+    crew: Crew | None = None
     _programs: dict[int, PlaybookProgram] = field(default_factory=dict)
 
     @classmethod

@@ -29,6 +29,8 @@ class ToolKind:
         fields: its own fields.
         needs: canonical names of fields of which one must be there; all of them with ``needs_all``.
         name_fills: the field that the task's ``name`` fills too, where that may name what the task works on.
+        keeps_to_driver: it runs in the process that drives the execution, never in a helper beside it: it holds
+            what one process can have only, or drives something itself.
         takes_references: it reads stored results itself; its input is handed over by reference, unfetched.
     """
 
@@ -37,6 +39,7 @@ class ToolKind:
     needs_all: bool = False
     name_fills: str | None = None
     takes_references: bool = False
+    keeps_to_driver: bool = False
 
 
 _ARTIFACT = ToolKind(
@@ -56,6 +59,7 @@ TOOL_KINDS: Mapping[str, ToolKind] = {
         _fields("script extensions", SQL_FIELD, ("database", "db"), PARAMS),
         needs=("command", "script"),
         takes_references=True,
+        keeps_to_driver=True,
     ),
     "http": ToolKind(
         _fields(
@@ -75,6 +79,7 @@ TOOL_KINDS: Mapping[str, ToolKind] = {
     "playbook": ToolKind(
         _fields("return_step timeout version", ("path", "playbook", "playbook_path")),
         needs=("path",),
+        keeps_to_driver=True,
     ),
     "postgres": ToolKind(
         _fields("script timeout chunk_size", SQL_FIELD, PARAMS),
@@ -95,12 +100,14 @@ TOOL_KINDS: Mapping[str, ToolKind] = {
             ("command", "sql", "query"),
         ),
         takes_references=True,
+        keeps_to_driver=True,
     ),
     "transfer": ToolKind(
         _fields("source target mode chunk_size key schemas"),
         needs=("source", "target"),
         needs_all=True,
         takes_references=True,
+        keeps_to_driver=True,
     ),
     "workbook": ToolKind(_fields("task"), needs=("task",), name_fills="task"),
 }

@@ -9,12 +9,10 @@ import threading
 from collections.abc import Coroutine
 from typing import Any, TypeVar
 
-import orjson
-
 from noetl_dagster import embedded
 from noetl_dagster.engine.engine import Engine
 from noetl_dagster.event_loop import run_sync
-from noetl_dagster.settings import Settings, get_settings
+from noetl_dagster.settings import Settings, dump_settings, get_settings
 
 T = TypeVar("T")
 
@@ -64,21 +62,6 @@ def close_engines() -> None:
             engine = _engines.pop(key)
             with contextlib.suppress(Exception):
                 run_sync(engine.close(), timeout=20)
-
-
-def dump_settings(settings: Settings) -> str:
-    """Settings as JSON, secrets included: for processes on the same machine, never for storage."""
-    values = settings.model_dump(mode="json")
-    for name in type(settings).model_fields:
-        secret = getattr(settings, name)
-        if hasattr(secret, "get_secret_value"):
-            values[name] = secret.get_secret_value()
-    return orjson.dumps(values, option=orjson.OPT_SORT_KEYS).decode()
-
-
-def load_settings(text: str) -> Settings:
-    """What :func:`dump_settings` wrote."""
-    return Settings.model_validate_json(text)
 
 
 atexit.register(close_engines)

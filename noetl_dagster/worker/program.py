@@ -85,6 +85,12 @@ class StepProgram:
         return wanted and all(task.task.kind != "playbook" for task in self.tasks)
 
     @property
+    def keeps_to_driver(self) -> bool:
+        """Whether its commands run only in the process that drives the execution."""
+        kinds = (TOOL_KINDS.get(task.task.kind) for task in self.tasks)
+        return any(kind is None or kind.keeps_to_driver for kind in kinds)
+
+    @property
     def in_loop(self) -> bool:
         return self.step.loop is not None
 

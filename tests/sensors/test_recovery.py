@@ -27,9 +27,9 @@ from noetl_dagster.event_loop import run_sync
 from noetl_dagster.events.projection.projector import Projection
 from noetl_dagster.events.state import ExecutionStatus
 from noetl_dagster.playbook.loader import load_playbook
-from noetl_dagster.resources.noetl import NoetlResource, close_engines, dump_settings
+from noetl_dagster.resources.noetl import NoetlResource, close_engines
 from noetl_dagster.sensors.recovery import build_recovery_sensor
-from noetl_dagster.settings import Settings
+from noetl_dagster.settings import Settings, dump_settings
 from tests.playbooks import text_of
 from tests.waiting import until, until_now
 
@@ -56,7 +56,8 @@ from pathlib import Path
 from dagster import DagsterInstance
 from noetl_dagster.code_location.launch import launch
 from noetl_dagster.playbook.loader import load_playbook
-from noetl_dagster.resources.noetl import NoetlResource, load_settings
+from noetl_dagster.resources.noetl import NoetlResource
+from noetl_dagster.settings import load_settings
 playbook, settings, dagster, execution_id = sys.argv[1:]
 with DagsterInstance.from_ref(DagsterInstance.local_temp(dagster).get_ref()) as instance:
     noetl = NoetlResource.of(load_settings(settings))

@@ -9,11 +9,12 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Protocol
 
+from noetl_dagster.engine.crew.team import Share, Tally
 from noetl_dagster.engine.fanout.partitions import PartitionRunner
 from noetl_dagster.engine.loops.attempts import Attempts
 from noetl_dagster.engine.loops.collection import Partitions
-from noetl_dagster.engine.loops.issue import Activation, issue
-from noetl_dagster.engine.loops.loop import SharedCommands, run_workers
+from noetl_dagster.engine.loops.issue import Activation
+from noetl_dagster.engine.loops.loop import SharedCommands, team_of
 from noetl_dagster.engine.runtime import Runtime
 from noetl_dagster.events.envelopes import from_result
 from noetl_dagster.events.queries import COMMAND_END, LOOP_FAILED
@@ -92,40 +93,49 @@ class InlineShards:
     async def run(self, activation: Activation, group: Group) -> GroupReport:
         loop = activation.program.step.loop
         assert loop is not None
+        started = asyncio.get_running_loop().time()
+        with team_of(self._runtime, activation, group.start, group.stop, loop.fanout.max_concurrent) as share:
+            tally = await self.work(activation, share)
+        seconds = asyncio.get_running_loop().time() - started
+        skipped = max(0, len(group) - tally.done - tally.failed)
+        return GroupReport(group, tally.done, tally.failed, skipped=skipped, seconds=seconds)
+
+    async def work(self, activation: Activation, share: Share) -> Tally:
+        """Runs this process's share of a group and waits for the others; what all of them did."""
+        loop = activation.program.step.loop
+        assert loop is not None
         spec = loop.fanout
         fail_fast = loop.fail_fast or spec.fail_fast
-        started = asyncio.get_running_loop().time()
         done = failed = 0
-        queue = SharedCommands(issue(self._runtime, activation, group.start, group.stop))
+        commands = SharedCommands(self._runtime, activation, share)
         if fail_fast and await self._failed_elsewhere(activation):
-            queue.stop()
+            share.stop()
 
         async def work() -> None:
             nonlocal done, failed
-            while (command := await queue.next()) is not None:
+            while (command := await commands.next()) is not None:
                 outcome = await self._run_shard(activation, command, spec.max_shard_retries)
                 if not outcome.failed:
                     done += 1
                     continue
                 failed += 1
                 if fail_fast:
-                    queue.stop()
+                    share.stop()
 
         async def watch() -> None:
             while not await self._failed_elsewhere(activation):  # noqa: ASYNC110 - another process's event
                 await asyncio.sleep(FAIL_FAST_SECONDS)
-            queue.stop()
+            share.stop()
 
         watcher = asyncio.create_task(watch()) if fail_fast else None
         try:
             with rare_collections():
-                await run_workers(work, max(1, min(spec.max_concurrent, len(group))))
+                others = await share.run(work)
         finally:
             if watcher is not None:
                 watcher.cancel()
         await self._runtime.buffer.flush()
-        seconds = asyncio.get_running_loop().time() - started
-        return GroupReport(group, done, failed, skipped=len(group) - done - failed, seconds=seconds)
+        return others + Tally(done, failed)
 
     async def _failed_elsewhere(self, activation: Activation) -> bool:
         found = await self._runtime.pool.fetchval(LOOP_FAILED, activation.execution.id, activation.loop_id)

@@ -5,8 +5,11 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import AsyncIterator
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
 from typing import Any
 
+from noetl_dagster.engine.crew.team import Job, Share, Tally, Team
 from noetl_dagster.engine.loops.attempts import Attempts
 from noetl_dagster.engine.loops.collection import evaluate_collection, keep_collection, kept_collection
 from noetl_dagster.engine.loops.gather import LoopResult, gather, iteration_ends
@@ -143,13 +146,18 @@ class Loops:
         applies_context: bool = False,
     ) -> None:
         """Runs the items of a range, so many at a time. Each iteration sees the context as it was issued."""
+        with team_of(self._runtime, activation, start, stop, concurrency) as share:
+            await self.work(activation, share, applies_context=applies_context)
+
+    async def work(self, activation: Activation, share: Share, *, applies_context: bool = False) -> Tally:
+        """Runs this process's share of a loop's items."""
         loop = activation.program.step.loop
         assert loop is not None
-        queue = SharedCommands(issue(self._runtime, activation, start, stop))
+        commands = SharedCommands(self._runtime, activation, share)
         state = activation.execution.state
 
         async def work() -> None:
-            while (command := await queue.next()) is not None:
+            while (command := await commands.next()) is not None:
                 outcome = await self._attempts.run(
                     activation.execution,
                     activation.program,
@@ -161,9 +169,9 @@ class Loops:
                     for path, value in outcome.patches:
                         assign(state.ctx, path, value)
                 if outcome.failed and loop.fail_fast:
-                    queue.stop()
+                    share.stop()
 
-        await run_workers(work, min(concurrency, max(stop - start, 1)))
+        return await share.run(work)
 
     async def _restore_context(self, activation: Activation) -> None:
         """What the iterations before an interruption wrote to ctx."""
@@ -180,30 +188,50 @@ class Loops:
                 assign(execution.state.ctx, path, value)
 
 
-class SharedCommands:
-    """One stream of commands for many workers, which take turns only at its slices' ends."""
+def team_of(
+    runtime: Runtime, activation: Activation, start: int, stop: int, places: int
+) -> AbstractContextManager[Share]:
+    """Who works on a range of a loop's items: this process, with helpers where its tools allow them."""
+    program, execution = activation.program, activation.execution
+    kinds = tuple(sorted({task.task.kind for task in program.tasks}))
+    job = Job(execution.id, activation.step, activation.visit, activation.loop_id, activation.shard, kinds)
+    places = max(1, min(places, stop - start))
+    crew = runtime.crew
+    if crew is None or runtime.runner_of(program) is not runtime.runner or program.keeps_to_driver:
+        return nullcontext(Team(job, start, stop, places))
+    return crew.team(job, start, stop, places)
 
-    def __init__(self, slices: AsyncIterator[list[Command]]) -> None:
-        self._slices = slices
+
+class SharedCommands:
+    """The commands of a share for its workers, which take turns only where a range ends."""
+
+    def __init__(self, runtime: Runtime, activation: Activation, share: Share) -> None:
+        self._runtime = runtime
+        self._activation = activation
+        self._share = share
+        self._slices = self._issued()
         self._ready: deque[Command] = deque()
         self._lock = asyncio.Lock()
-        self._stopped = False
-
-    def stop(self) -> None:
-        self._stopped = True
 
     async def next(self) -> Command | None:
-        while not self._stopped:
-            if self._ready:
-                return self._ready.popleft()
+        if self._share.leaves():
+            return None
+        while not self._ready:
             async with self._lock:
-                if not self._ready:
-                    found = await anext(self._slices, None)
-                    if found is None:
-                        self._stopped = True
-                        return None
-                    self._ready.extend(found)
-        return None
+                if self._ready:
+                    break
+                found = await anext(self._slices, None)
+                if found is None:
+                    self._slices = self._issued()  # what another process has left may come later
+                    return None
+                self._ready.extend(found)
+        return self._ready.popleft()
+
+    async def _issued(self) -> AsyncIterator[list[Command]]:
+        while (taken := await self._share.take()) is not None:
+            activation = replace(self._activation, resumed=True) if taken.again else self._activation
+            async for commands in issue(self._runtime, activation, taken.start, taken.stop):
+                yield commands
 
 
 async def run_workers(work: Any, count: int) -> None:

@@ -19,10 +19,9 @@ from noetl_dagster.events.projection.projector import Projection
 from noetl_dagster.events.state import ExecutionState
 from noetl_dagster.playbook.loader import parse_playbook
 from noetl_dagster.playbook.models import Task
-from noetl_dagster.resources.noetl import load_settings
 from noetl_dagster.resources.spark import PySparkResource
 from noetl_dagster.result_ref import ResultRef
-from noetl_dagster.settings import Settings, StoreTier
+from noetl_dagster.settings import Settings, StoreTier, load_settings
 from noetl_dagster.spark.replay import replay_all
 from noetl_dagster.spark.sessions import SparkSessions, is_classic
 from noetl_dagster.spark.sources.events import FORMAT

@@ -10,8 +10,7 @@ import asyncpg
 import pyarrow.parquet as pq
 import pytest
 
-from noetl_dagster.resources.noetl import dump_settings
-from noetl_dagster.settings import Settings
+from noetl_dagster.settings import Settings, dump_settings
 from tests.spark.remote.servers import answers, free_port, one_step, run_client, served
 
 pytestmark = [pytest.mark.spark, pytest.mark.slow]
@@ -23,7 +22,7 @@ import sys
 
 from noetl_dagster.engine.engine import Engine
 from noetl_dagster.playbook.loader import parse_playbook
-from noetl_dagster.resources.noetl import load_settings
+from noetl_dagster.settings import load_settings
 
 async def main():
     engine = await Engine.open(load_settings(sys.argv[1]))

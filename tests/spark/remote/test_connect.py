@@ -7,8 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from noetl_dagster.resources.noetl import dump_settings
-from noetl_dagster.settings import Settings
+from noetl_dagster.settings import Settings, dump_settings
 from tests.spark.remote.servers import answers, free_port, run_client, served
 
 pytestmark = pytest.mark.spark
