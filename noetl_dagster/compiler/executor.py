@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from dagster import (
@@ -10,6 +11,8 @@ from dagster import (
     ExecutorRequirement,
     Field,
     InitExecutorContext,
+    Int,
+    Noneable,
     Selector,
     executor,
     in_process_executor,
@@ -18,6 +21,8 @@ from dagster import (
 
 from noetl_dagster.executors import threaded_executor
 
+PROCESSES = "processes"
+
 _CHOICES: dict[str, ExecutorDefinition] = {
     "threaded": threaded_executor,
     "in_process": in_process_executor,
@@ -25,10 +30,28 @@ _CHOICES: dict[str, ExecutorDefinition] = {
 }
 
 
+def _with_processes(choice: ExecutorDefinition) -> Field:
+    """The executor's own config with the number of processes beside it."""
+    fields: dict[str, Any] = choice.config_schema.as_field().config_type.fields  # type: ignore[attr-defined]
+    described = Field(
+        Noneable(Int),
+        default_value=None,
+        description="The number of processes that work on a large loop or fan-out, the run's own included. "
+        "By default NOETL_RUN_PROCESSES, which by default is the number of cores.",
+    )
+    return Field({**fields, PROCESSES: described})
+
+
+def processes_of(run_config: Mapping[str, Any]) -> int | None:
+    """How many processes a run is to have, where its config says."""
+    chosen: Mapping[str, Any] = (run_config.get("execution") or {}).get("config") or {}
+    return next((config.get(PROCESSES) for config in chosen.values() if config), None)
+
+
 @executor(
     name="noetl",
     config_schema=Field(
-        Selector({name: choice.config_schema.as_field() for name, choice in _CHOICES.items()}),
+        Selector({name: _with_processes(choice) for name, choice in _CHOICES.items()}),
         default_value={"threaded": {}},
     ),
     requirements=[ExecutorRequirement.PERSISTENT_OUTPUTS],
@@ -38,12 +61,14 @@ def noetl_executor(context: InitExecutorContext) -> Executor:
 
     In a process of its own it costs 900 ms.
     """
-    [(name, config)] = context.executor_config.items()
+    given: dict[str, Any] = dict(context.executor_config)
+    [(name, config)] = given.items()
     chosen = _CHOICES[name]
+    own = {key: value for key, value in (config or {}).items() if key != PROCESSES}
     inner: Any = InitExecutorContext(
         job=context.job,
         executor_def=chosen,
-        executor_config=dict(config or {}),  # type: ignore[call-overload]
+        executor_config=own,  # type: ignore[call-overload]
         instance=context.instance,
     )
     return chosen.executor_creation_fn(inner)  # type: ignore[misc]

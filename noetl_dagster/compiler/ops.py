@@ -24,6 +24,7 @@ from noetl_dagster.about import About
 from noetl_dagster.compiler.attach import attach
 from noetl_dagster.compiler.config import WORKLOAD
 from noetl_dagster.compiler.drive import drive
+from noetl_dagster.compiler.executor import processes_of
 from noetl_dagster.compiler.names import FANIN_SUFFIX, GROUP_SUFFIX, dagster_name
 from noetl_dagster.compiler.tokens import TOKENS
 from noetl_dagster.engine.engine import Engine
@@ -226,6 +227,9 @@ class OpSession:
             engine.runtime.box.spark = lambda: pyspark.spark_session
         with About(run_id=context.run_id):
             execution = run_sync(attach(engine, context.instance, context.run, playbook, workload))
+        processes = processes_of(context.run.run_config)
+        if processes is not None:
+            engine.crew.set_processes(execution.id, processes)
         return cls(context, engine, execution)
 
     def drive(self, work: Any, step: str) -> Any:

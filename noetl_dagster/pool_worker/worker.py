@@ -30,7 +30,7 @@ from noetl_dagster.transport.http import open_client
 from noetl_dagster.transport.nats.connection import connect
 from noetl_dagster.transport.nats.names import Names
 from noetl_dagster.transport.open import open_transport
-from noetl_dagster.worker.command import WORKER_ID, Command, Outcome
+from noetl_dagster.worker.command import Command, Outcome, own_worker_id
 from noetl_dagster.worker.context import Grant
 from noetl_dagster.worker.execution import Execution
 from noetl_dagster.worker.runner import Call
@@ -67,7 +67,7 @@ class PoolWorker:
         self.worker_id = worker_id
 
     @classmethod
-    async def open(cls, settings: Settings, worker_id: str = WORKER_ID) -> PoolWorker:
+    async def open(cls, settings: Settings, worker_id: str | None = None) -> PoolWorker:
         """Connects to everything a worker needs.
 
         Commands come over NATS. Claims and contexts go over HTTP, or straight to the database with
@@ -77,6 +77,7 @@ class PoolWorker:
         Raises:
             ServiceError: NATS or the database cannot be reached.
         """
+        worker_id = worker_id or own_worker_id()
         client = await connect(settings, f"worker {worker_id}")
         direct = settings.event_transport is EventTransport.DIRECT
         runtime = await Runtime.open(

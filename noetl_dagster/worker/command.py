@@ -12,9 +12,14 @@ from noetl_dagster.events.envelopes import Envelope, error_envelope, to_result
 from noetl_dagster.events.ids import Snowflake, command_id
 from noetl_dagster.events.types import Event, EventType
 
-WORKER_ID = f"{socket.gethostname()}:{os.getpid()}"
+_HOST = socket.gethostname()
 CURRENT_ITEM_BYTES = 10_240
 """Items whose JSON is larger are not copied into events; they are read from the collection."""
+
+
+def own_worker_id() -> str:
+    """How this process is called in events; asked for each time, since processes are forked from others."""
+    return f"{_HOST}:{os.getpid()}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,9 +132,9 @@ class Outcome:
 class CommandEvents:
     """Makes the events of commands."""
 
-    def __init__(self, ids: Snowflake, worker_id: str = WORKER_ID) -> None:
+    def __init__(self, ids: Snowflake, worker_id: str | None = None) -> None:
         self._ids = ids
-        self.worker_id = worker_id
+        self.worker_id = worker_id or own_worker_id()
 
     def issued(self, command: Command, tool_kind: str) -> Event:
         context = {"overrides": command.overrides} if command.overrides else None

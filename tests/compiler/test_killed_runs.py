@@ -9,6 +9,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from textwrap import dedent, indent
 
 import psycopg2
 import pytest
@@ -28,6 +29,7 @@ PLAYBOOK = text_of(
     """
     workload: {ledger: "", items: 48}
     workflow:
+      WARM
       - step: fan
         loop: {in: "{{ range(items) }}", iterator: n}
         spec: {loop_mode: fanout, fanout: {engine: ENGINE, max_groups: 2, max_concurrent: 3}}
@@ -37,6 +39,22 @@ PLAYBOOK = text_of(
         tool: {kind: python, input: {items: "{{ fan.results }}"}, code: "result = sum(item['n'] for item in items)"}
     """,
 )
+# ends as soon as two processes work on it
+WARM = """
+      - step: warm
+        loop: {in: "{{ range(400) }}", iterator: n, spec: {mode: parallel, max_in_flight: 4}}
+        tool:
+          kind: python
+          input: {ledger: "{{ ledger }}"}
+          code: |
+            import os, pathlib, time
+            path = pathlib.Path(ledger + ".warm")
+            with path.open("a") as file:
+                file.write(f"{os.getpid()}\\n")
+            if len(set(path.read_text().split())) < 2:
+                time.sleep(0.2)
+        next: [fan]
+"""
 SINK = {
     "tool": "postgres",
     "auth": "pg",
@@ -65,6 +83,7 @@ EXECUTORS = {
     "dagster": {
         "multiprocess": {"start_method": {"forkserver": {"preload_modules": ["noetl_dagster.definitions"]}}}
     },
+    "threaded": {"threaded": {"processes": 2}},
 }
 
 Start = Callable[..., subprocess.Popen[bytes]]
@@ -87,7 +106,9 @@ def start(settings: Settings, dagster_instance: DagsterInstance, tmp_path: Path)
     home = {"DAGSTER_HOME": dagster_instance.root_directory}
 
     def start(engine: str, failed: str = "") -> subprocess.Popen[bytes]:
-        (folder / "ledger.yaml").write_text(PLAYBOOK.replace("ENGINE", engine).replace("TOOL", TOOL))
+        shards, warm = ("dagster", indent(dedent(WARM), "  ").strip()) if engine == "threaded" else (engine, "")
+        text = PLAYBOOK.replace("ENGINE", shards).replace("TOOL", TOOL).replace("WARM", warm)
+        (folder / "ledger.yaml").write_text(text)
         config = {
             "ops": {"ledger_playbook": {"config": {"ledger": str(tmp_path / "ledger.txt"), "items": ITEMS}}},
             "execution": {"config": EXECUTORS[engine]},
@@ -151,6 +172,22 @@ def test_a_killed_group(
     finish(start("dagster", run.run_id), log, dagster_instance, tmp_path, before)
 
 
+def test_a_killed_driver_with_helpers(
+    start: Start, log: psycopg2.extensions.cursor, dagster_instance: DagsterInstance, tmp_path: Path
+) -> None:
+    driver = start("threaded")
+    until_done(driver, log, tmp_path)
+    helpers = {pid for _, pid in lines(tmp_path / "ledger.txt")} - {driver.pid}
+    assert helpers, "a helper has some of the shards"
+    driver.kill()
+    driver.wait()
+    until_now(lambda: all(map(ended, helpers)), "the end of the helpers, whose driver is dead")
+    [run] = dagster_instance.get_runs()
+    dagster_instance.report_run_failed(run)  # as Dagster's run monitoring does
+
+    finish(start("threaded", run.run_id), log, dagster_instance, tmp_path)
+
+
 def until_done(driver: subprocess.Popen[bytes], log: psycopg2.extensions.cursor, tmp_path: Path) -> None:
     """Waits until a run has done some shards: first for its start, then for Spark's or that of the groups."""
 
@@ -185,7 +222,10 @@ def finish(
         "playbook.completed": 1,
     }
     for kind, count in once.items():
-        log.execute("SELECT count(*) FROM noetl.event WHERE event_type = %s", [kind])
+        log.execute(
+            "SELECT count(*) FROM noetl.event WHERE event_type = %s AND node_name IS DISTINCT FROM 'warm'",
+            [kind],
+        )
         assert log.fetchone() == (count,), kind
     log.execute("SELECT n FROM taken ORDER BY n")
     assert [n for (n,) in log.fetchall()] == list(range(ITEMS)), "the sink has each shard once"

@@ -13,7 +13,7 @@ from noetl_dagster.cli.commands.ingest import stop_on_signals
 from noetl_dagster.cli.console import fail
 from noetl_dagster.pool_worker.worker import PoolWorker
 from noetl_dagster.settings import EventTransport, Settings, settings_with
-from noetl_dagster.worker.command import WORKER_ID
+from noetl_dagster.worker.command import own_worker_id
 
 
 def worker(
@@ -24,14 +24,16 @@ def worker(
     transport: Annotated[
         EventTransport | None, typer.Option(help="how events reach the log; NOETL_EVENT_TRANSPORT")
     ] = None,
-    worker_id: Annotated[str, typer.Option("--id", help="its name; by default host and process")] = WORKER_ID,
+    worker_id: Annotated[
+        str | None, typer.Option("--id", help="its name; by default host and process")
+    ] = None,
 ) -> None:
     """Run commands of steps with ``dispatch: workers`` until interrupted; ends what runs before it goes."""
     own_pools = None if pools is None else _pools(pools)
     settings = embedded.ensure(
         settings_with(worker_slots=slots, event_transport=transport, worker_tool_pools=own_pools)
     )
-    asyncio.run(_work(settings, worker_id))
+    asyncio.run(_work(settings, worker_id or own_worker_id()))
 
 
 async def _work(settings: Settings, worker_id: str) -> None:

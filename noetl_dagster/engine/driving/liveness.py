@@ -9,7 +9,7 @@ from typing import Any
 
 import asyncpg
 
-from noetl_dagster.worker.command import WORKER_ID
+from noetl_dagster.worker.command import own_worker_id
 
 _HOLD = "SELECT pg_advisory_lock_shared($1)"
 _TRY = "SELECT pg_try_advisory_xact_lock($1)"  # let go with the end of the statement
@@ -67,7 +67,7 @@ class Liveness:
         if self._connection is not None and not self._connection.is_closed():
             return
         self._connection = await asyncpg.connect(
-            self._url, server_settings={"application_name": connection_name(WORKER_ID), **KEEPALIVE}
+            self._url, server_settings={"application_name": connection_name(own_worker_id()), **KEEPALIVE}
         )
         held, self._held = self._held, set()
         for known in held:

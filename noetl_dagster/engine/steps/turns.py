@@ -17,7 +17,7 @@ from noetl_dagster.events.log import as_event
 from noetl_dagster.events.queries import STEP_EXIT, STEP_TURNS
 from noetl_dagster.events.state import StepEnd
 from noetl_dagster.events.types import Event
-from noetl_dagster.worker.command import WORKER_ID
+from noetl_dagster.worker.command import own_worker_id
 from noetl_dagster.worker.execution import Execution
 
 POLL_SECONDS = (0.02, 0.5)
@@ -47,7 +47,7 @@ class Turns:
         turn = 1
         while True:
             entered.meta["turn"] = turn
-            entered.worker_id = WORKER_ID
+            entered.worker_id = own_worker_id()
             _alive.add(entered.event_id)
             try:
                 if entered.event_id in await self._runtime.buffer.append([entered]):
@@ -87,7 +87,7 @@ class Turns:
         row = await self._runtime.pool.fetchrow(STEP_TURNS, *_place(execution, step, visit))
         if row is None:
             return False
-        if row["worker_id"] == WORKER_ID:
+        if row["worker_id"] == own_worker_id():
             return row["event_id"] in _alive
         return await self._liveness.is_driven_by(execution.id, row["worker_id"])
 
