@@ -26,6 +26,9 @@ RESUME_EPOCH_TAG = "noetl/resume_epoch"
 """Run tag of a run that was requested to go on with an execution, by whoever cannot know the run's id
 beforehand; its value is the epoch that the run is to open."""
 
+_driven: dict[str, int] = {}
+"""Executions by the runs of this process that drive them, so that each op need not read its run again."""
+
 _FROM_FAILURE_TAG = "dagster/is_resume_retry"
 
 
@@ -78,7 +81,7 @@ async def attach(
     Raises:
         ExecutionStateError: another run has taken the execution over, or it has ended.
     """
-    execution_id = execution_id_of(instance, run, starts=workload is not None)
+    execution_id = _driven.get(run.run_id) or execution_id_of(instance, run, starts=workload is not None)
     if execution_id is not None and (workload is None or await _exists(engine, execution_id)):
         execution = await _join(engine, instance, run, execution_id)
     elif workload is None:
@@ -92,6 +95,7 @@ async def attach(
         )
         instance.add_run_tags(run.run_id, execution_tags(execution.id, run.run_id))
     await engine.liveness.hold(execution.id)
+    _driven[run.run_id] = execution.id
     return execution
 
 

@@ -33,7 +33,7 @@ from noetl_dagster.engine.executions.results import reference_of
 from noetl_dagster.engine.fanout.shards import GroupReport
 from noetl_dagster.engine.steps.region import run_region
 from noetl_dagster.event_loop import run_sync
-from noetl_dagster.events.state import StepEnd, StepStatus
+from noetl_dagster.events.state import ExecutionStatus, StepEnd, StepStatus
 from noetl_dagster.playbook.graph import Region
 from noetl_dagster.playbook.models import Playbook, Step
 from noetl_dagster.resources.noetl import NoetlResource
@@ -263,7 +263,8 @@ class OpSession:
     def finish(self, ends: list[StepEnd]) -> None:
         """Ends the execution when this was its last step, and fails the op when its failure has no arc."""
         status = run_sync(self._finish())
-        self.context.log.info(f"execution {self.execution.id} is {status}")
+        if status != ExecutionStatus.RUNNING:
+            self.context.log.info(f"execution {self.execution.id} is {status}")
         for end in ends:
             if end.unhandled:
                 place = self.execution.playbook.step(end.step).place

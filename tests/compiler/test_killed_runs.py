@@ -106,7 +106,9 @@ def start(settings: Settings, dagster_instance: DagsterInstance, tmp_path: Path)
     home = {"DAGSTER_HOME": dagster_instance.root_directory}
 
     def start(engine: str, failed: str = "") -> subprocess.Popen[bytes]:
-        shards, warm = ("dagster", indent(dedent(WARM), "  ").strip()) if engine == "threaded" else (engine, "")
+        shards, warm = (
+            ("dagster", indent(dedent(WARM), "  ").strip()) if engine == "threaded" else (engine, "")
+        )
         text = PLAYBOOK.replace("ENGINE", shards).replace("TOOL", TOOL).replace("WARM", warm)
         (folder / "ledger.yaml").write_text(text)
         config = {
