@@ -11,8 +11,9 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextC
 
 from noetl_dagster.cli.console import notes
 from noetl_dagster.engine.engine import Engine
+from noetl_dagster.engine.executions.estimate import Estimate, past_of
 from noetl_dagster.engine.executions.overview import LoopView, Overview, StepView, overview
-from noetl_dagster.engine.executions.progress import Pace, running_notes
+from noetl_dagster.engine.executions.progress import Pace, duration, running_notes
 from noetl_dagster.errors import ExecutionNotFoundError
 from noetl_dagster.event_loop import run_sync
 
@@ -30,11 +31,11 @@ def showing(engine: Engine, execution_id: int, *, quiet: bool = False) -> Iterat
         yield
         return
     display = _Bars() if notes.is_terminal else _Lines()
-    ended = threading.Event()
+    ended, left = threading.Event(), _Left(engine, execution_id)
 
     def watch() -> None:
         while not ended.wait(POLL_SECONDS):
-            _refresh(engine, execution_id, display)
+            _refresh(engine, execution_id, display, left)
 
     thread = threading.Thread(target=watch, name="progress", daemon=True)
     with display:
@@ -44,15 +45,34 @@ def showing(engine: Engine, execution_id: int, *, quiet: bool = False) -> Iterat
         finally:
             ended.set()
             thread.join()
-            _refresh(engine, execution_id, display)
+            _refresh(engine, execution_id, display, left)
 
 
-def _refresh(engine: Engine, execution_id: int, display: _Bars | _Lines) -> None:
+class _Left:
+    """How long the whole execution will still take, once its past has been looked up."""
+
+    def __init__(self, engine: Engine, execution_id: int) -> None:
+        self._engine = engine
+        self._execution_id = execution_id
+        self._estimate: Estimate | None = None
+
+    def describe(self, found: Overview) -> str:
+        if self._estimate is None:
+            self._estimate = Estimate(run_sync(past_of(self._engine.runtime.pool, self._execution_id)))
+        seconds = self._estimate.remaining(found, time.monotonic())
+        return "" if seconds is None else f"about {duration(seconds)} left"
+
+
+def _ended(found: Overview) -> int:
+    return sum(step.status != "RUNNING" for step in found.steps)
+
+
+def _refresh(engine: Engine, execution_id: int, display: _Bars | _Lines, left: _Left) -> None:
     try:
         found = run_sync(overview(engine.runtime, execution_id))
         running = any(step.status == "RUNNING" for step in found.steps)
         said = run_sync(running_notes(engine.runtime.pool, execution_id)) if running else {}
-        display.update(found, said)
+        display.update(found, said, left.describe(found) if running else "")
     except ExecutionNotFoundError:
         return
 
@@ -74,12 +94,14 @@ class _Bars:
 
     def __enter__(self) -> _Bars:
         self._progress.start()
+        self._whole = self._progress.add_task("[bold]whole", total=1, note="")
         return self
 
     def __exit__(self, *exc: object) -> None:
         self._progress.stop()
 
-    def update(self, found: Overview, said: Mapping[str, str]) -> None:
+    def update(self, found: Overview, said: Mapping[str, str], left: str) -> None:
+        self._progress.update(self._whole, completed=_ended(found), total=len(found.steps), note=left)
         for step in found.steps:
             task = self._tasks.get(step.step)
             if task is None:
@@ -106,8 +128,11 @@ class _Lines:
     def __exit__(self, *exc: object) -> None:
         pass
 
-    def update(self, found: Overview, said: Mapping[str, str]) -> None:
+    def update(self, found: Overview, said: Mapping[str, str], left: str) -> None:
         now = time.monotonic()
+        if left and now - self._at.setdefault("", now) >= PLAIN_SECONDS:
+            self._at[""] = now
+            notes.print(f"{found.seconds:7.1f} s  whole: {left}", markup=False, highlight=False)
         for step in found.steps:
             note = _note(step, self._paces, said).removesuffix(" FAILED")  # the state says so already
             due = now - self._at.get(step.step, 0.0) >= PLAIN_SECONDS and step.status == "RUNNING"
@@ -137,6 +162,8 @@ class Paces:
         self._paces: dict[str, Pace] = {}
 
     def describe(self, loop: LoopView) -> str:
+        if loop.waiting:
+            return "waiting"
         if 0 < loop.total <= loop.done + loop.failed:
             return "gathering results"
         pace = self._paces.setdefault(loop.loop_id, Pace())

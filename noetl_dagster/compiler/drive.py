@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Sequence
 from concurrent.futures import CancelledError, Future
 from concurrent.futures import TimeoutError as NotYet
 from typing import Any, TypeVar
@@ -96,12 +96,21 @@ class _Reporter:
             return
         self._said = said
         self._context.log.info(f"{said} after {now - self._started:.0f} s")
-        self._context.instance.add_run_tags(self._context.run_id, {PROGRESS_TAG: said[:TAG_CHARACTERS]})
+        tag = _together(found) or said
+        self._context.instance.add_run_tags(self._context.run_id, {PROGRESS_TAG: tag[:TAG_CHARACTERS]})
 
     def _loop_said(self, progress: LoopProgress, now: float) -> str:
         self._pace.see(progress.ended, now)
         pace = self._pace.describe(progress.total) if progress.ended < progress.total else ""
         return f"{progress}, {pace}" if pace else str(progress)
+
+
+def _together(found: Sequence[LoopProgress]) -> str:
+    """How far the loops are that run at the same time; empty for one alone, which says more."""
+    running = [progress for progress in found if progress.ended < progress.total]
+    if len(running) < 2:
+        return ""
+    return ", ".join(f"{one.step} {100 * one.ended // one.total} %" for one in running)
 
 
 def _cancel_if_terminated(context: OpExecutionContext, engine: Engine, execution_id: int) -> None:

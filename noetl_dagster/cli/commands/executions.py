@@ -118,6 +118,8 @@ def _counts(loop: LoopView | None) -> str:
     parts = [counts]
     if loop.failed:
         parts.append(f"{loop.failed} failed")
+    if loop.waiting:
+        parts.append("waiting")
     if loop.rate is not None:
         parts.append(per_second(loop.rate))
     if loop.remaining_seconds is not None:

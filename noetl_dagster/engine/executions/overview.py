@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from datetime import UTC, datetime
 from typing import Any
 
@@ -16,12 +16,19 @@ from noetl_dagster.events.projection.projector import read_execution
 from noetl_dagster.events.queries import SMALL_RESULTS
 from noetl_dagster.events.state import ExecutionStatus
 
+UNCLAIMED = """
+SELECT loop_id FROM unnest($2::text[]) AS loop_id
+WHERE NOT EXISTS (
+    SELECT FROM noetl.event
+    WHERE execution_id = $1 AND meta ->> 'loop_id' = loop_id AND event_type = 'command.claimed' AND meta ? 'loop_id')
+"""
+
 
 class LoopView(BaseModel):
     """Counts of a loop's iterations; ``total`` is 0 while a cursor loop has not come to its end.
 
     While it runs, ``rate`` is how many a second ended lately and ``remaining_seconds`` how long the others take
-    at that rate; None when nobody can tell.
+    at that rate; None when nobody can tell. ``waiting``: no iteration has begun, for want of somebody to run it.
     """
 
     model_config = ConfigDict(frozen=True)
@@ -33,6 +40,7 @@ class LoopView(BaseModel):
     fanout: bool
     rate: float | None = None
     remaining_seconds: float | None = None
+    waiting: bool = False
 
 
 class StepView(BaseModel):
@@ -67,6 +75,16 @@ class Overview(BaseModel):
     warnings: tuple[str, ...] = ()
     workload: dict[str, Any] = {}
 
+    def with_waiting(self, loop_ids: Collection[str]) -> Overview:
+        """The same with these loops marked as waiting."""
+
+        def marked(step: StepView) -> StepView:
+            if step.loop is None or step.loop.loop_id not in loop_ids:
+                return step
+            return step.model_copy(update={"loop": step.loop.model_copy(update={"waiting": True})})
+
+        return self.model_copy(update={"steps": tuple(map(marked, self.steps))})
+
 
 async def overview(runtime: Runtime, execution_id: int) -> Overview:
     """Reads one row of the projection, and what was committed since the projection last looked.
@@ -77,8 +95,19 @@ async def overview(runtime: Runtime, execution_id: int) -> Overview:
     found = await read_execution(runtime.pool, execution_id)
     if found is None:
         raise ExecutionNotFoundError(f"no execution {execution_id} in the event log")
-    goes_on = found.status == ExecutionStatus.RUNNING and found.has_open_loop
-    return overview_of(found, await loop_rates(runtime.pool, execution_id) if goes_on else {})
+    if found.status != ExecutionStatus.RUNNING or not found.has_open_loop:
+        return overview_of(found, {})
+    seen = overview_of(found, await loop_rates(runtime.pool, execution_id))
+    return seen.with_waiting(await _unclaimed(runtime, execution_id, seen))
+
+
+async def _unclaimed(runtime: Runtime, execution_id: int, seen: Overview) -> set[str]:
+    """Loops of which no iteration has begun."""
+    loops = [step.loop for step in seen.steps if step.loop is not None and step.status == "RUNNING"]
+    idle = [loop.loop_id for loop in loops if loop.total and not loop.done + loop.failed]
+    return (
+        {row["loop_id"] for row in await runtime.pool.fetch(UNCLAIMED, execution_id, idle)} if idle else set()
+    )
 
 
 async def small_results(runtime: Runtime, execution_id: int, characters: int) -> dict[str, str]:

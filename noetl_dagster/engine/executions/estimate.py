@@ -1,0 +1,109 @@
+"""How long an execution will still take, as far as its loops and an earlier execution of the playbook can tell."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import datetime
+
+import asyncpg
+
+from noetl_dagster.engine.executions.overview import Overview, StepView
+from noetl_dagster.engine.executions.progress import Pace
+
+# The newest completed execution of the same playbook, one with the same workload before others.
+_EARLIER = """
+WITH own AS (
+    SELECT execution.state -> 'workload' AS workload, catalog.path
+    FROM noetl.execution JOIN noetl.catalog USING (catalog_id) WHERE execution_id = $1
+), earlier AS (
+    SELECT execution_id, execution.state -> 'workload' AS workload
+    FROM noetl.execution JOIN noetl.catalog USING (catalog_id) JOIN own USING (path)
+    WHERE status = 'COMPLETED' AND execution_id <> $1
+    ORDER BY execution_id DESC LIMIT 20
+)
+SELECT execution_id FROM earlier, own ORDER BY earlier.workload = own.workload DESC, execution_id DESC LIMIT 1
+"""
+_STEPS = """
+SELECT node_name AS step,
+       min(created_at) FILTER (WHERE event_type = 'step.enter') AS began,
+       max(created_at) FILTER (WHERE event_type = 'step.exit') AS ended
+FROM noetl.event
+WHERE execution_id = $1 AND event_type IN ('step.enter', 'step.exit')
+GROUP BY node_name
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Past:
+    """When the steps of an earlier execution began and ended, in seconds from its first step."""
+
+    began: Mapping[str, float] = field(default_factory=dict)
+    ended: Mapping[str, float] = field(default_factory=dict)
+
+    def seconds(self, step: str) -> float | None:
+        if step not in self.began or step not in self.ended:
+            return None
+        return self.ended[step] - self.began[step]
+
+    @property
+    def end(self) -> float:
+        return max(self.ended.values(), default=0.0)
+
+
+async def past_of(pool: asyncpg.Pool, execution_id: int) -> Past:
+    """The earlier execution that this one is compared with; an empty one where there is none."""
+    earlier = await pool.fetchval(_EARLIER, execution_id)
+    if earlier is None:
+        return Past()
+    rows = await pool.fetch(_STEPS, earlier)
+    moments = [row["began"] for row in rows if row["began"] is not None]
+    if not moments:
+        return Past()
+    first: datetime = min(moments)
+
+    def since(name: str) -> dict[str, float]:
+        return {row["step"]: (row[name] - first).total_seconds() for row in rows if row[name] is not None}
+
+    return Past(since("began"), since("ended"))
+
+
+class Estimate:
+    """Seconds until an execution ends.
+
+    Its loops go on together at the pace at which they have gone lately. Steps that are ahead take as long as they
+    did in the earlier execution, in the order in which they came there; without one, nobody can tell of them.
+    """
+
+    def __init__(self, past: Past) -> None:
+        self._past = past
+        self._pace = Pace()
+        self._began: dict[str, float] = {}
+
+    def remaining(self, found: Overview, now: float) -> float | None:
+        """Seconds from ``now``, in seconds of any clock; None while nobody can tell."""
+        running = [step for step in found.steps if step.status == "RUNNING"]
+        loops = [step.loop for step in found.steps if step.loop is not None]
+        ended = sum(loop.done + loop.failed for loop in loops)
+        self._pace.see(ended, now)
+        for step in running:
+            self._began.setdefault(step.step, now)
+        open_loops = [step for step in running if step.loop is not None and step.loop.total]
+        parts = [self._left_of(step, now) for step in running if step not in open_loops]
+        if open_loops:
+            parts.append(self._pace.remaining(sum(loop.total for loop in loops)))
+        known = [part for part in parts if part is not None]
+        if not known and not self._past.ended:
+            return None
+        if open_loops and parts[-1] is None:
+            return None
+        return max(known, default=0.0) + self._ahead(found)
+
+    def _left_of(self, step: StepView, now: float) -> float | None:
+        usual = self._past.seconds(step.step)
+        return None if usual is None else max(0.0, usual - (now - self._began[step.step]))
+
+    def _ahead(self, found: Overview) -> float:
+        """What came in the earlier execution after all the steps that have begun by now had ended."""
+        begun = [self._past.ended[step.step] for step in found.steps if step.step in self._past.ended]
+        return max(0.0, self._past.end - max(begun)) if begun else self._past.end
