@@ -158,6 +158,10 @@ class Settings(BaseSettings):
     spark_driver_java_options: str = Field(
         "", description="JVM options of a local driver; -XX:TieredStopAtLevel=1 halves what short jobs cost"
     )
+    spark_class_archive: bool = Field(
+        True,
+        description="Keep what a driver's JVM has read of Spark's classes in the state folder, 200 MB, for the next",
+    )
     spark_driver_memory: str = Field("2g", description="Memory of the Spark driver in local mode")
     spark_config: dict[str, str] = Field(
         default_factory=dict, description='Further Spark configuration, JSON: {"spark.executor.memory": "4g"}'
