@@ -20,7 +20,7 @@ import orjson
 
 from noetl_dagster.errors import ServiceError
 from noetl_dagster.settings import Settings
-from noetl_dagster.spark.startup.archive import archive_for
+from noetl_dagster.spark.startup.ahead import step_begins
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -34,6 +34,15 @@ NAMESPACE = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
 LOGGING = Path(__file__).with_name("log4j2.properties")
 
 JAVA_OPTIONS = "spark.driver.extraJavaOptions"
+
+HOT_ONLY = (
+    "-XX:Tier4InvocationThreshold=50000 -XX:Tier4MinInvocationThreshold=6000 "
+    "-XX:Tier4CompileThreshold=150000 -XX:Tier4BackEdgeThreshold=400000"
+)
+"""JVM options: the second compiler, which is slow and good, takes what runs ten times hotter than by default.
+
+So a short job is compiled quickly, as with ``-XX:TieredStopAtLevel=1``, and a long one well: what a step is shows
+in how hot its code runs, which nobody knows beforehand. See ``benchmarks/README.md`` for what each costs."""
 
 _archiving: list[subprocess.Popen[bytes]] = []
 _connected: dict[str, SparkSession] = {}
@@ -67,7 +76,9 @@ def _driver_config(settings: Settings) -> dict[str, str]:
     return {
         "spark.driver.memory": settings.spark_driver_memory,
         JAVA_OPTIONS: " ".join(
-            filter(None, (f"-Dlog4j2.configurationFile={shlex.quote(LOGGING.as_uri())}", java_options))
+            filter(
+                None, (f"-Dlog4j2.configurationFile={shlex.quote(LOGGING.as_uri())}", HOT_ONLY, java_options)
+            )
         ),
         "spark.ui.enabled": "false",
         "spark.ui.showConsoleProgress": "false",
@@ -198,6 +209,11 @@ class SparkSessions:
     def _built(self) -> SparkSession:
         """A session, with the class-data archive where that is made; without it when the JVM cannot live with
         it."""
+        # a runtime has sessions, and starts without importing anything of Spark
+        from noetl_dagster.spark.staging import sweep
+        from noetl_dagster.spark.startup.archive import archive_for
+
+        sweep(self._settings)
         settings, config = self._settings, session_config(self._settings)
         archive = archive_for(settings, config)
         options = archive.java_options() if archive is not None else ""
@@ -270,6 +286,7 @@ def own_session(shared: SparkSession, settings: Settings, group: str, descriptio
         _connected[group] = session
         register_sources(session, settings)
         return session
+    step_begins()
     shared.sparkContext.setJobGroup(group, description, True)
     session = shared.newSession()
     activate(session)

@@ -22,8 +22,6 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
-import pyspark
-
 from noetl_dagster.settings import Settings
 
 QUIET = "-Xshare:auto -Xlog:cds=off -Xlog:cds+dynamic=off -Xlog:class+path=off"
@@ -135,6 +133,8 @@ def archive_for(settings: Settings, config: Mapping[str, str]) -> ClassArchive |
     java = _java()
     if java is None:
         return None
+    import pyspark
+
     key = hashlib.sha256()
     key.update(_installation(java, os.environ.get("SPARK_HOME", "")).encode())
     key.update(json.dumps({name: config.get(name) for name in _CLASS_PATH}).encode())
@@ -152,6 +152,8 @@ def _java() -> Path | None:
 @cache
 def _installation(java: Path, spark_home: str) -> str:
     """Java and Spark's jars by name, size and time, which is what a JVM compares."""
+    import pyspark
+
     root = Path(spark_home) if spark_home else Path(pyspark.__file__).parent
     files = [java, *sorted(java.parents[1].glob("lib/**/libjvm.so")), *sorted((root / "jars").glob("*.jar"))]
     marks = [(str(file), (found := file.stat()).st_size, found.st_mtime_ns) for file in files]

@@ -10,7 +10,14 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from noetl_dagster.errors import NoetlError, ServiceError, StorageError, ToolError
+from noetl_dagster.errors import (
+    IntegrityError,
+    NoetlError,
+    ReferenceNotAvailableError,
+    ServiceError,
+    StorageError,
+    ToolError,
+)
 from noetl_dagster.result_ref import ResultRef
 from noetl_dagster.settings import StoreTier
 from noetl_dagster.storage import locations
@@ -28,6 +35,7 @@ if TYPE_CHECKING:
     from noetl_dagster.spark.datasets import Layout, WrittenDataset
     from noetl_dagster.spark.frames import StoredRows
     from noetl_dagster.spark.metrics import ToldMetrics
+    from noetl_dagster.spark.staging import Staging
 
 MOST_COLLECTED_ROWS = 10_000
 """Rows that come to the driver, with ``collect: true`` or for a tier of single objects, unless ``max_rows`` says
@@ -48,6 +56,7 @@ class _Work:
         stored: inputs that are results, by name.
         layout: how DataFrames are written.
         told: what a Connect server says of the call.
+        staging: files of the call on this machine's disk, where Spark's tasks run in this process's JVM.
     """
 
     call: ToolCall
@@ -57,6 +66,7 @@ class _Work:
     stored: dict[str, StoredRows]
     layout: Layout
     told: ToldMetrics
+    staging: Staging | None = None
 
     def tell(self, message: str) -> None:
         self.box.progress(self.call, message)
@@ -101,6 +111,7 @@ class SparkTool(Tool):
 
     async def run(self, call: ToolCall, box: Toolbox) -> ToolResult:
         from noetl_dagster.spark.metrics import ToldMetrics
+        from noetl_dagster.spark.staging import staging_for
 
         _check(call)
         stored = await stored_inputs(call, box)
@@ -112,7 +123,8 @@ class SparkTool(Tool):
         except ServiceError as error:
             raise ToolError(str(error), kind=self.kind, retryable=True) from error
         group = f"{call.execution_id} {call.step}.{call.task.name} {call.command_id} {call.attempt}"
-        work = _Work(call, box, spark, group, stored, layout, ToldMetrics())
+        staging = await self._threads.run(partial(staging_for, spark, box.settings))
+        work = _Work(call, box, spark, group, stored, layout, ToldMetrics(), staging)
         produced = await self._watched(work)
         return await _published(produced, work)
 
@@ -125,6 +137,8 @@ class SparkTool(Tool):
                 produced: _Produced = await self._threads.run(partial(_perform, work))
                 return produced
         except asyncio.CancelledError:
+            if work.staging is not None:
+                work.staging.stop()
             await asyncio.shield(asyncio.to_thread(sessions.cancel, work.spark, work.group))
             raise
 
@@ -172,19 +186,25 @@ def _perform(work: _Work) -> _Produced:
         produced = _kept(_result(session, work), work)
         produced.metrics = metrics_of(work.spark, work.group) if classic else work.told.metrics()
         return produced
-    except (ToolError, StorageError):
+    except ToolError:
         raise
     except Exception as error:
+        if isinstance(error, StorageError) and not isinstance(
+            error, IntegrityError | ReferenceNotAvailableError
+        ):
+            raise
         raise _tool_error(error, work) from error
     finally:
         release(work.group)
+        if work.staging is not None:
+            work.staging.close()
 
 
 def _result(spark: SparkSession, work: _Work) -> Any:
     call = work.call
     if call.config.get("command"):
         return _sql_result(spark, work)
-    values = {"spark": spark, **inputs_of(spark, work.call, work.stored, work.box.settings)}
+    values = {"spark": spark, **inputs_of(spark, work.call, work.stored, work.box.settings, work.staging)}
     printer = Printed(call.step, work.box.credentials.redact)
     if call.config.get("code"):
         program = compile_code(str(call.config["code"]), f"{call.step}.{call.task.name}")
@@ -198,7 +218,7 @@ def _result(spark: SparkSession, work: _Work) -> Any:
 def _sql_result(spark: SparkSession, work: _Work) -> DataFrame:
     from pyspark.sql import DataFrame
 
-    inputs = inputs_of(spark, work.call, work.stored, work.box.settings, rows_too=True)
+    inputs = inputs_of(spark, work.call, work.stored, work.box.settings, work.staging, rows_too=True)
     for name, value in inputs.items():
         if isinstance(value, DataFrame):
             value.createOrReplaceTempView(name)
@@ -278,6 +298,8 @@ def _all_written(frames: dict[str, DataFrame], work: _Work) -> dict[str, Written
             for name, future in futures.items():
                 written[name] = future.result()
         except BaseException:
+            if work.staging is not None:
+                work.staging.stop()
             sessions.cancel(work.spark, work.group)
             for future in futures.values():
                 future.cancel()
@@ -304,7 +326,7 @@ def _written(frame: DataFrame, name: str, work: _Work) -> WrittenDataset | pa.Ta
         name=name,
         tier=work.layout.tier_for(settings),
     )
-    return write_dataset(frame, settings, uri, work.layout)
+    return write_dataset(frame, settings, uri, work.layout, work.staging)
 
 
 async def _published(produced: _Produced, work: _Work) -> ToolResult:
