@@ -260,6 +260,7 @@ def begin_archiving(settings: Settings) -> subprocess.Popen[bytes]:
     """Starts the process that makes the class-data archive; it outlives this one, and nobody waits for it."""
     own = {
         "NOETL_HOME": str(settings.home.absolute()),
+        "NOETL_SPARK_CLASS_ARCHIVE": "true",
         "NOETL_SPARK_CONFIG": orjson.dumps(settings.spark_config).decode(),
         "NOETL_SPARK_DRIVER_JAVA_OPTIONS": settings.spark_driver_java_options,
     }

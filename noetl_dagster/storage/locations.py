@@ -20,6 +20,7 @@ import hashlib
 import os
 import shutil
 from collections.abc import Hashable, Mapping, Sequence
+from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, cast
 from urllib.parse import urlsplit
@@ -234,7 +235,7 @@ def copy_to_file(settings: Settings, uri: str, path: Path, *, sha256: str | None
     """
     digest = hashlib.sha256()
     try:
-        with open_reader(settings, uri) as source, path.open("wb") as target:
+        with closing(open_reader(settings, uri)) as source, path.open("wb") as target:
             while chunk := source.read(_COPIED):
                 digest.update(chunk)
                 target.write(chunk)
