@@ -211,7 +211,7 @@ class SparkSessions:
         it."""
         # a runtime has sessions, and starts without importing anything of Spark
         from noetl_dagster.spark.staging import sweep
-        from noetl_dagster.spark.startup.archive import archive_for
+        from noetl_dagster.spark.startup.archive import archive_for, has_memory
 
         sweep(self._settings)
         settings, config = self._settings, session_config(self._settings)
@@ -225,7 +225,7 @@ class SparkSessions:
             forget_jvm()
             session = _build(settings, config)
             archive.discard(f"Java did not start with it: {str(error).partition(chr(10))[0]}")
-        if archive is not None and archive.is_wanted:
+        if archive is not None and archive.is_wanted and has_memory():
             begin_archiving(settings)
         return session
 

@@ -58,11 +58,21 @@ class Staging:
     """One call's folder of staged files. Close it when the call's DataFrames are done with.
 
     The folder's name says which process has made it, so that those of killed processes are found and removed.
+
+    Args:
+        stopped: once it is set, what is on its way ends, see :meth:`stop`.
+        tell: hears every second how many objects are there.
     """
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(
+        self,
+        settings: Settings,
+        stopped: threading.Event | None = None,
+        tell: Callable[[str], None] = lambda message: None,
+    ) -> None:
         self._settings = settings
-        self._stopped = threading.Event()
+        self._stopped = stopped or threading.Event()
+        self._tell = tell
         root = staging_root(settings)
         root.mkdir(parents=True, exist_ok=True)
         self.folder = Path(tempfile.mkdtemp(prefix=f"{_owner()}-", dir=root))
@@ -97,8 +107,12 @@ class Staging:
         if any(part.bytes_size > LARGEST for part in parts) or not self.has_room(parts):
             return None
         path = self.new_folder() / "values.txt"
+        told = time.monotonic()
         with path.open("wb") as file:
-            for part, stored in self._fetched(parts):
+            for number, (part, stored) in enumerate(self._fetched(parts)):
+                if time.monotonic() - told >= 1:
+                    told = time.monotonic()
+                    self._tell(f"spark input: {number}/{len(parts)} objects fetched")
                 text = lines_of(part, stored)
                 # Hadoop leaves out a mark at the beginning of a file; this one is part of the first value
                 file.write(_BOM + text if file.tell() == 0 and text.startswith(_BOM) else text)
@@ -179,13 +193,19 @@ class Staging:
             raise StagingStoppedError
 
 
-def staging_for(session: SparkSession, settings: Settings) -> Staging | None:
+def staging_for(
+    session: SparkSession,
+    settings: Settings,
+    stopped: threading.Event | None = None,
+    tell: Callable[[str], None] = lambda message: None,
+) -> Staging | None:
     """A folder for one call where Spark's tasks run in this process's JVM; None where they do not, or the
     settings say no."""
     if not settings.spark_staging or not hasattr(session, "_jsparkSession"):
         return None
     master = session.sparkContext.master
-    return Staging(settings) if master == "local" or master.startswith("local[") else None
+    is_here = master == "local" or master.startswith("local[")
+    return Staging(settings, stopped, tell) if is_here else None
 
 
 def staging_root(settings: Settings) -> Path:

@@ -19,8 +19,6 @@ from urllib.parse import quote, unquote
 
 import orjson
 import pyarrow as pa
-import pyarrow.compute as pc
-import pyarrow.parquet as pq
 from pyspark import TaskContext
 from pyspark.sql.datasource import (
     DataSource,
@@ -164,6 +162,8 @@ class _Reader(DataSourceReader):
         return verified_bytes(self._settings, part)
 
     def _rows(self, part: StoredPart, stored: bytes | None, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
+        import pyarrow.parquet as pq
+
         fixed = hive_values(part.uri, part.base)
         columns = [name for name in schema.names if name not in fixed]
         with self._opened(part, stored) as file:
@@ -318,6 +318,8 @@ class _Writer(DataSourceArrowWriter):
 
 class _OpenFile:
     def __init__(self, filesystem: FileSystem, path: str, folder: str, schema: pa.Schema) -> None:
+        import pyarrow.parquet as pq
+
         self.folder = folder
         self._stream = filesystem.open_output_stream(path)
         self.writer = pq.ParquetWriter(self._stream, schema)
@@ -329,6 +331,8 @@ class _OpenFile:
 
 def _changes(keys: pa.Table) -> list[int]:
     """Positions at which a row's key differs from the row before it."""
+    import pyarrow.compute as pc
+
     if keys.num_rows < 2:
         return []
     differs = pa.array([False] * (keys.num_rows - 1))

@@ -22,13 +22,21 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
+import psutil
+
 from noetl_dagster.settings import Settings
 
 QUIET = "-Xshare:auto -Xlog:cds=off -Xlog:cds+dynamic=off -Xlog:class+path=off"
 """JVM options: an archive that does not fit is left aside without a word."""
 
+MEMORY_TO_MAKE = 3 * 1024**3
+"""Bytes that must be free, here and in the container: making one takes 1.2 GB for a minute."""
+
 PAUSE_AFTER_FAILURE = 24 * 3600
 """Seconds after which an archive that could not be made is tried again."""
+
+CONTAINER = Path("/sys/fs/cgroup")
+"""Where a container finds its limits (control groups, version 2)."""
 
 _OWN_OPTIONS = ("SharedArchiveFile", "ArchiveClassesAtExit", "-Xshare", "SharedClassListFile")
 _CLASS_PATH = ("spark.jars", "spark.jars.packages", "spark.driver.extraClassPath", "spark.submit.pyFiles")
@@ -140,6 +148,15 @@ def archive_for(settings: Settings, config: Mapping[str, str]) -> ClassArchive |
     key.update(json.dumps({name: config.get(name) for name in _CLASS_PATH}).encode())
     folder = settings.home.absolute() / "spark" / "classes"
     return ClassArchive(folder / f"spark-{pyspark.__version__}-{key.hexdigest()[:16]}.jsa")
+
+
+def has_memory() -> bool:
+    """Whether an archive can be made beside everything else that runs here."""
+    free = psutil.virtual_memory().available
+    with suppress(OSError, ValueError):  # no container, or one without a limit
+        limit, used = (int((CONTAINER / f"memory.{name}").read_text()) for name in ("max", "current"))
+        free = min(free, limit - used)
+    return bool(free >= MEMORY_TO_MAKE)
 
 
 def _java() -> Path | None:

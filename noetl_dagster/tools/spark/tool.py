@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -57,6 +58,7 @@ class _Work:
         layout: how DataFrames are written.
         told: what a Connect server says of the call.
         staging: files of the call on this machine's disk, where Spark's tasks run in this process's JVM.
+        stopped: set when the call is cancelled, or one of its datasets has failed.
     """
 
     call: ToolCall
@@ -67,6 +69,7 @@ class _Work:
     layout: Layout
     told: ToldMetrics
     staging: Staging | None = None
+    stopped: threading.Event = field(default_factory=threading.Event)
 
     def tell(self, message: str) -> None:
         self.box.progress(self.call, message)
@@ -111,7 +114,6 @@ class SparkTool(Tool):
 
     async def run(self, call: ToolCall, box: Toolbox) -> ToolResult:
         from noetl_dagster.spark.metrics import ToldMetrics
-        from noetl_dagster.spark.staging import staging_for
 
         _check(call)
         stored = await stored_inputs(call, box)
@@ -123,8 +125,7 @@ class SparkTool(Tool):
         except ServiceError as error:
             raise ToolError(str(error), kind=self.kind, retryable=True) from error
         group = f"{call.execution_id} {call.step}.{call.task.name} {call.command_id} {call.attempt}"
-        staging = await self._threads.run(partial(staging_for, spark, box.settings))
-        work = _Work(call, box, spark, group, stored, layout, ToldMetrics(), staging)
+        work = _Work(call, box, spark, group, stored, layout, ToldMetrics())
         produced = await self._watched(work)
         return await _published(produced, work)
 
@@ -137,8 +138,7 @@ class SparkTool(Tool):
                 produced: _Produced = await self._threads.run(partial(_perform, work))
                 return produced
         except asyncio.CancelledError:
-            if work.staging is not None:
-                work.staging.stop()
+            work.stopped.set()
             await asyncio.shield(asyncio.to_thread(sessions.cancel, work.spark, work.group))
             raise
 
@@ -176,10 +176,12 @@ def _perform(work: _Work) -> _Produced:
     from noetl_dagster.spark.metrics import metrics_of
     from noetl_dagster.spark.progress import tell_connected
     from noetl_dagster.spark.sessions import is_classic, own_session, release
+    from noetl_dagster.spark.staging import staging_for
 
     try:
         settings, task = work.box.settings, f"{work.call.step}.{work.call.task.name}"
         session = own_session(work.spark, settings, work.group, task)
+        work.staging = staging_for(session, settings, work.stopped, work.tell)
         classic = is_classic(session)
         if not classic:
             tell_connected(session, work.tell, work.told)
@@ -298,8 +300,7 @@ def _all_written(frames: dict[str, DataFrame], work: _Work) -> dict[str, Written
             for name, future in futures.items():
                 written[name] = future.result()
         except BaseException:
-            if work.staging is not None:
-                work.staging.stop()
+            work.stopped.set()
             sessions.cancel(work.spark, work.group)
             for future in futures.values():
                 future.cancel()

@@ -14,7 +14,8 @@ import pytest
 
 from noetl_dagster.settings import Settings
 from noetl_dagster.spark.sessions import begin_archiving, session_config
-from noetl_dagster.spark.startup.archive import PAUSE_AFTER_FAILURE, ClassArchive, archive_for
+from noetl_dagster.spark.startup import archive as archive_module
+from noetl_dagster.spark.startup.archive import PAUSE_AFTER_FAILURE, ClassArchive, archive_for, has_memory
 from tests.waiting import PROCESS_SECONDS
 
 pytestmark = pytest.mark.spark
@@ -132,6 +133,19 @@ def test_nobody_gets_one_who_has_decided_otherwise(settings: Settings, changes: 
 def test_without_java_there_is_none(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("JAVA_HOME", "/nowhere")
     assert archive_for(settings, session_config(settings)) is None
+
+
+def test_it_is_not_made_where_memory_is_short(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(archive_module, "MEMORY_TO_MAKE", 1000)
+    monkeypatch.setattr(archive_module, "CONTAINER", tmp_path)
+    assert has_memory(), "no limit"
+    (tmp_path / "memory.current").write_text("5000\n")
+    (tmp_path / "memory.max").write_text("max\n")
+    assert has_memory()
+    (tmp_path / "memory.max").write_text("5999\n")
+    assert not has_memory()
+    (tmp_path / "memory.max").write_text("6000\n")
+    assert has_memory()
 
 
 def test_a_jvm_that_dies_of_its_archive_is_started_without(archive: ClassArchive, tmp_path: Path) -> None:
