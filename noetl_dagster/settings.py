@@ -169,7 +169,19 @@ class Settings(BaseSettings):
     spark_master: str = Field("local[*]", description="Spark master: local[*], spark://, k8s://")
     spark_remote: str | None = Field(None, description="Spark Connect address, sc://host:port")
     spark_driver_java_options: str = Field(
-        "", description="JVM options of a local driver; -XX:TieredStopAtLevel=1 halves what short jobs cost"
+        "", description="Further JVM options of a local driver, for example -XX:+UseSerialGC"
+    )
+    spark_start_ahead: bool = Field(
+        True, description="Start the session of a run while the steps before its first spark step run"
+    )
+    spark_staging: bool = Field(
+        True,
+        description="Local masters read and write objects as files, in the state folder while a call runs; "
+        "false: through Python data sources, as clusters do",
+    )
+    spark_class_archive: bool = Field(
+        True,
+        description="Keep what a driver's JVM has read of Spark's classes in the state folder, 200 MB, for the next",
     )
     spark_driver_memory: str = Field("2g", description="Memory of the Spark driver in local mode")
     spark_config: dict[str, str] = Field(

@@ -66,6 +66,8 @@ def pytest_configure(config: pytest.Config) -> None:
         ours = name.startswith("NOETL_") and not name.startswith("NOETL_TEST_")
         if ours or name == "DAGSTER_HOME":
             del os.environ[name]
+    # every test has a state folder of its own, in which each would make an archive
+    os.environ["NOETL_SPARK_CLASS_ARCHIVE"] = "false"
     get_settings.cache_clear()
     HOME.mkdir(parents=True, exist_ok=True)
     handle = (HOME / "in-use.lock").open("w")

@@ -15,6 +15,7 @@ from dagster import (
     InitExecutorContext,
     Int,
     Noneable,
+    OpExecutionContext,
     Selector,
     executor,
     in_process_executor,
@@ -99,3 +100,14 @@ def noetl_executor(context: InitExecutorContext) -> Executor:
         instance=context.instance,
     )
     return chosen.executor_creation_fn(inner)  # type: ignore[misc]
+
+
+def runs_in_one_process(context: OpExecutionContext) -> bool:
+    """Whether the ops of a run share this process, so that what one starts is there for the next."""
+    name = context.job_def.executor_def.name
+    if name != noetl_executor.name:
+        return name in (threaded_executor.name, in_process_executor.name)
+    config: dict[str, Any] = dict(context.run.run_config)
+    for key in ("execution", "config"):
+        config = config.get(key) or {}
+    return "multiprocess" not in config

@@ -24,10 +24,11 @@ from noetl_dagster.about import About
 from noetl_dagster.compiler.attach import attach
 from noetl_dagster.compiler.config import WORKLOAD
 from noetl_dagster.compiler.drive import drive
-from noetl_dagster.compiler.executor import processes_of
+from noetl_dagster.compiler.executor import processes_of, runs_in_one_process
 from noetl_dagster.compiler.names import FANIN_SUFFIX, GROUP_SUFFIX, dagster_name
 from noetl_dagster.compiler.tokens import TOKENS
 from noetl_dagster.engine.engine import Engine
+from noetl_dagster.engine.executions.ahead import prepare_spark, uses_spark
 from noetl_dagster.engine.executions.progress import loop_progress
 from noetl_dagster.engine.executions.results import reference_of
 from noetl_dagster.engine.fanout.shards import GroupReport
@@ -190,9 +191,21 @@ class OpMaker:
             outs=outs,
             description=step.description if step is not None else f"steps {', '.join(region.steps)}",
             config_schema={WORKLOAD: dict} if is_entry else None,
-            required_resource_keys={NOETL, PYSPARK} if "spark" in kinds else {NOETL},
+            required_resource_keys={NOETL, PYSPARK} if self._is_before_spark(region) else {NOETL},
             tags={f"dagster/kind/{kind}": "" for kind in sorted(kinds)},
         )
+
+    def _is_before_spark(self, region: Region) -> bool:
+        """Whether a step of a region uses Spark, or one that its arcs may lead to: the session starts ahead."""
+        waiting, seen = list(region.steps), set(region.steps)
+        while waiting:
+            step = self.playbook.step(waiting.pop())
+            if uses_spark(self.playbook, step):
+                return True
+            ahead = [name for name in step.targets if name in self.steps and name not in seen]
+            seen.update(ahead)
+            waiting += ahead
+        return False
 
     def _outs(self, region: Region, steps: list[str]) -> dict[str, Out]:
         return {RESULT: _result_out(self.playbook.step(steps[0]))} | self._arc_outs(region)
@@ -230,6 +243,8 @@ class OpSession:
         processes = processes_of(context.run.run_config)
         if processes is not None:
             engine.crew.set_processes(execution.id, processes)
+        if runs_in_one_process(context):
+            prepare_spark(engine.runtime, execution)
         return cls(context, engine, execution)
 
     def drive(self, work: Any, step: str) -> Any:

@@ -59,7 +59,7 @@ class Engine:
         liveness = Liveness(settings.db_url, runtime.pool)
         lifecycle, steps = Lifecycle(runtime), Steps(runtime, Turns(runtime, liveness))
         fanouts = Fanouts(runtime, steps)
-        walker = Walker(steps, fanouts, lifecycle)
+        walker = Walker(runtime, steps, fanouts, lifecycle)
         watch = Watch(runtime.pool, liveness)
         runtime.box.run_playbook = Children(runtime, lifecycle, walker, watch).run
         projecting = BackgroundProjection(Projection(runtime.pool))

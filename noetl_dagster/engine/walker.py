@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 
+from noetl_dagster.engine.executions.ahead import prepare_spark
 from noetl_dagster.engine.executions.lifecycle import Lifecycle
 from noetl_dagster.engine.fanout.expand import Fanouts
+from noetl_dagster.engine.runtime import Runtime
 from noetl_dagster.engine.steps.region import incoming, run_region
 from noetl_dagster.engine.steps.step import Steps
 from noetl_dagster.events.state import ExecutionStatus
@@ -16,7 +18,8 @@ from noetl_dagster.worker.execution import Execution
 class Walker:
     """Walks the graph of regions. Branches run at the same time; a join waits for all that may reach it."""
 
-    def __init__(self, steps: Steps, fanouts: Fanouts, lifecycle: Lifecycle) -> None:
+    def __init__(self, runtime: Runtime, steps: Steps, fanouts: Fanouts, lifecycle: Lifecycle) -> None:
+        self._runtime = runtime
         self._steps = steps
         self._fanouts = fanouts
         self._lifecycle = lifecycle
@@ -53,6 +56,7 @@ class Walker:
 
     async def _run_region(self, execution: Execution, region: Region) -> bool:
         """Runs a region; true when a failure in it was not handled."""
+        prepare_spark(self._runtime, execution)
         if region.is_cycle:
             _, failure = await run_region(self._steps, execution, region)
             return failure is not None

@@ -1,15 +1,25 @@
-"""Spark's Python daemon with this project's imports done before it forks.
+"""Spark's Python daemon, which forks the processes that plan and run a data source or call Python functions.
 
-Spark forks a Python worker for each planner call and task of a data source. Importing the storage layer
-takes seconds of processor time; done here it is paid once for each kind of worker, not once for each fork.
+Spark starts a daemon for each module of workers and names it as the first argument. Planners (of
+``pyspark.sql.worker``) all load the data source, so it is imported once before they are forked. Processes of
+tasks mostly call a user's functions, and import what they need themselves: they are used again and again.
 """
 
-from pyspark.daemon import manager
+import importlib
+import sys
 
-import noetl_dagster.spark.replay
-import noetl_dagster.spark.sources.results
+PLANNERS = "pyspark.sql.worker."
+SOURCES = "noetl_dagster.spark.sources.results"
 
-PRELOADED = (noetl_dagster.spark.sources.results, noetl_dagster.spark.replay)
+
+def preload(worker_module: str) -> None:
+    """Imports what every process of a daemon will need."""
+    if worker_module.startswith(PLANNERS):
+        importlib.import_module(SOURCES)
+
 
 if __name__ == "__main__":
+    preload(sys.argv[1] if len(sys.argv) > 1 else "")
+    from pyspark.daemon import manager
+
     manager()

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import orjson
 from pyspark.sql import DataFrame, Observation
 from pyspark.sql import functions as F  # noqa: N812, Spark's own convention
+from pyspark.sql.types import StringType, StructType
 
 from noetl_dagster.errors import StorageError
 from noetl_dagster.settings import Settings, StoreTier
-from noetl_dagster.spark.frames import IN_PLACE, SPARK_TYPES
+from noetl_dagster.spark.frames import DIGESTS, IN_PLACE, SPARK_TYPES, quoted
 from noetl_dagster.spark.sources.results import FORMAT
+from noetl_dagster.spark.staging import EMPTY, Staging
 from noetl_dagster.storage import codec, locations
 
 if TYPE_CHECKING:
@@ -21,6 +24,9 @@ if TYPE_CHECKING:
 
 FILES = frozenset({StoreTier.PVC, StoreTier.DISK, StoreTier.OBJECT})
 """Tiers that Spark writes as it would by itself, in any of its formats."""
+
+MOMENTS = "spark.sql.parquet.outputTimestampType"
+_NOT_PLAIN = ("void", "interval", "variant", "time(")
 
 MOST_LISTED_FILES = 100
 """File names that a reference carries; of larger datasets readers list the folder."""
@@ -72,19 +78,34 @@ class WrittenDataset:
     rows: int
     bytes_size: int
     files: list[str]
+    digests: dict[str, str] = field(default_factory=dict)
 
 
-def write_dataset(frame: DataFrame, settings: Settings, uri: str, layout: Layout) -> WrittenDataset:
+def write_dataset(
+    frame: DataFrame, settings: Settings, uri: str, layout: Layout, staging: Staging | None = None
+) -> WrittenDataset:
     """Writes a DataFrame below a fresh folder URI; blocks until Spark is done.
 
     What a failed job has written is removed.
+
+    Args:
+        staging: where the JVM writes what is then copied to a tier of objects; None leaves it to the data source.
     """
     # rows are counted as they pass, so that neither a second job nor any footer is needed
     counted = Observation()
     observed = frame.observe(counted, F.count(F.lit(1)).alias("rows"))
+    digests: dict[str, str] = {}
     try:
-        if locations.local_path(settings, uri) is not None:
-            _write_files(observed, settings, uri, layout)
+        if (folder := locations.local_path(settings, uri)) is not None:
+            _write_files(observed, folder, layout)
+        elif layout.format != "parquet":
+            raise ValueError(
+                f"format {layout.format} is written to the pvc and disk tiers; object tiers take parquet"
+            )
+        elif staging is not None and _has_plain_types(frame.schema):
+            staged = _write_staged(observed, staging, layout)
+            if int(counted.get["rows"]):  # of no rows the data source makes no file
+                digests = staging.publish(staged, uri)
         else:
             _write_objects(observed, uri, layout)
     except BaseException:
@@ -104,6 +125,7 @@ def write_dataset(frame: DataFrame, settings: Settings, uri: str, layout: Layout
         rows=rows,
         bytes_size=sum(sizes.values()),
         files=sorted(sizes),
+        digests=digests,
     )
 
 
@@ -112,6 +134,7 @@ async def register(
 ) -> ResultRef:
     """Publishes a written dataset as a result."""
     listed = written.files if len(written.files) <= MOST_LISTED_FILES else []
+    digests = {DIGESTS: written.digests} if listed and written.digests else {}
     return await store.register_dataset(
         written.uri,
         execution_id=execution_id,
@@ -128,23 +151,43 @@ async def register(
             "partition_by": list(layout.partition_by),
             "format": layout.format,
             "options": layout.options,
+            **digests,
         },
     )
 
 
-def _write_files(frame: DataFrame, settings: Settings, uri: str, layout: Layout) -> None:
-    folder = locations.local_path(settings, uri)
+def _write_files(frame: DataFrame, folder: Path, layout: Layout) -> None:
     writer = frame.write.format(layout.format).mode("error").options(**layout.options)
     if layout.partition_by:
         writer = writer.partitionBy(*layout.partition_by)
     writer.save(str(folder))
 
 
+def _write_staged(frame: DataFrame, staging: Staging, layout: Layout) -> Path:
+    """Writes files as the data source would: moments in microseconds, empty texts kept in folders' names."""
+    session = frame.sparkSession
+    if session.conf.get(MOMENTS) == "INT96":  # Spark's default, which the format has given up
+        session.conf.set(MOMENTS, "TIMESTAMP_MICROS")
+    texts = [
+        field.name
+        for field in frame.schema
+        if field.name in layout.partition_by and isinstance(field.dataType, StringType)
+    ]
+    for name in texts:
+        column = F.col(quoted(name))
+        frame = frame.withColumn(name, F.when(column == "", EMPTY).otherwise(column))
+    folder = staging.new_folder() / "dataset"
+    _write_files(frame, folder, layout)
+    return folder
+
+
+def _has_plain_types(schema: StructType) -> bool:
+    """Whether the JVM writes Parquet of these types, and as the data source would."""
+    names = [name.lower() for name in schema.names]
+    return len(set(names)) == len(names) and not any(kind in schema.simpleString() for kind in _NOT_PLAIN)
+
+
 def _write_objects(frame: DataFrame, uri: str, layout: Layout) -> None:
-    if layout.format != "parquet":
-        raise ValueError(
-            f"format {layout.format} is written to the pvc and disk tiers; object tiers take parquet"
-        )
     if layout.partition_by:  # a task then has one file open at a time
         frame = frame.sortWithinPartitions(*layout.partition_by)
     writer = frame.write.format(FORMAT).mode("append").option("path", uri)

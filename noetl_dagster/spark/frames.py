@@ -22,6 +22,7 @@ from noetl_dagster.storage import codec, locations
 from noetl_dagster.storage.manifests import Strategy
 
 if TYPE_CHECKING:
+    from noetl_dagster.spark.staging import Staging
     from noetl_dagster.storage.store import ResultStore
 
 IN_PLACE = frozenset(
@@ -32,6 +33,9 @@ the driver."""
 
 SPARK_TYPES = "spark_types"
 """Key of ``ResultRef.extra``: its columns are named with Spark's types, so they can be used as a schema."""
+
+DIGESTS = "sha256"
+"""Key of ``ResultRef.extra``: the sha256 of a dataset's files by their names, where it is known."""
 
 
 @dataclass(slots=True)
@@ -108,16 +112,25 @@ def references_in(value: Any) -> list[ResultRef]:
     return []
 
 
-def stored_frame(spark: SparkSession, settings: Settings, rows: StoredRows) -> DataFrame:
+def stored_frame(
+    spark: SparkSession, settings: Settings, rows: StoredRows, staging: Staging | None = None
+) -> DataFrame:
     """One DataFrame of everything behind an input.
 
     Parquet gives its columns. JSON and text give one text column ``value`` with an element a row.
+
+    Args:
+        staging: where objects are laid down for the JVM's own readers; the DataFrame lives as long as it.
+            None leaves them to the data source.
     """
-    frames = [_dataset_frame(spark, settings, ref) for ref in rows.datasets]
+    frames = [_dataset_frame(spark, settings, ref, staging) for ref in rows.datasets]
     if rows.tables:
         frames.append(_table_frame(spark, settings, rows.tables))
     if rows.parts:
-        frames.append(_parts_frame(spark, rows.parts))
+        lines = staging.lines(rows.parts) if staging is not None else None
+        frames.append(
+            _parts_frame(spark, rows.parts) if lines is None else spark.read.text(str(lines), lineSep="\n")
+        )
     # with a schema, since Spark would take times without a zone for moments
     frames += [spark.createDataFrame(table, from_arrow_schema(table.schema)) for table in rows.fetched_tables]
     if rows.fetched or not frames:
@@ -160,7 +173,9 @@ def _table_frame(spark: SparkSession, settings: Settings, refs: list[ResultRef])
     return _parts_frame(spark, [part_of(ref) for ref in refs], schema)
 
 
-def _dataset_frame(spark: SparkSession, settings: Settings, ref: ResultRef) -> DataFrame:
+def _dataset_frame(
+    spark: SparkSession, settings: Settings, ref: ResultRef, staging: Staging | None
+) -> DataFrame:
     typed = bool(ref.extra.get(SPARK_TYPES))
     folder = locations.local_path(settings, ref.physical_uri)
     if folder is not None:
@@ -173,9 +188,20 @@ def _dataset_frame(spark: SparkSession, settings: Settings, ref: ResultRef) -> D
         if typed
         else from_arrow_schema(locations.dataset(settings, ref.physical_uri).schema)
     )
+    digests, base = ref.extra.get(DIGESTS) or {}, ref.physical_uri.rstrip("/")
     parts = [
-        StoredPart(uri, codec.PARQUET, bytes_size=size, base=ref.physical_uri) for uri, size in sizes.items()
+        StoredPart(
+            uri,
+            codec.PARQUET,
+            bytes_size=size,
+            base=ref.physical_uri,
+            sha256=digests.get(uri.removeprefix(f"{base}/")),
+        )
+        for uri, size in sizes.items()
     ]
+    if staging is not None and typed and parts and (laid := staging.files(parts)) is not None:
+        # Spark puts partition columns last
+        return spark.read.schema(schema).parquet(str(laid)).select(*map(quoted, ref.extra["columns"]))
     return _parts_frame(spark, parts, schema)
 
 
@@ -193,7 +219,12 @@ def _parallelism(spark: SparkSession) -> int:
 
 def ddl(columns: Mapping[str, str]) -> str:
     """Columns and their types as Spark writes a schema."""
-    return ", ".join(f"`{name.replace('`', '``')}` {kind}" for name, kind in columns.items())
+    return ", ".join(f"{quoted(name)} {kind}" for name, kind in columns.items())
+
+
+def quoted(name: str) -> str:
+    """A column's name as Spark takes it whatever is in it."""
+    return f"`{name.replace('`', '``')}`"
 
 
 def parsed(frame: DataFrame, schema: str | None = None) -> DataFrame:

@@ -7,15 +7,20 @@ import os
 import re
 import shlex
 import socket
+import subprocess
 import sys
 import threading
+from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
+import orjson
+
 from noetl_dagster.errors import ServiceError
 from noetl_dagster.settings import Settings
+from noetl_dagster.spark.startup.ahead import step_begins
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -28,6 +33,18 @@ NAMESPACE = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
 
 LOGGING = Path(__file__).with_name("log4j2.properties")
 
+JAVA_OPTIONS = "spark.driver.extraJavaOptions"
+
+HOT_ONLY = (
+    "-XX:Tier4InvocationThreshold=50000 -XX:Tier4MinInvocationThreshold=6000 "
+    "-XX:Tier4CompileThreshold=150000 -XX:Tier4BackEdgeThreshold=400000"
+)
+"""JVM options: the second compiler, which is slow and good, takes what runs ten times hotter than by default.
+
+So a short job is compiled quickly, as with ``-XX:TieredStopAtLevel=1``, and a long one well: what a step is shows
+in how hot its code runs, which nobody knows beforehand. See ``benchmarks/README.md`` for what each costs."""
+
+_archiving: list[subprocess.Popen[bytes]] = []
 _connected: dict[str, SparkSession] = {}
 """Connect sessions of running calls, by group: operations can be interrupted by their own session only."""
 
@@ -58,8 +75,10 @@ def _driver_config(settings: Settings) -> dict[str, str]:
     java_options = settings.spark_driver_java_options
     return {
         "spark.driver.memory": settings.spark_driver_memory,
-        "spark.driver.extraJavaOptions": " ".join(
-            filter(None, (f"-Dlog4j2.configurationFile={shlex.quote(LOGGING.as_uri())}", java_options))
+        JAVA_OPTIONS: " ".join(
+            filter(
+                None, (f"-Dlog4j2.configurationFile={shlex.quote(LOGGING.as_uri())}", HOT_ONLY, java_options)
+            )
         ),
         "spark.ui.enabled": "false",
         "spark.ui.showConsoleProgress": "false",
@@ -171,20 +190,12 @@ class SparkSessions:
                     session.stop()
 
     def _start(self) -> SparkSession:
-        from pyspark.sql import SparkSession
-
         settings = self._settings
         check_address(settings)
-        builder = SparkSession.builder
-        for name, value in session_config(settings).items():
-            builder = builder.config(name, value)
         # planners and workers must find this package: PySpark would start whatever python3 is on the PATH
         os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
         try:
-            if settings.spark_remote is not None:
-                session = builder.remote(settings.spark_remote).getOrCreate()
-            else:
-                session = builder.master(settings.spark_master).getOrCreate()
+            session = self._built()
         except Exception as error:
             raise ServiceError(
                 f"Spark at {settings.spark_address} does not start: {str(error).partition(chr(10))[0]}; "
@@ -193,6 +204,29 @@ class SparkSessions:
         register_sources(session, settings)
         # PySpark also prints what it raises
         logging.getLogger("SQLQueryContextLogger").setLevel(logging.CRITICAL)
+        return session
+
+    def _built(self) -> SparkSession:
+        """A session, with the class-data archive where that is made; without it when the JVM cannot live with
+        it."""
+        # a runtime has sessions, and starts without importing anything of Spark
+        from noetl_dagster.spark.staging import sweep
+        from noetl_dagster.spark.startup.archive import archive_for, has_memory
+
+        sweep(self._settings)
+        settings, config = self._settings, session_config(self._settings)
+        archive = archive_for(settings, config)
+        options = archive.java_options() if archive is not None else ""
+        try:
+            session = _build(settings, config, options)
+        except Exception as error:
+            if archive is None or not options or jvm_answers():
+                raise
+            forget_jvm()
+            session = _build(settings, config)
+            archive.discard(f"Java did not start with it: {str(error).partition(chr(10))[0]}")
+        if archive is not None and archive.is_wanted and has_memory():
+            begin_archiving(settings)
         return session
 
     def _abandon(self) -> None:
@@ -209,6 +243,42 @@ class SparkSessions:
                 session.stop()
 
 
+def _build(settings: Settings, config: Mapping[str, str], java_options: str = "") -> SparkSession:
+    from pyspark.sql import SparkSession
+
+    builder = SparkSession.builder
+    for name, value in config.items():
+        builder = builder.config(name, value)
+    if settings.spark_remote is not None:
+        return builder.remote(settings.spark_remote).getOrCreate()
+    if java_options:
+        builder = builder.config(JAVA_OPTIONS, f"{config[JAVA_OPTIONS]} {java_options}")
+    return builder.master(settings.spark_master).getOrCreate()
+
+
+def begin_archiving(settings: Settings) -> subprocess.Popen[bytes]:
+    """Starts the process that makes the class-data archive; it outlives this one, and nobody waits for it."""
+    own = {
+        "NOETL_HOME": str(settings.home.absolute()),
+        "NOETL_SPARK_CLASS_ARCHIVE": "true",
+        "NOETL_SPARK_CONFIG": orjson.dumps(settings.spark_config).decode(),
+        "NOETL_SPARK_DRIVER_JAVA_OPTIONS": settings.spark_driver_java_options,
+    }
+    log = settings.home.absolute() / "spark" / "classes" / "archiving.log"
+    log.parent.mkdir(parents=True, exist_ok=True)
+    with log.open("wb") as output:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "noetl_dagster.spark.archiving"],
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            env={**os.environ, **own},
+            start_new_session=True,
+        )
+    _archiving.append(process)  # Python warns of a child that is forgotten while it lives
+    return process
+
+
 def own_session(shared: SparkSession, settings: Settings, group: str, description: str) -> SparkSession:
     """A session beside the shared one for one call, in this thread: its views, settings and results are its
     own, and its jobs carry ``group``. Given back with :func:`release`."""
@@ -217,6 +287,7 @@ def own_session(shared: SparkSession, settings: Settings, group: str, descriptio
         _connected[group] = session
         register_sources(session, settings)
         return session
+    step_begins()
     shared.sparkContext.setJobGroup(group, description, True)
     session = shared.newSession()
     activate(session)

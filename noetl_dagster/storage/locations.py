@@ -16,9 +16,11 @@ Which engine reads what in place:
 
 from __future__ import annotations
 
+import hashlib
 import os
 import shutil
 from collections.abc import Hashable, Mapping, Sequence
+from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, cast
 from urllib.parse import urlsplit
@@ -27,12 +29,19 @@ import asyncpg
 import obstore
 from obstore.store import LocalStore
 
-from noetl_dagster.errors import ReferenceNotAvailableError, StorageError
+from noetl_dagster.errors import IntegrityError, ReferenceNotAvailableError, StorageError
 from noetl_dagster.event_loop import run_sync
 from noetl_dagster.settings import Settings, StoreTier
 from noetl_dagster.storage.tiers import open_tier
 from noetl_dagster.storage.tiers.files import confined, path_of_uri
-from noetl_dagster.storage.tiers.objects import aws_endpoint, minio_store, s3_store
+from noetl_dagster.storage.tiers.objects import (
+    PART,
+    PARTS_IN_FLIGHT,
+    WHOLE,
+    aws_endpoint,
+    minio_store,
+    s3_store,
+)
 
 if TYPE_CHECKING:
     from obstore.store import ObjectStore
@@ -58,6 +67,9 @@ _ARROW_NAMES = {
     "date": "date32",
 }
 """Spark's names of the types that partition columns have, as Arrow calls them."""
+
+_COPIED = 4 * 1024 * 1024
+"""Bytes that are copied at once."""
 
 MOST_CLIENTS = 8
 _clients: dict[Hashable, ObjectStore] = {}
@@ -172,7 +184,7 @@ def read_bytes(settings: Settings, uri: str) -> bytes:
             return _gcs_bytes(settings, uri)
         return run_sync(_read_from_tier(settings, uri))
     except (FileNotFoundError, KeyError) as error:
-        raise ReferenceNotAvailableError(f"nothing is at {uri[:200]}; it expired or was deleted") from error
+        raise _not_there(uri) from error
 
 
 def _gcs_bytes(settings: Settings, uri: str) -> bytes:
@@ -207,7 +219,73 @@ def open_reader(settings: Settings, uri: str) -> BinaryIO:
     if split_uri(uri)[0] == "gs":
         _, bucket, key = split_uri(uri)
         return cast("BinaryIO", _gcs_client(settings).bucket(bucket).blob(key).open("rb"))
-    return cast("BinaryIO", obstore.open_reader(object_store(settings, uri), object_key(uri)))
+    reader = obstore.open_reader(object_store(settings, uri), object_key(uri), buffer_size=_COPIED)
+    return cast("BinaryIO", reader)
+
+
+def copy_to_file(settings: Settings, uri: str, path: Path, *, sha256: str | None = None) -> None:
+    """Lays the bytes at a URI down in a file, in constant memory.
+
+    Args:
+        sha256: of the stored bytes, where somebody has it.
+
+    Raises:
+        ReferenceNotAvailableError: nothing is there.
+        IntegrityError: the bytes are not those that were stored.
+    """
+    digest = hashlib.sha256()
+    try:
+        with closing(open_reader(settings, uri)) as source, path.open("wb") as target:
+            while chunk := source.read(_COPIED):
+                digest.update(chunk)
+                target.write(chunk)
+    except (FileNotFoundError, KeyError) as error:
+        raise _not_there(uri) from error
+    except Exception as error:
+        if type(error).__name__ == "NotFound":  # of Google's client, which only gs:// imports
+            raise _not_there(uri) from error
+        raise
+    if sha256 is not None and digest.hexdigest() != sha256:
+        raise damaged(uri, digest.hexdigest(), sha256)
+
+
+def copy_from_file(settings: Settings, path: Path, uri: str) -> str:
+    """Stores a file at a URI of an object tier, in constant memory.
+
+    Returns:
+        The sha256 of the bytes that were sent.
+    """
+    with path.open("rb") as file:
+        digest = hashlib.file_digest(file, "sha256").hexdigest()
+        file.seek(0)
+        if uri.startswith("gs://"):
+            _, bucket, key = split_uri(uri)
+            # Google compares its checksum with the client's
+            _gcs_client(settings).bucket(bucket).blob(key).upload_from_file(
+                file, checksum="crc32c", timeout=600
+            )
+        else:
+            large = path.stat().st_size > WHOLE
+            obstore.put(
+                object_store(settings, uri),
+                object_key(uri),
+                file if large else file.read(),
+                use_multipart=large,
+                chunk_size=PART,
+                max_concurrency=PARTS_IN_FLIGHT,
+            )
+    return digest
+
+
+def damaged(uri: str, digest: str, stored_as: str) -> IntegrityError:
+    return IntegrityError(
+        f"the bytes at {uri[:200]} were changed or damaged (sha256 {digest}, stored as {stored_as}); "
+        "run the step that made them again"
+    )
+
+
+def _not_there(uri: str) -> ReferenceNotAvailableError:
+    return ReferenceNotAvailableError(f"nothing is at {uri[:200]}; it expired or was deleted")
 
 
 def list_files(settings: Settings, uri: str, suffix: str = "") -> list[str]:

@@ -47,8 +47,6 @@ def demo(
     if size not in SIZES:
         fail(f"--size {size}: choose one of {', '.join(SIZES)}", code=2)
     notes.print("starting PostgreSQL, NATS, the object store and the records API ...")
-    if size != "full":
-        os.environ.setdefault("NOETL_SPARK_DRIVER_JAVA_OPTIONS", "-XX:TieredStopAtLevel=1")
     for name, value in embedded.demo_environment(get_settings()).items():
         os.environ.setdefault(name, value)
     get_settings.cache_clear()

@@ -19,8 +19,6 @@ from urllib.parse import quote, unquote
 
 import orjson
 import pyarrow as pa
-import pyarrow.compute as pc
-import pyarrow.parquet as pq
 from pyspark import TaskContext
 from pyspark.sql.datasource import (
     DataSource,
@@ -32,7 +30,6 @@ from pyspark.sql.datasource import (
 from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import StructType
 
-from noetl_dagster.errors import IntegrityError
 from noetl_dagster.settings import Settings
 from noetl_dagster.storage import codec, locations
 from noetl_dagster.storage.checksum import digest_of
@@ -162,15 +159,11 @@ class _Reader(DataSourceReader):
             threads.shutdown(cancel_futures=True)
 
     def _bytes(self, part: StoredPart) -> bytes:
-        stored = locations.read_bytes(self._settings, part.uri)
-        if part.sha256 is not None and (digest := digest_of(stored)) != part.sha256:
-            raise IntegrityError(
-                f"the bytes at {part.uri[:200]} were changed or damaged (sha256 {digest}, stored as "
-                f"{part.sha256}); run the step that made them again"
-            )
-        return stored
+        return verified_bytes(self._settings, part)
 
     def _rows(self, part: StoredPart, stored: bytes | None, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
+        import pyarrow.parquet as pq
+
         fixed = hive_values(part.uri, part.base)
         columns = [name for name in schema.names if name not in fixed]
         with self._opened(part, stored) as file:
@@ -204,6 +197,19 @@ def shares(parts: list[StoredPart], tasks: int) -> list[list[StoredPart]]:
     return [run for run in runs if run] or [[]]
 
 
+def verified_bytes(settings: Settings, part: StoredPart) -> bytes:
+    """The stored bytes of a part.
+
+    Raises:
+        IntegrityError: they are not those that were stored.
+        ReferenceNotAvailableError: nothing is there.
+    """
+    stored = locations.read_bytes(settings, part.uri)
+    if part.sha256 is not None and (digest := digest_of(stored)) != part.sha256:
+        raise locations.damaged(part.uri, digest, part.sha256)
+    return stored
+
+
 def _arrived(part: StoredPart, coming: Future[bytes] | None) -> tuple[StoredPart, bytes | None]:
     return part, None if coming is None else coming.result()
 
@@ -216,6 +222,14 @@ def _values(part: StoredPart, stored: bytes, schema: pa.Schema) -> Iterator[pa.R
         yield pa.RecordBatch.from_arrays([column], schema=schema)
 
 
+def lines_of(part: StoredPart, stored: bytes) -> bytes:
+    """The elements of a stored JSON list or text, each with a line feed behind it."""
+    plain = bytes(codec.decompress(stored, codec.Compression(part.compression)))
+    if not codec.is_json(part.content_type):
+        return b"".join(line.encode() + b"\n" for line in plain.decode().splitlines())
+    return b"".join(codec.dump_json(item) + b"\n" for item in json_items(orjson.loads(plain), part.depth))
+
+
 def elements(data: bytes, content_type: str, depth: int = 1) -> list[str]:
     """The elements of a JSON list as JSON texts, the lines of a text, or the one value there is."""
     if codec.is_json(content_type):
@@ -225,10 +239,13 @@ def elements(data: bytes, content_type: str, depth: int = 1) -> list[str]:
 
 def json_elements(value: Any, depth: int = 1) -> list[str]:
     """The elements of a list, and of the lists in it down to ``depth``, as JSON texts."""
+    return [codec.dump_json(item).decode() for item in json_items(value, depth)]
+
+
+def json_items(value: Any, depth: int = 1) -> list[Any]:
+    """The elements of a list, and of the lists in it down to ``depth``; any other value is its own only one."""
     items = value if isinstance(value, list) else [value]
-    if depth > 1:
-        return [text for item in items for text in json_elements(item, depth - 1)]
-    return [codec.dump_json(item).decode() for item in items]
+    return [one for item in items for one in json_items(item, depth - 1)] if depth > 1 else items
 
 
 def hive_values(uri: str, base: str) -> dict[str, str | None]:
@@ -301,6 +318,8 @@ class _Writer(DataSourceArrowWriter):
 
 class _OpenFile:
     def __init__(self, filesystem: FileSystem, path: str, folder: str, schema: pa.Schema) -> None:
+        import pyarrow.parquet as pq
+
         self.folder = folder
         self._stream = filesystem.open_output_stream(path)
         self.writer = pq.ParquetWriter(self._stream, schema)
@@ -312,6 +331,8 @@ class _OpenFile:
 
 def _changes(keys: pa.Table) -> list[int]:
     """Positions at which a row's key differs from the row before it."""
+    import pyarrow.compute as pc
+
     if keys.num_rows < 2:
         return []
     differs = pa.array([False] * (keys.num_rows - 1))

@@ -10,7 +10,6 @@ from datetime import datetime, timedelta
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
-import httpx
 import obstore
 from obstore.exceptions import (
     BaseError,
@@ -279,6 +278,8 @@ class S3Tier:
 
     async def _create(self, cause: Exception) -> None:
         """Creates the bucket. The S3 client signs object requests only; an empty key is the bucket itself."""
+        import httpx
+
         if "NoSuchBucket" not in str(cause):
             raise cause
         if not self._create_bucket:

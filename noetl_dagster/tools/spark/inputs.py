@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
     from noetl_dagster.spark.frames import StoredRows
+    from noetl_dagster.spark.staging import Staging
 
 
 async def stored_inputs(call: ToolCall, box: Toolbox) -> dict[str, StoredRows]:
@@ -74,12 +75,14 @@ def inputs_of(
     call: ToolCall,
     stored: Mapping[str, StoredRows],
     settings: Settings,
+    staging: Staging | None = None,
     *,
     rows_too: bool = False,
 ) -> dict[str, Any]:
     """Every input by name: a DataFrame where it is one, else as it was given.
 
     Args:
+        staging: see :func:`noetl_dagster.spark.frames.stored_frame`.
         rows_too: lists of rows are DataFrames as well, and JSON has the columns that a first pass finds.
     """
     from noetl_dagster.spark import frames
@@ -95,7 +98,7 @@ def inputs_of(
         elif rows_too and _are_rows(value):
             found[name] = frames.row_frame(spark, value)
     for name, rows in stored.items():
-        frame = frames.stored_frame(spark, settings, rows)
+        frame = frames.stored_frame(spark, settings, rows, staging)
         schema = schemas.get(name)
         if frame.columns == [VALUE] and (schema is not None or rows_too):
             frame = frames.parsed(frame, None if schema in (None, "infer") else str(schema))

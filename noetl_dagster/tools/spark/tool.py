@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -10,7 +11,14 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from noetl_dagster.errors import NoetlError, ServiceError, StorageError, ToolError
+from noetl_dagster.errors import (
+    IntegrityError,
+    NoetlError,
+    ReferenceNotAvailableError,
+    ServiceError,
+    StorageError,
+    ToolError,
+)
 from noetl_dagster.result_ref import ResultRef
 from noetl_dagster.settings import StoreTier
 from noetl_dagster.storage import locations
@@ -28,6 +36,7 @@ if TYPE_CHECKING:
     from noetl_dagster.spark.datasets import Layout, WrittenDataset
     from noetl_dagster.spark.frames import StoredRows
     from noetl_dagster.spark.metrics import ToldMetrics
+    from noetl_dagster.spark.staging import Staging
 
 MOST_COLLECTED_ROWS = 10_000
 """Rows that come to the driver, with ``collect: true`` or for a tier of single objects, unless ``max_rows`` says
@@ -48,6 +57,8 @@ class _Work:
         stored: inputs that are results, by name.
         layout: how DataFrames are written.
         told: what a Connect server says of the call.
+        staging: files of the call on this machine's disk, where Spark's tasks run in this process's JVM.
+        stopped: set when the call is cancelled, or one of its datasets has failed.
     """
 
     call: ToolCall
@@ -57,6 +68,8 @@ class _Work:
     stored: dict[str, StoredRows]
     layout: Layout
     told: ToldMetrics
+    staging: Staging | None = None
+    stopped: threading.Event = field(default_factory=threading.Event)
 
     def tell(self, message: str) -> None:
         self.box.progress(self.call, message)
@@ -125,6 +138,7 @@ class SparkTool(Tool):
                 produced: _Produced = await self._threads.run(partial(_perform, work))
                 return produced
         except asyncio.CancelledError:
+            work.stopped.set()
             await asyncio.shield(asyncio.to_thread(sessions.cancel, work.spark, work.group))
             raise
 
@@ -162,29 +176,37 @@ def _perform(work: _Work) -> _Produced:
     from noetl_dagster.spark.metrics import metrics_of
     from noetl_dagster.spark.progress import tell_connected
     from noetl_dagster.spark.sessions import is_classic, own_session, release
+    from noetl_dagster.spark.staging import staging_for
 
     try:
         settings, task = work.box.settings, f"{work.call.step}.{work.call.task.name}"
         session = own_session(work.spark, settings, work.group, task)
+        work.staging = staging_for(session, settings, work.stopped, work.tell)
         classic = is_classic(session)
         if not classic:
             tell_connected(session, work.tell, work.told)
         produced = _kept(_result(session, work), work)
         produced.metrics = metrics_of(work.spark, work.group) if classic else work.told.metrics()
         return produced
-    except (ToolError, StorageError):
+    except ToolError:
         raise
     except Exception as error:
+        if isinstance(error, StorageError) and not isinstance(
+            error, IntegrityError | ReferenceNotAvailableError
+        ):
+            raise
         raise _tool_error(error, work) from error
     finally:
         release(work.group)
+        if work.staging is not None:
+            work.staging.close()
 
 
 def _result(spark: SparkSession, work: _Work) -> Any:
     call = work.call
     if call.config.get("command"):
         return _sql_result(spark, work)
-    values = {"spark": spark, **inputs_of(spark, work.call, work.stored, work.box.settings)}
+    values = {"spark": spark, **inputs_of(spark, work.call, work.stored, work.box.settings, work.staging)}
     printer = Printed(call.step, work.box.credentials.redact)
     if call.config.get("code"):
         program = compile_code(str(call.config["code"]), f"{call.step}.{call.task.name}")
@@ -198,7 +220,7 @@ def _result(spark: SparkSession, work: _Work) -> Any:
 def _sql_result(spark: SparkSession, work: _Work) -> DataFrame:
     from pyspark.sql import DataFrame
 
-    inputs = inputs_of(spark, work.call, work.stored, work.box.settings, rows_too=True)
+    inputs = inputs_of(spark, work.call, work.stored, work.box.settings, work.staging, rows_too=True)
     for name, value in inputs.items():
         if isinstance(value, DataFrame):
             value.createOrReplaceTempView(name)
@@ -278,6 +300,7 @@ def _all_written(frames: dict[str, DataFrame], work: _Work) -> dict[str, Written
             for name, future in futures.items():
                 written[name] = future.result()
         except BaseException:
+            work.stopped.set()
             sessions.cancel(work.spark, work.group)
             for future in futures.values():
                 future.cancel()
@@ -304,7 +327,7 @@ def _written(frame: DataFrame, name: str, work: _Work) -> WrittenDataset | pa.Ta
         name=name,
         tier=work.layout.tier_for(settings),
     )
-    return write_dataset(frame, settings, uri, work.layout)
+    return write_dataset(frame, settings, uri, work.layout, work.staging)
 
 
 async def _published(produced: _Produced, work: _Work) -> ToolResult:

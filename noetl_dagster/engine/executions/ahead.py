@@ -1,0 +1,78 @@
+"""What an execution will need that takes long to start: Spark's session, while earlier steps run."""
+
+from __future__ import annotations
+
+from noetl_dagster.engine.executions.lifecycle import outstanding
+from noetl_dagster.engine.runtime import Runtime
+from noetl_dagster.playbook.models import FanoutEngine, Playbook, RoutingMode, Step, Task
+from noetl_dagster.spark.startup.ahead import start_ahead
+from noetl_dagster.worker.execution import Execution
+
+SPARK = "spark"
+_ALWAYS = (None, "step.done", "call.done", "step.exit")
+"""Words of an arc's ``on`` that a step's good end is; see ``steps/routing.py``."""
+
+
+def prepare_spark(runtime: Runtime, execution: Execution) -> bool:
+    """Starts Spark's session in this process when the execution is sure to need it here; returns at once.
+
+    Costs next to nothing when there is a session already. True when it is being started.
+    """
+    steps = spark_steps_ahead(execution)
+    if not steps:
+        return False
+    python_too = any(_runs_as_spark_job(execution.playbook.step(name)) for name in steps)
+    return start_ahead(runtime.box.spark, runtime.settings, python_too=python_too)
+
+
+def spark_steps_ahead(execution: Execution) -> list[str]:
+    """Steps that have not ended, are reached whatever their forerunners give, and use Spark in this process.
+
+    A JVM takes some 500 MB: where a condition decides whether a step runs, it is not started before that is
+    decided. Steps of the pool start one in their worker.
+    """
+    graph, state = execution.program.graph, execution.state
+    reached, _ = outstanding(execution)
+    waiting = [step for name in reached for step in graph.region(name).entries]
+    seen = set(waiting)
+    found = []
+    while waiting:
+        step = execution.playbook.step(waiting.pop())
+        if step.spec.admit not in (None, True):
+            continue
+        ended = state.end_of(step.name, 1) is not None
+        here = _runs_as_spark_job(step) or not execution.program.step(step.name).in_pool
+        if not ended and here and uses_spark(execution.playbook, step):
+            found.append(step.name)
+        for target in _sure_targets(step):
+            if target in graph.reachable and target not in seen:
+                seen.add(target)
+                waiting.append(target)
+    return found
+
+
+def _sure_targets(step: Step) -> list[str]:
+    """Steps to which this one leads when it has done well, whatever its result is."""
+    sure = []
+    for arc in step.routing.arcs:
+        unconditional = arc.when in (None, True) and arc.on in _ALWAYS
+        if unconditional:
+            sure.append(arc.step)
+        if step.routing.mode is RoutingMode.EXCLUSIVE:
+            break  # the first one that matches is taken, and nobody knows whether this one does
+    return sure
+
+
+def uses_spark(playbook: Playbook, step: Step) -> bool:
+    """Whether a step has a spark task, its own or the workbook's, or runs its shards as a Spark job."""
+    return _runs_as_spark_job(step) or any(_kind(playbook, task) == SPARK for task in step.tasks)
+
+
+def _kind(playbook: Playbook, task: Task) -> str:
+    wanted = str(task.config.get("name") or task.config.get("task") or task.name)
+    named = playbook.workbook.get(wanted) if task.kind == "workbook" else None
+    return named.kind if named is not None else task.kind
+
+
+def _runs_as_spark_job(step: Step) -> bool:
+    return step.is_fanout and step.loop is not None and step.loop.fanout.engine is FanoutEngine.SPARK

@@ -1,0 +1,185 @@
+"""Spark's session starts while earlier steps run, where a spark step is sure to come, and fails nothing."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import textwrap
+import threading
+from pathlib import Path
+
+import pytest
+
+from noetl_dagster.engine.engine import Engine
+from noetl_dagster.engine.executions.ahead import spark_steps_ahead
+from noetl_dagster.errors import ServiceError
+from noetl_dagster.resources.noetl import dump_settings
+from noetl_dagster.settings import Settings
+from noetl_dagster.spark.startup import ahead
+from tests.playbooks import playbook, text_of
+from tests.waiting import PROCESS_SECONDS
+
+CRUNCH = """
+  - step: crunch
+    tool: {kind: spark, sql: SELECT 1 AS one, collect: true}
+"""
+BEFORE = """
+workflow:
+  - step: start
+    tool: {kind: noop}
+    next:
+"""
+
+
+def flow(arcs: str, rest: str = CRUNCH) -> str:
+    return (
+        BEFORE + textwrap.indent(textwrap.dedent(arcs).strip("\n"), " " * 6) + "\n" + rest.strip("\n") + "\n"
+    )
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        (flow("- step: crunch"), ["crunch"]),
+        (flow("- {step: crunch, when: '{{ start.x }}'}"), []),
+        (flow("- {step: other, when: '{{ start.x }}'}\n- step: crunch", CRUNCH + "  - step: other\n"), []),
+        (flow("- step: crunch\n- {step: other, when: '{{ x }}'}", CRUNCH + "  - step: other\n"), ["crunch"]),
+        (
+            flow(
+                "spec: {mode: inclusive}\narcs:\n  - {step: other, when: '{{ x }}'}\n  - step: crunch",
+                CRUNCH + "  - step: other\n",
+            ),
+            ["crunch"],
+        ),
+        (flow("- step: crunch", CRUNCH + "    spec: {admit: '{{ x }}'}\n"), []),
+        (flow("- step: crunch", CRUNCH + "    spec: {dispatch: workers}\n"), []),
+        (flow("- step: last", "  - step: last\n    tool: {kind: noop}\n" + CRUNCH), []),
+        (
+            flow(
+                "- step: shards",
+                """
+  - step: shards
+    loop: {in: [1, 2], iterator: item}
+    spec: {loop_mode: fanout, fanout: {engine: spark}}
+    tool: {kind: noop}
+""",
+            ),
+            ["shards"],
+        ),
+        (
+            "workbook:\n  - {name: sums, tool: {kind: spark, sql: SELECT 1}}\n"
+            + flow("- step: crunch", "  - step: crunch\n    tool: {kind: workbook, name: sums}\n"),
+            ["crunch"],
+        ),
+    ],
+)
+async def test_steps_that_will_need_spark_whatever_happens(
+    engine: Engine, text: str, found: list[str]
+) -> None:
+    execution = await engine.lifecycle.create(playbook(text))
+    assert spark_steps_ahead(execution) == found
+
+
+async def test_what_has_ended_needs_nothing(engine: Engine) -> None:
+    text = flow(
+        "- step: crunch",
+        """
+  - step: crunch
+    tool: {kind: spark, sql: SELECT 1 AS one, collect: true}
+    next: [{step: last}]
+  - step: last
+    tool: {kind: python, code: "raise ValueError('not yet')"}
+""",
+    )
+    engine.runtime.box.spark = refused
+    execution = await engine.lifecycle.create(playbook(text))
+    assert spark_steps_ahead(execution) == ["crunch"]
+    await engine.steps.run(execution, "start")
+    assert spark_steps_ahead(execution) == ["crunch"]
+    await engine.steps.run(execution, "crunch")
+    assert spark_steps_ahead(execution) == []
+
+
+def refused() -> None:
+    raise ServiceError("no Spark here")
+
+
+async def test_a_session_that_does_not_start_fails_its_step_alone(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ahead, "_has_session", lambda: False)
+    asked: list[str] = []
+
+    def spark() -> None:
+        asked.append(threading.current_thread().name)
+        raise ServiceError("Spark at nowhere does not start")
+
+    engine.runtime.box.spark = spark  # type: ignore[assignment]
+    text = flow(
+        "- step: wait",
+        """
+  - step: wait
+    tool: {kind: python, code: "import time; time.sleep(0.5)"}
+    next: [{step: crunch}]
+"""
+        + CRUNCH,
+    )
+    state = await engine.run(playbook(text))
+    assert state.status == "FAILED"
+    assert "Spark at nowhere does not start" in str(state.error)
+    assert asked[0] == "noetl-spark-ahead"
+    assert "crunch" in str(state.error)
+
+
+def test_nothing_starts_on_connect_or_against_the_settings() -> None:
+    assert not ahead.start_ahead(refused, Settings(spark_remote="sc://here:1"))  # type: ignore[arg-type]
+    assert not ahead.start_ahead(refused, Settings(spark_start_ahead=False))  # type: ignore[arg-type]
+
+
+RUN = """
+import asyncio, sys
+from noetl_dagster.engine.engine import Engine
+from noetl_dagster.playbook.loader import parse_playbook
+from noetl_dagster.resources.noetl import load_settings
+
+async def main():
+    engine = await Engine.open(load_settings(sys.argv[1]))
+    assert "pyspark" not in sys.modules, "a runtime starts without Spark"
+    try:
+        for text in sys.argv[2:]:
+            state = await engine.run(parse_playbook(text, file="flow.yaml"), {})
+            print(state.status, state.error, state.latest["crunch"].envelope["data"] if "crunch" in state.latest else "")
+    finally:
+        await engine.close()
+
+asyncio.run(main())
+"""
+
+
+@pytest.mark.spark
+def test_the_session_is_there_when_its_step_begins(settings: Settings, tmp_path: Path) -> None:
+    """Cold, in a process of its own: the step before waits for the session that starts beside it."""
+    wait = """
+  - step: wait
+    tool:
+      kind: python
+      code: |
+        import sys, time
+        def main():
+            for _ in range(600):
+                context = sys.modules.get("pyspark.core.context")
+                if context is not None and context.SparkContext._active_spark_context is not None:
+                    return "there"
+                time.sleep(0.1)
+            raise ValueError("nobody started Spark")
+"""
+    plain = text_of("plain", flow("- step: last", "  - step: last\n    tool: {kind: noop}\n"))
+    starts = text_of("starts", flow("- step: wait", wait + "    next: [{step: crunch}]\n" + CRUNCH))
+    own = settings.model_copy(update={"spark_master": "local[1]", "spark_driver_memory": "512m"})
+    done = subprocess.run(
+        [sys.executable, "-c", RUN, dump_settings(own), plain, starts],
+        capture_output=True, text=True, timeout=PROCESS_SECONDS, check=False, env=dict(os.environ),
+    )  # fmt: skip
+    assert done.stdout.count("COMPLETED") == 2, done.stdout + done.stderr
+    assert "'one': 1" in done.stdout
