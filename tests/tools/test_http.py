@@ -238,6 +238,9 @@ async def test_large_bodies_are_stored_as_they_come(run: Any, box: Toolbox, serv
     assert (ref.content_type, ref.bytes_size) == ("text/csv", 3_000_000)
     assert await box.results.get(ref) == "x" * 3_000_000
     assert await box.results.find(ref.ref) == ref
+    taken = await run("artifact", action="get", ref=found["data"])
+    assert taken.ref is not None
+    assert taken.ref.ref == ref.ref
 
 
 async def test_a_body_that_breaks_off_is_no_result(run: Any, box: Toolbox, server: str) -> None:
