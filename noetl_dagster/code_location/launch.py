@@ -9,7 +9,7 @@ from typing import Any
 
 from dagster import DagsterInstance, DagsterInvalidConfigError, DagsterRun
 
-from noetl_dagster.code_location.definitions import definitions_of
+from noetl_dagster.code_location.playbooks import definitions_of
 from noetl_dagster.compiler.attach import RESUME_TAG, execution_tags
 from noetl_dagster.compiler.job import compile_playbook
 from noetl_dagster.dagster_internals import (

@@ -5,8 +5,6 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-import yaml
-
 from noetl_dagster.errors import ServiceError
 from noetl_dagster.settings import Settings
 
@@ -21,6 +19,8 @@ def dagster_home(settings: Settings) -> Path:
         raise ServiceError("Dagster has no storage: set NOETL_DAGSTER_DB_URL or NOETL_EMBEDDED=true")
     folder = settings.home.resolve() / "dagster"
     folder.mkdir(parents=True, exist_ok=True)
+    import yaml
+
     text = yaml.safe_dump(_instance(settings.dagster_db_url, folder), sort_keys=False)
     path = folder / "dagster.yaml"
     if not path.exists() or path.read_text() != text:

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-import httpx
 import obstore
 
 from noetl_dagster.errors import CredentialError, ToolError
@@ -41,6 +40,8 @@ async def load_script(call: ToolCall, box: Toolbox) -> str | None:
     if script is None:
         return None
     uri, source = _address(script)
+    import httpx
+
     kind = str(source.get("type") or _SCHEMES.get(urlsplit(uri).scheme, ""))
     where = f"script {uri!r} of step {call.step}"
     try:

@@ -8,18 +8,19 @@ import hashlib
 import logging
 import ssl
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import asyncpg
-import httpx
-import nats
 import orjson
-from nats.aio.client import Client as NatsClient
 
 from noetl_dagster.errors import CredentialError, ServiceError
 from noetl_dagster.events.connection import encode_json, prepare_connection
 from noetl_dagster.settings import Settings
 from noetl_dagster.tools.access.credentials import Credential
+
+if TYPE_CHECKING:  # loaded with the first client of each: most playbooks need neither
+    import httpx
+    from nats.aio.client import Client as NatsClient
 
 # httpx logs every address at INFO, with credentials that travel in the query
 logging.getLogger("httpx").setLevel(logging.WARNING)
@@ -58,6 +59,8 @@ class Clients:
         clients = self._open().http
         client = clients.get(verify_ssl)
         if client is None or client.is_closed:
+            import httpx
+
             limits = httpx.Limits(
                 max_connections=HTTP_CONNECTIONS, max_keepalive_connections=HTTP_KEEPALIVE_CONNECTIONS
             )
@@ -110,6 +113,8 @@ class Clients:
             client = state.nats.get(key)
             seconds = self._settings.nats_connect_seconds
             if client is None or client.is_closed:
+                import nats
+
                 try:
                     client = await nats.connect(
                         **arguments,

@@ -11,7 +11,6 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import asyncpg
-import httpx
 import orjson
 
 from noetl_dagster.errors import CredentialError
@@ -132,6 +131,8 @@ class Keychain:
         data = entry.get("data") or {}
         body: dict[str, Any] = {"json": data} if "json" in kind else {"data": data}
         what = f"keychain entry {name!r}: {address.partition('?')[0]}"
+        import httpx
+
         try:
             answer = await self._clients.http().request(
                 str(entry.get("method", "POST")), address, headers=headers, timeout=ASK_SECONDS, **body
