@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import ssl
 from enum import StrEnum
 from functools import cache
@@ -142,6 +143,12 @@ class Settings(BaseSettings):
     recovery_attempts: int = Field(5, ge=0, description="Times an execution is resumed whose process is gone")
     recovery_backoff_seconds: float = Field(
         30.0, gt=0, description="Pause before it is resumed, doubled each time"
+    )
+
+    runs_at_once: int = Field(
+        default_factory=lambda: 4 * (os.cpu_count() or 1),
+        ge=1,
+        description="Runs that this machine drives at once; the others wait in order of their priority",
     )
 
     credentials_file: Path | None = Field(None, description="YAML or JSON: name -> {type, data}")
