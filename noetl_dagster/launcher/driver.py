@@ -31,6 +31,7 @@ from noetl_dagster.launcher import compute_logs
 from noetl_dagster.launcher.address import Address
 from noetl_dagster.launcher.marks import Mark, driver_of
 from noetl_dagster.launcher.messages import Channel, Message
+from noetl_dagster.launcher.storages import settle
 from noetl_dagster.launcher.tags import LAUNCHER_TAG, PRIORITY_TAG, priority_of
 from noetl_dagster.playbook.loader import load_playbook
 from noetl_dagster.resources.noetl import NoetlResource, close_engines
@@ -48,8 +49,6 @@ STALE_SECONDS = 5.0
 
 HEAVY = ("pyspark", "duckdb")
 """Packages that leave servers or pools of threads in a process: a run that loads one takes its driver with it."""
-
-STATEMENT_MILLISECONDS = 600_000
 
 
 class Driver:
@@ -204,9 +203,7 @@ class Driver:
                 else DagsterInstance.get()
             )
             instance = self._instances[reference] = self._stack.enter_context(opened)
-            instance.optimize_for_webserver(
-                statement_timeout=STATEMENT_MILLISECONDS, pool_recycle=3600, max_overflow=20
-            )
+            settle(instance)
         return instance
 
     def _prepare(self, file: Path) -> Prepared:
