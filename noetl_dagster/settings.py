@@ -145,10 +145,10 @@ class Settings(BaseSettings):
         30.0, gt=0, description="Pause before it is resumed, doubled each time"
     )
 
-    runs_at_once: int = Field(
-        default_factory=lambda: 4 * (os.cpu_count() or 1),
+    runs_at_once: int | None = Field(
+        None,
         ge=1,
-        description="Runs that this machine drives at once; the others wait in order of their priority",
+        description="Runs that this machine drives at once, the others wait; empty: four for each core",
     )
 
     credentials_file: Path | None = Field(None, description="YAML or JSON: name -> {type, data}")
@@ -182,6 +182,11 @@ class Settings(BaseSettings):
     @property
     def spark_address(self) -> Annotated[str, "master or Spark Connect address"]:
         return self.spark_remote or self.spark_master
+
+    @property
+    def driven_at_once(self) -> int:
+        """Runs that this machine drives at once."""
+        return self.runs_at_once or 4 * (os.cpu_count() or 1)
 
     @property
     def nats_tls(self) -> ssl.SSLContext | None:

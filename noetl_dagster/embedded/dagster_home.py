@@ -44,7 +44,7 @@ def _instance(settings: Settings, url: str, folder: Path) -> dict[str, object]:
         "run_launcher": {
             "module": "noetl_dagster.launcher.warm",
             "class": "WarmRunLauncher",
-            "config": {"folder": str(run_server_folder(settings)), "runs_at_once": settings.runs_at_once},
+            "config": {"folder": str(run_server_folder(settings)), "runs_at_once": settings.driven_at_once},
         },
         "compute_logs": {
             "module": "noetl_dagster.launcher.compute_logs",

@@ -36,7 +36,7 @@ def serve(
         environment["DAGSTER_HOME"] = str(embedded.dagster_home(settings))
 
     address = Address.of(
-        embedded.run_server_folder(settings), {**os.environ, **environment}, settings.runs_at_once
+        embedded.run_server_folder(settings), {**os.environ, **environment}, settings.driven_at_once
     )
 
     def launcher_of(engine: Engine) -> WarmLauncher:
