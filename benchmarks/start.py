@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from noetl_dagster import embedded
+from noetl_dagster.launcher.address import stop
 from noetl_dagster.settings import Settings
 
 REPEATS = 5
@@ -65,6 +66,9 @@ def main(repeats: int) -> None:
             "events": lambda: _ended([*NOETL, "events", execution], environment, folder),
             "worker, until it works": lambda: _until_line([*NOETL, "worker"], "slots", environment, folder),
             "code location": lambda: _ended(["-c", "import noetl_dagster.definitions"], environment, folder),
+            "run of two python steps, NOETL_WARM_COMMANDS": lambda: _ended(
+                [*NOETL, "run", "two.yaml"], {**environment, "NOETL_WARM_COMMANDS": "true"}, folder
+            ),
             "run of two python steps": lambda: _ended([*NOETL, "run", "two.yaml"], environment, folder),
         }
         best: dict[str, Cost] = {}
@@ -73,12 +77,13 @@ def main(repeats: int) -> None:
                 cost = measured()
                 known = best.get(case, cost)
                 best[case] = Cost(min(known.wall, cost.wall), min(known.cpu, cost.cpu))
+        stop(folder / "home" / "runs")
         embedded.down(Settings(home=folder / "home"))
     base = best["import dagster"]
-    print(f"{'':34}     wall      cpu   of import dagster")
+    print(f"{'':46}     wall      cpu   of import dagster")
     for case, cost in best.items():
         ratios = f"{cost.wall / base.wall:5.2f} {cost.cpu / base.cpu:5.2f}"
-        print(f"{case:34} {cost.wall:6.2f} s {cost.cpu:6.2f} s   {ratios}")
+        print(f"{case:46} {cost.wall:6.2f} s {cost.cpu:6.2f} s   {ratios}")
 
 
 def _environment(folder: Path) -> dict[str, str]:

@@ -151,6 +151,11 @@ class Settings(BaseSettings):
         description="Runs that this machine drives at once, the others wait; empty: four for each core",
     )
 
+    warm_commands: bool = Field(
+        False,
+        description="Runs of the command line too are driven by the run server, which the first of them starts",
+    )
+
     credentials_file: Path | None = Field(None, description="YAML or JSON: name -> {type, data}")
     credential_key: SecretStr | None = Field(None, description="Fernet key of noetl.credential and keychain")
     secrets_path: Path = Field(

@@ -19,6 +19,7 @@ import psutil
 from dagster import DagsterInstance, DagsterRunStatus, RunsFilter
 
 from noetl_dagster.code_location.launch import Prepared, launch, prepare
+from noetl_dagster.compiler.runs import bury, latest_run
 from noetl_dagster.dagster_internals import (
     InstanceRef,
     _execute_run_command_body,
@@ -144,11 +145,17 @@ class Driver:
             tags = {LAUNCHER_TAG: self._address.key}
             if message["priority"]:
                 tags[PRIORITY_TAG] = str(message["priority"])
+            instance, resumed = self._instance(""), bool(message.get("resumed"))
+            before = latest_run(instance, int(message["execution_id"])) if resumed else None
+            if before is not None:
+                bury(instance, before)
             with capture_interrupts():
                 launched = launch(
                     prepared.playbook,
                     self._noetl,
-                    self._instance(""),
+                    instance,
+                    resumes=before,
+                    resumed=resumed,
                     execution_id=int(message["execution_id"]),
                     workload=message["workload"],
                     tags=tags,
