@@ -20,7 +20,7 @@ from noetl_dagster.launcher.tags import LAUNCHER_TAG
 from noetl_dagster.playbook.loader import load_playbook
 from noetl_dagster.settings import Settings
 from tests.launcher.conftest import Place, Placed, moment
-from tests.waiting import ended, until_now
+from tests.waiting import ended, until, until_now
 
 
 def results(settings: Settings, execution_id: int) -> dict[str, object]:
@@ -119,7 +119,8 @@ def test_a_killed_driver_fails_its_run_and_the_execution_is_resumed(placed: Plac
             engine = await Engine.open(place.settings)
             try:
                 later = datetime.now(UTC) + timedelta(days=1)
-                [abandoned] = await engine.recovery().abandoned(now=later)
+                # PostgreSQL hears of the death a moment later
+                [abandoned] = await until(lambda: engine.recovery().abandoned(now=later))
                 assert (abandoned.execution_id, abandoned.verdict) == (execution_id, Verdict.RESUME)
                 return (await engine.resume(execution_id)).status
             finally:
