@@ -148,7 +148,7 @@ class Settings(BaseSettings):
     runs_at_once: int | None = Field(
         None,
         ge=1,
-        description="Runs that this machine drives at once, the others wait; empty: four for each core",
+        description="Runs that this machine drives at once, the others wait; empty: four for each core, 16 at most",
     )
 
     warm_commands: bool = Field(
@@ -190,8 +190,8 @@ class Settings(BaseSettings):
 
     @property
     def driven_at_once(self) -> int:
-        """Runs that this machine drives at once."""
-        return self.runs_at_once or 4 * (os.cpu_count() or 1)
+        """Runs that this machine drives at once; each has some ten connections to PostgreSQL."""
+        return self.runs_at_once or min(4 * (os.cpu_count() or 1), 16)
 
     @property
     def nats_tls(self) -> ssl.SSLContext | None:

@@ -62,6 +62,11 @@ class Address:
     def log(self) -> Path:
         return self.folder / f"{self.key}.log"
 
+    def trim_log(self) -> None:
+        """Begins a log anew that has grown too large; who writes to it appends."""
+        if self.log.exists() and self.log.stat().st_size > LOG_BYTES:
+            os.truncate(self.log, 0)
+
     def connect(self) -> Channel | None:
         """A connection to the server; None where none runs."""
         sock = socket.socket(socket.AF_UNIX)
@@ -89,7 +94,8 @@ class Address:
             return channel if channel is not None else self._start()
 
     def _start(self) -> Channel:
-        with self.log.open("wb" if _size(self.log) > LOG_BYTES else "ab") as log:
+        self.trim_log()
+        with self.log.open("ab") as log:
             process = subprocess.Popen(
                 [
                     *(sys.executable, "-m", "noetl_dagster.launcher.server"),
@@ -154,7 +160,3 @@ def _newest_file() -> int:
     """When a module of this package was last changed, in nanoseconds: its runs have what it had imported."""
     package = Path(__file__).parents[1]
     return max(path.stat().st_mtime_ns for path in package.rglob("*.py"))
-
-
-def _size(path: Path) -> int:
-    return path.stat().st_size if path.exists() else 0

@@ -129,8 +129,23 @@ class WarmLauncher:
         logger.error("executions get processes of their own: %s", why)
         pending, self._pending = self._pending, {}
         for message, playbook in pending.values():
-            await self._fallback.launch(playbook, int(message["execution_id"]), message["workload"])
-            await self._engine.liveness.release(int(message["execution_id"]))
+            if self._fallback.running < self._address.runs_at_once:
+                await self._launch_alone(message, playbook)
+            else:  # a thousand processes at once would be the end of the machine
+                self._begin(self._launch_later(message, playbook))
+
+    async def _launch_later(self, message: Message, playbook: Playbook) -> None:
+        while self._fallback.running >= self._address.runs_at_once:  # noqa: ASYNC110, processes end unheard
+            await asyncio.sleep(AGAIN_SECONDS)
+        try:
+            await self._launch_alone(message, playbook)
+        except OSError as error:
+            await self._end(int(message["execution_id"]), str(error))
+
+    async def _launch_alone(self, message: Message, playbook: Playbook) -> None:
+        execution_id = int(message["execution_id"])
+        await self._fallback.launch(playbook, execution_id, message["workload"])
+        await self._engine.liveness.release(execution_id)
 
     async def _end(self, execution_id: int, error: str | None) -> None:
         """Lets go of an execution; one whose run ended before it began is ended too."""

@@ -38,7 +38,7 @@ SPARE_SECONDS = 30.0
 AGAIN_SECONDS = 1.0
 """Pause after a driver that could not even begin."""
 
-TRIES = 3
+TRIES = 5
 """Drivers in turn that may fail to begin while somebody waits for one."""
 
 IMPORTED = (
@@ -323,6 +323,7 @@ class RunServer:
     def _retire(self) -> None:
         """Ends drivers that are not needed, and this server when nobody has been here for a while."""
         now = time.monotonic()
+        self._address.trim_log()
         idle = [child for child in self._children.values() if child.is_idle]
         for child in idle[1:]:
             if now - child.since > SPARE_SECONDS:
