@@ -67,7 +67,7 @@ class Place:
         """The playbook, whose result holds a word."""
         (self.playbooks / "gated.yaml").write_text(GATED.replace("WORD", word))
 
-    def launch(self, name: str = "one", *, priority: int = 0) -> str:
+    def launch(self, name: str = "one", *, priority: int = 0, tags: dict[str, str] | None = None) -> str:
         """Launches a run as the UI, sensors and schedules do; gives its id."""
         playbook = load_playbook(self.playbooks / "gated.yaml")
         noetl = NoetlResource.of(self.settings)
@@ -77,7 +77,7 @@ class Place:
             job_def=job,
             run_id=str(uuid.uuid4()),
             run_config=compiled.run_config({"gate": str(self.gate), "name": name}),
-            tags={PRIORITY_TAG: str(priority)} if priority else {},
+            tags={**(tags or {}), **({PRIORITY_TAG: str(priority)} if priority else {})},
             remote_job_origin=_origin(playbook, compiled.name, self.settings),
             job_code_origin=repository.get_reconstructable_job("gated").get_python_origin(),
         )

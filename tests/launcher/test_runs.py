@@ -8,9 +8,10 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import psutil
-from dagster import DagsterRunStatus
+from dagster import DagsterRunStatus, SensorResult, build_sensor_context
 
-from noetl_dagster.compiler.attach import EXECUTION_TAG
+from noetl_dagster.compiler.attach import EXECUTION_TAG, RESUME_EPOCH_TAG
+from noetl_dagster.compiler.job import compile_playbook
 from noetl_dagster.compiler.names import asset_key
 from noetl_dagster.engine.engine import Engine
 from noetl_dagster.engine.recovery.abandoned import Verdict
@@ -18,6 +19,8 @@ from noetl_dagster.event_loop import run_sync
 from noetl_dagster.events.state import ExecutionStatus
 from noetl_dagster.launcher.tags import LAUNCHER_TAG
 from noetl_dagster.playbook.loader import load_playbook
+from noetl_dagster.resources.noetl import NoetlResource, close_engines
+from noetl_dagster.sensors.recovery import build_recovery_sensor
 from noetl_dagster.settings import Settings
 from tests.launcher.conftest import Place, Placed, moment
 from tests.waiting import ended, until, until_now
@@ -156,3 +159,26 @@ def test_run_monitoring_is_told_how_a_run_stands(placed: Placed) -> None:
         before = place.run(first)
         os.kill(driver, signal.SIGKILL)
         until_now(lambda: launcher.check_run_worker_health(before).status.value == "NOT_FOUND")
+
+
+def test_recovery_leaves_a_run_alone_that_waits(placed: Placed) -> None:
+    with placed(runs_at_once=1) as place:
+        place.launch("first")
+        place.begun("first")
+        playbook = load_playbook(place.playbooks / "gated.yaml")
+        noetl = NoetlResource.of(place.settings.model_copy(update={"recovery_backoff_seconds": 0.01}))
+        workload = {"gate": str(place.gate), "name": "second"}
+        execution = run_sync(noetl.engine().lifecycle.create(playbook, workload))
+        resuming = {EXECUTION_TAG: str(execution.id), RESUME_EPOCH_TAG: str(execution.state.epoch + 1)}
+        second = place.launch("second", tags=resuming)
+        moment()
+        sensor = build_recovery_sensor([compile_playbook(playbook)], noetl)
+        with build_sensor_context(instance=place.instance) as context:
+            result = sensor(context)
+        assert isinstance(result, SensorResult)
+        assert not result.run_requests
+        assert f"its run {second} waits to be driven" in str(result.skip_reason)
+        place.open_gate()
+        place.until(second, DagsterRunStatus.SUCCESS)
+        assert run_sync(noetl.engine().runtime.load(execution.id)).state.status is ExecutionStatus.COMPLETED
+        close_engines()
