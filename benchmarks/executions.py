@@ -188,7 +188,7 @@ def _serving(settings: Settings) -> Iterator[str]:
         yield process.stdout.readline().split()[-1]
     finally:
         process.send_signal(signal.SIGTERM)
-        process.wait()
+        print(f"serve ended with {process.wait()}", file=sys.stderr)
 
 
 if __name__ == "__main__":
