@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from contextvars import Context, Token
+from collections.abc import Mapping
+from contextvars import Context, ContextVar, Token
 from types import TracebackType
 from typing import Any
 
-from structlog.contextvars import bind_contextvars, reset_contextvars
+_known: ContextVar[Mapping[str, Any]] = ContextVar("about", default={})  # noqa: B039, never written to
 
 
 class About:
@@ -15,7 +16,7 @@ class About:
     Also in the threads and tasks that are started within; see :func:`nothing` for tasks that outlive it.
     """
 
-    __slots__ = ("_names", "_tokens")
+    __slots__ = ("_names", "_token")
 
     def __init__(
         self,
@@ -34,12 +35,17 @@ class About:
         }
 
     def __enter__(self) -> None:
-        self._tokens: dict[str, Token[Any]] = dict(bind_contextvars(**self._names))
+        self._token: Token[Mapping[str, Any]] = _known.set({**_known.get(), **self._names})
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        reset_contextvars(**self._tokens)
+        _known.reset(self._token)
+
+
+def known() -> Mapping[str, Any]:
+    """What a line that is logged here and now is about."""
+    return _known.get()
 
 
 def nothing() -> Context:

@@ -11,6 +11,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from dagster._cli.api import _execute_run_command_body as _execute_run_command_body
     from dagster._core.definitions.dependency import (
         DynamicCollectDependencyDefinition as DynamicCollectDependencyDefinition,
     )
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     from dagster._core.execution.compute_logs import (
         create_compute_log_file_key as create_compute_log_file_key,
     )
+    from dagster._core.execution.compute_logs import redirect_to_file as redirect_to_file
     from dagster._core.execution.context_creation_job import (
         PlanExecutionContextManager as PlanExecutionContextManager,
     )
@@ -43,17 +45,30 @@ if TYPE_CHECKING:
     from dagster._core.execution.tags import (
         get_tag_concurrency_limits_config as get_tag_concurrency_limits_config,
     )
+    from dagster._core.instance.ref import InstanceRef as InstanceRef
+    from dagster._core.launcher.base import CheckRunHealthResult as CheckRunHealthResult
+    from dagster._core.launcher.base import LaunchRunContext as LaunchRunContext
+    from dagster._core.launcher.base import WorkerStatus as WorkerStatus
     from dagster._core.remote_origin import (
         ManagedGrpcPythonEnvCodeLocationOrigin as ManagedGrpcPythonEnvCodeLocationOrigin,
     )
     from dagster._core.remote_origin import RemoteJobOrigin as RemoteJobOrigin
     from dagster._core.remote_origin import RemoteRepositoryOrigin as RemoteRepositoryOrigin
+    from dagster._core.storage.compute_log_manager import CapturedLogContext as CapturedLogContext
+    from dagster._core.storage.compute_log_manager import ComputeIOType as ComputeIOType
+    from dagster._core.storage.local_compute_log_manager import (
+        LocalComputeLogManager as LocalComputeLogManager,
+    )
     from dagster._core.storage.upath_io_manager import escape_dotdot_segments as escape_dotdot_segments
     from dagster._core.storage.upath_io_manager import escape_leading_slash as escape_leading_slash
     from dagster._core.types.loadable_target_origin import LoadableTargetOrigin as LoadableTargetOrigin
+    from dagster._serdes import ConfigurableClassData as ConfigurableClassData
+    from dagster._serdes import deserialize_value as deserialize_value
+    from dagster._serdes import serialize_value as serialize_value
     from dagster._utils.error import (
         serializable_error_info_from_exc_info as serializable_error_info_from_exc_info,
     )
+    from dagster._utils.interrupts import capture_interrupts as capture_interrupts
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +92,8 @@ _ESCAPE_USE = "io_managers/assets.py: partition keys as file names, just as UPat
 _ESCAPE_INSTEAD = (
     "%2F for a leading slash and %2E%2E for segments '..', written there: stored results keep their keys"
 )
+
+_LAUNCHER = "launcher/: "
 
 _EXECUTOR = "executors/threaded.py: "
 
@@ -172,6 +189,53 @@ INTERNALS = {
         "dagster._core.execution.tags",
         _EXECUTOR + "the schema of its config",
         "the schema of multiprocess_executor",
+    ),
+    "_execute_run_command_body": Internal(
+        "dagster._cli.api", _LAUNCHER + "executes a launched run", "the command dagster api execute_run"
+    ),
+    "redirect_to_file": Internal(
+        "dagster._core.execution.compute_logs",
+        _LAUNCHER + "compute logs without processes that copy them",
+        "os.dup2 of an opened file",
+    ),
+    "InstanceRef": Internal(
+        "dagster._core.instance.ref", _LAUNCHER + "the instance of a launched run", "DagsterInstance.get()"
+    ),
+    "CheckRunHealthResult": Internal(
+        "dagster._core.launcher.base", _LAUNCHER + "answers run monitoring", "dagster._core.launcher"
+    ),
+    "LaunchRunContext": Internal(
+        "dagster._core.launcher.base", _LAUNCHER + "what a launcher is given", "typing.Any"
+    ),
+    "WorkerStatus": Internal(
+        "dagster._core.launcher.base", _LAUNCHER + "answers run monitoring", "dagster._core.launcher"
+    ),
+    "CapturedLogContext": Internal(
+        "dagster._core.storage.compute_log_manager",
+        _LAUNCHER + "compute logs without processes that copy them",
+        "LocalComputeLogManager as it is",
+    ),
+    "ComputeIOType": Internal(
+        "dagster._core.storage.compute_log_manager",
+        _LAUNCHER + "compute logs without processes that copy them",
+        "LocalComputeLogManager as it is",
+    ),
+    "LocalComputeLogManager": Internal(
+        "dagster._core.storage.local_compute_log_manager",
+        _LAUNCHER + "compute logs without processes that copy them",
+        "no compute_logs in dagster.yaml",
+    ),
+    "ConfigurableClassData": Internal(
+        "dagster._serdes", _LAUNCHER + "the type of what dagster.yaml says of a class", "typing.Any"
+    ),
+    "deserialize_value": Internal(
+        "dagster._serdes", _LAUNCHER + "the instance of a launched run", "DagsterInstance.get()"
+    ),
+    "serialize_value": Internal(
+        "dagster._serdes", _LAUNCHER + "the instance of a launched run", "DagsterInstance.get()"
+    ),
+    "capture_interrupts": Internal(
+        "dagster._utils.interrupts", _LAUNCHER + "a run that is interrupted says so", "signal.signal"
     ),
     "serializable_error_info_from_exc_info": Internal(
         "dagster._utils.error", _EXECUTOR + "an error as an event", "str(error)"

@@ -1,7 +1,7 @@
 """Logs of every process: set up in one place, as text for people or as JSON lines for machines.
 
-structlog, because Dagster, which every process has, formats its own JSON with it, and because it keeps what a line
-is about in context variables (:mod:`noetl_dagster.about`): no logger need be passed on.
+structlog, because Dagster, which every process has, formats its own JSON with it. What a line is about is in a context
+variable (:mod:`noetl_dagster.about`): no logger need be passed on.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import orjson
 
+from noetl_dagster import about
 from noetl_dagster.settings import LogFormat, Settings
 
 if TYPE_CHECKING:
@@ -56,7 +57,7 @@ def _json_formatter() -> logging.Formatter:
 
     return structlog.stdlib.ProcessorFormatter(
         foreign_pre_chain=[
-            structlog.contextvars.merge_contextvars,
+            _with_what_it_is_about,
             structlog.stdlib.add_logger_name,
             structlog.stdlib.add_log_level,
             structlog.processors.TimeStamper(fmt="iso", utc=True),
@@ -69,6 +70,10 @@ def _json_formatter() -> logging.Formatter:
             structlog.processors.JSONRenderer(serializer=_dumps),
         ],
     )
+
+
+def _with_what_it_is_about(_: WrappedLogger, method: str, line: EventDict) -> EventDict:
+    return {**about.known(), **line}
 
 
 def _plain(_: WrappedLogger, method: str, line: EventDict) -> EventDict:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import ssl
 from enum import StrEnum
 from functools import cache
@@ -157,6 +158,17 @@ class Settings(BaseSettings):
         30.0, gt=0, description="Pause before it is resumed, doubled each time"
     )
 
+    runs_at_once: int | None = Field(
+        None,
+        ge=1,
+        description="Runs that this machine drives at once, the others wait; empty: four for each core, 16 at most",
+    )
+
+    warm_commands: bool = Field(
+        False,
+        description="Runs of the command line too are driven by the run server, which the first of them starts",
+    )
+
     credentials_file: Path | None = Field(None, description="YAML or JSON: name -> {type, data}")
     credential_key: SecretStr | None = Field(None, description="Fernet key of noetl.credential and keychain")
     secrets_path: Path = Field(
@@ -200,6 +212,11 @@ class Settings(BaseSettings):
     @property
     def spark_address(self) -> Annotated[str, "master or Spark Connect address"]:
         return self.spark_remote or self.spark_master
+
+    @property
+    def driven_at_once(self) -> int:
+        """Runs that this machine drives at once; each has some ten connections to PostgreSQL."""
+        return self.runs_at_once or min(4 * (os.cpu_count() or 1), 16)
 
     @property
     def nats_tls(self) -> ssl.SSLContext | None:

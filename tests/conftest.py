@@ -37,6 +37,7 @@ from noetl_dagster.events import schema
 from noetl_dagster.events.connection import open_pool
 from noetl_dagster.settings import Settings, get_settings
 from noetl_dagster.spark.sessions import SparkSessions
+from tests.processes import end_run_servers
 
 PROJECT = Path(__file__).parents[1]
 HOME = Path(os.environ.get("NOETL_TEST_HOME", PROJECT / ".noetl-test")).resolve()
@@ -199,6 +200,7 @@ def _own_settings(
         }
     )
     yield own
+    end_run_servers(embedded.run_server_folder(own))
     if (home / "services.json").exists():  # the test started servers of its own
         embedded.down(own)
     administrator.execute(f'DROP DATABASE "{name}" WITH (FORCE)')

@@ -7,7 +7,24 @@ import signal
 import subprocess
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from pathlib import Path
 from typing import Any
+
+from noetl_dagster.launcher.address import Address
+
+
+def end_run_servers(folder: Path) -> None:
+    """Kills the run servers of a folder, and what they drive."""
+    for path in folder.glob("*.sock"):
+        channel = Address(folder, path.stem, {}, 0).connect()
+        if channel is not None:
+            channel.send({"do": "status"})
+            status = channel.receive() or {"drivers": [], "pid": 0}
+            for pid in filter(None, [*status["drivers"], status["pid"]]):
+                with suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+            channel.close()
+
 
 StartProcess = Callable[..., subprocess.Popen[Any]]
 

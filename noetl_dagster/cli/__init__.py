@@ -2,7 +2,7 @@
 
 ``app`` names the commands and says what each does with errors; the commands load when they are called.
 Gives ``main`` to the console script. Stands on ``code_location``, ``compiler``, ``embedded``, ``engine``,
-``events``, ``playbook``, ``pool_worker``, ``resources``, ``service``, ``spark``, ``transport`` and
+``events``, ``launcher``, ``playbook``, ``pool_worker``, ``resources``, ``service``, ``spark``, ``transport`` and
 ``worker``.
 """
 

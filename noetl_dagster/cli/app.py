@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import sys
 from collections.abc import Mapping
 from typing import Annotated, ClassVar
@@ -13,6 +14,9 @@ from noetl_dagster.cli.console import fail, notes_become_records
 from noetl_dagster.cli.lazy import LazyGroup, Place
 from noetl_dagster.errors import NoetlError
 from noetl_dagster.settings import LogFormat, get_settings
+
+COLLECT_AFTER = 20_000
+"""Objects until the collector looks for garbage: imports make hundreds of thousands and leave none."""
 
 
 class Commands(LazyGroup):
@@ -117,6 +121,7 @@ def every_command(
 
 def main() -> None:
     """Entry point of ``noetl-dagster``: errors raised on purpose become one line and exit code 1."""
+    gc.set_threshold(COLLECT_AFTER, *gc.get_threshold()[1:])
     settings = get_settings()
     logs.set_up(settings)
     if settings.log_format is LogFormat.JSON:

@@ -28,13 +28,17 @@ class Session:
     def engine(self) -> Engine:
         return self.noetl.engine()
 
+    def lead_to_dagster(self) -> None:
+        """Sets ``DAGSTER_HOME`` where it is not, for this process and its children."""
+        if "DAGSTER_HOME" not in os.environ:
+            os.environ["DAGSTER_HOME"] = str(embedded.dagster_home(self.settings))
+
     @contextmanager
     def dagster(self) -> Iterator[DagsterInstance]:
         """Dagster's instance: ``DAGSTER_HOME`` where it is set, else the one beside the embedded services."""
         from dagster import DagsterInstance
 
-        if "DAGSTER_HOME" not in os.environ:
-            os.environ["DAGSTER_HOME"] = str(embedded.dagster_home(self.settings))
+        self.lead_to_dagster()
         with DagsterInstance.get() as instance:
             yield instance
 

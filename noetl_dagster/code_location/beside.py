@@ -37,6 +37,11 @@ def definitions_beside(folder: Path) -> Definitions:
     return Definitions.merge(*found)
 
 
+def has_assets_beside(folder: Path) -> bool:
+    """Whether there is any such file below a folder."""
+    return next(folder.rglob(PATTERN), None) is not None
+
+
 def _definitions_in(module: ModuleType) -> Definitions:
     jobs = [
         one for one in vars(module).values() if isinstance(one, (JobDefinition, UnresolvedAssetJobDefinition))

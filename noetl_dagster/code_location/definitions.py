@@ -3,21 +3,18 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 from dagster import Definitions
 
-from noetl_dagster.code_location.beside import definitions_beside
+from noetl_dagster.code_location.beside import definitions_beside, has_assets_beside
+from noetl_dagster.code_location.playbooks import definitions_of, definitions_of_jobs, resources_of
 from noetl_dagster.compiler.job import PlaybookJob, compile_playbook
-from noetl_dagster.compiler.ops import NOETL, PYSPARK, RESULTS_IO
-from noetl_dagster.compiler.tokens import TOKENS, token_io_manager
 from noetl_dagster.errors import PlaybookError
-from noetl_dagster.io_managers.results import NoetlResultIOManager
 from noetl_dagster.playbook.catalog import find_playbooks
 from noetl_dagster.playbook.loader import load_playbook
 from noetl_dagster.playbook.models import Playbook
 from noetl_dagster.resources.noetl import NoetlResource
-from noetl_dagster.resources.spark import PySparkResource
 from noetl_dagster.schedules.upkeep import build_upkeep
 from noetl_dagster.sensors.nats import build_event_sensor
 from noetl_dagster.sensors.projection import build_projection_sensor
@@ -33,7 +30,9 @@ def build_definitions(settings: Settings) -> Definitions:
     noetl = NoetlResource()
     jobs = [compile_playbook(playbook) for playbook in load_folder(settings)]
     beside = definitions_beside(settings.playbooks_path)
-    return Definitions.merge(_definitions(jobs, noetl), control_of(jobs, noetl), beside)
+    with_spark = has_assets_beside(settings.playbooks_path)  # they may ask for the session
+    playbooks = definitions_of_jobs(jobs, noetl, spark=with_spark)
+    return Definitions.merge(playbooks, control_of(jobs, noetl), beside)
 
 
 def load_folder(settings: Settings) -> list[Playbook]:
@@ -57,19 +56,6 @@ def load_folder(settings: Settings) -> list[Playbook]:
     return list(playbooks.values())
 
 
-def definitions_of(playbooks: Iterable[Playbook], noetl: NoetlResource) -> Definitions:
-    """Definitions of given playbooks over a given engine."""
-    return _definitions([compile_playbook(playbook) for playbook in playbooks], noetl)
-
-
-def _definitions(jobs: Sequence[PlaybookJob], noetl: NoetlResource) -> Definitions:
-    return Definitions(
-        assets=[job.assets for job in jobs],
-        jobs=[job.job for job in jobs],
-        resources=resources_of(noetl),
-    )
-
-
 def control_of(playbooks: Sequence[PlaybookJob], noetl: NoetlResource) -> Definitions:
     """What keeps a deployment going: upkeep, projection and the recovery of executions whose process died."""
     jobs, schedules = build_upkeep(noetl)
@@ -77,12 +63,6 @@ def control_of(playbooks: Sequence[PlaybookJob], noetl: NoetlResource) -> Defini
     if playbooks:
         sensors.append(build_recovery_sensor(playbooks, noetl))
     return Definitions(jobs=list(jobs), schedules=list(schedules), sensors=sensors)
-
-
-def resources_of(noetl: NoetlResource) -> dict[str, object]:
-    """The resources that compiled playbooks require."""
-    results = NoetlResultIOManager(lambda: noetl.engine().runtime.results)
-    return {NOETL: noetl, PYSPARK: PySparkResource(), RESULTS_IO: results, TOKENS: token_io_manager}
 
 
 __all__ = ["PlaybookJob", "build_definitions", "definitions_of", "load_folder", "resources_of"]

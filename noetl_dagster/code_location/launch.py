@@ -5,13 +5,13 @@ from __future__ import annotations
 import uuid
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
-from dagster import DagsterInstance, DagsterInvalidConfigError, DagsterRun
+from dagster import DagsterInstance, DagsterInvalidConfigError, DagsterRun, JobDefinition
 
-from noetl_dagster.code_location.definitions import definitions_of
+from noetl_dagster.code_location.playbooks import definitions_of_jobs
 from noetl_dagster.compiler.attach import RESUME_TAG, execution_tags
-from noetl_dagster.compiler.job import compile_playbook
+from noetl_dagster.compiler.job import PlaybookJob, compile_playbook
 from noetl_dagster.dagster_internals import (
     InMemoryJob,
     LoadableTargetOrigin,
@@ -39,6 +39,23 @@ class Launch:
     error: str | None = None
 
 
+class Prepared(NamedTuple):
+    """A playbook's job, for any number of runs in this process."""
+
+    compiled: PlaybookJob
+    job: JobDefinition
+
+    @property
+    def playbook(self) -> Playbook:
+        return self.compiled.playbook
+
+
+def prepare(playbook: Playbook, noetl: NoetlResource) -> Prepared:
+    """Compiles a playbook to its job."""
+    compiled = compile_playbook(playbook)
+    return Prepared(compiled, definitions_of_jobs([compiled], noetl).resolve_job_def(compiled.name))
+
+
 def launch(
     playbook: Playbook,
     noetl: NoetlResource,
@@ -50,6 +67,8 @@ def launch(
     resumed: bool = False,
     quiet: bool = True,
     tags: dict[str, str] | None = None,
+    run_id: str | None = None,
+    prepared: Prepared | None = None,
 ) -> Launch:
     """Runs the job of a playbook to its end.
 
@@ -57,14 +76,15 @@ def launch(
         execution_id: a new id, or with ``resumed`` that of the execution to go on with.
         workload: keys that override the playbook's workload.
         resumes: the run that drove the execution before, shown as the parent.
+        run_id: of the new run; default: any.
+        prepared: what :func:`prepare` made of the playbook; default: made now.
         quiet: keep Dagster's own log lines off the console; they are in the run's log anyway.
 
     Raises:
         WorkloadError: a value of ``workload`` does not have the type of the playbook's default.
     """
-    compiled = compile_playbook(playbook)
-    job = definitions_of([playbook], noetl).resolve_job_def(compiled.name)
-    run_id = str(uuid.uuid4())
+    compiled, job = prepared or prepare(playbook, noetl)
+    run_id = run_id or str(uuid.uuid4())
     run_config: dict[str, Any] = compiled.run_config(workload or {})
     if quiet:
         run_config["loggers"] = {"console": {"config": {"log_level": "CRITICAL"}}}

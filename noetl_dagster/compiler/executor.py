@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Any
-from weakref import WeakSet
 
 from dagster import (
-    DagsterInstance,
     Executor,
     ExecutorDefinition,
     ExecutorRequirement,
@@ -23,17 +21,9 @@ from dagster import (
 )
 
 from noetl_dagster.executors import threaded_executor
+from noetl_dagster.executors.storages import settle
 
 PROCESSES = "processes"
-
-STATEMENT_MILLISECONDS = 0
-"""No statement of a run is given up: 0 is PostgreSQL's own word for that."""
-
-RECYCLE_SECONDS = 3600
-MOST_CONNECTIONS = 17
-"""Of one storage: those that MAX_CONCURRENT steps use at the same time, and one that stays open."""
-
-_kept: WeakSet[DagsterInstance] = WeakSet()
 
 _CHOICES: dict[str, ExecutorDefinition] = {
     "threaded": threaded_executor,
@@ -60,21 +50,6 @@ def processes_of(run_config: Mapping[str, Any]) -> int | None:
     return next((config.get(PROCESSES) for config in chosen.values() if config), None)
 
 
-def _keep_connections(instance: DagsterInstance) -> None:
-    """Gives the instance's storages connections that stay open for this run's process.
-
-    Dagster opens one for each of its own events, two fifths of what a small step costs; its web server keeps
-    some, and so does a run.
-    """
-    if instance not in _kept:
-        _kept.add(instance)
-        instance.optimize_for_webserver(
-            statement_timeout=STATEMENT_MILLISECONDS,
-            pool_recycle=RECYCLE_SECONDS,
-            max_overflow=MOST_CONNECTIONS - 1,
-        )
-
-
 @executor(
     name="noetl",
     config_schema=Field(
@@ -90,7 +65,7 @@ def noetl_executor(context: InitExecutorContext) -> Executor:
     """
     given: dict[str, Any] = dict(context.executor_config)
     [(name, config)] = given.items()
-    _keep_connections(context.instance)
+    settle(context.instance)
     chosen = _CHOICES[name]
     own = {key: value for key, value in (config or {}).items() if key != PROCESSES}
     inner: Any = InitExecutorContext(

@@ -305,6 +305,11 @@ class OpSession:
         return metadata | _spark_metadata(end.envelope.get("spark"))
 
 
+def needs_spark(playbook: Playbook) -> bool:
+    """Whether a step runs on Spark in this process."""
+    return any(task.kind == "spark" for step in playbook.steps for task in step.tasks)
+
+
 def region_has_tokens(playbook: Playbook, region: Region) -> bool:
     """Whether arcs from outside lead into a region."""
     return any(

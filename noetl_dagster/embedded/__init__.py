@@ -15,7 +15,7 @@ from typing import Any
 from pydantic import SecretStr
 
 from noetl_dagster.embedded import supervisor
-from noetl_dagster.embedded.dagster_home import dagster_home
+from noetl_dagster.embedded.dagster_home import dagster_home, run_server_folder
 from noetl_dagster.embedded.postgres import Postgres
 from noetl_dagster.embedded.state import ServiceName, ServiceRecord
 from noetl_dagster.embedded.supervisor import ServiceStatus
@@ -30,6 +30,7 @@ __all__ = [
     "ensure",
     "environment",
     "records_api_url",
+    "run_server_folder",
     "status",
     "up",
 ]

@@ -5,8 +5,6 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-import yaml
-
 from noetl_dagster.errors import ServiceError
 from noetl_dagster.settings import Settings
 
@@ -21,7 +19,9 @@ def dagster_home(settings: Settings) -> Path:
         raise ServiceError("Dagster has no storage: set NOETL_DAGSTER_DB_URL or NOETL_EMBEDDED=true")
     folder = settings.home.resolve() / "dagster"
     folder.mkdir(parents=True, exist_ok=True)
-    text = yaml.safe_dump(_instance(settings.dagster_db_url, folder), sort_keys=False)
+    import yaml
+
+    text = yaml.safe_dump(_instance(settings, settings.dagster_db_url, folder), sort_keys=False)
     path = folder / "dagster.yaml"
     if not path.exists() or path.read_text() != text:
         fresh = path.with_suffix(".new")
@@ -31,12 +31,26 @@ def dagster_home(settings: Settings) -> Path:
     return folder
 
 
-def _instance(url: str, folder: Path) -> dict[str, object]:
+def run_server_folder(settings: Settings) -> Path:
+    """Where run servers listen, and keep their logs and the marks of their runs."""
+    return settings.home.resolve() / "runs"
+
+
+def _instance(settings: Settings, url: str, folder: Path) -> dict[str, object]:
     # SQLAlchemy 2.1 takes a bare postgresql:// for psycopg 3, which dagster-postgres does not ship
     driver_url = re.sub(r"^postgres(ql)?://", "postgresql+psycopg2://", url)
     return {
         "storage": {"postgres": {"postgres_url": driver_url}},
-        "run_launcher": {"module": "dagster", "class": "DefaultRunLauncher"},
+        "run_launcher": {
+            "module": "noetl_dagster.launcher.warm",
+            "class": "WarmRunLauncher",
+            "config": {"folder": str(run_server_folder(settings)), "runs_at_once": settings.driven_at_once},
+        },
+        "compute_logs": {
+            "module": "noetl_dagster.launcher.compute_logs",
+            "class": "RunLogs",
+            "config": {"base_dir": str(folder / "storage")},
+        },
         "run_coordinator": {"module": "dagster.core.run_coordinator", "class": "DefaultRunCoordinator"},
         "local_artifact_storage": {
             "module": "dagster.core.storage.root",

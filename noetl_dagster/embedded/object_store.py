@@ -6,8 +6,6 @@ import json
 import signal
 from pathlib import Path
 
-import httpx
-
 from noetl_dagster.embedded.processes import LOOPBACK, Launch
 from noetl_dagster.embedded.service import Ports, program
 from noetl_dagster.embedded.state import ServiceName
@@ -73,6 +71,8 @@ class ObjectStore:
 
     def ready(self, ports: Ports) -> bool:
         """The S3 face answers early; a put works once the volume server has reported to the master."""
+        import httpx
+
         try:
             with httpx.Client(timeout=2, trust_env=False) as client:
                 if not client.get(f"{self.url(ports)}/healthz").is_success:

@@ -12,14 +12,15 @@ import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-
-import psycopg2
-import psycopg2.extensions
+from typing import TYPE_CHECKING
 
 from noetl_dagster.embedded.processes import LOOPBACK, Launch
 from noetl_dagster.embedded.service import Ports
 from noetl_dagster.embedded.state import ServiceName
 from noetl_dagster.errors import ServiceError
+
+if TYPE_CHECKING:
+    import psycopg2.extensions
 
 DATABASES = ("noetl", "dagster")
 
@@ -75,6 +76,8 @@ class Postgres:
         return Launch([str(programs / "postgres"), "-D", str(data)], user=user)
 
     def ready(self, ports: Ports) -> bool:
+        import psycopg2
+
         try:
             with _connected(self.url(ports), patience=2):
                 return True
@@ -150,6 +153,8 @@ def _initialise(data: Path, programs: Path, user: str | None) -> None:
 
 @contextmanager
 def _connected(url: str, patience: int) -> Iterator[psycopg2.extensions.connection]:
+    import psycopg2
+
     connection = psycopg2.connect(url, connect_timeout=patience)
     connection.autocommit = True  # CREATE DATABASE runs outside transactions
     try:

@@ -6,8 +6,6 @@ import signal
 import sys
 from pathlib import Path
 
-import httpx
-
 from noetl_dagster.embedded.processes import LOOPBACK, Launch
 from noetl_dagster.embedded.service import Ports
 from noetl_dagster.embedded.state import ServiceName
@@ -35,6 +33,8 @@ class RecordsApi:
         return Launch([sys.executable, "-m", "noetl_dagster.records_api", *arguments])
 
     def ready(self, ports: Ports) -> bool:
+        import httpx
+
         try:
             return httpx.get(f"{self.url(ports)}/health", timeout=2, trust_env=False).is_success
         except httpx.HTTPError:

@@ -10,8 +10,6 @@ from dataclasses import dataclass
 from pathlib import Path, PurePath
 from typing import TYPE_CHECKING, Any, get_origin
 
-import pyarrow.parquet as pq
-
 from noetl_dagster.errors import StorageError
 from noetl_dagster.result_ref import RefKind
 from noetl_dagster.settings import Settings
@@ -155,4 +153,6 @@ def require_local_spark(session: Any, uri: str) -> None:
 
 def parquet_rows(paths: Iterable[Path]) -> int:
     """Rows of Parquet files, from their footers."""
+    import pyarrow.parquet as pq
+
     return sum(pq.read_metadata(path).num_rows for path in paths)

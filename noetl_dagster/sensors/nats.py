@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 from dagster import (
     AssetMaterialization,
@@ -24,10 +25,11 @@ from noetl_dagster.errors import ServiceError
 from noetl_dagster.events.state import StepEnd, StepStatus
 from noetl_dagster.io_managers.results import metadata_of
 from noetl_dagster.resources.noetl import NoetlResource
-from noetl_dagster.transport.ingest import Ingestor, IngestReport
 from noetl_dagster.transport.intake import EventIntake
-from noetl_dagster.transport.nats.connection import connect
 from noetl_dagster.worker.execution import Execution
+
+if TYPE_CHECKING:
+    from noetl_dagster.transport.ingest import IngestReport
 
 logger = logging.getLogger(__name__)
 
@@ -78,6 +80,9 @@ def build_event_sensor(noetl: NoetlResource) -> SensorDefinition:
 
 async def drain(engine: Engine) -> IngestReport:
     """Takes what the stream holds now."""
+    from noetl_dagster.transport.ingest import Ingestor  # not before a tick: NATS takes 0.3 s to import
+    from noetl_dagster.transport.nats.connection import connect
+
     runtime = engine.runtime
     client = await connect(runtime.settings, "sensor")
     intake = EventIntake(runtime.log, runtime.settings.command_heartbeat_timeout_seconds)

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 
 from dagster import (
     DagsterInstance,
+    DagsterRun,
     DagsterRunStatus,
     DefaultSensorStatus,
     RunRequest,
@@ -73,6 +74,8 @@ def _act(
     if one.verdict is Verdict.GIVE_UP:
         noetl.run(engine.recovery().give_up(one))
         return None, f"given up after {one.attempts} recoveries"
+    if run is not None and _waits(instance, run):
+        return None, f"its run {run.run_id} waits to be driven"
     job = jobs.get(one.playbook)
     if job is None or job.playbook.source != one.source:
         return None, (
@@ -82,6 +85,16 @@ def _act(
     if run is not None:
         bury(instance, run)
     return _request(one, job), f"resumed as epoch {one.epoch}"
+
+
+def _waits(instance: DagsterInstance, run: DagsterRun) -> bool:
+    """Whether a run that has not begun is in somebody's queue."""
+    if run.status is DagsterRunStatus.QUEUED:
+        return True
+    launcher = instance.run_launcher
+    if run.status is not DagsterRunStatus.STARTING or not launcher.supports_check_run_worker_health:
+        return False
+    return launcher.check_run_worker_health(run).status.value == "RUNNING"
 
 
 def _request(one: Abandoned, job: PlaybookJob) -> RunRequest:

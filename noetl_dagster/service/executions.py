@@ -47,6 +47,7 @@ class Execute(BaseModel):
 
     path: Annotated[Name, Field(min_length=1, description="catalog path of the playbook")]
     workload: dict[str, Any] = Field(default_factory=dict)
+    priority: int = Field(0, description="where runs have to wait, those with a larger number start first")
 
 
 class Launched(BaseModel):
@@ -108,7 +109,7 @@ async def execute(request: Execute, plane: ThePlane) -> Launched:
     lifecycle = plane.engine.lifecycle
     execution = await lifecycle.create(playbook, request.workload)
     try:
-        await plane.launcher.launch(playbook, execution.id, request.workload)
+        await plane.launcher.launch(playbook, execution.id, request.workload, request.priority)
     except OSError as error:  # who is refused may ask again: this execution must not start later
         await lifecycle.fail(execution, f"the run did not start: {error}")
         raise Problem(503, f"the run of execution {execution.id} did not start: {error}") from error

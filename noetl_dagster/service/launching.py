@@ -34,7 +34,10 @@ class ProcessLauncher:
         self._environment = dict(environment)
         self._watching: set[asyncio.Task[None]] = set()
 
-    async def launch(self, playbook: Playbook, execution_id: int, workload: dict[str, Any]) -> None:
+    async def launch(
+        self, playbook: Playbook, execution_id: int, workload: dict[str, Any], priority: int = 0
+    ) -> None:
+        """Starts the process at once, whatever the priority."""
         with tempfile.NamedTemporaryFile(
             prefix=f"noetl-{execution_id}-", suffix=".json", delete=False
         ) as payload:

@@ -26,8 +26,14 @@ from noetl_dagster.transport.nats.connection import connect
 class Launcher(Protocol):
     """Has a Dagster run drive an execution that is in the log."""
 
-    async def launch(self, playbook: Playbook, execution_id: int, workload: dict[str, Any]) -> None:
-        """Returns as soon as the run is on its way."""
+    async def launch(
+        self, playbook: Playbook, execution_id: int, workload: dict[str, Any], priority: int = 0
+    ) -> None:
+        """Returns as soon as the run is on its way.
+
+        Args:
+            priority: runs with a larger number start first, where they have to wait.
+        """
         ...
 
     async def close(self) -> None: ...

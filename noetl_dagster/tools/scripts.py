@@ -13,7 +13,6 @@ import obstore
 from noetl_dagster.errors import CredentialError, ToolError
 from noetl_dagster.tools.access.credentials import CredentialType
 from noetl_dagster.tools.access.objects import open_bucket
-from noetl_dagster.tools.access.web import Request, WebError, address, answered
 from noetl_dagster.tools.base import Toolbox, ToolCall
 
 HTTP_SECONDS = 30.0
@@ -41,30 +40,36 @@ async def load_script(call: ToolCall, box: Toolbox) -> str | None:
     if script is None:
         return None
     uri, source = _address(script)
+
     kind = str(source.get("type") or _SCHEMES.get(urlsplit(uri).scheme, ""))
     where = f"script {uri!r} of step {call.step}"
     try:
         if kind == "file":
             return await asyncio.to_thread(_file(uri, call.folder).read_text)
         if kind == "http":
-            request = Request("GET", address(_joined(uri, source)))
-            async with answered(box.clients.http(), request, seconds=HTTP_SECONDS, follow=True) as response:
-                if response.status >= 400:
-                    raise _refused(where, response.status)
-                return await response.text()
+            return await _answer_text(_joined(uri, source), where, box)
         if kind in ("s3", "gcs"):
             return await _object_text(uri, source, kind, box)
-    except WebError as error:
-        raise ToolError(f"{where}: {error}", kind="script", retryable=error.retryable) from None
     except (OSError, UnicodeDecodeError, CredentialError, obstore.exceptions.BaseError) as error:
         raise ToolError(box.credentials.redact(f"{where} cannot be read: {error}"), kind="script") from None
     raise ToolError(f"{where}: source type {kind!r} is unknown; known: file, http, s3, gcs", kind="script")
 
 
-def _refused(where: str, status: int) -> ToolError:
-    return ToolError(
-        f"{where}: the server answered {status}", kind="script", retryable=status >= 500, status=status
-    )
+async def _answer_text(url: str, where: str, box: Toolbox) -> str:
+    from noetl_dagster.tools.access.web import Request, WebError, address, answered
+
+    request = Request("GET", address(url))
+    try:
+        async with answered(box.clients.http(), request, seconds=HTTP_SECONDS, follow=True) as response:
+            status = response.status
+            text = await response.text() if status < 400 else ""
+    except WebError as error:
+        raise ToolError(f"{where}: {error}", kind="script", retryable=error.retryable) from None
+    if status >= 400:
+        raise ToolError(
+            f"{where}: the server answered {status}", kind="script", retryable=status >= 500, status=status
+        )
+    return text
 
 
 async def sql_text(call: ToolCall, box: Toolbox) -> list[str]:

@@ -22,6 +22,7 @@ FLOORS = (
     {"compiler", "schedules"},
     {"sensors", "service"},
     {"code_location"},
+    {"launcher"},
     {"definitions", "cli"},
     {"__main__"},
 )
@@ -42,6 +43,7 @@ KNOW_DAGSTER = {
     "code_location",
     "definitions",
     "cli",
+    "launcher",
 }
 
 PRIVATE = ("dagster._", "dagster_pyspark._", "dagster_postgres._", "dagster_k8s._", "dagster_aws._")

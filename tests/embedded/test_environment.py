@@ -50,7 +50,7 @@ def test_dagster_home_opens_an_instance_in_postgres(running: Settings) -> None:
         assert "postgres" in type(instance.run_storage).__module__
         assert instance.get_runs_count() == 0
         assert not instance.telemetry_enabled
-        assert type(instance.run_launcher).__name__ == "DefaultRunLauncher"
+        assert type(instance.run_launcher).__name__ == "WarmRunLauncher"
 
 
 def test_dagster_home_follows_the_address(tmp_path: Path) -> None:

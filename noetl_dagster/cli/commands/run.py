@@ -13,12 +13,11 @@ from noetl_dagster.cli.commands.executions import ExecutionId, Json, show
 from noetl_dagster.cli.console import fail, notes, print_json, warn
 from noetl_dagster.cli.progress import showing
 from noetl_dagster.cli.session import Session, open_session
-from noetl_dagster.code_location.launch import launch
-from noetl_dagster.compiler.runs import bury, latest_run
 from noetl_dagster.engine.executions.overview import Overview, overview
-from noetl_dagster.errors import ExecutionNotFoundError, ExecutionStateError
+from noetl_dagster.errors import ExecutionNotFoundError, ExecutionStateError, ServiceError
 from noetl_dagster.event_loop import run_sync
 from noetl_dagster.events.state import ExecutionStatus
+from noetl_dagster.launcher.foreground import drive
 from noetl_dagster.playbook.checks.code import check_code
 from noetl_dagster.playbook.loader import load_report, required
 from noetl_dagster.playbook.models import Playbook
@@ -130,11 +129,63 @@ def _drive(
     if not quiet:
         verb = "resuming" if resumed else "running"
         notes.print(f"{verb} {playbook.name}, execution {execution_id}", highlight=False)
+    if session.settings.warm_commands and not verbose:
+        error = _drive_warm(session, playbook, execution_id, workload, resumed=resumed, quiet=quiet)
+    else:
+        error = _drive_here(
+            session, playbook, execution_id, workload, resumed=resumed, quiet=quiet, verbose=verbose
+        )
+    try:
+        found = run_sync(overview(engine.runtime, execution_id))
+    except ExecutionNotFoundError:
+        found = None
+    if found is None or (found.run_id is None and found.status == ExecutionStatus.RUNNING):
+        fail(f"the Dagster run failed before its first step: {error}")
+    return found
+
+
+def _drive_warm(
+    session: Session,
+    playbook: Playbook,
+    execution_id: int,
+    workload: dict[str, Any],
+    *,
+    resumed: bool,
+    quiet: bool,
+) -> str | None:
+    """Why the run failed in a warm process, if it did; where there is no room for it, in this one."""
+    session.lead_to_dagster()
+    try:
+        with showing(session.engine, execution_id, quiet=quiet):
+            return drive(session.settings, playbook, execution_id, workload, resumed=resumed)
+    except ServiceError as error:
+        warn(f"the run is driven here: {error}")
+        return _drive_here(
+            session, playbook, execution_id, workload, resumed=resumed, quiet=quiet, verbose=False
+        )
+
+
+def _drive_here(
+    session: Session,
+    playbook: Playbook,
+    execution_id: int,
+    workload: dict[str, Any],
+    *,
+    resumed: bool,
+    quiet: bool,
+    verbose: bool,
+) -> str | None:
+    """Why the run failed in this process, if it did."""
+    from noetl_dagster.code_location.launch import (
+        launch,  # Dagster: two seconds that a warm process has behind it
+    )
+    from noetl_dagster.compiler.runs import bury, latest_run
+
     with session.dagster() as instance:
         before = latest_run(instance, execution_id) if resumed else None
         if before is not None:
             bury(instance, before)
-        with showing(engine, execution_id, quiet=quiet or verbose):
+        with showing(session.engine, execution_id, quiet=quiet or verbose):
             launched = launch(
                 playbook,
                 session.noetl,
@@ -145,13 +196,7 @@ def _drive(
                 resumed=resumed,
                 quiet=not verbose,
             )
-    try:
-        found = run_sync(overview(engine.runtime, execution_id))
-    except ExecutionNotFoundError:
-        found = None
-    if found is None or (found.run_id is None and found.status == ExecutionStatus.RUNNING):
-        fail(f"Dagster run {launched.run_id} failed before its first step: {launched.error}")
-    return found
+    return f"{launched.run_id}: {launched.error}" if launched.error else None
 
 
 def _finish(session: Session, found: Overview, as_json: bool) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import ipaddress
 import os
 import signal
@@ -15,8 +16,10 @@ import uvicorn
 
 from noetl_dagster import embedded
 from noetl_dagster.cli.console import fail
+from noetl_dagster.engine.engine import Engine
+from noetl_dagster.launcher.address import Address
+from noetl_dagster.launcher.executions import WarmLauncher
 from noetl_dagster.service.app import create_app
-from noetl_dagster.service.launching import ProcessLauncher
 from noetl_dagster.service.plane import Plane
 from noetl_dagster.settings import Settings, settings_with
 
@@ -32,14 +35,25 @@ def serve(
     if "DAGSTER_HOME" not in os.environ:
         environment["DAGSTER_HOME"] = str(embedded.dagster_home(settings))
 
+    address = Address.of(
+        embedded.run_server_folder(settings), {**os.environ, **environment}, settings.driven_at_once
+    )
+
+    def launcher_of(engine: Engine) -> WarmLauncher:
+        return WarmLauncher(engine, address, environment)
+
     @asynccontextmanager
     async def plane() -> AsyncIterator[Plane]:
-        opened = await Plane.open(settings, lambda engine: ProcessLauncher(engine, environment))
+        opened = await Plane.open(settings, launcher_of)
+        launcher = opened.launcher
+        assert isinstance(launcher, WarmLauncher)
+        warming = asyncio.create_task(launcher.connect())  # the first execution finds it warm
         listener.listen(config.backlog)  # who reads the address below may call at once
         typer.echo(f"HTTP API on {scheme}://{settings.service_host}:{listener.getsockname()[1]}")
         try:
             yield opened
         finally:
+            await warming
             await opened.close()
 
     config = uvicorn.Config(

@@ -12,6 +12,7 @@ from rich.table import Column, Table
 
 from noetl_dagster import embedded
 from noetl_dagster.errors import ServiceError
+from noetl_dagster.launcher.address import stop
 from noetl_dagster.settings import get_settings
 
 app = typer.Typer(no_args_is_help=True, help="The embedded PostgreSQL, NATS and object store.")
@@ -30,7 +31,9 @@ def up() -> None:
 @app.command()
 def down() -> None:
     """Stop all services of the state folder; their data and ports stay."""
-    embedded.down(get_settings())
+    settings = get_settings()
+    stop(embedded.run_server_folder(settings))
+    embedded.down(settings)
 
 
 @app.command()

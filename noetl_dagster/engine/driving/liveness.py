@@ -12,6 +12,8 @@ import asyncpg
 from noetl_dagster.worker.command import own_worker_id
 
 _HOLD = "SELECT pg_advisory_lock_shared($1)"
+_RELEASE = "SELECT pg_advisory_unlock_shared($1)"
+_RELEASE_ALL = "SELECT pg_advisory_unlock_all()"
 _TRY = "SELECT pg_try_advisory_xact_lock($1)"  # let go with the end of the statement
 _HOLDS = """
 SELECT EXISTS (
@@ -49,6 +51,21 @@ class Liveness:
             await self._connect()
             if execution_id not in self._held:
                 await self._take(execution_id)
+
+    async def release(self, execution_id: int) -> None:
+        """Lets go of an execution that others drive from now on, or that has ended."""
+        async with self._lock:
+            if execution_id in self._held:
+                self._held.discard(execution_id)
+                if not self._connection.is_closed():
+                    await self._connection.execute(_RELEASE, execution_id)
+
+    async def release_all(self) -> None:
+        """Lets go of every execution: this process has driven them to their ends, and goes on with others."""
+        async with self._lock:
+            self._held.clear()
+            if self._connection is not None and not self._connection.is_closed():
+                await self._connection.execute(_RELEASE_ALL)
 
     async def listen(self, channel: str, callback: Callable[..., None]) -> None:
         """Calls back on notifications, as :meth:`asyncpg.Connection.add_listener` does."""

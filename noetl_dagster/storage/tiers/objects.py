@@ -285,6 +285,7 @@ class S3Tier:
         if not self._create_bucket:
             raise StorageError(f"{self._name} tier: no bucket {self._bucket}; create it") from cause
         url = await obstore.sign_async(self._store, "PUT", "", timedelta(minutes=1))
+
         async with httpx.AsyncClient(timeout=10) as client:
             answer = await client.put(url)
         if answer.status_code not in (200, 409):  # 409: somebody else has just created it

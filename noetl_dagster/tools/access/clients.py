@@ -9,18 +9,16 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import asyncpg
-import nats
 import orjson
-from nats.aio.client import Client as NatsClient
 
 from noetl_dagster.errors import CredentialError, ServiceError
 from noetl_dagster.events.connection import encode_json, prepare_connection
 from noetl_dagster.settings import Settings
 from noetl_dagster.tools.access.credentials import Credential
-from noetl_dagster.tools.access.web import open_session
 
-if TYPE_CHECKING:
+if TYPE_CHECKING:  # loaded with the first client of each: most playbooks need neither
     from aiohttp import ClientSession
+    from nats.aio.client import Client as NatsClient
 
 POSTGRES_POOL_SIZE = 8
 POSTGRES_IDLE_SECONDS = 120.0
@@ -51,6 +49,8 @@ class Clients:
 
     def http(self, *, verify_ssl: bool = True) -> ClientSession:
         """The shared HTTP session. Redirects and time-outs are the caller's business."""
+        from noetl_dagster.tools.access.web import open_session
+
         sessions = self._open().http
         session = sessions.get(verify_ssl)
         if session is None or session.closed:
@@ -101,6 +101,8 @@ class Clients:
             client = state.nats.get(key)
             seconds = self._settings.nats_connect_seconds
             if client is None or client.is_closed:
+                import nats
+
                 try:
                     client = await nats.connect(
                         **arguments,

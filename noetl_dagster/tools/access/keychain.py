@@ -19,7 +19,6 @@ from noetl_dagster.playbook.templates.rendering import Fetch, compile_value, ren
 from noetl_dagster.playbook.templates.scope import Scope
 from noetl_dagster.tools.access.clients import Clients
 from noetl_dagster.tools.access.credentials import HANDLE_PREFIX, Credential, Credentials, CredentialType
-from noetl_dagster.tools.access.web import Request, WebError, address, answered, form_encoded
 
 OF_ANY_EXECUTION = 0
 SCOPES = {"global": True, "catalog": True, "local": False, "shared": False}
@@ -126,6 +125,8 @@ class Keychain:
 
     async def _ask(self, name: str, entry: Mapping[str, Any]) -> tuple[Mapping[str, Any], float]:
         """A new token and the seconds for which it may be handed out."""
+        from noetl_dagster.tools.access.web import Request, WebError, address, answered, form_encoded
+
         endpoint = str(entry.get("endpoint") or entry.get("url"))
         headers = {str(key): str(value) for key, value in (entry.get("headers") or {}).items()}
         kind = next((value for key, value in headers.items() if key.lower() == "content-type"), "")

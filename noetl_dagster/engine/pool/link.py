@@ -1,0 +1,265 @@
+"""What a dispatcher holds open: commands to the pool of workers, and their ends back (seed P4.3).
+
+The queue row is what counts; the notice over NATS only wakes a worker. So a notice may be lost, come twice or
+go to a worker that is gone: the row is claimed once, and the sweep sends a notice again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import nats.errors
+import nats.js.errors
+import orjson
+from nats.aio.client import Client as NatsClient
+from nats.js import JetStreamContext
+
+from noetl_dagster.engine.pool.ends import CommandEnds
+from noetl_dagster.engine.runtime import Runtime
+from noetl_dagster.errors import ToolError
+from noetl_dagster.event_loop import cancel_and_wait
+from noetl_dagster.events.connection import DATABASE_AWAY
+from noetl_dagster.events.envelopes import error_envelope
+from noetl_dagster.retrying import Patience, patiently
+from noetl_dagster.settings import EventTransport
+from noetl_dagster.transport import queries
+from noetl_dagster.transport.capacity import MISSED_REPORTS, CapacityListener
+from noetl_dagster.transport.ingest import Ingestor
+from noetl_dagster.transport.intake import EventIntake
+from noetl_dagster.transport.nats.names import Names
+from noetl_dagster.transport.nats.streams import ensure_streams
+from noetl_dagster.transport.nats.transport import MESSAGE_ID
+from noetl_dagster.worker.command import Command, Outcome
+from noetl_dagster.worker.context import CommandContext
+
+logger = logging.getLogger(__name__)
+
+SLICE = 500
+"""Commands put into the queue in one round trip."""
+
+CONFIRM_SECONDS = 5.0
+SWEEP_SECONDS = 5.0
+"""Longest interval at which claims and notices are looked after; ends never wait for it."""
+
+PATIENCE = Patience(DATABASE_AWAY)
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """An issued command that a worker is to run."""
+
+    command: Command
+    context: CommandContext
+    tool_kind: str
+    max_attempts: int
+    done: asyncio.Future[Outcome]
+
+
+class Link:
+    """What a dispatcher holds open: NATS, the listening connection, the tasks that look after commands."""
+
+    def __init__(self, runtime: Runtime, client: NatsClient) -> None:
+        settings = runtime.settings
+        assert settings.db_url is not None
+        self._runtime = runtime
+        self._client = client
+        self._names = Names.of(settings)
+        self._stream: JetStreamContext = client.jetstream(publish_async_max_pending=4_000)
+        self._capacity = CapacityListener(client, settings)
+        self._intake = EventIntake(runtime.log, settings.command_heartbeat_timeout_seconds)
+        self._requests: asyncio.Queue[Request] = asyncio.Queue()
+        self._tasks: list[asyncio.Task[None]] = []
+        self._ingestor: Ingestor | None = None
+        self._ingesting: asyncio.Task[None] | None = None
+        self._stop = asyncio.Event()
+        self._notifying = asyncio.Lock()
+        self._edition = str(runtime.ids.next())  # another process's notices are no duplicates of ours
+        self.ends = CommandEnds(runtime.pool, settings.db_url)
+
+    async def open(self) -> None:
+        settings = self._runtime.settings
+        await ensure_streams(self._stream, settings)
+        await self._capacity.open()
+        await self.ends.open()
+        loop = asyncio.get_running_loop()
+        self._tasks = [loop.create_task(self._send()), loop.create_task(self._sweep())]
+        if settings.event_transport is EventTransport.NATS:
+            self._ingestor = Ingestor(self._client, self._intake, settings)
+            await self._ingestor.open()
+            self._ingesting = loop.create_task(self._ingestor.run(self._stop))
+
+    async def close(self) -> None:
+        self._stop.set()
+        await cancel_and_wait(*self._tasks)
+        if self._ingesting is not None:
+            with contextlib.suppress(asyncio.CancelledError):
+                await self._ingesting  # what it has taken it commits
+        if self._ingestor is not None:
+            await self._ingestor.close()
+        await self.ends.close()
+        await self._capacity.close()
+        await self._client.close()
+
+    def submit(self, request: Request) -> None:
+        self._requests.put_nowait(request)
+
+    async def _send(self) -> None:
+        """Puts requests into the queue, as many at once as there are, and sends their notices."""
+        while True:
+            batch = [await self._requests.get()]
+            while len(batch) < SLICE and not self._requests.empty():
+                batch.append(self._requests.get_nowait())
+            batch = [request for request in batch if not request.done.done()]
+            if not batch:
+                continue
+            try:
+                await patiently(partial(self._enqueue, batch), PATIENCE, note=self._note_delay)
+            except Exception as error:
+                for request in batch:
+                    if not request.done.done():
+                        request.done.set_exception(error)
+
+    @staticmethod
+    def _note_delay(error: BaseException, pause: float) -> None:
+        logger.warning("commands cannot be queued: %s; trying again in %.2g s", error, pause)
+
+    async def _enqueue(self, batch: list[Request]) -> None:
+        await self._runtime.buffer.flush()  # command.issued comes first
+        targets = {
+            request.command.command_id: self._capacity.registry.pick(request.tool_kind) for request in batch
+        }
+        rows = [
+            (
+                request.command.execution_id,
+                request.command.command_id,
+                request.command.step,
+                request.tool_kind,
+                request.max_attempts,
+                request.context.model_dump(mode="json"),
+                targets[request.command.command_id],
+            )
+            for request in batch
+        ]
+        queued = await self._runtime.pool.fetch(queries.ENQUEUE, *map(list, zip(*rows, strict=True)))
+        events = {row["command_id"]: row["event_id"] for row in queued}
+        self.ends.check(name for name in targets if name not in events)  # ended, or queued by an earlier run
+        await self._notify(
+            [
+                (command.execution_id, command.command_id, events.get(command.command_id, 0), kind,
+                 targets[command.command_id], self._edition)
+                for command, kind in ((request.command, request.tool_kind) for request in batch)
+            ]
+        )  # fmt: skip
+
+    async def _notify(self, commands: Sequence[tuple[int, str, int, str, str | None, str]]) -> None:
+        """Sends a notice for each command; one that NATS does not take now is left to the sweep."""
+        async with self._notifying:
+            await self._publish(commands)
+
+    async def _publish(self, commands: Sequence[tuple[int, str, int, str, str | None, str]]) -> None:
+        futures = []
+        try:
+            for execution_id, command_id, event_id, kind, target, edition in commands:
+                notice = {
+                    "execution_id": str(execution_id),
+                    "event_id": str(event_id),
+                    "command_id": command_id,
+                    "tool_kind": kind,
+                    "server_url": self._runtime.settings.server_url,
+                }
+                subject = self._names.commands if target is None else self._names.targeted(target)
+                headers = {MESSAGE_ID: f"{command_id}/{edition}"}
+                futures.append(
+                    await self._stream.publish_async(
+                        subject, orjson.dumps(notice), wait_stall=CONFIRM_SECONDS, headers=headers
+                    )
+                )
+        except (nats.errors.Error, OSError) as error:
+            logger.warning("notices of commands are late: %r", error)
+        if futures:
+            await asyncio.wait(futures, timeout=CONFIRM_SECONDS)
+            for future in futures:
+                if not future.done():
+                    future.cancel()
+                elif future.exception() is not None:
+                    logger.debug("a notice was not taken: %r", future.exception())
+
+    async def _sweep(self) -> None:
+        interval = min(SWEEP_SECONDS, self._runtime.settings.worker_heartbeat_seconds)
+        count = 0
+        while True:
+            await asyncio.sleep(interval)
+            count += 1
+            executions = self.ends.executions
+            if not executions:
+                continue
+            try:
+                await self._requeue(executions, edition=f"{self._edition}-{count}")
+            except (*DATABASE_AWAY, nats.errors.Error) as error:
+                logger.warning("cannot look after commands just now: %r", error)
+
+    async def _requeue(self, executions: list[int], edition: str) -> None:
+        """Commands of workers that are gone, and of notices that were lost, go to anybody."""
+        registry, pool = self._capacity.registry, self._runtime.pool
+        await self._expect_holders(executions)
+        anew = []
+        for row in await pool.fetch(queries.RELEASE, executions, registry.lost()):
+            if row["attempts"] >= row["max_attempts"]:
+                await self._give_up(row)
+            else:
+                anew.append(row)
+        absent = registry.absent()
+        if absent:
+            anew += await pool.fetch(queries.UNTARGET, executions, absent)
+            for worker_id in registry.lost():
+                with contextlib.suppress(nats.errors.Error):
+                    subject = self._names.targeted(worker_id)
+                    await self._stream._jsm.purge_stream(self._names.command_stream, subject=subject)
+        if await self._no_notices():  # whatever waits in the queue has lost its notice
+            anew = await pool.fetch(queries.WAITING, executions)
+        if anew:
+            logger.info("%d commands are offered to all workers again", len(anew))
+            await self._notify(
+                [
+                    (row["execution_id"], row["command_id"], row["event_id"], row["tool_kind"], None, edition)
+                    for row in anew
+                ]
+            )
+
+    async def _expect_holders(self, executions: list[int]) -> None:
+        """Knows the workers that an earlier process left commands to: those that stay silent are gone."""
+        settings = self._runtime.settings
+        interval = settings.worker_heartbeat_seconds
+        silent = settings.command_heartbeat_timeout_seconds - MISSED_REPORTS * interval
+        for row in await self._runtime.pool.fetch(queries.HOLDERS, executions, silent):
+            self._capacity.registry.expect(row["worker_id"], interval)
+
+    async def _no_notices(self) -> bool:
+        """Whether the stream of commands is empty; one that was deleted is made anew."""
+        try:
+            return not (await self._stream.stream_info(self._names.command_stream)).state.messages
+        except nats.js.errors.NotFoundError:
+            await ensure_streams(self._stream, self._runtime.settings)
+            return True
+
+    async def _give_up(self, row: Any) -> None:
+        """Ends a command that every worker which claimed it has left unfinished."""
+        record = await self._runtime.pool.fetchrow(queries.QUEUED_COMMAND, -1, row["command_id"])
+        if record is None:
+            return
+        context = CommandContext.model_validate(record["context"])
+        command = context.command(row["execution_id"], None)
+        error = ToolError(
+            f"step {command.step}: {row['attempts']} workers in turn claimed the command and were gone before "
+            "it ended; look at their logs and memory, or raise spec.max_attempts",
+            kind="worker",
+            code="WORKERS_LOST",
+        )
+        event = self._runtime.commands.ended(command, Outcome(error_envelope(error)), final=context.final)
+        await self._intake.handle_events([event])

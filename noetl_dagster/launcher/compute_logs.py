@@ -1,0 +1,93 @@
+"""Compute logs of runs without the four processes a run that Dagster's own manager starts to copy them."""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+from collections.abc import Generator, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import IO, Any
+
+from noetl_dagster.dagster_internals import (
+    CapturedLogContext,
+    ComputeIOType,
+    ConfigurableClassData,
+    LocalComputeLogManager,
+    redirect_to_file,
+)
+
+mirrored = True
+"""Whether what a step prints also goes where its process prints, as with Dagster's own manager."""
+
+POLL_SECONDS = 0.1
+
+
+class RunLogs(LocalComputeLogManager):
+    """``LocalComputeLogManager``, where a thread copies what is written, or nobody does."""
+
+    @classmethod
+    def from_config_value(
+        cls, inst_data: ConfigurableClassData | None, config_value: Mapping[str, Any]
+    ) -> RunLogs:
+        return cls(inst_data=inst_data, **config_value)
+
+    @contextmanager
+    def capture_logs(self, log_key: Sequence[str]) -> Generator[CapturedLogContext]:
+        """Redirects standard output and standard error of this process to the files of a key."""
+        out, err = (
+            Path(self.get_captured_local_path(log_key, extension))
+            for extension in (_EXTENSIONS[ComputeIOType.STDOUT], _EXTENSIONS[ComputeIOType.STDERR])
+        )
+        out.parent.mkdir(parents=True, exist_ok=True)
+        with _captured(sys.stdout, out), _captured(sys.stderr, err):
+            yield CapturedLogContext(log_key)
+        Path(self.get_captured_local_path(log_key, "complete")).touch()
+
+
+_EXTENSIONS = {ComputeIOType.STDOUT: "out", ComputeIOType.STDERR: "err"}
+
+
+@contextmanager
+def _captured(stream: IO[str], path: Path) -> Iterator[None]:
+    path.touch()
+    with _copied(stream, path), redirect_to_file(stream, str(path)):
+        yield
+
+
+@contextmanager
+def _copied(stream: IO[str], path: Path) -> Iterator[None]:
+    """Copies what is added to a file to where a stream leads now, until the block has ended and all is copied."""
+    descriptor = _descriptor(stream)
+    if not mirrored or descriptor is None:
+        yield
+        return
+    target = os.dup(descriptor)
+    ended = threading.Event()
+
+    def copy() -> None:
+        with path.open("rb") as file, suppress(OSError):  # nobody reads any more
+            file.seek(0, os.SEEK_END)
+            while True:
+                last = ended.wait(POLL_SECONDS)
+                while more := file.read(1 << 16):
+                    os.write(target, more)
+                if last:
+                    return
+
+    thread = threading.Thread(target=copy, name="compute-logs", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        thread.join()
+        os.close(target)
+
+
+def _descriptor(stream: IO[str]) -> int | None:
+    try:
+        return stream.fileno()
+    except (AttributeError, OSError, ValueError):
+        return None

@@ -1,0 +1,260 @@
+"""A driver: a process forked from the run server, with everything imported, that drives one run after another.
+
+Whoever it drives has the process to itself meanwhile: interrupting or killing it touches one run.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import sys
+import time
+from contextlib import ExitStack, suppress
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import psutil
+from dagster import DagsterInstance, DagsterRunStatus, RunsFilter
+
+from noetl_dagster.code_location.launch import Prepared, launch, prepare
+from noetl_dagster.compiler.runs import bury, latest_run
+from noetl_dagster.dagster_internals import (
+    InstanceRef,
+    _execute_run_command_body,
+    capture_interrupts,
+    deserialize_value,
+)
+from noetl_dagster.errors import NoetlError
+from noetl_dagster.event_loop import run_sync
+from noetl_dagster.executors.storages import settle
+from noetl_dagster.launcher import compute_logs
+from noetl_dagster.launcher.address import Address
+from noetl_dagster.launcher.marks import Mark, driver_of
+from noetl_dagster.launcher.messages import Channel, Message
+from noetl_dagster.launcher.tags import LAUNCHER_TAG, PRIORITY_TAG, priority_of
+from noetl_dagster.playbook.loader import load_playbook
+from noetl_dagster.resources.noetl import NoetlResource, close_engines
+
+logger = logging.getLogger(__name__)
+
+MOST_RUNS = 200
+"""Runs after which a driver is replaced: what they leave behind in a process adds up."""
+
+MOST_GROWTH_BYTES = 256 * 1024**2
+"""A driver that has grown by more is replaced after its run."""
+
+STALE_SECONDS = 5.0
+"""Connections that have been idle for so long are tried before they are relied upon."""
+
+HEAVY = ("pyspark", "duckdb")
+"""Packages that leave servers or pools of threads in a process: a run that loads one takes its driver with it."""
+
+
+class Driver:
+    """Takes work from the run server until that is gone, or until it has done enough."""
+
+    def __init__(self, channel: Channel, address: Address) -> None:
+        self._channel = channel
+        self._address = address
+        self._folder = address.folder / "runs"
+        self._noetl = NoetlResource()
+        self._stack = ExitStack()
+        self._instances: dict[str, DagsterInstance] = {}
+        self._prepared: dict[str, Prepared] = {}
+        self._mark: Mark | None = None
+        self._environment = dict(os.environ)
+        self._working_directory = Path.cwd()
+        self._memory = psutil.Process().memory_info().rss
+        self._runs = 0
+        self._used = time.monotonic()
+        self._interrupted = False
+
+    def main(self) -> None:
+        signal.signal(signal.SIGUSR1, self._told)
+        compute_logs.mirrored = False  # what a run prints is in its compute log; nobody watches this process
+        try:
+            self._open()
+            self._channel.send({"ready": True})
+            self._serve()
+        except KeyboardInterrupt:
+            pass
+        finally:
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)
+            close_engines()
+            self._stack.close()
+
+    def _open(self) -> None:
+        """Connects to everything that a run needs, before there is one."""
+        self._noetl.engine()
+        if "DAGSTER_HOME" in os.environ:
+            self._instance("").get_run_by_id("none")
+
+    def _serve(self) -> None:
+        while (message := self._channel.receive()) is not None and message["do"] != "end":
+            if not self._is_fit():
+                self._channel.send({"unfit": message})
+                return
+            answer = self._answer(message)
+            worn = self._is_worn()
+            try:
+                self._channel.send({"done": message, "answer": answer, "worn": worn})
+            except OSError:  # the server was killed; what waited there must not wait for the next launch
+                break
+            if worn:
+                return
+        else:
+            if message is not None:
+                return
+        self._revive()
+
+    def _revive(self) -> None:
+        """Starts the server again when it was killed while runs waited; the new one finds them."""
+        if self._answer({"do": "recover", "id": "recover"}).get("runs"):
+            with suppress(NoetlError):
+                self._address.open().close()
+
+    def _answer(self, message: Message) -> Message:
+        tasks = {"run": self._run, "execute": self._execute, "bury": self._bury, "recover": self._recover}
+        try:
+            return tasks[message["do"]](message)
+        except Exception as error:
+            logger.exception("%s", {name: message[name] for name in ("do", "id") if name in message})
+            return {"error": f"{type(error).__name__}: {error}"}
+        finally:
+            self._leave()
+
+    def _run(self, message: Message) -> Message:
+        """A run that Dagster has launched; as ``dagster api execute_run`` does it."""
+        return self._driving(message["id"], lambda: self._execute_run(message))
+
+    def _execute_run(self, message: Message) -> Message:
+        instance = self._instance(message["instance"])
+        with capture_interrupts():
+            _execute_run_command_body(message["id"], instance, _nowhere, set_exit_code_on_failure=False)
+        return {}
+
+    def _execute(self, message: Message) -> Message:
+        """An execution that is in the log and has no run yet."""
+        return self._driving(message["run_id"], lambda: self._launch(message))
+
+    def _launch(self, message: Message) -> Message:
+        try:
+            prepared = self._prepare(Path(message["file"]))
+            tags = {LAUNCHER_TAG: self._address.key}
+            if message["priority"]:
+                tags[PRIORITY_TAG] = str(message["priority"])
+            instance, resumed = self._instance(""), bool(message.get("resumed"))
+            before = latest_run(instance, int(message["execution_id"])) if resumed else None
+            if before is not None:
+                bury(instance, before)
+            with capture_interrupts():
+                launched = launch(
+                    prepared.playbook,
+                    self._noetl,
+                    instance,
+                    resumes=before,
+                    resumed=resumed,
+                    execution_id=int(message["execution_id"]),
+                    workload=message["workload"],
+                    tags=tags,
+                    run_id=message["run_id"],
+                    prepared=prepared,
+                )
+        except NoetlError as error:
+            return {"error": str(error)}
+        return {"error": launched.error} if launched.error else {}
+
+    def _driving(self, run_id: str, work: Any) -> Message:
+        self._mark = Mark.take(self._folder, run_id)
+        if self._mark is None:
+            return {}  # a driver of an earlier server has it
+        try:
+            answer: Message = work()
+            return answer
+        finally:
+            self._interrupted = self._mark.is_unwanted
+            mark, self._mark = self._mark, None
+            mark.release()
+
+    def _bury(self, message: Message) -> Message:
+        """Tells Dagster that the process of a run ended without a word."""
+        instance = self._instance(message["instance"])
+        run = instance.get_run_by_id(message["id"])
+        if run is None or run.is_finished or driver_of(self._folder, run.run_id) is not None:
+            return {}
+        if run.status is DagsterRunStatus.CANCELING:
+            instance.report_run_canceled(run, message=message["why"])
+        else:
+            instance.report_run_failed(run, message["why"])
+        return {}
+
+    def _recover(self, message: Message) -> Message:
+        """Runs that an earlier server with this key was given and that no process has begun."""
+        if "DAGSTER_HOME" not in os.environ:
+            return {"runs": []}
+        instance = self._instance("")
+        wanted = RunsFilter(statuses=[DagsterRunStatus.STARTING], tags={LAUNCHER_TAG: self._address.key})
+        runs = instance.get_runs(wanted, ascending=True)
+        free = [run for run in runs if driver_of(self._folder, run.run_id) is None]
+        return {"runs": [[run.run_id, priority_of(run.tags)] for run in free]}
+
+    def _instance(self, reference: str) -> DagsterInstance:
+        """Dagster's instance, with pools of connections; the one of ``DAGSTER_HOME`` for an empty reference."""
+        instance = self._instances.get(reference)
+        if instance is None:
+            opened = (
+                DagsterInstance.from_ref(deserialize_value(reference, InstanceRef))
+                if reference
+                else DagsterInstance.get()
+            )
+            instance = self._instances[reference] = self._stack.enter_context(opened)
+            settle(instance)
+        return instance
+
+    def _prepare(self, file: Path) -> Prepared:
+        """The job of a playbook, compiled once as long as its file stays the same."""
+        playbook = load_playbook(file)
+        prepared = self._prepared.get(str(file))
+        if prepared is None or prepared.playbook.source != playbook.source or playbook.settled:
+            prepared = self._prepared[str(file)] = prepare(playbook, self._noetl)
+        return prepared
+
+    def _leave(self) -> None:
+        """Leaves the process as the next run is to find it."""
+        self._runs += 1
+        self._used = time.monotonic()
+        if dict(os.environ) != self._environment:
+            os.environ.clear()
+            os.environ.update(self._environment)
+        os.chdir(self._working_directory)
+        engine = self._noetl.engine()
+        run_sync(engine.liveness.release_all())
+
+    def _is_fit(self) -> bool:
+        """Whether the connections still work, where they have been idle for a while."""
+        if time.monotonic() - self._used < STALE_SECONDS:
+            return True
+        try:
+            run_sync(self._noetl.engine().runtime.pool.fetchval("SELECT 1"), timeout=STALE_SECONDS)
+            for instance in self._instances.values():
+                instance.get_run_by_id("none")
+        except Exception as error:
+            logger.info("a driver with broken connections ends: %r", error)
+            return False
+        return True
+
+    def _is_worn(self) -> bool:
+        grown = psutil.Process().memory_info().rss - self._memory
+        loaded = any(name in sys.modules for name in HEAVY)
+        return self._interrupted or self._runs >= MOST_RUNS or grown > MOST_GROWTH_BYTES or loaded
+
+    def _told(self, number: int, frame: FrameType | None) -> None:
+        """Interrupts the run, if it is still the one that is meant."""
+        if self._mark is not None and self._mark.is_unwanted:
+            signal.raise_signal(signal.SIGINT)
+
+
+def _nowhere(event: object) -> None:
+    """Dagster's events are in its log already."""

@@ -1,0 +1,86 @@
+"""One execution driven by the run server while a person waits for it, as ``noetl-dagster run`` does."""
+
+from __future__ import annotations
+
+import os
+import time
+import uuid
+from contextlib import suppress
+from typing import Any
+
+from noetl_dagster import embedded
+from noetl_dagster.errors import ServiceError
+from noetl_dagster.launcher.address import Address
+from noetl_dagster.launcher.marks import driver_of, interrupt
+from noetl_dagster.launcher.messages import Channel
+from noetl_dagster.playbook.models import Playbook
+from noetl_dagster.settings import Settings
+
+LOOK_SECONDS = 0.2
+
+
+def drive(
+    settings: Settings,
+    playbook: Playbook,
+    execution_id: int,
+    workload: dict[str, Any],
+    *,
+    resumed: bool = False,
+) -> str | None:
+    """Has the run server of this process's environment drive an execution, and waits for the end of its run.
+
+    An interrupt of the waiting process interrupts the run.
+
+    Returns:
+        Why the run failed, where it did.
+
+    Raises:
+        ServiceError: there is no run server, or it is busy; nothing was begun.
+    """
+    folder = embedded.run_server_folder(settings)
+    channel = Address.of(folder, os.environ, settings.driven_at_once).open()
+    run_id = str(uuid.uuid4())
+    try:
+        channel.send({"do": "status"})
+        status = channel.receive()
+        if status is None or len(status["driven"]) + len(status["waiting"]) >= settings.driven_at_once:
+            raise ServiceError("the run server has its hands full")
+        channel.send(
+            {
+                "do": "execute",
+                "id": str(execution_id),
+                "execution_id": str(execution_id),
+                "run_id": run_id,
+                "file": playbook.file,
+                "workload": workload,
+                "resumed": resumed,
+                "priority": 0,
+            }
+        )
+        return _end(channel, settings, run_id)
+    except OSError as error:
+        raise ServiceError(f"the run server is gone: {error}") from error
+    except KeyboardInterrupt:
+        channel.send({"do": "withdraw", "id": str(execution_id)})
+        interrupt(folder / "runs", run_id)
+        with suppress(KeyboardInterrupt):  # once more: without waiting for its end
+            _end(channel, settings, run_id)
+        raise
+    finally:
+        channel.close()
+
+
+def _end(channel: Channel, settings: Settings, run_id: str) -> str | None:
+    """What the server says of the end; where it is gone, the driver is waited for."""
+    while (messages := channel.arrived()) is not None:
+        for message in messages:
+            if "ended" in message:
+                error: str | None = message["error"]
+                return error
+            if "refused" in message:
+                raise ServiceError(message["error"])
+            if message.get("withdrawn"):
+                return "withdrawn before it began"
+    while driver_of(embedded.run_server_folder(settings) / "runs", run_id) is not None:
+        time.sleep(LOOK_SECONDS)
+    return "the run server ended"

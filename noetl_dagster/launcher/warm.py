@@ -1,0 +1,165 @@
+"""Dagster's run launcher over a run server: a run starts in a process that has everything imported."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from dagster import DagsterRun, DagsterRunStatus, DefaultRunLauncher, Field, IntSource, StringSource
+
+from noetl_dagster.dagster_internals import (
+    CheckRunHealthResult,
+    ConfigurableClassData,
+    LaunchRunContext,
+    WorkerStatus,
+    serialize_value,
+)
+from noetl_dagster.errors import ServiceError
+from noetl_dagster.launcher.address import Address
+from noetl_dagster.launcher.marks import driver_of, interrupt
+from noetl_dagster.launcher.messages import Message
+from noetl_dagster.launcher.tags import LAUNCHER_TAG, priority_of
+
+logger = logging.getLogger(__name__)
+
+LOCATION = "noetl_dagster.definitions"
+"""The code location whose runs warm processes drive; those of other code may have changed since it was imported."""
+
+
+class WarmRunLauncher(DefaultRunLauncher):
+    """Has a run server of this machine drive the runs of playbooks, a bounded number at once.
+
+    A run of another code location, and any run while no server starts, goes Dagster's default way: from the code
+    location's own server.
+
+    ``dagster.yaml``:
+
+    .. code-block:: yaml
+
+        run_launcher:
+          module: noetl_dagster.launcher.warm
+          class: WarmRunLauncher
+          config: {folder: /srv/noetl/runs, runs_at_once: 8}
+    """
+
+    def __init__(
+        self, folder: str, runs_at_once: int, inst_data: ConfigurableClassData | None = None
+    ) -> None:
+        super().__init__(inst_data)
+        self._folder = Path(folder)
+        self._at_once = runs_at_once
+
+    @classmethod
+    def config_type(cls) -> Any:
+        return {
+            "folder": Field(StringSource, description="Where run servers listen and keep their logs"),
+            "runs_at_once": Field(
+                IntSource, is_required=False, default_value=8, description="Runs that are driven at once"
+            ),
+        }
+
+    @classmethod
+    def from_config_value(
+        cls, inst_data: ConfigurableClassData, config_value: Mapping[str, Any]
+    ) -> WarmRunLauncher:
+        return cls(inst_data=inst_data, **config_value)
+
+    def launch_run(self, context: LaunchRunContext) -> None:
+        run = context.dagster_run
+        if not _is_ours(run):
+            super().launch_run(context)
+            return
+        address = Address.of(self._folder, os.environ, self._at_once)
+        # before the server has it: a server that is killed is followed by one that looks for the tag
+        self._instance.add_run_tags(run.run_id, {LAUNCHER_TAG: address.key})
+        try:
+            answer = self._ask(
+                address,
+                {
+                    "do": "run",
+                    "id": run.run_id,
+                    "instance": serialize_value(self._instance.get_ref()),
+                    "priority": priority_of(run.tags),
+                },
+            )
+        except (ServiceError, OSError) as error:
+            logger.warning("run %s starts the default way: %s", run.run_id, error)
+            self._instance.add_run_tags(run.run_id, {LAUNCHER_TAG: ""})
+            super().launch_run(context)
+            return
+        self._run_ids.add(run.run_id)
+        if answer["ahead"]:
+            self._instance.report_engine_event(
+                f"Waits for {answer['ahead']} other runs: {self._at_once} are driven at once.", run
+            )
+
+    def terminate(self, run_id: str) -> bool:
+        run = self._instance.get_run_by_id(run_id)
+        if run is None or run.is_finished:
+            return False
+        if driver_of(self._marks, run_id) is not None:
+            self._instance.report_run_canceling(run)
+            return interrupt(self._marks, run_id)
+        if not run.tags.get(LAUNCHER_TAG):
+            terminated: bool = super().terminate(run_id)  # type: ignore[no-untyped-call]
+            return terminated
+        self._instance.report_run_canceling(run)
+        withdrawn = self._tell(run, {"do": "withdraw", "id": run_id})
+        if withdrawn is not None and withdrawn["withdrawn"]:
+            self._instance.report_run_canceled(run, message="terminated before it began")
+            return True
+        return interrupt(self._marks, run_id)  # it has begun just now
+
+    @property
+    def supports_check_run_worker_health(self) -> bool:
+        return True
+
+    def check_run_worker_health(self, run: DagsterRun) -> CheckRunHealthResult:
+        """Asked by Dagster's run monitoring."""
+        if driver_of(self._marks, run.run_id) is not None:
+            return CheckRunHealthResult(WorkerStatus.RUNNING)
+        if not run.tags.get(LAUNCHER_TAG):
+            return CheckRunHealthResult(WorkerStatus.UNKNOWN, "the run was launched the default way")
+        if run.status is DagsterRunStatus.STARTING:
+            known = self._tell(run, {"do": "ask", "id": run.run_id})
+            if known is not None and known["known"]:
+                return CheckRunHealthResult(WorkerStatus.RUNNING, "waits to be driven")
+        return CheckRunHealthResult(WorkerStatus.NOT_FOUND, "no process drives the run")
+
+    @property
+    def _marks(self) -> Path:
+        return self._folder / "runs"
+
+    def _tell(self, run: DagsterRun, message: Message) -> Message | None:
+        """The answer of the server that was given a run; None when that is gone."""
+        channel = Address(self._folder, run.tags[LAUNCHER_TAG], {}, 0).connect()
+        if channel is None:
+            return None
+        try:
+            channel.send(message)
+            return channel.receive()
+        except OSError:
+            return None
+        finally:
+            channel.close()
+
+    def _ask(self, address: Address, message: Message) -> Message:
+        channel = address.open()
+        try:
+            channel.send(message)
+            answer = channel.receive()
+        finally:
+            channel.close()
+        if answer is None or "accepted" not in answer:
+            raise ServiceError(f"the run server does not take the run; see {address.log}")
+        return answer
+
+
+def _is_ours(run: DagsterRun) -> bool:
+    origin = run.remote_job_origin
+    location = origin.repository_origin.code_location_origin if origin is not None else None
+    loaded = getattr(location, "loadable_target_origin", None)
+    return loaded is not None and loaded.module_name == LOCATION
