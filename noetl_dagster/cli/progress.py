@@ -67,12 +67,12 @@ def _ended(found: Overview) -> int:
     return sum(step.status != "RUNNING" for step in found.steps)
 
 
-def _refresh(engine: Engine, execution_id: int, display: _Bars | _Lines, left: _Left) -> None:
+def _refresh(engine: Engine, execution_id: int, display: _Bars | _Lines, left: _Left | None = None) -> None:
     try:
         found = run_sync(overview(engine.runtime, execution_id))
         running = any(step.status == "RUNNING" for step in found.steps)
         said = run_sync(running_notes(engine.runtime.pool, execution_id)) if running else {}
-        display.update(found, said, left.describe(found) if running else "")
+        display.update(found, said, left.describe(found) if running and left is not None else "")
     except ExecutionNotFoundError:
         return
 
