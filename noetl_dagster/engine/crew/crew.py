@@ -92,11 +92,11 @@ class Crew:
     @contextmanager
     def team(self, job: Job, start: int, stop: int, places: int) -> Iterator[Share]:
         """A team for items ``start <= index < stop``, ``places`` at once."""
-        team = Team(job, start, stop, places)
         wanted = self._processes(job.execution_id)
         if places < 2 or stop - start < 2 or wanted == 1 or self._broken:
-            yield team
+            yield Team(job, start, stop, places)
             return
+        team = Team(job, start, stop, places, wanted)
         self._teams[team.number] = team
         for helper in self._helpers:
             team.join(helper, wanted, at_once=True)

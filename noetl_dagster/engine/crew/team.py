@@ -91,13 +91,15 @@ class Team:
 
     Args:
         places: commands that run at the same time, in all processes together.
+        processes: that may come to work on it; for fewer the ranges are larger.
     """
 
-    def __init__(self, job: Job, start: int, stop: int, places: int) -> None:
+    def __init__(self, job: Job, start: int, stop: int, places: int, processes: int = 1) -> None:
         self.number = next(_numbers)
         self.job = job
         self._ranges = Ranges(start, stop)
         self._places = places
+        self._processes = processes
         self._mates: dict[Mate, _Place] = {}
         self._tally = Tally()
         self._spare = 0
@@ -107,7 +109,7 @@ class Team:
     # -- the driver's share --------------------------------------------------------------------------
 
     async def take(self) -> Range | None:
-        return self._ranges.take(1 + len(self._mates))
+        return self._ranges.take(self._processes)
 
     def leaves(self) -> bool:
         if self._stopped:
@@ -214,7 +216,7 @@ class Team:
 
     def asked(self, mate: Mate) -> None:
         """A helper wants more to do."""
-        found = self._ranges.take(1 + len(self._mates)) if mate in self._mates else None
+        found = self._ranges.take(self._processes) if mate in self._mates else None
         if found is None:
             mate.send({"do": "range", "team": self.number})
             return

@@ -49,11 +49,11 @@ class Clients:
 
     def http(self, *, verify_ssl: bool = True) -> ClientSession:
         """The shared HTTP session. Redirects and time-outs are the caller's business."""
-        from noetl_dagster.tools.access.web import open_session
-
         sessions = self._open().http
         session = sessions.get(verify_ssl)
         if session is None or session.closed:
+            from noetl_dagster.tools.access.web import open_session
+
             session = sessions[verify_ssl] = open_session(verify_ssl=verify_ssl)
         return session
 
