@@ -75,7 +75,9 @@ def measure(peer: Peer, settings: Settings) -> Row:
     if not peer.python.exists():
         return Row(peer, note="not measured: its packages could not be installed")
     with contextlib.ExitStack() as stack:
-        folder = stack.enter_context(tempfile.TemporaryDirectory(ignore_cleanup_errors=True))
+        # beside the embedded PostgreSQL's data, so that all write to the same disk
+        beside = tempfile.TemporaryDirectory(prefix="peer-", dir=settings.home, ignore_cleanup_errors=True)
+        folder = str(Path(stack.enter_context(beside)).resolve())
         command = [str(peer.python), "-m", f"benchmarks.peers.{peer.module}", "--items", str(peer.items)]
         command += ["--folder", folder, "--mode", peer.mode]
         if peer.database:
