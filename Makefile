@@ -6,7 +6,7 @@ TEST_ARGS ?= -n 3 --dist loadfile --no-loadscope-reorder
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help setup java demo dev check test-quick test test-slow lint bench lock services-up services-down clean
+.PHONY: help setup java demo dev check test-quick test test-slow lint bench bench-peers lock services-up services-down clean
 
 help: ## list the verbs
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' Makefile | expand -t 16
@@ -42,6 +42,9 @@ lint: setup ## ruff and mypy
 
 bench: setup java ## the benchmarks
 	@scripts/bench
+
+bench-peers: setup ## items a second of Dagster, Prefect, Temporal, DBOS and ours, into benchmarks/README.md
+	@scripts/bench-peers
 
 lock: setup ## pin what pyproject.toml asks for, in requirements.lock
 	@scripts/lock
