@@ -143,7 +143,7 @@ class Settings(BaseSettings):
     command_heartbeat_timeout_seconds: float = Field(
         300.0, description="A claim without heartbeat expires after"
     )
-    event_buffer_size: int = Field(500, ge=1, description="Events per group commit, at most")
+    event_buffer_size: int = Field(1000, ge=1, description="Events per group commit, at most")
     event_buffer_milliseconds: float = Field(
         5.0, description="Longest time an event waits for its group commit"
     )
