@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+import time
+from contextlib import closing
+from functools import cache
 from typing import Any
 from weakref import WeakSet
 
 from dagster import DagsterInstance
+from sqlalchemy import event
+from sqlalchemy.exc import DisconnectionError
+from sqlalchemy.pool import QueuePool
 
 STATEMENT_MILLISECONDS = 0
 """No statement of a run is given up: 0 is PostgreSQL's own word for that."""
@@ -13,6 +19,9 @@ STATEMENT_MILLISECONDS = 0
 RECYCLE_SECONDS = 3_600
 CONNECTIONS = 20
 """Of one storage beside the one that stays open: more than steps run at the same time."""
+
+IDLE_SECONDS = 1.0
+_LAST_USED = "noetl_last_used"
 
 _settled: WeakSet[DagsterInstance] = WeakSet()
 
@@ -30,6 +39,7 @@ def settle(instance: DagsterInstance) -> None:
     if instance in _settled:
         return
     _settled.add(instance)
+    _test_idle_connections()
     instance.optimize_for_webserver(
         statement_timeout=STATEMENT_MILLISECONDS, pool_recycle=RECYCLE_SECONDS, max_overflow=CONNECTIONS
     )
@@ -39,6 +49,28 @@ def settle(instance: DagsterInstance) -> None:
     ):
         for question in questions:
             _remember(storage, question)
+
+
+@cache
+def _test_idle_connections() -> None:
+    """Connections of SQLAlchemy's pools that nobody used for a moment are tried before they are given out: the
+    server may have been restarted, or a firewall have dropped them."""
+
+    def returned(connection: Any, record: Any) -> None:
+        record.info[_LAST_USED] = time.monotonic()
+
+    def given_out(connection: Any, record: Any, proxy: Any) -> None:
+        if time.monotonic() - record.info.get(_LAST_USED, 0.0) < IDLE_SECONDS:
+            return
+        try:
+            with closing(connection.cursor()) as cursor:
+                cursor.execute("SELECT 1")
+            connection.rollback()
+        except Exception as error:
+            raise DisconnectionError("the connection was lost while nobody used it") from error
+
+    event.listen(QueuePool, "checkin", returned)
+    event.listen(QueuePool, "checkout", given_out)
 
 
 def _remember(storage: Any, question: str) -> None:

@@ -159,4 +159,8 @@ def stop(folder: Path) -> None:
 def _newest_file() -> int:
     """When a module of this package was last changed, in nanoseconds: its runs have what it had imported."""
     package = Path(__file__).parents[1]
-    return max(path.stat().st_mtime_ns for path in package.rglob("*.py"))
+    newest = 0
+    for path in package.rglob("*.py"):
+        with suppress(OSError):  # an editor's lock that leads nowhere, a file that has just gone
+            newest = max(newest, path.stat().st_mtime_ns)
+    return newest

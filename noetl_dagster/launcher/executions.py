@@ -108,7 +108,10 @@ class WarmLauncher:
                     self._begin(self._end(int(message["ended"]), message["error"]))
                 elif "refused" in message:
                     refused = message["error"]
-        except OSError as error:
+        except (
+            OSError,
+            ValueError,
+        ) as error:  # ValueError: a line that is cut off, or longer than any of ours
             logger.warning("the run server is gone: %s", error)
         if self._writer is not None:
             self._writer.close()

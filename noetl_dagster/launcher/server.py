@@ -17,6 +17,7 @@ import signal
 import socket
 import sys
 import time
+from contextlib import suppress
 from dataclasses import dataclass, field
 from importlib import import_module
 from pathlib import Path
@@ -110,7 +111,9 @@ class RunServer:
         signal.signal(signal.SIGTERM, self._told)
         signal.signal(signal.SIGINT, self._told)
         self._push(Item({"do": "recover", "id": "recover", "priority": 1_000_000}))
-        while not (self._ending and not any(child.item for child in self._children.values())):
+        while not (self._ending and not self._waiting and not any(c.item for c in self._children.values())):
+            if self._ending:
+                self._make_room()
             self._assign()
             for key, _ in self._selector.select(timeout=1.0):
                 self._hear(key.fileobj)
@@ -140,6 +143,8 @@ class RunServer:
             return
         for message in messages:
             match message["do"]:
+                case "run" | "execute" if self._ending:
+                    self._tell(caller, {"refused": message["id"], "error": "the run server is ending"})
                 case "run" | "execute":
                     self._push(Item(message, caller))
                     self._tell(caller, {"accepted": message["id"], "ahead": self._ahead(message)})
@@ -254,8 +259,6 @@ class RunServer:
 
     def _assign(self) -> None:
         """Gives what waits to drivers, and has as many of them as there is work for, one at least."""
-        if self._ending:
-            return
         stamp = _stamp(get_settings().playbooks_path) if self._waiting or not self._children else None
         for child in list(self._children.values()):
             if stamp is not None and child.is_idle and child.stamp != stamp:
@@ -276,7 +279,7 @@ class RunServer:
         alive = [child for child in self._children.values() if not child.ending]
         coming = sum(1 for child in alive if not child.ready)
         wanted = min(len(self._waiting), self._address.runs_at_once - len(alive) + coming)
-        if not alive:
+        if not alive and not self._ending:
             wanted = max(wanted, 1)
         if time.monotonic() >= self._begin_again:
             for _ in range(wanted - coming):
@@ -354,9 +357,17 @@ class RunServer:
     def _told(self, number: int, frame: object) -> None:
         self._ending = True
 
+    def _make_room(self) -> None:
+        """Who comes from now on starts a successor, which finds what waits here; what must be told is told here."""
+        if self._listener.fileno() != -1:
+            self._selector.unregister(self._listener)
+            (self._address.folder / f"{self._address.key}.sock").unlink(missing_ok=True)
+            self._listener.close()
+        self._waiting = [entry for entry in self._waiting if entry[2].message["do"] == "bury"]
+        heapq.heapify(self._waiting)
+
     def _close(self) -> None:
-        self._listener.close()
-        (self._address.folder / f"{self._address.key}.sock").unlink(missing_ok=True)
+        self._make_room()
         for child in self._children.values():
             self._end(child)
         for child in self._children.values():
@@ -365,10 +376,13 @@ class RunServer:
 
 def _stamp(folder: Path) -> object:
     """Changes with the files of a folder of playbooks and the code beside them."""
-    files = [path for path in folder.rglob("*") if path.suffix in (".yaml", ".yml", ".py", ".sql")]
-    return sorted(
-        (str(path), status.st_mtime_ns, status.st_size) for path in files for status in [path.stat()]
-    )
+    found = []
+    for path in folder.rglob("*"):
+        if path.suffix in (".yaml", ".yml", ".py", ".sql"):
+            with suppress(OSError):  # an editor's lock that leads nowhere, a file that has just gone
+                status = path.stat()
+                found.append((str(path), status.st_mtime_ns, status.st_size))
+    return sorted(found)
 
 
 def main() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -27,6 +28,10 @@ logger = logging.getLogger(__name__)
 
 LOCATION = "noetl_dagster.definitions"
 """The code location whose runs warm processes drive; those of other code may have changed since it was imported."""
+
+
+BEGIN_SECONDS = 15.0
+"""A driver that was given a run has begun it after so long."""
 
 
 class WarmRunLauncher(DefaultRunLauncher):
@@ -111,7 +116,13 @@ class WarmRunLauncher(DefaultRunLauncher):
         if withdrawn is not None and withdrawn["withdrawn"]:
             self._instance.report_run_canceled(run, message="terminated before it began")
             return True
-        return interrupt(self._marks, run_id)  # it has begun just now
+        deadline = time.monotonic() + BEGIN_SECONDS  # a driver has it, which has not begun yet
+        while not interrupt(self._marks, run_id):
+            known = self._tell(run, {"do": "ask", "id": run_id})
+            if known is None or not known["known"] or time.monotonic() > deadline:
+                return interrupt(self._marks, run_id)
+            time.sleep(0.05)
+        return True
 
     @property
     def supports_check_run_worker_health(self) -> bool:

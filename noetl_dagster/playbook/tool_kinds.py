@@ -46,6 +46,7 @@ _ARTIFACT = ToolKind(
     _fields("action uri store compress", ("ref", "result_ref"), ("value", "data")),
     name_fills="name",
     takes_references=True,
+    keeps_to_driver=True,  # what is stored in memory is in this process
 )
 _SHELL = ToolKind(_fields("script env cwd timeout shell", COMMAND_LINES), needs=("cmds", "script"))
 

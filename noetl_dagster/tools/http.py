@@ -75,7 +75,7 @@ class HttpTool(Tool):
         url = _absolute(config.get("url"), access, call)
         started = time.perf_counter()
         try:
-            request = _request(url, access, config)
+            request = _request(url, access, config, box)
             seconds = float(config.get("timeout") or DEFAULT_SECONDS)
         except (NotJsonableError, ValueError) as error:
             where = f"{_method(config)} {box.credentials.redact(url)}"
@@ -157,7 +157,7 @@ def _absolute(url: Any, access: _Access, call: ToolCall) -> str:
     return url
 
 
-def _request(url: str, access: _Access, config: Mapping[str, Any]) -> Request:
+def _request(url: str, access: _Access, config: Mapping[str, Any], box: Toolbox) -> Request:
     headers = {str(name): str(value) for name, value in (config.get("headers") or {}).items()}
     headers.update(access.headers)
     content, form = config.get("json"), config.get("form")
@@ -174,7 +174,9 @@ def _request(url: str, access: _Access, config: Mapping[str, Any]) -> Request:
     target = address(url, {**params, **access.params} if access.params else params)
     if target.raw_user and any(name.lower() == "authorization" for name in headers):
         target = target.with_user(None)  # what the credential says, not what the address does
-    secrets = frozenset(name.lower() for name in access.headers)
+    redact = box.credentials.redact  # a header of the playbook's may hold a secret of the keychain
+    secret = {name.lower() for name, value in headers.items() if redact(value) != value}
+    secrets = frozenset(secret | {name.lower() for name in access.headers})
     return Request(_method(config), target, headers, body, secrets)
 
 
@@ -208,7 +210,7 @@ async def _answer(response: ClientResponse, call: ToolCall, box: Toolbox) -> _An
         data, encoding = _body(content, response)
     else:
         data, encoding = await _stored(content, rest, response, call, box), "reference"
-    text = redact(_text(content, response)[:EXCERPT]) if failed and encoding is None else ""
+    text = redact(_text(content, response))[:EXCERPT] if failed and encoding is None else ""
     url = redact(public(response.url))
     return _Answer(response.status, response.reason or "", headers, url, data, text, encoding)
 

@@ -17,6 +17,7 @@ from noetl_dagster.engine.engine import Engine
 from noetl_dagster.engine.recovery.abandoned import Verdict
 from noetl_dagster.event_loop import run_sync
 from noetl_dagster.events.state import ExecutionStatus
+from noetl_dagster.launcher.server import _stamp
 from noetl_dagster.launcher.tags import LAUNCHER_TAG
 from noetl_dagster.playbook.loader import load_playbook
 from noetl_dagster.resources.noetl import NoetlResource, close_engines
@@ -182,3 +183,11 @@ def test_recovery_leaves_a_run_alone_that_waits(placed: Placed) -> None:
         place.until(second, DagsterRunStatus.SUCCESS)
         assert run_sync(noetl.engine().runtime.load(execution.id)).state.status is ExecutionStatus.COMPLETED
         close_engines()
+
+
+def test_a_file_that_leads_nowhere_stops_no_server(tmp_path: Path) -> None:
+    (tmp_path / "flow.yaml").write_text("a: 1")
+    before = _stamp(tmp_path)
+    (tmp_path / ".#flow.yaml").symlink_to("nobody@nowhere.1")  # as an editor marks what it edits
+
+    assert _stamp(tmp_path) == before

@@ -11,6 +11,7 @@ import pytest
 
 from noetl_dagster.errors import ReferenceNotAvailableError, ToolError
 from noetl_dagster.result_ref import ResultRef
+from noetl_dagster.tools.access.credentials import Credential, CredentialType
 from noetl_dagster.tools.base import Toolbox
 from noetl_dagster.tools.http import retry_after_seconds
 
@@ -167,6 +168,27 @@ async def test_what_belongs_to_an_origin_stays_there(run: Any, server: str, othe
     assert other["x-other"] == "1"
     fresh = (await run("http", url=f"{server}/x")).data["data"]["headers"]
     assert "cookie" not in fresh  # of another call, perhaps of another execution
+
+
+async def test_a_secret_in_a_header_of_the_playbook_stays_too(
+    run: Any, box: Toolbox, server: str, other_server: str
+) -> None:
+    box.credentials.hide(Credential("api", CredentialType.SECRET, {"token": "s3cr3t-of-keychain"}))
+    there = {"url": f"{server}/moved/307", "headers": {"X-API-Key": "s3cr3t-of-keychain", "X-Other": "1"}}
+
+    other = (await run("http", params={"to": f"{other_server}/x"}, **there)).data["data"]["headers"]
+
+    assert "x-api-key" not in other
+    assert other["x-other"] == "1"
+
+
+async def test_secrets_do_not_show_as_they_travel(run: Any, server: str) -> None:
+    auth = {"type": "header", "in": "query", "header_name": "key", "value": "ab+c/de==fgh"}
+
+    found = (await run("http", url=f"{server}/x", auth=auth)).data
+
+    assert found["data"]["query"] == {"key": "ab+c/de==fgh"}
+    assert "ab%2Bc" not in found["url"]
 
 
 async def test_redirects_end(run: Any, server: str) -> None:

@@ -17,7 +17,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from noetl_dagster import about
-from noetl_dagster.engine.crew.team import Job, Share, Tally, Team
+from noetl_dagster.engine.crew.team import CANCELLED, Job, Share, Tally, Team
 from noetl_dagster.engine.crew.wire import Line, Message, packed
 from noetl_dagster.event_loop import cancel_and_wait
 from noetl_dagster.settings import Settings, dump_settings
@@ -156,7 +156,10 @@ class Crew:
             return
         kinds = sorted({kind for team in self._teams.values() for kind in team.job.tool_kinds})
         try:
-            if self._template is None or not self._template.lives:
+            if self._template is not None and not self._template.lives:
+                self._template.close()
+                self._template = None
+            if self._template is None:
                 self._template = _Template.start(self._settings, kinds)
             for _ in range(missing):
                 self._listen(Helper(await Line.over(self._template.fork())))
@@ -201,7 +204,7 @@ class Crew:
                 team.stop()
             case "over":
                 error = message.get("error")
-                if error:
+                if error not in (None, CANCELLED):
                     logger.warning("helper %s left step %s: %s", helper.pid, team.job.step, error)
                 tally = Tally(message["done"], message["failed"])
                 team.ended(helper, tally, well=error is None)

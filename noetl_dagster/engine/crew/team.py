@@ -16,6 +16,9 @@ Work = Callable[[], Coroutine[Any, Any, None]]
 CANCEL_SECONDS = 30.0
 """A helper that does not end what it was told to cancel is killed."""
 
+CANCELLED = "cancelled"
+"""What a helper says of work that it was told to cancel, or that ended with it."""
+
 _numbers = count(1)
 
 
@@ -191,7 +194,7 @@ class Team:
             at_once: nobody works yet, so its places are free.
         """
         wanted = self._places // processes
-        if not wanted or not self._ranges or mate in self._mates:
+        if not wanted or not self._ranges or mate in self._mates or len(self._mates) >= processes - 1:
             return
         place = self._mates[mate] = _Place(wanted=wanted)
         job = self.job

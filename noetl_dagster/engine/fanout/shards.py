@@ -113,8 +113,9 @@ class InlineShards:
 
         async def work() -> None:
             nonlocal done, failed
-            while (command := await commands.next()) is not None:
-                outcome = await self._run_shard(activation, command, spec.max_shard_retries)
+            while (found := await commands.next()) is not None:
+                command, again = found
+                outcome = await self._run_shard(activation, command, spec.max_shard_retries, again=again)
                 if not outcome.failed:
                     done += 1
                     continue
@@ -152,12 +153,14 @@ class InlineShards:
             return PartitionRunner(self._runtime, activation.items)
         return self._runtime.runner_of(activation.program)
 
-    async def _run_shard(self, activation: Activation, command: Command, retries: int) -> Outcome:
+    async def _run_shard(
+        self, activation: Activation, command: Command, retries: int, *, again: bool
+    ) -> Outcome:
         """Runs a shard; a failed one is issued again as the next attempt of the same shard."""
         execution, program = activation.execution, activation.program
         if command.part:
             return await self._attempts.run(
-                execution, program, command, issued=True, resumed=activation.resumed, spare=retries
+                execution, program, command, issued=True, resumed=again, spare=retries
             )
         last = command.attempt + retries
         runner = self._runner(activation)

@@ -10,7 +10,7 @@ from collections import deque
 from typing import Any
 
 from noetl_dagster.engine.crew.ranges import Range
-from noetl_dagster.engine.crew.team import Tally, Work
+from noetl_dagster.engine.crew.team import CANCELLED, Tally, Work
 from noetl_dagster.engine.crew.wire import Line, Message
 from noetl_dagster.engine.fanout.shards import InlineShards
 from noetl_dagster.engine.loops.loop import Loops
@@ -86,12 +86,17 @@ class RemoteShare:
             case "stop":
                 self._stopped = True
             case "range" if "start" in message:
-                self._asked.popleft().set_result(Range(message["start"], message["stop"], message["again"]))
+                self._tell(Range(message["start"], message["stop"], message["again"]))
                 return
             case "range":
                 self._over = True
-                self._asked.popleft().set_result(None)
+                self._tell(None)
         self._changed.set()
+
+    def _tell(self, found: Range | None) -> None:
+        asked = self._asked.popleft()
+        if not asked.done():  # who asked may have been cancelled meanwhile
+            asked.set_result(found)
 
 
 class _Work:
@@ -134,7 +139,7 @@ class _Work:
         try:
             tally = await self._run(message, share)
         except asyncio.CancelledError:
-            pass
+            over["error"] = CANCELLED  # what it had taken is not done, whoever cancelled it
         except BaseException as error:
             over["error"] = repr(error)
         finally:

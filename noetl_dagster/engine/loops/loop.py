@@ -157,13 +157,14 @@ class Loops:
         state = activation.execution.state
 
         async def work() -> None:
-            while (command := await commands.next()) is not None:
+            while (found := await commands.next()) is not None:
+                command, again = found
                 outcome = await self._attempts.run(
                     activation.execution,
                     activation.program,
                     command,
                     issued=True,
-                    resumed=activation.resumed and activation.program.retries,
+                    resumed=again and activation.program.retries,
                 )
                 if applies_context:
                     for path, value in outcome.patches:
@@ -203,17 +204,20 @@ def team_of(
 
 
 class SharedCommands:
-    """The commands of a share for its workers, which take turns only where a range ends."""
+    """The commands of a share for its workers, which take turns only where a range ends.
+
+    Beside each stands whether somebody may have run it before, so that the log is to be asked.
+    """
 
     def __init__(self, runtime: Runtime, activation: Activation, share: Share) -> None:
         self._runtime = runtime
         self._activation = activation
         self._share = share
         self._slices = self._issued()
-        self._ready: deque[Command] = deque()
+        self._ready: deque[tuple[Command, bool]] = deque()
         self._lock = asyncio.Lock()
 
-    async def next(self) -> Command | None:
+    async def next(self) -> tuple[Command, bool] | None:
         if self._share.leaves():
             return None
         while not self._ready:
@@ -227,11 +231,11 @@ class SharedCommands:
                 self._ready.extend(found)
         return self._ready.popleft()
 
-    async def _issued(self) -> AsyncIterator[list[Command]]:
+    async def _issued(self) -> AsyncIterator[list[tuple[Command, bool]]]:
         while (taken := await self._share.take()) is not None:
             activation = replace(self._activation, resumed=True) if taken.again else self._activation
             async for commands in issue(self._runtime, activation, taken.start, taken.stop):
-                yield commands
+                yield [(command, activation.resumed) for command in commands]
 
 
 async def run_workers(work: Any, count: int) -> None:

@@ -8,6 +8,7 @@ embedded server.
 
 from __future__ import annotations
 
+import base64
 import os
 import re
 import time
@@ -16,7 +17,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
 from typing import Any
-from urllib.parse import unquote, urlsplit
+from urllib.parse import quote, quote_plus, unquote, urlsplit
 
 import asyncpg
 import orjson
@@ -258,7 +259,12 @@ class Credentials:
 
     def hide(self, credential: Credential) -> None:
         """Makes :meth:`redact` hide the secret values of a credential from now on."""
-        self._secrets |= credential.secrets()
+        for secret in credential.secrets():  # as it is, and as it travels in a query
+            self._secrets |= {secret, quote(secret, safe=""), quote_plus(secret)}
+        user = credential.get("username", "user")
+        if user is not None:
+            pair = f"{user}:{credential.get('password', default='')}"
+            self._secrets.add(base64.b64encode(pair.encode()).decode())
 
     def redact(self, text: str) -> str:
         """The text with every known secret value replaced by ``***``."""

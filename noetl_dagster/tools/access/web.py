@@ -10,10 +10,10 @@ import re
 from collections.abc import AsyncIterator, Iterable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
-from functools import lru_cache
+from functools import cache, lru_cache
 from typing import TYPE_CHECKING, Any
 from urllib.parse import parse_qsl, urlencode
-from urllib.request import getproxies
+from urllib.request import getproxies, proxy_bypass
 
 from yarl import URL
 
@@ -73,7 +73,6 @@ def open_session(*, verify_ssl: bool = True) -> ClientSession:
         skip_auto_headers=("Content-Type",),
         max_line_size=HEADER_BYTES,
         max_field_size=HEADER_BYTES,
-        trust_env=bool(getproxies()),  # looking for a proxy takes a thread at every request
     )
 
 
@@ -126,6 +125,7 @@ async def _final(session: ClientSession, request: Request, seconds: float, follo
             data=request.body,
             cookies=None if jar is None else jar.filter_cookies(request.url),
             timeout=_patience(seconds),
+            proxy=_proxy(request.url),
             allow_redirects=False,
         )
         following = _redirected(request, response) if follow else None
@@ -137,6 +137,19 @@ async def _final(session: ClientSession, request: Request, seconds: float, follo
         response.release()
         request = following
     raise WebError(f"more than {MAX_REDIRECTS} redirects", retryable=False)
+
+
+@cache
+def _proxies() -> dict[str, str]:
+    return getproxies()
+
+
+def _proxy(url: URL) -> str | None:
+    """The proxy that the environment names. aiohttp's own search would send passwords of ``~/.netrc`` too."""
+    proxies = _proxies()
+    if not proxies or proxy_bypass(url.host or ""):
+        return None
+    return proxies.get(url.scheme)
 
 
 def _jar() -> Any:
