@@ -110,12 +110,19 @@ async def test_the_log_is_that_of_one_process(open_engine: Open, tmp_path: Path,
     assert logs[0] == logs[1]
 
 
-@pytest.mark.parametrize("fanout", [True, False], ids=["fanout", "parallel"])
+RETRY = [{"when": "{{ error is defined }}", "then": {"max_attempts": 3}}]
+
+
+@pytest.mark.parametrize(
+    ("fanout", "more"),
+    [(True, {}), (False, {}), (False, {"retry": RETRY})],
+    ids=["fanout", "parallel", "retried"],
+)
 async def test_what_a_killed_helper_had_is_done_by_others(
-    open_engine: Open, tmp_path: Path, fanout: bool
+    open_engine: Open, tmp_path: Path, fanout: bool, more: dict[str, Any]
 ) -> None:
     engine, ledger = await open_engine(3), tmp_path / "ledger"
-    tool = written_by("begun > 20")
+    tool = written_by("begun > 20", **more)
     running = asyncio.create_task(engine.run(playbook(text(tool, fanout=fanout)), {"ledger": str(ledger)}))
     pid = await once_helped(engine, ledger, running)
     execution_id = await engine.runtime.pool.fetchval(NEWEST)
