@@ -307,7 +307,7 @@ class OpSession:
 
 def needs_spark(playbook: Playbook) -> bool:
     """Whether a step runs on Spark in this process."""
-    return any(task.kind == "spark" for step in playbook.steps for task in step.tasks)
+    return any(uses_spark(playbook, step) for step in playbook.steps)
 
 
 def region_has_tokens(playbook: Playbook, region: Region) -> bool:

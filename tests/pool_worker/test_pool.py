@@ -9,7 +9,7 @@ import pytest
 from nats.js.errors import NotFoundError
 
 from noetl_dagster.engine.engine import Engine
-from noetl_dagster.engine.pool import dispatch
+from noetl_dagster.engine.pool import link
 from noetl_dagster.events.state import ExecutionStatus
 from noetl_dagster.pool_worker import notices
 from noetl_dagster.settings import Settings
@@ -53,7 +53,7 @@ async def test_a_loop_runs_in_the_pool(engine: Engine, settings: Settings) -> No
 
 async def test_ends_and_commands_wake_who_waits(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
     """Looking around at intervals is for what got lost: nobody waits for it in ordinary work."""
-    for module, interval in ((dispatch, "SWEEP_SECONDS"), (notices, "TAKE_SECONDS")):
+    for module, interval in ((link, "SWEEP_SECONDS"), (notices, "TAKE_SECONDS")):
         monkeypatch.setattr(module, interval, 1000.0)
     patient = settings.model_copy(update={"worker_heartbeat_seconds": 1000.0})
     text = """

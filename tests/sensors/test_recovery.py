@@ -227,12 +227,17 @@ def test_each_request_has_a_key_of_its_own(
 ) -> None:
     """A requested run may die before it opens its epoch: the next request must not be taken for the first."""
     created = run_sync(noetl.engine().lifecycle.create(job.playbook))
-    keys, cursor = [], None
-    for pause in (0.35, 0.65):
-        time.sleep(pause)
+    keys: list[str | None] = []
+    cursor = None
+
+    def both_are_requested() -> bool:
+        nonlocal cursor
         result = tick(job, noetl, dagster_instance, cursor)
         cursor = result.cursor
-        keys += [request.run_key for request in result.run_requests or []]
+        keys.extend(request.run_key for request in result.run_requests or [])
+        return len(keys) >= 2
+
+    until_now(both_are_requested, "two requests")
     assert keys == [f"noetl-recovery/{created.id}/2/{attempt}" for attempt in (0, 1)]
 
 

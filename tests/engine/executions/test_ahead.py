@@ -141,7 +141,7 @@ RUN = """
 import asyncio, sys
 from noetl_dagster.engine.engine import Engine
 from noetl_dagster.playbook.loader import parse_playbook
-from noetl_dagster.resources.noetl import load_settings
+from noetl_dagster.settings import load_settings
 
 async def main():
     engine = await Engine.open(load_settings(sys.argv[1]))
