@@ -31,7 +31,8 @@ def pid_of(home: Path, name: ServiceName) -> int:
 def test_two_racing_processes_share_services_that_outlive_them(racers: list[Settings], home: Path) -> None:
     first, second = racers
     assert first == second
-    assert {one.name for one in embedded.status(Settings(home=home)) if one.running} == set(CORE)
+    # another test of this room may have asked for the records API, which nobody starts unasked
+    assert {one.name for one in embedded.status(Settings(home=home)) if one.running} >= set(CORE)
 
 
 def test_each_service_runs_once(racers: list[Settings], home: Path) -> None:
