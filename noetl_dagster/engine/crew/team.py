@@ -126,7 +126,7 @@ class Team:
 
     async def run(self, work: Work) -> Tally:
         tasks: set[asyncio.Task[None]] = set()
-        self._spare += self._places - sum(place.workers for place in self._mates.values())
+        self._spare = self._places - sum(place.workers for place in self._mates.values())
         try:
             while self._spare or tasks or self._mates:
                 tasks |= {asyncio.create_task(work()) for _ in range(self._spare)}

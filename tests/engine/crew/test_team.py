@@ -4,10 +4,15 @@ from __future__ import annotations
 
 import asyncio
 
+import pytest
+
 from noetl_dagster.engine.crew.ranges import Range
 from noetl_dagster.engine.crew.team import CANCELLED, Job, Tally, Team
 from noetl_dagster.engine.crew.wire import Message
+from noetl_dagster.engine.engine import Engine
+from noetl_dagster.engine.helper import work
 from noetl_dagster.engine.helper.work import RemoteShare
+from noetl_dagster.event_loop import cancel_and_wait
 
 JOB = Job(1, "fan", 1, "loop", True)
 
@@ -46,24 +51,34 @@ async def test_what_a_helper_did_not_end_well_comes_back() -> None:
     [given] = [message for message in mate.heard if message["do"] == "range"]
     team.ended(mate, Tally(), well=False)
     seen: list[Range] = []
+    working: list[int] = []
 
-    async def work() -> None:
+    async def worker() -> None:
+        working.append(1)
         while (found := await team.take()) is not None:
             seen.append(found)
             await asyncio.sleep(0)
 
-    await team.run(work)
+    await team.run(worker)
 
     assert sorted(index for one in seen for index in range(one.start, one.stop)) == list(range(100))
-    assert Range(given["start"], given["stop"], again=True) in seen or any(one.again for one in seen)
+    again = {index for one in seen if one.again for index in range(one.start, one.stop)}
+    assert again == set(range(given["start"], given["stop"]))
+    assert len(working) == 10, "its places came back once"
 
 
-class Nobody:
-    def send(self, message: Message) -> None: ...
+class Listener:
+    """The driver's end, which only listens."""
+
+    def __init__(self) -> None:
+        self.heard: list[Message] = []
+
+    def send(self, message: Message) -> None:
+        self.heard.append(message)
 
 
 async def test_an_answer_to_who_was_cancelled_ends_nothing() -> None:
-    share = RemoteShare(Nobody(), 1)  # type: ignore[arg-type]
+    share = RemoteShare(Listener(), 1)  # type: ignore[arg-type]
     asking = asyncio.create_task(share.take())
     await asyncio.sleep(0)
     asking.cancel()
@@ -72,4 +87,20 @@ async def test_an_answer_to_who_was_cancelled_ends_nothing() -> None:
     share.heard({"do": "range", "start": 0, "stop": 5, "again": False})
 
     assert asking.cancelled()
-    assert CANCELLED
+
+
+async def test_work_that_ends_with_its_helper_is_not_told_as_done(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def for_ever(*given: object) -> Tally:
+        await asyncio.Event().wait()
+        return Tally()
+
+    monkeypatch.setattr(work._Work, "_run", for_ever)
+    driver = Listener()
+    helper = work._Work(driver, engine.runtime)  # type: ignore[arg-type]
+    helper._hear({"do": "open", "team": 7})
+    await asyncio.sleep(0)
+    await cancel_and_wait(*helper._tasks.values())
+
+    assert driver.heard == [{"do": "over", "team": 7, "error": CANCELLED, "done": 0, "failed": 0}]
