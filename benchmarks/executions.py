@@ -24,6 +24,7 @@ import httpx
 import psutil
 import yaml
 
+from benchmarks._two_steps import PLAYBOOK
 from noetl_dagster import embedded
 from noetl_dagster.launcher.address import stop
 from noetl_dagster.settings import Settings
@@ -31,17 +32,6 @@ from noetl_dagster.settings import Settings
 EXECUTIONS = 1000
 DEFAULT = 12
 ALONE = 20
-PLAYBOOK = """
-apiVersion: noetl.io/v2
-kind: Playbook
-metadata: {name: two, path: bench/two}
-workflow:
-  - step: start
-    tool: {kind: python, code: "result = {'n': 1}"}
-    next: {arcs: [{step: finish}]}
-  - step: finish
-    tool: {kind: python, input: {n: "{{ start.n }}"}, code: "result = n + 1"}
-"""
 FIRST_STEP = """
 SELECT extract(epoch FROM min(created_at))::float8 FROM noetl.event
 WHERE execution_id = $1 AND event_type = 'step.enter'

@@ -17,23 +17,13 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+from benchmarks._two_steps import PLAYBOOK
 from noetl_dagster import embedded
 from noetl_dagster.launcher.address import stop
 from noetl_dagster.settings import Settings
 
 REPEATS = 5
 NOETL = ("-m", "noetl_dagster")
-PLAYBOOK = """
-apiVersion: noetl.io/v2
-kind: Playbook
-metadata: {name: two, path: start/two}
-workflow:
-  - step: start
-    tool: {kind: python, code: "result = {'n': 1}"}
-    next: {arcs: [{step: finish}]}
-  - step: finish
-    tool: {kind: python, input: {n: "{{ start.n }}"}, code: "result = n + 1"}
-"""
 
 
 @dataclass(frozen=True, slots=True)

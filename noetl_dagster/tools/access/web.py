@@ -128,7 +128,11 @@ async def _final(session: ClientSession, request: Request, seconds: float, follo
             proxy=_proxy(request.url),
             allow_redirects=False,
         )
-        following = _redirected(request, response) if follow else None
+        try:
+            following = _redirected(request, response) if follow else None
+        except (WebError, ValueError):
+            response.close()
+            raise
         if following is None:
             return response
         if response.cookies:
@@ -166,7 +170,6 @@ def _redirected(request: Request, response: ClientResponse) -> Request | None:
         return None
     url = request.url.join(address(location))
     if url.scheme not in ("http", "https"):
-        response.close()
         raise WebError(f"it redirects to {url.scheme}:, which is neither http nor https", retryable=False)
     if request.url.fragment and not url.fragment:
         url = url.with_fragment(request.url.fragment)
