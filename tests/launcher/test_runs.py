@@ -174,11 +174,16 @@ def test_recovery_leaves_a_run_alone_that_waits(placed: Placed) -> None:
         second = place.launch("second", tags=resuming)
         moment()
         sensor = build_recovery_sensor([compile_playbook(playbook)], noetl)
-        with build_sensor_context(instance=place.instance) as context:
-            result = sensor(context)
-        assert isinstance(result, SensorResult)
-        assert not result.run_requests
-        assert f"its run {second} waits to be driven" in str(result.skip_reason)
+
+        def left_alone() -> bool:
+            with build_sensor_context(instance=place.instance) as context:
+                result = sensor(context)
+            assert isinstance(result, SensorResult)
+            assert not result.run_requests
+            return f"its run {second} waits to be driven" in str(result.skip_reason)
+
+        # the projection follows a moment later while anybody's older transaction holds it back
+        until_now(left_alone, "recovery to see the execution")
         place.open_gate()
         place.until(second, DagsterRunStatus.SUCCESS)
         assert run_sync(noetl.engine().runtime.load(execution.id)).state.status is ExecutionStatus.COMPLETED
