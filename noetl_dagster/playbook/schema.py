@@ -173,6 +173,8 @@ def _spec() -> Schema:
             "loop_mode": words(LoopMode, *spelling.LOOP_MODES),
             "fanout": closed(fields_of(FanoutSpec)),
             "dispatch": words(Dispatch),
+            "priority": NUMBER,
+            "weight": NUMBER,
             "strict_ctx": FLAG,
             "allow_partial": FLAG,
             "fail_fast": FLAG,

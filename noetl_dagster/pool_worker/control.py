@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
+from functools import partial
 from typing import Protocol
 from urllib.parse import quote
 
@@ -10,24 +12,39 @@ import httpx
 
 from noetl_dagster.engine.pool.claims import Claims
 from noetl_dagster.errors import ExecutionNotFoundError, TransportError
+from noetl_dagster.events.buffer import RETRYABLE
 from noetl_dagster.events.connection import encode_json
 from noetl_dagster.events.log import EventLog
 from noetl_dagster.events.types import Event
+from noetl_dagster.retrying import Patience, patiently
 from noetl_dagster.transport.capacity import WorkerReport, put_worker
 from noetl_dagster.transport.http import request_patiently
 from noetl_dagster.transport.wire import EventMessage
-from noetl_dagster.worker.context import Grant
+from noetl_dagster.worker.context import Batch, Grant
+
+HAND_BACK_SECONDS = 5.0
+"""A worker that goes does not wait longer for the control plane: its claims end with it."""
+
+_PATIENCE = Patience(RETRYABLE, seconds=300.0)
 
 
 class ControlPlane(Protocol):
     """The synchronous half of the protocol (docs/protocol.md)."""
 
-    async def register(self, report: WorkerReport) -> None:
-        """Makes a worker known."""
+    async def register(self, report: WorkerReport) -> bool:
+        """Makes a worker known; whether commands may be claimed and events sent many at once."""
         ...
 
     async def claim(self, execution_id: int, command_id: str, worker_id: str, event_id: int) -> Grant | None:
         """Claims a command; None when there is nothing to claim any more."""
+        ...
+
+    async def claim_many(self, worker_id: str, event_ids: Sequence[int], limits: Mapping[str, int]) -> Batch:
+        """Claims as many commands as there are ids, or fewer; sent again with the same ids it changes nothing."""
+        ...
+
+    async def hand_back(self, worker_id: str, event_ids: Sequence[int]) -> None:
+        """Gives claims back that were not begun."""
         ...
 
     async def lifecycle(self, execution_id: int) -> list[Event]:
@@ -48,11 +65,19 @@ class DirectControl:
         self._log = log
         self._claims = Claims(log.pool, lease_seconds)
 
-    async def register(self, report: WorkerReport) -> None:
+    async def register(self, report: WorkerReport) -> bool:
         await put_worker(self._log.pool, report)
+        return True
 
     async def claim(self, execution_id: int, command_id: str, worker_id: str, event_id: int) -> Grant | None:
         return await self._claims.claim(execution_id, command_id, worker_id, event_id)
+
+    async def claim_many(self, worker_id: str, event_ids: Sequence[int], limits: Mapping[str, int]) -> Batch:
+        claim = partial(self._claims.claim_many, worker_id, event_ids, limits)
+        return Batch.model_validate_json(self._claims.answer(await patiently(claim, _PATIENCE)))
+
+    async def hand_back(self, worker_id: str, event_ids: Sequence[int]) -> None:
+        await self._claims.hand_back(worker_id, event_ids)
 
     async def lifecycle(self, execution_id: int) -> list[Event]:
         return await self._log.lifecycle(execution_id)
@@ -70,9 +95,10 @@ class HttpControl:
     def __init__(self, client: httpx.AsyncClient) -> None:
         self._client = client
 
-    async def register(self, report: WorkerReport) -> None:
+    async def register(self, report: WorkerReport) -> bool:
         content = report.model_dump_json().encode()
-        _checked(await request_patiently(self._client, "POST", "/api/workers", content=content))
+        answer = _checked(await request_patiently(self._client, "POST", "/api/workers", content=content))
+        return bool(answer.json().get("batch", False))
 
     async def claim(self, execution_id: int, command_id: str, worker_id: str, event_id: int) -> Grant | None:
         body = {"execution_id": str(execution_id), "worker_id": worker_id, "event_id": str(event_id)}
@@ -81,6 +107,19 @@ class HttpControl:
         if response.status_code in (404, 409):
             return None
         return Grant.model_validate_json(_checked(response).content)
+
+    async def claim_many(self, worker_id: str, event_ids: Sequence[int], limits: Mapping[str, int]) -> Batch:
+        body = {"worker_id": worker_id, "event_ids": [str(one) for one in event_ids], "limits": limits}
+        content = encode_json(body)
+        response = await request_patiently(self._client, "POST", "/api/commands/claim", content=content)
+        return Batch.model_validate_json(_checked(response).content)
+
+    async def hand_back(self, worker_id: str, event_ids: Sequence[int]) -> None:
+        content = encode_json({"worker_id": worker_id, "event_ids": [str(one) for one in event_ids]})
+        path = "/api/commands/release"
+        _checked(
+            await request_patiently(self._client, "POST", path, content=content, patience=HAND_BACK_SECONDS)
+        )
 
     async def lifecycle(self, execution_id: int) -> list[Event]:
         path = f"/api/executions/{execution_id}/lifecycle"

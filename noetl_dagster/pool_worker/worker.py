@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import logging
 import socket
-from collections import Counter, OrderedDict
+from collections import OrderedDict
 from dataclasses import replace
 
 import nats.errors
@@ -17,18 +17,21 @@ from noetl_dagster.about import About
 from noetl_dagster.engine.driving.liveness import Liveness
 from noetl_dagster.engine.driving.watch import Watch
 from noetl_dagster.engine.runtime import Runtime
-from noetl_dagster.errors import ExecutionCancelledError, NoetlError, ServiceError
+from noetl_dagster.errors import ExecutionCancelledError, NoetlError
 from noetl_dagster.event_loop import cancel_and_wait
 from noetl_dagster.events.envelopes import error_envelope
 from noetl_dagster.events.state import ExecutionState
+from noetl_dagster.pool_worker.claimer import Claimer
 from noetl_dagster.pool_worker.control import ControlPlane, DirectControl, HttpControl
-from noetl_dagster.pool_worker.notices import Notices, Offer
+from noetl_dagster.pool_worker.notices import Notices
+from noetl_dagster.pool_worker.single import SingleClaims
 from noetl_dagster.settings import EventTransport, Settings
 from noetl_dagster.transport.base import TransportOutlet
 from noetl_dagster.transport.capacity import WorkerReport, publish_report
 from noetl_dagster.transport.http import open_client
 from noetl_dagster.transport.nats.connection import connect
 from noetl_dagster.transport.nats.names import Names
+from noetl_dagster.transport.nats.transport import NatsTransport
 from noetl_dagster.transport.open import open_transport
 from noetl_dagster.worker.command import Command, Outcome, own_worker_id
 from noetl_dagster.worker.context import Grant
@@ -42,8 +45,6 @@ EXECUTIONS = 64
 
 CHANGE_SECONDS = 0.25
 """A change of capacity is reported after so long, so that dispatch need not wait for the next interval."""
-
-CLAIM_AGAIN_SECONDS = 5.0
 
 
 class PoolWorker:
@@ -59,11 +60,18 @@ class PoolWorker:
         self._client = client
         self._names = Names.of(settings)
         self._slots = settings.worker_slots
-        self._active: Counter[str] = Counter()
         self._status = "ready"
         self._changed = asyncio.Event()
-        self._executions: OrderedDict[int, tuple[str, Execution]] = OrderedDict()
+        self._executions: OrderedDict[tuple[int, str], asyncio.Task[Execution]] = OrderedDict()
         self._notices = Notices(client, settings, worker_id, self.room)
+        self._claims: Claimer | SingleClaims = Claimer(
+            control,
+            runtime.ids,
+            worker_id,
+            self._slots,
+            limits=settings.worker_tool_pools,
+            interval=settings.worker_heartbeat_seconds,
+        )
         self.worker_id = worker_id
 
     @classmethod
@@ -96,13 +104,11 @@ class PoolWorker:
     @property
     def active(self) -> int:
         """Commands that run now."""
-        return self._active.total()
+        return self._claims.active
 
     def room(self, tool_kind: str) -> int:
         """Further commands of a tool kind that may run now."""
-        free = self._slots - self.active
-        pools = self._runtime.settings.worker_tool_pools
-        return min(free, pools[tool_kind] - self._active[tool_kind]) if tool_kind in pools else free
+        return self._claims.room(tool_kind)
 
     def report(self) -> WorkerReport:
         """Its capacity, as it is sent with every heartbeat."""
@@ -111,26 +117,66 @@ class PoolWorker:
             worker_id=self.worker_id,
             status=self._status,
             slots=self._slots,
-            available_slots=max(self._slots - self.active, 0),
+            available_slots=max(self.room(""), 0),
             active_tasks=self.active,
             tool_pools={kind: max(self.room(kind), 0) for kind in settings.worker_tool_pools},
             interval=settings.worker_heartbeat_seconds,
+            batch=isinstance(self._claims, Claimer),
             meta={"host": socket.gethostname(), "transport": settings.event_transport.value},
         )
 
     async def run(self, stop: asyncio.Event) -> None:
         """Works until ``stop`` is set; then takes nothing more and lets what runs come to its end."""
         await self._watch.open()
-        await self._control.register(self.report())
+        if await self._control.register(self.report()):
+            await self._take_batches()
+        else:
+            self._take_singly()
         await self._client.subscribe(f"{self._names.capacity}.report.now", cb=self._asked)
         await self._notices.open()
-        reporting = asyncio.create_task(self._keep_reporting())
-        serving = [asyncio.create_task(self._serve()) for _ in range(self._slots)]
+        self._claims.open()
+        tasks = [asyncio.create_task(self._keep_reporting())]
+        tasks += [asyncio.create_task(self._serve()) for _ in range(self._slots)]
+        if isinstance(self._claims, Claimer):
+            tasks.append(asyncio.create_task(self._heed_notices()))
         try:
             await stop.wait()
             await self._drain()
         finally:
-            await cancel_and_wait(reporting, *serving)
+            await cancel_and_wait(*tasks)
+
+    async def _take_batches(self) -> None:
+        outlet = self._runtime.buffer.log
+        if isinstance(outlet, TransportOutlet) and isinstance(outlet.transport, NatsTransport):
+            outlet.transport.batches = True
+        for subject in (self._names.wake, self._names.wake_of(self.worker_id)):
+            await self._client.subscribe(subject, cb=self._woken)
+
+    def _take_singly(self) -> None:
+        logger.info("the control plane is of an earlier version: commands are claimed one by one")
+        self._claims = SingleClaims(
+            self._control,
+            self._runtime.ids,
+            self.worker_id,
+            self._slots,
+            limits=self._runtime.settings.worker_tool_pools,
+            notices=self._notices,
+        )
+
+    async def _woken(self, message: Msg) -> None:
+        """Commands wait; one that is alone in knowing it, and has no room, tells the others."""
+        self._claims.wake()
+        if message.subject != self._names.wake and not self._claims.has_room:
+            with contextlib.suppress(nats.errors.Error, OSError):
+                await self._client.publish(self._names.wake, message.data)
+
+    async def _heed_notices(self) -> None:
+        """A notice of one command, from a control plane that sends such, wakes too."""
+        while True:
+            offer = await self._notices.next()
+            self._claims.wake()
+            with contextlib.suppress(nats.errors.Error, OSError):
+                await offer.message.ack()
 
     async def close(self) -> None:
         """Sends what is left to send and closes every connection."""
@@ -148,6 +194,7 @@ class PoolWorker:
         self._status = "draining"
         await self._send_report()
         await self._notices.close()
+        await self._claims.close()
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(self._runtime.settings.worker_drain_seconds):
                 while self.active:
@@ -158,36 +205,21 @@ class PoolWorker:
 
     async def _serve(self) -> None:
         """One slot: a command after another."""
+        clock = asyncio.get_running_loop().time
         while True:
-            offer = await self._notices.next()
-            kind = offer.notice.tool_kind
-            self._active[kind] += 1
+            claimed = await self._claims.next()
             self._changed.set()
-            notice = offer.notice
+            grant, begun = claimed.grant, clock()
             try:
-                with About(execution_id=notice.execution_id, command_id=notice.command_id):
-                    await self._work(offer)
+                with About(execution_id=grant.execution_id, command_id=grant.command_id):
+                    await self._work(grant)
             except Exception:
-                logger.exception("command %s: a defect in the worker", notice.command_id)
+                logger.exception("command %s: a defect in the worker", grant.command_id)
             finally:
-                self._active[kind] -= 1
+                self._claims.ended(claimed, clock() - begun)
                 self._changed.set()
-                self._notices.freed.set()
 
-    async def _work(self, offer: Offer) -> None:
-        notice = offer.notice
-        try:
-            grant = await self._control.claim(
-                notice.execution_id, notice.command_id, self.worker_id, self._runtime.ids.next()
-            )
-        except (ServiceError, OSError) as error:
-            logger.warning("command %s cannot be claimed now: %s", notice.command_id, error)
-            await offer.message.nak(delay=CLAIM_AGAIN_SECONDS)
-            return
-        await offer.message.ack()
-        if grant is None:
-            logger.debug("command %s is somebody else's, or has ended", notice.command_id)
-            return
+    async def _work(self, grant: Grant) -> None:
         try:
             execution = await self._execution(grant)
             command = await self._command(grant)
@@ -199,7 +231,7 @@ class PoolWorker:
         try:
             await self._watch.guard(execution.id, self._run(execution, command, grant))
         except ExecutionCancelledError as error:  # which has ended the command in the log
-            logger.info("command %s stops: %s", notice.command_id, error)
+            logger.info("command %s stops: %s", grant.command_id, error)
 
     async def _run(self, execution: Execution, command: Command, grant: Grant) -> None:
         context = grant.context
@@ -217,18 +249,20 @@ class PoolWorker:
         return context.command(grant.execution_id, item)
 
     async def _execution(self, grant: Grant) -> Execution:
-        """The execution as it stood when the command was claimed; remembered while nothing happens to it."""
-        known = self._executions.get(grant.execution_id)
-        if known is not None and known[0] == grant.state_version:
-            self._executions.move_to_end(grant.execution_id)
-            return known[1]
-        events = await self._control.lifecycle(grant.execution_id)
-        state = ExecutionState.fold(grant.execution_id, events)
-        execution = await self._runtime.assemble(state, self._control.source)
-        self._executions[grant.execution_id] = (grant.state_version, execution)
-        while len(self._executions) > EXECUTIONS:
-            self._executions.popitem(last=False)
-        return execution
+        """The execution as it stood when the command was claimed; asked for once while nothing happens to it."""
+        known = (grant.execution_id, grant.state_version)
+        loading = self._executions.get(known)
+        if loading is None or (loading.done() and loading.exception() is not None):
+            loading = self._executions[known] = asyncio.create_task(self._load(grant.execution_id))
+            while len(self._executions) > EXECUTIONS:
+                self._executions.popitem(last=False)
+        else:
+            self._executions.move_to_end(known)
+        return await asyncio.shield(loading)
+
+    async def _load(self, execution_id: int) -> Execution:
+        events = await self._control.lifecycle(execution_id)
+        return await self._runtime.assemble(ExecutionState.fold(execution_id, events), self._control.source)
 
     async def _keep_reporting(self) -> None:
         """A report at every interval, and one soon after each change."""

@@ -6,14 +6,18 @@ from typing import Annotated
 
 from fastapi import APIRouter, Path
 from pydantic import BaseModel, Field
+from starlette.responses import Response
 
 from noetl_dagster.service.access import FOR_ALL, FOR_WORKERS
 from noetl_dagster.service.plane import ThePlane
 from noetl_dagster.service.problems import RESPONSES, Problem
 from noetl_dagster.transport.wire import Id, Name
-from noetl_dagster.worker.context import Grant
+from noetl_dagster.worker.context import Batch, Grant
 
 router = APIRouter(prefix="/api", tags=["commands"], responses=RESPONSES)
+
+MOST_AT_ONCE = 1_000
+"""Commands in one claim."""
 
 CommandId = Annotated[
     str, Path(max_length=2_000, description="id of the command, or of its command.issued event")
@@ -26,6 +30,31 @@ class Claim(BaseModel):
     execution_id: Id
     worker_id: Annotated[Name, Field(min_length=1, max_length=256)]
     event_id: Id
+
+
+class BatchClaim(BaseModel):
+    """``event_ids`` names the ``command.claimed`` events, one for each place that the worker has.
+
+    A claim sent again with the same names gets the same answer. ``limits``: places by tool kind, where a kind
+    has fewer.
+    """
+
+    worker_id: Annotated[Name, Field(min_length=1, max_length=256)]
+    event_ids: Annotated[list[Id], Field(min_length=1, max_length=MOST_AT_ONCE)]
+    limits: dict[Annotated[Name, Field(max_length=64)], Annotated[int, Field(ge=0, lt=2**31)]] = {}
+
+
+class HandBack(BaseModel):
+    """Claims that are given back unbegun, by the ids of their ``command.claimed`` events."""
+
+    worker_id: Annotated[Name, Field(min_length=1, max_length=256)]
+    event_ids: Annotated[list[Id], Field(min_length=1, max_length=MOST_AT_ONCE)]
+
+
+class HandedBack(BaseModel):
+    """``queued``: commands that wait for a worker again; the others had ended, or were somebody else's."""
+
+    queued: int
 
 
 class Source(BaseModel):
@@ -54,6 +83,22 @@ async def claim_command(command_id: CommandId, claim: Claim, plane: ThePlane) ->
     if granted is None:
         raise Problem(409, f"command {command_id[:200]} is somebody else's, has ended, or is not queued")
     return granted
+
+
+@router.post("/commands/claim", dependencies=[FOR_WORKERS], response_model=Batch)
+async def claim_commands(claim: BatchClaim, plane: ThePlane) -> Response:
+    """Claims as many commands as there are ``event_ids``, or fewer when no more wait; executions take turns."""
+    granted = await plane.claims.claim_many(claim.worker_id, claim.event_ids, claim.limits)
+    return Response(plane.claims.answer(granted), media_type="application/json")
+
+
+@router.post("/commands/release", dependencies=[FOR_WORKERS])
+async def release_commands(release: HandBack, plane: ThePlane) -> HandedBack:
+    """Gives claims back at once, for a worker that stops before it has begun them."""
+    queued = await plane.claims.hand_back(release.worker_id, release.event_ids)
+    if queued:
+        await plane.wake(queued)
+    return HandedBack(queued=queued)
 
 
 @router.get("/catalog/{catalog_id}", dependencies=[FOR_ALL])

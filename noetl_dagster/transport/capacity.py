@@ -22,6 +22,9 @@ logger = logging.getLogger(__name__)
 MISSED_REPORTS = 3
 """A worker that misses so many reports is taken for gone."""
 
+WAKE_SECONDS = 0.5
+"""A worker that was woken and has not reported a change since is thought to have room again after so long."""
+
 Count = Annotated[int, Field(ge=0, lt=2**31)]
 
 
@@ -32,6 +35,7 @@ class WorkerReport(BaseModel):
         status: ``ready``, ``draining`` (takes nothing more) or ``stopped``.
         tool_pools: free places by tool kind, where a kind has fewer than the worker has slots.
         interval: the next report comes after so long, at the latest.
+        batch: it claims as many commands as it has room for when it is woken, and needs no notice of each.
     """
 
     model_config = ConfigDict(frozen=True)
@@ -43,6 +47,7 @@ class WorkerReport(BaseModel):
     active_tasks: Count = 0
     tool_pools: dict[str, Count] = Field(default_factory=dict)
     interval: Annotated[float, Field(gt=0, le=3600)] = 15.0
+    batch: bool = False
     meta: dict[str, Any] = Field(default_factory=dict, description="version, host, transport: for people")
 
 
@@ -53,6 +58,12 @@ class WorkerCapacity:
     report: WorkerReport
     heard: float
     sent: dict[str, int] = field(default_factory=dict)
+    woken: float = 0.0
+
+    @property
+    def ready(self) -> bool:
+        """Whether it takes commands."""
+        return self.report.status == "ready" and not self.lost
 
     def free(self, tool_kind: str) -> int:
         """Commands of a tool kind that it can take now."""
@@ -100,6 +111,39 @@ class CapacityRegistry:
             return None
         best.sent[tool_kind] = best.sent.get(tool_kind, 0) + 1
         return best.report.worker_id
+
+    def some_single(self) -> bool:
+        """Whether there are workers that need a notice of each command; nobody known may be such a one."""
+        known = [worker.report.batch for worker in self.workers.values() if worker.ready]
+        return not known or not all(known)
+
+    def some_batch(self) -> bool:
+        """Whether there are workers that claim in batches."""
+        return any(worker.report.batch for worker in self.workers.values() if worker.ready)
+
+    def to_wake(self, commands: int) -> list[str]:
+        """Workers to be told of so many commands: those with most room, with some to spare.
+
+        None of them when all together have not enough room, as far as one knows: then all are to be told.
+        """
+        now = time.monotonic()
+        ready = [worker for worker in self.workers.values() if worker.report.batch and worker.ready]
+        for worker in ready:
+            if now - worker.woken > WAKE_SECONDS:
+                worker.sent.clear()
+        chosen: list[WorkerCapacity] = []
+        room = 0
+        for free, worker in sorted(((one.free(""), one) for one in ready), key=lambda pair: -pair[0]):
+            if free <= 0 or (room >= 2 * commands and len(chosen) >= 2):
+                break
+            chosen.append(worker)
+            room += free
+        if room < commands:
+            return []
+        for worker in chosen:
+            worker.sent[""] = worker.sent.get("", 0) + min(worker.free(""), commands)
+            worker.woken = now
+        return [worker.report.worker_id for worker in chosen]
 
     def absent(self) -> list[str]:
         """Workers that will not take what was sent to them: lost, stopped or draining."""
@@ -157,7 +201,7 @@ class CapacityKeeper(CapacityListener):
 async def put_worker(pool: asyncpg.Pool, report: WorkerReport) -> None:
     """Writes a report to ``noetl.runtime``."""
     capacity = report.model_dump(
-        include={"slots", "available_slots", "active_tasks", "tool_pools", "interval"}
+        include={"slots", "available_slots", "active_tasks", "tool_pools", "interval", "batch"}
     )
     await pool.execute(queries.PUT_WORKER, report.worker_id, report.status, capacity, report.meta)
 

@@ -30,7 +30,7 @@ from noetl_dagster.transport.intake import EventIntake
 from noetl_dagster.transport.nats.names import Names
 from noetl_dagster.transport.nats.pull import ConsumerGoneError, Pull
 from noetl_dagster.transport.nats.streams import ACK_SECONDS, ensure_ingest_consumer, ensure_streams
-from noetl_dagster.transport.wire import decode_event
+from noetl_dagster.transport.wire import Refused, decode_message, encode_event
 
 T = TypeVar("T")
 logger = logging.getLogger(__name__)
@@ -67,10 +67,26 @@ class IngestReport:
         return text
 
 
-class _Entry(NamedTuple):
+@dataclass(slots=True)
+class _Parcel:
+    """A message with one event or more.
+
+    Attributes:
+        later: seconds after which it is to be delivered again, because of an event that cannot be taken now.
+        aside: how many of its events were put aside.
+    """
+
     message: Msg
-    event: Event
     stored: datetime
+    size: int
+    later: float | None = None
+    aside: int = 0
+
+
+class _Entry(NamedTuple):
+    parcel: _Parcel
+    place: int
+    event: Event
 
 
 class Ingestor:
@@ -190,15 +206,27 @@ class Ingestor:
             stopping.cancel()
 
     async def _ingest(self, messages: list[Msg]) -> None:
-        entries = []
+        parcels, entries = [], []
         for message in messages:
             stored = _stored(message)
             try:
-                entries.append(_Entry(message, decode_event(message.data, stored), stored))
+                events = decode_message(message.data, stored)
             except EventRefusedError as error:
-                await self._put_aside(message, str(error))
-        if not entries:
-            return
+                events = [Refused(0, message.data, str(error))]
+            parcel = _Parcel(message, stored, len(events))
+            parcels.append(parcel)
+            for place, one in enumerate(events):
+                if isinstance(one, Refused):
+                    await self._put_aside(parcel, place, one.content, one.reason)
+                else:
+                    entries.append(_Entry(parcel, place, one))
+        if entries:
+            await self._take(entries, messages)
+            self.total.batches += 1
+        for parcel in parcels:
+            await self._settle(parcel)
+
+    async def _take(self, entries: list[_Entry], messages: list[Msg]) -> None:
         unknown = await self._patiently(
             lambda: self._intake.unknown_executions({entry.event.execution_id for entry in entries}), messages
         )
@@ -207,13 +235,11 @@ class Ingestor:
                 await self._retry_later(entry, f"no execution {entry.event.execution_id} in the event log")
         known = [entry for entry in entries if entry.event.execution_id not in unknown]
         if known:
-            await self._append(known)
-        self.total.batches += 1
+            await self._append(known, messages)
 
-    async def _append(self, entries: list[_Entry]) -> None:
-        """Appends and acknowledges; of a batch that the log refuses, the guilty message is found by halving."""
+    async def _append(self, entries: list[_Entry], messages: list[Msg]) -> None:
+        """Appends events; of a batch that the log refuses, the guilty event is found by halving."""
         events = [entry.event for entry in entries]
-        messages = [entry.message for entry in entries]
         try:
             inserted = await self._patiently(lambda: self._intake.handle_events(events), messages)
         except POISON as error:
@@ -221,42 +247,46 @@ class Ingestor:
                 await self._retry_later(entries[0], f"{type(error).__name__}: {error}")
                 return
             middle = len(entries) // 2
-            await self._append(entries[:middle])
-            await self._append(entries[middle:])
+            await self._append(entries[:middle], messages)
+            await self._append(entries[middle:], messages)
             return
         committed = datetime.now(UTC)
-        for message in messages:
-            await message.ack()
         new, known = len(inserted), len(events) - len(inserted)
         self.total.events += new
         self.total.duplicates += known
         if self._observe is not None:
-            self._observe(new, known, [(committed - entry.stored).total_seconds() for entry in entries])
+            delays = [(committed - entry.parcel.stored).total_seconds() for entry in entries]
+            self._observe(new, known, delays)
+
+    async def _settle(self, parcel: _Parcel) -> None:
+        """Acknowledges a message whose events are all in the log or put aside; asks for any other again."""
+        if parcel.later is not None:
+            self.total.put_off += 1
+            await parcel.message.nak(delay=parcel.later)
+        elif parcel.aside == parcel.size:
+            await parcel.message.term()
+        else:
+            await parcel.message.ack()
 
     async def _retry_later(self, entry: _Entry, error: str) -> None:
-        delivered = entry.message.metadata.num_delivered
+        parcel = entry.parcel
+        delivered = parcel.message.metadata.num_delivered
         if delivered > len(self._redelivery):
-            await self._put_aside(entry.message, error)
-            return
-        self.total.put_off += 1
-        await entry.message.nak(delay=self._redelivery[delivered - 1])
+            content = parcel.message.data if parcel.size == 1 else encode_event(entry.event)
+            await self._put_aside(parcel, entry.place, content, error)
+        else:
+            parcel.later = self._redelivery[delivered - 1]
 
-    async def _put_aside(self, message: Msg, error: str) -> None:
-        """Keeps a hopeless message in ``noetl.dead_letter`` and takes it off the stream."""
-        metadata = message.metadata
-        logger.error(
-            "event message %s of %s is put aside: %s", metadata.sequence.stream, message.subject, error
-        )
-        row = (
-            self._names.event_stream,
-            message.subject,
-            message.data,
-            error,
-            metadata.num_delivered,
-            str(metadata.sequence.stream),
-        )
+    async def _put_aside(self, parcel: _Parcel, place: int, content: bytes, error: str) -> None:
+        """Keeps a hopeless event in ``noetl.dead_letter``."""
+        message, metadata = parcel.message, parcel.message.metadata
+        name = str(metadata.sequence.stream)
+        if parcel.size > 1:
+            name = f"{name}/{place}"
+        logger.error("event message %s of %s is put aside: %s", name, message.subject, error)
+        row = (self._names.event_stream, message.subject, content, error, metadata.num_delivered, name)
         await self._patiently(lambda: self._intake.log.pool.execute(queries.PUT_DEAD_LETTER, *row), [message])
-        await message.term()
+        parcel.aside += 1
         self.total.put_aside += 1
 
     async def _patiently(self, work: Callable[[], Awaitable[T]], messages: list[Msg]) -> T:

@@ -43,18 +43,28 @@ SELECT (SELECT array_agg(event_id) FROM new) AS inserted, (SELECT count(*) FROM 
 """
 
 # Puts issued commands into the queue, leaving out those that have ended and those of cancelled executions;
-# gives those that went in.
+# gives those that went in. $8 says of each command which of the contexts $9 it shares with others.
 ENQUEUE = """
 WITH closed AS MATERIALIZED (
     SELECT id FROM (SELECT DISTINCT id FROM unnest($1::bigint[]) AS id ORDER BY id) asked
     WHERE NOT noetl.is_open(id)
+), wanted AS MATERIALIZED (
+    SELECT * FROM unnest($1::bigint[], $2::text[], $3::text[], $4::text[], $5::int[], $6::jsonb[], $7::text[],
+                         $8::int[], $10::int[], $11::float8[]) WITH ORDINALITY
+        AS given (execution_id, command_id, node_name, tool_kind, max_attempts, context, target, share, priority,
+                  weight, place)
+), standing AS MATERIALIZED (
+    SELECT execution_id, priority, noetl.last_turn(execution_id, priority) AS turn
+    FROM (SELECT DISTINCT execution_id, priority FROM wanted) asked
 )
 INSERT INTO noetl.queue
-    (execution_id, command_id, event_id, node_name, tool_kind, max_attempts, context, target)
+    (execution_id, command_id, event_id, node_name, tool_kind, max_attempts, context, target, shared, priority, turn)
 SELECT wanted.execution_id, wanted.command_id, COALESCE(issued.event_id, 0), wanted.node_name,
-       wanted.tool_kind, wanted.max_attempts, wanted.context, wanted.target
-FROM unnest($1::bigint[], $2::text[], $3::text[], $4::text[], $5::int[], $6::jsonb[], $7::text[])
-    AS wanted (execution_id, command_id, node_name, tool_kind, max_attempts, context, target)
+       wanted.tool_kind, wanted.max_attempts, wanted.context, wanted.target, ($9::jsonb[])[wanted.share],
+       wanted.priority, standing.turn + sum(GREATEST(round(1000 / wanted.weight), 1)::bigint) OVER (
+           PARTITION BY wanted.execution_id, wanted.priority ORDER BY wanted.place)
+FROM wanted
+JOIN standing ON standing.execution_id = wanted.execution_id AND standing.priority = wanted.priority
 LEFT JOIN noetl.event issued
     ON issued.execution_id = wanted.execution_id AND issued.event_type = 'command.issued'
     AND issued.meta ->> 'command_id' = wanted.command_id AND issued.meta ? 'command_id'
@@ -77,20 +87,10 @@ WHERE meta ? 'command_id'
   AND event_type IN ('command.completed', 'command.failed', 'loop.shard.done', 'loop.shard.failed')
 """
 
-# The execution's state as a worker caches it: changes with every event that the state is folded from.
-_VERSION = """
-(SELECT count(*) || '-' || max(version.event_id) FROM noetl.event version
- WHERE version.execution_id = {execution_id} AND version.event_type IN (
-    'playbook.initialized', 'playbook.completed', 'playbook.failed', 'workflow.initialized',
-    'workflow.completed', 'workflow.failed', 'execution.resumed', 'execution.cancelled',
-    'step.enter', 'step.exit', 'step.skipped', 'loop.started', 'loop.done', 'loop.fanout.started',
-    'loop.fanin.completed', 'warning'))
-"""
-
 # Claims a command in one short transaction: an advisory lock that does not wait, no end in the log, an
 # execution that is not cancelled, a row that nobody holds. The command.claimed event goes in with the lease.
 # A claim that is sent again, with the same event id, finds the row leased to itself and gets the same answer.
-CLAIM = f"""
+CLAIM = """
 WITH locked AS (
     SELECT pg_try_advisory_xact_lock(hashtextextended($2, $1)) AS mine
 ), leased AS (
@@ -107,14 +107,16 @@ WITH locked AS (
 ), claimed AS (
     INSERT INTO noetl.event (execution_id, event_id, event_type, node_name, status, catalog_id,
         parent_execution_id, meta, current_index, worker_id)
-    SELECT execution_id, $4, 'command.claimed', node_name, 'RUNNING', (context ->> 'catalog_id')::bigint,
-        (context ->> 'parent_execution_id')::bigint,
-        (context -> 'meta') || CASE WHEN attempts > 1 THEN jsonb_build_object('claim', attempts) ELSE '{{}}' END,
+    SELECT execution_id, $4, 'command.claimed', node_name, 'RUNNING', ((shared || context) ->> 'catalog_id')::bigint,
+        ((shared || context) ->> 'parent_execution_id')::bigint,
+        (context -> 'meta') || jsonb_strip_nulls(jsonb_build_object(
+            'waited', round(extract(epoch FROM now() - created_at), 4),
+            'claim', CASE WHEN attempts > 1 THEN attempts END)),
         (context ->> 'index')::int, $3
     FROM leased
 )
-SELECT execution_id, command_id, event_id, attempts, context,
-       {_VERSION.format(execution_id="$1")} AS state_version
+SELECT execution_id, command_id, event_id, attempts, shared || context AS context,
+       noetl.state_version($1) AS state_version
 FROM (SELECT * FROM leased
       UNION ALL
       SELECT * FROM noetl.queue
@@ -122,10 +124,21 @@ FROM (SELECT * FROM leased
 LIMIT 1
 """
 
+# Claims as many commands as there are names in $2; see schema/060_pool.sql.
+CLAIM_MANY = "SELECT execution_id, node_name, tool_kind, waited, answer FROM noetl.claim_many($1, $2, $3, $4)"
+
+# Gives back claims that a worker has not begun: they are anybody's, and count for nothing.
+HAND_BACK = """
+UPDATE noetl.queue SET status = 'queued', worker_id = NULL, lease_until = NULL, claim_event_id = NULL, target = NULL,
+    max_attempts = max_attempts + 1
+WHERE worker_id = $1 AND status = 'leased' AND claim_event_id = ANY($2::bigint[])
+RETURNING command_id
+"""
+
 # A command of the queue, by the id of its command.issued event or by its own id.
-QUEUED_COMMAND = f"""
-SELECT execution_id, command_id, event_id, attempts, context, status, worker_id,
-       {_VERSION.format(execution_id="queue.execution_id")} AS state_version
+QUEUED_COMMAND = """
+SELECT execution_id, command_id, event_id, attempts, shared || context AS context, status, worker_id,
+       noetl.state_version(execution_id) AS state_version
 FROM noetl.queue
 WHERE event_id = $1 OR command_id = $2
 LIMIT 1
@@ -160,6 +173,10 @@ WAITING = """
 SELECT execution_id, command_id, event_id, tool_kind FROM noetl.queue
 WHERE execution_id = ANY($1::bigint[]) AND status = 'queued'
 ORDER BY event_id
+"""
+
+SOME_WAIT = """
+SELECT EXISTS (SELECT FROM noetl.queue WHERE execution_id = ANY($1::bigint[]) AND status = 'queued')
 """
 
 WITHDRAW = "DELETE FROM noetl.queue WHERE execution_id = $1 AND command_id = $2 AND status = 'queued'"

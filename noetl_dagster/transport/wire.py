@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from datetime import UTC, datetime
-from typing import Annotated, Any
+from typing import Annotated, Any, NamedTuple
 
+import orjson
 from pydantic import (
     AfterValidator,
     AwareDatetime,
@@ -43,6 +45,18 @@ Id = Annotated[
 ]
 Text = Annotated[str, AfterValidator(_without_nul)]
 Name = Annotated[str, Field(max_length=512), AfterValidator(_without_nul)]
+
+
+BATCH_TYPE = "batch"
+"""What stands in the place of the event type in the subject of a message with several events."""
+
+
+class Refused(NamedTuple):
+    """What stands in a batch and is no event: its place, its JSON, and why it is refused."""
+
+    place: int
+    content: bytes
+    reason: str
 
 
 class EventPayload(BaseModel):
@@ -125,14 +139,35 @@ def encode_event(event: Event) -> bytes:
     return encode_json(message_of(event))
 
 
-def decode_event(content: bytes, received: datetime) -> Event:
-    """The event of a worker's message.
+def encode_batch(contents: Sequence[bytes]) -> bytes:
+    """Encoded events as the bytes of one message: ``{"events": [...]}``, as ``POST /api/events/batch`` takes them."""
+    return b'{"events":[' + b",".join(contents) + b"]}"
+
+
+def decode_message(content: bytes, received: datetime) -> list[Event | Refused]:
+    """The events of a worker's message, one or a batch. Of a batch, what is no event harms no other.
 
     Raises:
-        EventRefusedError: it is no event, or none that a worker may emit.
+        EventRefusedError: the message is no event and no batch, or its only event is none that a worker may emit.
     """
     try:
-        message = EventMessage.model_validate_json(content)
+        found = orjson.loads(content)
+    except orjson.JSONDecodeError as error:
+        raise EventRefusedError(f"not an event: {error}") from None
+    if not isinstance(found, dict) or not isinstance(found.get("events"), list):
+        return [_event(found, received)]
+    events: list[Event | Refused] = []
+    for place, one in enumerate(found["events"]):
+        try:
+            events.append(_event(one, received))
+        except EventRefusedError as error:
+            events.append(Refused(place, encode_json(one), str(error)))
+    return events
+
+
+def _event(found: Any, received: datetime) -> Event:
+    try:
+        message = EventMessage.model_validate(found)
     except ValidationError as error:
         first = error.errors(include_url=False, include_input=False)[0]
         where = ".".join(str(part) for part in first["loc"]) or "message"

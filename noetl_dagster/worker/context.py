@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import fields
-from typing import Any
+from typing import Any, NamedTuple
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -45,20 +46,71 @@ class CommandContext(BaseModel):
     final: bool = True
     meta: dict[str, Any] = Field(default_factory=dict)
 
-    @classmethod
-    def of(cls, command: Command, **more: Any) -> CommandContext:
-        """The context of a command, without its item."""
-        shared = {name: getattr(command, name) for name in _SHARED}
-        return cls(**shared, meta=command.meta(), **more)
-
     def command(self, execution_id: int, item: Any) -> Command:
         """The command, with its item at hand."""
-        shared = {name: getattr(self, name) for name in _SHARED}
-        return Command(execution_id=execution_id, item=item, **shared)
+        named = {name: getattr(self, name) for name in _NAMED}
+        return Command(execution_id=execution_id, item=item, **named)
 
 
-_SHARED = tuple({field.name for field in fields(Command)} & CommandContext.model_fields.keys() - {"item"})
+_NAMED = tuple({field.name for field in fields(Command)} & CommandContext.model_fields.keys() - {"item"})
 """What a context says of its command in the command's own words; an item may be stored elsewhere."""
+
+
+class Shared(NamedTuple):
+    """The part of a context that the commands of a loop have in common. Fields as in :class:`CommandContext`."""
+
+    step: str
+    visit: int
+    length: int | None
+    loop_id: str | None
+    shard: bool
+    part: bool
+    catalog_id: int | None
+    parent_execution_id: int | None
+    final: bool
+
+    @classmethod
+    def of(cls, command: Command, *, final: bool = True) -> Shared:
+        return cls(
+            command.step,
+            command.visit,
+            command.length,
+            command.loop_id,
+            command.shard,
+            command.part,
+            command.catalog_id,
+            command.parent_execution_id,
+            final,
+        )
+
+    def context(self) -> dict[str, Any]:
+        """As JSON, without what is the default anyway."""
+        context = {name: value for name, value in self._asdict().items() if value != _DEFAULTS[name]}
+        for name in ("catalog_id", "parent_execution_id"):
+            if name in context:
+                context[name] = str(context[name])
+        return context
+
+
+_DEFAULTS = {name: CommandContext.model_fields[name].get_default() for name in Shared._fields}
+
+
+def own_context(command: Command, **more: Any) -> dict[str, Any]:
+    """The part of a context that is a command's own, as JSON; without its item.
+
+    Args:
+        more: ``item``, ``item_ref``, ``values`` or ``ctx``, where there is one.
+    """
+    context: dict[str, Any] = {"attempt": command.attempt, "meta": command.meta(), **more}
+    if command.index is not None:
+        context["index"] = command.index
+    if command.iter_key is not None:
+        context["iter_key"] = command.iter_key
+    if command.follows:
+        context["follows"] = True
+    if command.overrides:
+        context["overrides"] = command.overrides
+    return context
 
 
 class Grant(BaseModel):
@@ -79,3 +131,48 @@ class Grant(BaseModel):
     state_version: str
     lease_seconds: float
     context: CommandContext
+
+
+class ClaimedCommand(BaseModel):
+    """One command of a batch. ``context`` lies over what its group shares."""
+
+    command_id: str
+    event_id: Id
+    claim_event_id: Id
+    claim: int
+    context: dict[str, Any]
+
+
+class ClaimedGroup(BaseModel):
+    """Commands of a step that share the most of their contexts. ``state_version`` as in :class:`Grant`."""
+
+    execution_id: Id
+    tool_kind: str
+    state_version: str
+    shared: dict[str, Any]
+    commands: list[ClaimedCommand]
+
+
+class Batch(BaseModel):
+    """What a worker got when it asked for as many commands as it has room for."""
+
+    lease_seconds: float
+    groups: list[ClaimedGroup]
+
+    def __len__(self) -> int:
+        return sum(len(group.commands) for group in self.groups)
+
+    def grants(self) -> Iterator[tuple[str, int, Grant]]:
+        """Tool kind, id of the ``command.claimed`` event and grant of each command, the groups in turn."""
+        for group in self.groups:
+            for one in group.commands:
+                grant = Grant(
+                    execution_id=group.execution_id,
+                    command_id=one.command_id,
+                    event_id=one.event_id,
+                    claim=one.claim,
+                    state_version=group.state_version,
+                    lease_seconds=self.lease_seconds,
+                    context=CommandContext.model_validate(group.shared | one.context),
+                )
+                yield group.tool_kind, one.claim_event_id, grant

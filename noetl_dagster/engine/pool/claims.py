@@ -2,12 +2,30 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import asyncpg
 
 from noetl_dagster.transport import queries
 from noetl_dagster.worker.context import CommandContext, Grant
+
+
+@dataclass(frozen=True, slots=True)
+class Granted:
+    """Commands of one step that were claimed together.
+
+    Attributes:
+        waited: how long each was in the queue, in seconds.
+        answer: what their worker is told, as JSON: a ``ClaimedGroup``.
+    """
+
+    execution_id: int
+    step: str
+    tool_kind: str
+    waited: Sequence[float]
+    answer: str
 
 
 class Claims:
@@ -32,6 +50,34 @@ class Claims:
             queries.CLAIM, execution_id, command_id, worker_id, event_id, self._lease_seconds
         )
         return None if record is None else self._grant(record)
+
+    async def claim_many(
+        self, worker_id: str, event_ids: Sequence[int], limits: Mapping[str, int] | None = None
+    ) -> list[Granted]:
+        """Claims as many commands as there are ``event_ids``, or fewer when no more wait.
+
+        Args:
+            event_ids: ids of the ``command.claimed`` events, made by the worker: asking again with the same
+                ones gives the same answer.
+            limits: most commands by tool kind, where a kind has fewer places than there are ids.
+        """
+        records = await self._pool.fetch(
+            queries.CLAIM_MANY, worker_id, event_ids, self._lease_seconds, dict(limits or {})
+        )
+        return [Granted(*record) for record in records]
+
+    def answer(self, granted: Sequence[Granted]) -> bytes:
+        """A ``Batch`` as JSON: PostgreSQL has written its groups."""
+        groups = ",".join(one.answer for one in granted)
+        return f'{{"lease_seconds":{self._lease_seconds},"groups":[{groups}]}}'.encode()
+
+    async def hand_back(self, worker_id: str, event_ids: Sequence[int]) -> int:
+        """Gives claims back that a worker has not begun, by the ids of their ``command.claimed`` events.
+
+        Returns:
+            How many are in the queue again.
+        """
+        return len(await self._pool.fetch(queries.HAND_BACK, worker_id, event_ids))
 
     async def queued(self, name: str) -> Grant | None:
         """A command that waits or runs, by its id or that of its ``command.issued`` event, without claiming it."""

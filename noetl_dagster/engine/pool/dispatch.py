@@ -11,11 +11,14 @@ from noetl_dagster.engine.runtime import Runtime
 from noetl_dagster.events.connection import DATABASE_AWAY, encode_json
 from noetl_dagster.transport import queries
 from noetl_dagster.worker.command import CURRENT_ITEM_BYTES, Outcome
-from noetl_dagster.worker.context import CommandContext
+from noetl_dagster.worker.context import Shared, own_context
 from noetl_dagster.worker.runner import Call
 
 if TYPE_CHECKING:
     from noetl_dagster.engine.pool.link import Link
+
+
+_FAILED = Outcome({"status": "error"})
 
 
 class Dispatcher:
@@ -35,9 +38,10 @@ class Dispatcher:
         from noetl_dagster.engine.pool.link import Request  # NATS: most executions have no use for a pool
 
         link = await self._open()
+        shared = Shared.of(command, final=call.is_final(_FAILED))
         context = await self._context(call)
         done = link.ends.expect(command.execution_id, command.command_id)
-        link.submit(Request(command, context, program.kind, program.step.spec.max_attempts, done))
+        link.submit(Request(command, shared, context, program.kind, program.step.spec, done))
         try:
             outcome = await done
         except asyncio.CancelledError:
@@ -68,21 +72,28 @@ class Dispatcher:
         await link.open()
         return link
 
-    async def _context(self, call: Call) -> CommandContext:
+    async def _context(self, call: Call) -> dict[str, Any]:
+        """The command's own context, as it goes into the queue."""
         command, loop = call.command, call.program.step.loop
-        final = call.is_final(Outcome({"status": "error"}))
-        more: dict[str, Any] = {"values": call.values or {}, "final": final}
+        more: dict[str, Any] = {}
+        if call.values:
+            more["values"] = call.values
         if loop is not None and loop.mode.value == "sequential":
             # what earlier iterations set is in the log only when all are done
             more["ctx"] = call.execution.state.ctx
         if command.item is not None:
-            if len(encode_json(command.item)) <= CURRENT_ITEM_BYTES:
+            if _is_small(command.item):
                 more["item"] = command.item
             else:
-                more["item_ref"] = await self._runtime.results.put(
+                ref = await self._runtime.results.put(
                     command.item,
                     execution_id=command.execution_id,
                     step=command.step,
                     name=f"item-{command.loop_id}-{command.index}",
                 )
-        return CommandContext.of(command, **more)
+                more["item_ref"] = ref.model_dump(mode="json")
+        return own_context(command, **more)
+
+
+def _is_small(item: Any) -> bool:
+    return isinstance(item, (int, float)) or len(encode_json(item)) <= CURRENT_ITEM_BYTES

@@ -1,7 +1,8 @@
 """What a dispatcher holds open: commands to the pool of workers, and their ends back (seed P4.3).
 
-The queue row is what counts; the notice over NATS only wakes a worker. So a notice may be lost, come twice or
-go to a worker that is gone: the row is claimed once, and the sweep sends a notice again.
+The queue row is what counts; messages over NATS only wake workers. So one may be lost, come twice or go to a
+worker that is gone: the row is claimed once, and the sweep wakes again. Workers that claim in batches are told
+that something waits; a worker of the other kind gets a notice of each command.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ from noetl_dagster.errors import ToolError
 from noetl_dagster.event_loop import cancel_and_wait
 from noetl_dagster.events.connection import DATABASE_AWAY
 from noetl_dagster.events.envelopes import error_envelope
+from noetl_dagster.playbook.models import StepSpec
 from noetl_dagster.retrying import Patience, patiently
 from noetl_dagster.settings import EventTransport
 from noetl_dagster.transport import queries
@@ -36,7 +38,7 @@ from noetl_dagster.transport.nats.names import Names
 from noetl_dagster.transport.nats.streams import ensure_streams
 from noetl_dagster.transport.nats.transport import MESSAGE_ID
 from noetl_dagster.worker.command import Command, Outcome
-from noetl_dagster.worker.context import CommandContext
+from noetl_dagster.worker.context import CommandContext, Shared
 
 logger = logging.getLogger(__name__)
 
@@ -55,9 +57,10 @@ class Request:
     """An issued command that a worker is to run."""
 
     command: Command
-    context: CommandContext
+    shared: Shared
+    context: dict[str, Any]
     tool_kind: str
-    max_attempts: int
+    spec: StepSpec
     done: asyncio.Future[Outcome]
 
 
@@ -131,31 +134,55 @@ class Link:
 
     async def _enqueue(self, batch: list[Request]) -> None:
         await self._runtime.buffer.flush()  # command.issued comes first
+        single = self._capacity.registry.some_single()
         targets = {
-            request.command.command_id: self._capacity.registry.pick(request.tool_kind) for request in batch
+            request.command.command_id: self._target(request.tool_kind) if single else None
+            for request in batch
         }
+        shares: dict[Shared, int] = {}
         rows = [
             (
                 request.command.execution_id,
                 request.command.command_id,
                 request.command.step,
                 request.tool_kind,
-                request.max_attempts,
-                request.context.model_dump(mode="json"),
+                request.spec.max_attempts,
+                request.context,
                 targets[request.command.command_id],
+                shares.setdefault(request.shared, len(shares) + 1),
+                request.spec.priority,
+                request.spec.weight,
             )
             for request in batch
         ]
-        queued = await self._runtime.pool.fetch(queries.ENQUEUE, *map(list, zip(*rows, strict=True)))
+        *columns, priorities, weights = map(list, zip(*rows, strict=True))
+        shared = [share.context() for share in shares]
+        queued = await self._runtime.pool.fetch(queries.ENQUEUE, *columns, shared, priorities, weights)
         events = {row["command_id"]: row["event_id"] for row in queued}
         self.ends.check(name for name in targets if name not in events)  # ended, or queued by an earlier run
-        await self._notify(
-            [
-                (command.execution_id, command.command_id, events.get(command.command_id, 0), kind,
-                 targets[command.command_id], self._edition)
-                for command, kind in ((request.command, request.tool_kind) for request in batch)
-            ]
-        )  # fmt: skip
+        await self._wake(len(batch))
+        if single:
+            await self._notify(
+                [
+                    (command.execution_id, command.command_id, events.get(command.command_id, 0), kind,
+                     targets[command.command_id], self._edition)
+                    for command, kind in ((request.command, request.tool_kind) for request in batch)
+                ]
+            )  # fmt: skip
+
+    def _target(self, tool_kind: str) -> str | None:
+        """The worker that a notice of a command goes to, where it is one that needs notices."""
+        registry = self._capacity.registry
+        picked = registry.pick(tool_kind)
+        return None if picked is None or registry.workers[picked].report.batch else picked
+
+    async def _wake(self, commands: int) -> None:
+        """Tells workers that commands wait: some of those that have room, or all of them."""
+        told = self._capacity.registry.to_wake(commands)
+        subjects = [self._names.wake_of(name) for name in told] or [self._names.wake]
+        with contextlib.suppress(nats.errors.Error, OSError):  # the sweep wakes again
+            for subject in subjects:
+                await self._client.publish(subject, orjson.dumps({"commands": commands}))
 
     async def _notify(self, commands: Sequence[tuple[int, str, int, str, str | None, str]]) -> None:
         """Sends a notice for each command; one that NATS does not take now is left to the sweep."""
@@ -221,6 +248,11 @@ class Link:
                 with contextlib.suppress(nats.errors.Error):
                     subject = self._names.targeted(worker_id)
                     await self._stream._jsm.purge_stream(self._names.command_stream, subject=subject)
+        if registry.some_batch() and (anew or await pool.fetchval(queries.SOME_WAIT, executions)):
+            with contextlib.suppress(nats.errors.Error, OSError):
+                await self._client.publish(self._names.wake, orjson.dumps({"commands": len(anew)}))
+        if not registry.some_single():
+            return
         if await self._no_notices():  # whatever waits in the queue has lost its notice
             anew = await pool.fetch(queries.WAITING, executions)
         if anew:

@@ -40,7 +40,8 @@ RETURNING queue.execution_id, queue.command_id, queue.event_id, queue.attempts
 # Expired leases that were given out often enough.
 EXHAUSTED = f"""
 WITH stale AS ({_STALE.format(condition="attempts >= max_attempts")})
-SELECT queue.execution_id, queue.command_id, queue.worker_id, queue.attempts, queue.node_name, queue.context
+SELECT queue.execution_id, queue.command_id, queue.worker_id, queue.attempts, queue.node_name,
+    queue.shared || queue.context AS context
 FROM stale
 JOIN noetl.queue ON queue.execution_id = stale.execution_id AND queue.command_id = stale.command_id
 """

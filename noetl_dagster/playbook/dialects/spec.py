@@ -26,6 +26,8 @@ _STEP_SPEC = (
     "timeout",
     "dispatch",
     "max_attempts",
+    "priority",
+    "weight",
     "strict_ctx",
     "allow_partial",
     "fail_fast",
@@ -146,6 +148,8 @@ def read_step_spec(spec: Block) -> StepSpec:
             dispatch=spec.choice(Dispatch, "dispatch"),
             timeout=lifecycle_timeout if "timeout" not in spec else read_timeout(spec),
             max_attempts=spec.whole("max_attempts"),
+            priority=spec.whole("priority"),
+            weight=spec.number("weight"),
             strict_ctx=spec.flag("strict_ctx"),
         )
         or StepSpec()

@@ -64,6 +64,8 @@ STEP_ONLY_SPEC = frozenset(
         "fanout",
         "dispatch",
         "max_attempts",
+        "priority",
+        "weight",
         "strict_ctx",
         "allow_partial",
         "fail_fast",

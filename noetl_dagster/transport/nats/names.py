@@ -18,6 +18,7 @@ class Names:
         event_stream: ``NOETL_WORKER_EVENTS``; ``event_prefix``: ``noetl.events``.
         command_stream: ``NOETL_COMMANDS``; ``commands``: the broadcast subject ``noetl.commands``.
         capacity: prefix of the workers' capacity reports, ``noetl.workers``.
+        wake: subject on which all workers are told that commands wait, ``noetl.wake``.
         ingest_consumer: durable consumer that all ingestors share.
         broadcast_consumer: durable consumer that all workers share.
     """
@@ -27,6 +28,7 @@ class Names:
     command_stream: str
     commands: str
     capacity: str
+    wake: str
     ingest_consumer: str = "server-worker-events"
     broadcast_consumer: str = "workers"
 
@@ -39,11 +41,16 @@ class Names:
             command_stream=f"{namespace.upper()}_COMMANDS",
             commands=f"{namespace}.commands",
             capacity=f"{namespace}.workers",
+            wake=f"{namespace}.wake",
         )
 
     def event_subject(self, execution_id: int, event_type: str) -> str:
         """``noetl.events.<execution id>.<event type>``."""
         return f"{self.event_prefix}.{execution_id}.{event_type}"
+
+    def wake_of(self, worker_id: str) -> str:
+        """The subject on which one worker is told, ``noetl.wake.<worker id>``."""
+        return f"{self.wake}.{subject_token(worker_id)}"
 
     def targeted(self, worker_id: str) -> str:
         """The subject of one worker's own commands, ``noetl.commands.<worker id>``."""

@@ -1,10 +1,15 @@
-"""The transport over JetStream: events are safe as soon as the stream has confirmed them."""
+"""The transport over JetStream: events are safe as soon as the stream has confirmed them.
+
+Events of one execution that are published together share messages, as many as the stream's limit on a message
+lets them: a message costs far more than an event in it.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from typing import NamedTuple
 
 import nats.errors
 import nats.js.errors
@@ -16,7 +21,7 @@ from noetl_dagster.retrying import Patience, patiently
 from noetl_dagster.transport.base import EventTransport
 from noetl_dagster.transport.nats.names import Names
 from noetl_dagster.transport.nats.streams import EVENT_BYTES
-from noetl_dagster.transport.wire import encode_event
+from noetl_dagster.transport.wire import BATCH_TYPE, encode_batch, encode_event
 
 HEADER_BYTES = 512
 """What a message's own headers may add to its payload."""
@@ -26,8 +31,19 @@ CONFIRM_SECONDS = 5.0
 LONGEST_PAUSE_SECONDS = 2.0
 
 
+class _Message(NamedTuple):
+    """A message and what identifies it to the stream, so that one sent twice is stored once."""
+
+    subject: str
+    name: str
+    content: bytes
+
+
 class NatsTransport:
-    """Publishes each event under ``noetl.events.<execution id>.<event type>`` and waits for the confirmations.
+    """Publishes events under ``noetl.events.<execution id>.<event type>`` and waits for the confirmations.
+
+    Attributes:
+        batches: whether the ingestors take messages of several events, under ``noetl.events.<execution id>.batch``.
 
     Args:
         large: transport of events above the stream's message limit; without one they are refused.
@@ -45,6 +61,7 @@ class NatsTransport:
         patience: float = 300.0,
     ) -> None:
         self._stream = client.jetstream(publish_async_max_pending=4_000)
+        self.batches = False
         self._names = names
         self._large = large
         self._patience = Patience((TransportError,), seconds=patience, longest_pause=LONGEST_PAUSE_SECONDS)
@@ -52,21 +69,22 @@ class NatsTransport:
         self._used = False
 
     async def publish(self, events: Sequence[Event]) -> None:
-        waiting, oversize = [], []
+        encoded, oversize = [], []
         for event in events:
             content = encode_event(event)
             if len(content) + HEADER_BYTES > EVENT_BYTES:
                 oversize.append(event)
             else:
-                waiting.append((event, content))
+                encoded.append((event, content))
         if oversize:
             await self._publish_large(oversize)
+        waiting = list(self._messages(encoded))
 
         async def confirm() -> None:
             nonlocal waiting
             waiting, error = await self._attempt(waiting)
             if waiting:
-                raise TransportError(f"NATS did not confirm {len(waiting)} events: {error!r}") from error
+                raise TransportError(f"NATS did not confirm {len(waiting)} messages: {error!r}") from error
 
         if waiting:
             await patiently(confirm, self._patience)
@@ -75,21 +93,45 @@ class NatsTransport:
         if self._large is not None:
             await self._large.close()
 
-    async def _attempt(
-        self, waiting: list[tuple[Event, bytes]]
-    ) -> tuple[list[tuple[Event, bytes]], BaseException | None]:
+    def _messages(self, encoded: Iterable[tuple[Event, bytes]]) -> Iterator[_Message]:
+        """The events as messages; those of one execution stay in order."""
+        together: dict[int, list[tuple[Event, bytes]]] = {}
+        for event, content in encoded:
+            if not self.batches:
+                yield self._message([(event, content)])
+            else:
+                together.setdefault(event.execution_id, []).append((event, content))
+        for entries in together.values():
+            begin, size = 0, HEADER_BYTES
+            for place, (_, content) in enumerate(entries):
+                if place > begin and size + len(content) + 1 > EVENT_BYTES:
+                    yield self._message(entries[begin:place])
+                    begin, size = place, HEADER_BYTES
+                size += len(content) + 1
+            yield self._message(entries[begin:])
+
+    def _message(self, entries: Sequence[tuple[Event, bytes]]) -> _Message:
+        event, content = entries[0]
+        if len(entries) == 1:
+            subject = self._names.event_subject(event.execution_id, event.event_type)
+            return _Message(subject, str(event.event_id), content)
+        subject = self._names.event_subject(event.execution_id, BATCH_TYPE)
+        name = f"{event.event_id}+{len(entries) - 1}"
+        return _Message(subject, name, encode_batch([content for _, content in entries]))
+
+    async def _attempt(self, waiting: list[_Message]) -> tuple[list[_Message], BaseException | None]:
         """Publishes all at once; returns those that were not confirmed, and why."""
         futures = []
         error: BaseException | None = None
         async with contextlib.nullcontext() if self._used else self._first:
-            for event, content in waiting:
+            for message in waiting:
                 try:
                     futures.append(
                         await self._stream.publish_async(
-                            self._names.event_subject(event.execution_id, event.event_type),
-                            content,
+                            message.subject,
+                            message.content,
                             wait_stall=CONFIRM_SECONDS,
-                            headers={MESSAGE_ID: str(event.event_id)},
+                            headers={MESSAGE_ID: message.name},
                         )
                     )
                 except (nats.errors.Error, OSError) as failure:
