@@ -185,13 +185,12 @@ def _check(state: ExecutionState) -> None:
 
 
 def services(settings: Settings) -> dict[str, list[psutil.Process]]:
-    """The servers of the embedded services."""
-    names = {"postgres": "PostgreSQL", "nats-server": "NATS"}
+    """The servers of the embedded services. Other backends of PostgreSQL are its children."""
+    names, home = {"postgres": "PostgreSQL", "nats-server": "NATS"}, str(settings.home.resolve())
     found: dict[str, list[psutil.Process]] = {}
-    for one in psutil.process_iter(["name", "ppid"]):
+    for one in psutil.process_iter(["name", "cmdline"]):
         kind = names.get(one.info["name"])
-        parent = psutil.Process(one.info["ppid"]).name() if kind and one.info["ppid"] else ""
-        if kind and parent != one.info["name"]:
+        if kind and any(word.startswith(home) for word in one.info["cmdline"] or ()):
             found.setdefault(kind, []).append(one)
     return found
 

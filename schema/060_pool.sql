@@ -47,58 +47,68 @@ CREATE OR REPLACE FUNCTION noetl.state_version(execution bigint) RETURNS text
         'loop.fanin.completed', 'warning')
 $$;
 
+DO $$ BEGIN
+    IF to_regtype('noetl.queue_place') IS NULL THEN
+        CREATE TYPE noetl.queue_place AS (
+            execution_id bigint, command_id text, priority integer, turn bigint, event_id bigint);
+    END IF;
+END $$;
+
 -- Claims up to as many commands as there are names, in one transaction: by priority, then by turn, none that
 -- another claim holds, has ended, or belongs to a cancelled execution. The names become the ids of the
 -- command.claimed events; asking again with the same ones gives the same answer. ``limits`` bounds commands by
 -- tool kind. Gives one row for the commands of a step that share their context: ``answer`` is their JSON.
 CREATE OR REPLACE FUNCTION noetl.claim_many(worker text, names bigint[], lease float8, limits jsonb)
-    RETURNS TABLE (execution_id bigint, node_name text, tool_kind text, waited float8[], answer text)
+    RETURNS TABLE (execution_id bigint, node_name text, tool_kind text, waited float8[], version text, answer text)
     LANGUAGE plpgsql VOLATILE AS $$
 #variable_conflict use_column
 DECLARE
-    bounded text[] := ARRAY(SELECT jsonb_object_keys(limits));
+    places int := cardinality(names);
+    picked noetl.queue_place[];
+    bound record;
     latest bigint;
     reached bigint := 0;
 BEGIN
     -- the same request sent twice waits for itself, and then sees what the first one did
     PERFORM pg_advisory_xact_lock(hashtext('noetl.claims'), hashint8(names[1]));
-    FOR execution_id, node_name, tool_kind, waited, answer, latest IN
-    WITH before AS MATERIALIZED (
-        SELECT * FROM noetl.queue
-        WHERE worker_id = worker AND status = 'leased' AND claim_event_id = ANY(names)
-    ), room AS (
-        SELECT CASE WHEN EXISTS (SELECT FROM before) THEN 0 ELSE cardinality(names) END AS places
-    ), unbounded AS MATERIALIZED (
-        SELECT execution_id, command_id, priority, turn, event_id FROM noetl.queue
+    IF EXISTS (SELECT FROM noetl.queue
+               WHERE worker_id = worker AND status = 'leased' AND claim_event_id = ANY(names)) THEN
+        places := 0;
+    END IF;
+    -- rows are locked by statements of their own, as plain as they can be
+    SELECT array_agg(one) INTO picked FROM (
+        SELECT (execution_id, command_id, priority, turn, event_id)::noetl.queue_place AS one FROM noetl.queue
         WHERE status = 'queued' AND available_at <= now() AND (target IS NULL OR target = worker)
-          AND tool_kind <> ALL(bounded)
+          AND NOT limits ? tool_kind
         ORDER BY priority DESC, turn, event_id
-        LIMIT (SELECT places FROM room) FOR UPDATE SKIP LOCKED
-    ), fit AS MATERIALIZED (
-        SELECT found.* FROM jsonb_each_text(limits) AS bound (kind, most), LATERAL (
-            SELECT execution_id, command_id, priority, turn, event_id FROM noetl.queue
+        LIMIT places FOR UPDATE SKIP LOCKED) unbounded;
+    FOR bound IN SELECT key AS kind, value::int AS most FROM jsonb_each_text(limits) LOOP
+        SELECT picked || array_agg(one) INTO picked FROM (
+            SELECT (execution_id, command_id, priority, turn, event_id)::noetl.queue_place AS one FROM noetl.queue
             WHERE status = 'queued' AND available_at <= now() AND (target IS NULL OR target = worker)
               AND tool_kind = bound.kind
             ORDER BY priority DESC, turn, event_id
-            LIMIT LEAST(bound.most::int, (SELECT places FROM room)) FOR UPDATE SKIP LOCKED) found
-    ), picked AS MATERIALIZED (
-        SELECT * FROM (SELECT * FROM unbounded UNION ALL SELECT * FROM fit) either
-        ORDER BY priority DESC, turn, event_id LIMIT (SELECT places FROM room)
+            LIMIT LEAST(bound.most, places) FOR UPDATE SKIP LOCKED) fit;
+    END LOOP;
+    FOR execution_id, node_name, tool_kind, waited, version, answer, latest IN
+    WITH chosen AS MATERIALIZED (
+        SELECT * FROM unnest(picked) ORDER BY priority DESC, turn, event_id LIMIT places
     ), alive AS MATERIALIZED (
-        SELECT id FROM (SELECT DISTINCT execution_id AS id FROM picked) asked WHERE noetl.is_open_now(id)
-    ), over AS (
-        SELECT execution_id, command_id FROM picked WHERE EXISTS (
-            SELECT FROM noetl.event ended
-            WHERE ended.execution_id = picked.execution_id AND ended.meta ->> 'command_id' = picked.command_id
+        SELECT id FROM (SELECT DISTINCT execution_id AS id FROM chosen) asked WHERE noetl.is_open_now(id)
+    ), over AS MATERIALIZED (
+        -- a scalar subquery: each command by index, where a join might read the whole log
+        SELECT execution_id, command_id FROM chosen WHERE (
+            SELECT ended.event_id FROM noetl.event ended
+            WHERE ended.execution_id = chosen.execution_id AND ended.meta ->> 'command_id' = chosen.command_id
               AND ended.meta ? 'command_id' AND ended.event_type IN
-                ('command.completed', 'command.failed', 'loop.shard.done', 'loop.shard.failed'))
+                ('command.completed', 'command.failed', 'loop.shard.done', 'loop.shard.failed')) IS NOT NULL
     ), removed AS (
         DELETE FROM noetl.queue USING over
         WHERE queue.execution_id = over.execution_id AND queue.command_id = over.command_id
     ), named AS MATERIALIZED (
         SELECT execution_id, command_id,
                names[row_number() OVER (ORDER BY priority DESC, turn, event_id)] AS name
-        FROM picked
+        FROM chosen
         WHERE execution_id IN (SELECT id FROM alive)
           AND (execution_id, command_id) NOT IN (SELECT execution_id, command_id FROM over)
     ), leased AS (
@@ -114,18 +124,21 @@ BEGIN
             (COALESCE(context -> 'catalog_id', shared -> 'catalog_id') #>> '{}')::bigint,
             (COALESCE(context -> 'parent_execution_id', shared -> 'parent_execution_id') #>> '{}')::bigint,
             (context -> 'meta') || jsonb_strip_nulls(jsonb_build_object(
-                'waited', round(extract(epoch FROM now() - created_at), 4),
+                'waited', round(extract(epoch FROM now() - available_at), 4),
                 'claim', CASE WHEN attempts > 1 THEN attempts END)),
             (context ->> 'index')::int, worker
         FROM leased
     ), held AS MATERIALIZED (
-        SELECT * FROM before UNION ALL SELECT * FROM leased
-    ), version AS MATERIALIZED (
+        SELECT * FROM leased
+        UNION ALL
+        SELECT * FROM noetl.queue
+        WHERE places = 0 AND worker_id = worker AND status = 'leased' AND claim_event_id = ANY(names)
+    ), standing AS MATERIALIZED (
         SELECT id, noetl.state_version(id) AS state_version
         FROM (SELECT DISTINCT execution_id AS id FROM held) asked
     )
     SELECT execution_id, node_name, tool_kind,
-        array_agg(extract(epoch FROM now() - created_at)::float8),
+        array_agg(extract(epoch FROM now() - available_at)::float8), state_version,
         json_build_object(
             'execution_id', execution_id::text, 'tool_kind', tool_kind, 'state_version', state_version,
             'shared', shared,
@@ -133,7 +146,7 @@ BEGIN
                 'command_id', command_id, 'event_id', event_id::text, 'claim_event_id', claim_event_id::text,
                 'claim', attempts, 'context', context) ORDER BY turn, event_id))::text,
         max(turn)
-    FROM held JOIN version ON version.id = execution_id
+    FROM held JOIN standing ON standing.id = execution_id
     GROUP BY execution_id, state_version, shared, node_name, tool_kind
 
     LOOP

@@ -14,6 +14,7 @@ from noetl_dagster.event_loop import cancel_and_wait
 from noetl_dagster.events.connection import DATABASE_AWAY
 from noetl_dagster.events.ids import Snowflake
 from noetl_dagster.pool_worker.control import ControlPlane
+from noetl_dagster.pool_worker.executions import Executions
 from noetl_dagster.worker.context import Grant
 
 logger = logging.getLogger(__name__)
@@ -57,6 +58,7 @@ class Claimer:
         ids: Snowflake,
         worker_id: str,
         slots: int,
+        executions: Executions,
         *,
         limits: Mapping[str, int],
         interval: float,
@@ -65,6 +67,7 @@ class Claimer:
         self._ids = ids
         self._worker_id = worker_id
         self._slots = slots
+        self._executions = executions
         self._limits = limits
         self._interval = interval
         self._claimed: deque[Claimed] = deque()
@@ -169,10 +172,12 @@ class Claimer:
 
     async def _ask(self) -> None:
         limits = {kind: max(self.room(kind), 0) for kind in self._limits}
-        batch = await self._control.claim_many(self._worker_id, self._asked, limits)
+        batch = await self._control.claim_many(self._worker_id, self._asked, limits, self._executions.known())
         if len(batch) == len(self._asked):
             self._wanted.set()  # there may be more
         self._asked = []
+        for execution_id, version, events in batch.told():
+            self._executions.learn(execution_id, version, events)
         now = asyncio.get_running_loop().time()
         for kind, event_id, grant in batch.grants():
             self._claimed.append(Claimed(kind, event_id, grant, now))

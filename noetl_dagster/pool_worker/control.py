@@ -3,23 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from datetime import UTC, datetime
 from functools import partial
 from typing import Protocol
 from urllib.parse import quote
 
-import httpx
-
 from noetl_dagster.engine.pool.claims import Claims
-from noetl_dagster.errors import ExecutionNotFoundError, TransportError
+from noetl_dagster.errors import ExecutionNotFoundError
 from noetl_dagster.events.buffer import RETRYABLE
 from noetl_dagster.events.connection import encode_json
 from noetl_dagster.events.log import EventLog
 from noetl_dagster.events.types import Event
 from noetl_dagster.retrying import Patience, patiently
 from noetl_dagster.transport.capacity import WorkerReport, put_worker
-from noetl_dagster.transport.http import request_patiently
-from noetl_dagster.transport.wire import EventMessage
+from noetl_dagster.transport.http import ApiClient
+from noetl_dagster.transport.wire import EventMessage, kept_event
 from noetl_dagster.worker.context import Batch, Grant
 
 HAND_BACK_SECONDS = 5.0
@@ -39,8 +36,15 @@ class ControlPlane(Protocol):
         """Claims a command; None when there is nothing to claim any more."""
         ...
 
-    async def claim_many(self, worker_id: str, event_ids: Sequence[int], limits: Mapping[str, int]) -> Batch:
-        """Claims as many commands as there are ids, or fewer; sent again with the same ids it changes nothing."""
+    async def claim_many(
+        self, worker_id: str, event_ids: Sequence[int], limits: Mapping[str, int], known: Mapping[int, str]
+    ) -> Batch:
+        """Claims as many commands as there are ids, or fewer; sent again with the same ids it changes nothing.
+
+        Args:
+            limits: most commands by tool kind, where a kind has a limit.
+            known: versions of executions whose states the worker has.
+        """
         ...
 
     async def hand_back(self, worker_id: str, event_ids: Sequence[int]) -> None:
@@ -72,7 +76,9 @@ class DirectControl:
     async def claim(self, execution_id: int, command_id: str, worker_id: str, event_id: int) -> Grant | None:
         return await self._claims.claim(execution_id, command_id, worker_id, event_id)
 
-    async def claim_many(self, worker_id: str, event_ids: Sequence[int], limits: Mapping[str, int]) -> Batch:
+    async def claim_many(
+        self, worker_id: str, event_ids: Sequence[int], limits: Mapping[str, int], known: Mapping[int, str]
+    ) -> Batch:
         claim = partial(self._claims.claim_many, worker_id, event_ids, limits)
         return Batch.model_validate_json(self._claims.answer(await patiently(claim, _PATIENCE)))
 
@@ -92,61 +98,54 @@ class DirectControl:
 class HttpControl:
     """Over the HTTP API."""
 
-    def __init__(self, client: httpx.AsyncClient) -> None:
+    def __init__(self, client: ApiClient) -> None:
         self._client = client
 
     async def register(self, report: WorkerReport) -> bool:
         content = report.model_dump_json().encode()
-        answer = _checked(await request_patiently(self._client, "POST", "/api/workers", content=content))
-        return bool(answer.json().get("batch", False))
+        answer = await self._client.request("POST", "/api/workers", content=content)
+        return bool(answer.checked().json().get("batch", False))
 
     async def claim(self, execution_id: int, command_id: str, worker_id: str, event_id: int) -> Grant | None:
         body = {"execution_id": str(execution_id), "worker_id": worker_id, "event_id": str(event_id)}
         path = f"/api/commands/{quote(command_id, safe='')}/claim"
-        response = await request_patiently(self._client, "POST", path, content=encode_json(body))
-        if response.status_code in (404, 409):
+        response = await self._client.request("POST", path, content=encode_json(body))
+        if response.status in (404, 409):
             return None
-        return Grant.model_validate_json(_checked(response).content)
+        return Grant.model_validate_json(response.checked().content)
 
-    async def claim_many(self, worker_id: str, event_ids: Sequence[int], limits: Mapping[str, int]) -> Batch:
-        body = {"worker_id": worker_id, "event_ids": [str(one) for one in event_ids], "limits": limits}
+    async def claim_many(
+        self, worker_id: str, event_ids: Sequence[int], limits: Mapping[str, int], known: Mapping[int, str]
+    ) -> Batch:
+        body = {
+            "worker_id": worker_id,
+            "event_ids": [str(one) for one in event_ids],
+            "limits": limits,
+            "known": known,
+        }
         content = encode_json(body)
-        response = await request_patiently(self._client, "POST", "/api/commands/claim", content=content)
-        return Batch.model_validate_json(_checked(response).content)
+        response = await self._client.request("POST", "/api/commands/claim", content=content)
+        return Batch.model_validate_json(response.checked().content)
 
     async def hand_back(self, worker_id: str, event_ids: Sequence[int]) -> None:
         content = encode_json({"worker_id": worker_id, "event_ids": [str(one) for one in event_ids]})
         path = "/api/commands/release"
-        _checked(
-            await request_patiently(self._client, "POST", path, content=content, patience=HAND_BACK_SECONDS)
-        )
+        answer = await self._client.request("POST", path, content=content, patience=HAND_BACK_SECONDS)
+        answer.checked()
 
     async def lifecycle(self, execution_id: int) -> list[Event]:
         path = f"/api/executions/{execution_id}/lifecycle"
-        response = await request_patiently(self._client, "GET", path)
-        if response.status_code == 404:
+        response = await self._client.request("GET", path)
+        if response.status == 404:
             raise ExecutionNotFoundError(f"no execution {execution_id} in the event log")
-        now = datetime.now(UTC)
-        events = []
-        for entry in _checked(response).json()["events"]:
-            message = EventMessage.model_validate(entry)
-            event = message.event(now)
-            event.meta, event.created_at = message.meta, message.timestamp
-            events.append(event)
-        return events
+        return [kept_event(EventMessage.model_validate(one)) for one in response.checked().json()["events"]]
 
     async def source(self, catalog_id: int) -> tuple[str, str] | None:
-        response = await request_patiently(self._client, "GET", f"/api/catalog/{catalog_id}")
-        if response.status_code == 404:
+        response = await self._client.request("GET", f"/api/catalog/{catalog_id}")
+        if response.status == 404:
             return None
-        found = _checked(response).json()
+        found = response.checked().json()
         return found["source"], found["path"]
 
     async def close(self) -> None:
-        await self._client.aclose()
-
-
-def _checked(response: httpx.Response) -> httpx.Response:
-    if response.is_error:
-        raise TransportError(f"{response.request.url}: {response.status_code} {response.text[:300]}")
-    return response
+        await self._client.close()

@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import logging
 import socket
-from collections import OrderedDict
 from dataclasses import replace
 
 import nats.errors
@@ -20,15 +19,15 @@ from noetl_dagster.engine.runtime import Runtime
 from noetl_dagster.errors import ExecutionCancelledError, NoetlError
 from noetl_dagster.event_loop import cancel_and_wait
 from noetl_dagster.events.envelopes import error_envelope
-from noetl_dagster.events.state import ExecutionState
 from noetl_dagster.pool_worker.claimer import Claimer
 from noetl_dagster.pool_worker.control import ControlPlane, DirectControl, HttpControl
+from noetl_dagster.pool_worker.executions import Executions
 from noetl_dagster.pool_worker.notices import Notices
 from noetl_dagster.pool_worker.single import SingleClaims
 from noetl_dagster.settings import EventTransport, Settings
 from noetl_dagster.transport.base import TransportOutlet
 from noetl_dagster.transport.capacity import WorkerReport, publish_report
-from noetl_dagster.transport.http import open_client
+from noetl_dagster.transport.http import ApiClient
 from noetl_dagster.transport.nats.connection import connect
 from noetl_dagster.transport.nats.names import Names
 from noetl_dagster.transport.nats.transport import NatsTransport
@@ -39,9 +38,6 @@ from noetl_dagster.worker.execution import Execution
 from noetl_dagster.worker.runner import Call
 
 logger = logging.getLogger(__name__)
-
-EXECUTIONS = 64
-"""Executions whose state a worker remembers."""
 
 CHANGE_SECONDS = 0.25
 """A change of capacity is reported after so long, so that dispatch need not wait for the next interval."""
@@ -62,13 +58,14 @@ class PoolWorker:
         self._slots = settings.worker_slots
         self._status = "ready"
         self._changed = asyncio.Event()
-        self._executions: OrderedDict[tuple[int, str], asyncio.Task[Execution]] = OrderedDict()
+        self._executions = Executions(runtime, control)
         self._notices = Notices(client, settings, worker_id, self.room)
         self._claims: Claimer | SingleClaims = Claimer(
             control,
             runtime.ids,
             worker_id,
             self._slots,
+            self._executions,
             limits=settings.worker_tool_pools,
             interval=settings.worker_heartbeat_seconds,
         )
@@ -98,7 +95,7 @@ class PoolWorker:
         if direct:
             control = DirectControl(runtime.log, settings.command_heartbeat_timeout_seconds)
         else:
-            control = HttpControl(open_client(settings))
+            control = HttpControl(ApiClient(settings))
         return cls(runtime, control, client, worker_id)
 
     @property
@@ -221,7 +218,7 @@ class PoolWorker:
 
     async def _work(self, grant: Grant) -> None:
         try:
-            execution = await self._execution(grant)
+            execution = await self._executions.of(grant)
             command = await self._command(grant)
         except NoetlError as error:
             failed = Outcome(error_envelope(error))
@@ -247,22 +244,6 @@ class PoolWorker:
         if context.item_ref is not None:
             item = await self._runtime.results.get(context.item_ref)
         return context.command(grant.execution_id, item)
-
-    async def _execution(self, grant: Grant) -> Execution:
-        """The execution as it stood when the command was claimed; asked for once while nothing happens to it."""
-        known = (grant.execution_id, grant.state_version)
-        loading = self._executions.get(known)
-        if loading is None or (loading.done() and loading.exception() is not None):
-            loading = self._executions[known] = asyncio.create_task(self._load(grant.execution_id))
-            while len(self._executions) > EXECUTIONS:
-                self._executions.popitem(last=False)
-        else:
-            self._executions.move_to_end(known)
-        return await asyncio.shield(loading)
-
-    async def _load(self, execution_id: int) -> Execution:
-        events = await self._control.lifecycle(execution_id)
-        return await self._runtime.assemble(ExecutionState.fold(execution_id, events), self._control.source)
 
     async def _keep_reporting(self) -> None:
         """A report at every interval, and one soon after each change."""

@@ -36,12 +36,13 @@ class BatchClaim(BaseModel):
     """``event_ids`` names the ``command.claimed`` events, one for each place that the worker has.
 
     A claim sent again with the same names gets the same answer. ``limits``: places by tool kind, where a kind
-    has fewer.
+    has fewer. ``known``: versions of executions whose states the worker has; the answer holds those of others.
     """
 
     worker_id: Annotated[Name, Field(min_length=1, max_length=256)]
     event_ids: Annotated[list[Id], Field(min_length=1, max_length=MOST_AT_ONCE)]
     limits: dict[Annotated[Name, Field(max_length=64)], Annotated[int, Field(ge=0, lt=2**31)]] = {}
+    known: Annotated[dict[Id, Annotated[str, Field(max_length=64)]], Field(max_length=MOST_AT_ONCE)] = {}
 
 
 class HandBack(BaseModel):
@@ -89,7 +90,10 @@ async def claim_command(command_id: CommandId, claim: Claim, plane: ThePlane) ->
 async def claim_commands(claim: BatchClaim, plane: ThePlane) -> Response:
     """Claims as many commands as there are ``event_ids``, or fewer when no more wait; executions take turns."""
     granted = await plane.claims.claim_many(claim.worker_id, claim.event_ids, claim.limits)
-    return Response(plane.claims.answer(granted), media_type="application/json")
+    unknown = {one.execution_id for one in granted if claim.known.get(one.execution_id) != one.state_version}
+    log = plane.engine.runtime.log
+    states = {execution_id: await log.lifecycle(execution_id) for execution_id in unknown}
+    return Response(plane.claims.answer(granted, states), media_type="application/json")
 
 
 @router.post("/commands/release", dependencies=[FOR_WORKERS])

@@ -1,10 +1,15 @@
-"""The transport over the HTTP API: ``POST /api/events/batch``."""
+"""The HTTP API as workers call it, and the transport over it: ``POST /api/events/batch``."""
 
 from __future__ import annotations
 
+import asyncio
+import ssl
 from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+from urllib.request import getproxies
 
-import httpx
+import orjson
 
 from noetl_dagster.errors import EventRefusedError, EventTooLargeError, TransportError
 from noetl_dagster.events.connection import encode_json
@@ -13,21 +18,112 @@ from noetl_dagster.retrying import Patience, patiently
 from noetl_dagster.settings import Settings
 from noetl_dagster.transport.wire import message_of
 
+if TYPE_CHECKING:
+    from aiohttp import ClientSession
+
 RETRIED_STATUS = frozenset({408, 425, 429, 500, 502, 503, 504})
+CONNECTIONS = 64
+ANSWER_SECONDS = 30.0
+PATIENCE_SECONDS = 300.0
+"""For so long an unreachable server is tried again."""
 
 
-def open_client(settings: Settings) -> httpx.AsyncClient:
-    """A client of the HTTP API with the settings' token and certificate authority."""
-    headers = {}
-    if settings.server_token is not None:
-        headers["authorization"] = f"Bearer {settings.server_token.get_secret_value()}"
-    return httpx.AsyncClient(
-        base_url=settings.server_url,
-        headers=headers,
-        verify=str(settings.server_ca) if settings.server_ca is not None else True,
-        timeout=httpx.Timeout(30.0),
-        limits=httpx.Limits(max_connections=64, max_keepalive_connections=64),
-    )
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What the API said. ``url``: what was asked, for messages."""
+
+    status: int
+    content: bytes
+    url: str
+
+    @property
+    def is_error(self) -> bool:
+        return self.status >= 400
+
+    @property
+    def text(self) -> str:
+        return self.content.decode("utf-8", "replace")
+
+    def json(self) -> Any:
+        return orjson.loads(self.content)
+
+    def checked(self) -> Answer:
+        """Itself.
+
+        Raises:
+            TransportError: it is an error.
+        """
+        if self.is_error:
+            raise TransportError(f"{self.url}: {self.status} {self.text[:300]}")
+        return self
+
+
+class ApiClient:
+    """Calls the HTTP API of the settings, with their token and certificate authority.
+
+    Every call may be sent twice: what it asks for has a name of the caller's.
+    """
+
+    def __init__(self, settings: Settings) -> None:
+        self._url = settings.server_url.rstrip("/")
+        self._ca = settings.server_ca
+        self._headers = {"content-type": "application/json"}
+        if settings.server_token is not None:
+            self._headers["authorization"] = f"Bearer {settings.server_token.get_secret_value()}"
+        self._session: ClientSession | None = None
+
+    async def request(
+        self, method: str, path: str, *, content: bytes | None = None, patience: float = PATIENCE_SECONDS
+    ) -> Answer:
+        """Sends a request again and again until it is answered.
+
+        Args:
+            patience: for how many seconds.
+
+        Raises:
+            TransportError: no answer within that time.
+        """
+        from aiohttp import ClientError
+
+        url = self._url + path
+
+        def unanswered(reason: str, retry_after: str | None = None) -> _Unanswered:
+            hint = "check NOETL_SERVER_URL and 'noetl-dagster serve'"
+            return _Unanswered(f"{method} {url}: {reason}; {hint}", retry_after)
+
+        async def send() -> Answer:
+            try:
+                async with self._open().request(method, url, data=content) as response:
+                    answer = Answer(response.status, await response.read(), url)
+                    retry_after = response.headers.get("retry-after")
+            except (ClientError, TimeoutError, OSError) as error:
+                raise unanswered(repr(error)) from error
+            if answer.status in RETRIED_STATUS:
+                raise unanswered(f"status {answer.status}", retry_after)
+            return answer
+
+        return await patiently(send, Patience((_Unanswered,), seconds=patience))
+
+    async def close(self) -> None:
+        if self._session is not None:
+            await self._session.close()
+            await asyncio.sleep(0)  # the transports close in the loop's next turn
+            self._session = None
+
+    def _open(self) -> ClientSession:
+        """The session of the running event loop, opened on first use."""
+        from aiohttp import ClientSession, ClientTimeout, DummyCookieJar, TCPConnector
+
+        if self._session is None:
+            trusted = ssl.create_default_context(cafile=str(self._ca)) if self._ca is not None else True
+            self._session = ClientSession(
+                connector=TCPConnector(limit=CONNECTIONS, ssl=trusted),
+                cookie_jar=DummyCookieJar(),
+                headers=self._headers,
+                timeout=ClientTimeout(total=ANSWER_SECONDS),
+                trust_env=bool(getproxies()),  # which is looked up for each request
+            )
+        return self._session
 
 
 class HttpTransport:
@@ -39,29 +135,27 @@ class HttpTransport:
 
     transactional = False
 
-    def __init__(self, client: httpx.AsyncClient, *, patience: float = 300.0) -> None:
+    def __init__(self, client: ApiClient, *, patience: float = PATIENCE_SECONDS) -> None:
         self._client = client
         self._patience = patience
 
     async def publish(self, events: Sequence[Event]) -> None:
         content = encode_json({"events": [message_of(event) for event in events]})
-        response = await request_patiently(
-            self._client, "POST", "/api/events/batch", content=content, patience=self._patience
+        answer = await self._client.request(
+            "POST", "/api/events/batch", content=content, patience=self._patience
         )
-        if response.status_code == 413:
+        if answer.status == 413:
             if len(events) > 1:
                 middle = len(events) // 2
                 await self.publish(events[:middle])
                 await self.publish(events[middle:])
                 return
-            raise EventTooLargeError(f"event of {len(content)} bytes: {response.text[:300]}")
-        if response.is_error:
-            raise EventRefusedError(
-                f"the HTTP API refuses events: {response.status_code} {response.text[:500]}"
-            )
+            raise EventTooLargeError(f"event of {len(content)} bytes: {answer.text[:300]}")
+        if answer.is_error:
+            raise EventRefusedError(f"the HTTP API refuses events: {answer.status} {answer.text[:500]}")
 
     async def close(self) -> None:
-        await self._client.aclose()
+        await self._client.close()
 
 
 class _Unanswered(TransportError):
@@ -70,39 +164,6 @@ class _Unanswered(TransportError):
     def __init__(self, message: str, retry_after: str | None = None) -> None:
         super().__init__(message)
         self.retry_after = _seconds(retry_after)
-
-
-async def request_patiently(
-    client: httpx.AsyncClient,
-    method: str,
-    path: str,
-    *,
-    content: bytes | None = None,
-    patience: float = 300.0,
-) -> httpx.Response:
-    """Sends a request that may be sent twice, again and again until it is answered.
-
-    Raises:
-        TransportError: no answer within ``patience`` seconds.
-    """
-    headers = {"content-type": "application/json"} if content is not None else None
-
-    def unanswered(reason: str, retry_after: str | None = None) -> _Unanswered:
-        where = f"{method} {client.base_url}{path}"
-        return _Unanswered(
-            f"{where}: {reason}; check NOETL_SERVER_URL and 'noetl-dagster serve'", retry_after
-        )
-
-    async def request() -> httpx.Response:
-        try:
-            response = await client.request(method, path, content=content, headers=headers)
-        except httpx.TransportError as error:
-            raise unanswered(repr(error)) from error
-        if response.status_code in RETRIED_STATUS:
-            raise unanswered(f"status {response.status_code}", response.headers.get("retry-after"))
-        return response
-
-    return await patiently(request, Patience((_Unanswered,), seconds=patience))
 
 
 def _seconds(text: str | None) -> float:

@@ -9,7 +9,7 @@ from noetl_dagster.settings import EventTransport as Kind
 from noetl_dagster.settings import Settings
 from noetl_dagster.transport.base import EventTransport
 from noetl_dagster.transport.direct import DirectTransport
-from noetl_dagster.transport.http import HttpTransport, open_client
+from noetl_dagster.transport.http import ApiClient, HttpTransport
 from noetl_dagster.transport.intake import EventIntake
 from noetl_dagster.transport.nats.names import Names
 from noetl_dagster.transport.nats.transport import NatsTransport
@@ -21,6 +21,6 @@ def open_transport(settings: Settings, log: EventLog, client: NatsClient) -> Eve
         case Kind.DIRECT:
             return DirectTransport(EventIntake(log, settings.command_heartbeat_timeout_seconds))
         case Kind.HTTP:
-            return HttpTransport(open_client(settings))
+            return HttpTransport(ApiClient(settings))
         case Kind.NATS:
-            return NatsTransport(client, Names.of(settings), large=HttpTransport(open_client(settings)))
+            return NatsTransport(client, Names.of(settings), large=HttpTransport(ApiClient(settings)))

@@ -42,9 +42,28 @@ WITH new AS ({insert_new(first=7)}), {_CONSEQUENCES}
 SELECT (SELECT array_agg(event_id) FROM new) AS inserted, (SELECT count(*) FROM told) AS told
 """
 
+
+# Scalar subqueries, so that each command is looked up by index: a join of a large batch might read the whole log.
+def _issued(of: str) -> str:
+    """Id of the event that issued a command."""
+    return f"""(
+    SELECT issued.event_id FROM noetl.event issued
+    WHERE issued.execution_id = {of}.execution_id AND issued.event_type = 'command.issued'
+      AND issued.meta ->> 'command_id' = {of}.command_id AND issued.meta ? 'command_id')"""
+
+
+def _ended(of: str) -> str:
+    """Id of the event that ended a command."""
+    return f"""(
+    SELECT ended.event_id FROM noetl.event ended
+    WHERE ended.execution_id = {of}.execution_id AND ended.meta ->> 'command_id' = {of}.command_id
+      AND ended.meta ? 'command_id'
+      AND ended.event_type IN ('command.completed', 'command.failed', 'loop.shard.done', 'loop.shard.failed'))"""
+
+
 # Puts issued commands into the queue, leaving out those that have ended and those of cancelled executions;
 # gives those that went in. $8 says of each command which of the contexts $9 it shares with others.
-ENQUEUE = """
+ENQUEUE = f"""
 WITH closed AS MATERIALIZED (
     SELECT id FROM (SELECT DISTINCT id FROM unnest($1::bigint[]) AS id ORDER BY id) asked
     WHERE NOT noetl.is_open(id)
@@ -59,32 +78,26 @@ WITH closed AS MATERIALIZED (
 )
 INSERT INTO noetl.queue
     (execution_id, command_id, event_id, node_name, tool_kind, max_attempts, context, target, shared, priority, turn)
-SELECT wanted.execution_id, wanted.command_id, COALESCE(issued.event_id, 0), wanted.node_name,
+SELECT wanted.execution_id, wanted.command_id, COALESCE({_issued("wanted")}, 0), wanted.node_name,
        wanted.tool_kind, wanted.max_attempts, wanted.context, wanted.target, ($9::jsonb[])[wanted.share],
        wanted.priority, standing.turn + sum(GREATEST(round(1000 / wanted.weight), 1)::bigint) OVER (
            PARTITION BY wanted.execution_id, wanted.priority ORDER BY wanted.place)
 FROM wanted
 JOIN standing ON standing.execution_id = wanted.execution_id AND standing.priority = wanted.priority
-LEFT JOIN noetl.event issued
-    ON issued.execution_id = wanted.execution_id AND issued.event_type = 'command.issued'
-    AND issued.meta ->> 'command_id' = wanted.command_id AND issued.meta ? 'command_id'
-WHERE wanted.execution_id NOT IN (SELECT id FROM closed) AND NOT EXISTS (
-    SELECT FROM noetl.event ended
-    WHERE ended.execution_id = wanted.execution_id AND ended.meta ->> 'command_id' = wanted.command_id
-      AND ended.meta ? 'command_id'
-      AND ended.event_type IN ('command.completed', 'command.failed', 'loop.shard.done', 'loop.shard.failed'))
+WHERE wanted.execution_id NOT IN (SELECT id FROM closed) AND {_ended("wanted")} IS NULL
 ON CONFLICT DO NOTHING
 RETURNING command_id, event_id
 """
 
 # How commands ended.
 COMMAND_ENDS = """
-SELECT meta ->> 'command_id' AS command_id, result, context, duration
-FROM noetl.event
-JOIN unnest($1::bigint[], $2::text[]) AS wanted (execution_id, command_id)
-  ON event.execution_id = wanted.execution_id AND event.meta ->> 'command_id' = wanted.command_id
-WHERE meta ? 'command_id'
-  AND event_type IN ('command.completed', 'command.failed', 'loop.shard.done', 'loop.shard.failed')
+SELECT command_id, result, context, duration
+FROM unnest($1::bigint[], $2::text[]) AS wanted (execution_id, command_id), LATERAL (
+    SELECT result, context, duration FROM noetl.event
+    WHERE event.execution_id = wanted.execution_id AND meta ->> 'command_id' = wanted.command_id
+      AND meta ? 'command_id'
+      AND event_type IN ('command.completed', 'command.failed', 'loop.shard.done', 'loop.shard.failed')
+    LIMIT 1) ended
 """
 
 # Claims a command in one short transaction: an advisory lock that does not wait, no end in the log, an
@@ -110,7 +123,7 @@ WITH locked AS (
     SELECT execution_id, $4, 'command.claimed', node_name, 'RUNNING', ((shared || context) ->> 'catalog_id')::bigint,
         ((shared || context) ->> 'parent_execution_id')::bigint,
         (context -> 'meta') || jsonb_strip_nulls(jsonb_build_object(
-            'waited', round(extract(epoch FROM now() - created_at), 4),
+            'waited', round(extract(epoch FROM now() - available_at), 4),
             'claim', CASE WHEN attempts > 1 THEN attempts END)),
         (context ->> 'index')::int, $3
     FROM leased
@@ -125,12 +138,14 @@ LIMIT 1
 """
 
 # Claims as many commands as there are names in $2; see schema/060_pool.sql.
-CLAIM_MANY = "SELECT execution_id, node_name, tool_kind, waited, answer FROM noetl.claim_many($1, $2, $3, $4)"
+CLAIM_MANY = """
+SELECT execution_id, node_name, tool_kind, waited, version, answer FROM noetl.claim_many($1, $2, $3, $4)
+"""
 
 # Gives back claims that a worker has not begun: they are anybody's, and count for nothing.
 HAND_BACK = """
 UPDATE noetl.queue SET status = 'queued', worker_id = NULL, lease_until = NULL, claim_event_id = NULL, target = NULL,
-    max_attempts = max_attempts + 1
+    available_at = now(), max_attempts = max_attempts + 1
 WHERE worker_id = $1 AND status = 'leased' AND claim_event_id = ANY($2::bigint[])
 RETURNING command_id
 """
@@ -155,7 +170,8 @@ WHERE execution_id = ANY($1::bigint[]) AND status = 'leased' AND lease_until < n
 
 # Leases that ran out, and those of workers that are gone, go back to the queue.
 RELEASE = """
-UPDATE noetl.queue SET status = 'queued', worker_id = NULL, lease_until = NULL, claim_event_id = NULL, target = NULL
+UPDATE noetl.queue SET status = 'queued', worker_id = NULL, lease_until = NULL, claim_event_id = NULL, target = NULL,
+    available_at = now()
 WHERE execution_id = ANY($1::bigint[]) AND status = 'leased'
   AND (lease_until < now() OR worker_id = ANY($2::text[]))
 RETURNING execution_id, command_id, event_id, tool_kind, attempts, max_attempts

@@ -112,6 +112,13 @@ class EventMessage(BaseModel):
         )
 
 
+def kept_event(message: EventMessage) -> Event:
+    """An event of the log that was sent to a worker, as it was written."""
+    event = message.event(message.timestamp or datetime.now(UTC))
+    event.meta = message.meta
+    return event
+
+
 _PAYLOAD = tuple(EventPayload.model_fields)
 _IDS = frozenset({"catalog_id", "parent_event_id", "parent_execution_id"})
 

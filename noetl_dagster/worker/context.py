@@ -8,8 +8,9 @@ from typing import Any, NamedTuple
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from noetl_dagster.events.types import Event
 from noetl_dagster.result_ref import ResultRef
-from noetl_dagster.transport.wire import Id
+from noetl_dagster.transport.wire import EventMessage, Id, kept_event
 from noetl_dagster.worker.command import Command
 
 
@@ -154,13 +155,25 @@ class ClaimedGroup(BaseModel):
 
 
 class Batch(BaseModel):
-    """What a worker got when it asked for as many commands as it has room for."""
+    """What a worker got when it asked for as many commands as it has room for.
+
+    Attributes:
+        states: events from which the states of executions are folded, by execution, where the worker does not
+            know their versions yet.
+    """
 
     lease_seconds: float
     groups: list[ClaimedGroup]
+    states: dict[Id, list[EventMessage]] = Field(default_factory=dict)
 
     def __len__(self) -> int:
         return sum(len(group.commands) for group in self.groups)
+
+    def told(self) -> Iterator[tuple[int, str, list[Event]]]:
+        """Executions whose states came with the answer: id, version, events."""
+        versions = {group.execution_id: group.state_version for group in self.groups}
+        for execution_id, messages in self.states.items():
+            yield execution_id, versions[execution_id], [kept_event(message) for message in messages]
 
     def grants(self) -> Iterator[tuple[str, int, Grant]]:
         """Tool kind, id of the ``command.claimed`` event and grant of each command, the groups in turn."""

@@ -14,7 +14,7 @@ from noetl_dagster.schedules.upkeep import build_upkeep
 from noetl_dagster.sensors.projection import build_projection_sensor
 from noetl_dagster.settings import Settings
 from noetl_dagster.worker.command import Command
-from noetl_dagster.worker.context import CommandContext
+from noetl_dagster.worker.context import own_context
 
 PUT_LEASE = """
 INSERT INTO noetl.queue (execution_id, command_id, event_id, node_name, tool_kind, status, attempts,
@@ -37,7 +37,7 @@ def test_the_reaper_runs_only_when_a_claim_has_expired(
     context = build_schedule_context(instance=dagster_instance)
     assert isinstance(evaluate(context), SkipReason)
     pool = noetl.engine().runtime.pool
-    run_sync(pool.execute(PUT_LEASE, CommandContext.of(Command(1, "s")).model_dump(mode="json")))
+    run_sync(pool.execute(PUT_LEASE, own_context(Command(1, "s")) | {"step": "s"}))
     assert isinstance(evaluate(context), RunRequest)
     assert reaper.execute_in_process(instance=dagster_instance).success
     assert run_sync(pool.fetchval("SELECT status FROM noetl.queue")) == "queued"

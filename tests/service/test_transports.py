@@ -51,6 +51,7 @@ VOLATILE = {
     "catalog_id",
     "loop_id",
     "duration_ms",
+    "waited",
     "ms",
     "shard_id",
     "continues",

@@ -111,8 +111,8 @@ class Fanouts:
                 expanded = await self._expand(execution, program, visit, entry)
                 if expanded.end is not None:
                     return expanded.end
-                for group in expanded.groups:
-                    await self.run_group(execution, step, group, visit)
+                if expanded.total:  # no groups: they are for ops of a Dagster run, and the last of each waits
+                    await self.run_group(execution, step, Group(0, expanded.total), visit)
                 return await self.fan_in(execution, step, visit)
 
     async def count(self, execution_id: int, step: str, loop_id: str) -> tuple[int, int]:

@@ -8,7 +8,10 @@ from typing import Any
 
 import asyncpg
 
+from noetl_dagster.events.connection import encode_json
+from noetl_dagster.events.types import Event
 from noetl_dagster.transport import queries
+from noetl_dagster.transport.wire import message_of
 from noetl_dagster.worker.context import CommandContext, Grant
 
 
@@ -18,6 +21,7 @@ class Granted:
 
     Attributes:
         waited: how long each was in the queue, in seconds.
+        state_version: as in ``Grant``.
         answer: what their worker is told, as JSON: a ``ClaimedGroup``.
     """
 
@@ -25,6 +29,7 @@ class Granted:
     step: str
     tool_kind: str
     waited: Sequence[float]
+    state_version: str
     answer: str
 
 
@@ -66,10 +71,18 @@ class Claims:
         )
         return [Granted(*record) for record in records]
 
-    def answer(self, granted: Sequence[Granted]) -> bytes:
-        """A ``Batch`` as JSON: PostgreSQL has written its groups."""
+    def answer(
+        self, granted: Sequence[Granted], states: Mapping[int, Sequence[Event]] | None = None
+    ) -> bytes:
+        """A ``Batch`` as JSON: PostgreSQL has written its groups.
+
+        Args:
+            states: events of the executions that the worker does not know as they are.
+        """
         groups = ",".join(one.answer for one in granted)
-        return f'{{"lease_seconds":{self._lease_seconds},"groups":[{groups}]}}'.encode()
+        told = {str(one): list(map(message_of, events)) for one, events in (states or {}).items()}
+        head = f'{{"lease_seconds":{self._lease_seconds},"groups":[{groups}],"states":'
+        return head.encode() + encode_json(told) + b"}"
 
     async def hand_back(self, worker_id: str, event_ids: Sequence[int]) -> int:
         """Gives claims back that a worker has not begun, by the ids of their ``command.claimed`` events.

@@ -15,7 +15,7 @@ from noetl_dagster.events.buffer import EventBuffer
 from noetl_dagster.settings import Settings
 from noetl_dagster.transport import queries
 from noetl_dagster.worker.command import Command
-from noetl_dagster.worker.context import CommandContext
+from noetl_dagster.worker.context import Shared, own_context
 from tests.events.conftest import connections
 from tests.playbooks import playbook
 
@@ -99,13 +99,17 @@ async def test_every_claim_ends_with_the_cancellation_and_none_follows(
         async def queue(commands=commands, barrier=barrier) -> None:
             await barrier.wait()
             for command in commands:
-                context = CommandContext.of(command).model_dump(mode="json")
-                row = (command.execution_id, command.command_id, "work", "noop", 3, context, None)
+                shared = Shared.of(command).context()
+                row = (command.execution_id, command.command_id, "work", "noop", 3, own_context(command), None,
+                       1, shared, 0, 1.0)  # fmt: skip
                 await runtime.pool.fetch(queries.ENQUEUE, *([value] for value in row))
 
         async def work(waiting=waiting, barrier=barrier) -> None:
             await barrier.wait()
             for command in waiting:
+                if command.index is not None and command.index % 2:
+                    await claims.claim_many("w", runtime.ids.take(3))
+                    continue
                 await claims.claim(command.execution_id, command.command_id, "w", runtime.ids.next())
 
         async def cancel(execution_id=execution.id, barrier=barrier) -> tuple[bool, tuple[int, int, int]]:

@@ -18,7 +18,7 @@ from noetl_dagster.engine.recovery.reaper import Reaper, Requeued
 from noetl_dagster.settings import Settings
 from noetl_dagster.transport.intake import EventIntake
 from noetl_dagster.worker.command import Command
-from noetl_dagster.worker.context import CommandContext
+from noetl_dagster.worker.context import Shared, own_context
 from tests.playbooks import playbook
 from tests.waiting import until
 
@@ -44,7 +44,7 @@ async def execution(engine: Engine) -> int:
 async def enqueue(engine: Engine, command: Command, max_attempts: int = 3) -> None:
     issued = engine.runtime.commands.issued(command, "noop")
     await engine.runtime.log.append([issued])
-    context = CommandContext.of(command).model_dump(mode="json")
+    context = Shared.of(command).context() | own_context(command)
     await engine.runtime.pool.execute(
         ENQUEUE,
         command.execution_id,

@@ -1,0 +1,257 @@
+"""Many commands in one claim: each goes to one worker, executions take turns, nothing is lost or taken twice."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections import Counter
+from collections.abc import Sequence
+from contextlib import suppress
+from typing import Any
+
+import orjson
+import pytest
+
+from noetl_dagster.engine.engine import Engine
+from noetl_dagster.engine.pool.claims import Claims, Granted
+from noetl_dagster.errors import ExecutionCancelledError
+from noetl_dagster.transport import queries
+from noetl_dagster.transport.intake import EventIntake
+from noetl_dagster.worker.command import Command, Outcome
+from noetl_dagster.worker.context import Batch, Shared, own_context
+from tests.playbooks import playbook
+from tests.waiting import until
+
+TEXT = "workflow: [{step: work, tool: {kind: noop}}]"
+QUEUED = "SELECT count(*) FROM noetl.queue WHERE status = 'queued'"
+CLAIMED = "SELECT meta ->> 'command_id' FROM noetl.event WHERE event_type = 'command.claimed'"
+
+
+@pytest.fixture
+def claims(engine: Engine) -> Claims:
+    return Claims(engine.runtime.pool, 300.0)
+
+
+async def execution_of(engine: Engine) -> int:
+    return (await engine.lifecycle.create(playbook(TEXT))).id
+
+
+async def enqueue(
+    engine: Engine,
+    execution_id: int,
+    count: int,
+    *,
+    start: int = 0,
+    kind: str = "noop",
+    priority: int = 0,
+    weight: float = 1.0,
+) -> list[Command]:
+    """Issues commands of a fan-out and puts them into the queue."""
+    runtime = engine.runtime
+    commands = [
+        Command(execution_id, "work", index=index, item=index, loop_id=f"{kind}{priority}", shard=True)
+        for index in range(start, start + count)
+    ]
+    await runtime.log.append([runtime.commands.issued(command, kind) for command in commands])
+    columns: list[Sequence[Any]] = [
+        [execution_id] * count,
+        [command.command_id for command in commands],
+        ["work"] * count,
+        [kind] * count,
+        [3] * count,
+        [own_context(command, item=command.item) for command in commands],
+        [None] * count,
+        [1] * count,
+        [Shared.of(commands[0]).context()],
+        [priority] * count,
+        [weight] * count,
+    ]
+    await runtime.pool.fetch(queries.ENQUEUE, *columns)
+    return commands
+
+
+def names(granted: Sequence[Granted]) -> list[str]:
+    return [one["command_id"] for group in granted for one in orjson.loads(group.answer)["commands"]]
+
+
+async def test_an_answer_holds_what_a_worker_needs(engine: Engine, claims: Claims) -> None:
+    execution_id = await execution_of(engine)
+    commands = await enqueue(engine, execution_id, 3)
+    asked = engine.runtime.ids.take(5)
+    granted = await claims.claim_many("w", asked)
+    events = await engine.runtime.log.lifecycle(execution_id)
+    batch = Batch.model_validate_json(claims.answer(granted, {execution_id: events}))
+    [group] = batch.groups
+    assert (group.execution_id, group.tool_kind, len(batch)) == (execution_id, "noop", 3)
+    assert group.shared == {"step": "work", "loop_id": "noop0", "shard": True}
+    for command, event_id, (kind, claim, grant) in zip(commands, asked, batch.grants(), strict=False):
+        assert (kind, claim, grant.claim) == ("noop", event_id, 1)
+        assert grant.context.command(execution_id, grant.context.item) == command
+        assert grant.context.meta == command.meta()
+    [(told, version, folded)] = batch.told()
+    assert (told, version) == (execution_id, group.state_version)
+    assert [event.event_id for event in folded] == [event.event_id for event in events]
+    rows = await engine.runtime.pool.fetch(
+        "SELECT event_id, meta, worker_id, current_index FROM noetl.event WHERE event_type = 'command.claimed' "
+        "ORDER BY event_id"
+    )
+    assert [(row["event_id"], row["worker_id"], row["current_index"]) for row in rows] == [
+        (event_id, "w", index) for index, event_id in enumerate(asked[:3])
+    ]
+    assert all(row["meta"]["waited"] >= 0 and "claim" not in row["meta"] for row in rows)
+
+
+async def test_the_same_claim_again_has_the_same_answer(engine: Engine, claims: Claims) -> None:
+    """The answer was lost, or the request came twice, even at once."""
+    await enqueue(engine, await execution_of(engine), 30)
+    asked = engine.runtime.ids.take(10)
+    first, again = await asyncio.gather(claims.claim_many("w", asked), claims.claim_many("w", asked))
+    assert names(first) == names(again) == names(await claims.claim_many("w", asked))
+    assert len(names(first)) == 10
+    assert await engine.runtime.pool.fetchval(QUEUED) == 20
+
+
+async def test_claims_that_are_handed_back_go_to_others_and_count_for_nothing(
+    engine: Engine, claims: Claims
+) -> None:
+    await enqueue(engine, await execution_of(engine), 4)
+    pool, ids = engine.runtime.pool, engine.runtime.ids
+    for _ in range(5):  # more often than a command may be left by its workers
+        asked = ids.take(4)
+        granted = await claims.claim_many("first", asked)
+        assert len(names(granted)) == 4
+        assert await claims.hand_back("second", asked) == 0, "somebody else's"
+        assert await claims.hand_back("first", asked[:3]) == 3
+        assert await claims.hand_back("first", asked) == 1
+        assert await claims.hand_back("first", asked) == 0
+    assert await pool.fetchval("SELECT count(*) FROM noetl.queue WHERE attempts >= max_attempts") == 0
+    assert len(names(await claims.claim_many("second", ids.take(9)))) == 4
+
+
+async def test_executions_take_turns(engine: Engine, claims: Claims) -> None:
+    """Two commands that come after a thousand others do not wait for them."""
+    large, small = await execution_of(engine), await execution_of(engine)
+    await enqueue(engine, large, 1_000)
+    for _ in range(3):
+        await claims.claim_many("w", engine.runtime.ids.take(100))
+    await enqueue(engine, small, 2)
+    granted = await claims.claim_many("w", engine.runtime.ids.take(6))
+    assert {one.execution_id: len(one.waited) for one in granted} == {large: 4, small: 2}
+    await enqueue(engine, large, 100, start=1_000)  # behind its own
+    await enqueue(engine, small, 300, start=2)
+    granted = await claims.claim_many("w", engine.runtime.ids.take(100))
+    assert {one.execution_id: len(one.waited) for one in granted} == pytest.approx(
+        {large: 50, small: 50}, abs=2
+    )
+
+
+async def test_an_execution_that_comes_when_the_queue_is_empty_does_not_overtake_for_long(
+    engine: Engine, claims: Claims
+) -> None:
+    first, second = await execution_of(engine), await execution_of(engine)
+    await enqueue(engine, first, 200)
+    await claims.claim_many("w", engine.runtime.ids.take(200))
+    await enqueue(engine, second, 200)
+    await enqueue(engine, first, 200, start=200)
+    granted = await claims.claim_many("w", engine.runtime.ids.take(100))
+    assert {one.execution_id: len(one.waited) for one in granted} == pytest.approx(
+        {first: 50, second: 50}, abs=2
+    )
+
+
+async def test_weights_and_priorities(engine: Engine, claims: Claims) -> None:
+    light, heavy, urgent = [await execution_of(engine) for _ in range(3)]
+    await enqueue(engine, light, 100)
+    await enqueue(engine, heavy, 100, weight=3.0)
+    await enqueue(engine, urgent, 10, priority=1)
+    granted = await claims.claim_many("w", engine.runtime.ids.take(50))
+    assert {one.execution_id: len(one.waited) for one in granted} == {urgent: 10, heavy: 30, light: 10}
+
+
+async def test_a_worker_gets_no_more_of_a_kind_than_it_has_places_for(engine: Engine, claims: Claims) -> None:
+    execution_id = await execution_of(engine)
+    await enqueue(engine, execution_id, 20, kind="postgres")
+    await enqueue(engine, execution_id, 20, start=20, kind="http", priority=-1)
+    take = engine.runtime.ids.take
+    granted = await claims.claim_many("w", take(10), {"postgres": 2, "spark": 1})
+    assert {one.tool_kind: len(one.waited) for one in granted} == {"postgres": 2, "http": 8}
+    granted = await claims.claim_many("w", take(10), {"postgres": 0})
+    assert {one.tool_kind: len(one.waited) for one in granted} == {"http": 10}
+    granted = await claims.claim_many("w", take(10))
+    assert {one.tool_kind: len(one.waited) for one in granted} == {"postgres": 10}
+
+
+async def test_nothing_of_a_cancelled_execution_nor_what_has_ended(engine: Engine, claims: Claims) -> None:
+    cancelled, lively = await execution_of(engine), await execution_of(engine)
+    await enqueue(engine, cancelled, 10)
+    commands = await enqueue(engine, lively, 10)
+    runtime = engine.runtime
+    await runtime.log.append(
+        [runtime.commands.ended(command, Outcome({"status": "ok", "data": 1})) for command in commands[:4]]
+    )  # by somebody who does not clear the queue
+    async with runtime.pool.acquire() as connection, connection.transaction():
+        await connection.execute("SELECT noetl.close_gate($1)", cancelled)  # as a cancellation begins
+        granted = await asyncio.wait_for(claims.claim_many("w", runtime.ids.take(20)), 30)
+    assert names(granted) == [command.command_id for command in commands[4:]]
+    assert await runtime.pool.fetchval(QUEUED) == 10, "what has ended is out of the queue"
+    await engine.lifecycle.cancel(cancelled)
+    assert await claims.claim_many("w", runtime.ids.take(20)) == []
+
+
+@pytest.mark.parametrize(
+    "count", [600, pytest.param(20_000, marks=[pytest.mark.slow, pytest.mark.timeout(1800)])]
+)
+async def test_a_crowd_of_workers_takes_each_command_once(engine: Engine, claims: Claims, count: int) -> None:
+    """Claims, repeated claims, hand-backs, ends and a cancellation, all at once."""
+    runtime, executions = engine.runtime, [await execution_of(engine) for _ in range(4)]
+    intake, dice = EventIntake(runtime.log, 300.0), random.Random(count)
+    *kept, given_up = executions
+    ran: Counter[str] = Counter()
+    queued = asyncio.Event()
+
+    async def queue(execution_id: int) -> None:
+        with suppress(ExecutionCancelledError):
+            for start in range(0, count, 50):
+                await enqueue(engine, execution_id, 50, start=start, kind=dice.choice(["noop", "http"]))
+                queued.set()
+
+    async def work(worker: str) -> None:
+        while True:
+            asked = runtime.ids.take(dice.randrange(1, 40))
+            limits = {"http": dice.randrange(0, 9)} if dice.random() < 0.5 else {}
+            granted = await claims.claim_many(worker, asked, limits)
+            if dice.random() < 0.2:
+                again = await claims.claim_many(worker, asked, limits)
+                if granted:
+                    lasting = [
+                        [one for one in answer if one.execution_id != given_up] for answer in (granted, again)
+                    ]
+                    assert names(lasting[0]) == names(lasting[1])
+                granted = again
+            if dice.random() < 0.2:
+                await claims.hand_back(worker, asked)
+                continue
+            grants = [grant for _, _, grant in Batch.model_validate_json(claims.answer(granted)).grants()]
+            commands = [grant.context.command(grant.execution_id, None) for grant in grants]
+            ran.update(command.command_id for command in commands if command.execution_id != given_up)
+            outcome = Outcome({"status": "ok", "data": 1})
+            await intake.handle_events([runtime.commands.ended(command, outcome) for command in commands])
+            if not granted and all(queue.done() for queue in queues) and not limits:
+                return
+
+    queues = [asyncio.create_task(queue(execution_id)) for execution_id in executions]
+    await queued.wait()
+    workers = [asyncio.create_task(work(f"w{number}")) for number in range(6)]
+    await engine.lifecycle.cancel(given_up)
+    try:
+        await asyncio.gather(*queues, *workers)
+    finally:
+        for task in (*queues, *workers):
+            task.cancel()
+    assert len(ran) == len(kept) * count
+    assert set(ran.values()) == {1}
+
+    async def cleared() -> bool:
+        return not await runtime.pool.fetchval("SELECT count(*) FROM noetl.queue")
+
+    await until(cleared, "the queue to be empty")
