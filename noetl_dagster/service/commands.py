@@ -80,6 +80,7 @@ async def claim_command(command_id: CommandId, claim: Claim, plane: ThePlane) ->
     granted = await plane.claims.claim(
         claim.execution_id, _clean(command_id), claim.worker_id, claim.event_id
     )
+    plane.metrics.count_claims(0 if granted is None else 1)
     if granted is None:
         raise Problem(409, f"command {command_id[:200]} is somebody else's, has ended, or is not queued")
     return granted

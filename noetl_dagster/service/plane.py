@@ -66,8 +66,8 @@ class Plane:
         runtime = engine.runtime
         lease = settings.command_heartbeat_timeout_seconds
         client = await connect(settings, "service")
-        intake = EventIntake(runtime.log, lease)
         metrics = Metrics()
+        intake = EventIntake(runtime.log, lease, observe=metrics.count_ran)
         plane = cls(
             settings=settings,
             engine=engine,
