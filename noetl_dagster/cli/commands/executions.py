@@ -20,7 +20,7 @@ from noetl_dagster.engine.executions.overview import (
     full_overview,
     small_results,
 )
-from noetl_dagster.engine.executions.pooled import PoolView
+from noetl_dagster.engine.executions.pooled import MOST_WAITING, PoolView
 from noetl_dagster.engine.executions.progress import brief, duration, per_second
 from noetl_dagster.errors import ExecutionNotFoundError
 from noetl_dagster.event_loop import run_sync
@@ -120,9 +120,10 @@ def _pool_table(found: Overview) -> Table:
 
 
 def _pool_figures(pool: PoolView) -> list[str]:
+    waiting = f"{pool.waiting}+" if pool.waiting >= MOST_WAITING else str(pool.waiting)
     rate = "" if pool.rate is None else per_second(pool.rate)
     times = (pool.queue_p50, pool.queue_p99, pool.run_p50, pool.run_p99)
-    return [str(pool.waiting), str(pool.running), rate, *("" if one is None else brief(one) for one in times)]
+    return [waiting, str(pool.running), rate, *("" if one is None else brief(one) for one in times)]
 
 
 def _outcome(step: StepView, found: Overview, small: Mapping[str, str]) -> str:

@@ -11,10 +11,19 @@ from pydantic import BaseModel, ConfigDict
 LATEST = 1_000
 """So many of a step's commands are looked at, and as many more as run now, however many there were."""
 
+MOST_WAITING = 10_000
+"""So many waiting commands of an execution are counted, and no more."""
+
+# Commands that run are found by the index of those that have a worker.
 _QUEUED = """
-SELECT node_name AS step, count(*) FILTER (WHERE status = 'queued') AS waiting,
-       count(*) FILTER (WHERE status = 'leased') AS running
-FROM noetl.queue WHERE execution_id = $1 GROUP BY node_name
+SELECT node_name AS step, count(*) FILTER (WHERE NOT claimed) AS waiting, count(*) FILTER (WHERE claimed) AS running
+FROM (
+    (SELECT node_name, false AS claimed FROM noetl.queue WHERE execution_id = $1 AND status = 'queued' LIMIT $2)
+    UNION ALL
+    SELECT node_name, true FROM noetl.queue
+    WHERE execution_id = $1 AND status = 'leased' AND worker_id IS NOT NULL
+) counted
+GROUP BY node_name
 """
 
 # By step ($2), of the latest claims, as many as $3 says: how long the commands waited, and how those ran that
@@ -52,6 +61,7 @@ FROM unnest($2::text[], $3::int[]) AS wanted (step, most) CROSS JOIN since CROSS
 class PoolView(BaseModel):
     """A step in the pool: its commands now, and seconds of its latest ones; None while there are none.
 
+    ``waiting`` commands are counted to :data:`MOST_WAITING` in all steps together.
     ``queue_*`` are from the queueing of a command to its claim, ``run_*`` from there to its end. While the step
     runs, ``rate`` is how many commands a second ended lately.
     """
@@ -72,7 +82,7 @@ async def pool_views(pool: asyncpg.Pool, execution_id: int, steps: Sequence[str]
 
     Costs milliseconds, however long the log of the execution.
     """
-    queued = {row["step"]: row for row in await pool.fetch(_QUEUED, execution_id)}
+    queued = {row["step"]: row for row in await pool.fetch(_QUEUED, execution_id, MOST_WAITING)}
     most = [LATEST + (queued[step]["running"] if step in queued else 0) for step in steps]
     latest = {row["step"]: row for row in await pool.fetch(_LATEST, execution_id, list(steps), most)}
     found = {}
