@@ -96,16 +96,12 @@ async def pool_views(pool: asyncpg.Pool, execution_id: int, steps: Sequence[str]
 
 
 def _figures(row: Mapping[str, Any]) -> dict[str, float | None]:
-    queue, run = row["queue"] or (None, None), row["run"] or (None, None)
     others, seconds = (
         row["counted"] - 1,
         row["seconds"],
     )  # the first end begins the time in which the others came
-    rate = others / seconds if others > 0 and seconds > 0 else None
-    return {
-        "rate": rate,
-        "queue_p50": queue[0],
-        "queue_p99": queue[1],
-        "run_p50": run[0],
-        "run_p99": run[1],
-    }
+    found: dict[str, float | None] = {"rate": others / seconds if others > 0 and seconds > 0 else None}
+    for name in ("queue", "run"):
+        for share, value in zip(("p50", "p99"), row[name] or (), strict=False):
+            found[f"{name}_{share}"] = round(value, 4)
+    return found
