@@ -90,6 +90,9 @@ async def claim_command(command_id: CommandId, claim: Claim, plane: ThePlane) ->
 async def claim_commands(claim: BatchClaim, plane: ThePlane) -> Response:
     """Claims as many commands as there are ``event_ids``, or fewer when no more wait; executions take turns."""
     granted = await plane.claims.claim_many(claim.worker_id, claim.event_ids, claim.limits)
+    plane.metrics.count_claims(sum(len(one.waited) for one in granted))
+    for one in granted:
+        plane.metrics.count_waited(one.step, one.tool_kind, one.waited)
     return Response(plane.claims.answer(granted), media_type="application/json")
 
 

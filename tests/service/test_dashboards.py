@@ -84,7 +84,8 @@ def counted() -> dict[str, set[str]]:
 
 async def test_dashboards_ask_for_what_there_is(scraped: dict[str, set[str]]) -> None:
     assert DASHBOARDS
-    assert scraped["noetl_run_seconds_bucket"] == {"le", "step", "tool_kind"}  # the run is counted
+    for name in ("noetl_queue_seconds_bucket", "noetl_run_seconds_bucket"):
+        assert scraped[name] == {"le", "step", "tool_kind"}  # the run is counted
     known = counted()
     for path in DASHBOARDS:
         for expression in expressions(path):

@@ -28,7 +28,8 @@ GROUP BY node_name
 
 # By step ($2), of the latest claims, as many as $3 says: how long the commands waited, and how those ran that
 # have ended. ``counted`` is how many of them ended since the latest start of the execution, the first of them
-# ``seconds`` ago. The limits keep the planner from joining with all the ends of an execution.
+# ``seconds`` ago; a command that was claimed again ended once. The limits keep the planner from joining with all
+# the ends of an execution.
 _LATEST = """
 WITH since AS (
     SELECT max(created_at) AS moment FROM noetl.event
@@ -42,14 +43,19 @@ FROM unnest($2::text[], $3::int[]) AS wanted (step, most) CROSS JOIN since CROSS
            extract(epoch FROM clock_timestamp() - min(ended.created_at) FILTER (
                WHERE ended.created_at >= since.moment))::float8 AS seconds
     FROM (
-        SELECT meta ->> 'command_id' AS command_id, (meta ->> 'waited')::float8 AS waited
-        FROM noetl.event
-        WHERE execution_id = $1 AND node_name = wanted.step AND event_type = 'command.claimed' AND meta ? 'waited'
-        ORDER BY event_id DESC LIMIT wanted.most
+        SELECT *, row_number() OVER (PARTITION BY command_id ORDER BY event_id DESC) AS nth
+        FROM (
+            SELECT event_id, meta ->> 'command_id' AS command_id, (meta ->> 'waited')::float8 AS waited
+            FROM noetl.event
+            WHERE execution_id = $1 AND node_name = wanted.step AND event_type = 'command.claimed'
+              AND meta ? 'waited'
+            ORDER BY event_id DESC LIMIT wanted.most
+        ) latest
     ) claimed
     LEFT JOIN LATERAL (
         SELECT duration, created_at FROM noetl.event
-        WHERE execution_id = $1 AND meta ->> 'command_id' = claimed.command_id AND meta ? 'command_id'
+        WHERE claimed.nth = 1 AND execution_id = $1 AND meta ->> 'command_id' = claimed.command_id
+          AND meta ? 'command_id'
           AND event_type IN ('command.completed', 'command.failed', 'loop.shard.done', 'loop.shard.failed')
         LIMIT 1
     ) ended ON true
@@ -61,9 +67,9 @@ FROM unnest($2::text[], $3::int[]) AS wanted (step, most) CROSS JOIN since CROSS
 class PoolView(BaseModel):
     """A step in the pool: its commands now, and seconds of its latest ones; None while there are none.
 
-    ``waiting`` commands are counted to :data:`MOST_WAITING` in all steps together.
-    ``queue_*`` are from the queueing of a command to its claim, ``run_*`` from there to its end. While the step
-    runs, ``rate`` is how many commands a second ended lately.
+    ``waiting`` commands are counted to :data:`MOST_WAITING` in all steps together; those that a worker has claimed
+    are ``running``. ``queue_*`` are from the queueing of a command to its claim, ``run_*`` how long commands ran.
+    While the step runs, ``rate`` is how many of them a second ended lately.
     """
 
     model_config = ConfigDict(frozen=True)

@@ -96,11 +96,12 @@ async def test_steps_of_the_pool_and_others(engine: Engine, settings: Settings) 
     text = TEXT.replace("{dispatch: workers}\n    tool", "{}\n    tool")
     async with working(settings, "w1"):
         state = await engine.run(playbook(text))
-    await Commands(engine, state.execution_id).claimed(0, [0.5])
     found = await steps(engine, state.execution_id)
     assert found["start"].pool is None
     assert found["waits"].pool is None
     assert isinstance(found["pooled"].pool, PoolView)
+    assert found["pooled"].pool.queue_p50 is not None
+    assert found["pooled"].pool.run_p99 is not None
     assert found["pooled"].pool.rate is None  # it has ended
     assert (found["pooled"].pool.waiting, found["pooled"].pool.running) == (0, 0)
 
@@ -140,6 +141,14 @@ async def test_only_the_latest_count(
     await commands.ended(1000, [300.0] * 5)  # somebody else's, claimed in no pool
     found = await view(engine, commands.execution_id)
     assert (found.queue_p50, found.queue_p99, found.run_p50, found.run_p99) == (1.0, 1.0, 2.0, 2.0)
+
+
+async def test_a_command_that_was_claimed_again_ends_once(engine: Engine, commands: Commands) -> None:
+    for _ in range(3):  # two workers gave it back
+        await commands.claimed(0, [1.0])
+    await commands.claimed(1, [1.0, 1.0])
+    await commands.ended(0, [9.0, 2.0, 2.0])
+    assert (await view(engine, commands.execution_id)).run_p50 == 2.0
 
 
 async def test_what_runs_now_hides_no_end(
