@@ -100,6 +100,10 @@ CREATE INDEX IF NOT EXISTS idx_event_command_id
     ON noetl.event (execution_id, (meta ->> 'command_id'))
     WHERE event_type IN ('command.claimed', 'command.heartbeat');
 
+-- Claims of the pool by step, the latest first: how long commands waited, and which ones to look at.
+CREATE INDEX IF NOT EXISTS idx_event_pool_claim ON noetl.event (execution_id, node_name, event_id)
+    WHERE event_type = 'command.claimed' AND meta ? 'waited';
+
 -- What running commands say of their progress.
 CREATE INDEX IF NOT EXISTS idx_event_note ON noetl.event (execution_id, event_id)
     WHERE event_type = 'command.heartbeat' AND meta ? 'note';

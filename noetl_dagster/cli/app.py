@@ -33,7 +33,7 @@ class Commands(LazyGroup):
         ),
         "status": Place(
             "noetl_dagster.cli.commands.executions:status",
-            "Show how an execution stands: its steps, and the counts of its loops.",
+            "Show how an execution stands: its steps, the counts of its loops, and how the pool does.",
         ),
         "events": Place(
             "noetl_dagster.cli.commands.executions:events", "Print every event of an execution, oldest first."

@@ -81,6 +81,7 @@ async def claim_command(command_id: CommandId, claim: Claim, plane: ThePlane) ->
     granted = await plane.claims.claim(
         claim.execution_id, _clean(command_id), claim.worker_id, claim.event_id
     )
+    plane.metrics.count_claims(0 if granted is None else 1)
     if granted is None:
         raise Problem(409, f"command {command_id[:200]} is somebody else's, has ended, or is not queued")
     return granted
@@ -90,6 +91,7 @@ async def claim_command(command_id: CommandId, claim: Claim, plane: ThePlane) ->
 async def claim_commands(claim: BatchClaim, plane: ThePlane) -> Response:
     """Claims as many commands as there are ``event_ids``, or fewer when no more wait; executions take turns."""
     granted = await plane.claims.claim_many(claim.worker_id, claim.event_ids, claim.limits)
+    plane.metrics.count_claims(sum(len(one.waited) for one in granted))
     unknown = {one.execution_id for one in granted if claim.known.get(one.execution_id) != one.state_version}
     log = plane.engine.runtime.log
     states = {execution_id: await log.lifecycle(execution_id) for execution_id in unknown}

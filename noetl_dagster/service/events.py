@@ -51,8 +51,8 @@ async def _take(messages: Sequence[EventMessage], plane: Plane) -> Accepted:
     unknown = await plane.intake.unknown_executions({event.execution_id for event in events})
     if unknown:
         raise Problem(404, f"no execution {min(unknown)} in the event log")
-    inserted = await plane.intake.handle_events(events) if events else set()
-    plane.metrics.latency.observe((datetime.now(UTC) - received).total_seconds())
+    inserted = await plane.intake.handle_events(events)
+    plane.metrics.count_posted(len(events), (datetime.now(UTC) - received).total_seconds())
     return Accepted(accepted=len(events), new=len(inserted))
 
 
@@ -61,6 +61,7 @@ async def _claim(message: EventMessage, plane: Plane) -> Accepted:
     if not isinstance(command_id, str) or message.worker_id is None:
         raise Problem(422, "a claim needs meta.command_id and worker_id")
     granted = await plane.claims.claim(message.execution_id, command_id, message.worker_id, message.event_id)
+    plane.metrics.count_claims(0 if granted is None else 1)
     if granted is None:
         raise Problem(409, f"command {command_id[:200]} is somebody else's, has ended, or is not queued")
     return Accepted(accepted=1, new=1)

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Path, Query
 from pydantic import BaseModel, ConfigDict, Field
 
-from noetl_dagster.engine.executions.overview import Overview, overview
+from noetl_dagster.engine.executions.overview import Overview, full_overview
 from noetl_dagster.events.log import as_event
 from noetl_dagster.events.queries import EVENTS, EXECUTIONS
 from noetl_dagster.service.access import FOR_ALL, FOR_OPERATORS, FOR_READERS
@@ -118,8 +118,8 @@ async def execute(request: Execute, plane: ThePlane) -> Launched:
 
 @router.get("/{execution_id}", dependencies=[FOR_READERS])
 async def get_execution(execution_id: ExecutionId, plane: ThePlane) -> Overview:
-    """Status, steps and live counts of loops."""
-    return await overview(plane.engine.runtime, execution_id)
+    """Status, steps, live counts of loops, and how the pool of workers does."""
+    return await full_overview(plane.engine.runtime, execution_id)
 
 
 @router.get("/{execution_id}/events", dependencies=[FOR_READERS], response_model=EventPage)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -29,6 +29,18 @@ SHARED_FOLDER = "PROMETHEUS_MULTIPROC_DIR"
 
 BOUNDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
 """Upper bounds of a latency histogram, in seconds."""
+
+SPANS = (0.001, 0.005, 0.01, 0.05, 0.1, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0, 1800.0)
+"""Upper bounds of what takes as long as a playbook has it take, in seconds."""
+
+SIZES = (0.0, 1.0, 2.0, 5.0, 10.0, 20.0, 50.0, 100.0, 200.0, 500.0, 1000.0, 10_000.0)
+"""Upper bounds of a batch's size."""
+
+MOST_STEPS = 200
+"""Steps with series of their own, some thirty lines of a scrape each; those that come later share one."""
+
+OTHERS = "other"
+"""The step under which those are counted that have no series of their own."""
 
 # no series with its time of birth beside every counter, which nobody asked for
 disable_created_metrics()  # type: ignore[no-untyped-call]
@@ -70,6 +82,26 @@ class Metrics:
             ["method", "route", "status"],
             registry=own,
         )
+        self.commits = Histogram("noetl_ingest_batch_size", "Events a commit", buckets=SIZES, registry=own)
+        self.claims = Counter("noetl_claims_total", "Commands claimed", ["tool_kind"], registry=own)
+        self.claim_sizes = Histogram(
+            "noetl_claim_batch_size", "Commands that a claim got", buckets=SIZES, registry=own
+        )
+        self.waits = Histogram(
+            "noetl_queue_seconds",
+            "From the queueing of a command to its claim",
+            ["tool_kind", "step"],
+            buckets=SPANS,
+            registry=own,
+        )
+        self.runs = Histogram(
+            "noetl_run_seconds",
+            "How long a command ran that has ended",
+            ["tool_kind", "step"],
+            buckets=SPANS,
+            registry=own,
+        )
+        self._steps: set[tuple[str, str]] = set()
         if shared:
             MultiProcessCollector(self._registry, shared)  # type: ignore[no-untyped-call]
         else:
@@ -81,8 +113,38 @@ class Metrics:
         """Takes what a batch of worker events did; delays in seconds."""
         self.events.inc(new)
         self.duplicates.inc(known)
+        self.commits.observe(new + known)
         for seconds in delays:
             self.latency.observe(max(seconds, 0.0))
+
+    def count_posted(self, size: int, seconds: float) -> None:
+        """Takes events that came over HTTP in one request, and how long they took into the log."""
+        self.latency.observe(seconds)
+        if size:
+            self.commits.observe(size)
+
+    def count_claims(self, size: int) -> None:
+        """Takes one request for commands: how many it got."""
+        self.claim_sizes.observe(size)
+
+    def count_waited(self, step: str, tool_kind: str, waits: Sequence[float]) -> None:
+        """Takes the commands of a step that were claimed, by the seconds that each was in the queue."""
+        self.claims.labels(tool_kind).inc(len(waits))
+        self._observe(self.waits, step, tool_kind, waits)
+
+    def count_ran(self, step: str, tool_kind: str, seconds: Sequence[float]) -> None:
+        """Takes the commands of a step that ended, by the seconds that each ran."""
+        self._observe(self.runs, step, tool_kind, seconds)
+
+    def _observe(self, histogram: Histogram, step: str, tool_kind: str, values: Sequence[float]) -> None:
+        if (step, tool_kind) not in self._steps:
+            if len(self._steps) < MOST_STEPS:
+                self._steps.add((step, tool_kind))
+            else:
+                step = OTHERS
+        series = histogram.labels(tool_kind, step)
+        for value in values:
+            series.observe(max(value, 0.0))
 
     def text(self, now: Situation) -> bytes:
         """One scrape in Prometheus' text format, version 0.0.4."""
@@ -97,17 +159,27 @@ class Situation(Collector):
     """How things stand at one moment, in the database, in NATS and among the workers.
 
     Attributes:
+        waiting: commands that no worker has claimed, by tool kind.
+        oldest: the seconds for which the one of them that came first has waited.
         lag: worker events in NATS; None while NATS does not say.
     """
 
-    queued: int
+    waiting: Mapping[str, int]
+    oldest: float
     active: int
     dead_letters: int
     lag: int | None
     workers: Sequence[WorkerReport]
 
     def collect(self) -> Iterable[Metric]:
-        yield _gauge("noetl_queue_depth", "Commands that wait for a worker", self.queued)
+        yield _gauge("noetl_queue_depth", "Commands that wait for a worker", sum(self.waiting.values()))
+        waiting = GaugeMetricFamily(
+            "noetl_queue_waiting", "Commands that wait for a worker", labels=["tool_kind"]
+        )
+        for tool_kind, count in self.waiting.items():
+            waiting.add_metric([tool_kind], count)
+        yield waiting
+        yield _gauge("noetl_queue_oldest_seconds", "Age of the command that has waited longest", self.oldest)
         yield _gauge("noetl_queue_active", "Commands that workers have claimed", self.active)
         yield _gauge("noetl_dead_letters", "Messages put aside in noetl.dead_letter", self.dead_letters)
         if self.lag is not None:

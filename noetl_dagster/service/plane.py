@@ -66,13 +66,13 @@ class Plane:
         runtime = engine.runtime
         lease = settings.command_heartbeat_timeout_seconds
         client = await connect(settings, "service")
-        intake = EventIntake(runtime.log, lease)
         metrics = Metrics()
+        intake = EventIntake(runtime.log, lease, observe=metrics.count_ran)
         plane = cls(
             settings=settings,
             engine=engine,
             intake=intake,
-            claims=Claims(runtime.pool, lease),
+            claims=Claims(runtime.pool, lease, metrics.count_waited),
             catalog=Catalog(settings.playbooks_path),
             client=client,
             capacity=CapacityKeeper(client, runtime.pool, settings),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import asyncpg
@@ -19,6 +19,9 @@ FEW = 100
 KNOWN_EXECUTIONS = 10_000
 ENDS_CHANNEL = "noetl_command_ends"
 
+Runs = Callable[[str, str, Sequence[float]], None]
+"""Takes a step, the tool kind of its commands and for how many seconds each of those that ended now ran."""
+
 
 class EventIntake:
     """Appends workers' events and does what follows from them in the same transaction.
@@ -28,11 +31,13 @@ class EventIntake:
 
     Args:
         lease_seconds: how long a claim lasts without a heartbeat.
+        observe: told after each commit of the commands that left the queue, for each step in it.
     """
 
-    def __init__(self, log: EventLog, lease_seconds: float) -> None:
+    def __init__(self, log: EventLog, lease_seconds: float, *, observe: Runs | None = None) -> None:
         self.log = log
         self._lease_seconds = lease_seconds
+        self._observe = observe
         self._known: OrderedDict[int, None] = OrderedDict()
 
     async def handle_events(self, events: Sequence[Event], *, connection: Any = None) -> set[int]:
@@ -52,6 +57,7 @@ class EventIntake:
         row = await (connection or self.log.pool).fetchrow(
             queries.TAKE, *self._consequences(events), *columns
         )
+        self._tell(row["runs"])
         return set(row["inserted"] or ())
 
     async def unknown_executions(self, ids: Iterable[int]) -> set[int]:
@@ -71,8 +77,14 @@ class EventIntake:
             await connection.copy_records_to_table(
                 "event", schema_name="noetl", columns=COLUMNS, records=map(as_row, events)
             )
-            await connection.execute(queries.FOLLOW_UP, *self._consequences(events))
+            runs = await connection.fetchval(queries.FOLLOW_UP, *self._consequences(events))
+        self._tell(runs)
         return {event.event_id for event in events}
+
+    def _tell(self, runs: Iterable[tuple[str, str, list[float]]] | None) -> None:
+        if self._observe is not None:
+            for step, tool_kind, seconds in runs or ():
+                self._observe(step, tool_kind, seconds)
 
     def _consequences(self, events: Sequence[Event]) -> tuple[Any, ...]:
         """The parameters of what follows from the events."""
@@ -85,6 +97,7 @@ class EventIntake:
             _command_ids(beats),
             [event.worker_id for event in beats],
             self._lease_seconds,
+            [event.duration for event in ended],
         )
 
 

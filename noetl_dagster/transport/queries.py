@@ -10,9 +10,16 @@ WHERE execution_id = ANY($1::bigint[]) AND event_type = 'playbook.initialized'
 
 _SETTLED = """
 DELETE FROM noetl.queue
-USING unnest($1::bigint[], $2::text[]) AS ended (execution_id, command_id)
+USING unnest($1::bigint[], $2::text[], $7::float8[]) AS ended (execution_id, command_id, duration)
 WHERE queue.execution_id = ended.execution_id AND queue.command_id = ended.command_id
-RETURNING queue.command_id
+RETURNING queue.command_id, queue.node_name, queue.tool_kind, ended.duration
+"""
+
+# How long the commands that left the queue ran, by step and tool kind.
+_RUNS = """
+SELECT jsonb_agg(jsonb_build_array(node_name, tool_kind, durations))
+FROM (SELECT node_name, tool_kind, array_agg(duration) AS durations FROM settled
+      WHERE duration IS NOT NULL GROUP BY node_name, tool_kind) ran
 """
 
 # In lists, each below the 8,000 bytes that PostgreSQL carries in a notice; no command id of the queue has 3,000.
@@ -32,14 +39,14 @@ WHERE queue.execution_id = beat.execution_id AND queue.command_id = beat.command
 
 _CONSEQUENCES = f"settled AS ({_SETTLED}), told AS ({_TOLD}), renewed AS ({_RENEWED})"
 
-# What follows from events: commands that ended ($1, $2) leave the queue and are told to whoever waits for them,
-# heartbeats ($3 to $5) extend the leases of their commands.
-FOLLOW_UP = f"WITH {_CONSEQUENCES} SELECT count(*) FROM told"
+# What follows from events: commands that ended ($1, $2; after $7 seconds) leave the queue and are told to whoever
+# waits for them, heartbeats ($3 to $5) extend the leases of their commands. Gives how long the commands ran.
+FOLLOW_UP = f"WITH {_CONSEQUENCES} SELECT ({_RUNS}) AS runs, (SELECT count(*) FROM told) AS told"
 
-# Events ($7 and on) into the log and what follows from them, in one round trip; gives the ids that are new.
+# Events ($8 and on) into the log and what follows from them, in one round trip; gives the ids that are new too.
 TAKE = f"""
-WITH new AS ({insert_new(first=7)}), {_CONSEQUENCES}
-SELECT (SELECT array_agg(event_id) FROM new) AS inserted, (SELECT count(*) FROM told) AS told
+WITH new AS ({insert_new(first=8)}), {_CONSEQUENCES}
+SELECT (SELECT array_agg(event_id) FROM new) AS inserted, ({_RUNS}) AS runs, (SELECT count(*) FROM told) AS told
 """
 
 
@@ -128,8 +135,8 @@ WITH locked AS (
         (context ->> 'index')::int, $3
     FROM leased
 )
-SELECT execution_id, command_id, event_id, attempts, shared || context AS context,
-       noetl.state_version($1) AS state_version
+SELECT execution_id, command_id, event_id, attempts, shared || context AS context, node_name, tool_kind,
+       extract(epoch FROM now() - available_at)::float8 AS waited, noetl.state_version($1) AS state_version
 FROM (SELECT * FROM leased
       UNION ALL
       SELECT * FROM noetl.queue
@@ -200,10 +207,13 @@ WITHDRAW = "DELETE FROM noetl.queue WHERE execution_id = $1 AND command_id = $2 
 # Takes every command of an execution out of the queue.
 WITHDRAW_ALL = "DELETE FROM noetl.queue WHERE execution_id = $1"
 
+# By tool kind, how many commands wait and run, and for how many seconds the one that has waited longest does.
 QUEUE_DEPTH = """
-SELECT COUNT(*) FILTER (WHERE status = 'queued') AS queued,
-       COUNT(*) FILTER (WHERE status = 'leased') AS active
+SELECT tool_kind, COUNT(*) FILTER (WHERE status = 'queued') AS queued,
+       COUNT(*) FILTER (WHERE status = 'leased') AS active,
+       extract(epoch FROM now() - min(available_at) FILTER (WHERE status = 'queued'))::float8 AS oldest
 FROM noetl.queue
+GROUP BY tool_kind
 """
 
 PUT_DEAD_LETTER = """

@@ -117,6 +117,30 @@ async def test_one_of_many_gets_the_claim(service: Service) -> None:
     assert claims == 1
 
 
+async def test_status_tells_of_the_pool(service: Service) -> None:
+    execution_id = await running_execution(service)
+    entered = [
+        Event(execution_id, IDS.next(), EventType.STEP_ENTER, node_name=name, meta={"visit": 1, "epoch": 1})
+        for name in ("step", "elsewhere")
+    ]
+    await service.plane.engine.runtime.log.append(entered)
+    first, _ = [await queue(service, execution_id, index) for index in range(2)]
+    claim = {"execution_id": str(execution_id), "worker_id": "w1", "event_id": str(IDS.next())}
+    await service.client.post(f"/api/commands/{first.meta['command_id']}/claim", json=claim)
+    step, other = (await service.client.get(f"/api/executions/{execution_id}")).json()["steps"]
+    assert (step["pool"]["waiting"], step["pool"]["running"], step["pool"]["rate"]) == (1, 1, None)
+    assert step["pool"].keys() == {
+        "waiting",
+        "running",
+        "rate",
+        "queue_p50",
+        "queue_p99",
+        "run_p50",
+        "run_p99",
+    }
+    assert other["pool"] is None
+
+
 async def test_a_claim_may_come_as_an_event(service: Service) -> None:
     execution_id = await running_execution(service)
     event = await queue(service, execution_id)

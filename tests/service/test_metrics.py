@@ -11,10 +11,11 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from noetl_dagster.errors import ServiceError
-from noetl_dagster.service.metrics import BOUNDS, Metrics, Situation
+from noetl_dagster.service.metrics import BOUNDS, MOST_STEPS, OTHERS, Metrics, Situation
 from noetl_dagster.transport.capacity import WorkerReport
 from noetl_dagster.transport.nats.names import Names
 from noetl_dagster.transport.nats.transport import NatsTransport
+from noetl_dagster.transport.wire import message_of
 from tests.service.conftest import Service, samples
 from tests.service.test_api import queue, running_execution
 from tests.transport.conftest import IDS, ended
@@ -34,8 +35,43 @@ async def test_the_queue_and_its_claims(service: Service) -> None:
     claim = {"execution_id": str(execution_id), "worker_id": "w1", "event_id": str(IDS.next())}
     path = f"/api/commands/{first.meta['command_id']}/claim"
     assert (await service.client.post(path, json=claim)).is_success
+    assert (await service.client.post(path, json=claim | {"event_id": str(IDS.next())})).status_code == 409
     found = await shown(service)
     assert (found["noetl_queue_depth"], found["noetl_queue_active"]) == (1, 1)
+    assert found['noetl_queue_waiting{tool_kind="noop"}'] == 1
+    assert found["noetl_queue_oldest_seconds"] > 0
+    assert found['noetl_claim_batch_size_bucket{le="0.0"}'] == 1
+    assert found['noetl_claim_batch_size_bucket{le="1.0"}'] == found["noetl_claim_batch_size_count"] == 2
+    many = {"worker_id": "w1", "event_ids": [str(IDS.next()) for _ in range(5)]}
+    assert (await service.client.post("/api/commands/claim", json=many)).is_success  # one is left
+    found = await shown(service)
+    assert (found["noetl_claim_batch_size_count"], found["noetl_claim_batch_size_sum"]) == (3, 2)
+    assert found['noetl_claims_total{tool_kind="noop"}'] == 1
+    assert found['noetl_queue_seconds_count{step="step",tool_kind="noop"}'] == 1
+    assert found["noetl_queue_oldest_seconds"] == found['noetl_queue_waiting{tool_kind="noop"}'] == 0
+
+
+@pytest.mark.parametrize("count", [3, 150])
+async def test_how_long_commands_ran(service: Service, count: int) -> None:
+    """Few events go into the log in another way than many."""
+    execution_id = await running_execution(service)
+    ends = [await queue(service, execution_id, index) for index in range(count)]
+    ends[0].duration = None
+    ends[1].node_name = "what a worker calls it"
+    unqueued = ended(execution_id, count)
+    messages = [message_of(event) for event in [*ends, unqueued]]
+    for _ in range(2):  # the second time nothing is new
+        await service.client.post("/api/events/batch", json={"events": messages})
+    found = await shown(service)
+    assert found['noetl_run_seconds_count{step="step",tool_kind="noop"}'] == count - 1
+    assert found['noetl_run_seconds_sum{step="step",tool_kind="noop"}'] == 0.25 * (count - 1)
+    assert [name for name in found if name.startswith("noetl_run_seconds_count")] == [
+        'noetl_run_seconds_count{step="step",tool_kind="noop"}'
+    ]
+    assert (found["noetl_ingest_batch_size_count"], found["noetl_ingest_batch_size_sum"]) == (
+        2,
+        2 * count + 2,
+    )
 
 
 async def test_the_way_from_nats_into_the_log(service: Service) -> None:
@@ -56,17 +92,25 @@ async def test_the_way_from_nats_into_the_log(service: Service) -> None:
     assert found["noetl_ingested_events_total"] == 30
     assert found["noetl_ingest_latency_seconds_count"] == 31
     assert found["noetl_ingest_latency_seconds_sum"] > 0
+    assert found["noetl_ingest_batch_size_sum"] == 31
     assert found["noetl_dead_letters"] == 0
 
 
 KINDS = {
+    "noetl_claims": "counter",
+    "noetl_claim_batch_size": "histogram",
+    "noetl_queue_seconds": "histogram",
+    "noetl_run_seconds": "histogram",
     "noetl_queue_depth": "gauge",
+    "noetl_queue_waiting": "gauge",
+    "noetl_queue_oldest_seconds": "gauge",
     "noetl_queue_active": "gauge",
     "noetl_dead_letters": "gauge",
     "noetl_ingest_lag_messages": "gauge",
     "noetl_ingested_events": "counter",
     "noetl_ingest_duplicates": "counter",
     "noetl_ingest_latency_seconds": "histogram",
+    "noetl_ingest_batch_size": "histogram",
     "noetl_workers": "gauge",
     "noetl_worker_slots": "gauge",
     "noetl_worker_active_tasks": "gauge",
@@ -75,7 +119,14 @@ KINDS = {
 }
 """Every family that dashboards rely on; the parser takes ``_total`` off a counter's name."""
 
-QUIET = Situation(queued=0, active=0, dead_letters=0, lag=0, workers=[WorkerReport(worker_id="w", slots=4)])
+QUIET = Situation(
+    waiting={"noop": 0},
+    oldest=0.0,
+    active=0,
+    dead_letters=0,
+    lag=0,
+    workers=[WorkerReport(worker_id="w", slots=4)],
+)
 
 
 def test_names_types_and_buckets_stay() -> None:
@@ -94,6 +145,38 @@ def test_names_types_and_buckets_stay() -> None:
     assert found["noetl_ingested_events_total",] == 2
     assert found["noetl_ingest_duplicates_total",] == 1
     assert not any(name.endswith("_created") for name, *_ in found)
+
+
+def test_claims_and_waits() -> None:
+    counted = Metrics()
+    counted.count_claims(3)
+    counted.count_waited("fetch", "http", [0.003, -0.1])  # a clock was set back
+    counted.count_waited("load", "postgres", [7.0])
+    counted.count_waited("fetch", "http", [])
+    counted.count_claims(0)
+    found = samples(counted.text(QUIET).decode())
+    assert found["noetl_claims_total", ("tool_kind", "http")] == 2
+    assert found["noetl_claims_total", ("tool_kind", "postgres")] == 1
+    assert (found["noetl_claim_batch_size_count",], found["noetl_claim_batch_size_sum",]) == (2, 3)
+    fetch, load = (("step", "fetch"), ("tool_kind", "http")), (("step", "load"), ("tool_kind", "postgres"))
+    assert (found["noetl_queue_seconds_count", *fetch], found["noetl_queue_seconds_sum", *fetch]) == (
+        2,
+        0.003,
+    )
+    assert (found["noetl_queue_seconds_count", *load], found["noetl_queue_seconds_sum", *load]) == (1, 7.0)
+
+
+def test_only_so_many_steps_have_series_of_their_own() -> None:
+    counted = Metrics()
+    for number in range(MOST_STEPS + 50):
+        counted.count_waited(f"step{number}", "noop", [0.1])
+        counted.count_ran(f"step{number}", "noop", [0.2])
+    counted.count_ran("step0", "noop", [0.2])
+    found = samples(counted.text(QUIET).decode())
+    for name in ("noetl_queue_seconds_count", "noetl_run_seconds_count"):
+        assert sum(series[0] == name for series in found) == MOST_STEPS + 1
+        assert found[name, ("step", OTHERS), ("tool_kind", "noop")] == 50
+    assert found["noetl_run_seconds_count", ("step", "step0"), ("tool_kind", "noop")] == 2
 
 
 async def test_the_process_is_measured_too(service: Service) -> None:

@@ -13,8 +13,15 @@ from rich.text import Text
 from noetl_dagster.cli.console import console, notes, print_json
 from noetl_dagster.cli.session import open_session
 from noetl_dagster.engine.engine import Engine
-from noetl_dagster.engine.executions.overview import LoopView, Overview, StepView, overview, small_results
-from noetl_dagster.engine.executions.progress import duration, per_second
+from noetl_dagster.engine.executions.overview import (
+    LoopView,
+    Overview,
+    StepView,
+    full_overview,
+    small_results,
+)
+from noetl_dagster.engine.executions.pooled import MOST_WAITING, PoolView
+from noetl_dagster.engine.executions.progress import brief, duration, per_second
 from noetl_dagster.errors import ExecutionNotFoundError
 from noetl_dagster.event_loop import run_sync
 from noetl_dagster.events.queries import EXECUTIONS
@@ -29,9 +36,9 @@ COLOURS = {"COMPLETED": "green", "FAILED": "red", "CANCELLED": "yellow", "RUNNIN
 
 
 def status(execution_id: ExecutionId, as_json: Json = False) -> None:
-    """Show how an execution stands: its steps, and the counts of its loops."""
+    """Show how an execution stands: its steps, the counts of its loops, and how the pool does."""
     with open_session(quickly=True) as session:
-        found = run_sync(overview(session.engine.runtime, execution_id))
+        found = run_sync(full_overview(session.engine.runtime, execution_id))
         if as_json:
             print_json(found)
         else:
@@ -95,10 +102,28 @@ def show(engine: Engine, found: Overview) -> None:
         outcome = Text(_outcome(step, found, small))
         table.add_row(step.step, _coloured(step.status), _counts(step.loop), outcome)
     console.print(table)
+    if any(step.pool for step in found.steps):
+        console.print(_pool_table(found))
     for warning in found.warnings:
         console.print(f"warning: {warning}", style="yellow", markup=False)
     if found.error:
         console.print(found.error, style="red", markup=False, highlight=False)
+
+
+def _pool_table(found: Overview) -> Table:
+    """How the pool of workers does with the steps that it runs; the times are those of the latest commands."""
+    table = Table("pool", "waiting", "running", "ended", "queue p50", "p99", "run p50", "p99", box=None)
+    for step in found.steps:
+        if step.pool is not None:
+            table.add_row(step.step, *_pool_figures(step.pool))
+    return table
+
+
+def _pool_figures(pool: PoolView) -> list[str]:
+    waiting = f"{pool.waiting}+" if pool.waiting >= MOST_WAITING else str(pool.waiting)
+    rate = "" if pool.rate is None else per_second(pool.rate)
+    times = (pool.queue_p50, pool.queue_p99, pool.run_p50, pool.run_p99)
+    return [waiting, str(pool.running), rate, *("" if one is None else brief(one) for one in times)]
 
 
 def _outcome(step: StepView, found: Overview, small: Mapping[str, str]) -> str:

@@ -8,6 +8,7 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict
 
+from noetl_dagster.engine.executions.pooled import PoolView, pool_views
 from noetl_dagster.engine.executions.progress import loop_rates
 from noetl_dagster.engine.runtime import Runtime
 from noetl_dagster.errors import ExecutionNotFoundError
@@ -44,7 +45,11 @@ class LoopView(BaseModel):
 
 
 class StepView(BaseModel):
-    """The latest visit of a step. ``result`` is the address of a stored result, None for a small one."""
+    """The latest visit of a step.
+
+    ``result`` is the address of a stored result, None for a small one. ``pool`` is told by :func:`full_overview`
+    of steps whose commands run in the pool of workers.
+    """
 
     model_config = ConfigDict(frozen=True)
 
@@ -54,6 +59,7 @@ class StepView(BaseModel):
     loop: LoopView | None = None
     result: str | None = None
     error: str | None = None
+    pool: PoolView | None = None
 
 
 class Overview(BaseModel):
@@ -99,6 +105,26 @@ async def overview(runtime: Runtime, execution_id: int) -> Overview:
         return overview_of(found, {})
     seen = overview_of(found, await loop_rates(runtime.pool, execution_id))
     return seen.with_waiting(await _unclaimed(runtime, execution_id, seen))
+
+
+async def full_overview(runtime: Runtime, execution_id: int) -> Overview:
+    """As :func:`overview`, and how the pool of workers does with its steps.
+
+    Raises:
+        ExecutionNotFoundError: the log has no such execution.
+    """
+    found = await overview(runtime, execution_id)
+    pooled = await pool_views(runtime.pool, execution_id, [step.step for step in found.steps])
+    if not pooled:
+        return found
+
+    def told(step: StepView) -> StepView:
+        view = pooled.get(step.step)
+        if view is not None and step.status != ExecutionStatus.RUNNING:
+            view = view.model_copy(update={"rate": None})
+        return step.model_copy(update={"pool": view})
+
+    return found.model_copy(update={"steps": tuple(map(told, found.steps))})
 
 
 async def _unclaimed(runtime: Runtime, execution_id: int, seen: Overview) -> set[str]:

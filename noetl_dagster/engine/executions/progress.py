@@ -108,6 +108,13 @@ def duration(seconds: float) -> str:
     return f"{whole // 3600} h {whole % 3600 // 60} min"
 
 
+def brief(seconds: float) -> str:
+    """For people, of times that may be short: ``4 ms``, ``1.3 s``, and from a minute on as :func:`duration`."""
+    if seconds < 0.9995:
+        return f"{seconds * 1000:.0f} ms"
+    return f"{seconds:.1f} s" if seconds < 59.95 else duration(seconds)
+
+
 async def loop_progress(pool: asyncpg.Pool, execution_id: int) -> list[LoopProgress]:
     """Every loop of an execution in the order in which they started."""
     rows = await pool.fetch(LOOP_PROGRESS, execution_id)

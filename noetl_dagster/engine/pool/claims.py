@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,6 +13,9 @@ from noetl_dagster.events.types import Event
 from noetl_dagster.transport import queries
 from noetl_dagster.transport.wire import message_of
 from noetl_dagster.worker.context import CommandContext, Grant
+
+
+Observe = Callable[[str, str, Sequence[float]], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,11 +41,14 @@ class Claims:
 
     Args:
         lease_seconds: how long a claim lasts without a heartbeat.
+        observe: told of each step whose commands were claimed, with their tool kind and the seconds that each
+            was in the queue.
     """
 
-    def __init__(self, pool: asyncpg.Pool, lease_seconds: float) -> None:
+    def __init__(self, pool: asyncpg.Pool, lease_seconds: float, observe: Observe | None = None) -> None:
         self._pool = pool
         self._lease_seconds = lease_seconds
+        self._observe = observe
 
     async def claim(self, execution_id: int, command_id: str, worker_id: str, event_id: int) -> Grant | None:
         """Claims a command and writes ``command.claimed``; None when it is another's, has ended or is unknown.
@@ -54,7 +60,11 @@ class Claims:
         record = await self._pool.fetchrow(
             queries.CLAIM, execution_id, command_id, worker_id, event_id, self._lease_seconds
         )
-        return None if record is None else self._grant(record)
+        if record is None:
+            return None
+        if self._observe is not None:
+            self._observe(record["node_name"], record["tool_kind"], [record["waited"]])
+        return self._grant(record)
 
     async def claim_many(
         self, worker_id: str, event_ids: Sequence[int], limits: Mapping[str, int] | None = None
@@ -69,7 +79,11 @@ class Claims:
         records = await self._pool.fetch(
             queries.CLAIM_MANY, worker_id, event_ids, self._lease_seconds, dict(limits or {})
         )
-        return [Granted(*record) for record in records]
+        granted = [Granted(*record) for record in records]
+        if self._observe is not None:
+            for one in granted:
+                self._observe(one.step, one.tool_kind, one.waited)
+        return granted
 
     def answer(
         self, granted: Sequence[Granted], states: Mapping[int, Sequence[Event]] | None = None
