@@ -46,8 +46,8 @@ async def test_the_queue_and_its_claims(service: Service) -> None:
     assert (await service.client.post("/api/commands/claim", json=many)).is_success  # one is left
     found = await shown(service)
     assert (found["noetl_claim_batch_size_count"], found["noetl_claim_batch_size_sum"]) == (3, 2)
-    assert found['noetl_claims_total{tool_kind="noop"}'] == 1
-    assert found['noetl_queue_seconds_count{step="step",tool_kind="noop"}'] == 1
+    assert found['noetl_claims_total{tool_kind="noop"}'] == 2
+    assert found['noetl_queue_seconds_count{step="step",tool_kind="noop"}'] == 2
     assert found["noetl_queue_oldest_seconds"] == found['noetl_queue_waiting{tool_kind="noop"}'] == 0
 
 
