@@ -12,6 +12,7 @@ from typing import Any
 import httpx
 import nats
 import nats.errors
+import pytest
 
 from noetl_dagster.engine.engine import Engine
 from noetl_dagster.events.state import ExecutionStatus
@@ -78,9 +79,16 @@ class ForeignWorker:
         if answer.status_code != 200:
             return
         self.claimed += 1
-        context = answer.json()["context"]
-        event = {
-            "execution_id": notice["execution_id"],
+        event = self.end(notice["execution_id"], answer.json()["context"])
+        await stream.publish(
+            f"{self.event_prefix}.{notice['execution_id']}.command.completed",
+            json.dumps(event).encode(),
+            headers={"Nats-Msg-Id": event["event_id"]},
+        )
+
+    def end(self, execution_id: str, context: dict[str, Any]) -> dict[str, Any]:
+        return {
+            "execution_id": execution_id,
             "event_id": self.identifier(),
             "event_type": "command.completed",
             "payload": {
@@ -92,10 +100,51 @@ class ForeignWorker:
             "meta": context["meta"],
             "worker_id": "foreign",
         }
+
+
+class ForeignBatchWorker(ForeignWorker):
+    """The same, many commands at once."""
+
+    PLACES = 5
+
+    async def run(self) -> None:
+        report = {"worker_id": "foreign", "slots": self.PLACES, "available_slots": self.PLACES, "batch": True}
+        registered = (await self.http.post("/api/workers", json=report)).json()
+        self.node = registered["node"]
+        assert registered["batch"]
+        connection = await nats.connect(self.nats_url)
+        stream, woken = connection.jetstream(), asyncio.Event()
+
+        async def wake(message: Any) -> None:
+            woken.set()
+
+        for subject in (f"{self.namespace}.wake", f"{self.namespace}.wake.foreign"):
+            await connection.subscribe(subject, cb=wake)
+        await connection.publish(f"{self.namespace}.workers.foreign", json.dumps(report).encode())
+        try:
+            while True:
+                woken.clear()
+                names = [self.identifier() for _ in range(self.PLACES)]
+                body = {"worker_id": "foreign", "event_ids": names}
+                lost = await self.http.post("/api/commands/claim", json=body)
+                answer = await self.http.post("/api/commands/claim", json=body)  # as if the first were lost
+                assert answer.json()["groups"][:1] == lost.json()["groups"][:1] or not lost.json()["groups"]
+                for group in answer.json()["groups"]:
+                    await self.work_on(stream, group)
+                if not answer.json()["groups"]:
+                    await woken.wait()
+        finally:
+            await connection.close()
+            await self.http.aclose()
+
+    async def work_on(self, stream: Any, group: dict[str, Any]) -> None:
+        self.claimed += len(group["commands"])
+        contexts = [group["shared"] | command["context"] for command in group["commands"]]
+        events = [self.end(group["execution_id"], context) for context in contexts]
         await stream.publish(
-            f"{self.event_prefix}.{notice['execution_id']}.command.completed",
-            json.dumps(event).encode(),
-            headers={"Nats-Msg-Id": event["event_id"]},
+            f"{self.event_prefix}.{group['execution_id']}.batch",
+            json.dumps({"events": events}).encode(),
+            headers={"Nats-Msg-Id": f"{events[0]['event_id']}+{len(events) - 1}"},
         )
 
 
@@ -120,11 +169,12 @@ async def made(settings: Settings) -> bool:
     return {names.event_stream, f"{settings.nats_namespace.upper()}_COMMANDS"} <= streams
 
 
-async def test_the_protocol_is_enough(settings: Settings) -> None:
+@pytest.mark.parametrize("form", [ForeignWorker, ForeignBatchWorker], ids=["one by one", "many at once"])
+async def test_the_protocol_is_enough(settings: Settings, form: type[ForeignWorker]) -> None:
     async with serving(settings, event_transport=EventTransport.NATS) as service:
         engine = await Engine.open(service.settings)
         assert settings.nats_url is not None
-        worker = ForeignWorker(
+        worker = form(
             settings.nats_url, service.url, settings.nats_namespace, settings.event_nats_subject_prefix
         )
         running = asyncio.create_task(engine.run(playbook(TEXT)))
@@ -133,6 +183,7 @@ async def test_the_protocol_is_enough(settings: Settings) -> None:
         state = await asyncio.wait_for(running, PATIENCE_SECONDS)
         working.cancel()
         await asyncio.wait([working])
+        assert working.cancelled()
         await engine.close()
     assert state.status is ExecutionStatus.COMPLETED, state.error
     assert state.latest["end"].envelope["data"] == [n * n for n in range(12)]
