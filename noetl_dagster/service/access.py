@@ -6,7 +6,6 @@ import contextlib
 import hashlib
 import math
 import time
-from collections.abc import Callable
 from enum import StrEnum
 from fractions import Fraction
 from typing import Annotated
@@ -14,9 +13,6 @@ from typing import Annotated
 import orjson
 from fastapi import Depends, Request, Security
 from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
-from limits import RateLimitItem, RateLimitItemPerSecond
-from limits.storage import MemoryStorage
-from limits.strategies import FixedWindowRateLimiter
 from pydantic import SecretStr
 from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Send
@@ -27,6 +23,9 @@ from noetl_dagster.service.problems import Problem, problem_response
 
 LONGEST_WINDOW_SECONDS = 60
 """A rate that is no whole number is counted over the few seconds in which it is one, or nearly."""
+
+FEWEST_SWEPT = 1_000
+"""Fewer clients than this are remembered without a look at whether they still come."""
 
 
 class Scope(StrEnum):
@@ -74,28 +73,36 @@ _bearer = HTTPBearer(auto_error=False, description="A token of NOETL_SERVICE_TOK
 Bearer = Annotated[HTTPAuthorizationCredentials | None, Security(_bearer)]
 
 
-def requires(*allowed: Scope) -> Callable[[Request, HTTPAuthorizationCredentials | None], None]:
+class Requires:
     """A dependency that lets through tokens with one of the scopes."""
 
-    def check(request: Request, bearer: Bearer) -> None:
+    def __init__(self, *allowed: Scope) -> None:
+        self._allowed = frozenset(allowed)
+        self._names = " or ".join(allowed)
+
+    async def __call__(self, request: Request, bearer: Bearer) -> None:  # async: else FastAPI takes a thread
         tokens: Tokens = request.app.state.tokens
-        if not tokens.required:
-            return
-        scopes = tokens.scopes_of(bearer.credentials) if bearer is not None else None
+        if tokens.required:
+            self.check(tokens, bearer.credentials if bearer is not None else None)
+
+    def check(self, tokens: Tokens, token: str | None) -> None:
+        """
+        Raises:
+            Problem: 401 for no token or an unknown one, 403 for one without the scope.
+        """
+        scopes = tokens.scopes_of(token) if token is not None else None
         if scopes is None:
             raise Problem(
                 401, "a bearer token of NOETL_SERVICE_TOKENS is needed", {"www-authenticate": "Bearer"}
             )
-        if not scopes.intersection(allowed):
-            raise Problem(403, f"the token lacks the scope {' or '.join(allowed)}")
-
-    return check
+        if scopes.isdisjoint(self._allowed):
+            raise Problem(403, f"the token lacks the scope {self._names}")
 
 
-FOR_WORKERS = Depends(requires(Scope.WORKER))
-FOR_OPERATORS = Depends(requires(Scope.OPERATOR))
-FOR_READERS = Depends(requires(Scope.READER, Scope.OPERATOR))
-FOR_ALL = Depends(requires(Scope.READER, Scope.OPERATOR, Scope.WORKER))
+FOR_WORKERS = Depends(Requires(Scope.WORKER))
+FOR_OPERATORS = Depends(Requires(Scope.OPERATOR))
+FOR_READERS = Depends(Requires(Scope.READER, Scope.OPERATOR))
+FOR_ALL = Depends(Requires(Scope.READER, Scope.OPERATOR, Scope.WORKER))
 
 
 class Limits:
@@ -110,26 +117,26 @@ class Limits:
         self._app = app
         self._body_bytes = body_bytes
         self._rate = rate
-        self._limit = _limit(rate)
-        # not the library's asyncio storage: that looks through all clients at every request
-        self._limiter = FixedWindowRateLimiter(MemoryStorage())
+        self._windows = Windows(rate)
 
     async def __call__(self, scope: AsgiScope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
         headers = dict(scope["headers"])
-        wait = self._wait(_client(scope, headers))
+        wait = self._windows.count(_client(scope, headers), time.monotonic())
         if wait > 0:
             detail = f"more than {self._rate:g} requests a second"
             response = problem_response(429, detail, {"retry-after": f"{wait:.3f}"})
             await response(scope, receive, send)
             return
         length = headers.get(b"content-length", b"")
-        if length.isdigit() and int(length) > self._body_bytes:
+        if not length.isdigit() or b"transfer-encoding" in headers:
+            await self._count(scope, receive, send)
+        elif int(length) > self._body_bytes:
             await self._too_large(scope, receive, send)
-            return
-        await self._count(scope, receive, send)
+        else:  # the server reads no more of a body than its length says
+            await self._app(scope, receive, send)
 
     async def _count(self, scope: AsgiScope, receive: Receive, send: Send) -> None:
         """Passes a body on while it is within the limit; a larger one ends here, whatever the rest answers."""
@@ -157,20 +164,39 @@ class Limits:
         detail = f"the body is larger than {self._body_bytes} bytes"
         await problem_response(413, detail)(scope, receive, send)
 
-    def _wait(self, client: str) -> float:
-        """Counts one request of a client; seconds until there is room for it when there is none."""
-        if self._limiter.hit(self._limit, client):
-            return 0.0
-        reset, _ = self._limiter.get_window_stats(self._limit, client)
-        return max(reset - time.time(), 0.001)
+
+class Windows:
+    """Counts requests of each client; a client's window begins with a request and lasts some seconds."""
+
+    def __init__(self, rate: float) -> None:
+        self._requests, self._seconds = _whole(rate)
+        self._open: dict[str, tuple[float, int]] = {}
+        self._sweep_at = FEWEST_SWEPT
+
+    def count(self, client: str, now: float) -> float:
+        """Counts one request; seconds until there is room for it when there is none."""
+        ends, counted = self._open.get(client, (now, 0))
+        if now >= ends:
+            self._sweep(now)
+            ends, counted = now + self._seconds, 0
+        if counted >= self._requests:
+            return ends - now
+        self._open[client] = ends, counted + 1
+        return 0.0
+
+    def _sweep(self, now: float) -> None:
+        """Forgets windows that have ended, each time that they may have become half of all."""
+        if len(self._open) >= self._sweep_at:
+            self._open = {client: window for client, window in self._open.items() if window[0] > now}
+            self._sweep_at = max(2 * len(self._open), FEWEST_SWEPT)
 
 
-def _limit(rate: float) -> RateLimitItem:
+def _whole(rate: float) -> tuple[int, int]:
     """A rate as whole requests in whole seconds."""
     if rate < 1:
-        return RateLimitItemPerSecond(1, math.ceil(1 / rate))
+        return 1, math.ceil(1 / rate)
     share = Fraction(rate).limit_denominator(LONGEST_WINDOW_SECONDS)
-    return RateLimitItemPerSecond(share.numerator, share.denominator)
+    return share.numerator, share.denominator
 
 
 def _client(scope: AsgiScope, headers: dict[bytes, bytes]) -> str:

@@ -2,21 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from importlib.metadata import version
 
-from fastapi import FastAPI, Request
+from fastapi import FastAPI
+from prometheus_client import Counter
 from starlette.middleware.trustedhost import TrustedHostMiddleware
-from starlette.responses import Response
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from noetl_dagster.service import commands, events, executions, health, workers
 from noetl_dagster.service.access import Limits, Tokens
+from noetl_dagster.service.hot import HotRoutes
 from noetl_dagster.service.plane import Plane
 from noetl_dagster.service.problems import handle_problems
 from noetl_dagster.settings import Settings
 
 LOOPBACK = ("127.0.0.1", "localhost", "[::1]", "::1")
+METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS", "CONNECT", "TRACE"})
+"""What anybody may invent must not become a label."""
+
+PATIENT = (commands, executions, workers, health)
+"""Modules whose routes FastAPI answers itself."""
 
 
 def create_app(settings: Settings, plane: Callable[[], AbstractAsyncContextManager[Plane]]) -> FastAPI:
@@ -44,17 +51,47 @@ def create_app(settings: Settings, plane: Callable[[], AbstractAsyncContextManag
     )
     app.state.tokens = tokens
     handle_problems(app)
-    for module in (events, commands, executions, workers, health):
-        app.include_router(module.router)
-
-    @app.middleware("http")
-    async def count(request: Request, call_next: Callable[[Request], Awaitable[Response]]) -> Response:
-        response = await call_next(request)
-        route = getattr(request.scope.get("route"), "path", "none")
-        app.state.plane.metrics.requests.labels(request.method, route, response.status_code).inc()
-        return response
-
+    hot = [events.hot, commands.hot]
+    for router in (*(one.declared for one in hot), *(module.router for module in PATIENT)):
+        app.include_router(router)
+    # each is around those before it
+    app.add_middleware(HotRoutes, service=app, routers=hot)
     app.add_middleware(Limits, body_bytes=settings.service_body_bytes, rate=settings.service_rate)
     if not tokens.required:  # without tokens a page in a browser must not reach us under another name
         app.add_middleware(TrustedHostMiddleware, allowed_hosts=list(LOOPBACK))
+    app.add_middleware(Counting, service=app)
     return app
+
+
+class Counting:
+    """ASGI middleware: counts every request by method, route and status, those that are refused at the door too."""
+
+    def __init__(self, app: ASGIApp, *, service: FastAPI) -> None:
+        self._app = app
+        self._service = service
+        self._counters: dict[tuple[str, str, int], Counter] = {}
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        status = 500  # of a request that ends with an error of ours
+
+        async def noted(message: Message) -> None:
+            nonlocal status
+            if message["type"] == "http.response.start":
+                status = message["status"]
+            await send(message)
+
+        try:
+            await self._app(scope, receive, noted)
+        finally:
+            self._count(scope, status)
+
+    def _count(self, scope: Scope, status: int) -> None:
+        method = scope["method"] if scope["method"] in METHODS else "other"
+        key = method, getattr(scope.get("route"), "path", "none"), status
+        counter = self._counters.get(key)
+        if counter is None:  # the library looks for its labels anew each time
+            counter = self._counters[key] = self._service.state.plane.metrics.requests.labels(*key)
+        counter.inc()

@@ -9,12 +9,14 @@ from pydantic import BaseModel, Field
 from starlette.responses import Response
 
 from noetl_dagster.service.access import FOR_ALL, FOR_WORKERS
+from noetl_dagster.service.hot import HotRouter
 from noetl_dagster.service.plane import ThePlane
 from noetl_dagster.service.problems import RESPONSES, Problem
 from noetl_dagster.transport.wire import Id, Name
 from noetl_dagster.worker.context import Batch, Grant
 
 router = APIRouter(prefix="/api", tags=["commands"], responses=RESPONSES)
+hot = HotRouter(prefix="/api", needs=FOR_WORKERS, tags=["commands"], responses=RESPONSES)
 
 MOST_AT_ONCE = 1_000
 """Commands in one claim."""
@@ -75,7 +77,7 @@ async def get_command(command_id: CommandId, plane: ThePlane) -> Grant:
     return found
 
 
-@router.post("/commands/{command_id:path}/claim", dependencies=[FOR_WORKERS])
+@hot.post("/commands/{command_id:path}/claim")
 async def claim_command(command_id: CommandId, claim: Claim, plane: ThePlane) -> Grant:
     """Claims a command; 409 when somebody else has it, or it has ended."""
     granted = await plane.claims.claim(

@@ -6,16 +6,16 @@ from collections.abc import Sequence
 from datetime import UTC, datetime
 from typing import Annotated
 
-from fastapi import APIRouter
 from pydantic import BaseModel, Field
 
 from noetl_dagster.events.types import EventType
 from noetl_dagster.service.access import FOR_WORKERS
+from noetl_dagster.service.hot import HotRouter
 from noetl_dagster.service.plane import Plane, ThePlane
 from noetl_dagster.service.problems import RESPONSES, Problem
 from noetl_dagster.transport.wire import EventMessage, accepted
 
-router = APIRouter(prefix="/api/events", tags=["events"], dependencies=[FOR_WORKERS], responses=RESPONSES)
+hot = HotRouter(prefix="/api/events", needs=FOR_WORKERS, tags=["events"], responses=RESPONSES)
 
 BATCH = 10_000
 
@@ -31,7 +31,7 @@ class Accepted(BaseModel):
     new: int
 
 
-@router.post("", status_code=202)
+@hot.post("", status_code=202)
 async def post_event(message: EventMessage, plane: ThePlane) -> Accepted:
     """Takes one event. ``command.claimed`` claims its command, and answers 409 when somebody else has it."""
     if message.event_type == EventType.COMMAND_CLAIMED:
@@ -39,7 +39,7 @@ async def post_event(message: EventMessage, plane: ThePlane) -> Accepted:
     return await _take([message], plane)
 
 
-@router.post("/batch", status_code=202)
+@hot.post("/batch", status_code=202)
 async def post_events(batch: EventBatch, plane: ThePlane) -> Accepted:
     """Takes events, all or none. Sending a batch twice is harmless."""
     return await _take(batch.events, plane)

@@ -102,7 +102,7 @@ class Plane:
         await self.engine.close()
 
 
-def plane_of(request: Request) -> Plane:
+async def plane_of(request: Request) -> Plane:  # async: else FastAPI takes a thread
     plane: Plane = request.app.state.plane
     return plane
 

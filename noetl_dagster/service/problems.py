@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Mapping
 from http import HTTPStatus
 from typing import Any
 
 import asyncpg
+import orjson
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
-from pydantic import BaseModel
+from pydantic import BaseModel, ValidationError
 from starlette.exceptions import HTTPException
-from starlette.responses import JSONResponse, Response
+from starlette.responses import Response
 
 from noetl_dagster.errors import (
     EventRefusedError,
@@ -67,44 +69,50 @@ RESPONSES: dict[int | str, dict[str, Any]] = {
     for status in (400, 401, 403, 404, 409, 413, 422, 429, 503)
 }
 
-
-def problem_response(status: int, detail: str, headers: dict[str, str] | None = None) -> Response:
-    document = ProblemDocument(status=status, title=HTTPStatus(status).phrase, detail=detail)
-    return JSONResponse(document.model_dump(), status, headers=headers, media_type=PROBLEM_JSON)
+EXPECTED = (HTTPException, RequestValidationError, NoetlError, *UNPROCESSABLE, *DATABASE_AWAY)
+"""Errors that :func:`problem_of` knows; any other is a mistake of ours, and answers 500."""
 
 
-def handle_problems(app: FastAPI) -> None:
-    """Has every error answered with a problem document; the database's own texts stay in the log."""
+def problem_response(status: int, detail: str, headers: Mapping[str, str] | None = None) -> Response:
+    document = {"status": status, "title": HTTPStatus(status).phrase, "detail": detail}
+    return Response(orjson.dumps(document), status, headers=headers, media_type=PROBLEM_JSON)
 
-    async def refused(request: Request, error: Exception) -> Response:
-        assert isinstance(error, HTTPException)
-        return problem_response(error.status_code, str(error.detail), dict(error.headers or {}))
 
-    async def invalid(request: Request, error: Exception) -> Response:
-        assert isinstance(error, RequestValidationError)
-        first = error.errors()[0]
-        where = ".".join(str(part) for part in first["loc"])
-        return problem_response(422, f"{where}: {first['msg']}")
+def malformed(where: str, error: ValidationError | RequestValidationError) -> Problem:
+    """The problem of a request that is not what the models say: the first field that is wrong."""
+    first = error.errors()[0]
+    place = ".".join(str(part) for part in ((where, *first["loc"]) if where else first["loc"]))
+    return Problem(422, f"{place}: {first['msg']}")
 
-    async def failed(request: Request, error: Exception) -> Response:
+
+def problem_of(error: Exception, request: str) -> Response:
+    """The problem document of an expected error; the database's own texts stay in the log.
+
+    Args:
+        request: method and path, for the log.
+    """
+    if isinstance(error, RequestValidationError):
+        error = malformed("", error)
+    if isinstance(error, HTTPException):
+        return problem_response(error.status_code, str(error.detail), error.headers)
+    if isinstance(error, NoetlError):
         status = next((code for kind, code in STATUS.items() if isinstance(error, kind)), 500)
         return problem_response(status, str(error)[:2_000], {"retry-after": "1"} if status == 503 else None)
-
-    async def unprocessable(request: Request, error: Exception) -> Response:
+    if isinstance(error, UNPROCESSABLE):
         return problem_response(
             422,
             f"the event log cannot hold this: {type(error).__name__}; integers have at most 64 bits, and text is "
             "Unicode without NUL and lone surrogates",
         )
+    logger.warning("%s: %r", request, error)
+    return problem_response(503, "the event log does not answer just now", {"retry-after": "1"})
 
-    async def away(request: Request, error: Exception) -> Response:
-        logger.warning("%s %s: %r", request.method, request.url.path, error)
-        return problem_response(503, "the event log does not answer just now", {"retry-after": "1"})
 
-    app.add_exception_handler(HTTPException, refused)
-    app.add_exception_handler(RequestValidationError, invalid)
-    app.add_exception_handler(NoetlError, failed)
-    for kind in UNPROCESSABLE:
-        app.add_exception_handler(kind, unprocessable)
-    for kind in DATABASE_AWAY:
-        app.add_exception_handler(kind, away)
+def handle_problems(app: FastAPI) -> None:
+    """Has every expected error answered with a problem document."""
+
+    async def answer(request: Request, error: Exception) -> Response:
+        return problem_of(error, f"{request.method} {request.url.path}")
+
+    for kind in EXPECTED:
+        app.add_exception_handler(kind, answer)
