@@ -82,6 +82,7 @@ class Settings(BaseSettings):
     )
     service_host: str = Field("127.0.0.1", description="Address that the HTTP API listens on")
     service_port: int = Field(8700, description="Port of the HTTP API; 0: any free port, which is printed")
+    service_processes: int = Field(1, ge=1, description="Processes of 'serve' behind its address")
     service_tokens: SecretStr | None = Field(
         None, description='Tokens of the HTTP API, JSON: {"<token>": ["worker", "operator", "reader"]}'
     )

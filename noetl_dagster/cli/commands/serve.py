@@ -6,72 +6,100 @@ import asyncio
 import ipaddress
 import os
 import signal
+import socket
 import sys
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Annotated
 
 import typer
-import uvicorn
 
 from noetl_dagster import embedded
 from noetl_dagster.cli.console import fail
-from noetl_dagster.engine.engine import Engine
-from noetl_dagster.launcher.address import Address
-from noetl_dagster.launcher.executions import WarmLauncher
-from noetl_dagster.service.app import create_app
-from noetl_dagster.service.plane import Plane
+from noetl_dagster.cli.siblings import Parent, Siblings
 from noetl_dagster.settings import Settings, settings_with
+
+SHARED_FOLDER = "PROMETHEUS_MULTIPROC_DIR"
+"""Where processes keep one account; ``prometheus_client`` looks for it when it is imported."""
 
 
 def serve(
     host: Annotated[str | None, typer.Option(help="address to listen on; NOETL_SERVICE_HOST")] = None,
     port: Annotated[int | None, typer.Option(help="0: any free port; NOETL_SERVICE_PORT")] = None,
+    processes: Annotated[
+        int | None, typer.Option(min=1, help="processes behind the address; NOETL_SERVICE_PROCESSES")
+    ] = None,
+    parent: Annotated[int | None, typer.Option(hidden=True)] = None,
 ) -> None:
     """Serve the HTTP API that workers claim from, and take worker events from NATS, until interrupted."""
-    settings = embedded.ensure(settings_with(service_host=host, service_port=port))
+    settings = embedded.ensure(
+        settings_with(service_host=host, service_port=port, service_processes=processes)
+    )
     check_exposure(settings)
-    environment = embedded.environment(settings)
-    if "DAGSTER_HOME" not in os.environ:
-        environment["DAGSTER_HOME"] = str(embedded.dagster_home(settings))
+    if parent is not None:
+        _serve_as_one_of_several(settings, Parent(parent))
+        return
+    listener = _bound(settings.service_host, settings.service_port)
+    scheme = "https" if settings.service_tls_cert is not None else "http"
 
-    address = Address.of(
-        embedded.run_server_folder(settings), {**os.environ, **environment}, settings.driven_at_once
-    )
-
-    def launcher_of(engine: Engine) -> WarmLauncher:
-        return WarmLauncher(engine, address, environment)
-
-    @asynccontextmanager
-    async def plane() -> AsyncIterator[Plane]:
-        opened = await Plane.open(settings, launcher_of)
-        launcher = opened.launcher
-        assert isinstance(launcher, WarmLauncher)
-        warming = asyncio.create_task(launcher.connect())  # the first execution finds it warm
-        listener.listen(config.backlog)  # who reads the address below may call at once
+    def ready() -> None:
         typer.echo(f"HTTP API on {scheme}://{settings.service_host}:{listener.getsockname()[1]}")
-        try:
-            yield opened
-        finally:
-            await warming
-            await opened.close()
 
-    config = uvicorn.Config(
-        create_app(settings, plane),
-        host=settings.service_host,
-        port=settings.service_port,
-        ssl_certfile=settings.service_tls_cert,
-        ssl_keyfile=settings.service_tls_key,
-        log_config=None,  # its lines are ours: see noetl_dagster.logs
-        log_level="warning",
-        access_log=False,
-        timeout_graceful_shutdown=10,
-    )
-    listener = config.bind_socket()
-    listener.set_inheritable(False)  # runs outlive the service: they must not keep its port
-    scheme = "https" if config.is_ssl else "http"
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))  # uvicorn ends, then raises the signal once more
-    uvicorn.Server(config).run(sockets=[listener])
+    if settings.service_processes > 1:
+        sys.exit(_serve_with_several(settings, listener, ready))
+    from noetl_dagster.cli.api import serve_api  # much to import, which a parent of several does not need
+
+    serve_api(settings, listener, ready)
+
+
+def _serve_as_one_of_several(settings: Settings, parent: Parent) -> None:
+    from noetl_dagster.cli.api import serve_api
+
+    signal.signal(
+        signal.SIGINT, lambda *_: sys.exit(0)
+    )  # of a terminal; the parent has it too, and says the rest
+    parent.end_with_it()
+    serve_api(settings, parent.listener, parent.tell_ready)
+
+
+def _serve_with_several(settings: Settings, listener: socket.socket, ready: Callable[[], None]) -> int:
+    """Has several processes serve on the socket; gives the exit code."""
+    from prometheus_client.multiprocess import mark_process_dead
+
+    with _account() as folder:
+        siblings = Siblings(
+            (sys.executable, "-m", "noetl_dagster", "serve", "--parent"),
+            settings.service_processes,
+            listener,
+            environment={**os.environ, **embedded.environment(settings), SHARED_FOLDER: folder},
+            ready=ready,
+            gone=lambda pid: mark_process_dead(pid, folder),  # type: ignore[no-untyped-call]
+        )
+        return asyncio.run(siblings.run())
+
+
+@contextmanager
+def _account() -> Iterator[str]:
+    """The folder in which the processes count: that of the environment, or one that lasts as long as the block."""
+    if given := os.environ.get(SHARED_FOLDER):
+        yield given
+        return
+    with tempfile.TemporaryDirectory(prefix="noetl-metrics-") as folder:
+        yield folder
+
+
+def _bound(host: str, port: int) -> socket.socket:
+    """A socket at the address, which listens as soon as somebody is ready to answer."""
+    # the protocol is said: asyncio turns Nagle's algorithm off for no other socket
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listener.bind((host, port))
+    except OSError as error:
+        fail(f"the HTTP API cannot listen on {host}:{port}: {error}")
+    return listener
 
 
 def check_exposure(settings: Settings) -> None:

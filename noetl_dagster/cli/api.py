@@ -1,0 +1,72 @@
+"""One process of the HTTP API: a plane, a launcher of runs, and uvicorn on a socket that is there already."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import socket
+import sys
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+
+import uvicorn
+
+from noetl_dagster import embedded
+from noetl_dagster.engine.engine import Engine
+from noetl_dagster.launcher.address import Address
+from noetl_dagster.launcher.executions import WarmLauncher
+from noetl_dagster.service.app import create_app
+from noetl_dagster.service.metrics import SHARED_FOLDER
+from noetl_dagster.service.plane import Plane
+from noetl_dagster.settings import Settings
+
+GRACE_SECONDS = 10
+"""Requests that are being answered may take so long when the process is told to end."""
+
+
+def serve_api(settings: Settings, listener: socket.socket, ready: Callable[[], None]) -> None:
+    """Serves until SIGTERM or SIGINT.
+
+    Args:
+        listener: bound; runs, which outlive the service, must not inherit it.
+        ready: called as soon as requests are taken.
+    """
+    environment = embedded.environment(settings)
+    if "DAGSTER_HOME" not in os.environ:
+        environment["DAGSTER_HOME"] = str(embedded.dagster_home(settings))
+    inherited = {
+        name: text for name, text in os.environ.items() if name != SHARED_FOLDER
+    }  # runs count nothing
+    address = Address.of(
+        embedded.run_server_folder(settings), {**inherited, **environment}, settings.driven_at_once
+    )
+
+    def launcher_of(engine: Engine) -> WarmLauncher:
+        return WarmLauncher(engine, address, environment)
+
+    @asynccontextmanager
+    async def plane() -> AsyncIterator[Plane]:
+        opened = await Plane.open(settings, launcher_of)
+        launcher = opened.launcher
+        assert isinstance(launcher, WarmLauncher)
+        warming = asyncio.create_task(launcher.connect())  # the first execution finds it warm
+        listener.listen(config.backlog)  # who is told below that we are ready may call at once
+        ready()
+        try:
+            yield opened
+        finally:
+            await warming
+            await opened.close()
+
+    config = uvicorn.Config(
+        create_app(settings, plane),
+        ssl_certfile=settings.service_tls_cert,
+        ssl_keyfile=settings.service_tls_key,
+        log_config=None,  # its lines are ours: see noetl_dagster.logs
+        log_level="warning",
+        access_log=False,
+        timeout_graceful_shutdown=GRACE_SECONDS,
+    )
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))  # uvicorn ends, then raises the signal once more
+    uvicorn.Server(config).run(sockets=[listener])

@@ -1,0 +1,165 @@
+"""Several processes that do the same work for one address: started, watched, started again, ended together.
+
+Parent and child share a socket. Over it the parent hands its listening socket down and the child says that it is
+ready; whichever end closes, with its process at the latest, tells the other side.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import signal
+import socket
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+
+logger = logging.getLogger(__name__)
+
+SHORTEST_PAUSE, LONGEST_PAUSE = 0.1, 10.0
+"""Seconds before a process that died is started again; doubled with each death soon after the last."""
+
+STEADY_SECONDS = 60.0
+"""A process that lived so long had no trouble at its start."""
+
+END_SECONDS = 20.0
+"""A process that was told to end and still runs is killed then."""
+
+
+class Siblings:
+    """The parent's view. It keeps the listening socket open, so that nobody is refused while processes start.
+
+    The first process starts alone: what keeps it from its work (a setting, a database that is away) would keep all,
+    is said once, and ends the parent too.
+
+    Args:
+        command: of one process; the number of the descriptor of its socket is appended.
+        count: how many run.
+        listener: bound, not listening yet.
+        ready: called once, when the first process takes requests.
+        gone: called with the id of every process that has ended.
+    """
+
+    def __init__(
+        self,
+        command: Sequence[str],
+        count: int,
+        listener: socket.socket,
+        *,
+        environment: Mapping[str, str],
+        ready: Callable[[], None],
+        gone: Callable[[int], None],
+    ) -> None:
+        self._command = command
+        self._count = count
+        self._listener = listener
+        self._environment = environment
+        self._ready = ready
+        self._gone = gone
+        self._running: set[asyncio.subprocess.Process] = set()
+        self._begun = asyncio.Event()
+        self._ending = asyncio.Event()
+        self._code = 0
+
+    async def run(self) -> int:
+        """Runs until SIGTERM or SIGINT, or until the first process fails to start; gives the exit code."""
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, self._end)
+        keepers = [asyncio.create_task(self._keep())]
+        await self._begun.wait()
+        keepers += [asyncio.create_task(self._keep()) for _ in range(1, self._count)]
+        await self._ending.wait()
+        self._send(signal.SIGTERM)
+        _, late = await asyncio.wait(keepers, timeout=END_SECONDS)
+        if late:
+            logger.warning("%d processes do not end; they are killed", len(late))
+            self._send(signal.SIGKILL)
+        await asyncio.gather(*keepers)
+        return self._code
+
+    async def _keep(self) -> None:
+        """Has one process run, again and again."""
+        pause = SHORTEST_PAUSE
+        while not self._ending.is_set():
+            began = time.monotonic()
+            code = await self._live()
+            if self._ending.is_set():
+                return
+            if not self._begun.is_set():
+                self._code = code if code > 0 else 1
+                self._end()
+                return
+            pause = SHORTEST_PAUSE if time.monotonic() - began > STEADY_SECONDS else pause
+            logger.warning("a process ended with %d; another starts in %.1f s", code, pause)
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._ending.wait(), pause)
+            pause = min(2 * pause, LONGEST_PAUSE)
+
+    async def _live(self) -> int:
+        """The life of one process; gives its exit code."""
+        ours, theirs = socket.socketpair()
+        with ours:
+            with theirs:
+                process = await asyncio.create_subprocess_exec(
+                    *(*self._command, str(theirs.fileno())),
+                    env=self._environment,
+                    stdin=asyncio.subprocess.DEVNULL,
+                    pass_fds=[theirs.fileno()],
+                )
+            self._running.add(process)
+            if self._ending.is_set():
+                self._send(signal.SIGTERM)
+            with contextlib.suppress(OSError):  # it has ended already
+                socket.send_fds(ours, [b"l"], [self._listener.fileno()])
+                ours.setblocking(False)
+                if await asyncio.get_running_loop().sock_recv(ours, 1) and not self._begun.is_set():
+                    self._begun.set()
+                    self._ready()
+            code = await process.wait()
+        self._running.discard(process)
+        self._gone(process.pid)
+        return code
+
+    def _end(self) -> None:
+        self._ending.set()
+        self._begun.set()
+
+    def _send(self, number: int) -> None:
+        for process in self._running:
+            with contextlib.suppress(ProcessLookupError):
+                process.send_signal(number)
+
+
+class Parent:
+    """The child's view.
+
+    Args:
+        descriptor: of the socket that it shares with its parent.
+
+    Attributes:
+        listener: the parent's listening socket.
+    """
+
+    def __init__(self, descriptor: int) -> None:
+        self._socket = socket.socket(fileno=descriptor)
+        self._socket.set_inheritable(False)  # what this process starts must not keep it
+        _, [listener], _, _ = socket.recv_fds(self._socket, 1, 1)
+        self.listener = socket.socket(fileno=listener)
+        self.listener.set_inheritable(False)
+
+    def tell_ready(self) -> None:
+        with contextlib.suppress(OSError):
+            self._socket.send(b"r")
+
+    def end_with_it(self) -> None:
+        """Ends this process as SIGTERM does, requests in hand first, when the parent is gone however it went."""
+
+        def wait() -> None:
+            with contextlib.suppress(OSError):
+                self._socket.recv(1)
+            os.kill(os.getpid(), signal.SIGTERM)
+
+        threading.Thread(target=wait, name="noetl-parent", daemon=True).start()
