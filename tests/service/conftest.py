@@ -1,11 +1,16 @@
-"""The HTTP API on a free port of this machine, over a database of its own."""
+"""The HTTP API on a free port of this machine, over a database of its own; in this process, or as the command."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+import os
+import re
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -18,6 +23,8 @@ from noetl_dagster.service.app import create_app
 from noetl_dagster.service.launching import ProcessLauncher
 from noetl_dagster.service.plane import Plane
 from noetl_dagster.settings import Settings
+from tests.processes import killed_in_the_end
+from tests.waiting import until_now
 
 
 @dataclass
@@ -83,3 +90,41 @@ def samples(text: str) -> dict[tuple[Any, ...], float]:
     return {
         (one.name, *sorted(one.labels.items())): one.value for family in families for one in family.samples
     }
+
+
+Start = Callable[..., "Process"]
+
+
+class Process:
+    """A ``noetl-dagster`` process, and what it has said."""
+
+    def __init__(self, popen: subprocess.Popen[bytes], output: Path) -> None:
+        self.popen = popen
+        self._output = output
+
+    def said(self) -> str:
+        return self._output.read_text(encoding="utf-8")
+
+    def until_says(self, pattern: str) -> re.Match[str]:
+        return until_now(
+            lambda: re.search(pattern, self.said()), f"{pattern} of a process that says {self.said()}"
+        )
+
+
+@pytest.fixture
+def start(tmp_path: Path) -> Iterator[Start]:
+    """Starts ``noetl-dagster`` with some arguments."""
+
+    def start(settings: Settings, *arguments: str) -> Process:
+        environment = {name: text for name, text in os.environ.items() if not name.startswith("NOETL_")}
+        output = tmp_path / f"output-{len(list(tmp_path.glob('output-*')))}"
+        with output.open("wb") as written:
+            process = start_process(
+                [sys.executable, "-m", "noetl_dagster", *arguments],
+                env={**environment, **embedded.environment(settings)},
+                stdout=written,
+            )
+        return Process(process, output)
+
+    with killed_in_the_end() as start_process:
+        yield start

@@ -3,23 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-import os
-import re
 import signal
 import socket
-import subprocess
-import sys
-from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import asyncpg
 import httpx
-import pytest
 
-from noetl_dagster import embedded
 from noetl_dagster.settings import EventTransport, Settings
 from tests.playbooks import text_of
-from tests.processes import killed_in_the_end
+from tests.service.conftest import Start
 from tests.waiting import until_now
 
 PLAYBOOK = text_of(
@@ -39,43 +32,6 @@ PLAYBOOK = text_of(
             result = 1
     """,
 )
-
-Start = Callable[..., "Process"]
-
-
-class Process:
-    """A ``noetl-dagster`` process, and what it has said."""
-
-    def __init__(self, popen: subprocess.Popen[bytes], output: Path) -> None:
-        self.popen = popen
-        self._output = output
-
-    def said(self) -> str:
-        return self._output.read_text(encoding="utf-8")
-
-    def until_says(self, pattern: str) -> re.Match[str]:
-        return until_now(
-            lambda: re.search(pattern, self.said()), f"{pattern} of a process that says {self.said()}"
-        )
-
-
-@pytest.fixture
-def start(tmp_path: Path) -> Iterator[Start]:
-    """Starts ``noetl-dagster`` with some arguments."""
-
-    def start(settings: Settings, *arguments: str) -> Process:
-        environment = {name: text for name, text in os.environ.items() if not name.startswith("NOETL_")}
-        output = tmp_path / f"output-{len(list(tmp_path.glob('output-*')))}"
-        with output.open("wb") as written:
-            process = start_process(
-                [sys.executable, "-m", "noetl_dagster", *arguments],
-                env={**environment, **embedded.environment(settings)},
-                stdout=written,
-            )
-        return Process(process, output)
-
-    with killed_in_the_end() as start_process:
-        yield start
 
 
 def test_a_killed_service_starts_again_while_its_runs_go_on(

@@ -1,0 +1,120 @@
+"""``serve --processes``: one address, and no process that must not die."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+from pathlib import Path
+
+import asyncpg
+import httpx
+import psutil
+import pytest
+from pydantic import SecretStr
+
+from noetl_dagster.events.log import EventLog
+from noetl_dagster.events.types import EventType
+from noetl_dagster.settings import Settings
+from noetl_dagster.transport.http import request_patiently
+from noetl_dagster.transport.wire import encode_event
+from tests.service.conftest import Process, Start, samples
+from tests.transport.conftest import IDS, ended, started
+from tests.waiting import ended as is_gone
+from tests.waiting import until, until_now
+
+PROCESSES = 3
+SENDERS = 4
+BATCHES = 60
+
+
+def children(process: Process) -> list[int]:
+    """The processes that serve now."""
+    return [child.pid for child in psutil.Process(process.popen.pid).children() if not is_gone(child.pid)]
+
+
+def serving(start: Start, settings: Settings) -> tuple[Process, str]:
+    """Starts several processes; gives their parent and their address."""
+    parent = start(settings, "serve", "--port", "0", "--processes", str(PROCESSES))
+    url = parent.until_says(r"HTTP API on (http://\S+)\n")[1]
+    until_now(lambda: len(children(parent)) == PROCESSES, "all processes")
+    return parent, url
+
+
+@pytest.fixture
+async def execution_id(pool: asyncpg.Pool) -> int:
+    event = started()
+    await EventLog(pool, IDS).append([event])
+    return event.execution_id
+
+
+async def test_events_lose_nothing_while_processes_are_killed(
+    settings: Settings, start: Start, pool: asyncpg.Pool, execution_id: int
+) -> None:
+    parent, url = await asyncio.to_thread(serving, start, settings)
+    first = children(parent)
+    sent: set[int] = set()
+
+    async def send(number: int) -> None:
+        async with httpx.AsyncClient(base_url=url, timeout=90) as client:
+            for index in range(BATCHES):
+                beats = [
+                    ended(execution_id, number, event_type=EventType.COMMAND_HEARTBEAT, result=None)
+                    for _ in range(3)
+                ]
+                content = b'{"events":[%s]}' % b",".join(map(encode_event, beats))
+                answer = await request_patiently(client, "POST", "/api/events/batch", content=content)
+                assert answer.status_code == 202, answer.text
+                sent.update(event.event_id for event in beats)
+                if number < len(first) - 1 and index == BATCHES // 3 * (number + 1):
+                    psutil.Process(first[number]).kill()
+
+    await asyncio.gather(*(send(number) for number in range(SENDERS)))
+    rows = await pool.fetch(
+        "SELECT event_id FROM noetl.event WHERE execution_id = $1 AND event_type = 'command.heartbeat'",
+        execution_id,
+    )
+    assert len(sent) == SENDERS * BATCHES * 3
+    assert sorted(row["event_id"] for row in rows) == sorted(sent)
+    await until(lambda: len(children(parent)) == PROCESSES, "those that take the places of the dead")
+    assert len(set(children(parent)) & set(first)) == 1
+    assert parent.said().count("HTTP API on") == 1
+
+    async def counted(method: str, route: str) -> float:
+        async with httpx.AsyncClient(base_url=url, timeout=90) as client:  # whichever process takes it
+            found = samples((await client.get("/metrics")).text)
+        labels = ("method", method), ("route", route), ("status", "200" if method == "GET" else "202")
+        return found.get(("noetl_http_requests_total", *labels), 0)
+
+    # the dead had counted too, all but what each had in hand
+    assert await counted("POST", "/api/events/batch") >= SENDERS * BATCHES - 2 * SENDERS
+    for _ in range(30):
+        async with httpx.AsyncClient(base_url=url, timeout=90) as client:
+            assert (await client.get("/health")).is_success
+
+    async def all_counted() -> bool:
+        return await counted("GET", "/health") == 30
+
+    await until(all_counted, "the sum over all processes")
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGKILL])
+def test_no_process_outlives_its_parent(settings: Settings, start: Start, number: int) -> None:
+    parent, url = serving(start, settings)
+    serve = children(parent)
+    folder = Path(psutil.Process(serve[0]).environ()["PROMETHEUS_MULTIPROC_DIR"])
+    parent.popen.send_signal(number)
+    code = parent.popen.wait()
+    until_now(lambda: all(map(is_gone, serve)), "the end of all processes")
+    with pytest.raises(httpx.ConnectError):
+        httpx.get(f"{url}/health")
+    assert "Traceback" not in parent.said()
+    if number != signal.SIGKILL:
+        assert code == 0
+        assert not folder.exists()
+
+
+def test_what_stops_the_first_process_is_said_once(settings: Settings, start: Start) -> None:
+    broken = settings.model_copy(update={"service_tokens": SecretStr("no json")})
+    parent = start(broken, "serve", "--port", "0", "--processes", str(PROCESSES))
+    assert parent.popen.wait() == 1
+    assert parent.said().count("NOETL_SERVICE_TOKENS is not JSON") == 1
