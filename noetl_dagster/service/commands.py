@@ -6,7 +6,6 @@ from typing import Annotated
 
 from fastapi import APIRouter, Path
 from pydantic import BaseModel, Field
-from starlette.responses import Response
 
 from noetl_dagster.service.access import FOR_ALL, FOR_WORKERS
 from noetl_dagster.service.hot import HotRouter
@@ -89,18 +88,18 @@ async def claim_command(command_id: CommandId, claim: Claim, plane: ThePlane) ->
     return granted
 
 
-@router.post("/commands/claim", dependencies=[FOR_WORKERS], response_model=Batch)
-async def claim_commands(claim: BatchClaim, plane: ThePlane) -> Response:
+@hot.post("/commands/claim", gives=Batch)
+async def claim_commands(claim: BatchClaim, plane: ThePlane) -> bytes:
     """Claims as many commands as there are ``event_ids``, or fewer when no more wait; executions take turns."""
     granted = await plane.claims.claim_many(claim.worker_id, claim.event_ids, claim.limits)
     plane.metrics.count_claims(sum(len(one.waited) for one in granted))
     unknown = {one.execution_id for one in granted if claim.known.get(one.execution_id) != one.state_version}
     log = plane.engine.runtime.log
     states = {execution_id: await log.lifecycle(execution_id) for execution_id in unknown}
-    return Response(plane.claims.answer(granted, states), media_type="application/json")
+    return plane.claims.answer(granted, states)
 
 
-@router.post("/commands/release", dependencies=[FOR_WORKERS])
+@hot.post("/commands/release")
 async def release_commands(release: HandBack, plane: ThePlane) -> HandedBack:
     """Gives claims back at once, for a worker that stops before it has begun them."""
     queued = await plane.claims.hand_back(release.worker_id, release.event_ids)
