@@ -95,6 +95,12 @@ async def test_events_lose_nothing_while_processes_are_killed(
         return await counted("GET", "/health") == 30
 
     await until(all_counted, "the sum over all processes")
+    last = children(parent)
+    for pid in last:
+        psutil.Process(pid).kill()
+    await until(lambda: all(map(is_gone, last)), "the end of all")
+    async with httpx.AsyncClient(base_url=url, timeout=90) as client:
+        assert (await client.get("/health")).is_success, "who asks while nobody serves waits"
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGKILL])
