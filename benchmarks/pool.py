@@ -41,7 +41,7 @@ workflow:
     next: [fan]
   - step: fan
     loop: {{in: "{{{{ start.data }}}}", iterator: n}}
-    spec: {{loop_mode: fanout, dispatch: {dispatch}, fanout: {{max_concurrent: {concurrent}}}}}
+    spec: {{loop_mode: fanout, dispatch: {dispatch}, fanout: {{{fanout}}}}}
     tool: {{kind: python, input: {{n: "{{{{ n }}}}"}}, code: "{code}"}}
 """
 LONE = """
@@ -197,8 +197,9 @@ def services(settings: Settings) -> dict[str, list[psutil.Process]]:
 
 async def goals(settings: Settings, arguments: argparse.Namespace) -> None:
     """The same fan-out inside this process and in the pool, in turn."""
-    inline = FANOUT.format(dispatch="inline", concurrent=arguments.concurrent, code=TRIVIAL)
-    pooled = FANOUT.format(dispatch="workers", concurrent=arguments.concurrent, code=TRIVIAL)
+    fanout = f"max_concurrent: {arguments.concurrent}" if arguments.concurrent else ""
+    inline = FANOUT.format(dispatch="inline", fanout=fanout, code=TRIVIAL)
+    pooled = FANOUT.format(dispatch="workers", fanout=fanout, code=TRIVIAL)
     here = {"driver": [psutil.Process()], **services(settings)}
     with (
         serving(settings, arguments.apis[0]) as (led, api),
@@ -233,7 +234,7 @@ async def growth(settings: Settings, arguments: argparse.Namespace) -> None:
     for apis in arguments.apis:
         for count in arguments.growth:
             slots = count * arguments.growth_slots
-            text = FANOUT.format(dispatch="workers", concurrent=4 * slots, code=code)
+            text = FANOUT.format(dispatch="workers", fanout=f"max_concurrent: {4 * slots}", code=code)
             with (
                 database(settings) as own,
                 serving(own, apis) as (led, api),
@@ -258,7 +259,7 @@ async def growth(settings: Settings, arguments: argparse.Namespace) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--items", type=int, default=5_000)
-    parser.add_argument("--concurrent", type=int, default=500, help="max_concurrent of the fan-out")
+    parser.add_argument("--concurrent", type=int, default=0, help="max_concurrent; default: as always")
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--slots", type=int, default=16)
     parser.add_argument("--turns", type=int, default=3)

@@ -181,7 +181,9 @@ class FanoutSpec(Model):
     max_shard_retries: int = Field(2, ge=0)
     fail_fast: bool = False
     allow_partial: bool = False
-    max_concurrent: int = Field(64, ge=1, description="shards of one group in flight")
+    max_concurrent: int | None = Field(
+        None, ge=1, description="shards of one group in flight; 64, in the pool 512"
+    )
     shard_ttl: float | None = Field(None, description="seconds")
     iter_key: str | None = Field(None, description="template of a shard's key; default: its index")
 

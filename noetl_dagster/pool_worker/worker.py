@@ -39,6 +39,9 @@ from noetl_dagster.worker.runner import Call
 
 logger = logging.getLogger(__name__)
 
+LINGER_MILLISECONDS = 1.0
+"""Somebody waits for the end of every command; under load events find company anyway."""
+
 CHANGE_SECONDS = 0.25
 """A change of capacity is reported after so long, so that dispatch need not wait for the next interval."""
 
@@ -86,7 +89,7 @@ class PoolWorker:
         client = await connect(settings, f"worker {worker_id}")
         direct = settings.event_transport is EventTransport.DIRECT
         runtime = await Runtime.open(
-            settings,
+            settings.model_copy(update={"event_buffer_milliseconds": LINGER_MILLISECONDS}),
             apply=direct,
             outlet=lambda log: TransportOutlet(open_transport(settings, log, client)),
         )

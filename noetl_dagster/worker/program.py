@@ -24,6 +24,8 @@ from noetl_dagster.playbook.templates.rendering import Compiled, Condition, comp
 from noetl_dagster.playbook.templates.scope import CompiledSet, compile_set
 from noetl_dagster.playbook.tool_kinds import TOOL_KINDS
 
+SHARDS_HERE, SHARDS_IN_POOL = 64, 512
+
 
 @dataclass(frozen=True, slots=True)
 class Rule:
@@ -83,6 +85,13 @@ class StepProgram:
             loop is not None and loop.fanout.engine is FanoutEngine.WORKERS and self.step.is_fanout
         )
         return wanted and all(task.task.kind != "playbook" for task in self.tasks)
+
+    @property
+    def shards_in_flight(self) -> int:
+        """Shards of one group that are on their way at once. In the pool, slots bound how many of them run."""
+        loop = self.step.loop
+        given = None if loop is None else loop.fanout.max_concurrent
+        return given or (SHARDS_IN_POOL if self.in_pool else SHARDS_HERE)
 
     @property
     def keeps_to_driver(self) -> bool:

@@ -170,12 +170,12 @@ def _has_twins(numbers: array[int]) -> bool:
 
 
 def _groups(program: StepProgram, total: int) -> list[Group]:
-    """Contiguous groups, each large enough to keep ``max_concurrent`` shards in flight."""
+    """Contiguous groups, each large enough to keep as many shards in flight as may be."""
     loop = program.step.loop
     assert loop is not None
     if total and _on_spark(program):
         return [Group(0, total)]  # one Spark job, which makes slices of its own
-    wanted = min(loop.fanout.max_groups, -(-total // loop.fanout.max_concurrent))
+    wanted = min(loop.fanout.max_groups, -(-total // program.shards_in_flight))
     if wanted == 0:
         return []
     size, longer = divmod(total, wanted)

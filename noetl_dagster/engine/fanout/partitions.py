@@ -74,7 +74,7 @@ class PartitionRunner:
                 outcomes[place] = await runner.outcome(execution, program, one, ReferenceCache())
 
         loop = program.step.loop
-        at_once = ITEMS_AT_ONCE if loop is None else loop.fanout.max_concurrent
+        at_once = (loop.fanout.max_concurrent if loop is not None else None) or ITEMS_AT_ONCE
         await run_workers(work, max(1, min(at_once, len(items))))
         ended = [outcome for outcome in outcomes if outcome is not None]
         _refuse_failures(ended, start)

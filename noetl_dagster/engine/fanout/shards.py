@@ -91,10 +91,9 @@ class InlineShards:
         self._attempts = Attempts(runtime)
 
     async def run(self, activation: Activation, group: Group) -> GroupReport:
-        loop = activation.program.step.loop
-        assert loop is not None
+        program = activation.program
         started = asyncio.get_running_loop().time()
-        with team_of(self._runtime, activation, group.start, group.stop, loop.fanout.max_concurrent) as share:
+        with team_of(self._runtime, activation, group.start, group.stop, program.shards_in_flight) as share:
             tally = await self.work(activation, share)
         seconds = asyncio.get_running_loop().time() - started
         skipped = max(0, len(group) - tally.done - tally.failed)

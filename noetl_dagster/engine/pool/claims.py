@@ -14,7 +14,6 @@ from noetl_dagster.transport import queries
 from noetl_dagster.transport.wire import message_of
 from noetl_dagster.worker.context import CommandContext, Grant
 
-
 Observe = Callable[[str, str, Sequence[float]], None]
 
 
