@@ -15,8 +15,8 @@ from pydantic import SecretStr
 from noetl_dagster.events.log import EventLog
 from noetl_dagster.events.types import EventType
 from noetl_dagster.settings import Settings
-from noetl_dagster.transport.http import request_patiently
-from noetl_dagster.transport.wire import encode_event
+from noetl_dagster.transport.http import ApiClient
+from noetl_dagster.transport.wire import encode_batch, encode_event
 from tests.service.conftest import Process, Start, samples
 from tests.transport.conftest import IDS, ended, started
 from tests.waiting import ended as is_gone
@@ -55,18 +55,19 @@ async def test_events_lose_nothing_while_processes_are_killed(
     sent: set[int] = set()
 
     async def send(number: int) -> None:
-        async with httpx.AsyncClient(base_url=url, timeout=90) as client:
-            for index in range(BATCHES):
-                beats = [
-                    ended(execution_id, number, event_type=EventType.COMMAND_HEARTBEAT, result=None)
-                    for _ in range(3)
-                ]
-                content = b'{"events":[%s]}' % b",".join(map(encode_event, beats))
-                answer = await request_patiently(client, "POST", "/api/events/batch", content=content)
-                assert answer.status_code == 202, answer.text
-                sent.update(event.event_id for event in beats)
-                if number < len(first) - 1 and index == BATCHES // 3 * (number + 1):
-                    psutil.Process(first[number]).kill()
+        client = ApiClient(settings.model_copy(update={"server_url": url}))
+        for index in range(BATCHES):
+            beats = [
+                ended(execution_id, number, event_type=EventType.COMMAND_HEARTBEAT, result=None)
+                for _ in range(3)
+            ]
+            content = encode_batch([encode_event(event) for event in beats])
+            answer = await client.request("POST", "/api/events/batch", content=content)
+            assert answer.status == 202, answer.text
+            sent.update(event.event_id for event in beats)
+            if number < len(first) - 1 and index == BATCHES // 3 * (number + 1):
+                psutil.Process(first[number]).kill()
+        await client.close()
 
     await asyncio.gather(*(send(number) for number in range(SENDERS)))
     rows = await pool.fetch(
