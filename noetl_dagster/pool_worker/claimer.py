@@ -15,7 +15,7 @@ from noetl_dagster.events.connection import DATABASE_AWAY
 from noetl_dagster.events.ids import Snowflake
 from noetl_dagster.pool_worker.control import ControlPlane
 from noetl_dagster.pool_worker.executions import Executions
-from noetl_dagster.worker.context import Grant
+from noetl_dagster.worker.context import MOST_AT_ONCE, Grant
 
 logger = logging.getLogger(__name__)
 
@@ -78,7 +78,6 @@ class Claimer:
         self._usual: float | None = None
         self._asked: list[int] = []
         self._tasks: list[asyncio.Task[None]] = []
-        self._closed = False
 
     @property
     def active(self) -> int:
@@ -127,11 +126,12 @@ class Claimer:
         """A command has ended after so long."""
         self._running[claimed.tool_kind] -= 1
         self._usual = seconds if self._usual is None else self._usual + SMOOTHING * (seconds - self._usual)
+        if claimed.tool_kind in self._limits:
+            self._wanted.set()  # the last answer may have left out others of its kind
         self._freed.set()
 
     async def close(self) -> None:
         """Claims nothing more and gives back what was not begun."""
-        self._closed = True
         await cancel_and_wait(*self._tasks)
         unbegun = [one.event_id for one in self._claimed]
         self._claimed.clear()
@@ -147,7 +147,7 @@ class Claimer:
     def _places(self) -> int:
         """How many commands to ask for now; none while enough of them wait."""
         ahead = self._ahead
-        places = self._slots + ahead - self.active - self.waiting
+        places = min(self._slots + ahead - self.active - self.waiting, MOST_AT_ONCE)
         return max(places, 0) if not ahead or self.waiting <= ahead // 2 else 0
 
     async def _claim(self) -> None:
@@ -169,18 +169,25 @@ class Claimer:
                 logger.warning("commands cannot be claimed now: %s", error)
                 self._wanted.set()
                 await asyncio.sleep(AGAIN_SECONDS)
+            except Exception:  # an answer that nobody foresaw must not end a worker that looks alive
+                logger.exception("an answer to a claim cannot be read; what it gave goes back")
+                self._wanted.set()
+                names, self._asked = self._asked, []
+                await self._hand_back(names)
+                await asyncio.sleep(AGAIN_SECONDS)
 
     async def _ask(self) -> None:
         limits = {kind: max(self.room(kind), 0) for kind in self._limits}
         batch = await self._control.claim_many(self._worker_id, self._asked, limits, self._executions.known())
-        if len(batch) == len(self._asked):
-            self._wanted.set()  # there may be more
-        self._asked = []
+        now = asyncio.get_running_loop().time()
+        claimed = [Claimed(kind, event_id, grant, now) for kind, event_id, grant in batch.grants()]
         for execution_id, version, events in batch.told():
             self._executions.learn(execution_id, version, events)
-        now = asyncio.get_running_loop().time()
-        for kind, event_id, grant in batch.grants():
-            self._claimed.append(Claimed(kind, event_id, grant, now))
+        if len(claimed) == len(self._asked):
+            self._wanted.set()  # there may be more
+        self._asked = []
+        self._claimed.extend(claimed)
+        for _ in claimed:
             self._arrived.release()
 
     async def _look(self) -> None:
@@ -204,10 +211,9 @@ class Claimer:
         return self.active < self._slots
 
     async def _hand_back(self, event_ids: list[int]) -> None:
-        if not event_ids:
-            return
         try:
-            await self._control.hand_back(self._worker_id, event_ids)
+            for begin in range(0, len(event_ids), MOST_AT_ONCE):
+                await self._control.hand_back(self._worker_id, event_ids[begin : begin + MOST_AT_ONCE])
         except (ServiceError, *DATABASE_AWAY) as error:
             logger.warning(
                 "%d claims end with this worker: they cannot be given back: %s", len(event_ids), error

@@ -12,13 +12,10 @@ from noetl_dagster.service.hot import HotRouter
 from noetl_dagster.service.plane import ThePlane
 from noetl_dagster.service.problems import RESPONSES, Problem
 from noetl_dagster.transport.wire import Id, Name
-from noetl_dagster.worker.context import Batch, Grant
+from noetl_dagster.worker.context import MOST_AT_ONCE, Batch, Grant
 
 router = APIRouter(prefix="/api", tags=["commands"], responses=RESPONSES)
 hot = HotRouter(prefix="/api", needs=FOR_WORKERS, tags=["commands"], responses=RESPONSES)
-
-MOST_AT_ONCE = 1_000
-"""Commands in one claim."""
 
 CommandId = Annotated[
     str, Path(max_length=2_000, description="id of the command, or of its command.issued event")
