@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import partial
 from typing import Protocol
 from urllib.parse import quote
@@ -63,10 +63,15 @@ class ControlPlane(Protocol):
 
 
 class DirectControl:
-    """For workers that share the event log's database."""
+    """For workers that share the event log's database.
 
-    def __init__(self, log: EventLog, lease_seconds: float) -> None:
+    Args:
+        wake: tells all workers that so many commands wait again.
+    """
+
+    def __init__(self, log: EventLog, lease_seconds: float, wake: Callable[[int], Awaitable[None]]) -> None:
         self._log = log
+        self._wake = wake
         self._claims = Claims(log.pool, lease_seconds)
 
     async def register(self, report: WorkerReport) -> bool:
@@ -83,7 +88,9 @@ class DirectControl:
         return Batch.model_validate_json(self._claims.answer(await patiently(claim, _PATIENCE)))
 
     async def hand_back(self, worker_id: str, event_ids: Sequence[int]) -> None:
-        await self._claims.hand_back(worker_id, event_ids)
+        queued = await self._claims.hand_back(worker_id, event_ids)
+        if queued:
+            await self._wake(queued)
 
     async def lifecycle(self, execution_id: int) -> list[Event]:
         return await self._log.lifecycle(execution_id)

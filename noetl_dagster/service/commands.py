@@ -11,6 +11,7 @@ from noetl_dagster.service.access import FOR_ALL, FOR_WORKERS
 from noetl_dagster.service.hot import HotRouter
 from noetl_dagster.service.plane import ThePlane
 from noetl_dagster.service.problems import RESPONSES, Problem
+from noetl_dagster.transport.capacity import wake_all
 from noetl_dagster.transport.wire import Id, Name
 from noetl_dagster.worker.context import MOST_AT_ONCE, Batch, Grant
 
@@ -101,7 +102,7 @@ async def release_commands(release: HandBack, plane: ThePlane) -> HandedBack:
     """Gives claims back at once, for a worker that stops before it has begun them."""
     queued = await plane.claims.hand_back(release.worker_id, release.event_ids)
     if queued:
-        await plane.wake(queued)
+        await wake_all(plane.client, plane.settings, queued)
     return HandedBack(queued=queued)
 
 
