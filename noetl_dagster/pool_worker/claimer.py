@@ -23,6 +23,9 @@ AHEAD_SECONDS = 0.05
 """Commands are claimed ahead of the slots for about so long, where they are short enough for it to matter."""
 
 MOST_AHEAD = 256
+MOST_AT_ONCE = 1_000
+"""The control plane takes no longer lists."""
+
 KEPT_SECONDS = 1.0
 """A command that is not begun so long after its claim is given back: another worker may have room for it."""
 
@@ -77,8 +80,9 @@ class Claimer:
         self._freed = asyncio.Event()
         self._usual: float | None = None
         self._asked: list[int] = []
+        self._owed: list[int] = []
+        self._bounded: set[str] = set()
         self._tasks: list[asyncio.Task[None]] = []
-        self._closed = False
 
     @property
     def active(self) -> int:
@@ -126,12 +130,13 @@ class Claimer:
     def ended(self, claimed: Claimed, seconds: float) -> None:
         """A command has ended after so long."""
         self._running[claimed.tool_kind] -= 1
+        if claimed.tool_kind in self._bounded:
+            self._wanted.set()
         self._usual = seconds if self._usual is None else self._usual + SMOOTHING * (seconds - self._usual)
         self._freed.set()
 
     async def close(self) -> None:
         """Claims nothing more and gives back what was not begun."""
-        self._closed = True
         await cancel_and_wait(*self._tasks)
         unbegun = [one.event_id for one in self._claimed]
         self._claimed.clear()
@@ -147,7 +152,7 @@ class Claimer:
     def _places(self) -> int:
         """How many commands to ask for now; none while enough of them wait."""
         ahead = self._ahead
-        places = self._slots + ahead - self.active - self.waiting
+        places = min(self._slots + ahead - self.active - self.waiting, MOST_AT_ONCE)
         return max(places, 0) if not ahead or self.waiting <= ahead // 2 else 0
 
     async def _claim(self) -> None:
@@ -169,17 +174,24 @@ class Claimer:
                 logger.warning("commands cannot be claimed now: %s", error)
                 self._wanted.set()
                 await asyncio.sleep(AGAIN_SECONDS)
+            except Exception:
+                logger.exception("commands cannot be claimed now: a defect in the worker, or in the answer")
+                self._wanted.set()
+                await asyncio.sleep(AGAIN_SECONDS)
 
     async def _ask(self) -> None:
         limits = {kind: max(self.room(kind), 0) for kind in self._limits}
         batch = await self._control.claim_many(self._worker_id, self._asked, limits, self._executions.known())
-        if len(batch) == len(self._asked):
+        granted = list(batch.grants())
+        if len(granted) == len(self._asked):
             self._wanted.set()  # there may be more
         self._asked = []
+        got = Counter(kind for kind, *_ in granted)
+        self._bounded = {kind for kind, most in limits.items() if got[kind] >= most}  # there may be more of these
         for execution_id, version, events in batch.told():
             self._executions.learn(execution_id, version, events)
         now = asyncio.get_running_loop().time()
-        for kind, event_id, grant in batch.grants():
+        for kind, event_id, grant in granted:
             self._claimed.append(Claimed(kind, event_id, grant, now))
             self._arrived.release()
 
@@ -187,6 +199,8 @@ class Claimer:
         """Gives back what has waited for too long behind commands that turned out to be long."""
         while True:
             await asyncio.sleep(LOOK_SECONDS)
+            if self._owed:
+                await self._hand_back([])
             if not self._claimed or self.has_slot:
                 continue
             late = asyncio.get_running_loop().time() - KEPT_SECONDS
@@ -204,11 +218,12 @@ class Claimer:
         return self.active < self._slots
 
     async def _hand_back(self, event_ids: list[int]) -> None:
-        if not event_ids:
-            return
+        """Gives claims back, and those that could not be given back before."""
+        self._owed += event_ids
         try:
-            await self._control.hand_back(self._worker_id, event_ids)
+            while self._owed:
+                given = self._owed[:MOST_AT_ONCE]
+                await self._control.hand_back(self._worker_id, given)
+                del self._owed[: len(given)]
         except (ServiceError, *DATABASE_AWAY) as error:
-            logger.warning(
-                "%d claims end with this worker: they cannot be given back: %s", len(event_ids), error
-            )
+            logger.warning("%d claims cannot be given back now: %s", len(self._owed), error)

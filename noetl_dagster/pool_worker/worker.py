@@ -96,7 +96,8 @@ class PoolWorker:
         runtime.commands.worker_id = worker_id
         control: ControlPlane
         if direct:
-            control = DirectControl(runtime.log, settings.command_heartbeat_timeout_seconds)
+            lease = settings.command_heartbeat_timeout_seconds
+            control = DirectControl(runtime.log, lease, client, Names.of(settings))
         else:
             control = HttpControl(ApiClient(settings))
         return cls(runtime, control, client, worker_id)
@@ -187,6 +188,9 @@ class PoolWorker:
         await self._watch.close()
         await self._liveness.close()
         await self._runtime.close()
+        outlet = self._runtime.buffer.log
+        if isinstance(outlet, TransportOutlet):
+            await outlet.transport.close()
         await self._control.close()
         await self._client.close()
 
