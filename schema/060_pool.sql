@@ -56,8 +56,8 @@ END $$;
 
 -- Claims up to as many commands as there are names, in one transaction: by priority, then by turn, none that
 -- another claim holds, has ended, or belongs to a cancelled execution. The names become the ids of the
--- command.claimed events; asking again with the same ones gives the same answer. ``limits`` bounds commands by
--- tool kind. Gives one row for the commands of a step that share their context: ``answer`` is their JSON.
+-- command.claimed events; asking again with the same ones gives the same answer, without what is not the worker's
+-- any more. ``limits`` bounds commands by tool kind. Gives one row for the commands of a step that share their context: ``answer`` is their JSON.
 CREATE OR REPLACE FUNCTION noetl.claim_many(worker text, names bigint[], lease float8, limits jsonb)
     RETURNS TABLE (execution_id bigint, node_name text, tool_kind text, waited float8[], version text, answer text)
     LANGUAGE plpgsql VOLATILE AS $$
@@ -68,6 +68,8 @@ DECLARE
     bound record;
     latest bigint;
     reached bigint := 0;
+    lowest bigint := (SELECT min(name) FROM unnest(names) AS name);
+    highest bigint := (SELECT max(name) FROM unnest(names) AS name);
 BEGIN
     -- the same request sent twice waits for itself, and then sees what the first one did
     PERFORM pg_advisory_xact_lock(hashtext('noetl.claims'), hashint8(names[1]));
@@ -90,6 +92,13 @@ BEGIN
             ORDER BY priority DESC, turn, event_id
             LIMIT LEAST(bound.most, places) FOR UPDATE SKIP LOCKED) fit;
     END LOOP;
+    -- what was claimed with these names has ended since, or was taken from the worker: a name serves once
+    IF EXISTS (SELECT FROM (SELECT DISTINCT execution_id AS id FROM unnest(picked)) asked
+               WHERE (SELECT event_id FROM noetl.event
+                      WHERE execution_id = id AND event_id BETWEEN lowest AND highest AND event_id = ANY(names)
+                      LIMIT 1) IS NOT NULL) THEN
+        places := 0;
+    END IF;
     FOR execution_id, node_name, tool_kind, waited, version, answer, latest IN
     WITH chosen AS MATERIALIZED (
         SELECT * FROM unnest(picked) ORDER BY priority DESC, turn, event_id LIMIT places

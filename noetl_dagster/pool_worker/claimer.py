@@ -23,6 +23,7 @@ AHEAD_SECONDS = 0.05
 """Commands are claimed ahead of the slots for about so long, where they are short enough for it to matter."""
 
 MOST_AHEAD = 256
+
 KEPT_SECONDS = 1.0
 """A command that is not begun so long after its claim is given back: another worker may have room for it."""
 
@@ -77,6 +78,8 @@ class Claimer:
         self._freed = asyncio.Event()
         self._usual: float | None = None
         self._asked: list[int] = []
+        self._owed: list[int] = []
+        self._bounded: set[str] = set()
         self._tasks: list[asyncio.Task[None]] = []
 
     @property
@@ -125,9 +128,9 @@ class Claimer:
     def ended(self, claimed: Claimed, seconds: float) -> None:
         """A command has ended after so long."""
         self._running[claimed.tool_kind] -= 1
+        if claimed.tool_kind in self._bounded:
+            self._wanted.set()
         self._usual = seconds if self._usual is None else self._usual + SMOOTHING * (seconds - self._usual)
-        if claimed.tool_kind in self._limits:
-            self._wanted.set()  # the last answer may have left out others of its kind
         self._freed.set()
 
     async def close(self) -> None:
@@ -179,21 +182,25 @@ class Claimer:
     async def _ask(self) -> None:
         limits = {kind: max(self.room(kind), 0) for kind in self._limits}
         batch = await self._control.claim_many(self._worker_id, self._asked, limits, self._executions.known())
-        now = asyncio.get_running_loop().time()
-        claimed = [Claimed(kind, event_id, grant, now) for kind, event_id, grant in batch.grants()]
-        for execution_id, version, events in batch.told():
-            self._executions.learn(execution_id, version, events)
-        if len(claimed) == len(self._asked):
+        granted = list(batch.grants())
+        if len(granted) == len(self._asked):
             self._wanted.set()  # there may be more
         self._asked = []
-        self._claimed.extend(claimed)
-        for _ in claimed:
+        got = Counter(kind for kind, *_ in granted)
+        self._bounded = {kind for kind, most in limits.items() if got[kind] >= most}
+        for execution_id, version, events in batch.told():
+            self._executions.learn(execution_id, version, events)
+        now = asyncio.get_running_loop().time()
+        for kind, event_id, grant in granted:
+            self._claimed.append(Claimed(kind, event_id, grant, now))
             self._arrived.release()
 
     async def _look(self) -> None:
         """Gives back what has waited for too long behind commands that turned out to be long."""
         while True:
             await asyncio.sleep(LOOK_SECONDS)
+            if self._owed:
+                await self._hand_back([])
             if not self._claimed or self.has_slot:
                 continue
             late = asyncio.get_running_loop().time() - KEPT_SECONDS
@@ -211,10 +218,12 @@ class Claimer:
         return self.active < self._slots
 
     async def _hand_back(self, event_ids: list[int]) -> None:
+        """Gives claims back, and those that could not be given back before."""
+        self._owed += event_ids
         try:
-            for begin in range(0, len(event_ids), MOST_AT_ONCE):
-                await self._control.hand_back(self._worker_id, event_ids[begin : begin + MOST_AT_ONCE])
+            while self._owed:
+                given = self._owed[:MOST_AT_ONCE]
+                await self._control.hand_back(self._worker_id, given)
+                del self._owed[: len(given)]
         except (ServiceError, *DATABASE_AWAY) as error:
-            logger.warning(
-                "%d claims end with this worker: they cannot be given back: %s", len(event_ids), error
-            )
+            logger.warning("%d claims cannot be given back now: %s", len(self._owed), error)

@@ -189,6 +189,9 @@ class PoolWorker:
         await self._watch.close()
         await self._liveness.close()
         await self._runtime.close()
+        outlet = self._runtime.buffer.log
+        if isinstance(outlet, TransportOutlet):
+            await outlet.transport.close()
         await self._control.close()
         await self._client.close()
 

@@ -280,7 +280,8 @@ class Ingestor:
     async def _put_aside(self, parcel: _Parcel, place: int, content: bytes, error: str) -> None:
         """Keeps a hopeless event in ``noetl.dead_letter``."""
         message, metadata = parcel.message, parcel.message.metadata
-        name = str(metadata.sequence.stream)
+        # with its time: a stream that is made anew counts from one again
+        name = f"{metadata.sequence.stream}@{parcel.stored.isoformat()}"
         if parcel.size > 1:
             name = f"{name}/{place}"
         logger.error("event message %s of %s is put aside: %s", name, message.subject, error)

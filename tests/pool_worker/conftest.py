@@ -15,6 +15,7 @@ from noetl_dagster.engine.engine import Engine
 from noetl_dagster.settings import EventTransport, Settings
 from tests.processes import killed_in_the_end
 from tests.service.conftest import serving
+from tests.service.conftest import start as start
 
 
 @pytest.fixture

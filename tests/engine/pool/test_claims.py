@@ -255,3 +255,26 @@ async def test_a_crowd_of_workers_takes_each_command_once(engine: Engine, claims
         return not await runtime.pool.fetchval("SELECT count(*) FROM noetl.queue")
 
     await until(cleared, "the queue to be empty")
+
+
+@pytest.mark.parametrize("lost", ["released", "cancelled", "ended"])
+async def test_the_same_claim_again_gets_nothing_else(engine: Engine, claims: Claims, lost: str) -> None:
+    """What it had claimed is not its own any more: it must not end in a refusal, which it would repeat for ever."""
+    execution_id = await execution_of(engine)
+    commands = await enqueue(engine, execution_id, 3)
+    await enqueue(engine, execution_id, 3, start=3, priority=-1)
+    runtime = engine.runtime
+    asked = runtime.ids.take(3)
+    assert len(names(await claims.claim_many("w", asked))) == 3
+    if lost == "released":
+        await runtime.pool.fetch(queries.RELEASE, [execution_id], ["w"])
+    elif lost == "ended":
+        outcome = Outcome({"status": "ok", "data": 1})
+        ends = [runtime.commands.ended(command, outcome) for command in commands]
+        await EventIntake(runtime.log, 300.0).handle_events(ends)
+    else:
+        await engine.lifecycle.cancel(execution_id)
+    assert await claims.claim_many("w", asked) == []
+    waiting = {"released": 6, "cancelled": 0, "ended": 3}[lost]
+    assert await runtime.pool.fetchval(QUEUED) == waiting
+    assert len(names(await claims.claim_many("w", runtime.ids.take(9)))) == waiting

@@ -1,0 +1,80 @@
+"""A worker holds commands of two executions, and one of the executions is cancelled."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from noetl_dagster.engine.engine import Engine
+from noetl_dagster.settings import EventTransport, Settings
+from tests.pool import working
+from tests.pool_worker.conftest import control_plane
+from tests.waiting import until
+from tests.whole import ENDS, EVENTS, Fan, held_rows, nothing_left, warm
+
+
+@pytest.mark.parametrize("transport", [EventTransport.NATS, EventTransport.DIRECT])
+async def test_half_of_what_a_worker_holds_is_cancelled(
+    settings: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, transport: EventTransport
+) -> None:
+    monkeypatch.setattr("noetl_dagster.pool_worker.claimer.KEPT_SECONDS", 1000.0)
+    async with control_plane(settings, transport) as own:
+        engine = await Engine.open(own)
+        pool = engine.runtime.pool
+        async with working(own, "w", worker_slots=4):
+            await warm(engine)
+            kept = await Fan.start(engine, tmp_path, 12, name="kept", held=12)
+            given_up = await Fan.start(engine, tmp_path, 12, name="given up", held=12)
+
+            async def all_claimed() -> bool:
+                return len(await held_rows(pool, "w")) == 24 and len(kept.begun + given_up.begun) == 4
+
+            await until(all_claimed, "claims of both executions")
+            begun = len(given_up.begun)
+            await engine.lifecycle.cancel(given_up.execution_id, "enough")
+            kept.go()
+            await kept.is_whole()
+            await given_up.cancelled()
+            assert len(given_up.begun) == begun, "nothing of it was begun any more"
+        ends = dict(await pool.fetch(ENDS, given_up.execution_id))
+        assert len(ends) == 12
+        assert set(ends.values()) == {1}
+        found = Counter(dict(await pool.fetch(EVENTS, given_up.execution_id)))
+        assert found["command.claimed"] == found["loop.shard.failed"] == 12
+        assert not found["loop.shard.done"] + found["loop.fanin.completed"] + found["step.exit"]
+        await nothing_left(pool)
+        await engine.close()
+
+
+@pytest.mark.parametrize(
+    "rounds", [3, pytest.param(150, marks=[pytest.mark.slow, pytest.mark.timeout(1800)])]
+)
+async def test_cancelled_at_any_moment(settings: Settings, tmp_path: Path, rounds: int) -> None:
+    async with control_plane(settings, EventTransport.NATS) as own:
+        engine = await Engine.open(own)
+        pool = engine.runtime.pool
+        async with working(own, "w1", worker_slots=4), working(own, "w2", worker_slots=4):
+            await warm(engine)
+            for number in range(rounds):
+                kept = await Fan.start(engine, tmp_path, 60, name=f"kept {number}")
+                given_up = await Fan.start(engine, tmp_path, 200, name=f"given up {number}")
+                await given_up.until_done(1 + 37 * number % 100)
+                await engine.lifecycle.cancel(given_up.execution_id, "enough")
+                issued, claimed, ended = await counts(engine, given_up.execution_id)
+                await kept.is_whole()
+                await given_up.cancelled()
+                await asyncio.sleep(0.1)  # late ends
+                assert await counts(engine, given_up.execution_id) == (issued, claimed, ended)
+                assert claimed == ended
+                assert set(dict(await pool.fetch(ENDS, given_up.execution_id)).values()) == {1}
+        await nothing_left(pool)
+        await engine.close()
+
+
+async def counts(engine: Engine, execution_id: int) -> tuple[int, int, int]:
+    found = Counter(dict(await engine.runtime.pool.fetch(EVENTS, execution_id)))
+    ends = found["loop.shard.done"] + found["loop.shard.failed"]
+    return found["command.issued"], found["command.claimed"], ends

@@ -1,0 +1,72 @@
+"""What a worker claims and does not begin is soon somebody else's."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from noetl_dagster.engine.engine import Engine
+from noetl_dagster.settings import EventTransport, Settings
+from tests.pool import working
+from tests.pool_worker.conftest import control_plane
+from tests.waiting import until
+from tests.whole import Fan, held_rows, warm
+
+ITEMS = 24
+SOON_SECONDS = 30.0
+"""A worker that is not heard of is missed after a minute, a lease lasts ten."""
+
+
+async def claims_ahead(engine: Engine, worker_id: str, folder: Path, items: int = ITEMS) -> Fan:
+    """Has a worker of two slots claim every item of a fan-out whose items turn out to be long."""
+    await warm(engine)
+    fan = await Fan.start(engine, folder, items, held=items)
+
+    async def has_all() -> bool:
+        return len(await held_rows(engine.runtime.pool, worker_id)) == items and len(fan.begun) == 2
+
+    await until(has_all, "the claims of all items")
+    return fan
+
+
+async def others_have(fan: Fan, count: int) -> None:
+    async with asyncio.timeout(SOON_SECONDS):
+        await until(lambda: len(fan.begun) == count, "others to run what was given back")
+
+
+@pytest.mark.parametrize("transport", [EventTransport.NATS, EventTransport.DIRECT])
+async def test_a_worker_that_stops_hands_over_at_once(
+    settings: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, transport: EventTransport
+) -> None:
+    monkeypatch.setattr("noetl_dagster.pool_worker.claimer.KEPT_SECONDS", 1000.0)
+    async with control_plane(settings, transport) as own:
+        engine = await Engine.open(own)
+        async with working(own, "first", worker_slots=2) as first:
+            fan = await claims_ahead(engine, "first", tmp_path)
+            async with working(own, "second", worker_slots=ITEMS):
+                stopping = asyncio.create_task(first._drain())
+                await others_have(fan, ITEMS)
+                assert len(await held_rows(engine.runtime.pool, "first")) == 2
+                fan.go()
+                await stopping
+                found = await fan.is_whole()
+        assert found["command.claimed"] == 2 * ITEMS - 2 + 1
+        await engine.close()
+
+
+@pytest.mark.parametrize("transport", [EventTransport.HTTP])
+async def test_a_worker_whose_slots_are_blocked_gives_back_what_it_claimed_ahead(
+    settings: Settings, tmp_path: Path, transport: EventTransport
+) -> None:
+    async with control_plane(settings, transport) as own:
+        engine = await Engine.open(own)
+        async with working(own, "first", worker_slots=2):
+            fan = await claims_ahead(engine, "first", tmp_path)
+            async with working(own, "second", worker_slots=ITEMS):
+                await others_have(fan, ITEMS)
+                assert len(await held_rows(engine.runtime.pool, "first")) == 2
+                fan.go()
+                await fan.is_whole()
+        await engine.close()

@@ -1,0 +1,106 @@
+"""Commands at once by tool kind: what a worker was told holds at every moment, and keeps nobody waiting."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from noetl_dagster.engine.engine import Engine
+from noetl_dagster.events.state import ExecutionStatus
+from noetl_dagster.settings import EventTransport, Settings
+from tests.playbooks import playbook
+from tests.pool import working
+from tests.pool_worker.conftest import control_plane
+from tests.waiting import PATIENCE_SECONDS
+from tests.whole import Fan, nothing_left, small, warm
+
+AT_ONCE = 3
+COUNTED = """
+workload: {url: "", items: 10}
+workflow:
+  - step: start
+    spec: {loop_mode: fanout, fanout: {engine: workers, max_groups: 2, max_concurrent: 1000}}
+    loop: {in: "{{ range(items) | list }}", iterator: n}
+    tool:
+      kind: python
+      input: {url: "{{ url }}", n: "{{ n }}"}
+      code: |
+        import psycopg2, time
+        with psycopg2.connect(url) as connection, connection.cursor() as cursor:
+            cursor.execute("INSERT INTO at_once VALUES (%s)", [n])
+            connection.commit()
+            cursor.execute("SELECT count(*) FROM at_once")
+            [result] = cursor.fetchone()
+            time.sleep(0.01)
+            cursor.execute("DELETE FROM at_once WHERE n = %s", [n])
+        connection.close()
+    next: [most]
+  - step: most
+    tool: {kind: python, input: {counts: "{{ start.results }}"}, code: "result = max(counts)"}
+"""
+MOST_BY_WORKER = """
+SELECT begun.worker_id, max((
+    SELECT count(*) FROM spans WHERE worker_id = begun.worker_id AND begun.at BETWEEN spans.at AND spans.until)) AS most
+FROM spans AS begun GROUP BY 1
+"""
+SPANS = """
+CREATE TEMPORARY TABLE spans AS
+SELECT claimed.worker_id, ended.created_at - make_interval(secs => ended.duration) AS at, ended.created_at AS until
+FROM noetl.event claimed JOIN noetl.event ended
+  ON ended.execution_id = claimed.execution_id AND ended.meta ->> 'command_id' = claimed.meta ->> 'command_id'
+WHERE claimed.event_type = 'command.claimed' AND ended.event_type = 'loop.shard.done'
+"""
+
+
+@pytest.mark.parametrize(
+    "items", [60, pytest.param(3_000, marks=[pytest.mark.slow, pytest.mark.timeout(1800)])]
+)
+async def test_limits_hold_at_every_moment(settings: Settings, items: int) -> None:
+    """The queue has noops too, so that slots which the limit leaves free have work."""
+    async with control_plane(settings, EventTransport.NATS) as own:
+        engine = await Engine.open(own)
+        pool = engine.runtime.pool
+        await pool.execute("CREATE TABLE at_once (n integer)")
+        limits = {"worker_slots": 12, "worker_tool_pools": {"python": AT_ONCE}}
+        async with working(own, "w1", **limits), working(own, "w2", **limits):
+            await warm(engine)
+            async with asyncio.timeout(20 * PATIENCE_SECONDS):
+                counted, *others = await asyncio.gather(
+                    engine.run(playbook(COUNTED), {"url": own.db_url, "items": items}),
+                    *(engine.run(small()) for _ in range(3)),
+                )
+        assert {state.status for state in (counted, *others)} == {ExecutionStatus.COMPLETED}
+        assert AT_ONCE < counted.latest["most"].envelope["data"] <= 2 * AT_ONCE, (
+            "both work, within their limits"
+        )
+        async with pool.acquire() as connection:
+            await connection.execute(SPANS)
+            most = dict(await connection.fetch(MOST_BY_WORKER))
+        assert set(most) == {"w1", "w2"}
+        assert max(most.values()) <= AT_ONCE
+        await nothing_left(pool)
+        await engine.close()
+
+
+async def test_a_place_that_is_free_again_is_asked_for_at_once(
+    settings: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A kind that had fewer places than there were commands is looked for when a place is free: nobody else wakes."""
+    monkeypatch.setattr("noetl_dagster.engine.pool.link.SWEEP_SECONDS", 1000.0)
+    patient = settings.model_copy(update={"worker_heartbeat_seconds": 1000.0})
+    engine = await Engine.open(patient)
+    async with working(patient, "w", worker_slots=8, worker_tool_pools={"python": 1}):
+        async with asyncio.timeout(PATIENCE_SECONDS):
+            fan = await Fan.start(engine, tmp_path, 20)
+            await fan.is_whole()
+    await engine.close()
+
+
+async def test_more_slots_than_a_claim_may_name(settings: Settings) -> None:
+    async with control_plane(settings, EventTransport.HTTP) as own:
+        engine = await Engine.open(own)
+        async with working(own, "wide", worker_slots=1_200):
+            await warm(engine)
+        await engine.close()

@@ -1,0 +1,21 @@
+"""A stream of events that waits for a killed ingestor for a moment only."""
+
+from __future__ import annotations
+
+import pytest
+
+from noetl_dagster.settings import Settings
+from noetl_dagster.transport.nats import streams
+from noetl_dagster.transport.nats.connection import connect
+from noetl_dagster.transport.nats.names import Names
+
+
+async def redelivered_after(settings: Settings, seconds: float) -> None:
+    """Makes stream and consumer, before anybody else does: what a dead ingestor had taken comes again so soon."""
+    client = await connect(settings, "test")
+    stream = client.jetstream()
+    await streams.ensure_streams(stream, settings)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(streams, "ACK_SECONDS", seconds)
+        await streams.ensure_ingest_consumer(stream, Names.of(settings))
+    await client.close()
