@@ -105,11 +105,18 @@ class EventBuffer:
         self._push(_Entry(events, None))
 
     async def flush(self) -> None:
-        """Waits until everything handed over so far is committed."""
+        """Waits until everything handed over so far is committed; what others hand over meanwhile is not waited for.
+
+        Raises:
+            Exception: as :meth:`post`.
+        """
         await self._landed.wait()
-        while self._writer is not None and not self._writer.done():
+        if not self._is_idle:
+            mark: asyncio.Future[set[int]] = asyncio.get_running_loop().create_future()
+            self._push(_Entry((), mark))
             self._urgent.set()
-            await asyncio.shield(self._writer)
+            with suppress(Exception):  # whose events they were is told
+                await mark
         self._raise_failure()
 
     @property
@@ -154,8 +161,9 @@ class EventBuffer:
 
     async def _commit(self, batch: list[_Entry]) -> None:
         """Appends a batch; when the log refuses it, each entry alone, so that one harms no other."""
+        events = [event for entry in batch for event in entry.events]
         try:
-            inserted = await self._append([event for entry in batch for event in entry.events])
+            inserted = await self._append(events) if events else set()
         except Exception as error:
             if len(batch) == 1 or isinstance(error, RETRYABLE):
                 self._settle_failed(batch, error)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import gc
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from typing import Protocol
 
@@ -107,6 +107,7 @@ class InlineShards:
         fail_fast = loop.fail_fast or spec.fail_fast
         done = failed = 0
         commands = SharedCommands(self._runtime, activation, share)
+        pause = commands.paused if fail_fast else nullcontext
         if fail_fast and await self._failed_elsewhere(activation):
             share.stop()
 
@@ -114,7 +115,9 @@ class InlineShards:
             nonlocal done, failed
             while (found := await commands.next()) is not None:
                 command, again = found
-                outcome = await self._run_shard(activation, command, spec.max_shard_retries, again=again)
+                outcome = await self._run_shard(
+                    activation, command, spec.max_shard_retries, again=again, pause=pause
+                )
                 if not outcome.failed:
                     done += 1
                     continue
@@ -153,7 +156,13 @@ class InlineShards:
         return self._runtime.runner_of(activation.program)
 
     async def _run_shard(
-        self, activation: Activation, command: Command, retries: int, *, again: bool
+        self,
+        activation: Activation,
+        command: Command,
+        retries: int,
+        *,
+        again: bool,
+        pause: Callable[[], AbstractContextManager[None]],
     ) -> Outcome:
         """Runs a shard; a failed one is issued again as the next attempt of the same shard."""
         execution, program = activation.execution, activation.program
@@ -170,7 +179,8 @@ class InlineShards:
         while True:
             outcome = await runner.run(Call(execution, program, command, is_final=is_final))
             if outcome.failed:
-                outcome = await self._standing(command, outcome)
+                with pause() if command.attempt >= last else nullcontext():
+                    outcome = await self._standing(command, outcome)
             if not outcome.failed or command.attempt >= last:
                 return outcome
             command = replace(command, attempt=command.attempt + 1)

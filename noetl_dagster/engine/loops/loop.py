@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncIterator
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import AsyncIterator, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
 from typing import Any
 
@@ -216,8 +216,25 @@ class SharedCommands:
         self._slices = self._issued()
         self._ready: deque[tuple[Command, bool]] = deque()
         self._lock = asyncio.Lock()
+        self._pauses = 0
+        self._going = asyncio.Event()
+        self._going.set()
+
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """Gives no further commands while something is found out that may end the loop."""
+        self._pauses += 1
+        self._going.clear()
+        try:
+            yield
+        finally:
+            self._pauses -= 1
+            if not self._pauses:
+                self._going.set()
 
     async def next(self) -> tuple[Command, bool] | None:
+        if not self._going.is_set():
+            await self._going.wait()
         if self._share.leaves():
             return None
         while not self._ready:

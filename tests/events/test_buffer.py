@@ -1,0 +1,65 @@
+"""The buffer in front of the log."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from contextlib import suppress
+from typing import Any
+
+import pytest
+
+from noetl_dagster.events.buffer import EventBuffer
+from noetl_dagster.events.ids import Snowflake
+from noetl_dagster.events.log import EventLog
+from noetl_dagster.events.types import Event, EventType
+from tests.events.conftest import MakeEvent
+from tests.waiting import PATIENCE_SECONDS
+
+
+class Refusing(EventLog):
+    """A log that refuses some events."""
+
+    async def append(self, events: Sequence[Event], *, connection: Any = None) -> set[int]:
+        if any(event.node_name == "bad" for event in events):
+            raise ValueError("refused")
+        return await super().append(events, connection=connection)
+
+
+async def test_a_flush_does_not_wait_for_what_comes_after_it(
+    log: EventLog, event: MakeEvent, ids: Snowflake
+) -> None:
+    """Somebody who posts without end keeps the buffer busy for good."""
+    buffer, execution_id = EventBuffer(log, size=20), ids.next()
+
+    async def post() -> None:
+        while True:
+            await buffer.post([event(execution_id, EventType.WARNING)])
+            await asyncio.sleep(0)
+
+    posting = asyncio.create_task(post())
+    try:
+        async with asyncio.timeout(PATIENCE_SECONDS):
+            for _ in range(5):
+                mine = event(execution_id, EventType.WARNING)
+                await buffer.post([mine])
+                await buffer.flush()
+                assert await log.present([mine]) == {mine.event_id}
+    finally:
+        posting.cancel()
+        with suppress(asyncio.CancelledError):
+            await posting
+        await buffer.flush()
+
+
+async def test_a_flush_tells_of_posted_events_that_were_refused_once(
+    log: EventLog, event: MakeEvent, ids: Snowflake
+) -> None:
+    buffer, execution_id = EventBuffer(Refusing(log.pool, ids)), ids.next()
+    good = event(execution_id, EventType.WARNING)
+    await buffer.post([good])
+    await buffer.post([event(execution_id, EventType.WARNING, node_name="bad")])
+    with pytest.raises(ValueError, match="refused"):
+        await buffer.flush()
+    await buffer.flush()
+    assert await log.present([good]) == {good.event_id}
