@@ -100,6 +100,13 @@ class CapacityRegistry:
             unheard = WorkerReport(worker_id=worker_id, interval=interval)
             self.workers[worker_id] = WorkerCapacity(unheard, time.monotonic())
 
+    def excuse(self) -> None:
+        """Counts the silence of every worker from now on: nobody could be heard."""
+        now = time.monotonic()
+        for worker in self.workers.values():
+            if not worker.lost:
+                worker.heard = now
+
     def pick(self, tool_kind: str) -> str | None:
         """The worker with most room for a command of this kind, which it is then counted against."""
         best = max(

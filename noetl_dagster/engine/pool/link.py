@@ -223,6 +223,8 @@ class Link:
         while True:
             await asyncio.sleep(interval)
             count += 1
+            if not self._client.is_connected:
+                self._capacity.registry.excuse()
             executions = self.ends.executions
             if not executions:
                 continue
