@@ -47,7 +47,10 @@ async def cutting(url: str, swallows: Swallows) -> AsyncIterator[str]:
             writer.transport.abort()
             return
         answers: list[bool] = []
-        pumps = [asyncio.create_task(one) for one in (pump(reader, forth, answers), pump_back(back, writer, answers))]
+        pumps = [
+            asyncio.create_task(one)
+            for one in (pump(reader, forth, answers), pump_back(back, writer, answers))
+        ]
         try:
             await asyncio.wait(pumps)
         finally:

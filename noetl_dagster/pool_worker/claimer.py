@@ -187,7 +187,9 @@ class Claimer:
             self._wanted.set()  # there may be more
         self._asked = []
         got = Counter(kind for kind, *_ in granted)
-        self._bounded = {kind for kind, most in limits.items() if got[kind] >= most}  # there may be more of these
+        self._bounded = {
+            kind for kind, most in limits.items() if got[kind] >= most
+        }  # there may be more of these
         for execution_id, version, events in batch.told():
             self._executions.learn(execution_id, version, events)
         now = asyncio.get_running_loop().time()

@@ -92,7 +92,9 @@ class DirectControl:
     async def hand_back(self, worker_id: str, event_ids: Sequence[int]) -> None:
         queued = await self._claims.hand_back(worker_id, event_ids)
         if queued:
-            with contextlib.suppress(nats.errors.Error, OSError):  # who misses it hears of them a little later
+            with contextlib.suppress(
+                nats.errors.Error, OSError
+            ):  # who misses it hears of them a little later
                 await self._client.publish(self._names.wake, encode_json({"commands": queued}))
 
     async def lifecycle(self, execution_id: int) -> list[Event]:
