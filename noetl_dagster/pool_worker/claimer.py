@@ -15,7 +15,7 @@ from noetl_dagster.events.connection import DATABASE_AWAY
 from noetl_dagster.events.ids import Snowflake
 from noetl_dagster.pool_worker.control import ControlPlane
 from noetl_dagster.pool_worker.executions import Executions
-from noetl_dagster.worker.context import Grant
+from noetl_dagster.worker.context import MOST_AT_ONCE, Grant
 
 logger = logging.getLogger(__name__)
 
@@ -23,8 +23,6 @@ AHEAD_SECONDS = 0.05
 """Commands are claimed ahead of the slots for about so long, where they are short enough for it to matter."""
 
 MOST_AHEAD = 256
-MOST_AT_ONCE = 1_000
-"""The control plane takes no longer lists."""
 
 KEPT_SECONDS = 1.0
 """A command that is not begun so long after its claim is given back: another worker may have room for it."""
@@ -81,6 +79,7 @@ class Claimer:
         self._usual: float | None = None
         self._asked: list[int] = []
         self._owed: list[int] = []
+        self._handing_back = asyncio.Lock()
         self._bounded: set[str] = set()
         self._tasks: list[asyncio.Task[None]] = []
 
@@ -174,9 +173,11 @@ class Claimer:
                 logger.warning("commands cannot be claimed now: %s", error)
                 self._wanted.set()
                 await asyncio.sleep(AGAIN_SECONDS)
-            except Exception:
-                logger.exception("commands cannot be claimed now: a defect in the worker, or in the answer")
+            except Exception:  # an answer that nobody foresaw must not end a worker that looks alive
+                logger.exception("an answer to a claim cannot be read; what it gave goes back")
                 self._wanted.set()
+                names, self._asked = self._asked, []
+                await self._hand_back(names)
                 await asyncio.sleep(AGAIN_SECONDS)
 
     async def _ask(self) -> None:
@@ -185,13 +186,11 @@ class Claimer:
         granted = list(batch.grants())
         if len(granted) == len(self._asked):
             self._wanted.set()  # there may be more
-        self._asked = []
-        got = Counter(kind for kind, *_ in granted)
-        self._bounded = {
-            kind for kind, most in limits.items() if got[kind] >= most
-        }  # there may be more of these
         for execution_id, version, events in batch.told():
             self._executions.learn(execution_id, version, events)
+        self._asked = []  # from here on nothing fails
+        got = Counter(kind for kind, *_ in granted)
+        self._bounded = {kind for kind, most in limits.items() if got[kind] >= most}
         now = asyncio.get_running_loop().time()
         for kind, event_id, grant in granted:
             self._claimed.append(Claimed(kind, event_id, grant, now))
@@ -223,9 +222,10 @@ class Claimer:
         """Gives claims back, and those that could not be given back before."""
         self._owed += event_ids
         try:
-            while self._owed:
-                given = self._owed[:MOST_AT_ONCE]
-                await self._control.hand_back(self._worker_id, given)
-                del self._owed[: len(given)]
+            async with self._handing_back:
+                while self._owed:
+                    given = self._owed[:MOST_AT_ONCE]
+                    await self._control.hand_back(self._worker_id, given)
+                    del self._owed[: len(given)]
         except (ServiceError, *DATABASE_AWAY) as error:
             logger.warning("%d claims cannot be given back now: %s", len(self._owed), error)

@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import partial
 from typing import Protocol
 from urllib.parse import quote
-
-import nats.errors
-from nats.aio.client import Client as NatsClient
 
 from noetl_dagster.engine.pool.claims import Claims
 from noetl_dagster.errors import ExecutionNotFoundError
@@ -20,7 +16,6 @@ from noetl_dagster.events.types import Event
 from noetl_dagster.retrying import Patience, patiently
 from noetl_dagster.transport.capacity import WorkerReport, put_worker
 from noetl_dagster.transport.http import ApiClient
-from noetl_dagster.transport.nats.names import Names
 from noetl_dagster.transport.wire import EventMessage, kept_event
 from noetl_dagster.worker.context import Batch, Grant
 
@@ -68,13 +63,16 @@ class ControlPlane(Protocol):
 
 
 class DirectControl:
-    """For workers that share the event log's database."""
+    """For workers that share the event log's database.
 
-    def __init__(self, log: EventLog, lease_seconds: float, client: NatsClient, names: Names) -> None:
+    Args:
+        wake: tells all workers that so many commands wait again.
+    """
+
+    def __init__(self, log: EventLog, lease_seconds: float, wake: Callable[[int], Awaitable[None]]) -> None:
         self._log = log
+        self._wake = wake
         self._claims = Claims(log.pool, lease_seconds)
-        self._client = client
-        self._names = names
 
     async def register(self, report: WorkerReport) -> bool:
         await put_worker(self._log.pool, report)
@@ -92,10 +90,7 @@ class DirectControl:
     async def hand_back(self, worker_id: str, event_ids: Sequence[int]) -> None:
         queued = await self._claims.hand_back(worker_id, event_ids)
         if queued:
-            with contextlib.suppress(
-                nats.errors.Error, OSError
-            ):  # who misses it hears of them a little later
-                await self._client.publish(self._names.wake, encode_json({"commands": queued}))
+            await self._wake(queued)
 
     async def lifecycle(self, execution_id: int) -> list[Event]:
         return await self._log.lifecycle(execution_id)

@@ -7,6 +7,7 @@ import contextlib
 import logging
 import socket
 from dataclasses import replace
+from functools import partial
 
 import nats.errors
 from nats.aio.client import Client as NatsClient
@@ -26,7 +27,7 @@ from noetl_dagster.pool_worker.notices import Notices
 from noetl_dagster.pool_worker.single import SingleClaims
 from noetl_dagster.settings import EventTransport, Settings
 from noetl_dagster.transport.base import TransportOutlet
-from noetl_dagster.transport.capacity import WorkerReport, publish_report
+from noetl_dagster.transport.capacity import WorkerReport, publish_report, wake_all
 from noetl_dagster.transport.http import ApiClient
 from noetl_dagster.transport.nats.connection import connect
 from noetl_dagster.transport.nats.names import Names
@@ -97,8 +98,8 @@ class PoolWorker:
         runtime.commands.worker_id = worker_id
         control: ControlPlane
         if direct:
-            lease = settings.command_heartbeat_timeout_seconds
-            control = DirectControl(runtime.log, lease, client, Names.of(settings))
+            wake = partial(wake_all, client, settings)
+            control = DirectControl(runtime.log, settings.command_heartbeat_timeout_seconds, wake)
         else:
             control = HttpControl(ApiClient(settings))
         return cls(runtime, control, client, worker_id)

@@ -11,14 +11,12 @@ from noetl_dagster.service.access import FOR_ALL, FOR_WORKERS
 from noetl_dagster.service.hot import HotRouter
 from noetl_dagster.service.plane import ThePlane
 from noetl_dagster.service.problems import RESPONSES, Problem
+from noetl_dagster.transport.capacity import wake_all
 from noetl_dagster.transport.wire import Id, Name
-from noetl_dagster.worker.context import Batch, Grant
+from noetl_dagster.worker.context import MOST_AT_ONCE, Batch, Grant
 
 router = APIRouter(prefix="/api", tags=["commands"], responses=RESPONSES)
 hot = HotRouter(prefix="/api", needs=FOR_WORKERS, tags=["commands"], responses=RESPONSES)
-
-MOST_AT_ONCE = 1_000
-"""Commands in one claim."""
 
 CommandId = Annotated[
     str, Path(max_length=2_000, description="id of the command, or of its command.issued event")
@@ -104,7 +102,7 @@ async def release_commands(release: HandBack, plane: ThePlane) -> HandedBack:
     """Gives claims back at once, for a worker that stops before it has begun them."""
     queued = await plane.claims.hand_back(release.worker_id, release.event_ids)
     if queued:
-        await plane.wake(queued)
+        await wake_all(plane.client, plane.settings, queued)
     return HandedBack(queued=queued)
 
 

@@ -8,8 +8,6 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Protocol
 
-import nats.errors
-import orjson
 from fastapi import Depends, Request
 from nats.aio.client import Client as NatsClient
 
@@ -23,7 +21,6 @@ from noetl_dagster.transport.capacity import CapacityKeeper
 from noetl_dagster.transport.ingest import Ingestor
 from noetl_dagster.transport.intake import EventIntake
 from noetl_dagster.transport.nats.connection import connect
-from noetl_dagster.transport.nats.names import Names
 
 
 class Launcher(Protocol):
@@ -84,11 +81,6 @@ class Plane:
         await plane.ingestor.open()
         plane._ingesting = asyncio.create_task(plane.ingestor.run(plane._stop))
         return plane
-
-    async def wake(self, commands: int) -> None:
-        """Tells every worker that commands wait again. Who misses it hears of them a little later."""
-        with contextlib.suppress(nats.errors.Error, OSError):
-            await self.client.publish(Names.of(self.settings).wake, orjson.dumps({"commands": commands}))
 
     async def close(self) -> None:
         self._stop.set()

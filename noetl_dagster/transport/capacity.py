@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import logging
 import time
 from dataclasses import dataclass, field
 from typing import Annotated, Any
 
 import asyncpg
+import nats.errors
+import orjson
 from nats.aio.client import Client as NatsClient
 from nats.aio.msg import Msg
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
@@ -179,12 +183,19 @@ class CapacityListener:
         self._client = client
         self._names = Names.of(settings)
         self._subscription: Any = None
+        self._heard = asyncio.Event()
         self.registry = CapacityRegistry()
 
     async def open(self) -> None:
         """Listens, and asks every worker to report at once."""
         self._subscription = await self._client.subscribe(f"{self._names.capacity}.*", cb=self._receive)
         await self._client.publish(f"{self._names.capacity}.report.now", b"")
+
+    async def first_report(self, patience: float) -> None:
+        """Waits until a worker has reported, for ``patience`` seconds at most."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(patience):
+                await self._heard.wait()
 
     async def close(self) -> None:
         if self._subscription is not None and not self._client.is_closed:
@@ -194,6 +205,7 @@ class CapacityListener:
         report = parse_report(message.data)
         if report is not None:
             await self._take(report)
+            self._heard.set()
 
     async def _take(self, report: WorkerReport) -> None:
         self.registry.heard(report)
@@ -226,6 +238,12 @@ async def publish_report(client: NatsClient, settings: Settings, report: WorkerR
     """Sends a report to everybody who listens."""
     subject = Names.of(settings).capacity_of(report.worker_id)
     await client.publish(subject, report.model_dump_json().encode())
+
+
+async def wake_all(client: NatsClient, settings: Settings, commands: int) -> None:
+    """Tells every worker that so many commands wait. Who misses it hears of them a little later."""
+    with contextlib.suppress(nats.errors.Error, OSError):
+        await client.publish(Names.of(settings).wake, orjson.dumps({"commands": commands}))
 
 
 def parse_report(content: bytes) -> WorkerReport | None:

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from datetime import UTC, datetime
 from typing import Annotated, Any, NamedTuple
 
-import orjson
 from pydantic import (
     AfterValidator,
     AwareDatetime,
@@ -16,6 +15,7 @@ from pydantic import (
     PlainSerializer,
     ValidationError,
 )
+from pydantic_core import from_json
 
 from noetl_dagster.errors import EventRefusedError
 from noetl_dagster.events.connection import encode_json
@@ -158,8 +158,8 @@ def decode_message(content: bytes, received: datetime) -> list[Event | Refused]:
         EventRefusedError: the message is no event and no batch, or its only event is none that a worker may emit.
     """
     try:
-        found = orjson.loads(content)
-    except orjson.JSONDecodeError as error:
+        found = from_json(content)  # which keeps whole numbers of any length
+    except ValueError as error:
         raise EventRefusedError(f"not an event: {error}") from None
     if not isinstance(found, dict) or not isinstance(found.get("events"), list):
         return [_event(found, received)]

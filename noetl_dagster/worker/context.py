@@ -13,6 +13,9 @@ from noetl_dagster.result_ref import ResultRef
 from noetl_dagster.transport.wire import EventMessage, Id, kept_event
 from noetl_dagster.worker.command import Command
 
+MOST_AT_ONCE = 1_000
+"""Commands in one claim, or given back at once."""
+
 
 class CommandContext(BaseModel):
     """Everything that makes a command run the same in any process.

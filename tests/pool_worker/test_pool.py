@@ -55,7 +55,8 @@ async def test_ends_and_commands_wake_who_waits(settings: Settings, monkeypatch:
     """Looking around at intervals is for what got lost: nobody waits for it in ordinary work."""
     for module, interval in ((link, "SWEEP_SECONDS"), (notices, "TAKE_SECONDS")):
         monkeypatch.setattr(module, interval, 1000.0)
-    patient = settings.model_copy(update={"worker_heartbeat_seconds": 1000.0})
+    changes = {"worker_heartbeat_seconds": 1000.0, "worker_tool_pools": {"python": 1}}
+    patient = settings.model_copy(update=changes)
     text = """
     workflow:
       - step: start
@@ -65,13 +66,19 @@ async def test_ends_and_commands_wake_who_waits(settings: Settings, monkeypatch:
         spec: {dispatch: workers}
         loop: {in: [1, 2, 3, 4, 5, 6, 7, 8, 9, 10], iterator: n, mode: sequential}
         tool: {kind: noop}
+        next: [shards]
+      - step: shards
+        spec: {dispatch: workers, loop_mode: fanout}
+        loop: {in: "{{ range(60) }}", iterator: n}
+        tool: {kind: python, input: {n: "{{ n }}"}, code: "result = n"}
     """
     engine = await Engine.open(patient)
-    async with working(patient, "w1"), asyncio.timeout(PATIENCE_SECONDS):
+    async with working(patient, "w1", worker_slots=4), asyncio.timeout(PATIENCE_SECONDS):
         state = await engine.run(playbook(text))
     await engine.close()
     assert state.status is ExecutionStatus.COMPLETED, state.error
     assert state.latest["loop"].envelope["done"] == 10
+    assert state.latest["shards"].envelope["done"] == 60, "a kind with a limit goes on by itself"
 
 
 async def test_sequential_iterations_see_what_the_earlier_ones_set(

@@ -31,7 +31,7 @@ from noetl_dagster.playbook.models import StepSpec
 from noetl_dagster.retrying import Patience, patiently
 from noetl_dagster.settings import EventTransport
 from noetl_dagster.transport import queries
-from noetl_dagster.transport.capacity import MISSED_REPORTS, CapacityListener
+from noetl_dagster.transport.capacity import MISSED_REPORTS, CapacityListener, wake_all
 from noetl_dagster.transport.ingest import Ingestor
 from noetl_dagster.transport.intake import EventIntake
 from noetl_dagster.transport.nats.names import Names
@@ -44,6 +44,9 @@ logger = logging.getLogger(__name__)
 
 SLICE = 500
 """Commands put into the queue in one round trip."""
+
+ACQUAINTANCE_SECONDS = 0.05
+"""Workers answer the call for reports well within this time. While none is known, each command has a notice."""
 
 CONFIRM_SECONDS = 5.0
 SWEEP_SECONDS = 5.0
@@ -89,6 +92,7 @@ class Link:
         settings = self._runtime.settings
         await ensure_streams(self._stream, settings)
         await self._capacity.open()
+        await self._capacity.first_report(ACQUAINTANCE_SECONDS)
         await self.ends.open()
         loop = asyncio.get_running_loop()
         self._tasks = [loop.create_task(self._send()), loop.create_task(self._sweep())]
@@ -254,8 +258,7 @@ class Link:
                     subject = self._names.targeted(worker_id)
                     await self._stream._jsm.purge_stream(self._names.command_stream, subject=subject)
         if registry.some_batch() and (anew or await pool.fetchval(queries.SOME_WAIT, executions)):
-            with contextlib.suppress(nats.errors.Error, OSError):
-                await self._client.publish(self._names.wake, orjson.dumps({"commands": len(anew)}))
+            await wake_all(self._client, self._runtime.settings, len(anew))
         if not registry.some_single():
             return
         if await self._no_notices():  # whatever waits in the queue has lost its notice
