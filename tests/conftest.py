@@ -10,6 +10,7 @@ import asyncio
 import fcntl
 import hashlib
 import os
+import tempfile
 import uuid
 from collections.abc import AsyncIterator, Iterator
 from contextlib import contextmanager, suppress
@@ -206,6 +207,15 @@ def _own_settings(
     administrator.execute(f'DROP DATABASE "{name}" WITH (FORCE)')
     _delete_bucket(own)
     asyncio.run(_delete_streams(own))
+
+
+@pytest.fixture
+def own_services() -> Iterator[Settings]:
+    """Servers of this test alone, which it may kill."""
+    with tempfile.TemporaryDirectory(prefix="noetl-outages-") as folder:
+        settings = Settings(home=Path(folder))
+        yield embedded.ensure(settings, only=["postgres", "nats"])
+        embedded.down(settings)
 
 
 @pytest.fixture

@@ -126,6 +126,8 @@ class Fan:
     async def is_whole(self, again: Collection[int] = ()) -> Counter[str]:
         """Waits for the end; nothing is lost, nothing is twice in the log, nothing is left over.
 
+        It waits for less than the ten minutes of a lease, which nobody must have to wait for.
+
         Args:
             again: items whose tools may have begun more than once.
 

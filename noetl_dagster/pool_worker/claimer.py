@@ -79,6 +79,7 @@ class Claimer:
         self._usual: float | None = None
         self._asked: list[int] = []
         self._owed: list[int] = []
+        self._handing_back = asyncio.Lock()
         self._bounded: set[str] = set()
         self._tasks: list[asyncio.Task[None]] = []
 
@@ -185,11 +186,11 @@ class Claimer:
         granted = list(batch.grants())
         if len(granted) == len(self._asked):
             self._wanted.set()  # there may be more
-        self._asked = []
-        got = Counter(kind for kind, *_ in granted)
-        self._bounded = {kind for kind, most in limits.items() if got[kind] >= most}
         for execution_id, version, events in batch.told():
             self._executions.learn(execution_id, version, events)
+        self._asked = []  # from here on nothing fails
+        got = Counter(kind for kind, *_ in granted)
+        self._bounded = {kind for kind, most in limits.items() if got[kind] >= most}
         now = asyncio.get_running_loop().time()
         for kind, event_id, grant in granted:
             self._claimed.append(Claimed(kind, event_id, grant, now))
@@ -221,9 +222,10 @@ class Claimer:
         """Gives claims back, and those that could not be given back before."""
         self._owed += event_ids
         try:
-            while self._owed:
-                given = self._owed[:MOST_AT_ONCE]
-                await self._control.hand_back(self._worker_id, given)
-                del self._owed[: len(given)]
+            async with self._handing_back:
+                while self._owed:
+                    given = self._owed[:MOST_AT_ONCE]
+                    await self._control.hand_back(self._worker_id, given)
+                    del self._owed[: len(given)]
         except (ServiceError, *DATABASE_AWAY) as error:
             logger.warning("%d claims cannot be given back now: %s", len(self._owed), error)

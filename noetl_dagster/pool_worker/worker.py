@@ -61,6 +61,7 @@ class PoolWorker:
         self._names = Names.of(settings)
         self._slots = settings.worker_slots
         self._status = "ready"
+        self._since = runtime.ids.next()
         self._changed = asyncio.Event()
         self._executions = Executions(runtime, control)
         self._notices = Notices(client, settings, worker_id, self.room)
@@ -124,6 +125,7 @@ class PoolWorker:
             tool_pools={kind: max(self.room(kind), 0) for kind in settings.worker_tool_pools},
             interval=settings.worker_heartbeat_seconds,
             batch=isinstance(self._claims, Claimer),
+            since=self._since,
             meta={"host": socket.gethostname(), "transport": settings.event_transport.value},
         )
 

@@ -20,6 +20,7 @@ from noetl_dagster.events.connection import DATABASE_AWAY
 from noetl_dagster.settings import Settings
 from noetl_dagster.transport import queries
 from noetl_dagster.transport.nats.names import Names
+from noetl_dagster.transport.wire import Id
 
 logger = logging.getLogger(__name__)
 
@@ -40,6 +41,8 @@ class WorkerReport(BaseModel):
         tool_pools: free places by tool kind, where a kind has fewer than the worker has slots.
         interval: the next report comes after so long, at the latest.
         batch: it claims as many commands as it has room for when it is woken, and needs no notice of each.
+        since: an identifier from its start: what was claimed with a smaller one, under its name, is of a process
+            that is gone.
     """
 
     model_config = ConfigDict(frozen=True)
@@ -52,6 +55,7 @@ class WorkerReport(BaseModel):
     tool_pools: dict[str, Count] = Field(default_factory=dict)
     interval: Annotated[float, Field(gt=0, le=3600)] = 15.0
     batch: bool = False
+    since: Id | None = None
     meta: dict[str, Any] = Field(default_factory=dict, description="version, host, transport: for people")
 
 
@@ -104,6 +108,13 @@ class CapacityRegistry:
             unheard = WorkerReport(worker_id=worker_id, interval=interval)
             self.workers[worker_id] = WorkerCapacity(unheard, time.monotonic())
 
+    def excuse(self) -> None:
+        """Counts the silence of every worker from now on: nobody could be heard."""
+        now = time.monotonic()
+        for worker in self.workers.values():
+            if not worker.lost:
+                worker.heard = now
+
     def pick(self, tool_kind: str) -> str | None:
         """The worker with most room for a command of this kind, which it is then counted against."""
         best = max(
@@ -154,6 +165,11 @@ class CapacityRegistry:
         return [
             name for name, worker in self.workers.items() if worker.lost or worker.report.status != "ready"
         ]
+
+    def lives(self) -> dict[str, int]:
+        """Workers by name that say since when they live."""
+        reports = [worker.report for worker in self.workers.values()]
+        return {report.worker_id: report.since for report in reports if report.since is not None}
 
     def lost(self) -> list[str]:
         """Workers whose claims are void. A draining worker still ends what it claimed."""

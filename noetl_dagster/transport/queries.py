@@ -175,12 +175,15 @@ SELECT worker_id FROM noetl.queue
 WHERE execution_id = ANY($1::bigint[]) AND status = 'leased' AND lease_until < now() + make_interval(secs => $2)
 """
 
-# Leases that ran out, and those of workers that are gone, go back to the queue.
+# Leases that ran out, and those of workers that are gone ($2), go back to the queue; so do those of workers ($3)
+# that were claimed before the present process of that name was there ($4).
 RELEASE = """
 UPDATE noetl.queue SET status = 'queued', worker_id = NULL, lease_until = NULL, claim_event_id = NULL, target = NULL,
     available_at = now()
 WHERE execution_id = ANY($1::bigint[]) AND status = 'leased'
-  AND (lease_until < now() OR worker_id = ANY($2::text[]))
+  AND (lease_until < now() OR worker_id = ANY($2::text[]) OR EXISTS (
+      SELECT FROM unnest($3::text[], $4::bigint[]) AS life (worker_id, since)
+      WHERE life.worker_id = queue.worker_id AND queue.claim_event_id < life.since))
 RETURNING execution_id, command_id, event_id, tool_kind, attempts, max_attempts
 """
 

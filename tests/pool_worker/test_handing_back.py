@@ -10,7 +10,7 @@ import pytest
 from noetl_dagster.engine.engine import Engine
 from noetl_dagster.settings import EventTransport, Settings
 from tests.pool import working
-from tests.pool_worker.conftest import control_plane
+from tests.pool_worker.conftest import Spawn, control_plane
 from tests.waiting import until
 from tests.whole import Fan, held_rows, warm
 
@@ -70,3 +70,22 @@ async def test_a_worker_whose_slots_are_blocked_gives_back_what_it_claimed_ahead
                 fan.go()
                 await fan.is_whole()
         await engine.close()
+
+
+async def test_a_worker_that_comes_back_under_its_name_does_not_keep_what_it_had(
+    settings: Settings, spawn: Spawn, tmp_path: Path
+) -> None:
+    """A container that is killed and started again has the same host name, and its process the same number."""
+    own = settings.model_copy(update={"event_transport": EventTransport.DIRECT})
+    engine = await Engine.open(own)
+    first = spawn("same", "--slots", "2", event_transport=EventTransport.DIRECT)
+    fan = await Fan.start(engine, tmp_path, 6, held=6)
+    await until(lambda: len(fan.begun) == 2, "commands that run")
+    first.kill()
+    first.wait()
+    held = await fan.held_by("same")
+    async with working(own, "same", worker_slots=6):
+        await others_have(fan, 6 + len(held))
+        fan.go()
+        await fan.is_whole(again=held)
+    await engine.close()

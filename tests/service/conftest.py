@@ -17,6 +17,7 @@ import httpx
 import pytest
 import uvicorn
 from prometheus_client.parser import text_string_to_metric_families
+from starlette.types import ASGIApp
 
 from noetl_dagster import embedded
 from noetl_dagster.service.app import create_app
@@ -37,9 +38,16 @@ class Service:
     client: httpx.AsyncClient
 
 
+Wrap = Callable[[ASGIApp], ASGIApp]
+
+
 @asynccontextmanager
-async def serving(settings: Settings, **changes: Any) -> AsyncIterator[Service]:
-    """Serves until the block ends; the settings then name the service's address."""
+async def serving(settings: Settings, wrap: Wrap | None = None, **changes: Any) -> AsyncIterator[Service]:
+    """Serves until the block ends; the settings then name the service's address.
+
+    Args:
+        wrap: puts something before the application.
+    """
     own = settings.model_copy(update=changes)
     opened: list[Plane] = []
     environment = embedded.environment(own) | {"DAGSTER_HOME": str(embedded.dagster_home(own))}
@@ -50,8 +58,13 @@ async def serving(settings: Settings, **changes: Any) -> AsyncIterator[Service]:
         yield opened[0]
         await opened[0].close()
 
+    application = create_app(own, plane)
     config = uvicorn.Config(
-        create_app(own, plane), host="127.0.0.1", port=0, log_level="critical", timeout_graceful_shutdown=5
+        wrap(application) if wrap is not None else application,
+        host="127.0.0.1",
+        port=0,
+        log_level="critical",
+        timeout_graceful_shutdown=5,
     )
     listener = config.bind_socket()
     server = uvicorn.Server(config)

@@ -70,3 +70,14 @@ async def test_reports_reach_memory_and_the_runtime_table(
     await until(lambda: pool.fetchval(capacity))
     assert keeper.registry.pick("http") == "w.1"
     await keeper.close()
+
+
+def test_silence_is_excused_while_nobody_can_be_heard() -> None:
+    registry = CapacityRegistry()
+    for name in ("patient", "gone", "stopped"):
+        registry.heard(report(name, 8, interval=10, status="stopped" if name == "stopped" else "ready"))
+    registry.workers["patient"].heard -= 20
+    registry.workers["gone"].heard -= 40
+    registry.excuse()
+    registry.workers["patient"].heard -= 20
+    assert registry.lost() == ["gone", "stopped"]

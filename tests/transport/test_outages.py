@@ -5,9 +5,6 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-import tempfile
-from collections.abc import Iterator
-from pathlib import Path
 
 import asyncpg
 import pytest
@@ -29,15 +26,6 @@ from tests.waiting import until
 
 EVENTS = 6_000
 BATCH = 100
-
-
-@pytest.fixture
-def own_services() -> Iterator[Settings]:
-    """Servers of this test alone, which it may kill."""
-    with tempfile.TemporaryDirectory(prefix="noetl-outages-") as folder:
-        settings = Settings(home=Path(folder))
-        yield embedded.ensure(settings, only=["postgres", "nats"])
-        embedded.down(settings)
 
 
 async def committed(pool: asyncpg.Pool) -> int:

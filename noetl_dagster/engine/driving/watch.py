@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+from collections import OrderedDict
 from collections.abc import Coroutine
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -33,6 +34,9 @@ NOTIFY = "SELECT pg_notify($1, $2)"
 POLL_SECONDS = 2.0
 """The log is read at this interval even without notifications: connections break, poolers drop LISTEN."""
 
+TOLD = 1_000
+"""Interrupted executions that are remembered for work on them which has not begun yet."""
+
 T = TypeVar("T")
 
 
@@ -51,6 +55,7 @@ class Watch:
         self._pool = pool
         self._liveness = liveness
         self._guarded: set[_Guarded] = set()
+        self._told: OrderedDict[int, None] = OrderedDict()
         self._poller: asyncio.Task[None] | None = None
         self._news = asyncio.Event()
 
@@ -68,6 +73,8 @@ class Watch:
             ExecutionCancelledError: the execution was cancelled; the work was cancelled with it.
             ExecutionStateError: a later epoch has taken the execution over.
         """
+        if epoch is None and execution_id in self._told:  # since the command was claimed, perhaps
+            await self._refuse(execution_id, work)
         task = asyncio.get_running_loop().create_task(work)
         guarded = _Guarded(execution_id, epoch, task)
         self._guarded.add(guarded)
@@ -91,7 +98,24 @@ class Watch:
         if self._poller is not None:
             await cancel_and_wait(self._poller)
 
+    async def _refuse(self, execution_id: int, work: Coroutine[Any, Any, T]) -> None:
+        """Does not let work begin on an execution that is cancelled."""
+        try:
+            for row in await self._pool.fetch(INTERRUPTIONS, [execution_id]):
+                if row["event_type"] == EventType.EXECUTION_CANCELLED:
+                    raise _cancelled(execution_id, row)
+        except DATABASE_AWAY as error:
+            logger.warning("cannot look for cancellations just now: %s", error)
+        except ExecutionCancelledError:
+            work.close()
+            raise
+
     def _notified(self, connection: Any, pid: int, channel: str, payload: object) -> None:
+        told = str(payload)
+        if told.isdecimal():
+            self._told[int(told)] = None
+        while len(self._told) > TOLD:
+            self._told.popitem(last=False)
         if any(str(guarded.execution_id) == payload for guarded in self._guarded):
             self._news.set()
 
@@ -120,10 +144,14 @@ class Watch:
 def _interruption(guarded: _Guarded, row: Any) -> NoetlError | None:
     """Why work of an epoch must stop, None when the event is none of its business."""
     if row["event_type"] == EventType.EXECUTION_CANCELLED:
-        return ExecutionCancelledError(f"execution {guarded.execution_id} was cancelled: {row['error']}")
+        return _cancelled(guarded.execution_id, row)
     if guarded.epoch is not None and row["epoch"] > guarded.epoch:
         return ExecutionStateError(
             f"execution {guarded.execution_id} was resumed elsewhere as epoch {row['epoch']}; "
             f"this process drove epoch {guarded.epoch} and stops"
         )
     return None
+
+
+def _cancelled(execution_id: int, row: Any) -> ExecutionCancelledError:
+    return ExecutionCancelledError(f"execution {execution_id} was cancelled: {row['error']}")

@@ -227,6 +227,8 @@ class Link:
         while True:
             await asyncio.sleep(interval)
             count += 1
+            if not self._client.is_connected:
+                self._capacity.registry.excuse()
             executions = self.ends.executions
             if not executions:
                 continue
@@ -240,7 +242,10 @@ class Link:
         registry, pool = self._capacity.registry, self._runtime.pool
         await self._expect_holders(executions)
         anew = []
-        for row in await pool.fetch(queries.RELEASE, executions, registry.lost()):
+        lives = registry.lives()
+        for row in await pool.fetch(
+            queries.RELEASE, executions, registry.lost(), list(lives), list(lives.values())
+        ):
             if row["attempts"] >= row["max_attempts"]:
                 await self._give_up(row)
             else:

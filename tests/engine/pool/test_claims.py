@@ -267,7 +267,7 @@ async def test_the_same_claim_again_gets_nothing_else(engine: Engine, claims: Cl
     asked = runtime.ids.take(3)
     assert len(names(await claims.claim_many("w", asked))) == 3
     if lost == "released":
-        await runtime.pool.fetch(queries.RELEASE, [execution_id], ["w"])
+        await runtime.pool.fetch(queries.RELEASE, [execution_id], ["w"], [], [])
     elif lost == "ended":
         outcome = Outcome({"status": "ok", "data": 1})
         ends = [runtime.commands.ended(command, outcome) for command in commands]
