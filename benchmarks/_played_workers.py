@@ -1,10 +1,11 @@
 """Workers of the pool, many in one process, that speak the real protocol and whose tools only sleep.
 
-Each has what a worker process has towards the control plane: a NATS connection of its own with its subscriptions, an
-HTTP client that keeps its connection, its node and its identifiers, slots, capacity reports at the real times, claims by
-:class:`noetl_dagster.pool_worker.claimer.Claimer`'s rules for commands of 50 ms and more, ends that share messages and
-that a slot waits for. What a worker process has beside that is not played: its PostgreSQL connections, the playbook and
-its tools, results that are stored, heartbeats of commands that run for 15 s, an address of its own.
+Each has what a worker process has towards the control plane: a NATS connection with its subscriptions, the real HTTP
+client, its node and its identifiers, slots, capacity reports at the real times, claims by the rules of
+:class:`noetl_dagster.pool_worker.claimer.Claimer` for commands of 50 ms and more, ends that share messages and that
+their slots wait for. What a worker process has beside that is not played: its PostgreSQL connections, the playbook and
+its tools, results that are stored, heartbeats of commands that run for 15 s, an address of its own. All of them share
+one process, one event loop and one connection that listens for ends, which only the measurement needs.
 """
 
 from __future__ import annotations

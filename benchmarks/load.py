@@ -4,13 +4,15 @@
     python -m benchmarks.load --workers 1 10 50 100 200 --steps 4x0.5
     python -m benchmarks.load --idle 60                         what workers cost that have nothing to do
 
-The workers are played by this process (``benchmarks/_played_workers.py`` says what of a worker is played); drivers are
-processes of their own with a real engine. A step of the ramp is ``<slots>x<seconds>``: every worker runs so many
-commands at once that take so long on average, which offers ``workers * slots / seconds`` commands a second. Drivers keep
-``--ahead`` times as many commands in flight as there are slots: above 1 some always wait and the rate is what the whole
-can do, below 1 a slot is always free and the wait for a claim is that of the protocol alone.
+The workers are played by this process (``benchmarks/_played_workers.py`` says what of a worker is played); drivers
+are processes of their own with a real engine. A step of the ramp is ``<slots>x<seconds>``: every worker runs so many
+commands at once that take so long on average, which offers ``workers * slots / seconds`` commands a second. Drivers
+keep ``--ahead`` times as many commands in flight as there are slots: above 1 some always wait and the rate is what the
+whole can do, below 1 a slot is always free and the wait for a claim is that of the protocol alone.
 
-Rates and processor time are those of a window after a warm-up; processor time is in cores.
+Rates and processor time are those of a window after a warm-up. ``others`` are the cores that other programs took
+meanwhile: what they take is missing. Times are p50 / p99; ``end-log`` runs from the end of a tool to the notice of its
+commit. Connections are open (active) ones. Bytes of table and indexes are over the whole log, of WAL over the window.
 """
 
 from __future__ import annotations
@@ -61,7 +63,8 @@ FROM pg_stat_activity WHERE datname = current_database() AND pid <> pg_backend_p
 """
 HEADINGS = (
     "workers", "slots", "sleep", "offered/s", "commands/s", "share", "events/s", "claims/s", "batch",
-    "queue-claim ms", "claim ms", "end-log ms", "CPU ms/command", "cores", "others", "connections", "WAL/event", "table+index/event", "events/command",
+    "queue-claim ms", "claim ms", "end-log ms", "CPU ms/command", "cores", "others", "connections",
+    "WAL/event", "table+index/event", "events/command",
 )  # fmt: skip
 
 
@@ -112,11 +115,13 @@ class Measured:
 
     def cells(self) -> list[str]:
         step, ms = self.step, lambda pair: " / ".join(f"{1e3 * one:.0f}" for one in pair)
+        each = 1e3 / self.commands if self.commands else 0.0
         return [
             f"{step.workers}", f"{step.slots}", f"{step.sleep:g}", f"{step.offered:,.0f}", f"{self.commands:,.0f}",
-            f"{self.share:.2f}", f"{self.events:,.0f}", f"{self.claims:,.0f}", f"{self.batch:.1f}", ms(self.waited),
-            ms(self.asked), ms(self.logged), " ".join(f"{kind} {1e3 * spent / max(self.commands, 1e-3):.2f}" for kind, spent in self.cpu.items()),
-            " ".join(f"{spent:.2f}" for spent in self.cpu.values()), f"{self.others:.2f}",
+            f"{self.share:.2f}", f"{self.events:,.0f}", f"{self.claims:,.0f}", f"{self.batch:.1f}",
+            ms(self.waited), ms(self.asked), ms(self.logged),
+            " ".join(f"{kind} {each * spent:.2f}" for kind, spent in self.cpu.items()),
+            " ".join(f"{kind} {spent:.2f}" for kind, spent in self.cpu.items()), f"{self.others:.2f}",
             f"{self.connections[0]} ({self.connections[1]})", f"{self.wal:,.0f}",
             f"{self.tables:,.0f}+{self.indexes:,.0f}", f"{self.an_end:.2f}",
         ]  # fmt: skip
@@ -135,7 +140,7 @@ def percentiles(seconds: list[float]) -> tuple[float, float]:
 
 @contextmanager
 def apart(settings: Settings) -> Iterator[Settings]:
-    """A database and NATS names of its own, and a bucket for all: what an earlier step has left is no part of the next."""
+    """A database and NATS names of its own, so that nothing is left of an earlier step; the bucket is one for all."""
     name = f"load{uuid.uuid4().hex[:8]}"
     own = {"nats_namespace": name, "event_nats_subject_prefix": f"{name}.events", "minio_bucket": "load"}
     with database(settings) as made:
