@@ -107,6 +107,7 @@ class PlayedWorker:
         self._id = worker_id
         self._free = fleet.slots
         self._known: dict[str, str] = {}
+        self._playbooks: set[str] = set()
         self._ends: dict[str, list[bytes]] = {}
         self._wanted, self._freed, self._changed, self._due = (asyncio.Event() for _ in range(4))
         self._tasks: list[asyncio.Task[Any]] = []
@@ -183,9 +184,10 @@ class PlayedWorker:
                 await asyncio.sleep(AGAIN_SECONDS)
 
     async def _take(self, answer: dict[str, Any], places: int) -> None:
-        for execution_id, events in answer["states"].items():
-            if execution_id not in self._known:
-                catalog_id = events[0]["payload"]["catalog_id"]
+        for events in answer["states"].values():
+            catalog_id = events[0]["payload"]["catalog_id"]
+            if catalog_id not in self._playbooks:
+                self._playbooks.add(catalog_id)
                 await self._http.request("GET", f"/api/catalog/{catalog_id}")
         count = 0
         for group in answer["groups"]:
