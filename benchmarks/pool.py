@@ -60,6 +60,7 @@ WHERE execution_id = $1 AND issued.event_type = 'command.issued' AND ended.event
 """
 TRIVIAL = "result = n * 2"
 HALF, P99_GOAL, LINEAR = 0.5, 0.020, 0.9
+PATIENCE_SECONDS = 60
 
 
 @dataclass
@@ -76,11 +77,13 @@ class Processes:
 
 
 def _cpu(process: psutil.Process) -> float:
+    """What a process has taken, and those of its children that have ended; ours are accounted for themselves."""
     try:
         times = process.cpu_times()
     except psutil.NoSuchProcess:
         return 0.0
-    return float(times.user + times.system)
+    gone = times.children_user + times.children_system if process.pid != os.getpid() else 0.0
+    return float(times.user + times.system + gone)
 
 
 def _children(process: psutil.Process) -> list[psutil.Process]:
@@ -89,10 +92,12 @@ def _children(process: psutil.Process) -> list[psutil.Process]:
 
 
 @contextmanager
-def process(settings: Settings, *arguments: str) -> Iterator[subprocess.Popen[str]]:
-    """A process of the command line, ended with the block."""
+def process(
+    settings: Settings, *arguments: str, module: str = "noetl_dagster"
+) -> Iterator[subprocess.Popen[str]]:
+    """A process of the command line, or of another module, ended with the block."""
     started = subprocess.Popen(
-        [sys.executable, "-m", "noetl_dagster", *arguments],
+        [sys.executable, "-m", module, *arguments],
         env={**os.environ, **embedded.environment(settings)},
         stdout=subprocess.PIPE,
         text=True,
@@ -102,7 +107,7 @@ def process(settings: Settings, *arguments: str) -> Iterator[subprocess.Popen[st
         yield started
     finally:
         started.send_signal(signal.SIGTERM)
-        started.wait(30)
+        started.wait(PATIENCE_SECONDS)
 
 
 @contextmanager
