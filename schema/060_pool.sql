@@ -60,7 +60,10 @@ END $$;
 -- any more. ``limits`` bounds commands by tool kind. Gives one row for the commands of a step that share their context: ``answer`` is their JSON.
 CREATE OR REPLACE FUNCTION noetl.claim_many(worker text, names bigint[], lease float8, limits jsonb)
     RETURNS TABLE (execution_id bigint, node_name text, tool_kind text, waited float8[], version text, answer text)
-    LANGUAGE plpgsql VOLATILE AS $$
+    LANGUAGE plpgsql VOLATILE
+    -- planned once a session, whatever the tables held then: every look is one by index
+    SET plan_cache_mode = force_generic_plan SET enable_seqscan = off SET enable_hashjoin = off
+    SET enable_mergejoin = off AS $$
 #variable_conflict use_column
 DECLARE
     places int := cardinality(names);

@@ -141,6 +141,12 @@ class Claimer:
         self._claimed.clear()
         await self._hand_back(unbegun + self._asked)
 
+    async def idle(self) -> None:
+        """Waits until nothing runs."""
+        while self.active:
+            self._freed.clear()
+            await self._freed.wait()
+
     @property
     def _ahead(self) -> int:
         """Commands to claim beyond the free slots: none where one takes longer than a claim is worth."""

@@ -40,6 +40,7 @@ class SingleClaims:
         self._limits = limits
         self._notices = notices
         self._running: Counter[str] = Counter()
+        self._freed = asyncio.Event()
 
     @property
     def active(self) -> int:
@@ -89,6 +90,13 @@ class SingleClaims:
     async def close(self) -> None:
         """What is claimed has begun."""
 
+    async def idle(self) -> None:
+        """Waits until nothing runs."""
+        while self.active:
+            self._freed.clear()
+            await self._freed.wait()
+
     def _free(self, tool_kind: str) -> None:
         self._running[tool_kind] -= 1
+        self._freed.set()
         self._notices.freed.set()

@@ -204,9 +204,7 @@ class PoolWorker:
         await self._claims.close()
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(self._runtime.settings.worker_drain_seconds):
-                while self.active:
-                    self._changed.clear()
-                    await self._changed.wait()
+                await self._claims.idle()
         if self.active:
             logger.warning("%d commands did not end in time; other workers will run them", self.active)
 
