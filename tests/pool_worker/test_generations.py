@@ -93,10 +93,12 @@ async def test_both_forms_share_a_fan_out(settings: Settings, tmp_path: Path, it
             working(service.settings, "many", worker_slots=4),
             working(earlier.settings, "single", worker_slots=4),
         ):
-            fan = await Fan.start(
-                engine, tmp_path, items, held=8
-            )  # both fill their slots before anything ends
-            await until(lambda: len(fan.begun) == 8, "both to have some")
+            fan = await Fan.start(engine, tmp_path, items, held=items)
+
+            async def both_have_some() -> bool:
+                return len(await engine.runtime.pool.fetch(CLAIMS, fan.execution_id)) == 2
+
+            await until(both_have_some, "both to have some")
             fan.go()
             await fan.is_whole()
         claims = Counter(dict(await engine.runtime.pool.fetch(CLAIMS, fan.execution_id)))
