@@ -70,8 +70,6 @@ CREATE TABLE IF NOT EXISTS noetl.queue (
     created_at    timestamptz NOT NULL DEFAULT now(),
     PRIMARY KEY (execution_id, command_id)
 );
-CREATE INDEX IF NOT EXISTS idx_queue_status_available
-    ON noetl.queue (status, available_at, priority DESC, event_id);
 CREATE INDEX IF NOT EXISTS idx_queue_worker ON noetl.queue (worker_id) WHERE worker_id IS NOT NULL;
 
 -- Worker processes, as their heartbeats report them.

@@ -7,8 +7,6 @@ ALTER TABLE noetl.queue ADD COLUMN IF NOT EXISTS claim_event_id bigint;
 -- The worker whose own subject the command was sent to; null: any worker.
 ALTER TABLE noetl.queue ADD COLUMN IF NOT EXISTS target text;
 
-CREATE INDEX IF NOT EXISTS idx_queue_event_id ON noetl.queue (event_id);
-
 -- Where a message stands in its source, so that one that is delivered again is put aside once.
 ALTER TABLE noetl.dead_letter ADD COLUMN IF NOT EXISTS message_id text;
 CREATE UNIQUE INDEX IF NOT EXISTS uidx_dead_letter_message ON noetl.dead_letter (source, message_id);

@@ -11,7 +11,8 @@ CREATE SEQUENCE IF NOT EXISTS noetl.queue_turn MINVALUE 0 START 0;
 
 DROP INDEX IF EXISTS noetl.idx_queue_status_available;
 CREATE INDEX IF NOT EXISTS idx_queue_turn ON noetl.queue (priority DESC, turn, event_id) WHERE status = 'queued';
-CREATE INDEX IF NOT EXISTS idx_queue_execution_turn ON noetl.queue (execution_id, turn);
+CREATE INDEX IF NOT EXISTS idx_queue_execution_turn ON noetl.queue (execution_id, turn) WHERE status = 'queued';
+DROP INDEX IF EXISTS noetl.idx_queue_event_id;  -- commands are asked for by their own ids
 
 -- Rows live for milliseconds: what they leave behind is cleared away early.
 ALTER TABLE noetl.queue SET (autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 5000,
@@ -25,12 +26,13 @@ BEGIN
         SELECT FROM noetl.event WHERE execution_id = execution AND event_type = 'execution.cancelled');
 END $$;
 
--- The turn after which the next commands of an execution come: its own last one, but no earlier than those
--- that wait now, or than the last that was claimed.
+-- The turn after which the next commands of an execution come: the last of its own that waits, but no earlier
+-- than those that wait now, or than the last that was claimed.
 CREATE OR REPLACE FUNCTION noetl.last_turn(execution bigint, class integer) RETURNS bigint
     LANGUAGE sql STABLE AS $$
     SELECT GREATEST(
-        (SELECT max(turn) FROM noetl.queue WHERE execution_id = execution AND priority = class),
+        (SELECT max(turn) FROM noetl.queue
+         WHERE execution_id = execution AND status = 'queued' AND priority = class),
         COALESCE(
             (SELECT turn FROM noetl.queue WHERE status = 'queued' AND priority = class ORDER BY turn LIMIT 1),
             (SELECT last_value FROM noetl.queue_turn)))

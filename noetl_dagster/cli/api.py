@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import os
 import signal
 import socket
@@ -53,6 +54,7 @@ def serve_api(settings: Settings, listener: socket.socket, ready: Callable[[], N
         warming = asyncio.create_task(launcher.connect())  # the first execution finds it warm
         listener.listen(config.backlog)  # who is told below that we are ready may call at once
         ready()
+        gc.freeze()  # what is loaded stays: no collection looks through it while requests wait
         try:
             yield opened
         finally:

@@ -20,6 +20,9 @@ _STARTING = Patience(
 )
 """A server that is just being started, whose pool is opened."""
 
+_PLANNING = {"jit": "off", "plan_cache_mode": "force_generic_plan"}
+"""Every statement looks rows up by index whatever its parameters are: planned once in a session, not each time."""
+
 _JSONB_VERSION = b"\x01"
 _OPTIONS = orjson.OPT_NON_STR_KEYS | orjson.OPT_SERIALIZE_NUMPY
 
@@ -68,7 +71,7 @@ async def open_pool(url: str, *, size: int = 8, application: str = "noetl") -> a
             max_size=size,
             init=prepare_connection,
             reset=_keep,
-            server_settings={"application_name": application, "jit": "off"},
+            server_settings={"application_name": application, **_PLANNING},
         )
 
     try:

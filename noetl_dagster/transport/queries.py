@@ -157,14 +157,15 @@ WHERE worker_id = $1 AND status = 'leased' AND claim_event_id = ANY($2::bigint[]
 RETURNING command_id
 """
 
-# A command of the queue, by the id of its command.issued event or by its own id.
-QUEUED_COMMAND = """
+_QUEUED = """
 SELECT execution_id, command_id, event_id, attempts, shared || context AS context, status, worker_id,
        noetl.state_version(execution_id) AS state_version
 FROM noetl.queue
-WHERE event_id = $1 OR command_id = $2
-LIMIT 1
 """
+
+# A command of the queue, by its id, or by that of its command.issued event, for which all that waits is looked at.
+QUEUED_COMMAND = f"{_QUEUED} WHERE execution_id = $1 AND command_id = $2"
+QUEUED_EVENT = f"{_QUEUED} WHERE event_id = $1 LIMIT 1"
 
 # Workers that commands were sent to, and those whose claims end within $2 seconds: no heartbeat came for long.
 HOLDERS = """

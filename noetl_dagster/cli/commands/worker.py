@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 from typing import Annotated
 
 import orjson
@@ -38,6 +39,7 @@ def worker(
 
 async def _work(settings: Settings, worker_id: str) -> None:
     opened = await PoolWorker.open(settings, worker_id)
+    gc.freeze()  # what is loaded stays: no collection looks through it while commands wait
     stop = stop_on_signals()
     typer.echo(f"worker {worker_id}: {settings.worker_slots} slots, events over {settings.event_transport}")
     try:

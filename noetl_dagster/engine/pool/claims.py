@@ -107,8 +107,13 @@ class Claims:
 
     async def queued(self, name: str) -> Grant | None:
         """A command that waits or runs, by its id or that of its ``command.issued`` event, without claiming it."""
-        number = int(name) if name.isdecimal() and int(name) < 2**63 else -1
-        record = await self._pool.fetchrow(queries.QUEUED_COMMAND, number, name)
+        number, colon, _ = name.partition(":")  # a command's id begins with its execution's
+        if not (number.isascii() and number.isdecimal() and int(number) < 2**63):
+            return None
+        if colon:
+            record = await self._pool.fetchrow(queries.QUEUED_COMMAND, int(number), name)
+        else:
+            record = await self._pool.fetchrow(queries.QUEUED_EVENT, int(number))
         return None if record is None else self._grant(record)
 
     def _grant(self, record: Any) -> Grant:

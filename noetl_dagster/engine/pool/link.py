@@ -290,7 +290,7 @@ class Link:
 
     async def _give_up(self, row: Any) -> None:
         """Ends a command that every worker which claimed it has left unfinished."""
-        record = await self._runtime.pool.fetchrow(queries.QUEUED_COMMAND, -1, row["command_id"])
+        record = await self._runtime.pool.fetchrow(queries.QUEUED_COMMAND, row["execution_id"], row["command_id"])
         if record is None:
             return
         context = CommandContext.model_validate(record["context"])
