@@ -52,7 +52,7 @@ $$;
 DO $$ BEGIN
     IF to_regtype('noetl.queue_place') IS NULL THEN
         CREATE TYPE noetl.queue_place AS (
-            execution_id bigint, command_id text, priority integer, turn bigint, event_id bigint);
+            execution_id bigint, command_id text, priority integer, turn bigint, event_id bigint, last boolean);
     END IF;
 END $$;
 
@@ -84,14 +84,16 @@ BEGIN
     END IF;
     -- rows are locked by statements of their own, as plain as they can be
     SELECT array_agg(one) INTO picked FROM (
-        SELECT (execution_id, command_id, priority, turn, event_id)::noetl.queue_place AS one FROM noetl.queue
+        SELECT (execution_id, command_id, priority, turn, event_id,
+                attempts > 0 AND attempts >= max_attempts - 1)::noetl.queue_place AS one FROM noetl.queue
         WHERE status = 'queued' AND available_at <= now() AND (target IS NULL OR target = worker)
           AND NOT limits ? tool_kind
         ORDER BY priority DESC, turn, event_id
         LIMIT places FOR UPDATE SKIP LOCKED) unbounded;
     FOR bound IN SELECT key AS kind, value::int AS most FROM jsonb_each_text(limits) LOOP
         SELECT picked || array_agg(one) INTO picked FROM (
-            SELECT (execution_id, command_id, priority, turn, event_id)::noetl.queue_place AS one FROM noetl.queue
+            SELECT (execution_id, command_id, priority, turn, event_id,
+                attempts > 0 AND attempts >= max_attempts - 1)::noetl.queue_place AS one FROM noetl.queue
             WHERE status = 'queued' AND available_at <= now() AND (target IS NULL OR target = worker)
               AND tool_kind = bound.kind
             ORDER BY priority DESC, turn, event_id
@@ -106,7 +108,12 @@ BEGIN
     END IF;
     FOR execution_id, node_name, tool_kind, waited, version, answer, latest IN
     WITH chosen AS MATERIALIZED (
-        SELECT * FROM unnest(picked) ORDER BY priority DESC, turn, event_id LIMIT places
+        -- of commands with one chance left, one at a time: the one that ends its workers fails alone
+        SELECT * FROM (
+            SELECT *, row_number() OVER (PARTITION BY last ORDER BY priority DESC, turn, event_id) AS place
+            FROM unnest(picked)) ranked
+        WHERE NOT last OR place = 1
+        ORDER BY priority DESC, turn, event_id LIMIT places
     ), alive AS MATERIALIZED (
         SELECT id FROM (SELECT DISTINCT execution_id AS id FROM chosen) asked WHERE noetl.is_open_now(id)
     ), over AS MATERIALIZED (
@@ -142,6 +149,7 @@ BEGIN
                 'claim', CASE WHEN attempts > 1 THEN attempts END)),
             (context ->> 'index')::int, worker
         FROM leased
+        ON CONFLICT DO NOTHING  -- a command that is queued anew, by a resumed driver, may count its claims again
     ), held AS MATERIALIZED (
         SELECT * FROM leased
         UNION ALL

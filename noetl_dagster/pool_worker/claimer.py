@@ -29,6 +29,9 @@ KEPT_SECONDS = 1.0
 
 LOOK_SECONDS = 0.25
 AGAIN_SECONDS = 1.0
+ANSWER_SECONDS = 5.0
+"""A worker that stops waits so long for the answer to a claim that is on its way."""
+
 SMOOTHING = 0.1
 
 
@@ -79,6 +82,8 @@ class Claimer:
         self._usual: float | None = None
         self._asked: list[int] = []
         self._owed: list[int] = []
+        self._asking: asyncio.Task[None] | None = None
+        self._closing = False
         self._handing_back = asyncio.Lock()
         self._bounded: set[str] = set()
         self._tasks: list[asyncio.Task[None]] = []
@@ -101,10 +106,12 @@ class Claimer:
     def room(self, tool_kind: str) -> int:
         """Further commands of a tool kind that may run now."""
         free = self._slots - self.active - self.waiting
-        if tool_kind not in self._limits:
-            return free
+        return free if tool_kind not in self._limits else min(free, self._left(tool_kind))
+
+    def _left(self, tool_kind: str) -> int:
+        """Places that are left of those that a kind with a limit has."""
         held = self._running[tool_kind] + sum(one.tool_kind == tool_kind for one in self._claimed)
-        return min(free, self._limits[tool_kind] - held)
+        return max(self._limits[tool_kind] - held, 0)
 
     def open(self) -> None:
         self._wanted.set()
@@ -136,6 +143,9 @@ class Claimer:
 
     async def close(self) -> None:
         """Claims nothing more and gives back what was not begun."""
+        self._closing = True
+        if self._asking is not None:  # else its answer might come after what is given back
+            await asyncio.wait({self._asking}, timeout=ANSWER_SECONDS)
         await cancel_and_wait(*self._tasks)
         unbegun = [one.event_id for one in self._claimed]
         self._claimed.clear()
@@ -161,7 +171,7 @@ class Claimer:
         return max(places, 0) if not ahead or self.waiting <= ahead // 2 else 0
 
     async def _claim(self) -> None:
-        while True:
+        while not self._closing:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(self._interval):
                     await self._wanted.wait()
@@ -173,8 +183,9 @@ class Claimer:
             self._wanted.clear()
             if not self._asked:  # else the answer was lost: the same question has the same answer
                 self._asked = [self._ids.next() for _ in range(places)]
+            self._asking = asyncio.create_task(self._ask())
             try:
-                await self._ask()
+                await self._asking
             except (ServiceError, *DATABASE_AWAY) as error:
                 logger.warning("commands cannot be claimed now: %s", error)
                 self._wanted.set()
@@ -187,11 +198,15 @@ class Claimer:
                 await asyncio.sleep(AGAIN_SECONDS)
 
     async def _ask(self) -> None:
-        limits = {kind: max(self.room(kind), 0) for kind in self._limits}
+        limits = {kind: min(self._left(kind), len(self._asked)) for kind in self._limits}
         batch = await self._control.claim_many(self._worker_id, self._asked, limits, self._executions.known())
         granted = list(batch.grants())
-        if len(granted) == len(self._asked):
-            self._wanted.set()  # there may be more
+        if (
+            len(granted) == len(self._asked)
+            or (granted and limits)
+            or any(one.claim > 1 for *_, one in granted)
+        ):
+            self._wanted.set()  # there may be more: of limited kinds and last chances an answer has not all
         for execution_id, version, events in batch.told():
             self._executions.learn(execution_id, version, events)
         self._asked = []  # from here on nothing fails

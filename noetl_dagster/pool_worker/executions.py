@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 from collections import OrderedDict
 from collections.abc import Sequence
-from itertools import islice
 
 from noetl_dagster.engine.runtime import Runtime
 from noetl_dagster.events.state import ExecutionState
@@ -15,8 +14,6 @@ from noetl_dagster.worker.context import Grant
 from noetl_dagster.worker.execution import Execution
 
 REMEMBERED = 64
-TOLD = 16
-"""Executions that a claim says are known, the latest ones: the answer leaves their states out."""
 
 
 class Executions:
@@ -28,11 +25,14 @@ class Executions:
         self._known: OrderedDict[int, tuple[str, asyncio.Task[Execution]]] = OrderedDict()
 
     def known(self) -> dict[int, str]:
-        """Versions of the executions that were met lately."""
-        return {one: self._known[one][0] for one in islice(reversed(self._known), TOLD)}
+        """Versions of the executions that were met lately: the answer to a claim leaves their states out."""
+        return {execution_id: version for execution_id, (version, _) in self._known.items()}
 
     def learn(self, execution_id: int, version: str, events: Sequence[Event]) -> None:
         """Takes the state that came with a claim."""
+        known, loading = self._known.get(execution_id, ("", None))
+        if loading is not None and known == version and not _failed(loading):
+            return
         self._remember(execution_id, version, asyncio.create_task(self._assemble(execution_id, events)))
 
     async def of(self, grant: Grant) -> Execution:

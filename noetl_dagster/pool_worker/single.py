@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from collections import Counter
 from collections.abc import Mapping
 
-from noetl_dagster.errors import ServiceError
+import nats.errors
+
 from noetl_dagster.events.ids import Snowflake
 from noetl_dagster.pool_worker.claimer import Claimed
 from noetl_dagster.pool_worker.control import ControlPlane
@@ -72,10 +74,12 @@ class SingleClaims:
                 grant = await self._control.claim(
                     notice.execution_id, notice.command_id, self._worker_id, event_id
                 )
-                await offer.message.ack()
-            except (ServiceError, OSError) as error:
-                logger.warning("command %s cannot be claimed now: %s", notice.command_id, error)
-                await offer.message.nak(delay=CLAIM_AGAIN_SECONDS)
+                with contextlib.suppress(nats.errors.Error, OSError):
+                    await offer.message.ack()
+            except Exception as error:
+                logger.warning("command %s cannot be claimed now: %r", notice.command_id, error)
+                with contextlib.suppress(nats.errors.Error, OSError):
+                    await offer.message.nak(delay=CLAIM_AGAIN_SECONDS)
             finally:
                 if grant is None:
                     self._free(notice.tool_kind)

@@ -218,8 +218,11 @@ class PoolWorker:
             try:
                 with About(execution_id=grant.execution_id, command_id=grant.command_id):
                     await self._work(grant)
-            except Exception:
-                logger.exception("command %s: a defect in the worker", grant.command_id)
+            except (Exception, asyncio.CancelledError):
+                task = asyncio.current_task()
+                if task is not None and task.cancelling():
+                    raise
+                logger.exception("command %s: a defect in the worker, or in its tool", grant.command_id)
             finally:
                 self._claims.ended(claimed, clock() - begun)
                 self._changed.set()

@@ -40,7 +40,10 @@ class BatchClaim(BaseModel):
 
     worker_id: Annotated[Name, Field(min_length=1, max_length=256)]
     event_ids: Annotated[list[Id], Field(min_length=1, max_length=MOST_AT_ONCE)]
-    limits: dict[Annotated[Name, Field(max_length=64)], Annotated[int, Field(ge=0, lt=2**31)]] = {}
+    limits: Annotated[
+        dict[Annotated[Name, Field(max_length=64)], Annotated[int, Field(ge=0, lt=2**31)]],
+        Field(max_length=64),
+    ] = {}
     known: Annotated[dict[Id, Annotated[str, Field(max_length=64)]], Field(max_length=MOST_AT_ONCE)] = {}
 
 

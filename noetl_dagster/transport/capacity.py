@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import logging
 import time
+from collections.abc import Collection
 from dataclasses import dataclass, field
 from typing import Annotated, Any
 
@@ -136,7 +137,7 @@ class CapacityRegistry:
         """Whether there are workers that claim in batches."""
         return any(worker.report.batch for worker in self.workers.values() if worker.ready)
 
-    def to_wake(self, commands: int) -> list[str]:
+    def to_wake(self, commands: int, kinds: Collection[str]) -> list[str]:
         """Workers to be told of so many commands: those with most room, with some to spare.
 
         None of them when all together have not enough room, as far as one knows: then all are to be told.
@@ -148,7 +149,8 @@ class CapacityRegistry:
                 worker.sent.clear()
         chosen: list[WorkerCapacity] = []
         room = 0
-        for free, worker in sorted(((one.free(""), one) for one in ready), key=lambda pair: -pair[0]):
+        rooms = [(max(one.free(kind) for kind in kinds), one) for one in ready]
+        for free, worker in sorted(rooms, key=lambda pair: -pair[0]):
             if free <= 0 or (room >= 2 * commands and len(chosen) >= 2):
                 break
             chosen.append(worker)

@@ -19,6 +19,7 @@ import asyncpg
 import nats.errors
 from nats.aio.client import Client as NatsClient
 from nats.aio.msg import Msg
+from pydantic_core import to_json
 
 from noetl_dagster.errors import EventRefusedError
 from noetl_dagster.events.connection import DATABASE_AWAY
@@ -30,12 +31,15 @@ from noetl_dagster.transport.intake import EventIntake
 from noetl_dagster.transport.nats.names import Names
 from noetl_dagster.transport.nats.pull import ConsumerGoneError, Pull
 from noetl_dagster.transport.nats.streams import ACK_SECONDS, ensure_ingest_consumer, ensure_streams
-from noetl_dagster.transport.wire import Refused, decode_message, encode_event
+from noetl_dagster.transport.wire import Refused, decode_message, message_of
 
 T = TypeVar("T")
 logger = logging.getLogger(__name__)
 
 BATCH = 1_000
+PART = 2_000
+"""Events of one transaction: a message may hold many."""
+
 LANES = 2
 """Batches on their way at once: while one is being committed the next is taken and decoded."""
 
@@ -206,6 +210,17 @@ class Ingestor:
             stopping.cancel()
 
     async def _ingest(self, messages: list[Msg]) -> None:
+        try:
+            await self._ingest_all(messages)
+        except (nats.errors.Error, OSError) as error:  # what is not acknowledged comes again
+            logger.debug("acknowledging events: %r", error)
+        except Exception:  # a defect must not end a service that looks alive
+            logger.exception("%d messages of events cannot be taken now; they come again", len(messages))
+            with contextlib.suppress(nats.errors.Error, OSError, nats.errors.MsgAlreadyAckdError):
+                for message in messages:
+                    await message.nak(delay=self._redelivery[-1])
+
+    async def _ingest_all(self, messages: list[Msg]) -> None:
         parcels, entries = [], []
         for message in messages:
             stored = _stored(message)
@@ -234,8 +249,8 @@ class Ingestor:
             if entry.event.execution_id in unknown:
                 await self._retry_later(entry, f"no execution {entry.event.execution_id} in the event log")
         known = [entry for entry in entries if entry.event.execution_id not in unknown]
-        if known:
-            await self._append(known, messages)
+        for begin in range(0, len(known), PART):
+            await self._append(known[begin : begin + PART], messages)
 
     async def _append(self, entries: list[_Entry], messages: list[Msg]) -> None:
         """Appends events; of a batch that the log refuses, the guilty event is found by halving."""
@@ -272,7 +287,7 @@ class Ingestor:
         parcel = entry.parcel
         delivered = parcel.message.metadata.num_delivered
         if delivered > len(self._redelivery):
-            content = parcel.message.data if parcel.size == 1 else encode_event(entry.event)
+            content = parcel.message.data if parcel.size == 1 else to_json(message_of(entry.event))
             await self._put_aside(parcel, entry.place, content, error)
         else:
             parcel.later = self._redelivery[delivered - 1]

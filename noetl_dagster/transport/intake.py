@@ -51,7 +51,10 @@ class EventIntake:
         if connection is None and len(events) > FEW:
             try:
                 return await self._copy(events)
-            except asyncpg.UniqueViolationError:  # something comes twice
+            except (
+                asyncpg.UniqueViolationError,
+                TypeError,
+            ):  # comes twice, or cannot be written: which, is told below
                 pass
         columns = map(list, zip(*map(as_row, events), strict=True))
         row = await (connection or self.log.pool).fetchrow(

@@ -134,6 +134,7 @@ WITH locked AS (
             'claim', CASE WHEN attempts > 1 THEN attempts END)),
         (context ->> 'index')::int, $3
     FROM leased
+    ON CONFLICT DO NOTHING
 )
 SELECT execution_id, command_id, event_id, attempts, shared || context AS context, node_name, tool_kind,
        extract(epoch FROM now() - available_at)::float8 AS waited, noetl.state_version($1) AS state_version

@@ -15,7 +15,7 @@ from pydantic import (
     PlainSerializer,
     ValidationError,
 )
-from pydantic_core import from_json
+from pydantic_core import from_json, to_json
 
 from noetl_dagster.errors import EventRefusedError
 from noetl_dagster.events.connection import encode_json
@@ -168,7 +168,7 @@ def decode_message(content: bytes, received: datetime) -> list[Event | Refused]:
         try:
             events.append(_event(one, received))
         except EventRefusedError as error:
-            events.append(Refused(place, encode_json(one), str(error)))
+            events.append(Refused(place, to_json(one), str(error)))
     return events
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -278,3 +279,28 @@ async def test_three_ingestors_share_the_work(
         await ingestor.close()
     assert await logged(execution_id) == {event.event_id for event in events}
     assert sum(ingestor.total.events for ingestor in ingestors) == len(events)
+
+
+@pytest.mark.parametrize("count", [3, 150])
+async def test_numbers_that_no_event_can_hold_end_no_ingestor(
+    client: NatsClient,
+    names: Names,
+    ingestor: Ingestor,
+    drain: Drain,
+    pool: asyncpg.Pool,
+    execution_id: int,
+    logged: Ids,
+    count: int,
+) -> None:
+    """JSON has whole numbers of any length, our encoder has not. Few events and many go different ways."""
+    made = [message_of(ended(execution_id, index)) for index in range(count)]
+    guilty, refused = made[0], made[1]
+    guilty["meta"]["large"] = refused["large"] = refused["event_type"] = 10**30
+    content = json.dumps({"events": made}).encode()
+    assert content.count(b"1" + b"0" * 30) == 3
+    await client.jetstream().publish(names.event_subject(execution_id, "batch"), content)
+    await drain(ingestor)
+    assert await logged(execution_id) >= {int(one["event_id"]) for one in made[2:]}
+    letters = await dead_letters(pool)
+    assert len(letters) == 2
+    assert all(str(10**30).encode() in letter["payload"] for letter in letters)

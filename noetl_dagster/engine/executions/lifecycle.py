@@ -169,10 +169,10 @@ class Lifecycle:
             event.error = reason
             if not await self._runtime.log.append_once(event, connection=connection):
                 return False  # it has completed or failed just now
+            await connection.execute(WITHDRAW_ALL, execution_id)  # first: claims pass over what is locked
             unended = [as_event(record) for record in await connection.fetch(UNENDED, execution_id)]
             ends = [self._interrupted(begun, reason) for begun in unended]
             await self._runtime.log.append(ends, connection=connection)
-            await connection.execute(WITHDRAW_ALL, execution_id)
             await connection.execute(NOTIFY, CHANNEL, str(execution_id))
             return True
 

@@ -11,9 +11,10 @@ from typing import Any
 import asyncpg
 import orjson
 
+from noetl_dagster.errors import ToolError
 from noetl_dagster.event_loop import cancel_and_wait
 from noetl_dagster.events.connection import DATABASE_AWAY
-from noetl_dagster.events.envelopes import from_result
+from noetl_dagster.events.envelopes import error_envelope, from_result
 from noetl_dagster.retrying import Note, Patience, patiently
 from noetl_dagster.transport.intake import ENDS_CHANNEL
 from noetl_dagster.transport.queries import COMMAND_ENDS
@@ -114,6 +115,16 @@ def _cannot(do: str) -> Note:
 
 
 def _outcome(row: Any) -> Outcome:
+    """How a command ended; an end that cannot be read is a failure that says so."""
+    try:
+        return _read(row)
+    except Exception as error:
+        logger.exception("the end of command %s cannot be read", row["command_id"])
+        message = f"the end of command {row['command_id']} cannot be read: {error!r}; look at the worker that sent it"
+        return Outcome(error_envelope(ToolError(message, kind="worker", code="END_UNREADABLE")))
+
+
+def _read(row: Any) -> Outcome:
     context = row["context"] or {}
     patches = [(path, value) for path, value in context.get("patches", ())]
     return Outcome(

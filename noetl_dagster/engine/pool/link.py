@@ -85,6 +85,7 @@ class Link:
         self._ingesting: asyncio.Task[None] | None = None
         self._stop = asyncio.Event()
         self._notifying = asyncio.Lock()
+        self._purged: set[str] = set()
         self._edition = str(runtime.ids.next())  # another process's notices are no duplicates of ours
         self.ends = CommandEnds(runtime.pool, settings.db_url)
 
@@ -164,7 +165,7 @@ class Link:
         queued = await self._runtime.pool.fetch(queries.ENQUEUE, *columns, shared, priorities, weights)
         events = {row["command_id"]: row["event_id"] for row in queued}
         self.ends.check(name for name in targets if name not in events)  # ended, or queued by an earlier run
-        await self._wake(len(batch))
+        await self._wake(len(batch), {request.tool_kind for request in batch})
         if single:
             await self._notify(
                 [
@@ -180,9 +181,9 @@ class Link:
         picked = registry.pick(tool_kind)
         return None if picked is None or registry.workers[picked].report.batch else picked
 
-    async def _wake(self, commands: int) -> None:
+    async def _wake(self, commands: int, kinds: set[str]) -> None:
         """Tells workers that commands wait: some of those that have room, or all of them."""
-        told = self._capacity.registry.to_wake(commands)
+        told = self._capacity.registry.to_wake(commands, kinds)
         subjects = [self._names.wake_of(name) for name in told] or [self._names.wake]
         with contextlib.suppress(nats.errors.Error, OSError):  # the sweep wakes again
             for subject in subjects:
@@ -236,6 +237,8 @@ class Link:
                 await self._requeue(executions, edition=f"{self._edition}-{count}")
             except (*DATABASE_AWAY, nats.errors.Error) as error:
                 logger.warning("cannot look after commands just now: %r", error)
+            except Exception:  # a defect must not leave the commands without anybody who looks after them
+                logger.exception("cannot look after commands just now")
 
     async def _requeue(self, executions: list[int], edition: str) -> None:
         """Commands of workers that are gone, and of notices that were lost, go to anybody."""
@@ -253,7 +256,8 @@ class Link:
         absent = registry.absent()
         if absent:
             anew += await pool.fetch(queries.UNTARGET, executions, absent)
-            for worker_id in registry.lost():
+            for worker_id in set(registry.lost()) - self._purged:
+                self._purged.add(worker_id)
                 with contextlib.suppress(nats.errors.Error):
                     subject = self._names.targeted(worker_id)
                     await self._stream._jsm.purge_stream(self._names.command_stream, subject=subject)
@@ -290,7 +294,9 @@ class Link:
 
     async def _give_up(self, row: Any) -> None:
         """Ends a command that every worker which claimed it has left unfinished."""
-        record = await self._runtime.pool.fetchrow(queries.QUEUED_COMMAND, row["execution_id"], row["command_id"])
+        record = await self._runtime.pool.fetchrow(
+            queries.QUEUED_COMMAND, row["execution_id"], row["command_id"]
+        )
         if record is None:
             return
         context = CommandContext.model_validate(record["context"])

@@ -278,3 +278,28 @@ async def test_the_same_claim_again_gets_nothing_else(engine: Engine, claims: Cl
     waiting = {"released": 6, "cancelled": 0, "ended": 3}[lost]
     assert await runtime.pool.fetchval(QUEUED) == waiting
     assert len(names(await claims.claim_many("w", runtime.ids.take(9)))) == waiting
+
+
+async def test_a_command_that_is_queued_anew_stops_no_claim(engine: Engine, claims: Claims) -> None:
+    """Its claims are counted from the beginning again, as after the driver that queued it was resumed."""
+    execution_id = await execution_of(engine)
+    pool, ids = engine.runtime.pool, engine.runtime.ids
+    for _ in range(2):
+        await enqueue(engine, execution_id, 1)
+        for _ in range(3):
+            asked = ids.take(1)
+            assert len(names(await claims.claim_many("w", asked))) == 1
+            assert await claims.hand_back("w", asked) == 1
+        await pool.execute(queries.WITHDRAW, execution_id, f"{execution_id}:work:1:0:1")
+
+
+async def test_commands_with_one_chance_left_are_claimed_one_at_a_time(
+    engine: Engine, claims: Claims
+) -> None:
+    """One of them may be what ended the workers that had them all: it must not fail the others."""
+    execution_id = await execution_of(engine)
+    await enqueue(engine, execution_id, 10)
+    pool, ids = engine.runtime.pool, engine.runtime.ids
+    await pool.execute("UPDATE noetl.queue SET attempts = 2 WHERE command_id NOT LIKE '%:9:1'")
+    sizes = [len(names(await claims.claim_many("w", ids.take(20)))) for _ in range(10)]
+    assert sizes == [2, 1, 1, 1, 1, 1, 1, 1, 1, 0]
