@@ -41,6 +41,8 @@ def start(settings: Settings, tmp_path: Path) -> Iterator[Start]:
                 cwd=tmp_path,
                 stdout=subprocess.PIPE,
                 text=True,
+                # a shell that runs the tests in the background has interrupts ignored
+                preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
             )
 
         yield start
