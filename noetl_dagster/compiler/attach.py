@@ -144,7 +144,7 @@ async def _continue(
 ) -> Execution:
     """Opens the run's epoch; of several ops that start at once, one opens it and the others find it open."""
     try:
-        return await engine.lifecycle.resume(execution.id, origin=origin)
+        return await engine.lifecycle.resume(execution.id, origin=origin, after=execution.state.epoch)
     except ExecutionStateError:
         execution = await engine.runtime.load(execution.id)
         if execution.state.run_id != run.run_id:

@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
+from typing import Any
 
+import pytest
 from dagster import DagsterInstance, DagsterRun, JobDefinition
 from dagster._core.execution.api import create_execution_plan
 from dagster._core.execution.plan.state import KnownExecutionState
 
 from noetl_dagster.code_location.definitions import definitions_of
-from noetl_dagster.compiler.attach import EXECUTION_TAG
+from noetl_dagster.compiler import attach as attach_module
+from noetl_dagster.compiler.attach import EXECUTION_TAG, attach, execution_tags
 from noetl_dagster.dagster_internals import InMemoryJob, execute_run
 from noetl_dagster.event_loop import run_sync
 from noetl_dagster.events.state import ExecutionState, ExecutionStatus
 from noetl_dagster.resources.noetl import NoetlResource
+from noetl_dagster.worker.execution import Execution
 from tests.playbooks import playbook
 
 FLAKY = """
@@ -61,6 +66,36 @@ def test_reexecution_from_failure_continues_the_execution(
     counts = run_sync(commands_of(noetl, after.execution_id))
     assert counts["start"] == 1, "a step that had ended did not run again"
     assert counts["work"] == 9, "eight shards, and the failed one once more"
+
+
+def test_ops_that_start_at_once_open_one_epoch(
+    noetl: NoetlResource, dagster_instance: DagsterInstance, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All find the epoch of the run before, and only then one after the other comes to open the next."""
+    definition = playbook(FLAKY)
+    engine = noetl.engine()
+    execution = run_sync(engine.lifecycle.create(definition, origin={"dagster_run_id": "before"}))
+    tags = execution_tags(execution.id, "before")
+    run = dagster_instance.create_run_for_job(
+        job_def=job_of(noetl), tags={**tags, "dagster/is_resume_retry": "true"}
+    )
+    resume, ops = engine.lifecycle.resume, 4
+
+    async def start_at_once() -> list[Execution]:
+        found, turn = asyncio.Barrier(ops), asyncio.Lock()
+
+        async def late(*given: Any, **named: Any) -> Execution:
+            await found.wait()
+            async with turn:
+                return await resume(*given, **named)
+
+        monkeypatch.setattr(engine.lifecycle, "resume", late)
+        monkeypatch.setattr(attach_module, "_driven", {})
+        attached = (attach(engine, dagster_instance, run, definition, None) for _ in range(ops))
+        return await asyncio.gather(*attached)
+
+    assert [one.state.epoch for one in run_sync(start_at_once())] == [2] * ops
+    assert run_sync(engine.runtime.load(execution.id)).state.epoch == 2
 
 
 def test_a_full_reexecution_is_an_execution_of_its_own(

@@ -91,8 +91,13 @@ class Lifecycle:
                 await runtime.log.append_once(entry, connection=connection)
         return await runtime.load(new_id)
 
-    async def resume(self, execution_id: int, *, origin: dict[str, Any] | None = None) -> Execution:
+    async def resume(
+        self, execution_id: int, *, origin: dict[str, Any] | None = None, after: int | None = None
+    ) -> Execution:
         """Opens a new epoch of an execution that stopped or failed.
+
+        Args:
+            after: the epoch that the caller found and decided to follow; by default the latest.
 
         Raises:
             ExecutionNotFoundError: there is no such execution.
@@ -100,6 +105,8 @@ class Lifecycle:
         """
         execution = await self._runtime.load(execution_id)
         state = execution.state
+        if after is not None and state.epoch != after:
+            raise ExecutionStateError(f"execution {execution_id} was resumed by somebody else just now")
         if state.status in (ExecutionStatus.COMPLETED, ExecutionStatus.CANCELLED):
             raise ExecutionStateError(
                 f"execution {execution_id} is {state.status}; start a new one with 'noetl-dagster run'"
