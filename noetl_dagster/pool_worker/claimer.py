@@ -15,6 +15,7 @@ from noetl_dagster.events.connection import DATABASE_AWAY
 from noetl_dagster.events.ids import Snowflake
 from noetl_dagster.pool_worker.control import ControlPlane
 from noetl_dagster.pool_worker.executions import Executions
+from noetl_dagster.pool_worker.places import Places
 from noetl_dagster.worker.context import MOST_AT_ONCE, Grant
 
 logger = logging.getLogger(__name__)
@@ -45,14 +46,14 @@ class Claimed:
     at: float
 
 
-class Claimer:
+class Claimer(Places):
     """Claims commands while there is room, and hands them to the slots.
 
     A worker that is woken asks for as many commands as it can run now. Where commands are shorter than a claim,
     it asks for some more, so that its slots do not wait for the next claim. What it can not begin it gives back.
 
     Args:
-        limits: commands at once by tool kind, where a kind has fewer than there are slots.
+        slots, limits: as of :class:`Places`.
         interval: seconds after which it asks without having been woken.
     """
 
@@ -67,18 +68,15 @@ class Claimer:
         limits: Mapping[str, int],
         interval: float,
     ) -> None:
+        super().__init__(slots, limits)
         self._control = control
         self._ids = ids
         self._worker_id = worker_id
-        self._slots = slots
         self._executions = executions
-        self._limits = limits
         self._interval = interval
         self._claimed: deque[Claimed] = deque()
         self._arrived = asyncio.Semaphore(0)
-        self._running: Counter[str] = Counter()
         self._wanted = asyncio.Event()
-        self._freed = asyncio.Event()
         self._usual: float | None = None
         self._asked: list[int] = []
         self._owed: list[int] = []
@@ -89,29 +87,17 @@ class Claimer:
         self._tasks: list[asyncio.Task[None]] = []
 
     @property
-    def active(self) -> int:
-        """Commands that run now."""
-        return self._running.total()
-
-    @property
     def waiting(self) -> int:
         """Commands that are claimed and not begun."""
         return len(self._claimed)
 
     @property
-    def has_room(self) -> bool:
-        """Whether a further command could begin now."""
-        return self.active + self.waiting < self._slots
-
-    def room(self, tool_kind: str) -> int:
-        """Further commands of a tool kind that may run now."""
-        free = self._slots - self.active - self.waiting
-        return free if tool_kind not in self._limits else min(free, self._left(tool_kind))
+    def free(self) -> int:
+        return super().free - self.waiting
 
     def _left(self, tool_kind: str) -> int:
-        """Places that are left of those that a kind with a limit has."""
-        held = self._running[tool_kind] + sum(one.tool_kind == tool_kind for one in self._claimed)
-        return max(self._limits[tool_kind] - held, 0)
+        left = super()._left(tool_kind) - sum(one.tool_kind == tool_kind for one in self._claimed)
+        return max(left, 0)
 
     def open(self) -> None:
         self._wanted.set()
@@ -128,18 +114,17 @@ class Claimer:
             await self._arrived.acquire()
             if self._claimed:
                 claimed = self._claimed.popleft()
-                self._running[claimed.tool_kind] += 1
+                self._begin(claimed.tool_kind)
                 if self.waiting <= self._ahead // 2:
                     self._freed.set()
                 return claimed
 
     def ended(self, claimed: Claimed, seconds: float) -> None:
         """A command has ended after so long."""
-        self._running[claimed.tool_kind] -= 1
         if claimed.tool_kind in self._bounded:
             self._wanted.set()
         self._usual = seconds if self._usual is None else self._usual + SMOOTHING * (seconds - self._usual)
-        self._freed.set()
+        self._end(claimed.tool_kind)
 
     async def close(self) -> None:
         """Claims nothing more and gives back what was not begun."""
@@ -151,12 +136,6 @@ class Claimer:
         self._claimed.clear()
         await self._hand_back(unbegun + self._asked)
 
-    async def idle(self) -> None:
-        """Waits until nothing runs."""
-        while self.active:
-            self._freed.clear()
-            await self._freed.wait()
-
     @property
     def _ahead(self) -> int:
         """Commands to claim beyond the free slots: none where one takes longer than a claim is worth."""
@@ -167,7 +146,7 @@ class Claimer:
     def _places(self) -> int:
         """How many commands to ask for now; none while enough of them wait."""
         ahead = self._ahead
-        places = min(self._slots + ahead - self.active - self.waiting, MOST_AT_ONCE)
+        places = min(self.free + ahead, MOST_AT_ONCE)
         return max(places, 0) if not ahead or self.waiting <= ahead // 2 else 0
 
     async def _claim(self) -> None:
@@ -201,11 +180,8 @@ class Claimer:
         limits = {kind: min(self._left(kind), len(self._asked)) for kind in self._limits}
         batch = await self._control.claim_many(self._worker_id, self._asked, limits, self._executions.known())
         granted = list(batch.grants())
-        if (
-            len(granted) == len(self._asked)
-            or (granted and limits)
-            or any(one.claim > 1 for *_, one in granted)
-        ):
+        full = len(granted) == len(self._asked)
+        if full or (granted and limits) or any(grant.claim > 1 for *_, grant in granted):
             self._wanted.set()  # there may be more: of limited kinds and last chances an answer has not all
         for execution_id, version, events in batch.told():
             self._executions.learn(execution_id, version, events)
@@ -223,7 +199,7 @@ class Claimer:
             await asyncio.sleep(LOOK_SECONDS)
             if self._owed:
                 await self._hand_back([])
-            if not self._claimed or self.has_slot:
+            if not self._claimed or self.active < self._slots:
                 continue
             late = asyncio.get_running_loop().time() - KEPT_SECONDS
             if self._claimed[0].at > late:
@@ -233,11 +209,6 @@ class Claimer:
             given = [one.event_id for one in self._claimed if one.at <= late]
             self._claimed = deque(kept)
             await self._hand_back(given)
-
-    @property
-    def has_slot(self) -> bool:
-        """Whether a slot is free, whatever is about to take it."""
-        return self.active < self._slots
 
     async def _hand_back(self, event_ids: list[int]) -> None:
         """Gives claims back, and those that could not be given back before."""

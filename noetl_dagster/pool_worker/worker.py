@@ -170,7 +170,7 @@ class PoolWorker:
     async def _woken(self, message: Msg) -> None:
         """Commands wait; one that is alone in knowing it, and has no room, tells the others."""
         self._claims.wake()
-        if message.subject != self._names.wake and not self._claims.has_room:
+        if message.subject != self._names.wake and self._claims.free <= 0:
             with contextlib.suppress(nats.errors.Error, OSError):
                 await self._client.publish(self._names.wake, message.data)
 

@@ -15,16 +15,21 @@ import pytest
 from noetl_dagster.engine.engine import Engine
 from noetl_dagster.engine.pool.claims import Claims, Granted
 from noetl_dagster.errors import ExecutionCancelledError
+from noetl_dagster.pool_worker.claimer import Claimer
+from noetl_dagster.pool_worker.control import DirectControl
+from noetl_dagster.pool_worker.executions import Executions
 from noetl_dagster.transport import queries
 from noetl_dagster.transport.intake import EventIntake
 from noetl_dagster.worker.command import Command, Outcome
 from noetl_dagster.worker.context import Batch, Shared, own_context
 from tests.playbooks import playbook
-from tests.waiting import until
+from tests.waiting import PATIENCE_SECONDS, until
 
 TEXT = "workflow: [{step: work, tool: {kind: noop}}]"
 QUEUED = "SELECT count(*) FROM noetl.queue WHERE status = 'queued'"
-CLAIMED = "SELECT meta ->> 'command_id' FROM noetl.event WHERE event_type = 'command.claimed'"
+WAITS = """
+SELECT count(*) FROM pg_locks JOIN pg_stat_activity USING (pid) WHERE NOT granted AND datname = current_database()
+"""
 
 
 @pytest.fixture
@@ -303,3 +308,52 @@ async def test_commands_with_one_chance_left_are_claimed_one_at_a_time(
     await pool.execute("UPDATE noetl.queue SET attempts = 2 WHERE command_id NOT LIKE '%:9:1'")
     sizes = [len(names(await claims.claim_many("w", ids.take(20)))) for _ in range(10)]
     assert sizes == [2, 1, 1, 1, 1, 1, 1, 1, 1, 0]
+
+
+async def test_a_cancellation_that_takes_long_keeps_nothing_from_the_others(
+    engine: Engine, claims: Claims
+) -> None:
+    """Its commands go first, and one of them is just being ended by somebody who takes his time."""
+    large, other = await execution_of(engine), await execution_of(engine)
+    first, *_ = await enqueue(engine, large, 50, priority=1)
+    await enqueue(engine, other, 4)
+    runtime = engine.runtime
+    assert names(await claims.claim_many("w", runtime.ids.take(1))) == [first.command_id]
+
+    async with runtime.pool.acquire() as connection:
+        ending = connection.transaction()
+        await ending.start()
+        done = runtime.commands.ended(first, Outcome({"status": "ok", "data": 1}))
+        await runtime.log.append([done], connection=connection)
+        cancelling = asyncio.create_task(engine.lifecycle.cancel(large))
+        await until(lambda: runtime.pool.fetchval(WAITS), "the cancellation to wait for that end")
+        granted = await claims.claim_many("w", runtime.ids.take(4))
+        assert {one.execution_id: len(one.waited) for one in granted} == {other: 4}
+        await ending.rollback()
+    assert await cancelling
+
+
+async def test_a_kind_with_few_places_does_not_rest_beside_short_commands(engine: Engine) -> None:
+    """While others are claimed ahead no slot is free, and there is room for a bounded kind all the same."""
+    execution_id = await execution_of(engine)
+    runtime = engine.runtime
+    await enqueue(engine, execution_id, 400)
+    await enqueue(engine, execution_id, 4, start=400, kind="postgres", priority=1)
+
+    async def nobody(commands: int) -> None: ...
+
+    control = DirectControl(runtime.log, 300.0, nobody)
+    executions = Executions(runtime, control)
+    claimer = Claimer(control, runtime.ids, "w", 2, executions, limits={"postgres": 1}, interval=1_000.0)
+    claimer.open()
+    kinds: list[str] = []
+    async with asyncio.timeout(PATIENCE_SECONDS):
+        while len(kinds) < 404:
+            claimed = await claimer.next()
+            kinds.append(claimed.tool_kind)
+            await asyncio.sleep(0.001)
+            claimer.ended(claimed, 0.001)
+    await claimer.close()
+    assert kinds.count("postgres") == 4
+    last = max(place for place, kind in enumerate(kinds) if kind == "postgres")
+    assert last < 390, "it did not wait until the others were done"
