@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import asyncpg
 import orjson
@@ -13,6 +14,7 @@ import pytest
 from nats.aio.client import Client as NatsClient
 
 from noetl_dagster.events.log import EventLog
+from noetl_dagster.events.types import Event
 from noetl_dagster.settings import Settings
 from noetl_dagster.transport.ingest import Ingestor
 from noetl_dagster.transport.intake import EventIntake
@@ -101,6 +103,44 @@ async def test_several_poisonous_events_of_a_message_are_put_aside_each(
     assert await logged(execution_id) == {event.event_id for event in good}
     letters = await pool.fetch(LETTERS)
     assert sorted(row["message_id"].split("/")[1:] for row in letters) == [[], ["1"], ["3"], ["5"], ["7"]]
+
+
+class Stumbling(EventIntake):
+    """Ends as nobody foresaw, whenever an event is among those that it cannot bear."""
+
+    unbearable: frozenset[int] = frozenset()
+
+    async def handle_events(self, events: Sequence[Event], *, connection: Any = None) -> set[int]:
+        if self.unbearable & {event.event_id for event in events}:
+            raise LookupError("a defect")
+        return await super().handle_events(events, connection=connection)
+
+
+async def test_a_defect_that_one_message_meets_harms_no_neighbour(
+    client: NatsClient,
+    names: Names,
+    log: EventLog,
+    settings: Settings,
+    drain: Drain,
+    execution_id: int,
+    logged: Ids,
+    pool: asyncpg.Pool,
+) -> None:
+    intake = Stumbling(log, lease_seconds=30)
+    ingestor = Ingestor(client, intake, settings, redelivery=(1.0, 0.05))
+    await ingestor.open()
+    events = [ended(execution_id, index) for index in range(60)]
+    intake.unbearable = frozenset({events[25].event_id})
+    parts = [[encode_event(event) for event in events[begin : begin + 20]] for begin in (0, 20, 40)]
+    for part in parts:
+        await publish(client, names, execution_id, part)
+    done = await drain(ingestor)
+    await ingestor.close()
+    assert await logged(execution_id) == {event.event_id for event in events[:20] + events[40:]}
+    [letter] = await pool.fetch(LETTERS)
+    assert letter["payload"] == encode_batch(parts[1]), "whole, to be sent again once it is mended"
+    assert letter["error"] == "LookupError: a defect"
+    assert (done.put_aside, done.put_off) == (1, 2)
 
 
 async def test_a_letter_of_a_lost_stream_is_kept_beside_the_new_ones(
