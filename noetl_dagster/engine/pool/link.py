@@ -256,11 +256,7 @@ class Link:
         absent = registry.absent()
         if absent:
             anew += await pool.fetch(queries.UNTARGET, executions, absent)
-            for worker_id in set(registry.lost()) - self._purged:
-                self._purged.add(worker_id)
-                with contextlib.suppress(nats.errors.Error):
-                    subject = self._names.targeted(worker_id)
-                    await self._stream._jsm.purge_stream(self._names.command_stream, subject=subject)
+        await self._purge(set(registry.lost()))
         if registry.some_batch() and (anew or await pool.fetchval(queries.SOME_WAIT, executions)):
             await wake_all(self._client, self._runtime.settings, len(anew))
         if not registry.some_single():
@@ -275,6 +271,15 @@ class Link:
                     for row in anew
                 ]
             )
+
+    async def _purge(self, lost: set[str]) -> None:
+        """Takes the notices of workers that are gone off the stream, once each time that one goes."""
+        self._purged &= lost
+        for worker_id in lost - self._purged:
+            with contextlib.suppress(nats.errors.Error):
+                subject = self._names.targeted(worker_id)
+                await self._stream._jsm.purge_stream(self._names.command_stream, subject=subject)
+                self._purged.add(worker_id)
 
     async def _expect_holders(self, executions: list[int]) -> None:
         """Knows the workers that an earlier process left commands to: those that stay silent are gone."""
