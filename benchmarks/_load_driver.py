@@ -9,7 +9,7 @@ import asyncio
 import signal
 import sys
 
-from benchmarks.pool import FANOUT
+from benchmarks.fanout import PLAYBOOK
 from noetl_dagster.engine.engine import Engine
 from noetl_dagster.events.state import ExecutionStatus
 from noetl_dagster.playbook.loader import parse_playbook
@@ -19,8 +19,8 @@ from noetl_dagster.settings import Settings
 async def drive(side_by_side: int, items: int, in_flight: int) -> None:
     stop = asyncio.Event()
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stop.set)
-    fanout = f"max_groups: 1, max_concurrent: {in_flight}"
-    playbook = parse_playbook(FANOUT.format(dispatch="workers", fanout=fanout, code="result = n"))
+    fanout = f"engine: workers, max_groups: 1, max_concurrent: {in_flight}"
+    playbook = parse_playbook(PLAYBOOK.format(fanout=fanout, code="result = n"))
     engine = await Engine.open(Settings())
 
     async def again_and_again(number: int) -> None:

@@ -51,8 +51,9 @@ workflow:
   - step: fan
     loop: {{in: "{{{{ start.data }}}}", iterator: n}}
     spec: {{loop_mode: fanout, fanout: {{{fanout}}}}}
-    tool: {{kind: python, input: {{n: "{{{{ n }}}}"}}, code: "result = n * 2"}}
+    tool: {{kind: python, input: {{n: "{{{{ n }}}}"}}, code: "{code}"}}
 """
+TRIVIAL = "result = n * 2"
 EVENTS_AN_ITEM = 4
 BATCH = 500
 
@@ -126,7 +127,7 @@ async def ours(settings: Settings, sizes: list[int], fanout: str) -> list[Measur
     """Fan-outs of so many items, from the first event to the last, one after another in one new engine."""
     engine = await Engine.open(settings)
     try:
-        playbook = parse_playbook(PLAYBOOK.format(fanout=fanout))
+        playbook = parse_playbook(PLAYBOOK.format(fanout=fanout, code=TRIVIAL))
         return [await _ours(engine, playbook, items) for items in sizes]
     finally:
         await engine.close()

@@ -23,27 +23,13 @@ from dataclasses import dataclass, field
 import httpx
 import psutil
 
-from benchmarks.fanout import database
+from benchmarks.fanout import PLAYBOOK, TRIVIAL, database
 from noetl_dagster import embedded
 from noetl_dagster.engine.engine import Engine
 from noetl_dagster.events.state import ExecutionState, ExecutionStatus
 from noetl_dagster.playbook.loader import parse_playbook
 from noetl_dagster.settings import Settings
 
-FANOUT = """
-apiVersion: noetl.io/v2
-kind: Playbook
-metadata: {{name: bench, path: bench/pool}}
-workload: {{items: 10}}
-workflow:
-  - step: start
-    tool: {{kind: python, input: {{n: "{{{{ items }}}}"}}, code: "result = list(range(n))"}}
-    next: [fan]
-  - step: fan
-    loop: {{in: "{{{{ start.data }}}}", iterator: n}}
-    spec: {{loop_mode: fanout, dispatch: {dispatch}, fanout: {{{fanout}}}}}
-    tool: {{kind: python, input: {{n: "{{{{ n }}}}"}}, code: "{code}"}}
-"""
 LONE = """
 apiVersion: noetl.io/v2
 kind: Playbook
@@ -58,7 +44,6 @@ SELECT (ended.result -> 'data')::float8 - extract(epoch FROM issued.created_at):
 FROM noetl.event issued JOIN noetl.event ended USING (execution_id)
 WHERE execution_id = $1 AND issued.event_type = 'command.issued' AND ended.event_type = 'command.completed'
 """
-TRIVIAL = "result = n * 2"
 HALF, P99_GOAL, LINEAR = 0.5, 0.020, 0.9
 PATIENCE_SECONDS = 60
 
@@ -202,9 +187,9 @@ def services(settings: Settings) -> dict[str, list[psutil.Process]]:
 
 async def goals(settings: Settings, arguments: argparse.Namespace) -> None:
     """The same fan-out inside this process and in the pool, in turn."""
-    fanout = f"max_concurrent: {arguments.concurrent}" if arguments.concurrent else ""
-    inline = FANOUT.format(dispatch="inline", fanout=fanout, code=TRIVIAL)
-    pooled = FANOUT.format(dispatch="workers", fanout=fanout, code=TRIVIAL)
+    bound = f"max_concurrent: {arguments.concurrent}" if arguments.concurrent else ""
+    inline = PLAYBOOK.format(fanout=bound, code=TRIVIAL)
+    pooled = PLAYBOOK.format(fanout=f"engine: workers, {bound}", code=TRIVIAL)
     here = {"driver": [psutil.Process()], **services(settings)}
     with (
         serving(settings, arguments.apis[0]) as (led, api),
@@ -240,7 +225,7 @@ def growth(settings: Settings, arguments: argparse.Namespace) -> None:
     for apis in arguments.apis:
         for count in arguments.growth:
             slots = count * arguments.growth_slots
-            text = FANOUT.format(dispatch="workers", fanout=f"max_concurrent: {4 * slots}", code=code)
+            text = PLAYBOOK.format(fanout=f"engine: workers, max_concurrent: {4 * slots}", code=code)
             items = round(slots * arguments.growth_seconds / arguments.sleep)
             with (
                 database(settings) as own,
