@@ -13,6 +13,9 @@ import orjson
 from pydantic import Field, SecretStr
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
+METRICS_FOLDER = "PROMETHEUS_MULTIPROC_DIR"
+"""A variable of ``prometheus_client``: the folder in which processes keep one account of what each of them counts."""
+
 
 class StoreTier(StrEnum):
     """Where a result lives: the tiers of ``noetl.result_ref.store_tier``."""

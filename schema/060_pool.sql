@@ -59,7 +59,8 @@ END $$;
 -- Claims up to as many commands as there are names, in one transaction: by priority, then by turn, none that
 -- another claim holds, has ended, or belongs to a cancelled execution. The names become the ids of the
 -- command.claimed events; asking again with the same ones gives the same answer, without what is not the worker's
--- any more. ``limits`` bounds commands by tool kind. Gives one row for the commands of a step that share their context: ``answer`` is their JSON.
+-- any more. ``limits`` bounds commands by tool kind. Gives one row for the commands of a step that share their
+-- context: ``answer`` is their JSON.
 CREATE OR REPLACE FUNCTION noetl.claim_many(worker text, names bigint[], lease float8, limits jsonb)
     RETURNS TABLE (execution_id bigint, node_name text, tool_kind text, waited float8[], version text, answer text)
     LANGUAGE plpgsql VOLATILE

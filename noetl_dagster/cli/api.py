@@ -18,9 +18,8 @@ from noetl_dagster.engine.engine import Engine
 from noetl_dagster.launcher.address import Address
 from noetl_dagster.launcher.executions import WarmLauncher
 from noetl_dagster.service.app import create_app
-from noetl_dagster.service.metrics import SHARED_FOLDER
 from noetl_dagster.service.plane import Plane
-from noetl_dagster.settings import Settings
+from noetl_dagster.settings import METRICS_FOLDER, Settings
 
 GRACE_SECONDS = 10
 """Requests that are being answered may take so long when the process is told to end."""
@@ -36,9 +35,8 @@ def serve_api(settings: Settings, listener: socket.socket, ready: Callable[[], N
     environment = embedded.environment(settings)
     if "DAGSTER_HOME" not in os.environ:
         environment["DAGSTER_HOME"] = str(embedded.dagster_home(settings))
-    inherited = {
-        name: text for name, text in os.environ.items() if name != SHARED_FOLDER
-    }  # runs count nothing
+    # runs count nothing
+    inherited = {name: text for name, text in os.environ.items() if name != METRICS_FOLDER}
     address = Address.of(
         embedded.run_server_folder(settings), {**inherited, **environment}, settings.driven_at_once
     )

@@ -22,10 +22,8 @@ from prometheus_client.multiprocess import MultiProcessCollector
 from prometheus_client.registry import Collector
 
 from noetl_dagster.errors import ServiceError
+from noetl_dagster.settings import METRICS_FOLDER
 from noetl_dagster.transport.capacity import WorkerReport
-
-SHARED_FOLDER = "PROMETHEUS_MULTIPROC_DIR"
-"""The library's own variable: a folder in which processes keep one account of what each of them counts."""
 
 BOUNDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
 """Upper bounds of a latency histogram, in seconds."""
@@ -58,10 +56,10 @@ class Metrics:
 
     def __init__(self) -> None:
         self._registry = CollectorRegistry()
-        shared = os.environ.get(SHARED_FOLDER)
+        shared = os.environ.get(METRICS_FOLDER)
         if shared and not Path(shared).is_dir():
             raise ServiceError(
-                f"{SHARED_FOLDER}={shared} is no folder; make it, empty, before the first start"
+                f"{METRICS_FOLDER}={shared} is no folder; make it, empty, before the first start"
             )
         own = None if shared else self._registry
         self.events = Counter(

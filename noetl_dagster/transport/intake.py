@@ -51,11 +51,8 @@ class EventIntake:
         if connection is None and len(events) > FEW:
             try:
                 return await self._copy(events)
-            except (
-                asyncpg.UniqueViolationError,
-                TypeError,
-            ):  # comes twice, or cannot be written: which, is told below
-                pass
+            except (asyncpg.UniqueViolationError, TypeError):
+                pass  # something comes twice, or cannot be written: which, is told below
         columns = map(list, zip(*map(as_row, events), strict=True))
         row = await (connection or self.log.pool).fetchrow(
             queries.TAKE, *self._consequences(events), *columns

@@ -81,3 +81,24 @@ def test_silence_is_excused_while_nobody_can_be_heard() -> None:
     registry.excuse()
     registry.workers["patient"].heard -= 20
     assert registry.lost() == ["gone", "stopped"]
+
+
+def test_as_many_workers_are_woken_as_have_room_and_some_to_spare() -> None:
+    registry = CapacityRegistry()
+    for name, free in (("large", 8), ("middle", 4), ("small", 2), ("full", 0)):
+        registry.heard(report(name, free, batch=True))
+    registry.heard(report("single", 8))
+    assert registry.to_wake(1, {"http"}) == ["large", "middle"], "one may be gone"
+    assert registry.to_wake(9, {"http"}) == ["large", "middle", "small"]
+    assert registry.to_wake(9, {"http"}) == [], "they have them now, so all are told"
+    for worker in registry.workers.values():
+        worker.woken -= 10
+    assert registry.to_wake(9, {"http"}) == ["large", "middle", "small"], "they did not take them"
+
+
+def test_who_has_no_place_for_a_kind_is_not_woken_for_it() -> None:
+    registry = CapacityRegistry()
+    registry.heard(report("bounded", 8, batch=True, tool_pools={"postgres": 0}))
+    registry.heard(report("other", 2, batch=True))
+    assert registry.to_wake(1, {"postgres"}) == ["other"]
+    assert registry.to_wake(1, {"postgres", "http"}) == ["bounded", "other"]

@@ -18,10 +18,7 @@ import typer
 from noetl_dagster import embedded
 from noetl_dagster.cli.console import fail
 from noetl_dagster.cli.siblings import Parent, Siblings
-from noetl_dagster.settings import Settings, settings_with
-
-SHARED_FOLDER = "PROMETHEUS_MULTIPROC_DIR"
-"""Where processes keep one account; ``prometheus_client`` looks for it when it is imported."""
+from noetl_dagster.settings import METRICS_FOLDER, Settings, settings_with
 
 
 def serve(
@@ -56,9 +53,8 @@ def serve(
 def _serve_as_one_of_several(settings: Settings, parent: Parent) -> None:
     from noetl_dagster.cli.api import serve_api
 
-    signal.signal(
-        signal.SIGINT, lambda *_: sys.exit(0)
-    )  # of a terminal; the parent has it too, and says the rest
+    # of a terminal; the parent has it too, and says the rest
+    signal.signal(signal.SIGINT, lambda *_: sys.exit(0))
     parent.end_with_it()
     serve_api(settings, parent.listener, parent.tell_ready)
 
@@ -72,7 +68,7 @@ def _serve_with_several(settings: Settings, listener: socket.socket, ready: Call
             (sys.executable, "-m", "noetl_dagster", "serve", "--parent"),
             settings.service_processes,
             listener,
-            environment={**os.environ, **embedded.environment(settings), SHARED_FOLDER: folder},
+            environment={**os.environ, **embedded.environment(settings), METRICS_FOLDER: folder},
             ready=ready,
             gone=lambda pid: mark_process_dead(pid, folder),  # type: ignore[no-untyped-call]
         )
@@ -82,7 +78,7 @@ def _serve_with_several(settings: Settings, listener: socket.socket, ready: Call
 @contextmanager
 def _account() -> Iterator[str]:
     """The folder in which the processes count: that of the environment, or one that lasts as long as the block."""
-    if given := os.environ.get(SHARED_FOLDER):
+    if given := os.environ.get(METRICS_FOLDER):
         yield given
         return
     with tempfile.TemporaryDirectory(prefix="noetl-metrics-") as folder:

@@ -102,10 +102,8 @@ async def pool_views(pool: asyncpg.Pool, execution_id: int, steps: Sequence[str]
 
 
 def _figures(row: Mapping[str, Any]) -> dict[str, float | None]:
-    others, seconds = (
-        row["counted"] - 1,
-        row["seconds"],
-    )  # the first end begins the time in which the others came
+    # the first end begins the time in which the others came
+    others, seconds = row["counted"] - 1, row["seconds"]
     found: dict[str, float | None] = {"rate": others / seconds if others > 0 and seconds > 0 else None}
     for name in ("queue", "run"):
         for share, value in zip(("p50", "p99"), row[name] or (), strict=False):

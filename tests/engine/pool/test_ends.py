@@ -1,0 +1,48 @@
+"""Ends of commands that ran elsewhere."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from noetl_dagster.engine.engine import Engine
+from noetl_dagster.engine.pool.ends import CommandEnds
+from noetl_dagster.worker.command import Command, Outcome
+from tests.playbooks import playbook
+from tests.waiting import PATIENCE_SECONDS
+
+TEXT = "workflow: [{step: work, tool: {kind: noop}}]"
+
+
+@pytest.mark.parametrize(
+    ("result", "context"),
+    [
+        ({"status": "ok", "reference": {}}, None),
+        ({"status": "ok", "context": "words"}, None),
+        ({"status": "ok"}, {"patches": [1]}),
+    ],
+)
+async def test_an_end_that_cannot_be_read_fails_its_command_alone(
+    engine: Engine, result: dict[str, Any], context: dict[str, Any] | None
+) -> None:
+    """Workers of others write them; whoever waits for the others goes on."""
+    runtime, url = engine.runtime, engine.runtime.settings.db_url
+    assert url is not None
+    execution = await engine.lifecycle.create(playbook(TEXT))
+    bad, good = [Command(execution.id, "work", index=index, loop_id="1") for index in range(2)]
+    ends = CommandEnds(runtime.pool, url)
+    await ends.open()
+    waiting = [ends.expect(execution.id, command.command_id) for command in (bad, good)]
+    events = [
+        runtime.commands.ended(command, Outcome({"status": "ok", "data": 1})) for command in (bad, good)
+    ]
+    events[0].result, events[0].context = result, context
+    await runtime.log.append(events)
+    ends.check(command.command_id for command in (bad, good))
+    async with asyncio.timeout(PATIENCE_SECONDS):
+        outcomes = await asyncio.gather(*waiting)
+    await ends.close()
+    assert outcomes[0].envelope["error"]["code"] == "END_UNREADABLE"
+    assert (outcomes[1].failed, outcomes[1].envelope["data"]) == (False, 1)
