@@ -171,6 +171,8 @@ class Driver:
         if self._mark is None:
             return {}  # a driver of an earlier server has it
         try:
+            if self._mark.is_unwanted:  # the signal came before there was a mark to look at
+                raise KeyboardInterrupt
             answer: Message = work()
             return answer
         finally:

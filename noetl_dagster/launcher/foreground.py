@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import select
 import time
 import uuid
 from contextlib import suppress
@@ -61,18 +62,30 @@ def drive(
     except OSError as error:
         raise ServiceError(f"the run server is gone: {error}") from error
     except KeyboardInterrupt:
-        channel.send({"do": "withdraw", "id": str(execution_id)})
-        interrupt(folder / "runs", run_id)
-        with suppress(KeyboardInterrupt):  # once more: without waiting for its end
-            _end(channel, settings, run_id)
+        with suppress(KeyboardInterrupt, OSError):  # interrupted once more: without waiting for its end
+            channel.send({"do": "withdraw", "id": str(execution_id)})
+            _end(channel, settings, run_id, unwanted=True)
         raise
     finally:
         channel.close()
 
 
-def _end(channel: Channel, settings: Settings, run_id: str) -> str | None:
-    """What the server says of the end; where it is gone, the driver is waited for."""
-    while (messages := channel.arrived()) is not None:
+def _end(channel: Channel, settings: Settings, run_id: str, *, unwanted: bool = False) -> str | None:
+    """What the server says of the end; where it is gone, the driver is waited for.
+
+    Args:
+        unwanted: the run is to be interrupted, as soon as a driver has it.
+    """
+    marks = embedded.run_server_folder(settings) / "runs"
+    while True:
+        if unwanted:
+            unwanted = not interrupt(marks, run_id)
+            readable, _, _ = select.select([channel], [], [], LOOK_SECONDS if unwanted else None)
+            if not readable:
+                continue
+        messages = channel.arrived()
+        if messages is None:
+            break
         for message in messages:
             if "ended" in message:
                 error: str | None = message["error"]
@@ -81,6 +94,6 @@ def _end(channel: Channel, settings: Settings, run_id: str) -> str | None:
                 raise ServiceError(message["error"])
             if message.get("withdrawn"):
                 return "withdrawn before it began"
-    while driver_of(embedded.run_server_folder(settings) / "runs", run_id) is not None:
+    while driver_of(marks, run_id) is not None:
         time.sleep(LOOK_SECONDS)
     return "the run server ended"

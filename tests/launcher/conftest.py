@@ -113,19 +113,24 @@ class Place:
 
     def tell(self, message: Message) -> Any:
         """The answer of the run server."""
-        [path] = self.folder.glob("*.sock")
-        channel = Address(self.folder, path.stem, {}, 0).connect()
-        assert channel is not None, self.log()
-        channel.send(message)
-        answer = channel.receive()
-        channel.close()
-        return answer
+        return tell(self.folder, message)
 
     def log(self) -> str:
         return "\n".join(path.read_text()[-3000:] for path in self.folder.glob("*.log"))
 
 
 Placed = Callable[..., Any]
+
+
+def tell(folder: Path, message: Message) -> Any:
+    """The answer of the run server that lives in a folder."""
+    [path] = folder.glob("*.sock")
+    channel = Address(folder, path.stem, {}, 0).connect()
+    assert channel is not None
+    channel.send(message)
+    answer = channel.receive()
+    channel.close()
+    return answer
 
 
 @pytest.fixture

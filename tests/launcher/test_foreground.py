@@ -16,7 +16,7 @@ import pytest
 
 from noetl_dagster import embedded
 from noetl_dagster.settings import Settings
-from tests.launcher.conftest import GATED
+from tests.launcher.conftest import GATED, tell
 from tests.processes import killed_in_the_end
 from tests.start.imported import Imported
 from tests.start.test_imports import DAGSTER
@@ -89,6 +89,30 @@ def test_an_interrupted_and_a_killed_run_are_resumed(start: Start, tmp_path: Pat
     again = start("resume", execution_id, "--json")
     found = said(again)
     assert (found["status"], found["epoch"]) == ("COMPLETED", 3)
+
+
+def test_an_interrupt_is_heard_before_the_run_has_begun(
+    start: Start, settings: Settings, tmp_path: Path
+) -> None:
+    """The driver that has it is stopped, and takes no notice of anything before it goes on."""
+    (tmp_path / "open").touch()
+    start(*run_arguments(tmp_path, "first")).communicate(timeout=120)
+    (tmp_path / "open").unlink()
+    folder = embedded.run_server_folder(settings)
+    server = psutil.Process(begun(tmp_path, "first")).parent()
+    assert server is not None
+    drivers = server.children()
+    for driver in drivers:
+        driver.suspend()
+    process = start(*run_arguments(tmp_path, "one"))
+    until_now(lambda: tell(folder, {"do": "status"})["driven"], "the run to be given to a driver")
+    process.send_signal(signal.SIGINT)
+    with pytest.raises(subprocess.TimeoutExpired):
+        process.wait(0.5)
+    for driver in drivers:
+        driver.resume()
+    assert process.wait(120) != 0
+    until_now(lambda: not tell(folder, {"do": "status"})["driven"], "the run to end")
 
 
 def test_a_killed_command_leaves_its_run_going(start: Start, tmp_path: Path) -> None:
