@@ -89,13 +89,41 @@ def test_percent_placeholders_are_counted_through_all_texts() -> None:
     ]
 
 
-@pytest.mark.parametrize("text", ["VACUUM t", "/* x */ create database d", "call p()", "commit", "begin"])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "VACUUM t",
+        "/* x */ create database d",
+        "call p()",
+        "commit",
+        "begin",
+        "discard all",
+        "cluster;",
+        "cluster",
+        "reindex schema s",
+        "reindex index concurrently i",
+        "alter table only t detach partition t_1 concurrently",
+        "alter subscription s refresh publication",
+        "alter subscription s set publication p",
+    ],
+)
 def test_statements_outside_of_transactions(text: str) -> None:
     assert needs_own_transaction(text)
 
 
 @pytest.mark.parametrize(
-    "text", ["select 1", "create index i on t (a)", "with x as (select 1) select 1", "ending"]
+    "text",
+    [
+        "select 1",
+        "create index i on t (a)",
+        "with x as (select 1) select 1",
+        "ending",
+        "discard plans",
+        "cluster t using i",
+        "reindex table t",
+        "alter table t detach partition t_1",
+        "alter subscription s owner to o",
+    ],
 )
 def test_statements_inside_of_transactions(text: str) -> None:
     assert not needs_own_transaction(text)
