@@ -49,6 +49,50 @@ CREATE OR REPLACE FUNCTION noetl.state_version(execution bigint) RETURNS text
         'loop.fanin.completed', 'warning')
 $$;
 
+-- What follows from events: commands that ended leave the queue and are told to whoever waits for them, heartbeats
+-- extend the leases of their commands. Gives how long the commands ran that left, by step and tool kind.
+-- Rows are locked in the order of the primary key; whoever writes events and locks rows of the queue locks them first.
+CREATE OR REPLACE FUNCTION noetl.settle(
+        ended_of bigint[], ended text[], durations float8[],
+        beats_of bigint[], beats text[], beat_workers text[], lease float8)
+    RETURNS jsonb LANGUAGE plpgsql VOLATILE
+    -- planned once a session, whatever the queue held then: by the primary key
+    SET plan_cache_mode = force_generic_plan SET enable_seqscan = off SET enable_bitmapscan = off AS $$
+DECLARE
+    notices int;
+    ran jsonb;
+BEGIN
+    IF cardinality(ended) > 0 THEN
+        WITH gone AS (
+            DELETE FROM noetl.queue
+            WHERE execution_id = ANY(ended_of) AND command_id = ANY(ended)
+              -- no join, which might read the whole queue
+              AND ((execution_id, command_id) IN (SELECT * FROM unnest(ended_of, ended))) IS TRUE
+            RETURNING command_id, node_name, tool_kind
+        ), told AS (
+            -- in lists, each below the 8,000 bytes that PostgreSQL carries in a notice; no command id has 3,000
+            SELECT pg_notify('noetl_command_ends', jsonb_agg(command_id)::text) FROM (
+                SELECT command_id,
+                    sum(octet_length(to_json(command_id)::text) + 2) OVER (ORDER BY command_id) / 4000 AS part
+                FROM gone) parts
+            GROUP BY part
+        )
+        SELECT (SELECT count(*) FROM told), (
+            SELECT jsonb_agg(jsonb_build_array(node_name, tool_kind, seconds)) FROM (
+                SELECT node_name, tool_kind, array_agg(duration) AS seconds
+                FROM gone JOIN unnest(ended, durations) AS lasted (command_id, duration) USING (command_id)
+                WHERE duration IS NOT NULL
+                GROUP BY node_name, tool_kind) lists)
+        INTO notices, ran;
+    END IF;
+    IF cardinality(beats) > 0 THEN
+        UPDATE noetl.queue SET lease_until = now() + make_interval(secs => lease)
+        WHERE execution_id = ANY(beats_of) AND command_id = ANY(beats) AND status = 'leased'
+          AND ((execution_id, command_id, worker_id) IN (SELECT * FROM unnest(beats_of, beats, beat_workers))) IS TRUE;
+    END IF;
+    RETURN ran;
+END $$;
+
 DO $$ BEGIN
     IF to_regtype('noetl.queue_place') IS NULL THEN
         CREATE TYPE noetl.queue_place AS (

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
 import asyncpg
@@ -20,8 +21,11 @@ _STARTING = Patience(
 )
 """A server that is just being started, whose pool is opened."""
 
-_PLANNING = {"jit": "off", "plan_cache_mode": "force_generic_plan"}
+_PLANNING = {"jit": "off", "plan_cache_mode": "force_generic_plan", "enable_seqscan": "off"}
 """Every statement looks rows up by index whatever its parameters are: planned once in a session, not each time."""
+
+_YOUNG_SECONDS, _OLD_SECONDS = 0.25, 60.0
+"""Plans are made anew after so long: twice as long each time, at most so long."""
 
 _JSONB_VERSION = b"\x01"
 _OPTIONS = orjson.OPT_NON_STR_KEYS | orjson.OPT_SERIALIZE_NUMPY
@@ -50,6 +54,31 @@ async def prepare_connection(connection: asyncpg.Connection) -> None:
     )
 
 
+class _Connection(asyncpg.Connection):  # type: ignore[misc]
+    """A session whose plans do not outlive the sizes of the tables that they were made for.
+
+    On an empty table all indexes cost the same; the one that was taken then may be the wrong one for a million rows.
+    """
+
+    __slots__ = ("_due", "_opened")
+
+    def __init__(self, *arguments: Any, **named: Any) -> None:
+        super().__init__(*arguments, **named)
+        self._opened = time.monotonic()
+        self._due = self._opened + _YOUNG_SECONDS
+
+    async def plan_anew(self) -> None:
+        """Forgets the plans where they are old."""
+        now = time.monotonic()
+        if now >= self._due:
+            await self.execute("DISCARD PLANS")
+            self._due = now + min(2 * (now - self._opened), _OLD_SECONDS)
+
+
+async def _plan_anew(connection: Any) -> None:
+    await connection.plan_anew()
+
+
 async def _keep(connection: asyncpg.Connection) -> None:
     """Statements on the event log leave nothing behind in a session: no settings, locks or listeners.
 
@@ -69,7 +98,9 @@ async def open_pool(url: str, *, size: int = 8, application: str = "noetl") -> a
             url,
             min_size=1,
             max_size=size,
+            connection_class=_Connection,
             init=prepare_connection,
+            setup=_plan_anew,
             reset=_keep,
             server_settings={"application_name": application, **_PLANNING},
         )

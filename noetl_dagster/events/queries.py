@@ -29,16 +29,18 @@ _TYPES = (
 _LIST = ", ".join(COLUMNS)
 
 
-def insert_new(first: int) -> str:
+def insert_new(first: int, condition: str = "true") -> str:
     """Inserts many events, leaving out every one that a unique index refuses; gives the ids that went in.
 
     Args:
         first: number of the parameter with the first column; each parameter is an array.
+        condition: one for all of them, which is evaluated before the first goes in.
     """
     arrays = ", ".join(f"${place}::{type_}[]" for place, type_ in enumerate(_TYPES, start=first))
     return f"""
 INSERT INTO noetl.event ({_LIST})
 SELECT {_LIST} FROM unnest({arrays}) AS new ({_LIST})
+WHERE {condition}
 ON CONFLICT DO NOTHING
 RETURNING event_id
 """

@@ -79,8 +79,7 @@ async def replay_all(
             await asyncio.to_thread(_fold, spark, settings, int(horizon), group, tell)
         await connection.execute(queries.FORGET)
         executions = await connection.fetchval(replay_queries.PUBLISH)
-        for shard in range(queries.SHARDS):
-            await connection.execute(queries.MOVE_CHECKPOINT, shard, horizon, events)
+        await connection.execute(queries.MOVE_CHECKPOINTS, [*range(queries.SHARDS)], horizon, events)
     await pool.execute(replay_queries.DROP_STAGING)
     return Replayed(executions, events)
 

@@ -74,10 +74,11 @@ class EventIntake:
 
     async def _copy(self, events: Sequence[Event]) -> set[int]:
         async with self.log.pool.acquire() as connection, connection.transaction():
+            # rows of the queue are locked first, as everybody does it
+            runs = await connection.fetchval(queries.SETTLE, *self._consequences(events))
             await connection.copy_records_to_table(
                 "event", schema_name="noetl", columns=COLUMNS, records=map(as_row, events)
             )
-            runs = await connection.fetchval(queries.FOLLOW_UP, *self._consequences(events))
         self._tell(runs)
         return {event.event_id for event in events}
 
@@ -93,11 +94,11 @@ class EventIntake:
         return (
             [event.execution_id for event in ended],
             _command_ids(ended),
+            [event.duration for event in ended],
             [event.execution_id for event in beats],
             _command_ids(beats),
             [event.worker_id for event in beats],
             self._lease_seconds,
-            [event.duration for event in ended],
         )
 
 

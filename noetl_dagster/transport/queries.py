@@ -8,45 +8,15 @@ SELECT DISTINCT execution_id FROM noetl.event
 WHERE execution_id = ANY($1::bigint[]) AND event_type = 'playbook.initialized'
 """
 
-_SETTLED = """
-DELETE FROM noetl.queue
-USING unnest($1::bigint[], $2::text[], $7::float8[]) AS ended (execution_id, command_id, duration)
-WHERE queue.execution_id = ended.execution_id AND queue.command_id = ended.command_id
-RETURNING queue.command_id, queue.node_name, queue.tool_kind, ended.duration
-"""
+# What follows from events; see schema/060_pool.sql.
+SETTLE = "SELECT noetl.settle($1, $2, $3, $4, $5, $6, $7)"
 
-# How long the commands that left the queue ran, by step and tool kind.
-_RUNS = """
-SELECT jsonb_agg(jsonb_build_array(node_name, tool_kind, durations))
-FROM (SELECT node_name, tool_kind, array_agg(duration) AS durations FROM settled
-      WHERE duration IS NOT NULL GROUP BY node_name, tool_kind) ran
-"""
-
-# In lists, each below the 8,000 bytes that PostgreSQL carries in a notice; no command id of the queue has 3,000.
-_TOLD = """
-SELECT pg_notify('noetl_command_ends', jsonb_agg(command_id)::text)
-FROM (SELECT command_id, sum(octet_length(to_json(command_id)::text) + 2) OVER (ORDER BY command_id) / 4000 AS part
-      FROM settled) parts
-GROUP BY part
-"""
-
-_RENEWED = """
-UPDATE noetl.queue SET lease_until = now() + make_interval(secs => $6)
-FROM unnest($3::bigint[], $4::text[], $5::text[]) AS beat (execution_id, command_id, worker_id)
-WHERE queue.execution_id = beat.execution_id AND queue.command_id = beat.command_id
-  AND queue.worker_id = beat.worker_id AND queue.status = 'leased'
-"""
-
-_CONSEQUENCES = f"settled AS ({_SETTLED}), told AS ({_TOLD}), renewed AS ({_RENEWED})"
-
-# What follows from events: commands that ended ($1, $2; after $7 seconds) leave the queue and are told to whoever
-# waits for them, heartbeats ($3 to $5) extend the leases of their commands. Gives how long the commands ran.
-FOLLOW_UP = f"WITH {_CONSEQUENCES} SELECT ({_RUNS}) AS runs, (SELECT count(*) FROM told) AS told"
-
-# Events ($8 and on) into the log and what follows from them, in one round trip; gives the ids that are new too.
+# Events ($8 and on) into the log, after what follows from them: rows of the queue are locked first, as whoever claims,
+# cancels or reaps does it too. Gives the ids that are new, and what settling gives.
 TAKE = f"""
-WITH new AS ({insert_new(first=8)}), {_CONSEQUENCES}
-SELECT (SELECT array_agg(event_id) FROM new) AS inserted, ({_RUNS}) AS runs, (SELECT count(*) FROM told) AS told
+WITH settled AS MATERIALIZED ({SETTLE} AS runs),
+new AS ({insert_new(first=8, condition="(SELECT count(*) FROM settled) = 1")})
+SELECT (SELECT array_agg(event_id) FROM new) AS inserted, runs FROM settled
 """
 
 
@@ -209,8 +179,13 @@ SELECT EXISTS (SELECT FROM noetl.queue WHERE execution_id = ANY($1::bigint[]) AN
 
 WITHDRAW = "DELETE FROM noetl.queue WHERE execution_id = $1 AND command_id = $2 AND status = 'queued'"
 
-# Takes every command of an execution out of the queue.
-WITHDRAW_ALL = "DELETE FROM noetl.queue WHERE execution_id = $1"
+# Takes every command of an execution out of the queue, locking rows in the order in which settling does it.
+WITHDRAW_ALL = """
+WITH locked AS MATERIALIZED (
+    SELECT command_id FROM noetl.queue WHERE execution_id = $1 ORDER BY command_id FOR UPDATE
+)
+DELETE FROM noetl.queue USING locked WHERE execution_id = $1 AND queue.command_id = locked.command_id
+"""
 
 # By tool kind, how many commands wait and run, and for how many seconds the one that has waited longest does.
 QUEUE_DEPTH = """

@@ -25,6 +25,9 @@ from .conftest import MakeEvent, connections
 ROW = "SELECT * FROM noetl.execution WHERE execution_id = $1"
 ALL = "SELECT * FROM noetl.execution ORDER BY execution_id"
 
+BACK = "UPDATE noetl.projection_checkpoint SET xact_id = '0' WHERE shard = ANY($1::int[])"
+UNDONE = "DELETE FROM noetl.execution WHERE abs(hashint8(execution_id) % 4) = ANY($1::int[])"
+
 
 def opening(event: MakeEvent, execution_id: int, items: int, *, fanout: bool = False) -> list[Event]:
     size = {"total_shards": items} if fanout else {"collection_size": items, "mode": "parallel"}
@@ -156,6 +159,27 @@ async def test_truncate_and_replay_equals(
     assert await pool.fetch(ALL) == before
     for row in before:
         assert (await read_execution(pool, row["execution_id"])).state == row["state"]  # type: ignore[union-attr]
+
+
+async def test_shards_that_stand_apart_are_brought_together(
+    pool: asyncpg.Pool[Any], log: EventLog, event: MakeEvent, ids: Snowflake
+) -> None:
+    """As a worker leaves them that had some of the shards while another had the rest."""
+    executions = [ids.next() for _ in range(12)]
+    projection = Projection(pool, batch=10)
+    for turn in range(3):
+        for execution_id in executions:
+            await log.append([end(event, execution_id, turn)] if turn else opening(event, execution_id, 3))
+        await settle(projection)
+        behind = [shard for shard in range(4) if shard != turn]
+        await pool.execute(BACK, behind)
+        await pool.execute(UNDONE, behind)
+    await log.append([end(event, executions[0], 0)])
+    await settle(projection)
+    found = await pool.fetch(ALL)
+    assert [row["state"]["loop"]["work"]["done"] for row in found] == [3, *[2] * 11]
+    places = await pool.fetch("SELECT DISTINCT xact_id::text FROM noetl.projection_checkpoint")
+    assert len(places) == 1, "they are read together from now on"
 
 
 PROJECTOR = """

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
@@ -22,7 +22,6 @@ from noetl_dagster.event_loop import cancel_and_wait
 from noetl_dagster.events.connection import DATABASE_AWAY
 from noetl_dagster.events.projection import queries
 from noetl_dagster.events.projection.execution import Done, ProjectedExecution
-from noetl_dagster.events.projection.queries import SHARDS
 
 logger = logging.getLogger(__name__)
 
@@ -46,7 +45,7 @@ class ShardLag:
 
 
 class Projection:
-    """Keeps the projection. Any number may run: each shard is worked on by one at a time."""
+    """Keeps the projection. Any number may run: a shard is worked on by one of them at a time."""
 
     def __init__(self, pool: asyncpg.Pool, *, batch: int = BATCH) -> None:
         self._pool = pool
@@ -56,9 +55,8 @@ class Projection:
         """Takes everything that has settled by now; returns the number of events it went through."""
         await self._pool.execute(queries.MAKE_CHECKPOINTS)
         total = 0
-        for shard in range(SHARDS):
-            while taken := await self._take(shard):
-                total += taken
+        while (taken := await self._take()) is not None:
+            total += taken
         return total
 
     async def lag(self) -> list[ShardLag]:
@@ -85,27 +83,36 @@ class Projection:
             await connection.execute(queries.FORGET)
         return await self.catch_up()
 
-    async def _take(self, shard: int) -> int:
-        """One batch of a shard: rows and checkpoint in one transaction. 0 when there is nothing to take."""
+    async def _take(self) -> int | None:
+        """One batch of the shards that are furthest behind: rows and checkpoints in one transaction.
+
+        Shards that stand at the same place, as they do once they have caught up, are read together.
+
+        Returns:
+            The events of the batch, whatever shards they belong to; None when there is nothing to take.
+        """
         async with self._pool.acquire() as connection, connection.transaction():
-            start = await connection.fetchval(queries.LOCK_CHECKPOINT, shard)
-            if start is None:
-                return 0
+            free = await connection.fetch(queries.LOCK_CHECKPOINTS)
+            places = sorted({int(row["xact_id"]) for row in free})
+            if not places:
+                return None
+            start = str(places[0])
+            shards = [row["shard"] for row in free if row["xact_id"] == start]
             window = await connection.fetchrow(queries.WINDOW, start, self._batch)
-            stop = _stop(window)
+            stop = _stop(window, places[1:])
             if stop is None:
-                return 0
+                return None
             count = int(await connection.fetchval(queries.COUNT, start, stop))
-            await self._project(connection, shard, start, stop)
-            await connection.execute(queries.MOVE_CHECKPOINT, shard, stop, count)
+            await self._project(connection, shards, start, stop)
+            await connection.execute(queries.MOVE_CHECKPOINTS, shards, stop, count)
             return count
 
-    async def _project(self, connection: Any, shard: int, start: str, stop: str) -> None:
+    async def _project(self, connection: Any, shards: list[int], start: str, stop: str) -> None:
         events: dict[int, list[Any]] = defaultdict(list)
-        for event in await connection.fetch(queries.EVENTS, start, stop, shard):
+        for event in await connection.fetch(queries.EVENTS, start, stop, shards):
             events[event["execution_id"]].append(event)
         done: dict[int, Done] = defaultdict(dict)
-        for row in await connection.fetch(queries.DONE, start, stop, shard):
+        for row in await connection.fetch(queries.DONE, start, stop, shards):
             done[row["execution_id"]][(row["node_name"], row["visit"])] = row["done"]
         ids = sorted(events.keys() | done.keys())
         if not ids:
@@ -211,9 +218,13 @@ async def _from_log(connection: Any, execution_id: int) -> ProjectedExecution:
     return execution
 
 
-def _stop(window: Any) -> str | None:
-    """The first transaction that a batch leaves for the next one; None when there is nothing to take."""
+def _stop(window: Any, others: Sequence[int]) -> str | None:
+    """The first transaction that a batch leaves for the next one; None when there is nothing to take.
+
+    Args:
+        others: where the shards stand that are further on, in order: the first of them is not passed by.
+    """
     if window["first"] is None or int(window["first"]) >= int(window["horizon"]):
         return None
     bound = int(window["bound"]) if window["bound"] is not None else int(window["horizon"])
-    return str(min(int(window["horizon"]), max(bound, int(window["first"]) + 1)))
+    return str(min(int(window["horizon"]), max(bound, int(window["first"]) + 1), *others[:1]))

@@ -38,9 +38,9 @@ SELECT shard, '0' FROM generate_series(0, {SHARDS - 1}) AS shard
 ON CONFLICT DO NOTHING
 """
 
-# Where a shard stands; no row when another worker is at it.
-LOCK_CHECKPOINT = """
-SELECT xact_id::text AS xact_id FROM noetl.projection_checkpoint WHERE shard = $1 FOR UPDATE SKIP LOCKED
+# Where the shards stand that no other worker is at.
+LOCK_CHECKPOINTS = """
+SELECT shard, xact_id::text AS xact_id FROM noetl.projection_checkpoint ORDER BY shard FOR UPDATE SKIP LOCKED
 """
 
 # How far one may read: transactions below the horizon have all ended, so nothing can appear there later.
@@ -56,14 +56,14 @@ SELECT pg_snapshot_xmin(pg_current_snapshot())::text AS horizon,
 EVENTS = f"""
 SELECT {_PARTS} FROM noetl.event
 LEFT JOIN noetl.execution_shard shard USING (execution_id)
-WHERE {_WINDOW} AND {_CHANGES} AND {_SHARD} = $3
+WHERE {_WINDOW} AND {_CHANGES} AND {_SHARD} = ANY($3::int[])
 ORDER BY event.xact_id, event.event_id
 """
 
 DONE = f"""
 SELECT event.execution_id, {_VISIT}, sum({_DONE})::bigint AS done FROM noetl.event
 LEFT JOIN noetl.execution_shard shard USING (execution_id)
-WHERE {_WINDOW} AND {_DONE} <> 0 AND {_SHARD} = $3
+WHERE {_WINDOW} AND {_DONE} <> 0 AND {_SHARD} = ANY($3::int[])
 GROUP BY 1, 2, 3
 """
 
@@ -90,10 +90,10 @@ ON CONFLICT (execution_id) DO UPDATE SET
     {", ".join(f"{name} = EXCLUDED.{name}" for name in EXECUTION_COLUMNS[1:])}
 """
 
-MOVE_CHECKPOINT = """
+MOVE_CHECKPOINTS = """
 UPDATE noetl.projection_checkpoint
 SET xact_id = $2::text::xid8, events = events + $3, updated_at = clock_timestamp()
-WHERE shard = $1
+WHERE shard = ANY($1::int[])
 """
 
 FORGET = "TRUNCATE noetl.execution"

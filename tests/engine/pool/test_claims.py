@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any
 
+import asyncpg
 import orjson
 import pytest
 
@@ -29,6 +30,17 @@ TEXT = "workflow: [{step: work, tool: {kind: noop}}]"
 QUEUED = "SELECT count(*) FROM noetl.queue WHERE status = 'queued'"
 WAITS = """
 SELECT count(*) FROM pg_locks JOIN pg_stat_activity USING (pid) WHERE NOT granted AND datname = current_database()
+"""
+
+# the second of two ends stops on its way into the log
+HELD_UP = """
+CREATE FUNCTION wait_for_the_test() RETURNS trigger LANGUAGE plpgsql AS $$
+BEGIN
+    PERFORM pg_advisory_xact_lock_shared(1, 1);
+    RETURN NEW;
+END $$;
+CREATE TRIGGER held_up BEFORE INSERT ON noetl.event FOR EACH ROW
+WHEN (NEW.event_type = 'loop.shard.done' AND NEW.current_index = 1) EXECUTE FUNCTION wait_for_the_test();
 """
 
 
@@ -331,6 +343,34 @@ async def test_a_cancellation_that_takes_long_keeps_nothing_from_the_others(
         assert {one.execution_id: len(one.waited) for one in granted} == {other: 4}
         await ending.rollback()
     assert await cancelling
+
+
+async def test_who_ends_commands_and_who_cancels_do_not_wait_for_each_other(
+    engine: Engine, claims: Claims
+) -> None:
+    """Both take the command out of the queue first; the one that comes second waits for the other, and finds it done."""
+    execution_id = await execution_of(engine)
+    runtime = engine.runtime
+    commands = await enqueue(engine, execution_id, 2)
+    assert len(names(await claims.claim_many("w", runtime.ids.take(2)))) == 2
+    ends = [runtime.commands.ended(command, Outcome({"status": "ok", "data": 1})) for command in commands]
+    await runtime.pool.execute(HELD_UP)
+    async with runtime.pool.acquire() as holder:
+        await holder.execute("SELECT pg_advisory_lock(1, 1)")
+        ending = asyncio.create_task(EventIntake(runtime.log, 300.0).handle_events(ends))
+        await until(
+            lambda: runtime.pool.fetchval(WAITS), "the first end to be in the log, and the second not yet"
+        )
+        cancelling = asyncio.create_task(engine.lifecycle.cancel(execution_id))
+        await until(lambda: twice_waiting(runtime.pool), "the cancellation to wait for the ends")
+        await asyncio.sleep(1.2)  # it looks for a deadlock after a second; the next one would be the victim
+        await holder.execute("SELECT pg_advisory_unlock(1, 1)")
+    assert await ending == {event.event_id for event in ends}, "neither was the victim of a deadlock"
+    assert await cancelling
+
+
+async def twice_waiting(pool: asyncpg.Pool) -> bool:
+    return int(await pool.fetchval(WAITS)) == 2
 
 
 async def test_a_kind_with_few_places_does_not_rest_beside_short_commands(engine: Engine) -> None:
