@@ -203,12 +203,14 @@ ON CONFLICT (source, message_id) DO UPDATE SET deliveries = EXCLUDED.deliveries,
 """
 DEAD_LETTER_COUNT = "SELECT count(*) FROM noetl.dead_letter"
 
-# A worker's capacity as it reports it.
+# A worker's capacity as it reports it. Every process of the API hears it, and the first writes it.
 PUT_WORKER = """
-INSERT INTO noetl.runtime (worker_id, kind, status, capacity, meta, heartbeat)
+INSERT INTO noetl.runtime AS known (worker_id, kind, status, capacity, meta, heartbeat)
 VALUES ($1, 'worker', $2, $3, $4, now())
 ON CONFLICT (worker_id) DO UPDATE SET status = EXCLUDED.status, capacity = EXCLUDED.capacity,
-    meta = noetl.runtime.meta || EXCLUDED.meta, heartbeat = now()
+    meta = known.meta || EXCLUDED.meta, heartbeat = now()
+WHERE (known.status, known.capacity) IS DISTINCT FROM (EXCLUDED.status, EXCLUDED.capacity)
+   OR NOT known.meta @> EXCLUDED.meta OR known.heartbeat < now() - interval '1 second'
 """
 WORKERS = """
 SELECT worker_id, status, capacity, meta, started_at, heartbeat,

@@ -6,7 +6,7 @@ import asyncpg
 from nats.aio.client import Client as NatsClient
 
 from noetl_dagster.settings import Settings
-from noetl_dagster.transport.capacity import CapacityKeeper, CapacityRegistry, WorkerReport
+from noetl_dagster.transport.capacity import CapacityKeeper, CapacityRegistry, WorkerReport, put_worker
 from noetl_dagster.transport.nats.names import Names
 from tests.waiting import until
 
@@ -70,6 +70,23 @@ async def test_reports_reach_memory_and_the_runtime_table(
     await until(lambda: pool.fetchval(capacity))
     assert keeper.registry.pick("http") == "w.1"
     await keeper.close()
+
+
+async def test_what_several_processes_hear_is_written_once(pool: asyncpg.Pool) -> None:
+    rows = "SELECT ctid::text, status, (capacity ->> 'available_slots')::int FROM noetl.runtime"
+    await put_worker(pool, report("w", 5))
+    first = await pool.fetchrow(rows)
+    await put_worker(pool, report("w", 5))
+    assert await pool.fetchrow(rows) == first
+    await put_worker(pool, report("w", 4))
+    assert tuple(await pool.fetchrow(rows))[1:] == ("ready", 4)
+    await put_worker(pool, report("w", 4, status="draining"))
+    assert tuple(await pool.fetchrow(rows))[1:] == ("draining", 4)
+    before = await pool.fetchval(
+        "UPDATE noetl.runtime SET heartbeat = now() - interval '2 seconds' RETURNING heartbeat"
+    )
+    await put_worker(pool, report("w", 4, status="draining"))
+    assert await pool.fetchval("SELECT heartbeat FROM noetl.runtime") > before, "it lives"
 
 
 def test_silence_is_excused_while_nobody_can_be_heard() -> None:
