@@ -182,7 +182,7 @@ class FanoutSpec(Model):
     fail_fast: bool = False
     allow_partial: bool = False
     max_concurrent: int | None = Field(
-        None, ge=1, description="shards of one group in flight; 64, in the pool 512"
+        None, ge=1, description="shards of one group in flight; 64, in the pool 768"
     )
     shard_ttl: float | None = Field(None, description="seconds")
     iter_key: str | None = Field(None, description="template of a shard's key; default: its index")

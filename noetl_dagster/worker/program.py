@@ -24,7 +24,7 @@ from noetl_dagster.playbook.templates.rendering import Compiled, Condition, comp
 from noetl_dagster.playbook.templates.scope import CompiledSet, compile_set
 from noetl_dagster.playbook.tool_kinds import TOOL_KINDS
 
-SHARDS_HERE, SHARDS_IN_POOL = 64, 512
+SHARDS_HERE, SHARDS_IN_POOL = 64, 768
 
 
 @dataclass(frozen=True, slots=True)
