@@ -104,6 +104,11 @@ class EventBuffer:
         await self._room.wait()
         self._push(_Entry(events, None))
 
+    def hurry(self) -> None:
+        """Sends what was posted without waiting for company."""
+        if self._entries:
+            self._urgent.set()
+
     async def flush(self) -> None:
         """Waits until everything handed over so far is committed; what others hand over meanwhile is not waited for.
 

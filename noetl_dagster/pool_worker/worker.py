@@ -40,8 +40,8 @@ from noetl_dagster.worker.runner import Call
 
 logger = logging.getLogger(__name__)
 
-LINGER_MILLISECONDS = 1.0
-"""Somebody waits for the end of every command; under load events find company anyway."""
+LINGER_MILLISECONDS = 20.0
+"""Ends of commands wait so long for others while further commands wait for a slot; else they are sent at once."""
 
 CHANGE_SECONDS = 0.25
 """A change of capacity is reported after so long, so that dispatch need not wait for the next interval."""
@@ -225,6 +225,8 @@ class PoolWorker:
                 logger.exception("command %s: a defect in the worker, or in its tool", grant.command_id)
             finally:
                 self._claims.ended(claimed, clock() - begun)
+                if self._claims.free > 0:
+                    self._runtime.buffer.hurry()
                 self._changed.set()
 
     async def _work(self, grant: Grant) -> None:

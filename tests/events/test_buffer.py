@@ -14,7 +14,7 @@ from noetl_dagster.events.ids import Snowflake
 from noetl_dagster.events.log import EventLog
 from noetl_dagster.events.types import Event, EventType
 from tests.events.conftest import MakeEvent
-from tests.waiting import PATIENCE_SECONDS
+from tests.waiting import PATIENCE_SECONDS, until
 
 
 class Refusing(EventLog):
@@ -63,3 +63,21 @@ async def test_a_flush_tells_of_posted_events_that_were_refused_once(
         await buffer.flush()
     await buffer.flush()
     assert await log.present([good]) == {good.event_id}
+
+
+async def test_what_was_posted_waits_for_company_until_somebody_hurries(
+    log: EventLog, event: MakeEvent, ids: Snowflake
+) -> None:
+    buffer, execution_id = EventBuffer(log, linger=600.0), ids.next()
+    buffer.hurry()  # nothing waits: it is not remembered
+    posted = [event(execution_id, EventType.WARNING) for _ in range(3)]
+    for one in posted:
+        await buffer.post([one])
+    await asyncio.sleep(0.1)
+    assert await log.present(posted) == set()
+    buffer.hurry()
+    await until(lambda: arrived(log, posted), "the events")
+
+
+async def arrived(log: EventLog, events: Sequence[Event]) -> bool:
+    return len(await log.present(events)) == len(events)

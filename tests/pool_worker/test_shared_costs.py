@@ -16,7 +16,7 @@ from tests.ledger import lines
 from tests.playbooks import playbook
 from tests.pool import working
 from tests.service.conftest import samples, serving
-from tests.waiting import until
+from tests.waiting import PATIENCE_SECONDS, until
 from tests.whole import Fan, warm
 
 BEATS = """
@@ -85,6 +85,21 @@ async def test_heartbeats_of_a_worker_travel_together(settings: Settings, tmp_pa
             row = await pool.fetchrow(BEATS)
             assert row["commits"] <= row["beats"] / 3, dict(row)
             fan.go()
+            await fan.is_whole()
+        await engine.close()
+
+
+@pytest.mark.parametrize("transport", list(EventTransport))
+async def test_ends_wait_for_company_only_while_commands_wait_for_a_slot(
+    settings: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, transport: EventTransport
+) -> None:
+    """A worker that has nothing more to begin sends what it has: nobody waits for the ten minutes."""
+    monkeypatch.setattr("noetl_dagster.pool_worker.worker.LINGER_MILLISECONDS", 600_000.0)
+    async with serving(settings, event_transport=transport) as service:
+        engine = await Engine.open(service.settings)
+        async with asyncio.timeout(PATIENCE_SECONDS), working(service.settings, "w", worker_slots=3):
+            await warm(engine)
+            fan = await Fan.start(engine, tmp_path, 100)
             await fan.is_whole()
         await engine.close()
 
