@@ -92,11 +92,6 @@ class _Entry(NamedTuple):
     place: int
     event: Event
 
-    @property
-    def content(self) -> bytes:
-        """The event's JSON, as it came."""
-        return self.parcel.message.data if self.parcel.size == 1 else to_json(message_of(self.event))
-
 
 class Ingestor:
     """Moves events from ``NOETL_WORKER_EVENTS`` into the log.
@@ -219,17 +214,14 @@ class Ingestor:
             await self._ingest_all(messages)
         except (nats.errors.Error, OSError) as error:  # what is not acknowledged comes again
             logger.debug("acknowledging events: %r", error)
-        except Exception as error:  # a defect must not end a service that looks alive
+        except Exception:  # a defect must not end a service that looks alive
             if len(messages) > 1:  # nor may one message hold up its neighbours each time that it comes
                 for message in messages:
                     await self._ingest([message])
                 return
-            logger.exception("a message of events cannot be taken")
-            [message] = messages
-            parcel = _Parcel(message, _stored(message), 1)
-            with contextlib.suppress(nats.errors.Error, OSError):
-                await self._retry_later(parcel, 0, message.data, f"{type(error).__name__}: {error}")
-                await self._settle(parcel)
+            logger.exception("a message of events cannot be taken now; it comes again")
+            with contextlib.suppress(nats.errors.Error, OSError, nats.errors.MsgAlreadyAckdError):
+                await messages[0].nak(delay=self._redelivery[-1])
 
     async def _ingest_all(self, messages: list[Msg]) -> None:
         parcels, entries = [], []
@@ -258,8 +250,7 @@ class Ingestor:
         )
         for entry in entries:
             if entry.event.execution_id in unknown:
-                missing = f"no execution {entry.event.execution_id} in the event log"
-                await self._retry_later(entry.parcel, entry.place, entry.content, missing)
+                await self._retry_later(entry, f"no execution {entry.event.execution_id} in the event log")
         known = [entry for entry in entries if entry.event.execution_id not in unknown]
         for begin in range(0, len(known), PART):
             await self._append(known[begin : begin + PART], messages)
@@ -271,9 +262,7 @@ class Ingestor:
             inserted = await self._patiently(lambda: self._intake.handle_events(events), messages)
         except POISON as error:
             if len(entries) == 1:
-                [entry] = entries
-                reason = f"{type(error).__name__}: {error}"
-                await self._retry_later(entry.parcel, entry.place, entry.content, reason)
+                await self._retry_later(entries[0], f"{type(error).__name__}: {error}")
                 return
             middle = len(entries) // 2
             await self._append(entries[:middle], messages)
@@ -297,11 +286,12 @@ class Ingestor:
         else:
             await parcel.message.ack()
 
-    async def _retry_later(self, parcel: _Parcel, place: int, content: bytes, error: str) -> None:
-        """Has a message delivered again, or puts what cannot be taken of it aside when it came often enough."""
+    async def _retry_later(self, entry: _Entry, error: str) -> None:
+        parcel = entry.parcel
         delivered = parcel.message.metadata.num_delivered
         if delivered > len(self._redelivery):
-            await self._put_aside(parcel, place, content, error)
+            content = parcel.message.data if parcel.size == 1 else to_json(message_of(entry.event))
+            await self._put_aside(parcel, entry.place, content, error)
         else:
             parcel.later = self._redelivery[delivered - 1]
 
