@@ -146,8 +146,12 @@ class Parent:
     def __init__(self, descriptor: int) -> None:
         self._socket = socket.socket(fileno=descriptor)
         self._socket.set_inheritable(False)  # what this process starts must not keep it
-        _, [listener], _, _ = socket.recv_fds(self._socket, 1, 1)
-        self.listener = socket.socket(fileno=listener)
+        descriptors: list[int] = []
+        with contextlib.suppress(OSError):
+            _, descriptors, _, _ = socket.recv_fds(self._socket, 1, 1)
+        if not descriptors:
+            raise SystemExit(0)  # it is gone already
+        self.listener = socket.socket(fileno=descriptors[0])
         self.listener.set_inheritable(False)
 
     def tell_ready(self) -> None:

@@ -167,17 +167,18 @@ class Driver:
         return {"error": launched.error} if launched.error else {}
 
     def _driving(self, run_id: str, work: Any) -> Message:
-        self._mark = Mark.take(self._folder, run_id)
-        if self._mark is None:
+        mark = Mark.take(self._folder, run_id)
+        if mark is None:
             return {}  # a driver of an earlier server has it
         try:
-            if self._mark.is_unwanted:  # the signal came before there was a mark to look at
+            self._mark = mark
+            if mark.is_unwanted:  # the signal came before there was a mark to look at
                 raise KeyboardInterrupt
             answer: Message = work()
             return answer
         finally:
-            self._interrupted = self._mark.is_unwanted
-            mark, self._mark = self._mark, None
+            self._interrupted = mark.is_unwanted
+            self._mark = None
             mark.release()
 
     def _bury(self, message: Message) -> Message:

@@ -41,11 +41,13 @@ def drive(
     folder = embedded.run_server_folder(settings)
     channel = Address.of(folder, os.environ, settings.driven_at_once).open()
     run_id = str(uuid.uuid4())
+    sent = False
     try:
         channel.send({"do": "status"})
         status = channel.receive()
         if status is None or len(status["driven"]) + len(status["waiting"]) >= settings.driven_at_once:
             raise ServiceError("the run server has its hands full")
+        sent = True
         channel.send(
             {
                 "do": "execute",
@@ -62,9 +64,12 @@ def drive(
     except OSError as error:
         raise ServiceError(f"the run server is gone: {error}") from error
     except KeyboardInterrupt:
-        with suppress(KeyboardInterrupt, OSError):  # interrupted once more: without waiting for its end
-            channel.send({"do": "withdraw", "id": str(execution_id)})
-            _end(channel, settings, run_id, unwanted=True)
+        if sent:
+            with suppress(
+                KeyboardInterrupt, OSError, ServiceError
+            ):  # interrupted once more: without waiting for its end
+                channel.send({"do": "withdraw", "id": str(execution_id)})
+                _end(channel, settings, run_id, unwanted=True)
         raise
     finally:
         channel.close()
@@ -95,5 +100,6 @@ def _end(channel: Channel, settings: Settings, run_id: str, *, unwanted: bool = 
             if message.get("withdrawn"):
                 return "withdrawn before it began"
     while driver_of(marks, run_id) is not None:
+        unwanted = unwanted and not interrupt(marks, run_id)
         time.sleep(LOOK_SECONDS)
     return "the run server ended"

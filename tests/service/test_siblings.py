@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import signal
+import socket
 from pathlib import Path
 
 import asyncpg
@@ -12,6 +13,7 @@ import psutil
 import pytest
 from pydantic import SecretStr
 
+from noetl_dagster.cli.siblings import Parent
 from noetl_dagster.events.log import EventLog
 from noetl_dagster.events.types import EventType
 from noetl_dagster.settings import Settings
@@ -102,6 +104,14 @@ async def test_events_lose_nothing_while_processes_are_killed(
     await until(lambda: all(map(is_gone, last)), "the end of all")
     async with httpx.AsyncClient(base_url=url, timeout=90) as client:
         assert (await client.get("/health")).is_success, "who asks while nobody serves waits"
+
+
+def test_a_process_whose_parent_is_gone_before_it_began_says_nothing() -> None:
+    ours, theirs = socket.socketpair()
+    ours.close()
+    with pytest.raises(SystemExit) as ending:
+        Parent(theirs.detach())
+    assert ending.value.code == 0
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGKILL])
