@@ -68,7 +68,8 @@ async def replay_all(
         raise ServiceError("replay: there is no event log; set NOETL_DB_URL")
     await pool.execute(queries.MAKE_CHECKPOINTS)
     async with pool.acquire() as connection, connection.transaction():
-        await connection.execute(queries.RESET_CHECKPOINTS)  # waits for the workers of all shards
+        await connection.execute(queries.LOCK_CHECKPOINTS)  # waits for the workers of all shards
+        await connection.execute(queries.RESET_CHECKPOINTS)
         horizon = await connection.fetchval(replay_queries.HORIZON)
         # executors must see it, so it is made outside of the transaction; a killed replay has left one
         await pool.execute(replay_queries.MAKE_STAGING)

@@ -87,7 +87,7 @@ class Maintenance:
     async def run(self, now: datetime | None = None) -> Maintained:
         """Makes the coming months' partitions, drops the old ones, deletes expired results and tokens."""
         now = now or datetime.now(UTC)
-        await Projection(self._pool).catch_up()
+        await Projection(self._pool).catch_up(patient=True)
         orphans = await self._results.sweep_orphans(now)  # while their executions are still known
         dropped: list[str] = []
         kept: list[str] = []

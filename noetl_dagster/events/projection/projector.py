@@ -51,11 +51,15 @@ class Projection:
         self._pool = pool
         self._batch = batch
 
-    async def catch_up(self) -> int:
-        """Takes everything that has settled by now; returns the number of events it went through."""
+    async def catch_up(self, *, patient: bool = False) -> int:
+        """Takes everything that has settled by now; returns the number of events it went through.
+
+        Args:
+            patient: waits for another worker that is at it. By default what that has is left to it.
+        """
         await self._pool.execute(queries.MAKE_CHECKPOINTS)
         total = 0
-        while (taken := await self._take()) is not None:
+        while (taken := await self._take(patient)) is not None:
             total += taken
         return total
 
@@ -79,11 +83,12 @@ class Projection:
         """Forgets the projection and replays the whole log; returns the number of events."""
         await self._pool.execute(queries.MAKE_CHECKPOINTS)
         async with self._pool.acquire() as connection, connection.transaction():
-            await connection.execute(queries.RESET_CHECKPOINTS)  # waits for the workers of all shards
+            await connection.execute(queries.LOCK_CHECKPOINTS)  # waits for the workers of all shards
+            await connection.execute(queries.RESET_CHECKPOINTS)
             await connection.execute(queries.FORGET)
-        return await self.catch_up()
+        return await self.catch_up(patient=True)
 
-    async def _take(self) -> int | None:
+    async def _take(self, patient: bool) -> int | None:
         """One batch of the shards that are furthest behind: rows and checkpoints in one transaction.
 
         Shards that stand at the same place, as they do once they have caught up, are read together.
@@ -92,7 +97,8 @@ class Projection:
             The events of the batch, whatever shards they belong to; None when there is nothing to take.
         """
         async with self._pool.acquire() as connection, connection.transaction():
-            free = await connection.fetch(queries.LOCK_CHECKPOINTS)
+            lock = queries.LOCK_CHECKPOINTS if patient else queries.LOCK_FREE_CHECKPOINTS
+            free = await connection.fetch(lock)
             places = sorted({int(row["xact_id"]) for row in free})
             if not places:
                 return None

@@ -38,10 +38,12 @@ SELECT shard, '0' FROM generate_series(0, {SHARDS - 1}) AS shard
 ON CONFLICT DO NOTHING
 """
 
-# Where the shards stand that no other worker is at.
+# Where the shards stand.
 LOCK_CHECKPOINTS = """
-SELECT shard, xact_id::text AS xact_id FROM noetl.projection_checkpoint ORDER BY shard FOR UPDATE SKIP LOCKED
+SELECT shard, xact_id::text AS xact_id FROM noetl.projection_checkpoint ORDER BY shard FOR UPDATE
 """
+# Of those that no other worker is at.
+LOCK_FREE_CHECKPOINTS = f"{LOCK_CHECKPOINTS} SKIP LOCKED"
 
 # How far one may read: transactions below the horizon have all ended, so nothing can appear there later.
 # ``first`` is the next transaction with events, ``bound`` the one some thousand events further on.
@@ -97,7 +99,7 @@ WHERE shard = ANY($1::int[])
 """
 
 FORGET = "TRUNCATE noetl.execution"
-RESET_CHECKPOINTS = "UPDATE noetl.projection_checkpoint SET xact_id = '0', events = 0"
+RESET_CHECKPOINTS = "UPDATE noetl.projection_checkpoint SET xact_id = '0', events = 0"  # when they are locked
 
 # A row of the projection and the checkpoint of its shard, from one snapshot; and whether anything, of
 # whatever execution, came after the checkpoint.
