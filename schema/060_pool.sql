@@ -56,12 +56,16 @@ CREATE OR REPLACE FUNCTION noetl.settle(
         ended_of bigint[], ended text[], durations float8[],
         beats_of bigint[], beats text[], beat_workers text[], lease float8)
     RETURNS jsonb LANGUAGE plpgsql VOLATILE
-    -- planned once a session, whatever the queue held then: by the primary key
+    -- by the primary key, whatever the queue held when it was planned
     SET plan_cache_mode = force_generic_plan SET enable_seqscan = off SET enable_bitmapscan = off AS $$
 DECLARE
     notices int;
     ran jsonb;
 BEGIN
+    IF cardinality(ended) > 0 AND cardinality(beats) > 0 THEN  -- each by itself would lock in order, both would not
+        PERFORM FROM noetl.queue WHERE execution_id = ANY(ended_of || beats_of) AND command_id = ANY(ended || beats)
+        ORDER BY execution_id, command_id FOR UPDATE;
+    END IF;
     IF cardinality(ended) > 0 THEN
         WITH gone AS (
             DELETE FROM noetl.queue

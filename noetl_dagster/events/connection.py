@@ -22,10 +22,11 @@ _STARTING = Patience(
 """A server that is just being started, whose pool is opened."""
 
 _PLANNING = {"jit": "off", "plan_cache_mode": "force_generic_plan", "enable_seqscan": "off"}
-"""Every statement looks rows up by index whatever its parameters are: planned once in a session, not each time."""
+"""Every statement looks rows up by index whatever its parameters are, so a session need not plan it each time."""
 
 _YOUNG_SECONDS, _OLD_SECONDS = 0.25, 60.0
-"""Plans are made anew after so long: twice as long each time, at most so long."""
+"""Plans are made anew when a session is so old, then each time that it has become three times as old, and at least
+once in so long."""
 
 _JSONB_VERSION = b"\x01"
 _OPTIONS = orjson.OPT_NON_STR_KEYS | orjson.OPT_SERIALIZE_NUMPY

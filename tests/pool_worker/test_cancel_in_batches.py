@@ -21,6 +21,7 @@ async def test_half_of_what_a_worker_holds_is_cancelled(
     settings: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, transport: EventTransport
 ) -> None:
     monkeypatch.setattr("noetl_dagster.pool_worker.claimer.KEPT_SECONDS", 1000.0)
+    monkeypatch.setattr("noetl_dagster.pool_worker.claimer.AHEAD_SECONDS", 1.0)  # short on a busy machine too
     async with control_plane(settings, transport) as own:
         engine = await Engine.open(own)
         pool = engine.runtime.pool

@@ -19,6 +19,13 @@ SOON_SECONDS = 30.0
 """A worker that is not heard of is missed after a minute, a lease lasts ten."""
 
 
+@pytest.fixture(autouse=True)
+def slow_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Commands count as short on a busy machine too, and claims are kept until a test says otherwise."""
+    monkeypatch.setattr("noetl_dagster.pool_worker.claimer.AHEAD_SECONDS", 1.0)
+    monkeypatch.setattr("noetl_dagster.pool_worker.claimer.KEPT_SECONDS", 1000.0)
+
+
 async def claims_ahead(engine: Engine, worker_id: str, folder: Path, items: int = ITEMS) -> Fan:
     """Has a worker of two slots claim every item of a fan-out whose items turn out to be long."""
     await warm(engine)
@@ -38,9 +45,8 @@ async def others_have(fan: Fan, count: int) -> None:
 
 @pytest.mark.parametrize("transport", [EventTransport.NATS, EventTransport.DIRECT])
 async def test_a_worker_that_stops_hands_over_at_once(
-    settings: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, transport: EventTransport
+    settings: Settings, tmp_path: Path, transport: EventTransport
 ) -> None:
-    monkeypatch.setattr("noetl_dagster.pool_worker.claimer.KEPT_SECONDS", 1000.0)
     async with control_plane(settings, transport) as own:
         engine = await Engine.open(own)
         async with working(own, "first", worker_slots=2) as first:
@@ -58,12 +64,13 @@ async def test_a_worker_that_stops_hands_over_at_once(
 
 @pytest.mark.parametrize("transport", [EventTransport.HTTP])
 async def test_a_worker_whose_slots_are_blocked_gives_back_what_it_claimed_ahead(
-    settings: Settings, tmp_path: Path, transport: EventTransport
+    settings: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, transport: EventTransport
 ) -> None:
     async with control_plane(settings, transport) as own:
         engine = await Engine.open(own)
         async with working(own, "first", worker_slots=2):
             fan = await claims_ahead(engine, "first", tmp_path)
+            monkeypatch.setattr("noetl_dagster.pool_worker.claimer.KEPT_SECONDS", 1.0)
             async with working(own, "second", worker_slots=ITEMS):
                 await others_have(fan, ITEMS)
                 assert len(await held_rows(engine.runtime.pool, "first")) == 2

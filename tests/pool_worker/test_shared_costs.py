@@ -23,6 +23,7 @@ BEATS = """
 SELECT count(*) AS beats, count(DISTINCT meta ->> 'command_id') AS commands, count(DISTINCT xact_id) AS commits
 FROM noetl.event WHERE event_type = 'command.heartbeat'
 """
+COMMITS = "SELECT count(DISTINCT xact_id) FROM noetl.event WHERE event_type = 'loop.shard.done'"
 BOUND = 6
 BOUNDED = f"""
 workload: {{ledger: ""}}
@@ -95,12 +96,17 @@ async def test_ends_wait_for_company_only_while_commands_wait_for_a_slot(
 ) -> None:
     """A worker that has nothing more to begin sends what it has: nobody waits for the ten minutes."""
     monkeypatch.setattr("noetl_dagster.pool_worker.worker.LINGER_MILLISECONDS", 600_000.0)
+    monkeypatch.setattr(
+        "noetl_dagster.pool_worker.claimer.AHEAD_SECONDS", 10.0
+    )  # short on a busy machine too
     async with serving(settings, event_transport=transport) as service:
         engine = await Engine.open(service.settings)
         async with asyncio.timeout(PATIENCE_SECONDS), working(service.settings, "w", worker_slots=3):
             await warm(engine)
             fan = await Fan.start(engine, tmp_path, 100)
             await fan.is_whole()
+        commits = await engine.runtime.pool.fetchval(COMMITS)
+        assert commits <= 50, "they wait while others wait for a slot"
         await engine.close()
 
 

@@ -235,6 +235,7 @@ class Link:
                 continue
             try:
                 await self._requeue(executions, edition=f"{self._edition}-{count}")
+                await self._purge(set(self._capacity.registry.lost()))
             except (*DATABASE_AWAY, nats.errors.Error) as error:
                 logger.warning("cannot look after commands just now: %r", error)
             except Exception:  # a defect must not leave the commands without anybody who looks after them
@@ -256,7 +257,6 @@ class Link:
         absent = registry.absent()
         if absent:
             anew += await pool.fetch(queries.UNTARGET, executions, absent)
-        await self._purge(set(registry.lost()))
         if registry.some_batch() and (anew or await pool.fetchval(queries.SOME_WAIT, executions)):
             await wake_all(self._client, self._runtime.settings, len(anew))
         if not registry.some_single():
@@ -276,10 +276,9 @@ class Link:
         """Takes the notices of workers that are gone off the stream, once each time that one goes."""
         self._purged &= lost
         for worker_id in lost - self._purged:
-            with contextlib.suppress(nats.errors.Error):
-                subject = self._names.targeted(worker_id)
-                await self._stream._jsm.purge_stream(self._names.command_stream, subject=subject)
-                self._purged.add(worker_id)
+            subject = self._names.targeted(worker_id)
+            await self._stream._jsm.purge_stream(self._names.command_stream, subject=subject)
+            self._purged.add(worker_id)
 
     async def _expect_holders(self, executions: list[int]) -> None:
         """Knows the workers that an earlier process left commands to: those that stay silent are gone."""

@@ -49,7 +49,8 @@ _SQL_BODY = re.compile(r"\bBEGIN\s+ATOMIC\b", re.IGNORECASE)
 
 _OWN_TRANSACTION = re.compile(
     r"""\s*(?:
-        VACUUM | CALL | CHECKPOINT | ALTER\s+SYSTEM | DISCARD\s+ALL | CLUSTER(?=\s*(?:;|$))
+        VACUUM | CALL | CHECKPOINT | ALTER\s+SYSTEM | DISCARD\s+ALL
+      | CLUSTER(?=(?:\s*\([^)]*\)|\s+VERBOSE)?\s*(?:;|$))
       | (?:CREATE|DROP)\s+(?:DATABASE|TABLESPACE|SUBSCRIPTION)
       | CREATE\s+(?:UNIQUE\s+)?INDEX\s+CONCURRENTLY | DROP\s+INDEX\s+CONCURRENTLY
       | REINDEX\s+(?:\([^)]*\)\s*)?(?:DATABASE|SYSTEM|SCHEMA|(?:TABLE|INDEX)\s+CONCURRENTLY)
