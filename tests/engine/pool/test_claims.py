@@ -369,6 +369,31 @@ async def test_who_ends_commands_and_who_cancels_do_not_wait_for_each_other(
     assert await cancelling
 
 
+@pytest.mark.parametrize("beside", [0, 150], ids=["one statement", "copy"])
+async def test_a_batch_of_ends_and_heartbeats_touches_its_own_commands_only(
+    engine: Engine, claims: Claims, beside: int
+) -> None:
+    execution_id, other = await execution_of(engine), await execution_of(engine)
+    runtime = engine.runtime
+    ended, beating, foreign, untouched, *more = await enqueue(engine, execution_id, 4 + beside)
+    await claims.claim_many("w", runtime.ids.take(4 + beside))
+    done, outcome = runtime.commands.ended, Outcome({"status": "ok", "data": 1})
+    stray = done(foreign, outcome)
+    stray.execution_id = other
+    beats = [runtime.commands.heartbeat(command) for command in (beating, untouched)]
+    for beat, worker_id in zip(beats, ("w", "another"), strict=True):
+        beat.worker_id = worker_id
+    await runtime.pool.execute("UPDATE noetl.queue SET lease_until = now()")
+    batch = [done(ended, outcome), stray, *beats, *(done(command, outcome) for command in more)]
+    assert await EventIntake(runtime.log, 300.0).handle_events(batch) == {event.event_id for event in batch}
+    renewed = "SELECT command_id, lease_until > now() + interval '1 minute' FROM noetl.queue"
+    assert dict(await runtime.pool.fetch(renewed)) == {
+        beating.command_id: True,
+        foreign.command_id: False,
+        untouched.command_id: False,
+    }
+
+
 async def twice_waiting(pool: asyncpg.Pool) -> bool:
     return int(await pool.fetchval(WAITS)) == 2
 
