@@ -68,6 +68,19 @@ WHERE execution_id = $1 AND event_type = 'step.exit' AND node_name = 'total'
 """
 
 
+def held_up(condition: str) -> str:
+    """SQL that has events of a kind wait, on their way into the log, for whoever holds the advisory lock (1, 1)."""
+    return f"""
+CREATE FUNCTION wait_for_the_test() RETURNS trigger LANGUAGE plpgsql AS $$
+BEGIN
+    PERFORM pg_advisory_xact_lock_shared(1, 1);
+    RETURN NEW;
+END $$;
+CREATE TRIGGER held_up BEFORE INSERT ON noetl.event FOR EACH ROW
+WHEN ({condition}) EXECUTE FUNCTION wait_for_the_test();
+"""
+
+
 class Fan:
     """A fan-out that is on its way. The first ``held`` items wait until :meth:`go`; of ``seconds`` is each one."""
 

@@ -65,9 +65,8 @@ def drive(
         raise ServiceError(f"the run server is gone: {error}") from error
     except KeyboardInterrupt:
         if sent:
-            with suppress(
-                KeyboardInterrupt, OSError, ServiceError
-            ):  # interrupted once more: without waiting for its end
+            # interrupted once more: without waiting for its end
+            with suppress(KeyboardInterrupt, OSError, ServiceError):
                 channel.send({"do": "withdraw", "id": str(execution_id)})
                 _end(channel, settings, run_id, unwanted=True)
         raise

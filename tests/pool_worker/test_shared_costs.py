@@ -17,7 +17,7 @@ from tests.playbooks import playbook
 from tests.pool import working
 from tests.service.conftest import samples, serving
 from tests.waiting import PATIENCE_SECONDS, until
-from tests.whole import Fan, warm
+from tests.whole import Fan, held_up, warm
 
 BEATS = """
 SELECT count(*) AS beats, count(DISTINCT meta ->> 'command_id') AS commands, count(DISTINCT xact_id) AS commits
@@ -40,15 +40,7 @@ workflow:
         os.write(descriptor, f"{{n}} {{os.getpid()}}\\n".encode())
         os.close(descriptor)
 """
-HELD_UP = """
-CREATE FUNCTION wait_for_the_test() RETURNS trigger LANGUAGE plpgsql AS $$
-BEGIN
-    PERFORM pg_advisory_xact_lock_shared(1, 1);
-    RETURN NEW;
-END $$;
-CREATE TRIGGER held_up BEFORE INSERT ON noetl.event FOR EACH ROW
-WHEN (NEW.event_type = 'loop.shard.done') EXECUTE FUNCTION wait_for_the_test();
-"""
+HELD_UP = held_up("NEW.event_type = 'loop.shard.done'")
 
 
 async def test_states_and_programs_are_fetched_once_a_worker(settings: Settings, tmp_path: Path) -> None:

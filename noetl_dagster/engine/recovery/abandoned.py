@@ -101,7 +101,7 @@ class Recovery:
         Args:
             requested: what was requested at earlier looks.
         """
-        await Projection(self._runtime.pool).catch_up(patient=True)
+        await Projection(self._runtime.pool).catch_up()
         moment = (now or datetime.now(UTC)).timestamp()
         found, after = [], 0
         while page := await self._runtime.pool.fetch(_RUNNING, after, CANDIDATES):

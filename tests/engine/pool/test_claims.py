@@ -25,6 +25,7 @@ from noetl_dagster.worker.command import Command, Outcome
 from noetl_dagster.worker.context import Batch, Shared, own_context
 from tests.playbooks import playbook
 from tests.waiting import PATIENCE_SECONDS, until
+from tests.whole import held_up
 
 TEXT = "workflow: [{step: work, tool: {kind: noop}}]"
 QUEUED = "SELECT count(*) FROM noetl.queue WHERE status = 'queued'"
@@ -33,15 +34,7 @@ SELECT count(*) FROM pg_locks JOIN pg_stat_activity USING (pid) WHERE NOT grante
 """
 
 # the second of two ends stops on its way into the log
-HELD_UP = """
-CREATE FUNCTION wait_for_the_test() RETURNS trigger LANGUAGE plpgsql AS $$
-BEGIN
-    PERFORM pg_advisory_xact_lock_shared(1, 1);
-    RETURN NEW;
-END $$;
-CREATE TRIGGER held_up BEFORE INSERT ON noetl.event FOR EACH ROW
-WHEN (NEW.event_type = 'loop.shard.done' AND NEW.current_index = 1) EXECUTE FUNCTION wait_for_the_test();
-"""
+HELD_UP = held_up("NEW.event_type = 'loop.shard.done' AND NEW.current_index = 1")
 
 
 @pytest.fixture
