@@ -15,10 +15,11 @@ import pytest
 
 from noetl_dagster.events.ids import Snowflake, command_id
 from noetl_dagster.events.log import EventLog
+from noetl_dagster.events.projection import queries
 from noetl_dagster.events.projection.projector import Projection, read_execution
 from noetl_dagster.events.types import Event, EventType
 from noetl_dagster.settings import Settings
-from tests.waiting import until
+from tests.waiting import PATIENCE_SECONDS, until
 
 from .conftest import MakeEvent, connections
 
@@ -251,3 +252,24 @@ async def test_the_lag_is_a_metric(
     assert await projection.lag_seconds() >= 0.05
     await settle(projection)
     assert await projection.lag_seconds() == 0.0
+
+
+async def test_who_is_patient_waits_for_the_worker_that_is_at_it(
+    pool: asyncpg.Pool[Any], log: EventLog, event: MakeEvent, ids: Snowflake
+) -> None:
+    projection, execution_id = Projection(pool), ids.next()
+    await settle(projection)
+    await log.append(opening(event, execution_id, 3))
+    async with pool.acquire() as other:
+        working = other.transaction()
+        await working.start()
+        await other.execute(queries.LOCK_CHECKPOINTS)
+        assert await projection.catch_up() == 0
+        waiting = asyncio.create_task(projection.catch_up(patient=True))
+        await asyncio.sleep(0.2)
+        assert not waiting.done()
+        await working.rollback()
+    async with asyncio.timeout(PATIENCE_SECONDS):
+        await waiting
+    await settle(projection)
+    assert await pool.fetchrow(ROW, execution_id) is not None
