@@ -7,6 +7,7 @@ import importlib
 import importlib.util
 import inspect
 import sys
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
@@ -15,6 +16,9 @@ from typing import Any
 from pyspark import cloudpickle
 
 from noetl_dagster.errors import ToolError
+
+_loading = threading.RLock()
+"""Shards on several threads name the same file at the same moment: one executes it, the others wait."""
 
 
 def load_function(address: str, folder: str) -> Callable[..., Any]:
@@ -44,8 +48,11 @@ def _file_module(path: Path) -> ModuleType:
     path = path.absolute()
     digest = hashlib.sha256(path.read_bytes() + str(path).encode()).hexdigest()[:12]
     name = f"_noetl_spark_{path.stem}_{digest}"
-    if name in sys.modules:
-        return sys.modules[name]
+    with _loading:
+        return sys.modules.get(name) or _executed(path, name)
+
+
+def _executed(path: Path, name: str) -> ModuleType:
     spec = importlib.util.spec_from_file_location(name, path)
     assert spec is not None
     assert spec.loader is not None

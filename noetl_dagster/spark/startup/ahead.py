@@ -63,9 +63,9 @@ def step_begins() -> None:
 
 
 def _has_session() -> bool:
-    """Whether PySpark has one, without importing it."""
-    context = sys.modules.get("pyspark.core.context")
-    return context is not None and context.SparkContext._active_spark_context is not None
+    """Whether PySpark has one, without importing it; another thread may be half way through importing it."""
+    context_class = getattr(sys.modules.get("pyspark.core.context"), "SparkContext", None)
+    return context_class is not None and context_class._active_spark_context is not None
 
 
 def _start(spark: Callable[[], SparkSession], settings: Settings, python_too: bool) -> None:

@@ -8,6 +8,7 @@ import sys
 import textwrap
 import threading
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
@@ -137,6 +138,11 @@ def test_nothing_starts_on_connect_or_against_the_settings() -> None:
     assert not ahead.start_ahead(refused, Settings(spark_start_ahead=False))  # type: ignore[arg-type]
 
 
+def test_a_module_that_another_thread_imports_holds_no_session(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "pyspark.core.context", ModuleType("pyspark.core.context"))
+    assert not ahead._has_session()
+
+
 RUN = """
 import asyncio, sys
 from noetl_dagster.engine.engine import Engine
@@ -168,8 +174,9 @@ def test_the_session_is_there_when_its_step_begins(settings: Settings, tmp_path:
         import sys, time
         def main():
             for _ in range(600):
-                context = sys.modules.get("pyspark.core.context")
-                if context is not None and context.SparkContext._active_spark_context is not None:
+                half_imported = sys.modules.get("pyspark.core.context")
+                context = getattr(half_imported, "SparkContext", None)
+                if context is not None and context._active_spark_context is not None:
                     return "there"
                 time.sleep(0.1)
             raise ValueError("nobody started Spark")
