@@ -13,6 +13,7 @@ from typing import Any, Self
 from pydantic import BaseModel, ConfigDict, Field
 
 from noetl_dagster.errors import Place
+from noetl_dagster.playbook.assets import AssetSpec, CheckSpec, DagsterSpec, SourceSpec
 from noetl_dagster.settings import StoreTier
 
 
@@ -256,6 +257,10 @@ class Step(Model):
     set: dict[str, Any] = Field(default_factory=dict)
     routing: Routing = Routing()
     spec: StepSpec = StepSpec()
+    is_asset: bool = True
+    asset: AssetSpec = AssetSpec()
+    checks: tuple[CheckSpec, ...] = ()
+    sources: dict[str, SourceSpec] = Field(default_factory=dict, description="assets that the step reads")
     place: Place | None = None
 
     @property
@@ -275,8 +280,6 @@ class Metadata(Model):
     description: str = ""
     tags: tuple[str, ...] = ()
     owners: tuple[str, ...] = ()
-    schedule: str | None = Field(None, description="cron line")
-    partitions: dict[str, Any] | None = None
 
 
 class Playbook(Model):
@@ -294,6 +297,7 @@ class Playbook(Model):
     keychain: tuple[dict[str, Any], ...] = ()
     workbook: dict[str, Task] = Field(default_factory=dict)
     executor: dict[str, Any] = Field(default_factory=dict)
+    dagster: DagsterSpec = DagsterSpec()
     settled: bool = False
     source: str = ""
     file: str = "<playbook>"

@@ -12,6 +12,14 @@ from typing import Any
 
 from pydantic import BaseModel
 
+from noetl_dagster.playbook.assets import (
+    AssetSpec,
+    AutomationKind,
+    CheckKind,
+    PartitionKind,
+    ScheduleStatus,
+    Severity,
+)
 from noetl_dagster.playbook.dialects import spelling
 from noetl_dagster.playbook.models import (
     Backoff,
@@ -35,6 +43,9 @@ SECONDS: Schema = {"type": ["number", "string"], "description": "seconds, or tex
 FLAG: Schema = {"type": ["boolean", "string"]}
 CONDITION: Schema = {"type": ["string", "boolean"], "description": 'a template such as "{{ ctx.ready }}"'}
 MAPPING: Schema = {"type": ["object", "null"]}
+TEXTS: Schema = {"type": "array", "items": TEXT}
+ONE_OR_MORE: Schema = {"anyOf": [TEXT, TEXTS]}
+ASSET_KEY: Schema = {**ONE_OR_MORE, "description": "'warehouse/patients' or [warehouse, patients]"}
 
 
 def language_schema() -> Schema:
@@ -52,6 +63,7 @@ def language_schema() -> Schema:
                 "keychain": {"type": ["array", "object", "null"]},
                 "workbook": {"type": ["array", "object", "null"]},
                 "executor": opened({"spec": {"$ref": "#/$defs/spec"}}),
+                "dagster": _dagster(),
             },
             required=("apiVersion", "kind", "workflow"),
         ),
@@ -116,11 +128,77 @@ def _step() -> Schema:
             "spec": {"$ref": "#/$defs/spec"},
             "retry": {"$ref": "#/$defs/retry"},
             "sink": {"$ref": "#/$defs/sink"},
+            "asset": {"anyOf": [{"type": ["boolean", "null"]}, _asset()]},
+            "checks": {"type": "array", "items": _check()},
+            "from": {"type": "object", "additionalProperties": {"anyOf": [ASSET_KEY, _source()]}},
             **_set_blocks(),
             **spelled(spelling.INPUT, MAPPING),
             **spelled(spelling.OUTPUT, ANY),
         },
         required=("step",),
+    )
+
+
+def _asset() -> Schema:
+    return closed(fields_of(AssetSpec) | {"key": ASSET_KEY, "owners": TEXTS, "kinds": TEXTS})
+
+
+def _check() -> Schema:
+    asks: Schema = {
+        CheckKind.WHEN: CONDITION,
+        CheckKind.UNIQUE: ONE_OR_MORE,
+        CheckKind.NOT_NULL: ONE_OR_MORE,
+        CheckKind.ACCEPTED: {"type": "object", "additionalProperties": {"type": "array"}},
+        CheckKind.BETWEEN: {"type": "object", "additionalProperties": {"type": "array"}},
+        CheckKind.ROW_COUNT: {"type": ["integer", "object", "array"]},
+        CheckKind.FRESH: {"type": "object", "additionalProperties": SECONDS},
+    }
+    common = {"name": TEXT, "description": TEXT, "severity": words(Severity), "blocking": FLAG}
+    return closed(common | asks) | {"oneOf": [{"required": [kind.value]} for kind in CheckKind]}
+
+
+def _source() -> Schema:
+    partition = {**TEXT, "description": "same, latest, all, or the key of one"}
+    return closed({"asset": ASSET_KEY, "partition": partition}, required=("asset",))
+
+
+def _dagster() -> Schema:
+    schedule = closed(
+        {
+            "name": TEXT,
+            "cron": TEXT,
+            "timezone": TEXT,
+            "workload": MAPPING,
+            "status": {"anyOf": [words(ScheduleStatus), FLAG]},
+        },
+        required=("cron",),
+    )
+    dimension = closed(
+        {
+            "kind": words(PartitionKind),
+            **dict.fromkeys(("start", "end", "timezone", "workload", "dynamic"), TEXT),
+            "static": {"type": "array", "minItems": 1},
+        }
+    )
+    two = {"type": "object", "minProperties": 2, "maxProperties": 2, "additionalProperties": dimension}
+    source = {"asset": ASSET_KEY, "object": TEXT, "table": TEXT, "auth": ANY, "every": SECONDS}
+    return closed(
+        {
+            "group": TEXT,
+            "owners": TEXTS,
+            "tags": {"type": ["object", "array"]},
+            "pools": {"type": "object", "additionalProperties": {"type": "integer", "minimum": 0}},
+            "schedules": {"type": ["array", "object"], "items": schedule},
+            "partitions": {"anyOf": [dimension, closed({"two": two}, required=("two",))]},
+            "automation": {
+                "anyOf": [
+                    {"enum": [AutomationKind.EAGER, AutomationKind.ON_MISSING]},
+                    closed({"on_cron": TEXT, "timezone": TEXT}, required=("on_cron",)),
+                ]
+            },
+            "freshness": closed({"warn_after": SECONDS, "fail_after": SECONDS}, required=("fail_after",)),
+            "observe": {"type": "array", "items": closed(source, required=("asset",))},
+        }
     )
 
 

@@ -266,7 +266,7 @@ BROKEN_ROOTS = {
     "root vars": (HEAD + f"vars: {{}}\nworkflow: [{{step: a, {OK_TOOL}}}]\n", "unknown key 'vars'"),
     "schedule": (
         f"apiVersion: noetl.io/v2\nkind: Playbook\nmetadata: {{name: a, schedule: hourly}}\nworkflow: [{{step: a, {OK_TOOL}}}]\n",
-        "x.yaml:3:31: playbook, metadata: schedule 'hourly' is no cron line",
+        "x.yaml:3:31: metadata: schedule 'hourly' is no cron line",
     ),
     "empty file": ("", "the file is empty"),
     "a list": ("- a\n", "playbook: expected a mapping"),

@@ -26,9 +26,42 @@ METADATA = {
     "tags": ["x"],
     "owners": "y",
     "schedule": "0 * * * *",
-    "partitions": {"kind": "daily"},
+    "partitions": {"kind": "daily", "start": "2026-01-01"},
 }
+DAGSTER = """
+dagster:
+  group: clinical/{{ metadata.name }}
+  owners: ["team:data", ana@example.org]
+  tags: {domain: health}
+  pools: {api: 16}
+  schedules: [{name: nightly, cron: "0 2 * * *", timezone: Europe/Berlin, workload: {full: true}, status: running}]
+  partitions: {two: {day: {kind: daily, start: "2026-01-01", end: "2027-01-01", workload: api}, f: {static: [a, b]}}}
+  automation: {on_cron: "0 3 * * *"}
+  freshness: {warn_after: 26h, fail_after: 50h}
+  observe: [{asset: lake/raw, object: "s3://lake/*.parquet", every: 10m}, {asset: t, table: public.t, auth: pg}]
+"""
 TREES = [
+    yaml.safe_load(
+        with_steps(
+            """
+            - step: start
+              tool: {kind: noop}
+              asset: {key: [a, b], description: c, group: g, owners: ["team:x"], kinds: [parquet], tags: {a: b},
+                      metadata: {n: 1}, code_version: "3"}
+              checks:
+                - {name: enough, when: "{{ output }}", severity: warn, description: x}
+                - {unique: id, blocking: true}
+                - {not_null: [a, b]}
+                - {accepted: {sex: [F, M]}}
+                - {between: {age: [0, null]}}
+                - {row_count: {min: 1, max: 5}}
+                - {fresh: {at: 26h}}
+              from: {raw: {asset: warehouse/raw, partition: latest}, other: [x, y]}
+            - {step: last, asset: false, tool: {kind: noop}}
+            """,
+            root=EVERYTHING + DAGSTER,
+        )
+    ),
     yaml.safe_load(HEAD + "workflow: [{step: a, next: []}]")
     | {
         "metadata": METADATA,

@@ -34,6 +34,8 @@ LANGUAGE_NAMES = frozenset(
         "response",
         "error",
         "event",
+        "partition",
+        "asset",
         "fanin",
         "result",
         "data",
@@ -72,7 +74,7 @@ def known_names(playbook: Playbook) -> frozenset[str]:
     """Every name that something in the playbook defines, wherever it is visible."""
     names = {*LANGUAGE_NAMES, *playbook.workload}
     for step in playbook.steps:
-        names.update((step.name, *_names_of(step.input), *_bare(step.set)))
+        names.update((step.name, *_names_of(step.input), *_bare(step.set), *step.sources))
         for arc in step.routing.arcs:
             names.update(_bare(arc.set))
         if step.loop is not None:

@@ -29,6 +29,7 @@ class Reading:
 
     Attributes:
         workload: what templates in settings may use.
+        metadata: what templates in Dagster's words may use.
         executor_spec: the outermost layer of every spec.
         settled: whether a setting was a template of the workload.
         jumps: targets of the present step's policies, with the action that names them; checked when
@@ -39,6 +40,7 @@ class Reading:
         self.document = document
         self.lenient = lenient
         self.workload: dict[str, Any] = {}
+        self.metadata: dict[str, Any] = {}
         self.executor_spec: dict[str, Any] = {}
         self.settled = False
         self.jumps: list[tuple[str, Block]] = []

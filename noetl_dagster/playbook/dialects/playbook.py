@@ -7,6 +7,7 @@ from pathlib import PurePath
 from types import MappingProxyType
 from typing import Any
 
+from noetl_dagster.playbook.dialects.assets.root import read_dagster
 from noetl_dagster.playbook.dialects.block import Block, Reading
 from noetl_dagster.playbook.dialects.retry import read_sink
 from noetl_dagster.playbook.dialects.spelling import (
@@ -22,8 +23,6 @@ from noetl_dagster.playbook.dialects.tool import read_task, read_tasks
 from noetl_dagster.playbook.document import Document
 from noetl_dagster.playbook.models import Metadata, Playbook, Step, Task
 from noetl_dagster.playbook.wording import described
-
-CRON_FIELDS = 5
 
 
 def normalise(
@@ -55,6 +54,9 @@ def normalise(
     if isinstance(executor.get("spec"), dict):
         reading.executor_spec = executor["spec"]
     metadata = _metadata(root, document.file)
+    if metadata is not None:
+        reading.metadata = metadata.model_dump()
+    dagster = read_dagster(root)
     keychain, workbook = _keychain(root), _workbook(root)
     steps = _workflow(root)
     root.close(ROOT_KEYS, remedies=ROOT_REMEDIES)
@@ -68,6 +70,7 @@ def normalise(
         keychain=keychain,
         workbook=workbook,
         executor=executor,
+        dagster=dagster,
         settled=reading.settled,
         source=source,
         file=document.file,
@@ -100,20 +103,12 @@ def _metadata(root: Block, file: str) -> Metadata | None:
         description=block.text(*reversed(DESCRIPTION)),
         tags=_words(block, "tags"),
         owners=_words(block, "owners", "owner"),
-        schedule=block.text("schedule"),
-        partitions=block.mapping("partitions") or None,
     )
-    _check_schedule(block)
+    block.drop("schedule", "partitions")  # short for dagster: {schedules, partitions}
     if name is None:
         block.warn(f"'name' is missing; the playbook is called {(path or stem)!r}")
     block.close(METADATA_KEYS, severity="warning")
     return metadata
-
-
-def _check_schedule(block: Block) -> None:
-    line = block.values.get("schedule")
-    if isinstance(line, str) and len(line.split()) != CRON_FIELDS and not line.startswith("@"):
-        block.error(f"schedule {line!r} is no cron line: minute hour day month weekday", "schedule")
 
 
 def _words(block: Block, *names: str) -> tuple[str, ...]:

@@ -10,7 +10,7 @@ from noetl_dagster.playbook.models import Backoff, LoopMode
 API_VERSION = "noetl.io/v2"
 KIND = "Playbook"
 
-ROOT_KEYS = ("apiVersion", "kind", "metadata", "workload", "workflow", "keychain", "workbook", "executor")
+ROOT_KEYS = ("apiVersion", "kind", "metadata", "workload", "workflow", "keychain", "workbook", "executor", "dagster")
 ROOT_REMEDIES = {
     "name": "write it in metadata: name",
     "path": "write it in metadata: path",
@@ -29,7 +29,10 @@ SET_BLOCKS = {"set": None, "set_ctx": "ctx", "set_iter": "iter", "vars": "ctx"}
 """Key of a set block -> the scope that its bare names mean; None: ctx outside loops, iter inside."""
 DESCRIPTION = ("desc", "description")
 
-STEP_KEYS = ("step", "desc", "tool", "next", "loop", "set", "input", "output", "spec", "retry", "sink")
+STEP_KEYS = (
+    *("step", "desc", "tool", "next", "loop", "set", "input", "output", "spec", "retry", "sink"),
+    *("asset", "checks", "from"),
+)
 STEP_REMEDIES = {
     "case": "routes are written as next: {arcs: [{step, when}]}",
     "eval": "rules are written in the tool's spec: {policy: {rules: [{when, then}]}}",

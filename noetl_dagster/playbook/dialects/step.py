@@ -5,6 +5,7 @@ from __future__ import annotations
 from itertools import chain
 from typing import Any
 
+from noetl_dagster.playbook.dialects.assets.step import read_asset, read_checks, read_sources
 from noetl_dagster.playbook.dialects.block import Block
 from noetl_dagster.playbook.dialects.loop import read_loop
 from noetl_dagster.playbook.dialects.next import read_next
@@ -59,6 +60,10 @@ def read_step(block: Block) -> Step | None:
         spec=read_step_spec(spec),
         loop=loop,
         tasks=_with_older_blocks(block, _tasks(block, outer)),
+        is_asset=block.values.get("asset") is not False,
+        asset=read_asset(block),
+        checks=read_checks(block),
+        sources=read_sources(block),
         place=block.place_of("step"),
     )
     check_step_spec(own_spec)

@@ -1,0 +1,175 @@
+"""What a playbook says of itself as a data asset: where it belongs, when it runs, what its results must be.
+
+The words are Dagster's own (``dagster``, ``asset``, ``checks``, ``from``); nothing here imports it.
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from noetl_dagster.errors import Place
+
+Key = tuple[str, ...]
+"""Parts of an asset's key: ``warehouse/patients`` has two."""
+
+
+class PartitionKind(StrEnum):
+    HOURLY = "hourly"
+    DAILY = "daily"
+    WEEKLY = "weekly"
+    MONTHLY = "monthly"
+    STATIC = "static"
+    DYNAMIC = "dynamic"
+
+    @property
+    def is_time(self) -> bool:
+        return self not in (PartitionKind.STATIC, PartitionKind.DYNAMIC)
+
+
+class ScheduleStatus(StrEnum):
+    RUNNING = "running"
+    STOPPED = "stopped"
+
+
+class AutomationKind(StrEnum):
+    EAGER = "eager"
+    ON_CRON = "on_cron"
+    ON_MISSING = "on_missing"
+
+
+class CheckKind(StrEnum):
+    """What a check asks of a result: a template, or one of the ready-made questions about its rows."""
+
+    WHEN = "when"
+    UNIQUE = "unique"
+    NOT_NULL = "not_null"
+    ACCEPTED = "accepted"
+    BETWEEN = "between"
+    ROW_COUNT = "row_count"
+    FRESH = "fresh"
+
+
+class Severity(StrEnum):
+    WARN = "warn"
+    ERROR = "error"
+
+
+class ReadPartition(StrEnum):
+    """Which partition of an asset a step reads; any other word is the key of one."""
+
+    SAME = "same"
+    LATEST = "latest"
+    ALL = "all"
+
+
+class AssetModel(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class PartitionsSpec(AssetModel):
+    """One dimension of a playbook's partitions."""
+
+    name: str = Field(description="the dimension's name; of the only one: 'partition'")
+    kind: PartitionKind
+    workload: str | None = Field(None, description="workload key that the partition's key goes to")
+    start: str | None = Field(None, description="first moment, as '2026-01-01' or '2026-01-01T06:00'")
+    end: str | None = Field(None, description="where the partitions end; None: now")
+    timezone: str = "UTC"
+    keys: tuple[str, ...] = Field((), description="of a static dimension")
+    dynamic: str | None = Field(None, description="name of the set of keys of a dynamic dimension")
+
+
+class ScheduleSpec(AssetModel):
+    name: str
+    cron: str
+    timezone: str = "UTC"
+    workload: dict[str, Any] = Field(default_factory=dict)
+    status: ScheduleStatus = ScheduleStatus.STOPPED
+    place: Place | None = None
+
+
+class AutomationSpec(AssetModel):
+    kind: AutomationKind
+    cron: str | None = None
+    timezone: str = "UTC"
+
+
+class FreshnessSpec(AssetModel):
+    """How old the newest result may become."""
+
+    fail_after: float = Field(description="seconds")
+    warn_after: float | None = Field(None, description="seconds")
+
+
+class ObservationSpec(AssetModel):
+    """A source outside that is looked at again and again: objects of a bucket or folder, or a table."""
+
+    asset: Key
+    object: str | None = Field(None, description="s3://bucket/pattern, gs://bucket/pattern or a path")
+    table: str | None = None
+    auth: Any = None
+    every: float = Field(600.0, gt=0, description="seconds")
+    place: Place | None = None
+
+
+class DagsterSpec(AssetModel):
+    """The root's ``dagster`` block."""
+
+    group: str | None = None
+    owners: tuple[str, ...] = ()
+    tags: dict[str, str] = Field(default_factory=dict)
+    pools: dict[str, int] = Field(default_factory=dict)
+    schedules: tuple[ScheduleSpec, ...] = ()
+    partitions: tuple[PartitionsSpec, ...] = Field((), description="none, one or two dimensions")
+    automation: AutomationSpec | None = None
+    freshness: FreshnessSpec | None = None
+    observe: tuple[ObservationSpec, ...] = ()
+
+
+class AssetSpec(AssetModel):
+    """A step's ``asset`` block."""
+
+    key: Key | None = Field(None, description="None: the playbook's path and the step's name")
+    description: str | None = None
+    group: str | None = None
+    owners: tuple[str, ...] = ()
+    kinds: tuple[str, ...] = ()
+    tags: dict[str, str] = Field(default_factory=dict)
+    metadata: dict[str, Any] = Field(default_factory=dict)
+    code_version: str | None = None
+
+
+class CheckSpec(AssetModel):
+    """One entry of a step's ``checks``.
+
+    Attributes:
+        asks: what the kind needs: a template (``when``), columns (``unique``, ``not_null``), allowed values by
+            column (``accepted``), a lowest and highest value by column (``between``, None is open), a lowest
+            and highest number (``row_count``), or seconds by column (``fresh``).
+    """
+
+    name: str
+    kind: CheckKind
+    asks: Any
+    severity: Severity = Severity.ERROR
+    blocking: bool = False
+    description: str | None = None
+    place: Place | None = None
+
+
+class SourceSpec(AssetModel):
+    """One entry of a step's ``from``: an asset that the step reads, under a name of its own."""
+
+    asset: Key
+    partition: str = Field(
+        ReadPartition.SAME, description="same, latest, all, or the key of one; same: latest where there is none"
+    )
+    place: Place | None = None
+
+
+def key_text(key: Key) -> str:
+    """``warehouse/patients``."""
+    return "/".join(key)

@@ -1,0 +1,41 @@
+"""Whether a line says when: five fields of cron, or a word such as ``@daily``."""
+
+from __future__ import annotations
+
+import re
+
+# Ours: croniter is one more dependency for a question of ten lines, and Dagster's own copy takes its import.
+_WORDS = frozenset({"@hourly", "@daily", "@midnight", "@weekly", "@monthly", "@yearly", "@annually"})
+_BOUNDS = ((0, 59), (0, 23), (1, 31), (1, 12), (0, 7))
+_NAMES = {3: "jan feb mar apr may jun jul aug sep oct nov dec".split(), 4: "sun mon tue wed thu fri sat".split()}
+_PART = re.compile(r"(?:\*|(\w+)(?:-(\w+))?)(?:/(\d+))?")
+
+
+def is_cron(line: str) -> bool:
+    """Whether a line is one that Dagster's schedules take."""
+    if line.strip().lower() in _WORDS:
+        return True
+    fields = line.lower().split()
+    return len(fields) == len(_BOUNDS) and all(_is_field(number, text) for number, text in enumerate(fields))
+
+
+def _is_field(number: int, text: str) -> bool:
+    return all(_is_part(number, part) for part in text.split(","))
+
+
+def _is_part(number: int, text: str) -> bool:
+    """``*``, ``5``, ``mon-fri``, ``*/10``."""
+    found = _PART.fullmatch(text)
+    if found is None or found[3] == "0":
+        return False
+    values = [_number(number, one) for one in found.group(1, 2) if one is not None]
+    low, high = _BOUNDS[number]
+    known = [value for value in values if value is not None and low <= value <= high]
+    return len(known) == len(values) and known == sorted(known)
+
+
+def _number(number: int, text: str) -> int | None:
+    names = _NAMES.get(number, [])
+    if text in names:
+        return names.index(text) + _BOUNDS[number][0]
+    return int(text) if text.isascii() and text.isdigit() else None

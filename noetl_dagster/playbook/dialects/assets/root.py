@@ -1,0 +1,292 @@
+"""The root's ``dagster`` block: where a playbook belongs, when it runs and how its results are partitioned."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from datetime import datetime
+from typing import Any
+from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
+
+from noetl_dagster.playbook.assets import (
+    AutomationKind,
+    AutomationSpec,
+    DagsterSpec,
+    FreshnessSpec,
+    ObservationSpec,
+    PartitionKind,
+    PartitionsSpec,
+    ScheduleSpec,
+    ScheduleStatus,
+)
+from noetl_dagster.playbook.dialects.assets import words
+from noetl_dagster.playbook.dialects.assets.cron import is_cron
+from noetl_dagster.playbook.dialects.block import Block
+from noetl_dagster.playbook.wording import described
+
+ONLY = "partition"
+"""Name of the only dimension."""
+
+_MOST_DIMENSIONS = 2
+
+
+def read_dagster(root: Block) -> DagsterSpec | None:
+    """The block, with ``schedule`` and ``partitions`` of the metadata, which are short for it."""
+    block = root.child("dagster") or Block(root.reading, {}, "dagster", root.place)
+    block.what = "dagster"
+    short = root.values.get("metadata")
+    metadata = Block(root.reading, short if isinstance(short, dict) else {}, "metadata", root.place)
+    spec = block.build(
+        DagsterSpec,
+        group=words.group(block, "group"),
+        owners=words.owners(block),
+        tags=words.tags(block),
+        pools=_pools(block),
+        schedules=(*_short_schedule(metadata), *_schedules(block)),
+        partitions=tuple(_partitions(_with_partitions(block, metadata))),
+        automation=_automation(block),
+        freshness=_freshness(block),
+        observe=tuple(_observations(block)),
+    )
+    block.close(DagsterSpec.model_fields)
+    return spec
+
+
+def _short_schedule(metadata: Block) -> Iterator[ScheduleSpec]:
+    if metadata.values.get("schedule") is not None:
+        cron = _cron(metadata, "schedule")
+        if cron is not None:
+            yield ScheduleSpec(name="schedule", cron=cron, place=metadata.place_of("schedule"))
+
+
+def _with_partitions(block: Block, metadata: Block) -> Block:
+    """The one of the two blocks that holds the partitions."""
+    if metadata.values.get("partitions") is None:
+        return block
+    if "partitions" in block:
+        block.error("partitions stand in metadata too; keep these", "partitions")
+        return block
+    return metadata
+
+
+def _pools(block: Block) -> dict[str, int]:
+    pools = {}
+    for name, limit in block.mapping("pools").items():
+        if isinstance(limit, bool) or not isinstance(limit, int) or limit < 0:
+            block.error(f"pool {name!r} needs a number of slots, found {described(limit)}", "pools")
+        else:
+            pools[name] = limit
+    return pools
+
+
+def _blocks(block: Block, key: str, what: str) -> Iterator[Block]:
+    """The mappings of a list; a single mapping counts as a list of one."""
+    value = block.take(key)
+    entries = value if isinstance(value, list) else [] if value is None else [value]
+    for index, entry in enumerate(entries):
+        place = block.document.place(value, index) if isinstance(value, list) else block.place_of(key)
+        one = block.reading.own_block(entry, f"{what} {index + 1}", place)
+        if one is not None:
+            yield one
+
+
+def _schedules(block: Block) -> Iterator[ScheduleSpec]:
+    seen: set[str] = set()
+    for number, entry in enumerate(_blocks(block, "schedules", "schedule"), start=1):
+        name = words.name(entry, "name") or f"schedule_{number}"
+        if name in seen:
+            entry.error(f"two schedules are called {name!r}; rename one", "name")
+        seen.add(name)
+        entry.what = f"schedule {name!r}"
+        cron = _cron(entry, "cron")
+        schedule = entry.build(
+            ScheduleSpec,
+            name=name,
+            cron=cron or "",
+            timezone=_timezone(entry),
+            workload=entry.mapping("workload"),
+            status=_status(entry),
+            place=entry.place,
+        )
+        entry.close(("name", "cron", "timezone", "workload", "status"))
+        if schedule is not None and cron is not None:
+            yield schedule
+
+
+def _status(block: Block) -> ScheduleStatus | None:
+    """``running`` or ``stopped``; ``true`` and ``false``, which YAML makes of on and off, mean the same."""
+    switched = {"true": ScheduleStatus.RUNNING, "false": ScheduleStatus.STOPPED}
+    return block.choice(ScheduleStatus, "status", also=switched)
+
+
+def _cron(block: Block, key: str) -> str | None:
+    line = words.text(block, key)
+    if line is None:
+        block.error(f"'{key}' is missing; write minute hour day month weekday, as \"0 2 * * *\"")
+        return None
+    if not is_cron(line):
+        block.error(f"{key} {line!r} is no cron line: minute hour day month weekday", key)
+        return None
+    return line
+
+
+def _timezone(block: Block) -> str | None:
+    zone = words.text(block, "timezone")
+    if zone is None:
+        return None
+    try:
+        ZoneInfo(zone)
+    except (ZoneInfoNotFoundError, ValueError, OSError):
+        block.error(f"timezone {zone!r} is unknown; use a name such as Europe/Berlin or UTC", "timezone")
+        return None
+    return zone
+
+
+def _partitions(block: Block) -> Iterator[PartitionsSpec]:
+    child = block.child("partitions")
+    if child is None:
+        return
+    two = child.child("two")
+    if two is None:
+        found = _dimension(child, ONLY)
+        if found is not None:
+            yield found
+        return
+    child.close(("two",))
+    names = list(two.values)
+    if len(names) != _MOST_DIMENSIONS:
+        two.error(f"two takes two dimensions, found {len(names)}")
+    for name in names:
+        dimension = two.child(name)
+        found = None if dimension is None else _dimension(dimension, name)
+        if found is not None:
+            # a dimension is called as its workload key, unless it says otherwise
+            known = name in block.reading.workload
+            yield found if found.workload or not known else found.model_copy(update={"workload": name})
+
+
+def _dimension(block: Block, name: str) -> PartitionsSpec | None:
+    keys = block.take("static")
+    dynamic = words.text(block, "dynamic")
+    kind = block.choice(PartitionKind, "kind")
+    implied = (
+        PartitionKind.STATIC if keys is not None else PartitionKind.DYNAMIC if dynamic is not None else None
+    )
+    if kind is not None and implied is not None and kind is not implied:
+        block.error(f"kind is {kind}, and '{implied}' says otherwise; keep one of them", "kind")
+    kind = kind or implied
+    if kind is None:
+        block.error("kind is missing: hourly, daily, weekly, monthly, static: [keys] or dynamic: name")
+        block.take_rest()
+        return None
+    fields = _time_fields(block, kind) if kind.is_time else {}
+    if kind is PartitionKind.STATIC:
+        fields["keys"] = _static_keys(block, keys)
+    elif kind is PartitionKind.DYNAMIC:
+        if dynamic is None:
+            block.error("dynamic needs a name of the set of keys, as dynamic: customers", "kind")
+        fields["dynamic"] = dynamic
+    workload = block.text("workload")
+    if workload is not None and workload not in block.reading.workload:
+        block.error(
+            f"the workload has no key {workload!r} for the partition; add it there, with a default", "workload"
+        )
+    block.close(("kind", "start", "end", "timezone", "workload", "static", "dynamic"))
+    return block.build(PartitionsSpec, name=name, kind=kind, workload=workload, **fields)
+
+
+def _time_fields(block: Block, kind: PartitionKind) -> dict[str, Any]:
+    start, end = _moment(block, "start"), _moment(block, "end")
+    if start is None and "start" not in block:
+        block.error(f"{kind} partitions need 'start', as \"2026-01-01\"")
+    if start is not None and end is not None and end <= start:
+        block.error(f"end {end} is not after start {start}", "end")
+    return {"start": start, "end": end, "timezone": _timezone(block)}
+
+
+def _moment(block: Block, key: str) -> str | None:
+    """A day or a moment of it, in the block's time zone."""
+    value = words.text(block, key)
+    if value is None:
+        return None
+    try:
+        moment = datetime.fromisoformat(value)
+    except ValueError:
+        block.error(f"{key} {value!r} is no date; write it as 2026-01-31 or 2026-01-31T06:00", key)
+        return None
+    if moment.tzinfo is not None:
+        block.error(f"{key} {value!r} has an offset; leave it out and say timezone: <name>", key)
+        return None
+    return value
+
+
+def _static_keys(block: Block, value: Any) -> tuple[str, ...]:
+    keys = tuple(str(one) for one in value) if isinstance(value, list) else ()
+    if not keys:
+        block.error(f"static must be a list of keys, found {described(value or None)}", "static")
+    twice = sorted({key for key in keys if keys.count(key) > 1})
+    if twice:
+        block.error(f"static holds {', '.join(twice)} twice; keep one", "static")
+    return keys
+
+
+def _automation(block: Block) -> AutomationSpec | None:
+    value = block.take("automation")
+    if value is None:
+        return None
+    if isinstance(value, dict):
+        inner = block.reading.block(block.values, "automation", "dagster, automation")
+        assert inner is not None
+        spec = inner.build(
+            AutomationSpec,
+            kind=AutomationKind.ON_CRON,
+            cron=_cron(inner, "on_cron"),
+            timezone=_timezone(inner),
+        )
+        inner.close(("on_cron", "timezone"))
+        return spec
+    word = str(value).strip().lower()
+    if word not in (AutomationKind.EAGER, AutomationKind.ON_MISSING):
+        block.error(
+            f'automation is {value!r}; use eager, on_missing or {{on_cron: "0 2 * * *"}}', "automation"
+        )
+        return None
+    return AutomationSpec(kind=AutomationKind(word))
+
+
+def _freshness(block: Block) -> FreshnessSpec | None:
+    child = block.child("freshness")
+    if child is None:
+        return None
+    warn, fail = child.seconds("warn_after"), child.seconds("fail_after")
+    child.close(("warn_after", "fail_after"))
+    if fail is None:
+        child.error("freshness needs fail_after, as {warn_after: 26h, fail_after: 50h}")
+        return None
+    if warn is not None and warn >= fail:
+        child.error("warn_after must be shorter than fail_after", "warn_after")
+        return None
+    return FreshnessSpec(fail_after=fail, warn_after=warn)
+
+
+def _observations(block: Block) -> Iterator[ObservationSpec]:
+    for entry in _blocks(block, "observe", "observed source"):
+        key = words.asset_key(entry, "asset")
+        place, table = words.text(entry, "object"), words.text(entry, "table")
+        if key is None and "asset" not in entry:
+            entry.error("an observed source needs 'asset', the key that it is known by")
+        if (place is None) == (table is None):
+            entry.error("an observed source is either 'object' (a bucket's or a folder's) or 'table'")
+        every, auth = entry.seconds("every"), entry.take("auth")
+        entry.close(("asset", "object", "table", "auth", "every"))
+        if key is not None and (place is None) != (table is None):
+            spec = entry.build(
+                ObservationSpec,
+                asset=key,
+                object=place,
+                table=table,
+                auth=auth,
+                every=every,
+                place=entry.place,
+            )
+            if spec is not None:
+                yield spec

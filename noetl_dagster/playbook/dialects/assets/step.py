@@ -1,0 +1,195 @@
+"""What a step says of its result: ``asset``, ``checks`` and ``from``."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from noetl_dagster.playbook.assets import AssetSpec, CheckKind, CheckSpec, Severity, SourceSpec
+from noetl_dagster.playbook.dialects.assets import words
+from noetl_dagster.playbook.dialects.block import Block
+from noetl_dagster.playbook.wording import described
+
+_CHECK_KEYS = ("name", "severity", "blocking", "description", *(kind.value for kind in CheckKind))
+_RANGE = 2
+
+
+def read_asset(block: Block) -> AssetSpec | None:
+    """``asset``; None where it says nothing but whether the step is one."""
+    value = block.take("asset")
+    if value is None or isinstance(value, bool):
+        return None
+    if not isinstance(value, dict):
+        block.error(f"asset must be false or a mapping with key, owners, ..., found {described(value)}", "asset")
+        return None
+    child = block.child("asset")
+    assert child is not None
+    spec = child.build(
+        AssetSpec,
+        key=words.asset_key(child, "key"),
+        description=words.text(child, "description"),
+        group=words.group(child, "group"),
+        owners=words.owners(child),
+        kinds=words.kinds(child),
+        tags=words.tags(child),
+        metadata=words.settled(child, "metadata", child.mapping("metadata")),
+        code_version=words.text(child, "code_version"),
+    )
+    child.close(AssetSpec.model_fields)
+    return spec
+
+
+def read_checks(block: Block) -> tuple[CheckSpec, ...]:
+    """``checks``: a list of mappings."""
+    checks: dict[str, CheckSpec] = {}
+    value = block.take("checks")
+    if value is not None and not isinstance(value, list):
+        block.error(f"checks must be a list, found {described(value)}", "checks")
+        return ()
+    for index, entry in enumerate(value or ()):
+        place = block.document.place(value, index)
+        child = block.reading.own_block(entry, f"{block.what}, check {index + 1}", place)
+        check = None if child is None else _check(child)
+        if check is None or child is None:
+            continue
+        if check.name in checks:
+            child.error(f"two checks are called {check.name!r}; rename one", "name")
+        checks[check.name] = check
+    return tuple(checks.values())
+
+
+def _check(block: Block) -> CheckSpec | None:
+    asked = [kind for kind in CheckKind if kind in block]
+    name = words.name(block, "name")
+    severity = block.choice(Severity, "severity")
+    blocking = block.flag("blocking")
+    description = block.text("description")
+    block.drop(*asked)
+    if len(asked) != 1:
+        found = f"found {' and '.join(asked)}" if asked else "found none of them"
+        block.error(f"a check asks one thing: {', '.join(CheckKind)}; {found}")
+    block.close(_CHECK_KEYS)
+    if len(asked) != 1:
+        return None
+    kind = asked[0]
+    asks = _READERS[kind](block, kind.value)
+    if asks is None:
+        return None
+    return block.build(
+        CheckSpec,
+        name=name or _default_name(kind, asks),
+        kind=kind,
+        asks=asks,
+        severity=severity,
+        blocking=blocking,
+        description=description,
+        place=block.place,
+    )
+
+
+def _default_name(kind: CheckKind, asks: Any) -> str:
+    """``unique_patient_id``."""
+    about = list(asks) if isinstance(asks, (list, tuple, dict)) and kind is not CheckKind.ROW_COUNT else []
+    return re.sub(r"\W+", "_", "_".join([kind.value, *(str(one) for one in about)]), flags=re.ASCII)
+
+
+def _template(block: Block, kind: str) -> Any:
+    value = block[kind]
+    if isinstance(value, (str, bool)):
+        return value
+    block.error(f"{kind} is a template such as \"{{{{ output.row_count > 0 }}}}\"", kind)
+    return None
+
+
+def _columns(block: Block, kind: str) -> tuple[str, ...] | None:
+    names = block.names(kind)
+    if not names:
+        block.error(f"{kind} names a column or a list of columns", kind)
+    return names or None
+
+
+def _by_column(block: Block, kind: str) -> Iterator[tuple[str, Any]]:
+    value = block[kind]
+    if isinstance(value, dict) and value:
+        yield from value.items()
+    else:
+        block.error(f"{kind} is a mapping of column to what it asks, found {described(value or None)}", kind)
+
+
+def _accepted(block: Block, kind: str) -> dict[str, list[Any]] | None:
+    asks = {}
+    for column, values in _by_column(block, kind):
+        if isinstance(values, list) and values:
+            asks[column] = values
+        else:
+            block.error(f"{kind}: {column} needs a list of values, found {described(values or None)}", kind)
+    return asks or None
+
+
+def _between(block: Block, kind: str) -> dict[str, list[Any]] | None:
+    asks = {}
+    for column, bounds in _by_column(block, kind):
+        if isinstance(bounds, list) and len(bounds) == _RANGE and bounds != [None, None]:
+            asks[column] = bounds
+        else:
+            message = "needs [lowest, highest], null where it is open"
+            block.error(f"{kind}: {column} {message}, found {described(bounds)}", kind)
+    return asks or None
+
+
+def _row_count(block: Block, kind: str) -> list[int | None] | None:
+    """``1000`` at least; ``[10, 20]``; ``{min, max}``."""
+    value = block[kind]
+    if isinstance(value, dict) and value and value.keys() <= {"min", "max"}:
+        value = [value.get("min"), value.get("max")]
+    elif isinstance(value, int) and not isinstance(value, bool):
+        value = [value, None]
+    whole = isinstance(value, list) and all(
+        one is None or (isinstance(one, int) and not isinstance(one, bool)) for one in value
+    )
+    if not whole or len(value) != _RANGE or value == [None, None]:
+        block.error(f"{kind} is the lowest number of rows, or {{min: 1, max: 100}}", kind)
+        return None
+    return value  # type: ignore[no-any-return]
+
+
+def _fresh(block: Block, kind: str) -> dict[str, float] | None:
+    child = block.child(kind)
+    if child is None or not child.values:
+        block.error(f"{kind} is a mapping of a column to how old its newest value may be, as {{at: 26h}}", kind)
+        return None
+    asks = {column: child.seconds(column) for column in child.values}
+    return {column: seconds for column, seconds in asks.items() if seconds is not None} or None
+
+
+_READERS: dict[CheckKind, Callable[[Block, str], Any]] = {
+    CheckKind.WHEN: _template,
+    CheckKind.UNIQUE: _columns,
+    CheckKind.NOT_NULL: _columns,
+    CheckKind.ACCEPTED: _accepted,
+    CheckKind.BETWEEN: _between,
+    CheckKind.ROW_COUNT: _row_count,
+    CheckKind.FRESH: _fresh,
+}
+
+
+def read_sources(block: Block) -> dict[str, SourceSpec]:
+    """``from``: ``{name: {asset, partition}}``; a text is the asset's key."""
+    sources: dict[str, SourceSpec] = {}
+    for name, entry in block.mapping("from").items():
+        values = {"asset": entry} if isinstance(entry, (str, list)) else entry
+        place = block.document.place(block["from"], name)
+        child = block.reading.own_block(values, f"{block.what}, from {name}", place)
+        if child is None:
+            continue
+        key = words.asset_key(child, "asset")
+        if key is None and "asset" not in child:
+            child.error("'asset' is missing, the key of what is read")
+        partition = words.text(child, "partition")
+        child.close(("asset", "partition"))
+        if key is not None:
+            source = child.build(SourceSpec, asset=key, partition=partition, place=place)
+            if source is not None:
+                sources[name] = source
+    return sources

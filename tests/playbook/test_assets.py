@@ -1,0 +1,294 @@
+"""Dagster's words in a playbook: what they mean, and what is refused with its place and remedy."""
+
+from __future__ import annotations
+
+from textwrap import indent
+
+import pytest
+
+from noetl_dagster.playbook.assets import (
+    AutomationKind,
+    CheckKind,
+    DagsterSpec,
+    PartitionKind,
+    ScheduleStatus,
+    Severity,
+)
+from noetl_dagster.playbook.dialects.assets.cron import is_cron
+from noetl_dagster.playbook.loader import parse_playbook
+from tests.playbook.playbooks import HEAD, errors_of, load, step_of
+
+STEP = "- {step: start, tool: {kind: noop}}"
+WORKLOAD = "workload: {day: '2026-01-01', facility: berlin}\n"
+
+
+def dagster_of(block: str, workload: str = WORKLOAD) -> DagsterSpec:
+    return load(STEP, root=f"{workload}dagster:\n{indent(block.strip(), '  ')}\n").dagster
+
+
+def refused(block: str) -> str:
+    """The errors of a ``dagster`` block."""
+    return "\n".join(errors_of(STEP, root=f"{WORKLOAD}dagster:\n{indent(block.strip(chr(10)), '  ')}\n"))
+
+
+def refused_step(fields: str) -> str:
+    return "\n".join(errors_of("- step: start\n  tool: {kind: noop}\n" + indent(fields, "  ")))
+
+
+def test_where_a_playbook_belongs_may_be_said_by_its_metadata() -> None:
+    spec = dagster_of(
+        'group: "clinical/{{ metadata.name }}"\n'
+        'owners: ["team:data", ana@example.org]\n'
+        "tags: {domain: health, reviewed: true}\n"
+        "pools: {api: 16}"
+    )
+    assert spec.group == "clinical/sample"
+    assert spec.owners == ("team:data", "ana@example.org")
+    assert spec.tags == {"domain": "health", "reviewed": "true"}
+    assert spec.pools == {"api": 16}
+
+
+def test_schedules() -> None:
+    nightly, hourly = dagster_of(
+        "schedules:\n"
+        '  - {name: nightly, cron: "0 2 * * *", timezone: Europe/Berlin, workload: {full: true}, status: running}\n'
+        '  - {cron: "@hourly", status: off}'
+    ).schedules
+    assert (nightly.name, nightly.cron, nightly.timezone) == ("nightly", "0 2 * * *", "Europe/Berlin")
+    assert nightly.workload == {"full": True}
+    assert nightly.status is ScheduleStatus.RUNNING
+    assert (hourly.name, hourly.status) == ("schedule_2", ScheduleStatus.STOPPED)
+
+
+def test_the_metadata_may_say_schedule_and_partitions_in_short() -> None:
+    head = HEAD.replace("}", ', schedule: "0 2 * * *", partitions: {static: [a, b]}}')
+    spec = parse_playbook(f"{head}workflow:\n  {STEP}\n").dagster
+    assert [one.cron for one in spec.schedules] == ["0 2 * * *"]
+    assert [one.keys for one in spec.partitions] == [("a", "b")]
+
+
+def test_one_dimension_of_partitions() -> None:
+    (daily,) = dagster_of('partitions: {kind: daily, start: "2026-01-01", workload: day}').partitions
+    assert (daily.name, daily.kind, daily.start, daily.workload) == (
+        "partition",
+        PartitionKind.DAILY,
+        "2026-01-01",
+        "day",
+    )
+    (static,) = dagster_of("partitions: {static: [a, 1]}").partitions
+    assert (static.kind, static.keys, static.workload) == (PartitionKind.STATIC, ("a", "1"), None)
+    (dynamic,) = dagster_of("partitions: {dynamic: customers}").partitions
+    assert (dynamic.kind, dynamic.dynamic) == (PartitionKind.DYNAMIC, "customers")
+
+
+def test_two_dimensions_go_to_the_workload_keys_that_they_are_called_by() -> None:
+    day, place = dagster_of(
+        "partitions:\n"
+        "  two:\n"
+        '    day: {kind: weekly, start: "2026-01-01T06:00", timezone: Europe/Berlin}\n'
+        "    place: {static: [berlin, bonn], workload: facility}"
+    ).partitions
+    assert (day.name, day.kind, day.workload, day.timezone) == (
+        "day",
+        PartitionKind.WEEKLY,
+        "day",
+        "Europe/Berlin",
+    )
+    assert (place.name, place.workload) == ("place", "facility")
+
+
+def test_automation_and_freshness() -> None:
+    eager = dagster_of("automation: eager").automation
+    cron = dagster_of('automation: {on_cron: "0 2 * * *", timezone: Europe/Berlin}').automation
+    assert eager is not None
+    assert eager.kind is AutomationKind.EAGER
+    assert cron is not None
+    assert (cron.kind, cron.cron, cron.timezone) == (AutomationKind.ON_CRON, "0 2 * * *", "Europe/Berlin")
+    fresh = dagster_of("freshness: {warn_after: 26h, fail_after: 50h}").freshness
+    assert fresh is not None
+    assert (fresh.warn_after, fresh.fail_after) == (26 * 3600, 50 * 3600)
+
+
+def test_observed_sources() -> None:
+    files, table = dagster_of(
+        "observe:\n"
+        '  - {asset: lake/raw, object: "s3://lake/raw/*.parquet", every: 10m}\n'
+        "  - {asset: [shop, orders], table: public.orders, auth: pg}"
+    ).observe
+    assert (files.asset, files.object, files.every) == (("lake", "raw"), "s3://lake/raw/*.parquet", 600)
+    assert (table.asset, table.table, table.auth) == (("shop", "orders"), "public.orders", "pg")
+
+
+def test_a_step_without_words_of_its_own_is_an_asset() -> None:
+    step = step_of(STEP)
+    assert step.is_asset
+    assert step.asset.key is None
+    assert not step_of("- {step: start, tool: {kind: noop}, asset: false}").is_asset
+    assert step_of("- {step: start, tool: {kind: noop}, asset: true}").is_asset
+
+
+def test_an_asset() -> None:
+    asset = step_of(
+        """
+        - step: start
+          tool: {kind: noop}
+          asset:
+            key: "{{ metadata.name }}/patients"
+            description: who there is
+            owners: ["team:data"]
+            kinds: [Parquet]
+            tags: [gold]
+            metadata: {rows: 3, from: "{{ metadata.path }}"}
+            code_version: 3
+        """
+    ).asset
+    assert asset.key == ("sample", "patients")
+    assert asset.description == "who there is"
+    assert asset.owners == ("team:data",)
+    assert asset.kinds == ("parquet",)
+    assert asset.tags == {"gold": ""}
+    assert asset.metadata == {"rows": 3, "from": "tests/sample"}
+    assert asset.code_version == "3"
+
+
+def test_checks() -> None:
+    checks = step_of(
+        """
+        - step: start
+          tool: {kind: noop}
+          checks:
+            - {name: enough, when: "{{ output.row_count >= 10 }}", severity: warn}
+            - {unique: [facility, patient], blocking: true}
+            - {not_null: patient}
+            - {name: sex, accepted: {sex: [F, M, null]}}
+            - {name: age, between: {age: [0, 120], weight: [0, null]}}
+            - {row_count: 10}
+            - {name: most, row_count: {max: 20}}
+            - {fresh: {at: 26h}}
+        """
+    ).checks
+    assert [(one.name, one.kind, one.asks) for one in checks] == [
+        ("enough", CheckKind.WHEN, "{{ output.row_count >= 10 }}"),
+        ("unique_facility_patient", CheckKind.UNIQUE, ("facility", "patient")),
+        ("not_null_patient", CheckKind.NOT_NULL, ("patient",)),
+        ("sex", CheckKind.ACCEPTED, {"sex": ["F", "M", None]}),
+        ("age", CheckKind.BETWEEN, {"age": [0, 120], "weight": [0, None]}),
+        ("row_count", CheckKind.ROW_COUNT, [10, None]),
+        ("most", CheckKind.ROW_COUNT, [None, 20]),
+        ("fresh_at", CheckKind.FRESH, {"at": 26 * 3600}),
+    ]
+    assert [one.severity for one in checks[:2]] == [Severity.WARN, Severity.ERROR]
+    assert [one.blocking for one in checks[:2]] == [False, True]
+
+
+def test_what_a_step_reads() -> None:
+    sources = step_of(
+        """
+        - step: start
+          tool: {kind: noop}
+          from:
+            raw: {asset: "lake/{{ metadata.name }}", partition: latest}
+            patients: warehouse/patients
+        """
+    ).sources
+    assert (sources["raw"].asset, sources["raw"].partition) == (("lake", "sample"), "latest")
+    assert (sources["patients"].asset, sources["patients"].partition) == (("warehouse", "patients"), "same")
+
+
+@pytest.mark.parametrize(
+    ("block", "said"),
+    [
+        ("grup: x", "unknown key 'grup'; did you mean 'group'?"),
+        ("group: a b", "group 'a b' may hold letters, digits, underscores and slashes between them only"),
+        ("group: '{{ workload.day }}'", "group may use metadata only"),
+        ("owners: [ana]", "owner 'ana' is neither 'team:<name>' nor an address"),
+        ("tags: {'a b': c}", "tag a b: 'c': a tag holds letters"),
+        ("tags: 3", "tags must be a mapping (key: value) or a list of words, found 3"),
+        ("pools: {api: many}", "pool 'api' needs a number of slots, found the text 'many'"),
+        ("schedules: [{name: a}]", "schedule 'a': 'cron' is missing"),
+        ("schedules: [{cron: hourly}]", "cron 'hourly' is no cron line"),
+        ("schedules: [{cron: '61 * * * *'}]", "cron '61 * * * *' is no cron line"),
+        (
+            "schedules: [{name: a, cron: '@daily'}, {name: a, cron: '@daily'}]",
+            "two schedules are called 'a'; rename one",
+        ),
+        (
+            "schedules: [{cron: '@daily', timezone: Berlin}]",
+            "timezone 'Berlin' is unknown; use a name such as Europe/Berlin",
+        ),
+        ("schedules: [{cron: '@daily', status: maybe}]", "status is 'maybe'; use one of running, stopped"),
+        ("partitions: {start: '2026-01-01'}", "kind is missing: hourly, daily"),
+        ("partitions: {kind: daily}", "daily partitions need 'start'"),
+        ("partitions: {kind: daily, start: yesterday}", "start 'yesterday' is no date"),
+        ("partitions: {kind: daily, start: '2026-01-01T00:00+01:00'}", "has an offset; leave it out"),
+        (
+            "partitions: {kind: daily, start: '2026-01-02', end: '2026-01-01'}",
+            "end 2026-01-01 is not after start 2026-01-02",
+        ),
+        ("partitions: {kind: daily, static: [a]}", "kind is daily, and 'static' says otherwise"),
+        ("partitions: {kind: dynamic}", "dynamic needs a name of the set of keys"),
+        ("partitions: {static: []}", "static must be a list of keys, found nothing"),
+        ("partitions: {static: [a, a]}", "static holds a twice; keep one"),
+        ("partitions: {static: [a], workload: dya}", "the workload has no key 'dya' for the partition"),
+        ("partitions: {static: [a], start: '2026-01-01'}", "unknown key 'start'"),
+        ("partitions: {two: {day: {static: [a]}}}", "two takes two dimensions, found 1"),
+        ("automation: often", "automation is 'often'; use eager, on_missing or {on_cron:"),
+        ("freshness: {warn_after: 1h}", "freshness needs fail_after"),
+        ("freshness: {warn_after: 2h, fail_after: 1h}", "warn_after must be shorter than fail_after"),
+        ("observe: [{object: x}]", "an observed source needs 'asset'"),
+        ("observe: [{asset: a}]", "is either 'object' (a bucket's or a folder's) or 'table'"),
+        ("observe: [{asset: a, table: t, every: 0}]", "every: input should be greater than 0"),
+    ],
+)
+def test_a_block_is_refused_with_its_remedy(block: str, said: str) -> None:
+    errors = refused(block)
+    assert said in errors
+    assert errors.startswith("sample.yaml:6:"), errors
+
+
+@pytest.mark.parametrize(
+    ("fields", "said"),
+    [
+        ("asset: yes please", "asset must be false or a mapping with key, owners"),
+        ("asset: {keys: a}", "unknown key 'keys'"),
+        ("asset: {key: {}}", "key is an asset's key, 'warehouse/patients' or [warehouse, patients]"),
+        ("asset: {key: 'a/*'}", "key is an asset's key"),
+        ("asset: {kinds: [a b]}", "kind 'a b' may hold letters"),
+        ("checks: {unique: a}", "checks must be a list, found a mapping"),
+        ("checks: [{name: a}]", "a check asks one thing: when, unique,"),
+        ("checks: [{unique: a, not_null: a}]", "found unique and not_null"),
+        ("checks: [{uniqe: a}]", "unknown key 'uniqe'; did you mean 'unique'?"),
+        ("checks: [{name: a b, unique: a}]", "name 'a b' may hold letters, digits and underscores only"),
+        ("checks: [{unique: a}, {unique: a}]", "two checks are called 'unique_a'; rename one"),
+        ("checks: [{accepted: {a: 3}}]", "accepted: a needs a list of values, found 3"),
+        ("checks: [{accepted: [a]}]", "accepted is a mapping of column to what it asks, found a list"),
+        ("checks: [{between: {a: [null, null]}}]", "between: a needs [lowest, highest]"),
+        ("checks: [{row_count: many}]", "row_count is the lowest number of rows"),
+        ("checks: [{fresh: 26h}]", "expected a mapping"),
+        ("checks: [{fresh: {at: soon}}]", "at must be seconds or text such as '30s'"),
+        ("checks: [{when: 3}]", "when is a template such as"),
+        ("checks: [{unique: a, severity: bad}]", "severity is 'bad'; use one of warn, error"),
+        ("from: [a]", "from must be a mapping (key: value), found a list"),
+        ("from: {a: {partition: same}}", "'asset' is missing, the key of what is read"),
+        ("from: {a: {asset: x, key: y}}", "unknown key 'key'"),
+        ("from: {a: 3}", "expected a mapping (key: value), found 3"),
+    ],
+)
+def test_a_step_is_refused_with_its_remedy(fields: str, said: str) -> None:
+    assert said in refused_step(fields)
+
+
+@pytest.mark.parametrize(
+    "line", ["0 2 * * *", "*/10 0-6,22 1,15 jan-jun mon-fri", "@daily", "0 0 * * 7", "5/10 * * * *"]
+)
+def test_lines_that_say_when(line: str) -> None:
+    assert is_cron(line)
+
+
+@pytest.mark.parametrize(
+    "line",
+    ["", "hourly", "0 2 * *", "60 * * * *", "* 24 * * *", "* * 0 * *", "* * * 13 *", "* * * * fry", "*/0 * * * *",
+     "5-1 * * * *", "@often", "a * * * *", "* * * * 8"],
+)  # fmt: skip
+def test_lines_that_do_not(line: str) -> None:
+    assert not is_cron(line)
