@@ -83,13 +83,24 @@ CREATE INDEX IF NOT EXISTS idx_event_loop_id_type
     WHERE meta ? 'loop_id';
 
 -- The few events that make up the state of an execution.
-CREATE INDEX IF NOT EXISTS idx_event_lifecycle
+CREATE INDEX IF NOT EXISTS idx_event_state
     ON noetl.event (execution_id, event_id)
     WHERE event_type IN (
         'playbook.initialized', 'playbook.completed', 'playbook.failed', 'workflow.initialized',
         'workflow.completed', 'workflow.failed', 'execution.resumed', 'execution.cancelled',
-        'step.enter', 'step.exit', 'step.skipped', 'loop.started', 'loop.done', 'loop.fanout.started',
-        'loop.fanin.completed', 'warning');
+        'step.enter', 'step.exit', 'step.skipped', 'check.evaluated', 'loop.started', 'loop.done',
+        'loop.fanout.started', 'loop.fanin.completed', 'warning');
+DROP INDEX IF EXISTS noetl.idx_event_lifecycle;  -- the same without checks
+
+-- A check of a visit's result is evaluated at most once in each epoch.
+CREATE UNIQUE INDEX IF NOT EXISTS uidx_event_check_visit
+    ON noetl.event (execution_id, node_name, (meta ->> 'visit'), (meta ->> 'epoch'), (meta ->> 'check'))
+    WHERE event_type = 'check.evaluated';
+
+-- Results of assets, the latest first: what another playbook reads.
+CREATE INDEX IF NOT EXISTS idx_event_asset
+    ON noetl.event ((meta ->> 'asset'), event_id)
+    WHERE event_type = 'step.exit' AND status = 'COMPLETED' AND meta ? 'asset';
 
 -- Children of an execution.
 CREATE INDEX IF NOT EXISTS idx_event_parent_execution ON noetl.event (parent_execution_id)

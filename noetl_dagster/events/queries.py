@@ -84,8 +84,8 @@ WHERE execution_id = $1
   AND event_type IN (
     'playbook.initialized', 'playbook.completed', 'playbook.failed', 'workflow.initialized',
     'workflow.completed', 'workflow.failed', 'execution.resumed', 'execution.cancelled',
-    'step.enter', 'step.exit', 'step.skipped', 'loop.started', 'loop.done', 'loop.fanout.started',
-    'loop.fanin.completed', 'warning')
+    'step.enter', 'step.exit', 'step.skipped', 'check.evaluated', 'loop.started', 'loop.done',
+    'loop.fanout.started', 'loop.fanin.completed', 'warning')
 ORDER BY event_id
 """
 

@@ -24,11 +24,35 @@ class StepStatus(StrEnum):
     SKIPPED = "SKIPPED"
 
 
+PASSED = "PASSED"
+"""Status of a check's event; the other is ``FAILED``."""
+
 _ENDINGS = {
     EventType.PLAYBOOK_COMPLETED: ExecutionStatus.COMPLETED,
     EventType.PLAYBOOK_FAILED: ExecutionStatus.FAILED,
     EventType.EXECUTION_CANCELLED: ExecutionStatus.CANCELLED,
 }
+
+
+@dataclass(frozen=True, slots=True)
+class CheckOutcome:
+    """What a check said of the result of a visit.
+
+    Attributes:
+        severity: ``warn`` or ``error``.
+        blocking: the step fails where it does not pass.
+        why: in words, where it did not pass.
+        facts: numbers and examples, for people.
+    """
+
+    step: str
+    visit: int
+    name: str
+    passed: bool
+    severity: str = "error"
+    blocking: bool = False
+    why: str = ""
+    facts: dict[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +105,7 @@ class ExecutionState:
         visits: latest visit that was entered, by step.
         ends: every visit that ended; ``latest``: the latest that was not skipped, by step.
         loops: activations of each visit's loop, in order.
+        checks: what each check said last, by step, visit and name.
     """
 
     execution_id: int
@@ -99,6 +124,7 @@ class ExecutionState:
     ends: dict[tuple[str, int], StepEnd] = field(default_factory=dict)
     latest: dict[str, StepEnd] = field(default_factory=dict)
     loops: dict[tuple[str, int], list[LoopActivation]] = field(default_factory=dict)
+    checks: dict[tuple[str, int, str], CheckOutcome] = field(default_factory=dict)
     warnings: list[str] = field(default_factory=list)
     started_at: Any = None
     ended_at: Any = None
@@ -174,6 +200,24 @@ class ExecutionState:
         for path, value in context.get("patches", ()):
             assign(self.ctx, path, value)
 
+    def _checked(self, event: Event) -> None:
+        meta, context = event.meta, event.context or {}
+        outcome = CheckOutcome(
+            step=event.node_name or "",
+            visit=int(meta.get("visit", 1)),
+            name=meta["check"],
+            passed=event.status == PASSED,
+            severity=meta.get("severity", "error"),
+            blocking=bool(meta.get("blocking")),
+            why=event.error or "",
+            facts=context.get("facts", {}),
+        )
+        self.checks[(outcome.step, outcome.visit, outcome.name)] = outcome
+
+    def checks_of(self, step: str, visit: int) -> list[CheckOutcome]:
+        """What the checks said of the result of a visit, in the order in which they were evaluated."""
+        return [one for (name, number, _), one in self.checks.items() if (name, number) == (step, visit)]
+
     def _loop_started(self, event: Event) -> None:
         meta = event.meta
         key = (event.node_name or "", int(meta.get("visit", 1)))
@@ -212,6 +256,7 @@ _HANDLERS: Mapping[Any, Callable[[ExecutionState, Event], None]] = {
     EventType.EXECUTION_RESUMED: ExecutionState._resumed,
     EventType.STEP_ENTER: ExecutionState._entered,
     EventType.STEP_EXIT: ExecutionState._exited,
+    EventType.CHECK_EVALUATED: ExecutionState._checked,
     EventType.LOOP_STARTED: ExecutionState._loop_started,
     EventType.LOOP_FANOUT_STARTED: ExecutionState._loop_started,
     EventType.LOOP_DONE: ExecutionState._loop_done,

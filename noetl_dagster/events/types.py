@@ -21,6 +21,7 @@ class EventType(StrEnum):
     STEP_ENTER = "step.enter"
     STEP_EXIT = "step.exit"
     STEP_SKIPPED = "step.skipped"
+    CHECK_EVALUATED = "check.evaluated"
 
     COMMAND_ISSUED = "command.issued"
     COMMAND_CLAIMED = "command.claimed"

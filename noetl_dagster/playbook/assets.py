@@ -165,7 +165,8 @@ class SourceSpec(AssetModel):
 
     asset: Key
     partition: str = Field(
-        ReadPartition.SAME, description="same, latest, all, or the key of one; same: latest where there is none"
+        ReadPartition.SAME,
+        description="same, latest, all, or the key of one; same: latest where there is none",
     )
     place: Place | None = None
 

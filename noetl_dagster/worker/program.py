@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from noetl_dagster.errors import Place, PlaybookError, Problem
+from noetl_dagster.playbook.assets import CheckKind, CheckSpec
 from noetl_dagster.playbook.dialects.spelling import LITERAL_FIELDS
 from noetl_dagster.playbook.models import (
     Directive,
@@ -76,6 +77,7 @@ class StepProgram:
     admit: Condition | None
     collection: Compiled | None
     arcs: tuple[tuple[Condition, CompiledSet], ...]
+    checks: tuple[tuple[CheckSpec, Condition | None], ...] = ()
 
     @property
     def in_pool(self) -> bool:
@@ -153,6 +155,9 @@ def compile_step(playbook: Playbook, step: Step) -> StepProgram:
         admit=None if step.spec.admit is None else condition(step.spec.admit),
         collection=collection,
         arcs=tuple((condition(arc.when), compile_set(arc.set, in_loop=False)) for arc in step.routing.arcs),
+        checks=tuple(
+            (check, condition(check.asks) if check.kind is CheckKind.WHEN else None) for check in step.checks
+        ),
     )
 
 

@@ -14,6 +14,7 @@ from noetl_dagster.engine.loops.gather import LoopResult
 from noetl_dagster.engine.loops.loop import Loops, fanin_status
 from noetl_dagster.engine.loops.merge import merge_patches
 from noetl_dagster.engine.runtime import Runtime
+from noetl_dagster.engine.steps.checks import blocking_failure, evaluate
 from noetl_dagster.engine.steps.routing import (
     LOOP_DONE,
     STEP_DONE,
@@ -25,7 +26,7 @@ from noetl_dagster.engine.steps.routing import (
 from noetl_dagster.engine.steps.turns import Turns
 from noetl_dagster.errors import CredentialError, NoetlError, StorageError, TemplateError, ToolError
 from noetl_dagster.events.envelopes import ERROR, OK, Envelope, error_envelope, to_result
-from noetl_dagster.events.state import StepEnd, assign
+from noetl_dagster.events.state import PASSED, CheckOutcome, StepEnd, assign
 from noetl_dagster.events.types import Event, EventType
 from noetl_dagster.playbook.models import LoopMode
 from noetl_dagster.playbook.templates.rendering import holds_async, render_async, with_references
@@ -232,9 +233,11 @@ class Steps:
         scope = execution.scope(cache).with_step_values(ending.step_values)
         for path, value in ending.patches:
             assign(scope.ctx, path, value)
+        outcomes: list[CheckOutcome] = []
         try:
             if not ending.failed:
                 await self._shape(program, ending, scope, cache)
+                outcomes = await self._checked(program, visit, ending, scope, cache)
         except STEP_ERRORS as error:
             ending.envelope = error_envelope(error)
         routed = await self._route(program, visit, ending, scope, cache)
@@ -243,6 +246,7 @@ class Steps:
             message = f"no arc of step {step} could be decided: {'; '.join(routed.undefined)}"
             ending.envelope = error_envelope(TemplateError(message))
         unhandled = ending.failed and not routed.fired
+        checks = [self._check_event(execution, outcome) for outcome in outcomes]
         event = self._event(
             execution, step, visit, EventType.STEP_EXIT, "FAILED" if ending.failed else "COMPLETED"
         )
@@ -256,7 +260,28 @@ class Steps:
             event.context = {"patches": patches}
         event.result = to_result(ending.envelope)
         event.error = ending.envelope["error"]["message"] if ending.failed else None
-        return await self._settle(execution, [event])
+        return await self._settle(execution, [*checks, event])
+
+    async def _checked(
+        self, program: StepProgram, visit: int, ending: _Ending, scope: Scope, cache: ReferenceCache
+    ) -> list[CheckOutcome]:
+        """Evaluates the step's checks; a blocking one that does not pass fails the step."""
+        if not program.checks:
+            return []
+        named = scope.with_locals(self._names(program, visit, ending, cache))
+        outcomes = await evaluate(self._runtime, program, visit, ending.envelope, named)
+        failure = blocking_failure(outcomes)
+        if failure is not None:
+            ending.envelope = error_envelope(failure)
+        return outcomes
+
+    def _check_event(self, execution: Execution, outcome: CheckOutcome) -> Event:
+        status = PASSED if outcome.passed else "FAILED"
+        event = self._event(execution, outcome.step, outcome.visit, EventType.CHECK_EVALUATED, status)
+        event.meta |= {"check": outcome.name, "severity": outcome.severity, "blocking": outcome.blocking}
+        event.error = outcome.why or None
+        event.context = {"facts": outcome.facts} if outcome.facts else None
+        return event
 
     async def _route(
         self, program: StepProgram, visit: int, ending: _Ending, scope: Scope, cache: ReferenceCache
@@ -275,7 +300,8 @@ class Steps:
         exit_ = events[-1]
         step, visit = exit_.node_name or "", int(exit_.meta["visit"])
         if exit_.event_id in await self._runtime.buffer.append(events):
-            execution.state.apply(exit_)
+            for event in events:
+                execution.state.apply(event)
         else:
             await self._turns.settle(execution, step, visit)
         return execution.state.ends[(step, visit)]

@@ -10,7 +10,17 @@ from noetl_dagster.playbook.models import Backoff, LoopMode
 API_VERSION = "noetl.io/v2"
 KIND = "Playbook"
 
-ROOT_KEYS = ("apiVersion", "kind", "metadata", "workload", "workflow", "keychain", "workbook", "executor", "dagster")
+ROOT_KEYS = (
+    "apiVersion",
+    "kind",
+    "metadata",
+    "workload",
+    "workflow",
+    "keychain",
+    "workbook",
+    "executor",
+    "dagster",
+)
 ROOT_REMEDIES = {
     "name": "write it in metadata: name",
     "path": "write it in metadata: path",

@@ -8,22 +8,15 @@ from pathlib import Path
 from typing import Any
 
 import duckdb
-import pyarrow as pa
-from fsspec.implementations.arrow import ArrowFSWrapper
-from obstore.fsspec import FsspecStore
 
 from noetl_dagster.errors import NoetlError, ToolError
-from noetl_dagster.playbook.templates.sql_filters import sql_literal
-from noetl_dagster.result_ref import RefKind, ResultRef
 from noetl_dagster.settings import Settings
-from noetl_dagster.storage import locations
 from noetl_dagster.tools.base import Tool, Toolbox, ToolCall, ToolResult
-from noetl_dagster.tools.references import as_result_ref
 from noetl_dagster.tools.rows.jsonable import NotJsonableError, to_jsonable
 from noetl_dagster.tools.sql.prepare import prepare_statements
 from noetl_dagster.tools.sql.statements import BoundStatement
+from noetl_dagster.tools.sql.views import NoRowsError, Source, create_view, mount_object_storage, source_of
 
-PARQUET = "application/vnd.apache.parquet"
 IN_MEMORY = ":memory:"
 
 
@@ -77,41 +70,17 @@ def _as_table(call: ToolCall) -> bool:
     return str(call.config.get("as") or "rows").lower() in ("table", "arrow", "parquet")
 
 
-async def _views(call: ToolCall, box: Toolbox) -> dict[str, Any]:
-    """Per view a ``ResultRef`` that is read in place, or an Arrow table."""
-    found: dict[str, Any] = {}
+async def _views(call: ToolCall, box: Toolbox) -> dict[str, Source]:
+    """What can be read as a table, by the name of the input."""
+    found: dict[str, Source] = {}
     for name, value in call.input.items():
-        reference = as_result_ref(value)
-        if reference is not None:
-            ref = reference if isinstance(reference, ResultRef) else await box.results.find(reference)
-            found[name] = ref if _in_place(ref) else _table(await box.results.get(ref), name)
-        elif isinstance(value, pa.Table) or _is_rows(value):
-            found[name] = _table(value, name)
+        try:
+            source = await source_of(value, box.results, name)
+        except NoRowsError as error:
+            raise ToolError(f"duckdb: {error}", kind="duckdb") from None
+        if source is not None:
+            found[name] = source
     return found
-
-
-def _in_place(ref: ResultRef) -> bool:
-    files = ref.physical_uri.startswith(("/", "file://", "s3://", "gs://"))
-    return (
-        files
-        and ref.content_type == PARQUET
-        and ref.compression == "none"
-        and ref.kind is not RefKind.MANIFEST
-    )
-
-
-def _is_rows(value: Any) -> bool:
-    return isinstance(value, list) and bool(value) and all(isinstance(item, Mapping) for item in value)
-
-
-def _table(value: Any, name: str) -> pa.Table:
-    if isinstance(value, pa.Table):
-        return value
-    if isinstance(value, Mapping) and _is_rows(value.get("rows")):
-        value = value["rows"]
-    if not _is_rows(value):
-        raise ToolError(f"duckdb: input {name!r} has no rows: a list of mappings is needed", kind="duckdb")
-    return pa.Table.from_pylist([to_jsonable(row, name) for row in value])
 
 
 def _run(
@@ -123,7 +92,10 @@ def _run(
 ) -> Any:
     mount_object_storage(connection, settings)
     for name, source in views.items():
-        _create_view(connection, settings, name, source)
+        try:
+            create_view(connection, settings, name, source)
+        except NoetlError as error:
+            raise ToolError(f"duckdb: input {name!r}: {error}", kind="duckdb") from None
     results: dict[str, Any] = {}
     last: dict[str, Any] = {}
     for index, statement in enumerate(statements):
@@ -153,69 +125,3 @@ def _result(cursor: Any, text: str) -> dict[str, Any]:
 
 def _is_query(text: str) -> bool:
     return text.lstrip("( \n\t").lower().startswith(("select", "with", "from", "values", "table"))
-
-
-class _GoogleFiles(ArrowFSWrapper):
-    """Arrow's file system of Google's storage, by the name that URIs have."""
-
-    protocol = "gs"
-
-
-def mount_object_storage(connection: duckdb.DuckDBPyConnection, settings: Settings) -> None:
-    """Makes ``s3://`` and ``gs://`` paths readable and writable without DuckDB's httpfs, which needs a download."""
-    if settings.gcs_bucket is not None:
-        filesystem, _ = locations.arrow_filesystem(settings, f"gs://{settings.gcs_bucket}/")
-        connection.register_filesystem(_GoogleFiles(filesystem))
-    if settings.minio_endpoint is None:
-        return
-    store = FsspecStore(
-        "s3",
-        config={
-            "endpoint": settings.minio_endpoint,
-            "access_key_id": settings.minio_access_key,
-            "secret_access_key": settings.minio_secret_key.get_secret_value(),
-            "region": settings.minio_region,
-            "virtual_hosted_style_request": False,
-        },
-        client_options={"allow_http": settings.minio_endpoint.startswith("http://")},
-    )
-    connection.register_filesystem(store)
-
-
-def _create_view(connection: duckdb.DuckDBPyConnection, settings: Settings, name: str, source: Any) -> None:
-    if not isinstance(source, ResultRef):
-        connection.register(name, source)
-        return
-    try:
-        uris = _files(settings, source)
-        scheme, bucket, _ = locations.split_uri(source.physical_uri)
-        # credentials of the AWS or the Google environment, which Arrow finds
-        if scheme == "gs" or (scheme == "s3" and bucket != settings.minio_bucket):
-            connection.register(name, _arrow_dataset(settings, uris))
-            return
-        paths = [str(locations.local_path(settings, uri) or uri) for uri in uris]
-    except NoetlError as error:
-        raise ToolError(f"duckdb: input {name!r}: {error}", kind="duckdb") from None
-    quoted = '"' + name.replace('"', '""') + '"'
-    listed = ", ".join(map(sql_literal, paths))
-    connection.execute(f"CREATE TEMP VIEW {quoted} AS SELECT * FROM read_parquet([{listed}])")
-
-
-def _files(settings: Settings, ref: ResultRef) -> list[str]:
-    """URIs of the Parquet files of a dataset, or of the one object."""
-    if ref.kind is not RefKind.DATASET:
-        return [ref.physical_uri]
-    names = ref.extra.get("files") or ()
-    folder = ref.physical_uri.rstrip("/")
-    found = [f"{folder}/{name}" for name in names] or locations.list_files(settings, folder, ".parquet")
-    if not found:
-        raise ToolError(f"duckdb: no Parquet files are below {folder}", kind="duckdb")
-    return found
-
-
-def _arrow_dataset(settings: Settings, uris: Sequence[str]) -> Any:
-    from pyarrow import dataset as arrow_dataset
-
-    filesystem, _ = locations.arrow_filesystem(settings, uris[0])
-    paths = [locations.arrow_filesystem_path(settings, uri) for uri in uris]
-    return arrow_dataset.dataset(paths, format="parquet", filesystem=filesystem)

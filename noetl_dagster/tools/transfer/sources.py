@@ -20,9 +20,9 @@ from noetl_dagster.tools.references import as_result_ref
 from noetl_dagster.tools.rows.files import Row, in_chunks, read_file, row_format
 from noetl_dagster.tools.rows.inside import rows_of
 from noetl_dagster.tools.sql.cursor import read_rows
-from noetl_dagster.tools.sql.duckdb import mount_object_storage
 from noetl_dagster.tools.sql.percent import without_percent
 from noetl_dagster.tools.sql.statements import BoundStatement, bind
+from noetl_dagster.tools.sql.views import mount_object_storage
 from noetl_dagster.tools.transfer.places import Place, PlaceKind, object_place
 
 Chunks = AsyncIterator[list[Row]]

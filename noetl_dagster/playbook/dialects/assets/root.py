@@ -188,7 +188,8 @@ def _dimension(block: Block, name: str) -> PartitionsSpec | None:
     workload = block.text("workload")
     if workload is not None and workload not in block.reading.workload:
         block.error(
-            f"the workload has no key {workload!r} for the partition; add it there, with a default", "workload"
+            f"the workload has no key {workload!r} for the partition; add it there, with a default",
+            "workload",
         )
     block.close(("kind", "start", "end", "timezone", "workload", "static", "dynamic"))
     return block.build(PartitionsSpec, name=name, kind=kind, workload=workload, **fields)

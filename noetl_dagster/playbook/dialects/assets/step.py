@@ -21,7 +21,9 @@ def read_asset(block: Block) -> AssetSpec | None:
     if value is None or isinstance(value, bool):
         return None
     if not isinstance(value, dict):
-        block.error(f"asset must be false or a mapping with key, owners, ..., found {described(value)}", "asset")
+        block.error(
+            f"asset must be false or a mapping with key, owners, ..., found {described(value)}", "asset"
+        )
         return None
     child = block.child("asset")
     assert child is not None
@@ -98,7 +100,7 @@ def _template(block: Block, kind: str) -> Any:
     value = block[kind]
     if isinstance(value, (str, bool)):
         return value
-    block.error(f"{kind} is a template such as \"{{{{ output.row_count > 0 }}}}\"", kind)
+    block.error(f'{kind} is a template such as "{{{{ output.row_count > 0 }}}}"', kind)
     return None
 
 
@@ -157,7 +159,9 @@ def _row_count(block: Block, kind: str) -> list[int | None] | None:
 def _fresh(block: Block, kind: str) -> dict[str, float] | None:
     child = block.child(kind)
     if child is None or not child.values:
-        block.error(f"{kind} is a mapping of a column to how old its newest value may be, as {{at: 26h}}", kind)
+        block.error(
+            f"{kind} is a mapping of a column to how old its newest value may be, as {{at: 26h}}", kind
+        )
         return None
     asks = {column: child.seconds(column) for column in child.values}
     return {column: seconds for column, seconds in asks.items() if seconds is not None} or None

@@ -1,0 +1,114 @@
+"""The checks of a step, evaluated over its result before the step ends."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from noetl_dagster.engine.runtime import Runtime
+from noetl_dagster.errors import NoetlError, ToolError
+from noetl_dagster.events.envelopes import Envelope
+from noetl_dagster.events.state import CheckOutcome
+from noetl_dagster.playbook.assets import CheckSpec, Severity
+from noetl_dagster.playbook.templates.rendering import Condition, holds_async
+from noetl_dagster.playbook.templates.scope import Scope
+from noetl_dagster.worker.program import StepProgram
+
+if TYPE_CHECKING:  # DuckDB is loaded where a check asks about rows
+    from noetl_dagster.tools.sql.views import Source
+
+_NO_ROWS = (None, [])
+
+
+@dataclass(frozen=True, slots=True)
+class _Said:
+    passed: bool
+    why: str = ""
+    facts: dict[str, Any] = field(default_factory=dict)
+
+
+async def evaluate(
+    runtime: Runtime, program: StepProgram, visit: int, envelope: Envelope, scope: Scope
+) -> list[CheckOutcome]:
+    """What every check of a step says of its result, in order. One that cannot be answered has not passed.
+
+    Args:
+        scope: the names that templates of checks see, ``output`` among them.
+    """
+    templates = [(check, when) for check, when in program.checks if when is not None]
+    found = {check.name: await _holds(runtime, when, scope) for check, when in templates}
+    ready_made = [check for check, when in program.checks if when is None]
+    if ready_made:
+        measured = await _measured(runtime, ready_made, envelope, program.step.name)
+        found |= {check.name: said for check, said in zip(ready_made, measured, strict=True)}
+    return [_outcome(program.step.name, visit, check, found[check.name]) for check, _ in program.checks]
+
+
+def blocking_failure(outcomes: Sequence[CheckOutcome]) -> ToolError | None:
+    """The failure of a step whose blocking checks did not pass."""
+    failed = [one for one in outcomes if one.blocking and not one.passed]
+    if not failed:
+        return None
+    said = "; ".join(f"{one.name}: {one.why}" for one in failed)
+    return ToolError(f"the result did not pass {said}", kind="check", code="CHECK_FAILED")
+
+
+async def _holds(runtime: Runtime, when: Condition, scope: Scope) -> _Said:
+    try:
+        if await holds_async(when, scope, runtime.results.get):
+            return _Said(True)
+        return _Said(False, f"{when.source} is false")
+    except NoetlError as error:
+        return _Said(False, str(error))
+
+
+async def _measured(
+    runtime: Runtime, checks: Sequence[CheckSpec], envelope: Envelope, step: str
+) -> list[_Said]:
+    from noetl_dagster.tools.quality import answers
+
+    try:
+        source = await _rows_of(runtime, envelope, step)
+        found = await answers(checks, source, runtime.settings)
+    except (NoetlError, OSError) as error:
+        return [_Said(False, str(error))] * len(checks)
+    return [_Said(one.passed, one.why, one.facts) for one in found]
+
+
+async def _rows_of(runtime: Runtime, envelope: Envelope, step: str) -> Source | None:
+    """The rows of a result: a list of mappings, a mapping that holds one under ``rows``, or a table.
+
+    A loop's are the results of its items. None where there are no rows at all.
+
+    Raises:
+        NoRowsError: the result is something else.
+    """
+    from noetl_dagster.tools.sql.views import NoRowsError, source_of
+
+    value: Any = envelope.get("ref")
+    if value is None:
+        value = envelope.get("data")
+    if value is None and isinstance(envelope.get("results"), list):
+        value = [one.get("data") for one in envelope["results"]]
+    if isinstance(value, dict) and isinstance(value.get("rows"), list):
+        value = value["rows"]
+    if value in _NO_ROWS:
+        return None
+    source = await source_of(value, runtime.results, step)
+    if source is None:
+        raise NoRowsError(f"the result of {step} has no rows: a list of mappings, or a table, is needed")
+    return source
+
+
+def _outcome(step: str, visit: int, check: CheckSpec, said: _Said) -> CheckOutcome:
+    return CheckOutcome(
+        step=step,
+        visit=visit,
+        name=check.name,
+        passed=said.passed,
+        severity=(check.severity or Severity.ERROR).value,
+        blocking=check.blocking,
+        why=said.why,
+        facts=said.facts,
+    )

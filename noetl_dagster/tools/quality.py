@@ -1,0 +1,240 @@
+"""Ready-made questions about the rows of a result, answered by DuckDB where the rows lie.
+
+All questions about one result are answered in one pass; what a question found is shown by a few of its rows.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from contextlib import closing
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from typing import Any
+
+import duckdb
+
+from noetl_dagster.playbook.assets import CheckKind, CheckSpec
+from noetl_dagster.playbook.templates.sql_filters import sql_literal
+from noetl_dagster.playbook.wording import suggestion
+from noetl_dagster.settings import Settings
+from noetl_dagster.tools.rows.jsonable import to_jsonable
+from noetl_dagster.tools.sql.views import NoRowsError, Source, create_view, mount_object_storage
+
+EXAMPLES = 5
+_VIEW = "result"
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What a check found.
+
+    Attributes:
+        why: in words, where it did not pass.
+        facts: numbers and examples, for people.
+    """
+
+    passed: bool
+    why: str = ""
+    facts: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class _Question:
+    """SQL of one check.
+
+    Attributes:
+        counts: expressions over all rows, which give the numbers that decide.
+        bad: rows that speak against it; None where no single row does.
+        decide: the answer, from the numbers of ``counts``.
+    """
+
+    counts: tuple[str, ...]
+    decide: Callable[[Sequence[Any]], Answer]
+    bad: str | None = None
+
+
+async def answers(checks: Sequence[CheckSpec], source: Source | None, settings: Settings) -> list[Answer]:
+    """The answer to each of the ready-made checks, in order.
+
+    Args:
+        source: the rows; None where there are none at all, and so no columns either.
+
+    Raises:
+        NoetlError: the files of a reference are not there, or cannot be read.
+    """
+    if source is None:
+        return [_of_nothing(check) for check in checks]
+    try:
+        return await asyncio.to_thread(_answers, checks, source, settings)
+    except duckdb.Error as error:
+        raise NoRowsError(f"the rows cannot be read: {error}") from error
+
+
+def _of_nothing(check: CheckSpec) -> Answer:
+    """The answer where there are no rows: too few, or none that could be bad."""
+    question = _QUESTIONS[check.kind](check.asks)
+    nothing = None if check.kind is CheckKind.FRESH else 0
+    answer = question.decide([nothing for _ in question.counts])
+    return Answer(answer.passed, answer.why, {"rows": 0, **answer.facts})
+
+
+def _answers(checks: Sequence[CheckSpec], source: Source, settings: Settings) -> list[Answer]:
+    with closing(duckdb.connect()) as connection:
+        mount_object_storage(connection, settings)
+        create_view(connection, settings, _VIEW, source)
+        described = connection.execute(f"DESCRIBE {_VIEW}").fetchall()
+        columns = tuple(str(row[0]) for row in described)
+        questions = [_question(check, columns) for check in checks]
+        wanted = [count for one in questions if isinstance(one, _Question) for count in one.counts]
+        row = connection.execute(f"SELECT {', '.join(['count(*)', *wanted])} FROM {_VIEW}").fetchone()
+        assert row is not None
+        total, numbers = row[0], iter(row[1:])
+        found = []
+        for question in questions:
+            if isinstance(question, Answer):
+                found.append(question)
+                continue
+            answer = question.decide([next(numbers) for _ in question.counts])
+            facts = {"rows": total, **answer.facts}
+            if not answer.passed and question.bad is not None:
+                facts["examples"] = _rows(connection, question.bad)
+            found.append(Answer(answer.passed, answer.why, facts))
+        return found
+
+
+def _question(check: CheckSpec, columns: tuple[str, ...]) -> _Question | Answer:
+    """The SQL of a check; an answer at once where it names a column that is not there."""
+    named = () if check.kind is CheckKind.ROW_COUNT else tuple(check.asks)
+    for name in named:
+        if name not in columns:
+            return Answer(False, f"the result has no column {name!r}; {suggestion(name, columns, 'columns')}")
+    return _QUESTIONS[check.kind](check.asks)
+
+
+def _unique(columns: Sequence[str]) -> _Question:
+    listed = ", ".join(map(_quoted, columns))
+    return _Question(
+        (f"count(*) - count(DISTINCT row({listed}))",),
+        lambda found: _none_of(found[0], f"{found[0]} rows repeat {', '.join(columns)}", "duplicates"),
+        f"SELECT {listed}, count(*) AS times FROM {_VIEW} GROUP BY ALL HAVING count(*) > 1 ORDER BY times DESC",
+    )
+
+
+def _not_null(columns: Sequence[str]) -> _Question:
+    return _by_column({name: f"{_quoted(name)} IS NULL" for name in columns}, "without", "nulls")
+
+
+def _accepted(asks: dict[str, Sequence[Any]]) -> _Question:
+    """Null is accepted: ``not_null`` is a check of its own."""
+    return _by_column(
+        {name: _not_among(name, values) for name, values in asks.items()}, "with another", "others"
+    )
+
+
+def _not_among(name: str, values: Sequence[Any]) -> str:
+    known = [value for value in values if value is not None]
+    numbers = all(isinstance(value, int | float) and not isinstance(value, bool) for value in known)
+    column, literals = _comparable(name, known, numbers=numbers)
+    other = f"{column} IS NULL OR {column} NOT IN ({literals})" if known else "true"
+    return f"{_quoted(name)} IS NOT NULL AND ({other})"
+
+
+def _between(asks: dict[str, Sequence[Any]]) -> _Question:
+    return _by_column(
+        {name: _outside(name, *bounds) for name, bounds in asks.items()}, "beyond in", "outside"
+    )
+
+
+def _outside(name: str, lowest: Any, highest: Any) -> str:
+    known = [bound for bound in (lowest, highest) if bound is not None]
+    numbers = all(isinstance(bound, int | float) and not isinstance(bound, bool) for bound in known)
+    column, _ = _comparable(name, (), numbers=numbers)
+    parts = [f"{column} IS NULL"]
+    if lowest is not None:
+        parts.append(f"{column} < {_literal(lowest, numbers=numbers)}")
+    if highest is not None:
+        parts.append(f"{column} > {_literal(highest, numbers=numbers)}")
+    return f"{_quoted(name)} IS NOT NULL AND ({' OR '.join(parts)})"
+
+
+def _row_count(asks: Sequence[int | None]) -> _Question:
+    lowest, highest = asks
+    wanted = " to ".join(str(bound) for bound in (lowest, highest) if bound is not None)
+    at = "at least " if highest is None else "at most " if lowest is None else ""
+
+    def decide(found: Sequence[Any]) -> Answer:
+        number = found[0]
+        passed = (lowest is None or number >= lowest) and (highest is None or number <= highest)
+        return Answer(passed, "" if passed else f"{number} rows, wanted {at}{wanted}")
+
+    return _Question(("count(*)",), decide)
+
+
+def _fresh(asks: dict[str, float]) -> _Question:
+    newest = tuple(f"epoch(max(TRY_CAST(CAST({_quoted(name)} AS VARCHAR) AS TIMESTAMPTZ)))" for name in asks)
+
+    def decide(found: Sequence[Any]) -> Answer:
+        now = datetime.now(UTC).timestamp()
+        facts, late = {}, []
+        for (name, limit), moment in zip(asks.items(), found, strict=True):
+            if moment is None:
+                late.append(f"{name} holds no time")
+                continue
+            facts[f"newest {name}"] = datetime.fromtimestamp(moment, UTC).isoformat()
+            if now - moment > limit:
+                late.append(f"the newest {name} is {now - moment:.0f} s old, wanted {limit:.0f} s at most")
+        return Answer(not late, "; ".join(late), facts)
+
+    return _Question(newest, decide)
+
+
+def _by_column(bad: dict[str, str], word: str, fact: str) -> _Question:
+    """Counts the rows that are bad by each of several columns."""
+
+    def decide(found: Sequence[Any]) -> Answer:
+        counts = {name: number for name, number in zip(bad, found, strict=True) if number}
+        said = ", ".join(f"{number} rows {word} {name}" for name, number in counts.items())
+        return Answer(not counts, said, {fact: sum(counts.values())})
+
+    return _Question(
+        tuple(f"count(*) FILTER (WHERE {condition})" for condition in bad.values()),
+        decide,
+        f"SELECT * FROM {_VIEW} WHERE {' OR '.join(f'({condition})' for condition in bad.values())}",
+    )
+
+
+def _none_of(number: int, why: str, fact: str) -> Answer:
+    return Answer(not number, why if number else "", {fact: number})
+
+
+def _comparable(name: str, values: Sequence[Any], *, numbers: bool) -> tuple[str, str]:
+    """A column and values in one type: as numbers where all values are, else as text."""
+    column = f"TRY_CAST({_quoted(name)} AS {'DOUBLE' if numbers else 'VARCHAR'})"
+    return column, ", ".join(_literal(value, numbers=numbers) for value in values)
+
+
+def _literal(value: Any, *, numbers: bool) -> str:
+    if numbers:
+        return repr(float(value))
+    return str(sql_literal(str(value).lower() if isinstance(value, bool) else str(value)))
+
+
+def _quoted(name: str) -> str:
+    return '"' + name.replace('"', '""') + '"'
+
+
+def _rows(connection: duckdb.DuckDBPyConnection, statement: str) -> list[dict[str, Any]]:
+    cursor = connection.execute(f"{statement} LIMIT {EXAMPLES}")
+    columns = [column[0] for column in cursor.description or ()]
+    return [dict(zip(columns, map(to_jsonable, row), strict=True)) for row in cursor.fetchall()]
+
+
+_QUESTIONS: dict[CheckKind, Callable[[Any], _Question]] = {
+    CheckKind.UNIQUE: _unique,
+    CheckKind.NOT_NULL: _not_null,
+    CheckKind.ACCEPTED: _accepted,
+    CheckKind.BETWEEN: _between,
+    CheckKind.ROW_COUNT: _row_count,
+    CheckKind.FRESH: _fresh,
+}

@@ -1,0 +1,136 @@
+"""Results as tables that DuckDB reads where they lie, and object storage as it sees it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import duckdb
+import pyarrow as pa
+from fsspec.implementations.arrow import ArrowFSWrapper
+from obstore.fsspec import FsspecStore
+
+from noetl_dagster.errors import NoetlError
+from noetl_dagster.playbook.templates.sql_filters import sql_literal
+from noetl_dagster.result_ref import RefKind, ResultRef
+from noetl_dagster.settings import Settings
+from noetl_dagster.storage import locations
+from noetl_dagster.tools.references import as_result_ref
+from noetl_dagster.tools.rows.jsonable import to_jsonable
+
+if TYPE_CHECKING:
+    from noetl_dagster.storage.store import ResultStore
+
+PARQUET = "application/vnd.apache.parquet"
+
+Source = ResultRef | pa.Table
+"""What a view is made of: Parquet that is read in place, or a table in memory."""
+
+
+class NoRowsError(NoetlError):
+    """A value holds no rows."""
+
+
+async def source_of(value: Any, results: ResultStore, name: str) -> Source | None:
+    """What a view of a value is made of; None for a value that is neither rows nor a reference.
+
+    Raises:
+        NoRowsError: a reference leads to something without rows.
+    """
+    reference = as_result_ref(value)
+    if reference is not None:
+        ref = reference if isinstance(reference, ResultRef) else await results.find(reference)
+        return ref if _in_place(ref) else _table(await results.get(ref), name)
+    return _table(value, name) if isinstance(value, pa.Table) or _is_rows(value) else None
+
+
+def _in_place(ref: ResultRef) -> bool:
+    files = ref.physical_uri.startswith(("/", "file://", "s3://", "gs://"))
+    return (
+        files
+        and ref.content_type == PARQUET
+        and ref.compression == "none"
+        and ref.kind is not RefKind.MANIFEST
+    )
+
+
+def _is_rows(value: Any) -> bool:
+    return isinstance(value, list) and bool(value) and all(isinstance(item, Mapping) for item in value)
+
+
+def _table(value: Any, name: str) -> pa.Table:
+    if isinstance(value, pa.Table):
+        return value
+    if isinstance(value, Mapping) and _is_rows(value.get("rows")):
+        value = value["rows"]
+    if not _is_rows(value):
+        raise NoRowsError(f"input {name!r} has no rows: a list of mappings is needed")
+    return pa.Table.from_pylist([to_jsonable(row, name) for row in value])
+
+
+class _GoogleFiles(ArrowFSWrapper):
+    """Arrow's file system of Google's storage, by the name that URIs have."""
+
+    protocol = "gs"
+
+
+def mount_object_storage(connection: duckdb.DuckDBPyConnection, settings: Settings) -> None:
+    """Makes ``s3://`` and ``gs://`` paths readable and writable without DuckDB's httpfs, which needs a download."""
+    if settings.gcs_bucket is not None:
+        filesystem, _ = locations.arrow_filesystem(settings, f"gs://{settings.gcs_bucket}/")
+        connection.register_filesystem(_GoogleFiles(filesystem))
+    if settings.minio_endpoint is None:
+        return
+    store = FsspecStore(
+        "s3",
+        config={
+            "endpoint": settings.minio_endpoint,
+            "access_key_id": settings.minio_access_key,
+            "secret_access_key": settings.minio_secret_key.get_secret_value(),
+            "region": settings.minio_region,
+            "virtual_hosted_style_request": False,
+        },
+        client_options={"allow_http": settings.minio_endpoint.startswith("http://")},
+    )
+    connection.register_filesystem(store)
+
+
+def create_view(connection: duckdb.DuckDBPyConnection, settings: Settings, name: str, source: Source) -> None:
+    """Makes a view of that name.
+
+    Raises:
+        NoetlError: the files of a reference are not there.
+    """
+    if not isinstance(source, ResultRef):
+        connection.register(name, source)
+        return
+    uris = _files(settings, source)
+    scheme, bucket, _ = locations.split_uri(source.physical_uri)
+    # credentials of the AWS or the Google environment, which Arrow finds
+    if scheme == "gs" or (scheme == "s3" and bucket != settings.minio_bucket):
+        connection.register(name, _arrow_dataset(settings, uris))
+        return
+    paths = [str(locations.local_path(settings, uri) or uri) for uri in uris]
+    quoted = '"' + name.replace('"', '""') + '"'
+    listed = ", ".join(map(sql_literal, paths))
+    connection.execute(f"CREATE TEMP VIEW {quoted} AS SELECT * FROM read_parquet([{listed}])")
+
+
+def _files(settings: Settings, ref: ResultRef) -> list[str]:
+    """URIs of the Parquet files of a dataset, or of the one object."""
+    if ref.kind is not RefKind.DATASET:
+        return [ref.physical_uri]
+    names = ref.extra.get("files") or ()
+    folder = ref.physical_uri.rstrip("/")
+    found = [f"{folder}/{name}" for name in names] or locations.list_files(settings, folder, ".parquet")
+    if not found:
+        raise NoRowsError(f"no Parquet files are below {folder}")
+    return found
+
+
+def _arrow_dataset(settings: Settings, uris: Sequence[str]) -> Any:
+    from pyarrow import dataset as arrow_dataset
+
+    filesystem, _ = locations.arrow_filesystem(settings, uris[0])
+    paths = [locations.arrow_filesystem_path(settings, uri) for uri in uris]
+    return arrow_dataset.dataset(paths, format="parquet", filesystem=filesystem)
