@@ -83,6 +83,12 @@ class ToolError(NoetlError):
         self.retry_after = retry_after
 
 
+class AssetNotFoundError(NoetlError):
+    """A step reads an asset that has no result, or not of the partition that is wanted."""
+
+    kind = "asset"
+
+
 class CredentialError(NoetlError):
     """A credential is missing or of the wrong type. Never carries secret values."""
 

@@ -101,6 +101,9 @@ CREATE UNIQUE INDEX IF NOT EXISTS uidx_event_check_visit
 CREATE INDEX IF NOT EXISTS idx_event_asset
     ON noetl.event ((meta ->> 'asset'), event_id)
     WHERE event_type = 'step.exit' AND status = 'COMPLETED' AND meta ? 'asset';
+CREATE INDEX IF NOT EXISTS idx_event_asset_partition
+    ON noetl.event ((meta ->> 'asset'), (meta ->> 'partition'), event_id)
+    WHERE event_type = 'step.exit' AND status = 'COMPLETED' AND meta ? 'asset' AND meta ? 'partition';
 
 -- Children of an execution.
 CREATE INDEX IF NOT EXISTS idx_event_parent_execution ON noetl.event (parent_execution_id)

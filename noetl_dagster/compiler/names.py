@@ -49,5 +49,5 @@ def tag_key(tag: str) -> str:
 
 
 def asset_key(playbook: Playbook, step: str) -> AssetKey:
-    """``[<parts of the playbook's path>..., <step>]``."""
-    return AssetKey([*playbook.metadata.path.strip("/").split("/"), step])
+    """The step's own key, or ``[<parts of the playbook's path>..., <step>]``."""
+    return AssetKey(playbook.asset_key(step))

@@ -89,6 +89,35 @@ WHERE execution_id = $1
 ORDER BY event_id
 """
 
+_OF_ASSET = "event_type = 'step.exit' AND status = 'COMPLETED' AND meta ? 'asset' AND meta ->> 'asset' = $1"
+
+# The latest result of an asset; of one partition of it.
+ASSET_RESULT = f"""
+SELECT execution_id, event_id, result, meta ->> 'partition' AS partition FROM noetl.event
+WHERE {_OF_ASSET}
+ORDER BY event_id DESC LIMIT 1
+"""
+
+PARTITION_RESULT = f"""
+SELECT execution_id, event_id, result, meta ->> 'partition' AS partition FROM noetl.event
+WHERE {_OF_ASSET} AND meta ? 'partition' AND meta ->> 'partition' = $2
+ORDER BY event_id DESC LIMIT 1
+"""
+
+# The latest result of every partition of an asset.
+ASSET_PARTITIONS = f"""
+SELECT DISTINCT ON (meta ->> 'partition') result, meta ->> 'partition' AS partition FROM noetl.event
+WHERE {_OF_ASSET} AND meta ? 'partition'
+ORDER BY meta ->> 'partition', event_id DESC
+"""
+
+# Which partitions of an asset there are.
+ASSET_SPAN = f"""
+SELECT count(*) AS results, count(DISTINCT meta ->> 'partition') AS partitions,
+       min(meta ->> 'partition') AS first, max(meta ->> 'partition') AS last
+FROM noetl.event WHERE {_OF_ASSET}
+"""
+
 # All events of an execution after a given one, for people and for replays.
 EVENTS = f"""
 SELECT {_LIST} FROM noetl.event

@@ -105,6 +105,9 @@ class ExecutionState:
         visits: latest visit that was entered, by step.
         ends: every visit that ended; ``latest``: the latest that was not skipped, by step.
         loops: activations of each visit's loop, in order.
+        partition: of the playbook's partitions, the one that the execution belongs to.
+        reads: what the visit of a step reads of other assets, by name: a result as the log keeps it, or several
+            by partition.
         checks: what each check said last, by step, visit and name.
     """
 
@@ -124,6 +127,8 @@ class ExecutionState:
     ends: dict[tuple[str, int], StepEnd] = field(default_factory=dict)
     latest: dict[str, StepEnd] = field(default_factory=dict)
     loops: dict[tuple[str, int], list[LoopActivation]] = field(default_factory=dict)
+    partition: dict[str, Any] | None = None
+    reads: dict[tuple[str, int], dict[str, Any]] = field(default_factory=dict)
     checks: dict[tuple[str, int, str], CheckOutcome] = field(default_factory=dict)
     warnings: list[str] = field(default_factory=list)
     started_at: Any = None
@@ -159,6 +164,7 @@ class ExecutionState:
         self.catalog_id = event.catalog_id
         self.parent_execution_id = event.parent_execution_id
         self.workload = context.get("workload", {})
+        self.partition = context.get("partition")
         self.outer_iteration = event.meta.get("parent_iter")
         self.file = context.get("file", "")
         self.epoch = int(event.meta.get("epoch", 1))
@@ -180,6 +186,9 @@ class ExecutionState:
     def _entered(self, event: Event) -> None:
         step, visit = event.node_name or "", int(event.meta.get("visit", 1))
         self.visits[step] = max(visit, self.visits.get(step, 0))
+        reads = (event.context or {}).get("reads")
+        if reads:
+            self.reads[(step, visit)] = reads
 
     def _exited(self, event: Event) -> None:
         context = event.context or {}

@@ -5,6 +5,7 @@ The words are Dagster's own (``dagster``, ``asset``, ``checks``, ``from``); noth
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from enum import StrEnum
 from typing import Any
 
@@ -171,6 +172,45 @@ class SourceSpec(AssetModel):
     place: Place | None = None
 
 
+def call_name(key: str, partition: str = ReadPartition.SAME) -> str:
+    """The name under which a step reads what ``asset("warehouse/patients")`` in its templates asks for."""
+    return f"asset:{key.strip('/')}@{partition}"
+
+
 def key_text(key: Key) -> str:
     """``warehouse/patients``."""
     return "/".join(key)
+
+
+class PartitionKey(AssetModel):
+    """The key of one dimension; of a time dimension with its window, ISO 8601 with an offset."""
+
+    key: str
+    start: str | None = None
+    end: str | None = None
+
+
+class Partition(AssetModel):
+    """The partition that an execution belongs to.
+
+    Attributes:
+        key: as Dagster writes it; the keys of two dimensions are joined by ``|``, in the order of their names.
+        parts: by name of the dimension.
+    """
+
+    key: str
+    parts: dict[str, PartitionKey]
+
+    def names(self) -> dict[str, Any]:
+        """What ``partition`` means in templates: key, start and end, and the same for each of two dimensions."""
+        window = next((one for one in self.parts.values() if one.start is not None), None)
+        names: dict[str, Any] = {"key": self.key}
+        if window is not None:
+            names |= {"start": window.start, "end": window.end}
+        if len(self.parts) > 1:
+            names |= {name: part.model_dump(exclude_none=True) for name, part in self.parts.items()}
+        return names
+
+    def workload(self, dimensions: Iterable[PartitionsSpec]) -> dict[str, str]:
+        """The workload keys that the partition's keys go to."""
+        return {one.workload: self.parts[one.name].key for one in dimensions if one.workload is not None}

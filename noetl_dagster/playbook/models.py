@@ -13,7 +13,7 @@ from typing import Any, Self
 from pydantic import BaseModel, ConfigDict, Field
 
 from noetl_dagster.errors import Place
-from noetl_dagster.playbook.assets import AssetSpec, CheckSpec, DagsterSpec, SourceSpec
+from noetl_dagster.playbook.assets import AssetSpec, CheckSpec, DagsterSpec, Key, SourceSpec
 from noetl_dagster.settings import StoreTier
 
 
@@ -318,6 +318,10 @@ class Playbook(Model):
     @cached_property
     def _steps_by_name(self) -> dict[str, Step]:
         return {step.name: step for step in self.steps}
+
+    def asset_key(self, step: str) -> Key:
+        """The key of a step's result: its own, or the parts of the playbook's path and the step's name."""
+        return self.step(step).asset.key or (*self.metadata.path.strip("/").split("/"), step)
 
     def with_workload(self, overrides: dict[str, Any]) -> Self:
         return self.model_copy(update={"workload": {**self.workload, **overrides}})

@@ -17,6 +17,7 @@ from noetl_dagster.events.log import as_event
 from noetl_dagster.events.queries import CLOSE_GATE, RUNNING_CHILDREN, UNENDED
 from noetl_dagster.events.state import ExecutionState, ExecutionStatus, StepEnd
 from noetl_dagster.events.types import Event, EventType
+from noetl_dagster.playbook.assets import Partition
 from noetl_dagster.playbook.loader import parse_playbook
 from noetl_dagster.playbook.models import Playbook
 from noetl_dagster.transport.queries import WITHDRAW_ALL
@@ -43,6 +44,7 @@ class Lifecycle:
         execution_id: int | None = None,
         parent: tuple[int, str] | None = None,
         origin: dict[str, Any] | None = None,
+        partition: Partition | None = None,
     ) -> Execution:
         """Starts an execution: keeps the playbook's text and writes ``playbook.initialized``.
 
@@ -51,6 +53,7 @@ class Lifecycle:
             execution_id: an id given by the caller, who may ask twice; the second time finds the first.
             parent: id and step of the execution that started this one.
             origin: what started it, for people (Dagster run id, command line, ...).
+            partition: of a partitioned playbook, the one that it belongs to; its keys go to the workload.
 
         Raises:
             PlaybookError: a setting that is a template of the workload comes to something it cannot be.
@@ -59,6 +62,8 @@ class Lifecycle:
         new_id = execution_id or runtime.ids.next()
         metadata = playbook.metadata
         effective = {**playbook.workload, **(workload or {})}
+        if partition is not None:
+            effective |= partition.workload(playbook.dagster.partitions)
         if playbook.settled:
             parse_playbook(playbook.source, file=playbook.file, workload=effective)
         catalog_id = await runtime.log.put_source(metadata.path, metadata.version, playbook.source)
@@ -80,10 +85,10 @@ class Lifecycle:
                 context=context,
             )
 
-        started = event(
-            EventType.PLAYBOOK_INITIALIZED,
-            {"workload": effective, "path": metadata.path, "file": playbook.file},
-        )
+        context: dict[str, Any] = {"workload": effective, "path": metadata.path, "file": playbook.file}
+        if partition is not None:
+            context["partition"] = partition.model_dump(mode="json", exclude_none=True)
+        started = event(EventType.PLAYBOOK_INITIALIZED, context)
         entry = event(EventType.WORKFLOW_INITIALIZED, None)
         entry.meta = {"epoch": 1, "entry": playbook.entry.name}
         async with runtime.pool.acquire() as connection, connection.transaction():

@@ -146,7 +146,7 @@ class _Claim:
     async def rows(self) -> list[Any]:
         cache, fetch = ReferenceCache(), self._runtime.results.get
         frame = {f"__frame_{name}": value for name, value in self._frame.model_dump().items()}
-        scope = self._execution.scope(cache).with_locals(frame)
+        scope = self._execution.scope(cache, self._step).with_locals(frame)
         call = ToolCall(
             execution_id=self._execution.id,
             step=self._step,

@@ -81,7 +81,7 @@ class Loops:
                 return Activation(execution, program, visit, loop_ids, items, shard, resumed=True)
             context = known[-1].context
         else:
-            scope = execution.scope(ReferenceCache())
+            scope = execution.scope(ReferenceCache(), step)
             evaluated = await evaluate_collection(self._runtime, program, scope)
         loop_id = str(self._runtime.ids.next())
         if not known:

@@ -15,6 +15,7 @@ from noetl_dagster.engine.loops.loop import Loops, fanin_status
 from noetl_dagster.engine.loops.merge import merge_patches
 from noetl_dagster.engine.runtime import Runtime
 from noetl_dagster.engine.steps.checks import blocking_failure, evaluate
+from noetl_dagster.engine.steps.reads import reads_of
 from noetl_dagster.engine.steps.routing import (
     LOOP_DONE,
     STEP_DONE,
@@ -24,10 +25,18 @@ from noetl_dagster.engine.steps.routing import (
     route,
 )
 from noetl_dagster.engine.steps.turns import Turns
-from noetl_dagster.errors import CredentialError, NoetlError, StorageError, TemplateError, ToolError
+from noetl_dagster.errors import (
+    AssetNotFoundError,
+    CredentialError,
+    NoetlError,
+    StorageError,
+    TemplateError,
+    ToolError,
+)
 from noetl_dagster.events.envelopes import ERROR, OK, Envelope, error_envelope, to_result
 from noetl_dagster.events.state import PASSED, CheckOutcome, StepEnd, assign
 from noetl_dagster.events.types import Event, EventType
+from noetl_dagster.playbook.assets import key_text
 from noetl_dagster.playbook.models import LoopMode
 from noetl_dagster.playbook.templates.rendering import holds_async, render_async, with_references
 from noetl_dagster.playbook.templates.scope import Scope
@@ -120,11 +129,20 @@ class Steps:
         step = program.step.name
         event = self._event(execution, step, visit, EventType.STEP_ENTER, "RUNNING")
         event.meta["resumed"] = execution.state.visits.get(step, 0) >= visit
+        missing: AssetNotFoundError | None = None
+        try:
+            reads = await reads_of(self._runtime, execution, program, visit)
+            event.context = {"reads": reads} if reads else None
+        except AssetNotFoundError as error:
+            missing = error
         async with self._turns.turn(execution, event) as turn:
             if turn is None:
                 yield Entry(end=execution.state.ends[(step, visit)])
-                return
-            yield Entry(turn, await self._refusal(execution, program, visit, event))
+            elif missing is not None:
+                execution.state.apply(event)
+                yield Entry(turn, await self.fail(execution, program, visit, missing))
+            else:
+                yield Entry(turn, await self._refusal(execution, program, visit, event))
 
     async def _refusal(
         self, execution: Execution, program: StepProgram, visit: int, entered: Event
@@ -134,7 +152,7 @@ class Steps:
             execution.state.apply(entered)
             return None
         try:
-            scope = execution.scope(ReferenceCache())
+            scope = execution.scope(ReferenceCache(), program.step.name, entered)
             admitted = await holds_async(program.admit, scope, self._runtime.results.get)
         except STEP_ERRORS as error:
             execution.state.apply(entered)
@@ -230,7 +248,7 @@ class Steps:
         """Applies ``output`` and ``set``, routes, and writes ``step.exit`` with the arcs that fired."""
         step = program.step.name
         cache = ReferenceCache()
-        scope = execution.scope(cache).with_step_values(ending.step_values)
+        scope = execution.scope(cache, step).with_step_values(ending.step_values)
         for path, value in ending.patches:
             assign(scope.ctx, path, value)
         outcomes: list[CheckOutcome] = []
@@ -251,6 +269,10 @@ class Steps:
             execution, step, visit, EventType.STEP_EXIT, "FAILED" if ending.failed else "COMPLETED"
         )
         event.meta["fired"] = routed.fired
+        if program.step.is_asset:
+            event.meta["asset"] = key_text(execution.playbook.asset_key(step))
+            if execution.state.partition is not None:
+                event.meta["partition"] = execution.state.partition["key"]
         if unhandled:
             event.meta["unhandled"] = True
         if routed.undefined:

@@ -27,6 +27,7 @@ def check_playbook(playbook: Playbook, document: Document | None = None) -> list
         document: the YAML behind the playbook, for exact places; read again from its source when not given.
     """
     problems = [*_check_targets(playbook), *_check_graph(playbook), *_check_workbook(playbook)]
+    problems += _check_sources(playbook)
     problems += _check_partitions(playbook)
     if document is None:
         document = Document(playbook.source, playbook.file)
@@ -48,6 +49,17 @@ def _check_targets(playbook: Playbook) -> Iterator[Problem]:
                 place = arc.place or _place(playbook, step)
                 message = f"step {step.name!r}: next leads to unknown step {arc.step!r}"
                 yield Problem(place, f"{message}; {hints.hint(arc.step)}")
+
+
+def _check_sources(playbook: Playbook) -> Iterator[Problem]:
+    """A name in ``from`` would hide the result of a step of that name."""
+    known = frozenset(step.name for step in playbook.steps)
+    for step in playbook.steps:
+        for name in known & step.sources.keys():
+            place = step.sources[name].place or _place(playbook, step)
+            yield Problem(
+                place, f"step {step.name!r}: from {name!r}: a step is called so too; rename one of them"
+            )
 
 
 def _check_graph(playbook: Playbook) -> Iterator[Problem]:

@@ -81,9 +81,10 @@ class Scope(Mapping[str, Any]):
         steps: step name to result; may be lazy, a missing one raises ``KeyError``.
         keychain: given to tool fields only.
         file: playbook file, for messages.
+        own: names of the language that a playbook may use for its own: ``partition``, ``asset``.
     """
 
-    __slots__ = ("_input", "_keychain", "_locals", "_steps", "ctx", "execution_id", "file", "iteration",
+    __slots__ = ("_input", "_keychain", "_locals", "_own", "_steps", "ctx", "execution_id", "file", "iteration",
                  "step_values", "workload")  # fmt: skip
 
     def __init__(
@@ -95,6 +96,7 @@ class Scope(Mapping[str, Any]):
         steps: Mapping[str, Any],
         keychain: Mapping[str, Any] | None = None,
         file: str = "",
+        own: Mapping[str, Any] = _NO_VALUES,
     ) -> None:
         self.execution_id = execution_id
         self.workload = workload
@@ -104,6 +106,7 @@ class Scope(Mapping[str, Any]):
         self.step_values: dict[str, Any] = {}
         self._steps = steps
         self._keychain = keychain
+        self._own = own
         self._input: Mapping[str, Any] = _NO_VALUES
         self._locals: tuple[Mapping[str, Any], ...] = ()
 
@@ -149,6 +152,7 @@ class Scope(Mapping[str, Any]):
         derived._keychain = self._keychain
         derived._input = self._input
         derived._locals = self._locals
+        derived._own = self._own
         for name, value in changes.items():
             setattr(derived, name, value)
         return derived
@@ -230,6 +234,8 @@ class Scope(Mapping[str, Any]):
                 return self.step_values
             case "args":  # the older word for input; arcs hand their own over through ctx
                 return {**self.ctx, **self._input}
+        if name in self._own:
+            return self._own[name]
         if name in _OLDER_OUTPUT_NAMES:
             for layer in self._locals:
                 if "output" in layer:
@@ -251,7 +257,7 @@ class Scope(Mapping[str, Any]):
 
     def known_names(self) -> list[str]:
         """Every name that can be written here, sorted, for error messages and Python's ``context``."""
-        names = {"workload", "ctx", "execution_id", "input", "job", "step"}
+        names = {"workload", "ctx", "execution_id", "input", "job", "step", *self._own}
         if self._keychain is not None:
             names.add("keychain")
         frame = self.iteration

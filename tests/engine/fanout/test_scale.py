@@ -66,7 +66,7 @@ async def test_a_million_rows_are_expanded_part_by_part(engine: Engine) -> None:
         parts.append(await store.put(table, execution_id=execution.id, step="start", name=f"rows-{start}"))
     reference = await store.manifest(execution.id, "start", "rows", parts, "concat")
     result = ResultView({"status": "ok", "ref": reference}, ReferenceCache())
-    scope = execution.scope(ReferenceCache()).with_locals({"rows": result})
+    scope = execution.scope(ReferenceCache(), "start").with_locals({"rows": result})
     with _peak() as peak:
         found = await evaluate_collection(engine.runtime, execution.program.step("fan"), scope)
         _, collection = await keep_collection(engine.runtime, execution, "fan", found, "1")

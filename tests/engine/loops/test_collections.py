@@ -77,7 +77,7 @@ async def test_a_stored_collection_stays_where_it_is_until_it_is_read_part_by_pa
     result = ResultView({"status": "ok", "ref": manifest}, ReferenceCache())
 
     found = await evaluate_collection(
-        engine.runtime, program, execution.scope(ReferenceCache()).with_locals({"start": result})
+        engine.runtime, program, execution.scope(ReferenceCache(), "start").with_locals({"start": result})
     )
     assert found == manifest, "not fetched"
     _, collection = await keep_collection(engine.runtime, execution, "fan", found, "1")

@@ -6,9 +6,18 @@ import re
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from noetl_dagster.playbook.assets import AssetSpec, CheckKind, CheckSpec, Severity, SourceSpec
+from noetl_dagster.playbook.assets import (
+    AssetSpec,
+    CheckKind,
+    CheckSpec,
+    ReadPartition,
+    Severity,
+    SourceSpec,
+    call_name,
+)
 from noetl_dagster.playbook.dialects.assets import words
 from noetl_dagster.playbook.dialects.block import Block
+from noetl_dagster.playbook.dialects.spelling import LITERAL_FIELDS
 from noetl_dagster.playbook.wording import described
 
 _CHECK_KEYS = ("name", "severity", "blocking", "description", *(kind.value for kind in CheckKind))
@@ -179,7 +188,8 @@ _READERS: dict[CheckKind, Callable[[Block, str], Any]] = {
 
 
 def read_sources(block: Block) -> dict[str, SourceSpec]:
-    """``from``: ``{name: {asset, partition}}``; a text is the asset's key."""
+    """``from``: ``{name: {asset, partition}}``, a text is the asset's key; and what templates ask for by
+    ``asset("...")``."""
     sources: dict[str, SourceSpec] = {}
     for name, entry in block.mapping("from").items():
         values = {"asset": entry} if isinstance(entry, (str, list)) else entry
@@ -187,6 +197,8 @@ def read_sources(block: Block) -> dict[str, SourceSpec]:
         child = block.reading.own_block(values, f"{block.what}, from {name}", place)
         if child is None:
             continue
+        if name in block.reading.workload:
+            child.error(f"the workload has a key {name!r} too; call what is read otherwise")
         key = words.asset_key(child, "asset")
         if key is None and "asset" not in child:
             child.error("'asset' is missing, the key of what is read")
@@ -196,4 +208,38 @@ def read_sources(block: Block) -> dict[str, SourceSpec]:
             source = child.build(SourceSpec, asset=key, partition=partition, place=place)
             if source is not None:
                 sources[name] = source
+    for container, field, text in _templates(block.values):
+        place = block.document.place(container, field)
+        for found in _CALL.finditer(text):
+            if found["key"] is None:
+                block.document.report(
+                    place, f'{block.what}: asset() takes a key as it is, as asset("warehouse/patients")'
+                )
+                continue
+            key_parts = tuple(found["key"].strip("/").split("/"))
+            partition = found["partition"] or ReadPartition.SAME
+            sources[call_name(found["key"], partition)] = SourceSpec(
+                asset=key_parts, partition=partition, place=place
+            )
     return sources
+
+
+_CALL = re.compile(
+    r"""\basset\(\s*(?:(?P<quote>["'])(?P<key>[^"']+)(?P=quote)
+        \s*(?:,\s*(?:partition\s*=\s*)?["'](?P<partition>[^"']+)["']\s*)?\))?""",
+    re.VERBOSE,
+)
+
+
+def _templates(values: dict[str, Any]) -> Iterator[tuple[Any, Any, str]]:
+    """Every text of a step that calls ``asset``, with the mapping or list and the key where it stands."""
+    waiting: list[Any] = [values]
+    while waiting:
+        container = waiting.pop()
+        entries = container.items() if isinstance(container, dict) else enumerate(container)
+        for key, value in entries:
+            if isinstance(value, str):
+                if "asset(" in value and "{" in value and key not in LITERAL_FIELDS:
+                    yield container, key, value
+            elif isinstance(value, (dict, list)):
+                waiting.append(value)

@@ -1,0 +1,115 @@
+"""What a step reads of other assets (``from``, ``asset(...)``), settled once when the step is entered.
+
+Which result it was stands in ``step.enter``: who resumes the step, or runs its commands elsewhere, reads the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any
+
+from noetl_dagster.engine.runtime import Runtime
+from noetl_dagster.errors import AssetNotFoundError
+from noetl_dagster.events.queries import ASSET_PARTITIONS, ASSET_RESULT, ASSET_SPAN, PARTITION_RESULT
+from noetl_dagster.playbook.assets import Key, Partition, ReadPartition, SourceSpec, key_text
+from noetl_dagster.worker.execution import Execution
+from noetl_dagster.worker.program import StepProgram
+
+Kept = dict[str, Any]
+"""A result as the log keeps it, with the asset, partition, execution and event that it is of."""
+
+Elsewhere = Callable[[Key, str | None], Awaitable[Kept | None]]
+"""Finds the result of an asset that no playbook has made, or of one partition of it; None: there is none."""
+
+
+async def reads_of(
+    runtime: Runtime, execution: Execution, program: StepProgram, visit: int
+) -> dict[str, Kept]:
+    """What a visit of a step reads, by name.
+
+    Raises:
+        AssetNotFoundError: an asset has no result, or not of the partition that is wanted.
+    """
+    step = program.step
+    known = execution.state.reads.get((step.name, visit))
+    if known is not None or not step.sources:
+        return known or {}
+    reader = _Reader(runtime, execution)
+    return {name: await reader.read(source) for name, source in step.sources.items()}
+
+
+class _Reader:
+    def __init__(self, runtime: Runtime, execution: Execution) -> None:
+        self._runtime = runtime
+        own = execution.state.partition
+        self._own = Partition.model_validate(own) if own is not None else None
+
+    async def read(self, source: SourceSpec) -> Kept:
+        match source.partition:
+            case ReadPartition.ALL:
+                found = await self._all(source.asset)
+            case ReadPartition.LATEST:
+                found = await self._one(source.asset, None)
+            case ReadPartition.SAME:
+                found = await self._same(source.asset)
+            case key:
+                found = await self._one(source.asset, key)
+        if found is None:
+            raise AssetNotFoundError(await self._missing(source))
+        return found
+
+    async def _same(self, asset: Key) -> Kept | None:
+        """The partition of this execution, or of one of its dimensions; of an asset without any, its latest."""
+        if self._own is None:
+            return await self._one(asset, None)
+        for key in dict.fromkeys((self._own.key, *(part.key for part in self._own.parts.values()))):
+            found = await self._one(asset, key)
+            if found is not None:
+                return found
+        found = await self._one(asset, None)
+        return found if found is not None and found.get("partition") is None else None
+
+    async def _one(self, asset: Key, partition: str | None) -> Kept | None:
+        pool, name = self._runtime.pool, key_text(asset)
+        if partition is None:
+            row = await pool.fetchrow(ASSET_RESULT, name)
+        else:
+            row = await pool.fetchrow(PARTITION_RESULT, name, partition)
+        if row is not None:
+            return _kept(asset, row)
+        elsewhere = self._runtime.elsewhere
+        return None if elsewhere is None else await elsewhere(asset, partition)
+
+    async def _all(self, asset: Key) -> Kept | None:
+        rows = await self._runtime.pool.fetch(ASSET_PARTITIONS, key_text(asset))
+        if not rows:
+            return None
+        return {
+            "asset": key_text(asset),
+            "partitions": {row["partition"]: row["result"] for row in rows},
+        }
+
+    async def _missing(self, source: SourceSpec) -> str:
+        name = key_text(source.asset)
+        span = await self._runtime.pool.fetchrow(ASSET_SPAN, name)
+        wanted = source.partition
+        if wanted == ReadPartition.SAME and self._own is not None:
+            wanted = self._own.key
+        if span["results"] == 0:
+            return f"asset {name} has no result yet; run the playbook or the job that makes it"
+        if span["first"] is None:
+            return f"asset {name} has no partitions, and {wanted!r} of it is wanted; read it with partition: latest"
+        return (
+            f"asset {name} has no partition {wanted!r}; it has {span['partitions']}, "
+            f"from {span['first']} to {span['last']}"
+        )
+
+
+def _kept(asset: Key, row: Mapping[str, Any]) -> Kept:
+    return {
+        "asset": key_text(asset),
+        "partition": row["partition"],
+        "execution_id": str(row["execution_id"]),
+        "event_id": str(row["event_id"]),
+        "result": row["result"],
+    }
