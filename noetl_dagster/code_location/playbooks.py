@@ -28,7 +28,7 @@ def definitions_of_jobs(
         spark: others need the Spark resource too.
     """
     return Definitions(
-        assets=[job.assets for job in jobs],
+        assets=[job.assets for job in jobs if job.assets is not None],
         jobs=[job.job for job in jobs],
         resources=resources_of(noetl, spark=spark or any(needs_spark(job.playbook) for job in jobs)),
     )

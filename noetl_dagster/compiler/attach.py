@@ -6,10 +6,12 @@ from typing import Any
 
 from dagster import DagsterInstance, DagsterRun
 
+from noetl_dagster.compiler.assets.partitions import PARTITION_TAG, partition_of
 from noetl_dagster.engine.engine import Engine
 from noetl_dagster.engine.recovery.abandoned import RECOVERY
 from noetl_dagster.errors import ExecutionNotFoundError, ExecutionStateError
 from noetl_dagster.events.state import ExecutionStatus
+from noetl_dagster.playbook.assets import Partition
 from noetl_dagster.playbook.models import Playbook
 from noetl_dagster.worker.execution import Execution
 
@@ -79,7 +81,8 @@ async def attach(
         workload: overrides from the run config; None for ops that cannot start an execution.
 
     Raises:
-        ExecutionStateError: another run has taken the execution over, or it has ended.
+        ExecutionStateError: another run has taken the execution over, it has ended, or the run is of no
+            partition of a playbook that has them.
     """
     execution_id = _driven.get(run.run_id) or execution_id_of(instance, run, starts=workload is not None)
     if execution_id is not None and (workload is None or await _exists(engine, execution_id)):
@@ -91,12 +94,28 @@ async def attach(
     else:
         origin = {"dagster_run_id": run.run_id}
         execution = await engine.lifecycle.create(
-            playbook, workload, execution_id=execution_id, origin=origin
+            playbook,
+            workload,
+            execution_id=execution_id,
+            origin=origin,
+            partition=_partition(instance, run, playbook),
         )
         instance.add_run_tags(run.run_id, execution_tags(execution.id, run.run_id))
     await engine.liveness.hold(execution.id)
     _driven[run.run_id] = execution.id
     return execution
+
+
+def _partition(instance: DagsterInstance, run: DagsterRun, playbook: Playbook) -> Partition | None:
+    """The partition of a run, None where the playbook has none."""
+    if not playbook.dagster.partitions:
+        return None
+    key = run.tags.get(PARTITION_TAG)
+    if key is None:
+        raise ExecutionStateError(
+            f"playbook {playbook.name} has partitions, and this run is of none; launch it with one of them"
+        )
+    return partition_of(playbook, key, instance)
 
 
 async def _join(engine: Engine, instance: DagsterInstance, run: DagsterRun, execution_id: int) -> Execution:

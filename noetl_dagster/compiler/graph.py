@@ -10,15 +10,18 @@ from dagster import (
     AssetKey,
     DependencyDefinition,
     GraphDefinition,
+    InputMapping,
     MultiDependencyDefinition,
     NodeInvocation,
     OpDefinition,
     OutputMapping,
 )
 
+from noetl_dagster.compiler.assets.reading import Reading, readings_of
+from noetl_dagster.compiler.assets.specs import check_specs
 from noetl_dagster.compiler.config import workload_mapping
 from noetl_dagster.compiler.names import FANIN_SUFFIX, GROUP_SUFFIX, asset_key, dagster_name, unique_names
-from noetl_dagster.compiler.ops import EXPANDED, GROUPS, RESULT, TOKENS_IN, OpMaker, arc_output
+from noetl_dagster.compiler.ops import EXPANDED, GROUPS, RESULT, TOKENS_IN, OpMaker, arc_output, check_output
 from noetl_dagster.dagster_internals import DynamicCollectDependencyDefinition
 from noetl_dagster.playbook.graph import Region, StepGraph
 from noetl_dagster.playbook.models import Playbook
@@ -29,14 +32,16 @@ class PlaybookGraph:
     """A compiled playbook.
 
     Attributes:
-        definition: the graph; each step's result is an output of it.
-        results: graph output of each step, by step name.
+        definition: the graph; the result of each step that is an asset is an output of it.
+        results: graph output of each such step, by step name.
         steps: reachable steps, in playbook order.
+        readings: assets outside of the playbook that steps read; each is an input of the graph.
     """
 
     definition: GraphDefinition
     results: dict[str, str]
     steps: tuple[str, ...]
+    readings: tuple[Reading, ...] = ()
 
 
 def build_graph(playbook: Playbook, graph: StepGraph) -> PlaybookGraph:
@@ -52,14 +57,24 @@ def build_graph(playbook: Playbook, graph: StepGraph) -> PlaybookGraph:
     }
     entry = graph.region_of(playbook.entry.name).name
     graph_name = graph_name_of(playbook)
-    maker = OpMaker(playbook, names, step_names, entry, prefix=graph_name)
+    readings = tuple(readings_of(playbook, tuple(reachable)))
+    maker = OpMaker(playbook, names, step_names, entry, prefix=graph_name, readings=readings)
     ops = [op for region in regions for op in maker.step_ops(region)]
-    results = {step: f"{RESULT}__{step_names[step]}" for step in reachable}
+    results = {step: f"{RESULT}__{step_names[step]}" for step in reachable if playbook.step(step).is_asset}
     definition = GraphDefinition(
         name=graph_name,
         description=playbook.metadata.description or None,
         node_defs=ops,
         dependencies=_as_nodes(ops, graph_name, _dependencies(playbook, graph, regions, names, step_names)),
+        input_mappings=[
+            InputMapping(
+                graph_input_name=reading.input,
+                mapped_node_name=names[graph.region_of(step).name],
+                mapped_node_input_name=reading.input,
+            )
+            for reading in readings
+            for step in _first_of_regions(graph, reading.steps)
+        ],
         output_mappings=[
             mapping
             for region in regions
@@ -67,7 +82,12 @@ def build_graph(playbook: Playbook, graph: StepGraph) -> PlaybookGraph:
         ],
         config=workload_mapping(playbook, names[entry]),
     )
-    return PlaybookGraph(definition, results, tuple(reachable))
+    return PlaybookGraph(definition, results, tuple(reachable), readings)
+
+
+def _first_of_regions(graph: StepGraph, steps: tuple[str, ...]) -> list[str]:
+    """One step of each region that any of the steps is in: a region is one op."""
+    return list({graph.region_of(step).name: step for step in reversed(steps)}.values())
 
 
 def graph_name_of(playbook: Playbook) -> str:
@@ -76,17 +96,30 @@ def graph_name_of(playbook: Playbook) -> str:
 
 
 def asset_deps(playbook: Playbook, graph: StepGraph, compiled: PlaybookGraph) -> dict[str, set[AssetKey]]:
-    """Lineage along the arcs, by graph output. Inside a cycle only arcs that lead forward count."""
+    """Lineage along the arcs, by graph output. Inside a cycle only arcs that lead forward count.
+
+    Steps that are no assets are passed through: what leads to them leads to what comes after them.
+    """
     position = {step: place for place, step in enumerate(compiled.steps)}
-    deps = {}
-    for step in compiled.steps:
-        region = graph.region_of(step)
-        sources = {
-            source
-            for source in graph.predecessors(step)
-            if source in position and (source not in region.steps or position[source] < position[step])
-        }
-        deps[compiled.results[step]] = {asset_key(playbook, source) for source in sources}
+    read = {step: {one.key for one in compiled.readings if step in one.steps} for step in compiled.steps}
+    deps: dict[str, set[AssetKey]] = {}
+    for step in compiled.results:
+        keys: set[AssetKey] = set()
+        waiting, seen = [step], {step}
+        while waiting:
+            at = waiting.pop()
+            keys |= read[at]
+            region = graph.region_of(at)
+            for source in graph.predecessors(at):
+                backwards = source in region.steps and position.get(source, 0) >= position[at]
+                if source in seen or source not in position or backwards:
+                    continue
+                seen.add(source)
+                if playbook.step(source).is_asset:
+                    keys.add(asset_key(playbook, source))
+                else:
+                    waiting.append(source)
+        deps[compiled.results[step]] = keys
     return deps
 
 
@@ -143,6 +176,16 @@ def _mappings(
             mapped_node_output_name=f"{RESULT}_{step_names[step]}" if region.is_cycle else RESULT,
         )
         for step in region.steps
+        if step in results
+    ] + [
+        OutputMapping(
+            graph_output_name=spec.get_python_identifier(),
+            mapped_node_name=source,
+            mapped_node_output_name=check_output(step_names[step], spec.name),
+        )
+        for step in region.steps
+        if step in results
+        for spec in check_specs(playbook, playbook.step(step))
     ]
 
 

@@ -7,6 +7,16 @@ from typing import Any
 
 from dagster import AssetsDefinition, AssetSelection, JobDefinition, define_asset_job
 
+from noetl_dagster.compiler.assets.partitions import partitions_of
+from noetl_dagster.compiler.assets.specs import (
+    check_specs,
+    condition_of,
+    freshness_of,
+    group_of,
+    metadata_of,
+    owners_of,
+    tags_of,
+)
 from noetl_dagster.compiler.executor import noetl_executor
 from noetl_dagster.compiler.graph import PlaybookGraph, asset_deps, build_graph
 from noetl_dagster.compiler.names import asset_key, dagster_name, tag_key
@@ -19,12 +29,12 @@ PLAYBOOK_TAG = "noetl/playbook"
 
 @dataclass(frozen=True, slots=True)
 class PlaybookJob:
-    """What a playbook becomes in Dagster."""
+    """What a playbook becomes in Dagster: one whose steps are no assets, a job alone."""
 
     name: str
     playbook: Playbook
-    assets: AssetsDefinition
-    job: UnresolvedAssetJobDefinition
+    assets: AssetsDefinition | None
+    job: UnresolvedAssetJobDefinition | JobDefinition
     graph: PlaybookGraph
 
     def run_config(self, workload: dict[str, Any]) -> dict[str, Any]:
@@ -41,31 +51,54 @@ def compile_playbook(playbook: Playbook) -> PlaybookJob:
     graph = StepGraph(playbook)
     compiled = build_graph(playbook, graph)
     name = dagster_name(playbook.name)
-    outputs = compiled.results
-    assets = AssetsDefinition.from_graph(
-        compiled.definition,
-        keys_by_output_name={output: asset_key(playbook, step) for step, output in outputs.items()},
-        internal_asset_deps=asset_deps(playbook, graph, compiled),
-        group_name=name,
-        descriptions_by_output_name={
-            output: playbook.step(step).description
-            for step, output in outputs.items()
-            if playbook.step(step).description
-        },
-        tags_by_output_name={output: _kinds(playbook, step) for step, output in outputs.items()},
-    )
-    job = define_asset_job(
+    tags = {PLAYBOOK_TAG: playbook.metadata.path} | {tag_key(tag): "" for tag in playbook.metadata.tags}
+    description = playbook.metadata.description or None
+    if not compiled.results:
+        job = compiled.definition.to_job(
+            name,
+            description=description,
+            tags=tags,
+            executor_def=noetl_executor,
+            partitions_def=partitions_of(playbook),
+        )
+        return PlaybookJob(name, playbook, None, job, compiled)
+    assets = _assets(playbook, graph, compiled)
+    asset_job = define_asset_job(
         name,
         selection=AssetSelection.assets(*assets.keys),
-        description=playbook.metadata.description or None,
-        tags={PLAYBOOK_TAG: playbook.metadata.path} | {tag_key(tag): "" for tag in playbook.metadata.tags},
+        description=description,
+        tags=tags,
         executor_def=noetl_executor,
     )
-    return PlaybookJob(name, playbook, assets, job, compiled)
+    return PlaybookJob(name, playbook, assets, asset_job, compiled)
 
 
-def _kinds(playbook: Playbook, step: str) -> dict[str, str]:
-    return {f"dagster/kind/{kind}": "" for kind in {task.kind for task in playbook.step(step).tasks}}
+def _assets(playbook: Playbook, graph: StepGraph, compiled: PlaybookGraph) -> AssetsDefinition:
+    outputs = {output: playbook.step(step) for step, output in compiled.results.items()}
+    descriptions = {output: step.asset.description or step.description for output, step in outputs.items()}
+    versions = {output: step.asset.code_version for output, step in outputs.items()}
+    condition = condition_of(playbook.dagster.automation)
+    assets = AssetsDefinition.from_graph(
+        compiled.definition,
+        keys_by_input_name={reading.input: reading.key for reading in compiled.readings},
+        keys_by_output_name={output: asset_key(playbook, step.name) for output, step in outputs.items()},
+        internal_asset_deps=asset_deps(playbook, graph, compiled),
+        partitions_def=partitions_of(playbook),
+        partition_mappings={one.input: one.mapping for one in compiled.readings if one.mapping is not None},
+        group_names_by_output_name={output: group_of(playbook, step) for output, step in outputs.items()},
+        descriptions_by_output_name={output: text for output, text in descriptions.items() if text},
+        metadata_by_output_name={output: metadata_of(playbook, step) for output, step in outputs.items()},
+        tags_by_output_name={output: tags_of(playbook, step) for output, step in outputs.items()},
+        owners_by_output_name={output: list(owners_of(playbook, step)) for output, step in outputs.items()},
+        code_versions_by_output_name={output: version for output, version in versions.items() if version},
+        # one run makes all of them: the first asks for it
+        automation_conditions_by_output_name={next(iter(outputs)): condition} if condition else None,
+        check_specs=[spec for step in outputs.values() for spec in check_specs(playbook, step)],
+    )
+    freshness = freshness_of(playbook.dagster.freshness)
+    if freshness is None:
+        return assets
+    return assets.map_asset_specs(lambda spec: spec.replace_attributes(freshness_policy=freshness))
 
 
 __all__ = ["JobDefinition", "PlaybookJob", "compile_playbook"]

@@ -8,6 +8,8 @@ from typing import Any
 
 from dagster import Any as AnyType
 from dagster import (
+    AssetCheckResult,
+    AssetCheckSeverity,
     DynamicOut,
     DynamicOutput,
     Failure,
@@ -18,14 +20,18 @@ from dagster import (
     OpExecutionContext,
     Out,
     Output,
+    TableColumn,
+    TableRecord,
+    TableSchema,
 )
 
 from noetl_dagster.about import About
+from noetl_dagster.compiler.assets.reading import Reading
 from noetl_dagster.compiler.attach import attach
 from noetl_dagster.compiler.config import WORKLOAD
 from noetl_dagster.compiler.drive import drive
 from noetl_dagster.compiler.executor import processes_of, runs_in_one_process
-from noetl_dagster.compiler.names import FANIN_SUFFIX, GROUP_SUFFIX, dagster_name
+from noetl_dagster.compiler.names import FANIN_SUFFIX, GROUP_SUFFIX, asset_key, dagster_name
 from noetl_dagster.compiler.tokens import TOKENS
 from noetl_dagster.engine.engine import Engine
 from noetl_dagster.engine.executions.ahead import prepare_spark, uses_spark
@@ -34,7 +40,8 @@ from noetl_dagster.engine.executions.results import reference_of
 from noetl_dagster.engine.fanout.shards import GroupReport
 from noetl_dagster.engine.steps.region import run_region
 from noetl_dagster.event_loop import run_sync
-from noetl_dagster.events.state import ExecutionStatus, StepEnd, StepStatus
+from noetl_dagster.events.state import CheckOutcome, ExecutionStatus, StepEnd, StepStatus
+from noetl_dagster.playbook.assets import Severity
 from noetl_dagster.playbook.graph import Region
 from noetl_dagster.playbook.models import Playbook, Step
 from noetl_dagster.resources.noetl import NoetlResource
@@ -55,6 +62,11 @@ def arc_output(target: str) -> str:
     return f"to_{target}"
 
 
+def check_output(step: str, check: str) -> str:
+    """Name of the output that stands for a check of a step."""
+    return f"check__{step}__{check}"
+
+
 @dataclass(frozen=True, slots=True)
 class OpMaker:
     """Makes the ops of one playbook.
@@ -64,6 +76,7 @@ class OpMaker:
         steps: op-safe name of each step.
         entry: region in which the execution starts.
         prefix: what makes the ops' own names different from those of other playbooks.
+        readings: assets outside of the playbook that its steps read.
     """
 
     playbook: Playbook
@@ -71,6 +84,7 @@ class OpMaker:
     steps: dict[str, str]
     entry: str
     prefix: str
+    readings: tuple[Reading, ...] = ()
 
     def step_ops(self, region: Region) -> list[OpDefinition]:
         """The ops of a region: one, or the three of a fan-out."""
@@ -102,9 +116,11 @@ class OpMaker:
             session.finish([failure] if failure is not None else [])
 
         outs = {
-            f"{RESULT}_{self.steps[name]}": _result_out(self.playbook.step(name)) for name in region.steps
+            f"{RESULT}_{self.steps[name]}": _result_out(self.playbook.step(name))
+            for name in region.steps
+            if self.playbook.step(name).is_asset
         }
-        outs |= self._arc_outs(region)
+        outs |= self._check_outs(region) | self._arc_outs(region)
         return self._op(region, self.names[region.name], run, outs)
 
     def _expand_op(self, region: Region, step: Step) -> OpDefinition:
@@ -177,7 +193,11 @@ class OpMaker:
         if ins is None:
             ins = (
                 {} if is_entry and not region_has_tokens(self.playbook, region) else {TOKENS_IN: In(Nothing)}
-            )
+            ) | {
+                reading.input: In(Nothing)
+                for reading in self.readings
+                if any(name in reading.steps for name in region.steps)
+            }
         kinds = {task.kind for name in region.steps for task in self.playbook.step(name).tasks}
 
         # not annotated: Dagster refuses annotations that are text, as they are in this module
@@ -208,7 +228,17 @@ class OpMaker:
         return False
 
     def _outs(self, region: Region, steps: list[str]) -> dict[str, Out]:
-        return {RESULT: _result_out(self.playbook.step(steps[0]))} | self._arc_outs(region)
+        step = self.playbook.step(steps[0])
+        result = {RESULT: _result_out(step)} if step.is_asset else {}
+        return result | self._check_outs(region) | self._arc_outs(region)
+
+    def _check_outs(self, region: Region) -> dict[str, Out]:
+        return {
+            check_output(self.steps[name], check.name): Out(Nothing, is_required=False)
+            for name in region.steps
+            if self.playbook.step(name).is_asset
+            for check in self.playbook.step(name).checks
+        }
 
     def _arc_outs(self, region: Region) -> dict[str, Out]:
         return {arc_output(self.steps[target]): Out(Nothing, is_required=False) for target in region.targets}
@@ -261,11 +291,26 @@ class OpSession:
     ) -> Iterator[Output[Any]]:
         """The results that there are, and a token for each arc that fired."""
         for end in ends:
+            if not self.execution.playbook.step(end.step).is_asset:
+                continue
             if end.status is StepStatus.COMPLETED:
                 reference = run_sync(reference_of(self.engine.runtime, self.execution.id, end))
                 yield Output(reference, results[end.step], metadata=self._metadata(end) | (metadata or {}))
+            yield from map(self._check_result, self.execution.state.checks_of(end.step, end.visit))
         for name in arcs:
             yield Output(None, name)
+
+    def _check_result(self, outcome: CheckOutcome) -> AssetCheckResult:
+        return AssetCheckResult(
+            passed=outcome.passed,
+            asset_key=asset_key(self.execution.playbook, outcome.step),
+            check_name=outcome.name,
+            severity=AssetCheckSeverity.WARN
+            if outcome.severity == Severity.WARN
+            else AssetCheckSeverity.ERROR,
+            description=outcome.why or None,
+            metadata={"execution": str(self.execution.id), **_facts(outcome.facts)},
+        )
 
     def pace(self, step: str) -> dict[str, Any]:
         """Seconds and shards a second of the fan-out that has just ended, for its asset."""
@@ -325,6 +370,23 @@ def _spark_metadata(metrics: Any) -> dict[str, Any]:
     if not isinstance(metrics, dict):
         return {}
     return {f"spark/{name}": value for name, value in metrics.items() if isinstance(value, int | float | str)}
+
+
+def _facts(facts: dict[str, Any]) -> dict[str, Any]:
+    """Facts of a check as metadata: examples as a table."""
+    found = dict(facts)
+    rows = found.pop("examples", None)
+    if rows:
+        columns = list(dict.fromkeys(name for row in rows for name in row))
+        table = [TableRecord({name: _cell(row.get(name)) for name in columns}) for row in rows]
+        found["examples"] = MetadataValue.table(
+            table, schema=TableSchema([TableColumn(name, "string") for name in columns])
+        )
+    return found
+
+
+def _cell(value: Any) -> str | int | float | bool | None:
+    return value if isinstance(value, str | int | float | bool) or value is None else str(value)
 
 
 def _group_metadata(report: GroupReport) -> dict[str, Any]:

@@ -34,7 +34,9 @@ def of_day(day: str) -> Partition:
 
 @pytest.fixture
 def made(engine: Engine) -> Any:
-    async def make(text: str, workload: dict[str, Any] | None = None, day: str | None = None) -> ExecutionState:
+    async def make(
+        text: str, workload: dict[str, Any] | None = None, day: str | None = None
+    ) -> ExecutionState:
         flow = playbook((DAILY if day else "") + text, "reading" if "from:" in text else "making")
         partition = of_day(day) if day else None
         execution = await engine.lifecycle.create(flow, workload, partition=partition)
@@ -60,7 +62,9 @@ async def test_the_latest_result_of_another_playbook(made: Any) -> None:
 async def test_an_asset_that_nobody_has_made(made: Any) -> None:
     state = await made(READER % "")
     assert state.status == "FAILED"
-    assert "asset warehouse/patients has no result yet; run the playbook or the job that makes it" in state.error
+    assert (
+        "asset warehouse/patients has no result yet; run the playbook or the job that makes it" in state.error
+    )
     assert state.latest["start"].envelope["error"]["kind"] == "asset"
 
 
@@ -139,11 +143,17 @@ async def test_asset_in_templates(made: Any) -> None:
 
 async def test_the_admission_and_the_checks_of_a_step_see_what_it_reads(made: Any) -> None:
     await made(MAKER, {"value": 3})
-    text = READER % "" + """    spec: {admit: "{{ patients.value > 3 }}"}
+    text = (
+        READER % ""
+        + """    spec: {admit: "{{ patients.value > 3 }}"}
 """
+    )
     assert "start" not in (await made(text)).latest
-    text = READER % "" + """    checks: [{name: same, when: "{{ output == patients.value }}"}]
+    text = (
+        READER % ""
+        + """    checks: [{name: same, when: "{{ output == patients.value }}"}]
 """
+    )
     state = await made(text)
     assert state.checks_of("start", 1)[0].passed
 
@@ -165,7 +175,11 @@ async def test_an_asset_of_elsewhere(made: Any, engine: Engine) -> None:
     async def elsewhere(key: tuple[str, ...], partition: str | None) -> dict[str, Any] | None:
         if key != ("warehouse", "patients"):
             return None
-        return {"asset": "warehouse/patients", "partition": partition, "result": {"status": "ok", "data": {"value": 9}}}
+        return {
+            "asset": "warehouse/patients",
+            "partition": partition,
+            "result": {"status": "ok", "data": {"value": 9}},
+        }
 
     engine.runtime.elsewhere = elsewhere
     assert value(await made(READER % "")) == 9

@@ -1,0 +1,151 @@
+"""A playbook's partitions as Dagster's, and one of their keys as what an execution belongs to."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import datetime
+
+from dagster import (
+    DagsterInstance,
+    DailyPartitionsDefinition,
+    DynamicPartitionsDefinition,
+    HourlyPartitionsDefinition,
+    MonthlyPartitionsDefinition,
+    MultiPartitionKey,
+    MultiPartitionsDefinition,
+    PartitionsDefinition,
+    StaticPartitionsDefinition,
+    TimeWindowPartitionsDefinition,
+    WeeklyPartitionsDefinition,
+)
+
+from noetl_dagster.errors import WorkloadError
+from noetl_dagster.playbook.assets import Partition, PartitionKey, PartitionKind, PartitionsSpec
+from noetl_dagster.playbook.models import Playbook
+
+PARTITION_TAG = "dagster/partition"
+"""Run tag: the key of the partition that a run is of."""
+
+_DAYS = 7
+_SHOWN = 10
+
+
+def partitions_of(playbook: Playbook) -> PartitionsDefinition | None:
+    """Dagster's definition of a playbook's partitions; None where it has none."""
+    dimensions = playbook.dagster.partitions
+    if not dimensions:
+        return None
+    if len(dimensions) == 1:
+        return _definition(dimensions[0])
+    return MultiPartitionsDefinition({one.name: _definition(one) for one in dimensions})
+
+
+def _definition(spec: PartitionsSpec) -> PartitionsDefinition:
+    match spec.kind:
+        case PartitionKind.STATIC:
+            return StaticPartitionsDefinition(list(spec.keys))
+        case PartitionKind.DYNAMIC:
+            return DynamicPartitionsDefinition(name=spec.dynamic)
+    return _time(spec)
+
+
+def _time(spec: PartitionsSpec) -> TimeWindowPartitionsDefinition:
+    """Windows begin as the start does: at its time of day, on its day of the week or of the month."""
+    assert spec.start is not None
+    start = datetime.fromisoformat(spec.start)
+    end = datetime.fromisoformat(spec.end) if spec.end is not None else None
+    minute, hour, zone = start.minute, start.hour, spec.timezone
+    match spec.kind:
+        case PartitionKind.HOURLY:
+            return HourlyPartitionsDefinition(start, end, minute_offset=minute, timezone=zone)
+        case PartitionKind.WEEKLY:
+            day = start.isoweekday() % _DAYS
+            return WeeklyPartitionsDefinition(start, end, minute, hour, day, zone)
+        case PartitionKind.MONTHLY:
+            return MonthlyPartitionsDefinition(start, end, minute, hour, start.day, zone)
+    return DailyPartitionsDefinition(start, end, minute, hour, zone)
+
+
+def partition_of(playbook: Playbook, key: str, instance: DagsterInstance | None = None) -> Partition:
+    """The partition with a key.
+
+    Args:
+        key: as Dagster writes it; of two dimensions ``2026-01-01|berlin``.
+        instance: knows the keys of dynamic dimensions; without it any is taken.
+
+    Raises:
+        WorkloadError: the playbook has no such partition.
+    """
+    definition = partitions_of(playbook)
+    if definition is None:
+        raise WorkloadError(f"playbook {playbook.name} has no partitions, and {key!r} of it is wanted")
+    dimensions = playbook.dagster.partitions
+    if not isinstance(definition, MultiPartitionsDefinition):
+        return Partition(key=key, parts={dimensions[0].name: _part(playbook, dimensions[0], key, instance)})
+    try:
+        keys = definition.get_partition_key_from_str(key).keys_by_dimension
+    except Exception as error:  # whatever Dagster makes of text that is no key of two dimensions
+        names = "|".join(sorted(one.name for one in dimensions))
+        raise WorkloadError(f"partition {key!r} of {playbook.name} must be written as {names}") from error
+    parts = {one.name: _part(playbook, one, keys[one.name], instance) for one in dimensions}
+    return Partition(key=str(MultiPartitionKey(keys)), parts=parts)
+
+
+def partition_tags(partition: Partition | None) -> dict[str, str]:
+    """Run tags by which Dagster knows the partition of a run."""
+    if partition is None:
+        return {}
+    tags = {PARTITION_TAG: partition.key}
+    if len(partition.parts) > 1:
+        tags |= {f"{PARTITION_TAG}/{name}": part.key for name, part in partition.parts.items()}
+    return tags
+
+
+def _part(
+    playbook: Playbook, spec: PartitionsSpec, key: str, instance: DagsterInstance | None
+) -> PartitionKey:
+    definition = _definition(spec)
+    if isinstance(definition, TimeWindowPartitionsDefinition):
+        if not _is_time(definition, key):
+            first, last = definition.get_first_partition_key(), definition.get_last_partition_key()
+            known = f"they are from {first} to {last}" if first is not None else "none has begun yet"
+            raise _unknown(playbook, key, known)
+        window = definition.time_window_for_partition_key(key)
+        return PartitionKey(key=key, start=window.start.isoformat(), end=window.end.isoformat())
+    keys: Sequence[str] = spec.keys
+    if spec.dynamic is not None:
+        keys = [key] if instance is None else instance.get_dynamic_partitions(spec.dynamic)
+    if key not in keys:
+        more = f" and {len(keys) - _SHOWN} more" if len(keys) > _SHOWN else ""
+        known = f"there are {', '.join(keys[:_SHOWN])}{more}" if keys else "there are none yet"
+        raise _unknown(playbook, key, known)
+    return PartitionKey(key=key)
+
+
+def _is_time(definition: TimeWindowPartitionsDefinition, key: str) -> bool:
+    try:
+        return definition.has_partition_key(key)
+    except ValueError:  # text that is no time
+        return False
+
+
+def _unknown(playbook: Playbook, key: str, known: str) -> WorkloadError:
+    return WorkloadError(f"playbook {playbook.name} has no partition {key!r}; {known}")
+
+
+def partition_of_workload(
+    playbook: Playbook, workload: dict[str, object], instance: DagsterInstance | None = None
+) -> Partition:
+    """The partition that the workload's own values name, where nobody has said which.
+
+    Raises:
+        WorkloadError: they name none; says how to choose one.
+    """
+    values = {**playbook.workload, **workload}
+    keys: dict[str, str] = {}
+    for one in playbook.dagster.partitions:
+        if one.workload is None or values.get(one.workload) in (None, ""):
+            raise WorkloadError(f"playbook {playbook.name} has partitions: choose one, as --partition KEY")
+        keys[one.name] = str(values[one.workload])
+    key = next(iter(keys.values())) if len(keys) == 1 else str(MultiPartitionKey(keys))
+    return partition_of(playbook, key, instance)

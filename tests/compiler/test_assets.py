@@ -1,0 +1,243 @@
+"""What Dagster knows of a playbook's assets: lineage, partitions, checks, owners, metadata."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from dagster import (
+    AssetKey,
+    AssetRecordsFilter,
+    AutomationCondition,
+    DagsterInstance,
+    Definitions,
+    ExecuteInProcessResult,
+    asset,
+)
+
+from noetl_dagster.code_location.definitions import definitions_of
+from noetl_dagster.compiler.attach import EXECUTION_TAG
+from noetl_dagster.event_loop import run_sync
+from noetl_dagster.events.state import ExecutionState
+from noetl_dagster.resources.noetl import NoetlResource
+from tests.playbooks import playbook
+
+MAKER = """
+dagster:
+  group: clinical
+  owners: ["team:data"]
+  tags: {domain: health}
+  freshness: {warn_after: 26h, fail_after: 50h}
+  automation: {on_cron: "0 2 * * *"}
+workflow:
+  - step: start
+    asset: false
+    tool: {kind: python, code: "result = [{'id': 1}, {'id': 2}]"}
+    next: [patients]
+  - step: patients
+    asset:
+      key: warehouse/patients
+      description: who there is
+      owners: [ana@example.org]
+      kinds: [parquet]
+      metadata: {source: clinic}
+      code_version: "3"
+    checks:
+      - {name: enough, row_count: 2}
+      - {name: unique, unique: id, blocking: true}
+      - {name: many, row_count: 9, severity: warn}
+    tool: {kind: python, input: {rows: "{{ start }}"}, code: "result = rows"}
+"""
+READER = """
+workflow:
+  - step: start
+    from: {patients: warehouse/patients}
+    tool: {kind: python, input: {rows: "{{ patients }}"}, code: "result = len(rows)"}
+"""
+DAILY = 'dagster: {partitions: {kind: daily, start: "2026-01-01", workload: day}}\n'
+PATIENTS = AssetKey(["warehouse", "patients"])
+
+
+class Ran:
+    """A job of some playbooks that ran in this process."""
+
+    def __init__(self, noetl: NoetlResource, instance: DagsterInstance) -> None:
+        self.noetl, self.instance = noetl, instance
+
+    def definitions(self, **texts: str) -> Definitions:
+        return definitions_of([playbook(text, name) for name, text in texts.items()], self.noetl)
+
+    def run(self, text: str, name: str = "sample", **options: Any) -> ExecuteInProcessResult:
+        job = self.definitions(**{name: text}).resolve_job_def(name)
+        return job.execute_in_process(instance=self.instance, raise_on_error=False, **options)
+
+    def state(self, result: ExecuteInProcessResult) -> ExecutionState:
+        run = self.instance.get_run_by_id(result.run_id)
+        assert run is not None
+        return run_sync(self.noetl.engine().runtime.load(int(run.tags[EXECUTION_TAG]))).state
+
+
+@pytest.fixture
+def ran(noetl: NoetlResource, dagster_instance: DagsterInstance) -> Ran:
+    return Ran(noetl, dagster_instance)
+
+
+def test_what_a_step_says_of_its_asset(ran: Ran) -> None:
+    graph = ran.definitions(maker=MAKER).resolve_asset_graph()
+    assert graph.get_all_asset_keys() == {PATIENTS}, "the first step is none"
+    node = graph.get(PATIENTS)
+    assert node.group_name == "clinical"
+    assert node.owners == ["ana@example.org"]
+    assert node.tags == {"domain": "health", "dagster/kind/parquet": ""}
+    assert node.description == "who there is"
+    assert node.code_version == "3"
+    assert node.metadata["source"] == "clinic"
+    assert node.automation_condition == AutomationCondition.on_cron("0 2 * * *")
+    assert node.freshness_policy is not None
+    assert graph.get_check_spec
+    assert {key.name for key in graph.asset_check_keys} == {"enough", "unique", "many"}
+
+
+def test_where_a_step_stands_in_its_playbook(ran: Ran, tmp_path: Any) -> None:
+    from noetl_dagster.playbook.loader import load_playbook
+
+    file = tmp_path / "flow.yaml"
+    file.write_text("apiVersion: noetl.io/v2\nkind: Playbook\nmetadata: {name: flow, path: flow}\n" + READER)
+    defs = definitions_of([load_playbook(file)], ran.noetl)
+    (node,) = [node for node in defs.resolve_asset_graph().asset_nodes if node.is_materializable]
+    (line,) = node.metadata["dagster/code_references"].code_references
+    assert (line.file_path, line.line_number) == (str(file), 6)
+
+
+def test_checks_are_evaluated_by_the_run(ran: Ran) -> None:
+    result = ran.run(MAKER)
+    assert result.success
+    evaluations = {one.check_name: one for one in result.get_asset_check_evaluations()}
+    assert {name: one.passed for name, one in evaluations.items()} == {
+        "enough": True,
+        "unique": True,
+        "many": False,
+    }
+    assert evaluations["many"].severity.value == "WARN"
+    assert evaluations["many"].description == "2 rows, wanted at least 9"
+    assert evaluations["many"].metadata["rows"].value == 2
+
+
+def test_a_failed_blocking_check_leaves_nothing_to_read(ran: Ran) -> None:
+    result = ran.run(MAKER.replace("'id': 2", "'id': 1"))
+    assert not result.success
+    evaluations = {one.check_name: one.passed for one in result.get_asset_check_evaluations()}
+    assert evaluations == {"enough": True, "unique": False, "many": False}
+    assert not result.get_asset_materialization_events()
+    assert "did not pass unique: 1 rows repeat id" in str(ran.state(result).error)
+    read = ran.run(READER)
+    assert "asset warehouse/patients has no result yet" in str(ran.state(read).error)
+
+
+def test_lineage_goes_from_playbook_to_playbook(ran: Ran) -> None:
+    graph = ran.definitions(maker=MAKER, reader=READER).resolve_asset_graph()
+    assert graph.get(AssetKey(["tests", "reader", "start"])).parent_keys == {PATIENTS}
+    assert ran.run(MAKER, "maker").success
+    read = ran.run(READER, "reader")
+    assert ran.state(read).latest["start"].envelope["data"] == 2
+
+
+def test_lineage_passes_through_steps_that_are_no_assets(ran: Ran) -> None:
+    text = """
+    workflow:
+      - {step: start, tool: {kind: noop}, next: [between]}
+      - {step: between, asset: false, from: {x: lake/raw}, tool: {kind: noop}, next: [last]}
+      - {step: last, tool: {kind: noop}}
+    """
+    graph = ran.definitions(sample=text).resolve_asset_graph()
+    last = graph.get(AssetKey(["tests", "sample", "last"]))
+    assert last.parent_keys == {AssetKey(["tests", "sample", "start"]), AssetKey(["lake", "raw"])}
+
+
+def test_a_playbook_without_assets_is_a_job(ran: Ran) -> None:
+    text = "workflow:\n  - {step: start, asset: false, tool: {kind: noop}}\n"
+    assert ran.run(text).success
+    assert not ran.definitions(sample=text).resolve_asset_graph().get_all_asset_keys()
+
+
+def test_a_run_of_a_partition(ran: Ran) -> None:
+    text = DAILY + """
+workload: {day: none}
+workflow:
+  - step: start
+    tool: {kind: python, input: {it: "{{ [day, partition.start] }}"}, code: "result = it"}
+    checks: [{name: there, when: "{{ output }}"}]
+"""
+    result = ran.run(text, partition_key="2026-01-05")
+    assert result.success
+    state = ran.state(result)
+    assert state.partition is not None
+    assert state.latest["start"].envelope["data"] == ["2026-01-05", "2026-01-05T00:00:00+00:00"]
+    key = AssetKey(["tests", "sample", "start"])
+    assert ran.instance.get_materialized_partitions(key) == {"2026-01-05"}
+    ran.run(text, partition_key="2026-01-06")
+    records = ran.instance.fetch_materializations(
+        AssetRecordsFilter(key, asset_partitions=["2026-01-06"]), limit=5
+    ).records
+    assert len(records) == 1
+
+
+def test_two_dimensions(ran: Ran) -> None:
+    text = """
+dagster: {partitions: {two: {day: {kind: daily, start: "2026-01-01"}, place: {static: [berlin, bonn]}}}}
+workload: {day: none, place: none}
+workflow:
+  - step: start
+    tool: {kind: python, input: {it: "{{ [day, place, partition.place.key, partition.key] }}"}, code: "result = it"}
+"""
+    result = ran.run(text, partition_key="2026-01-05|bonn")
+    assert ran.state(result).latest["start"].envelope["data"] == [
+        "2026-01-05",
+        "bonn",
+        "bonn",
+        "2026-01-05|bonn",
+    ]
+
+
+def test_a_run_of_no_partition_is_refused(ran: Ran) -> None:
+    text = DAILY + "workload: {day: none}\nworkflow:\n  - {step: start, tool: {kind: noop}}\n"
+    result = ran.run(text)
+    assert not result.success
+    failures = [event.step_failure_data.error for event in result.all_events if event.is_step_failure]
+    assert "has partitions, and this run is of none; launch it with one of them" in str(failures)
+
+
+@pytest.mark.parametrize("partition", ["same", "latest", "all", "2026-01-05"])
+def test_partitions_of_what_is_read(ran: Ran, partition: str) -> None:
+    maker = DAILY + "workload: {day: none}\n" + MAKER[MAKER.index("workflow:") :]
+    reader = DAILY + "workload: {day: none}\n" + READER.replace(
+        "warehouse/patients", f'{{asset: warehouse/patients, partition: "{partition}"}}'
+    )
+    graph = ran.definitions(maker=maker, reader=reader).resolve_asset_graph()
+    assert graph.get(AssetKey(["tests", "reader", "start"])).parent_keys == {PATIENTS}
+    assert ran.run(maker, "maker", partition_key="2026-01-05").success
+    read = ran.run(reader, "reader", partition_key="2026-01-05")
+    assert read.success, ran.state(read).error
+
+
+def test_a_python_asset_takes_the_result_of_a_partition(ran: Ran) -> None:
+    maker = DAILY + "workload: {day: none}\n" + MAKER[MAKER.index("workflow:") :]
+    defs = ran.definitions(maker=maker)
+    from dagster import AssetIn, DailyPartitionsDefinition, materialize
+
+    @asset(
+        partitions_def=DailyPartitionsDefinition("2026-01-01"),
+        ins={"patients": AssetIn(PATIENTS, input_manager_key="noetl_results")},
+    )
+    def count(patients):  # type: ignore[no-untyped-def]
+        return len(patients)
+
+    assert ran.run(maker, "maker", partition_key="2026-01-05").success
+    made = materialize(
+        [count, *defs.assets],  # type: ignore[misc]
+        selection=[count],
+        instance=ran.instance,
+        partition_key="2026-01-05",
+        resources=defs.resources,
+    )
+    assert made.output_for_node("count") == 2
