@@ -30,6 +30,7 @@ def definitions_of_jobs(
     return Definitions(
         assets=[job.assets for job in jobs if job.assets is not None],
         jobs=[job.job for job in jobs],
+        schedules=[schedule for job in jobs for schedule in job.schedules],
         resources=resources_of(noetl, spark=spark or any(needs_spark(job.playbook) for job in jobs)),
     )
 

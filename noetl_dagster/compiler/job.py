@@ -5,9 +5,16 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from dagster import AssetsDefinition, AssetSelection, JobDefinition, define_asset_job
+from dagster import (
+    AssetsDefinition,
+    AssetSelection,
+    JobDefinition,
+    ScheduleDefinition,
+    define_asset_job,
+)
 
 from noetl_dagster.compiler.assets.partitions import partitions_of
+from noetl_dagster.compiler.assets.schedules import schedules_of
 from noetl_dagster.compiler.assets.specs import (
     check_specs,
     condition_of,
@@ -36,6 +43,10 @@ class PlaybookJob:
     assets: AssetsDefinition | None
     job: UnresolvedAssetJobDefinition | JobDefinition
     graph: PlaybookGraph
+
+    @property
+    def schedules(self) -> list[ScheduleDefinition]:
+        return schedules_of(self.playbook, self.job, self.run_config)
 
     def run_config(self, workload: dict[str, Any]) -> dict[str, Any]:
         """Run config that overrides keys of the workload."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import UTC, datetime
 from typing import Any
 
 import pytest
@@ -13,6 +14,7 @@ from dagster import (
     Definitions,
     ExecuteInProcessResult,
     asset,
+    build_schedule_context,
 )
 
 from noetl_dagster.code_location.definitions import definitions_of
@@ -161,13 +163,16 @@ def test_a_playbook_without_assets_is_a_job(ran: Ran) -> None:
 
 
 def test_a_run_of_a_partition(ran: Ran) -> None:
-    text = DAILY + """
+    text = (
+        DAILY
+        + """
 workload: {day: none}
 workflow:
   - step: start
     tool: {kind: python, input: {it: "{{ [day, partition.start] }}"}, code: "result = it"}
     checks: [{name: there, when: "{{ output }}"}]
 """
+    )
     result = ran.run(text, partition_key="2026-01-05")
     assert result.success
     state = ran.state(result)
@@ -210,8 +215,10 @@ def test_a_run_of_no_partition_is_refused(ran: Ran) -> None:
 @pytest.mark.parametrize("partition", ["same", "latest", "all", "2026-01-05"])
 def test_partitions_of_what_is_read(ran: Ran, partition: str) -> None:
     maker = DAILY + "workload: {day: none}\n" + MAKER[MAKER.index("workflow:") :]
-    reader = DAILY + "workload: {day: none}\n" + READER.replace(
-        "warehouse/patients", f'{{asset: warehouse/patients, partition: "{partition}"}}'
+    reader = (
+        DAILY
+        + "workload: {day: none}\n"
+        + READER.replace("warehouse/patients", f'{{asset: warehouse/patients, partition: "{partition}"}}')
     )
     graph = ran.definitions(maker=maker, reader=reader).resolve_asset_graph()
     assert graph.get(AssetKey(["tests", "reader", "start"])).parent_keys == {PATIENTS}
@@ -241,3 +248,62 @@ def test_a_python_asset_takes_the_result_of_a_partition(ran: Ran) -> None:
         resources=defs.resources,
     )
     assert made.output_for_node("count") == 2
+
+
+def test_a_schedule_runs_the_job_with_its_workload(ran: Ran) -> None:
+    text = """
+dagster:
+  schedules:
+    - {name: nightly, cron: "0 2 * * *", timezone: Europe/Berlin, workload: {full: true}, status: running}
+    - {name: weekly, cron: "@weekly"}
+workload: {full: false}
+workflow:
+  - {step: start, tool: {kind: noop}}
+"""
+    repository = ran.definitions(sample=text).get_repository_def()
+    nightly = repository.get_schedule_def("sample_nightly")
+    assert nightly.cron_schedule == "0 2 * * *"
+    assert nightly.execution_timezone == "Europe/Berlin"
+    assert nightly.default_status.value == "RUNNING"
+    assert repository.get_schedule_def("sample_weekly").default_status.value == "STOPPED"
+    moment = datetime(2026, 1, 5, 1, tzinfo=UTC)
+    context = build_schedule_context(
+        instance=ran.instance, scheduled_execution_time=moment, repository_def=repository
+    )
+    (request,) = nightly.evaluate_tick(context).run_requests or []
+    assert request.run_config == {"ops": {"sample_playbook": {"config": {"full": True}}}}
+
+
+@pytest.mark.parametrize(
+    ("partitions", "keys"),
+    [
+        ('{kind: daily, start: "2026-01-01"}', ["2026-01-04"]),
+        ('{kind: daily, start: "2026-01-05"}', []),
+        ("{static: [a, b]}", ["a", "b"]),
+        (
+            '{two: {day: {kind: daily, start: "2026-01-01"}, place: {static: [a, b]}}}',
+            ["2026-01-04|a", "2026-01-04|b"],
+        ),
+        ("{dynamic: customers}", ["new"]),
+    ],
+)
+def test_a_schedule_of_partitions_asks_for_those_that_are_due(
+    ran: Ran, partitions: str, keys: list[str]
+) -> None:
+    text = f"""
+dagster:
+  partitions: {partitions}
+  schedules: [{{name: nightly, cron: "0 2 * * *"}}]
+workflow:
+  - {{step: start, tool: {{kind: noop}}}}
+"""
+    ran.instance.add_dynamic_partitions("customers", ["new"])
+    repository = ran.definitions(sample=text).get_repository_def()
+    schedule = repository.get_schedule_def("sample_nightly")
+    context = build_schedule_context(
+        instance=ran.instance,
+        scheduled_execution_time=datetime(2026, 1, 5, 2, tzinfo=UTC),
+        repository_def=repository,
+    )
+    requests = schedule.evaluate_tick(context).run_requests or []
+    assert [request.partition_key for request in requests] == keys

@@ -36,11 +36,12 @@ def partitions_of(playbook: Playbook) -> PartitionsDefinition | None:
     if not dimensions:
         return None
     if len(dimensions) == 1:
-        return _definition(dimensions[0])
-    return MultiPartitionsDefinition({one.name: _definition(one) for one in dimensions})
+        return definition_of(dimensions[0])
+    return MultiPartitionsDefinition({one.name: definition_of(one) for one in dimensions})
 
 
-def _definition(spec: PartitionsSpec) -> PartitionsDefinition:
+def definition_of(spec: PartitionsSpec) -> PartitionsDefinition:
+    """Dagster's definition of one dimension."""
     match spec.kind:
         case PartitionKind.STATIC:
             return StaticPartitionsDefinition(list(spec.keys))
@@ -104,7 +105,7 @@ def partition_tags(partition: Partition | None) -> dict[str, str]:
 def _part(
     playbook: Playbook, spec: PartitionsSpec, key: str, instance: DagsterInstance | None
 ) -> PartitionKey:
-    definition = _definition(spec)
+    definition = definition_of(spec)
     if isinstance(definition, TimeWindowPartitionsDefinition):
         if not _is_time(definition, key):
             first, last = definition.get_first_partition_key(), definition.get_last_partition_key()
