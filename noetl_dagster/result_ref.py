@@ -10,6 +10,12 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from noetl_dagster.settings import StoreTier
 
+REF_METADATA = "noetl/ref"
+"""Dagster metadata of a materialisation that names its result."""
+
+STORED_METADATA = "noetl/stored"
+"""Dagster metadata of a materialisation that says where its value lies: a whole reference."""
+
 
 class ResultScope(StrEnum):
     STEP = "step"

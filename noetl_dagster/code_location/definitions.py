@@ -9,6 +9,8 @@ from dagster import Definitions
 
 from noetl_dagster.code_location.beside import definitions_beside, has_assets_beside
 from noetl_dagster.code_location.playbooks import definitions_of, definitions_of_jobs, resources_of
+from noetl_dagster.compiler.assets.automation import build_automation_sensor, build_pool_sensor
+from noetl_dagster.compiler.assets.observing import build_observation_sensor
 from noetl_dagster.compiler.job import PlaybookJob, compile_playbook
 from noetl_dagster.errors import PlaybookError
 from noetl_dagster.playbook.catalog import find_playbooks
@@ -62,6 +64,13 @@ def control_of(playbooks: Sequence[PlaybookJob], noetl: NoetlResource) -> Defini
     sensors = [build_event_sensor(noetl), build_projection_sensor(noetl)]
     if playbooks:
         sensors.append(build_recovery_sensor(playbooks, noetl))
+    texts = [job.playbook for job in playbooks]
+    own = (
+        build_observation_sensor(texts, noetl),
+        build_automation_sensor(playbooks),
+        build_pool_sensor(texts),
+    )
+    sensors += [one for one in own if one is not None]
     return Definitions(jobs=list(jobs), schedules=list(schedules), sensors=sensors)
 
 

@@ -10,6 +10,8 @@ from typing import Any, NamedTuple
 from dagster import DagsterInstance, DagsterInvalidConfigError, DagsterRun, JobDefinition
 
 from noetl_dagster.code_location.playbooks import definitions_of_jobs
+from noetl_dagster.compiler.assets.automation import set_limits
+from noetl_dagster.compiler.assets.partitions import chosen_partition, partition_tags, register
 from noetl_dagster.compiler.attach import RESUME_TAG, execution_tags
 from noetl_dagster.compiler.job import PlaybookJob, compile_playbook
 from noetl_dagster.dagster_internals import (
@@ -20,7 +22,8 @@ from noetl_dagster.dagster_internals import (
     RemoteRepositoryOrigin,
     execute_run,
 )
-from noetl_dagster.errors import WorkloadError
+from noetl_dagster.errors import ExecutionNotFoundError, WorkloadError
+from noetl_dagster.playbook.assets import Partition
 from noetl_dagster.playbook.models import Playbook
 from noetl_dagster.resources.noetl import NoetlResource
 from noetl_dagster.settings import Settings
@@ -81,11 +84,16 @@ def launch(
         quiet: keep Dagster's own log lines off the console; they are in the run's log anyway.
 
     Raises:
-        WorkloadError: a value of ``workload`` does not have the type of the playbook's default.
+        WorkloadError: a value of ``workload`` does not have the type of the playbook's default, or names no
+            partition of a playbook that has them.
     """
     compiled, job = prepared or prepare(playbook, noetl)
     run_id = run_id or str(uuid.uuid4())
     run_config: dict[str, Any] = compiled.run_config(workload or {})
+    partition = _partition(playbook, noetl, execution_id, workload or {})
+    if partition is not None:
+        register(partition, playbook, instance)
+    set_limits(instance, playbook.dagster.pools)
     if quiet:
         run_config["loggers"] = {"console": {"config": {"log_level": "CRITICAL"}}}
     try:
@@ -96,6 +104,7 @@ def launch(
             tags={
                 **(tags or {}),
                 **execution_tags(execution_id, run_id),
+                **partition_tags(partition),
                 **({RESUME_TAG: run_id} if resumed else {}),
             },
             parent_run_id=resumes.run_id if resumes is not None else None,
@@ -108,6 +117,19 @@ def launch(
     result = execute_run(InMemoryJob(job), run, instance, raise_on_error=False)
     failures = (event.message for event in result.all_events if event.is_run_failure)
     return Launch(run_id, execution_id, result.success, next(failures, None))
+
+
+def _partition(
+    playbook: Playbook, noetl: NoetlResource, execution_id: int, workload: dict[str, Any]
+) -> Partition | None:
+    """The partition that an execution belongs to, or that the workload of a new one names."""
+    if not playbook.dagster.partitions:
+        return None
+    try:
+        known = noetl.run(noetl.engine().runtime.load(execution_id)).state.partition
+    except ExecutionNotFoundError:
+        return chosen_partition(playbook, workload)
+    return None if known is None else Partition.model_validate(known)
 
 
 def _origin(playbook: Playbook, job_name: str, settings: Settings) -> RemoteJobOrigin | None:

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence
 
 from dagster import Definitions
 
+from noetl_dagster.compiler.assets.observing import source_assets
 from noetl_dagster.compiler.job import PlaybookJob, compile_playbook
 from noetl_dagster.compiler.ops import NOETL, PYSPARK, RESULTS_IO, needs_spark
 from noetl_dagster.compiler.tokens import TOKENS, token_io_manager
@@ -28,7 +29,10 @@ def definitions_of_jobs(
         spark: others need the Spark resource too.
     """
     return Definitions(
-        assets=[job.assets for job in jobs if job.assets is not None],
+        assets=[
+            *(job.assets for job in jobs if job.assets is not None),
+            *(source for job in jobs for source in source_assets(job.playbook, noetl)),
+        ],
         jobs=[job.job for job in jobs],
         schedules=[schedule for job in jobs for schedule in job.schedules],
         resources=resources_of(noetl, spark=spark or any(needs_spark(job.playbook) for job in jobs)),

@@ -26,6 +26,7 @@ from dagster import (
 )
 
 from noetl_dagster.about import About
+from noetl_dagster.compiler.assets.elsewhere import Elsewhere
 from noetl_dagster.compiler.assets.reading import Reading
 from noetl_dagster.compiler.attach import attach
 from noetl_dagster.compiler.config import WORKLOAD
@@ -213,6 +214,7 @@ class OpMaker:
             config_schema={WORKLOAD: dict} if is_entry else None,
             required_resource_keys={NOETL, PYSPARK} if self._is_before_spark(region) else {NOETL},
             tags={f"dagster/kind/{kind}": "" for kind in sorted(kinds)},
+            pool=next(filter(None, (self.playbook.step(name).spec.pool for name in region.steps)), None),
         )
 
     def _is_before_spark(self, region: Region) -> bool:
@@ -265,6 +267,7 @@ class OpSession:
     ) -> OpSession:
         resource: NoetlResource = getattr(context.resources, NOETL)
         engine = resource.engine()
+        engine.runtime.elsewhere = Elsewhere(engine.runtime, context).find
         pyspark = getattr(context.resources, PYSPARK, None)
         if pyspark is not None:  # the run's own, with the configuration of this run
             engine.runtime.box.spark = lambda: pyspark.spark_session

@@ -89,6 +89,18 @@ WHERE execution_id = $1
 ORDER BY event_id
 """
 
+# What each check of an execution said last, in the order in which they were evaluated.
+CHECKS = """
+SELECT * FROM (
+    SELECT DISTINCT ON (node_name, meta ->> 'check')
+           event_id, node_name, meta ->> 'check' AS name, status, error, context -> 'facts' AS facts,
+           meta ->> 'severity' AS severity, (meta ->> 'blocking')::boolean AS blocking
+    FROM noetl.event
+    WHERE execution_id = $1 AND event_type = 'check.evaluated'
+    ORDER BY node_name, meta ->> 'check', event_id DESC) AS latest
+ORDER BY event_id
+"""
+
 _OF_ASSET = "event_type = 'step.exit' AND status = 'COMPLETED' AND meta ? 'asset' AND meta ->> 'asset' = $1"
 
 # The latest result of an asset; of one partition of it.

@@ -23,7 +23,7 @@ from noetl_dagster.errors import IntegrityError, StorageError
 from noetl_dagster.event_loop import run_sync
 from noetl_dagster.io_managers import conversion
 from noetl_dagster.io_managers.metadata import storage_metadata
-from noetl_dagster.result_ref import RefKind
+from noetl_dagster.result_ref import STORED_METADATA, RefKind, ResultRef
 from noetl_dagster.settings import Settings, StoreTier
 from noetl_dagster.storage import codec
 from noetl_dagster.storage.tiers import open_tier
@@ -91,7 +91,31 @@ class AssetIOManager(UPathIOManager):
             return {}
         facts = stored.model_dump(exclude={"kind", "content_type", "files"})
         found = storage_metadata(tier=self._tier_name.value, **facts)
-        return {**found, "path": MetadataValue.path(stored.uri)}
+        reference = self._reference(context, stored).model_dump(mode="json", exclude_defaults=True)
+        return {
+            **found,
+            "path": MetadataValue.path(stored.uri),
+            STORED_METADATA: MetadataValue.json(reference),
+        }
+
+    def _reference(self, context: OutputContext, stored: StoredAsset) -> ResultRef:
+        """What a playbook's step reads the asset by."""
+        name = context.asset_key.to_user_string() if context.has_asset_key else context.get_identifier()[-1]
+        return ResultRef(
+            ref=stored.uri,
+            execution_id=0,
+            source_step=name,
+            name="asset",
+            kind=stored.kind,
+            store_tier=self._tier_name,
+            physical_uri=stored.uri,
+            content_type=stored.content_type,
+            bytes_size=stored.bytes_size,
+            sha256=stored.sha256,
+            rows=stored.rows,
+            preview=stored.preview,
+            extra={"files": list(stored.files), "columns": stored.columns or {}},
+        )
 
     def path_exists(self, path: UPath) -> bool:
         return run_sync(self._tier.exists(self._tier.uri(self._key(path) + _POINTER)))

@@ -19,13 +19,10 @@ from noetl_dagster.errors import ReferenceNotAvailableError, StorageError
 from noetl_dagster.event_loop import run_sync
 from noetl_dagster.io_managers import conversion
 from noetl_dagster.io_managers.metadata import storage_metadata
-from noetl_dagster.result_ref import ResultRef
+from noetl_dagster.result_ref import REF_METADATA, ResultRef
 from noetl_dagster.settings import StoreTier
 from noetl_dagster.storage.codec import byte_length, is_table
 from noetl_dagster.storage.store import ResultStore, fits_inline
-
-REF_METADATA = "noetl/ref"
-"""Metadata entry of a materialisation that names its result."""
 
 EXECUTION_TAG = "noetl/execution_id"
 """Run tag that names the execution a run belongs to."""

@@ -245,6 +245,9 @@ class StepSpec(Model):
     priority: int = Field(0, ge=-1_000, le=1_000, description="in the pool: the higher goes first")
     weight: float = Field(1.0, ge=0.01, le=100, description="share of the pool beside other executions")
     strict_ctx: bool = False
+    pool: str | None = Field(
+        None, description="Dagster's concurrency pool that the step's op takes a slot of"
+    )
 
 
 class Step(Model):

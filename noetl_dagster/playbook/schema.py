@@ -253,6 +253,7 @@ def _spec() -> Schema:
             "dispatch": words(Dispatch),
             "priority": NUMBER,
             "weight": NUMBER,
+            "pool": {**TEXT, "description": "one of dagster.pools, of which the step's op takes a slot"},
             "strict_ctx": FLAG,
             "allow_partial": FLAG,
             "fail_fast": FLAG,

@@ -2,5 +2,5 @@
 
 They drain events from NATS, resume what was abandoned, and keep the projection up where nothing else does.
 Gives sensors to the code location. Stands on ``compiler``, ``engine``, ``events``, ``io_managers``,
-``resources``, ``transport`` and ``worker``.
+``playbook``, ``resources``, ``transport`` and ``worker``.
 """

@@ -17,10 +17,12 @@ from dagster import (
     sensor,
 )
 
+from noetl_dagster.compiler.assets.partitions import partition_tags
 from noetl_dagster.compiler.attach import EXECUTION_TAG, RESUME_EPOCH_TAG
 from noetl_dagster.compiler.job import PlaybookJob
 from noetl_dagster.compiler.runs import bury, latest_run
 from noetl_dagster.engine.recovery.abandoned import Abandoned, Request, Verdict, remember, remembered
+from noetl_dagster.playbook.assets import Partition
 from noetl_dagster.resources.noetl import NoetlResource
 
 INTERVAL = 30
@@ -84,7 +86,7 @@ def _act(
         )
     if run is not None:
         bury(instance, run)
-    return _request(one, job), f"resumed as epoch {one.epoch}"
+    return _request(one, job, noetl), f"resumed as epoch {one.epoch}"
 
 
 def _waits(instance: DagsterInstance, run: DagsterRun) -> bool:
@@ -97,9 +99,17 @@ def _waits(instance: DagsterInstance, run: DagsterRun) -> bool:
     return launcher.check_run_worker_health(run).status.value == "RUNNING"
 
 
-def _request(one: Abandoned, job: PlaybookJob) -> RunRequest:
+def _request(one: Abandoned, job: PlaybookJob, noetl: NoetlResource) -> RunRequest:
+    partition = None
+    if job.playbook.dagster.partitions:
+        known = noetl.run(noetl.engine().runtime.load(one.execution_id)).state.partition
+        partition = None if known is None else Partition.model_validate(known)
     return RunRequest(
         run_key=f"noetl-recovery/{one.execution_id}/{one.epoch}/{one.attempts}",
         job_name=job.name,
-        tags={EXECUTION_TAG: str(one.execution_id), RESUME_EPOCH_TAG: str(one.epoch)},
+        tags={
+            EXECUTION_TAG: str(one.execution_id),
+            RESUME_EPOCH_TAG: str(one.epoch),
+            **partition_tags(partition),
+        },
     )

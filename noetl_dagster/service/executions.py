@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from datetime import datetime
 from typing import Annotated, Any
 
@@ -9,8 +10,11 @@ from fastapi import APIRouter, Path, Query
 from pydantic import BaseModel, ConfigDict, Field
 
 from noetl_dagster.engine.executions.overview import Overview, full_overview
+from noetl_dagster.errors import WorkloadError
 from noetl_dagster.events.log import as_event
 from noetl_dagster.events.queries import EVENTS, EXECUTIONS
+from noetl_dagster.playbook.assets import Partition
+from noetl_dagster.playbook.models import Playbook
 from noetl_dagster.service.access import FOR_ALL, FOR_OPERATORS, FOR_READERS
 from noetl_dagster.service.plane import ThePlane
 from noetl_dagster.service.problems import RESPONSES, Problem
@@ -47,6 +51,9 @@ class Execute(BaseModel):
 
     path: Annotated[Name, Field(min_length=1, description="catalog path of the playbook")]
     workload: dict[str, Any] = Field(default_factory=dict)
+    partition: Name | None = Field(
+        None, description="of a playbook with partitions, as Dagster writes its key"
+    )
     priority: int = Field(0, description="where runs have to wait, those with a larger number start first")
 
 
@@ -107,13 +114,25 @@ async def execute(request: Execute, plane: ThePlane) -> Launched:
         )
     playbook = plane.catalog.load(path)
     lifecycle = plane.engine.lifecycle
-    execution = await lifecycle.create(playbook, request.workload)
+    partition = await asyncio.to_thread(_partition, playbook, request)
+    execution = await lifecycle.create(playbook, request.workload, partition=partition)
     try:
         await plane.launcher.launch(playbook, execution.id, request.workload, request.priority)
     except OSError as error:  # who is refused may ask again: this execution must not start later
         await lifecycle.fail(execution, f"the run did not start: {error}")
         raise Problem(503, f"the run of execution {execution.id} did not start: {error}") from error
     return Launched(execution_id=str(execution.id))
+
+
+def _partition(playbook: Playbook, request: Execute) -> Partition | None:
+    if request.partition is None and not playbook.dagster.partitions:
+        return None
+    from noetl_dagster.compiler.assets.partitions import chosen_partition  # Dagster takes seconds to import
+
+    try:
+        return chosen_partition(playbook, request.workload, request.partition)
+    except WorkloadError as error:
+        raise Problem(422, str(error)) from error
 
 
 @router.get("/{execution_id}", dependencies=[FOR_READERS])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import asyncpg
@@ -14,6 +15,8 @@ from noetl_dagster import embedded
 from noetl_dagster.settings import Settings
 from tests.playbooks import text_of
 from tests.waiting import PROCESS_SECONDS
+
+Dagster = Callable[..., subprocess.CompletedProcess[str]]
 
 PLAYBOOK = text_of(
     "squares",
@@ -31,40 +34,82 @@ PLAYBOOK = text_of(
 )
 
 
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """The playbooks of a code location."""
+    folder = tmp_path / "playbooks"
+    folder.mkdir()
+    return folder
+
+
+@pytest.fixture
+def dagster(
+    settings: Settings, environment: dict[str, str], folder: Path
+) -> Callable[..., subprocess.CompletedProcess[str]]:
+    """Runs ``dagster`` over the code location of the folder."""
+    own = {"NOETL_PLAYBOOKS_PATH": str(folder), "DAGSTER_HOME": str(embedded.dagster_home(settings))}
+
+    def dagster(*arguments: str) -> subprocess.CompletedProcess[str]:
+        done = subprocess.run(
+            [sys.executable, "-m", "dagster", *arguments, "-m", "noetl_dagster.definitions"],
+            env=environment | own,
+            capture_output=True,
+            text=True,
+            timeout=PROCESS_SECONDS,
+            check=False,
+        )
+        assert done.returncode == 0, done.stderr[-3000:]
+        return done
+
+    return dagster
+
+
 @pytest.mark.parametrize(
     "executor", ["threaded", "in_process", pytest.param("multiprocess", marks=pytest.mark.slow)]
 )
 async def test_a_job_runs_under_either_executor(
-    executor: str,
-    settings: Settings,
-    environment: dict[str, str],
-    pool: asyncpg.Pool,
-    tmp_path: Path,
+    executor: str, dagster: Dagster, folder: Path, pool: asyncpg.Pool, tmp_path: Path
 ) -> None:
-    folder = tmp_path / "playbooks"
-    folder.mkdir()
     (folder / "squares.yaml").write_text(PLAYBOOK)
     config = {
         "ops": {"squares_playbook": {"config": {"numbers": [2, 3]}}},
         "execution": {"config": {executor: {}}},
     }
     (tmp_path / "config.yaml").write_text(json.dumps(config))
-    job = ["-m", "noetl_dagster.definitions", "-j", "squares", "-c", str(tmp_path / "config.yaml")]
-    run = subprocess.run(  # noqa: ASYNC221
-        [sys.executable, "-m", "dagster", "job", "execute", *job],
-        env={
-            **environment,
-            "NOETL_PLAYBOOKS_PATH": str(folder),
-            "DAGSTER_HOME": str(embedded.dagster_home(settings)),
-        },
-        capture_output=True,
-        text=True,
-        timeout=PROCESS_SECONDS,
-        check=False,
-    )
-    assert run.returncode == 0, run.stderr[-3000:]
+    dagster("job", "execute", "-j", "squares", "-c", str(tmp_path / "config.yaml"))
     total = "SELECT result -> 'data' FROM noetl.event WHERE event_type = 'step.exit' AND node_name = 'total'"
     assert await pool.fetchval(total) == 13
     assert (
         await pool.fetchval("SELECT count(*) FROM noetl.event WHERE event_type = 'playbook.completed'") == 1
     )
+
+
+ASSETS = """
+from dagster import asset, define_asset_job, fs_io_manager
+
+@asset(key=["lake", "rows"], io_manager_def=fs_io_manager)
+def rows():
+    return [{"id": 1}, {"id": 2}]
+
+make = define_asset_job("make_rows", selection=[rows])
+"""
+READER = text_of(
+    "reader",
+    """
+    workflow:
+      - step: start
+        from: {rows: lake/rows}
+        tool: {kind: python, input: {rows: "{{ rows }}"}, code: "result = len(rows)"}
+    """,
+)
+
+
+async def test_a_step_reads_a_python_asset_through_its_own_io_manager(
+    dagster: Dagster, folder: Path, pool: asyncpg.Pool
+) -> None:
+    (folder / "reader.yaml").write_text(READER)
+    (folder / "rows_assets.py").write_text(ASSETS)
+    dagster("job", "execute", "-j", "make_rows")
+    dagster("job", "execute", "-j", "reader")
+    found = "SELECT result -> 'data' FROM noetl.event WHERE event_type = 'step.exit' AND node_name = 'start'"
+    assert await pool.fetchval(found) == 2

@@ -292,3 +292,29 @@ def test_lines_that_say_when(line: str) -> None:
 )  # fmt: skip
 def test_lines_that_do_not(line: str) -> None:
     assert not is_cron(line)
+
+
+def test_a_pool_that_nobody_declares() -> None:
+    step = "- {step: start, tool: {kind: noop}, spec: {pool: apii}}"
+    assert "no pool is called 'apii'; write dagster: {pools: {name: slots}}" in "\n".join(errors_of(step))
+    assert "did you mean 'api'?" in "\n".join(errors_of(step, root="dagster: {pools: {api: 2}}\n"))
+    assert step_of(step.replace("apii", "api"), root="dagster: {pools: {api: 2}}\n").spec.pool == "api"
+
+
+def test_names_in_from_are_nobody_elses() -> None:
+    taken = errors_of("- {step: start, tool: {kind: noop}, from: {start: a/b}}")
+    assert "from 'start': a step is called so too; rename one of them" in "\n".join(taken)
+    taken = errors_of("- {step: start, tool: {kind: noop}, from: {day: a/b}}", root=WORKLOAD)
+    assert "the workload has a key 'day' too; call what is read otherwise" in "\n".join(taken)
+
+
+def test_asset_in_templates_is_read_before_the_step() -> None:
+    step = step_of(
+        """- {step: start, tool: {kind: noop, input: {a: "{{ asset('x/y').n + asset('z', 'latest').n }}"}}}"""
+    )
+    assert {name: (one.asset, one.partition) for name, one in step.sources.items()} == {
+        "asset:x/y@same": (("x", "y"), "same"),
+        "asset:z@latest": (("z",), "latest"),
+    }
+    refused = errors_of("""- {step: start, tool: {kind: noop, input: {a: "{{ asset(key) }}"}}}""")
+    assert "asset() takes a key as it is" in "\n".join(refused)

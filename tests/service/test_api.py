@@ -184,6 +184,23 @@ async def test_an_execution_is_launched_followed_and_resolved(settings: Settings
         assert content.json()["hello"] == "Ada"
 
 
+async def test_an_execution_of_a_partition(settings: Settings, tmp_path: Path) -> None:
+    text = 'dagster: {partitions: {kind: daily, start: "2026-01-01", workload: who}}\n'
+    (tmp_path / "served.yaml").write_text(PLAYBOOK.replace("workload:", text + "workload:", 1))
+    own = settings.model_copy(update={"playbooks_path": tmp_path})
+    async with serving(own) as service:
+        wanted = {"path": "tests/served", "partition": "2025-12-31"}
+        refused = await service.client.post("/api/executions/execute", json=wanted)
+        assert refused.status_code == 422
+        assert "has no partition '2025-12-31'" in refused.text
+        answer = await service.client.post(
+            "/api/executions/execute", json=wanted | {"partition": "2026-01-05"}
+        )
+        execution_id = answer.json()["execution_id"]
+        found = await ended_execution(service.client, execution_id)
+        assert (found["status"], found["workload"]) == ("COMPLETED", {"who": "2026-01-05"})
+
+
 async def test_an_execution_is_cancelled_before_its_process_lives(settings: Settings, tmp_path: Path) -> None:
     endless = PLAYBOOK.replace("result =", "import time; time.sleep(600); result =")
     (tmp_path / "served.yaml").write_text(textwrap.dedent(endless))

@@ -102,12 +102,26 @@ def show(engine: Engine, found: Overview) -> None:
         outcome = Text(_outcome(step, found, small))
         table.add_row(step.step, _coloured(step.status), _counts(step.loop), outcome)
     console.print(table)
+    if any(step.checks for step in found.steps):
+        console.print(_check_table(found))
     if any(step.pool for step in found.steps):
         console.print(_pool_table(found))
     for warning in found.warnings:
         console.print(f"warning: {warning}", style="yellow", markup=False)
     if found.error:
         console.print(found.error, style="red", markup=False, highlight=False)
+
+
+def _check_table(found: Overview) -> Table:
+    """What the checks of each step said."""
+    table = Table("check", "of", "", Column("why", overflow="fold"), box=None)
+    for step in found.steps:
+        for check in step.checks:
+            state, colour = ("passed", "green") if check.passed else ("failed", "red")
+            if not check.passed and check.severity == "warn":
+                state, colour = "warning", "yellow"
+            table.add_row(check.name, step.step, f"[{colour}]{state}[/]", Text(check.why or ""))
+    return table
 
 
 def _pool_table(found: Overview) -> Table:

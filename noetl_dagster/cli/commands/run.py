@@ -13,7 +13,7 @@ from noetl_dagster.cli.commands.executions import ExecutionId, Json, show
 from noetl_dagster.cli.console import fail, notes, print_json, warn
 from noetl_dagster.cli.progress import showing
 from noetl_dagster.cli.session import Session, open_session
-from noetl_dagster.engine.executions.overview import Overview, overview
+from noetl_dagster.engine.executions.overview import Overview, full_overview
 from noetl_dagster.errors import ExecutionNotFoundError, ExecutionStateError, ServiceError
 from noetl_dagster.event_loop import run_sync
 from noetl_dagster.events.state import ExecutionStatus
@@ -32,6 +32,10 @@ def run(
     playbook: Annotated[Path, typer.Argument(help="playbook file", exists=True, dir_okay=False)],
     sets: Set = None,
     payload: Annotated[Path | None, typer.Option(help="YAML or JSON file of workload values")] = None,
+    partition: Annotated[
+        str | None,
+        typer.Option(help="of a playbook with partitions: 2026-01-31, or 'day|place' of two dimensions"),
+    ] = None,
     as_json: Json = False,
     verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Dagster's own log too")] = False,
     execution_id: Annotated[int | None, typer.Option(hidden=True, help="given by the HTTP API")] = None,
@@ -44,6 +48,8 @@ def run(
     workload = {**_payload(payload), **parse_sets(sets or [])}
     _warn_of_unknown_keys(loaded, workload)
     with open_session() as session:
+        if execution_id is None and (partition is not None or loaded.dagster.partitions):
+            execution_id = _of_partition(session, loaded, workload, partition)
         ended = run_playbook(session, loaded, workload, execution_id, quiet=as_json, verbose=verbose)
         _finish(session, ended, as_json)
 
@@ -77,6 +83,14 @@ def run_playbook(
     """Runs a playbook under Dagster with live progress and returns how it ended."""
     execution_id = execution_id or session.engine.runtime.ids.next()
     return _drive(session, playbook, execution_id, workload, quiet=quiet, verbose=verbose)
+
+
+def _of_partition(session: Session, playbook: Playbook, workload: dict[str, Any], key: str | None) -> int:
+    """Begins an execution of a partition: it is in the log before its run."""
+    from noetl_dagster.compiler.assets.partitions import chosen_partition
+
+    partition = chosen_partition(playbook, workload, key)
+    return run_sync(session.engine.lifecycle.create(playbook, workload, partition=partition)).id
 
 
 def parse_sets(sets: list[str]) -> dict[str, Any]:
@@ -136,7 +150,7 @@ def _drive(
             session, playbook, execution_id, workload, resumed=resumed, quiet=quiet, verbose=verbose
         )
     try:
-        found = run_sync(overview(engine.runtime, execution_id))
+        found = run_sync(full_overview(engine.runtime, execution_id))
     except ExecutionNotFoundError:
         found = None
     if found is None or (found.run_id is None and found.status == ExecutionStatus.RUNNING):

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import datetime
+from typing import Any
 
 from dagster import (
     DagsterInstance,
@@ -134,19 +135,49 @@ def _unknown(playbook: Playbook, key: str, known: str) -> WorkloadError:
     return WorkloadError(f"playbook {playbook.name} has no partition {key!r}; {known}")
 
 
-def partition_of_workload(
-    playbook: Playbook, workload: dict[str, object], instance: DagsterInstance | None = None
-) -> Partition:
-    """The partition that the workload's own values name, where nobody has said which.
+def chosen_partition(
+    playbook: Playbook, workload: Mapping[str, Any], key: str | None = None
+) -> Partition | None:
+    """The partition of an execution that is to start; None for a playbook without partitions.
+
+    Args:
+        workload: overrides; their values and the playbook's own name the partition where nobody says which.
+        key: what was asked for.
 
     Raises:
-        WorkloadError: they name none; says how to choose one.
+        WorkloadError: there is no such partition, or none was chosen.
     """
+    if key is not None:
+        return partition_of(playbook, key)
+    if not playbook.dagster.partitions:
+        return None
     values = {**playbook.workload, **workload}
     keys: dict[str, str] = {}
     for one in playbook.dagster.partitions:
         if one.workload is None or values.get(one.workload) in (None, ""):
-            raise WorkloadError(f"playbook {playbook.name} has partitions: choose one, as --partition KEY")
+            raise WorkloadError(
+                f"playbook {playbook.name} has partitions: choose one, as with --partition {_example(playbook)}"
+            )
         keys[one.name] = str(values[one.workload])
     key = next(iter(keys.values())) if len(keys) == 1 else str(MultiPartitionKey(keys))
-    return partition_of(playbook, key, instance)
+    return partition_of(playbook, key)
+
+
+def register(partition: Partition, playbook: Playbook, instance: DagsterInstance) -> None:
+    """Tells Dagster of keys of dynamic dimensions that it does not know yet."""
+    for one in playbook.dagster.partitions:
+        key = partition.parts[one.name].key
+        if one.dynamic is not None and not instance.has_dynamic_partition(one.dynamic, key):
+            instance.add_dynamic_partitions(one.dynamic, [key])
+
+
+def _example(playbook: Playbook) -> str:
+    """A key, for messages: the last of time, the first of what is no time."""
+    found = {}
+    for one in playbook.dagster.partitions:
+        definition = definition_of(one)
+        time = isinstance(definition, TimeWindowPartitionsDefinition)
+        found[one.name] = (
+            definition.get_last_partition_key() if time else next(iter(one.keys), None)
+        ) or "KEY"
+    return next(iter(found.values())) if len(found) == 1 else f"'{MultiPartitionKey(found)}'"

@@ -76,7 +76,7 @@ def said_of(check: CheckSpec) -> str:
     return f"{check.kind}: {asks}"
 
 
-def condition_of(spec: AutomationSpec | None) -> AutomationCondition | None:
+def condition_of(spec: AutomationSpec | None) -> AutomationCondition[Any] | None:
     if spec is None:
         return None
     match spec.kind:

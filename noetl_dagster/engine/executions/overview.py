@@ -14,8 +14,8 @@ from noetl_dagster.engine.runtime import Runtime
 from noetl_dagster.errors import ExecutionNotFoundError
 from noetl_dagster.events.projection.execution import ProjectedExecution
 from noetl_dagster.events.projection.projector import read_execution
-from noetl_dagster.events.queries import SMALL_RESULTS
-from noetl_dagster.events.state import ExecutionStatus
+from noetl_dagster.events.queries import CHECKS, SMALL_RESULTS
+from noetl_dagster.events.state import PASSED, ExecutionStatus
 
 UNCLAIMED = """
 SELECT loop_id FROM unnest($2::text[]) AS loop_id
@@ -44,11 +44,24 @@ class LoopView(BaseModel):
     waiting: bool = False
 
 
+class CheckView(BaseModel):
+    """What a check said last of a step's result; ``why`` and ``facts`` where it did not pass, for people."""
+
+    model_config = ConfigDict(frozen=True)
+
+    name: str
+    passed: bool
+    severity: str
+    blocking: bool
+    why: str | None = None
+    facts: dict[str, Any] = {}
+
+
 class StepView(BaseModel):
     """The latest visit of a step.
 
-    ``result`` is the address of a stored result, None for a small one. ``pool`` is told by :func:`full_overview`
-    of steps whose commands run in the pool of workers.
+    ``result`` is the address of a stored result, None for a small one. :func:`full_overview` tells what the step's
+    ``checks`` said, and of ``pool`` where its commands run in the pool of workers.
     """
 
     model_config = ConfigDict(frozen=True)
@@ -60,6 +73,7 @@ class StepView(BaseModel):
     result: str | None = None
     error: str | None = None
     pool: PoolView | None = None
+    checks: tuple[CheckView, ...] = ()
 
 
 class Overview(BaseModel):
@@ -108,23 +122,40 @@ async def overview(runtime: Runtime, execution_id: int) -> Overview:
 
 
 async def full_overview(runtime: Runtime, execution_id: int) -> Overview:
-    """As :func:`overview`, and how the pool of workers does with its steps.
+    """As :func:`overview`, with what checks said, and how the pool of workers does with its steps.
 
     Raises:
         ExecutionNotFoundError: the log has no such execution.
     """
     found = await overview(runtime, execution_id)
     pooled = await pool_views(runtime.pool, execution_id, [step.step for step in found.steps])
-    if not pooled:
+    checks = await _checks(runtime, execution_id)
+    if not pooled and not checks:
         return found
 
     def told(step: StepView) -> StepView:
         view = pooled.get(step.step)
         if view is not None and step.status != ExecutionStatus.RUNNING:
             view = view.model_copy(update={"rate": None})
-        return step.model_copy(update={"pool": view})
+        return step.model_copy(update={"pool": view, "checks": tuple(checks.get(step.step, ()))})
 
     return found.model_copy(update={"steps": tuple(map(told, found.steps))})
+
+
+async def _checks(runtime: Runtime, execution_id: int) -> dict[str, list[CheckView]]:
+    """By step, what each check said last."""
+    found: dict[str, list[CheckView]] = {}
+    for row in await runtime.pool.fetch(CHECKS, execution_id):
+        view = CheckView(
+            name=row["name"],
+            passed=row["status"] == PASSED,
+            severity=row["severity"],
+            blocking=row["blocking"],
+            why=row["error"],
+            facts=row["facts"] or {},
+        )
+        found.setdefault(row["node_name"], []).append(view)
+    return found
 
 
 async def _unclaimed(runtime: Runtime, execution_id: int, seen: Overview) -> set[str]:

@@ -18,8 +18,6 @@ from noetl_dagster.worker.program import StepProgram
 if TYPE_CHECKING:  # DuckDB is loaded where a check asks about rows
     from noetl_dagster.tools.sql.views import Source
 
-_NO_ROWS = (None, [])
-
 
 @dataclass(frozen=True, slots=True)
 class _Said:
@@ -93,7 +91,7 @@ async def _rows_of(runtime: Runtime, envelope: Envelope, step: str) -> Source | 
         value = [one.get("data") for one in envelope["results"]]
     if isinstance(value, dict) and isinstance(value.get("rows"), list):
         value = value["rows"]
-    if value in _NO_ROWS:
+    if value is None or value == []:
         return None
     source = await source_of(value, runtime.results, step)
     if source is None:

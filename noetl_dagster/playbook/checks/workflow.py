@@ -18,6 +18,7 @@ from noetl_dagster.playbook.models import (
     Step,
     Task,
 )
+from noetl_dagster.playbook.wording import suggestion
 
 
 def check_playbook(playbook: Playbook, document: Document | None = None) -> list[Problem]:
@@ -27,7 +28,7 @@ def check_playbook(playbook: Playbook, document: Document | None = None) -> list
         document: the YAML behind the playbook, for exact places; read again from its source when not given.
     """
     problems = [*_check_targets(playbook), *_check_graph(playbook), *_check_workbook(playbook)]
-    problems += _check_sources(playbook)
+    problems += [*_check_sources(playbook), *_check_pools(playbook)]
     problems += _check_partitions(playbook)
     if document is None:
         document = Document(playbook.source, playbook.file)
@@ -60,6 +61,19 @@ def _check_sources(playbook: Playbook) -> Iterator[Problem]:
             yield Problem(
                 place, f"step {step.name!r}: from {name!r}: a step is called so too; rename one of them"
             )
+
+
+def _check_pools(playbook: Playbook) -> Iterator[Problem]:
+    pools = tuple(playbook.dagster.pools)
+    for step in playbook.steps:
+        if step.spec.pool is not None and step.spec.pool not in pools:
+            hint = (
+                suggestion(step.spec.pool, pools, "pools")
+                if pools
+                else "write dagster: {pools: {name: slots}}"
+            )
+            message = f"step {step.name!r}: no pool is called {step.spec.pool!r}; {hint}"
+            yield Problem(_place(playbook, step), message)
 
 
 def _check_graph(playbook: Playbook) -> Iterator[Problem]:

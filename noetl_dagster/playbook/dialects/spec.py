@@ -28,6 +28,7 @@ _STEP_SPEC = (
     "max_attempts",
     "priority",
     "weight",
+    "pool",
     "strict_ctx",
     "allow_partial",
     "fail_fast",
@@ -150,6 +151,7 @@ def read_step_spec(spec: Block) -> StepSpec:
             max_attempts=spec.whole("max_attempts"),
             priority=spec.whole("priority"),
             weight=spec.number("weight"),
+            pool=spec.text("pool"),
             strict_ctx=spec.flag("strict_ctx"),
         )
         or StepSpec()

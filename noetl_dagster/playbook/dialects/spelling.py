@@ -79,6 +79,7 @@ STEP_ONLY_SPEC = frozenset(
         "max_attempts",
         "priority",
         "weight",
+        "pool",
         "strict_ctx",
         "allow_partial",
         "fail_fast",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import duckdb
 import pyarrow as pa
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 PARQUET = "application/vnd.apache.parquet"
 
-Source = ResultRef | pa.Table
+Source: TypeAlias = ResultRef | pa.Table
 """What a view is made of: Parquet that is read in place, or a table in memory."""
 
 

@@ -1,0 +1,71 @@
+"""Results of assets that no playbook makes: ordinary Python assets of the same Dagster."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+from dagster import AssetKey, AssetMaterialization, AssetRecordsFilter, OpExecutionContext
+
+from noetl_dagster.engine.runtime import Runtime
+from noetl_dagster.errors import AssetNotFoundError
+from noetl_dagster.events.envelopes import OK, to_result
+from noetl_dagster.playbook.assets import Key, key_text
+from noetl_dagster.result_ref import REF_METADATA, STORED_METADATA, ResultRef
+
+
+class Elsewhere:
+    """Finds an asset's latest value by what Dagster knows of it.
+
+    A value that one of our IO managers keeps is read where it lies. Any other is loaded by the asset's own IO
+    manager and stored once more, for the execution that reads it.
+    """
+
+    def __init__(self, runtime: Runtime, context: OpExecutionContext) -> None:
+        self._runtime = runtime
+        self._context = context
+
+    async def find(self, key: Key, partition: str | None) -> dict[str, Any] | None:
+        """The value as the log keeps a result; None where the asset was never materialised.
+
+        Raises:
+            AssetNotFoundError: it was, and nobody here can load it.
+        """
+        made = await asyncio.to_thread(self._latest, key, partition)
+        if made is None:
+            return None
+        ref = await self._reference(key, made)
+        return {
+            "asset": key_text(key),
+            "partition": made.partition,
+            "result": to_result({"status": OK, "ref": ref}),
+        }
+
+    def _latest(self, key: Key, partition: str | None) -> AssetMaterialization | None:
+        partitions = None if partition is None else [partition]
+        wanted = AssetRecordsFilter(AssetKey(key), asset_partitions=partitions)
+        records = self._context.instance.fetch_materializations(wanted, limit=1).records
+        return records[0].asset_materialization if records else None
+
+    async def _reference(self, key: Key, made: AssetMaterialization) -> ResultRef:
+        results = self._runtime.results
+        if REF_METADATA in made.metadata:
+            return await results.find(str(made.metadata[REF_METADATA].value))
+        if STORED_METADATA in made.metadata:
+            return ResultRef.model_validate(made.metadata[STORED_METADATA].value)
+        value = await asyncio.to_thread(self._load, key, made.partition)
+        return await results.put(value, execution_id=0, step=key_text(key), name="asset")
+
+    def _load(self, key: Key, partition: str | None) -> Any:
+        try:
+            repository = self._context.repository_def
+        except Exception:  # a run outside of a code location has none
+            repository = None
+        if repository is None or AssetKey(key) not in repository.assets_defs_by_key:
+            raise AssetNotFoundError(
+                f"asset {key_text(key)} is kept by an IO manager that this run does not know; start the run in "
+                "Dagster, or give the asset one of MinioIOManager, PvcIOManager, GcsIOManager, NoetlResultIOManager"
+            )
+        return repository.load_asset_value(
+            AssetKey(key), instance=self._context.instance, partition_key=partition
+        )

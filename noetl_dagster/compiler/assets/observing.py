@@ -1,0 +1,151 @@
+"""Sources outside of every playbook (``dagster.observe``): assets that Dagster looks at again and again."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import json
+import time
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from dagster import (
+    AssetKey,
+    AssetObservation,
+    DataVersion,
+    DefaultSensorStatus,
+    MetadataValue,
+    ObserveResult,
+    SensorDefinition,
+    SensorEvaluationContext,
+    SensorResult,
+    SourceAsset,
+    sensor,
+)
+
+from noetl_dagster.engine.runtime import Runtime
+from noetl_dagster.errors import NoetlError
+from noetl_dagster.playbook.assets import ObservationSpec, key_text
+from noetl_dagster.playbook.models import Playbook
+from noetl_dagster.resources.noetl import NoetlResource
+from noetl_dagster.storage.listing import matching
+from noetl_dagster.tools.access.credentials import CredentialType
+
+DATA_VERSION = "dagster/data_version"
+LEAST_SECONDS = 5
+_SHOWN = 20
+
+# What the statistics know of a table, without reading it: any write counts, so that a change is seen.
+TABLE = """
+SELECT greatest(relation.reltuples::bigint, 0) AS rows, relation.relfilenode::text AS file,
+       pg_table_size(relation.oid) AS bytes,
+       pg_stat_get_tuples_inserted(relation.oid) + pg_stat_get_tuples_updated(relation.oid)
+           + pg_stat_get_tuples_deleted(relation.oid) AS changes
+FROM pg_class AS relation WHERE relation.oid = $1::text::regclass
+"""
+
+
+class Observed(NamedTuple):
+    """How a source is now; ``version`` changes with its content."""
+
+    version: str
+    metadata: dict[str, Any]
+
+
+async def observe(runtime: Runtime, spec: ObservationSpec) -> Observed:
+    """Looks at a source.
+
+    Raises:
+        NoetlError: it cannot be reached, or is not there.
+    """
+    if spec.table is not None:
+        return await _table(runtime, spec, spec.table)
+    assert spec.object is not None
+    return await asyncio.to_thread(_objects, runtime, spec.object)
+
+
+def _objects(runtime: Runtime, pattern: str) -> Observed:
+    listed = matching(runtime.settings, pattern)
+    digest = hashlib.sha256("\n".join(f"{one.name} {one.version} {one.size}" for one in listed).encode())
+    metadata: dict[str, Any] = {
+        "dagster/uri": pattern,
+        "objects": len(listed),
+        "bytes": sum(one.size for one in listed),
+        "names": MetadataValue.md("\n".join(f"- `{one.name}`" for one in listed[:_SHOWN]) or "none"),
+    }
+    if listed:
+        metadata["newest"] = MetadataValue.timestamp(max(one.modified for one in listed))
+    return Observed(digest.hexdigest()[:32], metadata)
+
+
+async def _table(runtime: Runtime, spec: ObservationSpec, table: str) -> Observed:
+    box = runtime.box
+    credential = await box.credentials.resolve(spec.auth, CredentialType.POSTGRES)
+    pool = runtime.pool if credential is None else await box.clients.postgres(credential)
+    try:
+        row = await pool.fetchrow(TABLE, table)
+    except Exception as error:
+        raise NoetlError(f"table {table} cannot be observed: {box.credentials.redact(str(error))}") from error
+    return Observed(
+        f"{row['file']}-{row['changes']}",
+        {
+            "dagster/relation_identifier": table,
+            "dagster/row_count": row["rows"],
+            "bytes": row["bytes"],
+            "changes": row["changes"],
+        },
+    )
+
+
+def source_assets(playbook: Playbook, noetl: NoetlResource) -> list[SourceAsset]:
+    """The sources of a playbook as assets that can be observed."""
+    return [_source_asset(playbook, spec, noetl) for spec in playbook.dagster.observe]
+
+
+def _source_asset(playbook: Playbook, spec: ObservationSpec, noetl: NoetlResource) -> SourceAsset:
+    def look(_context):  # type: ignore[no-untyped-def]  # Dagster refuses annotations that are text
+        found = noetl.run(observe(noetl.engine().runtime, spec))
+        return ObserveResult(data_version=DataVersion(found.version), metadata=found.metadata)
+
+    return SourceAsset(
+        key=AssetKey(spec.asset),
+        description=f"{spec.object or spec.table}, looked at every {spec.every:g} s",
+        group_name=playbook.dagster.group,
+        observe_fn=look,
+    )
+
+
+def build_observation_sensor(playbooks: Sequence[Playbook], noetl: NoetlResource) -> SensorDefinition | None:
+    """A sensor that looks at every source when it is due, without a run; None where there are no sources."""
+    specs = {key_text(spec.asset): spec for playbook in playbooks for spec in playbook.dagster.observe}
+    if not specs:
+        return None
+
+    @sensor(
+        name="noetl_observe",
+        description="Looks at the sources that playbooks observe.",
+        minimum_interval_seconds=max(int(min(spec.every for spec in specs.values())), LEAST_SECONDS),
+        default_status=DefaultSensorStatus.RUNNING,
+    )
+    def noetl_observe(context: SensorEvaluationContext) -> SensorResult:
+        seen: dict[str, float] = json.loads(context.cursor or "{}")
+        now = time.time()
+        events, problems = [], []
+        for name, spec in specs.items():
+            if now - seen.get(name, 0.0) < spec.every - LEAST_SECONDS:
+                continue
+            seen[name] = now
+            try:
+                found = noetl.run(observe(noetl.engine().runtime, spec))
+            except NoetlError as error:
+                problems.append(f"{name}: {error}")
+                continue
+            tags = {DATA_VERSION: found.version}
+            events.append(AssetObservation(AssetKey(spec.asset), metadata=found.metadata, tags=tags))
+        for problem in problems:
+            context.log.error(problem)
+        cursor = json.dumps({name: moment for name, moment in seen.items() if name in specs})
+        said = "; ".join(problems) or f"{len(events)} sources observed"
+        return SensorResult(asset_events=events, cursor=cursor, skip_reason=said)
+
+    return noetl_observe
