@@ -181,6 +181,14 @@ def test_checks() -> None:
     assert [one.blocking for one in checks[:2]] == [False, True]
 
 
+def test_the_oldest_shape_has_its_tools_from_in_the_step() -> None:
+    step = step_of(
+        "- {step: start, tool: spark, sql: SELECT 1, from: {pages: other}}\n- {step: other, tool: {kind: noop}}"
+    )
+    assert step.sources == {}
+    assert step.tasks[0].config["from"] == {"pages": "other"}
+
+
 def test_what_a_step_reads() -> None:
     sources = step_of(
         """

@@ -191,7 +191,10 @@ def read_sources(block: Block) -> dict[str, SourceSpec]:
     """``from``: ``{name: {asset, partition}}``, a text is the asset's key; and what templates ask for by
     ``asset("...")``."""
     sources: dict[str, SourceSpec] = {}
-    for name, entry in block.mapping("from").items():
+    shared = isinstance(
+        block.values.get("tool"), str
+    )  # the tool's own fields stand in the step: 'from' is one
+    for name, entry in ({} if shared else block.mapping("from")).items():
         values = {"asset": entry} if isinstance(entry, (str, list)) else entry
         place = block.document.place(block["from"], name)
         child = block.reading.own_block(values, f"{block.what}, from {name}", place)
