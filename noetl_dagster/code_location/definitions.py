@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Sequence
 
 from dagster import Definitions
 
 from noetl_dagster.code_location.beside import definitions_beside, has_assets_beside
+from noetl_dagster.code_location.broken import definitions_of_broken
+from noetl_dagster.code_location.folder import load_folder
 from noetl_dagster.code_location.playbooks import definitions_of, definitions_of_jobs, resources_of
 from noetl_dagster.compiler.assets.automation import build_automation_sensor, build_pool_sensor
 from noetl_dagster.compiler.assets.observing import build_observation_sensor
-from noetl_dagster.compiler.job import PlaybookJob, compile_playbook
-from noetl_dagster.errors import PlaybookError
-from noetl_dagster.playbook.catalog import find_playbooks
-from noetl_dagster.playbook.loader import load_playbook
-from noetl_dagster.playbook.models import Playbook
+from noetl_dagster.compiler.job import PlaybookJob
 from noetl_dagster.resources.noetl import NoetlResource
 from noetl_dagster.schedules.upkeep import build_upkeep
 from noetl_dagster.sensors.nats import build_event_sensor
@@ -23,39 +20,16 @@ from noetl_dagster.sensors.projection import build_projection_sensor
 from noetl_dagster.sensors.recovery import build_recovery_sensor
 from noetl_dagster.settings import Settings
 
-logger = logging.getLogger(__name__)
-
 
 def build_definitions(settings: Settings) -> Definitions:
     """Every playbook of the folder that loads, and the assets in ``*_assets.py`` beside them. What is broken
-    is left out with its errors in the log."""
+    is left out, with its errors in the log and as a failing check of an asset in its place."""
     noetl = NoetlResource()
-    jobs = [compile_playbook(playbook) for playbook in load_folder(settings)]
+    jobs, broken = load_folder(settings)
     beside = definitions_beside(settings.playbooks_path)
     with_spark = has_assets_beside(settings.playbooks_path)  # they may ask for the session
     playbooks = definitions_of_jobs(jobs, noetl, spark=with_spark)
-    return Definitions.merge(playbooks, control_of(jobs, noetl), beside)
-
-
-def load_folder(settings: Settings) -> list[Playbook]:
-    """The playbooks of ``settings.playbooks_path``; of two with one name the first stays."""
-    playbooks: dict[str, Playbook] = {}
-    for path in find_playbooks(settings.playbooks_path):
-        try:
-            playbook = load_playbook(path)
-        except PlaybookError as error:
-            logger.error("playbook %s is left out:\n%s", path, error)
-            continue
-        if playbook.name in playbooks:
-            logger.error(
-                "playbook %s is left out: %s has the name %r already",
-                path,
-                playbooks[playbook.name].file,
-                playbook.name,
-            )
-            continue
-        playbooks[playbook.name] = playbook
-    return list(playbooks.values())
+    return Definitions.merge(playbooks, control_of(jobs, noetl), definitions_of_broken(broken), beside)
 
 
 def control_of(playbooks: Sequence[PlaybookJob], noetl: NoetlResource) -> Definitions:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from dagster import Definitions
+from dagster import Definitions, SourceAsset
 
 from noetl_dagster.compiler.assets.observing import source_assets
 from noetl_dagster.compiler.job import PlaybookJob, compile_playbook
@@ -31,12 +31,19 @@ def definitions_of_jobs(
     return Definitions(
         assets=[
             *(job.assets for job in jobs if job.assets is not None),
-            *(source for job in jobs for source in source_assets(job.playbook, noetl)),
+            *_sources(jobs, noetl),
         ],
         jobs=[job.job for job in jobs],
         schedules=[schedule for job in jobs for schedule in job.schedules],
         resources=resources_of(noetl, spark=spark or any(needs_spark(job.playbook) for job in jobs)),
     )
+
+
+def _sources(jobs: Sequence[PlaybookJob], noetl: NoetlResource) -> list[SourceAsset]:
+    """What playbooks observe, each source once, and none that a playbook makes."""
+    made = {key for job in jobs if job.assets is not None for key in job.assets.keys}
+    found = {source.key: source for job in jobs for source in source_assets(job.playbook, noetl)}
+    return [source for key, source in found.items() if key not in made]
 
 
 def resources_of(noetl: NoetlResource, *, spark: bool = True) -> dict[str, object]:

@@ -191,7 +191,7 @@ def test_the_code_location(environment: dict[str, str], tmp_path: Path) -> None:
     )
     assert done.returncode == 0, done.stderr
     (left_out,) = saying(records(done.stderr), "is left out")
-    assert left_out["logger"] == "noetl_dagster.code_location.definitions"
+    assert left_out["logger"] == "noetl_dagster.code_location.folder"
 
 
 def test_text_stays_as_it_was(cli: Cli, playbook: Path, environment: dict[str, str]) -> None:

@@ -1,0 +1,96 @@
+"""Playbooks that cannot be loaded, in Dagster's UI: an asset in the place of theirs, with a check that fails."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from dagster import (
+    AssetCheckEvaluation,
+    AssetCheckResult,
+    AssetChecksDefinition,
+    AssetCheckSeverity,
+    AssetKey,
+    AssetSpec,
+    DefaultSensorStatus,
+    Definitions,
+    SensorDefinition,
+    SensorEvaluationContext,
+    SensorResult,
+    asset_check,
+    sensor,
+)
+
+GROUP = "broken_playbooks"
+CHECK = "loads"
+INTERVAL = 30
+
+
+@dataclass(frozen=True, slots=True)
+class Broken:
+    """A playbook that was left out, and why: one line a problem, with its place."""
+
+    file: Path
+    why: str
+
+    @property
+    def key(self) -> AssetKey:
+        return AssetKey([GROUP, *(re.sub(r"[^A-Za-z0-9_.-]+", "_", part) for part in self.file.parts[-2:])])
+
+
+def definitions_of_broken(broken: Sequence[Broken]) -> Definitions:
+    """Placeholder assets, their checks, and the sensor that tells Dagster of the failures."""
+    if not broken:
+        return Definitions()
+    specs = [
+        AssetSpec(
+            one.key, group_name=GROUP, description=f"{one.file} cannot be loaded:\n\n```\n{one.why}\n```"
+        )
+        for one in broken
+    ]
+    return Definitions(assets=specs, asset_checks=[_check(one) for one in broken], sensors=[_sensor(broken)])
+
+
+def _check(one: Broken) -> AssetChecksDefinition:
+    @asset_check(asset=one.key, name=CHECK, description="The playbook can be loaded.")
+    def loads() -> AssetCheckResult:
+        return AssetCheckResult(
+            passed=False,
+            severity=AssetCheckSeverity.ERROR,
+            description=one.why,
+            metadata={"file": str(one.file)},
+        )
+
+    return loads
+
+
+def _sensor(broken: Sequence[Broken]) -> SensorDefinition:
+    now = hashlib.sha256(repr(broken).encode()).hexdigest()
+
+    @sensor(
+        name="noetl_playbooks",
+        description="Shows playbooks that cannot be loaded as failing checks.",
+        minimum_interval_seconds=INTERVAL,
+        default_status=DefaultSensorStatus.RUNNING,
+    )
+    def noetl_playbooks(context: SensorEvaluationContext) -> SensorResult:
+        said = f"{len(broken)} playbooks cannot be loaded"
+        if context.cursor == now:
+            return SensorResult(cursor=now, skip_reason=said)
+        events = [
+            AssetCheckEvaluation(
+                asset_key=one.key,
+                check_name=CHECK,
+                passed=False,
+                severity=AssetCheckSeverity.ERROR,
+                description=one.why,
+                metadata={"file": str(one.file)},
+            )
+            for one in broken
+        ]
+        return SensorResult(asset_events=events, cursor=now, skip_reason=said)
+
+    return noetl_playbooks

@@ -1,0 +1,94 @@
+"""The playbooks of a folder, compiled; one that is broken takes no other with it."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable
+from graphlib import CycleError, TopologicalSorter
+from pathlib import Path
+
+from dagster import AssetKey
+
+from noetl_dagster.code_location.broken import Broken
+from noetl_dagster.compiler.job import PlaybookJob, compile_playbook
+from noetl_dagster.errors import PlaybookError
+from noetl_dagster.playbook.catalog import find_playbooks
+from noetl_dagster.playbook.loader import load_playbook
+from noetl_dagster.playbook.models import Playbook
+from noetl_dagster.settings import Settings
+
+logger = logging.getLogger(__name__)
+
+
+def load_folder(settings: Settings) -> tuple[list[PlaybookJob], list[Broken]]:
+    """The playbooks of ``settings.playbooks_path``, and those that were left out.
+
+    Of two with one name, or with one asset, the first stays; of playbooks that read each other in a circle the last
+    is left out.
+    """
+    broken: list[Broken] = []
+    playbooks: list[Playbook] = []
+    for path in find_playbooks(settings.playbooks_path):
+        try:
+            playbooks.append(load_playbook(path))
+        except PlaybookError as error:
+            broken.append(Broken(path, str(error)))
+    jobs: list[PlaybookJob] = []
+    for playbook in playbooks:
+        try:
+            jobs.append(compile_playbook(playbook))
+        except Exception as error:  # whatever Dagster refuses of this one concerns no other
+            logger.debug("playbook %s", playbook.file, exc_info=True)
+            broken.append(_broken(playbook, f"Dagster refuses it: {error}"))
+    jobs = _without_circles(_without_twins(jobs, broken), broken)
+    for one in broken:
+        logger.error("playbook %s is left out:\n%s", one.file, one.why)
+    return jobs, broken
+
+
+def _broken(playbook: Playbook, why: str) -> Broken:
+    return Broken(Path(playbook.file), f"{playbook.file}: {why}")
+
+
+def _without_twins(jobs: Iterable[PlaybookJob], broken: list[Broken]) -> list[PlaybookJob]:
+    names: dict[str, str] = {}
+    keys: dict[AssetKey, str] = {}
+    kept = []
+    for job in jobs:
+        own = set(job.assets.keys) if job.assets is not None else set()
+        twins = sorted(key.to_user_string() for key in own & keys.keys())
+        if job.name in names:
+            broken.append(
+                _broken(job.playbook, f"{names[job.name]} has the name {job.playbook.name!r} already")
+            )
+        elif twins:
+            first = keys[AssetKey.from_user_string(twins[0])]
+            broken.append(
+                _broken(job.playbook, f"{first} makes the asset {twins[0]} already; give it another key")
+            )
+        else:
+            names[job.name] = job.playbook.file
+            keys |= dict.fromkeys(own, job.playbook.file)
+            kept.append(job)
+    return kept
+
+
+def _without_circles(jobs: list[PlaybookJob], broken: list[Broken]) -> list[PlaybookJob]:
+    """Leaves out the last playbook of each circle of assets: Dagster would refuse the whole code location."""
+    while True:
+        upstream = {
+            key: deps for job in jobs if job.assets is not None for key, deps in job.assets.asset_deps.items()
+        }
+        try:
+            TopologicalSorter(upstream).prepare()
+            return jobs
+        except CycleError as error:
+            circle: list[AssetKey] = list(reversed(error.args[1]))
+        last = max(
+            number
+            for number, job in enumerate(jobs)
+            if job.assets is not None and job.assets.keys & set(circle)
+        )
+        names = " -> ".join(key.to_user_string() for key in circle)
+        broken.append(_broken(jobs[last].playbook, f"assets read each other in a circle: {names}"))
+        jobs = jobs[:last] + jobs[last + 1 :]

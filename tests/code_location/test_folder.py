@@ -1,0 +1,110 @@
+"""A folder of playbooks as one code location: what is broken takes nothing else with it, and is seen."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from dagster import AssetKey, DagsterInstance, Definitions, build_sensor_context
+
+from noetl_dagster.code_location.definitions import build_definitions
+from noetl_dagster.settings import Settings
+from tests.playbooks import text_of
+
+GOOD = "workflow:\n  - {step: start, tool: {kind: noop}}\n"
+UPKEEP = {"noetl_reaper", "noetl_maintenance"}
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    return tmp_path
+
+
+def defined(folder: Path) -> Definitions:
+    return build_definitions(Settings(playbooks_path=folder))
+
+
+def jobs_of(defs: Definitions) -> set[str]:
+    names = {job.name for job in defs.get_repository_def().get_all_jobs() if not job.name.startswith("__")}
+    return names - UPKEEP
+
+
+def write(folder: Path, **playbooks: str) -> None:
+    for name, text in playbooks.items():
+        (folder / f"{name}.yaml").write_text(text_of(name, text))
+
+
+def why_of(defs: Definitions) -> str:
+    """What the placeholders of broken playbooks say."""
+    graph = defs.resolve_asset_graph()
+    nodes = [graph.get(key) for key in graph.get_all_asset_keys() if key.path[0] == "broken_playbooks"]
+    return "\n".join(str(node.description) for node in nodes)
+
+
+def test_a_broken_playbook_is_a_failing_check(folder: Path) -> None:
+    write(folder, good=GOOD, bad="workflow:\n  - {step: start, tool: {kind: noop}, next: [nowhere]}\n")
+    defs = defined(folder)
+    assert jobs_of(defs) == {"good"}
+    key = AssetKey(["broken_playbooks", folder.name.replace(" ", "_"), "bad.yaml"])
+    assert "bad.yaml:5:" in why_of(defs)
+    assert "next leads to unknown step 'nowhere'" in why_of(defs)
+    with DagsterInstance.ephemeral() as instance:
+        sensor = defs.get_repository_def().get_sensor_def("noetl_playbooks")
+        result = sensor.evaluate_tick(build_sensor_context(instance=instance))
+        (event,) = result.asset_events
+        assert (event.asset_key, event.check_name, event.passed) == (key, "loads", False)
+        assert "unknown step 'nowhere'" in str(event.description)
+        again = sensor.evaluate_tick(build_sensor_context(instance=instance, cursor=result.cursor))
+        assert not again.asset_events, "told once, until something changes"
+
+
+def test_a_folder_without_broken_playbooks_has_no_placeholders(folder: Path) -> None:
+    write(folder, good=GOOD)
+    defs = defined(folder)
+    assert not why_of(defs)
+    assert not defs.get_repository_def().has_sensor_def("noetl_playbooks")
+
+
+def test_two_playbooks_of_one_name_and_names_that_dagster_writes_alike(folder: Path) -> None:
+    write(folder, a=GOOD)
+    (folder / "b.yaml").write_text(text_of("a", GOOD))
+    (folder / "c.yaml").write_text(text_of("x-y", GOOD))
+    (folder / "d.yaml").write_text(text_of("x_y", GOOD))
+    defs = defined(folder)
+    assert jobs_of(defs) == {"a", "x_y"}
+    assert "a.yaml has the name 'a' already" in why_of(defs)
+    assert "c.yaml has the name 'x_y' already" in why_of(defs)
+
+
+def test_two_playbooks_with_one_asset(folder: Path) -> None:
+    text = "workflow:\n  - {step: start, asset: {key: warehouse/patients}, tool: {kind: noop}}\n"
+    write(folder, a=text, b=text)
+    defs = defined(folder)
+    assert jobs_of(defs) == {"a"}
+    assert "a.yaml makes the asset warehouse/patients already; give it another key" in why_of(defs)
+
+
+def test_playbooks_that_read_each_other(folder: Path) -> None:
+    write(
+        folder,
+        a="workflow:\n  - {step: start, from: {x: tests/b/start}, tool: {kind: noop}}\n",
+        b="workflow:\n  - {step: start, from: {x: tests/a/start}, tool: {kind: noop}}\n",
+        c=GOOD,
+    )
+    defs = defined(folder)
+    assert jobs_of(defs) == {"a", "c"}
+    assert "b.yaml: assets read each other in a circle: tests/" in why_of(defs)
+
+
+def test_a_playbook_that_reads_its_own_older_result(folder: Path) -> None:
+    write(folder, a="workflow:\n  - {step: start, from: {before: tests/a/start}, tool: {kind: noop}}\n")
+    assert jobs_of(defined(folder)) == {"a"}
+
+
+def test_a_source_that_two_playbooks_observe_and_one_makes(folder: Path) -> None:
+    observe = (
+        'dagster: {observe: [{asset: lake/raw, object: "/lake/*"}, {asset: tests/a/start, object: "/x"}]}\n'
+    )
+    write(folder, a=observe + GOOD, b=observe + GOOD)
+    graph = defined(folder).resolve_asset_graph()
+    assert graph.observable_asset_keys == {AssetKey(["lake", "raw"])}
