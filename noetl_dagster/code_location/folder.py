@@ -34,9 +34,17 @@ def load_folder(settings: Settings) -> tuple[list[PlaybookJob], list[Broken]]:
         except PlaybookError as error:
             broken.append(Broken(path, str(error)))
     jobs: list[PlaybookJob] = []
+    made = {
+        playbook.asset_key(step.name): playbook.dagster.partitions
+        for playbook in playbooks
+        for step in playbook.steps
+        if step.is_asset
+    }
     for playbook in playbooks:
         try:
-            jobs.append(compile_playbook(playbook))
+            job = compile_playbook(playbook, made)
+            job.schedules  # noqa: B018, Dagster looks at them now
+            jobs.append(job)
         except Exception as error:  # whatever Dagster refuses of this one concerns no other
             logger.debug("playbook %s", playbook.file, exc_info=True)
             broken.append(_broken(playbook, f"Dagster refuses it: {error}"))
@@ -74,21 +82,19 @@ def _without_twins(jobs: Iterable[PlaybookJob], broken: list[Broken]) -> list[Pl
 
 
 def _without_circles(jobs: list[PlaybookJob], broken: list[Broken]) -> list[PlaybookJob]:
-    """Leaves out the last playbook of each circle of assets: Dagster would refuse the whole code location."""
+    """Leaves out the last playbook of each circle: Dagster runs a playbook as one, and would refuse them all."""
     while True:
+        maker = {key: job.name for job in jobs if job.assets is not None for key in job.assets.keys}
         upstream = {
-            key: deps for job in jobs if job.assets is not None for key, deps in job.assets.asset_deps.items()
+            job.name: {maker[reading.key] for reading in job.graph.readings if reading.key in maker}
+            for job in jobs
         }
         try:
             TopologicalSorter(upstream).prepare()
             return jobs
         except CycleError as error:
-            circle: list[AssetKey] = list(reversed(error.args[1]))
-        last = max(
-            number
-            for number, job in enumerate(jobs)
-            if job.assets is not None and job.assets.keys & set(circle)
-        )
-        names = " -> ".join(key.to_user_string() for key in circle)
-        broken.append(_broken(jobs[last].playbook, f"assets read each other in a circle: {names}"))
+            circle: list[str] = list(reversed(error.args[1]))
+        last = max(number for number, job in enumerate(jobs) if job.name in circle)
+        why = f"playbooks read each other's assets in a circle: {' -> '.join(circle)}"
+        broken.append(_broken(jobs[last].playbook, why))
         jobs = jobs[:last] + jobs[last + 1 :]

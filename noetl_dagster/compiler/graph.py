@@ -17,7 +17,7 @@ from dagster import (
     OutputMapping,
 )
 
-from noetl_dagster.compiler.assets.reading import Reading, readings_of
+from noetl_dagster.compiler.assets.reading import Partitioned, Reading, readings_of
 from noetl_dagster.compiler.assets.specs import check_specs
 from noetl_dagster.compiler.config import workload_mapping
 from noetl_dagster.compiler.names import FANIN_SUFFIX, GROUP_SUFFIX, asset_key, dagster_name, unique_names
@@ -44,7 +44,7 @@ class PlaybookGraph:
     readings: tuple[Reading, ...] = ()
 
 
-def build_graph(playbook: Playbook, graph: StepGraph) -> PlaybookGraph:
+def build_graph(playbook: Playbook, graph: StepGraph, made: Partitioned) -> PlaybookGraph:
     """Builds the graph of the steps that can be reached; the others would run at once in Dagster."""
     regions = [region for region in graph.regions if region.steps[0] in graph.reachable]
     reachable = [step.name for step in playbook.steps if step.name in graph.reachable]
@@ -57,7 +57,7 @@ def build_graph(playbook: Playbook, graph: StepGraph) -> PlaybookGraph:
     }
     entry = graph.region_of(playbook.entry.name).name
     graph_name = graph_name_of(playbook)
-    readings = tuple(readings_of(playbook, tuple(reachable)))
+    readings = tuple(readings_of(playbook, tuple(reachable), made))
     maker = OpMaker(playbook, names, step_names, entry, prefix=graph_name, readings=readings)
     ops = [op for region in regions for op in maker.step_ops(region)]
     results = {step: f"{RESULT}__{step_names[step]}" for step in reachable if playbook.step(step).is_asset}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any
 
 from dagster import (
@@ -14,6 +15,7 @@ from dagster import (
 )
 
 from noetl_dagster.compiler.assets.partitions import partitions_of
+from noetl_dagster.compiler.assets.reading import Partitioned
 from noetl_dagster.compiler.assets.schedules import schedules_of
 from noetl_dagster.compiler.assets.specs import (
     check_specs,
@@ -50,17 +52,23 @@ class PlaybookJob:
 
     def run_config(self, workload: dict[str, Any]) -> dict[str, Any]:
         """Run config that overrides keys of the workload."""
-        return {"ops": {self.graph.definition.name: {"config": workload}}} if workload else {}
+        if not workload:
+            return {}
+        config = {"config": workload}
+        return {"ops": config if self.assets is None else {self.graph.definition.name: config}}
 
 
-def compile_playbook(playbook: Playbook) -> PlaybookJob:
+def compile_playbook(playbook: Playbook, made: Partitioned = MappingProxyType({})) -> PlaybookJob:
     """Compiles a playbook to its assets and job.
+
+    Args:
+        made: partitions of the assets that other playbooks of the code location make.
 
     Raises:
         DagsterInvalidDefinitionError: never for a playbook that passed the checks of the loader.
     """
     graph = StepGraph(playbook)
-    compiled = build_graph(playbook, graph)
+    compiled = build_graph(playbook, graph, made)
     name = dagster_name(playbook.name)
     tags = {PLAYBOOK_TAG: playbook.metadata.path} | {tag_key(tag): "" for tag in playbook.metadata.tags}
     description = playbook.metadata.description or None
@@ -102,14 +110,23 @@ def _assets(playbook: Playbook, graph: StepGraph, compiled: PlaybookGraph) -> As
         tags_by_output_name={output: tags_of(playbook, step) for output, step in outputs.items()},
         owners_by_output_name={output: list(owners_of(playbook, step)) for output, step in outputs.items()},
         code_versions_by_output_name={output: version for output, version in versions.items() if version},
-        # one run makes all of them: the first asks for it
-        automation_conditions_by_output_name={next(iter(outputs)): condition} if condition else None,
+        automation_conditions_by_output_name={
+            output: condition for output in _asking(compiled) if condition is not None
+        },
         check_specs=[spec for step in outputs.values() for spec in check_specs(playbook, step)],
     )
     freshness = freshness_of(playbook.dagster.freshness)
     if freshness is None:
         return assets
     return assets.map_asset_specs(lambda spec: spec.replace_attributes(freshness_policy=freshness))
+
+
+def _asking(compiled: PlaybookGraph) -> list[str]:
+    """Outputs whose assets ask for a run, which makes all of them: those that read others, else the first."""
+    readers = {step for reading in compiled.readings for step in reading.steps}
+    return [output for step, output in compiled.results.items() if step in readers] or [
+        next(iter(compiled.results.values()))
+    ]
 
 
 __all__ = ["JobDefinition", "PlaybookJob", "compile_playbook"]

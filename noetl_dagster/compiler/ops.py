@@ -27,6 +27,7 @@ from dagster import (
 
 from noetl_dagster.about import About
 from noetl_dagster.compiler.assets.elsewhere import Elsewhere
+from noetl_dagster.compiler.assets.partitions import chosen_partition
 from noetl_dagster.compiler.assets.reading import Reading
 from noetl_dagster.compiler.attach import attach
 from noetl_dagster.compiler.config import WORKLOAD
@@ -255,11 +256,16 @@ class OpMaker:
 
 @dataclass(slots=True)
 class OpSession:
-    """One op's work on the execution of its run."""
+    """One op's work on the execution of its run.
+
+    Attributes:
+        playbook: what the op was made of; the execution keeps the text that it began with.
+    """
 
     context: OpExecutionContext
     engine: Engine
     execution: Execution
+    playbook: Playbook
 
     @classmethod
     def open(
@@ -268,6 +274,7 @@ class OpSession:
         resource: NoetlResource = getattr(context.resources, NOETL)
         engine = resource.engine()
         engine.runtime.elsewhere = Elsewhere(engine.runtime, context).find
+        engine.runtime.partition_of = chosen_partition
         pyspark = getattr(context.resources, PYSPARK, None)
         if pyspark is not None:  # the run's own, with the configuration of this run
             engine.runtime.box.spark = lambda: pyspark.spark_session
@@ -278,7 +285,7 @@ class OpSession:
             engine.crew.set_processes(execution.id, processes)
         if runs_in_one_process(context):
             prepare_spark(engine.runtime, execution)
-        return cls(context, engine, execution)
+        return cls(context, engine, execution, playbook)
 
     def drive(self, work: Any, step: str) -> Any:
         work = self.engine.guard(self.execution, work)
@@ -291,22 +298,28 @@ class OpSession:
         results: dict[str, str],
         arcs: list[str],
         metadata: dict[str, Any] | None = None,
-    ) -> Iterator[Output[Any]]:
-        """The results that there are, and a token for each arc that fired."""
+    ) -> Iterator[Any]:
+        """The results that there are, what their checks said, and a token for each arc that fired."""
         for end in ends:
-            if not self.execution.playbook.step(end.step).is_asset:
+            step = self.playbook.step(
+                end.step
+            )  # as the op was made: the file may have changed since the start
+            if not step.is_asset:
                 continue
             if end.status is StepStatus.COMPLETED:
                 reference = run_sync(reference_of(self.engine.runtime, self.execution.id, end))
                 yield Output(reference, results[end.step], metadata=self._metadata(end) | (metadata or {}))
-            yield from map(self._check_result, self.execution.state.checks_of(end.step, end.visit))
+            declared = {check.name for check in step.checks}
+            for outcome in self.execution.state.checks_of(end.step, end.visit):
+                if outcome.name in declared:
+                    yield self._check_result(outcome)
         for name in arcs:
             yield Output(None, name)
 
     def _check_result(self, outcome: CheckOutcome) -> AssetCheckResult:
         return AssetCheckResult(
             passed=outcome.passed,
-            asset_key=asset_key(self.execution.playbook, outcome.step),
+            asset_key=asset_key(self.playbook, outcome.step),
             check_name=outcome.name,
             severity=AssetCheckSeverity.WARN
             if outcome.severity == Severity.WARN

@@ -10,11 +10,12 @@ from noetl_dagster.engine.driving.watch import Watch
 from noetl_dagster.engine.executions.lifecycle import Lifecycle
 from noetl_dagster.engine.runtime import Runtime
 from noetl_dagster.engine.walker import Walker
-from noetl_dagster.errors import ExecutionCancelledError, PlaybookError, ToolError
+from noetl_dagster.errors import ExecutionCancelledError, PlaybookError, ToolError, WorkloadError
 from noetl_dagster.events.connection import encode_json
 from noetl_dagster.events.envelopes import Envelope
 from noetl_dagster.events.queries import CHILD_OF_COMMAND
 from noetl_dagster.events.state import ExecutionState, ExecutionStatus
+from noetl_dagster.playbook.assets import Partition
 from noetl_dagster.playbook.catalog import Catalog
 from noetl_dagster.playbook.loader import parse_playbook
 from noetl_dagster.playbook.models import Playbook
@@ -83,10 +84,16 @@ class Children:
                 call.input,
                 parent=(call.execution_id, call.step),
                 origin={"parent_command": call.command_id, **_outer_iteration(call)},
+                partition=self._partition(playbook, call),
             )
-        except PlaybookError as error:
+        except (PlaybookError, WorkloadError) as error:
             name = playbook.metadata.path
             raise ToolError(f"step {call.step}: child playbook {name!r}: {error}", kind="playbook") from error
+
+    def _partition(self, playbook: Playbook, call: ToolCall) -> Partition | None:
+        """The partition that the input of the child names, where it has partitions."""
+        find = self._runtime.partition_of
+        return None if find is None or not playbook.dagster.partitions else find(playbook, call.input)
 
     async def _playbook(self, call: ToolCall) -> Playbook:
         path = str(call.config.get("path") or call.config.get("name") or "")

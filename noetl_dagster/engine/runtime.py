@@ -19,9 +19,10 @@ from noetl_dagster.events.queries import NEXT_NODE
 from noetl_dagster.events.schema import apply_schema, await_schema
 from noetl_dagster.events.state import ExecutionState
 from noetl_dagster.events.types import Event, EventType
-from noetl_dagster.playbook.assets import Key
+from noetl_dagster.playbook.assets import Key, Partition
 from noetl_dagster.playbook.graph import StepGraph
 from noetl_dagster.playbook.loader import parse_playbook
+from noetl_dagster.playbook.models import Playbook
 from noetl_dagster.settings import Settings
 from noetl_dagster.spark.sessions import SparkSessions
 from noetl_dagster.storage.store import ResultStore
@@ -63,6 +64,7 @@ class Runtime:
     spark: SparkSessions | None
     dispatcher: Runner | None = None
     crew: Crew | None = None
+    partition_of: Callable[[Playbook, dict[str, Any]], Partition | None] | None = None
     elsewhere: Callable[[Key, str | None], Awaitable[dict[str, Any] | None]] | None = None
     _programs: dict[int, PlaybookProgram] = field(default_factory=dict)
 

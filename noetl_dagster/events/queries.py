@@ -229,9 +229,17 @@ WHERE execution_id = $1 AND node_name = $2 AND meta ->> 'visit' = $3 AND meta ->
   AND event_type = 'step.exit'
 """
 
+# What the checks of a visit said in an epoch.
+STEP_CHECKS = f"""
+SELECT {_LIST} FROM noetl.event
+WHERE execution_id = $1 AND node_name = $2 AND meta ->> 'visit' = $3 AND meta ->> 'epoch' = $4
+  AND event_type = 'check.evaluated'
+ORDER BY event_id
+"""
+
 # Who took which turns of a visit in an epoch, the latest first.
 STEP_TURNS = """
-SELECT (meta ->> 'turn')::int AS turn, event_id, worker_id FROM noetl.event
+SELECT (meta ->> 'turn')::int AS turn, event_id, worker_id, context FROM noetl.event
 WHERE execution_id = $1 AND node_name = $2 AND meta ->> 'visit' = $3 AND meta ->> 'epoch' = $4
   AND event_type = 'step.enter' AND meta ? 'turn'
 ORDER BY 1 DESC LIMIT 1

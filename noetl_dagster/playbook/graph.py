@@ -158,3 +158,22 @@ def _popped(stack: list[str], on_stack: set[str], last: str) -> list[str]:
         component.append(name)
         if name == last:
             return component
+
+
+def with_ends_as_assets(playbook: Playbook) -> Playbook:
+    """The same, with what stands at the end of a branch as an asset: Dagster's graphs of assets end in assets.
+
+    A playbook whose steps are all plumbing stays as it is: it becomes a job without assets.
+    """
+    plumbing = {step.name for step in playbook.steps if not step.is_asset}
+    if not plumbing or len(plumbing) == len(playbook.steps):
+        return playbook
+    ends = {
+        region.steps[-1]
+        for region in StepGraph(playbook).regions
+        if not region.targets and plumbing.issuperset(region.steps)
+    }
+    steps = (
+        step.model_copy(update={"is_asset": True}) if step.name in ends else step for step in playbook.steps
+    )
+    return playbook.model_copy(update={"steps": tuple(steps)}) if ends else playbook

@@ -13,6 +13,7 @@ from noetl_dagster.playbook.checks.code import check_code
 from noetl_dagster.playbook.checks.workflow import check_playbook
 from noetl_dagster.playbook.dialects.playbook import normalise
 from noetl_dagster.playbook.document import Document
+from noetl_dagster.playbook.graph import with_ends_as_assets
 from noetl_dagster.playbook.models import Playbook
 
 
@@ -74,6 +75,7 @@ def parse_report(
         playbook = normalise(document, text, lenient=lenient, workload=workload or {})
         problems = list(document.problems)
         if playbook is not None:
+            playbook = with_ends_as_assets(playbook)
             problems += check_playbook(playbook, document)
         if playbook is not None and code:
             problems += check_code(playbook, document)

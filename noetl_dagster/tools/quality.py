@@ -22,6 +22,8 @@ from noetl_dagster.tools.rows.jsonable import to_jsonable
 from noetl_dagster.tools.sql.views import NoRowsError, Source, create_view, mount_object_storage
 
 EXAMPLES = 5
+LEADING = 3
+CELL_CHARACTERS = 100
 _VIEW = "result"
 
 
@@ -45,13 +47,15 @@ class _Question:
 
     Attributes:
         counts: expressions over all rows, which give the numbers that decide.
-        bad: rows that speak against it; None where no single row does.
+        bad: condition of the rows that speak against it, or a whole statement; None where no single row does.
+        about: columns that it is about.
         decide: the answer, from the numbers of ``counts``.
     """
 
     counts: tuple[str, ...]
     decide: Callable[[Sequence[Any]], Answer]
     bad: str | None = None
+    about: tuple[str, ...] = ()
 
 
 async def answers(checks: Sequence[CheckSpec], source: Source | None, settings: Settings) -> list[Answer]:
@@ -98,7 +102,7 @@ def _answers(checks: Sequence[CheckSpec], source: Source, settings: Settings) ->
             answer = question.decide([next(numbers) for _ in question.counts])
             facts = {"rows": total, **answer.facts}
             if not answer.passed and question.bad is not None:
-                facts["examples"] = _rows(connection, question.bad)
+                facts["examples"] = _rows(connection, question.bad, columns, question.about)
             found.append(Answer(answer.passed, answer.why, facts))
         return found
 
@@ -200,7 +204,8 @@ def _by_column(bad: dict[str, str], word: str, fact: str) -> _Question:
     return _Question(
         tuple(f"count(*) FILTER (WHERE {condition})" for condition in bad.values()),
         decide,
-        f"SELECT * FROM {_VIEW} WHERE {' OR '.join(f'({condition})' for condition in bad.values())}",
+        " OR ".join(f"({condition})" for condition in bad.values()),
+        tuple(bad),
     )
 
 
@@ -224,10 +229,24 @@ def _quoted(name: str) -> str:
     return '"' + name.replace('"', '""') + '"'
 
 
-def _rows(connection: duckdb.DuckDBPyConnection, statement: str) -> list[dict[str, Any]]:
-    cursor = connection.execute(f"{statement} LIMIT {EXAMPLES}")
-    columns = [column[0] for column in cursor.description or ()]
-    return [dict(zip(columns, map(to_jsonable, row), strict=True)) for row in cursor.fetchall()]
+def _rows(
+    connection: duckdb.DuckDBPyConnection, bad: str, columns: Sequence[str], about: Sequence[str]
+) -> list[dict[str, Any]]:
+    """A few bad rows: what the check is about, and the first columns, by which people know a row."""
+    shown = dict.fromkeys((*columns[:LEADING], *about))
+    select = f"SELECT {', '.join(map(_quoted, shown))} FROM {_VIEW} WHERE {bad}" if about else bad
+    cursor = connection.execute(f"{select} LIMIT {EXAMPLES}")
+    names = [column[0] for column in cursor.description or ()]
+    return [dict(zip(names, map(_cell, row), strict=True)) for row in cursor.fetchall()]
+
+
+def _cell(value: Any) -> Any:
+    """A value of an example, cut where it is long."""
+    plain = to_jsonable(value)
+    if plain is None or isinstance(plain, bool | int | float):
+        return plain
+    text = plain if isinstance(plain, str) else str(plain)
+    return text if len(text) <= CELL_CHARACTERS else text[: CELL_CHARACTERS - 1] + "…"
 
 
 _QUESTIONS: dict[CheckKind, Callable[[Any], _Question]] = {

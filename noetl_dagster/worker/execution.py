@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from noetl_dagster.errors import UndefinedNameError
-from noetl_dagster.events.envelopes import from_result
+from noetl_dagster.events.envelopes import Envelope, from_result
 from noetl_dagster.events.state import ExecutionState
 from noetl_dagster.events.types import Event
 from noetl_dagster.playbook.assets import Partition, ReadPartition, call_name
@@ -54,11 +54,37 @@ class StepResults(Mapping[str, Any]):
         return len({**self._state.latest, **self._reads})
 
 
-def read_views(kept: Mapping[str, Any], cache: ReferenceCache) -> Any:
-    """What a step reads of an asset, as templates see it: one result, or a mapping of them by partition."""
+Read = Envelope | dict[str, Envelope]
+"""What a step reads of an asset: one result, or several by partition."""
+
+
+def _opened(kept: Mapping[str, Any]) -> tuple[bool, Read]:
+    """What ``step.enter`` keeps of an asset that is read, and whether it is one result."""
     if "partitions" in kept:
-        return {key: ResultView(from_result(one), cache) for key, one in kept["partitions"].items()}
-    return ResultView(from_result(kept["result"]), cache)
+        return False, {key: from_result(one) for key, one in kept["partitions"].items()}
+    return True, from_result(kept["result"])
+
+
+def _view(read: tuple[bool, Read], cache: ReferenceCache) -> Any:
+    is_one, found = read
+    return ResultView(found, cache) if is_one else PartitionViews(found, cache)
+
+
+class PartitionViews(Mapping[str, ResultView]):
+    """Results by partition; a view is made where one is asked for."""
+
+    def __init__(self, envelopes: Mapping[str, Envelope], cache: ReferenceCache) -> None:
+        self._envelopes = envelopes
+        self._cache = cache
+
+    def __getitem__(self, key: str) -> ResultView:
+        return ResultView(self._envelopes[key], self._cache)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._envelopes)
+
+    def __len__(self) -> int:
+        return len(self._envelopes)
 
 
 class AssetReads:
@@ -103,6 +129,8 @@ class Execution:
     program: PlaybookProgram
     state: ExecutionState
     keychain: OpenKeychain | None = None
+    _reads: dict[tuple[str, int], dict[str, tuple[bool, Read]]] = field(default_factory=dict)
+    _own: dict[str, Any] | None = None
 
     @property
     def id(self) -> int:
@@ -123,16 +151,14 @@ class Execution:
             entered: the beginning of the visit, where it is not in the state yet.
         """
         state = self.state
-        if entered is not None:
-            read = (entered.context or {}).get("reads", {})
-        else:
-            read = state.reads.get((step, state.visits.get(step, 1)), {})
-        reads = {name: read_views(kept, cache) for name, kept in read.items()}
-        own: dict[str, Any] = {}
-        if state.partition is not None:
-            own["partition"] = Partition.model_validate(state.partition).names()
-        if reads:
-            own["asset"] = AssetReads(reads)
+        visit = state.visits.get(step, 1) if entered is None else int(entered.meta["visit"])
+        reads = {name: _view(read, cache) for name, read in self._read(step, visit, entered).items()}
+        if self._own is None:
+            partition = state.partition
+            self._own = (
+                {} if partition is None else {"partition": Partition.model_validate(partition).names()}
+            )
+        own = {**self._own, "asset": AssetReads(reads)} if reads else self._own
         return Scope(
             execution_id=self.id,
             workload=state.workload,
@@ -141,6 +167,18 @@ class Execution:
             file=state.file,
             own=own,
         )
+
+    def _read(self, step: str, visit: int, entered: Event | None) -> dict[str, tuple[bool, Read]]:
+        """What a visit reads of other assets, opened once for all of its commands."""
+        found = self._reads.get((step, visit))
+        if found is None:
+            kept = self.state.reads.get((step, visit))
+            if kept is None and entered is not None:
+                kept = (entered.context or {}).get("reads")
+            if not kept:
+                return {}
+            found = self._reads[(step, visit)] = {name: _opened(one) for name, one in kept.items()}
+        return found
 
     async def command_scope(
         self,

@@ -93,7 +93,56 @@ def test_playbooks_that_read_each_other(folder: Path) -> None:
     )
     defs = defined(folder)
     assert jobs_of(defs) == {"a", "c"}
-    assert "b.yaml: assets read each other in a circle: tests/" in why_of(defs)
+    assert "b.yaml: playbooks read each other's assets in a circle: " in why_of(defs)
+
+
+def test_a_circle_of_playbooks_through_different_assets(folder: Path) -> None:
+    write(
+        folder,
+        a="workflow:\n  - {step: start, tool: {kind: noop}, next: [last]}\n"
+        "  - {step: last, from: {x: tests/b/start}, tool: {kind: noop}}\n",
+        b="workflow:\n  - {step: start, from: {x: tests/a/start}, tool: {kind: noop}}\n",
+    )
+    assert jobs_of(defined(folder)) == {"a"}
+
+
+def test_a_schedule_that_never_comes(folder: Path) -> None:
+    write(folder, a='dagster: {schedules: [{cron: "0 0 31 2 *"}]}\n' + GOOD, b=GOOD)
+    defs = defined(folder)
+    assert jobs_of(defs) == {"b"}
+    assert "0 0 31 2 *" in why_of(defs)
+
+
+@pytest.mark.parametrize(
+    "of_reader",
+    [
+        '{kind: daily, start: "2026-01-01"}',
+        "{static: [x]}",
+        "{two: {d: {kind: daily, start: '2026-01-01'}, s: {static: [k]}}}",
+    ],
+)
+@pytest.mark.parametrize(
+    "of_read", ["{static: [k, l]}", '{kind: weekly, start: "2026-01-01"}', "{dynamic: some}"]
+)
+def test_partitions_of_different_kinds(folder: Path, of_reader: str, of_read: str) -> None:
+    write(
+        folder,
+        a=f"dagster: {{partitions: {of_read}}}\n" + GOOD,
+        b=f"dagster: {{partitions: {of_reader}}}\n"
+        "workflow:\n  - {step: start, from: {x: tests/a/start}, tool: {kind: noop}}\n",
+    )
+    defs = defined(folder)
+    assert jobs_of(defs) == {"a", "b"}
+    assert defs.resolve_asset_graph().get(AssetKey(["tests", "b", "start"])).parent_keys
+
+
+def test_plumbing_at_the_end_of_a_branch(folder: Path) -> None:
+    write(
+        folder,
+        a="workflow:\n  - {step: start, tool: {kind: noop}, next: [last]}\n"
+        "  - {step: last, asset: false, tool: {kind: noop}}\n",
+    )
+    assert jobs_of(defined(folder)) == {"a"}
 
 
 def test_a_playbook_that_reads_its_own_older_result(folder: Path) -> None:

@@ -15,7 +15,7 @@ from noetl_dagster.playbook.assets import (
     Severity,
 )
 from noetl_dagster.playbook.dialects.assets.cron import is_cron
-from noetl_dagster.playbook.loader import parse_playbook
+from noetl_dagster.playbook.loader import parse_playbook, parse_report
 from tests.playbook.playbooks import HEAD, errors_of, load, step_of
 
 STEP = "- {step: start, tool: {kind: noop}}"
@@ -65,6 +65,17 @@ def test_the_metadata_may_say_schedule_and_partitions_in_short() -> None:
     spec = parse_playbook(f"{head}workflow:\n  {STEP}\n").dagster
     assert [one.cron for one in spec.schedules] == ["0 2 * * *"]
     assert [one.keys for one in spec.partitions] == [("a", "b")]
+
+
+def test_what_the_metadata_says_in_other_words_is_left_out_with_a_warning() -> None:
+    head = HEAD.replace("}", ", schedule: hourly, partitions: {by: day}}")
+    playbook, problems = parse_report(f"{head}workflow:\n  {STEP}\n", file="x.yaml")
+    assert playbook is not None
+    assert playbook.dagster == DagsterSpec()
+    said = "\n".join(map(str, problems))
+    assert "x.yaml:3:56: warning: metadata: schedule 'hourly' is no cron line" in said
+    assert "kind is missing: hourly, daily" in said
+    assert {problem.severity for problem in problems} == {"warning"}
 
 
 def test_one_dimension_of_partitions() -> None:
@@ -287,7 +298,15 @@ def test_a_step_is_refused_with_its_remedy(fields: str, said: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "line", ["0 2 * * *", "*/10 0-6,22 1,15 jan-jun mon-fri", "@daily", "0 0 * * 7", "5/10 * * * *"]
+    "line",
+    [
+        "0 2 * * *",
+        "*/10 0-6,22 1,15 jan-jun mon-fri",
+        "@daily",
+        "0 0 * * 7",
+        "5/10 * * * *",
+        "0 22-2 L * sat-sun",
+    ],
 )
 def test_lines_that_say_when(line: str) -> None:
     assert is_cron(line)
@@ -296,7 +315,7 @@ def test_lines_that_say_when(line: str) -> None:
 @pytest.mark.parametrize(
     "line",
     ["", "hourly", "0 2 * *", "60 * * * *", "* 24 * * *", "* * 0 * *", "* * * 13 *", "* * * * fry", "*/0 * * * *",
-     "5-1 * * * *", "@often", "a * * * *", "* * * * 8"],
+     "@often", "a * * * *", "* * * * 8"],
 )  # fmt: skip
 def test_lines_that_do_not(line: str) -> None:
     assert not is_cron(line)
@@ -326,3 +345,22 @@ def test_asset_in_templates_is_read_before_the_step() -> None:
     }
     refused = errors_of("""- {step: start, tool: {kind: noop, input: {a: "{{ asset(key) }}"}}}""")
     assert "asset() takes a key as it is" in "\n".join(refused)
+
+
+def test_a_table_that_is_called_asset_is_no_read() -> None:
+    step = step_of(
+        "- {step: start, tool: {kind: postgres, auth: pg, command: 'INSERT INTO asset(id) VALUES ({{ day }})'}}",
+        root=WORKLOAD,
+    )
+    assert step.sources == {}
+    step = step_of("""- {step: start, tool: {kind: noop, input: {a: "{{ ctx.my.asset('k') }}"}}}""")
+    assert step.sources == {}
+
+
+def test_plumbing_at_the_end_is_an_asset_of_dagster() -> None:
+    flow = load(
+        "- {step: start, tool: {kind: noop}, next: [last]}\n- {step: last, asset: false, tool: {kind: noop}}"
+    )
+    assert [step.is_asset for step in flow.steps] == [True, True]
+    flow = load("- {step: start, asset: false, tool: {kind: noop}}")
+    assert not flow.steps[0].is_asset

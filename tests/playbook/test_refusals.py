@@ -264,10 +264,6 @@ BROKEN_ROOTS = {
         "x.yaml:4:1: playbook: unknown key 'worklod'; did you mean 'workload'?",
     ),
     "root vars": (HEAD + f"vars: {{}}\nworkflow: [{{step: a, {OK_TOOL}}}]\n", "unknown key 'vars'"),
-    "schedule": (
-        f"apiVersion: noetl.io/v2\nkind: Playbook\nmetadata: {{name: a, schedule: hourly}}\nworkflow: [{{step: a, {OK_TOOL}}}]\n",
-        "x.yaml:3:31: metadata: schedule 'hourly' is no cron line",
-    ),
     "empty file": ("", "the file is empty"),
     "a list": ("- a\n", "playbook: expected a mapping"),
     "duplicate key": (

@@ -48,9 +48,15 @@ def run(
     workload = {**_payload(payload), **parse_sets(sets or [])}
     _warn_of_unknown_keys(loaded, workload)
     with open_session() as session:
+        begun = None
         if execution_id is None and (partition is not None or loaded.dagster.partitions):
-            execution_id = _of_partition(session, loaded, workload, partition)
-        ended = run_playbook(session, loaded, workload, execution_id, quiet=as_json, verbose=verbose)
+            execution_id = begun = _of_partition(session, loaded, workload, partition)
+        try:
+            ended = run_playbook(session, loaded, workload, execution_id, quiet=as_json, verbose=verbose)
+        except BaseException:
+            if begun is not None:
+                _withdraw(session, begun)
+            raise
         _finish(session, ended, as_json)
 
 
@@ -91,6 +97,14 @@ def _of_partition(session: Session, playbook: Playbook, workload: dict[str, Any]
 
     partition = chosen_partition(playbook, workload, key)
     return run_sync(session.engine.lifecycle.create(playbook, workload, partition=partition)).id
+
+
+def _withdraw(session: Session, execution_id: int) -> None:
+    """Ends an execution whose run did not start: nobody else is to start it later."""
+    engine = session.engine
+    execution = run_sync(engine.runtime.load(execution_id))
+    if execution.state.is_running and execution.state.run_id is None:
+        run_sync(engine.lifecycle.fail(execution, "the run did not start"))
 
 
 def parse_sets(sets: list[str]) -> dict[str, Any]:

@@ -7,6 +7,7 @@ from typing import Any
 
 from dagster import AssetKey, AssetMaterialization, AssetRecordsFilter, OpExecutionContext
 
+from noetl_dagster.compiler.assets.observing import DATA_VERSION
 from noetl_dagster.engine.runtime import Runtime
 from noetl_dagster.errors import AssetNotFoundError
 from noetl_dagster.events.envelopes import OK, to_result
@@ -33,13 +34,23 @@ class Elsewhere:
         """
         made = await asyncio.to_thread(self._latest, key, partition)
         if made is None:
-            return None
+            return await asyncio.to_thread(self._observed, key)
         ref = await self._reference(key, made)
         return {
             "asset": key_text(key),
             "partition": made.partition,
             "result": to_result({"status": OK, "ref": ref}),
         }
+
+    def _observed(self, key: Key) -> dict[str, Any] | None:
+        """What is known of a source that is observed and never made: where it is, and how it was last seen."""
+        records = self._context.instance.fetch_observations(AssetKey(key), limit=1).records
+        seen = records[0].asset_observation if records else None
+        if seen is None:
+            return None
+        facts = {name.removeprefix("dagster/"): value.value for name, value in seen.metadata.items()}
+        data = {"version": seen.tags.get(DATA_VERSION), **facts}
+        return {"asset": key_text(key), "partition": None, "result": to_result({"status": OK, "data": data})}
 
     def _latest(self, key: Key, partition: str | None) -> AssetMaterialization | None:
         partitions = None if partition is None else [partition]
@@ -66,6 +77,11 @@ class Elsewhere:
                 f"asset {key_text(key)} is kept by an IO manager that this run does not know; start the run in "
                 "Dagster, or give the asset one of MinioIOManager, PvcIOManager, GcsIOManager, NoetlResultIOManager"
             )
-        return repository.load_asset_value(
-            AssetKey(key), instance=self._context.instance, partition_key=partition
-        )
+        try:
+            return repository.load_asset_value(
+                AssetKey(key), instance=self._context.instance, partition_key=partition
+            )
+        except Exception as error:  # whatever the IO manager of somebody else raises
+            raise AssetNotFoundError(
+                f"asset {key_text(key)} cannot be loaded by its IO manager: {type(error).__name__}: {error}"
+            ) from error

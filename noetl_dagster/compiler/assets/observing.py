@@ -33,7 +33,7 @@ from noetl_dagster.tools.access.credentials import CredentialType
 
 DATA_VERSION = "dagster/data_version"
 LEAST_SECONDS = 5
-_SHOWN = 20
+_SHOWN = 1_000
 
 # What the statistics know of a table, without reading it: any write counts, so that a change is seen.
 TABLE = """
@@ -71,7 +71,7 @@ def _objects(runtime: Runtime, pattern: str) -> Observed:
         "dagster/uri": pattern,
         "objects": len(listed),
         "bytes": sum(one.size for one in listed),
-        "names": MetadataValue.md("\n".join(f"- `{one.name}`" for one in listed[:_SHOWN]) or "none"),
+        "names": MetadataValue.json([one.name for one in listed[:_SHOWN]]),
     }
     if listed:
         metadata["newest"] = MetadataValue.timestamp(max(one.modified for one in listed))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from dagster import (
@@ -12,7 +13,7 @@ from dagster import (
     SpecificPartitionsPartitionMapping,
 )
 
-from noetl_dagster.playbook.assets import ReadPartition, SourceSpec
+from noetl_dagster.playbook.assets import Key, PartitionsSpec, ReadPartition, SourceSpec
 from noetl_dagster.playbook.models import Playbook
 
 
@@ -24,18 +25,20 @@ class Reading:
         input: name of the graph's input.
         steps: who reads it.
         partition: which partition, where all of them agree.
+        alike: Dagster can tell which of its partitions one of the playbook's reads.
     """
 
     key: AssetKey
     input: str
     steps: tuple[str, ...]
     partition: str
+    alike: bool = True
 
     @property
     def mapping(self) -> PartitionMapping | None:
         match self.partition:
             case ReadPartition.SAME:
-                return None
+                return None if self.alike else AllPartitionMapping()
             case ReadPartition.LATEST:
                 return LastPartitionMapping()
             case ReadPartition.ALL:
@@ -43,7 +46,11 @@ class Reading:
         return SpecificPartitionsPartitionMapping([self.partition])
 
 
-def readings_of(playbook: Playbook, steps: tuple[str, ...]) -> list[Reading]:
+Partitioned = Mapping[Key, Sequence[PartitionsSpec]]
+"""The dimensions of the partitions of assets that other playbooks make."""
+
+
+def readings_of(playbook: Playbook, steps: tuple[str, ...], made: Partitioned) -> list[Reading]:
     """What the given steps read of assets outside of the playbook, one entry an asset.
 
     A step that reads an older result of its own playbook adds nothing: Dagster knows no circles.
@@ -59,5 +66,25 @@ def readings_of(playbook: Playbook, steps: tuple[str, ...]) -> list[Reading]:
         partitions = {source.partition for _, source in entries}
         partition = partitions.pop() if len(partitions) == 1 else ReadPartition.ALL.value
         readers = tuple(dict.fromkeys(name for name, _ in entries))
-        readings.append(Reading(AssetKey(key), f"reads_{number}", readers, str(partition)))
+        alike = _are_alike(playbook.dagster.partitions, made.get(key, ()))
+        readings.append(Reading(AssetKey(key), f"reads_{number}", readers, str(partition), alike))
     return readings
+
+
+def _are_alike(own: Sequence[PartitionsSpec], others: Sequence[PartitionsSpec]) -> bool:
+    """Whether Dagster finds the partition of one in those of the other by itself."""
+    if not own or not others:
+        return True
+    if len(own) == len(others):
+        return all(_is_alike(mine, other) for mine, other in zip(own, others, strict=True))
+    (single,), several = (own, others) if len(own) == 1 else (others, own)
+    return (
+        sum(single.model_copy(update={"name": one.name, "workload": one.workload}) == one for one in several)
+        == 1
+    )
+
+
+def _is_alike(own: PartitionsSpec, other: PartitionsSpec) -> bool:
+    if own.kind.is_time and other.kind.is_time:
+        return own.name == other.name and own.timezone == other.timezone
+    return own.model_copy(update={"workload": None}) == other.model_copy(update={"workload": None})

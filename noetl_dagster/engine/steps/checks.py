@@ -8,11 +8,12 @@ from typing import TYPE_CHECKING, Any
 
 from noetl_dagster.engine.runtime import Runtime
 from noetl_dagster.errors import NoetlError, ToolError
-from noetl_dagster.events.envelopes import Envelope
+from noetl_dagster.events.envelopes import ERROR, OK, Envelope
 from noetl_dagster.events.state import CheckOutcome
 from noetl_dagster.playbook.assets import CheckSpec, Severity
 from noetl_dagster.playbook.templates.rendering import Condition, holds_async
 from noetl_dagster.playbook.templates.scope import Scope
+from noetl_dagster.result_ref import ResultRef
 from noetl_dagster.worker.program import StepProgram
 
 if TYPE_CHECKING:  # DuckDB is loaded where a check asks about rows
@@ -88,7 +89,10 @@ async def _rows_of(runtime: Runtime, envelope: Envelope, step: str) -> Source | 
     if value is None:
         value = envelope.get("data")
     if value is None and isinstance(envelope.get("results"), list):
-        value = [one.get("data") for one in envelope["results"]]
+        value = [await _data(runtime, one) for one in envelope["results"] if one.get("status") == OK]
+    elif isinstance(value, ResultRef) and "total" in envelope:  # a large loop's: errors stand as envelopes
+        items = await runtime.results.get(value)
+        value = [item for item in items if not _is_failure(item)] if isinstance(items, list) else items
     if isinstance(value, dict) and isinstance(value.get("rows"), list):
         value = value["rows"]
     if value is None or value == []:
@@ -97,6 +101,15 @@ async def _rows_of(runtime: Runtime, envelope: Envelope, step: str) -> Source | 
     if source is None:
         raise NoRowsError(f"the result of {step} has no rows: a list of mappings, or a table, is needed")
     return source
+
+
+async def _data(runtime: Runtime, envelope: Envelope) -> Any:
+    reference = envelope.get("ref")
+    return envelope.get("data") if reference is None else await runtime.results.get(reference)
+
+
+def _is_failure(item: Any) -> bool:
+    return isinstance(item, dict) and item.get("status") == ERROR and "error" in item
 
 
 def _outcome(step: str, visit: int, check: CheckSpec, said: _Said) -> CheckOutcome:

@@ -129,11 +129,11 @@ class Steps:
         step = program.step.name
         event = self._event(execution, step, visit, EventType.STEP_ENTER, "RUNNING")
         event.meta["resumed"] = execution.state.visits.get(step, 0) >= visit
-        missing: AssetNotFoundError | None = None
+        missing: NoetlError | None = None
         try:
             reads = await reads_of(self._runtime, execution, program, visit)
             event.context = {"reads": reads} if reads else None
-        except AssetNotFoundError as error:
+        except (AssetNotFoundError, *STEP_ERRORS) as error:
             missing = error
         async with self._turns.turn(execution, event) as turn:
             if turn is None:

@@ -14,7 +14,7 @@ from contextlib import asynccontextmanager
 from noetl_dagster.engine.driving.liveness import Liveness
 from noetl_dagster.engine.runtime import Runtime
 from noetl_dagster.events.log import as_event
-from noetl_dagster.events.queries import STEP_EXIT, STEP_TURNS
+from noetl_dagster.events.queries import STEP_CHECKS, STEP_EXIT, STEP_TURNS
 from noetl_dagster.events.state import StepEnd
 from noetl_dagster.events.types import Event
 from noetl_dagster.worker.command import own_worker_id
@@ -61,6 +61,8 @@ class Turns:
                 return
             row = await self._runtime.pool.fetchrow(STEP_TURNS, *_place(execution, step, visit))
             turn = (row["turn"] if row is not None else 0) + 1
+            if row is not None and row["context"]:  # what the driver before has read, this one reads too
+                entered.context = row["context"]
             entered.event_id = self._runtime.ids.next()
 
     async def settle(self, execution: Execution, step: str, visit: int) -> StepEnd | None:
@@ -68,6 +70,8 @@ class Turns:
         record = await self._runtime.pool.fetchrow(STEP_EXIT, *_place(execution, step, visit))
         if record is None:
             return None
+        for check in await self._runtime.pool.fetch(STEP_CHECKS, *_place(execution, step, visit)):
+            execution.state.apply(as_event(check))
         execution.state.apply(as_event(record))
         return execution.state.ends[(step, visit)]
 

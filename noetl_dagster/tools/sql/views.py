@@ -15,8 +15,9 @@ from noetl_dagster.playbook.templates.sql_filters import sql_literal
 from noetl_dagster.result_ref import RefKind, ResultRef
 from noetl_dagster.settings import Settings
 from noetl_dagster.storage import locations
+from noetl_dagster.storage.codec import dump_json
 from noetl_dagster.tools.references import as_result_ref
-from noetl_dagster.tools.rows.jsonable import to_jsonable
+from noetl_dagster.tools.rows.jsonable import NotJsonableError, to_jsonable
 
 if TYPE_CHECKING:
     from noetl_dagster.storage.store import ResultStore
@@ -65,7 +66,24 @@ def _table(value: Any, name: str) -> pa.Table:
         value = value["rows"]
     if not _is_rows(value):
         raise NoRowsError(f"input {name!r} has no rows: a list of mappings is needed")
-    return pa.Table.from_pylist([to_jsonable(row, name) for row in value])
+    try:
+        rows = [to_jsonable(row, name) for row in value]
+    except NotJsonableError as error:
+        raise NoRowsError(str(error)) from error
+    columns = dict.fromkeys(column for row in rows for column in row)
+    return pa.table({column: _column([row.get(column) for row in rows]) for column in columns})
+
+
+def _column(values: list[Any]) -> pa.Array:
+    """One column; values of several types, or beyond 64 bits, as text."""
+    try:
+        return pa.array(values)
+    except (pa.ArrowException, OverflowError, TypeError, ValueError):
+        texts = (
+            value if value is None or isinstance(value, str) else dump_json(value).decode()
+            for value in values
+        )
+        return pa.array(list(texts), pa.string())
 
 
 class _GoogleFiles(ArrowFSWrapper):

@@ -192,3 +192,49 @@ async def test_each_check_is_an_event_before_the_end_of_its_step(run: Run, engin
     ]
     assert rows[0]["error"] == "1 rows repeat id"
     assert rows[0]["context"]["facts"]["duplicates"] == 1
+
+
+async def test_untidy_rows_are_asked_all_the_same(run: Run) -> None:
+    text = """
+workload: {rows: [{a: 1}, {a: x, b: 3}, {a: [1, 2], b: {c: 1}}]}
+workflow:
+  - step: start
+    tool: {kind: python, input: {rows: "{{ rows }}"}, code: "result = rows"}
+    checks: [{unique: a}, {not_null: b}, {row_count: 3}]
+"""
+    state = await run(text)
+    assert state.status == "COMPLETED", state.error
+    assert [(one.name, one.passed, one.why) for one in state.checks_of("start", 1)] == [
+        ("unique_a", True, ""),
+        ("not_null_b", False, "1 rows without b"),
+        ("row_count", True, ""),
+    ]
+
+
+async def test_examples_are_short(run: Run) -> None:
+    text = """
+workflow:
+  - step: start
+    tool: {kind: python, code: "result = [{**{f'c{n}': 'x' * 5000 for n in range(9)}, 'id': None}]"}
+    checks: [{not_null: id}]
+"""
+    found = outcome(await run(text))
+    (example,) = found.facts["examples"]
+    assert list(example) == ["c0", "c1", "c2", "id"]
+    assert len(example["c0"]) == 100
+
+
+async def test_failed_items_of_a_loop_are_no_rows(run: Run) -> None:
+    text = """
+workflow:
+  - step: start
+    loop: {in: [1, 2, 3], iterator: n, spec: {mode: parallel, allow_partial: true}}
+    tool: {kind: python, input: {n: "{{ n }}"}, code: "result = {'id': 6 // (n - 2)}"}
+    checks: [{unique: id}, {name: few, row_count: 3}]
+"""
+    state = await run(text)
+    assert state.status == "COMPLETED", state.error
+    assert [(one.name, one.why) for one in state.checks_of("start", 1)] == [
+        ("unique_id", ""),
+        ("few", "2 rows, wanted at least 3"),
+    ]

@@ -12,6 +12,7 @@ _NAMES = {
     4: ["sun", "mon", "tue", "wed", "thu", "fri", "sat"],
 }
 _PART = re.compile(r"(?:\*|(\w+)(?:-(\w+))?)(?:/(\d+))?")
+_LAST_DAY = (2, "l")
 
 
 def is_cron(line: str) -> bool:
@@ -28,13 +29,14 @@ def _is_field(number: int, text: str) -> bool:
 
 def _is_part(number: int, text: str) -> bool:
     """``*``, ``5``, ``mon-fri``, ``*/10``."""
+    if (number, text) == _LAST_DAY:
+        return True
     found = _PART.fullmatch(text)
     if found is None or found[3] == "0":
         return False
     values = [_number(number, one) for one in found.group(1, 2) if one is not None]
     low, high = _BOUNDS[number]
-    known = [value for value in values if value is not None and low <= value <= high]
-    return len(known) == len(values) and known == sorted(known)
+    return all(value is not None and low <= value <= high for value in values)  # 22-2 goes over midnight
 
 
 def _number(number: int, text: str) -> int | None:

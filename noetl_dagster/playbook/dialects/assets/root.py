@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from datetime import datetime
-from typing import Any
+from typing import Any, TypeVar
 from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
 from noetl_dagster.playbook.assets import (
@@ -28,6 +29,8 @@ ONLY = "partition"
 
 _MOST_DIMENSIONS = 2
 
+T = TypeVar("T")
+
 
 def read_dagster(root: Block) -> DagsterSpec | None:
     """The block, with ``schedule`` and ``partitions`` of the metadata, which are short for it."""
@@ -41,8 +44,8 @@ def read_dagster(root: Block) -> DagsterSpec | None:
         owners=words.owners(block),
         tags=words.tags(block),
         pools=_pools(block),
-        schedules=(*_short_schedule(metadata), *_schedules(block)),
-        partitions=tuple(_partitions(_with_partitions(block, metadata))),
+        schedules=(*_as_warnings(block, _short_schedule(metadata)), *_schedules(block, metadata)),
+        partitions=tuple(_partitions(block)) or tuple(_as_warnings(block, _partitions(metadata))),
         automation=_automation(block),
         freshness=_freshness(block),
         observe=tuple(_observations(block)),
@@ -58,14 +61,17 @@ def _short_schedule(metadata: Block) -> Iterator[ScheduleSpec]:
             yield ScheduleSpec(name="schedule", cron=cron, place=metadata.place_of("schedule"))
 
 
-def _with_partitions(block: Block, metadata: Block) -> Block:
-    """The one of the two blocks that holds the partitions."""
-    if metadata.values.get("partitions") is None:
-        return block
-    if "partitions" in block:
-        block.error("partitions stand in metadata too; keep these", "partitions")
-        return block
-    return metadata
+def _as_warnings(block: Block, found: Iterator[T]) -> list[T]:
+    """What the metadata says in short. It was free text once: what cannot be understood is left out."""
+    problems = block.document.problems
+    before = len(problems)
+    kept = list(found)
+    mistaken = any(problem.severity == "error" for problem in problems[before:])
+    problems[before:] = [
+        replace(problem, message=f"{problem.message} (left out)", severity="warning")
+        for problem in problems[before:]
+    ]
+    return [] if mistaken else kept
 
 
 def _pools(block: Block) -> dict[str, int]:
@@ -89,8 +95,8 @@ def _blocks(block: Block, key: str, what: str) -> Iterator[Block]:
             yield one
 
 
-def _schedules(block: Block) -> Iterator[ScheduleSpec]:
-    seen: set[str] = set()
+def _schedules(block: Block, metadata: Block) -> Iterator[ScheduleSpec]:
+    seen = {"schedule"} if metadata.values.get("schedule") is not None else set()
     for number, entry in enumerate(_blocks(block, "schedules", "schedule"), start=1):
         name = words.name(entry, "name") or f"schedule_{number}"
         if name in seen:

@@ -213,7 +213,7 @@ def read_sources(block: Block) -> dict[str, SourceSpec]:
                 sources[name] = source
     for container, field, text in _templates(block.values):
         place = block.document.place(container, field)
-        for found in _CALL.finditer(text):
+        for found in (call for part in _TEMPLATE.findall(text) for call in _CALL.finditer(part)):
             if found["key"] is None:
                 block.document.report(
                     place, f'{block.what}: asset() takes a key as it is, as asset("warehouse/patients")'
@@ -227,8 +227,9 @@ def read_sources(block: Block) -> dict[str, SourceSpec]:
     return sources
 
 
+_TEMPLATE = re.compile(r"\{\{.*?\}\}|\{%.*?%\}", re.DOTALL)
 _CALL = re.compile(
-    r"""\basset\(\s*(?:(?P<quote>["'])(?P<key>[^"']+)(?P=quote)
+    r"""(?<![\w.])asset\(\s*(?:(?P<quote>["'])(?P<key>[^"']+)(?P=quote)
         \s*(?:,\s*(?:partition\s*=\s*)?["'](?P<partition>[^"']+)["']\s*)?\))?""",
     re.VERBOSE,
 )
