@@ -9,14 +9,13 @@ outputs, pools and tag concurrency limits, asset checks, re-execution. Two diffe
 
 - IO managers, resources and hooks are shared by steps that run at the same time, and must be safe for threads.
 - Python cannot end a thread. Termination raises ``DagsterExecutionInterruptedError`` inside each step, again
-  every second; a step that is inside a call of C code then ends when that returns, or is left behind after
-  ``GRACE_SECONDS``.
+  every second, and never where a lock is being taken; a step that is inside a call of C code then ends when that
+  returns, or is left behind after ``GRACE_SECONDS``.
 """
 
 from __future__ import annotations
 
 import contextvars
-import ctypes
 import os
 import queue
 import sys
@@ -53,6 +52,7 @@ from noetl_dagster.dagster_internals import (
     get_tag_concurrency_limits_config,
     serializable_error_info_from_exc_info,
 )
+from noetl_dagster.interrupts import interrupt, let_arrive
 
 MAX_CONCURRENT = 16
 """Steps at the same time, where the run's config does not say."""
@@ -61,6 +61,9 @@ POLL_SECONDS = 0.2
 """A termination is noticed after so long at the latest."""
 
 INTERRUPT_SECONDS = 1.0
+GENTLE_SECONDS = 5.0
+"""For so long no step is interrupted inside of what the whole process shares, as a log."""
+
 GRACE_SECONDS = 30.0
 """Steps that do not end so long after a termination are left behind; their threads end with the process."""
 
@@ -180,6 +183,7 @@ class _Step:
     events: list[DagsterEvent] = field(default_factory=list)
     lock: threading.Lock = field(default_factory=threading.Lock)
     thread: int | None = None  # while it may be interrupted
+    interrupted_at: float = -INTERRUPT_SECONDS
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,7 +203,6 @@ class _Threads:
         self._events: queue.SimpleQueue[tuple[str, DagsterEvent | _Ended]] = queue.SimpleQueue()
         self._error: BaseException | None = None
         self._stopping_since: float | None = None
-        self._interrupted_at = 0.0
 
     def run(self) -> Iterator[DagsterEvent]:
         active = self._active
@@ -245,8 +248,7 @@ class _Threads:
                 error = raised
             with step.lock:
                 step.thread = None
-            for _ in range(10):  # Python looks at every jump back for what was sent and has not arrived
-                pass
+            let_arrive()
         except BaseException as late:
             error = error or late
             with step.lock:
@@ -297,22 +299,20 @@ class _Threads:
     def _wait_on(self) -> bool:
         """Interrupts the steps that still run; false when they have had their time."""
         now = time.monotonic()
-        if self._stopping_since is not None and now - self._stopping_since > GRACE_SECONDS:
+        stopping = 0.0 if self._stopping_since is None else now - self._stopping_since
+        if stopping > GRACE_SECONDS:
             return False
-        if now - self._interrupted_at >= INTERRUPT_SECONDS:
-            self._interrupted_at = now
-            for step in self._running.values():
-                with step.lock:
-                    if step.thread is not None:
-                        _interrupt(step.thread)
+        for step in self._running.values():
+            with step.lock:
+                if step.thread is not None and now >= step.interrupted_at + INTERRUPT_SECONDS:
+                    sent = interrupt(
+                        step.thread,
+                        _Threads._work.__code__,
+                        everywhere=stopping > GENTLE_SECONDS,
+                        error=DagsterExecutionInterruptedError,
+                    )
+                    step.interrupted_at = now if sent else step.interrupted_at
         return True
-
-
-def _interrupt(thread: int) -> None:
-    """Raises ``DagsterExecutionInterruptedError`` in a thread, at the next instruction that it comes to."""
-    ctypes.pythonapi.PyThreadState_SetAsyncExc(
-        ctypes.c_ulong(thread), ctypes.py_object(DagsterExecutionInterruptedError)
-    )
 
 
 class _ComputeLogs:

@@ -10,7 +10,17 @@ import pytest
 from tests.architecture.house import ROOT, circles_of, imports_of, modules, rooms, stands_on
 
 FLOORS = (
-    {"errors", "settings", "result_ref", "event_loop", "retrying", "about", "logs", "dagster_internals"},
+    {
+        "errors",
+        "settings",
+        "result_ref",
+        "event_loop",
+        "retrying",
+        "about",
+        "logs",
+        "interrupts",
+        "dagster_internals",
+    },
     {"playbook", "embedded", "records_api"},
     {"events"},
     {"storage"},

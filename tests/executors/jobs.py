@@ -197,6 +197,34 @@ def waits(context: OpExecutionContext) -> None:
 
 
 @op(config_schema={"folder": str})
+def waits_for_a_lock(context: OpExecutionContext) -> None:
+    """Is given the lock that it waits for a while after it was interrupted."""
+    folder = Path(context.op_config["folder"])
+    condition, held = threading.Condition(), threading.Event()
+
+    def hold() -> None:
+        with condition:
+            held.set()
+            while not (folder / "release").exists():
+                time.sleep(0.01)
+        time.sleep(0.1)  # the step is the next to have it
+        mark = "free" if condition.acquire(timeout=PATIENCE_SECONDS) else "kept"
+        (folder / mark).touch()
+
+    threading.Thread(target=hold).start()
+    held.wait()
+    (folder / "began").touch()
+    with condition:
+        for _ in range(int(PATIENCE_SECONDS * 100)):
+            time.sleep(0.01)
+
+
+@job(executor_def=threaded_executor)
+def locked() -> None:
+    waits_for_a_lock()
+
+
+@op(config_schema={"folder": str})
 def stubborn(context: OpExecutionContext) -> None:
     folder = Path(context.op_config["folder"])
     (folder / f"began-{context.op_handle.name}").touch()

@@ -6,7 +6,9 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -33,9 +35,8 @@ from tests.executors import jobs
 
 with DagsterInstance.from_config(sys.argv[1]) as instance:
     folder = {"config": {"folder": sys.argv[2]}}
-    execute_job(
-        reconstructable(jobs.endless), instance, run_config={"ops": {"left": folder, "right": folder}}
-    )
+    ops = {name: folder for name in sys.argv[4:]}
+    execute_job(reconstructable(getattr(jobs, sys.argv[3])), instance, run_config={"ops": ops})
 """
 
 
@@ -164,20 +165,37 @@ def test_checks_of_assets_run(dagster_instance: DagsterInstance) -> None:
     assert any(kind == "ASSET_CHECK_EVALUATION" for _, kind in kinds["ours"])
 
 
-def test_a_terminated_run_interrupts_its_steps(tmp_path: Path) -> None:
+@contextmanager
+def started(tmp_path: Path, job: str, *ops: str) -> Iterator[tuple[subprocess.Popen[bytes], Path, Path]]:
+    """A process that runs a job of ``jobs``, the folder of its marks, and its home of Dagster."""
     folder, home = tmp_path / "marks", tmp_path / "dagster"
     folder.mkdir()
     home.mkdir()
     (home / "dagster.yaml").write_text("telemetry: {enabled: false}\n")
-    process = subprocess.Popen(
-        [sys.executable, "-c", RUN, str(home), str(folder)], env={**os.environ, "DAGSTER_HOME": str(home)}
-    )
+    command = [sys.executable, "-c", RUN, str(home), str(folder), job, *ops]
+    process = subprocess.Popen(command, env={**os.environ, "DAGSTER_HOME": str(home)})
     try:
+        yield process, folder, home
+    finally:
+        process.kill()
+
+
+def test_a_step_that_is_interrupted_keeps_no_lock(tmp_path: Path) -> None:
+    """Others wait for it: whoever logs, an event loop that is to end a future."""
+    with started(tmp_path, "locked", "waits_for_a_lock") as (process, folder, _):
+        until_now((folder / "began").exists)
+        process.send_signal(signal.SIGTERM)
+        time.sleep(2.5)  # more than one interrupt falls into the waiting
+        (folder / "release").touch()
+        until_now(lambda: process.poll() is not None)
+    assert (folder / "free").exists()
+
+
+def test_a_terminated_run_interrupts_its_steps(tmp_path: Path) -> None:
+    with started(tmp_path, "endless", "left", "right") as (process, folder, home):
         until_now(lambda: len(list(folder.glob("began-*"))) == 2)
         process.send_signal(signal.SIGTERM)
         until_now(lambda: process.poll() is not None)
-    finally:
-        process.kill()
     assert {path.name for path in folder.iterdir()} == {
         f"{what}-{name}" for what in ("began", "ended") for name in ("left", "right")
     }

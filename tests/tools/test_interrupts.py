@@ -18,7 +18,7 @@ from typing import Any
 
 import pytest
 
-from noetl_dagster.tools.python.interrupts import Interrupted
+from noetl_dagster.interrupts import Interrupted
 from noetl_dagster.tools.python.threads import CodeThreads
 from tests.waiting import PATIENCE_SECONDS, until
 
@@ -224,6 +224,30 @@ async def test_no_lock_of_the_logs_is_left_taken(unraisables: Unraisables) -> No
 
     assert handler.lock is not None
     assert handler.lock.acquire(timeout=PATIENCE_SECONDS)
+
+
+async def test_no_lock_of_a_condition_is_left_taken(unraisables: Unraisables) -> None:
+    """As in ``Future.result``: whoever is to end the future would wait for the lock for ever."""
+    condition, begun, ended = threading.Condition(), threading.Event(), threading.Event()
+
+    def code() -> None:
+        begun.set()
+        try:
+            with condition:
+                while True:
+                    abs(1)
+        finally:
+            ended.set()
+
+    threads = CodeThreads(limit=1, repeat_seconds=0.001, grace_seconds=0)
+    lock = condition._lock  # type: ignore[attr-defined]
+    lock.acquire()  # the code waits for it, and is given it after it was given up
+    await abandoned(threads, code, begun.is_set)
+    await asyncio.sleep(0.1)
+    lock.release()
+    await until(ended.is_set)
+
+    assert condition.acquire(timeout=PATIENCE_SECONDS)
 
 
 class Blocking(logging.Handler):

@@ -20,6 +20,10 @@ from typing import Any
 SHARED_MODULES = frozenset({"logging", "importlib._bootstrap"})
 """Their locks belong to the process, and an exception between taking one and the ``try`` after it keeps it."""
 
+LOCKING = frozenset({"__enter__", "__exit__", "acquire", "release", "_acquire_restore", "_release_save"})
+"""Functions of ``threading`` in which a lock is being taken or given back. Others wait for it: an event loop that is to
+end a future, for example."""
+
 _raise_in = ctypes.pythonapi.PyThreadState_SetAsyncExc
 _raise_in.argtypes = (ctypes.c_ulong, ctypes.py_object)
 _raise_in.restype = ctypes.c_int
@@ -29,12 +33,14 @@ class Interrupted(BaseException):
     """Raised inside code whose time is up. ``except Exception`` lets it through."""
 
 
-def interrupt(thread: int, caller: CodeType, *, everywhere: bool) -> bool:
-    """Raises ``Interrupted`` in a thread, if it is in code that was called from a frame of ``caller``.
+def interrupt(
+    thread: int, caller: CodeType, *, everywhere: bool, error: type[BaseException] = Interrupted
+) -> bool:
+    """Raises ``error`` in a thread, if it is in code that was called from a frame of ``caller``.
 
-    Never in a hook of the interpreter, which is not that code's, and never where a lock of the process is
-    being taken or given back. In what else the process shares, and in a ``__del__``, which may be of anyone's
-    object, only when ``everywhere`` is set.
+    Never in a hook of the interpreter, which is not that code's, and never where a lock is being taken or given
+    back. In what else the process shares, and in a ``__del__``, which may be of anyone's object, only when
+    ``everywhere`` is set.
 
     Returns:
         Whether the exception was sent. It arrives in the frame that was seen, or in one of its code that the
@@ -48,7 +54,7 @@ def interrupt(thread: int, caller: CodeType, *, everywhere: bool) -> bool:
     # is still the one that was judged, the thread cannot move on before the exception is sent
     for frame in innermost:
         if frame is seen:
-            _raise_in(thread, Interrupted)
+            _raise_in(thread, error)
             return True
         return False
     return False
@@ -68,6 +74,8 @@ def _belongs(innermost: FrameType, caller: CodeType, everywhere: bool) -> bool:
     """Whether a frame is of code that ``caller`` called and that may be interrupted here."""
     if innermost.f_code is caller:
         return False  # before the code, or after it
+    if innermost.f_code.co_name in LOCKING and innermost.f_globals.get("__name__") == "threading":
+        return False
     hooks = set(_hooks())
     frame: FrameType | None = innermost
     while frame is not None and frame.f_code is not caller:
