@@ -10,6 +10,7 @@ import typer
 from rich.table import Column, Table
 
 from noetl_dagster import embedded
+from noetl_dagster.cli.commands.executions import check_table
 from noetl_dagster.cli.commands.run import run_playbook
 from noetl_dagster.cli.console import console, fail, notes
 from noetl_dagster.cli.session import Session, open_session
@@ -76,6 +77,7 @@ def _show(
         folder = row["first"].rstrip("/").rsplit("/", 1)[0] + "/"
         where.add_row(row["step"], row["tier"], str(row["results"]), f"{row['bytes'] / 1e6:.2f} MB", folder)
     console.print(where)
+    console.print(check_table(found))
     if found.error:
         console.print(found.error, style="red", markup=False)
     console.print(

@@ -103,7 +103,7 @@ def show(engine: Engine, found: Overview) -> None:
         table.add_row(step.step, _coloured(step.status), _counts(step.loop), outcome)
     console.print(table)
     if any(step.checks for step in found.steps):
-        console.print(_check_table(found))
+        console.print(check_table(found))
     if any(step.pool for step in found.steps):
         console.print(_pool_table(found))
     for warning in found.warnings:
@@ -112,7 +112,7 @@ def show(engine: Engine, found: Overview) -> None:
         console.print(found.error, style="red", markup=False, highlight=False)
 
 
-def _check_table(found: Overview) -> Table:
+def check_table(found: Overview) -> Table:
     """What the checks of each step said."""
     table = Table("check", "of", "", Column("why", overflow="fold"), box=None)
     for step in found.steps:
