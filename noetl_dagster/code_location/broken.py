@@ -31,20 +31,25 @@ INTERVAL = 30
 
 @dataclass(frozen=True, slots=True)
 class Broken:
-    """A playbook that was left out, and why: one line a problem, with its place."""
+    """A playbook that was left out, and why: one line a problem, with its place.
+
+    Attributes:
+        file: relative to the folder of the playbooks.
+    """
 
     file: Path
     why: str
 
     @property
     def key(self) -> AssetKey:
-        return AssetKey([GROUP, *(re.sub(r"[^A-Za-z0-9_.-]+", "_", part) for part in self.file.parts[-2:])])
+        return AssetKey([GROUP, *(re.sub(r"[^A-Za-z0-9_.-]+", "_", part) for part in self.file.parts)])
 
 
 def definitions_of_broken(broken: Sequence[Broken]) -> Definitions:
     """Placeholder assets, their checks, and the sensor that tells Dagster of the failures."""
     if not broken:
         return Definitions()
+    broken = list({one.key: one for one in broken}.values())  # names that Dagster writes alike are shown once
     specs = [
         AssetSpec(
             one.key, group_name=GROUP, description=f"{one.file} cannot be loaded:\n\n```\n{one.why}\n```"

@@ -28,7 +28,8 @@ def load_folder(settings: Settings) -> tuple[list[PlaybookJob], list[Broken]]:
     """
     broken: list[Broken] = []
     playbooks: list[Playbook] = []
-    for path in find_playbooks(settings.playbooks_path):
+    folder = settings.playbooks_path
+    for path in find_playbooks(folder):
         try:
             playbooks.append(load_playbook(path))
         except PlaybookError as error:
@@ -51,7 +52,7 @@ def load_folder(settings: Settings) -> tuple[list[PlaybookJob], list[Broken]]:
     jobs = _without_circles(_without_twins(jobs, broken), broken)
     for one in broken:
         logger.error("playbook %s is left out:\n%s", one.file, one.why)
-    return jobs, broken
+    return jobs, [Broken(one.file.relative_to(folder), one.why) for one in broken]
 
 
 def _broken(playbook: Playbook, why: str) -> Broken:

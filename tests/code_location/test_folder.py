@@ -45,7 +45,7 @@ def test_a_broken_playbook_is_a_failing_check(folder: Path) -> None:
     write(folder, good=GOOD, bad="workflow:\n  - {step: start, tool: {kind: noop}, next: [nowhere]}\n")
     defs = defined(folder)
     assert jobs_of(defs) == {"good"}
-    key = AssetKey(["broken_playbooks", folder.name.replace(" ", "_"), "bad.yaml"])
+    key = AssetKey(["broken_playbooks", "bad.yaml"])
     assert "bad.yaml:5:" in why_of(defs)
     assert "next leads to unknown step 'nowhere'" in why_of(defs)
     with DagsterInstance.ephemeral() as instance:
@@ -56,6 +56,17 @@ def test_a_broken_playbook_is_a_failing_check(folder: Path) -> None:
         assert "unknown step 'nowhere'" in str(event.description)
         again = sensor.evaluate_tick(build_sensor_context(instance=instance, cursor=result.cursor))
         assert not again.asset_events, "told once, until something changes"
+
+
+def test_broken_playbooks_of_one_name_in_folders_of_one_name(folder: Path) -> None:
+    for outer in ("a", "b"):
+        (folder / outer / "x").mkdir(parents=True)
+        (folder / outer / "x" / "bad.yaml").write_text(text_of("bad", "workflow: []\n"))
+    write(folder, good=GOOD)
+    defs = defined(folder)
+    assert jobs_of(defs) == {"good"}
+    shown = {key.path[1] for key in defs.resolve_asset_graph().get_all_asset_keys() if len(key.path) == 4}
+    assert shown == {"a", "b"}
 
 
 def test_a_folder_without_broken_playbooks_has_no_placeholders(folder: Path) -> None:
