@@ -6,6 +6,7 @@ The words are Dagster's own (``dagster``, ``asset``, ``checks``, ``from``); noth
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
@@ -89,7 +90,6 @@ class ScheduleSpec(AssetModel):
     timezone: str = "UTC"
     workload: dict[str, Any] = Field(default_factory=dict)
     status: ScheduleStatus = ScheduleStatus.STOPPED
-    place: Place | None = None
 
 
 class AutomationSpec(AssetModel):
@@ -113,7 +113,6 @@ class ObservationSpec(AssetModel):
     table: str | None = None
     auth: Any = None
     every: float = Field(600.0, gt=0, description="seconds")
-    place: Place | None = None
 
 
 class DagsterSpec(AssetModel):
@@ -158,7 +157,20 @@ class CheckSpec(AssetModel):
     severity: Severity = Severity.ERROR
     blocking: bool = False
     description: str | None = None
-    place: Place | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What a check found.
+
+    Attributes:
+        why: in words, where it did not pass.
+        facts: numbers and examples, for people.
+    """
+
+    passed: bool
+    why: str = ""
+    facts: dict[str, Any] = field(default_factory=dict)
 
 
 class SourceSpec(AssetModel):

@@ -8,13 +8,13 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Sequence
 from contextlib import closing
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
 import duckdb
 
-from noetl_dagster.playbook.assets import CheckKind, CheckSpec
+from noetl_dagster.playbook.assets import Answer, CheckKind, CheckSpec
 from noetl_dagster.playbook.templates.sql_filters import sql_literal
 from noetl_dagster.playbook.wording import suggestion
 from noetl_dagster.settings import Settings
@@ -25,20 +25,6 @@ EXAMPLES = 5
 LEADING = 3
 CELL_CHARACTERS = 100
 _VIEW = "result"
-
-
-@dataclass(frozen=True, slots=True)
-class Answer:
-    """What a check found.
-
-    Attributes:
-        why: in words, where it did not pass.
-        facts: numbers and examples, for people.
-    """
-
-    passed: bool
-    why: str = ""
-    facts: dict[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

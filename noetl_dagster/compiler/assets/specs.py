@@ -28,7 +28,7 @@ def group_of(playbook: Playbook, step: Step) -> str:
 
 
 def owners_of(playbook: Playbook, step: Step) -> tuple[str, ...]:
-    """The step's own, else the playbook's; those of the metadata count where Dagster can show them."""
+    """The step's own, else the playbook's."""
     return step.asset.owners or playbook.dagster.owners
 
 

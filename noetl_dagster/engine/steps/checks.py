@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from noetl_dagster.engine.runtime import Runtime
 from noetl_dagster.errors import NoetlError, ToolError
 from noetl_dagster.events.envelopes import ERROR, OK, Envelope
 from noetl_dagster.events.state import CheckOutcome
-from noetl_dagster.playbook.assets import CheckSpec, Severity
+from noetl_dagster.playbook.assets import Answer, CheckSpec
 from noetl_dagster.playbook.templates.rendering import Condition, holds_async
 from noetl_dagster.playbook.templates.scope import Scope
 from noetl_dagster.result_ref import ResultRef
@@ -18,13 +17,6 @@ from noetl_dagster.worker.program import StepProgram
 
 if TYPE_CHECKING:  # DuckDB is loaded where a check asks about rows
     from noetl_dagster.tools.sql.views import Source
-
-
-@dataclass(frozen=True, slots=True)
-class _Said:
-    passed: bool
-    why: str = ""
-    facts: dict[str, Any] = field(default_factory=dict)
 
 
 async def evaluate(
@@ -40,7 +32,7 @@ async def evaluate(
     ready_made = [check for check, when in program.checks if when is None]
     if ready_made:
         measured = await _measured(runtime, ready_made, envelope, program.step.name)
-        found |= {check.name: said for check, said in zip(ready_made, measured, strict=True)}
+        found |= {check.name: answer for check, answer in zip(ready_made, measured, strict=True)}
     return [_outcome(program.step.name, visit, check, found[check.name]) for check, _ in program.checks]
 
 
@@ -53,26 +45,25 @@ def blocking_failure(outcomes: Sequence[CheckOutcome]) -> ToolError | None:
     return ToolError(f"the result did not pass {said}", kind="check", code="CHECK_FAILED")
 
 
-async def _holds(runtime: Runtime, when: Condition, scope: Scope) -> _Said:
+async def _holds(runtime: Runtime, when: Condition, scope: Scope) -> Answer:
     try:
         if await holds_async(when, scope, runtime.results.get):
-            return _Said(True)
-        return _Said(False, f"{when.source} is false")
+            return Answer(True)
+        return Answer(False, f"{when.source} is false")
     except NoetlError as error:
-        return _Said(False, str(error))
+        return Answer(False, str(error))
 
 
 async def _measured(
     runtime: Runtime, checks: Sequence[CheckSpec], envelope: Envelope, step: str
-) -> list[_Said]:
+) -> list[Answer]:
     from noetl_dagster.tools.quality import answers
 
     try:
         source = await _rows_of(runtime, envelope, step)
-        found = await answers(checks, source, runtime.settings)
+        return await answers(checks, source, runtime.settings)
     except (NoetlError, OSError) as error:
-        return [_Said(False, str(error))] * len(checks)
-    return [_Said(one.passed, one.why, one.facts) for one in found]
+        return [Answer(False, str(error))] * len(checks)
 
 
 async def _rows_of(runtime: Runtime, envelope: Envelope, step: str) -> Source | None:
@@ -112,14 +103,14 @@ def _is_failure(item: Any) -> bool:
     return isinstance(item, dict) and item.get("status") == ERROR and "error" in item
 
 
-def _outcome(step: str, visit: int, check: CheckSpec, said: _Said) -> CheckOutcome:
+def _outcome(step: str, visit: int, check: CheckSpec, answer: Answer) -> CheckOutcome:
     return CheckOutcome(
         step=step,
         visit=visit,
         name=check.name,
-        passed=said.passed,
-        severity=(check.severity or Severity.ERROR).value,
+        passed=answer.passed,
+        severity=check.severity.value,
         blocking=check.blocking,
-        why=said.why,
-        facts=said.facts,
+        why=answer.why,
+        facts=answer.facts,
     )

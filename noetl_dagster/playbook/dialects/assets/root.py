@@ -58,7 +58,7 @@ def _short_schedule(metadata: Block) -> Iterator[ScheduleSpec]:
     if metadata.values.get("schedule") is not None:
         cron = _cron(metadata, "schedule")
         if cron is not None:
-            yield ScheduleSpec(name="schedule", cron=cron, place=metadata.place_of("schedule"))
+            yield ScheduleSpec(name="schedule", cron=cron)
 
 
 def _as_warnings(block: Block, found: Iterator[T]) -> list[T]:
@@ -111,7 +111,6 @@ def _schedules(block: Block, metadata: Block) -> Iterator[ScheduleSpec]:
             timezone=_timezone(entry),
             workload=entry.mapping("workload"),
             status=_status(entry),
-            place=entry.place,
         )
         entry.close(("name", "cron", "timezone", "workload", "status"))
         if schedule is not None and cron is not None:
@@ -293,7 +292,6 @@ def _observations(block: Block) -> Iterator[ObservationSpec]:
                 table=table,
                 auth=auth,
                 every=every,
-                place=entry.place,
             )
             if spec is not None:
                 yield spec

@@ -95,7 +95,6 @@ def _check(block: Block) -> CheckSpec | None:
         severity=severity,
         blocking=blocking,
         description=description,
-        place=block.place,
     )
 
 
