@@ -20,7 +20,7 @@ from noetl_dagster.code_location.launch import launch
 from noetl_dagster.embedded import dagster_home
 from noetl_dagster.playbook.loader import parse_playbook
 from noetl_dagster.playbook.models import Playbook
-from noetl_dagster.resources.noetl import NoetlResource
+from noetl_dagster.resources.engines import EngineProvider
 from noetl_dagster.settings import Settings
 
 
@@ -57,7 +57,7 @@ def chain_of_assets(steps: int) -> list[AssetsDefinition]:
     return [first, *(following(number) for number in range(1, steps))]
 
 
-def seconds_of_ours(playbook: Playbook, noetl: NoetlResource, instance: DagsterInstance) -> float:
+def seconds_of_ours(playbook: Playbook, noetl: EngineProvider, instance: DagsterInstance) -> float:
     execution_id = noetl.engine().runtime.ids.next()
     started = time.perf_counter()
     launched = launch(playbook, noetl, instance, execution_id=execution_id)
@@ -84,7 +84,7 @@ def main() -> None:
     parser.add_argument("--turns", type=int, default=3)
     arguments = parser.parse_args()
     settings = embedded.ensure(Settings())
-    noetl = NoetlResource.of(settings)
+    noetl = EngineProvider(settings)
     playbook, assets = chain_of_steps(arguments.steps), chain_of_assets(arguments.steps)
     ours, plain = [], []
     home = str(dagster_home(settings))

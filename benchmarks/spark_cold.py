@@ -31,9 +31,8 @@ from benchmarks.spark import BATCH, PLAYBOOKS, local_copy, opened, pages_of, sto
 from noetl_dagster import embedded
 from noetl_dagster.playbook.models import Task
 from noetl_dagster.records_api import DataType
-from noetl_dagster.resources.noetl import dump_settings, load_settings
 from noetl_dagster.result_ref import ResultRef
-from noetl_dagster.settings import Settings
+from noetl_dagster.settings import Settings, dump_settings, load_settings
 from noetl_dagster.spark.archiving import make_archive
 from noetl_dagster.spark.functions import load_function
 from noetl_dagster.spark.startup.ahead import start_ahead

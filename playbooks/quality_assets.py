@@ -22,7 +22,6 @@ from dagster import (
     MaterializeResult,
     MetadataValue,
     PythonObjectDagsterType,
-    ResourceParam,
     asset,
     define_asset_job,
     multi_asset_check,
@@ -123,7 +122,7 @@ def report_of(noetl: NoetlResource, pyspark: PySparkResource, normalise: ResultR
     compute_kind="spark",
 )
 def normalise_quality(
-    noetl: ResourceParam[NoetlResource], pyspark: PySparkResource, normalise: ResultRef
+    noetl: NoetlResource, pyspark: PySparkResource, normalise: ResultRef
 ) -> Iterator[AssetCheckResult]:
     """Counts, uniqueness, nulls and ranges of the normalised datasets."""
     rows = report_of(noetl, pyspark, normalise)
@@ -147,7 +146,7 @@ def normalise_quality(
     kinds={"spark"},
 )
 def facility_quality(
-    noetl: ResourceParam[NoetlResource], pyspark: PySparkResource, normalise: ResultRef
+    noetl: NoetlResource, pyspark: PySparkResource, normalise: ResultRef
 ) -> MaterializeResult:
     """Records, duplicates, missing values and impossible measurements of every facility."""
     rows = report_of(noetl, pyspark, normalise)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from noetl_dagster import embedded
 from noetl_dagster.engine.engine import Engine
-from noetl_dagster.resources.noetl import NoetlResource, close_engines
+from noetl_dagster.resources.engines import EngineProvider, close_engines
 from noetl_dagster.settings import Settings, get_settings
 
 if TYPE_CHECKING:
@@ -22,7 +22,7 @@ class Session:
     """The services of one command. The environment leads child processes to the same ones."""
 
     settings: Settings
-    noetl: NoetlResource
+    noetl: EngineProvider
 
     @property
     def engine(self) -> Engine:
@@ -55,6 +55,6 @@ def open_session(*, quickly: bool = False) -> Iterator[Session]:
     os.environ.update(embedded.environment(settings))
     get_settings.cache_clear()
     try:
-        yield Session(settings, NoetlResource.of(settings))
+        yield Session(settings, EngineProvider(settings))
     finally:
         close_engines()

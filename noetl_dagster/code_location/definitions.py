@@ -13,6 +13,7 @@ from noetl_dagster.code_location.playbooks import definitions_of, definitions_of
 from noetl_dagster.compiler.assets.automation import build_automation_sensor, build_pool_sensor
 from noetl_dagster.compiler.assets.observing import build_observation_sensor
 from noetl_dagster.compiler.job import PlaybookJob
+from noetl_dagster.resources.engines import EngineProvider
 from noetl_dagster.resources.noetl import NoetlResource
 from noetl_dagster.schedules.upkeep import build_upkeep
 from noetl_dagster.sensors.nats import build_event_sensor
@@ -32,7 +33,7 @@ def build_definitions(settings: Settings) -> Definitions:
     return Definitions.merge(playbooks, control_of(jobs, noetl), definitions_of_broken(broken), beside)
 
 
-def control_of(playbooks: Sequence[PlaybookJob], noetl: NoetlResource) -> Definitions:
+def control_of(playbooks: Sequence[PlaybookJob], noetl: EngineProvider) -> Definitions:
     """What keeps a deployment going: upkeep, projection and the recovery of executions whose process died."""
     jobs, schedules = build_upkeep(noetl)
     sensors = [build_event_sensor(noetl), build_projection_sensor(noetl)]

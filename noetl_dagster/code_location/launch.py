@@ -25,7 +25,7 @@ from noetl_dagster.dagster_internals import (
 from noetl_dagster.errors import ExecutionNotFoundError, WorkloadError
 from noetl_dagster.playbook.assets import Partition
 from noetl_dagster.playbook.models import Playbook
-from noetl_dagster.resources.noetl import NoetlResource
+from noetl_dagster.resources.engines import EngineProvider
 from noetl_dagster.settings import Settings
 
 LOCATION = "noetl_dagster.definitions"
@@ -53,7 +53,7 @@ class Prepared(NamedTuple):
         return self.compiled.playbook
 
 
-def prepare(playbook: Playbook, noetl: NoetlResource) -> Prepared:
+def prepare(playbook: Playbook, noetl: EngineProvider) -> Prepared:
     """Compiles a playbook to its job."""
     compiled = compile_playbook(playbook)
     return Prepared(compiled, definitions_of_jobs([compiled], noetl).resolve_job_def(compiled.name))
@@ -61,7 +61,7 @@ def prepare(playbook: Playbook, noetl: NoetlResource) -> Prepared:
 
 def launch(
     playbook: Playbook,
-    noetl: NoetlResource,
+    noetl: EngineProvider,
     instance: DagsterInstance,
     *,
     execution_id: int,
@@ -120,7 +120,7 @@ def launch(
 
 
 def _partition(
-    playbook: Playbook, noetl: NoetlResource, execution_id: int, workload: dict[str, Any]
+    playbook: Playbook, noetl: EngineProvider, execution_id: int, workload: dict[str, Any]
 ) -> Partition | None:
     """The partition that an execution belongs to, or that the workload of a new one names."""
     if not playbook.dagster.partitions:

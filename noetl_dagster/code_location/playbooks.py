@@ -12,16 +12,16 @@ from noetl_dagster.compiler.ops import NOETL, PYSPARK, RESULTS_IO, needs_spark
 from noetl_dagster.compiler.tokens import TOKENS, token_io_manager
 from noetl_dagster.io_managers.results import NoetlResultIOManager
 from noetl_dagster.playbook.models import Playbook
-from noetl_dagster.resources.noetl import NoetlResource
+from noetl_dagster.resources.engines import EngineProvider
 
 
-def definitions_of(playbooks: Iterable[Playbook], noetl: NoetlResource) -> Definitions:
+def definitions_of(playbooks: Iterable[Playbook], noetl: EngineProvider) -> Definitions:
     """Definitions of given playbooks over a given engine."""
     return definitions_of_jobs([compile_playbook(playbook) for playbook in playbooks], noetl)
 
 
 def definitions_of_jobs(
-    jobs: Sequence[PlaybookJob], noetl: NoetlResource, *, spark: bool = False
+    jobs: Sequence[PlaybookJob], noetl: EngineProvider, *, spark: bool = False
 ) -> Definitions:
     """Definitions of compiled playbooks.
 
@@ -39,14 +39,14 @@ def definitions_of_jobs(
     )
 
 
-def _sources(jobs: Sequence[PlaybookJob], noetl: NoetlResource) -> list[SourceAsset]:
+def _sources(jobs: Sequence[PlaybookJob], noetl: EngineProvider) -> list[SourceAsset]:
     """What playbooks observe, each source once, and none that a playbook makes."""
     made = {key for job in jobs if job.assets is not None for key in job.assets.keys}
     found = {source.key: source for job in jobs for source in source_assets(job.playbook, noetl)}
     return [source for key, source in found.items() if key not in made]
 
 
-def resources_of(noetl: NoetlResource, *, spark: bool = True) -> dict[str, object]:
+def resources_of(noetl: EngineProvider, *, spark: bool = True) -> dict[str, object]:
     """The resources that compiled playbooks require.
 
     Args:

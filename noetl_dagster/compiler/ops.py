@@ -46,7 +46,7 @@ from noetl_dagster.events.state import CheckOutcome, ExecutionStatus, StepEnd, S
 from noetl_dagster.playbook.assets import Severity
 from noetl_dagster.playbook.graph import Region
 from noetl_dagster.playbook.models import Playbook, Step
-from noetl_dagster.resources.noetl import NoetlResource
+from noetl_dagster.resources.engines import EngineProvider
 from noetl_dagster.result_ref import ResultRef
 from noetl_dagster.worker.execution import Execution
 
@@ -271,7 +271,7 @@ class OpSession:
     def open(
         cls, context: OpExecutionContext, playbook: Playbook, workload: dict[str, Any] | None
     ) -> OpSession:
-        resource: NoetlResource = getattr(context.resources, NOETL)
+        resource: EngineProvider = getattr(context.resources, NOETL)
         engine = resource.engine()
         engine.runtime.elsewhere = Elsewhere(engine.runtime, context).find
         engine.runtime.partition_of = chosen_partition

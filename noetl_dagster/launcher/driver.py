@@ -35,7 +35,7 @@ from noetl_dagster.launcher.marks import Mark, driver_of
 from noetl_dagster.launcher.messages import Channel, Message
 from noetl_dagster.launcher.tags import LAUNCHER_TAG, PRIORITY_TAG, priority_of
 from noetl_dagster.playbook.loader import load_playbook
-from noetl_dagster.resources.noetl import NoetlResource, close_engines
+from noetl_dagster.resources.engines import EngineProvider, close_engines
 
 logger = logging.getLogger(__name__)
 
@@ -59,7 +59,7 @@ class Driver:
         self._channel = channel
         self._address = address
         self._folder = address.folder / "runs"
-        self._noetl = NoetlResource()
+        self._noetl = EngineProvider()
         self._stack = ExitStack()
         self._instances: dict[str, DagsterInstance] = {}
         self._prepared: dict[str, Prepared] = {}

@@ -1,67 +1,109 @@
-"""The engine as a Dagster resource: one for each process, shared by all its runs."""
+"""The engine as a Dagster resource, with fields for what a project says of its deployment."""
 
 from __future__ import annotations
 
-import atexit
-import contextlib
-import os
-import threading
-from collections.abc import Coroutine
-from typing import Any, TypeVar
+from difflib import get_close_matches
+from typing import Any, get_args
+from urllib.parse import urlsplit
 
-from noetl_dagster import embedded
-from noetl_dagster.engine.engine import Engine
-from noetl_dagster.event_loop import run_sync
-from noetl_dagster.settings import Settings, dump_settings, get_settings
+from dagster import ConfigurableResource, DagsterInvalidDefinitionError, EnvVar
+from pydantic import Field, PrivateAttr, SecretStr
 
-T = TypeVar("T")
-
-_engines: dict[tuple[int, str], Engine] = {}
-_lock = threading.Lock()
+from noetl_dagster.resources.engines import EngineProvider
+from noetl_dagster.settings import Settings
 
 
-class NoetlResource:
-    """Gives ops, sensors and schedules the engine of their process.
+def _setting(name: str) -> Any:
+    """A field that stands for a setting: its description, and no value of its own."""
+    about = Settings.model_fields[name].description
+    return Field(None, description=f"{about}; default: NOETL_{name.upper()}")
 
-    The engine opens on first use and stays open for later runs in the same process; its coroutines run on
-    the background loop, see :func:`noetl_dagster.event_loop.run_sync`. It takes no Dagster config, since
-    settings hold secrets and run config is kept in clear.
+
+class NoetlResource(ConfigurableResource[Any], EngineProvider):
+    """The NoETL engine: event log, transport and result tiers. What is not given comes from ``NOETL_*`` variables.
+
+    Dagster keeps a resource's configuration in clear and shows it, so secrets, and addresses that hold a
+    password, are given as ``EnvVar`` only.
+
+    Examples:
+        >>> load_playbooks(
+        ...     "playbooks",
+        ...     resources={"noetl": NoetlResource(db_url=EnvVar("LAKE_DB_URL"), minio_bucket="lake")},
+        ... )
+
+    Raises:
+        DagsterInvalidDefinitionError: in Definitions, when a secret is given in clear, or a setting is unknown.
     """
 
-    def __init__(self, settings: Settings | None = None) -> None:
-        self._given = settings
+    home: str | None = _setting("home")
+    embedded: bool | None = _setting("embedded")
+    db_url: str | None = _setting("db_url")
+    nats_url: str | None = _setting("nats_url")
+    nats_namespace: str | None = _setting("nats_namespace")
+    playbooks_path: str | None = _setting("playbooks_path")
+    minio_endpoint: str | None = _setting("minio_endpoint")
+    minio_access_key: str | None = _setting("minio_access_key")
+    minio_secret_key: str | None = _setting("minio_secret_key")
+    minio_bucket: str | None = _setting("minio_bucket")
+    s3_bucket: str | None = _setting("s3_bucket")
+    gcs_bucket: str | None = _setting("gcs_bucket")
+    pvc_mount_path: str | None = _setting("pvc_mount_path")
+    default_store_tier: str | None = _setting("default_store_tier")
+    credentials_file: str | None = _setting("credentials_file")
+    credential_key: str | None = _setting("credential_key")
+    options: dict[str, Any] = Field(
+        default_factory=dict,
+        description="Further settings by the names of docs/settings.md: {'worker_slots': 32}",
+    )
 
-    @classmethod
-    def of(cls, settings: Settings) -> NoetlResource:
-        """A resource with given settings instead of the environment's."""
-        return cls(settings)
+    _settled: Settings | None = PrivateAttr(None)
 
-    @property
-    def settings(self) -> Settings:
-        """The settings with the addresses of the embedded services filled in, which are started if need be."""
-        return embedded.ensure(self._given or get_settings())
+    def get_resource_definition(self) -> Any:
+        for name, value in self._said().items():
+            if not isinstance(value, _VARIABLES) and (_is_secret(name) or _holds_password(value)):
+                raise DagsterInvalidDefinitionError(
+                    f"NoetlResource: {name} holds a secret, and Dagster shows a resource's configuration; give "
+                    f"EnvVar('NOETL_{name.upper()}'), or leave it out and set that variable"
+                )
+        return super().get_resource_definition()
 
-    def engine(self) -> Engine:
-        """The engine of this process for these settings, opened if need be."""
-        key = (os.getpid(), dump_settings(self._given) if self._given is not None else "")
-        with _lock:
-            engine = _engines.get(key)
-            if engine is None:
-                engine = _engines[key] = run_sync(Engine.open(self.settings))
-            return engine
+    def given_settings(self) -> Settings | None:
+        if self._settled is None:
+            said = self._said()
+            if not said:
+                return None
+            self._settled = Settings.model_validate({name: _value(value) for name, value in said.items()})
+        return self._settled
 
-    def run(self, coroutine: Coroutine[Any, Any, T]) -> T:
-        """Runs a coroutine of the engine and waits for it."""
-        return run_sync(coroutine)
-
-
-def close_engines() -> None:
-    """Closes the engines of this process; what is buffered is committed."""
-    with _lock:
-        for key in [key for key in _engines if key[0] == os.getpid()]:
-            engine = _engines.pop(key)
-            with contextlib.suppress(Exception):
-                run_sync(engine.close(), timeout=20)
+    def _said(self) -> dict[str, Any]:
+        fields = {name: getattr(self, name) for name in type(self).model_fields if name != "options"}
+        said = {name: value for name, value in fields.items() if value is not None} | self.options
+        for name in said:
+            if name not in Settings.model_fields:
+                near = get_close_matches(name, Settings.model_fields, n=1)
+                hint = f"did you mean {near[0]!r}?" if near else "docs/settings.md has their names"
+                raise DagsterInvalidDefinitionError(f"NoetlResource: there is no setting {name!r}; {hint}")
+        return said
 
 
-atexit.register(close_engines)
+_VARIABLES = (EnvVar, type(EnvVar.int("any")))
+
+
+def _value(value: Any) -> Any:
+    """What a field stands for: outside of a run nobody has looked its variable up."""
+    if not isinstance(value, _VARIABLES):
+        return value
+    found = value.get_value()
+    if found is None:
+        raise DagsterInvalidDefinitionError(
+            f"NoetlResource: the environment variable {value.env_var_name} is not set"
+        )
+    return found
+
+
+def _is_secret(name: str) -> bool:
+    return SecretStr in (annotation := Settings.model_fields[name].annotation, *get_args(annotation))
+
+
+def _holds_password(value: Any) -> bool:
+    return isinstance(value, str) and "://" in value and urlsplit(value).password is not None

@@ -17,13 +17,13 @@ from dagster import (
     schedule,
 )
 
-from noetl_dagster.resources.noetl import NoetlResource
+from noetl_dagster.resources.engines import EngineProvider
 
 REAPER_CRON = "* * * * *"
 MAINTENANCE_CRON = "17 3 * * *"
 
 
-def build_upkeep(noetl: NoetlResource) -> tuple[Sequence[JobDefinition], Sequence[ScheduleDefinition]]:
+def build_upkeep(noetl: EngineProvider) -> tuple[Sequence[JobDefinition], Sequence[ScheduleDefinition]]:
     """The jobs ``noetl_reaper`` and ``noetl_maintenance`` and their schedules, which run by default."""
 
     @op(description="Gives the commands of silent workers to others.")

@@ -24,7 +24,7 @@ from noetl_dagster.engine.executions.results import reference_of
 from noetl_dagster.errors import ServiceError
 from noetl_dagster.events.state import StepEnd, StepStatus
 from noetl_dagster.io_managers.results import metadata_of
-from noetl_dagster.resources.noetl import NoetlResource
+from noetl_dagster.resources.engines import EngineProvider
 from noetl_dagster.transport.intake import EventIntake
 from noetl_dagster.worker.execution import Execution
 
@@ -40,7 +40,7 @@ MOST_SECONDS = 20.0
 """A tick takes events for so long, at most; what is left is for the next one."""
 
 
-def build_event_sensor(noetl: NoetlResource) -> SensorDefinition:
+def build_event_sensor(noetl: EngineProvider) -> SensorDefinition:
     """A sensor that may run beside any number of ingestors: no event is taken twice, none is lost.
 
     Its cursor is the position in the log up to which finished executions are reported.
@@ -105,13 +105,13 @@ def position_of(cursor: str | None) -> Position:
         return Position()
 
 
-def _materialised(noetl: NoetlResource, execution: Execution) -> Iterator[AssetMaterialization]:
+def _materialised(noetl: EngineProvider, execution: Execution) -> Iterator[AssetMaterialization]:
     for end in execution.state.latest.values():
         if end.status is StepStatus.COMPLETED:
             yield _materialisation(noetl, execution, end)
 
 
-def _materialisation(noetl: NoetlResource, execution: Execution, end: StepEnd) -> AssetMaterialization:
+def _materialisation(noetl: EngineProvider, execution: Execution, end: StepEnd) -> AssetMaterialization:
     reference = noetl.run(reference_of(noetl.engine().runtime, execution.id, end))
     return AssetMaterialization(
         asset_key=asset_key(execution.playbook, end.step),

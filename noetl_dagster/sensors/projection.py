@@ -5,13 +5,13 @@ from __future__ import annotations
 from dagster import DefaultSensorStatus, SensorDefinition, SensorEvaluationContext, SkipReason, sensor
 
 from noetl_dagster.events.projection.projector import Projection
-from noetl_dagster.resources.noetl import NoetlResource
+from noetl_dagster.resources.engines import EngineProvider
 
 INTERVAL = 30
 """Seconds between two ticks. Runs project for themselves; this is for what they leave behind."""
 
 
-def build_projection_sensor(noetl: NoetlResource) -> SensorDefinition:
+def build_projection_sensor(noetl: EngineProvider) -> SensorDefinition:
     """A sensor whose ticks do the work themselves; its skip reasons show the lag."""
 
     @sensor(

@@ -23,13 +23,13 @@ from noetl_dagster.compiler.job import PlaybookJob
 from noetl_dagster.compiler.runs import bury, latest_run
 from noetl_dagster.engine.recovery.abandoned import Abandoned, Request, Verdict, remember, remembered
 from noetl_dagster.playbook.assets import Partition
-from noetl_dagster.resources.noetl import NoetlResource
+from noetl_dagster.resources.engines import EngineProvider
 
 INTERVAL = 30
 """Seconds between two looks."""
 
 
-def build_recovery_sensor(jobs: Sequence[PlaybookJob], noetl: NoetlResource) -> SensorDefinition:
+def build_recovery_sensor(jobs: Sequence[PlaybookJob], noetl: EngineProvider) -> SensorDefinition:
     """A sensor over the jobs of a code location. It runs by default: a restart needs nobody's click."""
     by_name = {job.playbook.name: job for job in jobs}
 
@@ -63,7 +63,7 @@ def build_recovery_sensor(jobs: Sequence[PlaybookJob], noetl: NoetlResource) -> 
 
 
 def _act(
-    instance: DagsterInstance, one: Abandoned, jobs: Mapping[str, PlaybookJob], noetl: NoetlResource
+    instance: DagsterInstance, one: Abandoned, jobs: Mapping[str, PlaybookJob], noetl: EngineProvider
 ) -> tuple[RunRequest | None, str]:
     """Carries a verdict out: the run to launch, if any, and a note for people."""
     engine = noetl.engine()
@@ -99,7 +99,7 @@ def _waits(instance: DagsterInstance, run: DagsterRun) -> bool:
     return launcher.check_run_worker_health(run).status.value == "RUNNING"
 
 
-def _request(one: Abandoned, job: PlaybookJob, noetl: NoetlResource) -> RunRequest:
+def _request(one: Abandoned, job: PlaybookJob, noetl: EngineProvider) -> RunRequest:
     partition = None
     if job.playbook.dagster.partitions:
         known = noetl.run(noetl.engine().runtime.load(one.execution_id)).state.partition

@@ -13,7 +13,7 @@ from noetl_dagster.code_location.definitions import definitions_of
 from noetl_dagster.compiler.attach import EXECUTION_TAG
 from noetl_dagster.event_loop import run_sync
 from noetl_dagster.events.state import ExecutionState
-from noetl_dagster.resources.noetl import NoetlResource, close_engines
+from noetl_dagster.resources.engines import EngineProvider, close_engines
 from noetl_dagster.settings import Settings
 from tests.playbooks import playbook
 
@@ -27,13 +27,13 @@ class DagsterRunResult:
 
 
 @pytest.fixture
-def noetl(settings: Settings) -> Iterator[NoetlResource]:
-    yield NoetlResource.of(settings)
+def noetl(settings: Settings) -> Iterator[EngineProvider]:
+    yield EngineProvider(settings)
     close_engines()
 
 
 @pytest.fixture
-def launch(noetl: NoetlResource, dagster_instance: DagsterInstance) -> Callable[..., DagsterRunResult]:
+def launch(noetl: EngineProvider, dagster_instance: DagsterInstance) -> Callable[..., DagsterRunResult]:
     """Runs a playbook as its Dagster job in this process."""
 
     def launch(text: str, **workload: Any) -> DagsterRunResult:

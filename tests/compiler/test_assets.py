@@ -21,7 +21,7 @@ from noetl_dagster.code_location.definitions import definitions_of
 from noetl_dagster.compiler.attach import EXECUTION_TAG
 from noetl_dagster.event_loop import run_sync
 from noetl_dagster.events.state import ExecutionState
-from noetl_dagster.resources.noetl import NoetlResource
+from noetl_dagster.resources.engines import EngineProvider
 from tests.playbooks import playbook
 
 MAKER = """
@@ -63,7 +63,7 @@ PATIENTS = AssetKey(["warehouse", "patients"])
 class Ran:
     """A job of some playbooks that ran in this process."""
 
-    def __init__(self, noetl: NoetlResource, instance: DagsterInstance) -> None:
+    def __init__(self, noetl: EngineProvider, instance: DagsterInstance) -> None:
         self.noetl, self.instance = noetl, instance
 
     def definitions(self, **texts: str) -> Definitions:
@@ -80,7 +80,7 @@ class Ran:
 
 
 @pytest.fixture
-def ran(noetl: NoetlResource, dagster_instance: DagsterInstance) -> Ran:
+def ran(noetl: EngineProvider, dagster_instance: DagsterInstance) -> Ran:
     return Ran(noetl, dagster_instance)
 
 

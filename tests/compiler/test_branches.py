@@ -14,7 +14,7 @@ from noetl_dagster.code_location.launch import launch
 from noetl_dagster.compiler.attach import EXECUTION_TAG
 from noetl_dagster.dagster_internals import InMemoryJob, execute_run
 from noetl_dagster.event_loop import run_sync
-from noetl_dagster.resources.noetl import NoetlResource
+from noetl_dagster.resources.engines import EngineProvider
 from tests.playbooks import playbook
 from tests.waiting import PATIENCE_SECONDS
 
@@ -76,7 +76,7 @@ workflow:
 
 
 def test_branches_wait_at_the_same_time(
-    noetl: NoetlResource, dagster_instance: DagsterInstance, tmp_path: Path
+    noetl: EngineProvider, dagster_instance: DagsterInstance, tmp_path: Path
 ) -> None:
     done = launch(
         playbook(MEETING),
@@ -89,7 +89,7 @@ def test_branches_wait_at_the_same_time(
 
 
 @pytest.mark.parametrize("executor", ["threaded", "in_process"])
-def test_the_log_is_the_same(executor: str, noetl: NoetlResource, dagster_instance: DagsterInstance) -> None:
+def test_the_log_is_the_same(executor: str, noetl: EngineProvider, dagster_instance: DagsterInstance) -> None:
     job = definitions_of([playbook(BRANCHES)], noetl).resolve_job_def("sample")
     run = dagster_instance.create_run_for_job(job, run_config={"execution": {"config": {executor: {}}}})
     assert execute_run(InMemoryJob(job), run, dagster_instance).success

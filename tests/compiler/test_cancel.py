@@ -10,7 +10,7 @@ from dagster import DagsterInstance, DagsterRunStatus
 from noetl_dagster.event_loop import run_sync
 from noetl_dagster.events.queries import EXECUTIONS
 from noetl_dagster.events.state import ExecutionStatus
-from noetl_dagster.resources.noetl import NoetlResource
+from noetl_dagster.resources.engines import EngineProvider
 
 from .test_jobs import Launch
 
@@ -22,7 +22,7 @@ workflow:
 
 
 def test_cancel_ends_the_run_at_once(
-    launch: Launch, noetl: NoetlResource, dagster_instance: DagsterInstance
+    launch: Launch, noetl: EngineProvider, dagster_instance: DagsterInstance
 ) -> None:
     pool = noetl.engine().runtime.pool
 

@@ -14,7 +14,7 @@ from noetl_dagster.cli import progress
 from noetl_dagster.compiler import drive
 from noetl_dagster.compiler.drive import PROGRESS_TAG
 from noetl_dagster.event_loop import background_loop, run_sync
-from noetl_dagster.resources.noetl import NoetlResource
+from noetl_dagster.resources.engines import EngineProvider
 from tests.playbooks import playbook
 from tests.waiting import until_now
 
@@ -88,7 +88,7 @@ def test_a_run_says_how_far_it_is(
 
 
 def test_the_command_line_says_how_far_it_is(
-    noetl: NoetlResource, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    noetl: EngineProvider, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(progress, "PLAIN_SECONDS", 0.0)
     monkeypatch.setattr(progress, "POLL_SECONDS", 0.05)

@@ -10,7 +10,7 @@ from dagster import AssetKey
 from noetl_dagster.code_location.definitions import definitions_of
 from noetl_dagster.events.state import ExecutionStatus
 from noetl_dagster.playbook.loader import parse_playbook
-from noetl_dagster.resources.noetl import NoetlResource
+from noetl_dagster.resources.engines import EngineProvider
 from tests.playbooks import playbook
 
 from .conftest import DagsterRunResult
@@ -122,7 +122,7 @@ def test_an_unhandled_failure_fails_the_run_and_names_the_step(launch: Launch) -
     assert "sample.yaml" in str(failure.event_specific_data)
 
 
-def test_playbooks_with_steps_of_the_same_name_live_together(noetl: NoetlResource) -> None:
+def test_playbooks_with_steps_of_the_same_name_live_together(noetl: EngineProvider) -> None:
     text = "workflow: [{step: start, tool: {kind: noop}, next: [end]}, {step: end, tool: {kind: noop}}]"
     playbooks = [playbook(text, name) for name in ("first", "second")]
     repository = definitions_of(playbooks, noetl).get_repository_def()
@@ -131,7 +131,7 @@ def test_playbooks_with_steps_of_the_same_name_live_together(noetl: NoetlResourc
 
 
 @pytest.mark.filterwarnings("error::DeprecationWarning")
-def test_tags_of_a_playbook_are_tags_of_its_job(noetl: NoetlResource) -> None:
+def test_tags_of_a_playbook_are_tags_of_its_job(noetl: EngineProvider) -> None:
     metadata = "metadata: {name: tagged, path: tests/tagged, tags: [nightly, data quality, a/b]}"
     text = f"apiVersion: noetl.io/v2\nkind: Playbook\n{metadata}\nworkflow: [{{step: start, tool: {{kind: noop}}}}]"
     definitions = definitions_of([parse_playbook(text)], noetl)

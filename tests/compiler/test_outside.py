@@ -27,7 +27,7 @@ from noetl_dagster.compiler.attach import EXECUTION_TAG
 from noetl_dagster.event_loop import run_sync
 from noetl_dagster.events.state import ExecutionState
 from noetl_dagster.io_managers import MinioIOManager, PvcIOManager
-from noetl_dagster.resources.noetl import NoetlResource
+from noetl_dagster.resources.engines import EngineProvider
 from noetl_dagster.settings import Settings
 from tests.playbooks import playbook
 
@@ -41,7 +41,7 @@ ROWS = [{"id": 1}, {"id": 2}]
 
 
 @pytest.fixture
-def run(noetl: NoetlResource, dagster_instance: DagsterInstance) -> Any:
+def run(noetl: EngineProvider, dagster_instance: DagsterInstance) -> Any:
     def run(text: str, *beside: Any, **resources: Any) -> ExecutionState:
         defs = Definitions.merge(
             definitions_of([playbook(text)], noetl), Definitions(assets=beside, resources=resources)
@@ -120,7 +120,7 @@ workflow:
 
 
 def test_sources_are_observed(
-    noetl: NoetlResource, dagster_instance: DagsterInstance, settings: Settings, tmp_path: Path
+    noetl: EngineProvider, dagster_instance: DagsterInstance, settings: Settings, tmp_path: Path
 ) -> None:
     (tmp_path / "a.txt").write_text("one")
     (tmp_path / "b.csv").write_text("other")
@@ -163,7 +163,7 @@ def test_sources_are_observed(
 
 
 def test_a_source_that_is_not_there_takes_no_other_with_it(
-    noetl: NoetlResource, dagster_instance: DagsterInstance, tmp_path: Path
+    noetl: EngineProvider, dagster_instance: DagsterInstance, tmp_path: Path
 ) -> None:
     flow = playbook(OBSERVER.format(folder=tmp_path, bucket="no-such-bucket"))
     sensor = build_observation_sensor([flow], noetl)
@@ -174,7 +174,7 @@ def test_a_source_that_is_not_there_takes_no_other_with_it(
     assert "shop/orders: table public.orders cannot be observed" in str(result.skip_message)
 
 
-def test_a_source_is_an_asset_that_steps_read(noetl: NoetlResource, tmp_path: Path) -> None:
+def test_a_source_is_an_asset_that_steps_read(noetl: EngineProvider, tmp_path: Path) -> None:
     flow = playbook(OBSERVER.format(folder=tmp_path, bucket="b"))
     graph = definitions_of([flow], noetl).resolve_asset_graph()
     assert AssetKey(["shop", "orders"]) in graph.observable_asset_keys
@@ -194,7 +194,7 @@ def test_pools_have_the_slots_that_playbooks_say(dagster_instance: DagsterInstan
     assert build_pool_sensor([playbook("workflow:\n  - {step: start, tool: {kind: noop}}\n")]) is None
 
 
-def test_the_op_of_a_step_takes_a_slot_of_its_pool(noetl: NoetlResource, tmp_path: Path) -> None:
+def test_the_op_of_a_step_takes_a_slot_of_its_pool(noetl: EngineProvider, tmp_path: Path) -> None:
     flow = playbook(OBSERVER.format(folder=tmp_path, bucket="b"))
     job = definitions_of([flow], noetl).resolve_job_def("sample")
     assert [node.definition.pools for node in job.graph.nodes] == [{"api"}]

@@ -17,7 +17,7 @@ from noetl_dagster.compiler.attach import EXECUTION_TAG, attach, execution_tags
 from noetl_dagster.dagster_internals import InMemoryJob, execute_run
 from noetl_dagster.event_loop import run_sync
 from noetl_dagster.events.state import ExecutionState, ExecutionStatus
-from noetl_dagster.resources.noetl import NoetlResource
+from noetl_dagster.resources.engines import EngineProvider
 from noetl_dagster.worker.execution import Execution
 from tests.playbooks import playbook
 
@@ -42,7 +42,7 @@ workflow:
 
 
 def test_reexecution_from_failure_continues_the_execution(
-    noetl: NoetlResource, dagster_instance: DagsterInstance, tmp_path: Path
+    noetl: EngineProvider, dagster_instance: DagsterInstance, tmp_path: Path
 ) -> None:
     proof = tmp_path / "proof"
     job = job_of(noetl)
@@ -69,7 +69,7 @@ def test_reexecution_from_failure_continues_the_execution(
 
 
 def test_ops_that_start_at_once_open_one_epoch(
-    noetl: NoetlResource, dagster_instance: DagsterInstance, monkeypatch: pytest.MonkeyPatch
+    noetl: EngineProvider, dagster_instance: DagsterInstance, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """All find the epoch of the run before, and only then one after the other comes to open the next."""
     definition = playbook(FLAKY)
@@ -99,7 +99,7 @@ def test_ops_that_start_at_once_open_one_epoch(
 
 
 def test_a_full_reexecution_is_an_execution_of_its_own(
-    noetl: NoetlResource, dagster_instance: DagsterInstance, tmp_path: Path
+    noetl: EngineProvider, dagster_instance: DagsterInstance, tmp_path: Path
 ) -> None:
     (tmp_path / "proof").touch()
     job = job_of(noetl)
@@ -117,7 +117,7 @@ def test_a_full_reexecution_is_an_execution_of_its_own(
     )
 
 
-def job_of(noetl: NoetlResource) -> JobDefinition:
+def job_of(noetl: EngineProvider) -> JobDefinition:
     return definitions_of([playbook(FLAKY)], noetl).resolve_job_def("sample")
 
 
@@ -139,14 +139,14 @@ def from_failure(job: JobDefinition, instance: DagsterInstance, failed: DagsterR
     return run
 
 
-def state_of(noetl: NoetlResource, instance: DagsterInstance, run_id: str) -> ExecutionState:
+def state_of(noetl: EngineProvider, instance: DagsterInstance, run_id: str) -> ExecutionState:
     """What the log says about the execution that a run drove; its tag is written while it runs."""
     run = instance.get_run_by_id(run_id)
     assert run is not None
     return run_sync(noetl.engine().runtime.load(int(run.tags[EXECUTION_TAG]))).state
 
 
-async def commands_of(noetl: NoetlResource, execution_id: int) -> dict[str, int]:
+async def commands_of(noetl: EngineProvider, execution_id: int) -> dict[str, int]:
     rows = await noetl.engine().runtime.pool.fetch(
         "SELECT node_name, count(*) FROM noetl.event "
         "WHERE execution_id = $1 AND event_type = 'command.claimed' GROUP BY 1",

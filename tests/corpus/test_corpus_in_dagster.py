@@ -11,7 +11,7 @@ from noetl_dagster.code_location.definitions import definitions_of
 from noetl_dagster.compiler.attach import EXECUTION_TAG
 from noetl_dagster.event_loop import run_sync
 from noetl_dagster.playbook.loader import load_playbook
-from noetl_dagster.resources.noetl import NoetlResource, close_engines
+from noetl_dagster.resources.engines import EngineProvider, close_engines
 from noetl_dagster.settings import Settings
 
 from .expectation import FOLDER, Expectation
@@ -43,8 +43,8 @@ CHOSEN = (
 
 
 @pytest.fixture(scope="module")
-def noetl(corpus_settings: Settings) -> Iterator[NoetlResource]:
-    yield NoetlResource.of(corpus_settings)
+def noetl(corpus_settings: Settings) -> Iterator[EngineProvider]:
+    yield EngineProvider(corpus_settings)
     close_engines()
 
 
@@ -56,7 +56,7 @@ def instance() -> Iterator[DagsterInstance]:
 
 @pytest.mark.parametrize("name", CHOSEN)
 def test_its_job_comes_to_the_same(
-    name: str, noetl: NoetlResource, instance: DagsterInstance, api: str
+    name: str, noetl: EngineProvider, instance: DagsterInstance, api: str
 ) -> None:
     path = FOLDER / f"{name}.yaml"
     expected, playbook = Expectation.of(path), load_playbook(path)

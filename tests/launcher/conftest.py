@@ -21,7 +21,7 @@ from noetl_dagster.launcher.address import Address
 from noetl_dagster.launcher.messages import Message
 from noetl_dagster.launcher.tags import PRIORITY_TAG
 from noetl_dagster.playbook.loader import load_playbook
-from noetl_dagster.resources.noetl import NoetlResource
+from noetl_dagster.resources.engines import EngineProvider
 from noetl_dagster.settings import Settings, get_settings
 from tests.playbooks import text_of
 from tests.waiting import until_now
@@ -70,7 +70,7 @@ class Place:
     def launch(self, name: str = "one", *, priority: int = 0, tags: dict[str, str] | None = None) -> str:
         """Launches a run as the UI, sensors and schedules do; gives its id."""
         playbook = load_playbook(self.playbooks / "gated.yaml")
-        noetl = NoetlResource.of(self.settings)
+        noetl = EngineProvider(self.settings)
         compiled, job = prepare(playbook, noetl)
         repository = ReconstructableRepository.for_module("noetl_dagster.definitions", "defs")
         run = self.instance.create_run_for_job(

@@ -20,7 +20,7 @@ from noetl_dagster.events.state import ExecutionStatus
 from noetl_dagster.launcher.server import _stamp
 from noetl_dagster.launcher.tags import LAUNCHER_TAG
 from noetl_dagster.playbook.loader import load_playbook
-from noetl_dagster.resources.noetl import NoetlResource, close_engines
+from noetl_dagster.resources.engines import EngineProvider, close_engines
 from noetl_dagster.sensors.recovery import build_recovery_sensor
 from noetl_dagster.settings import Settings
 from tests.launcher.conftest import Place, Placed, moment
@@ -167,7 +167,7 @@ def test_recovery_leaves_a_run_alone_that_waits(placed: Placed) -> None:
         place.launch("first")
         place.begun("first")
         playbook = load_playbook(place.playbooks / "gated.yaml")
-        noetl = NoetlResource.of(place.settings.model_copy(update={"recovery_backoff_seconds": 0.01}))
+        noetl = EngineProvider(place.settings.model_copy(update={"recovery_backoff_seconds": 0.01}))
         workload = {"gate": str(place.gate), "name": "second"}
         execution = run_sync(noetl.engine().lifecycle.create(playbook, workload))
         resuming = {EXECUTION_TAG: str(execution.id), RESUME_EPOCH_TAG: str(execution.state.epoch + 1)}

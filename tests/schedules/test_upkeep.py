@@ -9,7 +9,7 @@ import pytest
 from dagster import DagsterInstance, RunRequest, SkipReason, build_schedule_context, build_sensor_context
 
 from noetl_dagster.event_loop import run_sync
-from noetl_dagster.resources.noetl import NoetlResource, close_engines
+from noetl_dagster.resources.engines import EngineProvider, close_engines
 from noetl_dagster.schedules.upkeep import build_upkeep
 from noetl_dagster.sensors.projection import build_projection_sensor
 from noetl_dagster.settings import Settings
@@ -24,13 +24,13 @@ VALUES (1, 'c', 1, 's', 'noop', 'leased', 1, now() - interval '1 s', 'w', $1)
 
 
 @pytest.fixture
-def noetl(settings: Settings) -> Iterator[NoetlResource]:
-    yield NoetlResource.of(settings)
+def noetl(settings: Settings) -> Iterator[EngineProvider]:
+    yield EngineProvider(settings)
     close_engines()
 
 
 def test_the_reaper_runs_only_when_a_claim_has_expired(
-    noetl: NoetlResource, dagster_instance: DagsterInstance
+    noetl: EngineProvider, dagster_instance: DagsterInstance
 ) -> None:
     [reaper, _], [schedule, _] = build_upkeep(noetl)
     evaluate: Any = schedule
@@ -44,7 +44,7 @@ def test_the_reaper_runs_only_when_a_claim_has_expired(
     assert isinstance(evaluate(context), SkipReason)
 
 
-def test_maintenance_and_projection_run(noetl: NoetlResource, dagster_instance: DagsterInstance) -> None:
+def test_maintenance_and_projection_run(noetl: EngineProvider, dagster_instance: DagsterInstance) -> None:
     [_, maintenance], _ = build_upkeep(noetl)
     assert maintenance.execute_in_process(instance=dagster_instance).success
     tick: Any = build_projection_sensor(noetl)

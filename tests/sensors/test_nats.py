@@ -10,7 +10,7 @@ import pytest
 from dagster import AssetKey, DagsterInstance, SensorResult, build_sensor_context
 
 from noetl_dagster.event_loop import run_sync
-from noetl_dagster.resources.noetl import NoetlResource, close_engines
+from noetl_dagster.resources.engines import EngineProvider, close_engines
 from noetl_dagster.sensors.nats import build_event_sensor
 from noetl_dagster.settings import Settings
 from noetl_dagster.transport.nats.connection import connect
@@ -22,8 +22,8 @@ from tests.waiting import until_now
 
 
 @pytest.fixture
-def noetl(settings: Settings) -> Iterator[NoetlResource]:
-    yield NoetlResource.of(settings)
+def noetl(settings: Settings) -> Iterator[EngineProvider]:
+    yield EngineProvider(settings)
     close_engines()
 
 
@@ -37,7 +37,7 @@ workflow:
 """
 
 
-def tick(noetl: NoetlResource, instance: DagsterInstance, cursor: str | None = None) -> SensorResult:
+def tick(noetl: EngineProvider, instance: DagsterInstance, cursor: str | None = None) -> SensorResult:
     context = build_sensor_context(instance=instance, cursor=cursor, sensor_name="noetl_events")
     result = build_event_sensor(noetl)(context)
     assert isinstance(result, SensorResult)
@@ -49,7 +49,7 @@ def events_in(message: str) -> int:
 
 
 def ticks_until(
-    events: int, noetl: NoetlResource, instance: DagsterInstance, messages: list[str] | None = None
+    events: int, noetl: EngineProvider, instance: DagsterInstance, messages: list[str] | None = None
 ) -> list[str]:
     """Ticks until so many events are taken; a tick ends when the stream has been quiet for a moment."""
     messages = [] if messages is None else messages
@@ -63,7 +63,7 @@ def ticks_until(
 
 
 def reporting_tick(
-    noetl: NoetlResource, instance: DagsterInstance, cursor: str | None = None
+    noetl: EngineProvider, instance: DagsterInstance, cursor: str | None = None
 ) -> SensorResult:
     """The first tick that reports: an end is read once every older transaction of the server is over."""
 
@@ -76,7 +76,7 @@ def reporting_tick(
     return result
 
 
-def publish(noetl: NoetlResource, count: int) -> None:
+def publish(noetl: EngineProvider, count: int) -> None:
     """The ends of so many commands of an execution that the log knows."""
     runtime, first = noetl.engine().runtime, started()
     events = [ended(first.execution_id, index) for index in range(count)]
@@ -91,7 +91,7 @@ def publish(noetl: NoetlResource, count: int) -> None:
     run_sync(send())
 
 
-def test_a_tick_takes_events(noetl: NoetlResource, dagster_instance: DagsterInstance) -> None:
+def test_a_tick_takes_events(noetl: EngineProvider, dagster_instance: DagsterInstance) -> None:
     assert "0 events" in (tick(noetl, dagster_instance).skip_reason.skip_message or "")
     publish(noetl, 120)
     messages = ticks_until(120, noetl, dagster_instance)
@@ -101,7 +101,7 @@ def test_a_tick_takes_events(noetl: NoetlResource, dagster_instance: DagsterInst
 
 
 def test_executions_outside_of_dagster_become_materialisations(
-    noetl: NoetlResource, dagster_instance: DagsterInstance
+    noetl: EngineProvider, dagster_instance: DagsterInstance
 ) -> None:
     state = run_sync(noetl.engine().run(playbook(TEXT)))
     result = reporting_tick(noetl, dagster_instance)
@@ -117,13 +117,13 @@ def test_executions_outside_of_dagster_become_materialisations(
     assert again.cursor == result.cursor
 
 
-def test_an_edited_cursor_starts_anew(noetl: NoetlResource, dagster_instance: DagsterInstance) -> None:
+def test_an_edited_cursor_starts_anew(noetl: EngineProvider, dagster_instance: DagsterInstance) -> None:
     run_sync(noetl.engine().run(playbook(TEXT)))
     assert len(reporting_tick(noetl, dagster_instance, "what?").asset_events) == 2
 
 
 def test_sensor_and_ingestor_at_once_take_nothing_twice(
-    noetl: NoetlResource, dagster_instance: DagsterInstance
+    noetl: EngineProvider, dagster_instance: DagsterInstance
 ) -> None:
     taken: list[str] = []
     tick(noetl, dagster_instance)  # makes the stream

@@ -27,7 +27,7 @@ from noetl_dagster.event_loop import run_sync
 from noetl_dagster.events.projection.projector import Projection
 from noetl_dagster.events.state import ExecutionStatus
 from noetl_dagster.playbook.loader import load_playbook
-from noetl_dagster.resources.noetl import NoetlResource, close_engines
+from noetl_dagster.resources.engines import EngineProvider, close_engines
 from noetl_dagster.sensors.recovery import build_recovery_sensor
 from noetl_dagster.settings import Settings, dump_settings
 from tests.playbooks import text_of
@@ -56,27 +56,27 @@ from pathlib import Path
 from dagster import DagsterInstance
 from noetl_dagster.code_location.launch import launch
 from noetl_dagster.playbook.loader import load_playbook
-from noetl_dagster.resources.noetl import NoetlResource
+from noetl_dagster.resources.engines import EngineProvider
 from noetl_dagster.settings import load_settings
 playbook, settings, dagster, execution_id = sys.argv[1:]
 with DagsterInstance.from_ref(DagsterInstance.local_temp(dagster).get_ref()) as instance:
-    noetl = NoetlResource.of(load_settings(settings))
+    noetl = EngineProvider(load_settings(settings))
     launch(load_playbook(Path(playbook)), noetl, instance, execution_id=int(execution_id))
 """
 
 
 @pytest.fixture
-def noetl(settings: Settings) -> Iterator[NoetlResource]:
+def noetl(settings: Settings) -> Iterator[EngineProvider]:
     eager = settings.model_copy(
         update={"recovery_backoff_seconds": 0.3, "recovery_attempts": 2, "loop_collection_threshold": 10}
     )
-    yield NoetlResource.of(eager)
+    yield EngineProvider(eager)
     close_engines()
 
 
 @pytest.fixture
 def job(
-    settings: Settings, noetl: NoetlResource, tmp_path: Path, request: pytest.FixtureRequest
+    settings: Settings, noetl: EngineProvider, tmp_path: Path, request: pytest.FixtureRequest
 ) -> PlaybookJob:
     assert settings.db_url is not None
     run_sync(noetl.engine().runtime.pool.execute("CREATE TABLE ran (n int)"))
@@ -91,7 +91,7 @@ def job(
     return compile_playbook(load_playbook(file))
 
 
-def killed_at_half(job: PlaybookJob, noetl: NoetlResource, settings: Settings, tmp_path: Path) -> int:
+def killed_at_half(job: PlaybookJob, noetl: EngineProvider, settings: Settings, tmp_path: Path) -> int:
     """Starts a run in a process of its own and kills it when half of the loop is done."""
     execution_id = noetl.engine().runtime.ids.next()
     arguments = [
@@ -124,7 +124,7 @@ async def wipe_nats(settings: Settings) -> None:
 
 
 def tick(
-    job: PlaybookJob, noetl: NoetlResource, instance: DagsterInstance, cursor: str | None = None
+    job: PlaybookJob, noetl: EngineProvider, instance: DagsterInstance, cursor: str | None = None
 ) -> SensorResult:
     sensor = build_recovery_sensor([job], noetl)
     repository = definitions_of([job.playbook], noetl).get_repository_def()
@@ -133,7 +133,7 @@ def tick(
     return result
 
 
-def execute(job: PlaybookJob, noetl: NoetlResource, instance: DagsterInstance, request: RunRequest) -> Any:
+def execute(job: PlaybookJob, noetl: EngineProvider, instance: DagsterInstance, request: RunRequest) -> Any:
     definition = definitions_of([job.playbook], noetl).resolve_job_def("sample")
     return definition.execute_in_process(instance=instance, tags=request.tags, raise_on_error=False)
 
@@ -141,7 +141,7 @@ def execute(job: PlaybookJob, noetl: NoetlResource, instance: DagsterInstance, r
 @pytest.mark.parametrize("job", ["parallel", "sequential"], indirect=True)
 def test_a_loop_killed_at_half_goes_on_without_doing_anything_again(
     job: PlaybookJob,
-    noetl: NoetlResource,
+    noetl: EngineProvider,
     settings: Settings,
     dagster_instance: DagsterInstance,
     tmp_path: Path,
@@ -194,7 +194,7 @@ async def until_projected(engine: Engine, execution_id: int) -> None:
     await until(projected)
 
 
-def test_recovery_backs_off_and_gives_up(job: PlaybookJob, noetl: NoetlResource) -> None:
+def test_recovery_backs_off_and_gives_up(job: PlaybookJob, noetl: EngineProvider) -> None:
     engine = noetl.engine()
     created = run_sync(engine.lifecycle.create(job.playbook))
     last = "SELECT max(created_at) FROM noetl.event WHERE execution_id = $1"
@@ -223,7 +223,7 @@ def test_recovery_backs_off_and_gives_up(job: PlaybookJob, noetl: NoetlResource)
 
 
 def test_each_request_has_a_key_of_its_own(
-    job: PlaybookJob, noetl: NoetlResource, dagster_instance: DagsterInstance
+    job: PlaybookJob, noetl: EngineProvider, dagster_instance: DagsterInstance
 ) -> None:
     """A requested run may die before it opens its epoch: the next request must not be taken for the first."""
     created = run_sync(noetl.engine().lifecycle.create(job.playbook))
@@ -242,7 +242,7 @@ def test_each_request_has_a_key_of_its_own(
 
 
 def test_an_execution_with_a_living_process_is_left_alone(
-    job: PlaybookJob, noetl: NoetlResource, dagster_instance: DagsterInstance
+    job: PlaybookJob, noetl: EngineProvider, dagster_instance: DagsterInstance
 ) -> None:
     engine = noetl.engine()
     created = run_sync(engine.lifecycle.create(job.playbook))
@@ -251,7 +251,7 @@ def test_an_execution_with_a_living_process_is_left_alone(
     assert tick(job, noetl, dagster_instance).run_requests == []
 
 
-def test_recovery_is_on_by_default(job: PlaybookJob, noetl: NoetlResource) -> None:
+def test_recovery_is_on_by_default(job: PlaybookJob, noetl: EngineProvider) -> None:
     definitions = control_of([job], noetl)
     named = {sensor.name: sensor.default_status.value for sensor in definitions.sensors or []}
     assert named.items() >= {"noetl_recovery": "RUNNING", "noetl_projection": "RUNNING"}.items()

@@ -15,7 +15,7 @@ from noetl_dagster.compiler.attach import EXECUTION_TAG
 from noetl_dagster.engine.executions.progress import running_notes
 from noetl_dagster.event_loop import run_sync
 from noetl_dagster.playbook.loader import parse_playbook
-from noetl_dagster.resources.noetl import NoetlResource, close_engines
+from noetl_dagster.resources.engines import EngineProvider, close_engines
 from noetl_dagster.settings import Settings
 from noetl_dagster.spark.progress import _named
 from noetl_dagster.spark.sessions import SparkSessions
@@ -47,7 +47,7 @@ async def test_stages_and_tasks_reach_the_runs_log_and_the_command_line(
 ) -> None:
     sessions.get()
     monkeypatch.setattr(drive, "REPORT_SECONDS", 0.2)
-    noetl = NoetlResource.of(settings.model_copy(update={"command_heartbeat_seconds": 0.6}))
+    noetl = EngineProvider(settings.model_copy(update={"command_heartbeat_seconds": 0.6}))
     job = definitions_of([parse_playbook(one_step("told", CODE), file="told.yaml")], noetl)
     config = {"ops": {"told_playbook": {"config": {"marker": str(tmp_path / "go")}}}}
 

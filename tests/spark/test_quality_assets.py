@@ -18,7 +18,7 @@ from noetl_dagster.code_location.definitions import build_definitions, definitio
 from noetl_dagster.event_loop import run_sync
 from noetl_dagster.playbook.loader import load_playbook
 from noetl_dagster.records_api import create_app
-from noetl_dagster.resources.noetl import NoetlResource, close_engines
+from noetl_dagster.resources.engines import EngineProvider, close_engines
 from noetl_dagster.resources.spark import PySparkResource
 from noetl_dagster.settings import Settings, StoreTier
 from noetl_dagster.spark.datasets import Layout, register, write_dataset
@@ -60,12 +60,12 @@ def quality() -> ModuleType:
 
 
 @pytest.fixture
-def noetl(settings: Settings) -> Iterator[NoetlResource]:
-    yield NoetlResource.of(settings)
+def noetl(settings: Settings) -> Iterator[EngineProvider]:
+    yield EngineProvider(settings)
     close_engines()
 
 
-def stored(spark: SparkSession, noetl: NoetlResource, *, spoiled: bool) -> list[dict[str, Any]]:
+def stored(spark: SparkSession, noetl: EngineProvider, *, spoiled: bool) -> list[dict[str, Any]]:
     """Datasets of one execution, as step normalise leaves them; gives the counts it gives."""
     store = noetl.engine().runtime.results
     layout = Layout(tier=StoreTier.PVC, partition_by=("facility_id",))
@@ -97,7 +97,7 @@ def stored(spark: SparkSession, noetl: NoetlResource, *, spoiled: bool) -> list[
 @pytest.mark.parametrize("spoiled", [False, True])
 def test_the_report_measures_checks_and_draws(
     spark: SparkSession,
-    noetl: NoetlResource,
+    noetl: EngineProvider,
     quality: ModuleType,
     dagster_instance: DagsterInstance,
     tmp_path: Path,
@@ -149,7 +149,7 @@ async def test_the_playbooks_own_job_checks_what_it_has_normalised(
 ) -> None:
     """The shipped example as a Dagster run, over the real records API."""
     playbooks = {"default_postgres_credential": "embedded", "playbooks_path": PLAYBOOKS}
-    noetl = NoetlResource.of(settings.model_copy(update=playbooks))
+    noetl = EngineProvider(settings.model_copy(update=playbooks))
     job = definitions_of([load_playbook(PLAYBOOKS / "patient_flow.yaml")], noetl)
     defs = Definitions.merge(job, definitions_beside(PLAYBOOKS))
     workload = {"facilities": 1, "patients": 3, "batch_size": 3}

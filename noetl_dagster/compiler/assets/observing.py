@@ -27,7 +27,7 @@ from noetl_dagster.engine.runtime import Runtime
 from noetl_dagster.errors import NoetlError
 from noetl_dagster.playbook.assets import ObservationSpec, key_text
 from noetl_dagster.playbook.models import Playbook
-from noetl_dagster.resources.noetl import NoetlResource
+from noetl_dagster.resources.engines import EngineProvider
 from noetl_dagster.storage.listing import matching
 from noetl_dagster.tools.access.credentials import CredentialType
 
@@ -97,12 +97,12 @@ async def _table(runtime: Runtime, spec: ObservationSpec, table: str) -> Observe
     )
 
 
-def source_assets(playbook: Playbook, noetl: NoetlResource) -> list[SourceAsset]:
+def source_assets(playbook: Playbook, noetl: EngineProvider) -> list[SourceAsset]:
     """The sources of a playbook as assets that can be observed."""
     return [_source_asset(playbook, spec, noetl) for spec in playbook.dagster.observe]
 
 
-def _source_asset(playbook: Playbook, spec: ObservationSpec, noetl: NoetlResource) -> SourceAsset:
+def _source_asset(playbook: Playbook, spec: ObservationSpec, noetl: EngineProvider) -> SourceAsset:
     def look(_context):  # type: ignore[no-untyped-def]  # Dagster refuses annotations that are text
         found = noetl.run(observe(noetl.engine().runtime, spec))
         return ObserveResult(data_version=DataVersion(found.version), metadata=found.metadata)
@@ -115,7 +115,7 @@ def _source_asset(playbook: Playbook, spec: ObservationSpec, noetl: NoetlResourc
     )
 
 
-def build_observation_sensor(playbooks: Sequence[Playbook], noetl: NoetlResource) -> SensorDefinition | None:
+def build_observation_sensor(playbooks: Sequence[Playbook], noetl: EngineProvider) -> SensorDefinition | None:
     """A sensor that looks at every source when it is due, without a run; None where there are no sources."""
     specs = {key_text(spec.asset): spec for playbook in playbooks for spec in playbook.dagster.observe}
     if not specs:
