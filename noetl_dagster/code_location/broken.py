@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from dagster import (
@@ -45,10 +45,15 @@ class Broken:
         return AssetKey([GROUP, *(re.sub(r"[^A-Za-z0-9_.-]+", "_", part) for part in self.file.parts)])
 
 
-def definitions_of_broken(broken: Sequence[Broken]) -> Definitions:
-    """Placeholder assets, their checks, and the sensor that tells Dagster of the failures."""
+def definitions_of_broken(broken: Sequence[Broken], among: str = "") -> Definitions:
+    """Placeholder assets, their checks, and the sensor that tells Dagster of the failures.
+
+    Args:
+        among: sets their names apart from those of other folders of the project.
+    """
     if not broken:
         return Definitions()
+    broken = [replace(one, file=Path(among) / one.file) for one in broken]
     broken = list({one.key: one for one in broken}.values())  # names that Dagster writes alike are shown once
     specs = [
         AssetSpec(
@@ -56,7 +61,9 @@ def definitions_of_broken(broken: Sequence[Broken]) -> Definitions:
         )
         for one in broken
     ]
-    return Definitions(assets=specs, asset_checks=[_check(one) for one in broken], sensors=[_sensor(broken)])
+    return Definitions(
+        assets=specs, asset_checks=[_check(one) for one in broken], sensors=[_sensor(broken, among)]
+    )
 
 
 def _check(one: Broken) -> AssetChecksDefinition:
@@ -72,11 +79,11 @@ def _check(one: Broken) -> AssetChecksDefinition:
     return loads
 
 
-def _sensor(broken: Sequence[Broken]) -> SensorDefinition:
+def _sensor(broken: Sequence[Broken], among: str) -> SensorDefinition:
     now = hashlib.sha256(repr(broken).encode()).hexdigest()
 
     @sensor(
-        name="noetl_playbooks",
+        name=f"noetl_playbooks_{among}" if among else "noetl_playbooks",
         description="Shows playbooks that cannot be loaded as failing checks.",
         minimum_interval_seconds=INTERVAL,
         default_status=DefaultSensorStatus.RUNNING,

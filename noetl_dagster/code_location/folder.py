@@ -3,37 +3,50 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
 from dagster import AssetKey
 
 from noetl_dagster.code_location.broken import Broken
+from noetl_dagster.code_location.translation import Specs, Translation, translated
 from noetl_dagster.compiler.job import PlaybookJob, compile_playbook
 from noetl_dagster.errors import PlaybookError
 from noetl_dagster.playbook.catalog import find_playbooks
 from noetl_dagster.playbook.loader import load_playbook
 from noetl_dagster.playbook.models import Playbook
-from noetl_dagster.settings import Settings
 
 logger = logging.getLogger(__name__)
 
 
-def load_folder(settings: Settings) -> tuple[list[PlaybookJob], list[Broken]]:
-    """The playbooks of ``settings.playbooks_path``, and those that were left out.
+def load_folder(
+    folder: Path,
+    *,
+    include: Sequence[str] = (),
+    exclude: Sequence[str] = (),
+    translation: Translation | None = None,
+) -> tuple[list[PlaybookJob], list[Broken]]:
+    """The playbooks of a folder, and those that were left out.
 
     Of two with one name, or with one asset, the first stays; of playbooks that read each other in a circle the last
     is left out.
+
+    Args:
+        include: patterns of files below the folder; none: all of them.
+        exclude: patterns of what is left out of these.
+        translation: says what Dagster is to show of an asset instead of what its playbook says.
     """
     broken: list[Broken] = []
     playbooks: list[Playbook] = []
-    folder = settings.playbooks_path
-    for path in find_playbooks(folder):
+    for path in find_playbooks(folder, include, exclude):
         try:
             playbooks.append(load_playbook(path))
         except PlaybookError as error:
             broken.append(Broken(path, str(error)))
+    specs: dict[str, Specs] = {}
+    if translation is not None:
+        playbooks, specs = translated(playbooks, translation)
     jobs: list[PlaybookJob] = []
     made = {
         playbook.asset_key(step.name): playbook.dagster.partitions
@@ -43,7 +56,7 @@ def load_folder(settings: Settings) -> tuple[list[PlaybookJob], list[Broken]]:
     }
     for playbook in playbooks:
         try:
-            job = compile_playbook(playbook, made)
+            job = compile_playbook(playbook, made, specs.get(playbook.file, {}))
             job.schedules  # noqa: B018, Dagster looks at them now
             jobs.append(job)
         except Exception as error:  # whatever Dagster refuses of this one concerns no other

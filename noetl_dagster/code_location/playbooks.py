@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from functools import cache
+from types import MappingProxyType
+from typing import Any
+from weakref import WeakValueDictionary
 
 from dagster import Definitions, SourceAsset
 
@@ -21,13 +25,19 @@ def definitions_of(playbooks: Iterable[Playbook], noetl: EngineProvider) -> Defi
 
 
 def definitions_of_jobs(
-    jobs: Sequence[PlaybookJob], noetl: EngineProvider, *, spark: bool = False
+    jobs: Sequence[PlaybookJob],
+    noetl: EngineProvider,
+    *,
+    spark: bool = False,
+    resources: Mapping[str, Any] = MappingProxyType({}),
 ) -> Definitions:
     """Definitions of compiled playbooks.
 
     Args:
         spark: others need the Spark resource too.
+        resources: instead of those that would be made, and further ones.
     """
+    spark = spark or any(needs_spark(job.playbook) for job in jobs)
     return Definitions(
         assets=[
             *(job.assets for job in jobs if job.assets is not None),
@@ -35,7 +45,7 @@ def definitions_of_jobs(
         ],
         jobs=[job.job for job in jobs],
         schedules=[schedule for job in jobs for schedule in job.schedules],
-        resources=resources_of(noetl, spark=spark or any(needs_spark(job.playbook) for job in jobs)),
+        resources={**resources_of(noetl, spark=spark), **resources},
     )
 
 
@@ -47,15 +57,31 @@ def _sources(jobs: Sequence[PlaybookJob], noetl: EngineProvider) -> list[SourceA
 
 
 def resources_of(noetl: EngineProvider, *, spark: bool = True) -> dict[str, object]:
-    """The resources that compiled playbooks require.
+    """The resources that compiled playbooks require: of one engine the same objects every time, since Definitions
+    that are merged may share a name for nothing else.
 
     Args:
         spark: with the Spark session, whose packages take a while to import.
     """
-    results = NoetlResultIOManager(lambda: noetl.engine().runtime.results)
-    resources: dict[str, object] = {NOETL: noetl, RESULTS_IO: results, TOKENS: token_io_manager}
+    resources: dict[str, object] = {NOETL: noetl, RESULTS_IO: _results_of(noetl), TOKENS: token_io_manager}
     if spark:
-        from noetl_dagster.resources.spark import PySparkResource
-
-        resources[PYSPARK] = PySparkResource()
+        resources[PYSPARK] = _spark()
     return resources
+
+
+_results: WeakValueDictionary[int, NoetlResultIOManager] = WeakValueDictionary()
+
+
+def _results_of(noetl: EngineProvider) -> NoetlResultIOManager:
+    """The IO manager over an engine, which holds on to it: no other has its ``id`` meanwhile."""
+    found = _results.get(id(noetl))
+    if found is None:
+        found = _results[id(noetl)] = NoetlResultIOManager(lambda: noetl.engine().runtime.results)
+    return found
+
+
+@cache
+def _spark() -> object:
+    from noetl_dagster.resources.spark import PySparkResource
+
+    return PySparkResource()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 from dagster import (
     AssetsDefinition,
     AssetSelection,
+    AssetSpec,
     JobDefinition,
     ScheduleDefinition,
     define_asset_job,
@@ -17,15 +19,7 @@ from dagster import (
 from noetl_dagster.compiler.assets.partitions import partitions_of
 from noetl_dagster.compiler.assets.reading import Partitioned
 from noetl_dagster.compiler.assets.schedules import schedules_of
-from noetl_dagster.compiler.assets.specs import (
-    check_specs,
-    condition_of,
-    freshness_of,
-    group_of,
-    metadata_of,
-    owners_of,
-    tags_of,
-)
+from noetl_dagster.compiler.assets.specs import asset_spec, check_specs, condition_of
 from noetl_dagster.compiler.executor import noetl_executor
 from noetl_dagster.compiler.graph import PlaybookGraph, asset_deps, build_graph
 from noetl_dagster.compiler.names import asset_key, dagster_name, tag_key
@@ -58,11 +52,16 @@ class PlaybookJob:
         return {"ops": config if self.assets is None else {self.graph.definition.name: config}}
 
 
-def compile_playbook(playbook: Playbook, made: Partitioned = MappingProxyType({})) -> PlaybookJob:
+def compile_playbook(
+    playbook: Playbook,
+    made: Partitioned = MappingProxyType({}),
+    specs: Mapping[str, AssetSpec] = MappingProxyType({}),
+) -> PlaybookJob:
     """Compiles a playbook to its assets and job.
 
     Args:
         made: partitions of the assets that other playbooks of the code location make.
+        specs: what Dagster is to show of assets, by step; default: what the playbook says.
 
     Raises:
         DagsterInvalidDefinitionError: never for a playbook that passed the checks of the loader.
@@ -81,7 +80,7 @@ def compile_playbook(playbook: Playbook, made: Partitioned = MappingProxyType({}
             partitions_def=partitions_of(playbook),
         )
         return PlaybookJob(name, playbook, None, job, compiled)
-    assets = _assets(playbook, graph, compiled)
+    assets = _assets(playbook, graph, compiled, specs)
     asset_job = define_asset_job(
         name,
         selection=AssetSelection.assets(*assets.keys),
@@ -92,11 +91,17 @@ def compile_playbook(playbook: Playbook, made: Partitioned = MappingProxyType({}
     return PlaybookJob(name, playbook, assets, asset_job, compiled)
 
 
-def _assets(playbook: Playbook, graph: StepGraph, compiled: PlaybookGraph) -> AssetsDefinition:
+def _assets(
+    playbook: Playbook, graph: StepGraph, compiled: PlaybookGraph, given: Mapping[str, AssetSpec]
+) -> AssetsDefinition:
     outputs = {output: playbook.step(step) for step, output in compiled.results.items()}
-    descriptions = {output: step.asset.description or step.description for output, step in outputs.items()}
-    versions = {output: step.asset.code_version for output, step in outputs.items()}
+    specs = {output: given.get(step.name) or asset_spec(playbook, step) for output, step in outputs.items()}
+    asking = _asking(compiled)
     condition = condition_of(playbook.dagster.automation)
+    conditions = {
+        output: spec.automation_condition or (condition if output in asking else None)
+        for output, spec in specs.items()
+    }
     assets = AssetsDefinition.from_graph(
         compiled.definition,
         keys_by_input_name={reading.input: reading.key for reading in compiled.readings},
@@ -104,21 +109,27 @@ def _assets(playbook: Playbook, graph: StepGraph, compiled: PlaybookGraph) -> As
         internal_asset_deps=asset_deps(playbook, graph, compiled),
         partitions_def=partitions_of(playbook),
         partition_mappings={one.input: one.mapping for one in compiled.readings if one.mapping is not None},
-        group_names_by_output_name={output: group_of(playbook, step) for output, step in outputs.items()},
-        descriptions_by_output_name={output: text for output, text in descriptions.items() if text},
-        metadata_by_output_name={output: metadata_of(playbook, step) for output, step in outputs.items()},
-        tags_by_output_name={output: tags_of(playbook, step) for output, step in outputs.items()},
-        owners_by_output_name={output: list(owners_of(playbook, step)) for output, step in outputs.items()},
-        code_versions_by_output_name={output: version for output, version in versions.items() if version},
+        group_names_by_output_name={output: spec.group_name for output, spec in specs.items()},
+        descriptions_by_output_name={
+            output: spec.description for output, spec in specs.items() if spec.description
+        },
+        metadata_by_output_name={output: dict(spec.metadata) for output, spec in specs.items()},
+        tags_by_output_name={output: dict(spec.tags) for output, spec in specs.items()},
+        owners_by_output_name={output: list(spec.owners) for output, spec in specs.items()},
+        code_versions_by_output_name={
+            output: spec.code_version for output, spec in specs.items() if spec.code_version
+        },
         automation_conditions_by_output_name={
-            output: condition for output in _asking(compiled) if condition is not None
+            output: condition for output, condition in conditions.items() if condition is not None
         },
         check_specs=[spec for step in outputs.values() for spec in check_specs(playbook, step)],
     )
-    freshness = freshness_of(playbook.dagster.freshness)
-    if freshness is None:
+    fresh = {
+        asset_key(playbook, outputs[output].name): spec.freshness_policy for output, spec in specs.items()
+    }
+    if not any(fresh.values()):
         return assets
-    return assets.map_asset_specs(lambda spec: spec.replace_attributes(freshness_policy=freshness))
+    return assets.map_asset_specs(lambda spec: spec.replace_attributes(freshness_policy=fresh[spec.key]))
 
 
 def _asking(compiled: PlaybookGraph) -> list[str]:

@@ -98,7 +98,9 @@ class Children:
     async def _playbook(self, call: ToolCall) -> Playbook:
         path = str(call.config.get("path") or call.config.get("name") or "")
         looked = []
-        for folder in dict.fromkeys((Path(call.folder), self._runtime.settings.playbooks_path)):
+        for folder in dict.fromkeys(
+            (Path(call.folder), self._runtime.settings.playbooks_path, *_above(call.folder))
+        ):
             try:
                 return Catalog(folder).load(path)
             except PlaybookError as error:
@@ -110,6 +112,12 @@ class Children:
             return parse_playbook(source, file=path)
         except PlaybookError as error:
             raise ToolError(f"step {call.step}: child playbook {path!r}: {error}", kind="playbook") from error
+
+
+def _above(folder: str) -> list[Path]:
+    """The folders above one, as far as the working folder, which holds more than playbooks."""
+    above, here = Path(folder).resolve().parents, Path.cwd()
+    return list(above[: above.index(here)]) if here in above else []
 
 
 def _outer_iteration(call: ToolCall) -> dict[str, Any]:

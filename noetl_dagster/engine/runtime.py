@@ -66,7 +66,7 @@ class Runtime:
     crew: Crew | None = None
     partition_of: Callable[[Playbook, dict[str, Any]], Partition | None] | None = None
     elsewhere: Callable[[Key, str | None], Awaitable[dict[str, Any] | None]] | None = None
-    _programs: dict[int, PlaybookProgram] = field(default_factory=dict)
+    _programs: dict[tuple[int, frozenset[tuple[str, str]]], PlaybookProgram] = field(default_factory=dict)
 
     @classmethod
     async def open(
@@ -193,17 +193,20 @@ class Runtime:
     async def program(self, state: ExecutionState, source: Source | None = None) -> PlaybookProgram:
         """The compiled playbook that an execution was started with, whatever became of its file."""
         assert state.catalog_id is not None
-        program = self._programs.get(state.catalog_id)
+        key = (state.catalog_id, frozenset(state.renamed.items()))
+        program = self._programs.get(key)
         if program is None:
             found = await (source or self.log.source)(state.catalog_id)
             if found is None:
                 raise ExecutionNotFoundError(
                     f"execution {state.execution_id}: its playbook text {state.catalog_id} is not in the catalog"
                 )
-            playbook = parse_playbook(found[0], file=state.file or "<catalog>")
-            program = self._programs[state.catalog_id] = PlaybookProgram(playbook, StepGraph(playbook))
+            playbook = parse_playbook(found[0], file=state.file or "<catalog>", renamed=state.renamed)
+            program = self._programs[key] = PlaybookProgram(playbook, StepGraph(playbook))
         if program.playbook.settled:
             own = program.playbook
-            playbook = parse_playbook(own.source, file=own.file, workload=state.workload)
+            playbook = parse_playbook(
+                own.source, file=own.file, workload=state.workload, renamed=state.renamed
+            )
             return PlaybookProgram(playbook, StepGraph(playbook))
         return program

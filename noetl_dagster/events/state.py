@@ -128,6 +128,7 @@ class ExecutionState:
     latest: dict[str, StepEnd] = field(default_factory=dict)
     loops: dict[tuple[str, int], list[LoopActivation]] = field(default_factory=dict)
     partition: dict[str, Any] | None = None
+    renamed: dict[str, str] = field(default_factory=dict)
     reads: dict[tuple[str, int], dict[str, Any]] = field(default_factory=dict)
     checks: dict[tuple[str, int, str], CheckOutcome] = field(default_factory=dict)
     warnings: list[str] = field(default_factory=list)
@@ -165,6 +166,7 @@ class ExecutionState:
         self.parent_execution_id = event.parent_execution_id
         self.workload = context.get("workload", {})
         self.partition = context.get("partition")
+        self.renamed = context.get("renamed", {})
         self.outer_iteration = event.meta.get("parent_iter")
         self.file = context.get("file", "")
         self.epoch = int(event.meta.get("epoch", 1))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from difflib import get_close_matches
 from functools import cached_property
 from pathlib import Path
@@ -17,9 +18,20 @@ SUFFIXES = (".yaml", ".yml")
 _KIND_LINE = re.compile(r"^kind:\s*[\"']?Playbook[\"']?\s*(#.*)?$", re.MULTILINE)
 
 
-def find_playbooks(folder: Path) -> list[Path]:
-    """YAML files below ``folder`` that say ``kind: Playbook``, sorted."""
-    return sorted(path for suffix in SUFFIXES for path in folder.rglob(f"*{suffix}") if _is_playbook(path))
+def find_playbooks(folder: Path, include: Sequence[str] = (), exclude: Sequence[str] = ()) -> list[Path]:
+    """YAML files below ``folder`` that say ``kind: Playbook``, sorted.
+
+    Args:
+        include: patterns of paths below the folder, such as ``clinical/*.yaml``; none: every file.
+        exclude: patterns of what is left out of these.
+    """
+
+    def is_wanted(path: Path) -> bool:
+        below = path.relative_to(folder)
+        return (not include or any(map(below.match, include))) and not any(map(below.match, exclude))
+
+    files = (path for suffix in SUFFIXES for path in folder.rglob(f"*{suffix}"))
+    return sorted(path for path in files if is_wanted(path) and _is_playbook(path))
 
 
 def _is_playbook(path: Path) -> bool:

@@ -35,14 +35,17 @@ def parse_playbook(
     file: str = "<playbook>",
     lenient: bool = False,
     workload: Mapping[str, Any] | None = None,
+    renamed: Mapping[str, str] | None = None,
 ) -> Playbook:
     """Like :func:`load_playbook`, from text.
 
     Args:
         file: names the text in messages.
         workload: what an execution was started with, for settings that are templates.
+        renamed: the keys that its code location gives to assets, by those that the text has.
     """
-    return required(*parse_report(text, file=file, lenient=lenient, workload=workload))
+    playbook = required(*parse_report(text, file=file, lenient=lenient, workload=workload))
+    return playbook.model_copy(update={"renamed": dict(renamed)}) if renamed else playbook
 
 
 def load_report(

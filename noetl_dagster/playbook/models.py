@@ -13,7 +13,7 @@ from typing import Any, Self
 from pydantic import BaseModel, ConfigDict, Field
 
 from noetl_dagster.errors import Place
-from noetl_dagster.playbook.assets import AssetSpec, CheckSpec, DagsterSpec, Key, SourceSpec
+from noetl_dagster.playbook.assets import AssetSpec, CheckSpec, DagsterSpec, Key, SourceSpec, key_text
 from noetl_dagster.settings import StoreTier
 
 
@@ -291,6 +291,7 @@ class Playbook(Model):
     Attributes:
         settled: settings such as ``max_in_flight`` are templates, settled from the workload; a playbook read
             with another workload has others.
+        renamed: assets, its own and those it reads, that the code location gives another key.
         source: its text, kept so that an execution never depends on the file.
     """
 
@@ -302,6 +303,7 @@ class Playbook(Model):
     executor: dict[str, Any] = Field(default_factory=dict)
     dagster: DagsterSpec = DagsterSpec()
     settled: bool = False
+    renamed: dict[str, str] = Field(default_factory=dict)
     source: str = ""
     file: str = "<playbook>"
 
@@ -324,7 +326,12 @@ class Playbook(Model):
 
     def asset_key(self, step: str) -> Key:
         """The key of a step's result: its own, or the parts of the playbook's path and the step's name."""
-        return self.step(step).asset.key or (*self.metadata.path.strip("/").split("/"), step)
+        return self.key_of(self.step(step).asset.key or (*self.metadata.path.strip("/").split("/"), step))
+
+    def key_of(self, key: Key) -> Key:
+        """The key that an asset goes by, which the playbook calls ``key``."""
+        renamed = self.renamed.get(key_text(key)) if self.renamed else None
+        return key if renamed is None else tuple(renamed.split("/"))
 
     def with_workload(self, overrides: dict[str, Any]) -> Self:
         return self.model_copy(update={"workload": {**self.workload, **overrides}})

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from dagster import DagsterInstance, ExecuteInProcessResult
 
-from noetl_dagster.code_location.definitions import definitions_of
+from noetl_dagster.code_location.playbooks import definitions_of
 from noetl_dagster.compiler.attach import EXECUTION_TAG
 from noetl_dagster.event_loop import run_sync
 from noetl_dagster.events.state import ExecutionState

@@ -17,7 +17,7 @@ from dagster import (
     build_schedule_context,
 )
 
-from noetl_dagster.code_location.definitions import definitions_of
+from noetl_dagster.code_location.playbooks import definitions_of
 from noetl_dagster.compiler.attach import EXECUTION_TAG
 from noetl_dagster.event_loop import run_sync
 from noetl_dagster.events.state import ExecutionState

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from dagster import DagsterInstance
 
-from noetl_dagster.code_location.definitions import definitions_of
 from noetl_dagster.code_location.launch import launch
+from noetl_dagster.code_location.playbooks import definitions_of
 from noetl_dagster.compiler.attach import EXECUTION_TAG
 from noetl_dagster.dagster_internals import InMemoryJob, execute_run
 from noetl_dagster.event_loop import run_sync

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 from dagster import AssetKey
 
-from noetl_dagster.code_location.definitions import definitions_of
+from noetl_dagster.code_location.playbooks import definitions_of
 from noetl_dagster.events.state import ExecutionStatus
 from noetl_dagster.playbook.loader import parse_playbook
 from noetl_dagster.resources.engines import EngineProvider

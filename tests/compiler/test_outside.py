@@ -20,7 +20,7 @@ from dagster import (
     mem_io_manager,
 )
 
-from noetl_dagster.code_location.definitions import definitions_of
+from noetl_dagster.code_location.playbooks import definitions_of
 from noetl_dagster.compiler.assets.automation import build_pool_sensor, limits_of
 from noetl_dagster.compiler.assets.observing import build_observation_sensor
 from noetl_dagster.compiler.attach import EXECUTION_TAG

@@ -11,7 +11,7 @@ from dagster import DagsterInstance, DagsterRun, JobDefinition
 from dagster._core.execution.api import create_execution_plan
 from dagster._core.execution.plan.state import KnownExecutionState
 
-from noetl_dagster.code_location.definitions import definitions_of
+from noetl_dagster.code_location.playbooks import definitions_of
 from noetl_dagster.compiler import attach as attach_module
 from noetl_dagster.compiler.attach import EXECUTION_TAG, attach, execution_tags
 from noetl_dagster.dagster_internals import InMemoryJob, execute_run

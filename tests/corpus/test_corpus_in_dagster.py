@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 from dagster import DagsterInstance
 
-from noetl_dagster.code_location.definitions import definitions_of
+from noetl_dagster.code_location.playbooks import definitions_of
 from noetl_dagster.compiler.attach import EXECUTION_TAG
 from noetl_dagster.event_loop import run_sync
 from noetl_dagster.playbook.loader import load_playbook

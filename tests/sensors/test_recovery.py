@@ -18,7 +18,8 @@ import nats
 import pytest
 from dagster import DagsterInstance, DagsterRunStatus, RunRequest, SensorResult, build_sensor_context
 
-from noetl_dagster.code_location.definitions import control_of, definitions_of
+from noetl_dagster.code_location.control import control_of
+from noetl_dagster.code_location.playbooks import definitions_of
 from noetl_dagster.compiler.job import PlaybookJob, compile_playbook
 from noetl_dagster.compiler.runs import latest_run
 from noetl_dagster.engine.engine import Engine

@@ -9,7 +9,7 @@ import pytest
 from dagster import DagsterInstance
 
 from noetl_dagster.cli.progress import _Lines, _refresh
-from noetl_dagster.code_location.definitions import definitions_of
+from noetl_dagster.code_location.playbooks import definitions_of
 from noetl_dagster.compiler import drive
 from noetl_dagster.compiler.attach import EXECUTION_TAG
 from noetl_dagster.engine.executions.progress import running_notes

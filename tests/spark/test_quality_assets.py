@@ -14,7 +14,8 @@ from dagster import AssetKey, DagsterInstance, Definitions, asset, materialize
 from pyspark.sql import SparkSession
 
 from noetl_dagster.code_location.beside import _module, definitions_beside
-from noetl_dagster.code_location.definitions import build_definitions, definitions_of, resources_of
+from noetl_dagster.code_location.definitions import build_definitions
+from noetl_dagster.code_location.playbooks import definitions_of, resources_of
 from noetl_dagster.event_loop import run_sync
 from noetl_dagster.playbook.loader import load_playbook
 from noetl_dagster.records_api import create_app

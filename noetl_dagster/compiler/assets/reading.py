@@ -56,11 +56,12 @@ def readings_of(playbook: Playbook, steps: tuple[str, ...], made: Partitioned) -
     A step that reads an older result of its own playbook adds nothing: Dagster knows no circles.
     """
     own = {playbook.asset_key(step.name) for step in playbook.steps if step.is_asset}
-    found: dict[tuple[str, ...], list[tuple[str, SourceSpec]]] = {}
+    found: dict[Key, list[tuple[str, SourceSpec]]] = {}
     for name in steps:
         for source in playbook.step(name).sources.values():
-            if source.asset not in own:
-                found.setdefault(source.asset, []).append((name, source))
+            key = playbook.key_of(source.asset)
+            if key not in own:
+                found.setdefault(key, []).append((name, source))
     readings = []
     for number, (key, entries) in enumerate(found.items()):
         partitions = {source.partition for _, source in entries}

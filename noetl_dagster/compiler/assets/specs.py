@@ -8,6 +8,7 @@ from typing import Any
 
 from dagster import (
     AssetCheckSpec,
+    AssetSpec,
     AutomationCondition,
     CodeReferencesMetadataValue,
     FreshnessPolicy,
@@ -21,6 +22,20 @@ from noetl_dagster.playbook.models import Playbook, Step
 KIND_PREFIX = "dagster/kind/"
 BLOCKING = "noetl/blocking"
 """Metadata of a check that fails its step. Dagster is not told that it blocks: an arc may take the failure."""
+
+
+def asset_spec(playbook: Playbook, step: Step) -> AssetSpec:
+    """What Dagster shows of a step's asset, without its lineage."""
+    return AssetSpec(
+        asset_key(playbook, step.name),
+        description=step.asset.description or step.description,
+        group_name=group_of(playbook, step),
+        owners=list(owners_of(playbook, step)),
+        tags=tags_of(playbook, step),
+        metadata=metadata_of(playbook, step),
+        code_version=step.asset.code_version,
+        freshness_policy=freshness_of(playbook.dagster.freshness),
+    )
 
 
 def group_of(playbook: Playbook, step: Step) -> str:

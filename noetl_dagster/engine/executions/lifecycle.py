@@ -88,6 +88,8 @@ class Lifecycle:
         context: dict[str, Any] = {"workload": effective, "path": metadata.path, "file": playbook.file}
         if partition is not None:
             context["partition"] = partition.model_dump(mode="json", exclude_none=True)
+        if playbook.renamed:
+            context["renamed"] = playbook.renamed
         started = event(EventType.PLAYBOOK_INITIALIZED, context)
         entry = event(EventType.WORKFLOW_INITIALIZED, None)
         entry.meta = {"epoch": 1, "entry": playbook.entry.name}

@@ -34,8 +34,11 @@ async def reads_of(
     known = execution.state.reads.get((step.name, visit))
     if known is not None or not step.sources:
         return known or {}
-    reader = _Reader(runtime, execution)
-    return {name: await reader.read(source) for name, source in step.sources.items()}
+    reader, playbook = _Reader(runtime, execution), execution.playbook
+    return {
+        name: await reader.read(source.model_copy(update={"asset": playbook.key_of(source.asset)}))
+        for name, source in step.sources.items()
+    }
 
 
 class _Reader:

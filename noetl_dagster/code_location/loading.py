@@ -1,0 +1,85 @@
+"""Playbooks as Definitions, to be merged into any Dagster project."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from dagster import DagsterInvalidDefinitionError, Definitions
+
+from noetl_dagster.code_location.broken import definitions_of_broken
+from noetl_dagster.code_location.control import control_of
+from noetl_dagster.code_location.folder import load_folder
+from noetl_dagster.code_location.playbooks import definitions_of_jobs
+from noetl_dagster.code_location.translation import Translation
+from noetl_dagster.compiler.names import dagster_name
+from noetl_dagster.compiler.ops import NOETL
+from noetl_dagster.resources.noetl import NoetlResource
+
+
+def load_playbooks(
+    path: Path | str,
+    *,
+    include: Sequence[str] = (),
+    exclude: Sequence[str] = (),
+    resources: Mapping[str, Any] | None = None,
+    translation: Translation | None = None,
+    control: bool = True,
+    spark: bool = False,
+) -> Definitions:
+    """The playbooks of a folder as Definitions: a job each, the assets and checks of its steps, schedules, sensors.
+
+    A playbook that cannot be loaded takes no other with it: it is a failing check of an asset in its place.
+
+    Args:
+        path: the folder.
+        include: patterns of files below it, such as ``clinical/*.yaml``; none: every playbook.
+        exclude: patterns of what is left out of these.
+        resources: by name, instead of what would be made: ``noetl`` (:class:`NoetlResource`), ``pyspark``
+            (:class:`PySparkResource`); others are passed on.
+        translation: gives what Dagster is to show of an asset (key, description, group, owners, tags, metadata,
+            code version, automation, freshness) from what the playbook says and the step that makes it.
+        control: with what keeps a deployment going: upkeep, projection, the recovery of executions whose process
+            died. Once in a project: of several calls, one has it.
+        spark: with the resource ``pyspark`` also where no playbook needs it.
+
+    Returns:
+        Definitions, for :meth:`dagster.Definitions.merge`. Those of several calls share their resources.
+
+    Raises:
+        DagsterInvalidDefinitionError: there is no such folder, or a translation asks for what only a playbook can
+            say.
+
+    Examples:
+        >>> defs = Definitions.merge(
+        ...     load_playbooks("playbooks", exclude=["drafts/*"]), Definitions(assets=[totals])
+        ... )
+    """
+    folder = Path(path)
+    if not folder.is_dir():
+        raise DagsterInvalidDefinitionError(
+            f"{folder.absolute()} is no folder; load_playbooks takes the folder that playbooks are in"
+        )
+    given = dict(resources or {})
+    noetl = given.get(NOETL) or default_resource()
+    jobs, broken = load_folder(folder, include=include, exclude=exclude, translation=translation)
+    playbooks = definitions_of_jobs(jobs, noetl, spark=spark, resources=given)
+    upkeep = control_of(jobs, noetl) if control else Definitions()
+    return Definitions.merge(
+        playbooks, upkeep, definitions_of_broken(broken, "" if control else _name(folder))
+    )
+
+
+def _name(folder: Path) -> str:
+    """What sets a folder apart from others of the project, in names of Dagster."""
+    digest = hashlib.sha256(str(folder.resolve()).encode()).hexdigest()[:6]
+    return f"{dagster_name(folder.resolve().name)}_{digest}"
+
+
+@cache
+def default_resource() -> NoetlResource:
+    """The engine of whoever says nothing else: Definitions that are merged may share a resource only as one object."""
+    return NoetlResource()
