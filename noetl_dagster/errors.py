@@ -123,6 +123,10 @@ class WorkloadError(NoetlError):
     """A value given for the workload does not fit the playbook."""
 
 
+class ExecutionFailedError(NoetlError):
+    """An execution that was to complete has not."""
+
+
 class ServiceError(NoetlError):
     """An embedded or external service cannot be started or reached."""
 

@@ -11,29 +11,23 @@ import fcntl
 import hashlib
 import os
 import tempfile
-import uuid
 from collections.abc import AsyncIterator, Iterator
 from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
-from functools import lru_cache
 from pathlib import Path
 from typing import IO, Any
 
 import asyncpg
-import boto3
 import dagster
-import nats
 import psycopg2
 import psycopg2.extensions
 import pytest
-from botocore.client import BaseClient
-from botocore.config import Config
-from botocore.exceptions import BotoCoreError, ClientError
 from dagster import DagsterInstance
 from hypothesis import HealthCheck
 from hypothesis import settings as hypothesis_settings
 
 from noetl_dagster import embedded
+from noetl_dagster.embedded.isolation import administering, database_url, isolated
 from noetl_dagster.events import schema
 from noetl_dagster.events.connection import open_pool
 from noetl_dagster.settings import Settings, get_settings
@@ -117,7 +111,7 @@ def administrator(services: Settings) -> Iterator[psycopg2.extensions.cursor]:
     The server does not wait for the disk: tests kill processes, which loses nothing that a process had written,
     and never the power.
     """
-    with _administrator(services) as cursor:
+    with administering(services) as cursor:
         cursor.execute("SELECT pg_advisory_lock(hashtext('fsync'))")
         cursor.execute("SHOW fsync")
         if cursor.fetchone() != ("off",):
@@ -139,7 +133,7 @@ def database_template(
     if administrator.fetchone() is None:
         administrator.execute(f'DROP DATABASE IF EXISTS "{name}_unfinished"')
         administrator.execute(f'CREATE DATABASE "{name}_unfinished"')
-        url = _database_url(services, f"{name}_unfinished")
+        url = database_url(services, f"{name}_unfinished")
         asyncio.run(schema.apply_schema(url))
         home = tmp_path_factory.mktemp("template")
         own = services.model_copy(update={"home": home, "dagster_db_url": url})
@@ -183,30 +177,11 @@ def _own_settings(
     database_template: str,
     tmp_path: Path,
 ) -> Iterator[Settings]:
-    name = f"test-{uuid.uuid4().hex[:12]}"
-    administrator.execute(f'CREATE DATABASE "{name}" TEMPLATE "{database_template}"')
-    home, volume = tmp_path / "home", tmp_path / "pvc"
-    home.mkdir()
-    volume.mkdir()
-    url = _database_url(services, name)
-    own = services.model_copy(
-        update={
-            "home": home,
-            "db_url": url,
-            "dagster_db_url": url,
-            "minio_bucket": name,
-            "pvc_mount_path": volume,
-            "nats_namespace": name,
-            "event_nats_subject_prefix": f"{name}.events",
-        }
-    )
-    yield own
-    end_run_servers(embedded.run_server_folder(own))
-    if (home / "services.json").exists():  # the test started servers of its own
-        embedded.down(own)
-    administrator.execute(f'DROP DATABASE "{name}" WITH (FORCE)')
-    _delete_bucket(own)
-    asyncio.run(_delete_streams(own))
+    with isolated(services, tmp_path, template=database_template, administrator=administrator) as own:
+        yield own
+        end_run_servers(embedded.run_server_folder(own))
+        if (own.home / "services.json").exists():  # the test started servers of its own
+            embedded.down(own)
 
 
 @pytest.fixture
@@ -265,21 +240,6 @@ def aws_environment(settings: Settings) -> dict[str, str]:
     }
 
 
-@contextmanager
-def _administrator(services: Settings) -> Iterator[psycopg2.extensions.cursor]:
-    connection = psycopg2.connect(_database_url(services, "postgres"))
-    connection.autocommit = True  # CREATE and DROP DATABASE run outside transactions
-    try:
-        yield connection.cursor()
-    finally:
-        connection.close()
-
-
-def _database_url(services: Settings, database: str) -> str:
-    assert services.db_url is not None
-    return f"{services.db_url.rpartition('/')[0]}/{database}"
-
-
 def _template_name() -> str:
     """Changes with the schema and with Dagster's, and monthly with the partitions that are made ahead."""
     sources = [*schema.schema_files(), Path(schema.__file__), Path(__file__)]
@@ -293,40 +253,8 @@ def _drop_leftovers() -> None:
     running = {one.name for one in embedded.status(Settings(home=HOME)) if one.running}
     if embedded.ServiceName.POSTGRES not in running:
         return
-    with _administrator(embedded.ensure(Settings(home=HOME), only=["postgres"])) as cursor:
+    with administering(embedded.ensure(Settings(home=HOME), only=["postgres"])) as cursor:
         cursor.execute("SELECT datname FROM pg_database WHERE datname ~ '^(test|template)-'")
         for (name,) in cursor.fetchall():
             if name != _template_name():
                 cursor.execute(f'DROP DATABASE "{name}" WITH (FORCE)')
-
-
-def _delete_bucket(settings: Settings) -> None:
-    secret = settings.minio_secret_key.get_secret_value()
-    client = _s3_client(settings.minio_endpoint, settings.minio_access_key, secret, settings.minio_region)
-    with suppress(ClientError, BotoCoreError):  # most tests never make it, some end the store
-        client.delete_bucket(Bucket=settings.minio_bucket)  # the embedded store deletes its objects with it
-
-
-@lru_cache(maxsize=1)
-def _s3_client(endpoint: str | None, access_key: str, secret_key: str, region: str) -> BaseClient:
-    return boto3.client(
-        "s3",
-        endpoint_url=endpoint,
-        aws_access_key_id=access_key,
-        aws_secret_access_key=secret_key,
-        region_name=region,
-        config=Config(retries={"max_attempts": 0}, connect_timeout=2, read_timeout=30),
-    )
-
-
-async def _delete_streams(settings: Settings) -> None:
-    assert settings.nats_url is not None
-    client = await nats.connect(settings.nats_url, allow_reconnect=False)
-    try:
-        manager = client.jsm()
-        for stream in await manager.streams_info():
-            name = stream.config.name or ""
-            if settings.nats_namespace.lower() in name.lower().replace("_", "-"):
-                await manager.delete_stream(name)
-    finally:
-        await client.close()

@@ -51,6 +51,14 @@ class Commands(LazyGroup):
             "noetl_dagster.cli.commands.language:schema",
             "Print the JSON Schema of the playbook language, for editors.",
         ),
+        "init": Place(
+            "noetl_dagster.cli.commands.scaffold:init",
+            "Make a project that works: a playbook, the Definitions that load it, and a test that runs it.",
+        ),
+        "new": Place(
+            "noetl_dagster.cli.commands.scaffold:app",
+            "Write a commented start of a playbook, or of a step in one.",
+        ),
         "demo": Place(
             "noetl_dagster.cli.commands.demo:demo",
             "Run the patient flow against the local records API, faults included, and show what came out.",

@@ -1,6 +1,7 @@
-"""The code location: a folder of playbooks as Definitions.
+"""The code location: playbooks as Definitions, and runs of them in this process.
 
-Its jobs, assets, sensors and schedules in one place, ordinary Python assets beside them, and runs in this
-process. Gives ``build_definitions`` to ``definitions`` and ``launch`` to the command line. Stands on
-``compiler``, ``io_managers``, ``playbook``, ``resources``, ``schedules`` and ``sensors``.
+Their jobs, assets, sensors and schedules in one place, for a project of Python or of ``dg``; ordinary Python assets
+beside them. Gives ``load_playbooks``, ``PlaybooksComponent`` and ``materialize_playbook`` to everybody,
+``build_definitions`` to ``definitions`` and ``launch`` to the command line. Stands on ``compiler``, ``engine``,
+``events``, ``io_managers``, ``playbook``, ``resources``, ``scaffold``, ``schedules`` and ``sensors``.
 """

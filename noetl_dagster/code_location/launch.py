@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import uuid
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from dagster import DagsterInstance, DagsterInvalidConfigError, DagsterRun, JobDefinition
@@ -53,10 +55,17 @@ class Prepared(NamedTuple):
         return self.compiled.playbook
 
 
-def prepare(playbook: Playbook, noetl: EngineProvider) -> Prepared:
-    """Compiles a playbook to its job."""
+def prepare(
+    playbook: Playbook, noetl: EngineProvider, resources: Mapping[str, Any] = MappingProxyType({})
+) -> Prepared:
+    """Compiles a playbook to its job.
+
+    Args:
+        resources: instead of those that would be made.
+    """
     compiled = compile_playbook(playbook)
-    return Prepared(compiled, definitions_of_jobs([compiled], noetl).resolve_job_def(compiled.name))
+    definitions = definitions_of_jobs([compiled], noetl, resources=resources)
+    return Prepared(compiled, definitions.resolve_job_def(compiled.name))
 
 
 def launch(

@@ -44,13 +44,21 @@ class EngineProvider:
 
     def engine(self) -> Engine:
         """The engine of this process for these settings, opened if need be."""
-        given = self.given_settings()
-        key = (os.getpid(), dump_settings(given) if given is not None else "")
+        key = self._key()
         with _lock:
             engine = _engines.get(key)
             if engine is None:
                 engine = _engines[key] = run_sync(Engine.open(self.settings))
             return engine
+
+    def close(self) -> None:
+        """Closes the engine of this process for these settings, where it is open; what is buffered is committed."""
+        with _lock:
+            _close(self._key())
+
+    def _key(self) -> tuple[int, str]:
+        given = self.given_settings()
+        return os.getpid(), dump_settings(given) if given is not None else ""
 
     def run(self, coroutine: Coroutine[Any, Any, T]) -> T:
         """Runs a coroutine of the engine and waits for it."""
@@ -61,9 +69,14 @@ def close_engines() -> None:
     """Closes the engines of this process; what is buffered is committed."""
     with _lock:
         for key in [key for key in _engines if key[0] == os.getpid()]:
-            engine = _engines.pop(key)
-            with contextlib.suppress(Exception):
-                run_sync(engine.close(), timeout=20)
+            _close(key)
+
+
+def _close(key: tuple[int, str]) -> None:
+    engine = _engines.pop(key, None)
+    if engine is not None:
+        with contextlib.suppress(Exception):
+            run_sync(engine.close(), timeout=20)
 
 
 atexit.register(close_engines)

@@ -22,7 +22,7 @@ FLOORS = (
         "dagster_internals",
     },
     {"playbook", "embedded", "records_api"},
-    {"events"},
+    {"events", "scaffold"},
     {"storage"},
     {"transport", "spark"},
     {"tools"},
@@ -33,7 +33,7 @@ FLOORS = (
     {"sensors", "service"},
     {"code_location"},
     {"launcher"},
-    {"definitions", "cli"},
+    {"definitions", "cli", "testing"},
     {"__main__"},
 )
 """From the ground up. A part imports from the floors below its own; beside each other none knows the other."""

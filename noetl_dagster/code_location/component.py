@@ -1,0 +1,134 @@
+"""The playbooks of a folder as a component of ``dg`` projects."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any
+
+from dagster import (
+    Component,
+    ComponentLoadContext,
+    Definitions,
+    EnvVar,
+    Model,
+    Resolvable,
+    Scaffolder,
+    ScaffoldRequest,
+    scaffold_with,
+)
+from dagster.components import scaffold_component
+from dagster.components.component.component import ComponentTypeSpec
+from dagster.components.utils.translation import TranslationFn, TranslationFnResolver
+from pydantic import BaseModel, Field
+
+from noetl_dagster.code_location.loading import load_playbooks
+from noetl_dagster.code_location.translation import PlaybookStep
+from noetl_dagster.compiler.ops import NOETL
+from noetl_dagster.resources.noetl import NoetlResource
+from noetl_dagster.scaffold.playbook import new_playbook
+
+
+class PlaybooksScaffoldParams(BaseModel):
+    """What ``dg scaffold defs`` may be told."""
+
+    path: str = Field("playbooks", description="Folder of the playbooks, below the component's own")
+
+
+class PlaybooksScaffolder(Scaffolder[PlaybooksScaffoldParams]):
+    """Writes ``defs.yaml`` and a first playbook."""
+
+    @classmethod
+    def get_scaffold_params(cls) -> type[PlaybooksScaffoldParams]:
+        return PlaybooksScaffoldParams
+
+    def scaffold(self, request: ScaffoldRequest[PlaybooksScaffoldParams]) -> None:
+        folder = request.target_path / request.params.path
+        folder.mkdir(parents=True, exist_ok=True)
+        first = folder / "squares.yaml"
+        if not first.exists():
+            first.write_text(
+                new_playbook("squares", path=f"{request.target_path.name}/squares"), encoding="utf-8"
+            )
+        scaffold_component(request, {"path": request.params.path})
+
+
+def _template_names(data: PlaybookStep) -> Mapping[str, Any]:
+    return {"playbook": data.playbook, "step": data.step, "kinds": data.kinds}
+
+
+@scaffold_with(PlaybooksScaffolder)
+class PlaybooksComponent(Component, Resolvable, Model):
+    """NoETL playbooks: a job for each, the results of its steps as assets with their checks.
+
+    Examples:
+        .. code-block:: yaml
+
+            type: noetl_dagster.PlaybooksComponent
+            attributes:
+              path: playbooks
+              exclude: [drafts/*]
+              noetl: {db_url: {env: LAKE_DB_URL}, minio_bucket: lake}
+              translation:
+                key: "lake/{{ playbook.name }}/{{ step.name }}"
+                group_name: "{{ playbook.name }}"
+                tags: {tools: "{{ kinds | join('-') }}"}
+    """
+
+    path: Annotated[
+        str, Field(description="Folder of the playbooks: absolute, or below the component's own folder")
+    ] = "playbooks"
+    include: Annotated[
+        list[str], Field(default_factory=list, description="Patterns of files below it; none: every playbook")
+    ]
+    exclude: Annotated[
+        list[str], Field(default_factory=list, description="Patterns of what is left out of these")
+    ]
+    noetl: Annotated[
+        dict[str, Any],
+        Field(
+            default_factory=dict,
+            description="Settings, by the fields of NoetlResource; {env: NAME} stands for a variable",
+        ),
+    ]
+    control: Annotated[
+        bool,
+        Field(description="With upkeep, projection and recovery of executions; once in a project"),
+    ] = True
+    translation: (
+        Annotated[
+            TranslationFn[PlaybookStep],
+            TranslationFnResolver(template_vars_for_translation_fn=_template_names),
+        ]
+        | None
+    ) = None
+
+    @classmethod
+    def get_spec(cls) -> ComponentTypeSpec:
+        return ComponentTypeSpec(
+            description="NoETL playbooks as jobs and assets",
+            tags=["noetl", "playbooks"],
+            produces=["asset", "asset_check", "job", "schedule", "sensor", "resource"],
+        )
+
+    def build_defs(self, context: ComponentLoadContext) -> Definitions:
+        resources = {NOETL: _resource(self.noetl)} if self.noetl else {}
+        return load_playbooks(
+            Path(context.path, self.path),
+            include=self.include,
+            exclude=self.exclude,
+            resources=resources,
+            translation=self.translation,
+            control=self.control,
+        )
+
+
+def _resource(fields: Mapping[str, Any]) -> NoetlResource:
+    return NoetlResource(**{name: _variable_of(value) for name, value in fields.items()})
+
+
+def _variable_of(value: Any) -> Any:
+    """``{env: NAME}``, as Dagster writes it in run config."""
+    if isinstance(value, Mapping) and set(value) == {"env"}:
+        return EnvVar(str(value["env"]))
+    return value

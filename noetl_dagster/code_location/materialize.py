@@ -1,0 +1,160 @@
+"""A playbook's assets made now, in this process: for notebooks, tests and scripts."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from dagster import (
+    AssetCheckEvaluation,
+    AssetKey,
+    AssetMaterialization,
+    DagsterEvent,
+    DagsterEventType,
+    DagsterInstance,
+)
+
+from noetl_dagster.code_location.launch import launch, prepare
+from noetl_dagster.code_location.loading import default_resource
+from noetl_dagster.compiler.assets.partitions import chosen_partition
+from noetl_dagster.compiler.ops import NOETL
+from noetl_dagster.engine.executions.overview import Overview, full_overview
+from noetl_dagster.engine.executions.results import reference_of
+from noetl_dagster.errors import ExecutionFailedError
+from noetl_dagster.events.state import StepStatus
+from noetl_dagster.playbook.loader import load_playbook
+from noetl_dagster.playbook.models import Playbook
+from noetl_dagster.resources.engines import EngineProvider
+
+
+@dataclass(frozen=True, slots=True)
+class MaterializedPlaybook:
+    """How an execution of a playbook ended, and what it made.
+
+    Attributes:
+        error: why it did not complete.
+        events: what Dagster has recorded of its run, in order.
+    """
+
+    playbook: Playbook
+    execution_id: int
+    run_id: str
+    success: bool
+    error: str | None
+    events: Sequence[DagsterEvent]
+    noetl: EngineProvider
+
+    def asset_value(self, asset: str | Sequence[str] | AssetKey) -> Any:
+        """The result of a step: mappings, lists, numbers and text as they are, tables as Arrow.
+
+        Args:
+            asset: the step's name, or its asset's key.
+
+        Raises:
+            KeyError: no step of that name or key has completed.
+        """
+        step = self._step(asset)
+        runtime = self.noetl.engine().runtime
+
+        async def read() -> Any:
+            execution = await runtime.load(self.execution_id)
+            end = execution.state.latest.get(step)
+            if end is None or end.status is not StepStatus.COMPLETED:
+                raise KeyError(f"step {step} of execution {self.execution_id} has not completed")
+            return await runtime.results.get(await reference_of(runtime, self.execution_id, end))
+
+        return self.noetl.run(read())
+
+    def overview(self) -> Overview:
+        """Steps, iterations, checks and their counts, as ``noetl-dagster status`` shows them."""
+        return self.noetl.run(full_overview(self.noetl.engine().runtime, self.execution_id))
+
+    @property
+    def materializations(self) -> list[AssetMaterialization]:
+        """In the order in which they were made."""
+        return [
+            event.step_materialization_data.materialization for event in self._of("ASSET_MATERIALIZATION")
+        ]
+
+    @property
+    def check_evaluations(self) -> list[AssetCheckEvaluation]:
+        """What the checks of the steps said."""
+        return [event.asset_check_evaluation_data for event in self._of("ASSET_CHECK_EVALUATION")]
+
+    def _of(self, kind: str) -> list[DagsterEvent]:
+        return [event for event in self.events if event.event_type is DagsterEventType(kind)]
+
+    def _step(self, asset: str | Sequence[str] | AssetKey) -> str:
+        names = {step.name for step in self.playbook.steps}
+        if isinstance(asset, str) and asset in names:
+            return asset
+        key = tuple(AssetKey.from_coercible(asset.split("/") if isinstance(asset, str) else asset).path)
+        for name in sorted(names):
+            if self.playbook.asset_key(name) == key:
+                return name
+        raise KeyError(
+            f"playbook {self.playbook.name} makes no asset {asset!r}; its steps: {', '.join(sorted(names))}"
+        )
+
+
+def materialize_playbook(
+    playbook: Path | str | Playbook,
+    workload: Mapping[str, Any] | None = None,
+    *,
+    partition: str | None = None,
+    resources: Mapping[str, Any] | None = None,
+    instance: DagsterInstance | None = None,
+    tags: Mapping[str, str] | None = None,
+    raise_on_error: bool = True,
+) -> MaterializedPlaybook:
+    """Runs a playbook as its Dagster job in this process and waits for its end.
+
+    Args:
+        playbook: a file, or a playbook that is loaded already.
+        workload: keys that override the playbook's workload.
+        partition: of a playbook with partitions: ``2026-01-31``, or ``day|place`` of two dimensions.
+        resources: ``noetl`` instead of the engine that ``NOETL_*`` variables describe; others by name.
+        instance: where Dagster records the run; default: one that is forgotten at the end. The event log keeps the
+            execution in any case.
+        tags: of the run.
+        raise_on_error: an execution that does not complete is an error.
+
+    Raises:
+        PlaybookError: the file has errors; all of them are told.
+        WorkloadError: a value of ``workload`` or the partition does not fit the playbook.
+        ExecutionFailedError: the execution has not completed.
+
+    Examples:
+        >>> made = materialize_playbook("playbooks/squares.yaml", {"numbers": [1, 2, 3]})
+        >>> made.asset_value("total")
+        14
+    """
+    loaded = playbook if isinstance(playbook, Playbook) else load_playbook(playbook)
+    given = dict(resources or {})
+    noetl = given.get(NOETL) or default_resource()
+    values = dict(workload or {})
+    engine = noetl.engine()
+    if partition is not None:
+        chosen = chosen_partition(loaded, values, partition)
+        begun = noetl.run(engine.lifecycle.create(loaded, values, partition=chosen)).id
+    else:
+        begun = engine.runtime.ids.next()
+    with ExitStack() as stack:
+        recorded = instance or stack.enter_context(DagsterInstance.ephemeral())
+        ended = launch(
+            loaded,
+            noetl,
+            recorded,
+            execution_id=begun,
+            workload=values,
+            tags=dict(tags or {}),
+            prepared=prepare(loaded, noetl, given),
+        )
+        events = [entry.dagster_event for entry in recorded.all_logs(ended.run_id) if entry.dagster_event]
+    made = MaterializedPlaybook(loaded, begun, ended.run_id, ended.success, ended.error, events, noetl)
+    if raise_on_error and not ended.success:
+        raise ExecutionFailedError(f"{loaded.name}, execution {begun}: {ended.error or 'did not complete'}")
+    return made

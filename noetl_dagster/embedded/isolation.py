@@ -1,0 +1,111 @@
+"""Settings that share nothing with others but the servers: for tests that run side by side."""
+
+from __future__ import annotations
+
+import asyncio
+import uuid
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+from noetl_dagster.settings import Settings
+
+
+@contextmanager
+def isolated(
+    services: Settings, folder: Path, *, template: str | None = None, administrator: Any = None
+) -> Iterator[Settings]:
+    """Settings with a database, bucket, volume, NATS names and state folder of their own, removed at the end.
+
+    Args:
+        services: settings with the addresses of running servers.
+        folder: where the state and the volume go; it stays.
+        template: a database to copy; default: an empty one, to which whoever opens it first applies the schema.
+        administrator: a cursor of :func:`administering` to use.
+    """
+    name = f"test-{uuid.uuid4().hex[:12]}"
+    home, volume = folder / "home", folder / "pvc"
+    home.mkdir()
+    volume.mkdir()
+    copied = f' TEMPLATE "{template}"' if template is not None else ""
+    url = database_url(services, name)
+    own = services.model_copy(
+        update={
+            "home": home,
+            "db_url": url,
+            "dagster_db_url": url,
+            "minio_bucket": name,
+            "pvc_mount_path": volume,
+            "nats_namespace": name,
+            "event_nats_subject_prefix": f"{name}.events",
+        }
+    )
+    with ExitStack() as stack:
+        cursor = administrator or stack.enter_context(administering(services))
+        cursor.execute(f'CREATE DATABASE "{name}"{copied}')
+        try:
+            yield own
+        finally:
+            cursor.execute(f'DROP DATABASE "{name}" WITH (FORCE)')
+            _delete_bucket(own)
+            asyncio.run(_delete_streams(own))
+
+
+@contextmanager
+def administering(services: Settings) -> Iterator[Any]:
+    """A cursor on the server's own database, for CREATE and DROP DATABASE."""
+    import psycopg2
+
+    connection = psycopg2.connect(database_url(services, "postgres"))
+    connection.autocommit = True  # they run outside transactions
+    try:
+        yield connection.cursor()
+    finally:
+        connection.close()
+
+
+def database_url(services: Settings, database: str) -> str:
+    """Address of a database of the server that ``services`` names."""
+    assert services.db_url is not None
+    return f"{services.db_url.rpartition('/')[0]}/{database}"
+
+
+def _delete_bucket(settings: Settings) -> None:
+    from botocore.exceptions import BotoCoreError, ClientError
+
+    secret = settings.minio_secret_key.get_secret_value()
+    client = _s3_client(settings.minio_endpoint, settings.minio_access_key, secret, settings.minio_region)
+    with suppress(ClientError, BotoCoreError):  # most tests never make it, some end the store
+        client.delete_bucket(Bucket=settings.minio_bucket)  # the embedded store deletes its objects with it
+
+
+@lru_cache(maxsize=1)
+def _s3_client(endpoint: str | None, access_key: str, secret_key: str, region: str) -> Any:
+    import boto3
+    from botocore.config import Config
+
+    return boto3.client(
+        "s3",
+        endpoint_url=endpoint,
+        aws_access_key_id=access_key,
+        aws_secret_access_key=secret_key,
+        region_name=region,
+        config=Config(retries={"max_attempts": 0}, connect_timeout=2, read_timeout=30),
+    )
+
+
+async def _delete_streams(settings: Settings) -> None:
+    import nats
+
+    assert settings.nats_url is not None
+    client = await nats.connect(settings.nats_url, allow_reconnect=False)
+    try:
+        manager = client.jsm()
+        for stream in await manager.streams_info():
+            name = stream.config.name or ""
+            if settings.nats_namespace.lower() in name.lower().replace("_", "-"):
+                await manager.delete_stream(name)
+    finally:
+        await client.close()
