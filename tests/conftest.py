@@ -30,6 +30,7 @@ from noetl_dagster import embedded
 from noetl_dagster.embedded.isolation import administering, database_url, isolated
 from noetl_dagster.events import schema
 from noetl_dagster.events.connection import open_pool
+from noetl_dagster.resources.engines import EngineProvider
 from noetl_dagster.settings import Settings, get_settings
 from noetl_dagster.spark.sessions import SparkSessions
 from tests.processes import end_run_servers
@@ -182,6 +183,14 @@ def _own_settings(
         end_run_servers(embedded.run_server_folder(own))
         if (own.home / "services.json").exists():  # the test started servers of its own
             embedded.down(own)
+
+
+@pytest.fixture
+def noetl(settings: Settings) -> Iterator[EngineProvider]:
+    """The engine over a test's settings."""
+    provider = EngineProvider(settings)
+    yield provider
+    provider.close()
 
 
 @pytest.fixture

@@ -17,13 +17,13 @@ from dagster import (
     DagsterInstance,
 )
 
-from noetl_dagster.code_location.launch import launch, prepare
+from noetl_dagster.code_location.launch import Launch, launch, prepare
 from noetl_dagster.code_location.loading import default_resource
 from noetl_dagster.compiler.assets.partitions import chosen_partition
 from noetl_dagster.compiler.ops import NOETL
 from noetl_dagster.engine.executions.overview import Overview, full_overview
-from noetl_dagster.engine.executions.results import reference_of
-from noetl_dagster.errors import ExecutionFailedError
+from noetl_dagster.engine.executions.results import value_of
+from noetl_dagster.errors import ExecutionFailedError, ExecutionNotFoundError
 from noetl_dagster.events.state import StepStatus
 from noetl_dagster.playbook.loader import load_playbook
 from noetl_dagster.playbook.models import Playbook
@@ -48,7 +48,7 @@ class MaterializedPlaybook:
     noetl: EngineProvider
 
     def asset_value(self, asset: str | Sequence[str] | AssetKey) -> Any:
-        """The result of a step: mappings, lists, numbers and text as they are, tables as Arrow.
+        """The result of a step: mappings, lists, numbers and text as they are, tables as Arrow, of a loop a list.
 
         Args:
             asset: the step's name, or its asset's key.
@@ -64,7 +64,7 @@ class MaterializedPlaybook:
             end = execution.state.latest.get(step)
             if end is None or end.status is not StepStatus.COMPLETED:
                 raise KeyError(f"step {step} of execution {self.execution_id} has not completed")
-            return await runtime.results.get(await reference_of(runtime, self.execution_id, end))
+            return await value_of(runtime, end.envelope)
 
         return self.noetl.run(read())
 
@@ -154,7 +154,16 @@ def materialize_playbook(
             prepared=prepare(loaded, noetl, given),
         )
         events = [entry.dagster_event for entry in recorded.all_logs(ended.run_id) if entry.dagster_event]
-    made = MaterializedPlaybook(loaded, begun, ended.run_id, ended.success, ended.error, events, noetl)
-    if raise_on_error and not ended.success:
-        raise ExecutionFailedError(f"{loaded.name}, execution {begun}: {ended.error or 'did not complete'}")
-    return made
+    error = None if ended.success else _error_of(noetl, ended)
+    if raise_on_error and error is not None:
+        raise ExecutionFailedError(f"{loaded.name}, execution {begun}: {error}")
+    return MaterializedPlaybook(loaded, begun, ended.run_id, ended.success, error, events, noetl)
+
+
+def _error_of(noetl: EngineProvider, ended: Launch) -> str:
+    """Why an execution failed; what Dagster says of its run, where it has not even begun."""
+    try:
+        state = noetl.run(noetl.engine().runtime.load(ended.execution_id)).state
+    except ExecutionNotFoundError:
+        return ended.error or "it did not begin"
+    return state.error or ended.error or f"it is {state.status}"

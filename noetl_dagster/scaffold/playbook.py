@@ -40,9 +40,11 @@ def new_step(name: str, kind: str) -> str:
     template = TEMPLATES / "steps" / f"{kind}.yaml"
     if template.is_file():
         return filled(template, name=name)
-    needs = TOOL_KINDS[kind].needs[:1]
-    fields = [f"    {field}: # what it needs; docs/language.md says what may stand here" for field in needs]
-    return "\n".join([f"- step: {name}", "  tool:", f"    kind: {kind}", *fields]) + "\n"
+    tool = TOOL_KINDS[kind]
+    needs = tool.needs if tool.needs_all else tool.needs[:1]
+    fields = [f"    {field}: ... # put in what it is" for field in needs]
+    lines = [f"- step: {name}", "  tool:", f"    kind: {kind}", *fields, "  # next: [another_step]"]
+    return "\n".join(lines) + "\n"
 
 
 def with_step(text: str, step: str, file: str) -> str:

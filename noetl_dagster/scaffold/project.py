@@ -37,6 +37,7 @@ def new_project(folder: Path, version: str) -> list[Path]:
         f"{package}/__init__.py": "",
         f"{package}/definitions.py": _text("definitions.py"),
         "playbooks/squares.yaml": new_playbook("squares", path=f"{name}/squares"),
+        "conftest.py": _text("conftest.py"),
         "tests/test_playbooks.py": _text("test_playbooks.py"),
     }
     files = {folder / path: text for path, text in texts.items()}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,8 +13,7 @@ from noetl_dagster.code_location.playbooks import definitions_of
 from noetl_dagster.compiler.attach import EXECUTION_TAG
 from noetl_dagster.event_loop import run_sync
 from noetl_dagster.events.state import ExecutionState
-from noetl_dagster.resources.engines import EngineProvider, close_engines
-from noetl_dagster.settings import Settings
+from noetl_dagster.resources.engines import EngineProvider
 from tests.playbooks import playbook
 
 
@@ -24,12 +23,6 @@ class DagsterRunResult:
 
     result: ExecuteInProcessResult
     state: ExecutionState
-
-
-@pytest.fixture
-def noetl(settings: Settings) -> Iterator[EngineProvider]:
-    yield EngineProvider(settings)
-    close_engines()
 
 
 @pytest.fixture

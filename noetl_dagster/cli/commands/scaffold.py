@@ -13,7 +13,7 @@ from noetl_dagster.playbook.loader import parse_playbook
 from noetl_dagster.scaffold.playbook import new_playbook, new_step, with_step
 from noetl_dagster.scaffold.project import new_project
 
-Name = Annotated[str, typer.Argument(help="letters, digits, - and _", metavar="NAME")]
+Name = Annotated[str, typer.Argument(metavar="NAME")]
 
 app = typer.Typer(
     name="new", no_args_is_help=True, help="Write a commented start of a playbook, or of a step in one."
@@ -33,7 +33,8 @@ def playbook(
     folder: Annotated[Path, typer.Option(help="where it is written")] = Path("playbooks"),
 ) -> None:
     """Write a playbook of two steps, which runs as it is."""
-    _check_name(name)
+    if not name.replace("-", "_").isidentifier():
+        fail(f"{name!r} is no name for a playbook: letters, digits, - and _", code=2)
     file = folder / f"{name}.yaml"
     if file.exists():
         fail(f"{file} is there already; give another name")
@@ -55,14 +56,10 @@ def step(
     ] = "python",
 ) -> None:
     """Write a step at the end of a playbook's workflow; let an arc of another lead to it."""
-    _check_name(name)
+    if not name.isidentifier():
+        fail(f"{name!r} is no name for a step that templates can say: letters, digits and _", code=2)
     text = file.read_text(encoding="utf-8")
     if any(one.name == name for one in parse_playbook(text, file=str(file)).steps):
         fail(f"{file} has a step {name} already; give another name")
     file.write_text(with_step(text, new_step(name, kind), str(file)), encoding="utf-8")
     typer.echo(f"{file}: {name}; lead to it with next: [{name}]")
-
-
-def _check_name(name: str) -> None:
-    if not name.replace("-", "_").isidentifier():
-        fail(f"{name!r} is no name for a playbook or a step: letters, digits, - and _", code=2)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -10,12 +11,14 @@ from dagster import (
     AssetCheckSpec,
     AssetSpec,
     AutomationCondition,
+    BetaWarning,
     CodeReferencesMetadataValue,
     FreshnessPolicy,
     LocalFileCodeReference,
 )
 
 from noetl_dagster.compiler.names import asset_key, dagster_name
+from noetl_dagster.errors import Place
 from noetl_dagster.playbook.assets import AutomationKind, AutomationSpec, CheckSpec, FreshnessSpec
 from noetl_dagster.playbook.models import Playbook, Step
 
@@ -57,14 +60,19 @@ def metadata_of(playbook: Playbook, step: Step) -> dict[str, Any]:
     found: dict[str, Any] = dict(step.asset.metadata)
     place = step.place
     if place is not None and Path(place.file).is_file():
-        line = LocalFileCodeReference(
-            file_path=str(Path(place.file).absolute()), line_number=place.line, label=f"step {step.name}"
-        )
-        found["dagster/code_references"] = CodeReferencesMetadataValue(code_references=[line])
+        found["dagster/code_references"] = _line_of(place, f"step {step.name}")
     tables = {sink.table for sink in _sinks(step) if sink.table}
     if len(tables) == 1:
         found |= {"dagster/relation_identifier": tables.pop(), "dagster/storage_kind": "postgres"}
     return found
+
+
+def _line_of(place: Place, label: str) -> CodeReferencesMetadataValue:
+    path = str(Path(place.file).absolute())
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", BetaWarning)  # users of playbooks cannot do anything about it
+        line = LocalFileCodeReference(file_path=path, line_number=place.line, label=label)
+        return CodeReferencesMetadataValue(code_references=[line])
 
 
 def _sinks(step: Step) -> list[Any]:
