@@ -1,0 +1,66 @@
+"""``init`` and ``new``: what they write works."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from noetl_dagster.settings import Settings
+from tests.cli.conftest import Cli
+from tests.conftest import HOME, PROJECT
+from tests.waiting import PROCESS_SECONDS
+
+
+@pytest.mark.long
+def test_a_new_project_passes_its_own_test(cli: Cli, tmp_path: Path, settings: Settings) -> None:
+    done = cli("init", "clinic-flow")
+    assert done.returncode == 0, done.stderr
+    project = tmp_path / "clinic-flow"
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("NOETL_")}
+    environment |= {"PYTHONPATH": str(PROJECT), "NOETL_TEST_HOME": str(HOME)}
+
+    def python(*arguments: str) -> str:
+        process = subprocess.run(
+            [sys.executable, *arguments],
+            cwd=project,
+            env=environment,
+            capture_output=True,
+            text=True,
+            timeout=PROCESS_SECONDS,
+            check=False,
+        )
+        assert process.returncode == 0, process.stdout + process.stderr
+        return process.stdout
+
+    assert "1 passed" in python("-m", "pytest", "-p", "no:cacheprovider", "-o", "addopts=")
+    python("-m", "dagster", "definitions", "validate", "-w", "workspace.yaml")
+
+
+def test_what_is_there_stays(cli: Cli, tmp_path: Path) -> None:
+    (tmp_path / "flow").mkdir()
+    (tmp_path / "flow" / "README.md").write_text("mine")
+    done = cli("init", "flow")
+    assert done.returncode == 1
+    assert "README.md is there already" in done.stderr
+    assert [path.name for path in (tmp_path / "flow").iterdir()] == ["README.md"]
+
+
+def test_a_playbook_and_a_step(cli: Cli, tmp_path: Path) -> None:
+    assert cli("new", "playbook", "cubes").returncode == 0
+    assert cli("new", "step", "playbooks/cubes.yaml", "fetch", "--kind", "http").returncode == 0
+    checked = cli("check", "playbooks")
+    assert checked.returncode == 0
+    assert "no path leads here" in checked.stdout, "it says that the step waits for an arc"
+    again = cli("new", "step", "playbooks/cubes.yaml", "fetch")
+    assert "has a step fetch already" in again.stderr
+    assert "is there already" in cli("new", "playbook", "cubes").stderr
+    assert "is no name for a step" in cli("new", "step", "playbooks/cubes.yaml", "a-b").stderr
+    assert "is no name for a playbook" in cli("new", "playbook", "../cubes").stderr
+    assert (
+        "there is no tool 'htp'"
+        in cli("new", "step", "playbooks/cubes.yaml", "other", "--kind", "htp").stderr
+    )
