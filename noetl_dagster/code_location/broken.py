@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -24,6 +24,8 @@ from dagster import (
     sensor,
 )
 
+from noetl_dagster.playbook.document import Document
+
 GROUP = "broken_playbooks"
 CHECK = "loads"
 INTERVAL = 30
@@ -35,20 +37,51 @@ class Broken:
 
     Attributes:
         file: relative to the folder of the playbooks.
+        meant: the assets that it would make, as far as its text says.
     """
 
     file: Path
     why: str
+    meant: tuple[AssetKey, ...] = ()
 
     @property
     def key(self) -> AssetKey:
         return AssetKey([GROUP, *(re.sub(r"[^A-Za-z0-9_.-]+", "_", part) for part in self.file.parts)])
 
 
-def definitions_of_broken(broken: Sequence[Broken], among: str = "") -> Definitions:
+def meant_by(file: Path) -> tuple[AssetKey, ...]:
+    """The assets that a playbook would make if it could be loaded, as far as its text says."""
+    try:
+        root = Document(file.read_text(encoding="utf-8-sig"), str(file)).root
+    except (OSError, UnicodeDecodeError):
+        return ()
+    if not isinstance(root, dict):
+        return ()
+    metadata, steps = root.get("metadata"), root.get("workflow")
+    if not isinstance(metadata, dict) or not isinstance(steps, list):
+        return ()
+    path = str(metadata.get("path") or metadata.get("name") or "").strip("/")
+    found = []
+    for step in steps:
+        asset = step.get("asset") if isinstance(step, dict) else False
+        name = step.get("step") if isinstance(step, dict) else None
+        if asset is False or not isinstance(name, str) or not path:
+            continue
+        key = asset.get("key") if isinstance(asset, dict) else None
+        parts = key if isinstance(key, list) else str(key or f"{path}/{name}").split("/")
+        found.append(AssetKey([str(part) for part in parts if part]))
+    return tuple(found)
+
+
+def definitions_of_broken(
+    broken: Sequence[Broken], made: Collection[AssetKey] = (), among: str = ""
+) -> Definitions:
     """Placeholder assets, their checks, and the sensor that tells Dagster of the failures.
 
+    Whoever reads an asset of theirs finds it: Dagster would refuse the whole code location otherwise.
+
     Args:
+        made: the assets that other playbooks make.
         among: sets their names apart from those of other folders of the project.
     """
     if not broken:
@@ -60,6 +93,11 @@ def definitions_of_broken(broken: Sequence[Broken], among: str = "") -> Definiti
             one.key, group_name=GROUP, description=f"{one.file} cannot be loaded:\n\n```\n{one.why}\n```"
         )
         for one in broken
+    ]
+    missed = {key: one for one in reversed(broken) for key in one.meant if key not in made}
+    specs += [
+        AssetSpec(key, group_name=GROUP, description=f"Made by {one.file}, which cannot be loaded")
+        for key, one in missed.items()
     ]
     return Definitions(
         assets=specs, asset_checks=[_check(one) for one in broken], sensors=[_sensor(broken, among)]

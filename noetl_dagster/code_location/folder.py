@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
 from dagster import AssetKey
 
-from noetl_dagster.code_location.broken import Broken
+from noetl_dagster.code_location.broken import Broken, meant_by
 from noetl_dagster.code_location.translation import Specs, Translation, translated
 from noetl_dagster.compiler.job import PlaybookJob, compile_playbook
 from noetl_dagster.errors import PlaybookError
@@ -65,7 +66,7 @@ def load_folder(
     jobs = _without_circles(_without_twins(jobs, broken), broken)
     for one in broken:
         logger.error("playbook %s is left out:\n%s", one.file, one.why)
-    return jobs, [Broken(one.file.relative_to(folder), one.why) for one in broken]
+    return jobs, [replace(one, file=one.file.relative_to(folder), meant=meant_by(one.file)) for one in broken]
 
 
 def _broken(playbook: Playbook, why: str) -> Broken:

@@ -68,9 +68,9 @@ def load_playbooks(
     jobs, broken = load_folder(folder, include=include, exclude=exclude, translation=translation)
     playbooks = definitions_of_jobs(jobs, noetl, spark=spark, resources=given)
     upkeep = control_of(jobs, noetl) if control else Definitions()
-    return Definitions.merge(
-        playbooks, upkeep, definitions_of_broken(broken, "" if control else _name(folder))
-    )
+    made = {key for job in jobs if job.assets is not None for key in job.assets.keys}
+    placeholders = definitions_of_broken(broken, made, "" if control else _name(folder))
+    return Definitions.merge(playbooks, upkeep, placeholders)
 
 
 def _name(folder: Path) -> str:

@@ -168,3 +168,42 @@ def test_a_source_that_two_playbooks_observe_and_one_makes(folder: Path) -> None
     write(folder, a=observe + GOOD, b=observe + GOOD)
     graph = defined(folder).resolve_asset_graph()
     assert graph.observable_asset_keys == {AssetKey(["lake", "raw"])}
+
+
+READER = """
+workflow:
+  - {step: load, from: {rows: tests/bad/rows}, tool: {kind: noop}, asset: {key: lake/loaded}}
+"""
+
+
+def test_readers_of_a_broken_playbook_stay(folder: Path) -> None:
+    write(
+        folder,
+        bad="workflow:\n  - {step: rows, tool: {kind: nop}}\n  - {step: x, asset: false}\n",
+        reader=READER,
+    )
+    (folder / "own_assets.py").write_text(
+        "from dagster import AssetIn, asset\n"
+        "@asset(ins={'rows': AssetIn(key=['tests', 'bad', 'rows'], input_manager_key='noetl_results')})\n"
+        "def counted(rows): return len(rows)\n"
+    )
+    defs = defined(folder)
+    assert jobs_of(defs) == {"reader"}
+    graph = defs.resolve_asset_graph()
+    rows = AssetKey(["tests", "bad", "rows"])
+    assert (
+        graph.get(AssetKey("counted")).parent_keys
+        == graph.get(AssetKey(["lake", "loaded"])).parent_keys
+        == {rows}
+    )
+    assert "Made by bad.yaml, which cannot be loaded" in str(graph.get(rows).description)
+    assert AssetKey(["tests", "bad", "x"]) not in graph.get_all_asset_keys()
+
+
+@pytest.mark.parametrize(
+    "text", ["", "- a", "workflow: 3", "workflow: [1, {step: [2]}]", "workflow: [", "metadata: []"]
+)
+def test_a_broken_playbook_that_says_little(folder: Path, text: str) -> None:
+    (folder / "bad.yaml").write_text(f"kind: Playbook\n{text}\n")
+    write(folder, good=GOOD)
+    assert jobs_of(defined(folder)) == {"good"}

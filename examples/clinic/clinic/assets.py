@@ -19,6 +19,4 @@ def ward_load(pyspark: PySparkResource, visits: DataFrame) -> DataFrame:
     """Visits and minutes of every ward and day, of the visits where the playbook has stored them."""
     # the session that the input is read with, and that steps of kind spark use too
     assert visits.sparkSession is pyspark.spark_session
-    return visits.groupBy("ward", "day").agg(
-        F.count("*").alias("visits"), F.sum("minutes").alias("minutes")
-    )
+    return visits.groupBy("ward", "day").agg(F.count("*").alias("visits"), F.sum("minutes").alias("minutes"))
