@@ -6,7 +6,7 @@ TEST_ARGS ?= -n 3 --dist loadfile --no-loadscope-reorder
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help setup java demo dev check test-quick test test-slow lint bench bench-peers lock services-up services-down clean
+.PHONY: help setup java demo dev check test-quick test test-slow lint bench bench-peers docs lock services-up services-down clean
 
 help: ## list the verbs
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' Makefile | expand -t 16
@@ -45,6 +45,9 @@ bench: setup java ## the benchmarks
 
 bench-peers: setup ## items a second of Dagster, Prefect, Temporal, DBOS and ours, into benchmarks/README.md
 	@scripts/bench-peers
+
+docs: setup ## write the pages that are made from the code: settings, public names
+	@scripts/docs
 
 lock: setup ## pin what pyproject.toml asks for, in requirements.lock
 	@scripts/lock

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import re
+import subprocess
+import sys
 import textwrap
 from pathlib import Path
 
 import pytest
 
+import noetl_dagster
 from noetl_dagster.cli.commands.documents import settings_page
 from noetl_dagster.playbook.loader import parse_report
 
@@ -17,7 +20,33 @@ DOCS = PROJECT / "docs"
 
 def test_the_settings_page_lists_every_setting() -> None:
     written = (DOCS / "settings.md").read_text(encoding="utf-8")
-    assert written == settings_page(), "run: noetl-dagster settings --markdown > docs/settings.md"
+    assert written == settings_page(), "run: make docs"
+
+
+def test_the_api_page_lists_every_public_name() -> None:
+    written = (DOCS / "api.md").read_text(encoding="utf-8")
+    page = [sys.executable, str(PROJECT / "scripts" / "api_page.py")]
+    made = subprocess.run(page, capture_output=True, text=True, check=True).stdout
+    assert written == made, "run: make docs"
+    for name in noetl_dagster.__all__:
+        assert f"### {name}\n" in written
+
+
+def test_public_names_are_what_the_package_says() -> None:
+    assert sorted(noetl_dagster.__all__) == noetl_dagster.__all__
+    for name in noetl_dagster.__all__:
+        assert getattr(noetl_dagster, name).__name__ == name
+    assert set(noetl_dagster.__all__) <= set(dir(noetl_dagster))
+    with pytest.raises(AttributeError, match="no attribute 'nothing'"):
+        noetl_dagster.nothing  # noqa: B018
+
+
+def test_the_package_itself_loads_nothing() -> None:
+    loaded = (
+        "import sys, noetl_dagster; print([m for m in sys.modules if m.startswith(('dagster', 'pyspark'))])"
+    )
+    done = subprocess.run([sys.executable, "-c", loaded], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
 
 
 @pytest.mark.parametrize("page", ["README.md", "docs/language.md"])
