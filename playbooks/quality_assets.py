@@ -1,14 +1,13 @@
 """Data quality on Spark, of what an execution of ``patient_flow.yaml`` has normalised.
 
-Four asset checks of the playbook's step ``normalise``, evaluated by the playbook's own job as soon as the step
-is done, and an ordinary Dagster asset over its result: a facility report with a picture. Both read that
-execution's datasets where they lie.
+An ordinary Dagster asset over the result of the playbook's step ``normalise``: a facility report with a picture, and
+four checks of its own. It reads that execution's datasets where they lie, and has a job beside the playbook's.
 """
 
 from __future__ import annotations
 
 import base64
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import reduce
 from operator import add
 from typing import Any
@@ -24,16 +23,12 @@ from dagster import (
     PythonObjectDagsterType,
     asset,
     define_asset_job,
-    multi_asset_check,
 )
 from patient_flow_spark import LAYOUTS, PATIENT
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F  # noqa: N812, Spark's own convention
 
-from noetl_dagster.resources.noetl import NoetlResource
-from noetl_dagster.resources.spark import PySparkResource
-from noetl_dagster.result_ref import ResultRef
-from noetl_dagster.spark.frames import frame_of
+from noetl_dagster import NoetlResource, PySparkResource, ResultRef, frame_of
 
 FLOW = ("examples", "patient_flow")
 NORMALISE = AssetKey([*FLOW, "normalise"])
@@ -115,28 +110,6 @@ def report_of(noetl: NoetlResource, pyspark: PySparkResource, normalise: ResultR
     return report(datasets, noetl.run(store.get(normalise))["rows"])
 
 
-@multi_asset_check(
-    name="normalise_quality",
-    specs=[AssetCheckSpec(name, asset=NORMALISE, description=what) for name, (_, what) in CHECKS.items()],
-    ins={"normalise": AssetIn(key=NORMALISE, input_manager_key="noetl_results")},
-    compute_kind="spark",
-)
-def normalise_quality(
-    noetl: NoetlResource, pyspark: PySparkResource, normalise: ResultRef
-) -> Iterator[AssetCheckResult]:
-    """Counts, uniqueness, nulls and ranges of the normalised datasets."""
-    rows = report_of(noetl, pyspark, normalise)
-    for name, (column, _) in CHECKS.items():
-        bad = {f"{row['facility_id']} {row['data_type']}": row[column] for row in rows if row[column]}
-        yield AssetCheckResult(
-            check_name=name,
-            asset_key=NORMALISE,
-            passed=bool(rows) and not bad,
-            severity=AssetCheckSeverity.ERROR,
-            metadata={"found": sum(bad.values()), "where": MetadataValue.json(bad)},
-        )
-
-
 @asset(
     key=REPORT,
     ins={"normalise": AssetIn(key=NORMALISE, input_manager_key="noetl_results")},
@@ -144,6 +117,7 @@ def normalise_quality(
     dagster_type=PythonObjectDagsterType(list),
     group_name="patient_flow",
     kinds={"spark"},
+    check_specs=[AssetCheckSpec(name, asset=REPORT, description=what) for name, (_, what) in CHECKS.items()],
 )
 def facility_quality(
     noetl: NoetlResource, pyspark: PySparkResource, normalise: ResultRef
@@ -158,6 +132,18 @@ def facility_quality(
             "facilities": len({row["facility_id"] for row in rows}),
             "execution": str(normalise.execution_id),
         },
+        check_results=[_checked(name, column, rows) for name, (column, _) in CHECKS.items()],
+    )
+
+
+def _checked(name: str, column: str, rows: Sequence[Mapping[str, Any]]) -> AssetCheckResult:
+    """Whether a column of the report is 0 for every facility and data type."""
+    bad = {f"{row['facility_id']} {row['data_type']}": row[column] for row in rows if row[column]}
+    return AssetCheckResult(
+        check_name=name,
+        passed=bool(rows) and not bad,
+        severity=AssetCheckSeverity.ERROR,
+        metadata={"found": sum(bad.values()), "where": MetadataValue.json(bad)},
     )
 
 

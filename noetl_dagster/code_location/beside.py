@@ -7,11 +7,16 @@ from __future__ import annotations
 
 import importlib.util
 import logging
+import re
 import sys
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from types import ModuleType
 
 from dagster import (
+    AssetChecksDefinition,
+    AssetKey,
     Definitions,
     JobDefinition,
     load_asset_checks_from_modules,
@@ -23,6 +28,7 @@ from noetl_dagster.dagster_internals import UnresolvedAssetJobDefinition
 logger = logging.getLogger(__name__)
 
 PATTERN = "*_assets.py"
+_CHECK = re.compile(r"\b(multi_)?asset_check\b")
 
 
 def definitions_beside(folder: Path) -> Definitions:
@@ -30,16 +36,35 @@ def definitions_beside(folder: Path) -> Definitions:
     error in the log: it must not take the playbooks with it."""
     found = []
     for path in sorted(folder.rglob(PATTERN)):
-        try:
+        with _left_out_if_broken(path):
             found.append(_definitions_in(_module(path)))
-        except Exception:
-            logger.exception("the assets of %s are left out", path)
     return Definitions.merge(*found)
+
+
+def checks_beside(folder: Path, assets: Collection[AssetKey]) -> list[AssetChecksDefinition]:
+    """Checks in the files below a folder that are about given assets and nothing else.
+
+    Files that have none are not imported: what they import may take a while.
+    """
+    found: list[AssetChecksDefinition] = []
+    for path in sorted(folder.rglob(PATTERN)):
+        if _CHECK.search(path.read_text(encoding="utf-8", errors="replace")) is not None:
+            with _left_out_if_broken(path):
+                found += load_asset_checks_from_modules([_module(path)])
+    return [one for one in found if {key.asset_key for key in one.check_keys} <= set(assets)]
 
 
 def has_assets_beside(folder: Path) -> bool:
     """Whether there is any such file below a folder."""
     return next(folder.rglob(PATTERN), None) is not None
+
+
+@contextmanager
+def _left_out_if_broken(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except Exception:
+        logger.exception("the assets of %s are left out", path)
 
 
 def _definitions_in(module: ModuleType) -> Definitions:

@@ -9,8 +9,9 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
-from dagster import DagsterInstance, DagsterInvalidConfigError, DagsterRun, JobDefinition
+from dagster import DagsterInstance, DagsterInvalidConfigError, DagsterRun, Definitions, JobDefinition
 
+from noetl_dagster.code_location.beside import checks_beside
 from noetl_dagster.code_location.playbooks import definitions_of_jobs
 from noetl_dagster.compiler.assets.automation import set_limits
 from noetl_dagster.compiler.assets.partitions import chosen_partition, partition_tags, register
@@ -58,14 +59,24 @@ class Prepared(NamedTuple):
 def prepare(
     playbook: Playbook, noetl: EngineProvider, resources: Mapping[str, Any] = MappingProxyType({})
 ) -> Prepared:
-    """Compiles a playbook to its job.
+    """Compiles a playbook to its job, with the checks of its assets that stand in Python beside it.
 
     Args:
         resources: instead of those that would be made.
     """
     compiled = compile_playbook(playbook)
-    definitions = definitions_of_jobs([compiled], noetl, resources=resources)
+    folder = noetl.settings.playbooks_path
+    checks = []
+    if compiled.assets is not None and _is_below(playbook.file, folder):
+        checks = checks_beside(folder, compiled.assets.keys)
+    definitions = definitions_of_jobs([compiled], noetl, resources=resources, spark=bool(checks))
+    if checks:
+        definitions = Definitions.merge(definitions, Definitions(asset_checks=checks))
     return Prepared(compiled, definitions.resolve_job_def(compiled.name))
+
+
+def _is_below(file: str, folder: Path) -> bool:
+    return Path(file).resolve().is_relative_to(folder.resolve())
 
 
 def launch(
@@ -143,9 +154,7 @@ def _partition(
 
 def _origin(playbook: Playbook, job_name: str, settings: Settings) -> RemoteJobOrigin | None:
     """Where the UI finds the job of a run, so that the run can be launched again from there."""
-    try:
-        Path(playbook.file).resolve().relative_to(settings.playbooks_path.resolve())
-    except ValueError:
+    if not _is_below(playbook.file, settings.playbooks_path):
         return None
     location = ManagedGrpcPythonEnvCodeLocationOrigin(
         LoadableTargetOrigin(module_name=LOCATION, working_directory=str(Path.cwd())), LOCATION

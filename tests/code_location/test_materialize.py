@@ -94,3 +94,31 @@ def test_mistakes_are_told_at_once(noetl: EngineProvider, tmp_path: Path) -> Non
         materialize_playbook(file, resources={"noetl": noetl})
     with pytest.raises(WorkloadError, match="n"):
         materialize_playbook(playbook("workload: {n: 1}\n" + NOOP), {"n": "many"}, resources={"noetl": noetl})
+
+
+BESIDE = """
+from dagster import AssetCheckResult, AssetKey, asset, asset_check
+
+@asset_check(asset=AssetKey(["tests", "squares", "total"]))
+def is_even():
+    return AssetCheckResult(passed=False, metadata={"asked": "beside"})
+
+@asset
+def other(): ...
+
+@asset_check(asset=other)
+def of_another(): return AssetCheckResult(passed=True)
+"""
+
+
+def test_checks_in_python_beside_a_playbook_run_with_it(noetl: EngineProvider, tmp_path: Path) -> None:
+    (tmp_path / "squares.yaml").write_text(text_of("squares", SQUARES))
+    (tmp_path / "squares_beside_assets.py").write_text(BESIDE)
+    (tmp_path / "slow_assets.py").write_text("raise RuntimeError('has no checks and is not imported')")
+    here = EngineProvider(noetl.settings.model_copy(update={"playbooks_path": tmp_path}))
+    try:
+        made = materialize_playbook(tmp_path / "squares.yaml", resources={"noetl": here})
+    finally:
+        here.close()
+    said = {one.check_name: one.passed for one in made.check_evaluations}
+    assert said == {"some": False, "is_even": False}
