@@ -2,5 +2,5 @@
 
 Its jobs, assets, sensors and schedules in one place, ordinary Python assets beside them, and runs in this
 process. Gives ``build_definitions`` to ``definitions`` and ``launch`` to the command line. Stands on
-``compiler``, ``io_managers``, ``playbook``, ``resources``, ``schedules`` and ``sensors``.
+``compiler``, ``io_managers``, ``lineage``, ``playbook``, ``resources``, ``schedules`` and ``sensors``.
 """

@@ -12,6 +12,7 @@ from dagster import AssetKey
 from noetl_dagster.code_location.broken import Broken
 from noetl_dagster.compiler.job import PlaybookJob, compile_playbook
 from noetl_dagster.errors import PlaybookError
+from noetl_dagster.lineage.tables import PlaybookWriters
 from noetl_dagster.playbook.catalog import find_playbooks
 from noetl_dagster.playbook.loader import load_playbook
 from noetl_dagster.playbook.models import Playbook
@@ -41,9 +42,10 @@ def load_folder(settings: Settings) -> tuple[list[PlaybookJob], list[Broken]]:
         for step in playbook.steps
         if step.is_asset
     }
+    writers = PlaybookWriters(playbooks)
     for playbook in playbooks:
         try:
-            job = compile_playbook(playbook, made)
+            job = compile_playbook(playbook, made, writers)
             job.schedules  # noqa: B018, Dagster looks at them now
             jobs.append(job)
         except Exception as error:  # whatever Dagster refuses of this one concerns no other

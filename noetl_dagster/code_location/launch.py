@@ -23,6 +23,7 @@ from noetl_dagster.dagster_internals import (
     execute_run,
 )
 from noetl_dagster.errors import ExecutionNotFoundError, WorkloadError
+from noetl_dagster.lineage.tables import FolderWriters
 from noetl_dagster.playbook.assets import Partition
 from noetl_dagster.playbook.models import Playbook
 from noetl_dagster.resources.noetl import NoetlResource
@@ -55,7 +56,7 @@ class Prepared(NamedTuple):
 
 def prepare(playbook: Playbook, noetl: NoetlResource) -> Prepared:
     """Compiles a playbook to its job."""
-    compiled = compile_playbook(playbook)
+    compiled = compile_playbook(playbook, writers=FolderWriters(noetl.settings.playbooks_path, playbook))
     return Prepared(compiled, definitions_of_jobs([compiled], noetl).resolve_job_def(compiled.name))
 
 

@@ -27,8 +27,10 @@ from dagster import (
 
 from noetl_dagster.about import About
 from noetl_dagster.compiler.assets.elsewhere import Elsewhere
+from noetl_dagster.compiler.assets.lineage import lineage_metadata, prepare_lineage
 from noetl_dagster.compiler.assets.partitions import chosen_partition
 from noetl_dagster.compiler.assets.reading import Reading
+from noetl_dagster.compiler.assets.specs import relation_metadata
 from noetl_dagster.compiler.attach import attach
 from noetl_dagster.compiler.config import WORKLOAD
 from noetl_dagster.compiler.drive import drive
@@ -43,6 +45,7 @@ from noetl_dagster.engine.fanout.shards import GroupReport
 from noetl_dagster.engine.steps.region import run_region
 from noetl_dagster.event_loop import run_sync
 from noetl_dagster.events.state import CheckOutcome, ExecutionStatus, StepEnd, StepStatus
+from noetl_dagster.lineage.tables import Writers, no_writers
 from noetl_dagster.playbook.assets import Severity
 from noetl_dagster.playbook.graph import Region
 from noetl_dagster.playbook.models import Playbook, Step
@@ -79,6 +82,7 @@ class OpMaker:
         entry: region in which the execution starts.
         prefix: what makes the ops' own names different from those of other playbooks.
         readings: assets outside of the playbook that its steps read.
+        writers: the assets whose steps write a table.
     """
 
     playbook: Playbook
@@ -87,6 +91,7 @@ class OpMaker:
     entry: str
     prefix: str
     readings: tuple[Reading, ...] = ()
+    writers: Writers = no_writers
 
     def step_ops(self, region: Region) -> list[OpDefinition]:
         """The ops of a region: one, or the three of a fan-out."""
@@ -100,6 +105,7 @@ class OpMaker:
     def _step_op(self, region: Region, step: Step) -> OpDefinition:
         def run(context: OpExecutionContext, inputs: dict[str, Any]) -> Iterator[Output[Any]]:
             session = self._session(context, region)
+            prepare_lineage(step)
             end = session.drive(session.engine.steps.run(session.execution, step.name), step.name)
             yield from session.outputs([end], {step.name: RESULT}, self._arc_names(end.fired))
             session.finish([end])
@@ -251,7 +257,7 @@ class OpMaker:
 
     def _session(self, context: OpExecutionContext, region: Region) -> OpSession:
         workload = context.op_config[WORKLOAD] if context.op_config else None
-        return OpSession.open(context, self.playbook, workload)
+        return OpSession.open(context, self.playbook, workload, self.writers)
 
 
 @dataclass(slots=True)
@@ -260,16 +266,22 @@ class OpSession:
 
     Attributes:
         playbook: what the op was made of; the execution keeps the text that it began with.
+        writers: see :class:`OpMaker`.
     """
 
     context: OpExecutionContext
     engine: Engine
     execution: Execution
     playbook: Playbook
+    writers: Writers
 
     @classmethod
     def open(
-        cls, context: OpExecutionContext, playbook: Playbook, workload: dict[str, Any] | None
+        cls,
+        context: OpExecutionContext,
+        playbook: Playbook,
+        workload: dict[str, Any] | None,
+        writers: Writers,
     ) -> OpSession:
         resource: NoetlResource = getattr(context.resources, NOETL)
         engine = resource.engine()
@@ -285,7 +297,7 @@ class OpSession:
             engine.crew.set_processes(execution.id, processes)
         if runs_in_one_process(context):
             prepare_spark(engine.runtime, execution)
-        return cls(context, engine, execution, playbook)
+        return cls(context, engine, execution, playbook, writers)
 
     def drive(self, work: Any, step: str) -> Any:
         work = self.engine.guard(self.execution, work)
@@ -308,7 +320,9 @@ class OpSession:
                 continue
             if end.status is StepStatus.COMPLETED:
                 reference = run_sync(reference_of(self.engine.runtime, self.execution.id, end))
-                yield Output(reference, results[end.step], metadata=self._metadata(end) | (metadata or {}))
+                yield Output(
+                    reference, results[end.step], metadata=self._metadata(step, end) | (metadata or {})
+                )
             declared = {check.name for check in step.checks}
             for outcome in self.execution.state.checks_of(end.step, end.visit):
                 if outcome.name in declared:
@@ -355,7 +369,8 @@ class OpSession:
         fresh = await self.engine.runtime.load(self.execution.id)
         return await self.engine.lifecycle.finish_if_over(fresh)
 
-    def _metadata(self, end: StepEnd) -> dict[str, Any]:
+    def _metadata(self, step: Step, end: StepEnd) -> dict[str, Any]:
+        state = self.execution.state
         metadata: dict[str, Any] = {
             "execution": str(self.execution.id),
             "visit": MetadataValue.int(end.visit),
@@ -363,7 +378,9 @@ class OpSession:
         for key in ("total", "done", "failed"):
             if isinstance(end.envelope.get(key), int):
                 metadata[key] = MetadataValue.int(end.envelope[key])
-        return metadata | _spark_metadata(end.envelope.get("spark"))
+        metadata |= _spark_metadata(end.envelope.get("spark"))
+        metadata |= relation_metadata(self.playbook, step, state.workload)
+        return metadata | lineage_metadata(self.playbook, step, end, state, self.writers)
 
 
 def needs_spark(playbook: Playbook) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -15,10 +16,12 @@ from dagster import (
 )
 
 from noetl_dagster.compiler.names import asset_key, dagster_name
+from noetl_dagster.lineage.tables import tables_written
 from noetl_dagster.playbook.assets import AutomationKind, AutomationSpec, CheckSpec, FreshnessSpec
 from noetl_dagster.playbook.models import Playbook, Step
 
 KIND_PREFIX = "dagster/kind/"
+RELATION = "dagster/relation_identifier"
 BLOCKING = "noetl/blocking"
 """Metadata of a check that fails its step. Dagster is not told that it blocks: an arc may take the failure."""
 
@@ -46,14 +49,22 @@ def metadata_of(playbook: Playbook, step: Step) -> dict[str, Any]:
             file_path=str(Path(place.file).absolute()), line_number=place.line, label=f"step {step.name}"
         )
         found["dagster/code_references"] = CodeReferencesMetadataValue(code_references=[line])
-    tables = {sink.table for sink in _sinks(step) if sink.table}
-    if len(tables) == 1:
-        found |= {"dagster/relation_identifier": tables.pop(), "dagster/storage_kind": "postgres"}
-    return found
+    return relation_metadata(playbook, step) | found
 
 
-def _sinks(step: Step) -> list[Any]:
-    return [task.sink for task in step.tasks if task.sink is not None]
+def relation_metadata(
+    playbook: Playbook, step: Step, workload: Mapping[str, Any] | None = None
+) -> dict[str, Any]:
+    """The one table that a step writes, and the kind of its database.
+
+    Args:
+        workload: of an execution; default: the playbook's own.
+    """
+    tables = {(table.kind, table.name) for table in tables_written(playbook, step, workload)}
+    if len(tables) != 1 or RELATION in step.asset.metadata:  # the playbook's own word goes first
+        return {}
+    [(kind, name)] = tables
+    return {RELATION: name, "dagster/storage_kind": kind}
 
 
 def check_specs(playbook: Playbook, step: Step) -> list[AssetCheckSpec]:
