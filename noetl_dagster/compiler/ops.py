@@ -27,7 +27,7 @@ from dagster import (
 
 from noetl_dagster.about import About
 from noetl_dagster.compiler.assets.elsewhere import Elsewhere
-from noetl_dagster.compiler.assets.lineage import lineage_metadata, prepare_lineage
+from noetl_dagster.compiler.assets.lineage import lineage_metadata, prepare_lineage, rows_metadata
 from noetl_dagster.compiler.assets.partitions import chosen_partition
 from noetl_dagster.compiler.assets.reading import Reading
 from noetl_dagster.compiler.assets.specs import relation_metadata
@@ -379,6 +379,7 @@ class OpSession:
             if isinstance(end.envelope.get(key), int):
                 metadata[key] = MetadataValue.int(end.envelope[key])
         metadata |= _spark_metadata(end.envelope.get("spark"))
+        metadata |= rows_metadata(end.envelope, partitioned=state.partition is not None)
         metadata |= relation_metadata(self.playbook, step, state.workload)
         return metadata | lineage_metadata(self.playbook, step, end, state, self.writers)
 

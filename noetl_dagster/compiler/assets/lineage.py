@@ -1,4 +1,4 @@
-"""Column lineage of what a step has made, as Dagster shows it."""
+"""The columns of what a step has made, and what they were made of, as Dagster shows it."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from importlib import import_module
 from typing import Any
 
-from dagster import AssetKey, MetadataValue, TableColumnDep, TableColumnLineage
+from dagster import AssetKey, MetadataValue, TableColumn, TableColumnDep, TableColumnLineage, TableSchema
 
 from noetl_dagster.events.envelopes import Envelope, from_result
 from noetl_dagster.events.state import ExecutionState, StepEnd
@@ -19,6 +19,8 @@ logger = logging.getLogger(__name__)
 
 ROWS_LOOKED_AT = 100
 """Rows of a result that is a list of mappings which say what columns it has."""
+
+_JSON: Mapping[type, str] = {bool: "boolean", int: "number", float: "number", str: "string", list: "array"}
 
 _READER = "noetl_dagster.lineage.steps"
 """Imports a parser of SQL, which takes a tenth of a second: only where a step has SQL, and while that runs."""
@@ -73,6 +75,30 @@ def lineage_metadata(
     return {"dagster/column_lineage": MetadataValue.column_lineage(lineage)}
 
 
+def rows_metadata(envelope: Envelope, *, partitioned: bool) -> dict[str, Any]:
+    """Number and columns of the rows of a result that stands in the log; of others their reference knows."""
+    data = envelope.get("data")
+    rows = data.get("rows") if isinstance(data, Mapping) else None
+    names = columns_of(envelope)
+    if (
+        not isinstance(rows, list)
+        or not isinstance(data, Mapping)
+        or not names
+        or data.get("row_count") != len(rows)
+    ):
+        return {}
+    schema = TableSchema([TableColumn(name, _kind_of(name, rows)) for name in names])
+    count = "dagster/partition_row_count" if partitioned else "dagster/row_count"
+    return {count: len(rows), "dagster/column_schema": MetadataValue.table_schema(schema)}
+
+
+def _kind_of(column: str, rows: Sequence[Mapping[str, Any]]) -> str:
+    """What JSON calls the column's values."""
+    values = (row.get(column) for row in rows[:ROWS_LOOKED_AT])
+    kinds = {_JSON.get(type(value), "object") for value in values if value is not None}
+    return " or ".join(sorted(kinds)) or "unknown"
+
+
 def columns_of(envelope: Envelope, task: str | None = None) -> Sequence[str] | None:
     """The columns of a result, where it says them or is small enough to stand in the log.
 
@@ -99,4 +125,4 @@ def columns_of(envelope: Envelope, task: str | None = None) -> Sequence[str] | N
     return list(dict.fromkeys(str(name) for row in data[:ROWS_LOOKED_AT] for name in row))
 
 
-__all__ = ["columns_of", "has_sql", "lineage_metadata", "prepare_lineage"]
+__all__ = ["columns_of", "has_sql", "lineage_metadata", "prepare_lineage", "rows_metadata"]
