@@ -10,6 +10,7 @@ from dagster import Any as AnyType
 from dagster import (
     AssetCheckResult,
     AssetCheckSeverity,
+    AssetKey,
     DynamicOut,
     DynamicOutput,
     Failure,
@@ -36,6 +37,7 @@ from noetl_dagster.compiler.config import WORKLOAD
 from noetl_dagster.compiler.drive import drive
 from noetl_dagster.compiler.executor import processes_of, runs_in_one_process
 from noetl_dagster.compiler.names import FANIN_SUFFIX, GROUP_SUFFIX, asset_key, dagster_name
+from noetl_dagster.compiler.pipes import Pipes, hearing, told
 from noetl_dagster.compiler.tokens import TOKENS
 from noetl_dagster.engine.engine import Engine
 from noetl_dagster.engine.executions.ahead import prepare_spark, uses_spark
@@ -257,7 +259,7 @@ class OpMaker:
 
     def _session(self, context: OpExecutionContext, region: Region) -> OpSession:
         workload = context.op_config[WORKLOAD] if context.op_config else None
-        return OpSession.open(context, self.playbook, workload, self.writers)
+        return OpSession.open(context, self.playbook, workload, self.writers, region.steps)
 
 
 @dataclass(slots=True)
@@ -267,6 +269,7 @@ class OpSession:
     Attributes:
         playbook: what the op was made of; the execution keeps the text that it began with.
         writers: see :class:`OpMaker`.
+        steps: those of the op's region.
     """
 
     context: OpExecutionContext
@@ -274,6 +277,7 @@ class OpSession:
     execution: Execution
     playbook: Playbook
     writers: Writers
+    steps: tuple[str, ...]
 
     @classmethod
     def open(
@@ -282,11 +286,13 @@ class OpSession:
         playbook: Playbook,
         workload: dict[str, Any] | None,
         writers: Writers,
+        steps: tuple[str, ...],
     ) -> OpSession:
         resource: NoetlResource = getattr(context.resources, NOETL)
         engine = resource.engine()
         engine.runtime.elsewhere = Elsewhere(engine.runtime, context).find
         engine.runtime.partition_of = chosen_partition
+        engine.runtime.box.pipes = Pipes(engine.runtime.box).open
         pyspark = getattr(context.resources, PYSPARK, None)
         if pyspark is not None:  # the run's own, with the configuration of this run
             engine.runtime.box.spark = lambda: pyspark.spark_session
@@ -297,12 +303,24 @@ class OpSession:
             engine.crew.set_processes(execution.id, processes)
         if runs_in_one_process(context):
             prepare_spark(engine.runtime, execution)
-        return cls(context, engine, execution, playbook, writers)
+        return cls(context, engine, execution, playbook, writers, steps)
 
     def drive(self, work: Any, step: str) -> Any:
         work = self.engine.guard(self.execution, work)
-        with About(execution_id=self.execution.id, step=step, run_id=self.context.run_id):
+        with (
+            About(execution_id=self.execution.id, step=step, run_id=self.context.run_id),
+            hearing(self.execution.id, self.context, self.asset_keys),
+        ):
             return drive(self.context, self.engine, work, execution_id=self.execution.id, step=step)
+
+    @property
+    def asset_keys(self) -> dict[str, AssetKey | None]:
+        """The assets of the op's steps whose jobs are heard; None of those that make none."""
+        return {
+            step.name: asset_key(self.playbook, step.name) if step.is_asset else None
+            for step in map(self.playbook.step, self.steps)
+            if any(task.config.get("pipes") for task in step.tasks)
+        }
 
     def outputs(
         self,
@@ -316,13 +334,16 @@ class OpSession:
             step = self.playbook.step(
                 end.step
             )  # as the op was made: the file may have changed since the start
+            heard = told(self.execution.id, end.step)
+            for event in heard.events if heard is not None else ():
+                self.context.log_event(event)  # type: ignore[arg-type]
             if not step.is_asset:
                 continue
             if end.status is StepStatus.COMPLETED:
                 reference = run_sync(reference_of(self.engine.runtime, self.execution.id, end))
-                yield Output(
-                    reference, results[end.step], metadata=self._metadata(step, end) | (metadata or {})
-                )
+                shown = self._metadata(step, end) | (metadata or {})
+                shown |= heard.metadata if heard is not None else {}
+                yield Output(reference, results[end.step], metadata=shown)
             declared = {check.name for check in step.checks}
             for outcome in self.execution.state.checks_of(end.step, end.visit):
                 if outcome.name in declared:
