@@ -14,6 +14,7 @@ from noetl_dagster.code_location.broken import Broken, meant_by
 from noetl_dagster.code_location.translation import Specs, Translation, translated
 from noetl_dagster.compiler.job import PlaybookJob, compile_playbook
 from noetl_dagster.errors import PlaybookError
+from noetl_dagster.lineage.tables import PlaybookWriters
 from noetl_dagster.playbook.catalog import find_playbooks
 from noetl_dagster.playbook.loader import load_playbook
 from noetl_dagster.playbook.models import Playbook
@@ -55,9 +56,10 @@ def load_folder(
         for step in playbook.steps
         if step.is_asset
     }
+    writers = PlaybookWriters(playbooks)
     for playbook in playbooks:
         try:
-            job = compile_playbook(playbook, made, specs.get(playbook.file, {}))
+            job = compile_playbook(playbook, made, specs.get(playbook.file, {}), writers)
             job.schedules  # noqa: B018, Dagster looks at them now
             jobs.append(job)
         except Exception as error:  # whatever Dagster refuses of this one concerns no other

@@ -26,6 +26,7 @@ from noetl_dagster.dagster_internals import (
     execute_run,
 )
 from noetl_dagster.errors import ExecutionNotFoundError, WorkloadError
+from noetl_dagster.lineage.tables import FolderWriters
 from noetl_dagster.playbook.assets import Partition
 from noetl_dagster.playbook.models import Playbook
 from noetl_dagster.resources.engines import EngineProvider
@@ -64,8 +65,8 @@ def prepare(
     Args:
         resources: instead of those that would be made.
     """
-    compiled = compile_playbook(playbook)
     folder = noetl.settings.playbooks_path
+    compiled = compile_playbook(playbook, writers=FolderWriters(folder, playbook))
     checks = []
     if compiled.assets is not None and _is_below(playbook.file, folder):
         checks = checks_beside(folder, compiled.assets.keys)

@@ -15,13 +15,16 @@ from noetl_dagster.compiler.job import PlaybookJob, compile_playbook
 from noetl_dagster.compiler.ops import NOETL, PYSPARK, RESULTS_IO, needs_spark
 from noetl_dagster.compiler.tokens import TOKENS, token_io_manager
 from noetl_dagster.io_managers.results import NoetlResultIOManager
+from noetl_dagster.lineage.tables import PlaybookWriters
 from noetl_dagster.playbook.models import Playbook
 from noetl_dagster.resources.engines import EngineProvider
 
 
 def definitions_of(playbooks: Iterable[Playbook], noetl: EngineProvider) -> Definitions:
     """Definitions of given playbooks over a given engine."""
-    return definitions_of_jobs([compile_playbook(playbook) for playbook in playbooks], noetl)
+    together = list(playbooks)
+    writers = PlaybookWriters(together)
+    return definitions_of_jobs([compile_playbook(one, writers=writers) for one in together], noetl)
 
 
 def definitions_of_jobs(

@@ -23,6 +23,7 @@ from noetl_dagster.compiler.config import workload_mapping
 from noetl_dagster.compiler.names import FANIN_SUFFIX, GROUP_SUFFIX, asset_key, dagster_name, unique_names
 from noetl_dagster.compiler.ops import EXPANDED, GROUPS, RESULT, TOKENS_IN, OpMaker, arc_output, check_output
 from noetl_dagster.dagster_internals import DynamicCollectDependencyDefinition
+from noetl_dagster.lineage.tables import Writers
 from noetl_dagster.playbook.graph import Region, StepGraph
 from noetl_dagster.playbook.models import Playbook
 
@@ -44,7 +45,7 @@ class PlaybookGraph:
     readings: tuple[Reading, ...] = ()
 
 
-def build_graph(playbook: Playbook, graph: StepGraph, made: Partitioned) -> PlaybookGraph:
+def build_graph(playbook: Playbook, graph: StepGraph, made: Partitioned, writers: Writers) -> PlaybookGraph:
     """Builds the graph of the steps that can be reached; the others would run at once in Dagster."""
     regions = [region for region in graph.regions if region.steps[0] in graph.reachable]
     reachable = [step.name for step in playbook.steps if step.name in graph.reachable]
@@ -58,7 +59,7 @@ def build_graph(playbook: Playbook, graph: StepGraph, made: Partitioned) -> Play
     entry = graph.region_of(playbook.entry.name).name
     graph_name = graph_name_of(playbook)
     readings = tuple(readings_of(playbook, tuple(reachable), made))
-    maker = OpMaker(playbook, names, step_names, entry, prefix=graph_name, readings=readings)
+    maker = OpMaker(playbook, names, step_names, entry, prefix=graph_name, readings=readings, writers=writers)
     ops = [op for region in regions for op in maker.step_ops(region)]
     results = {step: f"{RESULT}__{step_names[step]}" for step in reachable if playbook.step(step).is_asset}
     definition = GraphDefinition(

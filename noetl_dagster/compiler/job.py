@@ -24,6 +24,7 @@ from noetl_dagster.compiler.executor import noetl_executor
 from noetl_dagster.compiler.graph import PlaybookGraph, asset_deps, build_graph
 from noetl_dagster.compiler.names import asset_key, dagster_name, tag_key
 from noetl_dagster.dagster_internals import UnresolvedAssetJobDefinition
+from noetl_dagster.lineage.tables import PlaybookWriters, Writers
 from noetl_dagster.playbook.graph import StepGraph
 from noetl_dagster.playbook.models import Playbook
 
@@ -56,18 +57,20 @@ def compile_playbook(
     playbook: Playbook,
     made: Partitioned = MappingProxyType({}),
     specs: Mapping[str, AssetSpec] = MappingProxyType({}),
+    writers: Writers | None = None,
 ) -> PlaybookJob:
     """Compiles a playbook to its assets and job.
 
     Args:
         made: partitions of the assets that other playbooks of the code location make.
         specs: what Dagster is to show of assets, by step; default: what the playbook says.
+        writers: the assets whose steps write a table; default: those of the playbook itself.
 
     Raises:
         DagsterInvalidDefinitionError: never for a playbook that passed the checks of the loader.
     """
     graph = StepGraph(playbook)
-    compiled = build_graph(playbook, graph, made)
+    compiled = build_graph(playbook, graph, made, writers or PlaybookWriters([playbook]))
     name = dagster_name(playbook.name)
     tags = {PLAYBOOK_TAG: playbook.metadata.path} | {tag_key(tag): "" for tag in playbook.metadata.tags}
     description = playbook.metadata.description or None

@@ -10,6 +10,7 @@ from dagster import Any as AnyType
 from dagster import (
     AssetCheckResult,
     AssetCheckSeverity,
+    AssetKey,
     DynamicOut,
     DynamicOutput,
     Failure,
@@ -27,13 +28,16 @@ from dagster import (
 
 from noetl_dagster.about import About
 from noetl_dagster.compiler.assets.elsewhere import Elsewhere
+from noetl_dagster.compiler.assets.lineage import lineage_metadata, prepare_lineage, rows_metadata
 from noetl_dagster.compiler.assets.partitions import chosen_partition
 from noetl_dagster.compiler.assets.reading import Reading
+from noetl_dagster.compiler.assets.specs import relation_metadata
 from noetl_dagster.compiler.attach import attach
 from noetl_dagster.compiler.config import WORKLOAD
 from noetl_dagster.compiler.drive import drive
 from noetl_dagster.compiler.executor import processes_of, runs_in_one_process
 from noetl_dagster.compiler.names import FANIN_SUFFIX, GROUP_SUFFIX, asset_key, dagster_name
+from noetl_dagster.compiler.pipes import Pipes, hearing, told
 from noetl_dagster.compiler.tokens import TOKENS
 from noetl_dagster.engine.engine import Engine
 from noetl_dagster.engine.executions.ahead import prepare_spark, uses_spark
@@ -43,6 +47,7 @@ from noetl_dagster.engine.fanout.shards import GroupReport
 from noetl_dagster.engine.steps.region import run_region
 from noetl_dagster.event_loop import run_sync
 from noetl_dagster.events.state import CheckOutcome, ExecutionStatus, StepEnd, StepStatus
+from noetl_dagster.lineage.tables import Writers, no_writers
 from noetl_dagster.playbook.assets import Severity
 from noetl_dagster.playbook.graph import Region
 from noetl_dagster.playbook.models import Playbook, Step
@@ -79,6 +84,7 @@ class OpMaker:
         entry: region in which the execution starts.
         prefix: what makes the ops' own names different from those of other playbooks.
         readings: assets outside of the playbook that its steps read.
+        writers: the assets whose steps write a table.
     """
 
     playbook: Playbook
@@ -87,6 +93,7 @@ class OpMaker:
     entry: str
     prefix: str
     readings: tuple[Reading, ...] = ()
+    writers: Writers = no_writers
 
     def step_ops(self, region: Region) -> list[OpDefinition]:
         """The ops of a region: one, or the three of a fan-out."""
@@ -100,6 +107,7 @@ class OpMaker:
     def _step_op(self, region: Region, step: Step) -> OpDefinition:
         def run(context: OpExecutionContext, inputs: dict[str, Any]) -> Iterator[Output[Any]]:
             session = self._session(context, region)
+            prepare_lineage(step)
             end = session.drive(session.engine.steps.run(session.execution, step.name), step.name)
             yield from session.outputs([end], {step.name: RESULT}, self._arc_names(end.fired))
             session.finish([end])
@@ -251,7 +259,7 @@ class OpMaker:
 
     def _session(self, context: OpExecutionContext, region: Region) -> OpSession:
         workload = context.op_config[WORKLOAD] if context.op_config else None
-        return OpSession.open(context, self.playbook, workload)
+        return OpSession.open(context, self.playbook, workload, self.writers, region.steps)
 
 
 @dataclass(slots=True)
@@ -260,21 +268,31 @@ class OpSession:
 
     Attributes:
         playbook: what the op was made of; the execution keeps the text that it began with.
+        writers: see :class:`OpMaker`.
+        steps: those of the op's region.
     """
 
     context: OpExecutionContext
     engine: Engine
     execution: Execution
     playbook: Playbook
+    writers: Writers
+    steps: tuple[str, ...]
 
     @classmethod
     def open(
-        cls, context: OpExecutionContext, playbook: Playbook, workload: dict[str, Any] | None
+        cls,
+        context: OpExecutionContext,
+        playbook: Playbook,
+        workload: dict[str, Any] | None,
+        writers: Writers,
+        steps: tuple[str, ...],
     ) -> OpSession:
         resource: EngineProvider = getattr(context.resources, NOETL)
         engine = resource.engine()
         engine.runtime.elsewhere = Elsewhere(engine.runtime, context).find
         engine.runtime.partition_of = chosen_partition
+        engine.runtime.box.pipes = Pipes(engine.runtime.box).open
         pyspark = getattr(context.resources, PYSPARK, None)
         if pyspark is not None:  # the run's own, with the configuration of this run
             engine.runtime.box.spark = lambda: pyspark.spark_session
@@ -285,12 +303,24 @@ class OpSession:
             engine.crew.set_processes(execution.id, processes)
         if runs_in_one_process(context):
             prepare_spark(engine.runtime, execution)
-        return cls(context, engine, execution, playbook)
+        return cls(context, engine, execution, playbook, writers, steps)
 
     def drive(self, work: Any, step: str) -> Any:
         work = self.engine.guard(self.execution, work)
-        with About(execution_id=self.execution.id, step=step, run_id=self.context.run_id):
+        with (
+            About(execution_id=self.execution.id, step=step, run_id=self.context.run_id),
+            hearing(self.execution.id, self.context, self.asset_keys),
+        ):
             return drive(self.context, self.engine, work, execution_id=self.execution.id, step=step)
+
+    @property
+    def asset_keys(self) -> dict[str, AssetKey | None]:
+        """The assets of the op's steps whose jobs are heard; None of those that make none."""
+        return {
+            step.name: asset_key(self.playbook, step.name) if step.is_asset else None
+            for step in map(self.playbook.step, self.steps)
+            if any(task.config.get("pipes") for task in step.tasks)
+        }
 
     def outputs(
         self,
@@ -304,11 +334,16 @@ class OpSession:
             step = self.playbook.step(
                 end.step
             )  # as the op was made: the file may have changed since the start
+            heard = told(self.execution.id, end.step)
+            for event in heard.events if heard is not None else ():
+                self.context.log_event(event)  # type: ignore[arg-type]
             if not step.is_asset:
                 continue
             if end.status is StepStatus.COMPLETED:
                 reference = run_sync(reference_of(self.engine.runtime, self.execution.id, end))
-                yield Output(reference, results[end.step], metadata=self._metadata(end) | (metadata or {}))
+                shown = self._metadata(step, end) | (metadata or {})
+                shown |= heard.metadata if heard is not None else {}
+                yield Output(reference, results[end.step], metadata=shown)
             declared = {check.name for check in step.checks}
             for outcome in self.execution.state.checks_of(end.step, end.visit):
                 if outcome.name in declared:
@@ -355,7 +390,8 @@ class OpSession:
         fresh = await self.engine.runtime.load(self.execution.id)
         return await self.engine.lifecycle.finish_if_over(fresh)
 
-    def _metadata(self, end: StepEnd) -> dict[str, Any]:
+    def _metadata(self, step: Step, end: StepEnd) -> dict[str, Any]:
+        state = self.execution.state
         metadata: dict[str, Any] = {
             "execution": str(self.execution.id),
             "visit": MetadataValue.int(end.visit),
@@ -363,7 +399,10 @@ class OpSession:
         for key in ("total", "done", "failed"):
             if isinstance(end.envelope.get(key), int):
                 metadata[key] = MetadataValue.int(end.envelope[key])
-        return metadata | _spark_metadata(end.envelope.get("spark"))
+        metadata |= _spark_metadata(end.envelope.get("spark"))
+        metadata |= rows_metadata(end.envelope, partitioned=state.partition is not None)
+        metadata |= relation_metadata(self.playbook, step, state.workload)
+        return metadata | lineage_metadata(self.playbook, step, end, state, self.writers)
 
 
 def needs_spark(playbook: Playbook) -> bool:

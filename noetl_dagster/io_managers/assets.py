@@ -22,7 +22,7 @@ from noetl_dagster.dagster_internals import escape_dotdot_segments, escape_leadi
 from noetl_dagster.errors import IntegrityError, StorageError
 from noetl_dagster.event_loop import run_sync
 from noetl_dagster.io_managers import conversion
-from noetl_dagster.io_managers.metadata import storage_metadata
+from noetl_dagster.io_managers.metadata import is_partitioned, storage_metadata
 from noetl_dagster.result_ref import STORED_METADATA, RefKind, ResultRef
 from noetl_dagster.settings import Settings, StoreTier
 from noetl_dagster.storage import codec
@@ -90,7 +90,7 @@ class AssetIOManager(UPathIOManager):
         if stored is None:
             return {}
         facts = stored.model_dump(exclude={"kind", "content_type", "files"})
-        found = storage_metadata(tier=self._tier_name.value, **facts)
+        found = storage_metadata(tier=self._tier_name, partitioned=is_partitioned(context), **facts)
         reference = self._reference(context, stored).model_dump(mode="json", exclude_defaults=True)
         return {
             **found,

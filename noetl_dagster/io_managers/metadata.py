@@ -6,38 +6,56 @@ from collections.abc import Mapping
 from typing import Any
 
 import orjson
-from dagster import MetadataValue, TableColumn, TableSchema
+from dagster import MetadataValue, OutputContext, TableColumn, TableSchema
+
+from noetl_dagster.settings import StoreTier
 
 _PREVIEW_ROWS = 5
 _CELL = 60
+_NOWHERE = frozenset({StoreTier.EVENTLOG, StoreTier.MEMORY})
+"""Tiers whose URIs lead nobody anywhere: inside the reference, and in one process."""
+
+STORAGE_KIND = "dagster/storage_kind"
 
 
 def storage_metadata(
     *,
     uri: str,
-    tier: str,
+    tier: StoreTier,
     bytes_size: int,
     sha256: str | None,
     rows: int | None,
     columns: Mapping[str, str] | None,
     preview: str | None,
+    partitioned: bool = False,
 ) -> dict[str, MetadataValue]:
-    """Metadata of one stored value; what is not known is left out."""
+    """Metadata of one stored value, under Dagster's own names where it has them; what is not known is left out.
+
+    Args:
+        partitioned: the value is one partition of an asset, and its rows are not all that there are.
+    """
     metadata: dict[str, MetadataValue] = {
-        "uri": MetadataValue.path(uri if len(uri) < 500 else uri[:100] + "..."),
-        "tier": MetadataValue.text(tier),
+        STORAGE_KIND: MetadataValue.text(tier.value),
         "bytes": MetadataValue.int(bytes_size),
     }
+    if tier not in _NOWHERE:
+        metadata["dagster/uri"] = MetadataValue.text(uri)
     if sha256 is not None:
         metadata["sha256"] = MetadataValue.text(sha256)
     if rows is not None:
-        metadata["dagster/row_count"] = MetadataValue.int(rows)
+        name = "dagster/partition_row_count" if partitioned else "dagster/row_count"
+        metadata[name] = MetadataValue.int(rows)
     if columns:
         schema = TableSchema([TableColumn(name, str(kind)) for name, kind in columns.items()])
         metadata["dagster/column_schema"] = MetadataValue.table_schema(schema)
     if preview:
         metadata["preview"] = MetadataValue.md(preview_table(preview) or f"```\n{preview}\n```")
     return metadata
+
+
+def is_partitioned(context: OutputContext) -> bool:
+    """Whether an output is one partition of an asset, or some of them."""
+    return context.has_asset_key and context.has_asset_partitions
 
 
 def preview_table(preview: str) -> str | None:

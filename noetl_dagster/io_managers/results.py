@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 from dagster import (
@@ -18,7 +18,7 @@ from dagster import (
 from noetl_dagster.errors import ReferenceNotAvailableError, StorageError
 from noetl_dagster.event_loop import run_sync
 from noetl_dagster.io_managers import conversion
-from noetl_dagster.io_managers.metadata import storage_metadata
+from noetl_dagster.io_managers.metadata import STORAGE_KIND, is_partitioned, storage_metadata
 from noetl_dagster.result_ref import REF_METADATA, ResultRef
 from noetl_dagster.settings import StoreTier
 from noetl_dagster.storage.codec import byte_length, is_table
@@ -50,7 +50,10 @@ class NoetlResultIOManager(IOManager):
         ref, value = _reference_in(obj)
         if ref is None:
             ref = self._store_value(context, value)
-        context.add_output_metadata(metadata_of(ref))
+        found = metadata_of(ref, partitioned=is_partitioned(context))
+        if STORAGE_KIND in (context.output_metadata or {}):  # of the table that a step has written
+            found.pop(STORAGE_KIND)
+        context.add_output_metadata(found)
 
     def load_input(self, context: InputContext) -> Any:
         if not context.has_asset_key:
@@ -115,16 +118,17 @@ class NoetlResultIOManager(IOManager):
         return conversion.convert(run_sync(store.get(ref)), wanted, ref.ref)
 
 
-def metadata_of(ref: ResultRef) -> Mapping[str, MetadataValue]:
+def metadata_of(ref: ResultRef, *, partitioned: bool = False) -> dict[str, MetadataValue]:
     """Dagster metadata of a reference, with the name by which :class:`NoetlResultIOManager` finds it."""
     found = storage_metadata(
         uri=ref.physical_uri,
-        tier=ref.store_tier.value,
+        tier=ref.store_tier,
         bytes_size=ref.bytes_size,
         sha256=ref.sha256,
         rows=ref.rows,
         columns=ref.extra.get("columns"),
         preview=ref.preview,
+        partitioned=partitioned,
     )
     return {REF_METADATA: MetadataValue.text(ref.ref), **found}
 

@@ -48,12 +48,12 @@ _ARTIFACT = ToolKind(
     takes_references=True,
     keeps_to_driver=True,  # what is stored in memory is in this process
 )
-_SHELL = ToolKind(_fields("script env cwd timeout shell", COMMAND_LINES), needs=("cmds", "script"))
+_SHELL = ToolKind(_fields("script env cwd timeout shell pipes", COMMAND_LINES), needs=("cmds", "script"))
 
 TOOL_KINDS: Mapping[str, ToolKind] = {
     "artifact": _ARTIFACT,
     "container": ToolKind(
-        _fields("image command env namespace runtime script resources timeout"),
+        _fields("image command env namespace runtime script resources timeout pipes"),
         name_fills="name",
     ),
     "duckdb": ToolKind(
@@ -90,7 +90,7 @@ TOOL_KINDS: Mapping[str, ToolKind] = {
     "resolve": _ARTIFACT,
     "result": _ARTIFACT,
     "script": ToolKind(
-        _fields("script code env cwd timeout", COMMAND_LINES), needs=("script", "cmds", "code")
+        _fields("script code env cwd timeout pipes", COMMAND_LINES), needs=("script", "cmds", "code")
     ),
     "secrets": ToolKind(_fields("provider secret key path"), name_fills="name"),
     "shell": _SHELL,

@@ -71,13 +71,19 @@ class Layout:
 
 @dataclass(frozen=True, slots=True)
 class WrittenDataset:
-    """A dataset that lies in its folder and is not registered yet. ``bytes_size`` is of all files."""
+    """A dataset that lies in its folder and is not registered yet.
+
+    Attributes:
+        bytes_size: of all files.
+        by_source: the data source has written it, of which Spark counts nothing.
+    """
 
     uri: str
     columns: dict[str, str]
     rows: int
     bytes_size: int
     files: list[str]
+    by_source: bool = False
     digests: dict[str, str] = field(default_factory=dict)
 
 
@@ -95,6 +101,7 @@ def write_dataset(
     counted = Observation()
     observed = frame.observe(counted, F.count(F.lit(1)).alias("rows"))
     digests: dict[str, str] = {}
+    by_source = False
     try:
         if (folder := locations.local_path(settings, uri)) is not None:
             _write_files(observed, folder, layout)
@@ -107,6 +114,7 @@ def write_dataset(
             if int(counted.get["rows"]):  # of no rows the data source makes no file
                 digests = staging.publish(staged, uri)
         else:
+            by_source = True
             _write_objects(observed, uri, layout)
     except BaseException:
         locations.remove_below(settings, uri)
@@ -125,6 +133,7 @@ def write_dataset(
         rows=rows,
         bytes_size=sum(sizes.values()),
         files=sorted(sizes),
+        by_source=by_source,
         digests=digests,
     )
 

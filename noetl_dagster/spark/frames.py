@@ -17,6 +17,7 @@ from noetl_dagster.errors import StorageError
 from noetl_dagster.event_loop import run_sync
 from noetl_dagster.result_ref import RefKind, ResultRef
 from noetl_dagster.settings import Settings, StoreTier
+from noetl_dagster.spark.metrics import InputBytes
 from noetl_dagster.spark.sources.results import FORMAT, VALUE, StoredPart, dump_parts, elements, json_elements
 from noetl_dagster.storage import codec, locations
 from noetl_dagster.storage.manifests import Strategy
@@ -48,6 +49,7 @@ class StoredRows:
         parts: other objects that executors read in place.
         fetched: JSON texts of rows that the driver has already.
         fetched_tables: tables that the driver has already.
+        fetched_bytes: stored bytes of what the driver has.
     """
 
     datasets: list[ResultRef] = field(default_factory=list)
@@ -55,6 +57,7 @@ class StoredRows:
     parts: list[StoredPart] = field(default_factory=list)
     fetched: list[str] = field(default_factory=list)
     fetched_tables: list[pa.Table] = field(default_factory=list)
+    fetched_bytes: int = 0
 
     async def add(self, ref: ResultRef, store: ResultStore, *, depth: int = 1) -> None:
         """Follows a reference down to objects and datasets; fetches nothing that executors can read."""
@@ -65,8 +68,10 @@ class StoredRows:
             self.datasets.append(ref)
         elif ref.store_tier not in IN_PLACE and ref.content_type == codec.PARQUET:
             self.fetched_tables.append(await store.get(ref))
+            self.fetched_bytes += ref.bytes_size
         elif ref.store_tier not in IN_PLACE:
             self.fetched += elements(await store.get_bytes(ref), ref.content_type, depth)
+            self.fetched_bytes += ref.bytes_size
         elif ref.content_type == codec.PARQUET:
             self.tables.append(ref)
         else:
@@ -113,7 +118,11 @@ def references_in(value: Any) -> list[ResultRef]:
 
 
 def stored_frame(
-    spark: SparkSession, settings: Settings, rows: StoredRows, staging: Staging | None = None
+    spark: SparkSession,
+    settings: Settings,
+    rows: StoredRows,
+    staging: Staging | None = None,
+    read: InputBytes | None = None,
 ) -> DataFrame:
     """One DataFrame of everything behind an input.
 
@@ -122,15 +131,20 @@ def stored_frame(
     Args:
         staging: where objects are laid down for the JVM's own readers; the DataFrame lives as long as it.
             None leaves them to the data source.
+        read: hears what is read.
     """
-    frames = [_dataset_frame(spark, settings, ref, staging) for ref in rows.datasets]
+    read = read or InputBytes()
+    read.add_fetched(rows.fetched_bytes)
+    frames = [_dataset_frame(spark, settings, ref, staging, read) for ref in rows.datasets]
     if rows.tables:
-        frames.append(_table_frame(spark, settings, rows.tables))
+        frames.append(_table_frame(spark, settings, rows.tables, read))
     if rows.parts:
         lines = staging.lines(rows.parts) if staging is not None else None
-        frames.append(
-            _parts_frame(spark, rows.parts) if lines is None else spark.read.text(str(lines), lineSep="\n")
-        )
+        if lines is None:
+            frames.append(_parts_frame(spark, rows.parts, read))
+        else:
+            read.add_staged(rows.parts)
+            frames.append(spark.read.text(str(lines), lineSep="\n"))
     # with a schema, since Spark would take times without a zone for moments
     frames += [spark.createDataFrame(table, from_arrow_schema(table.schema)) for table in rows.fetched_tables]
     if rows.fetched or not frames:
@@ -165,20 +179,23 @@ def _stacked(above: DataFrame, below: DataFrame) -> DataFrame:
     return above.unionByName(below)
 
 
-def _table_frame(spark: SparkSession, settings: Settings, refs: list[ResultRef]) -> DataFrame:
+def _table_frame(
+    spark: SparkSession, settings: Settings, refs: list[ResultRef], read: InputBytes
+) -> DataFrame:
     import pyarrow.parquet as pq
 
     filesystem, path = locations.arrow_filesystem(settings, refs[0].physical_uri)
     schema = from_arrow_schema(pq.read_schema(path, filesystem=filesystem))
-    return _parts_frame(spark, [part_of(ref) for ref in refs], schema)
+    return _parts_frame(spark, [part_of(ref) for ref in refs], read, schema)
 
 
 def _dataset_frame(
-    spark: SparkSession, settings: Settings, ref: ResultRef, staging: Staging | None
+    spark: SparkSession, settings: Settings, ref: ResultRef, staging: Staging | None, read: InputBytes
 ) -> DataFrame:
     typed = bool(ref.extra.get(SPARK_TYPES))
     folder = locations.local_path(settings, ref.physical_uri)
     if folder is not None:
+        read.add_files()
         reader = spark.read.schema(ddl(ref.extra["columns"])) if typed else spark.read
         form = ref.extra.get("format") or "parquet"
         return reader.format(form).options(**ref.extra.get("options") or {}).load(str(folder))
@@ -200,14 +217,19 @@ def _dataset_frame(
         for uri, size in sizes.items()
     ]
     if staging is not None and typed and parts and (laid := staging.files(parts)) is not None:
+        read.add_staged(parts)
         # Spark puts partition columns last
         return spark.read.schema(schema).parquet(str(laid)).select(*map(quoted, ref.extra["columns"]))
-    return _parts_frame(spark, parts, schema)
+    return _parts_frame(spark, parts, read, schema)
 
 
 def _parts_frame(
-    spark: SparkSession, parts: list[StoredPart], schema: str | StructType = f"{VALUE} STRING"
+    spark: SparkSession,
+    parts: list[StoredPart],
+    read: InputBytes,
+    schema: str | StructType = f"{VALUE} STRING",
 ) -> DataFrame:
+    read.add_sourced(parts)
     reader = spark.read.format(FORMAT).schema(schema).option("parts", dump_parts(parts))
     return reader.option("tasks", _parallelism(spark)).load()
 

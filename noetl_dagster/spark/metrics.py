@@ -13,6 +13,11 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
+    from noetl_dagster.spark.sources.results import StoredPart
+
+VECTORED = "spark.hadoop.parquet.hadoop.vectored.io.enabled"
+"""With it Parquet's reader reads past Hadoop's statistics, and Spark tells a few hundred bytes of what it read."""
+
 _SUMS = {
     "input_bytes": "inputBytes",
     "output_bytes": "outputBytes",
@@ -35,6 +40,52 @@ NOT_TOLD = (
 _LEAST_TASKS = 2
 _LEAST_MILLISECONDS = 100
 """Tasks that are shorter say more about the scheduler than about the data."""
+
+
+class InputBytes:
+    """What is known of the bytes that a call reads, beside what Spark counts.
+
+    Spark counts what its own readers read: of objects that were laid down for them the copy, and of what Python data
+    sources read nothing.
+    """
+
+    def __init__(self) -> None:
+        self._staged = 0
+        self._others: int | None = 0
+        self._has_files = False
+
+    def add_staged(self, parts: Iterable[StoredPart]) -> None:
+        """Takes objects that were fetched and laid down for the JVM."""
+        self._staged += sum(part.bytes_size for part in parts)
+
+    def add_sourced(self, parts: Iterable[StoredPart]) -> None:
+        """Takes objects that the data source reads; of those it opens, nobody knows how much it will read."""
+        for part in parts:
+            if self._others is not None:
+                self._others = self._others + part.bytes_size if part.is_whole else None
+
+    def add_fetched(self, size: int) -> None:
+        """Takes the bytes of objects that came through the driver."""
+        if self._others is not None:
+            self._others += size
+
+    def add_files(self) -> None:
+        """Takes note that an input is files or a table, which Spark reads itself."""
+        self._has_files = True
+
+    def total(self, counted: int | None, spark: SparkSession) -> int | None:
+        """The bytes that the call has read; None where they are not known.
+
+        Args:
+            counted: by Spark.
+        """
+        if self._others is None:
+            return None
+        if self._staged:
+            return None if self._has_files else self._staged + self._others
+        if counted is None or (counted and spark.conf.get(VECTORED, "true") != "false"):
+            return None
+        return counted + self._others
 
 
 def metrics_of(spark: SparkSession, group: str) -> dict[str, int | float | str]:

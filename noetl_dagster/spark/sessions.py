@@ -20,6 +20,7 @@ import orjson
 
 from noetl_dagster.errors import ServiceError
 from noetl_dagster.settings import Settings
+from noetl_dagster.spark.metrics import VECTORED
 from noetl_dagster.spark.startup.ahead import step_begins
 
 if TYPE_CHECKING:
@@ -93,6 +94,8 @@ def _local_config(settings: Settings) -> dict[str, str]:
         "spark.driver.bindAddress": "127.0.0.1",
         "spark.driver.host": "127.0.0.1",
         "spark.python.daemon.module": "noetl_dagster.spark.daemon",
+        # on local disks it gains nothing, and Spark could not say what it reads
+        VECTORED: "false",
         "spark.local.dir": str(settings.home.absolute() / "spark" / "local"),
         # adaptive execution merges what is too small; 200, the default, is for clusters
         "spark.sql.shuffle.partitions": str(max(8, 2 * cores)),

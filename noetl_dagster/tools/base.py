@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
+from enum import StrEnum
 from typing import TYPE_CHECKING, Any, Protocol
 
 from noetl_dagster.playbook.models import Task
@@ -54,12 +56,20 @@ class ToolResult:
     details: dict[str, Any] = field(default_factory=dict)
 
 
+class JobMessages(StrEnum):
+    """How the messages of a job outside come back: by a file on this machine, or by objects of the minio store."""
+
+    FILE = "file"
+    OBJECTS = "objects"
+
+
 @dataclass(slots=True)
 class Toolbox:
     """What tools share in one process. Clients are opened on first use and closed with the process.
 
     ``progress`` is told, from any thread and as often as a tool likes, how far a call is, for example
-    ``spark stage 3 'save': 4/8 tasks``.
+    ``spark stage 3 'save': 4/8 tasks``. ``pipes`` opens a session of Dagster Pipes for a job that a call starts, and
+    gives the variables of its environment.
     """
 
     settings: Settings
@@ -69,6 +79,7 @@ class Toolbox:
     spark: Callable[[], SparkSession]
     run_playbook: Callable[[ToolCall], Awaitable[ToolResult]] | None = None
     progress: Callable[[ToolCall, str], None] = lambda call, message: None
+    pipes: Callable[[ToolCall, JobMessages], AbstractAsyncContextManager[Mapping[str, str]]] | None = None
 
 
 class Tool(Protocol):

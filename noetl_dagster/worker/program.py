@@ -98,6 +98,8 @@ class StepProgram:
     @property
     def keeps_to_driver(self) -> bool:
         """Whether its commands run only in the process that drives the execution."""
+        if any(task.task.config.get("pipes") for task in self.tasks):  # the run's own process hears the job
+            return True
         kinds = (TOOL_KINDS.get(task.task.kind) for task in self.tasks)
         return any(kind is None or kind.keeps_to_driver for kind in kinds)
 

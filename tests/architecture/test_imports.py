@@ -26,7 +26,7 @@ FLOORS = (
     {"storage"},
     {"transport", "spark"},
     {"tools"},
-    {"worker"},
+    {"worker", "lineage"},
     {"engine"},
     {"pool_worker", "resources", "io_managers", "executors"},
     {"compiler", "schedules"},

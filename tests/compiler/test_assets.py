@@ -22,6 +22,7 @@ from noetl_dagster.compiler.attach import EXECUTION_TAG
 from noetl_dagster.event_loop import run_sync
 from noetl_dagster.events.state import ExecutionState
 from noetl_dagster.resources.engines import EngineProvider
+from noetl_dagster.settings import Settings
 from tests.playbooks import playbook
 
 MAKER = """
@@ -160,6 +161,56 @@ def test_a_playbook_without_assets_is_a_job(ran: Ran) -> None:
     text = "workflow:\n  - {step: start, asset: false, tool: {kind: noop}}\n"
     assert ran.run(text).success
     assert not ran.definitions(sample=text).resolve_asset_graph().get_all_asset_keys()
+
+
+SINK = """
+workload:
+  day: null
+  table: shop.orders
+  made: CREATE SCHEMA IF NOT EXISTS shop; CREATE TABLE IF NOT EXISTS shop.orders (id int, name text)
+workflow:
+  - step: start
+    asset: false
+    tool: {kind: postgres, auth: embedded, command: "{{ made }}"}
+    next: [orders]
+  - step: orders
+    loop: {in: "{{ [1, 2] }}", iterator: n}
+    tool:
+      kind: python
+      input: {n: "{{ n }}"}
+      code: "result = {'id': n}"
+      sink: {tool: {kind: postgres, auth: embedded, table: "{{ table }}"}}
+    next: [read]
+  - step: read
+    tool: {kind: postgres, auth: embedded, command: "SELECT id, name, 1.5 AS x FROM shop.orders"}
+"""
+
+
+def test_what_is_known_of_a_result_has_dagsters_own_names(ran: Ran, settings: Settings) -> None:
+    """A table that is written, and rows that are small enough for the event log; of a partition, its rows."""
+    ran.noetl = EngineProvider(settings.model_copy(update={"default_postgres_credential": "embedded"}))
+    graph = ran.definitions(sample=SINK).resolve_asset_graph()
+    orders, read = (AssetKey(["tests", "sample", step]) for step in ("orders", "read"))
+    table = {"dagster/relation_identifier": "shop.orders", "dagster/storage_kind": "postgres"}
+    assert table.items() <= dict(graph.get(orders).metadata).items()
+    for key, rows in ((None, "dagster/row_count"), ("2026-01-05", "dagster/partition_row_count")):
+        assert ran.run(SINK if key is None else DAILY + SINK, partition_key=key).success
+        found = {}
+        for asset_key in (orders, read):
+            event = ran.instance.get_latest_materialization_event(asset_key)
+            assert event is not None
+            assert event.asset_materialization is not None
+            found[asset_key] = {name: one.value for name, one in event.asset_materialization.metadata.items()}
+        assert table.items() <= found[orders].items()
+        assert found[read]["dagster/storage_kind"] == "eventlog"
+        assert "dagster/uri" not in found[read], "it leads nowhere"
+        assert {name for name in found[read] if name.endswith("row_count")} == {rows}
+        schema = found[read]["dagster/column_schema"]
+        assert [(one.name, one.type) for one in schema.columns] == [
+            ("id", "number"),
+            ("name", "unknown"),
+            ("x", "number"),
+        ]
 
 
 def test_a_run_of_a_partition(ran: Ran) -> None:

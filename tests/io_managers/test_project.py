@@ -160,12 +160,13 @@ def test_materialisations_say_what_is_where(
     for name, (rows, columns, preview) in FACTS.items():
         (materialization,) = result.asset_materializations_for_node(name)
         metadata = {entry: value.value for entry, value in materialization.metadata.items()}
-        assert metadata["uri"].startswith(
+        assert metadata["dagster/uri"].startswith(
             f"{(settings.pvc_mount_path or Path()).as_uri()}/lake/{name}/north/"
         )
-        assert metadata["tier"] == "pvc"
+        assert metadata["dagster/storage_kind"] == "pvc"
+        assert not {"uri", "tier", "dagster/row_count"} & metadata.keys()
         assert metadata["bytes"] > 0
-        assert metadata.get("dagster/row_count") == rows, name
+        assert metadata.get("dagster/partition_row_count") == rows, name
         schema = metadata.get("dagster/column_schema")
         assert (schema and [column.name for column in schema.columns]) == columns, name
         assert preview is None or preview in metadata["preview"], name

@@ -70,7 +70,8 @@ def test_a_reference_is_only_pointed_at(
     (materialization,) = result.asset_materializations_for_node("examples__flow__load")
     metadata = {name: entry.value for name, entry in materialization.metadata.items()}
     assert metadata["noetl/ref"] == ref.ref
-    assert metadata["tier"] == "minio"
+    assert metadata["dagster/storage_kind"] == "minio"
+    assert metadata["dagster/uri"] == ref.physical_uri
     assert metadata["sha256"] == ref.sha256
     assert "| id |" in metadata["preview"]
 

@@ -104,6 +104,9 @@ def test_values_arrive_as_annotated(
 
     metadata = metadata_of(result, "frame")
     assert metadata["dagster/row_count"] == 3
+    assert "dagster/partition_row_count" not in metadata
+    scheme = {"minio": "s3", "pvc": "file", "gcs": "gs"}[metadata["dagster/storage_kind"]]
+    assert metadata["dagster/uri"].startswith(f"{scheme}://")
     assert metadata["bytes"] > 100
     assert len(metadata["sha256"]) == 64
     assert [column.name for column in metadata["dagster/column_schema"].columns] == ["id", "name"]

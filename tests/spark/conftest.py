@@ -6,6 +6,7 @@ import itertools
 from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 from typing import Any
+from uuid import uuid4
 
 import asyncpg
 import pytest
@@ -47,7 +48,10 @@ def run(box: Toolbox, tmp_path: Path) -> Run:
         spec = TaskSpec(result=result or ResultSpec())
         task = Task(name="work", kind="spark", config=config, spec=spec)
         execution = next(executions)
-        call = ToolCall(execution, "crunch", task, config, input or {}, folder=str(tmp_path))
+        # Spark adds up what it counts of a group, and tests share its session
+        call = ToolCall(
+            execution, "crunch", task, config, input or {}, folder=str(tmp_path), command_id=uuid4().hex
+        )
         return await tool.run(call, box)
 
     return run_tool

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Mapping
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -19,10 +20,12 @@ from dagster import (
 
 from noetl_dagster.compiler.names import asset_key, dagster_name
 from noetl_dagster.errors import Place
+from noetl_dagster.lineage.tables import tables_written
 from noetl_dagster.playbook.assets import AutomationKind, AutomationSpec, CheckSpec, FreshnessSpec
 from noetl_dagster.playbook.models import Playbook, Step
 
 KIND_PREFIX = "dagster/kind/"
+RELATION = "dagster/relation_identifier"
 BLOCKING = "noetl/blocking"
 """Metadata of a check that fails its step. Dagster is not told that it blocks: an arc may take the failure."""
 
@@ -61,10 +64,7 @@ def metadata_of(playbook: Playbook, step: Step) -> dict[str, Any]:
     place = step.place
     if place is not None and Path(place.file).is_file():
         found["dagster/code_references"] = _line_of(place, f"step {step.name}")
-    tables = {sink.table for sink in _sinks(step) if sink.table}
-    if len(tables) == 1:
-        found |= {"dagster/relation_identifier": tables.pop(), "dagster/storage_kind": "postgres"}
-    return found
+    return relation_metadata(playbook, step) | found
 
 
 def _line_of(place: Place, label: str) -> CodeReferencesMetadataValue:
@@ -75,8 +75,19 @@ def _line_of(place: Place, label: str) -> CodeReferencesMetadataValue:
         return CodeReferencesMetadataValue(code_references=[line])
 
 
-def _sinks(step: Step) -> list[Any]:
-    return [task.sink for task in step.tasks if task.sink is not None]
+def relation_metadata(
+    playbook: Playbook, step: Step, workload: Mapping[str, Any] | None = None
+) -> dict[str, Any]:
+    """The one table that a step writes, and the kind of its database.
+
+    Args:
+        workload: of an execution; default: the playbook's own.
+    """
+    tables = {(table.kind, table.name) for table in tables_written(playbook, step, workload)}
+    if len(tables) != 1 or RELATION in step.asset.metadata:  # the playbook's own word goes first
+        return {}
+    [(kind, name)] = tables
+    return {RELATION: name, "dagster/storage_kind": kind}
 
 
 def check_specs(playbook: Playbook, step: Step) -> list[AssetCheckSpec]:

@@ -6,11 +6,13 @@ import asyncio
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any
 from uuid import uuid4
 
 from noetl_dagster.errors import ToolError
-from noetl_dagster.tools.base import Tool, Toolbox, ToolCall, ToolResult
+from noetl_dagster.tools.base import JobMessages, Tool, Toolbox, ToolCall, ToolResult
+from noetl_dagster.tools.commands.pipes import pipes_variables
 from noetl_dagster.tools.limits import time_limit
 from noetl_dagster.tools.scripts import load_script
 
@@ -31,7 +33,8 @@ class ContainerTool(Tool):
 
     Input: ``image``; ``command`` (text for ``/bin/sh -c``, or a list) or ``script``; ``args``; ``env``;
     ``resources`` as Kubernetes writes them; ``namespace`` (default ``default``); ``service_account``;
-    ``timeout`` seconds.
+    ``timeout`` seconds. ``pipes: true`` as for shell: the messages come by objects of the minio store, to which the
+    job needs a client of its own.
 
     Output: ``{job, namespace, pod, exit_code, stdout}``; of a long log the last mebibyte.
 
@@ -44,7 +47,13 @@ class ContainerTool(Tool):
     async def run(self, call: ToolCall, box: Toolbox) -> ToolResult:
         cluster = await asyncio.to_thread(_connect, call)
         namespace = str(call.config.get("namespace") or "default")
-        manifest = job_manifest(call, await load_script(call, box))
+        script = await load_script(call, box)
+        async with pipes_variables(call, box, JobMessages.OBJECTS) as variables:
+            return await self._run(call, box, cluster, namespace, job_manifest(call, script, variables))
+
+    async def _run(
+        self, call: ToolCall, box: Toolbox, cluster: _Cluster, namespace: str, manifest: dict[str, Any]
+    ) -> ToolResult:
         name = manifest["metadata"]["name"]
         await _asked(call, cluster.batch.create_namespaced_job, namespace, manifest)
         try:
@@ -65,8 +74,13 @@ class ContainerTool(Tool):
         return ToolResult(data=data)
 
 
-def job_manifest(call: ToolCall, script: str | None = None) -> dict[str, Any]:
+def job_manifest(
+    call: ToolCall, script: str | None = None, variables: Mapping[str, str] = MappingProxyType({})
+) -> dict[str, Any]:
     """The Job of a call: one pod, never restarted, removed an hour after its end if nobody does before.
+
+    Args:
+        variables: of its environment, beside those of the task.
 
     Raises:
         ToolError: without an image.
@@ -82,7 +96,7 @@ def job_manifest(call: ToolCall, script: str | None = None) -> dict[str, Any]:
         container["command"] = ["/bin/sh", "-c", str(command)]
     if config.get("args"):
         container["args"] = [str(part) for part in config["args"]]
-    container["env"] = _variables(config.get("env"))
+    container["env"] = [*_variables(config.get("env")), *_variables(variables)]
     if config.get("resources"):
         container["resources"] = config["resources"]
     labels = {

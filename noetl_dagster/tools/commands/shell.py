@@ -6,13 +6,15 @@ import contextlib
 import os
 import sys
 import tempfile
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import orjson
 
 from noetl_dagster.errors import ToolError
-from noetl_dagster.tools.base import Tool, Toolbox, ToolCall, ToolResult
+from noetl_dagster.tools.base import JobMessages, Tool, Toolbox, ToolCall, ToolResult
+from noetl_dagster.tools.commands.pipes import pipes_variables
 from noetl_dagster.tools.commands.processes import Finished, run_process
 from noetl_dagster.tools.limits import time_limit
 from noetl_dagster.tools.rows.jsonable import to_jsonable
@@ -30,7 +32,9 @@ class ShellTool(Tool):
     fails), ``code`` (the text of a script) or ``script`` (a file); scripts take ``args`` and ``interpreter``
     (default: the first line ``#!``, the file's ending, the shell); ``env`` (further variables), ``cwd``
     (default: the playbook's folder), ``timeout`` seconds. The task's input stands in ``NOETL_INPUT`` as JSON;
-    the variables of this process named ``NOETL_*`` are not handed on.
+    the variables of this process named ``NOETL_*`` are not handed on. With ``pipes: true``, the commands' own processes
+    may call ``open_dagster_pipes``, and the Dagster run has their logs and metadata; ``pipes: objects`` for jobs that
+    end up on other machines.
 
     Output: ``{exit_code, stdout, stderr, truncated}``; of long output the last mebibyte.
 
@@ -42,8 +46,8 @@ class ShellTool(Tool):
 
     async def run(self, call: ToolCall, box: Toolbox) -> ToolResult:
         try:
-            async with time_limit(call):
-                finished = await self._run(call, box)
+            async with time_limit(call), pipes_variables(call, box, JobMessages.FILE) as variables:
+                finished = await self._run(call, box, variables)
         except OSError as error:
             raise ToolError(f"{call.task.kind} in step {call.step}: {error}", kind=self.kind) from None
         redact = box.credentials.redact
@@ -57,9 +61,10 @@ class ShellTool(Tool):
         }
         return ToolResult(data=data)
 
-    async def _run(self, call: ToolCall, box: Toolbox) -> Finished:
+    async def _run(self, call: ToolCall, box: Toolbox, variables: Mapping[str, str]) -> Finished:
         config = call.config
         env = {str(name): str(value) for name, value in (config.get("env") or {}).items()}
+        env |= variables
         env["NOETL_INPUT"] = orjson.dumps(to_jsonable(call.input, "input")).decode()
         folder = Path(call.folder) / str(config.get("cwd") or ".")
         script = await load_script(call, box) if "script" in config else config.get("code")

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
     from noetl_dagster.spark.frames import StoredRows
+    from noetl_dagster.spark.metrics import InputBytes
     from noetl_dagster.spark.staging import Staging
 
 
@@ -76,6 +77,7 @@ def inputs_of(
     stored: Mapping[str, StoredRows],
     settings: Settings,
     staging: Staging | None = None,
+    read: InputBytes | None = None,
     *,
     rows_too: bool = False,
 ) -> dict[str, Any]:
@@ -83,11 +85,14 @@ def inputs_of(
 
     Args:
         staging: see :func:`noetl_dagster.spark.frames.stored_frame`.
+        read: hears what is read.
         rows_too: lists of rows are DataFrames as well, and JSON has the columns that a first pass finds.
     """
     from noetl_dagster.spark import frames
+    from noetl_dagster.spark.metrics import InputBytes
     from noetl_dagster.spark.sources.results import VALUE
 
+    read = read or InputBytes()
     schemas = call.config.get("schemas") or {}
     found: dict[str, Any] = {}
     for name, value in call.input.items():
@@ -95,10 +100,12 @@ def inputs_of(
         if isinstance(value, Mapping):
             frame = frames.outside_frame(spark, value, call.folder)
             found[name] = value if frame is None else frame
+            if frame is not None:
+                read.add_files()
         elif rows_too and _are_rows(value):
             found[name] = frames.row_frame(spark, value)
     for name, rows in stored.items():
-        frame = frames.stored_frame(spark, settings, rows, staging)
+        frame = frames.stored_frame(spark, settings, rows, staging, read)
         schema = schemas.get(name)
         if frame.columns == [VALUE] and (schema is not None or rows_too):
             frame = frames.parsed(frame, None if schema in (None, "infer") else str(schema))

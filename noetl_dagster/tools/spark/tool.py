@@ -19,7 +19,7 @@ from noetl_dagster.errors import (
     StorageError,
     ToolError,
 )
-from noetl_dagster.result_ref import ResultRef
+from noetl_dagster.result_ref import RefKind, ResultRef
 from noetl_dagster.settings import StoreTier
 from noetl_dagster.storage import locations
 from noetl_dagster.tools.base import Tool, Toolbox, ToolCall, ToolResult
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
     from noetl_dagster.spark.datasets import Layout, WrittenDataset
     from noetl_dagster.spark.frames import StoredRows
-    from noetl_dagster.spark.metrics import ToldMetrics
+    from noetl_dagster.spark.metrics import InputBytes, ToldMetrics
     from noetl_dagster.spark.staging import Staging
 
 MOST_COLLECTED_ROWS = 10_000
@@ -57,6 +57,7 @@ class _Work:
         stored: inputs that are results, by name.
         layout: how DataFrames are written.
         told: what a Connect server says of the call.
+        read: what is known of the bytes that it reads.
         staging: files of the call on this machine's disk, where Spark's tasks run in this process's JVM.
         stopped: set when the call is cancelled, or one of its datasets has failed.
     """
@@ -68,6 +69,7 @@ class _Work:
     stored: dict[str, StoredRows]
     layout: Layout
     told: ToldMetrics
+    read: InputBytes
     staging: Staging | None = None
     stopped: threading.Event = field(default_factory=threading.Event)
 
@@ -113,7 +115,7 @@ class SparkTool(Tool):
         self._threads = CodeThreads(THREADS)
 
     async def run(self, call: ToolCall, box: Toolbox) -> ToolResult:
-        from noetl_dagster.spark.metrics import ToldMetrics
+        from noetl_dagster.spark.metrics import InputBytes, ToldMetrics
 
         _check(call)
         stored = await stored_inputs(call, box)
@@ -125,7 +127,7 @@ class SparkTool(Tool):
         except ServiceError as error:
             raise ToolError(str(error), kind=self.kind, retryable=True) from error
         group = f"{call.execution_id} {call.step}.{call.task.name} {call.command_id} {call.attempt}"
-        work = _Work(call, box, spark, group, stored, layout, ToldMetrics())
+        work = _Work(call, box, spark, group, stored, layout, ToldMetrics(), InputBytes())
         produced = await self._watched(work)
         return await _published(produced, work)
 
@@ -186,7 +188,8 @@ def _perform(work: _Work) -> _Produced:
         if not classic:
             tell_connected(session, work.tell, work.told)
         produced = _kept(_result(session, work), work)
-        produced.metrics = metrics_of(work.spark, work.group) if classic else work.told.metrics()
+        metrics = metrics_of(work.spark, work.group) if classic else work.told.metrics()
+        produced.metrics = _with_bytes(metrics, produced, work, session)
         return produced
     except ToolError:
         raise
@@ -202,11 +205,34 @@ def _perform(work: _Work) -> _Produced:
             work.staging.close()
 
 
+def _with_bytes(
+    metrics: dict[str, int | float | str], produced: _Produced, work: _Work, session: SparkSession
+) -> dict[str, int | float | str]:
+    """Metrics with the bytes that were really read and written; what is not known is left out."""
+    from noetl_dagster.spark.datasets import WrittenDataset
+    from noetl_dagster.spark.sessions import is_classic
+
+    found = dict(metrics)
+    counted = found.pop("input_bytes", None)
+    read = work.read.total(None if counted is None else int(counted), session)
+    if read is not None:
+        found["input_bytes"] = read
+    own = [one for one in produced.datasets.values() if isinstance(one, WrittenDataset)]
+    if is_classic(session):
+        own = [one for one in own if one.by_source]  # Spark has counted the others
+    if metrics:
+        found["output_bytes"] = int(found.get("output_bytes", 0)) + sum(one.bytes_size for one in own)
+    return found
+
+
 def _result(spark: SparkSession, work: _Work) -> Any:
     call = work.call
     if call.config.get("command"):
         return _sql_result(spark, work)
-    values = {"spark": spark, **inputs_of(spark, work.call, work.stored, work.box.settings, work.staging)}
+    values = {
+        "spark": spark,
+        **inputs_of(spark, work.call, work.stored, work.box.settings, work.staging, work.read),
+    }
     printer = Printed(call.step, work.box.credentials.redact)
     if call.config.get("code"):
         program = compile_code(str(call.config["code"]), f"{call.step}.{call.task.name}")
@@ -220,7 +246,9 @@ def _result(spark: SparkSession, work: _Work) -> Any:
 def _sql_result(spark: SparkSession, work: _Work) -> DataFrame:
     from pyspark.sql import DataFrame
 
-    inputs = inputs_of(spark, work.call, work.stored, work.box.settings, work.staging, rows_too=True)
+    inputs = inputs_of(
+        spark, work.call, work.stored, work.box.settings, work.staging, work.read, rows_too=True
+    )
     for name, value in inputs.items():
         if isinstance(value, DataFrame):
             value.createOrReplaceTempView(name)
@@ -333,6 +361,9 @@ def _written(frame: DataFrame, name: str, work: _Work) -> WrittenDataset | pa.Ta
 async def _published(produced: _Produced, work: _Work) -> ToolResult:
     """Registers what was written; from here on others see it."""
     refs = {name: await _registered(written, name, work) for name, written in produced.datasets.items()}
+    single = [ref.bytes_size for ref in refs.values() if ref.kind is not RefKind.DATASET]
+    if single and "output_bytes" in produced.metrics:  # objects that the driver has stored
+        produced.metrics["output_bytes"] = int(produced.metrics["output_bytes"]) + sum(single)
     details = {"spark": produced.metrics} if produced.metrics else {}
     if produced.only is not None:
         return ToolResult(ref=refs[produced.only], details=details)

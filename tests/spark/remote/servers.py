@@ -20,6 +20,7 @@ from tests.waiting import PROCESS_SECONDS
 HOME = Path(pyspark.__file__).parent
 PROJECT = Path(__file__).parents[3]
 PATIENCE_SECONDS = 180.0
+CONNECT = "org.apache.spark.sql.connect.service.SparkConnectServer"
 
 
 def free_port() -> int:
@@ -84,3 +85,25 @@ def served(command: list[str], folder: Path, name: str, ready: Callable[[str], b
     finally:
         os.killpg(server.pid, signal.SIGKILL)
         server.wait()
+
+
+@contextmanager
+def connect_server(folder: Path) -> Iterator[str]:
+    """The address of a Connect server of one core, whose log is ``server.log``."""
+    port = free_port()
+    settings = {
+        "spark.connect.grpc.binding.address": "127.0.0.1",
+        "spark.connect.grpc.binding.port": str(port),
+        "spark.driver.bindAddress": "127.0.0.1",
+        "spark.driver.host": "127.0.0.1",
+        "spark.driver.memory": "768m",
+        "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1",
+        "spark.python.daemon.module": "noetl_dagster.spark.daemon",
+        "spark.ui.enabled": "false",
+        "spark.local.dir": str(folder / "local"),
+        "spark.sql.warehouse.dir": str(folder / "warehouse"),
+    }
+    options = [word for name, value in settings.items() for word in ("--conf", f"{name}={value}")]
+    command = ["spark-submit", "--class", CONNECT, "--master", "local[1]", *options]
+    with served(command, folder, "server", lambda _: answers(port)):
+        yield f"sc://127.0.0.1:{port}"

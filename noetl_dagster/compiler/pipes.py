@@ -1,0 +1,192 @@
+"""Dagster Pipes: jobs that steps start outside log to the run, and add to the metadata of its assets."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Iterator, Mapping
+from contextlib import ExitStack, asynccontextmanager, contextmanager
+from dataclasses import dataclass, field
+from typing import Any, cast
+
+from dagster import (
+    AssetCheckEvaluation,
+    AssetKey,
+    AssetMaterialization,
+    MaterializeResult,
+    OpExecutionContext,
+    PipesBlobStoreMessageReader,
+    PipesEnvContextInjector,
+    PipesExecutionResult,
+    PipesMessageReader,
+    PipesTempFileMessageReader,
+    open_pipes_session,
+)
+
+from noetl_dagster.errors import ReferenceNotAvailableError
+from noetl_dagster.settings import Settings, StoreTier
+from noetl_dagster.storage import locations
+from noetl_dagster.tools.base import JobMessages, Toolbox, ToolCall
+
+OBJECT_SECONDS = 1.0
+"""Seconds between two looks for messages in the object store."""
+
+FOLDER = "pipes"
+
+
+@dataclass(slots=True)
+class Heard:
+    """What the jobs of one step have told.
+
+    Attributes:
+        metadata: of the step's own asset.
+        events: of other assets, and what checks said.
+    """
+
+    context: OpExecutionContext
+    asset: AssetKey | None
+    metadata: dict[str, Any] = field(default_factory=dict)
+    events: list[AssetMaterialization | AssetCheckEvaluation] = field(default_factory=list)
+
+    def take(self, result: PipesExecutionResult) -> None:
+        if isinstance(result, MaterializeResult):
+            if result.asset_key == self.asset or result.asset_key is None:
+                self.metadata |= result.metadata or {}
+            else:
+                self.events.append(AssetMaterialization(result.asset_key, metadata=result.metadata))
+        elif result.asset_key is not None and result.check_name is not None:
+            self.events.append(
+                AssetCheckEvaluation(
+                    asset_key=result.asset_key,
+                    check_name=result.check_name,
+                    passed=result.passed,
+                    severity=result.severity,
+                    metadata=result.metadata or {},
+                )
+            )
+
+
+_heard: dict[tuple[int, str], Heard] = {}
+"""The steps that ops of this process drive now, by execution and name: whose run hears which job."""
+
+
+@contextmanager
+def hearing(
+    execution_id: int, context: OpExecutionContext, assets: Mapping[str, AssetKey | None]
+) -> Iterator[None]:
+    """Lets jobs of the given steps tell an op's run what they do, while it drives them."""
+    own = {(execution_id, step): Heard(context, key) for step, key in assets.items()}
+    _heard.update(own)
+    try:
+        yield
+    finally:
+        for name, heard in own.items():
+            if not heard.metadata and not heard.events:  # else until the op asks
+                _heard.pop(name, None)
+
+
+def told(execution_id: int, step: str) -> Heard | None:
+    """What the jobs of a step have told its run; it is told once."""
+    return _heard.pop((execution_id, step), None)
+
+
+@dataclass(frozen=True, slots=True)
+class Pipes:
+    """Opens the sessions of jobs: what a toolbox calls ``pipes``."""
+
+    box: Toolbox
+
+    @asynccontextmanager
+    async def open(self, call: ToolCall, way: JobMessages) -> AsyncIterator[Mapping[str, str]]:
+        """The variables of a job's environment; none where no op of this process drives the call's step."""
+        heard = _heard.get((call.execution_id, call.step))
+        if heard is None:
+            yield {}
+            return
+        if way is JobMessages.OBJECTS:
+            await self.box.results.ready(StoreTier.MINIO)
+        with ExitStack() as stack:
+            session = await asyncio.to_thread(
+                stack.enter_context,
+                open_pipes_session(
+                    context=cast(OpExecutionContext, _OfStep(heard.context)),
+                    context_injector=_StepContext(heard.asset),
+                    message_reader=self._reader(call, way),
+                    extras={"execution": str(call.execution_id), "step": call.step, "attempt": call.attempt},
+                ),
+            )
+            try:
+                yield session.get_bootstrap_env_vars()
+            finally:
+                await asyncio.shield(asyncio.to_thread(stack.close))
+                for result in session.get_reported_results():
+                    heard.take(result)
+
+    def _reader(self, call: ToolCall, way: JobMessages) -> PipesMessageReader:
+        if way is JobMessages.FILE:
+            return PipesTempFileMessageReader()
+        name = f"{FOLDER}/{call.execution_id}/{call.step}-{call.command_id}-{call.attempt}"
+        return _ObjectMessageReader(self.box.settings, name)
+
+
+class _OfStep:
+    """An op's context without the assets of the whole graph, of which the op makes its own at most.
+
+    Dagster would ask for every output of the op, and arcs that do not fire have none.
+    """
+
+    has_assets_def = False
+
+    def __init__(self, context: OpExecutionContext) -> None:
+        self._context = context
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._context, name)
+
+
+class _StepContext(PipesEnvContextInjector):
+    """Tells the job of the asset that its step makes."""
+
+    def __init__(self, asset: AssetKey | None) -> None:
+        self._asset = asset
+
+    @contextmanager
+    def inject_context(self, context_data: Any) -> Iterator[Any]:
+        if self._asset is not None:
+            key = self._asset.to_escaped_user_string()
+            nothing = {key: None}
+            known = {"code_version_by_asset_key": nothing, "provenance_by_asset_key": nothing}
+            context_data = {**context_data, "asset_keys": [key], **known}
+        with super().inject_context(context_data) as params:
+            yield params
+
+
+class _ObjectMessageReader(PipesBlobStoreMessageReader):
+    """Reads what ``PipesS3MessageWriter`` writes to the bucket of the minio store, and removes it in the end."""
+
+    def __init__(self, settings: Settings, name: str) -> None:
+        super().__init__(interval=OBJECT_SECONDS)
+        self._settings = settings
+        self._name = name
+
+    @property
+    def _uri(self) -> str:
+        return f"s3://{self._settings.minio_bucket}/{self._name}"
+
+    @contextmanager
+    def get_params(self) -> Iterator[Any]:
+        try:
+            yield {"bucket": self._settings.minio_bucket, "key_prefix": self._name}
+        finally:
+            locations.remove_below(self._settings, self._uri)
+
+    def messages_are_readable(self, params: Any) -> bool:
+        return True
+
+    def download_messages_chunk(self, index: int, params: Any) -> str | None:
+        try:
+            return locations.read_bytes(self._settings, f"{self._uri}/{index}.json").decode()
+        except ReferenceNotAvailableError:
+            return None
+
+    def no_messages_debug_text(self) -> str:
+        return f"The job was to write its messages below {self._uri} with PipesS3MessageWriter."

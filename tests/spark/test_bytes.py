@@ -1,0 +1,110 @@
+"""What a spark step has read and written, in bytes: of staged objects, through the data source, of plain files."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from noetl_dagster.playbook.models import ResultSpec
+from noetl_dagster.result_ref import ResultRef
+from noetl_dagster.settings import StoreTier
+from noetl_dagster.spark.sources import results
+from noetl_dagster.tools.base import Toolbox, ToolResult
+from tests.spark.conftest import Run
+
+pytestmark = pytest.mark.spark
+
+ROWS = [{"n": number, "text": f"{number} " + "x" * 50} for number in range(20_000)]
+ALL = "SELECT * FROM rows"
+
+
+@pytest.fixture(params=[True, False], ids=["staged", "by the data source"])
+def staged(request: pytest.FixtureRequest, box: Toolbox) -> bool:
+    box.settings = box.settings.model_copy(update={"spark_staging": request.param})
+    return bool(request.param)
+
+
+async def put(
+    box: Toolbox, value: Any, name: str, tier: StoreTier = StoreTier.MINIO, **spec: Any
+) -> ResultRef:
+    kept = ResultSpec(store=tier, **spec)
+    return await box.results.put(value, execution_id=1, step="made", name=name, spec=kept)
+
+
+def cost(done: ToolResult) -> dict[str, Any]:
+    found: dict[str, Any] = done.details["spark"]
+    return found
+
+
+def ref_of(done: ToolResult) -> ResultRef:
+    assert done.ref is not None
+    return done.ref
+
+
+async def test_objects_count_as_they_are_stored(box: Toolbox, run: Run, staged: bool) -> None:
+    for compression in ("none", "gzip"):
+        ref = await put(box, ROWS, f"rows_{compression}", compression=compression)
+        done = await run(command=ALL, input={"rows": ref}, tier="minio")
+        assert cost(done)["input_bytes"] == ref.bytes_size
+        assert cost(done)["output_bytes"] == ref_of(done).bytes_size > 10_000
+    parts = [await put(box, [{"n": number}], f"part_{number}") for number in range(5)]
+    done = await run(command="SELECT sum(n) AS s FROM rows", input={"rows": parts}, tier="minio")
+    assert cost(done)["input_bytes"] == sum(ref.bytes_size for ref in parts)
+    assert cost(done)["output_bytes"] == ref_of(done).bytes_size
+
+
+async def test_datasets_count_all_of_their_files(box: Toolbox, run: Run, staged: bool) -> None:
+    made = await run(
+        code="result = {name: spark.range(20000).selectExpr('id', 'id % 3 AS part') for name in ('a', 'b')}",
+        tier="minio",
+        partition_by="part",
+    )
+    first, second = (ResultRef.model_validate(made.data[name]) for name in ("a", "b"))
+    assert cost(made)["input_bytes"] == 0
+    assert cost(made)["output_bytes"] == first.bytes_size + second.bytes_size
+    done = await run(command=ALL, input={"rows": first}, tier="kv", collect=True, max_rows=20_000)
+    assert cost(done)["input_bytes"] == first.bytes_size
+    assert cost(done)["output_bytes"] == 0
+
+
+async def test_objects_that_come_and_go_through_the_driver_count_too(box: Toolbox, run: Run) -> None:
+    ref = await put(box, ROWS[:100], "small", StoreTier.KV)
+    done = await run(command=ALL, input={"rows": ref}, tier="kv")
+    assert cost(done)["input_bytes"] == ref.bytes_size
+    assert cost(done)["output_bytes"] == ref_of(done).bytes_size
+
+
+async def test_of_plain_files_spark_counts_what_it_reads(box: Toolbox, run: Run, tmp_path: Path) -> None:
+    made = await run(command="SELECT id, uuid() AS text FROM range(20000)", tier="pvc")
+    assert cost(made)["output_bytes"] == ref_of(made).bytes_size
+    size = ref_of(made).bytes_size
+    done = await run(command=ALL, input={"rows": ref_of(made)}, tier="pvc")
+    assert size * 0.9 < cost(done)["input_bytes"] < size * 1.2, "all columns, and the footers"
+    few = await run(command="SELECT sum(id) AS s FROM rows", input={"rows": ref_of(made)}, collect=True)
+    assert cost(few)["input_bytes"] < size * 0.3, "one column"
+    file = tmp_path / "rows.csv"
+    file.write_text("".join(f"{number},abc\n" for number in range(20_000)))
+    rows = {"path": str(file), "schema": "n INT, text STRING"}
+    plain = await run(command=ALL, input={"rows": rows}, tier="pvc")
+    assert cost(plain)["input_bytes"] == file.stat().st_size
+    assert cost(plain)["output_bytes"] == ref_of(plain).bytes_size
+
+
+async def test_what_is_not_known_is_left_out(
+    box: Toolbox, run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "other.csv").write_text("1\n")
+    other = {"path": str(tmp_path / "other.csv"), "schema": "n INT"}
+    ref = await put(box, [{"n": 1}], "rows")
+    both = await run(
+        command="SELECT n FROM rows UNION SELECT n FROM other", input={"rows": ref, "other": other}
+    )
+    assert "input_bytes" not in cost(both), "Spark has counted the copy of the object too"
+    assert cost(both)["output_bytes"] == ref_of(both).bytes_size
+    box.settings = box.settings.model_copy(update={"spark_staging": False})
+    made = await run(command="SELECT id FROM range(1000)", tier="minio")
+    monkeypatch.setattr(results, "WHOLE", 10)
+    part = await run(command=ALL, input={"rows": ref_of(made)}, collect=True)
+    assert "input_bytes" not in cost(part), "it is read by row groups"
