@@ -94,7 +94,7 @@ def _local_config(settings: Settings) -> dict[str, str]:
         "spark.driver.bindAddress": "127.0.0.1",
         "spark.driver.host": "127.0.0.1",
         "spark.python.daemon.module": "noetl_dagster.spark.daemon",
-        # on local disks it gains nothing, and Spark could not say what it reads
+        # else Spark could not say what it reads
         VECTORED: "false",
         "spark.local.dir": str(settings.home.absolute() / "spark" / "local"),
         # adaptive execution merges what is too small; 200, the default, is for clusters
