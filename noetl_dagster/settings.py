@@ -178,6 +178,11 @@ class Settings(BaseSettings):
     secrets_path: Path = Field(
         Path("/run/secrets"), description="Folder of the secrets tool's provider 'file'"
     )
+    google_secrets_endpoint: str | None = Field(
+        None,
+        description="Endpoint of Google's Secret Manager: a regional one, or http://host:port of an emulator; "
+        "empty: Google's own",
+    )
     default_postgres_credential: str | None = Field(
         None, description="'embedded': postgres credentials that are not found mean the embedded server"
     )
