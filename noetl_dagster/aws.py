@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import lru_cache
 from typing import Any
 
@@ -33,6 +33,20 @@ def secrets_manager(region: str | None = None) -> Any:
 def parameter_store(region: str | None = None) -> Any:
     """boto3's client of Systems Manager's parameters, by ``SSMResource``; else as :func:`secrets_manager`."""
     return _kept(_parameter_store, region)
+
+
+def compute_logs(folder: str, *, bucket: str, prefix: str, s3: Mapping[str, Any]) -> Any:
+    """dagster-aws's ``S3ComputeLogManager``, which reads with a client of ``S3Resource``.
+
+    Args:
+        folder: where it keeps what it has read.
+        s3: fields of the resource.
+    """
+    from dagster_aws.s3 import S3ComputeLogManager, S3Resource
+
+    manager = S3ComputeLogManager(bucket, folder, prefix=prefix, endpoint_url=s3.get("endpoint_url"))
+    manager._s3_session = S3Resource(**s3).get_client()  # its own has no keys but those of the environment
+    return manager
 
 
 def _kept(make: Callable[[str | None, frozenset[tuple[str, str]]], Any], region: str | None) -> Any:
