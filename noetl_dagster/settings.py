@@ -114,6 +114,11 @@ class Settings(BaseSettings):
     minio_secret_key: SecretStr = Field(SecretStr("noetl-secret"), description="Secret key of the minio tier")
     minio_bucket: str = Field("noetl-results", description="Bucket of the minio tier, created when missing")
     minio_region: str = Field("us-east-1", description="Region sent to the minio tier")
+    minio_session_token: SecretStr = Field(
+        SecretStr(""), description="Session token of the minio tier, of keys that expire"
+    )
+    minio_verify: bool = Field(True, description="Check the certificate of the minio tier's endpoint")
+    minio_retries: int = Field(3, ge=0, description="Times that a request to the minio tier is tried again")
     s3_bucket: str | None = Field(
         None, description="Bucket of the s3 tier; credentials from the AWS environment"
     )

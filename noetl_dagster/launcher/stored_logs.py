@@ -203,6 +203,8 @@ class StoredRunLogs(CloudStorageComputeLogManager[Any], ConfigurableClass):
                 "region_name": settings.minio_region,
                 "aws_access_key_id": settings.minio_access_key,
                 "aws_secret_access_key": settings.minio_secret_key.get_secret_value(),
+                "aws_session_token": settings.minio_session_token.get_secret_value() or None,
+                "verify": None if settings.minio_verify else False,
             }
         return aws.compute_logs(self._folder, bucket=self._bucket, prefix=self._prefix, s3=s3)
 

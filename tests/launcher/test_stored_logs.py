@@ -11,6 +11,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, TextIO
 
+import boto3
 import pytest
 import yaml
 from botocore.client import BaseClient
@@ -93,6 +94,7 @@ def test_the_manager_of_dagster_aws_reads_it_too(
 ) -> None:
     for name, value in aws_environment(settings).items():
         monkeypatch.setenv(name, value)
+    monkeypatch.setattr(boto3, "DEFAULT_SESSION", None)  # it may keep keys of an earlier environment
     here = manager(settings, tmp_path / "here")
     printed(here)
     here.dispose()

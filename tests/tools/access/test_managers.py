@@ -67,12 +67,13 @@ def _filled(url: str, monkeypatch: pytest.MonkeyPatch) -> str:
         monkeypatch.setenv(name, value)
     monkeypatch.delenv("AWS_DEFAULT_REGION", raising=False)
     monkeypatch.delenv("AWS_PROFILE", raising=False)
-    secrets = boto3.client("secretsmanager", region_name="eu-west-1")
+    session = boto3.Session(region_name="eu-west-1")  # the default one would keep these keys for other tests
+    secrets = session.client("secretsmanager")
     arn = secrets.create_secret(Name="prod/db", SecretString=DATABASE)["ARN"]
     secrets.create_secret(Name="prod/token", SecretString="plain-token")
     secrets.create_secret(Name="prod/text", SecretBinary=b"text-in-bytes")
     secrets.create_secret(Name="prod/binary", SecretBinary=b"\xff\xfe")
-    parameters = boto3.client("ssm", region_name="eu-west-1")
+    parameters = session.client("ssm")
     parameters.put_parameter(Name="/prod/api/key", Value="parameter-value", Type="SecureString")
     parameters.put_parameter(Name="db", Value=DATABASE, Type="SecureString")
     return arn
