@@ -54,7 +54,12 @@ if TYPE_CHECKING:
     )
     from dagster._core.remote_origin import RemoteJobOrigin as RemoteJobOrigin
     from dagster._core.remote_origin import RemoteRepositoryOrigin as RemoteRepositoryOrigin
+    from dagster._core.storage.cloud_storage_compute_log_manager import (
+        CloudStorageComputeLogManager as CloudStorageComputeLogManager,
+    )
     from dagster._core.storage.compute_log_manager import CapturedLogContext as CapturedLogContext
+    from dagster._core.storage.compute_log_manager import CapturedLogMetadata as CapturedLogMetadata
+    from dagster._core.storage.compute_log_manager import CapturedLogSubscription as CapturedLogSubscription
     from dagster._core.storage.compute_log_manager import ComputeIOType as ComputeIOType
     from dagster._core.storage.local_compute_log_manager import (
         LocalComputeLogManager as LocalComputeLogManager,
@@ -62,6 +67,7 @@ if TYPE_CHECKING:
     from dagster._core.storage.upath_io_manager import escape_dotdot_segments as escape_dotdot_segments
     from dagster._core.storage.upath_io_manager import escape_leading_slash as escape_leading_slash
     from dagster._core.types.loadable_target_origin import LoadableTargetOrigin as LoadableTargetOrigin
+    from dagster._serdes import ConfigurableClass as ConfigurableClass
     from dagster._serdes import ConfigurableClassData as ConfigurableClassData
     from dagster._serdes import deserialize_value as deserialize_value
     from dagster._serdes import serialize_value as serialize_value
@@ -94,6 +100,7 @@ _ESCAPE_INSTEAD = (
 )
 
 _LAUNCHER = "launcher/: "
+_STORED = "launcher/stored_logs.py: compute logs in the object store"
 
 _EXECUTOR = "executors/threaded.py: "
 
@@ -210,10 +217,21 @@ INTERNALS = {
     "WorkerStatus": Internal(
         "dagster._core.launcher.base", _LAUNCHER + "answers run monitoring", "dagster._core.launcher"
     ),
+    "CloudStorageComputeLogManager": Internal(
+        "dagster._core.storage.cloud_storage_compute_log_manager",
+        _STORED,
+        "S3ComputeLogManager of dagster-aws as it is",
+    ),
     "CapturedLogContext": Internal(
         "dagster._core.storage.compute_log_manager",
         _LAUNCHER + "compute logs without processes that copy them",
         "LocalComputeLogManager as it is",
+    ),
+    "CapturedLogMetadata": Internal(
+        "dagster._core.storage.compute_log_manager", _STORED, "S3ComputeLogManager of dagster-aws as it is"
+    ),
+    "CapturedLogSubscription": Internal(
+        "dagster._core.storage.compute_log_manager", _STORED, "S3ComputeLogManager of dagster-aws as it is"
     ),
     "ComputeIOType": Internal(
         "dagster._core.storage.compute_log_manager",
@@ -225,6 +243,7 @@ INTERNALS = {
         _LAUNCHER + "compute logs without processes that copy them",
         "no compute_logs in dagster.yaml",
     ),
+    "ConfigurableClass": Internal("dagster._serdes", _STORED, "S3ComputeLogManager of dagster-aws as it is"),
     "ConfigurableClassData": Internal(
         "dagster._serdes", _LAUNCHER + "the type of what dagster.yaml says of a class", "typing.Any"
     ),

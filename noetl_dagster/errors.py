@@ -90,7 +90,15 @@ class AssetNotFoundError(NoetlError):
 
 
 class CredentialError(NoetlError):
-    """A credential is missing or of the wrong type. Never carries secret values."""
+    """A credential is missing or of the wrong type. Never carries secret values.
+
+    Attributes:
+        retryable: whether the same call may succeed later: who keeps the secret is out of reach.
+    """
+
+    def __init__(self, message: str, *, retryable: bool = False) -> None:
+        super().__init__(message)
+        self.retryable = retryable
 
 
 class StorageError(NoetlError):

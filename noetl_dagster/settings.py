@@ -114,6 +114,11 @@ class Settings(BaseSettings):
     minio_secret_key: SecretStr = Field(SecretStr("noetl-secret"), description="Secret key of the minio tier")
     minio_bucket: str = Field("noetl-results", description="Bucket of the minio tier, created when missing")
     minio_region: str = Field("us-east-1", description="Region sent to the minio tier")
+    minio_session_token: SecretStr = Field(
+        SecretStr(""), description="Session token of the minio tier, of keys that expire"
+    )
+    minio_verify: bool = Field(True, description="Check the certificate of the minio tier's endpoint")
+    minio_retries: int = Field(3, ge=0, description="Times that a request to the minio tier is tried again")
     s3_bucket: str | None = Field(
         None, description="Bucket of the s3 tier; credentials from the AWS environment"
     )
@@ -177,6 +182,11 @@ class Settings(BaseSettings):
     credential_key: SecretStr | None = Field(None, description="Fernet key of noetl.credential and keychain")
     secrets_path: Path = Field(
         Path("/run/secrets"), description="Folder of the secrets tool's provider 'file'"
+    )
+    google_secrets_endpoint: str | None = Field(
+        None,
+        description="Endpoint of Google's Secret Manager: a regional one, or http://host:port of an emulator; "
+        "empty: Google's own",
     )
     default_postgres_credential: str | None = Field(
         None, description="'embedded': postgres credentials that are not found mean the embedded server"

@@ -46,11 +46,7 @@ def _instance(settings: Settings, url: str, folder: Path) -> dict[str, object]:
             "class": "WarmRunLauncher",
             "config": {"folder": str(run_server_folder(settings)), "runs_at_once": settings.driven_at_once},
         },
-        "compute_logs": {
-            "module": "noetl_dagster.launcher.compute_logs",
-            "class": "RunLogs",
-            "config": {"base_dir": str(folder / "storage")},
-        },
+        "compute_logs": _compute_logs(settings, str(folder / "storage")),
         "run_coordinator": {"module": "dagster.core.run_coordinator", "class": "DefaultRunCoordinator"},
         "local_artifact_storage": {
             "module": "dagster.core.storage.root",
@@ -59,4 +55,23 @@ def _instance(settings: Settings, url: str, folder: Path) -> dict[str, object]:
         },
         "telemetry": {"enabled": False},
         "nux": {"enabled": False},  # no dialogue before the first page
+    }
+
+
+def _compute_logs(settings: Settings, folder: str) -> dict[str, object]:
+    """In the object store too, where there is one. Its keys stay in the settings: Dagster's UI shows this file."""
+    if settings.minio_endpoint is None:
+        return {
+            "module": "noetl_dagster.launcher.compute_logs",
+            "class": "RunLogs",
+            "config": {"base_dir": folder},
+        }
+    return {
+        "module": "noetl_dagster.launcher.stored_logs",
+        "class": "StoredRunLogs",
+        "config": {
+            "base_dir": folder,
+            "bucket": settings.minio_bucket,
+            "endpoint_url": settings.minio_endpoint,
+        },
     }

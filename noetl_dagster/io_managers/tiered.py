@@ -1,14 +1,14 @@
 """IO managers for anybody's Dagster project: assets in MinIO, on a shared volume, in GCS."""
 
-from __future__ import annotations
-
+# no annotations from __future__: Dagster looks for ResourceDependency among types, not among texts
 from abc import abstractmethod
 from pathlib import Path
 from typing import Any, ClassVar
 
-from dagster import ConfigurableIOManager, InputContext, OutputContext
+from dagster import ConfigurableIOManager, InputContext, OutputContext, ResourceDependency
 from pydantic import Field, PrivateAttr, SecretStr
 
+from noetl_dagster.errors import StorageError
 from noetl_dagster.io_managers.assets import AssetIOManager
 from noetl_dagster.settings import Settings, StoreTier, settings_with
 
@@ -44,10 +44,15 @@ class MinioIOManager(TieredIOManager):
 
     Examples:
         >>> resources = {"io_manager": MinioIOManager(endpoint="http://minio:9000", bucket="lake")}
+        >>> resources = {"io_manager": MinioIOManager(s3=S3Resource(region_name="eu-west-1"), bucket="lake")}
     """
 
     tier: ClassVar[StoreTier] = StoreTier.MINIO
 
+    s3: ResourceDependency[Any] = Field(
+        None,  # type: ignore[arg-type]
+        description="S3Resource of dagster_aws, in place of endpoint, keys and region",
+    )
     endpoint: str | None = Field(None, description="http://host:port; default: NOETL_MINIO_ENDPOINT")
     access_key: str | None = Field(None, description="Access key; default: NOETL_MINIO_ACCESS_KEY")
     secret_key: str | None = Field(None, description="Secret key, best as EnvVar(...)")
@@ -55,6 +60,14 @@ class MinioIOManager(TieredIOManager):
     region: str | None = Field(None, description="Region; MinIO takes any")
 
     def store_settings(self) -> Settings:
+        if self.s3 is not None:
+            from noetl_dagster.io_managers.s3 import settings_of
+
+            own = ("endpoint", "access_key", "secret_key", "region")
+            twice = [name for name in own if getattr(self, name) is not None]
+            if twice:
+                raise StorageError(f"MinioIOManager: s3 stands for {', '.join(twice)}; give one of them")
+            return settings_with(minio_bucket=self.bucket, **settings_of(self.s3))
         return settings_with(
             minio_endpoint=self.endpoint,
             minio_access_key=self.access_key,

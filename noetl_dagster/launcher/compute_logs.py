@@ -12,6 +12,7 @@ from typing import IO, Any
 
 from noetl_dagster.dagster_internals import (
     CapturedLogContext,
+    CapturedLogSubscription,
     ComputeIOType,
     ConfigurableClassData,
     LocalComputeLogManager,
@@ -38,15 +39,23 @@ class RunLogs(LocalComputeLogManager):
         """Redirects standard output and standard error of this process to the files of a key."""
         out, err = (
             Path(self.get_captured_local_path(log_key, extension))
-            for extension in (_EXTENSIONS[ComputeIOType.STDOUT], _EXTENSIONS[ComputeIOType.STDERR])
+            for extension in (EXTENSIONS[ComputeIOType.STDOUT], EXTENSIONS[ComputeIOType.STDERR])
         )
         out.parent.mkdir(parents=True, exist_ok=True)
         with _captured(sys.stdout, out), _captured(sys.stderr, err):
             yield CapturedLogContext(log_key)
         Path(self.get_captured_local_path(log_key, "complete")).touch()
 
+    def follow(self, subscription: CapturedLogSubscription) -> None:
+        """Tells a subscription, also one of another manager, what comes to the files of its key."""
+        self._subscription_manager.add_subscription(subscription)
 
-_EXTENSIONS = {ComputeIOType.STDOUT: "out", ComputeIOType.STDERR: "err"}
+    def leave(self, subscription: CapturedLogSubscription) -> None:
+        """Tells it nothing more."""
+        self._subscription_manager.remove_subscription(subscription)
+
+
+EXTENSIONS = {ComputeIOType.STDOUT: "out", ComputeIOType.STDERR: "err"}
 
 
 @contextmanager

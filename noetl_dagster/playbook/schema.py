@@ -230,7 +230,8 @@ def _kind(name: str, kind: ToolKind) -> Schema:
     fields: Schema = {}
     spellings = {names[0]: names for names in kind.fields}
     for names in spellings.values():
-        fields |= spelled(names, ANY)
+        words = kind.words.get(names[0])
+        fields |= spelled(names, ANY if words is None else _words_or_template(words))
     then: Schema = {"properties": fields}
     choices = [{"required": [word]} for field in kind.needs for word in spellings[field]]
     if kind.name_fills in kind.needs:
@@ -240,6 +241,10 @@ def _kind(name: str, kind: ToolKind) -> Schema:
     elif choices:
         then["anyOf"] = choices
     return {"if": {"properties": {"kind": {"const": name}}, "required": ["kind"]}, "then": then}
+
+
+def _words_or_template(words: Iterable[str]) -> Schema:
+    return {"anyOf": [{"enum": list(words)}, {"type": "string", "pattern": "\\{\\{"}]}
 
 
 def _spec() -> Schema:

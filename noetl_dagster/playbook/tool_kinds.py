@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from itertools import chain
 
 Spellings = tuple[str, ...]
 """The words for one field, the canonical one first."""
@@ -14,6 +15,22 @@ PARAMS: Spellings = ("params", "parameters")
 COMMAND_LINES: Spellings = ("cmds", "cmd", "command", "commands")
 HTTP_BODY: Spellings = ("json", "payload", "body", "data", "content", "body_raw")
 """One field for every body: after rendering, mappings and lists are sent as JSON, text as it is."""
+
+SECRET_PROVIDERS: tuple[Spellings, ...] = (
+    ("env",),
+    ("file",),
+    ("credential",),
+    ("aws", "aws_secrets_manager"),
+    ("aws_ssm", "ssm"),
+    ("google", "gcp"),
+    ("kubernetes", "k8s"),
+)
+"""Who keeps secrets."""
+
+
+def secret_provider(text: str) -> str | None:
+    """The provider that a text names, in any of its spellings; None for an unknown one."""
+    return next((names[0] for names in SECRET_PROVIDERS if text in names), None)
 
 
 def _fields(names: str, *more: Spellings) -> tuple[Spellings, ...]:
@@ -31,6 +48,7 @@ class ToolKind:
         name_fills: the field that the task's ``name`` fills too, where that may name what the task works on.
         keeps_to_driver: it runs in the process that drives the execution, never in a helper beside it: it holds
             what one process can have only, or drives something itself.
+        words: of fields that take a few words only, those words; a template may stand for any of them.
         takes_references: it reads stored results itself; its input is handed over by reference, unfetched.
     """
 
@@ -40,6 +58,7 @@ class ToolKind:
     name_fills: str | None = None
     takes_references: bool = False
     keeps_to_driver: bool = False
+    words: Mapping[str, Spellings] = field(default_factory=dict)
 
 
 _ARTIFACT = ToolKind(
@@ -92,7 +111,11 @@ TOOL_KINDS: Mapping[str, ToolKind] = {
     "script": ToolKind(
         _fields("script code env cwd timeout pipes", COMMAND_LINES), needs=("script", "cmds", "code")
     ),
-    "secrets": ToolKind(_fields("provider secret key path"), name_fills="name"),
+    "secrets": ToolKind(
+        _fields("provider secret key path"),
+        name_fills="name",
+        words={"provider": tuple(chain.from_iterable(SECRET_PROVIDERS))},
+    ),
     "shell": _SHELL,
     "spark": ToolKind(
         _fields(

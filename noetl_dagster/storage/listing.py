@@ -90,7 +90,9 @@ def _s3(settings: Settings, bucket: str, prefix: str) -> Iterator[Listed]:
             "endpoint_url": settings.minio_endpoint,
             "aws_access_key_id": settings.minio_access_key,
             "aws_secret_access_key": settings.minio_secret_key.get_secret_value(),
+            "aws_session_token": settings.minio_session_token.get_secret_value() or None,
             "region_name": settings.minio_region,
+            "verify": None if settings.minio_verify else False,
         }
     pages = boto3.client("s3", **options).get_paginator("list_objects_v2")
     for page in pages.paginate(Bucket=bucket, Prefix=prefix):

@@ -135,7 +135,10 @@ def _bucket_client(settings: Settings, bucket: str) -> ObjectStore:
         settings.minio_endpoint,
         settings.minio_access_key,
         settings.minio_secret_key,
+        settings.minio_session_token,
         settings.minio_region,
+        settings.minio_verify,
+        settings.minio_retries,
         environment,
     )
     client = _clients.get(key)
@@ -384,7 +387,13 @@ def _minio_filesystem(settings: Settings) -> Any:
     from pyarrow import fs
 
     scheme, _, address = (settings.minio_endpoint or "").partition("://")
+    if scheme == "https" and not settings.minio_verify:
+        raise StorageError(
+            f"Arrow reads nothing of {settings.minio_endpoint} without checking its certificate; add the "
+            "authority to the system's, and leave verify (NOETL_MINIO_VERIFY) as it is"
+        )
     return fs.S3FileSystem(
+        session_token=settings.minio_session_token.get_secret_value() or None,
         endpoint_override=address,
         scheme=scheme,
         access_key=settings.minio_access_key,

@@ -110,7 +110,8 @@ async def _credential(call: ToolCall, box: Toolbox) -> Credential | None:
     try:
         return await box.credentials.resolve(call.auth, *sorted(HTTP_TYPES))
     except CredentialError as error:
-        raise ToolError(f"http in step {call.step}: {error}", kind="credential") from None
+        message = f"http in step {call.step}: {error}"
+        raise ToolError(message, kind="credential", retryable=error.retryable) from None
 
 
 def _access(credential: Credential | None) -> _Access:

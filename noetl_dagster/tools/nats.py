@@ -58,7 +58,8 @@ class NatsTool(Tool):
             client = await box.clients.nats(credential)
             return ToolResult(data=await _OPERATIONS[operation](client, call))
         except CredentialError as error:
-            raise ToolError(f"nats in step {call.step}: {error}", kind="credential") from None
+            message = f"nats in step {call.step}: {error}"
+            raise ToolError(message, kind="credential", retryable=error.retryable) from None
         except (TimeoutError, ServiceError, nats.errors.Error, OSError) as error:
             raise _failed(call, operation, error, box) from None
 

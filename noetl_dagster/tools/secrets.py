@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from noetl_dagster.errors import CredentialError, ToolError
+from noetl_dagster.playbook.tool_kinds import secret_provider
 from noetl_dagster.tools.access.credentials import HANDLE_PREFIX
+from noetl_dagster.tools.access.managers.asking import KEY, MANAGERS
 from noetl_dagster.tools.base import Tool, Toolbox, ToolCall, ToolResult
 
 _NAMES = ("secret", "path", "name")
@@ -12,26 +14,42 @@ _NAMES = ("secret", "path", "name")
 class SecretsTool(Tool):
     """Makes sure that a secret exists.
 
-    Input: ``provider`` (``env``, ``file`` or ``credential``; default ``env``); ``secret`` (also ``path`` or
-    ``name``): a variable, a file below ``NOETL_SECRETS_PATH``, or a credential, whose field is ``key``.
+    Input: ``provider`` (default ``env``); ``secret`` (also ``path`` or ``name``); ``key``, a field of it:
+
+    ========== ========================================================= ==============================
+    provider   secret                                                    key
+    ========== ========================================================= ==============================
+    env        a variable
+    file       a file below ``NOETL_SECRETS_PATH``
+    credential a credential                                              its field
+    aws        name or ARN of a secret of AWS Secrets Manager            a field of a JSON object
+    aws_ssm    a parameter of AWS Systems Manager                        a field of a JSON object
+    google     ``db``, ``projects/p/secrets/db``, ``.../versions/3``     a field of a JSON object
+    kubernetes ``<namespace>/<secret>``                                  its key
+    ========== ========================================================= ==============================
 
     Output: ``{name, provider, handle}``. A result is kept in the event log, so it never holds the value: the
-    handle ``secret://<provider>/<name>`` stands for it in ``auth``, alone (a bearer token) or in a mapping
-    such as ``{type: header, header: X-API-Key, value: "{{ token.handle }}"}``. It opens for the call only.
+    handle ``secret://<provider>/<name>`` (with ``#<key>``) stands for it in ``auth``, alone (a bearer token) or in
+    a mapping such as ``{type: header, header: X-API-Key, value: "{{ token.handle }}"}``. It opens for the call only.
     """
 
     kind = "secrets"
 
     async def run(self, call: ToolCall, box: Toolbox) -> ToolResult:
-        provider = str(call.config.get("provider") or "env")
+        asked = str(call.config.get("provider") or "env")
+        provider = secret_provider(asked) or asked
         name = next((call.config[field] for field in _NAMES if call.config.get(field)), None)
         if name is not None and "key" in call.config:
-            name = f"{name}/{call.config['key']}"
+            name = f"{name}{KEY if provider in MANAGERS else '/'}{call.config['key']}"
         if not isinstance(name, str) or not name:
             raise ToolError(f"secrets in step {call.step} has no 'name'", kind=self.kind)
         handle = f"{HANDLE_PREFIX}{provider}/{name}"
         try:
             await box.credentials.reveal(handle)
         except (CredentialError, OSError) as error:
-            raise ToolError(f"secrets in step {call.step}: {error}", kind="credential") from None
+            raise ToolError(
+                f"secrets in step {call.step}: {error}",
+                kind="credential",
+                retryable=isinstance(error, CredentialError) and error.retryable,
+            ) from None
         return ToolResult(data={"name": name, "provider": provider, "handle": handle})

@@ -20,6 +20,7 @@ FLOORS = (
         "logs",
         "interrupts",
         "dagster_internals",
+        "aws",
     },
     {"playbook", "embedded", "records_api"},
     {"events", "scaffold"},
@@ -43,6 +44,7 @@ GROUND = FLOORS[0]
 
 KNOW_DAGSTER = {
     "dagster_internals",
+    "aws",
     "resources",
     "io_managers",
     "executors",

@@ -145,6 +145,10 @@ BROKEN_STEPS = {
         f"- step: start\n  {OK_TOOL}\n  loop: {{in: [1], iterator: my item}}\n",
         "iterator 'my item' cannot be a name in templates",
     ),
+    "provider of secrets": (
+        "- step: start\n  tool: {kind: secrets, provider: kubernets, secret: x}\n",
+        "sample.yaml:6:37: step 'start': provider is the text 'kubernets'; did you mean 'kubernetes'?",
+    ),
     "http method": (
         "- step: start\n  tool: {kind: http, url: x, method: FETCH}\n",
         "method 'FETCH' is unknown; use one of GET, POST",

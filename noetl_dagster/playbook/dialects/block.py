@@ -137,6 +137,14 @@ class Block:
         self.spelled(*names)
         return value
 
+    def check_word(self, key: str, words: tuple[str, ...]) -> None:
+        """Reports a value that is none of ``words``, unless it is a template."""
+        value = self.values.get(key)
+        if value is None or value in words or (isinstance(value, str) and "{{" in value):
+            return
+        report = self.warn if self.reading.lenient else self.error
+        report(f"{key} is {described(value)}; {suggestion(str(value), words, 'use one of')}", key)
+
     def child(self, *names: str) -> Block | None:
         """A nested mapping as a block, None when missing."""
         key = self.spelled(*names)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from itertools import chain
 from pathlib import PurePath
 from types import MappingProxyType
 from typing import Any
@@ -22,6 +23,7 @@ from noetl_dagster.playbook.dialects.step import read_step
 from noetl_dagster.playbook.dialects.tool import read_task, read_tasks
 from noetl_dagster.playbook.document import Document
 from noetl_dagster.playbook.models import Metadata, Playbook, Step, Task
+from noetl_dagster.playbook.tool_kinds import SECRET_PROVIDERS
 from noetl_dagster.playbook.wording import described
 
 
@@ -134,6 +136,9 @@ def _keychain(root: Block) -> tuple[dict[str, Any], ...]:
         return ()
     if isinstance(value, dict):
         blocks = [(name, root.reading.block(value, name, f"keychain entry {name!r}")) for name in value]
+        for _, named in blocks:
+            if named is not None:
+                _check_provider(named)
         return tuple({"name": name, **block.values} for name, block in blocks if block is not None)
     if not isinstance(value, list):
         root.error(f"keychain must be a list of {{name, kind, ...}}, found {described(value)}", key)
@@ -146,8 +151,15 @@ def _keychain(root: Block) -> tuple[dict[str, Any], ...]:
         if block is not None and block.text("name") is None:
             block.error("a keychain entry needs 'name'")
         elif block is not None:
+            _check_provider(block)
             entries.append(block.values)
     return tuple(entries)
+
+
+def _check_provider(block: Block) -> None:
+    """Entries that ask for a token may name a provider too, which says nothing then."""
+    if isinstance(block.values.get("map"), dict):
+        block.check_word("provider", tuple(chain.from_iterable(SECRET_PROVIDERS)))
 
 
 def _workbook(root: Block) -> dict[str, Task]:

@@ -108,6 +108,8 @@ def read_task(
     if own_name is not None and known.name_fills is not None:
         config.setdefault(known.name_fills, own_name)
     _check_required(block, kind, known, config)
+    for field, words in known.words.items():
+        block.check_word(field, words)
     if kind == "http":
         _check_method(block, config)
     return block.build(

@@ -49,21 +49,34 @@ def minio_store(settings: Settings) -> S3Store:
         settings.minio_access_key,
         settings.minio_secret_key.get_secret_value(),
         settings.minio_region,
+        settings.minio_session_token.get_secret_value(),
+        settings.minio_verify,
+        settings.minio_retries,
     )
 
 
 # a client reads the system's certificates, 7 ms of processor time: more than a small object takes
 @lru_cache(maxsize=CLIENTS)
-def _minio_client(endpoint: str, bucket: str, access_key: str, secret_key: str, region: str) -> S3Store:
+def _minio_client(
+    endpoint: str,
+    bucket: str,
+    access_key: str,
+    secret_key: str,
+    region: str,
+    token: str,
+    verify: bool,
+    retries: int,
+) -> S3Store:
     return S3Store(
         bucket,
+        config={"session_token": token} if token else None,
         endpoint=endpoint,
         access_key_id=access_key,
         secret_access_key=secret_key,
         region=region,
         virtual_hosted_style_request=False,
-        client_options=_client_options(endpoint),
-        retry_config=_RETRIES,
+        client_options=_client_options(endpoint) | ({} if verify else {"allow_invalid_certificates": True}),
+        retry_config={**_RETRIES, "max_retries": retries},
     )
 
 
@@ -88,7 +101,9 @@ def minio_admin(settings: Settings) -> Any:
         endpoint_url=settings.minio_endpoint,
         aws_access_key_id=settings.minio_access_key,
         aws_secret_access_key=settings.minio_secret_key.get_secret_value(),
+        aws_session_token=settings.minio_session_token.get_secret_value() or None,
         region_name=settings.minio_region,
+        verify=None if settings.minio_verify else False,
     )
 
 

@@ -13,6 +13,7 @@ import os
 import re
 import time
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
@@ -24,8 +25,10 @@ import orjson
 import yaml
 
 from noetl_dagster.errors import CredentialError
+from noetl_dagster.playbook.tool_kinds import SECRET_PROVIDERS, secret_provider
 from noetl_dagster.settings import Settings
 from noetl_dagster.tools.access.encryption import Encryption
+from noetl_dagster.tools.access.managers.asking import MANAGERS, SecretManagers
 
 CACHE_SECONDS = 60.0
 EMBEDDED = "embedded"
@@ -158,6 +161,7 @@ class Credentials:
         self._settings = settings
         self._pool = pool
         self.encryption = Encryption(settings)
+        self._managers = SecretManagers(settings)
         self._cache: dict[str, tuple[float, Credential]] = {}
         self._secrets: set[str] = set()
 
@@ -231,14 +235,15 @@ class Credentials:
         """The secret behind a handle ``secret://<provider>/<name>``; any other value as it is.
 
         Providers: ``env`` (an environment variable), ``file`` (a file below ``settings.secrets_path``),
-        ``credential`` (``<name>/<field>``).
+        ``credential`` (``<name>/<field>``), and managers (``<name>#<key>``), which are asked once a minute at most.
 
         Raises:
-            CredentialError: when there is no such secret.
+            CredentialError: when there is no such secret, or it cannot be had.
         """
         if not isinstance(value, str) or not value.startswith(HANDLE_PREFIX):
             return value
-        provider, _, name = value.removeprefix(HANDLE_PREFIX).partition("/")
+        asked, _, name = value.removeprefix(HANDLE_PREFIX).partition("/")
+        provider = secret_provider(asked)
         if provider == "env":
             secret = os.environ.get(name)
         elif provider == "file":
@@ -249,8 +254,12 @@ class Credentials:
             secret = (
                 credential.get(field_name) if field_name else credential.get("value", "token", "password")
             )
+        elif provider in MANAGERS:
+            secret = await self._managers.find(provider, name)
+            self._hide_fields(secret)
         else:
-            raise CredentialError(f"secret provider {provider!r} is unknown; known: env, file, credential")
+            known = ", ".join(names[0] for names in SECRET_PROVIDERS)
+            raise CredentialError(f"secret provider {asked!r} is unknown; known: {known}")
         if secret in (None, ""):
             raise CredentialError(f"secret {name!r} is not found by provider {provider!r}")
         if len(str(secret)) >= _SHORTEST_HIDDEN:
@@ -265,6 +274,12 @@ class Credentials:
         if user is not None:
             pair = f"{user}:{credential.get('password', default='')}"
             self._secrets.add(base64.b64encode(pair.encode()).decode())
+
+    def _hide_fields(self, text: str) -> None:
+        """Of a secret that is JSON: whoever has it may take it apart."""
+        if text.startswith("{"):
+            with suppress(orjson.JSONDecodeError):
+                self.hide(Credential("secret", CredentialType.SECRET, orjson.loads(text)))
 
     def redact(self, text: str) -> str:
         """The text with every known secret value replaced by ``***``."""

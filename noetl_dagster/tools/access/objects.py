@@ -45,10 +45,13 @@ def _s3(settings: Settings, bucket: str, credential: Credential | None) -> S3Sto
             "endpoint": settings.minio_endpoint,
             "access_key_id": settings.minio_access_key,
             "secret_access_key": settings.minio_secret_key.get_secret_value(),
+            "session_token": settings.minio_session_token.get_secret_value() or None,
         }
     options = {name: value for name, value in options.items() if value is not None}
     insecure = str(options.get("endpoint", "")).startswith("http://")
-    return S3Store(bucket, config=options, client_options={"allow_http": insecure})
+    own = credential is None and settings.minio_endpoint is not None
+    client: Any = {"allow_http": insecure, "allow_invalid_certificates": own and not settings.minio_verify}
+    return S3Store(bucket, config=options, client_options=client)
 
 
 def _gcs(settings: Settings, bucket: str, credential: Credential | None) -> GCSStore:

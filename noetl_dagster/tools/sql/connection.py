@@ -31,7 +31,8 @@ async def open_pool(call: ToolCall, box: Toolbox) -> asyncpg.Pool:
             raise CredentialError("no credential is named; write auth: <name of a postgres credential>")
         return await box.clients.postgres(credential)
     except CredentialError as error:
-        raise ToolError(f"{call.task.kind} in step {call.step}: {error}", kind="credential") from None
+        message = f"{call.task.kind} in step {call.step}: {error}"
+        raise ToolError(message, kind="credential", retryable=error.retryable) from None
 
 
 @contextlib.contextmanager

@@ -99,6 +99,7 @@ def mount_object_storage(connection: duckdb.DuckDBPyConnection, settings: Settin
         connection.register_filesystem(_GoogleFiles(filesystem))
     if settings.minio_endpoint is None:
         return
+    token = settings.minio_session_token.get_secret_value()
     store = FsspecStore(
         "s3",
         config={
@@ -107,8 +108,12 @@ def mount_object_storage(connection: duckdb.DuckDBPyConnection, settings: Settin
             "secret_access_key": settings.minio_secret_key.get_secret_value(),
             "region": settings.minio_region,
             "virtual_hosted_style_request": False,
+            **({"session_token": token} if token else {}),
         },
-        client_options={"allow_http": settings.minio_endpoint.startswith("http://")},
+        client_options={
+            "allow_http": settings.minio_endpoint.startswith("http://"),
+            "allow_invalid_certificates": not settings.minio_verify,
+        },
     )
     connection.register_filesystem(store)
 

@@ -122,4 +122,5 @@ async def object_place(place: Place, call: ToolCall, box: Toolbox) -> tuple[Any,
         credential = await box.credentials.resolve(place.auth, CredentialType(kind))
         return open_bucket(box.settings, kind, parts.netloc, credential), parts.path.lstrip("/")
     except CredentialError as error:
-        raise ToolError(f"transfer in step {call.step}: {error}", kind="credential") from None
+        message = f"transfer in step {call.step}: {error}"
+        raise ToolError(message, kind="credential", retryable=error.retryable) from None

@@ -1,0 +1,151 @@
+"""Asking secret managers: off the event loop, and once for all who want the same secret."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import threading
+import time
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from importlib import import_module
+from typing import Any
+
+import orjson
+
+from noetl_dagster.errors import CredentialError
+from noetl_dagster.settings import Settings
+
+KEPT_SECONDS = 60.0
+"""For how long a secret is not asked for again: what is changed there is seen here after so long."""
+
+REFUSED_SECONDS = 2.0
+"""For how long a refusal is the answer to the shards that come after."""
+
+PATIENCE_SECONDS = 30.0
+"""How long a manager may take to answer."""
+
+MOST_KEPT = 1_000
+
+KEY = "#"
+"""Stands between a secret and the field of it that is meant."""
+
+Secret = str | Mapping[str, str]
+"""A text, or texts by their keys."""
+
+_MANAGERS = {
+    "aws": ("aws", "secret"),
+    "aws_ssm": ("aws", "parameter"),
+    "google": ("google", "secret"),
+    "kubernetes": ("kubernetes", "secret"),
+}
+MANAGERS = frozenset(_MANAGERS)
+
+
+@dataclass(slots=True)
+class _Asked:
+    """A secret that is on its way or here."""
+
+    until: float = math.inf
+    answer: Future[Secret | Exception] = field(default_factory=Future)
+
+
+class SecretManagers:
+    """The secret managers of one process, with what they said lately."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._settings = settings
+        self._asked: dict[tuple[str, str], _Asked] = {}
+        self._asking = threading.Lock()
+
+    async def find(self, provider: str, name: str) -> str:
+        """The value of a secret.
+
+        Args:
+            provider: one of :data:`MANAGERS`.
+            name: as the manager calls it, and after ``#`` the key of a field, where it has fields.
+
+        Raises:
+            CredentialError: there is no such secret, it may not be read, or the manager does not answer.
+        """
+        path, _, key = name.partition(KEY)
+        asked = self._asked.get((provider, path))
+        if asked is None or time.monotonic() >= asked.until:
+            asked = self._ask(provider, path)
+        if not asked.answer.done():
+            # whoever stops waiting leaves the answer to the others
+            waiting = asyncio.shield(asyncio.wrap_future(asked.answer))
+            try:
+                await asyncio.wait([waiting], timeout=PATIENCE_SECONDS)
+            finally:
+                waiting.cancel()
+        if not asked.answer.done():
+            raise CredentialError(
+                f"secret {path!r}: provider {provider!r} does not answer within {PATIENCE_SECONDS:g} s",
+                retryable=True,
+            )
+        answer = asked.answer.result()
+        if isinstance(answer, CredentialError):  # a new one: raising grows an error, and many shards may wait
+            raise CredentialError(str(answer), retryable=answer.retryable)
+        if isinstance(answer, Exception):  # its text may hold anything
+            raise CredentialError(
+                f"secret {path!r}: provider {provider!r} fails with {type(answer).__name__}"
+            )
+        return _value(provider, path, key, answer)
+
+    def _ask(self, provider: str, path: str) -> _Asked:
+        place = (provider, path)
+        with self._asking:
+            asked = self._asked.get(place)
+            if asked is not None and time.monotonic() < asked.until:
+                return asked
+            if len(self._asked) >= MOST_KEPT:
+                self._asked = {name: one for name, one in self._asked.items() if not one.answer.done()}
+            asked = self._asked[place] = _Asked()
+        # not of a pool: a manager that never answers must not keep the process from ending
+        threading.Thread(
+            target=self._answer, args=(provider, path, asked), name="secrets", daemon=True
+        ).start()
+        return asked
+
+    def _answer(self, provider: str, path: str, asked: _Asked) -> None:
+        module, function = _MANAGERS[provider]
+        try:
+            fetch: Callable[[str, Settings], Secret] = getattr(
+                import_module(f"{__package__}.{module}"), function
+            )
+            found: Secret | Exception = fetch(path, self._settings)
+        except Exception as error:
+            found = error
+        refused = isinstance(found, Exception)
+        asked.until = time.monotonic() + (REFUSED_SECONDS if refused else KEPT_SECONDS)
+        asked.answer.set_result(found)
+
+
+def _value(provider: str, path: str, key: str, secret: Secret) -> str:
+    """The field of a secret that is meant, or the whole. Messages name fields, never what is in them."""
+    where = f"secret {path!r} of provider {provider!r}"
+    if not key:
+        if isinstance(secret, str):
+            return secret
+        raise CredentialError(f"{where} has several values; name one of them with 'key': {_listed(secret)}")
+    fields: Mapping[str, Any] = _fields(where, key, secret) if isinstance(secret, str) else secret
+    value = fields.get(key)
+    if value is None:
+        raise CredentialError(f"{where} has no key {key!r}; it has {_listed(fields)}")
+    return value if isinstance(value, str) else orjson.dumps(value).decode()
+
+
+def _fields(where: str, key: str, text: str) -> Mapping[str, Any]:
+    try:
+        fields = orjson.loads(text)
+    except orjson.JSONDecodeError:
+        fields = None
+    if not isinstance(fields, dict):
+        raise CredentialError(f"{where} is no JSON object, so it has no key {key!r}; leave 'key' out")
+    return fields
+
+
+def _listed(fields: Mapping[str, Any]) -> str:
+    return ", ".join(sorted(fields)) or "none"
