@@ -156,6 +156,8 @@ class StoredRunLogs(CloudStorageComputeLogManager[Any], ConfigurableClass):
     ) -> None:
         """Sends one file, up to the size that ``DAGSTER_TRUNCATE_COMPUTE_LOGS_UPLOAD_BYTES`` allows."""
         path = Path(self._local.get_captured_local_path(log_key, EXTENSIONS[io_type]))
+        if not path.exists():  # sensors and schedules write one of the two
+            return
         key = self._key(log_key, io_type, partial)
         try:
             self._put(key, path)

@@ -122,3 +122,9 @@ def test_checks_in_python_beside_a_playbook_run_with_it(noetl: EngineProvider, t
         here.close()
     said = {one.check_name: one.passed for one in made.check_evaluations}
     assert said == {"some": False, "is_even": False}
+
+
+def test_a_check_of_a_partition(noetl: EngineProvider) -> None:
+    checked = DAILY.replace("{step: load,", "{step: load, checks: [{name: known, when: '{{ output.day }}'}],")
+    made = materialize_playbook(playbook(checked), partition="2026-01-31", resources={"noetl": noetl})
+    assert [(one.passed, one.partition) for one in made.check_evaluations] == [(True, "2026-01-31")]

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -16,8 +17,10 @@ from dagster import (
     CodeReferencesMetadataValue,
     FreshnessPolicy,
     LocalFileCodeReference,
+    PreviewWarning,
 )
 
+from noetl_dagster.compiler.assets.partitions import partitions_of
 from noetl_dagster.compiler.names import asset_key, dagster_name
 from noetl_dagster.errors import Place
 from noetl_dagster.lineage.tables import tables_written
@@ -69,8 +72,7 @@ def metadata_of(playbook: Playbook, step: Step) -> dict[str, Any]:
 
 def _line_of(place: Place, label: str) -> CodeReferencesMetadataValue:
     path = str(Path(place.file).absolute())
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", BetaWarning)  # users of playbooks cannot do anything about it
+    with _accepted(BetaWarning):
         line = LocalFileCodeReference(file_path=path, line_number=place.line, label=label)
         return CodeReferencesMetadataValue(code_references=[line])
 
@@ -91,15 +93,27 @@ def relation_metadata(
 
 
 def check_specs(playbook: Playbook, step: Step) -> list[AssetCheckSpec]:
-    return [
-        AssetCheckSpec(
-            check.name,
-            asset=asset_key(playbook, step.name),
-            description=check.description or said_of(check),
-            metadata={BLOCKING: check.blocking},
-        )
-        for check in step.checks
-    ]
+    """Checks of a partitioned asset are of its partitions."""
+    partitions = partitions_of(playbook)
+    with _accepted(PreviewWarning):
+        return [
+            AssetCheckSpec(
+                check.name,
+                asset=asset_key(playbook, step.name),
+                description=check.description or said_of(check),
+                metadata={BLOCKING: check.blocking},
+                partitions_def=partitions,
+            )
+            for check in step.checks
+        ]
+
+
+@contextmanager
+def _accepted(stage: type[Warning]) -> Iterator[None]:
+    """Users of playbooks cannot do anything about which parts of Dagster are new."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", stage)
+        yield
 
 
 def said_of(check: CheckSpec) -> str:
