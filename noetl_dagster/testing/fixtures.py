@@ -1,9 +1,4 @@
-"""Fixtures for tests of playbooks on real servers: ``pytest_plugins = ["noetl_dagster.testing"]``.
-
-PostgreSQL, NATS and an S3 store of ``noetl-dagster[embedded]`` start with the first test that asks, in
-``.noetl-test`` below pytest's root folder (``NOETL_TEST_HOME``), are shared by everything that tests there at the
-same time, and stop with the last. Every test has a database, bucket and subjects of its own.
-"""
+"""Servers for tests that run side by side, and an engine over names of each test alone."""
 
 from __future__ import annotations
 
