@@ -47,6 +47,7 @@ from noetl_dagster.engine.fanout.shards import GroupReport
 from noetl_dagster.engine.steps.region import run_region
 from noetl_dagster.event_loop import run_sync
 from noetl_dagster.events.state import CheckOutcome, ExecutionStatus, StepEnd, StepStatus
+from noetl_dagster.io_managers.metadata import LINEAGE, with_origins
 from noetl_dagster.lineage.tables import Writers, no_writers
 from noetl_dagster.playbook.assets import Severity
 from noetl_dagster.playbook.graph import Region
@@ -402,7 +403,8 @@ class OpSession:
         metadata |= _spark_metadata(end.envelope.get("spark"))
         metadata |= rows_metadata(end.envelope, partitioned=state.partition is not None)
         metadata |= relation_metadata(self.playbook, step, state.workload)
-        return metadata | lineage_metadata(self.playbook, step, end, state, self.writers)
+        metadata |= lineage_metadata(self.playbook, step, end, state, self.writers)
+        return with_origins(metadata, metadata.get(LINEAGE))
 
 
 def needs_spark(playbook: Playbook) -> bool:

@@ -2,11 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import orjson
-from dagster import MetadataValue, OutputContext, TableColumn, TableSchema
+from dagster import (
+    MetadataValue,
+    OutputContext,
+    TableColumn,
+    TableColumnDep,
+    TableColumnLineageMetadataValue,
+    TableSchema,
+    TableSchemaMetadataValue,
+)
 
 from noetl_dagster.settings import StoreTier
 
@@ -16,6 +24,8 @@ _NOWHERE = frozenset({StoreTier.EVENTLOG, StoreTier.MEMORY})
 """Tiers whose URIs lead nobody anywhere: inside the reference, and in one process."""
 
 STORAGE_KIND = "dagster/storage_kind"
+SCHEMA = "dagster/column_schema"
+LINEAGE = "dagster/column_lineage"
 
 
 def storage_metadata(
@@ -47,10 +57,34 @@ def storage_metadata(
         metadata[name] = MetadataValue.int(rows)
     if columns:
         schema = TableSchema([TableColumn(name, str(kind)) for name, kind in columns.items()])
-        metadata["dagster/column_schema"] = MetadataValue.table_schema(schema)
+        metadata[SCHEMA] = MetadataValue.table_schema(schema)
     if preview:
         metadata["preview"] = MetadataValue.md(preview_table(preview) or f"```\n{preview}\n```")
     return metadata
+
+
+def with_origins(metadata: Mapping[str, Any], lineage: Any) -> dict[str, Any]:
+    """Metadata whose columns say what they were made of: Dagster's open UI keeps column lineage, and shows none.
+
+    Args:
+        lineage: ``dagster/column_lineage``, as a metadata value; None: unknown.
+    """
+    shown = metadata.get(SCHEMA)
+    if not isinstance(shown, TableSchemaMetadataValue) or not isinstance(
+        lineage, TableColumnLineageMetadataValue
+    ):
+        return dict(metadata)
+    deps = lineage.value.deps_by_column
+    columns = [
+        TableColumn(column.name, column.type, description=_origin(deps.get(column.name, ())))
+        for column in shown.schema.columns
+    ]
+    return {**metadata, SCHEMA: MetadataValue.table_schema(TableSchema(columns))}
+
+
+def _origin(deps: Sequence[TableColumnDep]) -> str | None:
+    told = [f"{dep.asset_key.to_user_string()}: {dep.column_name}" for dep in deps]
+    return f"from {', '.join(told)}" if told else None
 
 
 def is_partitioned(context: OutputContext) -> bool:

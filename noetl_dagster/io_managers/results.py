@@ -18,7 +18,13 @@ from dagster import (
 from noetl_dagster.errors import ReferenceNotAvailableError, StorageError
 from noetl_dagster.event_loop import run_sync
 from noetl_dagster.io_managers import conversion
-from noetl_dagster.io_managers.metadata import STORAGE_KIND, is_partitioned, storage_metadata
+from noetl_dagster.io_managers.metadata import (
+    LINEAGE,
+    STORAGE_KIND,
+    is_partitioned,
+    storage_metadata,
+    with_origins,
+)
 from noetl_dagster.result_ref import REF_METADATA, ResultRef
 from noetl_dagster.settings import StoreTier
 from noetl_dagster.storage.codec import byte_length, is_table
@@ -51,9 +57,10 @@ class NoetlResultIOManager(IOManager):
         if ref is None:
             ref = self._store_value(context, value)
         found = metadata_of(ref, partitioned=is_partitioned(context))
-        if STORAGE_KIND in (context.output_metadata or {}):  # of the table that a step has written
+        told = context.output_metadata or {}
+        if STORAGE_KIND in told:  # of the table that a step has written
             found.pop(STORAGE_KIND)
-        context.add_output_metadata(found)
+        context.add_output_metadata(with_origins(found, told.get(LINEAGE)))
 
     def load_input(self, context: InputContext) -> Any:
         if not context.has_asset_key:

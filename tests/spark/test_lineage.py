@@ -61,5 +61,10 @@ def test_spark_sql_shows_what_its_columns_are_made_of(
         "total": ["start.amount"],
         "last id": ["start.id"],
     }
+    shown = dagster_instance.get_latest_materialization_event(AssetKey(["tests", "sample", "totals"]))
+    assert shown is not None
+    assert shown.asset_materialization is not None
+    columns = shown.asset_materialization.metadata["dagster/column_schema"].value.columns
+    assert {one.name: one.description for one in columns}["Customer"] == "from tests/sample/start: Who"
     assert lineage("frame") is None, "what a function does with a DataFrame is not known"
     assert lineage("again") == {"total": ["frame.total"], "id": ["start.id"]}
