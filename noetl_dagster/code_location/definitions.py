@@ -13,6 +13,7 @@ from noetl_dagster.code_location.playbooks import definitions_of, definitions_of
 from noetl_dagster.compiler.assets.automation import build_automation_sensor, build_pool_sensor
 from noetl_dagster.compiler.assets.observing import build_observation_sensor
 from noetl_dagster.compiler.job import PlaybookJob
+from noetl_dagster.playbook.loader import collector_paused
 from noetl_dagster.resources.noetl import NoetlResource
 from noetl_dagster.schedules.upkeep import build_upkeep
 from noetl_dagster.sensors.nats import build_event_sensor
@@ -25,11 +26,12 @@ def build_definitions(settings: Settings) -> Definitions:
     """Every playbook of the folder that loads, and the assets in ``*_assets.py`` beside them. What is broken
     is left out, with its errors in the log and as a failing check of an asset in its place."""
     noetl = NoetlResource()
-    jobs, broken = load_folder(settings)
-    beside = definitions_beside(settings.playbooks_path)
-    with_spark = has_assets_beside(settings.playbooks_path)  # they may ask for the session
-    playbooks = definitions_of_jobs(jobs, noetl, spark=with_spark)
-    return Definitions.merge(playbooks, control_of(jobs, noetl), definitions_of_broken(broken), beside)
+    with collector_paused():
+        jobs, broken = load_folder(settings)
+        beside = definitions_beside(settings.playbooks_path)
+        with_spark = has_assets_beside(settings.playbooks_path)  # they may ask for the session
+        playbooks = definitions_of_jobs(jobs, noetl, spark=with_spark)
+        return Definitions.merge(playbooks, control_of(jobs, noetl), definitions_of_broken(broken), beside)
 
 
 def control_of(playbooks: Sequence[PlaybookJob], noetl: NoetlResource) -> Definitions:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 from dagster import (
     AssetCheckSpec,
     AutomationCondition,
+    BetaWarning,
     CodeReferencesMetadataValue,
     FreshnessPolicy,
     LocalFileCodeReference,
@@ -17,6 +19,9 @@ from dagster import (
 from noetl_dagster.compiler.names import asset_key, dagster_name
 from noetl_dagster.playbook.assets import AutomationKind, AutomationSpec, CheckSpec, FreshnessSpec
 from noetl_dagster.playbook.models import Playbook, Step
+
+# references to code are in beta: the dependency is pinned, and one warning a step tells nobody anything
+warnings.filterwarnings("ignore", category=BetaWarning, module=r"noetl_dagster\.compiler\.assets\.specs")
 
 KIND_PREFIX = "dagster/kind/"
 BLOCKING = "noetl/blocking"
