@@ -53,6 +53,8 @@ from noetl_dagster.worker.execution import Execution
 NOETL = "noetl"
 PYSPARK = "pyspark"
 RESULTS_IO = "noetl_results"
+DEFAULT_IO = "io_manager"
+"""Dagster's own, which the config of every graph's outputs asks for, and which a graph of one step would not have."""
 TOKENS_IN = "tokens"
 RESULT = "result"
 GROUPS = "groups"
@@ -213,7 +215,11 @@ class OpMaker:
             outs=outs,
             description=step.description if step is not None else f"steps {', '.join(region.steps)}",
             config_schema={WORKLOAD: dict} if is_entry else None,
-            required_resource_keys={NOETL, PYSPARK} if self._is_before_spark(region) else {NOETL},
+            required_resource_keys={
+                NOETL,
+                *([PYSPARK] if self._is_before_spark(region) else []),
+                *([DEFAULT_IO] if is_entry else []),
+            },
             tags={f"dagster/kind/{kind}": "" for kind in sorted(kinds)},
             pool=next(filter(None, (self.playbook.step(name).spec.pool for name in region.steps)), None),
         )
