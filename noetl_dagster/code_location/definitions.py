@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from dagster import Definitions
+from dagster import AssetsDefinition, Definitions
 
 from noetl_dagster.code_location.beside import definitions_beside, has_assets_beside
 from noetl_dagster.code_location.broken import definitions_of_broken
@@ -27,8 +27,9 @@ def build_definitions(settings: Settings) -> Definitions:
     is left out, with its errors in the log and as a failing check of an asset in its place."""
     noetl = NoetlResource()
     with collector_paused():
-        jobs, broken = load_folder(settings)
         beside = definitions_beside(settings.playbooks_path)
+        in_python = [one for one in beside.assets or () if isinstance(one, AssetsDefinition)]
+        jobs, broken = load_folder(settings, in_python)
         with_spark = has_assets_beside(settings.playbooks_path)  # they may ask for the session
         playbooks = definitions_of_jobs(jobs, noetl, spark=with_spark)
         return Definitions.merge(playbooks, control_of(jobs, noetl), definitions_of_broken(broken), beside)
