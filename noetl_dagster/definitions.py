@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+
 from dagster import Definitions
 
 from noetl_dagster import logs
@@ -11,3 +13,4 @@ from noetl_dagster.settings import get_settings
 logs.set_up(get_settings())
 
 defs: Definitions = build_definitions(get_settings())
+gc.freeze()  # stays until the process ends: never scanned again

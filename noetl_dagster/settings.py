@@ -162,6 +162,11 @@ class Settings(BaseSettings):
         ge=1,
         description="Months of events older than this are dropped, with their executions; empty: never",
     )
+    replaced_asset_seconds: float = Field(
+        24 * 3600.0,
+        ge=0,
+        description="What an IO manager kept of an asset stays so long after it was replaced, for who reads it yet",
+    )
     recovery_attempts: int = Field(5, ge=0, description="Times an execution is resumed whose process is gone")
     recovery_backoff_seconds: float = Field(
         30.0, gt=0, description="Pause before it is resumed, doubled each time"

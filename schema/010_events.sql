@@ -105,6 +105,11 @@ CREATE INDEX IF NOT EXISTS idx_event_asset_partition
     ON noetl.event ((meta ->> 'asset'), (meta ->> 'partition'), event_id)
     WHERE event_type = 'step.exit' AND status = 'COMPLETED' AND meta ? 'asset' AND meta ? 'partition';
 
+-- Executions of a partition.
+CREATE INDEX IF NOT EXISTS idx_event_execution_partition
+    ON noetl.event ((context -> 'partition' ->> 'key'), execution_id)
+    WHERE event_type = 'playbook.initialized' AND context ? 'partition';
+
 -- Children of an execution.
 CREATE INDEX IF NOT EXISTS idx_event_parent_execution ON noetl.event (parent_execution_id)
     WHERE event_type = 'playbook.initialized' AND parent_execution_id IS NOT NULL;

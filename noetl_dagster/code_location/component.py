@@ -24,7 +24,7 @@ from pydantic import BaseModel, Field
 
 from noetl_dagster.code_location.loading import load_playbooks
 from noetl_dagster.code_location.translation import PlaybookStep
-from noetl_dagster.compiler.ops import NOETL
+from noetl_dagster.compiler.session import NOETL
 from noetl_dagster.resources.noetl import NoetlResource
 from noetl_dagster.scaffold.playbook import new_playbook
 

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import logging
 
-from dagster import Definitions
+from dagster import AssetsDefinition, Definitions
 
 from noetl_dagster.code_location.beside import definitions_beside, has_assets_beside
 from noetl_dagster.code_location.control import control_of
 from noetl_dagster.code_location.loading import default_resource, load_playbooks
+from noetl_dagster.playbook.loader import collector_paused
 from noetl_dagster.settings import Settings
 
 logger = logging.getLogger(__name__)
@@ -21,4 +22,7 @@ def build_definitions(settings: Settings) -> Definitions:
         logger.warning("there are no playbooks: %s is no folder; set NOETL_PLAYBOOKS_PATH", folder.absolute())
         return control_of([], default_resource())
     with_spark = has_assets_beside(folder)  # they may ask for the session
-    return Definitions.merge(load_playbooks(folder, spark=with_spark), definitions_beside(folder))
+    with collector_paused():
+        beside = definitions_beside(folder)
+        in_python = [one for one in beside.assets or () if isinstance(one, AssetsDefinition)]
+        return Definitions.merge(load_playbooks(folder, spark=with_spark, beside=in_python), beside)

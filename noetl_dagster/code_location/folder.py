@@ -8,7 +8,7 @@ from dataclasses import replace
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
-from dagster import AssetKey
+from dagster import AssetKey, AssetsDefinition
 
 from noetl_dagster.code_location.broken import Broken, meant_by
 from noetl_dagster.code_location.translation import Specs, Translation, translated
@@ -28,6 +28,7 @@ def load_folder(
     include: Sequence[str] = (),
     exclude: Sequence[str] = (),
     translation: Translation | None = None,
+    beside: Sequence[AssetsDefinition] = (),
 ) -> tuple[list[PlaybookJob], list[Broken]]:
     """The playbooks of a folder, and those that were left out.
 
@@ -38,6 +39,7 @@ def load_folder(
         include: patterns of files below the folder; none: all of them.
         exclude: patterns of what is left out of these.
         translation: says what Dagster is to show of an asset instead of what its playbook says.
+        beside: assets in Python, which may be a part of such a circle.
     """
     broken: list[Broken] = []
     playbooks: list[Playbook] = []
@@ -65,7 +67,7 @@ def load_folder(
         except Exception as error:  # whatever Dagster refuses of this one concerns no other
             logger.debug("playbook %s", playbook.file, exc_info=True)
             broken.append(_broken(playbook, f"Dagster refuses it: {error}"))
-    jobs = _without_circles(_without_twins(jobs, broken), broken)
+    jobs = _without_circles(_without_twins(jobs, broken), beside, broken)
     for one in broken:
         logger.error("playbook %s is left out:\n%s", one.file, one.why)
     return jobs, [replace(one, file=one.file.relative_to(folder), meant=meant_by(one.file)) for one in broken]
@@ -98,20 +100,40 @@ def _without_twins(jobs: Iterable[PlaybookJob], broken: list[Broken]) -> list[Pl
     return kept
 
 
-def _without_circles(jobs: list[PlaybookJob], broken: list[Broken]) -> list[PlaybookJob]:
+def _without_circles(
+    jobs: list[PlaybookJob], beside: Sequence[AssetsDefinition], broken: list[Broken]
+) -> list[PlaybookJob]:
     """Leaves out the last playbook of each circle: Dagster runs a playbook as one, and would refuse them all."""
+    upstream = {name: reads for assets in beside for name, reads in _reads_beside(assets).items()}
     while True:
         maker = {key: job.name for job in jobs if job.assets is not None for key in job.assets.keys}
-        upstream = {
-            job.name: {maker[reading.key] for reading in job.graph.readings if reading.key in maker}
-            for job in jobs
-        }
+        maker |= {key: name for name, (keys, _) in upstream.items() for key in keys}
+        reads = {job.name: {reading.key for reading in job.graph.readings} for job in jobs}
+        reads |= {name: found for name, (_, found) in upstream.items()}
         try:
-            TopologicalSorter(upstream).prepare()
+            TopologicalSorter(
+                {name: {maker[key] for key in keys if key in maker} for name, keys in reads.items()}
+            ).prepare()
             return jobs
         except CycleError as error:
             circle: list[str] = list(reversed(error.args[1]))
-        last = max(number for number, job in enumerate(jobs) if job.name in circle)
+        inside = [number for number, job in enumerate(jobs) if job.name in circle]
+        if not inside:  # of Python assets alone, which is Dagster's to refuse
+            upstream = {name: found for name, found in upstream.items() if name not in circle}
+            continue
         why = f"playbooks read each other's assets in a circle: {' -> '.join(circle)}"
-        broken.append(_broken(jobs[last].playbook, why))
-        jobs = jobs[:last] + jobs[last + 1 :]
+        broken.append(_broken(jobs[inside[-1]].playbook, why))
+        jobs = jobs[: inside[-1]] + jobs[inside[-1] + 1 :]
+
+
+def _reads_beside(assets: AssetsDefinition) -> dict[str, tuple[set[AssetKey], set[AssetKey]]]:
+    """By name, what is made as one of a definition in Python, and what it reads."""
+    if assets.can_subset:
+        return {
+            f"asset {key.to_user_string()}": ({key}, set(reads)) for key, reads in assets.asset_deps.items()
+        }
+    keys = set(assets.keys)
+    if not keys:
+        return {}
+    reads = {key for found in assets.asset_deps.values() for key in found} - keys
+    return {f"asset {min(key.to_user_string() for key in keys)}": (keys, reads)}

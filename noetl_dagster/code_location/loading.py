@@ -8,7 +8,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from dagster import DagsterInvalidDefinitionError, Definitions
+from dagster import AssetsDefinition, DagsterInvalidDefinitionError, Definitions
 
 from noetl_dagster.code_location.broken import definitions_of_broken
 from noetl_dagster.code_location.control import control_of
@@ -16,7 +16,7 @@ from noetl_dagster.code_location.folder import load_folder
 from noetl_dagster.code_location.playbooks import definitions_of_jobs
 from noetl_dagster.code_location.translation import Translation
 from noetl_dagster.compiler.names import dagster_name
-from noetl_dagster.compiler.ops import NOETL
+from noetl_dagster.compiler.session import NOETL
 from noetl_dagster.resources.noetl import NoetlResource
 
 
@@ -29,6 +29,7 @@ def load_playbooks(
     translation: Translation | None = None,
     control: bool = True,
     spark: bool = False,
+    beside: Sequence[AssetsDefinition] = (),
 ) -> Definitions:
     """The playbooks of a folder as Definitions: a job each, the assets and checks of its steps, schedules, sensors.
 
@@ -44,6 +45,8 @@ def load_playbooks(
             code version, automation, freshness) from what the playbook says and the step that makes it.
         control: with what keeps a deployment going: upkeep, projection, the recovery of executions whose process
             died. Once in a project: of several calls, one has it.
+        beside: assets in Python which read playbooks' assets and are read by playbooks: of a circle through them the
+            last playbook is left out.
         spark: with the resource ``pyspark`` also where no playbook needs it.
 
     Returns:
@@ -65,7 +68,9 @@ def load_playbooks(
         )
     given = dict(resources or {})
     noetl = given.get(NOETL) or default_resource()
-    jobs, broken = load_folder(folder, include=include, exclude=exclude, translation=translation)
+    jobs, broken = load_folder(
+        folder, include=include, exclude=exclude, translation=translation, beside=beside
+    )
     playbooks = definitions_of_jobs(jobs, noetl, spark=spark, resources=given)
     upkeep = control_of(jobs, noetl) if control else Definitions()
     made = {key for job in jobs if job.assets is not None for key in job.assets.keys}

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import hashlib
 from typing import Any
 
 from dagster import DagsterInstance, DagsterRun
 
 from noetl_dagster.compiler.assets.partitions import PARTITION_TAG, partition_of
+from noetl_dagster.compiler.names import dagster_name
 from noetl_dagster.engine.engine import Engine
 from noetl_dagster.engine.recovery.abandoned import RECOVERY
 from noetl_dagster.errors import ExecutionNotFoundError, ExecutionStateError
@@ -28,14 +30,37 @@ RESUME_EPOCH_TAG = "noetl/resume_epoch"
 """Run tag of a run that was requested to go on with an execution, by whoever cannot know the run's id
 beforehand; its value is the epoch that the run is to open."""
 
-_driven: dict[str, int] = {}
-"""Executions by the runs of this process that drive them, so that each op need not read its run again."""
+_driven: dict[tuple[str, str], int] = {}
+"""Executions by the runs of this process that drive them and by playbook, so that each op need not read its run
+again."""
+
+_LONGEST = 50
+"""Characters of a playbook's name in a tag: Dagster allows 63 after the slash."""
 
 _FROM_FAILURE_TAG = "dagster/is_resume_retry"
 
 
-def execution_tags(execution_id: int, run_id: str) -> dict[str, str]:
-    return {EXECUTION_TAG: str(execution_id), OWNER_TAG: run_id}
+def execution_tags(execution_id: int, run_id: str, own: str = "") -> dict[str, str]:
+    """Tags of a run that drives an execution.
+
+    Args:
+        own: what the tags of this playbook end with, from :func:`tag_ending`; the plain ones are written too.
+    """
+    plain = {EXECUTION_TAG: str(execution_id), OWNER_TAG: run_id}
+    return plain | {f"{name}{own}": value for name, value in plain.items()}
+
+
+def tag_ending(run: DagsterRun, playbook: Playbook) -> str:
+    """What tells a playbook's execution from others of the same run: nothing in a run of its own job.
+
+    A run that materialises chosen assets, from the UI, a backfill or automation, may be of several playbooks.
+    """
+    name = dagster_name(playbook.name)
+    if run.job_name == name:
+        return ""
+    if len(name) > _LONGEST:
+        name = f"{name[: _LONGEST - 9]}-{hashlib.sha256(name.encode()).hexdigest()[:8]}"
+    return f".{name}"
 
 
 def is_continuation(run: DagsterRun, *, starts: bool = False) -> bool:
@@ -54,14 +79,21 @@ def is_continuation(run: DagsterRun, *, starts: bool = False) -> bool:
     return bool(run.parent_run_id and run.step_keys_to_execute) and not starts
 
 
-def execution_id_of(instance: DagsterInstance, run: DagsterRun, *, starts: bool = False) -> int | None:
-    """The execution that a run drives or continues; None when it has not started one yet."""
+def execution_id_of(
+    instance: DagsterInstance, run: DagsterRun, own: str, *, starts: bool = False
+) -> int | None:
+    """The execution of a playbook that a run drives or continues; None when it has not started one yet.
+
+    Args:
+        own: from :func:`tag_ending`.
+    """
     known: DagsterRun | None = instance.get_run_by_id(run.run_id) or run
     while known is not None:
         tags = known.tags
         continues = is_continuation(known, starts=starts and known.run_id == run.run_id)
-        if EXECUTION_TAG in tags and (tags.get(OWNER_TAG) == known.run_id or continues):
-            return int(tags[EXECUTION_TAG])
+        found = tags.get(EXECUTION_TAG + own)
+        if found is not None and (tags.get(OWNER_TAG + own) == known.run_id or continues):
+            return int(found)
         if not continues or known.parent_run_id is None:
             return None
         known = instance.get_run_by_id(known.parent_run_id)
@@ -84,9 +116,11 @@ async def attach(
         ExecutionStateError: another run has taken the execution over, it has ended, or the run is of no
             partition of a playbook that has them.
     """
-    execution_id = _driven.get(run.run_id) or execution_id_of(instance, run, starts=workload is not None)
+    own = tag_ending(run, playbook)
+    driven = (run.run_id, playbook.name)
+    execution_id = _driven.get(driven) or execution_id_of(instance, run, own, starts=workload is not None)
     if execution_id is not None and (workload is None or await _exists(engine, execution_id)):
-        execution = await _join(engine, instance, run, execution_id)
+        execution = await _join(engine, instance, run, execution_id, own)
     elif workload is None:
         raise ExecutionStateError(
             f"run {run.run_id} has no {EXECUTION_TAG} tag; launch the job again from its first step"
@@ -100,9 +134,9 @@ async def attach(
             origin=origin,
             partition=_partition(instance, run, playbook),
         )
-        instance.add_run_tags(run.run_id, execution_tags(execution.id, run.run_id))
+        instance.add_run_tags(run.run_id, execution_tags(execution.id, run.run_id, own))
     await engine.liveness.hold(execution.id)
-    _driven[run.run_id] = execution.id
+    _driven[driven] = execution.id
     return execution
 
 
@@ -118,7 +152,9 @@ def _partition(instance: DagsterInstance, run: DagsterRun, playbook: Playbook) -
     return partition_of(playbook, key, instance)
 
 
-async def _join(engine: Engine, instance: DagsterInstance, run: DagsterRun, execution_id: int) -> Execution:
+async def _join(
+    engine: Engine, instance: DagsterInstance, run: DagsterRun, execution_id: int, own: str
+) -> Execution:
     """An execution that there is: the run's own, or one that it takes over in a new epoch."""
     execution = await engine.runtime.load(execution_id)
     state = execution.state
@@ -136,7 +172,7 @@ async def _join(engine: Engine, instance: DagsterInstance, run: DagsterRun, exec
     if RESUME_EPOCH_TAG in run.tags and run.parent_run_id is None:
         origin[RECOVERY] = run.tags[RESUME_EPOCH_TAG]
     execution = await _continue(engine, execution, run, origin)
-    instance.add_run_tags(run.run_id, execution_tags(execution.id, run.run_id))
+    instance.add_run_tags(run.run_id, execution_tags(execution.id, run.run_id, own))
     return execution
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from types import MappingProxyType
 from typing import Any
 
@@ -31,7 +32,7 @@ from noetl_dagster.playbook.models import Playbook
 PLAYBOOK_TAG = "noetl/playbook"
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class PlaybookJob:
     """What a playbook becomes in Dagster: one whose steps are no assets, a job alone."""
 
@@ -41,7 +42,7 @@ class PlaybookJob:
     job: UnresolvedAssetJobDefinition | JobDefinition
     graph: PlaybookGraph
 
-    @property
+    @cached_property
     def schedules(self) -> list[ScheduleDefinition]:
         return schedules_of(self.playbook, self.job, self.run_config)
 

@@ -8,57 +8,33 @@ from typing import Any
 
 from dagster import Any as AnyType
 from dagster import (
-    AssetCheckResult,
-    AssetCheckSeverity,
-    AssetKey,
     DynamicOut,
     DynamicOutput,
-    Failure,
     In,
-    MetadataValue,
     Nothing,
     OpDefinition,
     OpExecutionContext,
     Out,
     Output,
-    TableColumn,
-    TableRecord,
-    TableSchema,
 )
 
-from noetl_dagster.about import About
-from noetl_dagster.compiler.assets.elsewhere import Elsewhere
-from noetl_dagster.compiler.assets.lineage import lineage_metadata, prepare_lineage, rows_metadata
-from noetl_dagster.compiler.assets.partitions import chosen_partition
+from noetl_dagster.compiler.assets.lineage import prepare_lineage
 from noetl_dagster.compiler.assets.reading import Reading
-from noetl_dagster.compiler.assets.specs import relation_metadata
-from noetl_dagster.compiler.attach import attach
 from noetl_dagster.compiler.config import WORKLOAD
-from noetl_dagster.compiler.drive import drive
-from noetl_dagster.compiler.executor import processes_of, runs_in_one_process
-from noetl_dagster.compiler.names import FANIN_SUFFIX, GROUP_SUFFIX, asset_key, dagster_name
-from noetl_dagster.compiler.pipes import Pipes, hearing, told
+from noetl_dagster.compiler.names import FANIN_SUFFIX, GROUP_SUFFIX, dagster_name
+from noetl_dagster.compiler.session import NOETL, PYSPARK, OpSession
 from noetl_dagster.compiler.tokens import TOKENS
-from noetl_dagster.engine.engine import Engine
-from noetl_dagster.engine.executions.ahead import prepare_spark, uses_spark
-from noetl_dagster.engine.executions.progress import loop_progress
-from noetl_dagster.engine.executions.results import reference_of
+from noetl_dagster.engine.executions.ahead import uses_spark
 from noetl_dagster.engine.fanout.shards import GroupReport
 from noetl_dagster.engine.steps.region import run_region
-from noetl_dagster.event_loop import run_sync
-from noetl_dagster.events.state import CheckOutcome, ExecutionStatus, StepEnd, StepStatus
-from noetl_dagster.io_managers.metadata import LINEAGE, with_origins
 from noetl_dagster.lineage.tables import Writers, no_writers
-from noetl_dagster.playbook.assets import Severity
 from noetl_dagster.playbook.graph import Region
 from noetl_dagster.playbook.models import Playbook, Step
-from noetl_dagster.resources.engines import EngineProvider
 from noetl_dagster.result_ref import ResultRef
-from noetl_dagster.worker.execution import Execution
 
-NOETL = "noetl"
-PYSPARK = "pyspark"
 RESULTS_IO = "noetl_results"
+DEFAULT_IO = "io_manager"
+"""Dagster's own, which the config of every graph's outputs asks for, and which a graph of one step would not have."""
 TOKENS_IN = "tokens"
 RESULT = "result"
 GROUPS = "groups"
@@ -106,8 +82,7 @@ class OpMaker:
         return [self._step_op(region, step)]
 
     def _step_op(self, region: Region, step: Step) -> OpDefinition:
-        def run(context: OpExecutionContext, inputs: dict[str, Any]) -> Iterator[Output[Any]]:
-            session = self._session(context, region)
+        def run(session: OpSession, inputs: dict[str, Any]) -> Iterator[Output[Any]]:
             prepare_lineage(step)
             end = session.drive(session.engine.steps.run(session.execution, step.name), step.name)
             yield from session.outputs([end], {step.name: RESULT}, self._arc_names(end.fired))
@@ -116,8 +91,7 @@ class OpMaker:
         return self._op(region, self.names[region.name], run, self._outs(region, [step.name]), step)
 
     def _region_op(self, region: Region) -> OpDefinition:
-        def run(context: OpExecutionContext, inputs: dict[str, Any]) -> Iterator[Output[Any]]:
-            session = self._session(context, region)
+        def run(session: OpSession, inputs: dict[str, Any]) -> Iterator[Output[Any]]:
             work = run_region(session.engine.steps, session.execution, region)
             fired, failure = session.drive(work, region.steps[0])
             latest = session.execution.state.latest
@@ -135,13 +109,10 @@ class OpMaker:
         return self._op(region, self.names[region.name], run, outs)
 
     def _expand_op(self, region: Region, step: Step) -> OpDefinition:
-        def run(
-            context: OpExecutionContext, inputs: dict[str, Any]
-        ) -> Iterator[Output[Any] | DynamicOutput[Any]]:
-            session = self._session(context, region)
+        def run(session: OpSession, inputs: dict[str, Any]) -> Iterator[Output[Any] | DynamicOutput[Any]]:
             work = session.engine.fanouts.expand(session.execution, step.name)
             expanded = session.drive(work, step.name)
-            context.log.info(f"{step.name}: {expanded.total} shards in {len(expanded.groups)} groups")
+            session.context.log.info(f"{step.name}: {expanded.total} shards in {len(expanded.groups)} groups")
             for group in expanded.groups:
                 yield DynamicOutput(group, mapping_key=group.key, output_name=GROUPS)
             yield Output(None, EXPANDED, metadata={"shards": expanded.total, "groups": len(expanded.groups)})
@@ -153,8 +124,7 @@ class OpMaker:
         return self._op(region, self.names[region.name], run, outs, step)
 
     def _group_op(self, region: Region, step: Step) -> OpDefinition:
-        def run(context: OpExecutionContext, inputs: dict[str, Any]) -> Iterator[Output[Any]]:
-            session = self._session(context, region)
+        def run(session: OpSession, inputs: dict[str, Any]) -> Iterator[Output[Any]]:
             group = inputs["group"]
             report = session.drive(
                 session.engine.fanouts.run_group(session.execution, step.name, group), step.name
@@ -172,8 +142,7 @@ class OpMaker:
         )
 
     def _fanin_op(self, region: Region, step: Step) -> OpDefinition:
-        def run(context: OpExecutionContext, inputs: dict[str, Any]) -> Iterator[Output[Any]]:
-            session = self._session(context, region)
+        def run(session: OpSession, inputs: dict[str, Any]) -> Iterator[Output[Any]]:
             end = session.drive(session.engine.fanouts.fan_in(session.execution, step.name), step.name)
             pace = session.pace(step.name)
             yield from session.outputs([end], {step.name: RESULT}, self._arc_names(end.fired), pace)
@@ -193,7 +162,7 @@ class OpMaker:
         self,
         region: Region,
         name: str,
-        compute: Callable[[OpExecutionContext, dict[str, Any]], Any],
+        compute: Callable[[OpSession, dict[str, Any]], Any],
         outs: dict[str, Any],
         step: Step | None = None,
         *,
@@ -213,7 +182,12 @@ class OpMaker:
 
         # not annotated: Dagster refuses annotations that are text, as they are in this module
         def compute_fn(context, inputs):  # type: ignore[no-untyped-def]
-            yield from compute(context, inputs)
+            session = self._session(context, region)
+            if session.is_foreign:
+                session.walk()
+                yield from self._as_it_went(session, region, outs)
+            else:
+                yield from compute(session, inputs)
 
         return OpDefinition(
             name=f"{self.prefix}__{name}",
@@ -222,7 +196,11 @@ class OpMaker:
             outs=outs,
             description=step.description if step is not None else f"steps {', '.join(region.steps)}",
             config_schema={WORKLOAD: dict} if is_entry else None,
-            required_resource_keys={NOETL, PYSPARK} if self._is_before_spark(region) else {NOETL},
+            required_resource_keys={
+                NOETL,
+                *([PYSPARK] if self._is_before_spark(region) else []),
+                *([DEFAULT_IO] if is_entry else []),
+            },
             tags={f"dagster/kind/{kind}": "" for kind in sorted(kinds)},
             pool=next(filter(None, (self.playbook.step(name).spec.pool for name in region.steps)), None),
         )
@@ -258,153 +236,22 @@ class OpMaker:
     def _arc_names(self, fired: list[str] | tuple[str, ...]) -> list[str]:
         return [arc_output(self.steps[target]) for target in fired]
 
+    def _as_it_went(self, session: OpSession, region: Region, outs: dict[str, Any]) -> Iterator[Any]:
+        """What there is of an op's steps in an execution of other steps, which has ended."""
+        if EXPANDED in outs:
+            yield Output(None, EXPANDED)
+            return
+        latest = session.execution.state.latest
+        ends = [latest[name] for name in region.steps if name in latest]
+        results = {
+            name: f"{RESULT}_{self.steps[name]}" if region.is_cycle else RESULT for name in region.steps
+        }
+        fired = dict.fromkeys(target for end in ends for target in end.fired if target in region.targets)
+        yield from session.outputs(ends, results, self._arc_names(list(fired)))
+
     def _session(self, context: OpExecutionContext, region: Region) -> OpSession:
         workload = context.op_config[WORKLOAD] if context.op_config else None
         return OpSession.open(context, self.playbook, workload, self.writers, region.steps)
-
-
-@dataclass(slots=True)
-class OpSession:
-    """One op's work on the execution of its run.
-
-    Attributes:
-        playbook: what the op was made of; the execution keeps the text that it began with.
-        writers: see :class:`OpMaker`.
-        steps: those of the op's region.
-    """
-
-    context: OpExecutionContext
-    engine: Engine
-    execution: Execution
-    playbook: Playbook
-    writers: Writers
-    steps: tuple[str, ...]
-
-    @classmethod
-    def open(
-        cls,
-        context: OpExecutionContext,
-        playbook: Playbook,
-        workload: dict[str, Any] | None,
-        writers: Writers,
-        steps: tuple[str, ...],
-    ) -> OpSession:
-        resource: EngineProvider = getattr(context.resources, NOETL)
-        engine = resource.engine()
-        engine.runtime.elsewhere = Elsewhere(engine.runtime, context).find
-        engine.runtime.partition_of = chosen_partition
-        engine.runtime.box.pipes = Pipes(engine.runtime.box).open
-        pyspark = getattr(context.resources, PYSPARK, None)
-        if pyspark is not None:  # the run's own, with the configuration of this run
-            engine.runtime.box.spark = lambda: pyspark.spark_session
-        with About(run_id=context.run_id):
-            execution = run_sync(attach(engine, context.instance, context.run, playbook, workload))
-        processes = processes_of(context.run.run_config)
-        if processes is not None:
-            engine.crew.set_processes(execution.id, processes)
-        if runs_in_one_process(context):
-            prepare_spark(engine.runtime, execution)
-        return cls(context, engine, execution, playbook, writers, steps)
-
-    def drive(self, work: Any, step: str) -> Any:
-        work = self.engine.guard(self.execution, work)
-        with (
-            About(execution_id=self.execution.id, step=step, run_id=self.context.run_id),
-            hearing(self.execution.id, self.context, self.asset_keys),
-        ):
-            return drive(self.context, self.engine, work, execution_id=self.execution.id, step=step)
-
-    @property
-    def asset_keys(self) -> dict[str, AssetKey | None]:
-        """The assets of the op's steps whose jobs are heard; None of those that make none."""
-        return {
-            step.name: asset_key(self.playbook, step.name) if step.is_asset else None
-            for step in map(self.playbook.step, self.steps)
-            if any(task.config.get("pipes") for task in step.tasks)
-        }
-
-    def outputs(
-        self,
-        ends: list[StepEnd],
-        results: dict[str, str],
-        arcs: list[str],
-        metadata: dict[str, Any] | None = None,
-    ) -> Iterator[Any]:
-        """The results that there are, what their checks said, and a token for each arc that fired."""
-        for end in ends:
-            step = self.playbook.step(
-                end.step
-            )  # as the op was made: the file may have changed since the start
-            heard = told(self.execution.id, end.step)
-            for event in heard.events if heard is not None else ():
-                self.context.log_event(event)  # type: ignore[arg-type]
-            if not step.is_asset:
-                continue
-            if end.status is StepStatus.COMPLETED:
-                reference = run_sync(reference_of(self.engine.runtime, self.execution.id, end))
-                shown = self._metadata(step, end) | (metadata or {})
-                shown |= heard.metadata if heard is not None else {}
-                yield Output(reference, results[end.step], metadata=shown)
-            declared = {check.name for check in step.checks}
-            for outcome in self.execution.state.checks_of(end.step, end.visit):
-                if outcome.name in declared:
-                    yield self._check_result(outcome)
-        for name in arcs:
-            yield Output(None, name)
-
-    def _check_result(self, outcome: CheckOutcome) -> AssetCheckResult:
-        return AssetCheckResult(
-            passed=outcome.passed,
-            asset_key=asset_key(self.playbook, outcome.step),
-            check_name=outcome.name,
-            severity=AssetCheckSeverity.WARN
-            if outcome.severity == Severity.WARN
-            else AssetCheckSeverity.ERROR,
-            description=outcome.why or None,
-            metadata={"execution": str(self.execution.id), **_facts(outcome.facts)},
-        )
-
-    def pace(self, step: str) -> dict[str, Any]:
-        """Seconds and shards a second of the fan-out that has just ended, for its asset."""
-        pool = self.engine.runtime.pool
-        found = [one for one in run_sync(loop_progress(pool, self.execution.id)) if one.step == step]
-        if not found:
-            return {}
-        return {"seconds": round(found[-1].seconds, 3), "shards a second": round(found[-1].rate, 1)}
-
-    def finish(self, ends: list[StepEnd]) -> None:
-        """Ends the execution when this was its last step, and fails the op when its failure has no arc."""
-        status = run_sync(self._finish())
-        if status != ExecutionStatus.RUNNING:
-            self.context.log.info(f"execution {self.execution.id} is {status}")
-        for end in ends:
-            if end.unhandled:
-                place = self.execution.playbook.step(end.step).place
-                where = f" ({place})" if place is not None else ""
-                raise Failure(
-                    f"step {end.step}{where}: {end.error}",
-                    metadata={"execution": str(self.execution.id), "error": str(end.envelope.get("error"))},
-                    allow_retries=False,
-                )
-
-    async def _finish(self) -> str:
-        fresh = await self.engine.runtime.load(self.execution.id)
-        return await self.engine.lifecycle.finish_if_over(fresh)
-
-    def _metadata(self, step: Step, end: StepEnd) -> dict[str, Any]:
-        state = self.execution.state
-        metadata: dict[str, Any] = {
-            "execution": str(self.execution.id),
-            "visit": MetadataValue.int(end.visit),
-        }
-        for key in ("total", "done", "failed"):
-            if isinstance(end.envelope.get(key), int):
-                metadata[key] = MetadataValue.int(end.envelope[key])
-        metadata |= _spark_metadata(end.envelope.get("spark"))
-        metadata |= rows_metadata(end.envelope, partitioned=state.partition is not None)
-        metadata |= relation_metadata(self.playbook, step, state.workload)
-        metadata |= lineage_metadata(self.playbook, step, end, state, self.writers)
-        return with_origins(metadata, metadata.get(LINEAGE))
 
 
 def needs_spark(playbook: Playbook) -> bool:
@@ -420,30 +267,6 @@ def region_has_tokens(playbook: Playbook, region: Region) -> bool:
         if step.name not in region.steps
         for target in step.targets
     )
-
-
-def _spark_metadata(metrics: Any) -> dict[str, Any]:
-    """Shuffle, spill and skew of a spark task: ``spark/shuffle_read_bytes``; over Connect what is not known."""
-    if not isinstance(metrics, dict):
-        return {}
-    return {f"spark/{name}": value for name, value in metrics.items() if isinstance(value, int | float | str)}
-
-
-def _facts(facts: dict[str, Any]) -> dict[str, Any]:
-    """Facts of a check as metadata: examples as a table."""
-    found = dict(facts)
-    rows = found.pop("examples", None)
-    if rows:
-        columns = list(dict.fromkeys(name for row in rows for name in row))
-        table = [TableRecord({name: _cell(row.get(name)) for name in columns}) for row in rows]
-        found["examples"] = MetadataValue.table(
-            table, schema=TableSchema([TableColumn(name, "string") for name in columns])
-        )
-    return found
-
-
-def _cell(value: Any) -> str | int | float | bool | None:
-    return value if isinstance(value, str | int | float | bool) or value is None else str(value)
 
 
 def _group_metadata(report: GroupReport) -> dict[str, Any]:

@@ -11,6 +11,7 @@ import hashlib
 import tempfile
 import threading
 from collections.abc import AsyncIterator
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any, get_args
 
@@ -37,8 +38,21 @@ class AssetNotStoredError(StorageError, FileNotFoundError):
     """An asset or partition was never materialised here. Dagster may be told to skip such partitions."""
 
 
+class Replaced(BaseModel):
+    """A value that was current until ``at``. Who settled on it before may still read it."""
+
+    model_config = ConfigDict(frozen=True)
+
+    uri: str
+    at: datetime
+
+
 class StoredAsset(BaseModel):
-    """The pointer: where the current value of an asset is and how to read it."""
+    """The pointer: where the current value of an asset is and how to read it.
+
+    Attributes:
+        replaced: earlier values that are still there.
+    """
 
     model_config = ConfigDict(frozen=True)
 
@@ -51,6 +65,7 @@ class StoredAsset(BaseModel):
     columns: dict[str, str] | None = None
     files: tuple[str, ...] = ()
     preview: str | None = None
+    replaced: tuple[Replaced, ...] = ()
 
 
 class AssetIOManager(UPathIOManager):
@@ -89,7 +104,7 @@ class AssetIOManager(UPathIOManager):
         stored: StoredAsset | None = self._stored.__dict__.pop("asset", None)
         if stored is None:
             return {}
-        facts = stored.model_dump(exclude={"kind", "content_type", "files"})
+        facts = stored.model_dump(exclude={"kind", "content_type", "files", "replaced"})
         found = storage_metadata(tier=self._tier_name, partitioned=is_partitioned(context), **facts)
         reference = self._reference(context, stored).model_dump(mode="json", exclude_defaults=True)
         return {
@@ -132,17 +147,28 @@ class AssetIOManager(UPathIOManager):
     # -- storing -------------------------------------------------------------------------------------
 
     async def _replace(self, key: str, value: Any, run: str) -> StoredAsset:
-        """Stores a value beside the current one, turns the pointer, and removes what it pointed at."""
+        """Stores a value beside the current one and turns the pointer. What was replaced long ago is removed."""
         pointer_uri = self._tier.uri(key + _POINTER)
         try:
             before = StoredAsset.model_validate_json(bytes(await self._tier.get(pointer_uri)))
         except KeyError:
             before = None
         stored = await self._store(f"{key}/{run}", value)
+        if before is not None:
+            kept = await self._without_old(before, stored.uri)
+            stored = stored.model_copy(update={"replaced": kept})
         await self._tier.put(key + _POINTER, stored.model_dump_json(exclude_none=True).encode())
-        if before is not None and before.uri != stored.uri:
-            await self._tier.delete(before.uri)
         return stored
+
+    async def _without_old(self, before: StoredAsset, current: str) -> tuple[Replaced, ...]:
+        """The values that stay for now. Removed first and forgotten then: who is killed here leaves nothing behind."""
+        now = datetime.now(UTC)
+        until = now - timedelta(seconds=self._settings.replaced_asset_seconds)
+        known = [one for one in (*before.replaced, Replaced(uri=before.uri, at=now)) if one.uri != current]
+        for one in known:
+            if one.at <= until and one.uri != before.uri:
+                await self._tier.delete(one.uri)
+        return tuple(one for one in known if one.at > until or one.uri == before.uri)
 
     async def _store(self, key: str, value: Any) -> StoredAsset:
         if isinstance(value, Path):

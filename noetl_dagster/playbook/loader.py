@@ -73,7 +73,7 @@ def parse_report(
     workload: Mapping[str, Any] | None = None,
 ) -> tuple[Playbook | None, list[Problem]]:
     """Like :func:`load_report`, from text."""
-    with _collector_paused():
+    with collector_paused():
         document = Document(text, file)
         playbook = normalise(document, text, lenient=lenient, workload=workload or {})
         problems = list(document.problems)
@@ -88,8 +88,8 @@ def parse_report(
 
 
 @contextmanager
-def _collector_paused() -> Iterator[None]:
-    """No garbage collection meanwhile: loading builds trees without cycles; scanning them costs a third."""
+def collector_paused() -> Iterator[None]:
+    """No garbage collection meanwhile: what is loaded stays; scanning it again and again costs a third."""
     was_on = gc.isenabled()
     gc.disable()
     try:

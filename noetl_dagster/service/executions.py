@@ -9,10 +9,11 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Path, Query
 from pydantic import BaseModel, ConfigDict, Field
 
+from noetl_dagster.engine.executions.listing import newest_executions
 from noetl_dagster.engine.executions.overview import Overview, full_overview
 from noetl_dagster.errors import WorkloadError
 from noetl_dagster.events.log import as_event
-from noetl_dagster.events.queries import EVENTS, EXECUTIONS
+from noetl_dagster.events.queries import EVENTS
 from noetl_dagster.playbook.assets import Partition
 from noetl_dagster.playbook.models import Playbook
 from noetl_dagster.service.access import FOR_ALL, FOR_OPERATORS, FOR_READERS
@@ -35,6 +36,7 @@ _STATUS = {
 class Listed(BaseModel):
     execution_id: str
     playbook: str | None
+    partition: str | None = None
     status: str
     started_at: datetime | None
     ended_at: datetime | None
@@ -81,14 +83,21 @@ async def list_executions(
     plane: ThePlane,
     limit: Annotated[int, Query(ge=1, le=1000)] = 50,
     after: Annotated[Id, Query(description="only executions with a larger id")] = 0,
+    partition: Annotated[Name | None, Query(description="only those of the partition with this key")] = None,
+    asset: Annotated[
+        Name | None, Query(description="only those that made a result of this asset, as warehouse/patients")
+    ] = None,
 ) -> Listing:
     """The newest executions first."""
-    rows = await plane.engine.runtime.pool.fetch(EXECUTIONS, after, limit)
+    rows = await newest_executions(
+        plane.engine.runtime.pool, limit, after=after, partition=partition, asset=asset
+    )
     return Listing(
         executions=[
             Listed(
                 execution_id=str(row["execution_id"]),
                 playbook=row["playbook"],
+                partition=row["partition"],
                 status=_STATUS[row["ended"]],
                 started_at=row["started_at"],
                 ended_at=row["ended_at"],

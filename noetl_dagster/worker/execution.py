@@ -16,7 +16,8 @@ from noetl_dagster.playbook.graph import StepGraph
 from noetl_dagster.playbook.models import Playbook
 from noetl_dagster.playbook.templates.rendering import Fetch, render_input
 from noetl_dagster.playbook.templates.scope import Scope
-from noetl_dagster.playbook.templates.views import ReferenceCache, ResultView
+from noetl_dagster.playbook.templates.views import LazyMapping, ReferenceCache, ResultView
+from noetl_dagster.result_ref import ResultRef
 from noetl_dagster.worker.command import Command
 from noetl_dagster.worker.pipeline import playbook_folder
 from noetl_dagster.worker.program import StepProgram, compile_step
@@ -54,37 +55,67 @@ class StepResults(Mapping[str, Any]):
         return len({**self._state.latest, **self._reads})
 
 
-Read = Envelope | dict[str, Envelope]
+@dataclass(slots=True)
+class ReadPartitions:
+    """What a step reads of an asset by partition: at once, or fetched where a partition is asked for.
+
+    Attributes:
+        found: None until it is fetched; then shared by all commands of the visit in this process.
+    """
+
+    keys: tuple[str, ...]
+    reference: ResultRef | None = None
+    found: dict[str, Envelope] | None = None
+
+    def envelopes(self, cache: ReferenceCache) -> dict[str, Envelope]:
+        """
+        Raises:
+            ReferenceNeeded: they have not been fetched yet.
+        """
+        if self.found is None:
+            assert self.reference is not None
+            kept = cache.load(self.reference)
+            self.found = {key: from_result(one) for key, one in kept.items()}
+        return self.found
+
+
+Read = Envelope | ReadPartitions
 """What a step reads of an asset: one result, or several by partition."""
 
 
-def _opened(kept: Mapping[str, Any]) -> tuple[bool, Read]:
-    """What ``step.enter`` keeps of an asset that is read, and whether it is one result."""
+def _opened(kept: Mapping[str, Any]) -> Read:
+    """What ``step.enter`` keeps of an asset that is read."""
     if "partitions" in kept:
-        return False, {key: from_result(one) for key, one in kept["partitions"].items()}
-    return True, from_result(kept["result"])
+        found = {key: from_result(one) for key, one in kept["partitions"].items()}
+        return ReadPartitions(tuple(found), found=found)
+    envelope = from_result(kept["result"])
+    return ReadPartitions(tuple(kept["keys"]), envelope["ref"]) if "keys" in kept else envelope
 
 
-def _view(read: tuple[bool, Read], cache: ReferenceCache) -> Any:
-    is_one, found = read
-    return ResultView(found, cache) if is_one else PartitionViews(found, cache)
+def _view(read: Read, cache: ReferenceCache) -> Any:
+    return PartitionViews(read, cache) if isinstance(read, ReadPartitions) else ResultView(read, cache)
 
 
-class PartitionViews(Mapping[str, ResultView]):
+class PartitionViews(LazyMapping):
     """Results by partition; a view is made where one is asked for."""
 
-    def __init__(self, envelopes: Mapping[str, Envelope], cache: ReferenceCache) -> None:
-        self._envelopes = envelopes
+    def __init__(self, read: ReadPartitions, cache: ReferenceCache) -> None:
+        self._read = read
         self._cache = cache
 
     def __getitem__(self, key: str) -> ResultView:
-        return ResultView(self._envelopes[key], self._cache)
+        if key not in self._read.keys:
+            raise KeyError(key)
+        return ResultView(self._read.envelopes(self._cache)[key], self._cache)
+
+    def __contains__(self, key: object) -> bool:
+        return key in self._read.keys
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self._envelopes)
+        return iter(self._read.keys)
 
     def __len__(self) -> int:
-        return len(self._envelopes)
+        return len(self._read.keys)
 
 
 class AssetReads:
@@ -129,7 +160,7 @@ class Execution:
     program: PlaybookProgram
     state: ExecutionState
     keychain: OpenKeychain | None = None
-    _reads: dict[tuple[str, int], dict[str, tuple[bool, Read]]] = field(default_factory=dict)
+    _reads: dict[tuple[str, int], dict[str, Read]] = field(default_factory=dict)
     _own: dict[str, Any] | None = None
 
     @property
@@ -168,7 +199,7 @@ class Execution:
             own=own,
         )
 
-    def _read(self, step: str, visit: int, entered: Event | None) -> dict[str, tuple[bool, Read]]:
+    def _read(self, step: str, visit: int, entered: Event | None) -> dict[str, Read]:
         """What a visit reads of other assets, opened once for all of its commands."""
         found = self._reads.get((step, visit))
         if found is None:

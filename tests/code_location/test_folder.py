@@ -117,6 +117,37 @@ def test_a_circle_of_playbooks_through_different_assets(folder: Path) -> None:
     assert jobs_of(defined(folder)) == {"a"}
 
 
+PYTHON = """
+from dagster import AssetKey, AssetSpec, asset, multi_asset
+
+@asset(key=["py", "between"], deps=[AssetKey(["tests", "a", "start"])])
+def between(): ...
+
+@multi_asset(specs=[AssetSpec("one", deps=[AssetKey(["tests", "c", "start"])]), AssetSpec("two")])
+def several(): ...
+
+@asset(deps=[AssetKey(["tests", "c", "start"]), AssetKey(["py", "between"])])
+def after(): ...
+"""
+
+
+def test_a_circle_of_playbooks_through_a_python_asset(folder: Path) -> None:
+    write(
+        folder,
+        a="workflow:\n  - {step: start, from: {x: tests/b/start}, tool: {kind: noop}}\n",
+        b="workflow:\n  - {step: start, from: {x: py/between}, tool: {kind: noop}}\n",
+        c="workflow:\n  - {step: start, from: {x: two}, tool: {kind: noop}}\n",
+        d="workflow:\n  - {step: start, from: {x: after}, tool: {kind: noop}}\n",
+    )
+    (folder / "circle_assets.py").write_text(PYTHON)
+    defs = defined(folder)
+    assert jobs_of(defs) == {"a", "d"}
+    said = why_of(defs)
+    assert "b.yaml: playbooks read each other's assets in a circle: " in said
+    assert "asset py/between" in said
+    assert "c.yaml: playbooks read each other's assets in a circle: " in said, "what is made as one is one"
+
+
 def test_a_schedule_that_never_comes(folder: Path) -> None:
     write(folder, a='dagster: {schedules: [{cron: "0 0 31 2 *"}]}\n' + GOOD, b=GOOD)
     defs = defined(folder)

@@ -358,3 +358,46 @@ workflow:
     )
     requests = schedule.evaluate_tick(context).run_requests or []
     assert [request.partition_key for request in requests] == keys
+
+
+def test_a_playbook_of_one_step_is_materialised_alone(noetl: EngineProvider) -> None:
+    """As the UI and backfills do it: the assets chosen among all, without the playbook's own job."""
+    alone = playbook("workflow:\n  - {step: start, tool: {kind: noop}}\n", "alone")
+    other = playbook("workflow:\n  - {step: start, tool: {kind: noop}}\n", "other")
+    repository = definitions_of([alone, other], noetl).get_repository_def()
+    key = AssetKey(["tests", "alone", "start"])
+    job = repository.get_implicit_job_def_for_assets([key])
+    assert job is not None
+    subset = job.get_subset(asset_selection={key})
+    assert "alone_playbook" in str(
+        subset.run_config_schema.config_type.fields["ops"].config_type.fields.keys()
+    )
+
+
+def test_assets_of_two_playbooks_in_one_run(ran: Ran) -> None:
+    """Each playbook has an execution of its own, as "Materialize all", backfills and automation need it."""
+    step = "workflow:\n  - {step: start, tool: {kind: python, code: 'result = 1'}}\n"
+    reads = (
+        "workflow:\n  - {step: start, from: {one: tests/first/start},\n"
+        "     tool: {kind: python, input: {one: '{{ one }}'}, code: 'result = one + 1'}, next: [last]}\n"
+        "  - {step: last, tool: {kind: python, input: {n: '{{ start }}'}, code: 'result = n + 1'}}\n"
+    )
+    defs = ran.definitions(first=step, second=reads)
+    keys = {
+        AssetKey(["tests", "first", "start"]),
+        *(AssetKey(["tests", "second", s]) for s in ("start", "last")),
+    }
+    job = defs.get_repository_def().get_implicit_job_def_for_assets(list(keys))
+    assert job is not None
+    ended = job.get_subset(asset_selection=keys).execute_in_process(instance=ran.instance)
+    assert ended.success
+    run = ran.instance.get_run_by_id(ended.run_id)
+    assert run is not None
+    executions = [int(run.tags[f"{EXECUTION_TAG}.{name}"]) for name in ("first", "second")]
+    runtime = ran.noetl.engine().runtime
+    states = [run_sync(runtime.load(one)).state for one in executions]
+    assert [(state.playbook, state.status) for state in states] == [
+        ("first", "COMPLETED"),
+        ("second", "COMPLETED"),
+    ]
+    assert states[1].latest["last"].envelope["data"] == 3

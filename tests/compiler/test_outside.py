@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +31,7 @@ from noetl_dagster.io_managers import MinioIOManager, PvcIOManager
 from noetl_dagster.resources.engines import EngineProvider
 from noetl_dagster.settings import Settings
 from tests.playbooks import playbook
+from tests.waiting import until_now
 
 READER = """
 workflow:
@@ -73,6 +75,61 @@ def test_a_step_reads_what_a_python_asset_made(
 
     assert materialize([rows], instance=dagster_instance, resources={"lake": managers[tier]}).success
     state = run(READER % "", rows, lake=managers[tier])
+    assert state.status == "COMPLETED", state.error
+    assert state.latest["start"].envelope["data"] == [1, 2]
+
+
+@pytest.mark.parametrize("tier", ["minio", "pvc"])
+def test_what_a_step_settled_on_outlives_the_next_materialisation(
+    noetl: EngineProvider, dagster_instance: DagsterInstance, settings: Settings, tmp_path: Path, tier: str
+) -> None:
+    """The asset is made anew while the step is at its first of two tasks; the second reads what was settled."""
+    managers: dict[str, Any] = {
+        "minio": MinioIOManager(endpoint=settings.minio_endpoint, bucket=settings.minio_bucket),
+        "pvc": PvcIOManager(mount_path=str(settings.pvc_mount_path)),
+    }
+    versions = iter([ROWS, [{"id": 3}]])
+
+    @asset(key=["lake", "rows"], io_manager_key="lake")
+    def rows() -> list[dict[str, int]]:
+        return next(versions)
+
+    def make() -> None:
+        assert materialize([rows], instance=dagster_instance, resources={"lake": managers[tier]}).success
+
+    make()
+    text = """
+workflow:
+  - step: start
+    from: {rows: lake/rows}
+    tool:
+      - name: wait
+        kind: python
+        input: {folder: "FOLDER"}
+        code: |
+          import pathlib, time
+          pathlib.Path(folder, "begun").touch()
+          while not pathlib.Path(folder, "go").exists():
+              time.sleep(0.02)
+          result = 1
+      - name: read
+        kind: python
+        input: {rows: "{{ rows }}"}
+        code: "result = [row['id'] for row in rows]"
+"""
+    flow = playbook(text.replace("FOLDER", str(tmp_path)))
+    defs = Definitions.merge(
+        definitions_of([flow], noetl), Definitions(assets=[rows], resources={"lake": managers[tier]})
+    )
+    job = defs.resolve_job_def("sample")
+    with ThreadPoolExecutor(1) as thread:
+        running = thread.submit(job.execute_in_process, instance=dagster_instance, raise_on_error=False)
+        until_now(lambda: running.done() or (tmp_path / "begun").exists())
+        make()
+        (tmp_path / "go").touch()
+        record = dagster_instance.get_run_by_id(running.result().run_id)
+    assert record is not None
+    state = run_sync(noetl.engine().runtime.load(int(record.tags[EXECUTION_TAG]))).state
     assert state.status == "COMPLETED", state.error
     assert state.latest["start"].envelope["data"] == [1, 2]
 

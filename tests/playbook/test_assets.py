@@ -5,6 +5,9 @@ from __future__ import annotations
 from textwrap import indent
 
 import pytest
+from dagster import ScheduleDefinition
+from hypothesis import given
+from hypothesis import strategies as st
 
 from noetl_dagster.playbook.assets import (
     AutomationKind,
@@ -14,7 +17,7 @@ from noetl_dagster.playbook.assets import (
     ScheduleStatus,
     Severity,
 )
-from noetl_dagster.playbook.dialects.assets.cron import is_cron
+from noetl_dagster.playbook.dialects.assets.cron import ever_comes, is_cron
 from noetl_dagster.playbook.loader import parse_playbook, parse_report
 from tests.playbook.playbooks import HEAD, errors_of, load, step_of
 
@@ -319,6 +322,59 @@ def test_lines_that_say_when(line: str) -> None:
 )  # fmt: skip
 def test_lines_that_do_not(line: str) -> None:
     assert not is_cron(line)
+
+
+NEVER = ["0 0 31 2 *", "0 0 30,31 feb *", "0 0 31 4,6,9,11 *", "5 4 30/1 2 sun"]
+
+
+@pytest.mark.parametrize("line", NEVER)
+def test_lines_that_never_come(line: str) -> None:
+    assert is_cron(line)
+    assert not ever_comes(line)
+    (said,) = errors_of(
+        "- {step: start, tool: {kind: noop}}", root=f"dagster: {{schedules: [{{cron: '{line}'}}]}}\n"
+    )
+    assert f"cron {line!r} never comes: none of its months has such a day" in said
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "0 0 29 2 *",
+        "0 0 31 2,3 *",
+        "0 0 L 2 *",
+        "0 0 31 11-1 *",
+        "0 0 30-2 feb *",
+        "@monthly",
+        "0 0 */30 * *",
+    ],
+)
+def test_lines_that_come_now_and_then(line: str) -> None:
+    assert is_cron(line)
+    assert ever_comes(line)
+
+
+_FIELDS = [
+    st.lists(
+        st.builds(
+            lambda start, end, step: f"{start}{end}{step}",
+            st.integers(low, high),
+            st.one_of(st.just(""), st.integers(low, high).map("-{}".format)),
+            st.sampled_from(["", "/2", "/40"]),
+        )
+        | st.sampled_from(["*", "*/7"]),
+        min_size=1,
+        max_size=2,
+    ).map(",".join)
+    for low, high in ((0, 59), (0, 23), (28, 31), (2, 4), (0, 7))
+]
+
+
+@given(st.tuples(*_FIELDS).map(" ".join))
+def test_dagster_takes_whatever_line_the_loader_takes(line: str) -> None:
+    """No playbook that ``check`` passes meets a message of Dagster's about its cron line."""
+    if is_cron(line) and ever_comes(line):
+        assert ScheduleDefinition(name="any", job_name="any", cron_schedule=line).cron_schedule == line
 
 
 def test_a_pool_that_nobody_declares() -> None:

@@ -199,6 +199,18 @@ async def test_an_execution_of_a_partition(settings: Settings, tmp_path: Path) -
         execution_id = answer.json()["execution_id"]
         found = await ended_execution(service.client, execution_id)
         assert (found["status"], found["workload"]) == ("COMPLETED", {"who": "2026-01-05"})
+        made = "tests/served/start"
+        for asked, count in (
+            ({"partition": "2026-01-05"}, 1),
+            ({"partition": "2026-01-06"}, 0),
+            ({"asset": made}, 1),
+            ({"asset": "tests/other"}, 0),
+            ({"asset": made, "partition": "2026-01-05"}, 1),
+            ({"asset": made, "partition": "2026-01-06"}, 0),
+        ):
+            listed = (await service.client.get("/api/executions", params=asked)).json()["executions"]
+            assert [one["execution_id"] for one in listed] == [execution_id] * count, asked
+            assert all(one["partition"] == "2026-01-05" for one in listed)
 
 
 async def test_an_execution_is_cancelled_before_its_process_lives(settings: Settings, tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ from rich.text import Text
 from noetl_dagster.cli.console import console, notes, print_json
 from noetl_dagster.cli.session import open_session
 from noetl_dagster.engine.engine import Engine
+from noetl_dagster.engine.executions.listing import newest_executions
 from noetl_dagster.engine.executions.overview import (
     LoopView,
     Overview,
@@ -24,7 +25,6 @@ from noetl_dagster.engine.executions.pooled import MOST_WAITING, PoolView
 from noetl_dagster.engine.executions.progress import brief, duration, per_second
 from noetl_dagster.errors import ExecutionNotFoundError
 from noetl_dagster.event_loop import run_sync
-from noetl_dagster.events.queries import EXECUTIONS
 from noetl_dagster.events.types import Event
 
 ExecutionId = Annotated[int, typer.Argument(help="as 'run' printed it", metavar="EXECUTION_ID")]
@@ -62,19 +62,24 @@ def events(
 
 def listing(
     limit: Annotated[int, typer.Option(min=1)] = 20,
+    partition: Annotated[str | None, typer.Option(help="only those of this partition")] = None,
+    asset: Annotated[str | None, typer.Option(help="only those that made this asset, as a/b")] = None,
     as_json: Json = False,
 ) -> None:
     """List the newest executions."""
     with open_session(quickly=True) as session:
-        rows = run_sync(session.engine.runtime.pool.fetch(EXECUTIONS, 0, limit))
+        pool = session.engine.runtime.pool
+        rows = run_sync(newest_executions(pool, limit, partition=partition, asset=asset))
     if as_json:
         print_json([{**row, "execution_id": str(row["execution_id"])} for row in rows])
         return
-    table = Table("execution", "playbook", "started", "state", box=None)
+    parted = any(row["partition"] for row in rows)
+    table = Table("execution", "playbook", *(["partition"] if parted else []), "started", "state", box=None)
     for row in rows:
         state = _state_after(row["ended"])
         started = f"{row['started_at']:%Y-%m-%d %H:%M:%S}"
-        table.add_row(str(row["execution_id"]), row["playbook"], started, _coloured(state))
+        own = [row["partition"] or ""] if parted else []
+        table.add_row(str(row["execution_id"]), row["playbook"], *own, started, _coloured(state))
     console.print(table)
 
 

@@ -10,8 +10,11 @@ from typing import Any
 
 from noetl_dagster.engine.runtime import Runtime
 from noetl_dagster.errors import AssetNotFoundError
+from noetl_dagster.events.envelopes import OK, to_result
 from noetl_dagster.events.queries import ASSET_PARTITIONS, ASSET_RESULT, ASSET_SPAN, PARTITION_RESULT
 from noetl_dagster.playbook.assets import Key, Partition, ReadPartition, SourceSpec, key_text
+from noetl_dagster.storage.codec import byte_length
+from noetl_dagster.storage.store import fits_inline
 from noetl_dagster.worker.execution import Execution
 from noetl_dagster.worker.program import StepProgram
 
@@ -34,7 +37,7 @@ async def reads_of(
     known = execution.state.reads.get((step.name, visit))
     if known is not None or not step.sources:
         return known or {}
-    reader, playbook = _Reader(runtime, execution), execution.playbook
+    reader, playbook = _Reader(runtime, execution, step.name), execution.playbook
     return {
         name: await reader.read(source.model_copy(update={"asset": playbook.key_of(source.asset)}))
         for name, source in step.sources.items()
@@ -42,8 +45,9 @@ async def reads_of(
 
 
 class _Reader:
-    def __init__(self, runtime: Runtime, execution: Execution) -> None:
+    def __init__(self, runtime: Runtime, execution: Execution, step: str) -> None:
         self._runtime = runtime
+        self._id, self._step = execution.id, step
         own = execution.state.partition
         self._own = Partition.model_validate(own) if own is not None else None
 
@@ -87,10 +91,15 @@ class _Reader:
         rows = await self._runtime.pool.fetch(ASSET_PARTITIONS, key_text(asset))
         if not rows:
             return None
-        return {
-            "asset": key_text(asset),
-            "partitions": {row["partition"]: row["result"] for row in rows},
-        }
+        found = {row["partition"]: row["result"] for row in rows}
+        if fits_inline(byte_length(found), self._runtime.settings):
+            return {"asset": key_text(asset), "partitions": found}
+        # a year of small results would make every event of the visit's beginning megabytes long
+        reference = await self._runtime.results.put(
+            found, execution_id=self._id, step=self._step, name=f"reads_{key_text(asset)}"
+        )
+        kept = to_result({"status": OK, "ref": reference})
+        return {"asset": key_text(asset), "keys": list(found), "result": kept}
 
     async def _missing(self, source: SourceSpec) -> str:
         name = key_text(source.asset)

@@ -16,7 +16,14 @@ from jinja2 import TemplateSyntaxError, Undefined, UndefinedError, meta, nodes
 
 from noetl_dagster.errors import NoetlError, TemplateError, UndefinedNameError
 from noetl_dagster.playbook.templates.environment import PlaybookEnvironment, ScopeContext, UnknownName
-from noetl_dagster.playbook.templates.views import ReferenceNeeded, View, grown, is_lazy_sequence, plain
+from noetl_dagster.playbook.templates.views import (
+    LazyMapping,
+    ReferenceNeeded,
+    View,
+    grown,
+    is_lazy_sequence,
+    plain,
+)
 from noetl_dagster.playbook.wording import did_you_mean, listed
 
 if TYPE_CHECKING:
@@ -177,7 +184,7 @@ class _Expression(_Template):
 
     def render(self, scope: Mapping[str, Any]) -> Any:
         value = self._defined(scope)
-        if isinstance(value, View) or is_lazy_sequence(value):
+        if isinstance(value, (View, LazyMapping)) or is_lazy_sequence(value):
             return plain(value)
         if (self._may_build or _holds_views(value)) and isinstance(value, (list, tuple, dict)):
             return plain(value)

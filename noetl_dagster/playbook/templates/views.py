@@ -170,6 +170,10 @@ class View:
         return str(self.plain())
 
 
+class LazyMapping(Mapping[str, Any]):
+    """A mapping whose values may still have to be fetched; templates give it on with all of them there."""
+
+
 class DataView(View):
     """The ``data`` of a result: a key of it, else the same key inside its own ``data``.
 

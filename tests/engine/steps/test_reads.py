@@ -9,6 +9,8 @@ import pytest
 from noetl_dagster.engine.engine import Engine
 from noetl_dagster.events.state import ExecutionState
 from noetl_dagster.playbook.assets import Partition, PartitionKey
+from noetl_dagster.playbook.templates.rendering import compile_value, render_async
+from noetl_dagster.playbook.templates.views import ReferenceCache
 from tests.playbooks import playbook
 
 MAKER = """
@@ -119,6 +121,37 @@ async def test_a_given_partition_the_latest_and_all_of_them(made: Any) -> None:
         "{{ patients.value }}", "{% for day in patients %}{{ day }}={{ patients[day].value }} {% endfor %}"
     )
     assert value(await made(everything)) == "2026-01-01=1 2026-01-02=2 "
+
+
+async def test_all_of_many_partitions_are_kept_beside_the_event(made: Any, engine: Engine) -> None:
+    """A year of small results makes no event of megabytes; they are fetched where they are asked for."""
+    large = 3_000
+    for number in range(1, 9):
+        await made(MAKER, {"value": "x" * large + str(number)}, day=f"2026-01-0{number}")
+    text = (READER % ", partition: all").replace(
+        "{{ patients.value }}",
+        "{{ [patients | length, patients['2026-01-03'].value[-1], '2026-01-09' in patients, patients | list | last] }}",
+    )
+    state = await made(text)
+    assert value(state) == [8, "3", False, "2026-01-08"]
+    pool = engine.runtime.pool
+    size = "SELECT max(length(context::text)) FROM noetl.event WHERE event_type = 'step.enter'"
+    assert await pool.fetchval(size) < large
+
+    await made(MAKER, {"value": "y"}, day="2026-01-03")
+    whole = (
+        (READER % ", partition: all")
+        .replace("{{ patients.value }}", "{{ patients }}")
+        .replace("result = found", "result = {day: one['value'][-1] for day, one in found.items()}")
+    )
+    assert value(await made(whole)) == {f"2026-01-0{n}": "y" if n == 3 else str(n) for n in range(1, 9)}
+    again = await engine.runtime.load(state.execution_id)
+    assert again.state.reads[("start", 1)] == state.reads[("start", 1)]
+    scope = again.scope(cache := ReferenceCache(), "start")
+    fetched = await render_async(
+        compile_value("{{ patients['2026-01-03'].value[-1] }}"), scope, engine.runtime.results.get
+    )
+    assert (fetched, len(cache)) == ("3", 1), "as it was settled"
 
 
 async def test_asset_in_templates(made: Any) -> None:

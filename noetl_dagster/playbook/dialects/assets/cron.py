@@ -13,6 +13,9 @@ _NAMES = {
 }
 _PART = re.compile(r"(?:\*|(\w+)(?:-(\w+))?)(?:/(\d+))?")
 _LAST_DAY = (2, "l")
+_DAY, _MONTH = 2, 3
+_LONGEST = (31, 29, 31, 30, 31, 30, 31, 31, 30, 31, 30, 31)
+"""Days of each month, February in a leap year."""
 
 
 def is_cron(line: str) -> bool:
@@ -21,6 +24,19 @@ def is_cron(line: str) -> bool:
         return True
     fields = line.lower().split()
     return len(fields) == len(_BOUNDS) and all(_is_field(number, text) for number, text in enumerate(fields))
+
+
+def ever_comes(line: str) -> bool:
+    """Whether one of a line's months has one of its days: the 31st of February never comes."""
+    fields = line.lower().split()
+    if len(fields) != len(_BOUNDS):
+        return True
+    days = fields[_DAY].split(",")
+    if "l" in days:
+        return True
+    first = min(value for day in days for value in _values(_DAY, day))
+    months = {month for part in fields[_MONTH].split(",") for month in _values(_MONTH, part)}
+    return any(first <= _LONGEST[month - 1] for month in months)
 
 
 def _is_field(number: int, text: str) -> bool:
@@ -44,3 +60,16 @@ def _number(number: int, text: str) -> int | None:
     if text in names:
         return names.index(text) + _BOUNDS[number][0]
     return int(text) if text.isascii() and text.isdigit() else None
+
+
+def _values(number: int, text: str) -> list[int]:
+    """What a part of a field stands for: ``22-2`` goes over the end, ``5/10`` goes to it."""
+    found = _PART.fullmatch(text)
+    assert found is not None
+    low, high = _BOUNDS[number]
+    start = low if found[1] is None else _number(number, found[1])
+    end = _number(number, found[2]) if found[2] is not None else start if found[1] and not found[3] else high
+    assert start is not None
+    assert end is not None
+    upward = range(start, end + 1) if start <= end else (*range(start, high + 1), *range(low, end + 1))
+    return list(upward)[:: int(found[3] or 1)]

@@ -20,7 +20,7 @@ from noetl_dagster.playbook.assets import (
     ScheduleStatus,
 )
 from noetl_dagster.playbook.dialects.assets import words
-from noetl_dagster.playbook.dialects.assets.cron import is_cron
+from noetl_dagster.playbook.dialects.assets.cron import ever_comes, is_cron
 from noetl_dagster.playbook.dialects.block import Block
 from noetl_dagster.playbook.wording import described
 
@@ -130,6 +130,12 @@ def _cron(block: Block, key: str) -> str | None:
         return None
     if not is_cron(line):
         block.error(f"{key} {line!r} is no cron line: minute hour day month weekday", key)
+        return None
+    if not ever_comes(line):
+        block.error(
+            f"{key} {line!r} never comes: none of its months has such a day; L is the last day of a month",
+            key,
+        )
         return None
     return line
 

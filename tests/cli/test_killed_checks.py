@@ -1,0 +1,172 @@
+"""Runs whose process is killed around the checks of a step and what it reads: said once, read as settled."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import subprocess
+from collections import Counter
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import asyncpg
+import pytest
+from dagster import DagsterEventType, DagsterInstance, EventRecordsFilter
+
+from noetl_dagster import embedded
+from noetl_dagster.settings import Settings
+from tests.cli.conftest import COMMAND, Cli
+from tests.playbooks import text_of
+from tests.waiting import until
+
+MAKER = text_of(
+    "maker",
+    """
+    workload: {value: 1}
+    workflow:
+      - step: start
+        tool: {kind: python, input: {value: "{{ value }}"}, code: "result = [{'value': value}]"}
+    """,
+)
+CHECKED = text_of(
+    "checked",
+    """
+    workload: {ledger: ""}
+    workflow:
+      - step: start
+        from: {rows: tests/maker/start}
+        checks:
+          - {name: few, row_count: {max: 3}}
+          - {name: large, when: "{{ output[0].value > 100 }}", severity: warn}
+          - {unique: value, blocking: true}
+        tool:
+          kind: python
+          input: {rows: "{{ rows }}", ledger: "{{ ledger }}"}
+          code: |
+            import os
+            with open(ledger, "a") as file:
+                file.write(f"{os.getpid()}\\n")
+            result = [{"value": row["value"] * 10} for row in rows]
+        next: [last]
+      - step: last
+        tool: {kind: python, input: {rows: "{{ start }}"}, code: "result = rows[0]['value']"}
+    """,
+)
+CHECKS = {"few": "PASSED", "large": "FAILED", "unique_value": "PASSED"}
+
+# An event of one type is not written before the test lets it: whoever writes it waits in the database.
+GATE = """
+CREATE FUNCTION held() RETURNS trigger LANGUAGE plpgsql AS $$
+BEGIN
+    PERFORM pg_advisory_xact_lock_shared(4711);
+    RETURN NEW;
+END $$;
+CREATE TRIGGER held BEFORE INSERT ON noetl.event FOR EACH ROW WHEN (NEW.event_type = '{type}' AND NEW.node_name = 'start')
+EXECUTE FUNCTION held();
+"""
+WAITING = "SELECT pid FROM pg_locks WHERE locktype = 'advisory' AND objid = 4711 AND NOT granted"
+
+
+@pytest.fixture
+async def gate(pool: asyncpg.Pool[Any]) -> AsyncIterator[asyncpg.Connection[Any]]:
+    """A connection that holds the gate until it is closed."""
+    async with pool.acquire() as connection:
+        await connection.execute("SELECT pg_advisory_lock(4711)")
+        yield connection
+        await connection.execute("SELECT pg_advisory_unlock_all()")
+
+
+@pytest.mark.parametrize(
+    ("type_", "lost"),
+    [
+        pytest.param("command.issued", True, id="what is read is settled, and nothing has run"),
+        pytest.param("check.evaluated", True, id="the result is there, its checks are not"),
+        pytest.param("step.exit", True, id="the checks were written, but not the end of the step with them"),
+        pytest.param("step.exit", False, id="checks and end came into the log after their process had died"),
+    ],
+)
+async def test_a_run_that_is_killed(
+    type_: str,
+    lost: bool,
+    cli: Cli,
+    gate: asyncpg.Connection[Any],
+    environment: dict[str, str],
+    settings: Settings,
+    pool: asyncpg.Pool[Any],
+    tmp_path: Path,
+) -> None:
+    maker, checked, ledger = tmp_path / "maker.yaml", tmp_path / "checked.yaml", tmp_path / "ledger.txt"
+    maker.write_text(MAKER)
+    checked.write_text(CHECKED)
+    assert (await asyncio.to_thread(cli, "run", str(maker))).returncode == 0
+    await gate.execute(GATE.format(type=type_))
+    process = subprocess.Popen(  # noqa: ASYNC220
+        [*COMMAND, "run", str(checked), "--set", f"ledger={ledger}", "--json"],
+        env=environment,
+        cwd=tmp_path,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        start_new_session=True,
+    )
+    waiting = await until(lambda: gate.fetchval(WAITING), f"{type_} to be written")
+    os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+    if lost:
+        await gate.execute("SELECT pg_terminate_backend($1)", waiting)  # what it was writing goes with it
+    else:
+        await gate.execute("SELECT pg_advisory_unlock(4711)")
+    await until(lambda: _is_gone(gate, waiting), "the end of its connection")
+    await gate.execute("DROP TRIGGER held ON noetl.event")
+    execution_id = await pool.fetchval("SELECT max(execution_id) FROM noetl.event")
+    assert len(await _checks(pool)) == (0 if lost else len(CHECKS)), "all or none"
+    settled = await _reads(pool, execution_id)
+    assert settled[-1]["rows"]["result"]["data"] == [{"value": 1}]
+    assert (await asyncio.to_thread(cli, "run", str(maker), "--set", "value=50")).returncode == 0
+
+    resumed = await asyncio.to_thread(cli, "resume", str(execution_id), "--json")
+
+    assert resumed.returncode == 0, resumed.stderr
+    found = json.loads(resumed.stdout)
+    assert found["status"] == "COMPLETED"
+    assert {one["name"]: one["passed"] for one in found["steps"][0]["checks"]} == {
+        name: status == "PASSED" for name, status in CHECKS.items()
+    }
+    assert Counter(await _checks(pool)) == Counter(CHECKS.items()), "each exactly once"
+    assert len({json.dumps(reads, sort_keys=True) for reads in await _reads(pool, execution_id)}) == 1
+    result = "SELECT result -> 'data' FROM noetl.event WHERE event_type = 'step.exit' AND node_name = $1 AND execution_id = $2"
+    assert await pool.fetchval(result, "start", execution_id) == [{"value": 10}]
+    assert await pool.fetchval(result, "last", execution_id) == 10
+    assert len(ledger.read_text().split()) == 1, "what had a result was not run again"
+    assert _shown(settings) == Counter(list(CHECKS))
+
+
+async def _is_gone(gate: asyncpg.Connection[Any], pid: int) -> bool:
+    return not await gate.fetchval("SELECT 1 FROM pg_stat_activity WHERE pid = $1", pid)
+
+
+async def _checks(pool: asyncpg.Pool[Any]) -> list[tuple[str, str]]:
+    rows = await pool.fetch(
+        "SELECT meta ->> 'check' AS name, status FROM noetl.event WHERE event_type = 'check.evaluated'"
+    )
+    return [(row["name"], row["status"]) for row in rows]
+
+
+async def _reads(pool: asyncpg.Pool[Any], execution_id: int) -> list[dict[str, Any]]:
+    """What each entry of the step has settled on."""
+    rows = await pool.fetch(
+        "SELECT context -> 'reads' AS reads FROM noetl.event "
+        "WHERE execution_id = $1 AND event_type = 'step.enter' AND node_name = 'start' ORDER BY event_id",
+        execution_id,
+    )
+    return [row["reads"] for row in rows]
+
+
+def _shown(settings: Settings) -> Counter[str]:
+    """The evaluations of each check that Dagster knows of."""
+    with DagsterInstance.from_config(str(embedded.dagster_home(settings))) as instance:
+        records = instance.get_event_records(EventRecordsFilter(DagsterEventType.ASSET_CHECK_EVALUATION))
+        events = [record.event_log_entry.dagster_event for record in records]
+        return Counter(one.asset_check_evaluation_data.check_name for one in events if one is not None)
