@@ -55,9 +55,12 @@ def tag_ending(run: DagsterRun, playbook: Playbook) -> str:
 
     A run that materialises chosen assets, from the UI, a backfill or automation, may be of several playbooks.
     """
-    name = dagster_name(playbook.name)
-    if run.job_name == name:
-        return ""
+    return "" if run.job_name == dagster_name(playbook.name) else ending_among_others(playbook.name)
+
+
+def ending_among_others(playbook: str) -> str:
+    """What the tags of a playbook's execution end with in a run that may be of several."""
+    name = dagster_name(playbook)
     if len(name) > _LONGEST:
         name = f"{name[: _LONGEST - 9]}-{hashlib.sha256(name.encode()).hexdigest()[:8]}"
     return f".{name}"

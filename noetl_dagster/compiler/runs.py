@@ -4,15 +4,23 @@ from __future__ import annotations
 
 from dagster import DagsterInstance, DagsterRun, DagsterRunStatus, RunsFilter
 
-from noetl_dagster.compiler.attach import EXECUTION_TAG
+from noetl_dagster.compiler.attach import EXECUTION_TAG, ending_among_others
 
 _ENDED = frozenset({DagsterRunStatus.SUCCESS, DagsterRunStatus.FAILURE, DagsterRunStatus.CANCELED})
 
 
-def latest_run(instance: DagsterInstance, execution_id: int) -> DagsterRun | None:
-    """The newest run that drove an execution."""
-    runs = instance.get_runs(RunsFilter(tags={EXECUTION_TAG: str(execution_id)}), limit=1)
-    return next(iter(runs), None)
+def latest_run(instance: DagsterInstance, execution_id: int, playbook: str) -> DagsterRun | None:
+    """The newest run that drove an execution.
+
+    Args:
+        playbook: its name; a run over the assets of several has an execution of each.
+    """
+    for ending in ("", ending_among_others(playbook)):
+        wanted = RunsFilter(tags={f"{EXECUTION_TAG}{ending}": str(execution_id)})
+        runs = instance.get_runs(wanted, limit=1)
+        if runs:
+            return runs[0]
+    return None
 
 
 def bury(instance: DagsterInstance, run: DagsterRun) -> None:

@@ -146,7 +146,8 @@ class Driver:
             if message["priority"]:
                 tags[PRIORITY_TAG] = str(message["priority"])
             instance, resumed = self._instance(""), bool(message.get("resumed"))
-            before = latest_run(instance, int(message["execution_id"])) if resumed else None
+            execution_id = int(message["execution_id"])
+            before = latest_run(instance, execution_id, prepared.playbook.name) if resumed else None
             if before is not None:
                 bury(instance, before)
             with capture_interrupts():
@@ -156,7 +157,7 @@ class Driver:
                     instance,
                     resumes=before,
                     resumed=resumed,
-                    execution_id=int(message["execution_id"]),
+                    execution_id=execution_id,
                     workload=message["workload"],
                     tags=tags,
                     run_id=message["run_id"],

@@ -67,7 +67,7 @@ def _act(
 ) -> tuple[RunRequest | None, str]:
     """Carries a verdict out: the run to launch, if any, and a note for people."""
     engine = noetl.engine()
-    run = latest_run(instance, one.execution_id)
+    run = latest_run(instance, one.execution_id, one.playbook)
     if run is not None and run.status in (DagsterRunStatus.CANCELING, DagsterRunStatus.CANCELED):
         noetl.run(engine.lifecycle.cancel(one.execution_id, f"Dagster run {run.run_id} was terminated"))
         return None, "cancelled with its run"

@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+import uuid
 from collections import Counter
 from collections.abc import Iterator
 from datetime import timedelta
@@ -16,10 +17,18 @@ from typing import Any
 
 import nats
 import pytest
-from dagster import DagsterInstance, DagsterRunStatus, RunRequest, SensorResult, build_sensor_context
+from dagster import (
+    DagsterInstance,
+    DagsterRun,
+    DagsterRunStatus,
+    RunRequest,
+    SensorResult,
+    build_sensor_context,
+)
 
 from noetl_dagster.code_location.control import control_of
 from noetl_dagster.code_location.playbooks import definitions_of
+from noetl_dagster.compiler.attach import execution_tags
 from noetl_dagster.compiler.job import PlaybookJob, compile_playbook
 from noetl_dagster.compiler.runs import latest_run
 from noetl_dagster.engine.engine import Engine
@@ -162,7 +171,7 @@ def test_a_loop_killed_at_half_goes_on_without_doing_anything_again(
     assert "://" in run_sync(pool.fetchval(started, execution_id))["collection_ref"]
     asyncio.run(wipe_nats(settings))
     [request] = until_now(lambda: tick(job, noetl, dagster_instance).run_requests)
-    dead = latest_run(dagster_instance, execution_id)
+    dead = latest_run(dagster_instance, execution_id, "sample")
     assert dead is not None
     assert dead.status is DagsterRunStatus.FAILURE, "a run without a process is reported as failed"
 
@@ -250,6 +259,25 @@ def test_an_execution_with_a_living_process_is_left_alone(
     run_sync(engine.liveness.hold(created.id))
     time.sleep(0.35)
     assert tick(job, noetl, dagster_instance).run_requests == []
+
+
+def test_a_run_of_several_playbooks_that_was_terminated_is_not_resumed(
+    job: PlaybookJob, noetl: EngineProvider, dagster_instance: DagsterInstance
+) -> None:
+    """Such a run has an execution of each playbook; those that waited for their turn are cancelled too."""
+    engine = noetl.engine()
+    created = run_sync(engine.lifecycle.create(job.playbook))
+    other = engine.runtime.ids.next()  # which the run began later, so that the plain tags are its own
+    run_id = str(uuid.uuid4())
+    tags = execution_tags(created.id, run_id, ".sample") | execution_tags(other, run_id, ".other")
+    run = DagsterRun(job_name="__ASSET_JOB", run_id=run_id, tags=tags, status=DagsterRunStatus.CANCELED)
+    dagster_instance.add_run(run)
+
+    def is_cancelled() -> bool:
+        assert tick(job, noetl, dagster_instance).run_requests == []
+        return run_sync(engine.runtime.load(created.id)).state.status is ExecutionStatus.CANCELLED
+
+    until_now(is_cancelled, "cancellation")
 
 
 def test_recovery_is_on_by_default(job: PlaybookJob, noetl: EngineProvider) -> None:

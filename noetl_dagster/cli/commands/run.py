@@ -210,7 +210,7 @@ def _drive_here(
     from noetl_dagster.compiler.runs import bury, latest_run
 
     with session.dagster() as instance:
-        before = latest_run(instance, execution_id) if resumed else None
+        before = latest_run(instance, execution_id, playbook.name) if resumed else None
         if before is not None:
             bury(instance, before)
         with showing(session.engine, execution_id, quiet=quiet or verbose):
