@@ -24,6 +24,7 @@ from dagster import (
     sensor,
 )
 
+from noetl_dagster.compiler.names import sensor_name
 from noetl_dagster.playbook.document import Document
 
 GROUP = "broken_playbooks"
@@ -121,7 +122,7 @@ def _sensor(broken: Sequence[Broken], among: str) -> SensorDefinition:
     now = hashlib.sha256(repr(broken).encode()).hexdigest()
 
     @sensor(
-        name=f"noetl_playbooks_{among}" if among else "noetl_playbooks",
+        name=sensor_name("noetl_playbooks", among),
         description="Shows playbooks that cannot be loaded as failing checks.",
         minimum_interval_seconds=INTERVAL,
         default_status=DefaultSensorStatus.RUNNING,

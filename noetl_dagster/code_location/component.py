@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import cache
+from json import dumps, loads
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -88,12 +90,13 @@ class PlaybooksComponent(Component, Resolvable, Model):
         dict[str, Any],
         Field(
             default_factory=dict,
-            description="Settings, by the fields of NoetlResource; {env: NAME} stands for a variable",
+            description="Settings, by the fields of NoetlResource; {env: NAME} stands for a variable. "
+            "All components of a project say the same",
         ),
     ]
     control: Annotated[
         bool,
-        Field(description="With upkeep, projection and recovery of executions; once in a project"),
+        Field(description="With upkeep and projection, which a project has once"),
     ] = True
     translation: (
         Annotated[
@@ -112,7 +115,7 @@ class PlaybooksComponent(Component, Resolvable, Model):
         )
 
     def build_defs(self, context: ComponentLoadContext) -> Definitions:
-        resources = {NOETL: _resource(self.noetl)} if self.noetl else {}
+        resources = {NOETL: _resource(dumps(self.noetl, sort_keys=True))} if self.noetl else {}
         return load_playbooks(
             Path(context.path, self.path),
             include=self.include,
@@ -123,8 +126,14 @@ class PlaybooksComponent(Component, Resolvable, Model):
         )
 
 
-def _resource(fields: Mapping[str, Any]) -> NoetlResource:
-    return NoetlResource(**{name: _variable_of(value) for name, value in fields.items()})
+@cache
+def _resource(fields: str) -> NoetlResource:
+    """The same object for the same fields: components of one project share a resource only so.
+
+    Args:
+        fields: as JSON.
+    """
+    return NoetlResource(**{name: _variable_of(value) for name, value in loads(fields).items()})
 
 
 def _variable_of(value: Any) -> Any:

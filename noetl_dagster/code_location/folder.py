@@ -50,7 +50,8 @@ def load_folder(
             broken.append(Broken(path, str(error)))
     specs: dict[str, Specs] = {}
     if translation is not None:
-        playbooks, specs = translated(playbooks, translation)
+        playbooks, specs, failed = translated(playbooks, translation)
+        broken += [Broken(Path(file), f"{file}: {why}") for file, why in failed.items()]
     jobs: list[PlaybookJob] = []
     made = {
         playbook.asset_key(step.name): playbook.dagster.partitions
@@ -67,7 +68,7 @@ def load_folder(
         except Exception as error:  # whatever Dagster refuses of this one concerns no other
             logger.debug("playbook %s", playbook.file, exc_info=True)
             broken.append(_broken(playbook, f"Dagster refuses it: {error}"))
-    jobs = _without_circles(_without_twins(jobs, broken), beside, broken)
+    jobs = _without_circles(_without_twins(jobs, beside, broken), beside, broken)
     for one in broken:
         logger.error("playbook %s is left out:\n%s", one.file, one.why)
     return jobs, [replace(one, file=one.file.relative_to(folder), meant=meant_by(one.file)) for one in broken]
@@ -77,9 +78,11 @@ def _broken(playbook: Playbook, why: str) -> Broken:
     return Broken(Path(playbook.file), f"{playbook.file}: {why}")
 
 
-def _without_twins(jobs: Iterable[PlaybookJob], broken: list[Broken]) -> list[PlaybookJob]:
+def _without_twins(
+    jobs: Iterable[PlaybookJob], beside: Sequence[AssetsDefinition], broken: list[Broken]
+) -> list[PlaybookJob]:
     names: dict[str, str] = {}
-    keys: dict[AssetKey, str] = {}
+    keys = {key: "an asset in Python" for assets in beside for key in assets.keys}
     kept = []
     for job in jobs:
         own = set(job.assets.keys) if job.assets is not None else set()

@@ -43,8 +43,9 @@ def load_playbooks(
             (:class:`PySparkResource`); others are passed on.
         translation: gives what Dagster is to show of an asset (key, description, group, owners, tags, metadata,
             code version, automation, freshness) from what the playbook says and the step that makes it.
-        control: with what keeps a deployment going: upkeep, projection, the recovery of executions whose process
-            died. Once in a project: of several calls, one has it.
+        control: with upkeep and projection, which a project has once: of several calls, one has them. What acts on
+            the playbooks themselves comes with each call: recovery of executions whose process died, automation,
+            observation, the slots of pools.
         beside: assets in Python which read playbooks' assets and are read by playbooks: of a circle through them the
             last playbook is left out.
         spark: with the resource ``pyspark`` also where no playbook needs it.
@@ -72,10 +73,12 @@ def load_playbooks(
         folder, include=include, exclude=exclude, translation=translation, beside=beside
     )
     playbooks = definitions_of_jobs(jobs, noetl, spark=spark, resources=given)
-    upkeep = control_of(jobs, noetl) if control else Definitions()
+    among = None if control else _name(folder)
     made = {key for job in jobs if job.assets is not None for key in job.assets.keys}
-    placeholders = definitions_of_broken(broken, made, "" if control else _name(folder))
-    return Definitions.merge(playbooks, upkeep, placeholders)
+    made |= {key for assets in beside for key in assets.keys}
+    return Definitions.merge(
+        playbooks, control_of(jobs, noetl, among), definitions_of_broken(broken, made, among or "")
+    )
 
 
 def _name(folder: Path) -> str:

@@ -34,36 +34,47 @@ Specs = Mapping[str, AssetSpec]
 
 def translated(
     playbooks: Iterable[Playbook], translation: Translation
-) -> tuple[list[Playbook], dict[str, Specs]]:
-    """Playbooks that know the new keys, their own and those that they read, and what to show of each by its file.
-
-    Raises:
-        DagsterInvalidDefinitionError: a translation asks for what only a playbook can say.
-    """
-    playbooks = list(playbooks)
-    renamed: dict[str, str] = {}
+) -> tuple[list[Playbook], dict[str, Specs], dict[str, str]]:
+    """Playbooks that know the new keys, their own and those that they read; what to show of each, by its file; and
+    why some could not be translated, by their file."""
     specs: dict[str, Specs] = {}
+    own: dict[str, dict[str, str]] = {}
+    failed: dict[str, str] = {}
+    kept = []
     for playbook in playbooks:
-        own = specs[playbook.file] = {
-            step.name: _translated(PlaybookStep(playbook, step), translation)
-            for step in playbook.steps
-            if step.is_asset
+        try:
+            specs[playbook.file] = {
+                step.name: _translated(PlaybookStep(playbook, step), translation)
+                for step in playbook.steps
+                if step.is_asset
+            }
+        except DagsterInvalidDefinitionError as error:
+            failed[playbook.file] = str(error)
+            continue
+        kept.append(playbook)
+        keys = {
+            key_text(playbook.asset_key(step)): key_text(tuple(spec.key.path))
+            for step, spec in specs[playbook.file].items()
         }
-        for step, spec in own.items():
-            before, after = key_text(playbook.asset_key(step)), key_text(tuple(spec.key.path))
-            if before != after:
-                renamed.setdefault(before, after)
-    return [_renamed(playbook, renamed) for playbook in playbooks], specs
+        own[playbook.file] = {before: after for before, after in keys.items() if before != after}
+    everybodys: dict[str, str] = {}
+    for renamed in own.values():
+        everybodys = renamed | everybodys  # of two with one key the first is the one that others mean
+    return [_renamed(one, everybodys | own[one.file]) for one in kept], specs, failed
 
 
 def _translated(step: PlaybookStep, translation: Translation) -> AssetSpec:
     before = asset_spec(step.playbook, step.step)
-    after = translation(before, step)
+    try:
+        after = translation(before, step)
+    except Exception as error:  # whatever somebody's function or template raises
+        raise DagsterInvalidDefinitionError(
+            f"step {step.step.name}: its translation fails: {type(error).__name__}: {error}"
+        ) from error
     for name in ("partitions_def", "deps", "skippable"):
         if getattr(after, name) != getattr(before, name):
             raise DagsterInvalidDefinitionError(
-                f"the translation of step {step.step.name} of {step.playbook.file} gives it another {name}, "
-                "which the playbook itself says"
+                f"step {step.step.name}: its translation gives it another {name}, which the playbook itself says"
             )
     return after
 

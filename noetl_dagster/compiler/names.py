@@ -48,6 +48,11 @@ def tag_key(tag: str) -> str:
     return f"{TAG_NAMESPACE}/{_NOT_IN_A_TAG.sub('_', tag)[:63]}"
 
 
+def sensor_name(name: str, among: str | None) -> str:
+    """The name of a sensor over some playbooks of a project, set apart from those over others."""
+    return f"{name}_{among}" if among else name
+
+
 def asset_key(playbook: Playbook, step: str) -> AssetKey:
     """The step's own key, or ``[<parts of the playbook's path>..., <step>]``."""
     return AssetKey(playbook.asset_key(step))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import ExitStack, asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
@@ -40,12 +41,14 @@ class Heard:
     Attributes:
         metadata: of the step's own asset.
         events: of other assets, and what checks said.
+        ops: how many of the run's ops drive the step now.
     """
 
     context: OpExecutionContext
     asset: AssetKey | None
     metadata: dict[str, Any] = field(default_factory=dict)
     events: list[AssetMaterialization | AssetCheckEvaluation] = field(default_factory=list)
+    ops: int = 0
 
     def take(self, result: PipesExecutionResult) -> None:
         if isinstance(result, MaterializeResult):
@@ -67,26 +70,39 @@ class Heard:
 
 _heard: dict[tuple[int, str], Heard] = {}
 """The steps that ops of this process drive now, by execution and name: whose run hears which job."""
+_hearing = threading.Lock()
 
 
 @contextmanager
 def hearing(
     execution_id: int, context: OpExecutionContext, assets: Mapping[str, AssetKey | None]
 ) -> Iterator[None]:
-    """Lets jobs of the given steps tell an op's run what they do, while it drives them."""
-    own = {(execution_id, step): Heard(context, key) for step, key in assets.items()}
-    _heard.update(own)
+    """Lets jobs of the given steps tell an op's run what they do, while it drives them.
+
+    Several ops may drive a step, the groups of a fan-out: what its jobs tell comes together.
+    """
+    own: dict[tuple[int, str], Heard] = {}
+    with _hearing:
+        for step, key in assets.items():
+            name = (execution_id, step)
+            heard = own[name] = _heard.setdefault(name, Heard(context, key))
+            heard.context = context
+            heard.ops += 1
     try:
         yield
     finally:
-        for name, heard in own.items():
-            if not heard.metadata and not heard.events:  # else until the op asks
-                _heard.pop(name, None)
+        with _hearing:
+            for name, heard in own.items():
+                heard.ops -= 1
+                nothing = not heard.metadata and not heard.events
+                if heard.ops == 0 and nothing and _heard.get(name) is heard:  # else until an op asks
+                    del _heard[name]
 
 
 def told(execution_id: int, step: str) -> Heard | None:
     """What the jobs of a step have told its run; it is told once."""
-    return _heard.pop((execution_id, step), None)
+    with _hearing:
+        return _heard.pop((execution_id, step), None)
 
 
 @dataclass(frozen=True, slots=True)

@@ -208,10 +208,14 @@ class OpSession:
             if isinstance(end.envelope.get(key), int):
                 metadata[key] = MetadataValue.int(end.envelope[key])
         metadata |= _spark_metadata(end.envelope.get("spark"))
-        metadata |= rows_metadata(end.envelope, partitioned=state.partition is not None)
-        metadata |= relation_metadata(self.playbook, step, state.workload)
-        metadata |= lineage_metadata(self.playbook, step, end, state, self.writers)
-        return with_origins(metadata, metadata.get(LINEAGE))
+        try:
+            metadata |= rows_metadata(end.envelope, partitioned=state.partition is not None)
+            metadata |= relation_metadata(self.playbook, step, state.workload)
+            metadata |= lineage_metadata(self.playbook, step, end, state, self.writers)
+            metadata = with_origins(metadata, metadata.get(LINEAGE))
+        except Exception as error:  # it is for people: the step has completed, whatever cannot be told of it
+            self.context.log.warning(f"step {step.name}: some metadata is missing: {error!r}")
+        return metadata
 
 
 def _spark_metadata(metrics: Any) -> dict[str, Any]:

@@ -1,7 +1,7 @@
 """Dagster IO managers over the tiers of the result store.
 
 Gives step results by reference to ops, and values of ordinary assets on minio, pvc and gcs to any project.
-Stands on ``storage``.
+Stands on ``spark`` and ``storage``.
 """
 
 from importlib import import_module

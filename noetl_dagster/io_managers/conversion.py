@@ -132,9 +132,11 @@ def to_spark(settings: Settings, stored: Stored) -> SparkFrame:
     """
     from pyspark.sql import SparkSession
 
+    from noetl_dagster.spark.sessions import SparkSessions
+
     if stored.content_type != codec.PARQUET:
         raise StorageError(f"{stored.uri} is {stored.content_type}; Spark reads Parquet results only")
-    session = SparkSession.getActiveSession() or SparkSession.builder.getOrCreate()
+    session = SparkSession.getActiveSession() or SparkSessions(settings).get()
     place = locations.local_path(settings, stored.uri)
     if place is None:
         require_local_spark(session, stored.uri)

@@ -122,6 +122,9 @@ class _Reader:
                 self._insert(statement)
             case exp.Create() if statement.kind in ("TABLE", "VIEW"):
                 self._create(statement)
+            case exp.Drop() | exp.TruncateTable():
+                for table in statement.find_all(exp.Table):
+                    self._made.pop(_name_of(normalize_identifiers(table.copy(), dialect=self._dialect)), None)
 
     def forget(self, statement: exp.Expr) -> None:
         """What a statement that cannot be read would have made is unknown from here on."""
@@ -165,6 +168,8 @@ class _Reader:
             raise _Unknown
         names = columns or tuple(name for name, _ in selected.columns)
         filled = dict(zip(names, (found for _, found in selected.columns), strict=True))
+        if statement.args.get("replace"):
+            self._made.pop(name, None)
         self._fill(name, filled)
         if selected.whole:
             self._known[name] = tuple(filled)

@@ -30,6 +30,9 @@ _CREATE = re.compile(
     re.IGNORECASE | re.DOTALL,
 )
 
+_FILLS = re.compile(r"\b(into|overwrite|create)\b|\btable['\"]?\s*:")
+"""What the text of a playbook has, in small letters, that fills tables or observes them."""
+
 _TEMPORARY = re.compile(
     r"^\s*CREATE\s+(?:OR\s+REPLACE\s+)?(?:(?:GLOBAL|LOCAL)\s+)?TEMP(?:ORARY)?\s+TABLE\s+"
     rf"(?:IF\s+NOT\s+EXISTS\s+)?{_NAME}",
@@ -207,7 +210,7 @@ class FolderWriters:
                 path: path.read_text(encoding="utf-8").lower() for path in find_playbooks(self._folder)
             }
         name = table.name.rpartition(".")[2].lower()
-        files = [path for path, text in self._texts.items() if name in text]
+        files = [path for path, text in self._texts.items() if name in text and _FILLS.search(text)]
         others = (key for path in files for made, key in self._of(path) if made == table)
         return dict.fromkeys([*self._own(table), *others])
 

@@ -22,16 +22,22 @@ def find_playbooks(folder: Path, include: Sequence[str] = (), exclude: Sequence[
     """YAML files below ``folder`` that say ``kind: Playbook``, sorted.
 
     Args:
-        include: patterns of paths below the folder, such as ``clinical/*.yaml``; none: every file.
+        include: patterns of paths below the folder, such as ``clinical/*`` or ``**/daily_*.yaml``; one that means a
+            folder means all that is in it. None: every file.
         exclude: patterns of what is left out of these.
     """
+    wanted, unwanted = _meant(folder, include), _meant(folder, exclude)
 
     def is_wanted(path: Path) -> bool:
-        below = path.relative_to(folder)
-        return (not include or any(map(below.match, include))) and not any(map(below.match, exclude))
+        way = {path, *path.parents}
+        return (not include or bool(way & wanted)) and not way & unwanted
 
     files = (path for suffix in SUFFIXES for path in folder.rglob(f"*{suffix}"))
     return sorted(path for path in files if is_wanted(path) and _is_playbook(path))
+
+
+def _meant(folder: Path, patterns: Sequence[str]) -> set[Path]:
+    return {path for pattern in patterns for path in folder.glob(pattern)}
 
 
 def _is_playbook(path: Path) -> bool:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import re
+from collections.abc import Mapping
 from difflib import get_close_matches
 from typing import Any, get_args
-from urllib.parse import urlsplit
 
 from dagster import ConfigurableResource, DagsterInvalidDefinitionError, EnvVar
 from pydantic import Field, PrivateAttr, SecretStr
@@ -60,7 +62,7 @@ class NoetlResource(ConfigurableResource[Any], EngineProvider):
 
     def get_resource_definition(self) -> Any:
         for name, value in self._said().items():
-            if not isinstance(value, _VARIABLES) and (_is_secret(name) or _holds_password(value)):
+            if _variable_in(value) is None and (_is_secret(name) or _holds_password(name, value)):
                 raise DagsterInvalidDefinitionError(
                     f"NoetlResource: {name} holds a secret, and Dagster shows a resource's configuration; give "
                     f"EnvVar('NOETL_{name.upper()}'), or leave it out and set that variable"
@@ -87,17 +89,24 @@ class NoetlResource(ConfigurableResource[Any], EngineProvider):
 
 
 _VARIABLES = (EnvVar, type(EnvVar.int("any")))
+_PASSWORD = re.compile(r"://[^/@]*:[^/@]*@|(?:password|passwd|token|secret)\s*=", re.IGNORECASE)
+
+
+def _variable_in(value: Any) -> str | None:
+    """The variable that a value stands for: as ``EnvVar``, or as Dagster writes one in config."""
+    if isinstance(value, _VARIABLES):
+        return str(value.env_var_name)
+    return str(value["env"]) if isinstance(value, Mapping) and set(value) == {"env"} else None
 
 
 def _value(value: Any) -> Any:
     """What a field stands for: outside of a run nobody has looked its variable up."""
-    if not isinstance(value, _VARIABLES):
+    variable = _variable_in(value)
+    if variable is None:
         return value
-    found = value.get_value()
+    found = os.environ.get(variable)
     if found is None:
-        raise DagsterInvalidDefinitionError(
-            f"NoetlResource: the environment variable {value.env_var_name} is not set"
-        )
+        raise DagsterInvalidDefinitionError(f"NoetlResource: the environment variable {variable} is not set")
     return found
 
 
@@ -105,5 +114,8 @@ def _is_secret(name: str) -> bool:
     return SecretStr in (annotation := Settings.model_fields[name].annotation, *get_args(annotation))
 
 
-def _holds_password(value: Any) -> bool:
-    return isinstance(value, str) and "://" in value and urlsplit(value).password is not None
+def _holds_password(name: str, value: Any) -> bool:
+    """Whether an address or a connection string has a secret in it; of NATS a user alone may be a token."""
+    if not isinstance(value, str):
+        return False
+    return _PASSWORD.search(value) is not None or (name == "nats_url" and "@" in value)

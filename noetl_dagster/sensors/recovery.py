@@ -20,6 +20,7 @@ from dagster import (
 from noetl_dagster.compiler.assets.partitions import partition_tags
 from noetl_dagster.compiler.attach import EXECUTION_TAG, RESUME_EPOCH_TAG
 from noetl_dagster.compiler.job import PlaybookJob
+from noetl_dagster.compiler.names import sensor_name
 from noetl_dagster.compiler.runs import bury, latest_run
 from noetl_dagster.engine.recovery.abandoned import Abandoned, Request, Verdict, remember, remembered
 from noetl_dagster.playbook.assets import Partition
@@ -29,12 +30,18 @@ INTERVAL = 30
 """Seconds between two looks."""
 
 
-def build_recovery_sensor(jobs: Sequence[PlaybookJob], noetl: EngineProvider) -> SensorDefinition:
-    """A sensor over the jobs of a code location. It runs by default: a restart needs nobody's click."""
+def build_recovery_sensor(
+    jobs: Sequence[PlaybookJob], noetl: EngineProvider, among: str | None = None
+) -> SensorDefinition:
+    """A sensor over the jobs of a code location. It runs by default: a restart needs nobody's click.
+
+    Args:
+        among: the jobs are some of the project's; executions of others are left to their own sensor.
+    """
     by_name = {job.playbook.name: job for job in jobs}
 
     @sensor(
-        name="noetl_recovery",
+        name=sensor_name("noetl_recovery", among),
         description="Resumes executions whose process is gone, a few times, with growing pauses.",
         jobs=[job.job for job in jobs],
         minimum_interval_seconds=INTERVAL,
@@ -43,6 +50,8 @@ def build_recovery_sensor(jobs: Sequence[PlaybookJob], noetl: EngineProvider) ->
     def noetl_recovery(context: SensorEvaluationContext) -> SensorResult:
         requested = remembered(context.cursor)
         abandoned = noetl.run(noetl.engine().recovery().abandoned(requested))
+        if among is not None:
+            abandoned = [one for one in abandoned if one.playbook in by_name]
         requests, notes = [], []
         for one in abandoned:
             request, note = _act(context.instance, one, by_name, noetl)

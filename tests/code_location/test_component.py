@@ -12,8 +12,10 @@ from pathlib import Path
 import asyncpg
 import pytest
 import yaml
+from dagster import Definitions
+from dagster.components import build_defs_for_component
 
-from noetl_dagster import embedded
+from noetl_dagster import PlaybooksComponent, embedded
 from noetl_dagster.settings import Settings
 from tests.playbooks import text_of
 from tests.waiting import PROCESS_SECONDS
@@ -106,3 +108,17 @@ async def test_the_component_in_a_new_project(tool: Tool, tmp_path: Path, pool: 
     tool("dg", "launch", "--job", "report")
     count = "SELECT result -> 'data' FROM noetl.event WHERE event_type = 'step.exit' AND node_name = 'count'"
     assert await pool.fetchval(count) == 14
+
+
+def test_two_components_that_say_the_same_share_their_engine(tmp_path: Path) -> None:
+    parts = []
+    for name, control in (("one", True), ("two", False)):
+        folder = tmp_path / name
+        folder.mkdir()
+        (folder / f"{name}.yaml").write_text(text_of(name, "workflow: [{step: start, tool: {kind: noop}}]\n"))
+        component = PlaybooksComponent(
+            path=str(folder), include=[], exclude=[], noetl={"minio_bucket": "lake"}, control=control
+        )
+        parts.append(build_defs_for_component(component))
+    jobs = Definitions.merge(*parts).get_repository_def().get_all_jobs()
+    assert {"one", "two"} <= {job.name for job in jobs}

@@ -201,6 +201,16 @@ def test_a_source_that_two_playbooks_observe_and_one_makes(folder: Path) -> None
     assert graph.observable_asset_keys == {AssetKey(["lake", "raw"])}
 
 
+def test_a_playbook_that_makes_an_asset_of_python(folder: Path) -> None:
+    write(folder, good=GOOD, twin=GOOD.replace("start,", "start, asset: {key: lake/rows},"))
+    (folder / "own_assets.py").write_text(
+        "from dagster import asset\n@asset(key=['lake', 'rows'])\ndef rows(): ...\n"
+    )
+    defs = defined(folder)
+    assert jobs_of(defs) == {"good"}
+    assert "an asset in Python makes the asset lake/rows already" in why_of(defs)
+
+
 READER = """
 workflow:
   - {step: load, from: {rows: tests/bad/rows}, tool: {kind: noop}, asset: {key: lake/loaded}}

@@ -65,6 +65,12 @@ def jobs_of(defs: Definitions) -> set[str]:
     return {name for name in names if not name.startswith(("__", "noetl_"))}
 
 
+def why_of(defs: Definitions) -> str:
+    """What the placeholders of broken playbooks say."""
+    graph = defs.resolve_asset_graph()
+    return "\n".join(str(graph.get(key).description) for key in graph.get_all_asset_keys())
+
+
 def below_the_lake(spec: AssetSpec, step: PlaybookStep) -> AssetSpec:
     return spec.replace_attributes(
         key=spec.key.with_prefix("lake"),
@@ -102,14 +108,22 @@ def test_two_folders_in_one_project(tmp_path: Path) -> None:
         key for key in defs.resolve_asset_graph().get_all_asset_keys() if key.path[0] == "broken_playbooks"
     }
     assert len(broken) == 2, "each folder shows its own"
-    sensors = {sensor.name for sensor in defs.get_repository_def().sensor_defs}
-    assert "noetl_recovery" in sensors
+    sensors = defs.get_repository_def().sensor_defs
+    recovered = [{target.job_name for target in one.targets} for one in sensors if "recovery" in one.name]
+    assert recovered == [{"one"}, {"two"}]
 
 
-def test_control_is_left_out_where_another_has_it(tmp_path: Path) -> None:
-    defs = load_playbooks(folder_of(tmp_path, one=GOOD), control=False)
-    assert not defs.get_repository_def().sensor_defs
+def test_upkeep_is_left_out_where_another_has_it(tmp_path: Path) -> None:
+    acts = (
+        "dagster: {automation: eager, pools: {api: 2}, observe: [{asset: lake/raw, object: '*.csv'}]}\n"
+        + GOOD
+    )
+    defs = load_playbooks(folder_of(tmp_path, one=acts), control=False)
     assert not defs.get_repository_def().schedule_defs
+    names = sorted(
+        sensor.name.rpartition(f"_{tmp_path.name}")[0] for sensor in defs.get_repository_def().sensor_defs
+    )
+    assert names == ["noetl_automation", "noetl_observe", "noetl_pools", "noetl_recovery"]
 
 
 def test_files_are_included_and_excluded(tmp_path: Path) -> None:
@@ -117,8 +131,13 @@ def test_files_are_included_and_excluded(tmp_path: Path) -> None:
     folder_of(tmp_path / "drafts", three=GOOD)
     assert jobs_of(load_playbooks(tmp_path)) == {"one", "two", "three"}
     assert jobs_of(load_playbooks(tmp_path, exclude=["drafts/*"])) == {"one", "two"}
-    assert jobs_of(load_playbooks(tmp_path, include=["t*.yaml"])) == {"two", "three"}
-    assert jobs_of(load_playbooks(tmp_path, include=["t*.yaml"], exclude=["drafts/*"])) == {"two"}
+    folder_of(tmp_path / "drafts" / "deep", four=GOOD)
+    folder_of(tmp_path / "x" / "drafts", five=GOOD)
+    assert jobs_of(load_playbooks(tmp_path, exclude=["drafts/*"])) == {"one", "two", "five"}
+    assert jobs_of(load_playbooks(tmp_path, exclude=["**/drafts"])) == {"one", "two"}
+    assert jobs_of(load_playbooks(tmp_path, include=["t*.yaml"])) == {"two"}
+    assert jobs_of(load_playbooks(tmp_path, include=["**/t*.yaml"])) == {"two", "three"}
+    assert jobs_of(load_playbooks(tmp_path, include=["**/t*.yaml"], exclude=["drafts"])) == {"two"}
 
 
 def test_a_folder_that_is_not_there(tmp_path: Path) -> None:
@@ -130,8 +149,28 @@ def test_what_only_a_playbook_says_is_not_translated(tmp_path: Path) -> None:
     def daily(spec: AssetSpec, step: PlaybookStep) -> AssetSpec:
         return spec.replace_attributes(partitions_def=DailyPartitionsDefinition("2026-01-01"))
 
-    with pytest.raises(DagsterInvalidDefinitionError, match=r"step start of .*one.yaml .* partitions_def"):
+    assert "step start: its translation gives it another partitions_def" in why_of(
         load_playbooks(folder_of(tmp_path, one=GOOD), translation=daily)
+    )
+
+
+def test_a_translation_that_fails_takes_no_other_with_it(tmp_path: Path) -> None:
+    def strict(spec: AssetSpec, step: PlaybookStep) -> AssetSpec:
+        return spec.replace_attributes(group_name={"one": "first"}[step.playbook.name])
+
+    defs = load_playbooks(folder_of(tmp_path, one=GOOD, two=GOOD), translation=strict)
+    assert jobs_of(defs) == {"one"}
+    assert "two.yaml: step start: its translation fails: KeyError: 'two'" in why_of(defs)
+
+
+def test_a_translation_parts_twins(tmp_path: Path) -> None:
+    twins = {name: GOOD.replace("start,", "start, asset: {key: lake/same},") for name in ("one", "two")}
+
+    def apart(spec: AssetSpec, step: PlaybookStep) -> AssetSpec:
+        return spec.replace_attributes(key=spec.key.with_prefix(step.playbook.name))
+
+    assert jobs_of(load_playbooks(folder_of(tmp_path, **twins))) == {"one"}
+    assert jobs_of(load_playbooks(folder_of(tmp_path, **twins), translation=apart)) == {"one", "two"}
 
 
 def test_translated_assets(tmp_path: Path) -> None:

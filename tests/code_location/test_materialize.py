@@ -128,3 +128,11 @@ def test_a_check_of_a_partition(noetl: EngineProvider) -> None:
     checked = DAILY.replace("{step: load,", "{step: load, checks: [{name: known, when: '{{ output.day }}'}],")
     made = materialize_playbook(playbook(checked), partition="2026-01-31", resources={"noetl": noetl})
     assert [(one.passed, one.partition) for one in made.check_evaluations] == [(True, "2026-01-31")]
+
+
+def test_rows_that_are_no_mappings(noetl: EngineProvider) -> None:
+    columnar = "result = {'columns': ['a', 'b'], 'rows': [[1, 2], [3, 4]], 'row_count': 2}"
+    flow = playbook(f'workflow: [{{step: rows, tool: {{kind: python, code: "{columnar}"}}}}]')
+    made = materialize_playbook(flow, resources={"noetl": noetl})
+    assert made.asset_value("rows")["rows"] == [[1, 2], [3, 4]]
+    assert "dagster/row_count" not in made.materializations[0].metadata

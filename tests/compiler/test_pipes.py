@@ -119,17 +119,19 @@ EACH = """
 workflow:
   - step: each
     loop: {{in: "{{{{ range(3) | list }}}}", iterator: n, spec: {{mode: parallel}}}}
+    spec: {spec}
     tool: {{kind: script, pipes: true, interpreter: {python}, args: ["{{{{ n }}}}"], code: {code!r}}}
 """
 
 
+@pytest.mark.parametrize("spec", ["{}", "{loop_mode: fanout, fanout: {max_groups: 3, max_concurrent: 1}}"])
 def test_each_item_of_a_loop_is_heard(
-    launch: Callable[..., DagsterRunResult], dagster_instance: DagsterInstance
+    spec: str, launch: Callable[..., DagsterRunResult], dagster_instance: DagsterInstance
 ) -> None:
     code = (
         "import sys; from dagster_pipes import open_dagster_pipes\n"
         "with open_dagster_pipes() as pipes: pipes.report_asset_materialization(metadata={'n' + sys.argv[1]: 1})"
     )
-    ran = launch(EACH.format(python=sys.executable, code=code))
+    ran = launch(EACH.format(python=sys.executable, code=code, spec=spec))
     assert ran.result.success, ran.state.error
     assert {"n0", "n1", "n2"} <= metadata_of(dagster_instance, "tests", "sample", "each").keys()

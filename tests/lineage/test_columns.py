@@ -212,6 +212,17 @@ def test_what_a_script_makes_itself_is_looked_through() -> None:
     assert selected(sql, rows=["number", "total"]) == {"number": "orders.id", "total": "orders.amount"}
 
 
+def test_a_table_that_is_made_anew_has_only_its_new_columns() -> None:
+    assert filled(
+        "CREATE OR REPLACE TABLE z AS SELECT a c FROM t; CREATE OR REPLACE TABLE z AS SELECT k c FROM w"
+    ) == {"z": {"c": "w.k"}}
+    assert filled(
+        "CREATE TABLE z AS SELECT a c FROM t; DROP TABLE z; CREATE TABLE z AS SELECT k c FROM w"
+    ) == {"z": {"c": "w.k"}}
+    emptied = "CREATE TABLE z AS SELECT a c FROM t; TRUNCATE TABLE z; INSERT INTO z (c) SELECT k FROM w"
+    assert filled(emptied) == {"z": {"c": "w.k"}}
+
+
 def test_spark_sql() -> None:
     assert selected("SELECT `my col` AS c, explode(items) AS item FROM `lake`.`rows`", "spark") == {
         "c": "lake.rows.my col",

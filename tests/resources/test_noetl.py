@@ -37,6 +37,23 @@ def test_an_asset_takes_it(resource: NoetlResource) -> None:
     assert seen == [ADDRESS]
 
 
+def test_further_options_may_be_variables(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SERVER_TOKEN", "hidden-word")
+    seen = []
+
+    # not annotated: Dagster refuses annotations that are text, as they are in this module
+    def reads(noetl):  # type: ignore[no-untyped-def]
+        seen.append(noetl.given_settings().server_token.get_secret_value())
+
+    reads.__annotations__ = {"noetl": NoetlResource}
+    for token in (EnvVar("SERVER_TOKEN"), {"env": "SERVER_TOKEN"}):
+        resource = NoetlResource(options={"server_token": token})
+        assert materialize([asset(reads)], resources={"noetl": resource}).success
+        shown = str(resource.get_resource_definition().config_schema.default_value)
+        assert "hidden-word" not in shown
+    assert seen == ["hidden-word", "hidden-word"]
+
+
 def test_what_dagster_shows_of_it_has_no_secret(resource: NoetlResource) -> None:
     repository = Definitions(resources={"noetl": resource}).get_repository_def()
     shown = str(repository.get_top_level_resources()["noetl"].config_schema.default_value)
@@ -48,6 +65,10 @@ def test_what_dagster_shows_of_it_has_no_secret(resource: NoetlResource) -> None
     ("given", "message"),
     [
         ({"db_url": ADDRESS}, "db_url holds a secret"),
+        ({"db_url": "postgresql://db.example/lake?user=ana&password=hidden-word"}, "db_url holds a secret"),
+        ({"db_url": "host=db.example user=ana password=hidden-word"}, "db_url holds a secret"),
+        ({"nats_url": "nats://hidden-word@nats.example"}, "nats_url holds a secret"),
+        ({"minio_endpoint": "http://ana:hidden-word@[bad"}, "minio_endpoint holds a secret"),
         ({"minio_secret_key": "hidden-word"}, "minio_secret_key holds a secret"),
         ({"credential_key": "hidden-word"}, r"EnvVar\('NOETL_CREDENTIAL_KEY'\)"),
         ({"options": {"server_token": "hidden-word"}}, "server_token holds a secret"),

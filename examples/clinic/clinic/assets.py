@@ -4,8 +4,6 @@ from dagster import AssetIn, AutomationCondition, asset
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F  # noqa: N812, Spark's own convention
 
-from noetl_dagster import PySparkResource
-
 
 @asset(
     key=["clinic", "ward_load"],
@@ -15,8 +13,6 @@ from noetl_dagster import PySparkResource
     kinds={"spark", "parquet"},
     automation_condition=AutomationCondition.eager(),
 )
-def ward_load(pyspark: PySparkResource, visits: DataFrame) -> DataFrame:
+def ward_load(visits: DataFrame) -> DataFrame:
     """Visits and minutes of every ward and day, of the visits where the playbook has stored them."""
-    # the session that the input is read with, and that steps of kind spark use too
-    assert visits.sparkSession is pyspark.spark_session
     return visits.groupBy("ward", "day").agg(F.count("*").alias("visits"), F.sum("minutes").alias("minutes"))

@@ -17,6 +17,7 @@ from dagster import (
     sensor,
 )
 
+from noetl_dagster.compiler.names import sensor_name
 from noetl_dagster.playbook.models import Playbook
 
 POOLS_INTERVAL = 60
@@ -32,18 +33,22 @@ class Automated(Protocol):
     def assets(self) -> AssetsDefinition | None: ...
 
 
-def build_automation_sensor(jobs: Sequence[Automated]) -> SensorDefinition | None:
-    """The sensor that asks for assets whose playbooks say ``automation``; it runs without anybody's click."""
+def build_automation_sensor(jobs: Sequence[Automated], among: str | None = None) -> SensorDefinition | None:
+    """The sensor that asks for assets of playbooks with ``automation``; it runs without anybody's click.
+
+    Args:
+        among: the jobs are some of the project's.
+    """
     keys = [
         key
         for job in jobs
-        if job.assets is not None and job.playbook.dagster.automation is not None
+        if job.assets is not None and any(spec.automation_condition for spec in job.assets.specs)
         for key in job.assets.keys
     ]
     if not keys:
         return None
     return AutomationConditionSensorDefinition(
-        "noetl_automation",
+        sensor_name("noetl_automation", among),
         target=AssetSelection.assets(*keys),
         default_status=DefaultSensorStatus.RUNNING,
     )
@@ -70,14 +75,18 @@ def set_limits(instance: DagsterInstance, limits: dict[str, int]) -> list[str]:
     return changed
 
 
-def build_pool_sensor(playbooks: Sequence[Playbook]) -> SensorDefinition | None:
-    """A sensor that keeps the limits of Dagster's pools as the playbooks say; None where none says any."""
+def build_pool_sensor(playbooks: Sequence[Playbook], among: str | None = None) -> SensorDefinition | None:
+    """A sensor that keeps the limits of Dagster's pools as the playbooks say; None where none says any.
+
+    Args:
+        among: the playbooks are some of the project's.
+    """
     limits = limits_of(playbooks)
     if not limits:
         return None
 
     @sensor(
-        name="noetl_pools",
+        name=sensor_name("noetl_pools", among),
         description="Keeps the slots of concurrency pools as the playbooks say.",
         minimum_interval_seconds=POOLS_INTERVAL,
         default_status=DefaultSensorStatus.RUNNING,

@@ -80,12 +80,9 @@ def rows_metadata(envelope: Envelope, *, partitioned: bool) -> dict[str, Any]:
     data = envelope.get("data")
     rows = data.get("rows") if isinstance(data, Mapping) else None
     names = columns_of(envelope)
-    if (
-        not isinstance(rows, list)
-        or not isinstance(data, Mapping)
-        or not names
-        or data.get("row_count") != len(rows)
-    ):
+    if not isinstance(rows, list) or not isinstance(data, Mapping) or not names:
+        return {}
+    if data.get("row_count") != len(rows) or not all(isinstance(row, Mapping) for row in rows):
         return {}
     schema = TableSchema([TableColumn(name, _kind_of(name, rows)) for name in names])
     count = "dagster/partition_row_count" if partitioned else "dagster/row_count"

@@ -23,6 +23,7 @@ from dagster import (
     sensor,
 )
 
+from noetl_dagster.compiler.names import sensor_name
 from noetl_dagster.engine.runtime import Runtime
 from noetl_dagster.errors import NoetlError
 from noetl_dagster.playbook.assets import ObservationSpec, key_text
@@ -115,14 +116,20 @@ def _source_asset(playbook: Playbook, spec: ObservationSpec, noetl: EngineProvid
     )
 
 
-def build_observation_sensor(playbooks: Sequence[Playbook], noetl: EngineProvider) -> SensorDefinition | None:
-    """A sensor that looks at every source when it is due, without a run; None where there are no sources."""
+def build_observation_sensor(
+    playbooks: Sequence[Playbook], noetl: EngineProvider, among: str | None = None
+) -> SensorDefinition | None:
+    """A sensor that looks at every source when it is due, without a run; None where there are no sources.
+
+    Args:
+        among: the playbooks are some of the project's.
+    """
     specs = {key_text(spec.asset): spec for playbook in playbooks for spec in playbook.dagster.observe}
     if not specs:
         return None
 
     @sensor(
-        name="noetl_observe",
+        name=sensor_name("noetl_observe", among),
         description="Looks at the sources that playbooks observe.",
         minimum_interval_seconds=max(int(min(spec.every for spec in specs.values())), LEAST_SECONDS),
         default_status=DefaultSensorStatus.RUNNING,

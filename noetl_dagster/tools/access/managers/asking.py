@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import math
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -47,7 +46,7 @@ MANAGERS = frozenset(_MANAGERS)
 class _Asked:
     """A secret that is on its way or here."""
 
-    until: float = math.inf
+    until: float
     answer: Future[Secret | Exception] = field(default_factory=Future)
 
 
@@ -102,7 +101,8 @@ class SecretManagers:
                 return asked
             if len(self._asked) >= MOST_KEPT:
                 self._asked = {name: one for name, one in self._asked.items() if not one.answer.done()}
-            asked = self._asked[place] = _Asked()
+            # one that hangs is asked again by whoever comes after their patience
+            asked = self._asked[place] = _Asked(until=time.monotonic() + PATIENCE_SECONDS)
         # not of a pool: a manager that never answers must not keep the process from ending
         threading.Thread(
             target=self._answer, args=(provider, path, asked), name="secrets", daemon=True
