@@ -91,7 +91,7 @@ def _fields(thing: type) -> list[str]:
     if not issubclass(thing, BaseModel):
         return []
     told = [(name, field) for name, field in thing.model_fields.items() if field.description]
-    rows = [f"| `{name}` | {_default(field)} | {_one_line(field.description)} |" for name, field in told]
+    rows = [f"| `{name}` | {_default(field)} | {_in_a_cell(field.description)} |" for name, field in told]
     return ["| field | default | meaning |", "|---|---|---|", *rows, ""] if rows else []
 
 
@@ -126,8 +126,12 @@ def _markdown(text: str) -> str:
     return prose if not marker else "\n".join([prose, *_fenced(marker + code)])
 
 
+def _in_a_cell(text: str) -> str:
+    return _one_line(text).replace("|", "/")
+
+
 def _one_line(text: str | None) -> str:
-    return " ".join(_markdown(text or "").replace("|", "/").split())
+    return " ".join(_markdown(text or "").split())
 
 
 if __name__ == "__main__":

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import logging
 from collections.abc import Mapping, Sequence
 from functools import cache
 from pathlib import Path
@@ -17,7 +18,10 @@ from noetl_dagster.code_location.playbooks import definitions_of_jobs
 from noetl_dagster.code_location.translation import Translation
 from noetl_dagster.compiler.names import dagster_name
 from noetl_dagster.compiler.session import NOETL
+from noetl_dagster.resources.engines import EngineProvider
 from noetl_dagster.resources.noetl import NoetlResource
+
+logger = logging.getLogger(__name__)
 
 
 def load_playbooks(
@@ -67,12 +71,23 @@ def load_playbooks(
         raise DagsterInvalidDefinitionError(
             f"{folder.absolute()} is no folder; load_playbooks takes the folder that playbooks are in"
         )
+    for name, patterns in (("include", include), ("exclude", exclude)):
+        if isinstance(patterns, str):
+            raise DagsterInvalidDefinitionError(
+                f"load_playbooks: {name} is a list of patterns: [{patterns!r}]"
+            )
     given = dict(resources or {})
     noetl = given.get(NOETL) or default_resource()
+    if not isinstance(noetl, EngineProvider):
+        raise DagsterInvalidDefinitionError(
+            f"load_playbooks: the resource 'noetl' is a NoetlResource, not a {type(noetl).__name__}"
+        )
     jobs, broken = load_folder(
         folder, include=include, exclude=exclude, translation=translation, beside=beside
     )
     playbooks = definitions_of_jobs(jobs, noetl, spark=spark, resources=given)
+    if not jobs and not broken:
+        logger.warning("there are no playbooks in %s that include and exclude leave", folder.absolute())
     among = None if control else _name(folder)
     made = {key for job in jobs if job.assets is not None for key in job.assets.keys}
     made |= {key for assets in beside for key in assets.keys}

@@ -23,11 +23,12 @@ from noetl_dagster.compiler.assets.partitions import chosen_partition
 from noetl_dagster.compiler.session import NOETL
 from noetl_dagster.engine.executions.overview import Overview, full_overview
 from noetl_dagster.engine.executions.results import value_of
-from noetl_dagster.errors import ExecutionFailedError, ExecutionNotFoundError
+from noetl_dagster.errors import ExecutionFailedError, ExecutionNotFoundError, WorkloadError
 from noetl_dagster.events.state import StepStatus
 from noetl_dagster.playbook.loader import load_playbook
 from noetl_dagster.playbook.models import Playbook
 from noetl_dagster.resources.engines import EngineProvider
+from noetl_dagster.tools.rows.jsonable import NotJsonableError, to_jsonable
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,7 +115,7 @@ def materialize_playbook(
 
     Args:
         playbook: a file, or a playbook that is loaded already.
-        workload: keys that override the playbook's workload.
+        workload: keys that override the playbook's workload; dates and times go as ISO 8601 text.
         partition: of a playbook with partitions: ``2026-01-31``, or ``day|place`` of two dimensions.
         resources: ``noetl`` instead of the engine that ``NOETL_*`` variables describe; others by name.
         instance: where Dagster records the run; default: one that is forgotten at the end. The event log keeps the
@@ -135,7 +136,10 @@ def materialize_playbook(
     loaded = playbook if isinstance(playbook, Playbook) else load_playbook(playbook)
     given = dict(resources or {})
     noetl = given.get(NOETL) or default_resource()
-    values = dict(workload or {})
+    try:
+        values = to_jsonable(dict(workload or {}), "workload")
+    except NotJsonableError as reason:
+        raise WorkloadError(f"{loaded.name}: {reason}") from reason
     engine = noetl.engine()
     if partition is not None:
         chosen = chosen_partition(loaded, values, partition)

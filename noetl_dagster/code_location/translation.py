@@ -71,6 +71,10 @@ def _translated(step: PlaybookStep, translation: Translation) -> AssetSpec:
         raise DagsterInvalidDefinitionError(
             f"step {step.step.name}: its translation fails: {type(error).__name__}: {error}"
         ) from error
+    if not isinstance(after, AssetSpec):
+        raise DagsterInvalidDefinitionError(
+            f"step {step.step.name}: its translation gives a {type(after).__name__}, not an AssetSpec"
+        )
     for name in ("partitions_def", "deps", "skippable"):
         if getattr(after, name) != getattr(before, name):
             raise DagsterInvalidDefinitionError(

@@ -9,7 +9,7 @@ from difflib import get_close_matches
 from typing import Any, get_args
 
 from dagster import ConfigurableResource, DagsterInvalidDefinitionError, EnvVar
-from pydantic import Field, PrivateAttr, SecretStr
+from pydantic import ConfigDict, Field, PrivateAttr, SecretStr, ValidationError
 
 from noetl_dagster.resources.engines import EngineProvider
 from noetl_dagster.settings import Settings
@@ -58,15 +58,19 @@ class NoetlResource(ConfigurableResource[Any], EngineProvider):
         description="Further settings by the names of docs/settings.md: {'worker_slots': 32}",
     )
 
+    model_config = ConfigDict(extra="forbid")
     _settled: Settings | None = PrivateAttr(None)
 
     def get_resource_definition(self) -> Any:
-        for name, value in self._said().items():
-            if _variable_in(value) is None and (_is_secret(name) or _holds_password(name, value)):
+        in_clear = {name: value for name, value in self._said().items() if _variable_in(value) is None}
+        for name, value in in_clear.items():
+            if _is_secret(name) or _holds_password(name, value):
+                variable = f"NOETL_{name.upper()}"
                 raise DagsterInvalidDefinitionError(
                     f"NoetlResource: {name} holds a secret, and Dagster shows a resource's configuration; give "
-                    f"EnvVar('NOETL_{name.upper()}'), or leave it out and set that variable"
+                    f"EnvVar({variable!r}), in YAML {{env: {variable}}}, or leave it out and set that variable"
                 )
+        _settings_of(in_clear)
         return super().get_resource_definition()
 
     def given_settings(self) -> Settings | None:
@@ -74,7 +78,7 @@ class NoetlResource(ConfigurableResource[Any], EngineProvider):
             said = self._said()
             if not said:
                 return None
-            self._settled = Settings.model_validate({name: _value(value) for name, value in said.items()})
+            self._settled = _settings_of({name: _value(value) for name, value in said.items()})
         return self._settled
 
     def _said(self) -> dict[str, Any]:
@@ -90,6 +94,8 @@ class NoetlResource(ConfigurableResource[Any], EngineProvider):
 
 _VARIABLES = (EnvVar, type(EnvVar.int("any")))
 _PASSWORD = re.compile(r"://[^/@]*:[^/@]*@|(?:password|passwd|token|secret)\s*=", re.IGNORECASE)
+
+_SECRET = re.compile(r"secret|passw|token|credential", re.IGNORECASE)
 
 
 def _variable_in(value: Any) -> str | None:
@@ -110,12 +116,22 @@ def _value(value: Any) -> Any:
     return found
 
 
+def _settings_of(said: Mapping[str, Any]) -> Settings:
+    try:
+        return Settings.model_validate(said)
+    except ValidationError as error:  # whose own text has the values in it
+        reasons = "; ".join(f"{'.'.join(map(str, one['loc']))}: {one['msg']}" for one in error.errors())
+        raise DagsterInvalidDefinitionError(f"NoetlResource: {reasons}") from None
+
+
 def _is_secret(name: str) -> bool:
     return SecretStr in (annotation := Settings.model_fields[name].annotation, *get_args(annotation))
 
 
 def _holds_password(name: str, value: Any) -> bool:
     """Whether an address or a connection string has a secret in it; of NATS a user alone may be a token."""
+    if isinstance(value, Mapping):
+        return any(_SECRET.search(str(key)) or _holds_password(name, one) for key, one in value.items())
     if not isinstance(value, str):
         return False
     return _PASSWORD.search(value) is not None or (name == "nats_url" and "@" in value)

@@ -40,7 +40,7 @@ def test_an_execution_of_a_partition(cli: Cli, tmp_path: Path) -> None:
     assert found["workload"] == {"day": "2026-01-05"}
     (step,) = found["steps"]
     assert [(one["name"], one["passed"]) for one in step["checks"]] == [("there", True), ("late", False)]
-    by_workload = cli("run", str(file), "--set", "day='2026-01-06'")
+    by_workload = cli("run", str(file), "--set", "day=2026-01-06")
     assert by_workload.returncode == 0, by_workload.stderr
     assert "late" in by_workload.stdout
     assert "warning" in by_workload.stdout

@@ -145,6 +145,16 @@ def test_a_folder_that_is_not_there(tmp_path: Path) -> None:
         load_playbooks(tmp_path / "nowhere")
 
 
+def test_what_cannot_be_meant_is_refused(tmp_path: Path) -> None:
+    folder = folder_of(tmp_path, one=GOOD)
+    with pytest.raises(DagsterInvalidDefinitionError, match=r"include is a list of patterns: \['one\*'\]"):
+        load_playbooks(folder, include="one*")
+    with pytest.raises(DagsterInvalidDefinitionError, match="is a NoetlResource, not a str"):
+        load_playbooks(folder, resources={"noetl": "x"})
+    nothing = load_playbooks(folder, translation=lambda spec, step: None)  # type: ignore[arg-type, return-value]
+    assert "step start: its translation gives a NoneType, not an AssetSpec" in why_of(nothing)
+
+
 def test_what_only_a_playbook_says_is_not_translated(tmp_path: Path) -> None:
     def daily(spec: AssetSpec, step: PlaybookStep) -> AssetSpec:
         return spec.replace_attributes(partitions_def=DailyPartitionsDefinition("2026-01-01"))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import date
 from pathlib import Path
 
 import pyarrow as pa
@@ -74,6 +75,10 @@ def test_a_partition(noetl: EngineProvider) -> None:
     made = materialize_playbook(playbook(DAILY), partition="2026-01-31", resources={"noetl": noetl})
     assert made.asset_value("load") == {"day": "2026-01-31"}
     assert [one.partition for one in made.materializations] == ["2026-01-31"]
+    made = materialize_playbook(playbook(DAILY), {"day": date(2026, 1, 30)}, resources={"noetl": noetl})
+    assert made.asset_value("load") == {"day": "2026-01-30"}
+    with pytest.raises(WorkloadError, match=r"workload\.day"):
+        materialize_playbook(playbook(DAILY), {"day": object()}, resources={"noetl": noetl})
     with pytest.raises(WorkloadError, match="1999"):
         materialize_playbook(playbook(DAILY), partition="1999-01-01", resources={"noetl": noetl})
 

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 from dagster import DagsterInvalidDefinitionError, Definitions, EnvVar, asset, materialize
+from pydantic import ValidationError
 
 from noetl_dagster.resources.noetl import NoetlResource
 from noetl_dagster.settings import Settings
@@ -69,6 +70,12 @@ def test_what_dagster_shows_of_it_has_no_secret(resource: NoetlResource) -> None
         ({"db_url": "host=db.example user=ana password=hidden-word"}, "db_url holds a secret"),
         ({"nats_url": "nats://hidden-word@nats.example"}, "nats_url holds a secret"),
         ({"minio_endpoint": "http://ana:hidden-word@[bad"}, "minio_endpoint holds a secret"),
+        (
+            {"options": {"spark_config": {"spark.hadoop.fs.s3a.secret.key": "hidden-word"}}},
+            "spark_config holds a secret",
+        ),
+        ({"options": {"worker_slots": "hidden-word"}}, "worker_slots: Input should be a valid integer"),
+        ({"default_store_tier": "hidden-word"}, "default_store_tier: Input should be"),
         ({"minio_secret_key": "hidden-word"}, "minio_secret_key holds a secret"),
         ({"credential_key": "hidden-word"}, r"EnvVar\('NOETL_CREDENTIAL_KEY'\)"),
         ({"options": {"server_token": "hidden-word"}}, "server_token holds a secret"),
@@ -91,3 +98,8 @@ def test_every_field_is_a_setting_and_described() -> None:
     for name, field in NoetlResource.model_fields.items():
         assert field.description, name
         assert name == "options" or name in Settings.model_fields
+
+
+def test_a_field_that_is_none_is_refused() -> None:
+    with pytest.raises(ValidationError, match="db_urll"):
+        NoetlResource(db_urll="postgresql://db.example/lake")

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-import yaml
 
 from noetl_dagster.cli.commands.executions import ExecutionId, Json, show
 from noetl_dagster.cli.console import fail, notes, print_json, warn
@@ -19,6 +18,7 @@ from noetl_dagster.event_loop import run_sync
 from noetl_dagster.events.state import ExecutionStatus
 from noetl_dagster.launcher.foreground import drive
 from noetl_dagster.playbook.checks.code import check_code
+from noetl_dagster.playbook.document import Document
 from noetl_dagster.playbook.loader import load_report, required
 from noetl_dagster.playbook.models import Playbook
 
@@ -114,11 +114,16 @@ def parse_sets(sets: list[str]) -> dict[str, Any]:
         key, equals, value = entry.partition("=")
         if not equals or not key:
             fail(f"--set {entry!r}: write KEY=VALUE", code=2)
-        try:
-            parsed[key] = yaml.safe_load(value)
-        except yaml.YAMLError as error:
-            fail(f"--set {entry!r}: the value is not YAML: {error}", code=2)
+        parsed[key] = _yaml(value, f"--set {entry!r}: the value")
     return parsed
+
+
+def _yaml(text: str, what: str) -> Any:
+    """A value as playbooks read it: a date is text."""
+    document = Document(text, what)
+    if document.problems:
+        fail(f"{what} is not YAML: {document.problems[0].message}", code=2)
+    return document.root
 
 
 def _warn_of_unknown_keys(playbook: Playbook, workload: dict[str, Any]) -> None:
@@ -135,9 +140,10 @@ def _payload(path: Path | None) -> dict[str, Any]:
     if path is None:
         return {}
     try:
-        values = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (OSError, yaml.YAMLError) as error:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
         fail(f"--payload {path}: {error}", code=2)
+    values = _yaml(text, f"--payload {path}")
     if not isinstance(values, dict):
         fail(f"--payload {path}: it must hold a mapping of workload keys", code=2)
     return values

@@ -40,9 +40,15 @@ def playbook(
         fail(f"{file} is there already; give another name")
     folder.mkdir(parents=True, exist_ok=True)
     file.write_text(
-        new_playbook(name, path=f"{folder.resolve().name}/{name}", file=str(file)), encoding="utf-8"
+        new_playbook(name, path=f"{_project_of(folder)}/{name}", file=str(file)), encoding="utf-8"
     )
     typer.echo(str(file))
+
+
+def _project_of(folder: Path) -> str:
+    """What the keys of a folder's playbooks begin with: its own name, or the project's above ``playbooks``."""
+    folder = folder.resolve()
+    return folder.parent.name if folder.name == "playbooks" else folder.name
 
 
 @app.command()

@@ -28,7 +28,7 @@ def check_playbook(playbook: Playbook, document: Document | None = None) -> list
         document: the YAML behind the playbook, for exact places; read again from its source when not given.
     """
     problems = [*_check_targets(playbook), *_check_graph(playbook), *_check_workbook(playbook)]
-    problems += [*_check_sources(playbook), *_check_pools(playbook)]
+    problems += [*_check_sources(playbook), *_check_own_results(playbook), *_check_pools(playbook)]
     problems += _check_partitions(playbook)
     if document is None:
         document = Document(playbook.source, playbook.file)
@@ -61,6 +61,15 @@ def _check_sources(playbook: Playbook) -> Iterator[Problem]:
             yield Problem(
                 place, f"step {step.name!r}: from {name!r}: a step is called so too; rename one of them"
             )
+
+
+def _check_own_results(playbook: Playbook) -> Iterator[Problem]:
+    """A step that reads its own last result has none to begin with."""
+    for step in playbook.steps:
+        for name, source in step.sources.items():
+            if step.is_asset and source.asset == playbook.asset_key(step.name):
+                message = f"step {step.name!r}: from {name!r} is its own result, which the first run has not"
+                yield Problem(source.place or _place(playbook, step), message, "warning")
 
 
 def _check_pools(playbook: Playbook) -> Iterator[Problem]:

@@ -33,7 +33,8 @@ class NoRowsError(NoetlError):
 
 
 async def source_of(value: Any, results: ResultStore, name: str) -> Source | None:
-    """What a view of a value is made of; None for a value that is neither rows nor a reference.
+    """What a view of a value is made of; None for a value that is neither rows, alone or under ``rows``, nor a
+    reference.
 
     Raises:
         NoRowsError: a reference leads to something without rows.
@@ -42,7 +43,8 @@ async def source_of(value: Any, results: ResultStore, name: str) -> Source | Non
     if reference is not None:
         ref = reference if isinstance(reference, ResultRef) else await results.find(reference)
         return ref if _in_place(ref) else _table(await results.get(ref), name)
-    return _table(value, name) if isinstance(value, pa.Table) or _is_rows(value) else None
+    rows = value.get("rows") if isinstance(value, Mapping) else value
+    return _table(rows, name) if isinstance(rows, pa.Table) or _is_rows(rows) else None
 
 
 def _in_place(ref: ResultRef) -> bool:

@@ -102,6 +102,12 @@ async def test_google_storage_is_read_and_written_in_place(box: Toolbox, pool: a
             assert await rows("select count(*) as n from kinds", kinds=kinds) == [{"n": 10}]
 
 
+async def test_rows_of_a_small_result_are_a_table_as_those_of_a_stored_one(run: Any) -> None:
+    small = {"rows": [{"n": 1}, {"n": 2}], "row_count": 2, "status": "ok"}
+    done = await run("duckdb", input={"sums": small}, command="select sum(n)::int as total from sums")
+    assert done.data["rows"] == [{"total": 3}]
+
+
 async def test_table_result_and_database_file(run: Any, tmp_path: Path) -> None:
     await run("duckdb", database="own.db", command="create table t as select range as id from range(10)")
 

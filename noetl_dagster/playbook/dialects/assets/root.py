@@ -77,8 +77,10 @@ def _as_warnings(block: Block, found: Iterator[T]) -> list[T]:
 def _pools(block: Block) -> dict[str, int]:
     pools = {}
     for name, limit in block.mapping("pools").items():
-        if isinstance(limit, bool) or not isinstance(limit, int) or limit < 0:
-            block.error(f"pool {name!r} needs a number of slots, found {described(limit)}", "pools")
+        if isinstance(limit, bool) or not isinstance(limit, int) or limit < 1:
+            block.error(
+                f"pool {name!r} needs a number of slots, 1 or more, found {described(limit)}", "pools"
+            )
         else:
             pools[name] = limit
     return pools
@@ -265,6 +267,10 @@ def _automation(block: Block) -> AutomationSpec | None:
     return AutomationSpec(kind=AutomationKind(word))
 
 
+LEAST_FRESH = 60.0
+"""Seconds; Dagster has no shorter windows."""
+
+
 def _freshness(block: Block) -> FreshnessSpec | None:
     child = block.child("freshness")
     if child is None:
@@ -274,6 +280,10 @@ def _freshness(block: Block) -> FreshnessSpec | None:
     if fail is None:
         child.error("freshness needs fail_after, as {warn_after: 26h, fail_after: 50h}")
         return None
+    for key, seconds in (("warn_after", warn), ("fail_after", fail)):
+        if seconds is not None and seconds < LEAST_FRESH:
+            child.error(f"{key} is {seconds:g} seconds, and Dagster counts minutes; write 26h or 90m", key)
+            return None
     if warn is not None and warn >= fail:
         child.error("warn_after must be shorter than fail_after", "warn_after")
         return None

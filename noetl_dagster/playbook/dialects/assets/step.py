@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from noetl_dagster.playbook.assets import (
@@ -142,6 +142,8 @@ def _between(block: Block, kind: str) -> dict[str, list[Any]] | None:
     for column, bounds in _by_column(block, kind):
         if isinstance(bounds, list) and len(bounds) == _RANGE and bounds != [None, None]:
             asks[column] = bounds
+            if _is_empty(bounds):
+                block.error(f"{kind}: {column} has its bounds the wrong way round: {described(bounds)}", kind)
         else:
             message = "needs [lowest, highest], null where it is open"
             block.error(f"{kind}: {column} {message}, found {described(bounds)}", kind)
@@ -161,7 +163,17 @@ def _row_count(block: Block, kind: str) -> list[int | None] | None:
     if not whole or len(value) != _RANGE or value == [None, None]:
         block.error(f"{kind} is the lowest number of rows, or {{min: 1, max: 100}}", kind)
         return None
+    if _is_empty(value) or any(one is not None and one < 0 for one in value):
+        block.error(f"{kind} is no number of rows: {described(block[kind])}", kind)
     return value  # type: ignore[no-any-return]
+
+
+def _is_empty(bounds: Sequence[Any]) -> bool:
+    lowest, highest = bounds
+    try:
+        return lowest is not None and highest is not None and bool(lowest > highest)
+    except TypeError:  # of different kinds, which the check itself says
+        return False
 
 
 def _fresh(block: Block, kind: str) -> dict[str, float] | None:
