@@ -70,7 +70,8 @@ def meant_by(file: Path) -> tuple[AssetKey, ...]:
             continue
         key = asset.get("key") if isinstance(asset, dict) else None
         parts = key if isinstance(key, list) else str(key or f"{path}/{name}").split("/")
-        found.append(AssetKey([str(part) for part in parts if part]))
+        if kept := [str(part) for part in parts if part]:
+            found.append(AssetKey(kept))
     return tuple(found)
 
 

@@ -242,7 +242,17 @@ def test_readers_of_a_broken_playbook_stay(folder: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["", "- a", "workflow: 3", "workflow: [1, {step: [2]}]", "workflow: [", "metadata: []"]
+    "text",
+    [
+        "",
+        "- a",
+        "workflow: 3",
+        "workflow: [1, {step: [2]}]",
+        "workflow: [",
+        "metadata: []",
+        "metadata: {path: t/bad}\nworkflow: [{step: s, tool: {kind: nop}, asset: {key: /}}]",
+        "metadata: {path: t/bad}\nworkflow: [{step: s, tool: {kind: nop}, asset: {key: ['']}}]",
+    ],
 )
 def test_a_broken_playbook_that_says_little(folder: Path, text: str) -> None:
     (folder / "bad.yaml").write_text(f"kind: Playbook\n{text}\n")
