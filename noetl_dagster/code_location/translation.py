@@ -75,6 +75,8 @@ def _translated(step: PlaybookStep, translation: Translation) -> AssetSpec:
         raise DagsterInvalidDefinitionError(
             f"step {step.step.name}: its translation gives a {type(after).__name__}, not an AssetSpec"
         )
+    if not any(after.key.path):
+        raise DagsterInvalidDefinitionError(f"step {step.step.name}: its translation gives it an empty key")
     for name in ("partitions_def", "deps", "skippable"):
         if getattr(after, name) != getattr(before, name):
             raise DagsterInvalidDefinitionError(

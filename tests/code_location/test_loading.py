@@ -173,6 +173,16 @@ def test_a_translation_that_fails_takes_no_other_with_it(tmp_path: Path) -> None
     assert "two.yaml: step start: its translation fails: KeyError: 'two'" in why_of(defs)
 
 
+@pytest.mark.parametrize("parts", [[], [""]])
+def test_a_translation_to_an_empty_key_takes_no_other_with_it(tmp_path: Path, parts: list[str]) -> None:
+    def nameless(spec: AssetSpec, step: PlaybookStep) -> AssetSpec:
+        return spec.replace_attributes(key=AssetKey(parts)) if step.playbook.name == "one" else spec
+
+    defs = load_playbooks(folder_of(tmp_path, one=GOOD, two=GOOD), translation=nameless)
+    assert jobs_of(defs) == {"two"}
+    assert "one.yaml: step start: its translation gives it an empty key" in why_of(defs)
+
+
 def test_a_translation_parts_twins(tmp_path: Path) -> None:
     twins = {name: GOOD.replace("start,", "start, asset: {key: lake/same},") for name in ("one", "two")}
 
