@@ -44,19 +44,19 @@ class Commands(LazyGroup):
         ),
         "executions": Place("noetl_dagster.cli.commands.executions:listing", "List the newest executions."),
         "check": Place(
-            "noetl_dagster.cli.commands.language:check",
+            "noetl_dagster.cli.commands.authoring.language:check",
             "Find the mistakes of playbooks without running them; prints ``file:line:column: message``.",
         ),
         "schema": Place(
-            "noetl_dagster.cli.commands.language:schema",
+            "noetl_dagster.cli.commands.authoring.language:schema",
             "Print the JSON Schema of the playbook language, for editors.",
         ),
         "init": Place(
-            "noetl_dagster.cli.commands.scaffold:init",
+            "noetl_dagster.cli.commands.authoring.scaffold:init",
             "Make a project that works: a playbook, the Definitions that load it, and a test that runs it.",
         ),
         "new": Place(
-            "noetl_dagster.cli.commands.scaffold:app",
+            "noetl_dagster.cli.commands.authoring.scaffold:app",
             "Write a commented start of a playbook, or of a step in one.",
         ),
         "demo": Place(

@@ -1,0 +1,4 @@
+"""Commands for those who write playbooks: nothing here runs one.
+
+Gives ``language`` (``check``, ``schema``) and ``scaffold`` (``init``, ``new``). Stands on the ground floor.
+"""
