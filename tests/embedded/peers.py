@@ -9,9 +9,13 @@ import asyncpg
 import boto3
 import nats
 from botocore.client import BaseClient
+from botocore.config import Config
 
 from noetl_dagster.embedded import ServiceName
 from noetl_dagster.settings import Settings
+
+ATTEMPTS = 10
+"""Of a request: a disk that stands still for seconds makes a new bucket's first object wait."""
 
 
 @dataclass(frozen=True)
@@ -56,6 +60,7 @@ def s3_client(settings: Settings) -> BaseClient:
         aws_access_key_id=settings.minio_access_key,
         aws_secret_access_key=settings.minio_secret_key.get_secret_value(),
         region_name=settings.minio_region,
+        config=Config(retries={"mode": "standard", "max_attempts": ATTEMPTS}),
     )
 
 

@@ -18,22 +18,27 @@ from tests.whole import Fan, nothing_left, small, warm
 
 AT_ONCE = 3
 COUNTED = """
-workload: {url: "", items: 10}
+workload: {url: "", items: 10, one_worker: 1}
 workflow:
   - step: start
     spec: {loop_mode: fanout, fanout: {engine: workers, max_groups: 2, max_concurrent: 1000}}
     loop: {in: "{{ range(items) | list }}", iterator: n}
     tool:
       kind: python
-      input: {url: "{{ url }}", n: "{{ n }}"}
+      input: {url: "{{ url }}", n: "{{ n }}", one_worker: "{{ one_worker }}"}
       code: |
         import psycopg2, time
         with psycopg2.connect(url) as connection, connection.cursor() as cursor:
             cursor.execute("INSERT INTO at_once VALUES (%s)", [n])
             connection.commit()
-            cursor.execute("SELECT count(*) FROM at_once")
-            [result] = cursor.fetchone()
-            time.sleep(0.01)
+            result = most = 0
+            while most <= one_worker:  # nobody ends before both work
+                cursor.execute("SELECT count(*), max(most) FROM at_once, most_at_once")
+                now, most = cursor.fetchone()
+                result = max(result, now)
+                cursor.execute("UPDATE most_at_once SET most = %s WHERE most < %s", [now, now])
+                connection.commit()
+                time.sleep(0.01)
             cursor.execute("DELETE FROM at_once WHERE n = %s", [n])
         connection.close()
     next: [most]
@@ -63,12 +68,13 @@ async def test_limits_hold_at_every_moment(settings: Settings, items: int) -> No
         engine = await Engine.open(own)
         pool = engine.runtime.pool
         await pool.execute("CREATE TABLE at_once (n integer)")
+        await pool.execute("CREATE TABLE most_at_once AS SELECT 0 AS most")
         limits = {"worker_slots": 12, "worker_tool_pools": {"python": AT_ONCE}}
         async with working(own, "w1", **limits), working(own, "w2", **limits):
             await warm(engine)
             async with asyncio.timeout(20 * PATIENCE_SECONDS):
                 counted, *others = await asyncio.gather(
-                    engine.run(playbook(COUNTED), {"url": own.db_url, "items": items}),
+                    engine.run(playbook(COUNTED), {"url": own.db_url, "items": items, "one_worker": AT_ONCE}),
                     *(engine.run(small()) for _ in range(3)),
                 )
         assert {state.status for state in (counted, *others)} == {ExecutionStatus.COMPLETED}
