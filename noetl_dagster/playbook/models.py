@@ -137,6 +137,12 @@ class ResultSpec(Model):
     """How a task's result is kept."""
 
     store: StoreTier | None = Field(None, description="tier; None: chosen by size and settings")
+    threshold: int | None = Field(
+        None, ge=0, description="bytes above which it is stored; None: as settings say"
+    )
+    select: tuple[str, ...] = Field(
+        (), description="dotted paths of fields that are copied beside the reference"
+    )
     name: str | None = None
     scope: str = Field("execution", description="step, execution, workflow or permanent")
     ttl: float | None = Field(None, description="seconds")
@@ -167,7 +173,6 @@ class Task(Model):
     input: Input = Field(default_factory=dict)
     set: dict[str, Any] = Field(default_factory=dict)
     output: Any = Field(None, description="template that reshapes the result")
-    output_select: tuple[str, ...] = ()
     auth: Any = Field(None, description="credential name or template, or a mapping of alias to name")
     spec: TaskSpec = TaskSpec()
     retry: tuple[RetryRule, ...] = ()

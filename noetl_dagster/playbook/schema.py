@@ -134,9 +134,17 @@ def _step() -> Schema:
             **_set_blocks(),
             **spelled(spelling.INPUT, MAPPING),
             **spelled(spelling.OUTPUT, ANY),
+            "output_select": _selection(),
         },
         required=("step",),
     )
+
+
+def _selection() -> Schema:
+    """``output_select``: paths, or a strategy."""
+    rule = closed({"strategy": TEXT, "threshold_kb": NUMBER, "paths": TEXTS, "fields": TEXTS})
+    path = {"anyOf": [TEXT, opened({"path": TEXT}, required=("path",))]}
+    return {"anyOf": [path, {"type": "array", "items": path}, rule]}
 
 
 def _asset() -> Schema:
@@ -217,7 +225,7 @@ def _task() -> Schema:
         **spelled(spelling.INPUT, {"type": ["object", "array", "null"]}),
         **spelled(spelling.OUTPUT, ANY),
         **spelled(spelling.AUTH, ANY),
-        "output_select": {"type": "array"},
+        "output_select": _selection(),
         "spec": {"$ref": "#/$defs/spec"},
         "retry": {"$ref": "#/$defs/retry"},
         "sink": {"$ref": "#/$defs/sink"},

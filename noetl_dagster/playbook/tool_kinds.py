@@ -62,7 +62,7 @@ class ToolKind:
 
 
 _ARTIFACT = ToolKind(
-    _fields("action uri store compress", ("ref", "result_ref"), ("value", "data")),
+    _fields("action uri step store compress ttl content_type", ("ref", "result_ref"), ("value", "data")),
     name_fills="name",
     takes_references=True,
     keeps_to_driver=True,  # what is stored in memory is in this process

@@ -30,6 +30,7 @@ PARQUET = "application/vnd.apache.parquet"
 
 EXTENSIONS = {JSON: ".json", BINARY: ".bin", TEXT: ".txt", PARQUET: ".parquet"}
 
+_NOTHING = object()
 _TABLE_PACKAGES = frozenset({"pandas", "pyarrow", "polars"})
 _TABLE_TYPES = frozenset({"DataFrame", "Table", "RecordBatch"})
 
@@ -292,25 +293,29 @@ def clip(data: Bytes, limit: int) -> str:
     return bytes(data[:limit]).decode("utf-8", errors="ignore").replace("\x00", "")
 
 
-def select_fields(value: Any, paths: Sequence[str]) -> dict[str, Any]:
+def select_fields(value: Any, paths: Sequence[str], limit: int) -> dict[str, Any]:
     """Fields copied beside a reference, by dotted path: ``{"paging.page": 3}``.
 
-    List positions are numbers (``rows.0.id``). Paths that lead nowhere are left out.
+    List positions are numbers (``rows.0.id``). Paths that lead nowhere are left out, and fields of more than
+    ``limit`` bytes: those are fetched.
     """
-    found: dict[str, Any] = {}
-    for path in paths:
-        here, there = value, True
-        for part in path.split("."):
-            if isinstance(here, Mapping) and part in here:
-                here = here[part]
-            elif isinstance(here, Sequence) and not isinstance(here, (str, bytes)) and _position(part, here):
-                here = here[int(part)]
-            else:
-                there = False
-                break
-        if there:
-            found[path] = here
-    return found
+    fields = {path: _at(value, path.split(".")) for path in paths}
+    return {
+        path: field for path, field in fields.items() if field is not _NOTHING and byte_length(field) <= limit
+    }
+
+
+def _at(value: Any, parts: Sequence[str]) -> Any:
+    """What lies at a path. A first ``data`` may mean the value itself, as in ``{{ step.data.count }}``."""
+    here = value
+    for position, part in enumerate(parts):
+        if isinstance(here, Mapping) and part in here:
+            here = here[part]
+        elif isinstance(here, Sequence) and not isinstance(here, (str, bytes)) and _position(part, here):
+            here = here[int(part)]
+        elif position > 0 or part != "data":
+            return _NOTHING
+    return here
 
 
 def _position(part: str, items: Sequence[Any]) -> bool:

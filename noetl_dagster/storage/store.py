@@ -324,7 +324,7 @@ class ResultStore(ResultReader):
             sha256=sha256,
             rows=encoded.rows,
             preview=encoded.preview,
-            extracted=codec.select_fields(item.value, item.select) if item.select else {},
+            extracted=codec.select_fields(item.value, item.select, self.settings.inline_result_bytes),
             parent_ref_id=item.parent_ref_id,
             extra={**encoded.extra, **item.extra},
         )

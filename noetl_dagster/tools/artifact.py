@@ -7,8 +7,10 @@ from enum import StrEnum
 from pathlib import PurePosixPath
 from typing import Any, TypeVar
 
-from noetl_dagster.errors import StorageError, ToolError
+from noetl_dagster.errors import ReferenceNotAvailableError, StorageError, ToolError
 from noetl_dagster.playbook.models import ResultSpec
+from noetl_dagster.playbook.templates.rendering import with_references
+from noetl_dagster.playbook.templates.views import ResultView
 from noetl_dagster.result_ref import ResultRef
 from noetl_dagster.settings import StoreTier
 from noetl_dagster.storage import codec, locations
@@ -30,11 +32,13 @@ class ArtifactTool(Tool):
 
     Input: ``action`` (``get`` or ``put``; default ``put`` where ``value`` is given, else ``get``).
     ``put``: ``value``, ``name`` (default: the task's), ``store`` (a tier), ``ttl`` seconds, ``compress``
-    (none, gzip, lz4), ``content_type``. ``get``: ``ref`` (a reference or its logical name), ``name`` and
-    ``step`` of this execution, or ``uri``, the physical address of an object in a mount or in the minio tier.
+    (none, gzip, lz4), ``content_type``. ``get``: ``ref`` (a reference, its logical name, or the name of a step),
+    ``step`` of this execution, with ``name`` where it stored several, or ``uri``, the physical address of an object
+    in a mount or in the minio tier.
 
     Output: the value by reference: ``output.ref`` is the reference, and touching the result fetches it. With
-    ``uri`` the value itself: parsed JSON, a Parquet table, text, or bytes.
+    ``uri``, and of a step whose result was stored nowhere, the value itself: parsed JSON, a Parquet table, text, or
+    bytes.
 
     Raises ``ToolError`` of kind ``artifact``, with code ``REFERENCE_NOT_AVAILABLE`` when there is none.
     """
@@ -47,13 +51,13 @@ class ArtifactTool(Tool):
         try:
             if uri and action is ArtifactAction.GET and as_result_ref(uri) is None:
                 return ToolResult(data=await asyncio.to_thread(_read, box, str(uri)))
-            ref = await (_put(call, box) if action is ArtifactAction.PUT else _get(call, box))
+            found = await (_put(call, box) if action is ArtifactAction.PUT else _get(call, box))
         except StorageError as error:
             code = getattr(error, "code", None)
             raise ToolError(
                 f"artifact {action} in step {call.step}: {error}", kind=self.kind, code=code
             ) from None
-        return ToolResult(ref=ref)
+        return ToolResult(ref=found) if isinstance(found, ResultRef) else ToolResult(data=found)
 
 
 def _action(call: ToolCall) -> ArtifactAction:
@@ -88,27 +92,42 @@ async def _put(call: ToolCall, box: Toolbox) -> ResultRef:
         name=str(config.get("name") or call.task.name),
         spec=ResultSpec.model_validate(spec.model_dump()),
         tier=None if store is None else _choice(call, "store", store, StoreTier),
-        select=call.task.output_select,
+        select=call.task.spec.result.select,
     )
 
 
-async def _get(call: ToolCall, box: Toolbox) -> ResultRef:
-    given: Any = call.config.get("ref", call.config.get("uri", call.input.get("ref")))
+async def _get(call: ToolCall, box: Toolbox) -> Any:
+    """The reference of what is asked for, or its value where that was small enough to be stored nowhere."""
+    asked = {**call.input, **call.config}
+    given = next((asked[key] for key in ("ref", "result_ref", "uri") if asked.get(key) is not None), None)
     if given is not None:
         reference = as_result_ref(given)
-        if reference is None:
-            raise ToolError(
-                f"artifact get in step {call.step}: {given!r:.80} is no reference; write ref: "
-                '"{{ <step>.ref }}" or a name noetl://execution/...',
-                kind="artifact",
-            )
-        return await box.results.find(reference if isinstance(reference, str) else reference.ref)
-    name = call.config.get("name")
-    if not name:
+        if reference is not None:
+            return await box.results.find(reference if isinstance(reference, str) else reference.ref)
+        return given if not isinstance(given, str) else await _of_step(call, box, given)
+    step, name = asked.get("step"), asked.get("name")
+    try:
+        if name:
+            return await box.results.find((call.execution_id, str(step or call.step), str(name)))
+    except ReferenceNotAvailableError:
+        if step is None:  # else the name may be the task's own
+            raise
+    if step is None:
         raise ToolError(
-            f"artifact get in step {call.step} needs 'ref', or 'name' and 'step'", kind="artifact"
+            f"artifact get in step {call.step} needs 'ref', 'step', or 'name' and 'step'", kind="artifact"
         )
-    return await box.results.find((call.execution_id, str(call.config.get("step") or call.step), str(name)))
+    return await _of_step(call, box, str(step))
+
+
+async def _of_step(call: ToolCall, box: Toolbox, step: str) -> Any:
+    result = call.scope.get(step)
+    if not isinstance(result, ResultView):
+        raise ToolError(
+            f"artifact get in step {call.step}: {step!r:.80} is neither a reference nor a step that has run; write "
+            'ref: "{{ <step>._ref }}", a name noetl://execution/..., or step: <step>',
+            kind="artifact",
+        )
+    return result.stored or await with_references(result.plain, box.results.get)
 
 
 def _read(box: Toolbox, uri: str) -> Any:

@@ -190,7 +190,7 @@ class Pipeline:
             envelope["ref"] = result.ref
         else:
             envelope["data"] = result.data
-        if spec.result.store is not None or task.task.output_select:
+        if spec.result.store is not None or spec.result.select:
             envelope = await self._sealer.store(envelope, run.command, task.task)
         if task.output is not None:
             view = ResultView(envelope, run.cache)

@@ -11,6 +11,7 @@ from noetl_dagster.events.connection import encode_json
 from noetl_dagster.events.envelopes import Envelope
 from noetl_dagster.playbook.models import ResultSpec, Task
 from noetl_dagster.settings import Settings, StoreTier
+from noetl_dagster.storage.codec import select_fields
 from noetl_dagster.worker.command import Command
 
 if TYPE_CHECKING:
@@ -44,11 +45,12 @@ class Sealer:
         """The envelope with its data stored and referenced, whatever its size, as the task's spec says."""
         spec = task.spec.result if task is not None else ResultSpec()
         data = envelope.get("data")
-        select = task.output_select if task is not None else ()
         if "ref" in envelope or data is None:
             return envelope
-        if (spec.store is None or spec.store in IN_EVENT) and self._fits(data, command, task):
-            return envelope | ({"extracted": _selected(data, select)} if select else {})
+        may_stay = spec.store is None or spec.store in IN_EVENT or spec.threshold is not None
+        if may_stay and self._fits(data, command, task):
+            extracted = select_fields(data, spec.select, self._limit)
+            return envelope | ({"extracted": extracted} if extracted else {})
         name = spec.name or (task.name if task is not None else "result")
         if command.index is not None:
             name = f"{name}-{command.index}"
@@ -59,7 +61,7 @@ class Sealer:
             name=f"{name}-{command.visit}-{command.attempt}",
             spec=spec,
             tier=spec.store,
-            select=select,
+            select=spec.select,
         )
         sealed = {key: value for key, value in envelope.items() if key != "data"}
         sealed["ref"] = reference
@@ -68,28 +70,19 @@ class Sealer:
         return sealed
 
     def _fits(self, data: Any, command: Command, task: Task | None) -> bool:
+        threshold = task.spec.result.threshold if task is not None else None
+        limit = self._limit if threshold is None else min(threshold, self._limit)
         if isinstance(data, _SMALL):
             return True
-        if isinstance(data, str) and len(data) * 4 <= self._limit:
+        if isinstance(data, str) and len(data) * 4 <= limit:
             return True
         if not isinstance(data, (dict, list, tuple, str)):
             return False
         try:
-            return len(encode_json(data)) <= self._limit
+            return len(encode_json(data)) <= limit
         except (orjson.JSONEncodeError, TypeError) as error:
             where = f"{command.step}.{task.name}" if task is not None else command.step
             raise ToolError(
                 f"{where}: the result cannot be kept as JSON ({error}); return plain values, a table or bytes",
                 kind="result",
             ) from error
-
-
-def _selected(data: Any, select: tuple[str, ...]) -> dict[str, Any]:
-    """The fields that ``output_select`` names, by dotted path."""
-    found: dict[str, Any] = {}
-    for path in select:
-        value = data
-        for key in path.split("."):
-            value = value.get(key) if isinstance(value, dict) else None
-        found[path.rsplit(".", 1)[-1]] = value
-    return found

@@ -14,6 +14,7 @@ from noetl_dagster.playbook.models import (
     Dispatch,
     FanoutEngine,
     LoopMode,
+    ResultSpec,
     RoutingMode,
 )
 from noetl_dagster.playbook.templates.rendering import compile_value
@@ -245,12 +246,49 @@ def test_retry_as_one_mapping() -> None:
 
 
 def test_selected_fields() -> None:
-    assert task_of("kind: noop\noutput_select: [total, $.paging.page]").output_select == (
+    assert kept("output_select: [total, $.paging.page, 'rows[0].id']").select == (
         "total",
         "paging.page",
+        "rows.0.id",
     )
-    by_spec = task_of("kind: noop\nspec: {result: {select: [{path: $.count, as: count}]}}")
-    assert by_spec.output_select == ("count",)
+    assert kept("spec: {result: {select: [{path: $.count, as: count}]}}").select == ("count",)
+
+
+def kept(fields: str) -> ResultSpec:
+    return task_of(f"kind: noop\n{fields}").spec.result
+
+
+def test_an_output_of_storage_words_keeps_the_result_as_it_is() -> None:
+    task = task_of("kind: noop\noutput: {output_select: [n], store: {kind: kv, ttl: 2h}, name: rows}")
+    assert task.output is None
+    assert task.spec.result == ResultSpec(store=StoreTier.KV, select=("n",), name="rows", ttl=7200)
+    assert kept("output: {store: {kind: auto}}") == ResultSpec()
+    assert kept("output: {output_select: {strategy: size_threshold, threshold_kb: 2}}").threshold == 2048
+
+
+def test_what_stands_nearer_to_the_result_says_how_it_is_kept() -> None:
+    own = "output_select: [a]\nspec: {result: {select: [b], store: pvc, name: x}}\noutput: {store: kv}"
+    assert kept(own) == ResultSpec(store=StoreTier.KV, select=("a",), name="x")
+
+
+def test_a_steps_output_of_storage_words_is_about_its_last_task() -> None:
+    step = (
+        "- step: start\n  output: {output_select: [n], store: pvc}\n"
+        "  tool: [{kind: noop}, {kind: noop, spec: {result: {store: kv}}}]"
+    )
+    [start] = load(step).steps
+    assert start.output is None
+    assert [task.spec.result for task in start.tasks] == [
+        ResultSpec(),
+        ResultSpec(store=StoreTier.KV, select=("n",)),
+    ]
+
+
+@pytest.mark.parametrize(
+    "output", ["{name: '{{ output.name }}'}", "{store: '{{ output.shop }}'}", "{store: pvc, rows: 1}"]
+)
+def test_an_output_of_other_words_is_a_result(output: str) -> None:
+    assert task_of(f"kind: noop\noutput: {output}").output is not None
 
 
 def test_the_innermost_loop_mode_wins() -> None:

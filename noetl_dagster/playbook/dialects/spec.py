@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 from noetl_dagster.playbook.dialects.block import Block, Reading
 from noetl_dagster.playbook.dialects.policy import read_rules
-from noetl_dagster.playbook.dialects.spelling import STEP_ONLY_SPEC
+from noetl_dagster.playbook.dialects.spelling import OUTPUT, STEP_ONLY_SPEC
 from noetl_dagster.playbook.models import (
     Dispatch,
     FanoutEngine,
@@ -19,6 +20,9 @@ from noetl_dagster.playbook.models import (
 )
 from noetl_dagster.settings import StoreTier
 
+SIZE_THRESHOLD = "size_threshold"
+_KEEPING = frozenset({"output_select", "store", "select", "name", "ttl"})
+_INDEX = re.compile(r"\[(-?\d+)\]")
 _STEP_SPEC = (
     "loop_mode",
     "fanout",
@@ -105,7 +109,7 @@ def read_timeout(spec: Block) -> float | None:
 
 
 def read_result(spec: Block) -> ResultSpec:
-    """``spec.result``: ``store`` is a tier or ``{kind, scope, ttl, compression}``."""
+    """``spec.result``."""
     key = spec.spelled("result")
     if key is None or not isinstance(spec[key], dict):
         if key is not None and spec[key] is not None:
@@ -113,6 +117,47 @@ def read_result(spec: Block) -> ResultSpec:
         return ResultSpec()
     block = spec.child(key)
     assert block is not None
+    return _keeping(block)
+
+
+def read_keeping(block: Block, result: ResultSpec) -> tuple[Any, ResultSpec]:
+    """``output`` and ``output_select`` of a task or step: the template that reshapes its result, and how it is kept.
+
+    An ``output`` that only says what to select and where to store leaves the result as it is.
+
+    Args:
+        result: what ``spec.result`` says; what stands nearer goes before it.
+    """
+    select, threshold = _selection(block, "output_select")
+    said = [ResultSpec(select=select, threshold=threshold)]
+    key = block.spelled(*OUTPUT)
+    output = None if key is None else block[key]
+    if key is not None and _is_about_keeping(output):
+        kept = block.reading.block(block.values, key, f"{block.what}, {key}")
+        said += [] if kept is None else [_keeping(kept)]
+        output = None
+    return output, kept_as(*said, result)
+
+
+def kept_as(*said: ResultSpec) -> ResultSpec:
+    """Several ways of keeping a result as one; of two that say the same, the earlier wins."""
+    fields: dict[str, Any] = {}
+    for one in reversed(said):
+        fields |= one.model_dump(exclude_defaults=True)
+    return ResultSpec(**fields)
+
+
+def _is_about_keeping(output: Any) -> bool:
+    """A mapping of storage words, of which ``name`` and ``ttl`` alone may as well be fields of a result."""
+    if not isinstance(output, dict) or not _KEEPING.issuperset(output):
+        return False
+    store = output.get("store")
+    stored = store is not None and not (isinstance(store, str) and "{{" in store)
+    return stored or "output_select" in output or "select" in output
+
+
+def _keeping(block: Block) -> ResultSpec:
+    """``store`` is a tier or ``{kind, scope, ttl, compression}``; the other words stand beside it or in it."""
     inner = block.child("store") if isinstance(block.values.get("store"), dict) else None
     holder = inner or block
     tier = _tier(holder, "kind" if inner else "store")
@@ -121,7 +166,37 @@ def read_result(spec: Block) -> ResultSpec:
         for name in ("name", "scope", "compression", "content_type")
     }
     ttl = block.seconds("ttl", "ttl_seconds") or (inner.seconds("ttl", "ttl_seconds") if inner else None)
-    return block.build(ResultSpec, store=tier, ttl=ttl, **fields) or ResultSpec()
+    select, threshold = _selection(block, "output_select", "select")
+    return (
+        block.build(ResultSpec, store=tier, ttl=ttl, select=select, threshold=threshold, **fields)
+        or ResultSpec()
+    )
+
+
+def _selection(block: Block, *names: str) -> tuple[tuple[str, ...], int | None]:
+    """Paths, or ``{strategy: size_threshold, threshold_kb}``, as the paths and the bytes it stores above."""
+    key = block.spelled(*names)
+    value = None if key is None else block[key]
+    if key is None or value is None:
+        return (), None
+    if not isinstance(value, dict) or "path" in value:
+        return _paths(value), None
+    rule = block.reading.block(block.values, key, f"{block.what}, {key}")
+    if rule is None:
+        return (), None
+    paths = _paths(rule.take("paths", "fields", default=[]))
+    strategy = rule.text("strategy")
+    kilobytes = rule.number("threshold_kb")
+    if strategy not in (None, SIZE_THRESHOLD):
+        rule.warn(
+            f"strategy {strategy!r} is unknown, known is {SIZE_THRESHOLD!r}; the settings decide", "strategy"
+        )
+    if strategy == SIZE_THRESHOLD and kilobytes is None:
+        rule.warn(f"{SIZE_THRESHOLD} without 'threshold_kb'; the settings decide", "strategy")
+    if strategy is None and not paths:
+        rule.error("give a list of paths, for example [count, data.total]", None)
+    rule.close(("strategy", "threshold_kb", "paths"))
+    return paths, None if kilobytes is None else int(kilobytes * 1024)
 
 
 def _tier(block: Block, key: str) -> StoreTier | None:
@@ -131,11 +206,11 @@ def _tier(block: Block, key: str) -> StoreTier | None:
     return block.choice(StoreTier, key)
 
 
-def selected_fields(entries: Any) -> tuple[str, ...]:
-    """``output_select`` or ``spec.result.select``: paths, or mappings with ``path``; ``$.`` goes."""
+def _paths(entries: Any) -> tuple[str, ...]:
+    """Paths as text or as mappings with ``path``: ``$.rows[0].id`` is ``rows.0.id``."""
     listed = entries if isinstance(entries, list) else [entries]
     paths = [entry.get("path") if isinstance(entry, dict) else entry for entry in listed]
-    return tuple(str(path).removeprefix("$.") for path in paths if path)
+    return tuple(_INDEX.sub(r".\1", str(path).removeprefix("$.")) for path in paths if path)
 
 
 def read_step_spec(spec: Block) -> StepSpec:

@@ -41,7 +41,7 @@ DESCRIPTION = ("desc", "description")
 
 STEP_KEYS = (
     *("step", "desc", "tool", "next", "loop", "set", "input", "output", "spec", "retry", "sink"),
-    *("asset", "checks", "from"),
+    *("output_select", "asset", "checks", "from"),
 )
 STEP_REMEDIES = {
     "case": "routes are written as next: {arcs: [{step, when}]}",

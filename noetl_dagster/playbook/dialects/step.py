@@ -11,16 +11,22 @@ from noetl_dagster.playbook.dialects.loop import read_loop
 from noetl_dagster.playbook.dialects.next import read_next
 from noetl_dagster.playbook.dialects.retry import read_retry, read_sink
 from noetl_dagster.playbook.dialects.set import read_set
-from noetl_dagster.playbook.dialects.spec import check_step_spec, layered, outer_task_spec, read_step_spec
+from noetl_dagster.playbook.dialects.spec import (
+    check_step_spec,
+    kept_as,
+    layered,
+    outer_task_spec,
+    read_keeping,
+    read_step_spec,
+)
 from noetl_dagster.playbook.dialects.spelling import (
     DESCRIPTION,
     INPUT,
-    OUTPUT,
     STEP_KEYS,
     STEP_REMEDIES,
 )
 from noetl_dagster.playbook.dialects.tool import read_task, read_tasks
-from noetl_dagster.playbook.models import Loop, LoopMode, Step, Task
+from noetl_dagster.playbook.models import Loop, LoopMode, ResultSpec, Step, Task
 from noetl_dagster.playbook.tool_kinds import TOOL_KINDS
 
 _FIELDS_OF_TOOLS = frozenset(
@@ -49,17 +55,18 @@ def read_step(block: Block) -> Step | None:
         outer_task_spec(own_spec.values),
         outer_task_spec(loop_spec),
     )
+    output, kept = read_keeping(block, ResultSpec())
     step = block.build(
         Step,
         name=name,
         description=block.text(*DESCRIPTION),
         input=block.input(*INPUT),
-        output=block.take(*OUTPUT),
+        output=output,
         set=read_set(block),
         routing=read_next(block),
         spec=read_step_spec(spec),
         loop=loop,
-        tasks=_with_older_blocks(block, _tasks(block, outer)),
+        tasks=_kept(_with_older_blocks(block, _tasks(block, outer)), kept),
         is_asset=block.values.get("asset") is not False,
         asset=read_asset(block),
         checks=read_checks(block),
@@ -127,6 +134,15 @@ def _with_older_blocks(block: Block, tasks: tuple[Task, ...]) -> tuple[Task, ...
     last = tasks[-1]
     update = {"retry": last.retry or retry, "sink": last.sink or sink}
     return (*tasks[:-1], last.model_copy(update=update))
+
+
+def _kept(tasks: tuple[Task, ...], kept: ResultSpec) -> tuple[Task, ...]:
+    """How the step's result is kept is said to the task that it comes from: the last."""
+    if not tasks or kept == ResultSpec():
+        return tasks
+    last = tasks[-1]
+    spec = last.spec.model_copy(update={"result": kept_as(last.spec.result, kept)})
+    return (*tasks[:-1], last.model_copy(update={"spec": spec}))
 
 
 def _close(block: Block) -> None:

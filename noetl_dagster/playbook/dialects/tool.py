@@ -8,13 +8,12 @@ from noetl_dagster.errors import Place
 from noetl_dagster.playbook.dialects.block import Block
 from noetl_dagster.playbook.dialects.retry import read_retry, read_sink
 from noetl_dagster.playbook.dialects.set import read_set
-from noetl_dagster.playbook.dialects.spec import read_task_spec, read_timeout, selected_fields
+from noetl_dagster.playbook.dialects.spec import read_keeping, read_task_spec, read_timeout
 from noetl_dagster.playbook.dialects.spelling import (
     AUTH,
     DESCRIPTION,
     HTTP_METHODS,
     INPUT,
-    OUTPUT,
     TASK_KEYS,
 )
 from noetl_dagster.playbook.models import Input, Task
@@ -93,12 +92,11 @@ def read_task(
         return None
     known = TOOL_KINDS.get(kind, UNKNOWN)
     input = _input(block, kind)
-    spec_block = block.child("spec")
-    spec = read_task_spec(spec_block, outer, block)
+    spec = read_task_spec(block.child("spec"), outer, block)
+    output, result = read_keeping(block, spec.result)
     task = {
         "set": read_set(block),
-        "output": block.take(*OUTPUT),
-        "output_select": selected_fields(block.take("output_select") or _selected_by_spec(spec_block)),
+        "output": output,
         "auth": block.take(*AUTH) or None,
         "retry": read_retry(block),
         "sink": read_sink(block),
@@ -119,15 +117,10 @@ def read_task(
         named=named is not None,
         config=config,
         input=input,
-        spec=spec,
+        spec=spec.model_copy(update={"result": result}),
         place=block.place,
         **task,
     )
-
-
-def _selected_by_spec(spec: Block | None) -> Any:
-    result = None if spec is None else spec.values.get("result")
-    return (result.get("select") or result.get("output_select")) if isinstance(result, dict) else None
 
 
 def _kind(block: Block) -> str | None:

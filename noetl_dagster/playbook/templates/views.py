@@ -14,6 +14,8 @@ from collections.abc import Callable, ItemsView, Iterator, KeysView, Mapping, Va
 from types import GeneratorType
 from typing import TYPE_CHECKING, Any
 
+from noetl_dagster.playbook.templates.extracted import NOTHING, extracted_below, extracted_field
+
 if TYPE_CHECKING:
     from noetl_dagster.result_ref import ResultRef
 
@@ -23,7 +25,6 @@ _ENVELOPE_KEYS = frozenset(
 )
 _LEAVES = frozenset({str, int, float, bool, type(None)})
 _SCALARS = frozenset({str, int, float, bool, type(None)})
-_NOTHING = object()
 
 
 class ReferenceNeeded(Exception):
@@ -44,8 +45,8 @@ class ReferenceCache(dict[str, Any]):
         Raises:
             ReferenceNeeded: when it has not been fetched yet.
         """
-        value = self.get(reference.ref, _NOTHING)
-        if value is _NOTHING:
+        value = self.get(reference.ref, NOTHING)
+        if value is NOTHING:
             raise ReferenceNeeded(reference, self)
         return value
 
@@ -84,7 +85,7 @@ class View:
     def __getitem__(self, key: Any) -> Any:
         if isinstance(key, str):
             found = self._find(key)
-            if found is not _NOTHING:
+            if found is not NOTHING:
                 return found
             raise KeyError(key)
         return self._value()[key]
@@ -93,13 +94,13 @@ class View:
         if name.startswith("_"):
             raise AttributeError(name)
         found = self._find(name)
-        if found is _NOTHING:
+        if found is NOTHING:
             raise AttributeError(name)
         return found
 
     def get(self, key: str, default: Any = None) -> Any:
         found = self._find(key)
-        return default if found is _NOTHING else found
+        return default if found is NOTHING else found
 
     def keys(self) -> list[Any]:
         return list(self._value().keys())
@@ -113,7 +114,7 @@ class View:
     def __contains__(self, key: Any) -> bool:
         value = self._value()
         if isinstance(value, Mapping) and isinstance(key, str):
-            return self._find(key) is not _NOTHING
+            return self._find(key) is not NOTHING
         return key in value
 
     def __iter__(self) -> Iterator[Any]:
@@ -177,10 +178,11 @@ class LazyMapping(Mapping[str, Any]):
 class DataView(View):
     """The ``data`` of a result: a key of it, else the same key inside its own ``data``.
 
-    Fields that ``output_select`` copied beside a reference are served without fetching it.
+    Fields that ``output_select`` copied beside a reference are served without fetching it, mappings that hold
+    such fields as views of their own: ``path`` leads to this one.
     """
 
-    __slots__ = ("_cache", "_data", "_extracted", "_reference")
+    __slots__ = ("_cache", "_data", "_extracted", "_path", "_reference")
 
     def __init__(
         self,
@@ -189,26 +191,39 @@ class DataView(View):
         reference: ResultRef | None = None,
         extracted: Mapping[str, Any] | None = None,
         cache: ReferenceCache | None = None,
+        path: tuple[str, ...] = (),
     ) -> None:
         self._data = data
+        self._path = path
         self._reference = reference
         self._extracted = extracted or {}
         self._cache = cache
 
     @property
     def stored(self) -> ResultRef | None:
-        """The reference behind which the whole value is stored, None when it stands here."""
-        return self._reference
+        """The reference behind which the whole value is stored, None when it stands here or is a part."""
+        return None if self._path else self._reference
 
     def _value(self) -> Any:
-        if self._reference is not None and self._cache is not None:
-            return self._cache.load(self._reference)
-        return self._data
+        if self._reference is None or self._cache is None:
+            return self._data
+        value = self._cache.load(self._reference)
+        for key in self._path:
+            value = find_in_data(value, key)
+        return value
+
+    def selected(self, key: str) -> Any:
+        """A field that stands beside the reference, a view of those below ``key``, or NOTHING."""
+        field = extracted_field(self._extracted, key)
+        below = extracted_below(self._extracted, key) if field is NOTHING and self._reference else None
+        if not below:
+            return field
+        path = (*self._path, key)
+        return DataView(None, reference=self._reference, extracted=below, cache=self._cache, path=path)
 
     def _find(self, key: str) -> Any:
-        if key in self._extracted:
-            return self._extracted[key]
-        return find_in_data(self._value(), key)
+        found = self.selected(key) if self._extracted else NOTHING
+        return find_in_data(self._value(), key) if found is NOTHING else found
 
     def plain(self) -> Any:
         return self._value()
@@ -222,6 +237,7 @@ class ResultView(View):
 
     ``view.x`` and ``view["x"]`` look for ``x`` in the envelope itself, then among the fields extracted
     beside its reference, then in its ``data``, then in ``data.data``; ``result`` is an older name of data.
+    ``_ref`` is the reference where the data is stored, and undefined where it stands in the envelope.
     Everything else (iteration, length, truth, comparison, text) is that of the data.
     """
 
@@ -275,23 +291,25 @@ class ResultView(View):
         value = self._envelope.get(key)
         if value is not None:
             return value
-        extracted = self._envelope.get("extracted")
-        if extracted and key in extracted:
-            return extracted[key]
-        found = find_in_data(self._value(), key)
-        if found is not _NOTHING:
+        if key == "_ref":
+            reference = self._reference()
+            return NOTHING if reference is None else reference.model_dump(mode="json")
+        data = self._data() if self._envelope.get("extracted") else None
+        found = data.selected(key) if isinstance(data, DataView) else NOTHING
+        if found is NOTHING:
+            found = find_in_data(self._value(), key)
+        if found is not NOTHING:
             return found
         if key == "result":
             return self._data()
-        return None if key in _ENVELOPE_KEYS and key in self._envelope else _NOTHING
+        return None if key in _ENVELOPE_KEYS and key in self._envelope else NOTHING
 
     def _data(self) -> Any:
-        reference = self._reference()
+        reference, extracted = self._reference(), self._envelope.get("extracted")
         if reference is not None:
-            extracted = self._envelope.get("extracted")
             return DataView(None, reference=reference, extracted=extracted, cache=self._cache)
         value = self._value() if "data" in self._envelope or self.is_loop else None
-        return DataView(value) if isinstance(value, Mapping) else value
+        return DataView(value, extracted=extracted) if isinstance(value, Mapping) else value
 
     def _results(self) -> Any:
         if self.is_loop:
@@ -329,7 +347,7 @@ def find_in_data(data: Any, key: str) -> Any:
         inner = data.get("data")
         if isinstance(inner, Mapping) and key in inner:
             return inner[key]
-    return _NOTHING
+    return NOTHING
 
 
 def is_envelope(value: Any) -> bool:

@@ -172,6 +172,30 @@ def test_a_reference_is_needed_only_when_its_data_is_touched() -> None:
         assert needed.value.reference == REFERENCE
 
 
+@pytest.mark.parametrize("data", [{"ref": REFERENCE}, {"data": {"page": 9, "paging": {"page": 4, "of": 6}}}])
+def test_selected_fields_are_found_by_their_path_and_by_their_end(data: dict[str, Any]) -> None:
+    extracted = {"data.paging.page": 4, "count": 3}
+    view = ResultView({"status": "ok", "extracted": extracted, **data}, ReferenceCache())
+    assert (
+        render("{{ s.page }} {{ s.data.paging.page }} {{ s.paging.page }} {{ s.data.count }}", s=view)
+        == "4 4 4 3"
+    )
+
+
+def test_beside_a_selected_field_the_rest_is_fetched() -> None:
+    view = ResultView({"status": "ok", "ref": REFERENCE, "extracted": {"paging.page": 4}}, ReferenceCache())
+    with pytest.raises(ReferenceNeeded) as needed:
+        render("{{ s.paging.of }}", s=view)
+    needed.value.cache[REFERENCE.ref] = {"paging": {"page": 4, "of": 6}}
+    assert render("{{ s.paging.of }} {{ s.paging }}", s=view) == "6 {'page': 4, 'of': 6}"
+
+
+def test_where_a_result_is_stored() -> None:
+    stored = ResultView({"status": "ok", "ref": REFERENCE}, ReferenceCache())
+    inline = ResultView({"status": "ok", "data": {"n": 1}}, ReferenceCache())
+    assert render("{{ s._ref.ref }} {{ t._ref is defined }}", s=stored, t=inline) == f"{REFERENCE.ref} False"
+
+
 async def test_a_reference_is_fetched_once() -> None:
     fetched: list[ResultRef] = []
 

@@ -1,0 +1,27 @@
+"""Fields copied beside a stored result: where a template finds them without fetching it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+NOTHING = object()
+"""What a name that leads nowhere gives."""
+
+
+def extracted_field(extracted: Mapping[str, Any], key: str) -> Any:
+    """The field of this path, else the one whose path ends so: ``total`` of ``data.paging.total``; or NOTHING."""
+    if key in extracted:
+        return extracted[key]
+    ending = f".{key}"
+    return next((value for path, value in extracted.items() if path.endswith(ending)), NOTHING)
+
+
+def extracted_below(extracted: Mapping[str, Any], key: str) -> dict[str, Any]:
+    """The fields below a mapping: of ``paging.total`` below ``paging`` it is ``total``."""
+    return {
+        path.removeprefix(prefix): value
+        for prefix in (f"data.{key}.", f"{key}.")
+        for path, value in extracted.items()
+        if path.startswith(prefix)
+    }
