@@ -19,7 +19,7 @@ from noetl_dagster.playbook.assets import (
 )
 from noetl_dagster.playbook.dialects.assets.cron import ever_comes, is_cron
 from noetl_dagster.playbook.loader import parse_playbook, parse_report
-from tests.playbook.playbooks import HEAD, errors_of, load, step_of
+from tests.playbook.playbooks import HEAD, errors_of, load, step_of, warnings_of
 
 STEP = "- {step: start, tool: {kind: noop}}"
 WORKLOAD = "workload: {day: '2026-01-01', facility: berlin}\n"
@@ -121,6 +121,12 @@ def test_automation_and_freshness() -> None:
     fresh = dagster_of("freshness: {warn_after: 26h, fail_after: 50h}").freshness
     assert fresh is not None
     assert (fresh.warn_after, fresh.fail_after) == (26 * 3600, 50 * 3600)
+
+
+def test_a_schedules_workload_names_keys_of_the_playbook() -> None:
+    root = 'workload: {full: false}\ndagster: {schedules: {cron: "0 2 * * *", workload: {ful: true}}}\n'
+    [warning] = warnings_of(STEP, root=root)
+    assert "schedule 'schedule_1': the workload has no key 'ful'; did you mean 'full'?" in warning
 
 
 def test_observed_sources() -> None:
@@ -261,6 +267,7 @@ def test_what_a_step_reads() -> None:
         ("freshness: {warn_after: 2h, fail_after: 1h}", "warn_after must be shorter than fail_after"),
         ("observe: [{object: x}]", "an observed source needs 'asset'"),
         ("observe: [{asset: a}]", "is either 'object' (a bucket's or a folder's) or 'table'"),
+        ("observe: [{asset: a, object: 'ftp://host/raw'}]", "known are s3://, gs://, file:// and paths"),
         ("observe: [{asset: a, table: t, every: 0}]", "every: input should be greater than 0"),
     ],
 )

@@ -22,12 +22,13 @@ from noetl_dagster.playbook.assets import (
 from noetl_dagster.playbook.dialects.assets import words
 from noetl_dagster.playbook.dialects.assets.cron import ever_comes, is_cron
 from noetl_dagster.playbook.dialects.block import Block
-from noetl_dagster.playbook.wording import described
+from noetl_dagster.playbook.wording import described, suggestion
 
 ONLY = "partition"
 """Name of the only dimension."""
 
 _MOST_DIMENSIONS = 2
+_OBSERVED = ("s3", "gs", "file")
 
 T = TypeVar("T")
 
@@ -111,12 +112,21 @@ def _schedules(block: Block, metadata: Block) -> Iterator[ScheduleSpec]:
             name=name,
             cron=cron or "",
             timezone=_timezone(entry),
-            workload=entry.mapping("workload"),
+            workload=_given(entry),
             status=_status(entry),
         )
         entry.close(("name", "cron", "timezone", "workload", "status"))
         if schedule is not None and cron is not None:
             yield schedule
+
+
+def _given(block: Block) -> dict[str, Any]:
+    given = block.mapping("workload")
+    for key in given:
+        if key not in block.reading.workload:
+            near = suggestion(key, tuple(block.reading.workload), "keys of the workload")
+            block.warn(f"the workload has no key {key!r}; {near}", "workload")
+    return given
 
 
 def _status(block: Block) -> ScheduleStatus | None:
@@ -298,6 +308,10 @@ def _observations(block: Block) -> Iterator[ObservationSpec]:
             entry.error("an observed source needs 'asset', the key that it is known by")
         if (place is None) == (table is None):
             entry.error("an observed source is either 'object' (a bucket's or a folder's) or 'table'")
+        scheme, separator, _ = (place or "").partition("://")
+        if separator and scheme not in _OBSERVED:
+            known = ", ".join(f"{one}://" for one in _OBSERVED)
+            entry.error(f"object {place!r} cannot be observed; known are {known} and paths", "object")
         every, auth = entry.seconds("every"), entry.take("auth")
         entry.close(("asset", "object", "table", "auth", "every"))
         if key is not None and (place is None) != (table is None):
