@@ -221,7 +221,8 @@ class ResultView(View):
     """The result of a step or task.
 
     ``view.x`` and ``view["x"]`` look for ``x`` in the envelope itself, then among the fields extracted
-    beside its reference, then in its ``data``, then in ``data.data``; ``result`` is an older name of data.
+    beside its reference, then in its ``data``, then in ``data.data``; ``result`` is an older name of data,
+    and ``response`` is the body of an http answer.
     Everything else (iteration, length, truth, comparison, text) is that of the data.
     """
 
@@ -283,6 +284,8 @@ class ResultView(View):
             return found
         if key == "result":
             return self._data()
+        if key == "response":
+            return self._body()
         return None if key in _ENVELOPE_KEYS and key in self._envelope else _NOTHING
 
     def _data(self) -> Any:
@@ -292,6 +295,13 @@ class ResultView(View):
             return DataView(None, reference=reference, extracted=extracted, cache=self._cache)
         value = self._value() if "data" in self._envelope or self.is_loop else None
         return DataView(value) if isinstance(value, Mapping) else value
+
+    def _body(self) -> Any:
+        """What the other side answered: of http the body, of other tools the data."""
+        data = self._data()
+        is_answer = "http" in self._envelope and isinstance(data, DataView) and "status_code" in data
+        body = data["data"] if is_answer else data
+        return DataView(body) if isinstance(body, Mapping) else body
 
     def _results(self) -> Any:
         if self.is_loop:
@@ -330,6 +340,11 @@ def find_in_data(data: Any, key: str) -> Any:
         if isinstance(inner, Mapping) and key in inner:
             return inner[key]
     return _NOTHING
+
+
+def holds_key(data: Any, key: str) -> bool:
+    """Whether templates find ``key`` in the data of a result."""
+    return find_in_data(data, key) is not _NOTHING
 
 
 def is_envelope(value: Any) -> bool:
