@@ -38,6 +38,7 @@ class ProblemKind(StrEnum):
     UNSUPPORTED_KIND = "unsupported-kind"
     DUPLICATE_NAME = "duplicate-name"
     UNKNOWN_STEP = "unknown-step"
+    EMPTY_STEP = "empty-step"
     UNREACHABLE_STEP = "unreachable-step"
     UNKNOWN_TASK = "unknown-task"
     UNKNOWN_POOL = "unknown-pool"

@@ -79,7 +79,8 @@ def read_step(block: Block) -> Step | None:
 def _check_empty(block: Block) -> None:
     """A bare name marks the end of a branch; anything more was meant to do something."""
     if set(block.values) <= {"step", *DESCRIPTION}:
-        block.warn("neither 'tool' nor 'next': the step does nothing and ends its branch")
+        message = "neither 'tool' nor 'next': the step does nothing and ends its branch"
+        block.warn(message, kind=ProblemKind.EMPTY_STEP)
     else:
         block.error("a step needs 'tool' or 'next'", kind=ProblemKind.MISSING_FIELD)
 
