@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from enum import StrEnum
 from typing import Any
 
 
@@ -22,6 +23,31 @@ class Place:
         return f"{self.file}:{self.line}:{self.column}"
 
 
+class ProblemKind(StrEnum):
+    """What a problem of a playbook is about. The names are stable: reports of other programs go by them."""
+
+    UNREADABLE_FILE = "unreadable-file"
+    YAML_SYNTAX = "yaml-syntax"
+    DUPLICATE_KEY = "duplicate-key"
+    UNKNOWN_FIELD = "unknown-field"
+    MISPLACED_FIELD = "misplaced-field"
+    MISSING_FIELD = "missing-field"
+    CONFLICTING_FIELDS = "conflicting-fields"
+    FIELD_WITHOUT_EFFECT = "field-without-effect"
+    INVALID_VALUE = "invalid-value"
+    UNSUPPORTED_KIND = "unsupported-kind"
+    DUPLICATE_NAME = "duplicate-name"
+    UNKNOWN_STEP = "unknown-step"
+    EMPTY_STEP = "empty-step"
+    UNREACHABLE_STEP = "unreachable-step"
+    UNKNOWN_TASK = "unknown-task"
+    UNKNOWN_POOL = "unknown-pool"
+    TEMPLATE_SYNTAX = "template-syntax"
+    UNDEFINED_NAME = "undefined-name"
+    CONSTANT_CONDITION = "constant-condition"
+    PYTHON_SYNTAX = "python-syntax"
+
+
 @dataclass(frozen=True, slots=True)
 class Problem:
     """One finding about a playbook: where, what, and how to mend it."""
@@ -29,6 +55,7 @@ class Problem:
     place: Place
     message: str
     severity: str = "error"  # or "warning"
+    kind: ProblemKind = ProblemKind.INVALID_VALUE
 
     def __str__(self) -> str:
         mark = "" if self.severity == "error" else f"{self.severity}: "

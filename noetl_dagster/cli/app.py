@@ -45,7 +45,7 @@ class Commands(LazyGroup):
         "executions": Place("noetl_dagster.cli.commands.executions:listing", "List the newest executions."),
         "check": Place(
             "noetl_dagster.cli.commands.authoring.language:check",
-            "Find the mistakes of playbooks without running them; prints ``file:line:column: message``.",
+            "Find the mistakes of playbooks without running them; exit code 1 when there are errors.",
         ),
         "schema": Place(
             "noetl_dagster.cli.commands.authoring.language:schema",

@@ -201,12 +201,15 @@ class Runtime:
                 raise ExecutionNotFoundError(
                     f"execution {state.execution_id}: its playbook text {state.catalog_id} is not in the catalog"
                 )
-            playbook = parse_playbook(found[0], file=state.file or "<catalog>", renamed=state.renamed)
+            # lenient: what was taken for right when the execution started goes on, whatever is refused by now
+            playbook = parse_playbook(
+                found[0], file=state.file or "<catalog>", lenient=True, renamed=state.renamed
+            )
             program = self._programs[key] = PlaybookProgram(playbook, StepGraph(playbook))
         if program.playbook.settled:
             own = program.playbook
             playbook = parse_playbook(
-                own.source, file=own.file, workload=state.workload, renamed=state.renamed
+                own.source, file=own.file, lenient=True, workload=state.workload, renamed=state.renamed
             )
             return PlaybookProgram(playbook, StepGraph(playbook))
         return program

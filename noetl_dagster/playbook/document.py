@@ -7,13 +7,14 @@ instead of turning into True), dates stay text, and a key that occurs twice is a
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 import yaml
 from yaml.constructor import ConstructorError, SafeConstructor
 from yaml.nodes import Node, ScalarNode, SequenceNode
 
-from noetl_dagster.errors import Place, Problem
+from noetl_dagster.errors import Place, Problem, ProblemKind
 
 # PyYAML rather than ruamel.yaml: the nodes of 1,000 steps (760 KB) take libyaml 0.6 s of CPU, ruamel's round trip
 # 4.5 s, its C loader 0.75 s; and YAML 1.2 would change what playbooks say (yes, on, 017, 1:30).
@@ -66,8 +67,33 @@ class Document:
         mark = self._key_marks.get(id(container), {}).get(key)
         return Place(self.file, mark.line + 1, mark.column + 1) if mark is not None else self.place(container)
 
-    def report(self, place: Place, message: str, severity: str = "error") -> None:
-        self.problems.append(Problem(place, message, severity))
+    def gathered(self, parts: Iterable[tuple[dict[str, Any], str, str]]) -> dict[str, Any]:
+        """A mapping made of values of others, each of which still knows where it stands.
+
+        Args:
+            parts: mapping, key in it, and the key that its value gets.
+        """
+        values: dict[str, Any] = {}
+        key_marks: dict[str, Any] = {}
+        value_marks: dict[str, Any] = {}
+        for container, key, name in parts:
+            values[name] = container[key]
+            for known, marks in ((self._key_marks, key_marks), (self._value_marks, value_marks)):
+                mark = known.get(id(container), {}).get(key)
+                if mark is not None:
+                    marks[name] = mark
+        self._kept[id(values)] = (values, None)
+        self._key_marks[id(values)], self._value_marks[id(values)] = key_marks, value_marks
+        return values
+
+    def report(
+        self,
+        place: Place,
+        message: str,
+        severity: str = "error",
+        kind: ProblemKind = ProblemKind.INVALID_VALUE,
+    ) -> None:
+        self.problems.append(Problem(place, message, severity, kind))
 
     def _value(self, node: Node, depth: int) -> Any:
         if isinstance(node, ScalarNode):
@@ -117,9 +143,8 @@ class Document:
             key = key_node.value
             if key in key_marks:
                 first = key_marks[key].line + 1
-                self.report(
-                    self._place_of(key_node), f"key {key!r} occurs twice (first on line {first}); keep one"
-                )
+                message = f"key {key!r} occurs twice (first on line {first}); keep one"
+                self.report(self._place_of(key_node), message, kind=ProblemKind.DUPLICATE_KEY)
                 continue
             key_marks[key] = key_node.start_mark
             value_marks[key] = value_node.start_mark
@@ -149,4 +174,4 @@ class Document:
         context = getattr(error, "context", None)
         where = f" {context}" if context else ""
         hint = "check indentation, quotes and tabs there; text with ': ' or '{{' must be quoted"
-        return Problem(place, f"not valid YAML{where}: {reason}; {hint}")
+        return Problem(place, f"not valid YAML{where}: {reason}; {hint}", kind=ProblemKind.YAML_SYNTAX)

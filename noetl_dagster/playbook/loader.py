@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from noetl_dagster.errors import Place, PlaybookError, Problem
+from noetl_dagster.errors import Place, PlaybookError, Problem, ProblemKind
 from noetl_dagster.playbook.checks.code import check_code
 from noetl_dagster.playbook.checks.workflow import check_playbook
 from noetl_dagster.playbook.dialects.playbook import normalise
@@ -60,7 +60,8 @@ def load_report(
         text = Path(path).read_text(encoding="utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "not UTF-8 text"
-        return None, [Problem(Place(str(path), 1), f"cannot be read: {reason}; check the path")]
+        message = f"cannot be read: {reason}; check the path"
+        return None, [Problem(Place(str(path), 1), message, kind=ProblemKind.UNREADABLE_FILE)]
     return parse_report(text, file=str(path), lenient=lenient, code=code)
 
 

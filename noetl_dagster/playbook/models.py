@@ -124,6 +124,7 @@ class RetryRule(Model):
     max_attempts: int = Field(3, ge=1)
     backoff: Backoff = Backoff.NONE
     delay: float = Field(1.0, ge=0, description="seconds")
+    max_delay: float | None = Field(None, ge=0, description="seconds that a delay grows to, at most")
     next_call: NextCall | None = None
     collect: Collect | None = None
     sink: Sink | None = None
@@ -148,6 +149,13 @@ class ResultSpec(Model):
     ttl: float | None = Field(None, description="seconds")
     compression: str = Field("none", description="none, gzip or lz4")
     content_type: str | None = None
+
+
+class Assertion(Model):
+    """What a task asks of its input, and what its result promises: keys that must be there."""
+
+    expects: tuple[str, ...] = ()
+    returns: tuple[str, ...] = ()
 
 
 class TaskSpec(Model):
@@ -177,6 +185,7 @@ class Task(Model):
     spec: TaskSpec = TaskSpec()
     retry: tuple[RetryRule, ...] = ()
     sink: Sink | None = None
+    asserts: Assertion = Assertion()
     place: Place | None = None
 
 

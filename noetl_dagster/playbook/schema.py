@@ -64,6 +64,7 @@ def language_schema() -> Schema:
                 "workbook": {"type": ["array", "object", "null"]},
                 "executor": opened({"spec": {"$ref": "#/$defs/spec"}}),
                 "dagster": _dagster(),
+                "tracing": ANY,
             },
             required=("apiVersion", "kind", "workflow"),
         ),
@@ -117,11 +118,15 @@ def _description() -> Schema:
     return dict.fromkeys(spelling.DESCRIPTION, TEXT)
 
 
+def _documentary() -> Schema:
+    return dict.fromkeys(spelling.DOCUMENTARY, ANY) | _description()
+
+
 def _step() -> Schema:
     return closed(
         {
+            **_documentary(),
             "step": TEXT,
-            **_description(),
             "tool": {"$ref": "#/$defs/tool"},
             "next": {"$ref": "#/$defs/next"},
             "loop": {"$ref": "#/$defs/loop"},
@@ -220,7 +225,7 @@ def _task() -> Schema:
     common = {
         "kind": {"enum": list(TOOL_KINDS)},
         "name": TEXT,
-        **_description(),
+        **_documentary(),
         **_set_blocks(),
         **spelled(spelling.INPUT, {"type": ["object", "array", "null"]}),
         **spelled(spelling.OUTPUT, ANY),
@@ -229,6 +234,7 @@ def _task() -> Schema:
         "spec": {"$ref": "#/$defs/spec"},
         "retry": {"$ref": "#/$defs/retry"},
         "sink": {"$ref": "#/$defs/sink"},
+        "assert": closed({"expects": ONE_OR_MORE, "returns": ONE_OR_MORE}),
     }
     return opened(common, required=("kind",)) | {"allOf": [_kind(*entry) for entry in TOOL_KINDS.items()]}
 
@@ -350,4 +356,8 @@ def _retry() -> Schema:
         }
     )
     rule = opened({"when": CONDITION, "then": then})
-    return {"anyOf": [{"type": "array", "items": rule}, rule]}
+    limits = {name: schema for name, schema in then["properties"].items() if name != "then"}
+    statuses = {"type": ["array", "integer"]}
+    flat = opened({"when": CONDITION, **limits, "retry_on": ONE_OR_MORE, "retry_on_status": statuses})
+    short = {"type": ["boolean", "integer", "null"]}
+    return {"anyOf": [{"type": "array", "items": rule}, rule, flat, short]}

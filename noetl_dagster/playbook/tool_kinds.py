@@ -12,9 +12,12 @@ Spellings = tuple[str, ...]
 SQL_FIELD: Spellings = ("command", "query", "commands", "sql", "statement")
 URL: Spellings = ("url", "endpoint")
 PARAMS: Spellings = ("params", "parameters")
+QUERY_PARAMS: Spellings = ("params", "query", "query_params")
 COMMAND_LINES: Spellings = ("cmds", "cmd", "command", "commands")
 HTTP_BODY: Spellings = ("json", "payload", "body", "data", "content", "body_raw")
 """One field for every body: after rendering, mappings and lists are sent as JSON, text as it is."""
+TIMEOUT: Spellings = ("timeout", "timeout_seconds", "timeout_s")
+FOLDER: Spellings = ("cwd", "workdir", "working_dir", "working_directory")
 
 SECRET_PROVIDERS: tuple[Spellings, ...] = (
     ("env",),
@@ -50,6 +53,8 @@ class ToolKind:
             what one process can have only, or drives something itself.
         words: of fields that take a few words only, those words; a template may stand for any of them.
         takes_references: it reads stored results itself; its input is handed over by reference, unfetched.
+        without_effect: fields that other engines know and that say nothing here; they are accepted with a warning.
+        takes_anything: any further field is accepted in the same way.
     """
 
     fields: tuple[Spellings, ...]
@@ -59,60 +64,82 @@ class ToolKind:
     takes_references: bool = False
     keeps_to_driver: bool = False
     words: Mapping[str, Spellings] = field(default_factory=dict)
+    without_effect: tuple[str, ...] = ()
+    takes_anything: bool = False
 
 
 _ARTIFACT = ToolKind(
-    _fields("action uri step store compress ttl content_type", ("ref", "result_ref"), ("value", "data")),
+    _fields(
+        "action uri step store compress content_type ttl",
+        ("ref", "result_ref", "reference"),
+        ("value", "data", "payload", "content"),
+    ),
     name_fills="name",
     takes_references=True,
     keeps_to_driver=True,  # what is stored in memory is in this process
 )
-_SHELL = ToolKind(_fields("script env cwd timeout shell pipes", COMMAND_LINES), needs=("cmds", "script"))
+_SHELL = ToolKind(
+    _fields("script code args interpreter env shell pipes", COMMAND_LINES, FOLDER, TIMEOUT),
+    needs=("cmds", "script", "code"),
+)
 
 TOOL_KINDS: Mapping[str, ToolKind] = {
     "artifact": _ARTIFACT,
     "container": ToolKind(
-        _fields("image command env namespace runtime script resources timeout pipes"),
+        _fields(
+            "image command args env namespace script resources pipes",
+            ("timeout", "timeoutSeconds", "activeDeadlineSeconds", *TIMEOUT[1:], "active_deadline_seconds"),
+            ("service_account", "serviceAccountName", "service_account_name", "serviceAccount"),
+        ),
         name_fills="name",
+        without_effect=(
+            *("provider", "cleanup", "backoffLimit", "backoff_limit", "files", "ttlSecondsAfterFinished"),
+            *("image_pull_policy", "imagePullPolicy", "image_pull_secrets", "imagePullSecrets", "remote"),
+        ),
     ),
     "duckdb": ToolKind(
-        _fields("script extensions", SQL_FIELD, ("database", "db"), PARAMS),
+        _fields("script extensions as", SQL_FIELD, ("database", "db", "db_path", "database_path"), PARAMS),
         needs=("command", "script"),
         takes_references=True,
         keeps_to_driver=True,
     ),
     "http": ToolKind(
         _fields(
-            "method params headers form timeout follow_redirects as",
+            "method headers as",
             URL,
+            QUERY_PARAMS,
             HTTP_BODY,
-            ("verify_ssl", "verify"),
+            ("form", "form_data"),
+            ("verify_ssl", "verify", "ssl_verify"),
+            ("follow_redirects", "allow_redirects"),
+            TIMEOUT,
         ),
         needs=("url",),
     ),
     "nats": ToolKind(
-        _fields("operation bucket key subject headers prefix ack ttl", ("value", "data", "payload")),
+        _fields(
+            "operation bucket key subject headers prefix ack ttl", ("value", "data", "payload", "message")
+        ),
         needs=("operation",),
         name_fills="name",
     ),
-    "noop": ToolKind(_fields("result")),
+    "noop": ToolKind(_fields("result"), takes_anything=True),
     "playbook": ToolKind(
-        _fields("return_step timeout version", ("path", "playbook", "playbook_path")),
+        _fields("return_step version", ("path", "playbook", "playbook_path"), TIMEOUT),
         needs=("path",),
         keeps_to_driver=True,
     ),
     "postgres": ToolKind(
-        _fields("script timeout chunk_size", SQL_FIELD, PARAMS),
+        _fields("script chunk_size", SQL_FIELD, PARAMS, TIMEOUT),
         needs=("command", "script"),
+        without_effect=("pool", "db_schema"),
     ),
-    "python": ToolKind(_fields("code script libs timeout env"), needs=("code", "script")),
+    "python": ToolKind(_fields("code script libs env isolation memory", TIMEOUT), needs=("code", "script")),
     "resolve": _ARTIFACT,
     "result": _ARTIFACT,
-    "script": ToolKind(
-        _fields("script code env cwd timeout pipes", COMMAND_LINES), needs=("script", "cmds", "code")
-    ),
+    "script": _SHELL,
     "secrets": ToolKind(
-        _fields("provider secret key path"),
+        _fields("provider key path", ("secret", "secret_name", "secret_id")),
         name_fills="name",
         words={"provider": tuple(chain.from_iterable(SECRET_PROVIDERS))},
     ),
@@ -127,7 +154,7 @@ TOOL_KINDS: Mapping[str, ToolKind] = {
         keeps_to_driver=True,
     ),
     "transfer": ToolKind(
-        _fields("source target mode chunk_size key schemas"),
+        _fields("source target mode schemas", ("chunk_size", "batch_size"), ("key", "keys", "key_columns")),
         needs=("source", "target"),
         needs_all=True,
         takes_references=True,

@@ -19,6 +19,7 @@ from noetl_dagster.playbook.templates.scope import CompiledSet, Patch, Scope
 from noetl_dagster.playbook.templates.views import DataView, ReferenceCache, ResultView
 from noetl_dagster.tools.base import Toolbox, ToolCall
 from noetl_dagster.tools.registry import tool_for
+from noetl_dagster.worker.assertions import check_input, check_result
 from noetl_dagster.worker.command import Command, Outcome
 from noetl_dagster.worker.policy import default_action, delay_before, matching_rule
 from noetl_dagster.worker.program import StepProgram, TaskProgram
@@ -159,6 +160,7 @@ class Pipeline:
     async def _call_tool(self, run: _Run, task: TaskProgram, attempt: int, folder: str) -> Envelope:
         spec = task.task.spec
         given = {**run.scope.input, **await self._input(run, task)}
+        check_input(task.task, given)
         scope = run.scope.with_input(given) if given else run.scope
         config = {**await render_async(task.config, scope, self._fetch), **task.raw}
         overrides = run.command.overrides
@@ -190,12 +192,15 @@ class Pipeline:
             envelope["ref"] = result.ref
         else:
             envelope["data"] = result.data
+        plain = envelope
         if spec.result.store is not None or spec.result.select:
             envelope = await self._sealer.store(envelope, run.command, task.task)
         if task.output is not None:
             view = ResultView(envelope, run.cache)
             run.names["output"] = run.names["response"] = view
             envelope = {"status": OK, "data": await render_async(task.output, scope, self._fetch)}
+        if task.task.asserts.returns:
+            await check_result(task.task, (plain, envelope), run.cache, self._fetch)
         return envelope
 
     async def _input(self, run: _Run, task: TaskProgram) -> dict[str, Any]:

@@ -50,7 +50,7 @@ class Expectation:
 
     async def check(self, state: ExecutionState, runtime: Runtime) -> None:
         assert str(state.status) == self.status, (state.error, [end.error for end in state.ends.values()])
-        assert self.error in (state.error or "")
+        assert self.error in (state.error or ""), state.error
         for step, data in self.results.items():
             assert await value_of(state.latest[step].envelope, runtime) == data, step
         for step, tasks in self.tasks.items():

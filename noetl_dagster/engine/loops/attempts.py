@@ -238,7 +238,8 @@ def _due(rule: RetryRule, made: int) -> float:
     """Unix time at which the next attempt is due; 0 is at once. The next page waits only when told to."""
     if rule.continues_success and "delay" not in rule.model_fields_set:
         return 0.0
-    return time.time() + delay_before(rule.backoff, rule.delay, made)
+    seconds = delay_before(rule.backoff, rule.delay, made)
+    return time.time() + (seconds if rule.max_delay is None else min(seconds, rule.max_delay))
 
 
 def _names(envelope: Envelope, view: ResultView, attempt: int) -> dict[str, Any]:

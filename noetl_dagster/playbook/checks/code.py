@@ -10,7 +10,7 @@ import warnings
 from collections.abc import Iterator
 from typing import Any
 
-from noetl_dagster.errors import Place, Problem
+from noetl_dagster.errors import Place, Problem, ProblemKind
 from noetl_dagster.playbook.document import Document
 from noetl_dagster.playbook.models import Playbook
 
@@ -40,9 +40,10 @@ def _compiled(code: str, place: Place, lines: list[str]) -> Iterator[Problem]:
             compile(code, "<code>", "exec", dont_inherit=True)
     except SyntaxError as error:
         where = _place_of(error, code, place, lines)
-        yield Problem(where, f"code: {error.msg}; Python cannot compile this line")
+        message = f"code: {error.msg}; Python cannot compile this line"
+        yield Problem(where, message, kind=ProblemKind.PYTHON_SYNTAX)
     except ValueError as error:  # a null character
-        yield Problem(place, f"code: {error}")
+        yield Problem(place, f"code: {error}", kind=ProblemKind.PYTHON_SYNTAX)
 
 
 def _place_of(error: SyntaxError, code: str, place: Place, lines: list[str]) -> Place:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from noetl_dagster.errors import Place, Problem, TemplateError
+from noetl_dagster.errors import Place, Problem, ProblemKind, TemplateError
 from noetl_dagster.playbook.dialects.block import Hints
 from noetl_dagster.playbook.dialects.spelling import DESCRIPTION, LITERAL_FIELDS
 from noetl_dagster.playbook.document import Document
@@ -129,12 +129,13 @@ def _check_text(place: Place, key: str, text: str, known: frozenset[str], hints:
     try:
         compiled = compile_value(text)
     except TemplateError as error:
-        yield Problem(place, f"{key}: {error}")
+        yield Problem(place, f"{key}: {error}", kind=ProblemKind.TEMPLATE_SYNTAX)
         return
     for name in sorted(compiled.names - known):
         near = hints.hint(name)
         hint = near if near.startswith("did you") else "it must come with the workload of the execution"
-        yield Problem(place, f"{key}: nothing in the playbook defines {name!r}; {hint}", "warning")
+        message = f"{key}: nothing in the playbook defines {name!r}; {hint}"
+        yield Problem(place, message, "warning", ProblemKind.UNDEFINED_NAME)
     if key in _CONDITION_KEYS:
         yield from _check_condition(place, key, text, compiled)
 
@@ -143,9 +144,9 @@ def _check_condition(place: Place, key: str, text: str, compiled: Compiled) -> I
     """Conditions that are always true because they are text: no template, or one with text around it."""
     if compiled.constant and condition(text).holds({}):
         message = f"{key}: {text!r} holds no template and is always true; write {{{{ ... }}}}"
-        yield Problem(place, message, "warning")
+        yield Problem(place, message, "warning", ProblemKind.CONSTANT_CONDITION)
     elif not compiled.constant and not compiled.is_expression and "{%" not in text:
         message = (
             f"{key}: text around a template is true whatever it says; put the whole condition into {{{{ }}}}"
         )
-        yield Problem(place, message, "warning")
+        yield Problem(place, message, "warning", ProblemKind.CONSTANT_CONDITION)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from noetl_dagster.errors import Place, Problem
+from noetl_dagster.errors import Place, Problem, ProblemKind
 from noetl_dagster.playbook.checks.templates import check_templates
 from noetl_dagster.playbook.dialects.block import Hints
 from noetl_dagster.playbook.document import Document
@@ -49,7 +49,7 @@ def _check_targets(playbook: Playbook) -> Iterator[Problem]:
             if arc.step not in known:
                 place = arc.place or _place(playbook, step)
                 message = f"step {step.name!r}: next leads to unknown step {arc.step!r}"
-                yield Problem(place, f"{message}; {hints.hint(arc.step)}")
+                yield Problem(place, f"{message}; {hints.hint(arc.step)}", kind=ProblemKind.UNKNOWN_STEP)
 
 
 def _check_sources(playbook: Playbook) -> Iterator[Problem]:
@@ -58,9 +58,8 @@ def _check_sources(playbook: Playbook) -> Iterator[Problem]:
     for step in playbook.steps:
         for name in known & step.sources.keys():
             place = step.sources[name].place or _place(playbook, step)
-            yield Problem(
-                place, f"step {step.name!r}: from {name!r}: a step is called so too; rename one of them"
-            )
+            message = f"step {step.name!r}: from {name!r}: a step is called so too; rename one of them"
+            yield Problem(place, message, kind=ProblemKind.DUPLICATE_NAME)
 
 
 def _check_own_results(playbook: Playbook) -> Iterator[Problem]:
@@ -82,7 +81,7 @@ def _check_pools(playbook: Playbook) -> Iterator[Problem]:
                 else "write dagster: {pools: {name: slots}}"
             )
             message = f"step {step.name!r}: no pool is called {step.spec.pool!r}; {hint}"
-            yield Problem(_place(playbook, step), message)
+            yield Problem(_place(playbook, step), message, kind=ProblemKind.UNKNOWN_POOL)
 
 
 def _check_graph(playbook: Playbook) -> Iterator[Problem]:
@@ -91,9 +90,10 @@ def _check_graph(playbook: Playbook) -> Iterator[Problem]:
         place = _place(playbook, step)
         if step.name not in graph.reachable:
             message = f"step {step.name!r}: no path leads here from {graph.entry!r}; it never runs"
-            yield Problem(place, message, "warning")
+            yield Problem(place, message, "warning", ProblemKind.UNREACHABLE_STEP)
         if step.loop is not None and not step.tasks:
-            yield Problem(place, f"step {step.name!r}: a loop needs a 'tool' to run for each item")
+            message = f"step {step.name!r}: a loop needs a 'tool' to run for each item"
+            yield Problem(place, message, kind=ProblemKind.MISSING_FIELD)
         region = graph.region_of(step.name)
         if step.is_fanout and region.is_cycle:
             cycle = " -> ".join((*region.steps, region.steps[0]))
@@ -130,7 +130,8 @@ def _check_workbook(playbook: Playbook) -> Iterator[Problem]:
             if wanted is not None and wanted not in playbook.workbook:
                 known = ", ".join(playbook.workbook) or "none"
                 message = f"step {step.name!r}: no workbook task {wanted!r}; workbook: {known}"
-                yield Problem(task.place or _place(playbook, step), message)
+                place = task.place or _place(playbook, step)
+                yield Problem(place, message, kind=ProblemKind.UNKNOWN_TASK)
 
 
 def _workbook_name(task: Task) -> str | None:

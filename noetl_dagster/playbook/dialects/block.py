@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 from pydantic import BaseModel, ValidationError
 
-from noetl_dagster.errors import Place, TemplateError
+from noetl_dagster.errors import Place, ProblemKind, TemplateError
 from noetl_dagster.playbook.document import Document
 from noetl_dagster.playbook.models import Input
 from noetl_dagster.playbook.templates.rendering import compile_value
@@ -80,19 +80,27 @@ class Block:
     def place_of(self, key: str) -> Place:
         return self.document.place(self.values, key)
 
-    def error(self, message: str, key: str | None = None) -> None:
-        self.document.report(self.place if key is None else self.place_of(key), f"{self.what}: {message}")
-
-    def warn(self, message: str, key: str | None = None) -> None:
+    def error(
+        self, message: str, key: str | None = None, kind: ProblemKind = ProblemKind.INVALID_VALUE
+    ) -> None:
         place = self.place if key is None else self.place_of(key)
-        self.document.report(place, f"{self.what}: {message}", "warning")
+        self.document.report(place, f"{self.what}: {message}", kind=kind)
+
+    def warn(
+        self, message: str, key: str | None = None, kind: ProblemKind = ProblemKind.INVALID_VALUE
+    ) -> None:
+        place = self.place if key is None else self.place_of(key)
+        self.document.report(place, f"{self.what}: {message}", "warning", kind)
 
     def spelled(self, *names: str) -> str | None:
         """The first of ``names`` that is present, marking all of them as taken. Two at once is an error."""
         present = [name for name in names if name in self.values]
         self._taken.update(present)
         if len(present) > 1:
-            self.error(f"{' and '.join(map(repr, present))} mean the same; keep {present[0]!r}", present[1])
+            both = " and ".join(map(repr, present))
+            self.error(
+                f"{both} mean the same; keep {present[0]!r}", present[1], ProblemKind.CONFLICTING_FIELDS
+            )
         return present[0] if present else None
 
     def take(self, *names: str, default: Any = None) -> Any:
@@ -117,7 +125,8 @@ class Block:
         present = [name for name in names if isinstance(self.values.get(name), dict)]
         if len(present) > 1:
             self._taken.update(present)
-            self.warn(f"{' and '.join(map(repr, present))} mean the same and are merged", present[1])
+            both = " and ".join(map(repr, present))
+            self.warn(f"{both} mean the same and are merged", present[1], ProblemKind.CONFLICTING_FIELDS)
             return {key: value for name in reversed(present) for key, value in self.values[name].items()}
         key = self.spelled(*names)
         value = None if key is None else self.values[key]
@@ -247,7 +256,8 @@ class Block:
         for key in self.rest():
             remedy = (remedies or {}).get(key) or suggestion(key, known)
             place = self.document.key_place(self.values, key)
-            self.document.report(place, f"{self.what}: unknown key {key!r}; {remedy}", severity)
+            message = f"{self.what}: unknown key {key!r}; {remedy}"
+            self.document.report(place, message, severity, ProblemKind.UNKNOWN_FIELD)
 
     def take_rest(self) -> dict[str, Any]:
         """Everything not taken yet, as it stands."""

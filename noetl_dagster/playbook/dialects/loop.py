@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
+from noetl_dagster.errors import ProblemKind
 from noetl_dagster.playbook.dialects.block import Block
 from noetl_dagster.playbook.dialects.spec import read_fanout
 from noetl_dagster.playbook.dialects.spelling import (
@@ -93,13 +94,14 @@ def _check(block: Block, cursor: CursorSpec | None, mode: LoopMode | None) -> No
     has_collection = any(name in block for name in LOOP_IN)
     if "cursor" in block:
         if has_collection:
-            block.error("a loop takes 'in' or 'cursor', not both", "cursor")
+            block.error("a loop takes 'in' or 'cursor', not both", "cursor", ProblemKind.CONFLICTING_FIELDS)
         elif mode is LoopMode.FANOUT:
             block.error("a cursor cannot fan out: its items are not known beforehand", "cursor")
     elif mode is LoopMode.CURSOR:
-        block.error("mode cursor needs 'cursor': {kind: postgres, auth, claim: SQL}")
+        message = "mode cursor needs 'cursor': {kind: postgres, auth, claim: SQL}"
+        block.error(message, kind=ProblemKind.MISSING_FIELD)
     elif not has_collection:
-        block.error("a loop needs 'in', a list or a template that gives one")
+        block.error("a loop needs 'in', a list or a template that gives one", kind=ProblemKind.MISSING_FIELD)
 
 
 def _check_collection(block: Block, collection: Any) -> None:
@@ -141,7 +143,8 @@ def _cursor(block: Block) -> CursorSpec | None:
     auth = cursor.take(*AUTH)
     cursor.close(("kind", "auth", "claim"), severity="warning")
     if claim is None:
-        cursor.error("a cursor needs 'claim', SQL that claims work and returns rows")
+        message = "a cursor needs 'claim', SQL that claims work and returns rows"
+        cursor.error(message, kind=ProblemKind.MISSING_FIELD)
         return None
     return cursor.build(CursorSpec, kind=kind, auth=auth, claim=claim)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from noetl_dagster.errors import ProblemKind
 from noetl_dagster.playbook.dialects.block import Block
 from noetl_dagster.playbook.dialects.set import read_set
 from noetl_dagster.playbook.dialects.spelling import ARC_KEYS, ARC_REMEDIES, DESCRIPTION, INPUT, ROUTING_KEYS
@@ -38,7 +39,7 @@ def _from_router(block: Block) -> Routing:
         spec.close(("mode",), severity="warning")
     arcs = block.items("arcs")
     if "arcs" not in block:
-        block.error("a router needs 'arcs', a list of {step, when}")
+        block.error("a router needs 'arcs', a list of {step, when}", kind=ProblemKind.MISSING_FIELD)
     block.close(ROUTING_KEYS)
     return Routing(mode=mode or RoutingMode.EXCLUSIVE, arcs=tuple(_read_arcs(block, arcs)))
 
@@ -79,7 +80,7 @@ def _arc(block: Block) -> Arc | None:
     block.drop(*DESCRIPTION, "spec", "name", "label")
     block.close(ARC_KEYS, remedies=ARC_REMEDIES)
     if target is None:
-        block.error("an arc needs 'step', the name of the step it leads to")
+        block.error("an arc needs 'step', the name of the step it leads to", kind=ProblemKind.MISSING_FIELD)
         return None
     return Arc(
         step=target,

@@ -8,21 +8,23 @@ from pathlib import PurePath
 from types import MappingProxyType
 from typing import Any
 
+from noetl_dagster.errors import ProblemKind
 from noetl_dagster.playbook.dialects.assets.root import read_dagster
 from noetl_dagster.playbook.dialects.block import Block, Reading
 from noetl_dagster.playbook.dialects.retry import read_sink
 from noetl_dagster.playbook.dialects.spelling import (
     API_VERSION,
     DESCRIPTION,
+    DOCUMENTARY,
     KIND,
     METADATA_KEYS,
     ROOT_KEYS,
     ROOT_REMEDIES,
 )
 from noetl_dagster.playbook.dialects.step import read_step
-from noetl_dagster.playbook.dialects.tool import read_task, read_tasks
+from noetl_dagster.playbook.dialects.tool import read_assertion, read_task, read_tasks
 from noetl_dagster.playbook.document import Document
-from noetl_dagster.playbook.models import Metadata, Playbook, Step, Task
+from noetl_dagster.playbook.models import Assertion, Metadata, Playbook, Step, Task
 from noetl_dagster.playbook.tool_kinds import SECRET_PROVIDERS
 from noetl_dagster.playbook.wording import described
 
@@ -61,6 +63,10 @@ def normalise(
     dagster = read_dagster(root)
     keychain, workbook = _keychain(root), _workbook(root)
     steps = _workflow(root)
+    if "tracing" in root:
+        message = "'tracing' has no effect: the event log tells what happened"
+        root.warn(message, "tracing", ProblemKind.FIELD_WITHOUT_EFFECT)
+        root.drop("tracing")
     root.close(ROOT_KEYS, remedies=ROOT_REMEDIES)
     if metadata is None or not steps:
         return None
@@ -83,7 +89,7 @@ def _check_header(root: Block) -> None:
     for key, expected in (("apiVersion", API_VERSION), ("kind", KIND)):
         value = root.text(key)
         if value is None:
-            root.error(f"'{key}' is missing; write {key}: {expected}")
+            root.error(f"'{key}' is missing; write {key}: {expected}", kind=ProblemKind.MISSING_FIELD)
         elif value != expected:
             root.error(f"{key} is {value!r}, expected {expected}", key)
 
@@ -93,7 +99,8 @@ def _metadata(root: Block, file: str) -> Metadata | None:
     stem = PurePath(file).stem.strip("<>")
     if block is None:
         if "metadata" not in root:
-            root.warn(f"'metadata' is missing; the playbook is called {stem!r} after its file")
+            message = f"'metadata' is missing; the playbook is called {stem!r} after its file"
+            root.warn(message, kind=ProblemKind.MISSING_FIELD)
         return Metadata(name=stem, path=stem)
     name = block.text("name")
     path = block.text("path")
@@ -108,7 +115,8 @@ def _metadata(root: Block, file: str) -> Metadata | None:
     )
     block.drop("schedule", "partitions")  # short for dagster: {schedules, partitions}
     if name is None:
-        block.warn(f"'name' is missing; the playbook is called {(path or stem)!r}")
+        message = f"'name' is missing; the playbook is called {(path or stem)!r}"
+        block.warn(message, kind=ProblemKind.MISSING_FIELD)
     block.close(METADATA_KEYS, severity="warning")
     return metadata
 
@@ -149,7 +157,7 @@ def _keychain(root: Block) -> tuple[dict[str, Any], ...]:
             entry, f"keychain entry {index + 1}", root.document.place(value, index)
         )
         if block is not None and block.text("name") is None:
-            block.error("a keychain entry needs 'name'")
+            block.error("a keychain entry needs 'name'", kind=ProblemKind.MISSING_FIELD)
         elif block is not None:
             _check_provider(block)
             entries.append(block.values)
@@ -183,7 +191,8 @@ def _workbook(root: Block) -> dict[str, Task]:
         if task is None or block is None:
             continue
         if task.name in tasks:
-            block.error(f"workbook name {task.name!r} occurs twice; rename one")
+            message = f"workbook name {task.name!r} occurs twice; rename one"
+            block.error(message, kind=ProblemKind.DUPLICATE_NAME)
         tasks[task.name] = task
     return tasks
 
@@ -191,28 +200,30 @@ def _workbook(root: Block) -> dict[str, Task]:
 def _workbook_task(block: Block, label: str | None) -> Task | None:
     name = label or block.values.get("name") or block.values.get("task")
     if not isinstance(name, str):
-        block.error("a workbook entry needs 'name'")
+        block.error("a workbook entry needs 'name'", kind=ProblemKind.MISSING_FIELD)
         return None
     block.what = f"workbook task {name!r}"
     if "tool" not in block:
         block.drop("task")
         return read_task(block, (), name=name)
-    block.drop("name", "task", *DESCRIPTION)
+    block.drop("name", "task", *DOCUMENTARY)
     tasks = read_tasks(block, ())
-    sink = read_sink(block)
-    block.close(("name", "tool", "desc", "sink"))
+    sink, asserts = read_sink(block), read_assertion(block)
+    block.close(("name", "tool", "desc", "sink", "assert"))
     if len(tasks) > 1:
         block.error("a workbook entry holds one tool; make a playbook of several", "tool")
     if not tasks:
         return None
-    return tasks[0].model_copy(update={"name": name, "named": True, "sink": tasks[0].sink or sink})
+    task = tasks[0]
+    own = {"sink": task.sink or sink, "asserts": task.asserts if asserts == Assertion() else asserts}
+    return task.model_copy(update={"name": name, "named": True, **own})
 
 
 def _workflow(root: Block) -> tuple[Step, ...]:
     key = root.spelled("workflow")
     value = None if key is None else root[key]
     if key is None:
-        root.error("'workflow' is missing; it is the list of steps")
+        root.error("'workflow' is missing; it is the list of steps", kind=ProblemKind.MISSING_FIELD)
         return ()
     if not isinstance(value, list) or not value:
         root.error(f"workflow must be a list of steps, found {described(value or None)}", key)
@@ -226,7 +237,8 @@ def _workflow(root: Block) -> tuple[Step, ...]:
         if step.name in steps:
             first = steps[step.name].place
             line = f" (first on line {first.line})" if first else ""
-            block.error(f"step name {step.name!r} occurs twice{line}; rename one", "step")
+            message = f"step name {step.name!r} occurs twice{line}; rename one"
+            block.error(message, "step", ProblemKind.DUPLICATE_NAME)
             continue
         steps[step.name] = step
     return tuple(steps.values())

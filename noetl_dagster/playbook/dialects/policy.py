@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from noetl_dagster.errors import ProblemKind
 from noetl_dagster.playbook.dialects.block import Block
 from noetl_dagster.playbook.dialects.set import read_set
 from noetl_dagster.playbook.dialects.spelling import (
@@ -50,9 +51,11 @@ def read_rules(spec: Block) -> tuple[PolicyRule, ...] | None:
     policy.close(("rules", *_RESERVED), severity="warning")
     if key is None:
         if not policy.values:
-            policy.error("a policy needs rules: [{when, then}, {else: {then}}]")
+            message = "a policy needs rules: [{when, then}, {else: {then}}]"
+            policy.error(message, kind=ProblemKind.MISSING_FIELD)
         elif not set(policy.values) & set(_RESERVED):
-            policy.error("a policy needs 'rules', a list of {when, then} and one {else: {then}}")
+            message = "a policy needs 'rules', a list of {when, then} and one {else: {then}}"
+            policy.error(message, kind=ProblemKind.MISSING_FIELD)
         return None
     return _rules(policy, key)
 
@@ -81,7 +84,9 @@ def _rule(block: Block) -> PolicyRule | None:
         return _else_rule(block, when)
     block.drop(*DESCRIPTION, "name")
     if when is None:
-        block.error("a rule needs 'when' and 'then', or is {else: {then: ...}}")
+        block.error(
+            "a rule needs 'when' and 'then', or is {else: {then: ...}}", kind=ProblemKind.MISSING_FIELD
+        )
         block.drop("then")
         block.close(RULE_KEYS)
         return None
@@ -90,7 +95,8 @@ def _rule(block: Block) -> PolicyRule | None:
         return None
     action = block.child("then")
     if action is None and "then" not in block:
-        block.error("a rule needs 'then', for example then: {do: retry, attempts: 3}")
+        message = "a rule needs 'then', for example then: {do: retry, attempts: 3}"
+        block.error(message, kind=ProblemKind.MISSING_FIELD)
     block.close(RULE_KEYS)
     then = None if action is None else _action(action)
     if then is None:
@@ -101,7 +107,7 @@ def _rule(block: Block) -> PolicyRule | None:
 def _else_rule(block: Block, when: Any) -> PolicyRule | None:
     """``{else: {then: {do}}}``, ``{else: {do}}``."""
     if when is not None:
-        block.error("'when' and 'else' exclude each other", "when")
+        block.error("'when' and 'else' exclude each other", "when", ProblemKind.CONFLICTING_FIELDS)
     block.drop("then", *DESCRIPTION, "name")
     block.close(RULE_KEYS)
     if block["else"] is None and isinstance(block.values.get("then"), dict):
@@ -130,7 +136,7 @@ def _action(block: Block) -> PolicyAction | None:
     if do is None:
         return None
     if do is Directive.JUMP and to is None:
-        block.error("jump needs 'to', the name of a task of this step")
+        block.error("jump needs 'to', the name of a task of this step", kind=ProblemKind.MISSING_FIELD)
     elif do is Directive.JUMP and to is not None:
         block.reading.jumps.append((to, block))
     return block.build(

@@ -4,31 +4,39 @@ from __future__ import annotations
 
 from typing import Any
 
+from noetl_dagster.errors import ProblemKind
 from noetl_dagster.playbook.dialects.block import Block
 from noetl_dagster.playbook.dialects.spelling import (
     ATTEMPTS,
     AUTH,
     BACKOFFS,
     DELAY,
+    ERROR_KINDS,
     INPUT,
 )
 from noetl_dagster.playbook.models import Backoff, Collect, CollectStrategy, NextCall, RetryRule, Sink
-from noetl_dagster.playbook.tool_kinds import HTTP_BODY, SQL_FIELD, URL
-from noetl_dagster.playbook.wording import described
+from noetl_dagster.playbook.templates.rendering import compile_value
+from noetl_dagster.playbook.tool_kinds import HTTP_BODY, SQL_FIELD, SUPPORTED_KINDS, URL
+from noetl_dagster.playbook.wording import described, suggestion
 
-_ON_ERROR = "{{ error is defined }}"
+_ON_ERROR = "error is defined"
 _SHAPE = "a retry rule is {when, then: {max_attempts, ...}}"
 _RULE = ("when", "then")
+_FLAT = (*ATTEMPTS, *DELAY, "backoff", "backoff_multiplier", "retry_on", "retry_on_status", "stop_when")
 SINK_TOOL = "postgres"
-_THEN = ("max_attempts", "backoff", "delay", "next_call", "collect", "sink")
+_THEN = ("max_attempts", "backoff", "delay", "max_delay", "next_call", "collect", "sink")
 _SINK = ("tool", "table", "auth", "mode", "key", "command", "args")
 
 
 def read_retry(block: Block) -> tuple[RetryRule, ...]:
-    """The rules of a step's or tool's ``retry``."""
+    """The rules of a step's or tool's ``retry``; ``true`` and a number of attempts are short for one."""
     key = block.spelled("retry")
-    if key is None or block[key] is None:
+    if key is None or block[key] is None or block[key] is False:
         return ()
+    if isinstance(block[key], (bool, int)):
+        attempts = {} if block[key] is True else {"max_attempts": block.whole(key)}
+        always = block.build(RetryRule, when=f"{{{{ {_ON_ERROR} }}}}", **attempts)
+        return () if always is None else (always,)
     entries = block[key] if isinstance(block[key], list) else [block[key]]
     rules = []
     for index, entry in enumerate(entries):
@@ -40,9 +48,8 @@ def read_retry(block: Block) -> tuple[RetryRule, ...]:
 
 
 def _rule(block: Block) -> RetryRule | None:
-    if "then" not in block and any(name in block for name in ATTEMPTS):
-        when = block.take("when", "retry_when", default=_ON_ERROR)
-        return _limits(block, when)
+    if "then" not in block and any(name in block for name in _FLAT):
+        return _flat_rule(block)
     when = block.take("when")
     if when is None or isinstance(when, (dict, list)):
         block.error(f"when must be a template or a boolean, found {described(when)}; {_SHAPE}")
@@ -51,9 +58,59 @@ def _rule(block: Block) -> RetryRule | None:
     block.close(_RULE)
     if then is None:
         if "then" not in block:
-            block.error(f"'then' is missing; {_SHAPE}")
+            block.error(f"'then' is missing; {_SHAPE}", kind=ProblemKind.MISSING_FIELD)
         return None
     return _limits(then, when)
+
+
+def _flat_rule(block: Block) -> RetryRule | None:
+    """``{max_attempts, retry_on, retry_on_status, ...}``: what to try again stands beside the limits."""
+    kinds, statuses = _kinds(block), _statuses(block)
+    reasons = [f"error.kind in {kinds}"] if kinds else []
+    reasons += [f"error.status in {statuses}"] if statuses else []
+    conditions = [" or ".join(reasons)] if reasons else []
+    when, stop = block.spelled("when", "retry_when"), block.spelled("stop_when")
+    if when is not None and stop is None and not reasons:
+        return _limits(block, block[when])
+    if when is not None:
+        conditions.append(_expression(block, when))
+    if stop is not None:
+        conditions.append(f"not ({_expression(block, stop)})")
+    joined = " and ".join(f"({condition})" for condition in conditions) or _ON_ERROR
+    return _limits(block, f"{{{{ {joined} }}}}")
+
+
+def _kinds(block: Block) -> list[str]:
+    """``retry_on``: kinds of errors; a tool's name stands for all errors of that tool."""
+    known = (*ERROR_KINDS, *SUPPORTED_KINDS)
+    named = [str(entry).strip().lower() for entry in block.items("retry_on") if not isinstance(entry, int)]
+    for name in named:
+        if name not in known:
+            hint = suggestion(name, known, "kinds of errors")
+            report = block.warn if block.reading.lenient else block.error
+            report(f"retry_on: no error is of kind {name!r}; {hint}", "retry_on")
+    return named
+
+
+def _statuses(block: Block) -> list[int]:
+    """``retry_on_status``, and numbers among ``retry_on``."""
+    given = [entry for entry in block.items("retry_on") if isinstance(entry, int)]
+    statuses = []
+    for status in (*given, *block.items("retry_on_status")):
+        if isinstance(status, bool) or not str(status).strip().isdigit():
+            block.error(f"retry_on_status: {described(status)} is no status such as 503", "retry_on_status")
+        else:
+            statuses.append(int(status))
+    return statuses
+
+
+def _expression(block: Block, key: str) -> str:
+    """What stands inside the braces of a condition."""
+    text = str(block[key]).strip()
+    if not compile_value(text).is_expression:
+        block.error(f"{key} must be one template beside other conditions: {{{{ ... }}}}", key)
+        return "false"
+    return text[2:-2].strip(" -+")
 
 
 def _limits(then: Block, when: str | bool) -> RetryRule | None:
@@ -63,7 +120,9 @@ def _limits(then: Block, when: str | bool) -> RetryRule | None:
     if backoff is None and multiplier is not None and multiplier > 1:
         backoff = Backoff.EXPONENTIAL
     delay = then.seconds(*DELAY)
+    longest = then.seconds("max_delay")
     next_call, collect, sink = _next_call(then), _collect(then), read_sink(then)
+    then.drop("jitter")  # there always is some
     then.close(_THEN)
     return then.build(
         RetryRule,
@@ -71,6 +130,7 @@ def _limits(then: Block, when: str | bool) -> RetryRule | None:
         max_attempts=attempts,
         backoff=backoff,
         delay=delay,
+        max_delay=longest,
         next_call=next_call,
         collect=collect,
         sink=sink,

@@ -18,6 +18,7 @@ from noetl_dagster.playbook.models import (
     StepSpec,
     TaskSpec,
 )
+from noetl_dagster.playbook.tool_kinds import TIMEOUT
 from noetl_dagster.settings import StoreTier
 
 SIZE_THRESHOLD = "size_threshold"
@@ -95,11 +96,12 @@ def _inherited_rules(
     return None
 
 
-def read_timeout(spec: Block) -> float | None:
+def read_timeout(spec: Block, *names: str) -> float | None:
     """Seconds; ``{connect, read}`` counts as their sum."""
-    key = spec.spelled("timeout", "timeout_s", "timeout_seconds")
+    names = names or TIMEOUT
+    key = spec.spelled(*names)
     if key is None or not isinstance(spec[key], dict):
-        return spec.seconds("timeout", "timeout_s", "timeout_seconds")
+        return spec.seconds(*names)
     parts = spec.child(key)
     if parts is None:
         return None

@@ -20,6 +20,7 @@ ROOT_KEYS = (
     "workbook",
     "executor",
     "dagster",
+    "tracing",
 )
 ROOT_REMEDIES = {
     "name": "write it in metadata: name",
@@ -38,6 +39,11 @@ AUTH = ("auth", "credential")
 SET_BLOCKS = {"set": None, "set_ctx": "ctx", "set_iter": "iter", "vars": "ctx"}
 """Key of a set block -> the scope that its bare names mean; None: ctx outside loops, iter inside."""
 DESCRIPTION = ("desc", "description")
+DOCUMENTARY = (
+    *(*DESCRIPTION, "title", "label", "labels", "id", "version", "tags", "metadata", "annotations"),
+    *("comment", "comments", "note", "notes", "doc", "docs", "author", "owner", "owners"),
+)
+"""Words for readers, of a step or a task; they change nothing."""
 
 STEP_KEYS = (
     *("step", "desc", "tool", "next", "loop", "set", "input", "output", "spec", "retry", "sink"),
@@ -69,7 +75,16 @@ BACKOFFS = {"constant": Backoff.NONE, "fixed": Backoff.NONE}
 RULE_KEYS = ("when", "then", "else")
 ACTION_KEYS = ("do", "attempts", "backoff", "delay", "to", "set")
 ATTEMPTS = ("attempts", "max_attempts")
-DELAY = ("delay", "initial_delay", "delay_seconds")
+DELAY = ("delay", "initial_delay", "delay_seconds", "backoff_seconds")
+
+ERROR_KINDS = (
+    *("connection", "timeout", "rate_limit", "auth", "not_found", "client_error", "server_error"),
+    *("parse", "schema", "transform"),
+    *("db_connection", "db_constraint", "db_deadlock", "db_timeout", "db"),
+    *("storage_access", "storage_quota", "storage"),
+    *("python", "template", "credential", "policy", "loop", "cancelled", "unknown"),
+)
+"""What ``error.kind`` may be, whatever the tool."""
 
 STEP_ONLY_SPEC = frozenset(
     {
@@ -104,8 +119,25 @@ TASK_KEYS = (
     "auth",
     "retry",
     "sink",
+    "assert",
     "desc",
 )
+TASK_REMEDIES = {
+    "case": "routes are written as next: {arcs: [{step, when}]} of the step",
+    "eval": "rules are written in spec: {policy: {rules: [{when, then}]}}",
+    "when": "admission is written as spec: {policy: {admit: {rules: [{when, then: {allow: true}}]}}} of the step",
+    "next": "it belongs to the step; indent it as 'tool' is",
+    "loop": "it belongs to the step; indent it as 'tool' is",
+}
+
+SPEC_WORDS = frozenset({"timeout", "timeout_s", "timeout_seconds", "policy", "result", "isolation", "memory"})
+"""Keys of a task's ``spec`` that are its own, whatever fields the tool has."""
+
+DATABASE_FIELDS = {
+    **{name: name for name in ("db_host", "db_port", "db_user", "db_password", "db_name")},
+    "db_conn_string": "connection_string",
+}
+"""Fields of a postgres task that say how to connect -> the field of a credential."""
 
 LITERAL_FIELDS = frozenset({"code", "function"})
 """Tool fields that hold source code; braces in them are not templates."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from itertools import chain
 from typing import Any
 
+from noetl_dagster.errors import ProblemKind
 from noetl_dagster.playbook.dialects.assets.step import read_asset, read_checks, read_sources
 from noetl_dagster.playbook.dialects.block import Block
 from noetl_dagster.playbook.dialects.loop import read_loop
@@ -20,12 +21,14 @@ from noetl_dagster.playbook.dialects.spec import (
     read_step_spec,
 )
 from noetl_dagster.playbook.dialects.spelling import (
+    AUTH,
     DESCRIPTION,
+    DOCUMENTARY,
     INPUT,
     STEP_KEYS,
     STEP_REMEDIES,
 )
-from noetl_dagster.playbook.dialects.tool import read_task, read_tasks
+from noetl_dagster.playbook.dialects.tool import UNKNOWN, read_task, read_tasks
 from noetl_dagster.playbook.models import Loop, LoopMode, ResultSpec, Step, Task
 from noetl_dagster.playbook.tool_kinds import TOOL_KINDS
 
@@ -41,7 +44,7 @@ def read_step(block: Block) -> Step | None:
     """A step; what is wrong with it is reported to the document."""
     name = block.text("step")
     if name is None:
-        block.error("a step needs 'step', its name")
+        block.error("a step needs 'step', its name", kind=ProblemKind.MISSING_FIELD)
         return None
     block.what = f"step {name!r}"
     own_spec = block.child("spec") or Block(block.reading, {}, f"{block.what}, spec", block.place)
@@ -83,9 +86,10 @@ def read_step(block: Block) -> Step | None:
 def _check_empty(block: Block) -> None:
     """A bare name marks the end of a branch; anything more was meant to do something."""
     if set(block.values) <= {"step", *DESCRIPTION}:
-        block.warn("neither 'tool' nor 'next': the step does nothing and ends its branch")
+        message = "neither 'tool' nor 'next': the step does nothing and ends its branch"
+        block.warn(message, kind=ProblemKind.EMPTY_STEP)
     else:
-        block.error("a step needs 'tool' or 'next'")
+        block.error("a step needs 'tool' or 'next'", kind=ProblemKind.MISSING_FIELD)
 
 
 def _loop(block: Block, spec: Block) -> Loop | None:
@@ -94,7 +98,8 @@ def _loop(block: Block, spec: Block) -> Loop | None:
     own_mode = own.get("loop_mode") if isinstance(own, dict) else None
     loop = None if loop_block is None else read_loop(loop_block, spec, step_decides=own_mode is not None)
     if "loop" not in block and own_mode == LoopMode.FANOUT:
-        block.error("loop_mode: fanout needs a 'loop' with 'in' and 'iterator'")
+        message = "loop_mode: fanout needs a 'loop' with 'in' and 'iterator'"
+        block.error(message, kind=ProblemKind.MISSING_FIELD)
     return loop
 
 
@@ -112,17 +117,15 @@ def _tasks(block: Block, outer: tuple[dict[str, Any], ...]) -> tuple[Task, ...]:
 
 def _seed_tool(block: Block, outer: tuple[dict[str, Any], ...]) -> tuple[Task, ...]:
     """The seeds' oldest shape: ``tool: http`` with the tool's fields beside it."""
-    kind = block.text("tool") or ""
-    fields = set(chain.from_iterable(TOOL_KINDS[kind].fields if kind in TOOL_KINDS else ())) | {
-        "auth",
-        "credential",
-    }
-    values = {"kind": kind} | {key: block[key] for key in block.values if key in fields}
-    block.drop(*values)
-    if kind not in TOOL_KINDS and not values.keys() - {"kind"}:
-        values = {"kind": kind}
-    tool = Block(block.reading, values, block.what, block.place_of("tool"))
-    task = read_task(tool, outer)
+    block.spelled("tool")
+    known = TOOL_KINDS.get(block["tool"], UNKNOWN)
+    fields = {*chain.from_iterable(known.fields), *known.without_effect, *AUTH, known.name_fills} - {"step"}
+    beside = [key for key in block.values if key in fields]
+    block.drop(*beside)
+    values = block.document.gathered(
+        [(block.values, "tool", "kind"), *((block.values, key, key) for key in beside)]
+    )
+    task = read_task(Block(block.reading, values, block.what, block.place_of("tool")), outer)
     return () if task is None else (task,)
 
 
@@ -153,8 +156,7 @@ def _close(block: Block) -> None:
             "beside 'tool' instead of inside it" if "tool" in block else "in the step instead of in a tool"
         )
         place = block.document.key_place(block.values, key)
-        block.document.report(
-            place, f"{block.what}: {key!r} stands {where}; indent it under 'tool', next to 'kind'"
-        )
-    block.drop(*beside)
+        message = f"{block.what}: {key!r} stands {where}; indent it under 'tool', next to 'kind'"
+        block.document.report(place, message, kind=ProblemKind.MISPLACED_FIELD)
+    block.drop(*beside, *DOCUMENTARY)
     block.close(STEP_KEYS, remedies=STEP_REMEDIES)

@@ -2,22 +2,29 @@
 
 from __future__ import annotations
 
+from collections.abc import Set
+from itertools import chain
 from typing import Any
 
-from noetl_dagster.errors import Place
+from noetl_dagster.errors import Place, ProblemKind
 from noetl_dagster.playbook.dialects.block import Block
 from noetl_dagster.playbook.dialects.retry import read_retry, read_sink
 from noetl_dagster.playbook.dialects.set import read_set
 from noetl_dagster.playbook.dialects.spec import read_keeping, read_task_spec, read_timeout
 from noetl_dagster.playbook.dialects.spelling import (
     AUTH,
-    DESCRIPTION,
+    DATABASE_FIELDS,
+    DOCUMENTARY,
     HTTP_METHODS,
     INPUT,
+    OUTPUT,
+    SET_BLOCKS,
+    SPEC_WORDS,
     TASK_KEYS,
+    TASK_REMEDIES,
 )
-from noetl_dagster.playbook.models import Input, Task
-from noetl_dagster.playbook.tool_kinds import SUPPORTED_KINDS, TOOL_KINDS, Spellings, ToolKind
+from noetl_dagster.playbook.models import Assertion, Input, Task
+from noetl_dagster.playbook.tool_kinds import SUPPORTED_KINDS, TIMEOUT, TOOL_KINDS, ToolKind
 from noetl_dagster.playbook.wording import described, suggestion
 
 Specs = tuple[dict[str, Any], ...]
@@ -84,25 +91,31 @@ def read_task(
         name: the label it stands under; None: its own ``name``, else ``default_name``.
     """
     kind = _kind(block)
+    known = TOOL_KINDS.get(kind or "", UNKNOWN)
+    block = _lifted(block, known)
+    block.drop("kind")
     own_name = block.text("name")
     named = name or (None if own_name is None or "{{" in own_name else own_name)
     if named is not None and repr(named) not in block.what:
         block.what = f"{block.what}, task {named!r}"
     if kind is None:
         return None
-    known = TOOL_KINDS.get(kind, UNKNOWN)
     input = _input(block, kind)
     spec = read_task_spec(block.child("spec"), outer, block)
     output, result = read_keeping(block, spec.result)
     task = {
         "set": read_set(block),
         "output": output,
-        "auth": block.take(*AUTH) or None,
+        "auth": _auth(block, kind),
         "retry": read_retry(block),
         "sink": read_sink(block),
+        "asserts": read_assertion(block),
     }
-    block.drop(*DESCRIPTION)
-    config = _config(block, kind, known.fields)
+    block.drop(*DOCUMENTARY)
+    if not any(names[0] == TIMEOUT[0] for names in known.fields):
+        timeout = read_timeout(block)
+        spec = spec.model_copy(update={"timeout": timeout}) if spec.timeout is None else spec
+    config = _config(block, kind, known)
     if own_name is not None and known.name_fills is not None:
         config.setdefault(known.name_fills, own_name)
     _check_required(block, kind, known, config)
@@ -123,18 +136,51 @@ def read_task(
     )
 
 
+def _lifted(block: Block, kind: ToolKind) -> Block:
+    """The task with those of its fields beside ``kind`` that stand below ``spec``, or ``runtime`` of a container."""
+    fields = set(chain.from_iterable((*kind.fields, kind.without_effect)))
+    if not fields:
+        return block
+    common = {*INPUT, *AUTH, *OUTPUT, *SET_BLOCKS, "payload", "workload", "output_select", "retry", "sink"}
+    if kind.name_fills is not None:
+        common.add("name")
+    block = _without(block, "spec", (fields | common) - SPEC_WORDS)
+    return _without(block, "runtime", fields) if block.values.get("kind") == "container" else block
+
+
+def _without(block: Block, key: str, movable: Set[str]) -> Block:
+    """The block with the ``movable`` ones of the keys that stand below ``key`` beside it."""
+    below = block.values.get(key)
+    if not isinstance(below, dict) or movable.isdisjoint(below):
+        return block
+    moved = [name for name in below if name in movable]
+    document = block.document
+    for name in moved:
+        if name in block:
+            message = f"{block.what}: {name!r} stands beside 'kind' and below {key!r}; keep one"
+            place = document.key_place(below, name)
+            document.report(place, message, kind=ProblemKind.CONFLICTING_FIELDS)
+    beside = [(block.values, name, name) for name in block.values]
+    added = [(below, name, name) for name in moved if name not in block]
+    values = document.gathered([*beside, *added])
+    values[key] = document.gathered((below, name, name) for name in below if name not in moved)
+    if not values[key] and key != "spec":
+        del values[key]
+    return Block(block.reading, values, block.what, block.place)
+
+
 def _kind(block: Block) -> str | None:
     kind = block.text("kind")
     if kind is None:
         known = ", ".join(SUPPORTED_KINDS)
-        block.error(f"a tool needs 'kind', one of {known}")
+        block.error(f"a tool needs 'kind', one of {known}", kind=ProblemKind.MISSING_FIELD)
         return None
     if kind not in SUPPORTED_KINDS:
         near = suggestion(kind, SUPPORTED_KINDS, "")
         hint = near if near.startswith("did") else ""
         message = f"tool kind {kind!r} is not supported; supported: {', '.join(SUPPORTED_KINDS)}"
         report = block.warn if block.reading.lenient else block.error
-        report(f"{message}; {hint}" if hint else message, "kind")
+        report(f"{message}; {hint}" if hint else message, "kind", ProblemKind.UNSUPPORTED_KIND)
     return kind
 
 
@@ -145,32 +191,63 @@ def _input(block: Block, kind: str) -> Input:
     return block.input(*(*INPUT, "payload", "workload") if kind == "playbook" else INPUT)
 
 
-def _config(block: Block, kind: str, fields: tuple[Spellings, ...]) -> dict[str, Any]:
-    """The tool's own fields under canonical names. Fields nobody knows are kept, and pointed out."""
+def _auth(block: Block, kind: str) -> Any:
+    """``auth``; of a postgres task else ``db_host``, ``db_user`` and so on, a credential written inline."""
+    auth = block.take(*AUTH) or None
+    inline = [name for name in DATABASE_FIELDS if name in block] if kind == "postgres" else []
+    fields = {DATABASE_FIELDS[name]: block.take(name) for name in inline}
+    if auth is not None and inline:
+        message = f"{inline[0]!r} has no effect beside 'auth'"
+        block.warn(message, inline[0], ProblemKind.FIELD_WITHOUT_EFFECT)
+    return {"type": kind, **fields} if auth is None and inline else auth
+
+
+def read_assertion(block: Block) -> Assertion:
+    """``assert: {expects, returns}``."""
+    asserted = block.child("assert")
+    if asserted is None:
+        return Assertion()
+    assertion = Assertion(expects=asserted.names("expects"), returns=asserted.names("returns"))
+    asserted.close(Assertion.model_fields)
+    return assertion
+
+
+def _config(block: Block, kind: str, known: ToolKind) -> dict[str, Any]:
+    """The tool's own fields under canonical names. Those of kinds that nobody knows are kept as they are."""
+    if known is UNKNOWN:
+        return block.take_rest()
     config: dict[str, Any] = {}
-    for names in fields:
+    for names in known.fields:
+        if names[0] == "args" and not isinstance(block.values.get("args"), list):
+            continue  # a mapping is the input
         key = block.spelled(*names)
         if key is not None and block[key] is not None:
-            config[names[0]] = block[key]
-    known = tuple(names[0] for names in fields)
-    if fields:
-        for key in block.rest():
-            near = suggestion(key, (*known, *TASK_KEYS))
-            if near.startswith("did you mean"):
-                place = block.document.key_place(block.values, key)
-                block.document.report(place, f"{block.what}: {kind} has no field {key!r}; {near}", "warning")
-    config |= block.take_rest()
-    if "timeout" in config:
-        config["timeout"] = _timeout(block)
+            config[names[0]] = _timeout(block, key) if names[0] == TIMEOUT[0] else block[key]
+    _check_rest(block, kind, known)
     if kind == "http" and isinstance(config.get("json"), dict) and _sends_form(config.get("headers")):
         config["form"] = config.pop("json")
     return config
 
 
-def _timeout(block: Block) -> Any:
+def _check_rest(block: Block, kind: str, known: ToolKind) -> None:
+    """Reports the fields that the kind does not know, or that say nothing here."""
+    names = (*(names[0] for names in known.fields), *TASK_KEYS)
+    for key in block.rest():
+        place = block.document.key_place(block.values, key)
+        if key in known.without_effect or known.takes_anything:
+            message = f"{block.what}: {key!r} has no effect on a task of kind {kind}"
+            block.document.report(place, message, "warning", ProblemKind.FIELD_WITHOUT_EFFECT)
+            continue
+        remedy = TASK_REMEDIES.get(key) or suggestion(key, names, f"fields of {kind}")
+        message = f"{block.what}: {kind} has no field {key!r}; {remedy}"
+        severity = "warning" if block.reading.lenient else "error"
+        block.document.report(place, message, severity, ProblemKind.UNKNOWN_FIELD)
+
+
+def _timeout(block: Block, key: str) -> Any:
     """Seconds; a template stays one, since tool fields are rendered at run time."""
-    value = block["timeout"]
-    return value if isinstance(value, str) and "{{" in value else read_timeout(block)
+    value = block[key]
+    return value if isinstance(value, str) and "{{" in value else read_timeout(block, key)
 
 
 def _check_method(block: Block, config: dict[str, Any]) -> None:
@@ -190,7 +267,8 @@ def _sends_form(headers: Any) -> bool:
 def _check_required(block: Block, name: str, kind: ToolKind, config: dict[str, Any]) -> None:
     missing = [field for field in kind.needs if field not in config]
     if missing and (kind.needs_all or len(missing) == len(kind.needs)):
-        block.error(f"{name} needs {' or '.join(map(repr, missing if kind.needs_all else kind.needs))}")
+        wanted = " or ".join(map(repr, missing if kind.needs_all else kind.needs))
+        block.error(f"{name} needs {wanted}", kind=ProblemKind.MISSING_FIELD)
 
 
 def _check_names(step: Block, tasks: list[Task]) -> None:
@@ -200,9 +278,8 @@ def _check_names(step: Block, tasks: list[Task]) -> None:
             first = seen[task.name].place
             line = f" (first on line {first.line})" if first else ""
             place = task.place or step.place
-            step.document.report(
-                place, f"{step.what}: task name {task.name!r} occurs twice{line}; rename one"
-            )
+            message = f"{step.what}: task name {task.name!r} occurs twice{line}; rename one"
+            step.document.report(place, message, kind=ProblemKind.DUPLICATE_NAME)
         seen.setdefault(task.name, task)
 
 
@@ -211,5 +288,5 @@ def _check_jumps(step: Block, tasks: list[Task]) -> None:
     for to, action in step.reading.jumps:
         if to != PREVIOUS and to not in names:
             hint = suggestion(to, names, "tasks of this step")
-            action.error(f"jump to unknown task {to!r}; {hint}", "to")
+            action.error(f"jump to unknown task {to!r}; {hint}", "to", ProblemKind.UNKNOWN_TASK)
     step.reading.jumps.clear()

@@ -236,7 +236,8 @@ class ResultView(View):
     """The result of a step or task.
 
     ``view.x`` and ``view["x"]`` look for ``x`` in the envelope itself, then among the fields extracted
-    beside its reference, then in its ``data``, then in ``data.data``; ``result`` is an older name of data.
+    beside its reference, then in its ``data``, then in ``data.data``; ``result`` is an older name of data,
+    and ``response`` is the body of an http answer.
     ``_ref`` is the reference where the data is stored, and undefined where it stands in the envelope.
     Everything else (iteration, length, truth, comparison, text) is that of the data.
     """
@@ -302,6 +303,8 @@ class ResultView(View):
             return found
         if key == "result":
             return self._data()
+        if key == "response":
+            return self._body()
         return None if key in _ENVELOPE_KEYS and key in self._envelope else NOTHING
 
     def _data(self) -> Any:
@@ -310,6 +313,13 @@ class ResultView(View):
             return DataView(None, reference=reference, extracted=extracted, cache=self._cache)
         value = self._value() if "data" in self._envelope or self.is_loop else None
         return DataView(value, extracted=extracted) if isinstance(value, Mapping) else value
+
+    def _body(self) -> Any:
+        """What the other side answered: of http the body, of other tools the data."""
+        data = self._data()
+        is_answer = "http" in self._envelope and isinstance(data, DataView) and "status_code" in data
+        body = data["data"] if is_answer else data
+        return DataView(body) if isinstance(body, Mapping) else body
 
     def _results(self) -> Any:
         if self.is_loop:
@@ -348,6 +358,11 @@ def find_in_data(data: Any, key: str) -> Any:
         if isinstance(inner, Mapping) and key in inner:
             return inner[key]
     return NOTHING
+
+
+def holds_key(data: Any, key: str) -> bool:
+    """Whether templates find ``key`` in the data of a result."""
+    return find_in_data(data, key) is not NOTHING
 
 
 def is_envelope(value: Any) -> bool:

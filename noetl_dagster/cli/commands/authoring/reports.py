@@ -1,0 +1,136 @@
+"""Findings of ``check`` in the formats that people and programs read."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from enum import StrEnum
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+import orjson
+
+from noetl_dagster import __version__
+from noetl_dagster.errors import Problem, ProblemKind
+
+Findings = Mapping[str, Sequence[Problem]]
+"""Every file that was checked, with what was found in it."""
+
+SARIF_SCHEMA = "https://json.schemastore.org/sarif-2.1.0.json"
+
+
+class ReportFormat(StrEnum):
+    TEXT = "text"
+    GITHUB = "github"
+    JSON = "json"
+    SARIF = "sarif"
+
+
+def report(findings: Findings, format: ReportFormat) -> str:
+    """Everything found, as one text without a last newline."""
+    problems = [problem for found in findings.values() for problem in found]
+    match format:
+        case ReportFormat.TEXT:
+            return "\n".join((*_lines(findings), *_summary(findings)))
+        case ReportFormat.GITHUB:
+            return "\n".join((*map(_workflow_command, problems), *_summary(findings)))
+        case ReportFormat.JSON:
+            return _json([_record(problem) for problem in problems])
+        case ReportFormat.SARIF:
+            return _json(_sarif(problems))
+
+
+def _lines(findings: Findings) -> Iterable[str]:
+    for file, problems in findings.items():
+        yield from map(str, problems)
+        if not problems:
+            yield f"{file}: ok"
+
+
+def _summary(findings: Findings) -> Iterable[str]:
+    """How many playbooks are right, and what is wrong with the others; of one playbook nothing."""
+    if len(findings) == 1:
+        return
+    worst = Counter(_worst(problems) for problems in findings.values())
+    yield (
+        f"{len(findings)} playbooks: {worst['right']} right, {worst['warning']} with warnings, "
+        f"{worst['error']} with errors"
+    )
+    for severity in ("error", "warning"):
+        kinds = Counter(
+            problem.kind.value
+            for problems in findings.values()
+            for problem in problems
+            if problem.severity == severity
+        )
+        if kinds:
+            counts = ", ".join(f"{kind} {count}" for kind, count in kinds.most_common())
+            yield f"{severity}s: {counts}"
+
+
+def _worst(problems: Sequence[Problem]) -> str:
+    severities = {problem.severity for problem in problems}
+    return next((severity for severity in ("error", "warning") if severity in severities), "right")
+
+
+def _workflow_command(problem: Problem) -> str:
+    """A command that GitHub Actions turns into an annotation of the file."""
+    place = problem.place
+    properties = {"file": place.file, "line": place.line, "col": place.column, "title": problem.kind.value}
+    given = ",".join(f"{name}={_escaped(str(value), ':,')}" for name, value in properties.items())
+    return f"::{problem.severity} {given}::{_escaped(problem.message)}"
+
+
+def _escaped(text: str, also: str = "") -> str:
+    for character in f"%\r\n{also}":
+        text = text.replace(character, f"%{ord(character):02X}")
+    return text
+
+
+def _record(problem: Problem) -> dict[str, Any]:
+    place = problem.place
+    return {
+        "file": place.file,
+        "line": place.line,
+        "column": place.column,
+        "severity": problem.severity,
+        "kind": problem.kind.value,
+        "message": problem.message,
+    }
+
+
+def _sarif(problems: Iterable[Problem]) -> dict[str, Any]:
+    """A log of the Static Analysis Results Interchange Format, version 2.1.0."""
+    rules = [
+        {"id": kind.value, "shortDescription": {"text": kind.value.replace("-", " ")}} for kind in ProblemKind
+    ]
+    driver = {"name": "noetl-dagster", "version": __version__, "rules": rules}
+    results = [_result(problem) for problem in problems]
+    run = {"tool": {"driver": driver}, "columnKind": "unicodeCodePoints", "results": results}
+    return {"$schema": SARIF_SCHEMA, "version": "2.1.0", "runs": [run]}
+
+
+def _result(problem: Problem) -> dict[str, Any]:
+    place = problem.place
+    location = {
+        "artifactLocation": {"uri": _uri(place.file)},
+        "region": {"startLine": place.line, "startColumn": place.column},
+    }
+    return {
+        "ruleId": problem.kind.value,
+        "ruleIndex": list(ProblemKind).index(problem.kind),
+        "level": problem.severity,
+        "message": {"text": problem.message},
+        "locations": [{"physicalLocation": location}],
+    }
+
+
+def _uri(file: str) -> str:
+    """Relative to the working folder where the file stands below it, as viewers of a repository want it."""
+    path, here = Path(file).resolve(), Path.cwd()
+    return quote(path.relative_to(here).as_posix()) if path.is_relative_to(here) else path.as_uri()
+
+
+def _json(document: Any) -> str:
+    return orjson.dumps(document, option=orjson.OPT_INDENT_2).decode()

@@ -1,0 +1,222 @@
+"""Fields of tools: which are known, where they may stand, and what is said of others."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from noetl_dagster.errors import ProblemKind
+from noetl_dagster.playbook.loader import parse_report
+from noetl_dagster.playbook.models import Assertion, Backoff
+from noetl_dagster.playbook.tool_kinds import TOOL_KINDS
+from tests.playbook.playbooks import (
+    errors_of,
+    load,
+    meaning,
+    problems_of,
+    step_of,
+    task_of,
+    warnings_of,
+    with_steps,
+)
+
+ENDS = {"source": {"table": "s"}, "target": {"table": "t"}}
+
+
+def task_with(kind: str, **fields: object) -> str:
+    return json.dumps({"kind": kind, **fields})
+
+
+def needed_by(kind: str) -> dict[str, object]:
+    needs = TOOL_KINDS[kind].needs if TOOL_KINDS[kind].needs_all else TOOL_KINDS[kind].needs[:1]
+    return {name: ENDS.get(name, "x") for name in needs}
+
+
+@pytest.mark.parametrize("kind", TOOL_KINDS)
+def test_fields_below_spec_are_fields_of_the_tool(kind: str) -> None:
+    fields = {**needed_by(kind), "args": {"a": 1}, "credential": "c"}
+    policy = {"rules": [{"else": {"do": "continue"}}]}
+    beside, below = (
+        load(f"- step: start\n  tool: {tool}\n", root="workbook: {x: {kind: noop}}\n").steps[0].tasks[0]
+        for tool in (
+            task_with(kind, **fields, spec={"timeout": 5, "policy": policy}),
+            task_with(kind, spec={**fields, "timeout": 5, "policy": policy}),
+        )
+    )
+    assert meaning(below) == meaning(beside)
+    assert (below.input, below.auth, below.spec.timeout) == ({"a": 1}, "c", 5.0)
+    assert below.spec.options == {}
+    assert below.config == needed_by(kind)
+
+
+def test_fields_below_spec_of_a_list_of_tasks() -> None:
+    step = step_of(
+        """
+        - step: start
+          tool:
+            - first: {kind: python, spec: {code: result = 1}}
+            - {name: second, kind: http, spec: {endpoint: x, data: {a: 1}, isolation: none}}
+        """
+    )
+    first, second = step.tasks
+    assert first.config == {"code": "result = 1"}
+    assert (second.config, second.spec.options) == ({"url": "x", "json": {"a": 1}}, {"isolation": "none"})
+
+
+def test_a_field_in_both_places_is_an_error_at_the_second() -> None:
+    steps = "- step: start\n  tool:\n    kind: python\n    code: a = 1\n    spec:\n      code: a = 2\n"
+    assert errors_of(steps) == [
+        "sample.yaml:10:9: step 'start': 'code' stands beside 'kind' and below 'spec'; keep one"
+    ]
+    twice = "- step: start\n  tool: {kind: postgres, command: a, spec: {query: b}}\n"
+    assert "'command' and 'query' mean the same" in errors_of(twice)[0]
+
+
+def test_what_is_wrong_below_spec_is_reported_there() -> None:
+    steps = "- step: start\n  tool:\n    kind: http\n    spec:\n      url: x\n      method: FETCH\n"
+    assert "sample.yaml:10:17: step 'start': method 'FETCH' is unknown" in errors_of(steps)[0]
+
+
+def test_what_a_container_runs_may_stand_below_runtime() -> None:
+    runtime = {"provider": "kubernetes", "image": "alpine", "timeoutSeconds": 60, "serviceAccountName": "etl"}
+    steps = f"- step: start\n  tool: {task_with('container', runtime=runtime, script='a.sh')}\n"
+    assert load(steps).steps[0].tasks[0].config == {
+        "image": "alpine",
+        "timeout": 60.0,
+        "service_account": "etl",
+        "script": "a.sh",
+    }
+    [warning] = warnings_of(steps)
+    assert "'provider' has no effect on a task of kind container" in warning
+
+
+@pytest.mark.parametrize("kind", [kind for kind, known in TOOL_KINDS.items() if not known.takes_anything])
+def test_a_field_that_nobody_knows_is_an_error_that_names_the_fields(kind: str) -> None:
+    steps = f"- step: start\n  tool: {task_with(kind, **needed_by(kind), zzz=1)}\n"
+    [problem] = [problem for problem in problems_of(steps) if problem.kind is ProblemKind.UNKNOWN_FIELD]
+    assert f"{kind} has no field 'zzz'; fields of {kind}: {TOOL_KINDS[kind].fields[0][0]}" in problem.message
+    assert problem.severity == "error"
+
+
+def test_a_field_that_nobody_knows_is_a_warning_to_the_lenient() -> None:
+    text = with_steps("- step: start\n  tool: {kind: python, code: a = 1, cods: b}\n")
+    assert parse_report(text)[0] is None
+    playbook, [problem] = parse_report(text, lenient=True)
+    assert playbook is not None
+    assert (problem.severity, problem.message) == (
+        "warning",
+        "step 'start': python has no field 'cods'; did you mean 'code'?",
+    )
+
+
+def test_words_of_the_step_inside_its_tool_are_sent_there() -> None:
+    found = errors_of("- step: start\n  tool: {kind: python, code: a = 1, next: [start]}\n")
+    assert "python has no field 'next'; it belongs to the step" in found[0]
+
+
+def test_a_noop_may_carry_anything_without_effect() -> None:
+    [problem] = problems_of("- step: start\n  tool: {kind: noop, anything: 1}\n")
+    assert (problem.severity, problem.kind) == ("warning", ProblemKind.FIELD_WITHOUT_EFFECT)
+
+
+@pytest.mark.parametrize("word", ["desc", "description", "title", "version", "tags", "metadata", "notes"])
+def test_words_for_readers_say_nothing(word: str) -> None:
+    plain = "- step: start\n  tool: {kind: python, code: a = 1}\n"
+    of_step = (
+        "" if word == "version" else f"  {word}: said\n"
+    )  # a field of playbooks, which stands there by mistake
+    with_word = f"- step: start\n{of_step}  tool: {{kind: python, code: a = 1, {word}: said}}\n"
+    assert problems_of(with_word) == []
+    assert meaning(load(with_word).steps[0].tasks[0]) == meaning(load(plain).steps[0].tasks[0])
+
+
+def test_a_time_limit_beside_a_tool_that_has_none_of_its_own() -> None:
+    task = task_of("kind: duckdb\nquery: SELECT 1\ntimeout: 2m")
+    assert (task.config, task.spec.timeout) == ({"command": "SELECT 1"}, 120.0)
+    assert task_of("kind: http\nurl: x\ntimeout_seconds: 5").config["timeout"] == 5.0
+
+
+def test_a_connection_written_beside_a_postgres_task() -> None:
+    task = task_of('kind: postgres\nquery: SELECT 1\ndb_host: "{{ host }}"\ndb_port: 5433\ndb_name: work')
+    assert task.auth == {"type": "postgres", "db_host": "{{ host }}", "db_port": 5433, "db_name": "work"}
+    by_text = task_of("kind: postgres\nquery: SELECT 1\ndb_conn_string: postgresql://db/work")
+    assert by_text.auth == {"type": "postgres", "connection_string": "postgresql://db/work"}
+
+
+def test_places_of_fields_beside_a_tool_named_in_the_oldest_way() -> None:
+    found = errors_of("- step: start\n  tool: http\n  url: x\n  method: FETCH\n")
+    assert found[0].startswith("sample.yaml:8:13: step 'start': method 'FETCH' is unknown")
+    assert errors_of("- step: start\n  tool: htp\n")[0].startswith("sample.yaml:6:11: ")
+
+
+@pytest.mark.parametrize(
+    ("written", "when", "attempts", "delay"),
+    [
+        ("{max_attempts: 4, retry_on: [connection, timeout]}",
+         "{{ (error.kind in ['connection', 'timeout']) }}", 4, 1.0),
+        ("{retry_on_status: [429, '503'], backoff_seconds: 2}", "{{ (error.status in [429, 503]) }}", 3, 2.0),
+        ("{retry_on: [rate_limit, 500], retry_on_status: 502, delay: 0}",
+         "{{ (error.kind in ['rate_limit'] or error.status in [500, 502]) }}", 3, 0.0),
+        ("{attempts: 2, stop_when: '{{ output.ok }}'}", "{{ (not (output.ok)) }}", 2, 1.0),
+        ("{retry_on: http, when: '{{ output.tries < 3 }}'}",
+         "{{ (error.kind in ['http']) and (output.tries < 3) }}", 3, 1.0),
+        ("{max_attempts: 2, retry_when: '{{ output.wait }}'}", "{{ output.wait }}", 2, 1.0),
+        ("5", "{{ error is defined }}", 5, 1.0),
+        ("true", "{{ error is defined }}", 3, 1.0),
+    ],
+)  # fmt: skip
+def test_retry_as_a_mapping(written: str, when: str, attempts: int, delay: float) -> None:
+    for steps in (
+        f"- step: start\n  tool: {{kind: noop}}\n  retry: {written}\n",
+        f"- step: start\n  tool: {{kind: noop, retry: {written}}}\n",
+    ):
+        assert errors_of(steps) == []
+        [rule] = load(steps).steps[0].tasks[0].retry
+        assert (rule.when, rule.max_attempts, rule.delay) == (when, attempts, delay)
+
+
+def test_limits_of_a_retry_mapping() -> None:
+    [rule] = task_of("kind: noop\nretry: {backoff: exponential, max_delay: 5s, jitter: true}").retry
+    assert (rule.backoff, rule.max_delay) == (Backoff.EXPONENTIAL, 5.0)
+    assert task_of("kind: noop\nretry: false").retry == ()
+
+
+@pytest.mark.parametrize(
+    ("written", "expected"),
+    [
+        ("{retry_on: [conection]}", "no error is of kind 'conection'; did you mean 'connection'?"),
+        ("{retry_on_status: [often]}", "the text 'often' is no status such as 503"),
+        ("{retry_on: [timeout], when: 'a {{ b }}'}", "when must be one template beside other conditions"),
+        ("{retry_on: [timeout], tries: 3}", "unknown key 'tries'"),
+        ("0", "max_attempts: input should be greater than or equal to 1"),
+    ],
+)
+def test_mistakes_of_a_retry_mapping(written: str, expected: str) -> None:
+    found = errors_of(f"- step: start\n  tool: {{kind: noop}}\n  retry: {written}\n")
+    assert any(expected in error for error in found), found
+
+
+@pytest.mark.parametrize(
+    "entry",
+    [
+        "- {name: add, assert: {expects: [a, b], returns: total}, tool: {kind: python, code: x = 1}}",
+        "- {name: add, tool: {kind: python, code: x = 1, assert: {expects: [a, b], returns: [total]}}}",
+        "- {name: add, kind: python, code: x = 1, assert: {expects: [a, b], returns: [total]}}",
+        "tasks: {add: {kind: python, code: x = 1, assert: {expects: [a, b], returns: [total]}}}",
+    ],
+)
+def test_what_a_workbook_task_asserts(entry: str) -> None:
+    steps = "- step: start\n  tool: {kind: workbook, name: add}\n"
+    asserts = load(steps, root=f"workbook:\n  {entry}\n").workbook["add"].asserts
+    assert asserts == Assertion(expects=("a", "b"), returns=("total",))
+
+
+def test_an_assertion_knows_two_words() -> None:
+    steps = "- step: start\n  tool: {kind: noop, assert: {expect: [a]}}\n"
+    assert "unknown key 'expect'; did you mean 'expects'?" in errors_of(steps)[0]
+
+
+def test_tracing_is_accepted_and_pointed_out() -> None:
+    [problem] = problems_of("- step: start\n  tool: {kind: noop}\n", root="tracing: {enabled: true}\n")
+    assert (problem.severity, problem.kind) == ("warning", ProblemKind.FIELD_WITHOUT_EFFECT)
