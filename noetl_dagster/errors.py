@@ -46,6 +46,7 @@ class ProblemKind(StrEnum):
     UNDEFINED_NAME = "undefined-name"
     CONSTANT_CONDITION = "constant-condition"
     PYTHON_SYNTAX = "python-syntax"
+    TEMPLATE_IN_TEXT = "template-in-text"
 
 
 @dataclass(frozen=True, slots=True)

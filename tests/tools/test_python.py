@@ -15,7 +15,7 @@ import pandas as pd
 import pyarrow as pa
 import pytest
 
-from noetl_dagster.errors import Place, ToolError
+from noetl_dagster.errors import Place, ToolError, UndefinedNameError
 from noetl_dagster.playbook.models import Task
 from noetl_dagster.playbook.templates.views import ReferenceCache, ResultView
 from noetl_dagster.tools.base import Toolbox
@@ -61,6 +61,142 @@ async def test_context_fetches_results_by_reference(run: Any, box: Toolbox) -> N
     result = await run("python", code="def main(load):\n    return len(load)", scope={"load": view})
 
     assert result.data == 100
+
+
+ISOLATIONS = pytest.mark.parametrize("isolation", ["thread", "subprocess"])
+
+
+def made(data: Any, **more: Any) -> ResultView:
+    return ResultView({"status": "ok", "data": data, **more}, ReferenceCache())
+
+
+@ISOLATIONS
+async def test_top_level_code_sees_context_and_execution_id(run: Any, isolation: str) -> None:
+    code = "result = [context['workload']['w'], sorted(input_data), execution_id]"
+    scope = {"workload": {"w": 1}, "execution_id": "7"}
+
+    result = await run("python", code=code, input={"b": 1}, scope=scope, options={"isolation": isolation})
+
+    assert result.data == [1, ["b"], "7"]
+
+
+@ISOLATIONS
+async def test_context_has_results_with_their_data_inside(run: Any, isolation: str) -> None:
+    code = textwrap.dedent("""
+        page, rows = context["fetch"], context.get("load", {})
+        result = [page["data"]["status_code"], page["data"]["items"], page["items"], page["status"], "items" in page,
+                  page.get("else", 0), rows["data"], context.get("nothing", {}).get("data")]
+    """)
+    scope = {"fetch": made({"status_code": 200, "data": {"items": [1]}}), "load": made([5])}
+
+    result = await run("python", code=code, scope=scope, options={"isolation": isolation})
+
+    assert result.data == [200, [1], [1], "ok", True, 0, [5], None]
+
+
+async def test_context_fetches_what_is_touched(run: Any, box: Toolbox) -> None:
+    reference = await box.results.put([1, 2], execution_id=7001, step="load", name="rows")
+    gone = reference.model_copy(update={"ref": "noetl://gone", "physical_uri": "pvc://gone"})
+    scope = {
+        "load": ResultView({"status": "ok", "ref": reference}, ReferenceCache()),
+        "gone": ResultView({"status": "ok", "ref": gone}, ReferenceCache()),
+    }
+
+    assert (await run("python", code="result = context['load']['data']", scope=scope)).data == [1, 2]
+
+
+async def test_context_is_read_only(run: Any) -> None:
+    with pytest.raises(ToolError, match="does not support item assignment"):
+        await run("python", code="context['a'] = 1", scope={})
+
+
+@ISOLATIONS
+async def test_return_at_the_top_level_is_the_result(run: Any, isolation: str) -> None:
+    code = textwrap.dedent("""
+        def double(n):
+            return 2 * n
+        if n > 2:
+            return {"n": double(n)}
+        if n == 2:
+            return
+        result = "small"
+    """)
+    results = [
+        (await run("python", code=code, input={"n": n}, options={"isolation": isolation})).data
+        for n in (1, 2, 3)
+    ]
+
+    assert results == ["small", None, {"n": 6}]
+
+
+async def test_errors_of_code_that_returns_name_their_line(run: Any) -> None:
+    with pytest.raises(ToolError, match=r"ZeroDivisionError: .*line 3\)"):
+        await run("python", code="n = 0\nif n == 0:\n    return 1 / n\n")
+
+
+@ISOLATIONS
+async def test_templates_in_code_are_values(run: Any, isolation: str) -> None:
+    code = textwrap.dedent("""
+        # {{ comment }}
+        result = [{{ rows | length }}, {{ name }}, {{ nothing }} is None, {{ yes }} is True, {{ day }},
+                  {"a": {{ rows }}}, "{{ name }}"]
+    """)
+    scope = {"rows": [1, {"b": None}], "name": 'O\'Hara "x"\n', "nothing": None, "yes": True}
+    scope |= {"day": dt.date(2026, 1, 2)}
+
+    result = await run("python", code=code, scope=scope, options={"isolation": isolation})
+
+    name = scope["name"]
+    assert result.data == [2, name, True, True, "2026-01-02", {"a": scope["rows"]}, "{{ name }}"]
+
+
+async def test_templates_of_a_call_are_its_own(run: Any) -> None:
+    code = "rows = {{ rows }}\nrows.append(4)\nresult = rows"
+    scope = {"rows": [1]}
+
+    first, second = [(await run("python", code=code, scope=scope)).data for _ in range(2)]
+
+    assert first == second == [1, 4]
+    assert scope == {"rows": [1]}
+
+
+async def test_unknown_name_in_code_fails_as_a_template(run: Any) -> None:
+    with pytest.raises(UndefinedNameError, match="'rosw' is undefined; known names: rows"):
+        await run("python", code="result = {{ rosw }}", scope={"rows": [1]})
+
+
+@pytest.mark.parametrize(
+    ("libs", "names"),
+    [
+        (["json", "os.path"], "json.dumps, os.path.join"),
+        ({"j": "json", "np": "numpy"}, "j.dumps, np.int64"),
+        ([{"np": "numpy"}, "math as m"], "np.int64, m.sqrt"),
+        ({"now": {"from": "datetime", "import": "datetime"}}, "now.now"),
+        ([{"from": "datetime", "import": ["date", "time"]}], "date.today, time.min"),
+        (["PyYAML>=6", "python-dateutil"], "yaml.safe_load, dateutil.parser"),
+        ({"parser": {"from": "dateutil", "import": "parser"}}, "parser.parse"),
+        ("json", "json.dumps"),
+    ],
+)
+async def test_libs(run: Any, libs: Any, names: str) -> None:
+    code = f"found = ({names},)\nresult = len(found)"
+
+    assert (await run("python", code=code, libs=libs)).data == names.count(",") + 1
+
+
+@pytest.mark.parametrize(
+    ("libs", "remedy"),
+    [
+        (["sklearn.cluster"], "no module 'sklearn.cluster'; install the distribution 'scikit-learn'"),
+        (["nowhere_to_be_found"], "install the distribution 'nowhere_to_be_found'"),
+        ({"a": {"from": "math", "import": "cube"}}, "math.cube"),
+    ],
+)
+async def test_missing_libs_say_what_to_install(run: Any, libs: Any, remedy: str) -> None:
+    with pytest.raises(ToolError, match="ModuleNotFoundError") as caught:
+        await run("python", code="result = 1", libs=libs)
+
+    assert remedy in str(caught.value)
 
 
 async def test_values_become_json(run: Any) -> None:

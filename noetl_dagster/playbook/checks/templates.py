@@ -67,7 +67,7 @@ def check_templates(playbook: Playbook, document: Document) -> Iterator[Problem]
     hints = Hints(sorted(known), "")
     for section in ("workflow", "workbook", "executor"):
         for place, key, text in _texts(document, root, section, seen):
-            yield from _check_text(place, key, text, known, hints)
+            yield from check_text(place, key, text, known, hints)
 
 
 def known_names(playbook: Playbook) -> frozenset[str]:
@@ -125,7 +125,8 @@ def _texts(document: Document, container: Any, key: Any, seen: set[int]) -> Iter
             waiting.extend((value, index, f"{label}[{index}]") for index in reversed(range(len(value))))
 
 
-def _check_text(place: Place, key: str, text: str, known: frozenset[str], hints: Hints) -> Iterator[Problem]:
+def check_text(place: Place, key: str, text: str, known: frozenset[str], hints: Hints) -> Iterator[Problem]:
+    """One template: whether it parses, and names that are not among the known ones."""
     try:
         compiled = compile_value(text)
     except TemplateError as error:

@@ -23,6 +23,7 @@ from noetl_dagster.tools.python.code import (
     finished,
     run_program,
 )
+from noetl_dagster.tools.python.context import CodeContext
 from noetl_dagster.tools.rows.jsonable import is_table
 
 REQUEST, RESULT, TABLE = "request.json", "result.json", "result.arrow"
@@ -35,8 +36,14 @@ def answer(request: dict[str, Any]) -> Any:
         CodeFailure: the code failed.
     """
     program = compile_code(request["source"], request["name"])
-    scope = request["scope"]
-    value = run_program(program, request["input"], scope, libs=request["libs"], context=lambda: scope)
+    value = run_program(
+        program,
+        request["input"],
+        request["scope"],
+        libs=request["libs"],
+        context=lambda: CodeContext.ported(request["context"]),
+        rendered=request["rendered"],
+    )
     if inspect.iscoroutine(value):
         try:
             value = asyncio.run(value)

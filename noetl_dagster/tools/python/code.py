@@ -6,25 +6,29 @@ Imports little, so that the subprocess of ``isolation: subprocess`` starts fast.
 from __future__ import annotations
 
 import ast
-import importlib
 import inspect
 import logging
 import traceback
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
-from types import CodeType
+from types import CodeType, FunctionType
 from typing import Any
 
+from noetl_dagster.playbook.code import FELL_OFF, compile_python, expressions_in, without_expressions
 from noetl_dagster.playbook.templates.views import copied
+from noetl_dagster.tools.python.libs import import_libs
 from noetl_dagster.tools.rows.jsonable import is_table, to_jsonable
 
 logger = logging.getLogger("noetl_dagster.tools.python.output")
 
 PRINTED_CHARACTERS = 65_536
 NOTE = "the code defines neither main nor result"
-_NOTHING = object()
+CONTEXT_NAMES = ("context", "execution_id")
+"""Names that code has without an input of that name, beside ``input_data``."""
 
+NO_VALUES: Mapping[str, Any] = {}
+_NOTHING = object()
 
 FAILURES = (Exception, SystemExit, KeyboardInterrupt)
 """What fails a step when its code raises it. An interrupt of abandoned code is not among them."""
@@ -55,10 +59,29 @@ class CodeFailure(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Program:
-    """Compiled code; ``name`` stands for its file in tracebacks."""
+    """Compiled code.
+
+    Attributes:
+        name: stands for its file in tracebacks.
+        returns: whether it ends with ``return`` at its top level, and is the code of a function.
+        asks: the names of the context that it may use.
+        wanted: the parameters of its ``main``.
+        templates: by the variable that stands in its place, each ``{{ expression }}`` of the code.
+    """
 
     code: CodeType
     name: str
+    returns: bool
+    asks: tuple[str, ...]
+    wanted: frozenset[str]
+    templates: dict[str, str]
+
+    def run(self, names: dict[str, Any]) -> Any:
+        """Runs it over its global names; gives what it returned at its top level, else ``FELL_OFF``."""
+        if self.returns:
+            return FunctionType(self.code, names)()
+        exec(self.code, names)
+        return FELL_OFF
 
 
 @dataclass(slots=True)
@@ -91,8 +114,18 @@ def compile_code(source: str, name: str) -> Program:
         CodeFailure: a syntax error, with its line.
     """
     filename = f"<{name}>"
+    expressions = expressions_in(source)
+    text = without_expressions(source, expressions)
     try:
-        return Program(compile(source, filename, "exec", dont_inherit=True), filename)
+        code, returns = compile_python(text, filename)
+        return Program(
+            code,
+            filename,
+            returns,
+            asks=tuple(asked for asked in CONTEXT_NAMES if asked in text),
+            wanted=_wanted_names(text),
+            templates={expression.name: expression.source for expression in expressions},
+        )
     except (SyntaxError, ValueError) as error:
         line = error.lineno if isinstance(error, SyntaxError) else None
         message = error.msg if isinstance(error, SyntaxError) else str(error)
@@ -107,13 +140,15 @@ def run_program(
     libs: Any = None,
     context: Callable[[], Any] = dict,
     printer: Callable[..., None] = print,
+    rendered: Mapping[str, Any] = NO_VALUES,
 ) -> Any:
     """Executes a program and calls its ``main``; gives the value, or the coroutine of an async ``main``.
 
     Args:
         input: variables of the code and arguments of ``main``.
         scope: further names that ``main`` may ask for by argument.
-        context: makes what ``main`` gets as ``context``.
+        context: makes what the code and ``main`` get as ``context``.
+        rendered: values of the program's templates, by their variables.
 
     Raises:
         CodeFailure: whatever the code raised.
@@ -122,8 +157,14 @@ def run_program(
     names: dict[str, Any] = {"__name__": "__playbook__", "print": printer, "input_data": values, **values}
     given = {name for name in values if name in ("main", "result")}
     try:
+        for name in program.asks:
+            if name not in names and (name == "context" or name in scope):
+                names[name] = context() if name == "context" else scope[name]
         names.update(import_libs(libs))
-        exec(program.code, names)
+        names.update(rendered)
+        value = program.run(names)
+        if value is not FELL_OFF:
+            return value
         main = names.get("main")
         if callable(main) and "main" not in given:
             return call_main(main, values, scope, context)
@@ -211,14 +252,9 @@ def _parameters_of_signature(signature: inspect.Signature) -> tuple[tuple[tuple[
     return found, any(item.kind is kinds.VAR_KEYWORD for item in signature.parameters.values())
 
 
-@lru_cache(maxsize=256)
-def wanted_names(source: str) -> frozenset[str]:
+def _wanted_names(source: str) -> frozenset[str]:
     """The parameters of the code's ``main``: what it may want from the scope. Empty for code without one."""
-    try:
-        body = ast.parse(source).body
-    except (SyntaxError, ValueError):
-        return frozenset()
-    for node in body:
+    for node in ast.parse(source).body:
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node.name == "main":
             given = node.args
             return frozenset(item.arg for item in (*given.posonlyargs, *given.args, *given.kwonlyargs))
@@ -240,29 +276,6 @@ def parse_literal(value: Any) -> Any:
     except (ValueError, SyntaxError, MemoryError, RecursionError):
         return value
     return parsed if isinstance(parsed, list | dict) else value
-
-
-def import_libs(libs: Any) -> dict[str, Any]:
-    """The modules that ``libs`` names: a list of names or ``name as alias``, or a mapping alias -> name."""
-    if not libs:
-        return {}
-    if isinstance(libs, Mapping):
-        wanted = {str(alias): str(module or alias) for alias, module in libs.items()}
-    else:
-        wanted = {}
-        for entry in [libs] if isinstance(libs, str) else libs:
-            if isinstance(entry, Mapping):
-                wanted |= {str(alias): str(module) for alias, module in entry.items()}
-            else:
-                module, _, alias = str(entry).partition(" as ")
-                wanted[alias.strip() or module.strip()] = module.strip()
-    found = {}
-    for alias, module in wanted.items():
-        loaded = importlib.import_module(module)
-        if "." in alias:  # "import a.b" binds a
-            alias, loaded = alias.partition(".")[0], importlib.import_module(module.partition(".")[0])
-        found[alias] = loaded
-    return found
 
 
 def failure_of(error: BaseException, program: Program) -> CodeFailure:

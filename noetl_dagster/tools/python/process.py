@@ -30,6 +30,8 @@ async def run_in_process(
     *,
     input: Mapping[str, Any],
     scope: Mapping[str, Any],
+    context: Mapping[str, Any] | None,
+    rendered: Mapping[str, Any],
     libs: Any,
     memory: Any,
     printer: Printed,
@@ -38,6 +40,8 @@ async def run_in_process(
 
     Args:
         input, scope: as JSON values, since they travel to another process.
+        context: what ``CodeContext.portable`` gave, where the code asks for it.
+        rendered: the values of the code's templates.
         memory: bound of the child's address space in bytes, or text such as ``512m``; None: no bound.
 
     Raises:
@@ -49,6 +53,8 @@ async def run_in_process(
         "name": name,
         "input": _portable(input, "input"),
         "scope": _portable(scope, "context"),
+        "context": None if context is None else _portable(context, "context"),
+        "rendered": rendered,
         "libs": libs,
         "memory": None if memory is None else bytes_of(memory),
     }

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import inspect
 import threading
-from collections.abc import Iterator, Mapping, Set
+from collections.abc import Mapping
 from dataclasses import replace
 from functools import lru_cache, partial
 from pathlib import Path
@@ -13,11 +13,12 @@ from typing import Any
 
 from noetl_dagster.errors import ToolError
 from noetl_dagster.playbook.models import Task
-from noetl_dagster.playbook.templates.views import ReferenceNeeded, copied
+from noetl_dagster.playbook.templates.rendering import compile_value, render_async
 from noetl_dagster.tools.base import Tool, Toolbox, ToolCall, ToolResult
 from noetl_dagster.tools.limits import time_limit
 from noetl_dagster.tools.python.code import (
     FAILURES,
+    NO_VALUES,
     CodeFailure,
     Printed,
     Program,
@@ -25,20 +26,22 @@ from noetl_dagster.tools.python.code import (
     failure_of,
     finished,
     run_program,
-    wanted_names,
 )
+from noetl_dagster.tools.python.context import CodeContext, LiveScope
 from noetl_dagster.tools.python.threads import CodeThreads
+from noetl_dagster.tools.rows.jsonable import NotJsonableError, to_jsonable
 from noetl_dagster.tools.scripts import load_script
 
 SUBPROCESS = "subprocess"
 
 
 class PythonTool(Tool):
-    """Runs ``main(...)`` of the code, or takes the variable ``result`` that it leaves.
+    """Takes what the code returns at its top level, what its ``main(...)`` returns, or its variable ``result``.
 
     Input: ``code`` or ``script``; ``input``, whose keys are variables of the code and arguments of ``main``
-    (further arguments come from the iterator and the context; ``context`` is the whole context,
-    ``input_data`` the whole input); ``libs``. The code gets copies: what it changes stays with it.
+    (further arguments come from the iterator and the context); ``libs``. Both have ``context``, what templates see,
+    ``input_data``, the whole input, and ``execution_id``. A ``{{ template }}`` outside of string literals stands for
+    its value. The code gets copies: what it changes stays with it.
     ``spec.isolation: subprocess`` runs the code in a process of its own, killed at ``spec.timeout``, with
     ``spec.memory`` (bytes, or text such as ``512m``) as the bound of its address space.
 
@@ -71,8 +74,9 @@ class PythonTool(Tool):
 
     async def _in_thread(self, source: str, call: ToolCall, box: Toolbox) -> Any:
         program = compile_code(source, f"{call.step}.{call.task.name}")
+        rendered = await rendered_templates(program, call, box)
         scope = LiveScope(call.scope, box, asyncio.get_running_loop())
-        value = await self._threads.run(partial(_run, program, call, scope, box))
+        value = await self._threads.run(partial(_run, program, call, scope, rendered, box))
         if inspect.iscoroutine(value):
             return await self._coroutines.run(_awaited(value, program))
         return value
@@ -80,27 +84,57 @@ class PythonTool(Tool):
     async def _in_subprocess(self, source: str, call: ToolCall, box: Toolbox) -> Any:
         from noetl_dagster.tools.python.process import run_in_process
 
+        program = compile_code(source, f"{call.step}.{call.task.name}")
+        rendered = await rendered_templates(program, call, box)
         scope = LiveScope(call.scope, box, asyncio.get_running_loop())
-        names = await self._threads.run(lambda: scope.values_of(wanted_names(source) - call.input.keys()))
+        wanted = program.wanted.union(program.asks) - call.input.keys()
+        names = await self._threads.run(lambda: scope.values_of(wanted - {"context"}))
+        context = None
+        if "context" in wanted:
+            context = await self._threads.run(CodeContext(scope).portable)
         return await run_in_process(
             source,
             f"{call.step}.{call.task.name}",
             input=call.input,
             scope=names,
+            context=context,
+            rendered=rendered,
             libs=call.config.get("libs"),
             memory=_option(call, "memory"),
             printer=Printed(call.step, box.credentials.redact),
         )
 
 
-def _run(program: Program, call: ToolCall, scope: LiveScope, box: Toolbox) -> Any:
+async def rendered_templates(program: Program, call: ToolCall, box: Toolbox) -> Mapping[str, Any]:
+    """The values of the templates in a program's code, by their variables: JSON values, dates as text.
+
+    Raises:
+        TemplateError: one that does not parse, or names what is not known.
+        ToolError: a value without a JSON form.
+    """
+    if not program.templates:
+        return NO_VALUES
+    values = {}
+    for name, source in program.templates.items():
+        value = await render_async(compile_value(source), call.scope, box.results.get)
+        try:
+            values[name] = to_jsonable(value, source)
+        except NotJsonableError as error:
+            raise ToolError(f"python in step {call.step}: {error}", kind="template") from None
+    return values
+
+
+def _run(
+    program: Program, call: ToolCall, scope: LiveScope, rendered: Mapping[str, Any], box: Toolbox
+) -> Any:
     value = run_program(
         program,
         call.input,
         scope,
         libs=call.config.get("libs"),
-        context=lambda: scope,
+        context=lambda: CodeContext(scope),
         printer=Printed(call.step, box.credentials.redact),
+        rendered=rendered,
     )
     return value if inspect.iscoroutine(value) else finished(value, program)
 
@@ -110,39 +144,6 @@ async def _awaited(coroutine: Any, program: Program) -> Any:
         return finished(await coroutine, program)
     except FAILURES as error:
         raise failure_of(error, program) from None
-
-
-class LiveScope(Mapping[str, Any]):
-    """The context as code in a thread sees it: plain values, references fetched when touched."""
-
-    def __init__(self, scope: Mapping[str, Any], box: Toolbox, loop: asyncio.AbstractEventLoop) -> None:
-        self._scope = scope
-        self._box = box
-        self._loop = loop
-
-    def __getitem__(self, name: str) -> Any:
-        while True:
-            try:
-                value = self._scope[name]
-                return copied(value)
-            except ReferenceNeeded as needed:
-                fetch = asyncio.run_coroutine_threadsafe(self._box.results.get(needed.reference), self._loop)
-                needed.cache[needed.reference.ref] = fetch.result()
-
-    def __contains__(self, name: object) -> bool:
-        return name in self._scope
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._scope)
-
-    def __len__(self) -> int:
-        return len(self._scope)
-
-    def values_of(self, wanted: Set[str]) -> dict[str, Any]:
-        """The wanted names, fetched, for another process; all of them but the keychain for ``context``."""
-        if "context" in wanted:
-            wanted = set(self) - {"keychain"}
-        return {name: self[name] for name in wanted if name in self}
 
 
 class _CoroutineLoop:
@@ -199,6 +200,3 @@ def _code_start(file: str, line: int, source: str) -> int | None:
         if lines[start : start + len(wanted)] == wanted:
             return start + 1
     return None
-
-
-__all__ = ["LiveScope", "PythonTool", "code_place"]

@@ -23,8 +23,17 @@ from noetl_dagster.result_ref import RefKind, ResultRef
 from noetl_dagster.settings import StoreTier
 from noetl_dagster.storage import locations
 from noetl_dagster.tools.base import Tool, Toolbox, ToolCall, ToolResult
-from noetl_dagster.tools.python.code import CodeFailure, Printed, call_main, compile_code, run_program
+from noetl_dagster.tools.python.code import (
+    CodeFailure,
+    Printed,
+    Program,
+    call_main,
+    compile_code,
+    run_program,
+)
+from noetl_dagster.tools.python.context import CodeContext, LiveScope
 from noetl_dagster.tools.python.threads import CodeThreads
+from noetl_dagster.tools.python.tool import rendered_templates
 from noetl_dagster.tools.rows.jsonable import NotJsonableError, is_table, to_jsonable
 from noetl_dagster.tools.spark.inputs import inputs_of, stored_inputs
 from noetl_dagster.tools.spark.statements import split_spark_statements
@@ -58,6 +67,8 @@ class _Work:
         layout: how DataFrames are written.
         told: what a Connect server says of the call.
         read: what is known of the bytes that it reads.
+        scope: the names of the execution, for its code.
+        program, rendered: its code, where it has some, and the values of the templates in it.
         staging: files of the call on this machine's disk, where Spark's tasks run in this process's JVM.
         stopped: set when the call is cancelled, or one of its datasets has failed.
     """
@@ -70,6 +81,9 @@ class _Work:
     layout: Layout
     told: ToldMetrics
     read: InputBytes
+    scope: LiveScope
+    program: Program | None
+    rendered: Mapping[str, Any]
     staging: Staging | None = None
     stopped: threading.Event = field(default_factory=threading.Event)
 
@@ -127,7 +141,11 @@ class SparkTool(Tool):
         except ServiceError as error:
             raise ToolError(str(error), kind=self.kind, retryable=True) from error
         group = f"{call.execution_id} {call.step}.{call.task.name} {call.command_id} {call.attempt}"
-        work = _Work(call, box, spark, group, stored, layout, ToldMetrics(), InputBytes())
+        program, rendered = await _program(call, box)
+        scope = LiveScope(call.scope, box, asyncio.get_running_loop())
+        work = _Work(
+            call, box, spark, group, stored, layout, ToldMetrics(), InputBytes(), scope, program, rendered
+        )
         produced = await self._watched(work)
         return await _published(produced, work)
 
@@ -152,6 +170,19 @@ def _check(call: ToolCall) -> None:
         raise ToolError(
             f"spark in step {call.step} needs one of sql, function and code; it has {found}", kind="spark"
         )
+
+
+async def _program(call: ToolCall, box: Toolbox) -> tuple[Program | None, Mapping[str, Any]]:
+    code = call.config.get("code")
+    if not code:
+        return None, {}
+    try:
+        program = compile_code(str(code), f"{call.step}.{call.task.name}")
+    except CodeFailure as failure:
+        message = f"spark in step {call.step}: {failure} (line {failure.line} of the code)"
+        details = {"py": {"exception_type": failure.exception_type}}
+        raise ToolError(message, kind="python", details=details) from None
+    return program, await rendered_templates(program, call, box)
 
 
 def _layout(call: ToolCall) -> Layout:
@@ -235,12 +266,20 @@ def _result(spark: SparkSession, work: _Work) -> Any:
     }
     printer = Printed(call.step, work.box.credentials.redact)
     if call.config.get("code"):
-        program = compile_code(str(call.config["code"]), f"{call.step}.{call.task.name}")
-        return run_program(program, values, {}, libs=call.config.get("libs"), printer=printer)
+        assert work.program is not None
+        return run_program(
+            work.program,
+            values,
+            work.scope,
+            libs=call.config.get("libs"),
+            context=lambda: CodeContext(work.scope),
+            printer=printer,
+            rendered=work.rendered,
+        )
     from noetl_dagster.spark.functions import load_function
 
     function = load_function(str(call.config["function"]), call.folder)
-    return call_main(function, values, {}, dict)
+    return call_main(function, values, {}, lambda: CodeContext(work.scope))
 
 
 def _sql_result(spark: SparkSession, work: _Work) -> DataFrame:

@@ -1,0 +1,179 @@
+"""Python code as playbooks write it: ``return`` at its top level, ``{{ expressions }}`` between its texts.
+
+Imports nothing of the project, for the subprocess that runs code starts fast.
+"""
+
+from __future__ import annotations
+
+import ast
+import io
+import re
+import tokenize
+from collections.abc import Iterator
+from dataclasses import dataclass
+from types import CodeType
+from typing import Any
+
+FELL_OFF = ...
+"""What a code with a ``return`` at its top level gives when it ends without one."""
+
+_TEMPLATE = re.compile(r"\{\{.*?\}\}", re.DOTALL)
+_INNER = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.Lambda)
+_FSTRING_START = getattr(tokenize, "FSTRING_START", None)  # from Python 3.12 on
+_FSTRING_END = getattr(tokenize, "FSTRING_END", None)
+
+
+@dataclass(frozen=True, slots=True)
+class Expression:
+    """A template in code.
+
+    Attributes:
+        name: the variable that stands in its place.
+        source: the template, braces included.
+        start, stop: where it stands in the code, in characters.
+        line, column: where it begins; both count from 1.
+    """
+
+    name: str
+    source: str
+    start: int
+    stop: int
+    line: int
+    column: int
+
+
+def expressions_in(source: str) -> tuple[Expression, ...]:
+    """The templates outside of string literals and comments, in their order.
+
+    ``{{ ... }}`` is a set with a set or a mapping in it, which Python can never build; so none was meant for it.
+    """
+    if "{{" not in source:
+        return ()
+    try:
+        spans = sorted(_double_braces(source))
+    except (tokenize.TokenError, SyntaxError):  # who compiles the code says what is wrong
+        return ()
+    starts = _line_starts(source)
+    found: list[Expression] = []
+    for (line, column), (last_line, last_column) in spans:
+        start, stop = starts[line - 1] + column, starts[last_line - 1] + last_column
+        if not found or start >= found[-1].stop:  # else inside of the one before
+            name = f"__{len(found)}__"
+            found.append(Expression(name, source[start:stop], start, stop, line, column + 1))
+    return tuple(found)
+
+
+def templates_in_texts(source: str) -> tuple[Expression, ...]:
+    """The templates inside of string literals, where they are text; not of f-strings, to which ``{{`` is a brace."""
+    if "{{" not in source:
+        return ()
+    found: list[Expression] = []
+    starts = _line_starts(source)
+    try:
+        for token in tokenize.generate_tokens(io.StringIO(source).readline):
+            if token.type != tokenize.STRING or "f" in token.string.lower().partition(token.string[-1])[0]:
+                continue
+            begin = starts[token.start[0] - 1] + token.start[1]
+            for match in _TEMPLATE.finditer(token.string):
+                start = begin + match.start()
+                line = source.count("\n", 0, start) + 1
+                column = start - starts[line - 1] + 1
+                found.append(Expression("", match[0], start, begin + match.end(), line, column))
+    except (tokenize.TokenError, SyntaxError):
+        return ()
+    return tuple(found)
+
+
+def without_expressions(source: str, expressions: tuple[Expression, ...]) -> str:
+    """The code with a variable in the place of each template; what follows stays on its line and column."""
+    parts, done = [], 0
+    for expression in expressions:
+        parts.append(source[done : expression.start])
+        lines = "\n" * expression.source.count("\n")
+        parts.append(
+            f"({expression.name}{lines})" if lines else expression.name.ljust(len(expression.source))
+        )
+        done = expression.stop
+    return "".join((*parts, source[done:]))
+
+
+def compile_python(source: str, filename: str) -> tuple[CodeType, bool]:
+    """Compiles code without templates.
+
+    Returns:
+        The code, and whether it returns: then it is the code of a function without arguments, whose variables are
+        all global, so that functions in it see them as those of a module.
+
+    Raises:
+        SyntaxError, ValueError: it is no Python.
+    """
+    tree = compile(source, filename, "exec", ast.PyCF_ONLY_AST, dont_inherit=True)
+    assert isinstance(tree, ast.Module)
+    if not any(isinstance(node, ast.Return) for node in _top_level(tree.body)):
+        return compile(tree, filename, "exec", dont_inherit=True), False
+    code = _function_code(tree, filename, ())
+    return _function_code(tree, filename, (*code.co_varnames, *code.co_cellvars)), True
+
+
+def _double_braces(source: str) -> Iterator[tuple[tuple[int, int], tuple[int, int]]]:
+    """Begin and end, each as line and column, of every ``{{ ... }}`` whose braces belong together."""
+    opened: list[tuple[int, int]] = []
+    inner: tuple[tuple[int, int], tuple[int, int]] | None = None  # the braces that were closed last
+    fstrings = 0
+    for token in tokenize.generate_tokens(io.StringIO(source).readline):
+        fstrings += (token.type == _FSTRING_START) - (token.type == _FSTRING_END)
+        if fstrings or token.type != tokenize.OP:
+            continue
+        if token.string == "{":
+            opened.append(token.start)
+        elif token.string == "}" and opened:
+            start = opened.pop()
+            if inner is not None and inner == ((start[0], start[1] + 1), token.start):
+                yield start, token.end
+            inner = (start, token.end)
+
+
+def _line_starts(source: str) -> list[int]:
+    starts = [0]
+    for line in io.StringIO(source):
+        starts.append(starts[-1] + len(line))
+    return starts
+
+
+def _top_level(body: list[ast.stmt]) -> Iterator[ast.AST]:
+    """Everything that runs with the code itself: not what stands in functions and classes."""
+    waiting: list[ast.AST] = list(body)
+    while waiting:
+        node = waiting.pop()
+        yield node
+        if not isinstance(node, _INNER):
+            waiting.extend(ast.iter_child_nodes(node))
+
+
+class _WithoutAnnotations(ast.NodeTransformer):
+    """``x: int = 1`` as ``x = 1``: a name that is declared global cannot be annotated."""
+
+    def visit(self, node: ast.AST) -> Any:
+        return node if isinstance(node, _INNER) else super().visit(node)
+
+    def visit_AnnAssign(self, node: ast.AnnAssign) -> ast.stmt:
+        if node.value is None:
+            return ast.copy_location(ast.Pass(), node)
+        return ast.copy_location(ast.Assign([node.target], node.value), node)
+
+
+def _function_code(tree: ast.Module, filename: str, names: tuple[str, ...]) -> CodeType:
+    """The code as that of a function whose variables ``names`` are global."""
+    from_future = [
+        node for node in tree.body if isinstance(node, ast.ImportFrom) and node.module == "__future__"
+    ]
+    body = [_WithoutAnnotations().visit(node) for node in tree.body if node not in from_future]
+    around = ast.parse("def code(): pass")
+    function = around.body[0]
+    assert isinstance(function, ast.FunctionDef)
+    declared: list[ast.stmt] = [ast.Global(list(names))] if names else []
+    function.body = [*declared, *body, ast.Return(ast.Constant(FELL_OFF))]
+    around.body = [*from_future, function]
+    module = compile(ast.fix_missing_locations(around), filename, "exec", dont_inherit=True)
+    code = next(constant for constant in module.co_consts if isinstance(constant, CodeType))
+    return code.replace(co_name="<module>", co_qualname="<module>")

@@ -1,0 +1,147 @@
+"""What code sees of the execution: names of the scope as plain values, and ``context``.
+
+Imports little, so that the subprocess of ``isolation: subprocess`` starts fast.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterator, Mapping, Set
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from noetl_dagster.playbook.templates.views import ReferenceNeeded, ResultView, copied, plain
+
+if TYPE_CHECKING:
+    from noetl_dagster.tools.base import Toolbox
+
+T = TypeVar("T")
+
+_STORED = frozenset({"data", "ref", "extracted", "results"})
+
+
+class LiveScope(Mapping[str, Any]):
+    """The names of a scope as code in a thread sees them: plain values, references fetched when touched."""
+
+    def __init__(self, scope: Mapping[str, Any], box: Toolbox, loop: asyncio.AbstractEventLoop) -> None:
+        self._scope = scope
+        self._box = box
+        self._loop = loop
+
+    def __getitem__(self, name: str) -> Any:
+        return self.fetched(lambda: copied(self._scope[name]))
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._scope
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._scope)
+
+    def __len__(self) -> int:
+        return len(self._scope)
+
+    def whole(self, name: str) -> Any:
+        """A name's value, of a step or task with its status and all else that is known of its result."""
+        return self.fetched(lambda: _whole(self._scope[name]))
+
+    def fetched(self, attempt: Callable[[], T]) -> T:
+        """Calls ``attempt``, from a thread, until it needs no further stored result."""
+        while True:
+            try:
+                return attempt()
+            except ReferenceNeeded as needed:
+                fetch = asyncio.run_coroutine_threadsafe(self._box.results.get(needed.reference), self._loop)
+                needed.cache[needed.reference.ref] = fetch.result()
+
+    def values_of(self, wanted: Set[str]) -> dict[str, Any]:
+        """The wanted names, fetched, for another process."""
+        return {name: self[name] for name in wanted if name in self}
+
+
+class CodeContext(Mapping[str, Any]):
+    """``context`` of code: what templates see, to be read only; results of steps with their ``data`` inside."""
+
+    def __init__(self, scope: LiveScope) -> None:
+        self._scope = scope
+
+    def __getitem__(self, name: str) -> Any:
+        return self._scope.whole(name)
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._scope
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._scope)
+
+    def __len__(self) -> int:
+        return len(self._scope)
+
+    def portable(self) -> dict[str, Any]:
+        """All of it, fetched, for another process: ``values``, and ``results``, the names of those; no keychain."""
+        values = {name: self[name] for name in self if name != "keychain"}
+        results = [name for name, value in values.items() if isinstance(value, CodeResult)]
+        return {"values": values, "results": results}
+
+    @staticmethod
+    def ported(context: Mapping[str, Any]) -> Mapping[str, Any]:
+        """What ``portable`` gave, in that other process."""
+        values = dict(context["values"])
+        values.update({name: CodeResult.of(values[name]) for name in context["results"]})
+        return MappingProxyType(values)
+
+
+class CodeResult(dict[str, Any]):
+    """A result of a step or task: ``status``, ``data``, ``error``, ...
+
+    A key that it lacks is looked for in its ``data``, then in the ``data`` inside of that, as templates do.
+    """
+
+    @classmethod
+    def of(cls, envelope: Mapping[str, Any]) -> CodeResult:
+        result = cls(envelope)
+        data = envelope.get("data")
+        if isinstance(data, dict) and isinstance(data.get("data"), dict):
+            result["data"] = cls(data)
+        return result
+
+    def __missing__(self, key: str) -> Any:
+        inner = dict.get(self, "data")
+        for _ in range(2):
+            if isinstance(inner, dict):
+                if dict.__contains__(inner, key):
+                    return dict.__getitem__(inner, key)
+                inner = dict.get(inner, "data")
+        raise KeyError(key)
+
+    def __contains__(self, key: object) -> bool:
+        try:
+            self[key]  # type: ignore[index]
+        except KeyError:
+            return False
+        return True
+
+    def get(self, key: str, default: Any = None) -> Any:
+        try:
+            return self[key]
+        except KeyError:
+            return default
+
+
+def _whole(value: Any) -> Any:
+    if isinstance(value, ResultView):
+        return _result(value)
+    if isinstance(value, dict) and any(isinstance(item, ResultView) for item in value.values()):
+        return {name: _whole(item) for name, item in value.items()}
+    return copied(value)
+
+
+def _result(view: ResultView) -> Any:
+    """The envelope with its data fetched; of a loop what templates get of it."""
+    if view.is_loop:
+        return plain(view)
+    parts = {key: copied(item) for key, item in view.envelope.items() if key not in _STORED}
+    if isinstance(view.envelope.get("results"), Mapping):
+        parts["results"] = {name: _whole(item) for name, item in view.results.items()}
+    if "data" in view.envelope or view.stored is not None:
+        parts["data"] = copied(view.plain())
+    return CodeResult.of(parts)
