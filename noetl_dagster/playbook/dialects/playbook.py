@@ -33,13 +33,18 @@ def normalise(
     *,
     lenient: bool = False,
     workload: Mapping[str, Any] = MappingProxyType({}),
+    settings: Mapping[str, Any] = MappingProxyType({}),
+    only: str | None = None,
 ) -> Playbook | None:
     """The canonical playbook; None when there is too little to build one. Problems go to ``document``.
 
     Args:
         workload: what an execution was started with; settings that are templates are settled from it.
+        settings: of a step that is entered, its settings that are templates, rendered.
+        only: the name of that step; no other is read.
     """
     reading = Reading(document, lenient=lenient)
+    reading.given = settings
     if document.root is None:
         if not document.problems:
             document.report(
@@ -60,7 +65,7 @@ def normalise(
         reading.metadata = metadata.model_dump()
     dagster = read_dagster(root)
     keychain, workbook = _keychain(root), _workbook(root)
-    steps = _workflow(root)
+    steps = _workflow(root, only)
     root.close(ROOT_KEYS, remedies=ROOT_REMEDIES)
     if metadata is None or not steps:
         return None
@@ -194,9 +199,11 @@ def _workbook_task(block: Block, label: str | None) -> Task | None:
         block.error("a workbook entry needs 'name'")
         return None
     block.what = f"workbook task {name!r}"
+    block.reading.templates = {}
     if "tool" not in block:
         block.drop("task")
-        return read_task(block, (), name=name)
+        task = read_task(block, (), name=name)
+        return None if task is None else task.model_copy(update={"settings": block.reading.templates})
     block.drop("name", "task", *DESCRIPTION)
     tasks = read_tasks(block, ())
     sink = read_sink(block)
@@ -205,10 +212,17 @@ def _workbook_task(block: Block, label: str | None) -> Task | None:
         block.error("a workbook entry holds one tool; make a playbook of several", "tool")
     if not tasks:
         return None
-    return tasks[0].model_copy(update={"name": name, "named": True, "sink": tasks[0].sink or sink})
+    return tasks[0].model_copy(
+        update={
+            "name": name,
+            "named": True,
+            "sink": tasks[0].sink or sink,
+            "settings": block.reading.templates,
+        }
+    )
 
 
-def _workflow(root: Block) -> tuple[Step, ...]:
+def _workflow(root: Block, only: str | None) -> tuple[Step, ...]:
     key = root.spelled("workflow")
     value = None if key is None else root[key]
     if key is None:
@@ -219,6 +233,8 @@ def _workflow(root: Block) -> tuple[Step, ...]:
         return ()
     steps: dict[str, Step] = {}
     for index, entry in enumerate(value):
+        if only is not None and entry.get("step") != only:
+            continue
         block = root.reading.own_block(entry, f"step {index + 1}", root.document.place(value, index))
         step = None if block is None else read_step(block)
         if step is None or block is None:
