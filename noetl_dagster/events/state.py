@@ -108,6 +108,7 @@ class ExecutionState:
         partition: of the playbook's partitions, the one that the execution belongs to.
         reads: what the visit of a step reads of other assets, by name: a result as the log keeps it, or several
             by partition.
+        settings: what the settings of a visit that are templates were rendered to when it was entered.
         checks: what each check said last, by step, visit and name.
     """
 
@@ -130,6 +131,7 @@ class ExecutionState:
     partition: dict[str, Any] | None = None
     renamed: dict[str, str] = field(default_factory=dict)
     reads: dict[tuple[str, int], dict[str, Any]] = field(default_factory=dict)
+    settings: dict[tuple[str, int], dict[str, Any]] = field(default_factory=dict)
     checks: dict[tuple[str, int, str], CheckOutcome] = field(default_factory=dict)
     warnings: list[str] = field(default_factory=list)
     started_at: Any = None
@@ -188,9 +190,11 @@ class ExecutionState:
     def _entered(self, event: Event) -> None:
         step, visit = event.node_name or "", int(event.meta.get("visit", 1))
         self.visits[step] = max(visit, self.visits.get(step, 0))
-        reads = (event.context or {}).get("reads")
-        if reads:
-            self.reads[(step, visit)] = reads
+        context = event.context or {}
+        if context.get("reads"):
+            self.reads[(step, visit)] = context["reads"]
+        if context.get("settings"):
+            self.settings[(step, visit)] = context["settings"]
 
     def _exited(self, event: Event) -> None:
         context = event.context or {}

@@ -88,6 +88,26 @@ def parse_report(
     return (None if broken else playbook), problems
 
 
+def with_settings(
+    playbook: Playbook, step: str, settings: Mapping[str, Any], workload: Mapping[str, Any]
+) -> Playbook:
+    """A playbook of one step whose settings are no templates any more; its workbook has them too.
+
+    Args:
+        settings: by the names of :attr:`Step.settings`, as they were rendered when the step was entered.
+        workload: of the execution.
+
+    Raises:
+        PlaybookError: one of them is none of what may stand there.
+    """
+    document = Document(playbook.source, playbook.file)
+    read = normalise(document, playbook.source, workload=workload, settings=settings, only=step)
+    read = required(read, document.problems)
+    [given], known = read.steps, playbook.step(step)
+    settled = known.model_copy(update={"spec": given.spec, "loop": given.loop, "tasks": given.tasks})
+    return read.model_copy(update={"steps": (settled,)})
+
+
 @contextmanager
 def collector_paused() -> Iterator[None]:
     """No garbage collection meanwhile: what is loaded stays; scanning it again and again costs a third."""

@@ -186,6 +186,7 @@ class Task(Model):
     retry: tuple[RetryRule, ...] = ()
     sink: Sink | None = None
     asserts: Assertion = Assertion()
+    settings: dict[str, str] = Field(default_factory=dict, description="of a workbook task; see Step")
     place: Place | None = None
 
 
@@ -278,6 +279,9 @@ class Step(Model):
     asset: AssetSpec = AssetSpec()
     checks: tuple[CheckSpec, ...] = ()
     sources: dict[str, SourceSpec] = Field(default_factory=dict, description="assets that the step reads")
+    settings: dict[str, str] = Field(
+        default_factory=dict, description="numbers and booleans that are templates, by where they stand"
+    )
     place: Place | None = None
 
     @property
@@ -303,8 +307,7 @@ class Playbook(Model):
     """One playbook.
 
     Attributes:
-        settled: settings such as ``max_in_flight`` are templates, settled from the workload; a playbook read
-            with another workload has others.
+        settled: settings are templates of the workload; a playbook read with another workload has others.
         renamed: assets, its own and those it reads, that the code location gives another key.
         source: its text, kept so that an execution never depends on the file.
     """

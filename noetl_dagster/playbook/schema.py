@@ -38,7 +38,7 @@ Schema = dict[str, Any]
 
 ANY: Schema = {}
 TEXT: Schema = {"type": "string"}
-NUMBER: Schema = {"type": ["number", "string"], "description": "a number, or a template of the workload"}
+NUMBER: Schema = {"type": ["number", "string"], "description": "a number, or a template"}
 SECONDS: Schema = {"type": ["number", "string"], "description": "seconds, or text such as '30s', '5m', '1h'"}
 FLAG: Schema = {"type": ["boolean", "string"]}
 CONDITION: Schema = {"type": ["string", "boolean"], "description": 'a template such as "{{ ctx.ready }}"'}

@@ -25,6 +25,10 @@ def described(value: Any) -> str:
     return f"{value!r:.80}"
 
 
+def is_template(value: str) -> bool:
+    return "{{" in value or "{%" in value
+
+
 def suggestion(key: str, known: tuple[str, ...], what: str = "known keys") -> str:
     """'did you mean x?' for a near miss, else the list of what is known."""
     return did_you_mean(key, known) or f"{what}: {listed(known)}"

@@ -247,7 +247,7 @@ class PoolWorker:
         context = grant.context
         if context.ctx is not None:
             execution = replace(execution, state=replace(execution.state, ctx=context.ctx))
-        program = execution.program.step(command.step)
+        program = execution.step(command.step, command.visit)
         call = Call(execution, program, command, dict(context.values), is_final=lambda _: context.final)
         await self._runtime.runner.run(call, claimed=True)
 

@@ -43,19 +43,24 @@ class EventIntake:
     async def handle_events(self, events: Sequence[Event], *, connection: Any = None) -> set[int]:
         """Takes events; returns the ids of those that the log did not have.
 
+        Claims of commands whose execution is cancelled are left out.
+
         Args:
             connection: one with a transaction of the caller's, which these events join.
         """
         if not events:
             return set()
-        if connection is None and len(events) > FEW:
+        claimed = sorted(
+            {event.execution_id for event in events if event.event_type == EventType.COMMAND_CLAIMED}
+        )
+        if connection is None and len(events) > FEW and not claimed:
             try:
                 return await self._copy(events)
             except (asyncpg.UniqueViolationError, TypeError):
                 pass  # something comes twice, or cannot be written: which, is told below
         columns = map(list, zip(*map(as_row, events), strict=True))
         row = await (connection or self.log.pool).fetchrow(
-            queries.TAKE, *self._consequences(events), *columns
+            queries.TAKE, *self._consequences(events), claimed, *columns
         )
         self._tell(row["runs"])
         return set(row["inserted"] or ())

@@ -11,11 +11,15 @@ WHERE execution_id = ANY($1::bigint[]) AND event_type = 'playbook.initialized'
 # What follows from events; see schema/060_pool.sql.
 SETTLE = "SELECT noetl.settle($1, $2, $3, $4, $5, $6, $7)"
 
-# Events ($8 and on) into the log, after what follows from them: rows of the queue are locked first, as whoever claims,
-# cancels or reaps does it too. Gives the ids that are new, and what settling gives.
+_IF_OPEN = "(event_type <> 'command.claimed' OR execution_id NOT IN (SELECT id FROM closed))"
+
+# Events ($9 and on) into the log, after what follows from them: rows of the queue are locked first, as whoever claims,
+# cancels or reaps does it too; before them the gates of executions whose commands are claimed ($8), as whoever issues
+# does it. Claims of cancelled executions are left out. Gives the ids that are new, and what settling gives.
 TAKE = f"""
-WITH settled AS MATERIALIZED ({SETTLE} AS runs),
-new AS ({insert_new(first=8, condition="(SELECT count(*) FROM settled) = 1")})
+WITH closed AS MATERIALIZED (SELECT id FROM unnest($8::bigint[]) AS id WHERE NOT noetl.is_open(id)),
+settled AS MATERIALIZED ({SETTLE} AS runs WHERE (SELECT count(*) FROM closed) >= 0),
+new AS ({insert_new(first=9, condition=f"(SELECT count(*) FROM settled) = 1 AND {_IF_OPEN}")})
 SELECT (SELECT array_agg(event_id) FROM new) AS inserted, runs FROM settled
 """
 

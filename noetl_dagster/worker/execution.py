@@ -13,6 +13,7 @@ from noetl_dagster.events.state import ExecutionState
 from noetl_dagster.events.types import Event
 from noetl_dagster.playbook.assets import Partition, ReadPartition, call_name
 from noetl_dagster.playbook.graph import StepGraph
+from noetl_dagster.playbook.loader import with_settings
 from noetl_dagster.playbook.models import Playbook
 from noetl_dagster.playbook.templates.rendering import Fetch, render_input
 from noetl_dagster.playbook.templates.scope import Scope
@@ -21,6 +22,9 @@ from noetl_dagster.result_ref import ResultRef
 from noetl_dagster.worker.command import Command
 from noetl_dagster.worker.pipeline import playbook_folder
 from noetl_dagster.worker.program import StepProgram, compile_step
+
+PROGRAMS_KEPT = 256
+"""Steps kept with the settings that their visits gave them."""
 
 
 class StepResults(Mapping[str, Any]):
@@ -141,11 +145,27 @@ class PlaybookProgram:
     playbook: Playbook
     graph: StepGraph
     _steps: dict[str, StepProgram] = field(default_factory=dict)
+    _with_settings: dict[tuple[str, str], StepProgram] = field(default_factory=dict)
 
     def step(self, name: str) -> StepProgram:
         program = self._steps.get(name)
         if program is None:
             program = self._steps[name] = compile_step(self.playbook, self.playbook.step(name))
+        return program
+
+    def step_with(self, name: str, settings: Mapping[str, Any], workload: Mapping[str, Any]) -> StepProgram:
+        """A step whose settings are no templates any more; what they are rendered to may change by visit.
+
+        Raises:
+            PlaybookError: one of them is none of what may stand there.
+        """
+        key = (name, repr(settings))
+        program = self._with_settings.get(key)
+        if program is None:
+            if len(self._with_settings) >= PROGRAMS_KEPT:
+                self._with_settings.clear()
+            playbook = with_settings(self.playbook, name, settings, workload)
+            program = self._with_settings[key] = compile_step(playbook, playbook.step(name))
         return program
 
 
@@ -174,6 +194,13 @@ class Execution:
     @property
     def folder(self) -> str:
         return playbook_folder(self.state.file)
+
+    def step(self, name: str, visit: int) -> StepProgram:
+        """A step with the settings of a visit, which were settled when it was entered."""
+        settings = self.state.settings.get((name, visit))
+        if settings is None:
+            return self.program.step(name)
+        return self.program.step_with(name, settings, self.state.workload)
 
     def scope(self, cache: ReferenceCache, step: str, entered: Event | None = None) -> Scope:
         """The names that a step sees. What ``set`` writes to ctx stays in this scope until it is applied.

@@ -104,6 +104,12 @@ class StepProgram:
         return any(kind is None or kind.keeps_to_driver for kind in kinds)
 
     @property
+    def settings(self) -> dict[str, str]:
+        """Numbers and booleans that are templates, rendered when the step is entered; by where they stand."""
+        inside = [task.task.settings for task in self.tasks]
+        return self.step.settings | {name: text for own in inside for name, text in own.items()}
+
+    @property
     def in_loop(self) -> bool:
         return self.step.loop is not None
 

@@ -19,7 +19,7 @@ from noetl_dagster.playbook.models import (
 )
 from noetl_dagster.playbook.templates.rendering import compile_value
 from noetl_dagster.settings import StoreTier
-from tests.playbook.playbooks import errors_of, load, meaning, step_of, task_of
+from tests.playbook.playbooks import errors_of, load, meaning, step_of, task_of, warnings_of
 
 NEWER = """
 - step: start
@@ -443,7 +443,42 @@ def test_settings_may_be_templates_of_the_workload() -> None:
     assert again.steps[0].loop.max_in_flight == 3
     assert playbook.settled
     assert again.workload == {"width": 12}
-    assert "must be known when the playbook is loaded" in errors_of(steps)[0]
+    assert errors_of(steps) == []
+    assert "max_in_flight must come with the workload of the execution" in warnings_of(steps)[0]
+
+
+def test_settings_may_be_templates_over_ctx() -> None:
+    """They are known by where they stand; tasks without names that say different things have a number."""
+    step = step_of(
+        """
+        - step: start
+          spec: {timeout: "{{ ctx.patience }}"}
+          tool:
+            - {kind: noop, spec: {timeout: "{{ ctx.a }}"}}
+            - {kind: noop, spec: {timeout: "{{ ctx.b }}"}}
+            - name: last
+              kind: noop
+              retry: {max_attempts: "{{ ctx.tries }}", delay: "{{ ctx.pause }}s"}
+              spec:
+                policy:
+                  rules:
+                    - {when: "{{ output.status == 'error' }}", then: {do: retry, attempts: "{{ ctx.tries }}"}}
+          loop:
+            in: [1]
+            spec: {mode: parallel, fail_fast: "{{ ctx.strict }}", frame: {max_rows: "{% if ctx.a %}5{% endif %}"}}
+        """
+    )
+    assert step.settings == {
+        "loop.spec.fail_fast": "{{ ctx.strict }}",
+        "loop.spec.frame.max_rows": "{% if ctx.a %}5{% endif %}",
+        "spec.timeout": "{{ ctx.patience }}",
+        "spec.timeout (2)": "{{ ctx.a }}",
+        "spec.timeout (3)": "{{ ctx.b }}",
+        "task 'last'.spec.timeout": "{{ ctx.patience }}",
+        "task 'last'.spec.policy.rule 1.then.attempts": "{{ ctx.tries }}",
+        "task 'last'.retry rule 1.max_attempts": "{{ ctx.tries }}",
+        "task 'last'.retry rule 1.delay": "{{ ctx.pause }}s",
+    }
 
 
 def test_nested_set_and_bare_names() -> None:

@@ -366,15 +366,16 @@ def test_braces_in_code_are_no_templates() -> None:
     assert errors_of(steps) == []
 
 
-def test_settings_know_the_workload_and_not_what_is_computed() -> None:
+def test_settings_know_what_there_is_when_their_step_is_entered() -> None:
     steps = """
         - step: each
           loop: {in: [1, 2], iterator: n, spec: {mode: parallel, max_in_flight: "{{ %s }}"}}
           tool: {kind: noop}
         """
     root = "workload: {width: 3}\n"
-    [refused] = errors_of(steps % "ctx.width", root=root)
-    assert "max_in_flight must be known when the playbook is loaded" in refused
-    [silent] = warnings_of(steps % "ctx.width | default(workload.width)", root=root)
-    assert "'ctx' is empty then; put the value into the workload" in silent
+    assert problems_of(steps % "ctx.width", root=root) == []
     assert problems_of(steps % "workload.width", root=root) == []
+    [refused] = errors_of(steps % "iter.width", root=root)
+    assert "max_in_flight is settled when the step is entered, and 'iter' is not known then" in refused
+    [refused] = errors_of(steps % "workload.width - 3", root=root)
+    assert "max_in_flight: input should be greater than or equal to 1, found 0" in refused

@@ -153,6 +153,20 @@ async def test_a_claim_may_come_as_an_event(service: Service) -> None:
     assert event.meta["command_id"]
 
 
+async def test_no_claim_comes_in_after_the_cancellation(service: Service) -> None:
+    execution_id = await running_execution(service)
+    event = await queue(service, execution_id)
+    claim = ended(execution_id, 0, event_type=EventType.COMMAND_CLAIMED, result=None, event_id=IDS.next())
+    await service.client.post(f"/api/executions/{execution_id}/cancel")
+    assert (await service.client.post("/api/events", json=message_of(claim))).status_code == 409
+    batch = await service.client.post("/api/events/batch", json={"events": [message_of(claim)]})
+    assert batch.status_code == 422
+    assert "a worker may not emit 'command.claimed'" in batch.text
+    assert await service.plane.intake.handle_events([claim, event]) == {event.event_id}
+    page = (await service.client.get(f"/api/executions/{execution_id}/events")).json()["events"]
+    assert "command.claimed" not in {event["event_type"] for event in page}
+
+
 async def test_an_execution_is_launched_followed_and_resolved(settings: Settings, tmp_path: Path) -> None:
     (tmp_path / "served.yaml").write_text(PLAYBOOK)
     async with serving(settings, playbooks_path=tmp_path) as service:

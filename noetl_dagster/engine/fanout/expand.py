@@ -61,6 +61,7 @@ class Fanouts:
     async def _expand(self, execution: Execution, program: StepProgram, visit: int, entry: Entry) -> Expanded:
         if entry.end is not None:
             return Expanded(end=entry.end)
+        program = execution.step(program.step.name, visit)
         try:
             activation = await self._steps.loops.activate(execution, program, visit, shard=True)
             await _check_keys(activation)
@@ -75,7 +76,7 @@ class Fanouts:
 
     async def run_group(self, execution: Execution, step: str, group: Group, visit: int = 1) -> GroupReport:
         """Runs the shards of a group on the engine that the playbook names."""
-        program = execution.program.step(step)
+        program = execution.step(step, visit)
         activation = await self._steps.loops.activate(execution, program, visit, shard=True)
         loop = program.step.loop
         assert loop is not None
@@ -89,7 +90,7 @@ class Fanouts:
         ended = execution.state.end_of(step, visit)
         if ended is not None:
             return ended
-        program = execution.program.step(step)
+        program = execution.step(step, visit)
         activation = await self._steps.loops.activate(execution, program, visit, shard=True)
         total = len(activation.items)
         if activation.continues and total:

@@ -167,7 +167,7 @@ async def _run_slice(task: Task, part: Group) -> GroupReport:
     if execution is None:
         _executions.clear()
         execution = _executions[known] = await runtime.load(task.execution_id)
-    program = execution.program.step(task.step)
+    program = execution.step(task.step, task.visit)
     if len(execution.state.loops.get((task.step, task.visit), ())) == 0:
         raise ToolError(f"execution {task.execution_id}: {task.step} was not expanded", kind="loop")
     activation = await Loops(runtime).activate(execution, program, task.visit, shard=True)

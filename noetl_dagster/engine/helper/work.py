@@ -148,7 +148,7 @@ class _Work:
 
     async def _run(self, message: Message, share: RemoteShare) -> Tally:
         execution = await self._runtime.load(message["execution_id"])
-        program = execution.program.step(message["step"])
+        program = execution.step(message["step"], message["visit"])
         shard = message["shard"]
         activation = await self._loops.activate(execution, program, message["visit"], shard=shard)
         if activation.loop_id != message["loop_id"]:

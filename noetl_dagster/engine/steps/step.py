@@ -24,6 +24,7 @@ from noetl_dagster.engine.steps.routing import (
     event_names,
     route,
 )
+from noetl_dagster.engine.steps.settings import settings_of
 from noetl_dagster.engine.steps.turns import Turns
 from noetl_dagster.errors import (
     AssetNotFoundError,
@@ -114,6 +115,7 @@ class Steps:
                 return entry.end
             try:
                 resumed = execution.state.epoch > 1 or entry.turn > 1
+                program = execution.step(program.step.name, visit)
                 ending = await self._work(execution, program, visit, resumed)
             except STEP_ERRORS as error:
                 ending = _Ending(error_envelope(error))
@@ -131,8 +133,7 @@ class Steps:
         event.meta["resumed"] = execution.state.visits.get(step, 0) >= visit
         missing: NoetlError | None = None
         try:
-            reads = await reads_of(self._runtime, execution, program, visit)
-            event.context = {"reads": reads} if reads else None
+            event.context = await self._kept(execution, program, visit, event)
         except (AssetNotFoundError, *STEP_ERRORS) as error:
             missing = error
         async with self._turns.turn(execution, event) as turn:
@@ -143,6 +144,18 @@ class Steps:
                 yield Entry(turn, await self.fail(execution, program, visit, missing))
             else:
                 yield Entry(turn, await self._refusal(execution, program, visit, event))
+
+    async def _kept(
+        self, execution: Execution, program: StepProgram, visit: int, entered: Event
+    ) -> dict[str, Any] | None:
+        """What is found out once when a visit is entered, whoever goes on with it."""
+        reads = await reads_of(self._runtime, execution, program, visit)
+        if reads:
+            entered.context = {"reads": reads}
+        settings = await settings_of(self._runtime, execution, program, visit, entered)
+        if settings:
+            return {**(entered.context or {}), "settings": settings}
+        return entered.context
 
     async def _refusal(
         self, execution: Execution, program: StepProgram, visit: int, entered: Event

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from enum import StrEnum
 from typing import Any, TypeVar
 
@@ -13,7 +13,7 @@ from noetl_dagster.errors import Place, ProblemKind, TemplateError
 from noetl_dagster.playbook.document import Document
 from noetl_dagster.playbook.models import Input
 from noetl_dagster.playbook.templates.rendering import compile_value
-from noetl_dagster.playbook.wording import described, suggestion
+from noetl_dagster.playbook.wording import described, is_template, suggestion
 
 M = TypeVar("M", bound=BaseModel)
 E = TypeVar("E", bound=StrEnum)
@@ -21,14 +21,18 @@ E = TypeVar("E", bound=StrEnum)
 _DURATION = re.compile(r"^\s*(\d+(?:\.\d+)?)\s*(ms|s|m|h|d)?\s*$")
 _SECONDS = {"ms": 0.001, None: 1.0, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 
-_UNKNOWN_AT_THE_START = frozenset({"ctx", "iter", "vars", "output", "results"})
+_UNKNOWN_AT_ENTRY = frozenset({"iter", "loop", "_index", "output", "response", "results", "error", "_prev"})
+"""Names that mean something only while a step's tasks run."""
 
 
 class Reading:
     """What all blocks of one playbook share.
 
     Attributes:
-        workload: what templates in settings may use.
+        workload: what templates in settings may use before a step is entered.
+        given: settings that are templates, by the names in :attr:`templates`, as they were rendered when the
+            step was entered.
+        templates: settings of the present step that are templates, by the place that they stand in.
         metadata: what templates in Dagster's words may use.
         executor_spec: the outermost layer of every spec.
         settled: whether a setting was a template of the workload.
@@ -40,10 +44,25 @@ class Reading:
         self.document = document
         self.lenient = lenient
         self.workload: dict[str, Any] = {}
+        self.given: Mapping[str, Any] = {}
+        self.templates: dict[str, str] = {}
         self.metadata: dict[str, Any] = {}
         self.executor_spec: dict[str, Any] = {}
         self.settled = False
         self.jumps: list[tuple[str, Block]] = []
+
+    def name_setting(self, what: str, key: str, template: str) -> str:
+        """Notes a template under the name of its setting: ``loop.spec.max_in_flight``.
+
+        Unnamed tasks of one step say the same of themselves; their settings are numbered.
+        """
+        owner, *path = what.split(", ")
+        name = first = ".".join((*(() if owner.startswith("step ") else (owner,)), *path, key))
+        number = 1
+        while self.templates.setdefault(name, template) != template:
+            number += 1
+            name = f"{first} ({number})"
+        return name
 
     def block(self, container: Any, key: Any, what: str) -> Block | None:
         """The mapping at ``container[key]``; anything else is reported and gives None."""
@@ -174,7 +193,7 @@ class Block:
 
     def flag(self, *names: str, default: bool = False) -> bool:
         key = self.spelled(*names)
-        value = None if key is None else self._settled(key)
+        value = None if key is None else self._setting(key)
         if value is None:
             return default
         if isinstance(value, bool):
@@ -187,7 +206,7 @@ class Block:
     def number(self, *names: str) -> float | None:
         """A number, also written as text."""
         key = self.spelled(*names)
-        value = None if key is None else self._settled(key)
+        value = None if key is None else self._setting(key)
         if value is None:
             return None
         try:
@@ -209,7 +228,7 @@ class Block:
     def seconds(self, *names: str) -> float | None:
         """A duration: a number of seconds, or text such as '500ms', '30s', '5m', '1h'."""
         key = self.spelled(*names)
-        value = None if key is None else self._settled(key)
+        value = None if key is None else self._setting(key)
         if value is None:
             return None
         found = _DURATION.match(str(value)) if not isinstance(value, (dict, list, bool)) else None
@@ -221,7 +240,7 @@ class Block:
     def choice(self, kind: type[E], *names: str, also: dict[str, E] | None = None) -> E | None:
         """One of the words of an enum, or of ``also``."""
         key = self.spelled(*names)
-        value = None if key is None else self._settled(key)
+        value = None if key is None else self._word(key)
         if value is None:
             return None
         word = str(value).strip().lower()
@@ -245,7 +264,9 @@ class Block:
         except ValidationError as error:
             for detail in error.errors():
                 name = ".".join(str(part) for part in detail["loc"])
-                self.error(f"{name}: {detail['msg'].lower()}", name if name in self.values else None)
+                found = described(detail["input"])
+                message = f"{name}: {detail['msg'].lower()}, found {found}"
+                self.error(message, name if name in self.values else None)
             return None
 
     def close(
@@ -272,23 +293,47 @@ class Block:
     def _present(self, names: tuple[str, ...]) -> str | None:
         return next((name for name in names if name in self.values), None)
 
-    def _settled(self, key: str) -> Any:
-        """A setting; a template in it is rendered once, with the workload of playbook or execution."""
+    def _setting(self, key: str) -> Any:
+        """A number or a boolean. Of a template what was rendered when the step was entered; None until then.
+
+        One that needs the workload alone is rendered with what is known of it, so that mistakes show early.
+        """
         value = self.values[key]
-        if not isinstance(value, str) or "{{" not in value:
+        if not isinstance(value, str) or not is_template(value):
             return value
-        workload = self.reading.workload
+        reading = self.reading
+        name = reading.name_setting(self.what, key, value)
+        if name in reading.given:
+            return reading.given[name]
         try:
-            compiled = compile_value(value)
-            settled = compiled.render({"workload": workload, **workload})
+            names = compile_value(value).names
+        except TemplateError:
+            return None  # reported with every other template that does not parse
+        for unknown in sorted(names & _UNKNOWN_AT_ENTRY):
+            self.error(f"{key} is settled when the step is entered, and {unknown!r} is not known then", key)
+            return None
+        if names <= {"workload", *reading.workload}:
+            try:
+                return self._rendered(value)
+            except TemplateError as error:
+                self.warn(f"{key} must come with the workload of the execution: {error}", key)
+        return None
+
+    def _word(self, key: str) -> Any:
+        """A word of the language; of a template what it says of the workload of playbook or execution."""
+        value = self.values[key]
+        if not isinstance(value, str) or not is_template(value):
+            return value
+        try:
+            return self._rendered(value)
         except TemplateError as error:
             self.error(f"{key} must be known when the playbook is loaded, from its workload: {error}", key)
             return None
-        for name in sorted(compiled.names & _UNKNOWN_AT_THE_START):
-            message = f"{key} is settled when the execution starts, and {name!r} is empty then"
-            self.warn(f"{message}; put the value into the workload", key)
+
+    def _rendered(self, template: str) -> Any:
+        workload = self.reading.workload
         self.reading.settled = True
-        return settled
+        return compile_value(template).render({"workload": workload, **workload})
 
 
 class Hints:

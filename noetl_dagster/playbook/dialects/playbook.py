@@ -35,13 +35,18 @@ def normalise(
     *,
     lenient: bool = False,
     workload: Mapping[str, Any] = MappingProxyType({}),
+    settings: Mapping[str, Any] = MappingProxyType({}),
+    only: str | None = None,
 ) -> Playbook | None:
     """The canonical playbook; None when there is too little to build one. Problems go to ``document``.
 
     Args:
         workload: what an execution was started with; settings that are templates are settled from it.
+        settings: of a step that is entered, its settings that are templates, rendered.
+        only: the name of that step; no other is read.
     """
     reading = Reading(document, lenient=lenient)
+    reading.given = settings
     if document.root is None:
         if not document.problems:
             document.report(
@@ -62,7 +67,7 @@ def normalise(
         reading.metadata = metadata.model_dump()
     dagster = read_dagster(root)
     keychain, workbook = _keychain(root), _workbook(root)
-    steps = _workflow(root)
+    steps = _workflow(root, only)
     if "tracing" in root:
         message = "'tracing' has no effect: the event log tells what happened"
         root.warn(message, "tracing", ProblemKind.FIELD_WITHOUT_EFFECT)
@@ -203,9 +208,11 @@ def _workbook_task(block: Block, label: str | None) -> Task | None:
         block.error("a workbook entry needs 'name'", kind=ProblemKind.MISSING_FIELD)
         return None
     block.what = f"workbook task {name!r}"
+    block.reading.templates = {}
     if "tool" not in block:
         block.drop("task")
-        return read_task(block, (), name=name)
+        task = read_task(block, (), name=name)
+        return None if task is None else task.model_copy(update={"settings": block.reading.templates})
     block.drop("name", "task", *DOCUMENTARY)
     tasks = read_tasks(block, ())
     sink, asserts = read_sink(block), read_assertion(block)
@@ -216,10 +223,11 @@ def _workbook_task(block: Block, label: str | None) -> Task | None:
         return None
     task = tasks[0]
     own = {"sink": task.sink or sink, "asserts": task.asserts if asserts == Assertion() else asserts}
-    return task.model_copy(update={"name": name, "named": True, **own})
+    settings = block.reading.templates
+    return task.model_copy(update={"name": name, "named": True, "settings": settings, **own})
 
 
-def _workflow(root: Block) -> tuple[Step, ...]:
+def _workflow(root: Block, only: str | None) -> tuple[Step, ...]:
     key = root.spelled("workflow")
     value = None if key is None else root[key]
     if key is None:
@@ -230,6 +238,8 @@ def _workflow(root: Block) -> tuple[Step, ...]:
         return ()
     steps: dict[str, Step] = {}
     for index, entry in enumerate(value):
+        if only is not None and entry.get("step") != only:
+            continue
         block = root.reading.own_block(entry, f"step {index + 1}", root.document.place(value, index))
         step = None if block is None else read_step(block)
         if step is None or block is None:

@@ -47,6 +47,7 @@ def read_step(block: Block) -> Step | None:
         block.error("a step needs 'step', its name", kind=ProblemKind.MISSING_FIELD)
         return None
     block.what = f"step {name!r}"
+    block.reading.templates = {}
     own_spec = block.child("spec") or Block(block.reading, {}, f"{block.what}, spec", block.place)
     spec = Block(
         block.reading, layered(block.reading.executor_spec, own_spec.values), own_spec.what, own_spec.place
@@ -74,6 +75,7 @@ def read_step(block: Block) -> Step | None:
         asset=read_asset(block),
         checks=read_checks(block),
         sources=read_sources(block),
+        settings=block.reading.templates,
         place=block.place_of("step"),
     )
     check_step_spec(own_spec)
