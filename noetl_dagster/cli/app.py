@@ -94,6 +94,10 @@ class Commands(LazyGroup):
             "noetl_dagster.cli.commands.documents:settings",
             "Show the settings of this process; secrets are hidden.",
         ),
+        "doctor": Place(
+            "noetl_dagster.cli.commands.doctor:doctor",
+            "Try every address, credential, folder and program of the settings; exit code 1 when something is wrong.",
+        ),
         "services": Place(
             "noetl_dagster.cli.commands.services:app", "The embedded PostgreSQL, NATS and object store."
         ),

@@ -214,6 +214,14 @@ WHERE execution_id = $1 AND event_type = 'step.exit' AND status = 'COMPLETED'
 ORDER BY node_name, event_id DESC
 """
 
+# The latest result of each step that has ended.
+STEP_RESULTS = """
+SELECT DISTINCT ON (node_name) node_name, result
+FROM noetl.event
+WHERE execution_id = $1 AND event_type = 'step.exit' AND result IS NOT NULL
+ORDER BY node_name, event_id DESC
+"""
+
 # Whether the pages that end with a command were put together.
 SEQUENCE_ENDED = """
 SELECT true

@@ -6,6 +6,7 @@ import asyncio
 import hashlib
 import logging
 import re
+from collections.abc import Sequence
 from datetime import UTC, datetime
 from importlib import resources
 from itertools import pairwise
@@ -75,16 +76,29 @@ async def apply_schema(url: str, *, now: datetime | None = None) -> None:
 
 async def apply_schema_on(connection: asyncpg.Connection, *, now: datetime | None = None) -> None:
     """As :func:`apply_schema`, on an open connection."""
-    texts = [path.read_text(encoding="utf-8") for path in schema_files()]
-    digest = hashlib.sha256("\n".join(texts).encode()).hexdigest()
+    texts = _texts()
     async with connection.transaction():
         await connection.execute("SELECT pg_advisory_xact_lock($1)", SCHEMA_LOCK)
-        exists = await connection.fetchval(_EXISTS)
-        if not exists or await connection.fetchval(_APPLIED) != digest:
+        if not await is_current(connection):
             for text in texts:
                 await connection.execute(text)
-            await connection.execute(_MARK.format(digest=digest))
+            await connection.execute(_MARK.format(digest=_digest(texts)))
         await ensure_partitions(connection, now or datetime.now(UTC))
+
+
+async def is_current(connection: asyncpg.Connection) -> bool | None:
+    """Whether a database has the schema of this version; None where it has none at all."""
+    if not await connection.fetchval(_EXISTS):
+        return None
+    return bool(await connection.fetchval(_APPLIED) == _digest(_texts()))
+
+
+def _texts() -> list[str]:
+    return [path.read_text(encoding="utf-8") for path in schema_files()]
+
+
+def _digest(texts: Sequence[str]) -> str:
+    return hashlib.sha256("\n".join(texts).encode()).hexdigest()
 
 
 async def await_schema(pool: asyncpg.Pool, *, patience: float = 300.0) -> None:

@@ -39,7 +39,7 @@ class ServiceProcess:
             assert found or self._process.poll() is None, f"it ended: {self.said}"
             return found
 
-        return until_now(line, f"{text!r}").strip()
+        return until_now(line, f"{text!r} in {self.said}").strip()
 
     def terminate(self) -> int:
         """Asks it to end; its exit code."""

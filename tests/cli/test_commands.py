@@ -138,6 +138,29 @@ def test_the_table_shows_small_results_and_each_error_once(cli: Cli, tmp_path: P
     assert run.stdout.count("step broken") == 1
 
 
+def test_json_holds_small_results_and_references_of_stored_ones(cli: Cli, tmp_path: Path) -> None:
+    file = tmp_path / "table.yaml"
+    file.write_text(TABLE)
+
+    run = cli("run", str(file), "--json")
+
+    found = json.loads(run.stdout)
+    assert f"running table, execution {found['execution_id']}" in run.stderr
+    steps = {step["step"]: step for step in found["steps"]}
+    assert steps["small"]["data"] == {"rows": [1, 2]}
+    assert steps["small"]["ref"] is None
+    assert steps["square"]["data"] == [1, 4, 9]
+    assert steps["nothing"]["data"] == []
+    stored, failed = steps["stored"]["data"]
+    assert stored["ref"]["physical_uri"].startswith("file://")
+    assert failed["status"] == "error"
+    assert failed["error"]["kind"] == "python"
+    assert steps["two"]["data"] is None
+    assert steps["two"]["ref"]["physical_uri"] == steps["two"]["result"]
+    assert steps["two"]["ref"]["preview"] == "[2]"
+    assert json.loads(cli("status", found["execution_id"], "--json").stdout)["steps"] == found["steps"]
+
+
 def test_code_that_does_not_compile_is_found_before_it_runs(cli: Cli, tmp_path: Path) -> None:
     file = tmp_path / "sum.yaml"
     file.write_text(GOOD.replace("a + sum(b)", "a + sum(b"))

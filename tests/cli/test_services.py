@@ -9,6 +9,7 @@ from pathlib import Path
 
 import asyncpg
 import httpx
+import obstore
 import pytest
 from nats.aio.client import Client as NatsClient
 
@@ -17,6 +18,7 @@ from noetl_dagster.events.log import EventLog
 from noetl_dagster.events.state import ExecutionStatus
 from noetl_dagster.events.types import Event
 from noetl_dagster.settings import Settings
+from noetl_dagster.storage.tiers.objects import minio_store
 from noetl_dagster.transport.nats.connection import connect
 from noetl_dagster.transport.nats.names import Names
 from noetl_dagster.transport.nats.streams import ensure_streams
@@ -24,6 +26,7 @@ from noetl_dagster.transport.nats.transport import NatsTransport
 from noetl_dagster.transport.wire import message_of
 from tests.cli.conftest import Cli
 from tests.cli.services import ServiceProcess
+from tests.conftest import aws_environment
 from tests.playbooks import playbook
 from tests.transport.conftest import IDS, ended, started
 from tests.waiting import PATIENCE_SECONDS, until
@@ -168,3 +171,15 @@ async def test_a_worker_ends_its_command_and_takes_no_other(
     assert [row["worker_id"] for row in await pool.fetch(CLAIMS)] == ["first", "second", "second"]
     assert await asyncio.to_thread(second.terminate) == 0, second.said
     await engine.close()
+
+
+async def test_services_look_at_the_buckets_when_they_start(settings: Settings, start: Start) -> None:
+    aws = aws_environment(settings) | {"NOETL_S3_BUCKET": "nobodys"}
+
+    process = start("serve", "--port", "0", **aws)
+
+    process.says("s3 tier: no bucket nobodys; create it")
+    process.says("HTTP API on")
+    await obstore.list_with_delimiter_async(minio_store(settings))  # the bucket is there
+    for command in ("worker", "ingest"):
+        start(command, **aws).says("s3 tier: no bucket nobodys; create it")

@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 from noetl_dagster import embedded
+from noetl_dagster.cli.stores import look_at_stores
 from noetl_dagster.events.connection import open_pool
 from noetl_dagster.events.ids import Snowflake, process_node
 from noetl_dagster.events.log import EventLog
@@ -30,6 +31,7 @@ def ingest(
 
 async def _ingest(settings: Settings, batch: int, once: bool) -> None:
     assert settings.db_url is not None
+    await look_at_stores(settings)
     pool = await open_pool(settings.db_url, size=4, application="noetl ingest")
     client = await connect(settings, "ingest")
     log = EventLog(pool, Snowflake(process_node()))

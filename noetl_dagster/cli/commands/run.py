@@ -86,7 +86,10 @@ def run_playbook(
     quiet: bool = False,
     verbose: bool = False,
 ) -> Overview:
-    """Runs a playbook under Dagster with live progress and returns how it ended."""
+    """Runs a playbook under Dagster with live progress and returns how it ended.
+
+    The execution is named on standard error at once, ``quiet`` or not, so that it can be resumed if it is killed.
+    """
     execution_id = execution_id or session.engine.runtime.ids.next()
     return _drive(session, playbook, execution_id, workload, quiet=quiet, verbose=verbose)
 
@@ -160,9 +163,8 @@ def _drive(
     verbose: bool = False,
 ) -> Overview:
     engine = session.engine
-    if not quiet:
-        verb = "resuming" if resumed else "running"
-        notes.print(f"{verb} {playbook.name}, execution {execution_id}", highlight=False)
+    verb = "resuming" if resumed else "running"
+    notes.print(f"{verb} {playbook.name}, execution {execution_id}", highlight=False, soft_wrap=True)
     if session.settings.warm_commands and not verbose:
         error = _drive_warm(session, playbook, execution_id, workload, resumed=resumed, quiet=quiet)
     else:

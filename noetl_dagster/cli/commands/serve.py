@@ -18,6 +18,7 @@ import typer
 from noetl_dagster import embedded
 from noetl_dagster.cli.console import fail
 from noetl_dagster.cli.siblings import Parent, Siblings
+from noetl_dagster.cli.stores import look_at_stores
 from noetl_dagster.settings import METRICS_FOLDER, Settings, settings_with
 
 
@@ -37,6 +38,7 @@ def serve(
     if parent is not None:
         _serve_as_one_of_several(settings, Parent(parent))
         return
+    asyncio.run(look_at_stores(settings))
     listener = _bound(settings.service_host, settings.service_port)
     scheme = "https" if settings.service_tls_cert is not None else "http"
 

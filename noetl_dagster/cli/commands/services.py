@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import shlex
 from typing import Annotated
@@ -11,6 +12,7 @@ from rich.console import Console
 from rich.table import Column, Table
 
 from noetl_dagster import embedded
+from noetl_dagster.cli.stores import look_at_stores
 from noetl_dagster.errors import ServiceError
 from noetl_dagster.launcher.address import stop
 from noetl_dagster.settings import get_settings
@@ -20,12 +22,14 @@ app = typer.Typer(no_args_is_help=True, help="The embedded PostgreSQL, NATS and 
 
 @app.command()
 def up() -> None:
-    """Start the services whose addresses are not set, and print where they are."""
+    """Start the services whose addresses are not set, with the bucket of results, and print where they are."""
     try:
-        _print(embedded.up(get_settings()))
+        settings = embedded.ensure(get_settings())
     except ServiceError as error:
         typer.echo(str(error), err=True)
         raise typer.Exit(1) from None
+    asyncio.run(look_at_stores(settings))
+    _print(embedded.status(get_settings()))
 
 
 @app.command()

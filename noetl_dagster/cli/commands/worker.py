@@ -12,6 +12,7 @@ import typer
 from noetl_dagster import embedded
 from noetl_dagster.cli.commands.ingest import stop_on_signals
 from noetl_dagster.cli.console import fail
+from noetl_dagster.cli.stores import look_at_stores
 from noetl_dagster.pool_worker.worker import PoolWorker
 from noetl_dagster.settings import EventTransport, Settings, settings_with
 from noetl_dagster.worker.command import own_worker_id
@@ -38,6 +39,7 @@ def worker(
 
 
 async def _work(settings: Settings, worker_id: str) -> None:
+    await look_at_stores(settings)
     opened = await PoolWorker.open(settings, worker_id)
     gc.freeze()  # what is loaded stays: no collection looks through it while commands wait
     stop = stop_on_signals()

@@ -12,10 +12,12 @@ from noetl_dagster.engine.executions.pooled import PoolView, pool_views
 from noetl_dagster.engine.executions.progress import loop_rates
 from noetl_dagster.engine.runtime import Runtime
 from noetl_dagster.errors import ExecutionNotFoundError
+from noetl_dagster.events.envelopes import OK, Envelope, from_result
 from noetl_dagster.events.projection.execution import ProjectedExecution
 from noetl_dagster.events.projection.projector import read_execution
-from noetl_dagster.events.queries import CHECKS, SMALL_RESULTS
+from noetl_dagster.events.queries import CHECKS, SMALL_RESULTS, STEP_RESULTS
 from noetl_dagster.events.state import PASSED, ExecutionStatus
+from noetl_dagster.result_ref import ResultRef
 
 UNCLAIMED = """
 SELECT loop_id FROM unnest($2::text[]) AS loop_id
@@ -57,11 +59,31 @@ class CheckView(BaseModel):
     facts: dict[str, Any] = {}
 
 
+class StoredView(BaseModel):
+    """A result that is too large for the log: ``ref`` is its name, ``physical_uri`` where its bytes are.
+
+    ``preview`` is the beginning, ``extracted`` what ``output_select`` copied out.
+    """
+
+    model_config = ConfigDict(frozen=True)
+
+    ref: str
+    store_tier: str
+    physical_uri: str
+    content_type: str
+    bytes_size: int
+    rows: int | None = None
+    preview: str | None = None
+    extracted: dict[str, Any] = {}
+
+
 class StepView(BaseModel):
     """The latest visit of a step.
 
-    ``result`` is the address of a stored result, None for a small one. :func:`full_overview` tells what the step's
-    ``checks`` said, and of ``pool`` where its commands run in the pool of workers.
+    ``result`` is the address of a stored result, None for a small one. :func:`full_overview` tells the result itself,
+    once the step has ended: ``data`` where the log has it, ``ref`` where it is stored; of a loop ``data`` is the list
+    in item order, with ``{"ref": ...}`` for a stored one and ``{"status": "error", "error": ...}`` for a failed one.
+    It also tells what the step's ``checks`` said, and of ``pool`` where its commands run in the pool of workers.
     """
 
     model_config = ConfigDict(frozen=True)
@@ -71,6 +93,8 @@ class StepView(BaseModel):
     visits: int
     loop: LoopView | None = None
     result: str | None = None
+    data: Any = None
+    ref: StoredView | None = None
     error: str | None = None
     pool: PoolView | None = None
     checks: tuple[CheckView, ...] = ()
@@ -122,7 +146,7 @@ async def overview(runtime: Runtime, execution_id: int) -> Overview:
 
 
 async def full_overview(runtime: Runtime, execution_id: int) -> Overview:
-    """As :func:`overview`, with what checks said, and how the pool of workers does with its steps.
+    """As :func:`overview`, with results, what checks said, and how the pool of workers does with its steps.
 
     Raises:
         ExecutionNotFoundError: the log has no such execution.
@@ -130,16 +154,45 @@ async def full_overview(runtime: Runtime, execution_id: int) -> Overview:
     found = await overview(runtime, execution_id)
     pooled = await pool_views(runtime.pool, execution_id, [step.step for step in found.steps])
     checks = await _checks(runtime, execution_id)
-    if not pooled and not checks:
-        return found
+    results = await _results(runtime, execution_id)
 
     def told(step: StepView) -> StepView:
         view = pooled.get(step.step)
         if view is not None and step.status != ExecutionStatus.RUNNING:
             view = view.model_copy(update={"rate": None})
-        return step.model_copy(update={"pool": view, "checks": tuple(checks.get(step.step, ()))})
+        ended = step.status != ExecutionStatus.RUNNING
+        result = results.get(step.step, {}) if ended else {}
+        return step.model_copy(update={"pool": view, "checks": tuple(checks.get(step.step, ())), **result})
 
     return found.model_copy(update={"steps": tuple(map(told, found.steps))})
+
+
+async def _results(runtime: Runtime, execution_id: int) -> dict[str, dict[str, Any]]:
+    """By step, ``data`` or ``ref`` of its latest result."""
+    rows = await runtime.pool.fetch(STEP_RESULTS, execution_id)
+    return {row["node_name"]: _result(from_result(row["result"])) for row in rows}
+
+
+def _result(envelope: Envelope) -> dict[str, Any]:
+    if (reference := envelope.get("ref")) is not None:
+        return {"ref": _stored(reference)}
+    if "data" not in envelope and "results" in envelope:
+        return {"data": [_item(item) for item in envelope["results"]]}
+    return {"data": envelope.get("data")}
+
+
+def _item(envelope: Envelope) -> Any:
+    """What stands for one item in the list of a loop's results."""
+    if envelope.get("status") != OK:
+        return {"status": envelope.get("status"), "error": envelope.get("error")}
+    if (reference := envelope.get("ref")) is not None:
+        return {"ref": _stored(reference).model_dump(mode="json")}
+    return envelope.get("data")
+
+
+def _stored(reference: Any) -> StoredView:
+    found = ResultRef.model_validate(reference)
+    return StoredView(**{name: getattr(found, name) for name in StoredView.model_fields})
 
 
 async def _checks(runtime: Runtime, execution_id: int) -> dict[str, list[CheckView]]:

@@ -61,7 +61,9 @@ class GcsTier:
 
     async def ready(self) -> None:
         with self._errors("reach", ""):
-            await asyncio.to_thread(lambda: self._bucket().exists(timeout=10))
+            there = await asyncio.to_thread(lambda: self._bucket().exists(timeout=10))
+        if not there:
+            raise StorageError(f"gcs tier: no bucket {self._bucket_name}; create it")
 
     async def put(self, key: str, data: Bytes) -> str:
         with self._errors("write", key):

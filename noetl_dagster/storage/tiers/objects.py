@@ -315,12 +315,16 @@ class S3Tier:
         try:
             yield
         except (PermissionDeniedError, UnauthenticatedError) as error:
-            reason = f"access denied ({_code(error)}); check the key pair and the bucket's policy"
-            raise StorageError(f"{place}: {reason}") from error
+            raise StorageError(f"{place}: {_denied(error)}") from error
         except FileNotFoundError:
             raise
         except BaseError as error:
-            raise TierUnavailableError(f"{place}: {_first_line(error)}") from error
+            reason = _denied(error) if "403 Forbidden" in str(error) else _first_line(error)
+            raise TierUnavailableError(f"{place}: {reason}") from error
+
+
+def _denied(error: Exception) -> str:
+    return f"access denied ({_code(error)}); check the key pair and the bucket's policy"
 
 
 def _first_line(error: Exception) -> str:

@@ -37,6 +37,8 @@ HIDDEN = "***"
 
 SELECT_CREDENTIAL = "SELECT type, data FROM noetl.credential WHERE name = $1"
 
+SELECT_NAMES = "SELECT name FROM noetl.credential ORDER BY name"
+
 UPSERT_CREDENTIAL = """
 INSERT INTO noetl.credential (name, type, data) VALUES ($1, $2, $3)
 ON CONFLICT (name) DO UPDATE SET type = EXCLUDED.type, data = EXCLUDED.data, updated_at = now()
@@ -218,6 +220,25 @@ class Credentials:
         if "type" in auth:
             return await self._inline(auth, types)
         return await self._of_aliases(auth, types)
+
+    async def names(self) -> list[str]:
+        """The credentials of the file, the environment and the table, in this order; values are not looked at.
+
+        Raises:
+            CredentialError: the file cannot be read.
+        """
+        path = self._settings.credentials_file
+        found = [str(name) for name in _read_file(path)] if path is not None else []
+        known = {environment_name(name) for name in found} | {environment_name("key")}  # which is a setting
+        found += sorted(
+            name.removeprefix(environment_name("")).lower()
+            for name in os.environ
+            if name.startswith(environment_name("")) and name not in known
+        )
+        if self._pool is not None:
+            with suppress(asyncpg.UndefinedTableError, asyncpg.InvalidSchemaNameError):
+                found += [row["name"] for row in await self._pool.fetch(SELECT_NAMES)]
+        return list(dict.fromkeys(found))
 
     async def store(self, name: str, type: CredentialType | str, data: Mapping[str, Any]) -> None:
         """Writes a credential to ``noetl.credential``, encrypted; an older one of that name is replaced.

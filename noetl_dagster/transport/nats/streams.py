@@ -52,6 +52,18 @@ def stream_configs(settings: Settings) -> list[StreamConfig]:
     ]
 
 
+async def look_at_streams(stream: JetStreamContext, settings: Settings) -> tuple[list[str], list[str]]:
+    """Names of the streams that are missing, and how others differ from those of this version; makes none."""
+    missing: list[str] = []
+    differences: list[str] = []
+    for wanted in stream_configs(settings):
+        try:
+            differences += _differences(wanted, (await stream.stream_info(wanted.name or "")).config)
+        except nats.js.errors.NotFoundError:
+            missing.append(wanted.name or "")
+    return missing, differences
+
+
 async def ensure_streams(stream: JetStreamContext, settings: Settings) -> list[str]:
     """Makes the streams that are missing.
 

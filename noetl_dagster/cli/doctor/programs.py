@@ -1,0 +1,96 @@
+"""What runs here: Spark with its Java, and the playbooks."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import re
+import shutil
+from collections.abc import Iterator
+from functools import partial
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+from noetl_dagster.cli.doctor.finding import (
+    Check,
+    Finding,
+    connects,
+    in_background,
+    not_set,
+    ok,
+    warning,
+    wrong,
+)
+from noetl_dagster.playbook.catalog import find_playbooks
+from noetl_dagster.settings import Settings
+
+OLDEST_JAVA = 17
+_JAVA_VERSION = re.compile(r'version "(?:1\.)?(\d+)[^"]*"')
+
+CONNECT_PORT, MASTER_PORT, API_PORT = 15002, 7077, 443
+
+
+def program_checks(settings: Settings) -> Iterator[Check]:
+    yield Check("Spark", partial(_spark, settings), "check NOETL_SPARK_MASTER or NOETL_SPARK_REMOTE")
+    yield Check("Java", partial(_java, settings), f"install Java {OLDEST_JAVA}, or set JAVA_HOME")
+    yield Check("playbooks", partial(_playbooks, settings), "check NOETL_PLAYBOOKS_PATH")
+
+
+async def _spark(settings: Settings) -> Finding:
+    from noetl_dagster.spark.sessions import check_address
+
+    try:
+        own = f"pyspark {version('pyspark')}"
+    except PackageNotFoundError:
+        return not_set("pyspark is not installed; steps of kind spark need noetl-dagster[spark]")
+    check_address(settings)
+    address = settings.spark_address
+    if settings.spark_remote is not None:
+        return ok(f"{own}, Spark Connect at {await connects(address, CONNECT_PORT)} answers")
+    if address.startswith("spark://"):
+        first = address.partition(",")[0]
+        return ok(f"{own}, master at {await connects(first, MASTER_PORT)} answers")
+    if address.startswith("k8s://"):
+        url = address.removeprefix("k8s://")
+        return ok(
+            f"{own}, Kubernetes at {await connects(url if '://' in url else f'https://{url}', API_PORT)}"
+        )
+    return ok(f"{own}, {address}")
+
+
+async def _java(settings: Settings) -> Finding:
+    if settings.spark_remote is not None:
+        return not_set("Spark Connect needs none here")
+    home = os.environ.get("JAVA_HOME")
+    java = str(Path(home, "bin", "java")) if home else shutil.which("java")
+    if java is None or not os.access(java, os.X_OK):
+        remedy = f"install Java {OLDEST_JAVA}, or set JAVA_HOME"
+        return (
+            wrong(f"JAVA_HOME={home} has no bin/java", remedy)
+            if home
+            else warning("no java on the PATH: steps of kind spark cannot run", remedy)
+        )
+    process = await asyncio.create_subprocess_exec(
+        java, "-version", stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT
+    )
+    try:
+        said = (await process.communicate())[0].decode(errors="replace")
+    finally:
+        if process.returncode is None:
+            process.kill()
+    found = _JAVA_VERSION.search(said)
+    if found is None:
+        return wrong(f"{java} says no version: {said.strip()[:200]}", f"install Java {OLDEST_JAVA}")
+    if int(found[1]) < OLDEST_JAVA:
+        return wrong(f"Java {found[1]} at {java} is too old", f"install Java {OLDEST_JAVA}, or set JAVA_HOME")
+    return ok(f"Java {found[1]} at {java}")
+
+
+async def _playbooks(settings: Settings) -> Finding:
+    folder = settings.playbooks_path
+    if not folder.is_dir():
+        if "playbooks_path" in settings.model_fields_set:
+            return wrong(f"{folder.absolute()} is no folder", "correct NOETL_PLAYBOOKS_PATH")
+        return not_set("NOETL_PLAYBOOKS_PATH, and no folder 'playbooks' here")
+    count = len(await in_background(lambda: find_playbooks(folder)))
+    return ok(f"{count} in {folder.absolute()}; 'noetl-dagster check {folder}' reads them")

@@ -1,0 +1,157 @@
+"""Credentials by name, and who keeps secrets."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, suppress
+from functools import partial
+
+import asyncpg
+from pydantic import SecretStr
+
+from noetl_dagster.cli.doctor.finding import Check, Finding, connects, not_set, ok, warning, wrong
+from noetl_dagster.errors import CredentialError
+from noetl_dagster.settings import Settings
+from noetl_dagster.tools.access.clients import Clients, postgres_arguments
+from noetl_dagster.tools.access.credentials import (
+    HTTP_TYPES,
+    Credential,
+    Credentials,
+    CredentialType,
+)
+from noetl_dagster.tools.access.managers.asking import SecretManagers
+
+CONNECT_SECONDS = 5.0
+
+UNKNOWN_SECRET = "noetl-dagster-doctor"
+"""Nobody has a secret of this name: a manager that says so can be asked."""
+
+PROVIDERS = {
+    "aws": ("AWS_ACCESS_KEY_ID", "AWS_PROFILE", "AWS_ROLE_ARN", "AWS_CONTAINER_CREDENTIALS_RELATIVE_URI"),
+    "google": ("NOETL_GOOGLE_SECRETS_ENDPOINT", "GOOGLE_APPLICATION_CREDENTIALS"),
+    "kubernetes": ("KUBECONFIG", "KUBERNETES_SERVICE_HOST"),
+}
+"""Secret managers, and the variables one of which leads to each."""
+
+
+@asynccontextmanager
+async def opened_credentials(settings: Settings) -> AsyncIterator[Credentials]:
+    """Credentials by name; those of the table only where the event log answers."""
+    pool = None
+    if settings.db_url is not None:
+        with suppress(OSError, TimeoutError, ValueError, asyncpg.PostgresError, asyncpg.InterfaceError):
+            pool = await asyncpg.create_pool(settings.db_url, min_size=1, max_size=2, timeout=CONNECT_SECONDS)
+    try:
+        yield Credentials(settings, pool)
+    finally:
+        if pool is not None:
+            pool.terminate()
+
+
+def hide_secrets(credentials: Credentials, settings: Settings) -> None:
+    """Has the settings' own secrets hidden in what is printed, those in addresses too."""
+    own = {}
+    for name in type(settings).model_fields:
+        value = getattr(settings, name)
+        if isinstance(value, SecretStr):
+            own[f"secret {name}"] = value.get_secret_value()
+        elif isinstance(value, str) and "://" in value:
+            own[f"address {name}"] = value
+    credentials.hide(Credential("settings", CredentialType.SECRET, own))
+
+
+async def credential_checks(settings: Settings, credentials: Credentials) -> list[Check]:
+    """A check for each credential, and one for where they stand."""
+    path = settings.credentials_file
+
+    async def listed() -> Finding:
+        names = await credentials.names()
+        if path is None and not names:
+            return not_set("NOETL_CREDENTIALS_FILE, and no credential elsewhere")
+        return ok(f"{len(names)} known" + (f", file {path} is readable" if path is not None else ""))
+
+    checks = [Check("credentials", listed, "check NOETL_CREDENTIALS_FILE")]
+    with suppress(CredentialError, OSError, asyncpg.PostgresError):  # which the check above says
+        checks += [
+            Check(
+                f"credential {name}",
+                partial(_credential, name, settings, credentials),
+                "correct the credential, or see that its server runs",
+            )
+            for name in await credentials.names()
+        ]
+    return checks
+
+
+async def _credential(name: str, settings: Settings, credentials: Credentials) -> Finding:
+    found = await credentials.get(name)
+    match found.type:
+        case CredentialType.POSTGRES:
+            connection = await asyncpg.connect(**postgres_arguments(found), timeout=CONNECT_SECONDS)
+            try:
+                database, user = await connection.fetchrow("SELECT current_database(), current_user")
+            finally:
+                await connection.close(timeout=CONNECT_SECONDS)
+            return ok(f"postgres, {user} connects to {database}")
+        case CredentialType.NATS:
+            clients = Clients(settings.model_copy(update={"nats_connect_seconds": CONNECT_SECONDS}))
+            try:
+                await clients.nats(found)
+            finally:
+                await clients.close()
+            return ok("nats, the server answers")
+        case CredentialType.S3 if found.get("bucket") is not None:
+            return await _bucket(settings, found)
+    url = found.get("url", "base_url", "endpoint", "endpoint_url")
+    if url is not None and (found.type in HTTP_TYPES or found.type is CredentialType.S3):
+        place = await connects(str(url), 443 if str(url).startswith("https") else 80)
+        return ok(f"{found.type}, {place} answers; whether it accepts the secret is not tried")
+    return ok(f"{found.type}, can be read; it names no server to try")
+
+
+async def _bucket(settings: Settings, found: Credential) -> Finding:
+    import obstore
+
+    from noetl_dagster.tools.access.objects import open_bucket
+
+    store = open_bucket(settings, "s3", "", found)
+    await obstore.list_with_delimiter_async(store, prefix=UNKNOWN_SECRET)
+    return ok(f"s3, bucket {found.get('bucket')} can be listed")
+
+
+def provider_checks(settings: Settings) -> Iterator[Check]:
+    async def folder() -> Finding:
+        path = settings.secrets_path
+        if not path.is_dir():
+            if "secrets_path" in settings.model_fields_set:
+                return wrong(f"{path} is no folder", "mount it, or correct NOETL_SECRETS_PATH")
+            return not_set("NOETL_SECRETS_PATH")
+        if not os.access(path, os.R_OK | os.X_OK):
+            return wrong(f"{path} may not be read", "let this user read it")
+        return ok(f"{sum(one.is_file() for one in path.iterdir())} files in {path}")
+
+    yield Check("secrets file", folder, "check NOETL_SECRETS_PATH")
+    for provider in PROVIDERS:
+        yield Check(
+            f"secrets {provider}",
+            partial(_provider, provider, settings),
+            "see what it says",
+            2 * CONNECT_SECONDS,
+        )
+
+
+async def _provider(provider: str, settings: Settings) -> Finding:
+    variables = PROVIDERS[provider]
+    if not any(name in os.environ for name in variables):
+        return not_set(" and ".join(variables[:2]))
+    name = f"default/{UNKNOWN_SECRET}" if provider == "kubernetes" else UNKNOWN_SECRET
+    try:
+        await SecretManagers(settings).find(provider, name)
+    except CredentialError as error:
+        what, _, remedy = str(error).partition("; ")
+        if what.endswith((" is not found", " may not be read")):  # of a secret that is not there
+            return ok("answers")
+        # such an environment may be there for something else
+        return warning(what.partition(": ")[2] or what, remedy or "see that it can be reached")
+    return ok("answers")

