@@ -1,8 +1,8 @@
-"""Playbooks for the reference interpreter: made by hypothesis, written in either generation of words."""
+"""Playbooks for the reference interpreter: made by hypothesis, each written in one of many ways."""
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import yaml
@@ -10,6 +10,29 @@ from hypothesis import strategies as st
 
 from .reference import Arc, Loop, OnFailure, Reference, Step, Sum, Test
 
+
+@dataclass(frozen=True)
+class Words:
+    """One way of writing a playbook, of those that mean the same.
+
+    Attributes:
+        older: the words of the seeds.
+        returns: code ends with ``return``.
+        braces: code takes its values from templates in it, not from ``input``.
+        below: the tool's fields stand below its ``spec``.
+        kept: every result is selected from, and stored above a size that none has.
+        settled: settings are templates over ctx and workload.
+    """
+
+    older: bool
+    returns: bool
+    braces: bool
+    below: bool
+    kept: bool
+    settled: bool
+
+
+WORDS = st.builds(Words, *[st.booleans()] * 6)
 SMALL = st.integers(-2, 6)
 LIMIT = st.integers(-6, 3)
 ONE_IN_FOUR = st.sampled_from((False, False, False, True))
@@ -117,34 +140,43 @@ class _Below(Test):
         return not super().holds(ctx, output)
 
 
-def as_yaml(steps: tuple[Step, ...], *, older: bool) -> str:
-    """The playbook's text; ``older`` in the words of the seeds."""
+def as_yaml(steps: tuple[Step, ...], words: Words) -> str:
+    """The playbook's text."""
     document = {
         "apiVersion": "noetl.io/v2",
         "kind": "Playbook",
         "metadata": {"name": "generated", "path": "tests/generated"},
-        "workflow": [_step(step, older) for step in steps],
+        "workload": {"width": 3, "tolerant": True},
+        "workflow": [_step(step, words) for step in steps],
     }
     return yaml.safe_dump(document, sort_keys=False)
 
 
-def _step(step: Step, older: bool) -> dict[str, Any]:
-    written: dict[str, Any] = {"step": step.name, "tool": _tool(step, older)}
+def _step(step: Step, words: Words) -> dict[str, Any]:
+    older = words.older
+    written: dict[str, Any] = {"step": step.name, "tool": _tool(step, words)}
     if step.loop is not None:
         mode = "parallel" if step.loop.parallel else "sequential"
         items = list(step.loop.items)
+        width = "{{ ctx.none_yet | default(workload.width) }}" if words.settled else 3
         written["loop"] = (
-            {"collection": items, "element": "item", "mode": mode, "concurrency": 3}
+            {"collection": items, "element": "item", "mode": mode, "concurrency": width}
             if older
-            else {"in": items, "iterator": "item", "spec": {"mode": mode, "max_in_flight": 3}}
+            else {"in": items, "iterator": "item", "spec": {"mode": mode, "max_in_flight": width}}
         )
-        written["spec"] = {"allow_partial": step.loop.allow_partial}
+        partial = step.loop.allow_partial
+        written["spec"] = {
+            "allow_partial": _template(f"workload.tolerant == {partial}") if words.settled else partial
+        }
     if step.admit is not None:
         written.setdefault("spec", {})["policy"] = {"admit": _test(step.admit, "0")}
     output = "output.done" if step.loop else "output.data"
     if step.set is not None:
         block, prefix = ("vars", "") if older else ("set", "ctx.")
         written[block] = {f"{prefix}{step.name}": _template(_sum(step.set, output))}
+    if words.kept:
+        kept = {"strategy": "size_threshold", "threshold_kb": 64}
+        written["output"] = {"output_select": kept, "store": {"kind": "auto"}}
     arcs = [_arc(step, place, arc, output, older) for place, arc in enumerate(step.arcs)]
     if arcs:
         mode = "inclusive" if step.inclusive else "exclusive"
@@ -153,19 +185,23 @@ def _step(step: Step, older: bool) -> dict[str, Any]:
     return written
 
 
-def _tool(step: Step, older: bool) -> dict[str, Any]:
+def _tool(step: Step, words: Words) -> dict[str, Any]:
+    older = words.older
     given = {"value": _template(_sum(step.sum, "0")), "attempt": "{{ _attempt }}"}
-    code = "result = value"
-    if step.failures:
-        code = f"if attempt <= {step.failures}:\n    raise RuntimeError('not yet')\n{code}"
     if step.loop is not None:
         given["item"] = "{{ item }}"
-        code = f"if item in {sorted(step.loop.failing)}:\n    raise RuntimeError('no')\nresult = item + value"
-    tool: dict[str, Any] = {"kind": "python", "args" if older else "input": given, "code": code}
+    fields = {"code": _code(step, words, given if words.braces else {name: name for name in given})}
+    if not words.braces:
+        fields["args" if older else "input"] = given
+    spec: dict[str, Any] = fields if words.below else {}
     if step.attempts > 1:
-        retry = {"do": "retry", "attempts": step.attempts, "delay": 0}
+        attempts = f"{{{{ ctx.none_yet | default({step.attempts}) }}}}" if words.settled else step.attempts
+        retry = {"do": "retry", "attempts": attempts, "delay": 0}
         when = "outcome.status == 'error'" if older else "output.status == 'error'"
-        tool["spec"] = {"policy": {"rules": [{"when": _template(when), "then": retry}]}}
+        spec["policy"] = {"rules": [{"when": _template(when), "then": retry}]}
+    tool: dict[str, Any] = {"kind": "python"} | ({} if words.below else fields)
+    if spec:
+        tool["spec"] = spec
     if step.loop is not None:
         collected = f"ctx.{step.name}_all"
         tool["set"] = {
@@ -173,6 +209,18 @@ def _tool(step: Step, older: bool) -> dict[str, Any]:
             collected: _template(f"{collected} | default([]) + [output.data]"),
         }
     return tool
+
+
+def _code(step: Step, words: Words, names: dict[str, str]) -> str:
+    """What the step does; ``names`` are expressions of what it is given."""
+    result = names["value"] if step.loop is None else f"{names['value']} + {names['item']}"
+    code = f"return {result}" if words.returns else f"result = {result}"
+    if step.failures:
+        return f"if {names['attempt']} <= {step.failures}:\n    raise RuntimeError('not yet')\n{code}"
+    if step.loop is not None:
+        failing = sorted(step.loop.failing)
+        return f"if {names['item']} in {failing}:\n    raise RuntimeError('no')\n{code}"
+    return code
 
 
 def _arc(step: Step, place: int, arc: Arc, output: str, older: bool) -> dict[str, Any]:

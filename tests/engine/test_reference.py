@@ -6,7 +6,6 @@ from collections.abc import Iterator
 
 import pytest
 from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
 
 from noetl_dagster.compiler.job import compile_playbook
 from noetl_dagster.engine.engine import Engine
@@ -16,7 +15,7 @@ from noetl_dagster.events.types import EventType
 from noetl_dagster.playbook.loader import parse_playbook
 from noetl_dagster.settings import Settings
 
-from .generated import as_yaml, playbooks
+from .generated import WORDS, Words, as_yaml, playbooks
 from .reference import Reference, Step
 
 pytestmark = pytest.mark.long
@@ -30,11 +29,11 @@ def quiet_engine(module_settings: Settings) -> Iterator[Engine]:
 
 
 @settings(max_examples=80, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
-@given(steps=playbooks(), older=st.booleans())
+@given(steps=playbooks(), words=WORDS)
 def test_a_run_comes_to_what_the_playbook_means(
-    steps: tuple[Step, ...], older: bool, quiet_engine: Engine
+    steps: tuple[Step, ...], words: Words, quiet_engine: Engine
 ) -> None:
-    text = as_yaml(steps, older=older)
+    text = as_yaml(steps, words)
     expected = Reference(steps).run()
     state = run_sync(quiet_engine.run(parse_playbook(text)))
     wanted = ExecutionStatus.FAILED if expected.failed else ExecutionStatus.COMPLETED
@@ -62,6 +61,6 @@ async def _in_order(engine: Engine, state: ExecutionState) -> None:
 
 
 @settings(max_examples=40, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
-@given(steps=playbooks(), older=st.booleans())
-def test_any_playbook_compiles(steps: tuple[Step, ...], older: bool) -> None:
-    compile_playbook(parse_playbook(as_yaml(steps, older=older)))
+@given(steps=playbooks(), words=WORDS)
+def test_any_playbook_compiles(steps: tuple[Step, ...], words: Words) -> None:
+    compile_playbook(parse_playbook(as_yaml(steps, words)))
