@@ -47,6 +47,10 @@ class Commands(LazyGroup):
             "noetl_dagster.cli.commands.authoring.language:check",
             "Find the mistakes of playbooks without running them; exit code 1 when there are errors.",
         ),
+        "migrate": Place(
+            "noetl_dagster.cli.commands.authoring.migration:migrate",
+            "Rewrite playbooks in the words of today; prints what changes, and keeps comments, order and styles.",
+        ),
         "schema": Place(
             "noetl_dagster.cli.commands.authoring.language:schema",
             "Print the JSON Schema of the playbook language, for editors.",

@@ -291,9 +291,7 @@ def _policy() -> Schema:
             **_set_blocks(),
         }
     )
-    rule = closed(
-        {**spelled(("when", "cond"), CONDITION), "then": action, **_description()}, required=("then",)
-    )
+    rule = closed({**spelled(spelling.WHEN, CONDITION), "then": action, **_description()}, required=("then",))
     otherwise = closed({"else": {"anyOf": [closed({"then": action}), action]}}, required=("else",))
     rules = {"type": "array", "items": {"anyOf": [rule, otherwise]}}
     return {"anyOf": [rules, opened({"rules": rules})]}
@@ -309,7 +307,7 @@ def _arc() -> Schema:
     return closed(
         {
             "step": TEXT,
-            **spelled(("when", "cond"), CONDITION),
+            **spelled(spelling.WHEN, CONDITION),
             "on": TEXT,
             **_set_blocks(),
             **spelled(spelling.INPUT, MAPPING),

@@ -24,6 +24,7 @@ IMPORTED = [
     "noetl_dagster.cli.commands.executions",
     "noetl_dagster.cli.commands.ingest",
     "noetl_dagster.cli.commands.authoring.language",
+    "noetl_dagster.cli.commands.authoring.migration",
     "noetl_dagster.cli.commands.run",
     "dagster_postgres",
 ]

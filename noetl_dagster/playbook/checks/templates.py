@@ -7,13 +7,13 @@ from typing import Any
 
 from noetl_dagster.errors import Place, Problem, ProblemKind, TemplateError
 from noetl_dagster.playbook.dialects.block import Hints
-from noetl_dagster.playbook.dialects.spelling import DESCRIPTION, LITERAL_FIELDS
+from noetl_dagster.playbook.dialects.spelling import DESCRIPTION, LITERAL_FIELDS, WHEN
 from noetl_dagster.playbook.document import Document
 from noetl_dagster.playbook.models import Input, Loop, Playbook, Task
 from noetl_dagster.playbook.templates.rendering import Compiled, compile_value, condition
 
 _SKIPPED_KEYS = frozenset({*LITERAL_FIELDS, *DESCRIPTION, "libs"})
-_CONDITION_KEYS = frozenset({"when", "cond"})
+_CONDITION_KEYS = frozenset(WHEN)
 LANGUAGE_NAMES = frozenset(
     {
         "workload",

@@ -7,7 +7,14 @@ from typing import Any
 from noetl_dagster.errors import ProblemKind
 from noetl_dagster.playbook.dialects.block import Block
 from noetl_dagster.playbook.dialects.set import read_set
-from noetl_dagster.playbook.dialects.spelling import ARC_KEYS, ARC_REMEDIES, DESCRIPTION, INPUT, ROUTING_KEYS
+from noetl_dagster.playbook.dialects.spelling import (
+    ARC_KEYS,
+    ARC_REMEDIES,
+    DESCRIPTION,
+    INPUT,
+    ROUTING_KEYS,
+    WHEN,
+)
 from noetl_dagster.playbook.models import Arc, Routing, RoutingMode
 from noetl_dagster.playbook.wording import described
 
@@ -69,7 +76,7 @@ def _arcs(arcs: list[Arc | None]) -> list[Arc]:
 
 def _arc(block: Block) -> Arc | None:
     target = block.text("step")
-    when = block.take("when", "cond")
+    when = block.take(*WHEN)
     if isinstance(when, (dict, list)):
         block.error(f"when must be a template or a boolean, found {described(when)}", "when")
         when = None

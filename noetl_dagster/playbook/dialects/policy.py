@@ -14,6 +14,7 @@ from noetl_dagster.playbook.dialects.spelling import (
     DELAY,
     DESCRIPTION,
     RULE_KEYS,
+    WHEN,
 )
 from noetl_dagster.playbook.models import Backoff, Directive, PolicyAction, PolicyRule
 from noetl_dagster.playbook.wording import described
@@ -79,7 +80,7 @@ def _rules(owner: Block, key: str) -> tuple[PolicyRule, ...]:
 
 def _rule(block: Block) -> PolicyRule | None:
     otherwise = block.spelled("else")
-    when = block.take("when", "cond")
+    when = block.take(*WHEN)
     if otherwise is not None:
         return _else_rule(block, when)
     block.drop(*DESCRIPTION, "name")

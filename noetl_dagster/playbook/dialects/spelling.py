@@ -39,6 +39,7 @@ AUTH = ("auth", "credential")
 SET_BLOCKS = {"set": None, "set_ctx": "ctx", "set_iter": "iter", "vars": "ctx"}
 """Key of a set block -> the scope that its bare names mean; None: ctx outside loops, iter inside."""
 DESCRIPTION = ("desc", "description")
+WHEN = ("when", "cond")
 DOCUMENTARY = (
     *(*DESCRIPTION, "title", "label", "labels", "id", "version", "tags", "metadata", "annotations"),
     *("comment", "comments", "note", "notes", "doc", "docs", "author", "owner", "owners"),

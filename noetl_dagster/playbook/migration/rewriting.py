@@ -1,0 +1,173 @@
+"""A playbook's text in today's words, which loads to the same playbook."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from dataclasses import dataclass
+from io import StringIO
+from itertools import pairwise
+from typing import Any
+
+from ruamel.yaml import YAML
+from ruamel.yaml.anchor import Anchor
+from ruamel.yaml.error import YAMLError
+from ruamel.yaml.nodes import MappingNode, Node, SequenceNode
+
+from noetl_dagster.errors import Place, Problem, ProblemKind
+from noetl_dagster.playbook.loader import parse_report
+from noetl_dagster.playbook.migration.merging import merged, merged_by_sections
+from noetl_dagster.playbook.migration.words import Words
+from noetl_dagster.playbook.models import Playbook
+
+_UNWRAPPED = 1_000_000
+_COMMENT = re.compile(r"(?:^|\s)(#.*?)\s*$", re.MULTILINE)
+_LIST = re.compile(r"^( *)(?:- +)*[\w.]+:[ \t]*(?:#.*)?\n(?:[ \t]*(?:#.*)?\n)*( *)- ", re.MULTILINE)
+_PLACE = {"file", "line", "column"}
+
+
+@dataclass(frozen=True, slots=True)
+class Migration:
+    """What became of a playbook.
+
+    Attributes:
+        text: in today's words; the text as it was where it cannot be rewritten.
+        problems: what could not be rewritten, and why.
+    """
+
+    text: str
+    problems: tuple[Problem, ...] = ()
+
+
+def migrate(text: str, file: str) -> Migration:
+    """Rewrites a playbook.
+
+    A playbook with errors is left as it is: what it means is not known. The same goes where a comment would be lost.
+    """
+    playbook, found = parse_report(text, file=file, lenient=True)
+    if playbook is None:
+        errors = (problem for problem in found if problem.severity == "error")
+        return Migration(text, tuple(errors))
+    ending = "\r\n" if "\r\n" in text else "\n"
+    plain = text.replace("\r\n", "\n")
+    try:
+        before, after, problems = _rewritten(plain, file)
+    except YAMLError as error:
+        mark = getattr(error, "problem_mark", None)
+        place = Place(file, 1 if mark is None else mark.line + 1)
+        return Migration(
+            text, (Problem(place, f"not valid YAML 1.2: {error}", kind=ProblemKind.YAML_SYNTAX),)
+        )
+    if before == after:
+        return Migration(text, problems)
+    texts = (plain, before, after)
+    for candidate in (merged(*texts), merged_by_sections(*map(_sections, texts)), after):
+        reason = _difference(playbook, plain, candidate, file)
+        if reason is None:
+            return Migration(candidate.replace("\n", ending), problems)
+    return Migration(text, (*problems, Problem(Place(file, 1), f"is left as it is: {reason}")))
+
+
+def _rewritten(text: str, file: str) -> tuple[str, str, tuple[Problem, ...]]:
+    """The text as the writer lays it out, before and after its words are rewritten."""
+    before = _written(_composed(text), text)
+    root = _composed(text)
+    words = Words(file)
+    words.rewrite(root)
+    return before, _written(root, text), tuple(words.problems)
+
+
+def _composed(text: str) -> Any:
+    root = YAML().compose(text)
+    _keep_anchors(root, set())
+    return root
+
+
+def _keep_anchors(node: Node, seen: set[int]) -> None:
+    """The writer makes up names of anchors unless it is told to keep them."""
+    if id(node) in seen:
+        return
+    seen.add(id(node))
+    if isinstance(node.anchor, str):
+        kept: Any = Anchor()
+        kept.value, kept.always_dump = node.anchor, True
+        node.anchor = kept
+    if isinstance(node, MappingNode):
+        for key, value in node.value:
+            _keep_anchors(key, seen)
+            _keep_anchors(value, seen)
+    elif isinstance(node, SequenceNode):
+        for item in node.value:
+            _keep_anchors(item, seen)
+
+
+def _written(root: Any, text: str) -> str:
+    writer = YAML()
+    writer.width = _UNWRAPPED
+    writer.brace_single_entry_mapping_in_flow_sequence = True
+    offset = _offset_of_lists(text)
+    writer.indent(mapping=2, sequence=2 + offset, offset=offset)
+    stream = StringIO()
+    writer.serialize(root, stream)
+    return stream.getvalue()
+
+
+def _sections(text: str) -> list[str]:
+    """The text in as many parts whatever its layout: by the keys of its root and by its steps."""
+    root = YAML().compose(text)
+    starts = {0}
+    for key, value in root.value:
+        starts.add(key.start_mark.line)
+        if key.value == "workflow" and isinstance(value, SequenceNode):
+            starts.update(step.start_mark.line for step in value.value)
+    lines = text.splitlines(keepends=True)
+    edges = [*sorted(starts), len(lines)]
+    return ["".join(lines[start:end]) for start, end in pairwise(edges)]
+
+
+def _offset_of_lists(text: str) -> int:
+    """How far the file indents lists below their key, most often."""
+    offsets = Counter(len(dash) - len(key) for key, dash in _LIST.findall(text))
+    return next((offset for offset, _ in offsets.most_common() if offset in (0, 2)), 0)
+
+
+def _difference(playbook: Playbook, before: str, after: str, file: str) -> str | None:
+    """Why a rewritten text is not the same playbook with the same comments, None where it is."""
+    rewritten, _ = parse_report(after, file=file, lenient=True)
+    if rewritten is None:
+        return "in today's words it would not load"
+    changed = _changed(_meaning(playbook), _meaning(rewritten))
+    if changed is not None:
+        return f"in today's words {changed or 'it'} would be something else"
+    lost = Counter(_COMMENT.findall(before)) - Counter(_COMMENT.findall(after))
+    return f"the comment {next(iter(lost))!r} would be lost" if lost else None
+
+
+def _meaning(playbook: Playbook) -> Any:
+    """All that a playbook says; not where it stands."""
+    return _without_places(playbook.model_dump(exclude={"source", "file"}))
+
+
+def _changed(before: Any, after: Any) -> str | None:
+    """The path of the first thing that differs, None where nothing does."""
+    if before == after:
+        return None
+    pairs: list[tuple[Any, Any, Any]] = []
+    if isinstance(before, dict) and isinstance(after, dict):
+        pairs = [(key, before.get(key), after.get(key)) for key in {**before, **after}]
+    elif isinstance(before, list) and isinstance(after, list) and len(before) == len(after):
+        pairs = [(index, *both) for index, both in enumerate(zip(before, after, strict=True))]
+    for key, old, new in pairs:
+        inner = _changed(old, new)
+        if inner is not None:
+            return f"{key}.{inner}".rstrip(".")
+    return ""
+
+
+def _without_places(value: Any) -> Any:
+    if isinstance(value, dict):
+        is_place = value.keys() == _PLACE
+        return None if is_place else {key: _without_places(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_without_places(item) for item in value]
+    return value

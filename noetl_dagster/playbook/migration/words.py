@@ -1,0 +1,404 @@
+"""What becomes of older words: each part of a playbook, rewritten where it stands."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from enum import StrEnum
+from itertools import chain
+
+from ruamel.yaml.nodes import MappingNode, Node, ScalarNode, SequenceNode
+
+from noetl_dagster.errors import Place, Problem, ProblemKind
+from noetl_dagster.playbook.dialects.spelling import (
+    ATTEMPTS,
+    AUTH,
+    BACKOFFS,
+    DELAY,
+    DESCRIPTION,
+    INPUT,
+    LOOP_IN,
+    LOOP_ITERATOR,
+    LOOP_MODES,
+    MAX_IN_FLIGHT,
+    OUTPUT,
+    SET_BLOCKS,
+    SPEC_WORDS,
+    WHEN,
+)
+from noetl_dagster.playbook.migration.nodes import (
+    Entries,
+    Pair,
+    entries,
+    mapping,
+    move_comment,
+    scalar,
+    sequence,
+)
+from noetl_dagster.playbook.templates.assignment import SCOPES
+from noetl_dagster.playbook.tool_kinds import HTTP_BODY, SQL_FIELD, TIMEOUT, TOOL_KINDS, URL, ToolKind
+
+_LOOP_SETTINGS = (
+    *("mode", *MAX_IN_FLIGHT, "chunk_size", "fail_fast", "allow_partial", "strict_ctx", "frame"),
+)
+_TASK_WORDS = frozenset(
+    {*INPUT, *AUTH, *OUTPUT, *SET_BLOCKS, "payload", "workload", "output_select", "retry"}
+)
+_UNKNOWN = ToolKind(fields=())
+
+
+class Words:
+    """Rewrites a playbook. What it means is not looked at; whoever asks compares it.
+
+    Attributes:
+        problems: older words that stay, and why.
+    """
+
+    def __init__(self, file: str) -> None:
+        self._file = file
+        self._seen: set[int] = set()
+        self.problems: list[Problem] = []
+
+    def rewrite(self, root: Node) -> None:
+        playbook = entries(root)
+        if playbook is None:
+            return
+        for node in playbook.items("workflow"):
+            self._step(entries(node))
+        self._workbook(playbook)
+
+    def _workbook(self, playbook: Entries) -> None:
+        named = playbook.inner("workbook")
+        if named is not None and list(named) == ["tasks"]:
+            named = named.inner("tasks")
+        nodes = playbook.items("workbook") if named is None else [named.value(name) for name in named]
+        for node in nodes:
+            entry = entries(node)
+            if entry is None or "tool" not in entry:
+                self._task(entry)
+            else:
+                self._spell(entry, DESCRIPTION)
+                self._tool(entry)
+                self._sink(entry.inner("sink"))
+
+    def _step(self, step: Entries | None) -> None:
+        if step is None or self._is_known(step.node):
+            return
+        for words in (INPUT, OUTPUT, DESCRIPTION):
+            self._spell(step, words)
+        self._sets(step)
+        self._tool(step)
+        self._spec(step.inner("spec"))
+        self._loop(step.inner("loop"))
+        self._next(step)
+        self._retry(step.value("retry"))
+        self._sink(step.inner("sink"))
+
+    # -- tools
+
+    def _tool(self, step: Entries) -> None:
+        """``tool`` as a name with its fields beside it, under a label, or as it is written today."""
+        tool = step.value("tool")
+        if isinstance(tool, ScalarNode):
+            tool = self._nested(step, tool)
+        if isinstance(tool, MappingNode):
+            found = self._unlabelled(tool)
+            if found is not tool:
+                step.replace("tool", found)
+            for task in found.value if isinstance(found, SequenceNode) else [found]:
+                self._task(entries(task))
+        elif isinstance(tool, SequenceNode):
+            items: list[Node] = []
+            for node in tool.value:
+                task = self._unlabelled(node)
+                items += task.value if isinstance(task, SequenceNode) else [task]
+            tool.value[:] = items
+            for item in items:
+                self._task(entries(item))
+
+    def _nested(self, step: Entries, name: ScalarNode) -> MappingNode:
+        """``tool: http`` with the tool's fields beside it, as one mapping."""
+        kind = TOOL_KINDS.get(name.value, _UNKNOWN)
+        fields = {*chain.from_iterable(kind.fields), *kind.without_effect, *AUTH} - {"step"}
+        if kind.name_fills is not None:
+            fields.add("name")
+        pairs = [step.take(key) for key in list(step) if key in fields]
+        flow = step.node.flow_style
+        tool = mapping([(scalar("kind", name), name), *pairs], name, flow=flow)
+        step.replace("tool", tool)
+        return tool
+
+    def _unlabelled(self, node: Node) -> Node:
+        """``{label: {kind, ...}}`` as ``{name: label, kind, ...}``; several labels give a list."""
+        labelled = entries(node)
+        if labelled is None or labelled.kind is not None or not list(labelled):
+            return node
+        tasks = [(label, labelled.inner(label)) for label in labelled]
+        if not all(task is not None and "kind" in task for _, task in tasks):
+            return node
+        for _, task in tasks:
+            if task is not None:
+                self._lift(task)
+        if any(not self._can_be_named(task) for _, task in tasks if task is not None):
+            return node
+        named: list[Node] = []
+        for label_node, inner in list(labelled.node.value):
+            task = Entries(inner)
+            kind = TOOL_KINDS.get(task.kind or "", _UNKNOWN)
+            if "name" in task and kind.name_fills is not None:
+                task.rename("name", kind.name_fills)
+            name = scalar("name", label_node)
+            move_comment(label_node, name)
+            move_comment(inner, label_node)
+            task.add((name, label_node), 0)
+            named.append(inner)
+        return named[0] if len(named) == 1 else sequence(named, node, flow=labelled.node.flow_style)
+
+    def _can_be_named(self, task: Entries) -> bool:
+        """Whether the task has room for its label: its own ``name`` may say what it works on."""
+        kind = TOOL_KINDS.get(task.kind or "", _UNKNOWN)
+        if "name" not in task or (kind.name_fills not in (None, "name") and kind.name_fills not in task):
+            return True
+        self._stays(task.node, "a labelled task with a 'name' of its own stays labelled")
+        return False
+
+    def _task(self, task: Entries | None) -> None:
+        if task is None or self._is_known(task.node):
+            return
+        kind = TOOL_KINDS.get(task.kind or "", _UNKNOWN)
+        self._lift(task)
+        for words in (DESCRIPTION, OUTPUT, AUTH, *kind.fields):
+            if words[0] != "args":
+                self._spell(task, words)
+        if not isinstance(task.value("args"), SequenceNode):
+            self._spell(task, (*INPUT, "payload", "workload") if task.kind == "playbook" else INPUT)
+        self._sets(task)
+        self._spec(task.inner("spec"))
+        self._retry(task.value("retry"))
+        self._sink(task.inner("sink"))
+
+    def _lift(self, task: Entries) -> None:
+        """Fields of the tool below ``spec``, or ``runtime`` of a container, beside ``kind``."""
+        kind = TOOL_KINDS.get(task.kind or "", _UNKNOWN)
+        fields = set(chain.from_iterable((*kind.fields, kind.without_effect)))
+        if not fields:
+            return
+        below = {
+            "spec": (fields | _TASK_WORDS | {"sink"} | ({"name"} if kind.name_fills else set())) - SPEC_WORDS
+        }
+        if task.kind == "container":
+            below["runtime"] = fields
+        for key, movable in below.items():
+            inner = task.inner(key)
+            moved = [] if inner is None else [name for name in inner if name in movable]
+            if inner is None or not moved:
+                continue
+            place = task.position(key)
+            for offset, name in enumerate(moved):
+                task.add(inner.take(name), place + offset)
+            if not list(inner):
+                task.take(key)
+
+    # -- specs and policies
+
+    def _spec(self, spec: Entries | None) -> None:
+        if spec is None or self._is_known(spec.node):
+            return
+        self._spell(spec, TIMEOUT)
+        self._value(spec, "loop_mode", LOOP_MODES)
+        fanout = spec.inner("fanout")
+        if fanout is not None:
+            self._spell(fanout, ("max_concurrent", "max_in_flight"))
+        policy = spec.value("policy")
+        if isinstance(policy, SequenceNode):
+            rules = scalar("rules", policy)
+            spec.replace("policy", mapping([(rules, policy)], policy, flow=policy.flow_style))
+        policy_entries = spec.inner("policy")
+        for node in [] if policy_entries is None else policy_entries.items("rules"):
+            self._rule(entries(node))
+
+    def _rule(self, rule: Entries | None) -> None:
+        if rule is None or self._is_known(rule.node):
+            return
+        self._spell(rule, WHEN)
+        self._spell(rule, DESCRIPTION)
+        otherwise = rule.inner("else")
+        if otherwise is not None and "then" not in otherwise:
+            node = otherwise.node
+            rule.replace("else", mapping([(scalar("then", node), node)], node, flow=node.flow_style))
+            self._action(otherwise)
+        elif otherwise is not None:
+            self._action(otherwise.inner("then"))
+        self._action(rule.inner("then"))
+
+    def _action(self, action: Entries | None) -> None:
+        if action is None or self._is_known(action.node):
+            return
+        self._spell(action, ATTEMPTS)
+        self._delay(action)
+        self._sets(action)
+
+    def _delay(self, limits: Entries) -> None:
+        self._spell(limits, DELAY)
+        self._value(limits, "backoff", BACKOFFS)
+
+    # -- loops, routes, and the oldest blocks
+
+    def _loop(self, loop: Entries | None) -> None:
+        if loop is None or self._is_known(loop.node):
+            return
+        for words in (LOOP_IN, LOOP_ITERATOR, DESCRIPTION):
+            self._spell(loop, words)
+        cursor = loop.inner("cursor")
+        if cursor is not None:
+            self._spell(cursor, ("claim", *SQL_FIELD))
+            self._spell(cursor, AUTH)
+        self._gather_settings(loop)
+        spec = loop.inner("spec")
+        if spec is not None:
+            self._spell(spec, MAX_IN_FLIGHT)
+            self._value(spec, "mode", LOOP_MODES)
+            self._spec(spec)
+
+    def _gather_settings(self, loop: Entries) -> None:
+        """Settings beside ``in`` and ``iterator`` below ``spec``, where those of the same name go first."""
+        beside = [key for key in loop if key in _LOOP_SETTINGS]
+        spec = loop.inner("spec")
+        if spec is None and beside and "spec" not in loop:
+            place = loop.position(beside[0])
+            pairs = [loop.take(key) for key in beside]
+            is_short = all(isinstance(value, ScalarNode) for _, value in pairs)
+            settings = mapping(pairs, pairs[0][0], flow=is_short or loop.node.flow_style)
+            loop.add((scalar("spec", pairs[0][0]), settings), place)
+        elif spec is not None:
+            for key in beside:
+                pair = loop.take(key)
+                if key not in spec:
+                    spec.add(pair)
+
+    def _next(self, step: Entries) -> None:
+        value = step.value("next")
+        if isinstance(value, SequenceNode) and any(isinstance(arc, MappingNode) for arc in value.value):
+            step.replace("next", self._router(value))
+        elif isinstance(value, MappingNode):
+            router = Entries(value)
+            if "step" in router:
+                self._arc(router)
+            elif "mode" in router and "spec" not in router:
+                pair = router.take("mode")
+                spec = mapping([pair], pair[0], flow=True)
+                router.add((scalar("spec", pair[0]), spec), 0)
+        written = step.inner("next")
+        for arc in [] if written is None else written.items("arcs"):
+            self._arc(entries(arc))
+
+    def _router(self, arcs: SequenceNode) -> MappingNode:
+        """The older list: exclusive where it has conditions; all of several steps without any."""
+        flow = arcs.flow_style
+        pairs: list[Pair] = [(scalar("arcs", arcs), arcs)]
+        conditions = (entries(arc) for arc in arcs.value)
+        unconditional = all(arc is None or arc.first(WHEN) is None for arc in conditions)
+        if unconditional and len(arcs.value) > 1:
+            mode = (scalar("mode", arcs), scalar("inclusive", arcs))
+            pairs.insert(0, (scalar("spec", arcs), mapping([mode], arcs, flow=True)))
+        router = mapping(pairs, arcs, flow=flow)
+        move_comment(arcs, router)
+        return router
+
+    def _arc(self, arc: Entries | None) -> None:
+        if arc is None or self._is_known(arc.node):
+            return
+        for words in (WHEN, INPUT, DESCRIPTION):
+            self._spell(arc, words)
+        self._sets(arc)
+
+    def _retry(self, retry: Node | None) -> None:
+        nodes = retry.value if isinstance(retry, SequenceNode) else [retry]
+        for node in nodes:
+            rule = entries(node)
+            if rule is None or self._is_known(rule.node):
+                continue
+            self._spell(rule, ("when", "retry_when"))
+            then = rule.inner("then") or rule
+            self._spell(then, tuple(reversed(ATTEMPTS)))
+            self._delay(then)
+            self._sink(then.inner("sink"))
+            call = then.inner("next_call")
+            if call is not None:
+                for words in (URL, ("body", *HTTP_BODY), INPUT):
+                    self._spell(call, words)
+
+    def _sink(self, sink: Entries | None) -> None:
+        if sink is None or self._is_known(sink.node):
+            return
+        tool = sink.inner("tool")
+        if tool is not None and not any(key in sink for key in tool if key != "kind"):
+            place = sink.position("tool")
+            kind = tool.value("kind")
+            for key in [key for key in tool if key != "kind"]:
+                place += 1
+                sink.add(tool.take(key), place)
+            sink.replace("tool", kind if kind is not None else scalar("postgres", tool.node))
+        for words in (AUTH, SQL_FIELD, INPUT, ("key", "keys", "key_columns"), ("tool", "kind")):
+            self._spell(sink, words)
+
+    # -- single words
+
+    def _spell(self, owner: Entries, words: Iterable[str]) -> None:
+        """The first of ``words`` for whichever of them stands there."""
+        words = tuple(dict.fromkeys(words))
+        present = [word for word in words if word in owner]
+        if len(present) > 1:
+            both = " and ".join(map(repr, present))
+            self._stays(owner.node, f"{both} stay beside each other: they mean the same and are merged")
+        elif present and present[0] != words[0]:
+            owner.rename(present[0], words[0])
+
+    def _value(self, owner: Entries, key: str, words: Mapping[str, StrEnum]) -> None:
+        value = owner.value(key)
+        if isinstance(value, ScalarNode):
+            word = words.get(value.value.strip().lower())
+            value.value = value.value if word is None else word.value
+
+    def _sets(self, owner: Entries) -> None:
+        """``set_ctx``, ``set_iter`` and ``vars`` as ``set``, whose names say where they are written."""
+        present = [key for key in owner if key in SET_BLOCKS and owner.inner(key) is not None]
+        older = [key for key in present if key != "set"]
+        if not older:
+            return
+        for key in older:
+            self._scoped(owner.inner(key), SET_BLOCKS[key] or "ctx")
+        names = [name for key in present for name in owner.inner(key) or ()]
+        if len(set(names)) < len(names):
+            self._stays(owner.node, f"{' and '.join(map(repr, present))} stay: they set the same name")
+            return
+        first = present[0]
+        for key in present[1:]:
+            kept, block = owner.inner(first), owner.inner(key)
+            assert kept is not None
+            assert block is not None
+            if not block.node.flow_style:
+                kept.node.flow_style = False
+            move_comment(block.node, kept.node)
+            for name in list(block):
+                kept.add(block.take(name))
+            owner.take(key)
+        if first != "set":
+            owner.rename(first, "set")
+
+    def _scoped(self, block: Entries | None, scope: str) -> None:
+        if block is None or self._is_known(block.node):
+            return
+        for name in list(block):
+            is_scope = name in SCOPES and isinstance(block.value(name), MappingNode)
+            if not is_scope and not (name.partition(".")[0] in SCOPES and "." in name):
+                block.rename(name, f"{scope}.{name}")
+
+    def _is_known(self, node: Node) -> bool:
+        """Whether a node was seen: one that an alias repeats is rewritten once."""
+        known = id(node) in self._seen
+        self._seen.add(id(node))
+        return known
+
+    def _stays(self, node: Node, message: str) -> None:
+        place = Place(self._file, node.start_mark.line + 1, node.start_mark.column + 1)
+        self.problems.append(Problem(place, message, "warning", ProblemKind.CONFLICTING_FIELDS))
