@@ -51,7 +51,7 @@ class ArtifactTool(Tool):
         except StorageError as error:
             code = getattr(error, "code", None)
             raise ToolError(
-                f"artifact {action} in step {call.step}: {error}", kind=self.kind, code=code
+                f"artifact {action} in step {call.step}: {error}", kind=error.kind, code=code
             ) from None
         return ToolResult(ref=ref)
 
@@ -69,14 +69,14 @@ def _choice(call: ToolCall, field: str, given: Any, known: type[Choice]) -> Choi
     except ValueError:
         raise ToolError(
             f"artifact in step {call.step}: {field} {given!r} is unknown; known: {', '.join(known)}",
-            kind="artifact",
+            kind="schema",
         ) from None
 
 
 async def _put(call: ToolCall, box: Toolbox) -> ResultRef:
     config, store = call.config, call.config.get("store")
     if "value" not in config:
-        raise ToolError(f"artifact put in step {call.step} has no 'value'", kind="artifact")
+        raise ToolError(f"artifact put in step {call.step} has no 'value'", kind="schema")
     changes = {name: config[name] for name in ("ttl", "content_type") if config.get(name)}
     if config.get("compress"):
         changes["compression"] = "gzip" if config["compress"] is True else str(config["compress"])
@@ -100,14 +100,12 @@ async def _get(call: ToolCall, box: Toolbox) -> ResultRef:
             raise ToolError(
                 f"artifact get in step {call.step}: {given!r:.80} is no reference; write ref: "
                 '"{{ <step>.ref }}" or a name noetl://execution/...',
-                kind="artifact",
+                kind="schema",
             )
         return await box.results.find(reference if isinstance(reference, str) else reference.ref)
     name = call.config.get("name")
     if not name:
-        raise ToolError(
-            f"artifact get in step {call.step} needs 'ref', or 'name' and 'step'", kind="artifact"
-        )
+        raise ToolError(f"artifact get in step {call.step} needs 'ref', or 'name' and 'step'", kind="schema")
     return await box.results.find((call.execution_id, str(call.config.get("step") or call.step), str(name)))
 
 

@@ -10,7 +10,7 @@ from urllib.parse import urlsplit
 
 import obstore
 
-from noetl_dagster.errors import CredentialError, ToolError
+from noetl_dagster.errors import CredentialError, ErrorKind, ToolError, kind_of, kind_of_status
 from noetl_dagster.tools.access.credentials import CredentialType
 from noetl_dagster.tools.access.objects import open_bucket
 from noetl_dagster.tools.base import Toolbox, ToolCall
@@ -51,8 +51,10 @@ async def load_script(call: ToolCall, box: Toolbox) -> str | None:
         if kind in ("s3", "gcs"):
             return await _object_text(uri, source, kind, box)
     except (OSError, UnicodeDecodeError, CredentialError, obstore.exceptions.BaseError) as error:
-        raise ToolError(box.credentials.redact(f"{where} cannot be read: {error}"), kind="script") from None
-    raise ToolError(f"{where}: source type {kind!r} is unknown; known: file, http, s3, gcs", kind="script")
+        raise ToolError(
+            box.credentials.redact(f"{where} cannot be read: {error}"), kind=kind_of(error)
+        ) from None
+    raise ToolError(f"{where}: source type {kind!r} is unknown; known: file, http, s3, gcs", kind="schema")
 
 
 async def _answer_text(url: str, where: str, box: Toolbox) -> str:
@@ -64,10 +66,14 @@ async def _answer_text(url: str, where: str, box: Toolbox) -> str:
             status = response.status
             text = await response.text() if status < 400 else ""
     except WebError as error:
-        raise ToolError(f"{where}: {error}", kind="script", retryable=error.retryable) from None
+        kind: ErrorKind = "timeout" if error.late else "connection"
+        raise ToolError(f"{where}: {error}", kind=kind, retryable=error.retryable) from None
     if status >= 400:
         raise ToolError(
-            f"{where}: the server answered {status}", kind="script", retryable=status >= 500, status=status
+            f"{where}: the server answered {status}",
+            kind=kind_of_status(status),
+            retryable=status >= 500,
+            status=status,
         )
     return text
 
@@ -87,7 +93,7 @@ def _address(script: Any) -> tuple[str, Mapping[str, Any]]:
     if isinstance(script, Mapping) and isinstance(script.get("uri"), str):
         source = script.get("source") or {}
         return script["uri"], source if isinstance(source, Mapping) else {"type": source}
-    raise ToolError("script must be a path, a URI, or {uri, source: {type}}", kind="script")
+    raise ToolError("script must be a path, a URI, or {uri, source: {type}}", kind="schema")
 
 
 def _file(uri: str, folder: str) -> Path:

@@ -346,6 +346,26 @@ def test_a_condition_without_template_is_pointed_out() -> None:
     assert "is always true" in warnings_of(steps)[0]
 
 
+KIND_TESTS = """
+  - step: start
+    tool: {kind: noop}
+    next:
+      - {step: a, when: "{{ error.kind == 'http' }}"}
+      - {step: a, when: "{{ output.error.kind in ['timeout', 'postgres'] }}"}
+      - {step: a, when: "{{ error['kind'] != 'python' and error.source == 'http' }}"}
+  - {step: a, tool: {kind: noop}}
+"""
+
+
+def test_tools_compared_with_kinds_of_error_are_pointed_out() -> None:
+    _, problems = parse_report(f"{HEAD}workflow:{KIND_TESTS}")
+
+    assert [str(problem).partition("write ")[2] for problem in problems] == [
+        "error.source == 'http'",
+        "error.source == 'postgres'",
+    ]
+
+
 def test_a_condition_with_text_around_its_template_is_pointed_out() -> None:
     steps = '- step: start\n  tool: {kind: noop}\n  next: [{step: start, when: "{{ ctx.a }} == 1"}]\n'
     assert "put the whole condition into {{ }}" in warnings_of(steps)[0]

@@ -147,7 +147,7 @@ result = {"good": spark.range(10), "broken": broken}
 """
     with pytest.raises(ToolError, match="DIVIDE_BY_ZERO") as caught:
         await run(code=code)
-    assert caught.value.kind == "spark"
+    assert caught.value.kind == "transform"
     assert not caught.value.retryable
     assert "step crunch, stage" in str(caught.value)
     assert box.settings.pvc_mount_path is not None

@@ -14,6 +14,8 @@ from collections.abc import Callable, ItemsView, Iterator, KeysView, Mapping, Va
 from types import GeneratorType
 from typing import TYPE_CHECKING, Any
 
+from noetl_dagster.playbook.templates.failures import seen_error
+
 if TYPE_CHECKING:
     from noetl_dagster.result_ref import ResultRef
 
@@ -274,7 +276,7 @@ class ResultView(View):
             return self._results()
         value = self._envelope.get(key)
         if value is not None:
-            return value
+            return seen_error(value) if key == "error" else value
         extracted = self._envelope.get("extracted")
         if extracted and key in extracted:
             return extracted[key]

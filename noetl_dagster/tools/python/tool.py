@@ -60,7 +60,7 @@ class PythonTool(Tool):
     async def run(self, call: ToolCall, box: Toolbox) -> ToolResult:
         source = await load_script(call, box) if "script" in call.config else call.config.get("code")
         if not isinstance(source, str) or not source.strip():
-            raise ToolError(f"python in step {call.step} has no 'code'", kind=self.kind)
+            raise ToolError(f"python in step {call.step} has no 'code'", kind="schema")
         try:
             async with time_limit(call):
                 return ToolResult(data=await self._run(source, call, box))
