@@ -67,7 +67,9 @@ _ARTIFACT = ToolKind(
     takes_references=True,
     keeps_to_driver=True,  # what is stored in memory is in this process
 )
-_SHELL = ToolKind(_fields("script env cwd timeout shell pipes", COMMAND_LINES), needs=("cmds", "script"))
+_SHELL = ToolKind(
+    _fields("script code env cwd timeout shell pipes", COMMAND_LINES), needs=("cmds", "script", "code")
+)
 
 TOOL_KINDS: Mapping[str, ToolKind] = {
     "artifact": _ARTIFACT,

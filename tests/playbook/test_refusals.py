@@ -71,6 +71,10 @@ BROKEN_STEPS = {
         "sample.yaml:6:18: step 'start': tool kind 'snowflake' is not supported; supported: artifact, container",
     ),
     "mistyped kind": ("- step: start\n  tool: {kind: pyton, code: x}\n", "did you mean 'python'?"),
+    "inline script without code": (
+        "- step: start\n  tool: {kind: python, script: {source: {type: inline}}}\n",
+        "script of source type 'inline' needs 'code'",
+    ),
     "http without url": ("- step: start\n  tool: {kind: http}\n", "http needs 'url'"),
     "postgres without command": (
         "- step: start\n  tool: {kind: postgres, comand: x}\n",

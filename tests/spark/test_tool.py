@@ -160,7 +160,7 @@ result = {"good": spark.range(10), "broken": broken}
         ({"command": "SELECT nme FROM people"}, ["UNRESOLVED_COLUMN", "nme", "`name`"]),
         ({"command": "SELEC 1"}, ["PARSE_SYNTAX_ERROR", "SELEC"]),
         ({"code": "def main(spark):\n    x = 1\n    return missing"}, ["NameError", "missing", "line 3"]),
-        ({"function": "nowhere.py:go"}, ["'nowhere.py:go' cannot be loaded"]),
+        ({"function": "nowhere.py:go"}, ["script 'nowhere.py' of step", "is not there"]),
         ({"code": "result = spark.range(5)", "collect": True, "max_rows": 3}, ["more than 3 rows"]),
         (
             {"code": "result = 1", "command": "SELECT 1"},

@@ -97,5 +97,5 @@ async def test_scripts_choose_their_interpreter(run: Any, tmp_path: Path) -> Non
 
     assert data["stdout"] == "4 ['a']\n"
     assert inline["stdout"] == "b\n"
-    with pytest.raises(ToolError, match="cannot be read"):
+    with pytest.raises(ToolError, match="is not there"):
         await run("script", script="missing.sh")

@@ -23,6 +23,9 @@ from noetl_dagster.playbook.wording import described, suggestion
 
 Specs = tuple[dict[str, Any], ...]
 PREVIOUS = "previous"
+CODE_KINDS = frozenset({"python", "script", "shell", "spark"})
+"""Tools whose scripts are code; those of others are commands."""
+
 UNKNOWN = ToolKind(fields=())
 _FORM = "application/x-www-form-urlencoded"
 
@@ -105,6 +108,7 @@ def read_task(
     }
     block.drop(*DESCRIPTION)
     config = _config(block, kind, known.fields)
+    _unfold_script(block, config, kind)
     if own_name is not None and known.name_fills is not None:
         config.setdefault(known.name_fills, own_name)
     _check_required(block, kind, known, config)
@@ -172,6 +176,21 @@ def _config(block: Block, kind: str, fields: tuple[Spellings, ...]) -> dict[str,
     if kind == "http" and isinstance(config.get("json"), dict) and _sends_form(config.get("headers")):
         config["form"] = config.pop("json")
     return config
+
+
+def _unfold_script(block: Block, config: dict[str, Any], kind: str) -> None:
+    """``script: {source: {type: inline}, code}`` is the code, or the SQL, itself."""
+    script = config.get("script")
+    source = script.get("source") if isinstance(script, dict) else None
+    type_ = source.get("type") if isinstance(source, dict) else source
+    if not isinstance(script, dict) or type_ != "inline":
+        return
+    del config["script"]
+    code = script.get("code") or (source.get("code") if isinstance(source, dict) else None)
+    if code is None:
+        block.error("script of source type 'inline' needs 'code'", "script")
+    else:
+        config.setdefault("code" if kind in CODE_KINDS else "command", code)
 
 
 def _timeout(block: Block) -> Any:

@@ -38,7 +38,7 @@ class ContainerTool(Tool):
 
     Output: ``{job, namespace, pod, exit_code, stdout}``; of a long log the last mebibyte.
 
-    Raises ``ToolError`` of kind ``container``: without a configured Kubernetes client, for a job that cannot
+    Raises ``ToolError``: without a configured Kubernetes client, for a job that cannot
     be made, and for an exit code other than 0. The job is deleted in every case.
     """
 

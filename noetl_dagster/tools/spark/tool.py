@@ -36,6 +36,7 @@ from noetl_dagster.tools.python.context import CodeContext, LiveScope
 from noetl_dagster.tools.python.threads import CodeThreads
 from noetl_dagster.tools.python.tool import rendered_templates
 from noetl_dagster.tools.rows.jsonable import NotJsonableError, is_table, to_jsonable
+from noetl_dagster.tools.scripts import script_file
 from noetl_dagster.tools.spark.inputs import inputs_of, stored_inputs
 from noetl_dagster.tools.spark.statements import split_spark_statements
 
@@ -280,7 +281,11 @@ def _result(spark: SparkSession, work: _Work) -> Any:
         )
     from noetl_dagster.spark.functions import load_function
 
-    function = load_function(str(call.config["function"]), call.folder)
+    address = str(call.config["function"])
+    source, _, name = address.rpartition(":")
+    if source.endswith(".py"):
+        address = f"{script_file(source, call, work.box)}:{name}"
+    function = load_function(address, call.folder)
     return call_main(function, values, {}, lambda: CodeContext(work.scope))
 
 
