@@ -2,13 +2,54 @@
 
 from __future__ import annotations
 
+import errno
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Any
+from typing import Any, Literal
+
+ErrorKind = Literal[
+    "connection",
+    "timeout",
+    "rate_limit",
+    "auth",
+    "not_found",
+    "client_error",
+    "server_error",
+    "parse",
+    "schema",
+    "transform",
+    "db",
+    "db_connection",
+    "db_constraint",
+    "db_deadlock",
+    "db_timeout",
+    "storage",
+    "storage_access",
+    "storage_quota",
+    "python",
+    "template",
+    "credential",
+    "policy",
+    "loop",
+    "cancelled",
+    "unknown",
+    "asset",
+    "check",
+    "claim",
+    "context",
+    "worker",
+]
+"""``error.kind``: what went wrong, in the same words for every tool; the last five name parts of the platform itself.
+
+``schema`` is what does not fit: a field of a task, a table without the column. ``transform`` is a result that cannot be
+made.
+"""
 
 
 class NoetlError(Exception):
-    """Base of all errors raised on purpose."""
+    """Base of all errors raised on purpose. ``kind`` is what a playbook sees of one that ends a task."""
+
+    kind: ErrorKind = "unknown"
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +88,7 @@ class ProblemKind(StrEnum):
     CONSTANT_CONDITION = "constant-condition"
     PYTHON_SYNTAX = "python-syntax"
     TEMPLATE_IN_TEXT = "template-in-text"
+    TOOL_AS_ERROR_KIND = "tool-as-error-kind"
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +116,8 @@ class PlaybookError(NoetlError):
 class TemplateError(NoetlError):
     """A template does not parse or cannot be rendered."""
 
+    kind = "template"
+
 
 class UndefinedNameError(TemplateError):
     """A template names something that is not known in its scope."""
@@ -83,7 +127,7 @@ class ToolError(NoetlError):
     """A tool ran and failed. Task policies see it as ``output.error``.
 
     Attributes:
-        kind: which tool or layer failed (``http``, ``postgres``, ``python``, ``timeout``, ``template``, ...).
+        kind: what went wrong; which tool it was is known to who called it.
         retryable: whether the same call may succeed later.
         status: HTTP status, where there is one.
         code: the tool's own error code (SQLSTATE, exit code, ...).
@@ -95,7 +139,7 @@ class ToolError(NoetlError):
         self,
         message: str,
         *,
-        kind: str,
+        kind: ErrorKind,
         retryable: bool = False,
         status: int | None = None,
         code: str | None = None,
@@ -124,6 +168,8 @@ class CredentialError(NoetlError):
         retryable: whether the same call may succeed later: who keeps the secret is out of reach.
     """
 
+    kind = "credential"
+
     def __init__(self, message: str, *, retryable: bool = False) -> None:
         super().__init__(message)
         self.retryable = retryable
@@ -132,10 +178,17 @@ class CredentialError(NoetlError):
 class StorageError(NoetlError):
     """A result cannot be stored or read; names key, bucket or path, and credential."""
 
+    @property
+    def kind(self) -> ErrorKind:  # type: ignore[override]
+        """By the exception that it was raised from."""
+        found = kind_of(self.__cause__)
+        return found if found in ("storage_access", "storage_quota") else "storage"
+
 
 class ReferenceNotAvailableError(StorageError):
     """A result reference points at nothing (expired, deleted or never finished)."""
 
+    kind = "not_found"
     code = "REFERENCE_NOT_AVAILABLE"
 
 
@@ -154,6 +207,8 @@ class ExecutionStateError(NoetlError):
 class ExecutionCancelledError(ExecutionStateError):
     """The execution was cancelled while it was being driven."""
 
+    kind = "cancelled"
+
 
 class WorkloadError(NoetlError):
     """A value given for the workload does not fit the playbook."""
@@ -166,6 +221,8 @@ class ExecutionFailedError(NoetlError):
 class ServiceError(NoetlError):
     """An embedded or external service cannot be started or reached."""
 
+    kind = "connection"
+
 
 class TransportError(ServiceError):
     """Events or commands cannot be handed over now; the same call may succeed later."""
@@ -177,3 +234,38 @@ class EventTooLargeError(NoetlError):
 
 class EventRefusedError(NoetlError):
     """The receiver will never take this event: malformed, or not for a worker to emit."""
+
+
+_DENIED = frozenset({"PermissionDeniedError", "UnauthenticatedError", "Forbidden", "Unauthorized"})
+
+
+def kind_of(error: BaseException | None) -> ErrorKind:
+    """What an exception means: ours say it, others by their type (object stores' by name, for they load late)."""
+    match error:
+        case NoetlError():
+            return error.kind
+        case FileNotFoundError():
+            return "not_found"
+        case PermissionError():
+            return "storage_access"
+        case TimeoutError():
+            return "timeout"
+        case ConnectionError():
+            return "connection"
+        case OSError(errno=errno.ENOSPC | errno.EDQUOT):
+            return "storage_quota"
+    if type(error).__name__ in _DENIED:
+        return "storage_access"
+    return "storage" if isinstance(error, OSError) else "unknown"
+
+
+def kind_of_status(status: int) -> ErrorKind:
+    """What an HTTP status from 400 on means."""
+    match status:
+        case 401 | 403:
+            return "auth"
+        case 404:
+            return "not_found"
+        case 429:
+            return "rate_limit"
+    return "server_error" if status >= 500 else "client_error"

@@ -10,7 +10,7 @@ from noetl_dagster.engine.driving.watch import Watch
 from noetl_dagster.engine.executions.lifecycle import Lifecycle
 from noetl_dagster.engine.runtime import Runtime
 from noetl_dagster.engine.walker import Walker
-from noetl_dagster.errors import ExecutionCancelledError, PlaybookError, ToolError, WorkloadError
+from noetl_dagster.errors import ErrorKind, ExecutionCancelledError, PlaybookError, ToolError, WorkloadError
 from noetl_dagster.events.connection import encode_json
 from noetl_dagster.events.envelopes import Envelope
 from noetl_dagster.events.queries import CHILD_OF_COMMAND
@@ -65,7 +65,7 @@ class Children:
             raise ToolError(
                 f"step {call.step}: child execution {execution.id} of {execution.playbook.name!r} "
                 f"ended {state.status}: {state.error}",
-                kind="playbook",
+                kind=_kind_of_failure(state),
                 details=_details(execution),
             )
         return _result(state, call, _details(execution))
@@ -88,7 +88,7 @@ class Children:
             )
         except (PlaybookError, WorkloadError) as error:
             name = playbook.metadata.path
-            raise ToolError(f"step {call.step}: child playbook {name!r}: {error}", kind="playbook") from error
+            raise ToolError(f"step {call.step}: child playbook {name!r}: {error}", kind="schema") from error
 
     def _partition(self, playbook: Playbook, call: ToolCall) -> Partition | None:
         """The partition that the input of the child names, where it has partitions."""
@@ -107,11 +107,11 @@ class Children:
                 looked.append(str(error))
         source = await self._runtime.log.source_by_path(path)
         if source is None:
-            raise ToolError(f"step {call.step}: {'; '.join(looked)}", kind="playbook")
+            raise ToolError(f"step {call.step}: {'; '.join(looked)}", kind="not_found")
         try:
             return parse_playbook(source, file=path)
         except PlaybookError as error:
-            raise ToolError(f"step {call.step}: child playbook {path!r}: {error}", kind="playbook") from error
+            raise ToolError(f"step {call.step}: child playbook {path!r}: {error}", kind="schema") from error
 
 
 def _above(folder: str) -> list[Path]:
@@ -132,6 +132,13 @@ def _outer_iteration(call: ToolCall) -> dict[str, Any]:
     return {"parent_iter": names}
 
 
+def _kind_of_failure(state: ExecutionState) -> ErrorKind:
+    """The kind of the child's last failure."""
+    ends = sorted(state.latest.values(), key=lambda end: end.event_id, reverse=True)
+    errors = (end.envelope.get("error") for end in ends)
+    return next((error["kind"] for error in errors if error), "unknown")
+
+
 def _details(execution: Execution) -> dict[str, Any]:
     return {"playbook": {"execution_id": str(execution.id), "path": execution.playbook.metadata.path}}
 
@@ -143,7 +150,7 @@ def _result(state: ExecutionState, call: ToolCall, details: dict[str, Any]) -> T
         raise ToolError(
             f"step {call.step}: child execution {state.execution_id} never ran its return_step {wanted!r}; "
             f"it ran {', '.join(state.latest) or 'nothing'}",
-            kind="playbook",
+            kind="not_found",
             details=details,
         )
     if wanted is not None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from noetl_dagster.errors import NoetlError, ToolError
+from noetl_dagster.errors import ToolError, kind_of
 from noetl_dagster.result_ref import ResultRef
 
 Envelope = dict[str, Any]
@@ -54,11 +54,12 @@ def from_result(result: dict[str, Any] | None) -> Envelope:
     return envelope | (result.get("context") or {})
 
 
-def error_part(error: BaseException) -> dict[str, Any]:
-    """The ``error`` part of an envelope."""
+def error_part(error: BaseException, source: str | None = None) -> dict[str, Any]:
+    """The ``error`` part of an envelope; ``source`` is the kind of the tool."""
     message = str(error) or type(error).__name__
     part: dict[str, Any] = {
-        "kind": getattr(error, "kind", None) or _kind_of(error),
+        "kind": kind_of(error),
+        "source": source,
         "message": message[:ERROR_MESSAGE_CHARACTERS],
         "retryable": bool(getattr(error, "retryable", False)),
         "status": getattr(error, "status", None),
@@ -67,14 +68,7 @@ def error_part(error: BaseException) -> dict[str, Any]:
     return part
 
 
-def error_envelope(error: BaseException) -> Envelope:
-    """The envelope of a task that failed."""
+def error_envelope(error: BaseException, source: str | None = None) -> Envelope:
+    """The envelope of a task that failed; ``source`` is the kind of its tool."""
     details = error.details if isinstance(error, ToolError) else {}
-    return {"status": ERROR, "error": error_part(error)} | details
-
-
-def _kind_of(error: BaseException) -> str:
-    if isinstance(error, NoetlError):
-        name = type(error).__name__.removesuffix("Error")
-        return name.lower() or "noetl"
-    return "internal"
+    return {"status": ERROR, "error": error_part(error, source)} | details

@@ -5,10 +5,14 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
+from noetl_dagster.errors import ErrorKind
+
 LONGEST_MESSAGE = 1500
 _REMOTE_TRACEBACK = "Traceback (most recent call last):"
 _JAVA_FRAME = re.compile(r"^\s*(at [\w$.]+\(|\.\.\. \d+ more)")
 _PLAN = re.compile(r"^(== \w+|;$|'?[+:\-| ]*'?[A-Z]\w+ .*#\d+)")
+
+_UNFIT = frozenset({"AnalysisException", "ParseException"})
 
 LOST = (
     "ExecutorLostFailure",
@@ -32,11 +36,14 @@ class Failure:
     message: what went wrong, at most ``LONGEST_MESSAGE`` characters.
     code: Spark's error condition, for example ``UNRESOLVED_COLUMN.WITH_SUGGESTION``.
     retryable: an executor, the JVM or the connection was lost.
+    kind: ``connection`` for those, ``python`` for what a Python worker raised, ``schema`` for a query that does not fit
+        its tables, else ``transform``.
     """
 
     message: str
     code: str | None = None
     retryable: bool = False
+    kind: ErrorKind = "transform"
 
 
 def failure_of(error: BaseException) -> Failure:
@@ -47,7 +54,16 @@ def failure_of(error: BaseException) -> Failure:
         message=_essence(error, text),
         code=condition() if condition is not None else None,
         retryable=is_lost(error),
+        kind=_kind_of(error, text),
     )
+
+
+def _kind_of(error: BaseException, text: str) -> ErrorKind:
+    if is_lost(error):
+        return "connection"
+    if type(error).__name__ in _UNFIT:
+        return "schema"
+    return "python" if _REMOTE_TRACEBACK in text else "transform"
 
 
 def is_lost(error: BaseException) -> bool:

@@ -69,4 +69,4 @@ def _executed(path: Path, name: str) -> ModuleType:
 
 
 def _unknown(address: str, why: str) -> ToolError:
-    return ToolError(f"spark: function {address!r} cannot be loaded: {why}", kind="spark")
+    return ToolError(f"spark: function {address!r} cannot be loaded: {why}", kind="python")

@@ -55,7 +55,7 @@ class ArtifactTool(Tool):
         except StorageError as error:
             code = getattr(error, "code", None)
             raise ToolError(
-                f"artifact {action} in step {call.step}: {error}", kind=self.kind, code=code
+                f"artifact {action} in step {call.step}: {error}", kind=error.kind, code=code
             ) from None
         return ToolResult(ref=found) if isinstance(found, ResultRef) else ToolResult(data=found)
 
@@ -73,14 +73,14 @@ def _choice(call: ToolCall, field: str, given: Any, known: type[Choice]) -> Choi
     except ValueError:
         raise ToolError(
             f"artifact in step {call.step}: {field} {given!r} is unknown; known: {', '.join(known)}",
-            kind="artifact",
+            kind="schema",
         ) from None
 
 
 async def _put(call: ToolCall, box: Toolbox) -> ResultRef:
     config, store = call.config, call.config.get("store")
     if "value" not in config:
-        raise ToolError(f"artifact put in step {call.step} has no 'value'", kind="artifact")
+        raise ToolError(f"artifact put in step {call.step} has no 'value'", kind="schema")
     changes = {name: config[name] for name in ("ttl", "content_type") if config.get(name)}
     if config.get("compress"):
         changes["compression"] = "gzip" if config["compress"] is True else str(config["compress"])
@@ -114,7 +114,7 @@ async def _get(call: ToolCall, box: Toolbox) -> Any:
             raise
     if step is None:
         raise ToolError(
-            f"artifact get in step {call.step} needs 'ref', 'step', or 'name' and 'step'", kind="artifact"
+            f"artifact get in step {call.step} needs 'ref', 'step', or 'name' and 'step'", kind="schema"
         )
     return await _of_step(call, box, str(step))
 
@@ -125,7 +125,7 @@ async def _of_step(call: ToolCall, box: Toolbox, step: str) -> Any:
         raise ToolError(
             f"artifact get in step {call.step}: {step!r:.80} is neither a reference nor a step that has run; write "
             'ref: "{{ <step>._ref }}", a name noetl://execution/..., or step: <step>',
-            kind="artifact",
+            kind="schema",
         )
     return result.stored or await with_references(result.plain, box.results.get)
 

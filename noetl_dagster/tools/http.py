@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import orjson
 from yarl import URL
 
-from noetl_dagster.errors import CredentialError, ToolError
+from noetl_dagster.errors import CredentialError, ErrorKind, ToolError, kind_of_status
 from noetl_dagster.settings import StoreTier
 from noetl_dagster.tools.access.credentials import HTTP_TYPES, Credential, CredentialType
 from noetl_dagster.tools.access.web import (
@@ -63,7 +63,7 @@ class HttpTool(Tool):
     than ``NOETL_HTTP_BODY_BYTES`` goes to the result store as it comes: ``data`` is its reference then, which
     other tools take as an input, and ``encoding: reference`` stands beside it.
 
-    Raises ``ToolError`` of kind ``http`` for a status from 400 on and for connections that fail. Retryable
+    Raises ``ToolError`` for a status from 400 on and for connections that fail. Retryable
     are 408, 425, 429, 5xx, connection errors and time-outs; ``retry_after`` carries the server's wish.
     """
 
@@ -283,7 +283,7 @@ def _refused(where: str, answer: _Answer, details: dict[str, Any], box: Toolbox)
         details["http"]["body"] = excerpt
     return ToolError(
         f"{where} answered {status} {answer.reason}{': ' if excerpt else ''}{excerpt}",
-        kind="http",
+        kind=kind_of_status(status),
         retryable=status in RETRYABLE_STATUSES or status >= 500,
         status=status,
         code=str(status),
@@ -294,7 +294,9 @@ def _refused(where: str, answer: _Answer, details: dict[str, Any], box: Toolbox)
 
 def _unanswered(request: Request, error: WebError, box: Toolbox) -> ToolError:
     said = f"timed out ({error})" if error.late else f"failed: {error}"
-    return _failed(box.credentials.redact(f"{_where(request, box)} {said}"), retryable=error.retryable)
+    kind: ErrorKind = "timeout" if error.late else "connection" if error.retryable else "client_error"
+    text = box.credentials.redact(f"{_where(request, box)} {said}")
+    return _failed(text, kind, retryable=error.retryable)
 
 
 def _where(request: Request, box: Toolbox) -> str:
@@ -318,8 +320,8 @@ def retry_after_seconds(value: str | None) -> float | None:
     return max(0.0, (moment - dt.datetime.now(dt.UTC)).total_seconds())
 
 
-def _failed(message: str, *, retryable: bool = False) -> ToolError:
-    return ToolError(message, kind="http", retryable=retryable, details={"http": {"status": None}})
+def _failed(message: str, kind: ErrorKind = "schema", *, retryable: bool = False) -> ToolError:
+    return ToolError(message, kind=kind, retryable=retryable, details={"http": {"status": None}})
 
 
 def _truth(value: Any) -> bool:

@@ -15,7 +15,7 @@ async def time_limit(call: ToolCall) -> AsyncIterator[None]:
     """Cancels the block after ``timeout`` seconds of the call's config; no limit when there is none.
 
     Raises:
-        ToolError: of kind ``timeout``, retryable; of the tool's kind when ``timeout`` is no number.
+        ToolError: of kind ``timeout``, retryable; of kind ``schema`` when ``timeout`` is no number.
     """
     given = call.config.get("timeout")
     if given is None:
@@ -26,7 +26,7 @@ async def time_limit(call: ToolCall) -> AsyncIterator[None]:
     except (TypeError, ValueError):
         raise ToolError(
             f"{call.task.kind} in step {call.step}: timeout {given!r} is no number of seconds",
-            kind=call.task.kind,
+            kind="schema",
         ) from None
     limit = asyncio.timeout(seconds)
     try:

@@ -12,7 +12,7 @@ import nats.js.errors
 import orjson
 from nats.aio.client import Client as NatsClient
 
-from noetl_dagster.errors import CredentialError, ServiceError, ToolError
+from noetl_dagster.errors import CredentialError, ErrorKind, ServiceError, ToolError, kind_of, kind_of_status
 from noetl_dagster.tools.access.credentials import CredentialType
 from noetl_dagster.tools.base import Tool, Toolbox, ToolCall, ToolResult
 from noetl_dagster.tools.rows.jsonable import to_jsonable
@@ -179,7 +179,7 @@ def _operation(call: ToolCall) -> NatsOperation:
         raise ToolError(
             f"nats in step {call.step}: operation {call.config.get('operation')!r} is unknown; known: "
             f"{', '.join(NatsOperation)}",
-            kind="nats",
+            kind="schema",
         ) from None
 
 
@@ -187,7 +187,7 @@ def _field(call: ToolCall, name: str) -> str:
     value = call.config.get(name, call.input.get(name))
     if value in (None, ""):
         raise ToolError(
-            f"nats in step {call.step}: {call.config.get('operation')} needs {name!r}", kind="nats"
+            f"nats in step {call.step}: {call.config.get('operation')} needs {name!r}", kind="schema"
         )
     return str(value)
 
@@ -198,7 +198,22 @@ def _failed(call: ToolCall, operation: NatsOperation, error: Exception, box: Too
     text = f"nats {operation} in step {call.step}: {str(error) or type(error).__name__}"
     return ToolError(
         box.credentials.redact(text),
-        kind="nats",
+        kind="not_found" if missing else _kind_of(error),
         retryable=lost and not missing,
         code="NOT_FOUND" if missing else None,
     )
+
+
+def _kind_of(error: Exception) -> ErrorKind:
+    match error:
+        case nats.js.errors.APIError(code=int(status)) if status >= 400:
+            return kind_of_status(status)
+        case nats.errors.AuthorizationError() | nats.errors.InvalidUserCredentialsError():
+            return "auth"
+        case nats.errors.MaxPayloadError():
+            return "storage_quota"
+        case TimeoutError():
+            return "timeout"
+        case nats.errors.ConnectionClosedError() | nats.errors.NoServersError() | OSError():
+            return "connection"
+    return kind_of(error)

@@ -15,6 +15,6 @@ class PlaybookTool(Tool):
         if box.run_playbook is None:
             raise ToolError(
                 f"step {call.step}: this process cannot run child playbooks; run the step under the engine",
-                kind=self.kind,
+                kind="unknown",
             )
         return await box.run_playbook(call)

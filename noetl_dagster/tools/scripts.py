@@ -10,7 +10,7 @@ from urllib.parse import urlsplit
 
 import obstore
 
-from noetl_dagster.errors import CredentialError, ToolError
+from noetl_dagster.errors import CredentialError, ErrorKind, ToolError, kind_of, kind_of_status
 from noetl_dagster.tools.access.credentials import CredentialType
 from noetl_dagster.tools.access.objects import open_bucket
 from noetl_dagster.tools.base import Toolbox, ToolCall
@@ -30,8 +30,7 @@ _SCHEMES = {
 async def load_script(call: ToolCall, box: Toolbox) -> str | None:
     """The text that the call's ``script`` names, or None when it has no ``script``.
 
-    ``script`` is a mapping ``{uri, source: {type: file|http|gcs|s3, auth}}`` or the URI alone. A relative
-    path starts at the playbook's folder.
+    ``script`` is a mapping ``{uri, source: {type: file|http|gcs|s3, auth}}`` or the URI alone.
 
     Raises:
         ToolError: of kind ``script`` when it cannot be read.
@@ -45,14 +44,43 @@ async def load_script(call: ToolCall, box: Toolbox) -> str | None:
     where = f"script {uri!r} of step {call.step}"
     try:
         if kind == "file":
-            return await asyncio.to_thread(_file(uri, call.folder).read_text)
+            return await asyncio.to_thread(lambda: script_file(uri, call, box).read_text())
         if kind == "http":
             return await _answer_text(_joined(uri, source), where, box)
         if kind in ("s3", "gcs"):
             return await _object_text(uri, source, kind, box)
     except (OSError, UnicodeDecodeError, CredentialError, obstore.exceptions.BaseError) as error:
-        raise ToolError(box.credentials.redact(f"{where} cannot be read: {error}"), kind="script") from None
-    raise ToolError(f"{where}: source type {kind!r} is unknown; known: file, http, s3, gcs", kind="script")
+        raise ToolError(
+            box.credentials.redact(f"{where} cannot be read: {error}"), kind=kind_of(error)
+        ) from None
+    known = "file, http, s3, gcs, inline"
+    raise ToolError(f"{where}: source type {kind!r} is unknown; known: {known}", kind="schema")
+
+
+def script_file(uri: str, call: ToolCall, box: Toolbox) -> Path:
+    """The file of a path or ``file://`` URI.
+
+    A relative path is looked for beside the playbook, below the folder of playbooks, and below the working folder. It
+    never leads out of these, by ``..`` or by a link.
+
+    Raises:
+        ToolError: of kind ``not_found``, with the places where it was looked for.
+    """
+    path = Path(uri.removeprefix("file://"))
+    if path.is_absolute():
+        return path
+    folders = (Path(call.folder), box.settings.playbooks_path, Path.cwd())
+    allowed = tuple(dict.fromkeys(folder.resolve() for folder in folders))
+    looked = []
+    for folder in allowed:
+        found = (folder / path).resolve()
+        inside = any(found.is_relative_to(other) for other in allowed)
+        if inside and found.is_file():
+            return found
+        looked.append(f"{folder / path}{'' if inside else ' (outside of these folders)'}")
+    raise ToolError(
+        f"script {uri!r} of step {call.step} is not there; looked for {', '.join(looked)}", kind="not_found"
+    )
 
 
 async def _answer_text(url: str, where: str, box: Toolbox) -> str:
@@ -64,10 +92,14 @@ async def _answer_text(url: str, where: str, box: Toolbox) -> str:
             status = response.status
             text = await response.text() if status < 400 else ""
     except WebError as error:
-        raise ToolError(f"{where}: {error}", kind="script", retryable=error.retryable) from None
+        kind: ErrorKind = "timeout" if error.late else "connection"
+        raise ToolError(f"{where}: {error}", kind=kind, retryable=error.retryable) from None
     if status >= 400:
         raise ToolError(
-            f"{where}: the server answered {status}", kind="script", retryable=status >= 500, status=status
+            f"{where}: the server answered {status}",
+            kind=kind_of_status(status),
+            retryable=status >= 500,
+            status=status,
         )
     return text
 
@@ -87,11 +119,7 @@ def _address(script: Any) -> tuple[str, Mapping[str, Any]]:
     if isinstance(script, Mapping) and isinstance(script.get("uri"), str):
         source = script.get("source") or {}
         return script["uri"], source if isinstance(source, Mapping) else {"type": source}
-    raise ToolError("script must be a path, a URI, or {uri, source: {type}}", kind="script")
-
-
-def _file(uri: str, folder: str) -> Path:
-    return Path(folder) / uri.removeprefix("file://")
+    raise ToolError("script must be a path, a URI, or {uri, source: {type}}", kind="schema")
 
 
 def _joined(uri: str, source: Mapping[str, Any]) -> str:

@@ -42,7 +42,7 @@ class SecretsTool(Tool):
         if name is not None and "key" in call.config:
             name = f"{name}{KEY if provider in MANAGERS else '/'}{call.config['key']}"
         if not isinstance(name, str) or not name:
-            raise ToolError(f"secrets in step {call.step} has no 'name'", kind=self.kind)
+            raise ToolError(f"secrets in step {call.step} has no 'name'", kind="schema")
         handle = f"{HANDLE_PREFIX}{provider}/{name}"
         try:
             await box.credentials.reveal(handle)

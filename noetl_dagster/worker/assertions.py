@@ -12,8 +12,6 @@ from noetl_dagster.playbook.models import Task
 from noetl_dagster.playbook.templates.rendering import Fetch, with_references
 from noetl_dagster.playbook.templates.views import ReferenceCache, ResultView, holds_key, unwrapped
 
-KIND = "schema"
-
 
 def check_input(task: Task, given: Mapping[str, Any]) -> None:
     """Raises ``ToolError`` of kind ``schema`` where a key that the task expects is missing."""
@@ -21,7 +19,7 @@ def check_input(task: Task, given: Mapping[str, Any]) -> None:
     if missing:
         raise ToolError(
             f"task {task.name!r} expects {_named(missing)} in its input, which has {_named(given) or 'nothing'}",
-            kind=KIND,
+            kind="schema",
         )
 
 
@@ -44,7 +42,7 @@ async def check_result(
             f"has {_named(last) or 'nothing'}" if isinstance(last, Mapping) else f"is a {type(last).__name__}"
         )
         raise ToolError(
-            f"task {task.name!r} promises {_named(missing)} in its result, which {found}", kind=KIND
+            f"task {task.name!r} promises {_named(missing)} in its result, which {found}", kind="schema"
         )
 
 

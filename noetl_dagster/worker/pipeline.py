@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 from noetl_dagster.errors import CredentialError, StorageError, TemplateError, ToolError
 from noetl_dagster.events.envelopes import ERROR, OK, Envelope, error_envelope
 from noetl_dagster.playbook.models import Directive, PolicyAction, Task
+from noetl_dagster.playbook.templates.failures import seen_error
 from noetl_dagster.playbook.templates.rendering import render_async, render_input, with_references
 from noetl_dagster.playbook.templates.scope import CompiledSet, Patch, Scope
 from noetl_dagster.playbook.templates.views import DataView, ReferenceCache, ResultView
@@ -121,7 +122,7 @@ class Pipeline:
             run.names["output"] = run.names["response"] = view
             run.names.pop("error", None)  # so that "error is defined" tells failures
             if failed:
-                run.names["error"] = envelope["error"]
+                run.names["error"] = seen_error(envelope["error"])
             self._count(run, task, envelope)
             if not failed:
                 self._remember(run, task, view)
@@ -149,7 +150,7 @@ class Pipeline:
         try:
             envelope = await self._call_tool(run, task, attempt, folder)
         except (ToolError, TemplateError, CredentialError, StorageError) as error:
-            envelope = error_envelope(error)
+            envelope = error_envelope(error, task.task.kind)
             retry_after = getattr(error, "retry_after", None)
         envelope["meta"] = {
             "attempt": attempt,
@@ -276,7 +277,9 @@ def _as_failure(envelope: Envelope, task: TaskProgram) -> Envelope:
     if envelope["status"] == ERROR:
         return envelope
     error = ToolError(f"task {task.name!r}: its policy failed the step", kind="policy")
-    return error_envelope(error) | {key: envelope[key] for key in ("http", "pg", "py") if key in envelope}
+    return error_envelope(error, task.task.kind) | {
+        key: envelope[key] for key in ("http", "pg", "py") if key in envelope
+    }
 
 
 def _as_success(envelope: Envelope) -> Envelope:
@@ -290,7 +293,7 @@ def _exhausted(envelope: Envelope, task: TaskProgram, tries: int) -> Envelope:
     error = ToolError(
         f"task {task.name!r}: still not satisfied after {tries} tries", kind="policy", code="RETRY_EXHAUSTED"
     )
-    return error_envelope(error)
+    return error_envelope(error, task.task.kind)
 
 
 def _overridden(

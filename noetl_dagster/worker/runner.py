@@ -158,7 +158,7 @@ class CommandRunner:
                 complete=self._completion(command, outcome),
             )
         except (ToolError, TemplateError, CredentialError, StorageError) as error:
-            failed = Outcome(error_envelope(error), tasks=outcome.tasks, duration=outcome.duration)
+            failed = Outcome(error_envelope(error, sink.tool), tasks=outcome.tasks, duration=outcome.duration)
             await self._buffer.post([self._ended(call, failed)])
             return failed
         if not written.completed:

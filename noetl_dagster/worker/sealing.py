@@ -84,5 +84,5 @@ class Sealer:
             where = f"{command.step}.{task.name}" if task is not None else command.step
             raise ToolError(
                 f"{where}: the result cannot be kept as JSON ({error}); return plain values, a table or bytes",
-                kind="result",
+                kind="transform",
             ) from error

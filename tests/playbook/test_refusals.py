@@ -71,6 +71,10 @@ BROKEN_STEPS = {
         "sample.yaml:6:18: step 'start': tool kind 'snowflake' is not supported; supported: artifact, container",
     ),
     "mistyped kind": ("- step: start\n  tool: {kind: pyton, code: x}\n", "did you mean 'python'?"),
+    "inline script without code": (
+        "- step: start\n  tool: {kind: python, script: {source: {type: inline}}}\n",
+        "script of source type 'inline' needs 'code'",
+    ),
     "http without url": ("- step: start\n  tool: {kind: http}\n", "http needs 'url'"),
     "postgres without command": (
         "- step: start\n  tool: {kind: postgres, comand: x}\n",
@@ -344,6 +348,26 @@ def test_names_that_nothing_defines_are_warnings() -> None:
 def test_a_condition_without_template_is_pointed_out() -> None:
     steps = "- step: start\n  tool: {kind: noop}\n  next: [{step: start, when: \"output.status == 'ok'\"}]\n"
     assert "is always true" in warnings_of(steps)[0]
+
+
+KIND_TESTS = """
+  - step: start
+    tool: {kind: noop}
+    next:
+      - {step: a, when: "{{ error.kind == 'http' }}"}
+      - {step: a, when: "{{ output.error.kind in ['timeout', 'postgres'] }}"}
+      - {step: a, when: "{{ error['kind'] != 'python' and error.source == 'http' }}"}
+  - {step: a, tool: {kind: noop}}
+"""
+
+
+def test_tools_compared_with_kinds_of_error_are_pointed_out() -> None:
+    _, problems = parse_report(f"{HEAD}workflow:{KIND_TESTS}")
+
+    assert [str(problem).partition("write ")[2] for problem in problems] == [
+        "error.source == 'http'",
+        "error.source == 'postgres'",
+    ]
 
 
 def test_a_condition_with_text_around_its_template_is_pointed_out() -> None:

@@ -43,14 +43,25 @@ def run(box: Toolbox, tmp_path: Path) -> Run:
     tool, executions = SparkTool(), itertools.count(1)
 
     async def run_tool(
-        *, input: dict[str, Any] | None = None, result: ResultSpec | None = None, **config: Any
+        *,
+        input: dict[str, Any] | None = None,
+        result: ResultSpec | None = None,
+        scope: dict[str, Any] | None = None,
+        **config: Any,
     ) -> ToolResult:
         spec = TaskSpec(result=result or ResultSpec())
         task = Task(name="work", kind="spark", config=config, spec=spec)
         execution = next(executions)
         # Spark adds up what it counts of a group, and tests share its session
         call = ToolCall(
-            execution, "crunch", task, config, input or {}, folder=str(tmp_path), command_id=uuid4().hex
+            execution,
+            "crunch",
+            task,
+            config,
+            input or {},
+            scope=scope or {},
+            folder=str(tmp_path),
+            command_id=uuid4().hex,
         )
         return await tool.run(call, box)
 

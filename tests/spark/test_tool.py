@@ -140,6 +140,24 @@ def main(spark, top):
     assert back.data["rows"] == [{"s": 25}]
 
 
+async def test_code_sees_context_and_values_of_templates(run: Run) -> None:
+    code = "return spark.range({{ least }}, context['workload']['most']).count()"
+
+    result = await run(code=code, scope={"least": 3, "workload": {"most": 10}})
+
+    assert result.data == 7
+
+
+async def test_code_that_does_not_compile_or_raises_is_of_kind_python(run: Run) -> None:
+    for code in ("def main(spark)\n    return 1", "result = {}['nothing']"):
+        with pytest.raises(ToolError, match="line 1 of the code") as caught:
+            await run(code=code)
+        assert caught.value.kind == "python"
+    with pytest.raises(ToolError, match="TABLE_OR_VIEW_NOT_FOUND") as unknown:
+        await run(command="SELECT * FROM nowhere")
+    assert unknown.value.kind == "schema"
+
+
 async def test_nothing_is_left_of_datasets_when_one_job_fails(run: Run, box: Toolbox) -> None:
     code = """
 broken = spark.range(0, 100, 1, 4).selectExpr('1 / (id - 99) AS x')
@@ -147,7 +165,7 @@ result = {"good": spark.range(10), "broken": broken}
 """
     with pytest.raises(ToolError, match="DIVIDE_BY_ZERO") as caught:
         await run(code=code)
-    assert caught.value.kind == "spark"
+    assert caught.value.kind == "transform"
     assert not caught.value.retryable
     assert "step crunch, stage" in str(caught.value)
     assert box.settings.pvc_mount_path is not None
@@ -160,7 +178,7 @@ result = {"good": spark.range(10), "broken": broken}
         ({"command": "SELECT nme FROM people"}, ["UNRESOLVED_COLUMN", "nme", "`name`"]),
         ({"command": "SELEC 1"}, ["PARSE_SYNTAX_ERROR", "SELEC"]),
         ({"code": "def main(spark):\n    x = 1\n    return missing"}, ["NameError", "missing", "line 3"]),
-        ({"function": "nowhere.py:go"}, ["'nowhere.py:go' cannot be loaded"]),
+        ({"function": "nowhere.py:go"}, ["script 'nowhere.py' of step", "is not there"]),
         ({"code": "result = spark.range(5)", "collect": True, "max_rows": 3}, ["more than 3 rows"]),
         (
             {"code": "result = 1", "command": "SELECT 1"},

@@ -57,6 +57,7 @@ def run(box: Toolbox, tmp_path: Path) -> Run:
         scope: dict[str, Any] | None = None,
         options: dict[str, Any] | None = None,
         task: Task | None = None,
+        folder: str = ".",
         **config: Any,
     ) -> ToolResult:
         spec = TaskSpec(options=options or {})
@@ -68,7 +69,7 @@ def run(box: Toolbox, tmp_path: Path) -> Run:
             input=input or {},
             auth=auth,
             scope=scope or {},
-            folder=str(tmp_path),
+            folder=str(tmp_path / folder),
         )
         return await tool_for(kind).run(call, box)
 

@@ -52,14 +52,26 @@ async def test_text_and_binary_bodies(run: Any, server: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("code", "retryable"), [(400, False), (404, False), (408, True), (425, True), (429, True), (503, True)]
+    ("code", "kind", "retryable"),
+    [
+        (400, "client_error", False),
+        (401, "auth", False),
+        (403, "auth", False),
+        (404, "not_found", False),
+        (408, "client_error", True),
+        (425, "client_error", True),
+        (429, "rate_limit", True),
+        (503, "server_error", True),
+    ],
 )
-async def test_status_from_400_on_is_an_error(run: Any, server: str, code: int, retryable: bool) -> None:
+async def test_status_from_400_on_is_an_error(
+    run: Any, server: str, code: int, kind: str, retryable: bool
+) -> None:
     with pytest.raises(ToolError, match=f"answered {code}") as caught:
         await run("http", url=f"{server}/status/{code}?wait=7")
 
     error = caught.value
-    assert (error.kind, error.status, error.retryable, error.retry_after) == ("http", code, retryable, 7.0)
+    assert (error.kind, error.status, error.retryable, error.retry_after) == (kind, code, retryable, 7.0)
     assert error.details["http"]["status"] == code
     assert error.details["http"]["headers"]["retry-after"] == "7"
 

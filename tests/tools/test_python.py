@@ -139,7 +139,7 @@ async def test_templates_in_code_are_values(run: Any, isolation: str) -> None:
     code = textwrap.dedent("""
         # {{ comment }}
         result = [{{ rows | length }}, {{ name }}, {{ nothing }} is None, {{ yes }} is True, {{ day }},
-                  {"a": {{ rows }}}, "{{ name }}"]
+                  {"a": {{ rows }}}, "{{ name }}", {{ rows | tojson }}, {{ {"b": nothing} | tojson(indent=2) }}]
     """)
     scope = {"rows": [1, {"b": None}], "name": 'O\'Hara "x"\n', "nothing": None, "yes": True}
     scope |= {"day": dt.date(2026, 1, 2)}
@@ -147,7 +147,17 @@ async def test_templates_in_code_are_values(run: Any, isolation: str) -> None:
     result = await run("python", code=code, scope=scope, options={"isolation": isolation})
 
     name = scope["name"]
-    assert result.data == [2, name, True, True, "2026-01-02", {"a": scope["rows"]}, "{{ name }}"]
+    assert result.data == [
+        2,
+        name,
+        True,
+        True,
+        "2026-01-02",
+        {"a": scope["rows"]},
+        "{{ name }}",
+        scope["rows"],
+        {"b": None},
+    ]
 
 
 async def test_templates_of_a_call_are_its_own(run: Any) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Annotated, Any
@@ -43,8 +44,9 @@ def run(
     """Run a playbook as its Dagster job; exit code 0 when it completes, 1 when it does not."""
     found, problems = load_report(playbook)
     loaded = required(found, problems)
-    for remark in (*map(str, problems), *(f"warning: {problem}" for problem in check_code(loaded))):
-        warn(remark)
+    in_code = (replace(problem, severity="warning") for problem in check_code(loaded))
+    for remark in (*problems, *in_code):
+        warn(str(remark))
     workload = {**_payload(payload), **parse_sets(sets or [])}
     _warn_of_unknown_keys(loaded, workload)
     with open_session() as session:

@@ -90,7 +90,7 @@ def _refuse_failures(outcomes: list[Outcome], start: int) -> None:
     shown = "; ".join(f"item {index}: {message}" for index, message in failed[:ERRORS_SHOWN])
     raise ToolError(
         f"{len(failed)} of {len(outcomes)} items failed: {shown}",
-        kind="partition",
+        kind="loop",
         retryable=any(outcome.retryable for outcome in outcomes),
     )
 

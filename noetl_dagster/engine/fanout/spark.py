@@ -96,7 +96,7 @@ class SparkShards:
                 if not failure.retryable or not remaining:
                     raise ToolError(
                         f"step {activation.step}: the Spark job of its fan-out failed: {failure.message}",
-                        kind="spark",
+                        kind=failure.kind,
                         code=failure.code,
                         retryable=failure.retryable,
                     ) from error

@@ -17,6 +17,7 @@ from noetl_dagster.errors import StorageError, TemplateError, ToolError
 from noetl_dagster.events.envelopes import OK, Envelope, error_envelope, from_result
 from noetl_dagster.events.queries import COMMAND_DUE, COMMAND_END, SEQUENCE_ENDED
 from noetl_dagster.playbook.models import Collect, CollectStrategy, RetryRule
+from noetl_dagster.playbook.templates.failures import seen_error
 from noetl_dagster.playbook.templates.rendering import holds_async, render_async
 from noetl_dagster.playbook.templates.scope import Scope
 from noetl_dagster.playbook.templates.views import ReferenceCache, ResultView
@@ -245,7 +246,7 @@ def _due(rule: RetryRule, made: int) -> float:
 def _names(envelope: Envelope, view: ResultView, attempt: int) -> dict[str, Any]:
     names: dict[str, Any] = {"output": view, "response": view, "result": view, "_attempt": attempt}
     if envelope["status"] != OK:
-        names["error"] = envelope["error"]
+        names["error"] = seen_error(envelope["error"])
     return names
 
 

@@ -140,7 +140,7 @@ class Reaper:
             f"{row['worker_id']}; look for crashes and memory limits of the workers"
         )
         error = {
-            "kind": "lease",
+            "kind": "worker",
             "message": message,
             "retryable": True,
             "status": None,

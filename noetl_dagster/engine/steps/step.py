@@ -39,6 +39,7 @@ from noetl_dagster.events.state import PASSED, CheckOutcome, StepEnd, assign
 from noetl_dagster.events.types import Event, EventType
 from noetl_dagster.playbook.assets import key_text
 from noetl_dagster.playbook.models import LoopMode
+from noetl_dagster.playbook.templates.failures import seen_error
 from noetl_dagster.playbook.templates.rendering import holds_async, render_async, with_references
 from noetl_dagster.playbook.templates.scope import Scope
 from noetl_dagster.playbook.templates.views import ReferenceCache, ResultView
@@ -376,7 +377,7 @@ class Steps:
             **_loop_names(ending),
         }
         if ending.envelope["status"] == ERROR:
-            names["error"] = ending.envelope.get("error")
+            names["error"] = seen_error(ending.envelope.get("error"))
         return names
 
     async def _warn(self, execution: Execution, step: str, message: str) -> None:

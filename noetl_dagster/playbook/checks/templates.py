@@ -2,17 +2,25 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, get_args
 
-from noetl_dagster.errors import Place, Problem, ProblemKind, TemplateError
+from noetl_dagster.errors import ErrorKind, Place, Problem, ProblemKind, TemplateError
 from noetl_dagster.playbook.dialects.block import Hints
 from noetl_dagster.playbook.dialects.spelling import DESCRIPTION, LITERAL_FIELDS, WHEN
 from noetl_dagster.playbook.document import Document
 from noetl_dagster.playbook.models import Input, Loop, Playbook, Task
 from noetl_dagster.playbook.templates.rendering import Compiled, compile_value, condition
+from noetl_dagster.playbook.tool_kinds import TOOL_KINDS
 
 _SKIPPED_KEYS = frozenset({*LITERAL_FIELDS, *DESCRIPTION, "libs"})
+ERROR_KINDS: tuple[str, ...] = get_args(ErrorKind)
+_KIND_TEST = re.compile(
+    r"""\berror\s*(?:\.\s*kind|\[\s*['"]kind['"]\s*\])\s*(?:[=!]=|(?:not\s+)?in\b)"""
+    r"""\s*(\[[^\]]*\]|\([^)]*\)|'[^']*'|"[^"]*")"""
+)
+_QUOTED = re.compile(r"""['"]([^'"]*)['"]""")
 _CONDITION_KEYS = frozenset(WHEN)
 LANGUAGE_NAMES = frozenset(
     {
@@ -137,8 +145,21 @@ def check_text(place: Place, key: str, text: str, known: frozenset[str], hints: 
         hint = near if near.startswith("did you") else "it must come with the workload of the execution"
         message = f"{key}: nothing in the playbook defines {name!r}; {hint}"
         yield Problem(place, message, "warning", ProblemKind.UNDEFINED_NAME)
+    yield from _check_kinds(place, key, text)
     if key in _CONDITION_KEYS:
         yield from _check_condition(place, key, text, compiled)
+
+
+def _check_kinds(place: Place, key: str, text: str) -> Iterator[Problem]:
+    """Comparisons of ``error.kind`` with a tool: it holds, but a kind of error is what the next reader expects."""
+    compared = (word for test in _KIND_TEST.findall(text) for word in _QUOTED.findall(test))
+    for word in dict.fromkeys(compared):
+        if word in TOOL_KINDS and word not in ERROR_KINDS:
+            message = (
+                f"{key}: error.kind says what went wrong ({', '.join(ERROR_KINDS[:4])}, ...), "
+                f"and {word!r} is a tool; write error.source == {word!r}"
+            )
+            yield Problem(place, message, "warning", ProblemKind.TOOL_AS_ERROR_KIND)
 
 
 def _check_condition(place: Place, key: str, text: str, compiled: Compiled) -> Iterator[Problem]:

@@ -29,6 +29,9 @@ from noetl_dagster.playbook.wording import described, suggestion
 
 Specs = tuple[dict[str, Any], ...]
 PREVIOUS = "previous"
+CODE_KINDS = frozenset({"python", "script", "shell", "spark"})
+"""Tools whose scripts are code; those of others are commands."""
+
 UNKNOWN = ToolKind(fields=())
 _FORM = "application/x-www-form-urlencoded"
 
@@ -116,6 +119,7 @@ def read_task(
         timeout = read_timeout(block)
         spec = spec.model_copy(update={"timeout": timeout}) if spec.timeout is None else spec
     config = _config(block, kind, known)
+    _unfold_script(block, config, kind)
     if own_name is not None and known.name_fills is not None:
         config.setdefault(known.name_fills, own_name)
     _check_required(block, kind, known, config)
@@ -242,6 +246,21 @@ def _check_rest(block: Block, kind: str, known: ToolKind) -> None:
         message = f"{block.what}: {kind} has no field {key!r}; {remedy}"
         severity = "warning" if block.reading.lenient else "error"
         block.document.report(place, message, severity, ProblemKind.UNKNOWN_FIELD)
+
+
+def _unfold_script(block: Block, config: dict[str, Any], kind: str) -> None:
+    """``script: {source: {type: inline}, code}`` is the code, or the SQL, itself."""
+    script = config.get("script")
+    source = script.get("source") if isinstance(script, dict) else None
+    type_ = source.get("type") if isinstance(source, dict) else source
+    if not isinstance(script, dict) or type_ != "inline":
+        return
+    del config["script"]
+    code = script.get("code") or (source.get("code") if isinstance(source, dict) else None)
+    if code is None:
+        block.error("script of source type 'inline' needs 'code'", "script", kind=ProblemKind.MISSING_FIELD)
+    else:
+        config.setdefault("code" if kind in CODE_KINDS else "command", code)
 
 
 def _timeout(block: Block, key: str) -> Any:

@@ -15,6 +15,7 @@ from types import GeneratorType
 from typing import TYPE_CHECKING, Any
 
 from noetl_dagster.playbook.templates.extracted import NOTHING, extracted_below, extracted_field
+from noetl_dagster.playbook.templates.failures import seen_error
 
 if TYPE_CHECKING:
     from noetl_dagster.result_ref import ResultRef
@@ -291,7 +292,7 @@ class ResultView(View):
             return self._results()
         value = self._envelope.get(key)
         if value is not None:
-            return value
+            return seen_error(value) if key == "error" else value
         if key == "_ref":
             reference = self._reference()
             return NOTHING if reference is None else reference.model_dump(mode="json")

@@ -10,7 +10,7 @@ from types import MappingProxyType
 from typing import Any
 from uuid import uuid4
 
-from noetl_dagster.errors import ToolError
+from noetl_dagster.errors import ToolError, kind_of_status
 from noetl_dagster.tools.base import JobMessages, Tool, Toolbox, ToolCall, ToolResult
 from noetl_dagster.tools.commands.pipes import pipes_variables
 from noetl_dagster.tools.limits import time_limit
@@ -38,7 +38,7 @@ class ContainerTool(Tool):
 
     Output: ``{job, namespace, pod, exit_code, stdout}``; of a long log the last mebibyte.
 
-    Raises ``ToolError`` of kind ``container``: without a configured Kubernetes client, for a job that cannot
+    Raises ``ToolError``: without a configured Kubernetes client, for a job that cannot
     be made, and for an exit code other than 0. The job is deleted in every case.
     """
 
@@ -67,7 +67,7 @@ class ContainerTool(Tool):
             raise ToolError(
                 f"container in step {call.step}: job {name} ended with exit code {exit_code}: "
                 f"{log.strip()[-EXCERPT:]}",
-                kind=self.kind,
+                kind="unknown",
                 code=str(exit_code),
             )
         data = {"job": name, "namespace": namespace, "pod": pod, "exit_code": exit_code, "stdout": log}
@@ -87,7 +87,7 @@ def job_manifest(
     """
     config = call.config
     if not config.get("image"):
-        raise ToolError(f"container in step {call.step} has no 'image'", kind="container")
+        raise ToolError(f"container in step {call.step} has no 'image'", kind="schema")
     command = config.get("command") if script is None else script
     container: dict[str, Any] = {"name": "main", "image": str(config["image"])}
     if isinstance(command, list | tuple):
@@ -135,7 +135,7 @@ def _connect(call: ToolCall) -> _Cluster:
     except ImportError:
         raise ToolError(
             f"container in step {call.step}: no Kubernetes client is installed; install noetl-dagster[k8s]",
-            kind="container",
+            kind="unknown",
         ) from None
     try:
         config.load_config()  # a kubeconfig, else the pod's own service account
@@ -143,7 +143,7 @@ def _connect(call: ToolCall) -> _Cluster:
         raise ToolError(
             f"container in step {call.step}: no Kubernetes client is configured; set KUBECONFIG, or run "
             "inside a cluster",
-            kind="container",
+            kind="credential",
         ) from None
     return _Cluster(client.BatchV1Api(), client.CoreV1Api())
 
@@ -158,14 +158,14 @@ async def _asked(call: ToolCall, request: Any, *arguments: Any) -> Any:
     except ApiException as error:
         raise ToolError(
             f"container in step {call.step}: Kubernetes answered {error.status} {error.reason}",
-            kind="container",
+            kind=kind_of_status(error.status or 500),
             status=error.status,
             retryable=error.status in (409, 429) or (error.status or 0) >= 500,
         ) from None
     except HTTPError as error:
         raise ToolError(
             f"container in step {call.step}: the Kubernetes API cannot be reached: {type(error).__name__}",
-            kind="container",
+            kind="connection",
             retryable=True,
         ) from None
 

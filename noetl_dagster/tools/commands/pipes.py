@@ -32,7 +32,7 @@ async def pipes_variables(
     except ValueError:
         raise ToolError(
             f"{call.task.kind} in step {call.step}: pipes is true, {' or '.join(JobMessages)}, not {asked!r}",
-            kind="pipes",
+            kind="schema",
         ) from None
     if box.pipes is None:
         yield {}

@@ -12,7 +12,7 @@ from typing import Any
 
 import orjson
 
-from noetl_dagster.errors import ToolError
+from noetl_dagster.errors import ToolError, kind_of
 from noetl_dagster.tools.base import JobMessages, Tool, Toolbox, ToolCall, ToolResult
 from noetl_dagster.tools.commands.pipes import pipes_variables
 from noetl_dagster.tools.commands.processes import Finished, run_process
@@ -38,8 +38,8 @@ class ShellTool(Tool):
 
     Output: ``{exit_code, stdout, stderr, truncated}``; of long output the last mebibyte.
 
-    Raises ``ToolError`` of kind ``shell`` for an exit code other than 0 (``error.code``), and of kind
-    ``timeout`` when the time is up; the whole process group is killed then.
+    Raises ``ToolError`` for an exit code other than 0 (``error.code``), and of kind ``timeout`` when the time is
+    up; the whole process group is killed then.
     """
 
     kind = "shell"
@@ -49,7 +49,7 @@ class ShellTool(Tool):
             async with time_limit(call), pipes_variables(call, box, JobMessages.FILE) as variables:
                 finished = await self._run(call, box, variables)
         except OSError as error:
-            raise ToolError(f"{call.task.kind} in step {call.step}: {error}", kind=self.kind) from None
+            raise ToolError(f"{call.task.kind} in step {call.step}: {error}", kind=kind_of(error)) from None
         redact = box.credentials.redact
         if finished.exit_code != 0:
             raise _failed(call, finished, box)
@@ -71,7 +71,7 @@ class ShellTool(Tool):
         if not script:
             commands = config.get("cmds")
             if not commands:
-                raise ToolError(f"{call.task.kind} in step {call.step} has no 'cmds'", kind=self.kind)
+                raise ToolError(f"{call.task.kind} in step {call.step} has no 'cmds'", kind="schema")
             text = "\n".join(map(str, commands)) if isinstance(commands, list | tuple) else str(commands)
             shell = str(config.get("shell") or SHELL)
             return await run_process([shell, "-c", f"set -e\n{text}"], folder=folder, env=env)
@@ -109,6 +109,6 @@ def _failed(call: ToolCall, finished: Finished, box: Toolbox) -> ToolError:
     said = (finished.stderr.strip() or finished.stdout.strip())[-EXCERPT:]
     return ToolError(
         box.credentials.redact(f"shell in step {call.step} {how}{': ' if said else ''}{said}"),
-        kind="shell",
+        kind="unknown",
         code=str(code),
     )

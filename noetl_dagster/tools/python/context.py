@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Mapping, Set
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from noetl_dagster.playbook.templates.failures import seen_error
 from noetl_dagster.playbook.templates.views import ReferenceNeeded, ResultView, copied, plain
 
 if TYPE_CHECKING:
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-_STORED = frozenset({"data", "ref", "extracted", "results"})
+_READ_BY_VIEW = frozenset({"data", "ref", "extracted", "results", "error"})
 
 
 class LiveScope(Mapping[str, Any]):
@@ -139,7 +140,8 @@ def _result(view: ResultView) -> Any:
     """The envelope with its data fetched; of a loop what templates get of it."""
     if view.is_loop:
         return plain(view)
-    parts = {key: copied(item) for key, item in view.envelope.items() if key not in _STORED}
+    parts = {key: copied(item) for key, item in view.envelope.items() if key not in _READ_BY_VIEW}
+    parts["error"] = seen_error(view.envelope.get("error"))
     if isinstance(view.envelope.get("results"), Mapping):
         parts["results"] = {name: _whole(item) for name, item in view.results.items()}
     if "data" in view.envelope or view.stored is not None:

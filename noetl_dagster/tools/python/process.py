@@ -92,7 +92,7 @@ def _portable(values: Mapping[str, Any], what: str) -> Any:
     try:
         return to_jsonable(dict(values), what)
     except NotJsonableError as error:
-        raise ToolError(f"{error}; a subprocess is given JSON values only", kind="python") from None
+        raise ToolError(f"{error}; a subprocess is given JSON values only", kind="transform") from None
 
 
 def bytes_of(size: Any) -> int:
@@ -105,5 +105,5 @@ def bytes_of(size: Any) -> int:
     """
     match = _SIZE.fullmatch(str(size).strip())
     if match is None:
-        raise ToolError(f"memory {size!r} is no size; write bytes, or 512m, 2g", kind="python")
+        raise ToolError(f"memory {size!r} is no size; write bytes, or 512m, 2g", kind="schema")
     return int(float(match[1]) * _UNITS[match[2].lower()])

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+import re
 import threading
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any
+
+import orjson
 
 from noetl_dagster.errors import ToolError
 from noetl_dagster.playbook.models import Task
@@ -33,6 +36,7 @@ from noetl_dagster.tools.rows.jsonable import NotJsonableError, to_jsonable
 from noetl_dagster.tools.scripts import load_script
 
 SUBPROCESS = "subprocess"
+_ENDS_IN_TOJSON = re.compile(r"\|\s*tojson\s*(\([^()]*\))?\s*-?\}\}\Z")
 
 
 class PythonTool(Tool):
@@ -60,7 +64,7 @@ class PythonTool(Tool):
     async def run(self, call: ToolCall, box: Toolbox) -> ToolResult:
         source = await load_script(call, box) if "script" in call.config else call.config.get("code")
         if not isinstance(source, str) or not source.strip():
-            raise ToolError(f"python in step {call.step} has no 'code'", kind=self.kind)
+            raise ToolError(f"python in step {call.step} has no 'code'", kind="schema")
         try:
             async with time_limit(call):
                 return ToolResult(data=await self._run(source, call, box))
@@ -108,6 +112,8 @@ class PythonTool(Tool):
 async def rendered_templates(program: Program, call: ToolCall, box: Toolbox) -> Mapping[str, Any]:
     """The values of the templates in a program's code, by their variables: JSON values, dates as text.
 
+    ``{{ rows | tojson }}`` is meant as code, where it is a list; so it is the value itself here.
+
     Raises:
         TemplateError: one that does not parse, or names what is not known.
         ToolError: a value without a JSON form.
@@ -118,7 +124,9 @@ async def rendered_templates(program: Program, call: ToolCall, box: Toolbox) -> 
     for name, source in program.templates.items():
         value = await render_async(compile_value(source), call.scope, box.results.get)
         try:
-            values[name] = to_jsonable(value, source)
+            values[name] = to_jsonable(
+                orjson.loads(value) if _ENDS_IN_TOJSON.search(source) else value, source
+            )
         except NotJsonableError as error:
             raise ToolError(f"python in step {call.step}: {error}", kind="template") from None
     return values

@@ -51,9 +51,7 @@ def row_format(name: str | None, path: str) -> RowFormat:
     elif Path(path).suffix.lower() in _ENDINGS:
         return _ENDINGS[Path(path).suffix.lower()]
     known = ", ".join(RowFormat)
-    raise ToolError(
-        f"transfer: no format for {name or path!r}; write format: one of {known}", kind="transfer"
-    )
+    raise ToolError(f"transfer: no format for {name or path!r}; write format: one of {known}", kind="schema")
 
 
 def read_file(path: Path, format: RowFormat, size: int) -> Iterator[list[Row]]:
@@ -192,7 +190,7 @@ def arrow_rows(rows: Sequence[Row], schema: pa.Schema | None = None) -> pa.Table
     except (pa.ArrowInvalid, pa.ArrowTypeError) as error:
         raise ToolError(
             f"transfer: rows of different types in one column: {error}; convert the column in the source",
-            kind="transfer",
+            kind="schema",
         ) from None
 
 

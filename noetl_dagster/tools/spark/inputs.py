@@ -46,7 +46,7 @@ async def _envelope(address: str, call: ToolCall, box: Toolbox) -> Mapping[str, 
     name, _, rest = address.partition(".")
     if name not in call.scope:
         raise ToolError(
-            f"spark in step {call.step}: 'from' names {name!r}, which has no result here", kind="spark"
+            f"spark in step {call.step}: 'from' names {name!r}, which has no result here", kind="schema"
         )
     view = call.scope[name]
     if not rest:
@@ -61,7 +61,7 @@ async def _envelope(address: str, call: ToolCall, box: Toolbox) -> Mapping[str, 
     try:
         value = await with_references(follow, box.results.get)
     except (KeyError, TypeError) as error:
-        raise ToolError(f"spark in step {call.step}: {name!r} has no {rest!r}", kind="spark") from error
+        raise ToolError(f"spark in step {call.step}: {name!r} has no {rest!r}", kind="schema") from error
     return {"ref": value} if _is_reference(value) else {"status": "ok", "data": value}
 
 

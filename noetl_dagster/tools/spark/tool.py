@@ -12,6 +12,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from noetl_dagster.errors import (
+    ErrorKind,
     IntegrityError,
     NoetlError,
     ReferenceNotAvailableError,
@@ -35,6 +36,7 @@ from noetl_dagster.tools.python.context import CodeContext, LiveScope
 from noetl_dagster.tools.python.threads import CodeThreads
 from noetl_dagster.tools.python.tool import rendered_templates
 from noetl_dagster.tools.rows.jsonable import NotJsonableError, is_table, to_jsonable
+from noetl_dagster.tools.scripts import script_file
 from noetl_dagster.tools.spark.inputs import inputs_of, stored_inputs
 from noetl_dagster.tools.spark.statements import split_spark_statements
 
@@ -43,6 +45,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
     from noetl_dagster.spark.datasets import Layout, WrittenDataset
+    from noetl_dagster.spark.failures import Failure
     from noetl_dagster.spark.frames import StoredRows
     from noetl_dagster.spark.metrics import InputBytes, ToldMetrics
     from noetl_dagster.spark.staging import Staging
@@ -120,7 +123,7 @@ class SparkTool(Tool):
     DataFrame gives ``{rows, row_count, columns}``, at most ``max_rows`` of them. The
     envelope's ``spark`` says what it cost, see :func:`noetl_dagster.spark.metrics.metrics_of`.
 
-    Raises ``ToolError`` of kind ``spark``, retryable when an executor, the JVM or the connection was lost.
+    Raises ``ToolError``, retryable when an executor, the JVM or the connection was lost.
     """
 
     kind = "spark"
@@ -139,7 +142,7 @@ class SparkTool(Tool):
         try:
             spark = await self._threads.run(box.spark)
         except ServiceError as error:
-            raise ToolError(str(error), kind=self.kind, retryable=True) from error
+            raise ToolError(str(error), kind=error.kind, retryable=True) from error
         group = f"{call.execution_id} {call.step}.{call.task.name} {call.command_id} {call.attempt}"
         program, rendered = await _program(call, box)
         scope = LiveScope(call.scope, box, asyncio.get_running_loop())
@@ -168,7 +171,7 @@ def _check(call: ToolCall) -> None:
     if len(ways) != 1:
         found = " and ".join(ways) or "none"
         raise ToolError(
-            f"spark in step {call.step} needs one of sql, function and code; it has {found}", kind="spark"
+            f"spark in step {call.step} needs one of sql, function and code; it has {found}", kind="schema"
         )
 
 
@@ -201,7 +204,7 @@ def _layout(call: ToolCall) -> Layout:
         layout.check()
         return layout
     except ValueError as error:
-        raise ToolError(f"spark in step {call.step}: {error}", kind="spark") from error
+        raise ToolError(f"spark in step {call.step}: {error}", kind="schema") from error
 
 
 def _perform(work: _Work) -> _Produced:
@@ -278,7 +281,11 @@ def _result(spark: SparkSession, work: _Work) -> Any:
         )
     from noetl_dagster.spark.functions import load_function
 
-    function = load_function(str(call.config["function"]), call.folder)
+    address = str(call.config["function"])
+    source, _, name = address.rpartition(":")
+    if source.endswith(".py"):
+        address = f"{script_file(source, call, work.box)}:{name}"
+    function = load_function(address, call.folder)
     return call_main(function, values, {}, lambda: CodeContext(work.scope))
 
 
@@ -299,7 +306,7 @@ def _sql_result(spark: SparkSession, work: _Work) -> DataFrame:
     for statement in statements:
         frame = spark.sql(statement, args=parameters)
     if frame is None:
-        raise ToolError(f"spark in step {work.call.step}: 'sql' holds no statement", kind="spark")
+        raise ToolError(f"spark in step {work.call.step}: 'sql' holds no statement", kind="schema")
     return frame
 
 
@@ -344,7 +351,7 @@ def _fetched(frame: DataFrame, most: int, work: _Work, otherwise: str) -> pa.Tab
     if table.num_rows > most:
         raise ToolError(
             f"spark in step {work.call.step}: more than {most} rows to collect; raise max_rows, or {otherwise}",
-            kind="spark",
+            kind="transform",
         )
     return table
 
@@ -432,12 +439,19 @@ def _tool_error(error: Exception, work: _Work) -> ToolError:
     line = f" (line {error.line} of the code)" if isinstance(error, CodeFailure) and error.line else ""
     stage = failed_stage(work.spark, work.group)
     where = f"spark in step {work.call.step}{', ' if stage else ''}{stage}"
-    kind = type(cause).__name__
-    named = "" if isinstance(cause, NoetlError | NotJsonableError) else f" {kind}:"
+    name = type(cause).__name__
+    named = "" if isinstance(cause, NoetlError | NotJsonableError) else f" {name}:"
     return ToolError(
         f"{where}:{named} {failure.message}{line}",
-        kind="spark",
+        kind=_kind_of(cause, failure, in_code=isinstance(error, CodeFailure)),
         retryable=failure.retryable,
         code=failure.code,
-        details={"py": {"exception_type": kind}},
+        details={"py": {"exception_type": name}},
     )
+
+
+def _kind_of(cause: BaseException, failure: Failure, *, in_code: bool) -> ErrorKind:
+    """The kind of a failure; what the playbook's own code raised is of kind ``python``."""
+    if isinstance(cause, NoetlError):
+        return cause.kind
+    return "python" if in_code and failure.kind == "transform" and failure.code is None else failure.kind

@@ -8,9 +8,24 @@ from typing import Any
 
 import asyncpg
 
-from noetl_dagster.errors import CredentialError, ToolError
+from noetl_dagster.errors import CredentialError, ErrorKind, ToolError
 from noetl_dagster.tools.access.credentials import CredentialType
 from noetl_dagster.tools.base import Toolbox, ToolCall
+
+KINDS: tuple[tuple[str, ErrorKind], ...] = (
+    ("08", "db_connection"),
+    ("57P", "db_connection"),  # the server is going or coming
+    ("3D", "db_connection"),  # no such database
+    ("53300", "db_connection"),  # too many of them
+    ("28", "auth"),
+    ("42501", "auth"),
+    ("23", "db_constraint"),
+    ("40", "db_deadlock"),  # deadlock and serialisation: the transaction has to be run again
+    ("57014", "db_timeout"),
+    ("55P03", "db_timeout"),
+    ("25P", "db_timeout"),
+)
+"""What begins of SQLSTATEs mean; any other is of kind ``db``."""
 
 RETRYABLE_CLASSES = ("08", "40", "53")  # connection, transaction rollback, insufficient resources
 RETRYABLE_STATES = frozenset(
@@ -37,7 +52,7 @@ async def open_pool(call: ToolCall, box: Toolbox) -> asyncpg.Pool:
 
 @contextlib.contextmanager
 def postgres_errors(call: ToolCall, box: Toolbox) -> Any:
-    """Turns errors of asyncpg and of the connection into ``ToolError`` of kind ``postgres``."""
+    """Turns errors of asyncpg and of the connection into ``ToolError``."""
     where = f"postgres in step {call.step}"
     try:
         yield
@@ -49,7 +64,10 @@ def postgres_errors(call: ToolCall, box: Toolbox) -> Any:
         lost = not isinstance(error, asyncpg.InterfaceError) or "connection" in str(error).lower()
         message = box.credentials.redact(f"{where}: {type(error).__name__}: {error}")
         raise ToolError(
-            message, kind="postgres", retryable=lost, details={"pg": {"sqlstate": None}}
+            message,
+            kind=_kind_of_loss(error) if lost else "db",
+            retryable=lost,
+            details={"pg": {"sqlstate": None}},
         ) from None
 
 
@@ -60,11 +78,20 @@ def postgres_error(where: str, error: asyncpg.PostgresError, redact: Callable[[s
     parts += [f"{name}: {text}" for name in ("detail", "hint") if (text := getattr(error, name, None))]
     return ToolError(
         redact(f"{where}: {'; '.join(parts)} (SQLSTATE {state})"),
-        kind="postgres",
+        kind=kind_of_state(state),
         retryable=is_retryable_state(state),
         code=state,
         details={"pg": {"sqlstate": state, "code": state}},
     )
+
+
+def kind_of_state(sqlstate: str) -> ErrorKind:
+    """What a SQLSTATE means."""
+    return next((kind for start, kind in KINDS if sqlstate.startswith(start)), "db")
+
+
+def _kind_of_loss(error: BaseException) -> ErrorKind:
+    return "db_timeout" if isinstance(error, TimeoutError) else "db_connection"
 
 
 def is_retryable_state(sqlstate: str) -> bool:

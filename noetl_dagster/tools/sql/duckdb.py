@@ -9,7 +9,7 @@ from typing import Any
 
 import duckdb
 
-from noetl_dagster.errors import NoetlError, ToolError
+from noetl_dagster.errors import ErrorKind, NoetlError, ToolError, kind_of
 from noetl_dagster.settings import Settings
 from noetl_dagster.tools.base import Tool, Toolbox, ToolCall, ToolResult
 from noetl_dagster.tools.rows.jsonable import NotJsonableError, to_jsonable
@@ -32,7 +32,7 @@ class DuckdbTool(Tool):
     Output: as postgres: ``command_0``, ... and the last one's ``rows``, ``row_count``, ``columns``. With
     ``as: table`` the last statement's rows as one Arrow table, which the result store keeps as Parquet.
 
-    Raises ``ToolError`` of kind ``duckdb``, retryable when another process holds the database file.
+    Raises ``ToolError``, retryable when another process holds the database file.
     """
 
     kind = "duckdb"
@@ -52,7 +52,28 @@ class DuckdbTool(Tool):
         except (duckdb.Error, NotJsonableError, OSError) as error:
             text = box.credentials.redact(f"duckdb in step {call.step}: {type(error).__name__}: {error}")
             locked = isinstance(error, duckdb.IOException) and "lock" in str(error).lower()
-            raise ToolError(text, kind=self.kind, retryable=locked, code=type(error).__name__) from None
+            kind = "db_connection" if locked else kind_of_duckdb(error)
+            raise ToolError(text, kind=kind, retryable=locked, code=type(error).__name__) from None
+
+
+def kind_of_duckdb(error: BaseException) -> ErrorKind:
+    """What an exception of DuckDB means; of others as everywhere."""
+    match error:
+        case duckdb.ConstraintException():
+            return "db_constraint"
+        case duckdb.ConnectionException():
+            return "db_connection"
+        case duckdb.HTTPException():
+            return "connection"
+        case duckdb.PermissionException():
+            return "storage_access"
+        case duckdb.IOException():
+            return "storage"
+        case duckdb.Error():
+            return "db"
+        case NotJsonableError():
+            return "transform"
+    return kind_of(error)
 
 
 async def _interruptible(job: Any, connection: duckdb.DuckDBPyConnection) -> Any:
@@ -77,7 +98,7 @@ async def _views(call: ToolCall, box: Toolbox) -> dict[str, Source]:
         try:
             source = await source_of(value, box.results, name)
         except NoRowsError as error:
-            raise ToolError(f"duckdb: {error}", kind="duckdb") from None
+            raise ToolError(f"duckdb: {error}", kind="schema") from None
         if source is not None:
             found[name] = source
     return found
@@ -95,7 +116,7 @@ def _run(
         try:
             create_view(connection, settings, name, source)
         except NoetlError as error:
-            raise ToolError(f"duckdb: input {name!r}: {error}", kind="duckdb") from None
+            raise ToolError(f"duckdb: input {name!r}: {error}", kind=error.kind) from None
     results: dict[str, Any] = {}
     last: dict[str, Any] = {}
     for index, statement in enumerate(statements):
@@ -103,7 +124,7 @@ def _run(
         if as_table and index == len(statements) - 1:
             relation = connection.sql(statement.text, params=values)
             if relation is None:
-                raise ToolError("duckdb: 'as: table' needs a last statement that returns rows", kind="duckdb")
+                raise ToolError("duckdb: 'as: table' needs a last statement that returns rows", kind="schema")
             return relation.to_arrow_table()
         cursor = connection.execute(statement.text, values)
         result = _result(cursor, statement.text)

@@ -24,12 +24,12 @@ async def prepare_statements(call: ToolCall, box: Toolbox) -> list[BoundStatemen
     texts = without_percent(await sql_text(call, box), params)
     statements = [statement for text in texts for statement in split_statements(text)]
     if not statements:
-        raise ToolError(f"{call.task.kind} in step {call.step} has no SQL in 'command'", kind=call.task.kind)
+        raise ToolError(f"{call.task.kind} in step {call.step} has no SQL in 'command'", kind="schema")
     try:
         return [bind(statement, params) for statement in statements]
     except KeyError as error:
         raise ToolError(
             f"{call.task.kind} in step {call.step}: no value for {error.args[0]}; "
             f"'params' has {len(params)} values",
-            kind=call.task.kind,
+            kind="schema",
         ) from None

@@ -110,7 +110,7 @@ def _values(statement: BoundStatement, shape: Shape, index: int) -> list[Any]:
             values.append(parameter(value, type_name))
         except ValueError as error:
             raise ToolError(
-                f"command_{index}: parameter ${number}: {error}", kind="postgres", code="22000"
+                f"command_{index}: parameter ${number}: {error}", kind="schema", code="22000"
             ) from None
     return values
 

@@ -71,7 +71,7 @@ class SinkWriter:
         if sink.tool != "postgres":
             raise ToolError(
                 f"a sink of tool {sink.tool!r} is not supported; use postgres, or a task after this one",
-                kind="sink",
+                kind="schema",
             )
         fetch = self._box.results.get
         fields = {"table": sink.table, "auth": sink.auth, "args": sink.args, "command": sink.command}
@@ -89,7 +89,7 @@ class SinkWriter:
             raise postgres_error("sink", error, self._box.credentials.redact) from None
         except (asyncpg.InterfaceError, asyncpg.InternalClientError, OSError) as error:
             text = self._box.credentials.redact(f"sink: {type(error).__name__}: {error}")
-            raise ToolError(text, kind="postgres", retryable=True) from None
+            raise ToolError(text, kind="db_connection", retryable=True) from None
         return Written(rows, shared)
 
     async def _credential(self, sink: Sink) -> Credential:
@@ -122,7 +122,7 @@ async def write_sink(
         outcome = await run_statements(connection, statements)
         return sum(int(outcome[f"command_{index}"]["row_count"]) for index in range(len(statements)))
     if not sink.table:
-        raise ToolError("a sink needs 'table' or 'command'", kind="sink")
+        raise ToolError("a sink needs 'table' or 'command'", kind="schema")
     table = await describe_table(connection, sink.table)
     mode = write_mode(sink.mode)
     own = {name: item for name, item in identity.items() if name in table.columns}

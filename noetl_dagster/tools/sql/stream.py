@@ -40,7 +40,7 @@ async def stream_rows(call: ToolCall, box: Toolbox, size: int) -> ResultRef:
         raise ToolError(
             f"postgres in step {call.step}: chunk_size streams the rows of one statement, "
             f"'command' has {len(statements)}",
-            kind="postgres",
+            kind="schema",
         )
     params = call.config.get("params") or call.input
     statement = bind(without_percent(statements, params)[0], params)
@@ -65,7 +65,7 @@ async def stream_rows(call: ToolCall, box: Toolbox, size: int) -> ResultRef:
             )
         except StorageError as error:
             raise ToolError(
-                f"postgres in step {call.step}: {error}", kind="storage", retryable=True
+                f"postgres in step {call.step}: {error}", kind=error.kind, retryable=True
             ) from None
 
 

@@ -58,7 +58,7 @@ def write_mode(text: str) -> WriteMode:
         return WriteMode(text.strip().lower())
     except ValueError:
         raise ToolError(
-            f"mode {text!r} is unknown; known modes: {', '.join(WriteMode)}", kind="postgres"
+            f"mode {text!r} is unknown; known modes: {', '.join(WriteMode)}", kind="schema"
         ) from None
 
 
@@ -71,7 +71,7 @@ async def describe_table(connection: asyncpg.Connection, name: str) -> Table:
     quoted = sql_identifier(name)
     columns = await connection.fetch(SELECT_COLUMNS, quoted)
     if not columns:
-        raise ToolError(f"table {name} does not exist; create it before writing to it", kind="postgres",
+        raise ToolError(f"table {name} does not exist; create it before writing to it", kind="schema",
                         code="42P01", details={"pg": {"sqlstate": "42P01", "code": "42P01"}})  # fmt: skip
     return Table(
         quoted,
@@ -133,7 +133,7 @@ def columns_of(rows: Iterable[Mapping[str, Any]], table: Table) -> list[str]:
         raise ToolError(
             f"table {table.name} has no column {', '.join(map(str, unknown))}; its columns: "
             f"{', '.join(table.columns)}. Name the columns to write with 'args'",
-            kind="postgres",
+            kind="schema",
             code="42703",
         )
     return list(names)
@@ -149,7 +149,7 @@ def upsert_key(table: Table, key: Sequence[str]) -> Sequence[str]:
     if not keys:
         raise ToolError(
             f"table {table.name} has no primary key, so an upsert needs 'key': its unique columns",
-            kind="postgres",
+            kind="schema",
         )
     return keys
 

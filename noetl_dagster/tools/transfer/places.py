@@ -73,7 +73,7 @@ def read_place(value: Any, end: str, call: ToolCall) -> Place:
         ToolError: names the end and the field.
     """
     if not isinstance(value, Mapping):
-        raise ToolError(f"transfer in step {call.step}: {end} must be a mapping with 'kind'", kind="transfer")
+        raise ToolError(f"transfer in step {call.step}: {end} must be a mapping with 'kind'", kind="schema")
     fields = {str(name): item for name, item in value.items() if item is not None}
     kind = str(fields.pop("kind", fields.pop("type", "")) or _likely_kind(fields)).lower()
     fields["kind"] = _KINDS.get(kind, kind)
@@ -94,7 +94,7 @@ def read_place(value: Any, end: str, call: ToolCall) -> Place:
         where = ".".join(map(str, first["loc"])) or "kind"
         raise ToolError(
             f"transfer in step {call.step}: {end}.{where}: {first['msg']}; kinds: {', '.join(PlaceKind)}",
-            kind="transfer",
+            kind="schema",
         ) from None
 
 
@@ -111,13 +111,11 @@ async def object_place(place: Place, call: ToolCall, box: Toolbox) -> tuple[Any,
     parts = urlsplit(place.path)
     if parts.scheme in ("", "file"):
         if not parts.path:
-            raise ToolError(f"transfer in step {call.step}: an object needs 'path'", kind="transfer")
+            raise ToolError(f"transfer in step {call.step}: an object needs 'path'", kind="schema")
         return None, str(Path(call.folder, parts.path))
     kind = {"s3": "s3", "minio": "s3", "gs": "gcs", "gcs": "gcs"}.get(parts.scheme)
     if kind is None:
-        raise ToolError(
-            f"transfer: {parts.scheme}:// is unknown; use s3://, gs:// or file://", kind="transfer"
-        )
+        raise ToolError(f"transfer: {parts.scheme}:// is unknown; use s3://, gs:// or file://", kind="schema")
     try:
         credential = await box.credentials.resolve(place.auth, CredentialType(kind))
         return open_bucket(box.settings, kind, parts.netloc, credential), parts.path.lstrip("/")

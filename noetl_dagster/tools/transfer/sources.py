@@ -95,7 +95,7 @@ async def _http(place: Place, call: ToolCall, box: Toolbox, size: int) -> Chunks
         return
     for name in filter(None, place.rows.split(".")):
         if not isinstance(body, dict) or name not in body:
-            raise ToolError(f"transfer: the response has no {place.rows!r}", kind="transfer")
+            raise ToolError(f"transfer: the response has no {place.rows!r}", kind="schema")
         body = body[name]
     for chunk in in_chunks(iter(rows_of(body)), size):
         yield chunk
@@ -104,7 +104,7 @@ async def _http(place: Place, call: ToolCall, box: Toolbox, size: int) -> Chunks
 async def _result(place: Place, box: Toolbox, size: int) -> Chunks:
     reference = as_result_ref(place.ref)
     if reference is None:
-        raise ToolError("transfer: source.ref is no reference of a result", kind="transfer")
+        raise ToolError("transfer: source.ref is no reference of a result", kind="schema")
     chunk: list[Row] = []
     async for item in box.results.items(reference):
         chunk.append(item if isinstance(item, dict) else {"value": item})

@@ -59,7 +59,7 @@ async def write_chunks(place: Place, chunks: Chunks, mode: WriteMode, call: Tool
         case PlaceKind.HTTP:
             return await _http(place, chunks, call, box)
         case PlaceKind.RESULT:
-            raise ToolError("transfer: a result is no target; use the artifact tool", kind="transfer")
+            raise ToolError("transfer: a result is no target; use the artifact tool", kind="schema")
 
 
 async def _postgres(place: Place, chunks: Chunks, mode: WriteMode, call: ToolCall, box: Toolbox) -> int:
@@ -137,11 +137,11 @@ async def _chain(first: list[Row], rest: Chunks) -> Chunks:
 async def _duckdb(place: Place, chunks: Chunks, mode: WriteMode, call: ToolCall) -> int:
     """Makes the table when it is missing, from the first chunk."""
     if place.database is None:
-        raise ToolError("transfer: a duckdb target needs 'database', a file", kind="transfer")
+        raise ToolError("transfer: a duckdb target needs 'database', a file", kind="schema")
     connection = await asyncio.to_thread(duckdb.connect, str(Path(call.folder, place.database)))
     table, key = sql_identifier(place.table), list(place.key)
     if mode is WriteMode.UPSERT and not key:
-        raise ToolError("transfer: upsert into duckdb needs 'key': its unique columns", kind="transfer")
+        raise ToolError("transfer: upsert into duckdb needs 'key': its unique columns", kind="schema")
     try:
         await asyncio.to_thread(connection.execute, "BEGIN")
         count = 0
@@ -176,7 +176,7 @@ def _insert_arrow(
 async def _object(place: Place, chunks: Chunks, mode: WriteMode, call: ToolCall, box: Toolbox) -> int:
     """Writes a local file, then moves or uploads it as a whole: readers never see half of it."""
     if mode is not WriteMode.REPLACE:
-        raise ToolError("transfer: an object can only be replaced; write mode: replace", kind="transfer")
+        raise ToolError("transfer: an object can only be replaced; write mode: replace", kind="schema")
     format = row_format(place.format, place.path)
     store, key = await object_place(place, call, box)
     local, count = await asyncio.to_thread(_new_file, None if store is not None else Path(key).parent), 0

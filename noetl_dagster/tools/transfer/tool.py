@@ -11,6 +11,7 @@ import obstore
 from noetl_dagster.errors import StorageError, ToolError
 from noetl_dagster.tools.base import Tool, Toolbox, ToolCall, ToolResult
 from noetl_dagster.tools.rows.files import Row
+from noetl_dagster.tools.sql.duckdb import kind_of_duckdb
 from noetl_dagster.tools.sql.tables import WriteMode, write_mode
 from noetl_dagster.tools.transfer.places import Place, PlaceKind, read_place
 from noetl_dagster.tools.transfer.sources import Chunks, read_chunks
@@ -50,7 +51,8 @@ class TransferTool(Tool):
                 rows = await write_chunks(target, counted, mode, call, box)
         except (duckdb.Error, obstore.exceptions.BaseError, StorageError, OSError, ValueError) as error:
             text = f"transfer in step {call.step}: {type(error).__name__}: {error}"
-            raise ToolError(box.credentials.redact(text), kind=self.kind) from None
+            kind = "parse" if isinstance(error, ValueError) else kind_of_duckdb(error)
+            raise ToolError(box.credentials.redact(text), kind=kind) from None
         data = {
             "rows": rows,
             "chunks": progress.chunks,
