@@ -150,6 +150,13 @@ WHERE execution_id = $1 AND meta ->> 'loop_id' = ANY($2::text[]) AND meta ? 'loo
 ORDER BY current_index, event_id
 """
 
+# The index after the last iteration of a loop: of a cursor, how many rows or frames it has claimed so far.
+LOOP_NEXT_INDEX = """
+SELECT COALESCE(max(current_index) + 1, 0) FROM noetl.event
+WHERE execution_id = $1 AND meta ->> 'loop_id' = ANY($2::text[]) AND meta ? 'loop_id'
+  AND event_type IN ('loop.item', 'command.issued')
+"""
+
 # Which iterations of a loop were issued and how they ended: what a resumed loop goes on from.
 LOOP_ATTEMPTS = """
 SELECT current_index, max((meta ->> 'attempt')::int) AS attempt,

@@ -194,16 +194,29 @@ class CursorSpec(Model):
     kind: str = "postgres"
     auth: Any = None
     claim: str = Field(description="SQL that claims work and returns rows")
+    release: str | None = Field(
+        None, description="SQL that gives a claimed row back; its columns are names in it"
+    )
+
+
+class FrameProcess(StrEnum):
+    """What the iterator is: one of the claimed rows, or all that were claimed together."""
+
+    ROW = "row"
+    FRAME = "frame"
 
 
 class FrameSpec(Model):
     """Bounds of one cursor claim."""
 
+    process: FrameProcess = FrameProcess.ROW
     max_rows: int = Field(100, ge=1)
     max_seconds: float | None = None
-    max_bytes: int | None = None
-    lease_seconds: float | None = None
-    heartbeat_seconds: float | None = None
+    max_bytes: int | None = Field(None, ge=1)
+    lease_seconds: float | None = Field(
+        None, gt=0, description="seconds of silence after which claimed rows are given back; 300"
+    )
+    heartbeat_seconds: float | None = Field(None, gt=0, description="a third of the lease")
     row_concurrency: int = Field(1, ge=1)
 
 

@@ -27,6 +27,7 @@ from noetl_dagster.playbook.models import (
     Directive,
     Dispatch,
     FanoutSpec,
+    FrameProcess,
     FrameSpec,
     LoopMode,
     RoutingMode,
@@ -313,9 +314,11 @@ def _loop() -> Schema:
         "fail_fast": FLAG,
         "allow_partial": FLAG,
         "strict_ctx": FLAG,
-        "frame": opened(fields_of(FrameSpec)),
+        "frame": opened({**fields_of(FrameSpec), "process": words(FrameProcess)}),
     }
-    cursor = opened({"kind": {"const": "postgres"}, **spelled(spelling.AUTH, ANY), "claim": TEXT})
+    cursor = opened(
+        {"kind": {"const": "postgres"}, **spelled(spelling.AUTH, ANY), "claim": TEXT, "release": TEXT}
+    )
     return closed(
         {
             **spelled(spelling.LOOP_IN, ANY),
