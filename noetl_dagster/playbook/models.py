@@ -106,15 +106,23 @@ class Collect(Model):
 
 
 class Sink(Model):
-    """Where each iteration's or attempt's result is written, in one transaction with its completion."""
+    """Where each iteration's or attempt's result is written, once, and seen when it is complete."""
 
     tool: str = "postgres"
     table: str | None = None
+    database: str | None = Field(None, description="of duckdb: its file")
+    path: str | None = Field(None, description="of files and buckets: a folder of parts, or one file")
+    format: str | None = Field(None, description="parquet or jsonl")
     auth: str | None = None
     mode: str = Field("append", description="append, replace or upsert")
     key: tuple[str, ...] = ()
     command: str | None = Field(None, description="SQL instead of a table")
     args: dict[str, Any] = Field(default_factory=dict)
+
+    @property
+    def is_staged(self) -> bool:
+        """Whether it shares no transaction with the event log, so that its parts are published afterwards."""
+        return self.tool != "postgres"
 
 
 class RetryRule(Model):

@@ -31,6 +31,7 @@ from noetl_dagster.playbook.models import (
     FrameSpec,
     LoopMode,
     RoutingMode,
+    Sink,
 )
 from noetl_dagster.playbook.tool_kinds import TOOL_KINDS, ToolKind
 from noetl_dagster.settings import StoreTier
@@ -78,7 +79,7 @@ def language_schema() -> Schema:
             "arc": _arc(),
             "loop": _loop(),
             "retry": _retry(),
-            "sink": opened({"tool": ANY, "table": TEXT, "auth": ANY, "mode": TEXT}),
+            "sink": opened({**fields_of(Sink), "tool": ANY, "auth": ANY}),
         },
     }
 

@@ -13,6 +13,7 @@ from noetl_dagster.engine.driving.watch import CHANNEL, NOTIFY
 from noetl_dagster.engine.loops.release import EXPIRE, release_expired
 from noetl_dagster.engine.runtime import Runtime
 from noetl_dagster.engine.steps.region import TokenQueue
+from noetl_dagster.engine.steps.sinks import settle_sink
 from noetl_dagster.errors import ExecutionNotFoundError, ExecutionStateError, ToolError
 from noetl_dagster.events.connection import DATABASE_AWAY
 from noetl_dagster.events.envelopes import to_result
@@ -178,6 +179,7 @@ class Lifecycle:
                 continue
         if cancelled:
             await self._give_back(execution_id)
+            await self._publish(execution_id)
         for child in await self._runtime.pool.fetch(RUNNING_CHILDREN, execution_id):
             await self.cancel(child["execution_id"], f"its parent {execution_id}: {reason}")
         return cancelled
@@ -204,6 +206,16 @@ class Lifecycle:
             await release_expired(self._runtime, execution_id)
         except (ToolError, *DATABASE_AWAY) as error:
             logger.warning("execution %s: %s; the reaper tries again", execution_id, error)
+
+    async def _publish(self, execution_id: int) -> None:
+        """Publishes what completed of the sinks of steps that will not end any more."""
+        execution = await self._runtime.load(execution_id)
+        for step, visit in execution.state.visits.items():
+            if execution.state.end_of(step, visit) is None:
+                try:
+                    await settle_sink(self._runtime, execution, execution.step(step, visit), visit)
+                except (ToolError, *DATABASE_AWAY) as error:
+                    logger.warning("execution %s: step %s: %s", execution_id, step, error)
 
     def _interrupted(self, begun: Event, reason: str) -> Event:
         """The end of a command that was begun, in the place of the one that its worker will not send."""
