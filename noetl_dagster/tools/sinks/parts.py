@@ -4,15 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from noetl_dagster.errors import CredentialError, ToolError
 from noetl_dagster.playbook.models import Sink
 from noetl_dagster.playbook.templates.rendering import compile_value, render_async
 from noetl_dagster.tools.base import Toolbox
-from noetl_dagster.tools.rows.files import Row
 from noetl_dagster.tools.rows.inside import rows_of
 from noetl_dagster.tools.sinks.place import PartPlace, PlaceKind, place_of
+
+if TYPE_CHECKING:
+    from noetl_dagster.tools.rows.files import Row
 
 
 class Parts(Protocol):

@@ -13,7 +13,7 @@ from pydantic import BaseModel, ConfigDict
 
 from noetl_dagster.errors import ToolError
 from noetl_dagster.playbook.models import Sink
-from noetl_dagster.tools.rows.files import RowFormat, row_format
+from noetl_dagster.tools.rows.formats import RowFormat, row_format
 from noetl_dagster.tools.sql.tables import WriteMode, write_mode
 
 SCHEMES = {"s3": "s3", "minio": "s3", "gs": "gcs", "gcs": "gcs", "file": "file"}
