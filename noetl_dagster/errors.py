@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 ErrorKind = Literal[
     "connection",
@@ -44,6 +44,8 @@ ErrorKind = Literal[
 ``schema`` is what does not fit: a field of a task, a table without the column. ``transform`` is a result that cannot be
 made.
 """
+
+ERROR_KINDS: tuple[str, ...] = get_args(ErrorKind)
 
 
 class NoetlError(Exception):

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
 from datetime import timedelta
+from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from noetl_dagster.engine.children import Children
@@ -13,6 +14,7 @@ from noetl_dagster.engine.driving.liveness import Liveness
 from noetl_dagster.engine.driving.watch import Watch
 from noetl_dagster.engine.executions.lifecycle import Lifecycle
 from noetl_dagster.engine.fanout.expand import Fanouts
+from noetl_dagster.engine.loops.release import release_expired
 from noetl_dagster.engine.pool.dispatch import Dispatcher
 from noetl_dagster.engine.recovery.abandoned import Recovery
 from noetl_dagster.engine.recovery.maintenance import Maintenance
@@ -100,7 +102,7 @@ class Engine:
         """Finds claims of silent workers."""
         runtime = self.runtime
         intake = EventIntake(runtime.log, runtime.settings.command_heartbeat_timeout_seconds)
-        return Reaper(runtime.pool, intake, runtime.ids)
+        return Reaper(runtime.pool, intake, runtime.ids, release=partial(release_expired, runtime))
 
     def recovery(self) -> Recovery:
         """Finds executions whose process is gone."""

@@ -150,6 +150,21 @@ WHERE execution_id = $1 AND meta ->> 'loop_id' = ANY($2::text[]) AND meta ? 'loo
 ORDER BY current_index, event_id
 """
 
+# Where the parts of a step's sink are, of every command of a visit that completed.
+SINK_PARTS = """
+SELECT meta -> 'sink' AS place FROM noetl.event
+WHERE execution_id = $1 AND node_name = $2 AND meta ? 'sink' AND (meta ->> 'visit')::int = $3
+  AND event_type IN ('command.completed', 'loop.shard.done')
+ORDER BY event_id
+"""
+
+# The index after the last iteration of a loop: of a cursor, how many rows or frames it has claimed so far.
+LOOP_NEXT_INDEX = """
+SELECT COALESCE(max(current_index) + 1, 0) FROM noetl.event
+WHERE execution_id = $1 AND meta ->> 'loop_id' = ANY($2::text[]) AND meta ? 'loop_id'
+  AND event_type IN ('loop.item', 'command.issued')
+"""
+
 # Which iterations of a loop were issued and how they ended: what a resumed loop goes on from.
 LOOP_ATTEMPTS = """
 SELECT current_index, max((meta ->> 'attempt')::int) AS attempt,

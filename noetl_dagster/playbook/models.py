@@ -106,15 +106,23 @@ class Collect(Model):
 
 
 class Sink(Model):
-    """Where each iteration's or attempt's result is written, in one transaction with its completion."""
+    """Where each iteration's or attempt's result is written, once, and seen when it is complete."""
 
     tool: str = "postgres"
     table: str | None = None
+    database: str | None = Field(None, description="of duckdb: its file")
+    path: str | None = Field(None, description="of files and buckets: a folder of parts, or one file")
+    format: str | None = Field(None, description="parquet or jsonl")
     auth: str | None = None
     mode: str = Field("append", description="append, replace or upsert")
     key: tuple[str, ...] = ()
     command: str | None = Field(None, description="SQL instead of a table")
     args: dict[str, Any] = Field(default_factory=dict)
+
+    @property
+    def is_staged(self) -> bool:
+        """Whether it shares no transaction with the event log, so that its parts are published afterwards."""
+        return self.tool != "postgres"
 
 
 class RetryRule(Model):
@@ -208,16 +216,29 @@ class CursorSpec(Model):
     kind: str = "postgres"
     auth: Any = None
     claim: str = Field(description="SQL that claims work and returns rows")
+    release: str | None = Field(
+        None, description="SQL that gives a claimed row back; its columns are names in it"
+    )
+
+
+class FrameProcess(StrEnum):
+    """What the iterator is: one of the claimed rows, or all that were claimed together."""
+
+    ROW = "row"
+    FRAME = "frame"
 
 
 class FrameSpec(Model):
     """Bounds of one cursor claim."""
 
+    process: FrameProcess = FrameProcess.ROW
     max_rows: int = Field(100, ge=1)
     max_seconds: float | None = None
-    max_bytes: int | None = None
-    lease_seconds: float | None = None
-    heartbeat_seconds: float | None = None
+    max_bytes: int | None = Field(None, ge=1)
+    lease_seconds: float | None = Field(
+        None, gt=0, description="seconds of silence after which claimed rows are given back; 300"
+    )
+    heartbeat_seconds: float | None = Field(None, gt=0, description="a third of the lease")
     row_concurrency: int = Field(1, ge=1)
 
 

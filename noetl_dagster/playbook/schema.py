@@ -27,9 +27,11 @@ from noetl_dagster.playbook.models import (
     Directive,
     Dispatch,
     FanoutSpec,
+    FrameProcess,
     FrameSpec,
     LoopMode,
     RoutingMode,
+    Sink,
 )
 from noetl_dagster.playbook.tool_kinds import TOOL_KINDS, ToolKind
 from noetl_dagster.settings import StoreTier
@@ -78,7 +80,7 @@ def language_schema() -> Schema:
             "arc": _arc(),
             "loop": _loop(),
             "retry": _retry(),
-            "sink": opened({"tool": ANY, "table": TEXT, "auth": ANY, "mode": TEXT}),
+            "sink": opened({**fields_of(Sink), "tool": ANY, "auth": ANY}),
         },
     }
 
@@ -325,9 +327,11 @@ def _loop() -> Schema:
         "fail_fast": FLAG,
         "allow_partial": FLAG,
         "strict_ctx": FLAG,
-        "frame": opened(fields_of(FrameSpec)),
+        "frame": opened({**fields_of(FrameSpec), "process": words(FrameProcess)}),
     }
-    cursor = opened({"kind": {"const": "postgres"}, **spelled(spelling.AUTH, ANY), "claim": TEXT})
+    cursor = opened(
+        {"kind": {"const": "postgres"}, **spelled(spelling.AUTH, ANY), "claim": TEXT, "release": TEXT}
+    )
     return closed(
         {
             **spelled(spelling.LOOP_IN, ANY),

@@ -5,12 +5,15 @@ from __future__ import annotations
 import os
 import socket
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from noetl_dagster.errors import ToolError
 from noetl_dagster.events.envelopes import Envelope, error_envelope, to_result
 from noetl_dagster.events.ids import Snowflake, command_id
 from noetl_dagster.events.types import Event, EventType
+
+if TYPE_CHECKING:
+    from noetl_dagster.tools.sinks.place import PartPlace
 
 _HOST = socket.gethostname()
 CURRENT_ITEM_BYTES = 10_240
@@ -110,6 +113,7 @@ class Outcome:
         step_values: what ``set`` wrote to ``step``; seen until the step has ended.
         tasks: per executed task its name, status, attempts and duration in milliseconds.
         values: what ``set`` wrote to ``iter``, where the next attempt may run in another process.
+        sink: where a part of a sink is staged that is to be published when the end is in the log.
     """
 
     envelope: Envelope
@@ -119,6 +123,7 @@ class Outcome:
     retryable: bool = False
     step_values: dict[str, Any] = field(default_factory=dict)
     values: dict[str, Any] = field(default_factory=dict)
+    sink: PartPlace | None = None
 
     @property
     def failed(self) -> bool:
@@ -165,6 +170,8 @@ class CommandEvents:
         meta = command.meta()
         if outcome.tasks:
             meta["tasks"] = outcome.tasks
+        if outcome.sink is not None:
+            meta["sink"] = outcome.sink.model_dump(mode="json", exclude_defaults=True)
         if outcome.failed:
             meta["final"] = final and not command.part
         status = "FAILED" if outcome.failed else "COMPLETED"
@@ -191,7 +198,7 @@ class CommandEvents:
 
     def shard_ended(self, last: Command, outcome: Outcome) -> Event:
         """The end of a shard of several commands, once for the ``last`` of them."""
-        event = self.ended(replace(last, part=False), replace(outcome, tasks=[], values={}))
+        event = self.ended(replace(last, part=False), replace(outcome, tasks=[], values={}, sink=None))
         event.meta["command_id"] = f"{last.command_id}/shard"
         return event
 

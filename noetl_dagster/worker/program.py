@@ -100,6 +100,8 @@ class StepProgram:
         """Whether its commands run only in the process that drives the execution."""
         if any(task.task.config.get("pipes") for task in self.tasks):  # the run's own process hears the job
             return True
+        if self.sink is not None and self.sink.tool == "duckdb":  # whose file one process writes at a time
+            return True
         kinds = (TOOL_KINDS.get(task.task.kind) for task in self.tasks)
         return any(kind is None or kind.keeps_to_driver for kind in kinds)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -16,12 +17,16 @@ from noetl_dagster.events.types import Event
 from noetl_dagster.playbook.models import Sink
 from noetl_dagster.playbook.templates.views import ReferenceCache, ResultView
 from noetl_dagster.tools.base import Toolbox
+from noetl_dagster.tools.sinks.parts import PartSinks
+from noetl_dagster.tools.sinks.place import PartPlace, part_prefix
 from noetl_dagster.tools.sql.sinks import Complete, SinkWriter
 from noetl_dagster.worker.command import Command, CommandEvents, Outcome
 from noetl_dagster.worker.execution import Execution
 from noetl_dagster.worker.heartbeat import Heartbeats
 from noetl_dagster.worker.pipeline import Pipeline
 from noetl_dagster.worker.program import StepProgram
+
+logger = logging.getLogger(__name__)
 
 
 def always_final(outcome: Outcome) -> bool:
@@ -64,6 +69,7 @@ class CommandRunner:
         heartbeats: Heartbeats,
     ) -> None:
         self._box = box
+        self._parts = PartSinks(box)
         self._pipeline = pipeline
         self._buffer = buffer
         self._events = events
@@ -141,29 +147,48 @@ class CommandRunner:
     async def _end_with_sink(
         self, call: Call, sink: Sink, outcome: Outcome, cache: ReferenceCache
     ) -> Outcome:
-        """Writes the sink and the completion: in one transaction where they share a database."""
+        """Writes the sink and the completion: in one transaction where they share a database.
+
+        A sink elsewhere is staged first, and published when the completion is in the log.
+        """
         command = call.command
-        writer = SinkWriter(self._box)
         scope = await call.execution.command_scope(
             call.program, command, cache, self._box.results.get, call.values
         )
         view = ResultView(outcome.envelope, cache)
+        names = scope.with_locals({"result": view, "output": view})
+        identity = _identity(command)
         await self._buffer.flush()
+        completed = False
         try:
-            written = await writer.write(
-                sink,
-                await self._sink_value(outcome, view),
-                scope.with_locals({"result": view, "output": view}),
-                identity=_identity(command),
-                complete=self._completion(command, outcome),
-            )
+            value = await self._sink_value(outcome, view)
+            if sink.is_staged:
+                outcome.sink = await self._parts.stage(
+                    sink, value, names, name=_part_name(command), own=identity, folder=call.execution.folder
+                )
+            else:
+                complete = self._completion(command, outcome)
+                written = await SinkWriter(self._box).write(
+                    sink, value, names, identity=identity, complete=complete
+                )
+                completed = written.completed
         except (ToolError, TemplateError, CredentialError, StorageError) as error:
             failed = Outcome(error_envelope(error, sink.tool), tasks=outcome.tasks, duration=outcome.duration)
             await self._buffer.post([self._ended(call, failed)])
             return failed
-        if not written.completed:
-            await self._buffer.append([self._events.ended(command, outcome)])
+        if not completed:
+            ended = self._events.ended(command, outcome)
+            new = await self._buffer.append([ended])
+            if outcome.sink is not None and self._buffer.log.transactional and ended.event_id in new:
+                await self._publish(outcome.sink)
         return outcome
+
+    async def _publish(self, place: PartPlace) -> None:
+        """Publishes a part whose completion is in the log; what cannot be now, is when the step ends."""
+        try:
+            await self._parts.publish([place])
+        except ToolError as error:
+            logger.warning("a part of a sink is published when its step ends: %s", error)
 
     def _completion(self, command: Command, outcome: Outcome) -> Complete | None:
         """Writes the completion on the sink's connection, where events go into the log from here."""
@@ -184,6 +209,15 @@ class CommandRunner:
         if "ref" in outcome.envelope:
             return await self._box.results.get(outcome.envelope["ref"])
         return view.plain()
+
+
+def _part_name(command: Command) -> str:
+    prefix = part_prefix(command.execution_id, command.step, command.visit)
+    return (
+        f"{prefix}{command.attempt}"
+        if command.index is None
+        else f"{prefix}{command.index}.{command.attempt}"
+    )
 
 
 def _identity(command: Command) -> dict[str, Any]:

@@ -13,7 +13,9 @@ import typer
 from noetl_dagster import embedded
 from noetl_dagster.cli.commands.ingest import stop_on_signals
 from noetl_dagster.cli.session import open_session
+from noetl_dagster.engine.loops.release import release_expired
 from noetl_dagster.engine.recovery.reaper import Reaper
+from noetl_dagster.engine.runtime import Runtime
 from noetl_dagster.event_loop import run_sync
 from noetl_dagster.events.connection import DATABASE_AWAY, open_pool
 from noetl_dagster.events.ids import Snowflake, process_node
@@ -62,14 +64,22 @@ async def _reap(*, once: bool, interval: float) -> None:
     async with log_pool("noetl reap") as (settings, pool):
         ids = Snowflake(process_node())
         intake = EventIntake(EventLog(pool, ids), settings.command_heartbeat_timeout_seconds)
-        reaper = Reaper(pool, intake, ids)
+
+        async def release() -> int:
+            runtime = await Runtime.open(settings, apply=False)
+            try:
+                return await release_expired(runtime)
+            finally:
+                await runtime.close()
+
+        reaper = Reaper(pool, intake, ids, release=release)
         if once:
             typer.echo(str(await reaper.reap()))
             return
 
         async def look() -> None:
             reaped = await reaper.reap()
-            if reaped.requeued or reaped.failed or reaped.withdrawn:
+            if reaped.requeued or reaped.failed or reaped.withdrawn or reaped.released:
                 typer.echo(str(reaped))
 
         await _repeat("looking for claims that expire", look, interval)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
@@ -9,9 +10,12 @@ from typing import Any
 import asyncpg
 
 from noetl_dagster.engine.driving.watch import CHANNEL, NOTIFY
+from noetl_dagster.engine.loops.release import EXPIRE, release_expired
 from noetl_dagster.engine.runtime import Runtime
 from noetl_dagster.engine.steps.region import TokenQueue
-from noetl_dagster.errors import ExecutionNotFoundError, ExecutionStateError
+from noetl_dagster.engine.steps.sinks import settle_sink
+from noetl_dagster.errors import ExecutionNotFoundError, ExecutionStateError, ToolError
+from noetl_dagster.events.connection import DATABASE_AWAY
 from noetl_dagster.events.envelopes import to_result
 from noetl_dagster.events.log import as_event
 from noetl_dagster.events.queries import CLOSE_GATE, RUNNING_CHILDREN, UNENDED
@@ -23,6 +27,8 @@ from noetl_dagster.playbook.models import Playbook
 from noetl_dagster.transport.queries import WITHDRAW_ALL
 from noetl_dagster.worker.command import Command
 from noetl_dagster.worker.execution import Execution
+
+logger = logging.getLogger(__name__)
 
 _WORKFLOW_ENDS = {
     EventType.PLAYBOOK_COMPLETED: EventType.WORKFLOW_COMPLETED,
@@ -171,6 +177,9 @@ class Lifecycle:
                 break
             except asyncpg.DeadlockDetectedError:  # the ends of its commands arrived in another order
                 continue
+        if cancelled:
+            await self._give_back(execution_id)
+            await self._publish(execution_id)
         for child in await self._runtime.pool.fetch(RUNNING_CHILDREN, execution_id):
             await self.cancel(child["execution_id"], f"its parent {execution_id}: {reason}")
         return cancelled
@@ -187,8 +196,26 @@ class Lifecycle:
             unended = [as_event(record) for record in await connection.fetch(UNENDED, execution_id)]
             ends = [self._interrupted(begun, reason) for begun in unended]
             await self._runtime.log.append(ends, connection=connection)
+            await connection.execute(EXPIRE, execution_id)
             await connection.execute(NOTIFY, CHANNEL, str(execution_id))
             return True
+
+    async def _give_back(self, execution_id: int) -> None:
+        """Gives back what its cursor loops have claimed; what cannot be now, the reaper tries again."""
+        try:
+            await release_expired(self._runtime, execution_id)
+        except (ToolError, *DATABASE_AWAY) as error:
+            logger.warning("execution %s: %s; the reaper tries again", execution_id, error)
+
+    async def _publish(self, execution_id: int) -> None:
+        """Publishes what completed of the sinks of steps that will not end any more."""
+        execution = await self._runtime.load(execution_id)
+        for step, visit in execution.state.visits.items():
+            if execution.state.end_of(step, visit) is None:
+                try:
+                    await settle_sink(self._runtime, execution, execution.step(step, visit), visit)
+                except (ToolError, *DATABASE_AWAY) as error:
+                    logger.warning("execution %s: step %s: %s", execution_id, step, error)
 
     def _interrupted(self, begun: Event, reason: str) -> Event:
         """The end of a command that was begun, in the place of the one that its worker will not send."""

@@ -4,25 +4,31 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Coroutine
-from itertools import count
+from collections.abc import AsyncIterator, Coroutine
+from contextlib import asynccontextmanager
 from typing import Any, TypeVar
 
 from noetl_dagster.engine.loops.attempts import Attempts
 from noetl_dagster.engine.loops.collection import Collection
-from noetl_dagster.engine.loops.gather import LoopResult, gather
+from noetl_dagster.engine.loops.frames import Frames
+from noetl_dagster.engine.loops.gather import IterationEnd, LoopResult, gather
 from noetl_dagster.engine.loops.issue import Activation, issue_events
 from noetl_dagster.engine.loops.loop import Loops, run_workers
+from noetl_dagster.engine.loops.release import OWN_TRANSACTION, RELEASED, is_unfinished, release_frames
 from noetl_dagster.engine.runtime import Runtime
 from noetl_dagster.errors import ExecutionCancelledError, ToolError
 from noetl_dagster.events.connection import encode_json
-from noetl_dagster.events.types import EventType
-from noetl_dagster.playbook.models import CursorSpec, FrameSpec, Task
+from noetl_dagster.events.queries import LOOP_NEXT_INDEX
+from noetl_dagster.events.types import Event, EventType
+from noetl_dagster.playbook.models import CursorSpec, FrameProcess, FrameSpec, Task
 from noetl_dagster.playbook.templates.rendering import compile_value, render_async
 from noetl_dagster.playbook.templates.views import ReferenceCache
 from noetl_dagster.tools.base import ToolCall
 from noetl_dagster.tools.registry import tool_for
-from noetl_dagster.worker.command import Command
+from noetl_dagster.tools.sql.connection import open_pool, postgres_errors
+from noetl_dagster.tools.sql.prepare import prepare_statements
+from noetl_dagster.tools.sql.running import run_statements
+from noetl_dagster.worker.command import Command, Outcome
 from noetl_dagster.worker.execution import Execution
 from noetl_dagster.worker.program import StepProgram
 
@@ -51,30 +57,92 @@ class CursorLoops:
         assert loop.cursor is not None
         known = execution.state.loops.get((program.step.name, visit), [])
         loop_ids = (*(entry.loop_id for entry in known), str(self._runtime.ids.next()))
+        if known:
+            await release_frames(self._runtime, execution.id, loop_ids)
         activation = Activation(execution, program, visit, loop_ids, Collection())
         await self._loops.start(activation, {})
-        indexes = count(sum(entry.size for entry in known))
-        claim = _Claim(self._runtime, execution, program, loop.cursor, loop.frame)
-
-        async def take() -> list[Command]:
-            commands = [self._command(activation, next(indexes), row) for row in await claim.rows()]
-            await self._issue(activation, commands)
-            return commands
+        claim = _Claim(self._runtime, activation, loop.cursor, loop.frame)
+        first_index = await self._runtime.pool.fetchval(LOOP_NEXT_INDEX, execution.id, loop_ids)
+        if loop.cursor.release is None:
+            taking = _Taking(self._runtime, activation, claim, first_index)
+        else:
+            taking = _KeptTaking(self._runtime, activation, claim, first_index)
 
         async def slot() -> None:
-            while commands := await _to_its_end(take()):
-                await self._run(execution, program, commands, loop.frame.row_concurrency)
+            while commands := await _to_its_end(taking.take()):
+                outcomes = await self._run(execution, program, commands, loop.frame.row_concurrency)
+                await taking.ended(commands, outcomes)
 
-        await run_workers(slot, loop.max_in_flight)
+        async with taking.held():
+            await run_workers(slot, loop.max_in_flight)
         await self._runtime.buffer.flush()
-        total = next(indexes)
+
+        def counts(end: IterationEnd) -> bool:
+            """Rows that were given back are claimed again; failures of an earlier activation were its own."""
+            if not end.failed:
+                return True
+            return bool(end.index >= first_index and end.envelope["error"].get("code") != RELEASED)
+
         result = await gather(
-            self._runtime, execution.id, activation.step, loop_ids, total, sequences=program.retries
+            self._runtime,
+            execution.id,
+            activation.step,
+            loop_ids,
+            0,
+            sequences=program.retries,
+            counts=counts,
         )
         await self._loops.finish(activation, result)
         return result
 
-    def _command(self, activation: Activation, index: int, row: Any) -> Command:
+    async def _run(
+        self, execution: Execution, program: StepProgram, commands: list[Command], concurrency: int
+    ) -> list[Outcome]:
+        waiting = iter(commands)
+        outcomes: list[Outcome] = []
+
+        async def work() -> None:
+            for command in waiting:
+                outcome = await self._attempts.run(execution, program, command, issued=True)
+                outcomes.append(outcome)
+
+        await run_workers(work, min(concurrency, len(commands)))
+        return outcomes
+
+
+class _Taking:
+    """Takes rows with a claim and issues their commands."""
+
+    def __init__(self, runtime: Runtime, activation: Activation, claim: _Claim, next_index: int) -> None:
+        self._runtime = runtime
+        self._activation = activation
+        self._claim = claim
+        self._next_index = next_index
+
+    async def take(self) -> list[Command]:
+        """Claims; the commands of what it got, which are in the log. None when there is nothing left."""
+        commands = self._commands(await self._claim.rows())
+        await self._issue(commands)
+        return commands
+
+    async def ended(self, commands: list[Command], outcomes: list[Outcome]) -> None:
+        """Called when all commands of a claim have ended."""
+
+    @asynccontextmanager
+    async def held(self) -> AsyncIterator[None]:
+        """Lasts as long as the loop works."""
+        yield
+
+    def _commands(self, rows: list[Any]) -> list[Command]:
+        loop = self._activation.program.step.loop
+        assert loop is not None
+        items = rows if loop.frame.process is FrameProcess.ROW else [rows] if rows else []
+        first = self._next_index
+        self._next_index += len(items)
+        return [self._command(index, item) for index, item in enumerate(items, first)]
+
+    def _command(self, index: int, item: Any) -> Command:
+        activation = self._activation
         state = activation.execution.state
         return Command(
             execution_id=state.execution_id,
@@ -82,15 +150,20 @@ class CursorLoops:
             visit=activation.visit,
             attempt=len(activation.loop_ids),
             index=index,
-            item=row,
+            item=item,
             loop_id=activation.loop_id,
             catalog_id=state.catalog_id,
             parent_execution_id=state.parent_execution_id,
         )
 
-    async def _issue(self, activation: Activation, commands: list[Command]) -> None:
+    def _issue_events(self, commands: list[Command]) -> list[Event]:
+        return [
+            event for command in commands for event in issue_events(self._runtime, self._activation, command)
+        ]
+
+    async def _issue(self, commands: list[Command]) -> None:
         runtime = self._runtime
-        events = [event for command in commands for event in issue_events(runtime, activation, command)]
+        events = self._issue_events(commands)
         try:
             await runtime.buffer.append(events)
         except ExecutionCancelledError:  # the claim had committed: the log says what became of its rows
@@ -99,16 +172,44 @@ class CursorLoops:
             await runtime.buffer.append([*kept, *ends])
             raise
 
-    async def _run(
-        self, execution: Execution, program: StepProgram, commands: list[Command], concurrency: int
-    ) -> None:
-        waiting = iter(commands)
 
-        async def work() -> None:
-            for command in waiting:
-                await self._attempts.run(execution, program, command, issued=True)
+class _KeptTaking(_Taking):
+    """As :class:`_Taking`, for a cursor that gives rows back: what is claimed is known before it is claimed."""
 
-        await run_workers(work, min(concurrency, len(commands)))
+    def __init__(self, runtime: Runtime, activation: Activation, claim: _Claim, next_index: int) -> None:
+        super().__init__(runtime, activation, claim, next_index)
+        loop = activation.program.step.loop
+        assert loop is not None
+        self._frames = Frames(runtime, activation, loop.frame)
+        self._by_row = loop.frame.process is FrameProcess.ROW
+
+    async def take(self) -> list[Command]:
+        async with self._claim.taking() as (rows, xid):
+            commands = self._commands(rows)
+            if commands:
+                events = self._issue_events(commands)
+                await self._frames.keep(rows, commands[0].index or 0, xid, events, by_row=self._by_row)
+        return commands
+
+    async def ended(self, commands: list[Command], outcomes: list[Outcome]) -> None:
+        """Rows that were nobody's work in the end are given back when the loop is over, and not claimed by it again."""
+        if not any(is_unfinished(outcome.envelope) for outcome in outcomes):
+            await self._frames.forget(commands[0].index or 0)
+
+    @asynccontextmanager
+    async def held(self) -> AsyncIterator[None]:
+        """Keeps the leases, and gives back what is left at the end. Who is cancelled leaves that to others."""
+        async with self._frames.beating():
+            try:
+                yield
+            except Exception:
+                await self._give_back()
+                raise
+            await self._give_back()
+
+    async def _give_back(self) -> None:
+        await self._runtime.buffer.flush()
+        await release_frames(self._runtime, self._activation.execution.id, self._activation.loop_ids)
 
 
 async def _to_its_end(work: Coroutine[Any, Any, T]) -> T:
@@ -128,26 +229,41 @@ class _Claim:
     """The claim of a cursor loop. Its SQL may name its bounds: ``:__frame_max_rows``, or as a template."""
 
     def __init__(
-        self,
-        runtime: Runtime,
-        execution: Execution,
-        program: StepProgram,
-        cursor: CursorSpec,
-        frame: FrameSpec,
+        self, runtime: Runtime, activation: Activation, cursor: CursorSpec, frame: FrameSpec
     ) -> None:
         self._runtime = runtime
-        self._execution = execution
-        self._step = program.step.name
+        self._execution = activation.execution
+        self._step = activation.step
         self._cursor = cursor
         self._frame = frame
         self._sql = compile_value(cursor.claim)
         self._auth = compile_value(cursor.auth)
 
     async def rows(self) -> list[Any]:
+        """Claims in a transaction of its own."""
+        call = await self._call()
+        async with asyncio.timeout(self._frame.max_seconds):
+            result = await tool_for(self._cursor.kind).run(call, self._runtime.box)
+        return self._rows_of(result.data)
+
+    @asynccontextmanager
+    async def taking(self) -> AsyncIterator[tuple[list[Any], int]]:
+        """Claims in a transaction that commits when the block ends; the rows, and the transaction's number."""
+        call, box = await self._call(), self._runtime.box
+        statements = await prepare_statements(call, box)
+        with postgres_errors(call, box):
+            pool = await open_pool(call, box)
+            async with pool.acquire() as connection, connection.transaction():
+                async with asyncio.timeout(self._frame.max_seconds):
+                    xid = await connection.fetchval(OWN_TRANSACTION)
+                    data = await run_statements(connection, statements)
+                yield self._rows_of(data), xid
+
+    async def _call(self) -> ToolCall:
         cache, fetch = ReferenceCache(), self._runtime.results.get
-        frame = {f"__frame_{name}": value for name, value in self._frame.model_dump().items()}
+        frame = {f"__frame_{name}": value for name, value in self._frame.model_dump(mode="json").items()}
         scope = self._execution.scope(cache, self._step).with_locals(frame)
-        call = ToolCall(
+        return ToolCall(
             execution_id=self._execution.id,
             step=self._step,
             task=Task(name="claim", kind=self._cursor.kind),
@@ -157,9 +273,9 @@ class _Claim:
             scope=scope,
             folder=self._execution.folder,
         )
-        async with asyncio.timeout(self._frame.max_seconds):
-            result = await tool_for(self._cursor.kind).run(call, self._runtime.box)
-        rows = result.data.get("rows") if isinstance(result.data, dict) else None
+
+    def _rows_of(self, data: Any) -> list[Any]:
+        rows = data.get("rows") if isinstance(data, dict) else None
         if rows is None:
             raise ToolError(
                 f"step {self._step}: loop.cursor.claim returned no rows at all; "

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -110,16 +110,19 @@ async def gather(
     *,
     flat: bool = False,
     sequences: bool = False,
+    counts: Callable[[IterationEnd], bool] | None = None,
 ) -> LoopResult:
     """Builds the result of a loop that ended: inline while small, else a manifest over its parts.
 
     Args:
         flat: each iteration's result is a list of results, and the loop's result is those end to end.
         sequences: see :func:`iteration_ends`.
+        counts: whether an end says something about the loop; by default each does.
     """
     collector = _Collector(runtime, execution_id, step, loop_ids[-1], flat=flat)
     async for end in iteration_ends(runtime, execution_id, loop_ids, 0, total or None, sequences=sequences):
-        await collector.add(end)
+        if counts is None or counts(end):
+            await collector.add(end)
     return await collector.finish(total)
 
 

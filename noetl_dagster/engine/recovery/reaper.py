@@ -6,16 +6,20 @@ execution that it drives have no lease: they go on with the execution (seed P0.4
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import asyncpg
 
+from noetl_dagster.errors import ToolError
 from noetl_dagster.events.ids import Snowflake
 from noetl_dagster.events.types import Event, EventType
 from noetl_dagster.transport.intake import EventIntake
 from noetl_dagster.worker.context import CommandContext
+
+logger = logging.getLogger(__name__)
 
 BATCH = 500
 """Leases handled in one transaction."""
@@ -54,7 +58,11 @@ WHERE execution.execution_id = queue.execution_id AND execution.status IN ('COMP
 RETURNING queue.command_id
 """
 
-OVERDUE = "SELECT count(*) FROM noetl.queue WHERE status = 'leased' AND lease_until < now()"
+OVERDUE = """
+SELECT (SELECT count(*) FROM noetl.queue WHERE status = 'leased' AND lease_until < now())
+     + (SELECT count(*) FROM noetl.cursor_frame WHERE lease_until <= now())
+"""
+FRAMES_OVERDUE = "SELECT EXISTS (SELECT FROM noetl.cursor_frame WHERE lease_until <= now())"
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,13 +82,18 @@ class Reaped:
     requeued: tuple[Requeued, ...] = ()
     failed: tuple[str, ...] = ()
     withdrawn: int = 0
+    released: int = 0
 
     def __str__(self) -> str:
-        return (
+        text = (
             f"{len(self.requeued)} silent commands given to others, {len(self.failed)} failed, "
             f"{self.withdrawn} of ended executions withdrawn"
         )
+        return f"{text}, rows of {self.released} claims of cursors given back" if self.released else text
 
+
+Release = Callable[[], Awaitable[int]]
+"""Gives back the rows of cursors' claims that have expired; how many claims it were."""
 
 Announce = Callable[[Sequence[Requeued]], Awaitable[None]]
 
@@ -90,18 +103,25 @@ class Reaper:
 
     Args:
         announce: tells workers of commands that wait again; without it they find them in the queue.
+        release: what to do about cursors' claims; without it they are left to other reapers.
     """
 
     def __init__(
-        self, pool: asyncpg.Pool, intake: EventIntake, ids: Snowflake, announce: Announce | None = None
+        self,
+        pool: asyncpg.Pool,
+        intake: EventIntake,
+        ids: Snowflake,
+        announce: Announce | None = None,
+        release: Release | None = None,
     ) -> None:
         self._pool = pool
         self._intake = intake
         self._ids = ids
+        self._release = release
         self._announce = announce
 
     async def overdue(self) -> int:
-        """Leases that have run out by now."""
+        """Leases that have run out by now, of commands and of cursors' claims."""
         return int(await self._pool.fetchval(OVERDUE))
 
     async def reap(self) -> Reaped:
@@ -116,7 +136,18 @@ class Reaper:
         failed: list[str] = []
         while names := await self._fail_exhausted():
             failed.extend(names)
-        return Reaped(tuple(requeued), tuple(failed), withdrawn)
+        released = await self._give_back()
+        return Reaped(tuple(requeued), tuple(failed), withdrawn, released)
+
+    async def _give_back(self) -> int:
+        """Gives back rows of cursors' claims; where that fails, the next pass tries again."""
+        if self._release is None or not await self._pool.fetchval(FRAMES_OVERDUE):
+            return 0
+        try:
+            return await self._release()
+        except ToolError as error:
+            logger.warning("rows that a cursor loop had claimed were not given back: %s", error)
+            return 0
 
     async def _fail_exhausted(self) -> list[str]:
         """Ends commands that no worker finished; the end takes them out of the queue."""

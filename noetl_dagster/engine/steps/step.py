@@ -25,6 +25,7 @@ from noetl_dagster.engine.steps.routing import (
     route,
 )
 from noetl_dagster.engine.steps.settings import settings_of
+from noetl_dagster.engine.steps.sinks import settle_sink
 from noetl_dagster.engine.steps.turns import Turns
 from noetl_dagster.errors import (
     AssetNotFoundError,
@@ -261,6 +262,10 @@ class Steps:
     async def _end(self, execution: Execution, program: StepProgram, visit: int, ending: _Ending) -> StepEnd:
         """Applies ``output`` and ``set``, routes, and writes ``step.exit`` with the arcs that fired."""
         step = program.step.name
+        try:
+            await settle_sink(self._runtime, execution, program, visit)
+        except STEP_ERRORS as error:
+            ending.envelope = error_envelope(error)
         cache = ReferenceCache()
         scope = execution.scope(cache, step).with_step_values(ending.step_values)
         for path, value in ending.patches:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from typing import Any, get_args
+from typing import Any
 
-from noetl_dagster.errors import ErrorKind, Place, Problem, ProblemKind, TemplateError
+from noetl_dagster.errors import ERROR_KINDS, Place, Problem, ProblemKind, TemplateError
 from noetl_dagster.playbook.dialects.block import Hints
 from noetl_dagster.playbook.dialects.spelling import DESCRIPTION, LITERAL_FIELDS, WHEN
 from noetl_dagster.playbook.document import Document
@@ -15,7 +15,6 @@ from noetl_dagster.playbook.templates.rendering import Compiled, compile_value, 
 from noetl_dagster.playbook.tool_kinds import TOOL_KINDS
 
 _SKIPPED_KEYS = frozenset({*LITERAL_FIELDS, *DESCRIPTION, "libs"})
-ERROR_KINDS: tuple[str, ...] = get_args(ErrorKind)
 _KIND_TEST = re.compile(
     r"""\berror\s*(?:\.\s*kind|\[\s*['"]kind['"]\s*\])\s*(?:[=!]=|(?:not\s+)?in\b)"""
     r"""\s*(\[[^\]]*\]|\([^)]*\)|'[^']*'|"[^"]*")"""

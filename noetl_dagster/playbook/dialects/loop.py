@@ -18,7 +18,7 @@ from noetl_dagster.playbook.dialects.spelling import (
     MAX_IN_FLIGHT,
     RESERVED_ITERATORS,
 )
-from noetl_dagster.playbook.models import CursorSpec, FrameSpec, Loop, LoopMode
+from noetl_dagster.playbook.models import CursorSpec, FrameProcess, FrameSpec, Loop, LoopMode
 from noetl_dagster.playbook.tool_kinds import SQL_FIELD
 from noetl_dagster.playbook.wording import described
 
@@ -140,13 +140,14 @@ def _cursor(block: Block) -> CursorSpec | None:
     if kind not in (None, "postgres"):
         cursor.error(f"cursor kind {kind!r} is not supported; use postgres", "kind")
     claim = cursor.text("claim", *SQL_FIELD)
+    release = cursor.text("release")
     auth = cursor.take(*AUTH)
-    cursor.close(("kind", "auth", "claim"), severity="warning")
+    cursor.close(("kind", "auth", "claim", "release"), severity="warning")
     if claim is None:
         message = "a cursor needs 'claim', SQL that claims work and returns rows"
         cursor.error(message, kind=ProblemKind.MISSING_FIELD)
         return None
-    return cursor.build(CursorSpec, kind=kind, auth=auth, claim=claim)
+    return cursor.build(CursorSpec, kind=kind, auth=auth, claim=claim, release=release)
 
 
 def _frame(own: Block) -> FrameSpec | None:
@@ -155,6 +156,7 @@ def _frame(own: Block) -> FrameSpec | None:
         return None
     spec = frame.build(
         FrameSpec,
+        process=frame.choice(FrameProcess, "process"),
         max_rows=frame.whole("max_rows"),
         max_seconds=frame.seconds("max_seconds"),
         max_bytes=frame.whole("max_bytes"),

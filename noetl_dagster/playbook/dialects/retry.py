@@ -4,28 +4,41 @@ from __future__ import annotations
 
 from typing import Any
 
-from noetl_dagster.errors import ProblemKind
+from noetl_dagster.errors import ERROR_KINDS, ProblemKind
 from noetl_dagster.playbook.dialects.block import Block
 from noetl_dagster.playbook.dialects.spelling import (
     ATTEMPTS,
     AUTH,
     BACKOFFS,
     DELAY,
-    ERROR_KINDS,
     INPUT,
 )
 from noetl_dagster.playbook.models import Backoff, Collect, CollectStrategy, NextCall, RetryRule, Sink
 from noetl_dagster.playbook.templates.rendering import compile_value
 from noetl_dagster.playbook.tool_kinds import HTTP_BODY, SQL_FIELD, SUPPORTED_KINDS, URL
-from noetl_dagster.playbook.wording import described, suggestion
+from noetl_dagster.playbook.wording import described, is_template, suggestion
 
 _ON_ERROR = "error is defined"
 _SHAPE = "a retry rule is {when, then: {max_attempts, ...}}"
 _RULE = ("when", "then")
 _FLAT = (*ATTEMPTS, *DELAY, "backoff", "backoff_multiplier", "retry_on", "retry_on_status", "stop_when")
 SINK_TOOL = "postgres"
+_OF_TABLES = ("table", "mode", "key")
+_OF_FILES = ("path", "format")
+_SINK_TOOLS = {
+    "postgres": (*_OF_TABLES, "command"),
+    "duckdb": (*_OF_TABLES, "database"),
+    "file": _OF_FILES,
+    "s3": _OF_FILES,
+    "minio": _OF_FILES,
+    "gcs": _OF_FILES,
+}
+"""By tool, what a sink says beside ``auth`` and ``args``."""
+
+_SINK_MODES = ("append", "replace", "upsert")
+_SINK_FORMATS = ("parquet", "jsonl", "ndjson")
 _THEN = ("max_attempts", "backoff", "delay", "max_delay", "next_call", "collect", "sink")
-_SINK = ("tool", "table", "auth", "mode", "key", "command", "args")
+_SINK = ("tool", "table", "database", "path", "format", "auth", "mode", "key", "command", "args")
 
 
 def read_retry(block: Block) -> tuple[RetryRule, ...]:
@@ -173,16 +186,35 @@ def read_sink(owner: Block) -> Sink | None:
     values: dict[str, Any] = {}
     for part in _sink_parts(block):
         values |= {name: value for name, value in part.items() if value is not None}
-    if not values.get("table") and not values.get("command"):
-        block.error("a sink needs 'table', or 'command' with SQL")
+    _check_sink(block, values)
+    return block.build(Sink, **values)
+
+
+def _check_sink(block: Block, values: dict[str, Any]) -> None:
     tool = values.get("tool", SINK_TOOL)
-    if tool != SINK_TOOL:
+    if tool not in _SINK_TOOLS:
+        hint = suggestion(tool, tuple(_SINK_TOOLS), "use one of")
         block.error(
-            f"a sink of tool {tool!r} cannot be one transaction with its iteration; use {SINK_TOOL}, "
-            f"or a task of kind {tool} after this one",
+            f"a sink of tool {tool!r} is not supported; {hint}, or a task of kind {tool} after this one",
             "tool",
         )
-    return block.build(Sink, **values)
+        return
+    needed = {"postgres": ("table", "command"), "duckdb": ("table",)}.get(tool, ("path",))
+    if not any(values.get(name) for name in needed):
+        remedy = "'table', or 'command' with SQL" if tool == SINK_TOOL else f"{needed[0]!r}"
+        block.error(
+            f"a sink needs {remedy}" if tool == SINK_TOOL else f"a sink of tool {tool} needs {remedy}"
+        )
+    if tool == "duckdb" and not values.get("database"):
+        block.error("a sink of tool duckdb needs 'database', the file that the table is in")
+    for name in values.keys() - {"tool", "auth", "args", *_SINK_TOOLS[tool]}:
+        block.error(f"a sink of tool {tool} has no {name!r}; it has {', '.join(_SINK_TOOLS[tool])}", name)
+    for name, words in (("mode", _SINK_MODES), ("format", _SINK_FORMATS)):
+        value = values.get(name)
+        if value is not None and not is_template(value) and value not in words:
+            block.error(f"{name} is {value!r}; use one of {', '.join(words)}", name)
+    if tool == "duckdb" and values.get("mode") == "upsert" and not values.get("key"):
+        block.error("upsert into duckdb needs 'key', the columns that tell rows apart", "mode")
 
 
 def _sink_parts(block: Block) -> list[dict[str, Any]]:
@@ -203,6 +235,9 @@ def _sink_parts(block: Block) -> list[dict[str, Any]]:
 def _sink_fields(block: Block) -> dict[str, Any]:
     return {
         "table": block.text("table"),
+        "database": block.text("database"),
+        "path": block.text("path", "uri"),
+        "format": block.text("format"),
         "auth": _credential(block),
         "mode": block.text("mode"),
         "key": block.names("key", "keys", "key_columns") or None,

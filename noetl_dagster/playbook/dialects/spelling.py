@@ -78,15 +78,6 @@ ACTION_KEYS = ("do", "attempts", "backoff", "delay", "to", "set")
 ATTEMPTS = ("attempts", "max_attempts")
 DELAY = ("delay", "initial_delay", "delay_seconds", "backoff_seconds")
 
-ERROR_KINDS = (
-    *("connection", "timeout", "rate_limit", "auth", "not_found", "client_error", "server_error"),
-    *("parse", "schema", "transform"),
-    *("db_connection", "db_constraint", "db_deadlock", "db_timeout", "db"),
-    *("storage_access", "storage_quota", "storage"),
-    *("python", "template", "credential", "policy", "loop", "cancelled", "unknown"),
-)
-"""What ``error.kind`` may be, whatever the tool."""
-
 STEP_ONLY_SPEC = frozenset(
     {
         "loop_mode",

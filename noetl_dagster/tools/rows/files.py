@@ -6,7 +6,6 @@ import csv
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from decimal import Decimal
-from enum import StrEnum
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -15,43 +14,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from noetl_dagster.errors import ToolError
+from noetl_dagster.tools.rows.formats import RowFormat
 from noetl_dagster.tools.rows.jsonable import to_jsonable
 from noetl_dagster.tools.rows.values import row_value
 
 Row = Mapping[str, Any]
-
-
-class RowFormat(StrEnum):
-    PARQUET = "parquet"
-    JSONL = "jsonl"
-    JSON = "json"
-    CSV = "csv"
-
-
-_ENDINGS = {
-    ".parquet": RowFormat.PARQUET,
-    ".jsonl": RowFormat.JSONL,
-    ".ndjson": RowFormat.JSONL,
-    ".json": RowFormat.JSON,
-    ".csv": RowFormat.CSV,
-}
-
-
-def row_format(name: str | None, path: str) -> RowFormat:
-    """The format of that name, else of the path's ending.
-
-    Raises:
-        ToolError: when neither says it.
-    """
-    if name:
-        try:
-            return RowFormat({"ndjson": "jsonl"}.get(name.lower(), name.lower()))
-        except ValueError:
-            pass
-    elif Path(path).suffix.lower() in _ENDINGS:
-        return _ENDINGS[Path(path).suffix.lower()]
-    known = ", ".join(RowFormat)
-    raise ToolError(f"transfer: no format for {name or path!r}; write format: one of {known}", kind="schema")
 
 
 def read_file(path: Path, format: RowFormat, size: int) -> Iterator[list[Row]]:

@@ -14,7 +14,8 @@ from noetl_dagster.errors import StorageError, ToolError
 from noetl_dagster.result_ref import ResultRef
 from noetl_dagster.storage.codec import PARQUET
 from noetl_dagster.tools.base import Toolbox, ToolCall
-from noetl_dagster.tools.rows.files import RowFormat, row_writer
+from noetl_dagster.tools.rows.files import row_writer
+from noetl_dagster.tools.rows.formats import RowFormat
 from noetl_dagster.tools.scripts import sql_text
 from noetl_dagster.tools.sql.cursor import read_rows
 from noetl_dagster.tools.sql.percent import without_percent

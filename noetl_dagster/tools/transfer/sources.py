@@ -17,7 +17,8 @@ from noetl_dagster.playbook.templates.sql_filters import sql_identifier
 from noetl_dagster.tools.base import Toolbox, ToolCall
 from noetl_dagster.tools.http import HttpTool
 from noetl_dagster.tools.references import as_result_ref
-from noetl_dagster.tools.rows.files import Row, in_chunks, read_file, row_format
+from noetl_dagster.tools.rows.files import Row, in_chunks, read_file
+from noetl_dagster.tools.rows.formats import row_format
 from noetl_dagster.tools.rows.inside import rows_of
 from noetl_dagster.tools.sql.cursor import read_rows
 from noetl_dagster.tools.sql.percent import without_percent

@@ -20,7 +20,8 @@ from noetl_dagster.playbook.templates.sql_filters import sql_identifier
 from noetl_dagster.tools.base import Toolbox, ToolCall
 from noetl_dagster.tools.http import HttpTool
 from noetl_dagster.tools.rows.copy_text import copy_lines
-from noetl_dagster.tools.rows.files import Row, arrow_rows, json_row, row_format, row_writer
+from noetl_dagster.tools.rows.files import Row, arrow_rows, json_row, row_writer
+from noetl_dagster.tools.rows.formats import row_format
 from noetl_dagster.tools.sql.connection import open_pool, postgres_errors
 from noetl_dagster.tools.sql.tables import (
     DELETE_ALL_ROWS,

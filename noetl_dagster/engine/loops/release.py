@@ -1,0 +1,302 @@
+"""Gives rows back that a cursor loop had claimed and did not end: after a cancellation, an expiry, a death.
+
+``loop.cursor.release`` runs in the playbook's own database, and what was claimed is known in the log's. The
+numbers of both transactions in the playbook's database are written down before they commit, and what became of
+them is asked there: so each row is given back once, whoever dies in between.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from enum import Enum, auto
+from typing import Any
+
+import asyncpg
+
+from noetl_dagster.engine.runtime import Runtime
+from noetl_dagster.errors import CredentialError, StorageError, TemplateError, ToolError
+from noetl_dagster.events.envelopes import Envelope, error_envelope, from_result
+from noetl_dagster.playbook.models import CursorSpec, Task
+from noetl_dagster.playbook.templates.rendering import compile_value, render_async
+from noetl_dagster.playbook.templates.views import ReferenceCache
+from noetl_dagster.tools.base import ToolCall
+from noetl_dagster.tools.sql.connection import open_pool, postgres_errors
+from noetl_dagster.tools.sql.prepare import prepare_statements
+from noetl_dagster.tools.sql.running import run_statements
+from noetl_dagster.transport.intake import EventIntake
+from noetl_dagster.worker.command import Command, Outcome
+from noetl_dagster.worker.execution import Execution
+
+RELEASED = "CLAIM_RELEASED"
+"""Code of the end of a command whose row was given back: it says nothing about the row, which is claimed again."""
+
+UNFINISHED = frozenset({RELEASED, "EXECUTION_CANCELLED", "LEASE_EXPIRED"})
+"""Codes of ends of commands that did not come to their end themselves."""
+
+TRIES = 20
+PAUSE_SECONDS = 0.25
+"""How often, and how long apart, a frame is looked at whose claim is just being committed."""
+
+# Frames to give back: all of activations of a loop, or those whose lease has run out.
+OF_LOOPS = """
+SELECT * FROM noetl.cursor_frame WHERE execution_id = $1 AND loop_id = ANY($2::text[]) ORDER BY loop_id, first_index
+"""
+EXPIRED = """
+SELECT * FROM noetl.cursor_frame WHERE lease_until <= now() AND ($1::bigint IS NULL OR execution_id = $1)
+ORDER BY execution_id, loop_id, first_index
+"""
+EXPIRE = "UPDATE noetl.cursor_frame SET lease_until = now() WHERE execution_id = $1"
+
+# The latest command of each row of a frame, and how it ended.
+COMMANDS = """
+SELECT issued.current_index, (issued.meta ->> 'attempt')::int AS attempt, ended.result,
+       COALESCE((ended.meta ->> 'final')::boolean, true) AS final
+FROM (
+    SELECT DISTINCT ON (current_index) current_index, meta FROM noetl.event
+    WHERE execution_id = $1 AND meta ->> 'loop_id' = $2 AND meta ? 'loop_id' AND event_type = 'command.issued'
+      AND current_index >= $3 AND current_index < $3 + $4
+    ORDER BY current_index, (meta ->> 'attempt')::int DESC) issued
+LEFT JOIN LATERAL (
+    SELECT result, meta FROM noetl.event
+    WHERE execution_id = $1 AND meta ->> 'command_id' = issued.meta ->> 'command_id' AND meta ? 'command_id'
+      AND event_type IN ('command.completed', 'command.failed')
+    LIMIT 1) ended ON true
+ORDER BY current_index
+"""
+
+# One process at a time gives a frame back; the lock goes with its transaction.
+LOCK = "SELECT pg_try_advisory_xact_lock(hashtext('noetl.frame'), hashtext($1))"
+STILL_THERE = """
+SELECT claim_xid, release_xid FROM noetl.cursor_frame WHERE execution_id = $1 AND loop_id = $2 AND first_index = $3
+"""
+NOTE_RELEASE = """
+UPDATE noetl.cursor_frame SET release_xid = $4 WHERE execution_id = $1 AND loop_id = $2 AND first_index = $3
+"""
+FORGET = "DELETE FROM noetl.cursor_frame WHERE execution_id = $1 AND loop_id = $2 AND first_index = $3"
+
+# In the playbook's database. A transaction so old that the server forgot it has committed, as nearly all do.
+OWN_TRANSACTION = "SELECT txid_current()"
+BECAME = "SELECT COALESCE(txid_status($1), 'committed')"
+
+
+class Became(Enum):
+    """How giving a frame back went."""
+
+    RELEASED = auto()
+    NEVER_CLAIMED = auto()
+    ELSEWHERE = auto()
+    IN_PROGRESS = auto()
+
+
+@dataclass(frozen=True, slots=True)
+class Frame:
+    """Rows that were claimed together."""
+
+    execution_id: int
+    loop_id: str
+    first_index: int
+    step: str
+    visit: int
+    rows: list[Any]
+    by_row: bool
+
+    @classmethod
+    def of(cls, record: Mapping[str, Any]) -> Frame:
+        return cls(**{name: record[name] for name in cls.__slots__})
+
+    @property
+    def key(self) -> tuple[int, str, int]:
+        return self.execution_id, self.loop_id, self.first_index
+
+    @property
+    def items(self) -> list[list[Any]]:
+        """The rows of each of its commands."""
+        return [[row] for row in self.rows] if self.by_row else [self.rows]
+
+
+async def release_frames(runtime: Runtime, execution_id: int, loop_ids: Sequence[str]) -> int:
+    """Gives back what activations of a loop have claimed and not ended, whatever the leases say; how many claims.
+
+    Raises:
+        ToolError: the release's SQL failed.
+    """
+    return await _release(runtime, await runtime.pool.fetch(OF_LOOPS, execution_id, list(loop_ids)))
+
+
+async def release_expired(runtime: Runtime, execution_id: int | None = None) -> int:
+    """Gives back what leases have run out of: of cancelled executions, and of drivers that are silent.
+
+    Raises:
+        ToolError: the release's SQL failed; that of other claims ran.
+    """
+    return await _release(runtime, await runtime.pool.fetch(EXPIRED, execution_id))
+
+
+async def _release(runtime: Runtime, records: list[Any]) -> int:
+    released, failure = 0, None
+    executions: dict[int, Execution] = {}
+    for frame in map(Frame.of, records):
+        execution = executions.get(frame.execution_id)
+        if execution is None:
+            execution = executions[frame.execution_id] = await runtime.load(frame.execution_id)
+        try:
+            released += await _release_when_settled(runtime, execution, frame) is Became.RELEASED
+        except ToolError as error:  # one playbook's SQL must not hold up the rows of another
+            failure = error
+    if failure is not None:
+        raise failure
+    return released
+
+
+async def _release_when_settled(runtime: Runtime, execution: Execution, frame: Frame) -> Became:
+    """Gives a frame back; one whose claim does not come to its end for long is left for later."""
+    for _ in range(TRIES):
+        became = await _release_frame(runtime, execution, frame)
+        if became is not Became.IN_PROGRESS:
+            break
+        await asyncio.sleep(PAUSE_SECONDS)
+    return became
+
+
+async def _release_frame(runtime: Runtime, execution: Execution, frame: Frame) -> Became:
+    loop = execution.step(frame.step, frame.visit).step.loop
+    assert loop is not None
+    assert loop.cursor is not None
+    async with runtime.pool.acquire() as holder, holder.transaction():
+        if not await holder.fetchval(LOCK, ":".join(map(str, frame.key))):
+            return Became.ELSEWHERE
+        known = await holder.fetchrow(STILL_THERE, *frame.key)
+        if known is None:
+            return Became.ELSEWHERE
+        await _end(runtime, execution, frame)
+        releasing = _Release(runtime, execution, loop.cursor, loop.iterator, frame)
+        claimed = await releasing.became(known["claim_xid"])
+        if claimed == "in progress":
+            return Became.IN_PROGRESS
+        if claimed == "committed":
+            before = known["release_xid"]
+            done = "aborted" if before is None else await releasing.became(before)
+            if done == "in progress":
+                return Became.IN_PROGRESS
+            if done == "aborted":
+                await releasing.run(await _unfinished(runtime, frame))
+        await runtime.pool.execute(FORGET, *frame.key)
+        return Became.RELEASED if claimed == "committed" else Became.NEVER_CLAIMED
+
+
+async def _end(runtime: Runtime, execution: Execution, frame: Frame) -> None:
+    """Ends the frame's commands that have not ended: whoever still runs one is too late with its end and its sink."""
+    given_back = ToolError(
+        f"step {frame.step}: the claim of its rows ended before they did; they were given back",
+        kind="loop",
+        code=RELEASED,
+    )
+    state = execution.state
+    ends = [
+        runtime.commands.ended(
+            Command(
+                execution_id=frame.execution_id,
+                step=frame.step,
+                visit=frame.visit,
+                attempt=record["attempt"],
+                index=record["current_index"],
+                loop_id=frame.loop_id,
+                catalog_id=state.catalog_id,
+                parent_execution_id=state.parent_execution_id,
+            ),
+            Outcome(error_envelope(given_back)),
+        )
+        for record in await _commands(runtime, frame)
+        if record["result"] is None
+    ]
+    intake = EventIntake(runtime.log, runtime.settings.command_heartbeat_timeout_seconds)
+    await intake.handle_events(ends)
+
+
+async def _unfinished(runtime: Runtime, frame: Frame) -> list[Any]:
+    """The rows whose commands did not come to their end themselves."""
+    return [
+        row
+        for record in await _commands(runtime, frame)
+        if not record["final"] or is_unfinished(from_result(record["result"]))
+        for row in frame.items[record["current_index"] - frame.first_index]
+    ]
+
+
+async def _commands(runtime: Runtime, frame: Frame) -> list[Any]:
+    found = await runtime.pool.fetch(COMMANDS, *frame.key, len(frame.items))
+    return list(found)
+
+
+def is_unfinished(envelope: Envelope) -> bool:
+    """Whether a command ended without having come to its end itself, so that its rows are nobody's work."""
+    return (envelope.get("error") or {}).get("code") in UNFINISHED
+
+
+class _Release:
+    """The release of a cursor loop: its SQL once for each row, whose columns are names in it."""
+
+    def __init__(
+        self, runtime: Runtime, execution: Execution, cursor: CursorSpec, iterator: str, frame: Frame
+    ) -> None:
+        self._runtime = runtime
+        self._execution = execution
+        self._cursor = cursor
+        self._iterator = iterator
+        self._frame = frame
+
+    async def became(self, xid: int) -> str:
+        """What became of a transaction in the playbook's database: committed, aborted or in progress."""
+        call = await self._call(None)
+        with postgres_errors(call, self._runtime.box):
+            pool = await open_pool(call, self._runtime.box)
+            return str(await pool.fetchval(BECAME, xid))
+
+    async def run(self, rows: list[Any]) -> None:
+        """Gives rows back, all in one transaction."""
+        runtime, box = self._runtime, self._runtime.box
+        try:
+            calls = [await self._call(row) for row in rows]
+            if not calls:
+                return
+            with postgres_errors(calls[0], box):
+                pool = await open_pool(calls[0], box)
+                async with pool.acquire() as connection, connection.transaction():
+                    xid = await connection.fetchval(OWN_TRANSACTION)
+                    for call in calls:
+                        await run_statements(connection, await prepare_statements(call, box))
+                    await runtime.pool.execute(NOTE_RELEASE, *self._frame.key, xid)
+        except (
+            ToolError,
+            TemplateError,
+            CredentialError,
+            StorageError,
+            asyncpg.InvalidCachedStatementError,
+        ) as error:
+            raise ToolError(
+                f"step {self._frame.step}: loop.cursor.release failed: {error}",
+                kind="loop",
+                retryable=bool(getattr(error, "retryable", True)),
+            ) from error
+
+    async def _call(self, row: Any) -> ToolCall:
+        """The call that gives a row back; of None one that only says where the table is."""
+        fetch = self._runtime.results.get
+        columns = row if isinstance(row, Mapping) else {}
+        scope = self._execution.scope(ReferenceCache(), self._frame.step)
+        command = None
+        if row is not None:
+            named = scope.with_locals({**columns, self._iterator: row})
+            command = await render_async(compile_value(self._cursor.release), named, fetch)
+        return ToolCall(
+            execution_id=self._execution.id,
+            step=self._frame.step,
+            task=Task(name="release", kind=self._cursor.kind),
+            config={"command": command},
+            input=dict(columns),
+            auth=await render_async(compile_value(self._cursor.auth), scope, fetch),
+            scope=scope,
+            folder=self._execution.folder,
+        )

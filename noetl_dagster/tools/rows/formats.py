@@ -1,0 +1,41 @@
+"""The formats of files of rows, known without loading what reads and writes them."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from pathlib import Path
+
+from noetl_dagster.errors import ToolError
+
+
+class RowFormat(StrEnum):
+    PARQUET = "parquet"
+    JSONL = "jsonl"
+    JSON = "json"
+    CSV = "csv"
+
+
+_ENDINGS = {
+    ".parquet": RowFormat.PARQUET,
+    ".jsonl": RowFormat.JSONL,
+    ".ndjson": RowFormat.JSONL,
+    ".json": RowFormat.JSON,
+    ".csv": RowFormat.CSV,
+}
+
+
+def row_format(name: str | None, path: str) -> RowFormat:
+    """The format of that name, else of the path's ending.
+
+    Raises:
+        ToolError: when neither says it.
+    """
+    if name:
+        try:
+            return RowFormat({"ndjson": "jsonl"}.get(name.lower(), name.lower()))
+        except ValueError:
+            pass
+    elif Path(path).suffix.lower() in _ENDINGS:
+        return _ENDINGS[Path(path).suffix.lower()]
+    known = ", ".join(RowFormat)
+    raise ToolError(f"no format for {name or path!r}; write format: one of {known}", kind="schema")

@@ -1,0 +1,208 @@
+"""Parts as rows of a DuckDB table: staged in a schema of their own, moved into the table in one transaction.
+
+The database's file has one writing process at a time. It is opened for each change and closed again, and waited for
+while another process has it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import defaultdict
+from collections.abc import Callable, Collection, Sequence
+from pathlib import Path
+from typing import Any, TypeVar
+
+import duckdb
+
+from noetl_dagster.errors import ToolError
+from noetl_dagster.playbook.templates.sql_filters import sql_identifier
+from noetl_dagster.tools.rows.files import Row, arrow_rows
+from noetl_dagster.tools.sinks.place import PartPlace
+from noetl_dagster.tools.sql.duckdb import kind_of_duckdb
+from noetl_dagster.tools.sql.tables import WriteMode
+
+T = TypeVar("T")
+
+WAIT_SECONDS = 60.0
+"""How long another process may hold the database's file."""
+
+PAUSE_SECONDS = 0.1
+
+# Parts that went into a table: one that comes late, from a worker that was taken for dead, is not taken again.
+BOOKKEEPING = """
+CREATE SCHEMA IF NOT EXISTS noetl;
+CREATE TABLE IF NOT EXISTS noetl.sink_part (target VARCHAR, part VARCHAR, published TIMESTAMPTZ DEFAULT now(),
+                                            PRIMARY KEY (target, part));
+"""
+IS_PUBLISHED = "SELECT count(*) FROM noetl.sink_part WHERE target = ? AND part = ?"
+NOTE_PUBLISHED = "INSERT INTO noetl.sink_part (target, part) VALUES (?, ?) ON CONFLICT DO NOTHING"
+HAS_TABLE = """
+SELECT count(*) FROM duckdb_tables()
+WHERE schema_name = 'noetl' AND table_name = ? AND database_name = current_database()
+"""
+
+# {table} is the playbook's table, {staged} the one of its parts; both are quoted
+CREATE_TABLE = "CREATE TABLE IF NOT EXISTS {table} AS SELECT * FROM noetl_rows LIMIT 0"
+CREATE_STAGED = (
+    "CREATE TABLE IF NOT EXISTS {staged} AS SELECT ''::VARCHAR AS noetl_part, * FROM {table} LIMIT 0"
+)
+COLUMNS = "SELECT column_name FROM (DESCRIBE {table})"
+FORGET = "DELETE FROM {staged} WHERE noetl_part = ?"
+STAGE = "INSERT INTO {staged} BY NAME SELECT ? AS noetl_part, * FROM noetl_rows"
+MOVE = "INSERT INTO {table} BY NAME SELECT * EXCLUDE (noetl_part) FROM {staged} WHERE noetl_part = ?"
+EMPTY = "DELETE FROM {table}"
+REPLACED = "DELETE FROM {table} AS old USING {staged} AS new WHERE noetl_part = ? AND {same}"
+COUNT = "SELECT count(*) FROM {staged}"
+DROP = "DROP TABLE {staged}"
+PARTS = "SELECT DISTINCT noetl_part FROM {staged} WHERE starts_with(noetl_part, ?)"
+
+_turns: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
+"""By file, one change at a time within this process."""
+
+
+class DuckdbParts:
+    async def stage(self, place: PartPlace, rows: Sequence[Row]) -> None:
+        def stage(connection: duckdb.DuckDBPyConnection) -> None:
+            if _is_published(connection, place):
+                return
+            names = _names(place)
+            connection.register("noetl_rows", arrow_rows(rows))
+            connection.execute(CREATE_TABLE.format(**names))
+            columns = {name for (name,) in connection.execute(COLUMNS.format(**names)).fetchall()}
+            own = {name: value for name, value in place.own.items() if name in columns}
+            if own:
+                connection.register("noetl_rows", arrow_rows([{**own, **row} for row in rows]))
+            connection.execute(CREATE_STAGED.format(**names))
+            connection.execute(FORGET.format(**names), [place.part])
+            connection.execute(STAGE.format(**names), [place.part])
+
+        await _change(place, stage)
+
+    async def publish(self, target: PartPlace, parts: Collection[PartPlace]) -> None:
+        """A part that was published before is left as it is."""
+
+        def publish(connection: duckdb.DuckDBPyConnection) -> None:
+            if not _has_staged(connection, target):
+                return
+            names = _names(target)
+            for place in parts:
+                if not _is_published(connection, place):
+                    _make_room(connection, place, names)
+                    connection.execute(MOVE.format(**names), [place.part])
+                    connection.execute(NOTE_PUBLISHED, [place.table, place.part])
+                connection.execute(FORGET.format(**names), [place.part])
+            _drop_if_empty(connection, names)
+
+        await _change(target, publish)
+
+    async def staged(self, target: PartPlace, prefix: str) -> set[str]:
+        def staged(connection: duckdb.DuckDBPyConnection) -> set[str]:
+            if not _has_staged(connection, target):
+                return set()
+            return {
+                name for (name,) in connection.execute(PARTS.format(**_names(target)), [prefix]).fetchall()
+            }
+
+        return await _change(target, staged)
+
+    async def discard(self, target: PartPlace, names: Collection[str]) -> None:
+        def discard(connection: duckdb.DuckDBPyConnection) -> None:
+            for name in names:
+                connection.execute(FORGET.format(**_names(target)), [name])
+            _drop_if_empty(connection, _names(target))
+
+        await _change(target, discard)
+
+
+def _names(place: PartPlace) -> dict[str, str]:
+    return {"table": sql_identifier(place.table), "staged": f'noetl."{_staged_name(place)}"'}
+
+
+def _staged_name(place: PartPlace) -> str:
+    return "staged_" + place.table.replace('"', "'")
+
+
+def _has_staged(connection: duckdb.DuckDBPyConnection, place: PartPlace) -> bool:
+    return bool(_value(connection, HAS_TABLE, [_staged_name(place)]))
+
+
+def _is_published(connection: duckdb.DuckDBPyConnection, place: PartPlace) -> bool:
+    return bool(_value(connection, IS_PUBLISHED, [place.table, place.part]))
+
+
+def _drop_if_empty(connection: duckdb.DuckDBPyConnection, names: dict[str, str]) -> None:
+    """So that a table that is altered between two runs is staged with the columns that it has then."""
+    if not _value(connection, COUNT.format(**names), []):
+        connection.execute(DROP.format(**names))
+
+
+def _make_room(connection: duckdb.DuckDBPyConnection, place: PartPlace, names: dict[str, str]) -> None:
+    """Deletes what a part replaces: rows of its key, of its iteration, or all."""
+    if place.mode is WriteMode.APPEND:
+        return
+    columns = {name for (name,) in connection.execute(COLUMNS.format(**names)).fetchall()}
+    key = (
+        place.key if place.mode is WriteMode.UPSERT else tuple(name for name in place.own if name in columns)
+    )
+    if not key:
+        connection.execute(EMPTY.format(**names))
+        return
+    same = " AND ".join(f"old.{name} IS NOT DISTINCT FROM new.{name}" for name in map(sql_identifier, key))
+    connection.execute(REPLACED.format(**names, same=same), [place.part])
+
+
+def _value(connection: duckdb.DuckDBPyConnection, query: str, values: list[Any]) -> Any:
+    [(value,)] = connection.execute(query, values).fetchall()
+    return value
+
+
+async def _change(place: PartPlace, work: Callable[[duckdb.DuckDBPyConnection], T]) -> T:
+    """Does work in one transaction on the place's database.
+
+    Raises:
+        ToolError: DuckDB refused it, or another process holds the file for long; nothing was changed.
+    """
+    async with _turns[place.path]:
+        try:
+            return await asyncio.to_thread(_transact, place.path, work)
+        except duckdb.Error as error:
+            held = _is_held(error)
+            remedy = (
+                "; another process holds the file: end it, or give each a file of its own" if held else ""
+            )
+            raise ToolError(
+                f"sink: table {place.table} of {place.path}: {error}{remedy}",
+                kind="db_connection" if held else kind_of_duckdb(error),
+                code=type(error).__name__,
+                retryable=held,
+            ) from None
+
+
+def _transact(path: str, work: Callable[[duckdb.DuckDBPyConnection], T]) -> T:
+    with _opened(path) as connection:
+        connection.execute(BOOKKEEPING)
+        connection.begin()
+        try:
+            result = work(connection)
+            connection.commit()
+        except BaseException:
+            connection.rollback()
+            raise
+        return result
+
+
+def _opened(path: str) -> duckdb.DuckDBPyConnection:
+    Path(path).parent.mkdir(parents=True, exist_ok=True)
+    until = time.monotonic() + WAIT_SECONDS
+    while True:
+        try:
+            return duckdb.connect(path)
+        except duckdb.Error as error:
+            if not _is_held(error) or time.monotonic() > until:
+                raise
+            time.sleep(PAUSE_SECONDS)
+
+
+def _is_held(error: duckdb.Error) -> bool:
+    return isinstance(error, duckdb.IOException) and "lock" in str(error).lower()

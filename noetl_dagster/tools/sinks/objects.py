@@ -1,0 +1,73 @@
+"""Parts as Parquet or JSON lines in a folder or a bucket."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import tempfile
+from collections.abc import Collection, Sequence
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+import obstore
+from obstore.store import LocalStore
+
+from noetl_dagster.tools.access.credentials import CredentialType
+from noetl_dagster.tools.access.objects import open_bucket
+from noetl_dagster.tools.base import Toolbox
+from noetl_dagster.tools.rows.files import Row, row_writer
+from noetl_dagster.tools.sinks.place import STAGED, PartPlace, PlaceKind
+
+
+class ObjectParts:
+    """Writes a part beside the published ones and moves it there as a whole."""
+
+    def __init__(self, box: Toolbox) -> None:
+        self._box = box
+
+    async def stage(self, place: PartPlace, rows: Sequence[Row]) -> None:
+        store = await self._store(place)
+        with tempfile.TemporaryDirectory(prefix="noetl-sink-") as folder:
+            local = Path(folder, "part")
+            await asyncio.to_thread(_write, local, place, rows)
+            await obstore.put_async(store, _key(place, place.staged), local)
+
+    async def publish(self, target: PartPlace, parts: Collection[PartPlace]) -> None:
+        """A part that is not staged has been published before."""
+        store = await self._store(target)
+        for place in parts:
+            with contextlib.suppress(FileNotFoundError):
+                await obstore.rename_async(store, _key(place, place.staged), _key(place, place.published))
+
+    async def staged(self, target: PartPlace, prefix: str) -> set[str]:
+        """Names of parts that are not published and begin so."""
+        store = await self._store(target)
+        names = set()
+        async for page in obstore.list(store, prefix=_key(target, str(PurePosixPath(target.folder, STAGED)))):
+            names |= {PurePosixPath(found["path"]).stem for found in page}
+        return {name for name in names if name.startswith(prefix)}
+
+    async def discard(self, target: PartPlace, names: Collection[str]) -> None:
+        store = await self._store(target)
+        for name in names:
+            with contextlib.suppress(FileNotFoundError):
+                await obstore.delete_async(
+                    store, _key(target, target.model_copy(update={"part": name}).staged)
+                )
+
+    async def _store(self, place: PartPlace) -> Any:
+        if place.kind is PlaceKind.FILE:
+            return await asyncio.to_thread(LocalStore, place.folder, mkdir=True)
+        credential = await self._box.credentials.resolve(place.auth, CredentialType(place.kind.value))
+        return open_bucket(self._box.settings, place.kind, place.bucket, credential)
+
+
+def _key(place: PartPlace, path: str) -> str:
+    """The path as the store knows it: of files relative to their folder."""
+    return str(PurePosixPath(path).relative_to(place.folder)) if place.kind is PlaceKind.FILE else path
+
+
+def _write(path: Path, place: PartPlace, rows: Sequence[Row]) -> None:
+    writer = row_writer(path, place.format)
+    with contextlib.closing(writer):
+        writer.write(rows)

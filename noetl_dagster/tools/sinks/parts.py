@@ -1,0 +1,132 @@
+"""Parts of sinks: staged, published once their iterations are complete, or discarded."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, Protocol
+
+from noetl_dagster.errors import CredentialError, ToolError, kind_of
+from noetl_dagster.playbook.models import Sink
+from noetl_dagster.playbook.templates.rendering import compile_value, render_async
+from noetl_dagster.tools.base import Toolbox
+from noetl_dagster.tools.rows.inside import rows_of
+from noetl_dagster.tools.sinks.place import PartPlace, PlaceKind, place_of
+
+if TYPE_CHECKING:
+    from noetl_dagster.tools.rows.files import Row
+
+
+class Parts(Protocol):
+    """Parts in one kind of place. All of it may be done again."""
+
+    async def stage(self, place: PartPlace, rows: Sequence[Row]) -> None:
+        """Writes a part where no reader looks, in place of one of the same name."""
+
+    async def publish(self, target: PartPlace, parts: Collection[PartPlace]) -> None:
+        """Shows parts to readers, each once."""
+
+    async def staged(self, target: PartPlace, prefix: str) -> set[str]:
+        """Names of parts that are not published and begin so."""
+        ...
+
+    async def discard(self, target: PartPlace, names: Collection[str]) -> None:
+        """Removes parts that are not published."""
+
+
+class PartSinks:
+    """Writes parts with the credentials of a toolbox."""
+
+    def __init__(self, box: Toolbox) -> None:
+        self._box = box
+
+    async def stage(
+        self,
+        sink: Sink,
+        value: Any,
+        scope: Mapping[str, Any],
+        *,
+        name: str,
+        own: Mapping[str, Any],
+        folder: str,
+    ) -> PartPlace | None:
+        """Renders a sink's fields and stages the rows of one result; None when it has none.
+
+        Args:
+            name: of the part; the same for every try of the command whose result it is.
+            own: columns that name the iteration; filled in where a table has them.
+
+        Raises:
+            ToolError: it could not be written.
+        """
+        texts = ("table", "path", "database", "auth", "args", "mode", "format")
+        fields = {field: getattr(sink, field) for field in texts}
+        rendered = await render_async(compile_value(fields), scope, self._box.results.get)
+        ready = sink.model_copy(update=rendered)
+        place = place_of(ready, name, dict(own), folder)
+        rows = rows_of(ready.args or value)
+        if not rows:
+            return None
+        with _errors(place, self._box):
+            await self._parts(place).stage(place, rows)
+        return place
+
+    async def publish(self, places: Iterable[PartPlace]) -> None:
+        """Publishes parts whose iterations are complete; those that are published stay as they are.
+
+        Raises:
+            ToolError: one could not be published; it is staged as before.
+        """
+        for target, parts in _by_target(places):
+            with _errors(target, self._box):
+                await self._parts(target).publish(target, parts)
+
+    async def settle(self, places: Iterable[PartPlace], prefix: str) -> None:
+        """Publishes what is left to publish, and discards parts of the same prefix that no completion names.
+
+        Raises:
+            ToolError: the place cannot be reached.
+        """
+        for target, complete in _by_target(places):
+            with _errors(target, self._box):
+                parts = self._parts(target)
+                staged = await parts.staged(target, prefix)
+                late = [place for place in complete if place.part in staged]
+                if late:
+                    await parts.publish(target, late)
+                left = staged - {place.part for place in complete}
+                if left:
+                    await parts.discard(target, left)
+
+    def _parts(self, place: PartPlace) -> Parts:
+        if place.kind is PlaceKind.DUCKDB:
+            from noetl_dagster.tools.sinks.duckdb import DuckdbParts
+
+            return DuckdbParts()
+        from noetl_dagster.tools.sinks.objects import ObjectParts
+
+        return ObjectParts(self._box)
+
+
+def _by_target(places: Iterable[PartPlace]) -> list[tuple[PartPlace, list[PartPlace]]]:
+    """Parts by the table, folder or file that they go to, in their order."""
+    found: dict[str, tuple[PartPlace, list[PartPlace]]] = {}
+    for place in places:
+        target = place.target
+        found.setdefault(target.model_dump_json(), (target, []))[1].append(place)
+    return list(found.values())
+
+
+@contextmanager
+def _errors(place: PartPlace, box: Toolbox) -> Iterator[None]:
+    """Turns what stores and file systems raise into ``ToolError``."""
+    from obstore.exceptions import BaseError
+
+    try:
+        yield
+    except (BaseError, OSError) as error:
+        text = box.credentials.redact(f"sink: {place.kind} {place.path}: {type(error).__name__}: {error}")
+        kind = kind_of(error)
+        raise ToolError(text, kind="storage" if kind == "unknown" else kind, retryable=True) from None
+    except CredentialError as error:
+        raise ToolError(f"sink: {error}", kind="credential", retryable=error.retryable) from None

@@ -1,0 +1,137 @@
+"""Where a part of a sink is: what the completion of its iteration keeps, with no template left."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from enum import StrEnum
+from pathlib import Path, PurePosixPath
+from typing import Any
+from urllib.parse import urlsplit
+
+from pydantic import BaseModel, ConfigDict
+
+from noetl_dagster.errors import ToolError
+from noetl_dagster.playbook.models import Sink
+from noetl_dagster.tools.rows.formats import RowFormat, row_format
+from noetl_dagster.tools.sql.tables import WriteMode, write_mode
+
+SCHEMES = {"s3": "s3", "minio": "s3", "gs": "gcs", "gcs": "gcs", "file": "file"}
+STAGED = "_staged"
+"""Folder of parts that are not published; readers of a folder of parts pass over names with an underscore."""
+
+_UNSAFE = re.compile(r"[^A-Za-z0-9_-]+")
+
+
+class PlaceKind(StrEnum):
+    DUCKDB = "duckdb"
+    FILE = "file"
+    S3 = "s3"
+    GCS = "gcs"
+
+
+class PartPlace(BaseModel):
+    """A part of a sink.
+
+    Attributes:
+        bucket: of s3 and gcs; empty: the one of the credential or the settings.
+        path: of duckdb the database's file; else where the parts are, or the one file that each part replaces.
+        part: name of the part, the same for every try of its iteration's attempt.
+        own: columns that name the iteration, which a table may have.
+    """
+
+    model_config = ConfigDict(frozen=True)
+
+    kind: PlaceKind
+    path: str
+    part: str
+    bucket: str = ""
+    table: str = ""
+    format: RowFormat = RowFormat.PARQUET
+    mode: WriteMode = WriteMode.APPEND
+    key: tuple[str, ...] = ()
+    auth: str | None = None
+    own: dict[str, Any] = {}
+
+    @property
+    def target(self) -> PartPlace:
+        """The same for all parts that go to one table, folder or file."""
+        return self.model_copy(update={"part": "", "own": {}})
+
+    @property
+    def staged(self) -> str:
+        """Path of a part that is not published."""
+        return str(PurePosixPath(self.folder, STAGED, f"{self.part}.{self.format}"))
+
+    @property
+    def published(self) -> str:
+        return self.path if self.is_one_file else str(PurePosixPath(self.path, f"{self.part}.{self.format}"))
+
+    @property
+    def folder(self) -> str:
+        return str(PurePosixPath(self.path).parent) if self.is_one_file else self.path
+
+    @property
+    def is_one_file(self) -> bool:
+        """Whether the path is that of a file, and not of a folder of parts."""
+        return PurePosixPath(self.path).suffix.lower() in (".parquet", ".jsonl", ".ndjson")
+
+
+def place_of(sink: Sink, part: str, own: dict[str, Any], folder: str) -> PartPlace:
+    """The place of a part.
+
+    Args:
+        sink: without templates.
+        folder: of the playbook's file, for relative paths.
+
+    Raises:
+        ToolError: a field does not say what it should.
+    """
+    if sink.tool == PlaceKind.DUCKDB:
+        if not sink.table or not sink.database:
+            raise ToolError("a sink to duckdb needs 'database', a file, and 'table'", kind="schema")
+        return PartPlace(
+            kind=PlaceKind.DUCKDB,
+            path=str(Path(folder, sink.database).resolve()),
+            part=part,
+            table=sink.table,
+            mode=write_mode(sink.mode),
+            key=sink.key,
+            own=own,
+        )
+    parts = urlsplit(sink.path or "")
+    scheme = parts.scheme or sink.tool
+    if scheme not in SCHEMES:
+        raise ToolError(
+            f"a sink cannot write to {scheme}://; use s3://, minio://, gs:// or a path", kind="schema"
+        )
+    kind = PlaceKind(SCHEMES[scheme])
+    bucket = parts.netloc if parts.scheme and kind is not PlaceKind.FILE else ""
+    path = parts.path.strip("/") if kind is not PlaceKind.FILE else str(Path(folder, parts.path).resolve())
+    if not path.strip("/"):
+        raise ToolError(f"a sink of tool {sink.tool} needs 'path', below which its parts are", kind="schema")
+    return PartPlace(
+        kind=kind,
+        bucket=bucket,
+        path=path,
+        part=part,
+        format=_format(sink.format, path),
+        auth=sink.auth,
+    )
+
+
+def _format(given: str | None, path: str) -> RowFormat:
+    if given is None and not PurePosixPath(path).suffix:
+        return RowFormat.PARQUET
+    format = row_format(given, path)
+    if format not in (RowFormat.PARQUET, RowFormat.JSONL):
+        raise ToolError(f"a sink writes parquet or jsonl, not {format}", kind="schema")
+    return format
+
+
+def part_prefix(execution_id: int, step: str, visit: int) -> str:
+    """How the names of all parts of a visit begin; no other's do."""
+    safe = _UNSAFE.sub("-", step)
+    if safe != step:  # what had to be replaced is told apart by a few letters of its hash
+        safe = f"{safe}-{hashlib.sha256(step.encode()).hexdigest()[:8]}"
+    return f"{execution_id}.{safe}.{visit}."

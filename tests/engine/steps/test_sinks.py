@@ -1,0 +1,278 @@
+"""Sinks to DuckDB, files and buckets: once an iteration, whoever dies when, and seen when it is complete."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import sys
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+from typing import Any
+
+import duckdb
+import obstore
+import pytest
+
+from noetl_dagster.engine.engine import Engine
+from noetl_dagster.settings import Settings
+from noetl_dagster.tools.access.objects import open_bucket
+from noetl_dagster.tools.sinks import duckdb as duckdb_parts
+from noetl_dagster.tools.sinks.parts import PartSinks
+from noetl_dagster.worker.command import Command
+from noetl_dagster.worker.runner import Call
+from tests.playbooks import playbook
+
+LOOP = """
+workflow:
+  - step: each
+    loop: {in: "{{ range(5) | list }}", iterator: n, spec: {mode: sequential}}
+    tool: {kind: python, input: {n: "{{ n }}"}, code: "result = {'n': n}"}
+    sink: SINK
+"""
+
+
+class Died(BaseException):
+    """The end of a process, after which it does nothing more."""
+
+
+@pytest.fixture
+async def engine(settings: Settings) -> AsyncIterator[Engine]:
+    engine = await Engine.open(settings)
+    yield engine
+    await engine.close()
+
+
+class Place:
+    """A sink and what readers of it see."""
+
+    def __init__(self, kind: str, folder: Path, settings: Settings) -> None:
+        self._kind, self._folder, self._settings = kind, folder, settings
+        self.sink = {
+            "duckdb": f"{{tool: duckdb, database: {folder}/rows.duckdb, table: numbers}}",
+            "file": f"{{tool: file, path: {folder}/parts, format: jsonl}}",
+            "minio": "{tool: minio, path: parts/numbers}",
+        }[kind]
+
+    @property
+    def playbook(self) -> Any:
+        return playbook(LOOP.replace("SINK", self.sink))
+
+    async def seen(self) -> list[int]:
+        """What readers see, in order."""
+        if self._kind == "duckdb":
+            with duckdb.connect(str(self._folder / "rows.duckdb")) as connection:
+                found = connection.execute("SELECT n FROM numbers").fetchall()
+        elif self._kind == "file":
+            found = duckdb.sql(f"SELECT n FROM read_json('{self._folder}/parts/*.jsonl')").fetchall()
+        else:
+            return sorted([await self._number(name) for name in await self.names() if "_staged" not in name])
+        return sorted(n for (n,) in found)
+
+    async def names(self) -> list[str]:
+        """Every file or object, published or not."""
+        if self._kind != "minio":
+            return [path.name for path in self._folder.rglob("*") if path.is_file()]
+        store = open_bucket(self._settings, "s3", "")
+        return [found["path"] async for page in obstore.list(store, prefix="parts") for found in page]
+
+    async def _number(self, name: str) -> int:
+        local = self._folder / "read"
+        store = open_bucket(self._settings, "s3", "")
+        local.write_bytes(bytes(await (await obstore.get_async(store, name)).bytes_async()))
+        [row] = duckdb.sql(f"SELECT n FROM read_parquet('{local}')").fetchall()
+        return int(row[0])
+
+
+@pytest.fixture(params=["duckdb", "file", "minio"])
+def place(request: pytest.FixtureRequest, tmp_path: Path, settings: Settings) -> Place:
+    return Place(request.param, tmp_path, settings)
+
+
+async def test_each_iteration_is_written_once(engine: Engine, place: Place) -> None:
+    state = await engine.run(place.playbook)
+    assert str(state.status) == "COMPLETED", state.error
+    assert await place.seen() == [0, 1, 2, 3, 4]
+    assert not [name for name in await place.names() if "_staged" in name]
+
+
+MOMENTS: dict[str, Callable[[pytest.MonkeyPatch], None]] = {}
+
+
+def moment(kill: Callable[[pytest.MonkeyPatch], None]) -> Callable[[pytest.MonkeyPatch], None]:
+    MOMENTS[kill.__name__] = kill
+    return kill
+
+
+@moment
+def between_stage_and_completion(patch: pytest.MonkeyPatch) -> None:
+    stage, calls = PartSinks.stage, iter(range(100))
+
+    async def dying(*args: Any, **kwargs: Any) -> Any:
+        found = await stage(*args, **kwargs)
+        if next(calls) == 2:
+            raise Died
+        return found
+
+    patch.setattr(PartSinks, "stage", dying)
+
+
+@moment
+def between_completion_and_publication(patch: pytest.MonkeyPatch) -> None:
+    publish, calls = PartSinks.publish, iter(range(100))
+
+    async def dying(*args: Any, **kwargs: Any) -> None:
+        if next(calls) == 2:
+            raise Died
+        await publish(*args, **kwargs)
+
+    patch.setattr(PartSinks, "publish", dying)
+
+
+@moment
+def after_the_publication(patch: pytest.MonkeyPatch) -> None:
+    publish, calls = PartSinks.publish, iter(range(100))
+
+    async def dying(*args: Any, **kwargs: Any) -> None:
+        await publish(*args, **kwargs)
+        if next(calls) == 2:
+            raise Died
+
+    patch.setattr(PartSinks, "publish", dying)
+
+
+@pytest.mark.parametrize("when", MOMENTS)
+async def test_nothing_is_lost_nor_written_twice(
+    engine: Engine, place: Place, when: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    execution = await engine.lifecycle.create(place.playbook)
+    with monkeypatch.context() as patch:
+        MOMENTS[when](patch)
+        with pytest.raises(Died):
+            await engine.guard(execution, engine.walker.run(execution))
+    assert await place.seen() == ([0, 1, 2] if when == "after_the_publication" else [0, 1])
+    state = await engine.resume(execution.id)
+    assert str(state.status) == "COMPLETED", state.error
+    assert await place.seen() == [0, 1, 2, 3, 4]
+    assert not [name for name in await place.names() if "_staged" in name]
+
+
+async def test_an_iteration_that_ends_with_the_execution_is_not_seen(
+    engine: Engine, place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Cancelled when its part is written and its completion is not: readers see those before it."""
+    stage = PartSinks.stage
+    execution = await engine.lifecycle.create(place.playbook)
+    calls = iter(range(100))
+
+    async def cancelling(*args: Any, **kwargs: Any) -> Any:
+        found = await stage(*args, **kwargs)
+        if next(calls) == 2:
+            await engine.lifecycle.cancel(execution.id)
+        return found
+
+    monkeypatch.setattr(PartSinks, "stage", cancelling)
+    with contextlib.suppress(Exception):
+        await engine.guard(execution, engine.walker.run(execution))
+    assert await place.seen() == [0, 1]
+
+
+async def test_a_cancellation_publishes_what_is_complete(
+    engine: Engine, place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    execution = await engine.lifecycle.create(place.playbook)
+    with monkeypatch.context() as patch:
+        between_completion_and_publication(patch)
+        with pytest.raises(Died):
+            await engine.guard(execution, engine.walker.run(execution))
+    assert await engine.lifecycle.cancel(execution.id)
+    assert await place.seen() == [0, 1, 2]
+
+
+async def test_a_worker_that_comes_late_writes_nothing(engine: Engine, place: Place) -> None:
+    """Its part has the name of the one that another worker has published; its end is refused by the log."""
+    state = await engine.run(place.playbook)
+    again = await engine.lifecycle.create(place.playbook)
+    assert again.id != state.execution_id
+    runner, program = engine.runtime.runner, again.program.step("each")
+    execution = await engine.runtime.load(state.execution_id)
+    command = Command(
+        execution.id, "each", index=1, item=1, loop_id=execution.state.loops[("each", 1)][0].loop_id
+    )
+    await runner.run(Call(execution, program, command), claimed=True)
+    assert await place.seen() == [0, 1, 2, 3, 4]
+
+
+async def test_a_part_that_cannot_be_written_fails_its_iteration(engine: Engine, tmp_path: Path) -> None:
+    with duckdb.connect(str(tmp_path / "rows.duckdb")) as connection:
+        connection.execute("CREATE TABLE numbers (other INT)")
+    sink = f"{{tool: duckdb, database: {tmp_path}/rows.duckdb, table: numbers}}"
+    state = await engine.run(playbook(LOOP.replace("SINK", sink)))
+    assert str(state.status) == "FAILED"
+    assert "5 of 5 iterations failed" in (state.error or "")
+    assert "table numbers of" in (state.error or "")
+
+
+HOLDER = """
+import duckdb, sys
+connection = duckdb.connect(sys.argv[1])
+print("held", flush=True)
+sys.stdin.readline()
+"""
+
+
+async def test_a_database_that_another_process_holds_is_waited_for(
+    engine: Engine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "rows.duckdb"
+    waited = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    is_held = duckdb_parts._is_held
+
+    def noted(error: duckdb.Error) -> bool:
+        loop.call_soon_threadsafe(waited.set)
+        return is_held(error)
+
+    monkeypatch.setattr(duckdb_parts, "_is_held", noted)
+    holder = await asyncio.create_subprocess_exec(
+        sys.executable, "-c", HOLDER, str(file), stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE
+    )
+    assert holder.stdin is not None
+    assert holder.stdout is not None
+    try:
+        assert await holder.stdout.readline() == b"held\n"
+        sink = f"{{tool: duckdb, database: {file}, table: numbers}}"
+        work = asyncio.create_task(engine.run(playbook(LOOP.replace("SINK", sink))))
+        await waited.wait()
+        holder.stdin.close()
+        state = await work
+    finally:
+        holder.stdin.close()
+        await holder.wait()
+    assert str(state.status) == "COMPLETED", state.error
+    with duckdb.connect(str(file)) as connection:
+        assert connection.execute("SELECT count(*) FROM numbers").fetchall() == [(5,)]
+
+
+async def test_replace_and_upsert_in_duckdb(engine: Engine, tmp_path: Path) -> None:
+    file = tmp_path / "rows.duckdb"
+    with duckdb.connect(str(file)) as connection:
+        connection.execute("CREATE TABLE latest (n INT, seen INT)")
+        connection.execute("CREATE TABLE own (execution_id BIGINT, iter_index INT, n INT)")
+    text = f"""
+    workflow:
+      - step: start
+        loop: {{in: "{{{{ range(6) | list }}}}", iterator: n}}
+        tool: {{kind: python, input: {{n: "{{{{ n }}}}"}}, code: "result = {{'n': n % 2, 'seen': n}}"}}
+        sink: {{tool: duckdb, database: {file}, table: latest, mode: upsert, key: n}}
+        next: [own]
+      - step: own
+        loop: {{in: "{{{{ range(3) | list }}}}", iterator: n}}
+        tool: {{kind: python, input: {{n: "{{{{ n }}}}"}}, code: "result = {{'n': n}}"}}
+        sink: {{tool: duckdb, database: {file}, table: own, mode: replace}}
+    """
+    state = await engine.run(playbook(text))
+    assert str(state.status) == "COMPLETED", state.error
+    with duckdb.connect(str(file)) as connection:
+        assert connection.execute("SELECT * FROM latest ORDER BY n").fetchall() == [(0, 4), (1, 5)]
+        rows = connection.execute("SELECT execution_id, iter_index, n FROM own ORDER BY n").fetchall()
+    assert rows == [(state.execution_id, n, n) for n in range(3)]
