@@ -47,6 +47,10 @@ class Commands(LazyGroup):
             "noetl_dagster.cli.commands.authoring.language:check",
             "Find the mistakes of playbooks without running them; prints ``file:line:column: message``.",
         ),
+        "register": Place(
+            "noetl_dagster.cli.commands.catalog:register",
+            "Register playbooks as versions of their paths; they then run by path, without their files.",
+        ),
         "schema": Place(
             "noetl_dagster.cli.commands.authoring.language:schema",
             "Print the JSON Schema of the playbook language, for editors.",
