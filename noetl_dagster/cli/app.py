@@ -49,7 +49,7 @@ class Commands(LazyGroup):
         ),
         "register": Place(
             "noetl_dagster.cli.commands.catalog:register",
-            "Register playbooks as versions of their paths; they then run by path, without their files.",
+            "Register playbooks as versions of their paths, which then run without their files.",
         ),
         "schema": Place(
             "noetl_dagster.cli.commands.authoring.language:schema",

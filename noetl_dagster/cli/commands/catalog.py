@@ -20,9 +20,9 @@ def register(
     paths: Annotated[list[Path], typer.Argument(help="playbook files, or folders of them")],
     as_json: Json = False,
 ) -> None:
-    """Register playbooks: a content that is not the latest of its path becomes its next version.
+    """Register playbooks as versions of their paths, which then run without their files.
 
-    Broken ones are refused with their problems, and exit code 1; the others are registered all the same.
+    A content that is not the latest of its path becomes the next version. Broken ones are refused with their problems, and exit code 1; the others are registered all the same.
     """
     files = [file for path in paths for file in _files(path)]
     drafts, refused = _drafts(files)

@@ -63,9 +63,9 @@ def run(
 
 def _of_file(path: Path) -> Playbook | None:
     """The playbook of a file; None where a registered one is meant."""
-    if not path.is_file() and (path.suffix in SUFFIXES or path.is_dir()):
-        fail(f"{path}: no such file", code=2)
     if not path.is_file():
+        if path.suffix in SUFFIXES:
+            fail(f"{path}: no such file", code=2)
         return None
     found, problems = load_report(path)
     loaded = required(found, problems)
