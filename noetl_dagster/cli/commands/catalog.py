@@ -22,7 +22,8 @@ def register(
 ) -> None:
     """Register playbooks as versions of their paths, which then run without their files.
 
-    A content that is not the latest of its path becomes the next version. Broken ones are refused with their problems, and exit code 1; the others are registered all the same.
+    A content that is not the latest of its path becomes the next version. Broken ones are refused with their
+    problems, and exit code 1; the others are registered all the same.
     """
     files = [file for path in paths for file in _files(path)]
     drafts, refused = _drafts(files)
