@@ -42,16 +42,37 @@ CREATE TABLE IF NOT EXISTS noetl.checkpoint (
     updated_at  timestamptz NOT NULL DEFAULT now()
 );
 
--- Every version of a playbook that was ever run, by content.
+-- Texts of playbooks: those that were registered, numbered from 1 for each path, and as version 0 those that ran
+-- from files. What an execution runs is the row of its catalog_id, whose content never changes.
 CREATE TABLE IF NOT EXISTS noetl.catalog (
     catalog_id  bigint      PRIMARY KEY,
     path        text        NOT NULL,
-    version     text,
+    version     integer     NOT NULL DEFAULT 0,
+    kind        text        NOT NULL DEFAULT 'Playbook',
+    content     text        NOT NULL,
+    payload     jsonb,                                 -- the content as JSON, of registered ones
+    meta        jsonb       NOT NULL DEFAULT '{}',     -- its metadata
     sha256      text        NOT NULL,
-    source      text        NOT NULL,
-    created_at  timestamptz NOT NULL DEFAULT now(),
-    UNIQUE (path, sha256)
+    created_at  timestamptz NOT NULL DEFAULT now()
 );
+DO $$ BEGIN  -- one of before: every text that ran, with the version that its metadata gave
+    IF EXISTS (SELECT FROM information_schema.columns
+               WHERE table_schema = 'noetl' AND table_name = 'catalog' AND column_name = 'source') THEN
+        ALTER TABLE noetl.catalog RENAME COLUMN source TO content;
+        ALTER TABLE noetl.catalog RENAME COLUMN version TO named;
+        ALTER TABLE noetl.catalog
+            ADD COLUMN version integer NOT NULL DEFAULT 0,
+            ADD COLUMN kind text NOT NULL DEFAULT 'Playbook',
+            ADD COLUMN payload jsonb,
+            ADD COLUMN meta jsonb NOT NULL DEFAULT '{}',
+            DROP CONSTRAINT catalog_path_sha256_key;
+        UPDATE noetl.catalog SET meta = jsonb_build_object('version', named) WHERE named IS NOT NULL;
+        ALTER TABLE noetl.catalog DROP COLUMN named;
+    END IF;
+END $$;
+CREATE UNIQUE INDEX IF NOT EXISTS uidx_catalog_version ON noetl.catalog (path, version) WHERE version > 0;
+CREATE UNIQUE INDEX IF NOT EXISTS uidx_catalog_run ON noetl.catalog (path, sha256) WHERE version = 0;
+CREATE INDEX IF NOT EXISTS idx_catalog_sha256 ON noetl.catalog (path, sha256, version);
 
 -- Commands that wait for a worker. A row lives from issue to end; the log keeps what happened.
 CREATE TABLE IF NOT EXISTS noetl.queue (

@@ -8,6 +8,8 @@ from collections.abc import Mapping
 from typing import Annotated, ClassVar
 
 import typer
+from pydantic import ValidationError
+from pydantic_settings import SettingsError
 
 from noetl_dagster import __version__, logs
 from noetl_dagster.cli.console import fail, notes_become_records
@@ -50,6 +52,10 @@ class Commands(LazyGroup):
         "migrate": Place(
             "noetl_dagster.cli.commands.authoring.migration:migrate",
             "Rewrite playbooks in the words of today; prints what changes, and keeps comments, order and styles.",
+        ),
+        "register": Place(
+            "noetl_dagster.cli.commands.catalog:register",
+            "Register playbooks as versions of their paths, which then run without their files.",
         ),
         "schema": Place(
             "noetl_dagster.cli.commands.authoring.language:schema",
@@ -138,7 +144,12 @@ def every_command(
 def main() -> None:
     """Entry point of ``noetl-dagster``: errors raised on purpose become one line and exit code 1."""
     gc.set_threshold(COLLECT_AFTER, *gc.get_threshold()[1:])
-    settings = get_settings()
+    try:
+        settings = get_settings()
+    except ValidationError as error:  # its own text would show the value, which may be a secret
+        fail("\n".join(f"NOETL_{str(one['loc'][0]).upper()}: {one['msg']}" for one in error.errors()), code=2)
+    except SettingsError as error:
+        fail(f"{error}; write JSON", code=2)
     logs.set_up(settings)
     if settings.log_format is LogFormat.JSON:
         notes_become_records()

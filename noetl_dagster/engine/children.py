@@ -10,14 +10,20 @@ from noetl_dagster.engine.driving.watch import Watch
 from noetl_dagster.engine.executions.lifecycle import Lifecycle
 from noetl_dagster.engine.runtime import Runtime
 from noetl_dagster.engine.walker import Walker
-from noetl_dagster.errors import ErrorKind, ExecutionCancelledError, PlaybookError, ToolError, WorkloadError
+from noetl_dagster.errors import (
+    ErrorKind,
+    ExecutionCancelledError,
+    PlaybookError,
+    Problem,
+    ToolError,
+    WorkloadError,
+)
 from noetl_dagster.events.connection import encode_json
 from noetl_dagster.events.envelopes import Envelope
 from noetl_dagster.events.queries import CHILD_OF_COMMAND
 from noetl_dagster.events.state import ExecutionState, ExecutionStatus
 from noetl_dagster.playbook.assets import Partition
-from noetl_dagster.playbook.catalog import Catalog
-from noetl_dagster.playbook.loader import parse_playbook
+from noetl_dagster.playbook.catalog import Catalog, names_version
 from noetl_dagster.playbook.models import Playbook
 from noetl_dagster.playbook.templates.scope import Scope
 from noetl_dagster.playbook.templates.views import plain
@@ -97,21 +103,37 @@ class Children:
 
     async def _playbook(self, call: ToolCall) -> Playbook:
         path = str(call.config.get("path") or call.config.get("name") or "")
-        looked = []
+        try:
+            return await self._of_version(path, call) or await self._of_folders(path, call)
+        except PlaybookError as error:
+            raise ToolError(
+                f"step {call.step}: child playbook {path!r}: {error}", kind="not_found"
+            ) from error
+
+    async def _of_version(self, path: str, call: ToolCall) -> Playbook | None:
+        """The registered playbook that ``path@version`` means; of a ``version`` beside the path, if it is there."""
+        registered = self._runtime.registered
+        if names_version(path):
+            return await registered.load(path)
+        wanted = f"{path}@{call.config.get('version')}"
+        if names_version(wanted) and await registered.find(wanted) is not None:
+            return await registered.load(wanted)
+        return None
+
+    async def _of_folders(self, path: str, call: ToolCall) -> Playbook:
+        """The playbook of a file; where there is none, what is registered or has run under the path."""
+        looked: list[Problem] = []
         for folder in dict.fromkeys(
             (Path(call.folder), self._runtime.settings.playbooks_path, *_above(call.folder))
         ):
             try:
                 return Catalog(folder).load(path)
             except PlaybookError as error:
-                looked.append(str(error))
-        source = await self._runtime.log.source_by_path(path)
-        if source is None:
-            raise ToolError(f"step {call.step}: {'; '.join(looked)}", kind="not_found")
-        try:
-            return parse_playbook(source, file=path)
-        except PlaybookError as error:
-            raise ToolError(f"step {call.step}: child playbook {path!r}: {error}", kind="schema") from error
+                looked += error.problems
+        found = await self._runtime.registered.that_ran(path.strip("/"))
+        if found is None:
+            raise PlaybookError(looked)
+        return found
 
 
 def _above(folder: str) -> list[Path]:

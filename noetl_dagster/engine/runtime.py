@@ -12,6 +12,7 @@ import asyncpg
 from noetl_dagster.engine.crew.crew import Crew
 from noetl_dagster.errors import ExecutionNotFoundError
 from noetl_dagster.events.buffer import EventBuffer, Outlet
+from noetl_dagster.events.catalog import RegisteredPlaybooks
 from noetl_dagster.events.connection import open_pool
 from noetl_dagster.events.ids import Snowflake
 from noetl_dagster.events.log import EventLog
@@ -53,6 +54,7 @@ class Runtime:
     pool: asyncpg.Pool
     ids: Snowflake
     log: EventLog
+    registered: RegisteredPlaybooks
     buffer: EventBuffer
     results: ResultStore
     box: Toolbox
@@ -120,6 +122,7 @@ class Runtime:
             pool=pool,
             ids=ids,
             log=log,
+            registered=RegisteredPlaybooks(pool, ids),
             buffer=buffer,
             results=results,
             box=box,

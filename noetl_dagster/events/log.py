@@ -137,20 +137,16 @@ class EventLog:
     async def put_source(self, path: str, version: str | None, source: str) -> int:
         """Keeps the text of a playbook; the same text is kept once. Returns its catalog id."""
         digest = hashlib.sha256(source.encode()).hexdigest()
+        meta = {"version": version} if version is not None else {}
         catalog_id = await self.pool.fetchval(
-            queries.CATALOG_PUT, self.ids.next(), path, version, digest, source
+            queries.CATALOG_PUT, self.ids.next(), path, digest, source, meta
         )
         return int(catalog_id)
 
     async def source(self, catalog_id: int) -> tuple[str, str] | None:
         """Text and path of a playbook that was run, or None."""
         record = await self.pool.fetchrow(queries.CATALOG_SOURCE, catalog_id)
-        return (record["source"], record["path"]) if record else None
-
-    async def source_by_path(self, path: str) -> str | None:
-        """The newest text that was run under a catalog path, or None."""
-        found = await self.pool.fetchval(queries.CATALOG_BY_PATH, path)
-        return str(found) if found is not None else None
+        return (record["content"], record["path"]) if record else None
 
 
 @asynccontextmanager

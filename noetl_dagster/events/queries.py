@@ -409,13 +409,48 @@ WHERE execution_id = ANY($1::bigint[]) AND event_type IN ('execution.cancelled',
 ORDER BY event_id
 """
 
+# A text that is registered keeps its row, and one that is not gets one of its own.
 CATALOG_PUT = """
-INSERT INTO noetl.catalog (catalog_id, path, version, sha256, source)
-VALUES ($1, $2, $3, $4, $5)
-ON CONFLICT (path, sha256) DO UPDATE SET version = EXCLUDED.version
-RETURNING catalog_id
+WITH known AS (
+    SELECT catalog_id FROM noetl.catalog WHERE path = $2 AND sha256 = $3 ORDER BY version DESC LIMIT 1
+), made AS (
+    INSERT INTO noetl.catalog (catalog_id, path, sha256, content, meta)
+    SELECT $1, $2, $3, $4, $5 WHERE NOT EXISTS (SELECT FROM known)
+    ON CONFLICT (path, sha256) WHERE version = 0 DO UPDATE SET path = EXCLUDED.path
+    RETURNING catalog_id
+)
+SELECT catalog_id FROM known UNION ALL SELECT catalog_id FROM made
 """
-CATALOG_SOURCE = "SELECT source, path FROM noetl.catalog WHERE catalog_id = $1"
-CATALOG_BY_PATH = "SELECT source FROM noetl.catalog WHERE path = $1 ORDER BY catalog_id DESC LIMIT 1"
+CATALOG_SOURCE = "SELECT content, path FROM noetl.catalog WHERE catalog_id = $1"
+TEXT_OF_EXECUTION = """
+SELECT path, version, sha256 FROM noetl.catalog WHERE catalog_id = (
+    SELECT catalog_id FROM noetl.event WHERE execution_id = $1 AND event_type = 'playbook.initialized' LIMIT 1)
+"""
+
+# One at a time gives a path its next version.
+CATALOG_LOCK = "SELECT pg_advisory_xact_lock(hashtext('noetl.catalog'), hashtext($1))"
+CATALOG_REGISTER = """
+INSERT INTO noetl.catalog (catalog_id, path, version, kind, content, payload, meta, sha256)
+VALUES ($1, $2, $3, 'Playbook', $4, $5, $6, $7)
+RETURNING *
+"""
+
+# A version of a path; without a number the latest, and texts that only ran, as version 0, come last.
+CATALOG_VERSION = """
+SELECT * FROM noetl.catalog
+WHERE path = $1 AND ($2::int IS NULL OR version = $2) AND version >= $3
+ORDER BY version DESC, catalog_id DESC LIMIT 1
+"""
+CATALOG_VERSIONS = """
+SELECT catalog_id, path, version, kind, meta, sha256, created_at FROM noetl.catalog
+WHERE path = $1 AND version > $2
+ORDER BY version DESC LIMIT $3
+"""
+CATALOG_LATEST = """
+SELECT DISTINCT ON (path) catalog_id, path, version, kind, meta, sha256, created_at FROM noetl.catalog
+WHERE version > 0 AND path > $1
+ORDER BY path, version DESC LIMIT $2
+"""
+CATALOG_NEAR = "SELECT DISTINCT path FROM noetl.catalog WHERE version > 0 ORDER BY path LIMIT 1000"
 
 NEXT_NODE = "SELECT nextval('noetl.snowflake_node')"

@@ -34,6 +34,7 @@ from noetl_dagster.launcher.address import Address
 from noetl_dagster.launcher.marks import Mark, driver_of
 from noetl_dagster.launcher.messages import Channel, Message
 from noetl_dagster.launcher.tags import LAUNCHER_TAG, PRIORITY_TAG, priority_of
+from noetl_dagster.playbook.catalog import names_version
 from noetl_dagster.playbook.loader import load_playbook
 from noetl_dagster.resources.engines import EngineProvider, close_engines
 
@@ -141,7 +142,7 @@ class Driver:
 
     def _launch(self, message: Message) -> Message:
         try:
-            prepared = self._prepare(Path(message["file"]))
+            prepared = self._prepare(message["file"])
             tags = {LAUNCHER_TAG: self._address.key}
             if message["priority"]:
                 tags[PRIORITY_TAG] = str(message["priority"])
@@ -217,12 +218,15 @@ class Driver:
             settle(instance)
         return instance
 
-    def _prepare(self, file: Path) -> Prepared:
-        """The job of a playbook, compiled once as long as its file stays the same."""
-        playbook = load_playbook(file)
-        prepared = self._prepared.get(str(file))
+    def _prepare(self, file: str) -> Prepared:
+        """The job of a playbook, compiled once as long as its file stays the same; one without a file is registered."""
+        if names_version(file) and not Path(file).is_file():
+            playbook = run_sync(self._noetl.engine().runtime.registered.load(file))
+        else:
+            playbook = load_playbook(file)
+        prepared = self._prepared.get(file)
         if prepared is None or prepared.playbook.source != playbook.source or playbook.settled:
-            prepared = self._prepared[str(file)] = prepare(playbook, self._noetl)
+            prepared = self._prepared[file] = prepare(playbook, self._noetl)
         return prepared
 
     def _leave(self) -> None:

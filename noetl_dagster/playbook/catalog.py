@@ -14,6 +14,8 @@ from noetl_dagster.playbook.loader import load_playbook
 from noetl_dagster.playbook.models import Playbook
 
 SUFFIXES = (".yaml", ".yml")
+LATEST = "latest"
+_VERSION = re.compile(rf"(?P<path>.+)@(?P<version>[1-9]\d{{0,8}}|{LATEST})")
 # a line of the text, not parsed YAML: a playbook with broken YAML is still a playbook, and must be reported
 _KIND_LINE = re.compile(r"^kind:\s*[\"']?Playbook[\"']?\s*(#.*)?$", re.MULTILINE)
 
@@ -45,6 +47,19 @@ def _is_playbook(path: Path) -> bool:
         return path.is_file() and _KIND_LINE.search(path.read_text(encoding="utf-8")) is not None
     except (OSError, UnicodeDecodeError):
         return False
+
+
+def split_version(reference: str) -> tuple[str, int | None]:
+    """Path and version of ``path@2``; of ``path@latest``, and of a path alone, the version is None."""
+    found = _VERSION.fullmatch(reference.strip("/"))
+    if found is None:
+        return reference.strip("/"), None
+    return found["path"], None if found["version"] == LATEST else int(found["version"])
+
+
+def names_version(reference: str) -> bool:
+    """Whether a reference says which version it means, as ``path@2`` and ``path@latest`` do."""
+    return _VERSION.fullmatch(reference.strip("/")) is not None
 
 
 class Catalog:

@@ -11,10 +11,11 @@ from prometheus_client import Counter
 from starlette.middleware.trustedhost import TrustedHostMiddleware
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from noetl_dagster.service import commands, events, executions, health, workers
+from noetl_dagster.service import commands, events, health, workers
 from noetl_dagster.service.access import Limits, Tokens
 from noetl_dagster.service.hot import HotRoutes
 from noetl_dagster.service.plane import Plane
+from noetl_dagster.service.playbooks import catalog, executions
 from noetl_dagster.service.problems import handle_problems
 from noetl_dagster.settings import Settings
 
@@ -22,8 +23,8 @@ LOOPBACK = ("127.0.0.1", "localhost", "[::1]", "::1")
 METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS", "CONNECT", "TRACE"})
 """What anybody may invent must not become a label."""
 
-PATIENT = (commands, executions, workers, health)
-"""Modules whose routes FastAPI answers itself."""
+PATIENT = (commands, catalog, executions, workers, health)
+"""Modules whose routes FastAPI answers itself; of ``/api/catalog`` a number is the worker's in ``commands``."""
 
 
 def create_app(settings: Settings, plane: Callable[[], AbstractAsyncContextManager[Plane]]) -> FastAPI:

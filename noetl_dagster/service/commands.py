@@ -109,7 +109,7 @@ async def release_commands(release: HandBack, plane: ThePlane) -> HandedBack:
     return HandedBack(queued=queued)
 
 
-@router.get("/catalog/{catalog_id}", dependencies=[FOR_ALL])
+@router.get("/catalog/{catalog_id:int}", dependencies=[FOR_ALL])
 async def get_source(catalog_id: Annotated[Id, Path()], plane: ThePlane) -> Source:
     """Text of a playbook that was run. It never changes."""
     found = await plane.engine.runtime.log.source(catalog_id)

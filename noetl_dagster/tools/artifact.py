@@ -125,7 +125,7 @@ async def _of_step(call: ToolCall, box: Toolbox, step: str) -> Any:
         raise ToolError(
             f"artifact get in step {call.step}: {step!r:.80} is neither a reference nor a step that has run; write "
             'ref: "{{ <step>._ref }}", a name noetl://execution/..., or step: <step>',
-            kind="schema",
+            kind="not_found",
         )
     return result.stored or await with_references(result.plain, box.results.get)
 

@@ -26,7 +26,7 @@ from noetl_dagster.settings import Settings, StoreTier
 from tests.service.conftest import serving
 from tests.waiting import until
 
-from .conftest import Cli
+from .conftest import COMMAND, Cli
 
 SECRET = "correct-horse-battery"
 
@@ -284,3 +284,18 @@ async def test_folders_that_are_not_there(settings: Settings, tmp_path: Path) ->
     report = await found(settings, playbooks_path=tmp_path / "none", secrets_path=tmp_path / "none")
     assert report["playbooks"].state is State.WRONG
     assert report["secrets file"].state is State.WRONG
+
+
+def test_a_setting_that_cannot_be_read_is_named_without_its_value(environment: dict[str, str]) -> None:
+    wrong = {"NOETL_DB_POOL_SIZE": SECRET, "NOETL_SERVICE_PORT": SECRET}
+
+    done = subprocess.run(
+        [*COMMAND, "doctor"], env=environment | wrong, capture_output=True, text=True, check=False
+    )
+
+    assert done.returncode == 2
+    assert [line.partition(":")[0] for line in done.stderr.splitlines()] == [
+        "NOETL_DB_POOL_SIZE",
+        "NOETL_SERVICE_PORT",
+    ]
+    assert SECRET not in done.stderr

@@ -18,6 +18,7 @@ from noetl_dagster.errors import ExecutionNotFoundError, ExecutionStateError, Se
 from noetl_dagster.event_loop import run_sync
 from noetl_dagster.events.state import ExecutionStatus
 from noetl_dagster.launcher.foreground import drive
+from noetl_dagster.playbook.catalog import SUFFIXES
 from noetl_dagster.playbook.checks.code import check_code
 from noetl_dagster.playbook.document import Document
 from noetl_dagster.playbook.loader import load_report, required
@@ -30,7 +31,9 @@ Set = Annotated[
 
 
 def run(
-    playbook: Annotated[Path, typer.Argument(help="playbook file", exists=True, dir_okay=False)],
+    playbook: Annotated[
+        str, typer.Argument(help="playbook file, or path, path@2 or path@latest of a registered one")
+    ],
     sets: Set = None,
     payload: Annotated[Path | None, typer.Option(help="YAML or JSON file of workload values")] = None,
     partition: Annotated[
@@ -42,24 +45,40 @@ def run(
     execution_id: Annotated[int | None, typer.Option(hidden=True, help="given by the HTTP API")] = None,
 ) -> None:
     """Run a playbook as its Dagster job; exit code 0 when it completes, 1 when it does not."""
-    found, problems = load_report(playbook)
-    loaded = required(found, problems)
-    in_code = (replace(problem, severity="warning") for problem in check_code(loaded))
-    for remark in (*problems, *in_code):
-        warn(str(remark))
-    workload = {**_payload(payload), **parse_sets(sets or [])}
-    _warn_of_unknown_keys(loaded, workload)
+    from_file = _of_file(Path(playbook))
+    given = {**_payload(payload), **parse_sets(sets or [])}
     with open_session() as session:
+        loaded = from_file or run_sync(session.engine.runtime.registered.load(playbook))
+        _say_what_is_odd(loaded, given)
         begun = None
         if execution_id is None and (partition is not None or loaded.dagster.partitions):
-            execution_id = begun = _of_partition(session, loaded, workload, partition)
+            execution_id = begun = _of_partition(session, loaded, given, partition)
         try:
-            ended = run_playbook(session, loaded, workload, execution_id, quiet=as_json, verbose=verbose)
+            ended = run_playbook(session, loaded, given, execution_id, quiet=as_json, verbose=verbose)
         except BaseException:
             if begun is not None:
                 _withdraw(session, begun)
             raise
         _finish(session, ended, as_json)
+
+
+def _of_file(path: Path) -> Playbook | None:
+    """The playbook of a file; None where a registered one is meant."""
+    if not path.is_file():
+        if path.suffix in SUFFIXES:
+            fail(f"{path}: no such file", code=2)
+        return None
+    found, problems = load_report(path)
+    loaded = required(found, problems)
+    for problem in problems:
+        warn(str(problem))
+    return loaded
+
+
+def _say_what_is_odd(playbook: Playbook, workload: dict[str, Any]) -> None:
+    for problem in check_code(playbook):
+        warn(str(replace(problem, severity="warning")))
+    _warn_of_unknown_keys(playbook, workload)
 
 
 def resume(execution_id: ExecutionId, as_json: Json = False) -> None:

@@ -77,7 +77,8 @@ class Check:
 
 
 def _one_line(error: Exception) -> str:
-    text = " ".join(str(error).split())
+    """What an error says, without the remedy that ours end with: the check has its own."""
+    text = " ".join(str(error).split()).partition("; check ")[0]
     return text or type(error).__name__
 
 

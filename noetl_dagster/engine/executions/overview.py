@@ -15,7 +15,7 @@ from noetl_dagster.errors import ExecutionNotFoundError
 from noetl_dagster.events.envelopes import OK, Envelope, from_result
 from noetl_dagster.events.projection.execution import ProjectedExecution
 from noetl_dagster.events.projection.projector import read_execution
-from noetl_dagster.events.queries import CHECKS, SMALL_RESULTS, STEP_RESULTS
+from noetl_dagster.events.queries import CHECKS, SMALL_RESULTS, STEP_RESULTS, TEXT_OF_EXECUTION
 from noetl_dagster.events.state import PASSED, ExecutionStatus
 from noetl_dagster.result_ref import ResultRef
 
@@ -101,12 +101,19 @@ class StepView(BaseModel):
 
 
 class Overview(BaseModel):
-    """Status of an execution. Times are UTC, ``seconds`` counts from the start to the end or to now."""
+    """Status of an execution. Times are UTC, ``seconds`` counts from the start to the end or to now.
+
+    :func:`full_overview` tells which text it runs: ``path``, ``sha256`` of the text, and its ``version`` where it is
+    registered.
+    """
 
     model_config = ConfigDict(frozen=True)
 
     execution_id: str
     playbook: str
+    path: str | None = None
+    version: int | None = None
+    sha256: str | None = None
     status: str
     epoch: int
     run_id: str | None = None
@@ -164,7 +171,14 @@ async def full_overview(runtime: Runtime, execution_id: int) -> Overview:
         result = results.get(step.step, {}) if ended else {}
         return step.model_copy(update={"pool": view, "checks": tuple(checks.get(step.step, ())), **result})
 
-    return found.model_copy(update={"steps": tuple(map(told, found.steps))})
+    text = await _text(runtime, execution_id)
+    return found.model_copy(update={"steps": tuple(map(told, found.steps)), **text})
+
+
+async def _text(runtime: Runtime, execution_id: int) -> dict[str, Any]:
+    """Path, version and digest of the text that an execution runs."""
+    row = await runtime.pool.fetchrow(TEXT_OF_EXECUTION, execution_id)
+    return {} if row is None else {**row, "version": row["version"] or None}
 
 
 async def _results(runtime: Runtime, execution_id: int) -> dict[str, dict[str, Any]]:

@@ -15,9 +15,10 @@ from noetl_dagster.errors import WorkloadError
 from noetl_dagster.events.log import as_event
 from noetl_dagster.events.queries import EVENTS
 from noetl_dagster.playbook.assets import Partition
+from noetl_dagster.playbook.catalog import names_version
 from noetl_dagster.playbook.models import Playbook
 from noetl_dagster.service.access import FOR_ALL, FOR_OPERATORS, FOR_READERS
-from noetl_dagster.service.plane import ThePlane
+from noetl_dagster.service.plane import Plane, ThePlane
 from noetl_dagster.service.problems import RESPONSES, Problem
 from noetl_dagster.transport.wire import EventMessage, Id, Name, message_of
 
@@ -51,7 +52,13 @@ class Execute(BaseModel):
 
     model_config = ConfigDict(extra="forbid")  # a misspelt workload must not run with the playbook's values
 
-    path: Annotated[Name, Field(min_length=1, description="catalog path of the playbook")]
+    path: Annotated[
+        Name,
+        Field(
+            min_length=1,
+            description="catalog path; of a registered one also path@2",
+        ),
+    ]
     workload: dict[str, Any] = Field(default_factory=dict)
     partition: Name | None = Field(
         None, description="of a playbook with partitions, as Dagster writes its key"
@@ -109,19 +116,12 @@ async def list_executions(
 
 @router.post("/execute", status_code=202, dependencies=[FOR_OPERATORS])
 async def execute(request: Execute, plane: ThePlane) -> Launched:
-    """Starts a playbook of the service's folder as its Dagster job.
+    """Starts a playbook of the service's folder, or a registered one, as its Dagster job.
 
     The execution is in the log before the answer: it can be followed and cancelled at once, and the recovery
     sensor starts it where its process never came to life.
     """
-    path = request.path.strip("/")
-    if path not in plane.catalog.paths:  # a file name would lead outside of the folder
-        raise Problem(
-            404,
-            f"no playbook with the catalog path {path!r} (metadata.path) in the folder that the service was "
-            "started with, NOETL_PLAYBOOKS_PATH",
-        )
-    playbook = plane.catalog.load(path)
+    playbook = await _playbook(plane, request.path.strip("/"))
     lifecycle = plane.engine.lifecycle
     partition = await asyncio.to_thread(_partition, playbook, request)
     execution = await lifecycle.create(playbook, request.workload, partition=partition)
@@ -131,6 +131,20 @@ async def execute(request: Execute, plane: ThePlane) -> Launched:
         await lifecycle.fail(execution, f"the run did not start: {error}")
         raise Problem(503, f"the run of execution {execution.id} did not start: {error}") from error
     return Launched(execution_id=str(execution.id))
+
+
+async def _playbook(plane: Plane, path: str) -> Playbook:
+    """The playbook of a catalog path; a file name would lead outside of the folder."""
+    if not names_version(path) and path in plane.catalog.paths:
+        return plane.catalog.load(path)
+    registered = plane.engine.runtime.registered
+    if await registered.find(path) is not None:
+        return await registered.load(path)
+    raise Problem(
+        404,
+        f"no playbook with the catalog path {path!r} (metadata.path) is registered (POST /api/catalog), nor in the "
+        "folder that the service was started with, NOETL_PLAYBOOKS_PATH",
+    )
 
 
 def _partition(playbook: Playbook, request: Execute) -> Partition | None:

@@ -1,0 +1,158 @@
+"""Registered playbooks, ``noetl.catalog``: versions of a path, by their content."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from datetime import datetime
+from difflib import get_close_matches
+from typing import Any, NamedTuple
+
+import asyncpg
+from pydantic import BaseModel, ConfigDict
+
+from noetl_dagster.errors import Place, PlaybookError, Problem
+from noetl_dagster.events import queries
+from noetl_dagster.events.ids import Snowflake
+from noetl_dagster.playbook.catalog import names_version, split_version
+from noetl_dagster.playbook.document import Document
+from noetl_dagster.playbook.loader import parse_playbook, parse_report, required
+from noetl_dagster.playbook.models import Playbook
+
+
+class Version(BaseModel):
+    """A registered text of a playbook. ``version`` counts from 1 for each path, ``sha256`` is of the text."""
+
+    model_config = ConfigDict(frozen=True)
+
+    catalog_id: str
+    path: str
+    version: int
+    kind: str
+    sha256: str
+    created_at: datetime
+    meta: dict[str, Any] = {}
+    content: str | None = None
+
+    @property
+    def reference(self) -> str:
+        """``path@version``, by which it can be run."""
+        return f"{self.path}@{self.version}"
+
+
+class Registration(NamedTuple):
+    """What became of a text; not ``new`` where it is the latest version already."""
+
+    version: Version
+    new: bool
+
+
+class RegisteredPlaybooks:
+    """The versions of playbooks in a database."""
+
+    def __init__(self, pool: asyncpg.Pool, ids: Snowflake) -> None:
+        self._pool = pool
+        self._ids = ids
+
+    async def register(self, draft: Draft) -> Registration:
+        """Makes a text the latest version of its path, unless it is that already."""
+        digest = hashlib.sha256(draft.content.encode()).hexdigest()
+        async with self._pool.acquire() as connection, connection.transaction():
+            await connection.execute(queries.CATALOG_LOCK, draft.path)
+            latest = await connection.fetchrow(queries.CATALOG_VERSION, draft.path, None, 1)
+            if latest is not None and latest["sha256"] == digest:
+                return Registration(_version(latest), new=False)
+            number = latest["version"] + 1 if latest is not None else 1
+            row = await connection.fetchrow(
+                queries.CATALOG_REGISTER,
+                *(self._ids.next(), draft.path, number, draft.content, draft.payload, draft.meta, digest),
+            )
+        return Registration(_version(row), new=True)
+
+    async def find(self, reference: str) -> Version | None:
+        """A version with its content.
+
+        Args:
+            reference: ``path@2``, or ``path@latest`` or ``path`` for the latest.
+        """
+        path, version = split_version(reference)
+        row = await self._pool.fetchrow(queries.CATALOG_VERSION, path, version, 1)
+        return _version(row) if row is not None else None
+
+    async def load(self, reference: str) -> Playbook:
+        """The playbook of a version; messages about it name it as ``path@version``.
+
+        Raises:
+            PlaybookError: no such version is registered; the message names those that are.
+        """
+        found = await self.find(reference)
+        if found is None:
+            raise PlaybookError([Problem(Place(reference, 1), await self._missing(reference))])
+        assert found.content is not None
+        return parse_playbook(found.content, file=found.reference)
+
+    async def that_ran(self, path: str) -> Playbook | None:
+        """The latest version of a path; where none is registered, the newest text that ran under it."""
+        row = await self._pool.fetchrow(queries.CATALOG_VERSION, path, None, 0)
+        if row is None:
+            return None
+        return parse_playbook(row["content"], file=f"{path}@{row['version']}" if row["version"] else path)
+
+    async def versions(self, path: str, limit: int, *, after: int = 0) -> list[Version]:
+        """Versions of a path, the newest first.
+
+        Args:
+            after: only those with a larger number.
+        """
+        rows = await self._pool.fetch(queries.CATALOG_VERSIONS, path, after, limit)
+        return [_version(row) for row in rows]
+
+    async def latest(self, limit: int, *, after: str = "") -> Sequence[Version]:
+        """The latest version of each path, in the order of the paths.
+
+        Args:
+            after: only paths that come after this one.
+        """
+        rows = await self._pool.fetch(queries.CATALOG_LATEST, after, limit)
+        return [_version(row) for row in rows]
+
+    async def _missing(self, reference: str) -> str:
+        path, version = split_version(reference)
+        known = [str(one.version) for one in await self.versions(path, 20)]
+        if known:
+            return f"playbook {path!r} has no version {version}; it has {', '.join(known)}"
+        paths = [row["path"] for row in await self._pool.fetch(queries.CATALOG_NEAR)]
+        near = get_close_matches(path, paths, n=1)
+        hint = f"did you mean {near[0]!r}?" if near else "register it with 'noetl-dagster register FILE'"
+        return f"playbook {path!r} is not registered; {hint}"
+
+
+class Draft(NamedTuple):
+    """A text that may be registered: a playbook without errors."""
+
+    path: str
+    content: str
+    payload: dict[str, Any]
+    meta: dict[str, Any]
+
+
+def draft_of(content: str, *, file: str = "<playbook>") -> Draft:
+    """Checks a text as ``noetl-dagster check`` does.
+
+    Args:
+        file: names the text in messages.
+
+    Raises:
+        PlaybookError: with every error of it.
+    """
+    playbook = required(*parse_report(content, file=file, code=True))
+    path = playbook.metadata.path.strip("/")
+    if names_version(path):
+        place = Place(file, 1)
+        raise PlaybookError([Problem(place, f"metadata.path {path!r} ends like a version; take another")])
+    payload = Document(content, file).root
+    return Draft(path, content, payload, payload.get("metadata") or {})
+
+
+def _version(row: Any) -> Version:
+    return Version(**{**row, "catalog_id": str(row["catalog_id"])})

@@ -1,0 +1,92 @@
+"""``/api/catalog``: register playbooks, and see which versions there are."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Annotated
+
+from fastapi import APIRouter, Path, Query, Response
+from pydantic import BaseModel, ConfigDict, Field
+
+from noetl_dagster.events.catalog import Version, draft_of
+from noetl_dagster.playbook.catalog import names_version, split_version
+from noetl_dagster.service.access import FOR_OPERATORS, FOR_READERS
+from noetl_dagster.service.plane import ThePlane
+from noetl_dagster.service.problems import RESPONSES, Problem
+from noetl_dagster.transport.wire import Name, Text
+
+router = APIRouter(prefix="/api/catalog", tags=["catalog"], responses=RESPONSES)
+
+CatalogPath = Annotated[
+    str,
+    Path(max_length=512, description="catalog path; with @2 or @latest that version alone, with its content"),
+]
+
+
+class Register(BaseModel):
+    """``content`` is the text of the playbook; its ``metadata.path`` is what it is registered under."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    content: Annotated[Text, Field(min_length=1)]
+
+
+class Registered(BaseModel):
+    """``new`` is false when the content is the latest version already."""
+
+    new: bool
+    version: Version
+
+
+class Latest(BaseModel):
+    playbooks: list[Version]
+
+
+class Versions(BaseModel):
+    path: str
+    versions: list[Version]
+
+
+@router.post("", status_code=201, dependencies=[FOR_OPERATORS], responses={200: {"model": Registered}})
+async def register(request: Register, plane: ThePlane, response: Response) -> Registered:
+    """Registers a playbook: a content that is not the latest of its path becomes the next version (201, else 200).
+
+    A broken one is refused with every problem, as ``line:column: message``.
+    """
+    draft = await asyncio.to_thread(draft_of, request.content)
+    version, new = await plane.engine.runtime.registered.register(draft)
+    if not new:
+        response.status_code = 200
+    return Registered(new=new, version=version.model_copy(update={"content": None}))
+
+
+@router.get("", dependencies=[FOR_READERS])
+async def list_playbooks(
+    plane: ThePlane,
+    limit: Annotated[int, Query(ge=1, le=1000)] = 50,
+    after: Annotated[Name, Query(description="only paths that come after this one")] = "",
+) -> Latest:
+    """The latest version of each registered playbook, in the order of their paths."""
+    found = await plane.engine.runtime.registered.latest(limit, after=after)
+    return Latest(playbooks=list(found))
+
+
+@router.get("/{path:path}", dependencies=[FOR_READERS])
+async def list_versions(
+    path: CatalogPath,
+    plane: ThePlane,
+    limit: Annotated[int, Query(ge=1, le=1000)] = 50,
+    after: Annotated[int, Query(ge=0, lt=2**31, description="only versions with a larger number")] = 0,
+) -> Versions:
+    """Versions of a playbook, the newest first."""
+    if "\x00" in path:
+        raise Problem(404, "no playbook has such a path")
+    registered = plane.engine.runtime.registered
+    if names_version(path):
+        one = await registered.find(path)
+        found = [one] if one is not None else []
+    else:
+        found = await registered.versions(path.strip("/"), limit, after=after)
+    if not found and not (after and await registered.find(path)):
+        raise Problem(404, f"no playbook {path!r} is registered")
+    return Versions(path=split_version(path)[0], versions=found)

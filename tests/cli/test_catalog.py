@@ -1,0 +1,83 @@
+"""``register``, and what runs from the catalog without its file."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from tests.playbooks import text_of
+
+from .conftest import Cli
+
+
+def text(name: str, code: str) -> str:
+    return text_of(name, f'\nworkflow:\n  - step: start\n    tool: {{kind: python, code: "{code}"}}\n')
+
+
+def test_registered_versions_run_without_their_file(cli: Cli, tmp_path: Path) -> None:
+    file = tmp_path / "one.yaml"
+    for result in (1, 2):
+        file.write_text(text("one", f"result = {result}"))
+        assert cli("register", str(file)).stdout == f"tests/one@{result}  registered  {file}\n"
+    assert "is the latest already" in cli("register", str(file)).stdout
+    file.unlink()
+
+    for reference, version in (("tests/one@1", 1), ("tests/one", 2), ("tests/one@latest", 2)):
+        run = cli("run", reference, "--json")
+        assert run.returncode == 0, run.stderr
+        found = json.loads(run.stdout)
+        assert found["steps"][0]["data"] == version
+        assert (found["path"], found["version"]) == ("tests/one", version)
+
+    missing = cli("run", "tests/one@7")
+    assert missing.returncode == 1
+    assert "has no version 7; it has 2, 1" in missing.stderr
+    unknown = cli("run", "tests/two")
+    assert "'tests/two' is not registered" in unknown.stderr
+    assert cli("run", "tests/two.yaml").returncode == 2
+
+
+def test_a_resumption_goes_on_with_the_version_that_it_began_with(
+    cli: Cli, environment: dict[str, str], tmp_path: Path
+) -> None:
+    file, mended = tmp_path / "one.yaml", tmp_path / "mended"
+    code = f"import pathlib; assert pathlib.Path('{mended}').exists(); result = 1"
+    file.write_text(text("one", code))
+    cli("register", str(file))
+    run = json.loads(cli("run", "tests/one", "--json").stdout)
+    assert run["status"] == "FAILED"
+    file.write_text(text("one", "result = 2"))
+    cli("register", str(file))
+    file.unlink()
+    mended.touch()
+
+    environment["NOETL_WARM_COMMANDS"] = "true"  # a warm process has the reference alone
+
+    resumed = cli("resume", run["execution_id"], "--json")
+
+    assert resumed.returncode == 0, resumed.stderr
+    found = json.loads(resumed.stdout)
+    assert (found["steps"][0]["data"], found["version"]) == (1, 1)
+    assert json.loads(cli("run", "tests/one", "--json").stdout)["steps"][0]["data"] == 2
+
+
+def test_a_folder_is_registered_without_what_is_broken(cli: Cli, tmp_path: Path) -> None:
+    folder = tmp_path / "playbooks"
+    folder.mkdir()
+    (folder / "good.yaml").write_text(text("good", "result = 1"))
+    (folder / "broken.yaml").write_text(text("broken", "result = ("))
+    for name in ("twin_a", "twin_b"):
+        (folder / f"{name}.yaml").write_text(text("twin", "result = 1"))
+    (folder / "other.yaml").write_text("some: thing\n")
+
+    done = cli("register", str(folder), "--json")
+
+    assert done.returncode == 1
+    report = json.loads(done.stdout)
+    assert [(one["path"], one["version"], one["new"]) for one in report["registered"]] == [
+        ("tests/good", 1, True)
+    ]
+    assert len(report["refused"]) == 2
+    assert f"{folder / 'broken.yaml'}:" in done.stderr
+    assert "have the same metadata.path 'tests/twin'" in done.stderr
+    assert cli("register", str(tmp_path / "nothing")).returncode == 2

@@ -1,0 +1,58 @@
+"""Child playbooks that are registered: by version, by path, and where there is a file too."""
+
+from __future__ import annotations
+
+import pytest
+
+from noetl_dagster.engine.engine import Engine
+from noetl_dagster.events.catalog import draft_of
+from noetl_dagster.events.state import ExecutionStatus
+from tests.engine.conftest import Run
+from tests.playbooks import text_of
+
+
+def child(result: int) -> str:
+    code = f'tool: {{kind: python, code: "result = {result}"}}'
+    return text_of("child", f"\nworkflow:\n  - step: start\n    {code}\n")
+
+
+def calling(tool: str) -> str:
+    return f"""
+    workload: {{number: 1}}
+    workflow:
+      - step: call
+        tool: {{kind: playbook, {tool}}}
+    """
+
+
+@pytest.mark.parametrize(
+    ("tool", "result"),
+    [
+        ("path: tests/child@1", 1),
+        ("path: tests/child@2", 2),
+        ("path: tests/child@latest", 2),
+        ("path: tests/child", 2),
+        ("path: 'tests/child@{{ number }}'", 1),
+        ("path: tests/child, version: 1", 1),
+        ("path: tests/child, version: latest", 2),
+        ("path: tests/child, version: '0.1.0'", 2),  # of the metadata, which names no registered one
+    ],
+)
+async def test_a_child_of_a_version(engine: Engine, run: Run, tool: str, result: int) -> None:
+    for number in (1, 2):
+        await engine.runtime.registered.register(draft_of(child(number)))
+
+    state = await run(calling(tool))
+
+    assert state.status is ExecutionStatus.COMPLETED, state.error
+    assert state.latest["call"].envelope["data"] == result
+
+
+async def test_a_version_that_is_not_there(engine: Engine, run: Run) -> None:
+    await engine.runtime.registered.register(draft_of(child(1)))
+
+    state = await run(calling("path: tests/child@2"))
+
+    assert state.status is ExecutionStatus.FAILED
+    assert "step call: child playbook 'tests/child@2'" in (state.error or "")
+    assert "has no version 2; it has 1" in (state.error or "")

@@ -1,0 +1,95 @@
+"""The catalog over HTTP: playbooks are registered, listed, and run by their version."""
+
+from __future__ import annotations
+
+import json
+
+from pydantic import SecretStr
+
+from noetl_dagster.settings import Settings
+from tests.playbooks import text_of
+from tests.service.conftest import Service, serving
+from tests.service.test_api import ended_execution
+
+
+def text(name: str, said: str) -> str:
+    code = f"tool: {{kind: python, code: \"result = '{said}'\"}}"
+    return text_of(name, f"\nworkflow:\n  - step: start\n    {code}\n")
+
+
+async def test_registering_listing_and_versions(service: Service) -> None:
+    client = service.client
+    first = await client.post("/api/catalog", json={"content": text("one", "a")})
+    assert first.status_code == 201
+    assert first.json()["new"] is True
+    assert first.json()["version"]["version"] == 1
+    again = await client.post("/api/catalog", json={"content": text("one", "a")})
+    assert (again.status_code, again.json()["new"]) == (200, False)
+    assert again.json()["version"] == first.json()["version"]
+    for content in (text("one", "b"), text("two", "a")):
+        assert (await client.post("/api/catalog", json={"content": content})).status_code == 201
+
+    listed = (await client.get("/api/catalog", params={"limit": 1})).json()["playbooks"]
+    assert [(one["path"], one["version"]) for one in listed] == [("tests/one", 2)]
+    rest = (await client.get("/api/catalog", params={"after": "tests/one"})).json()["playbooks"]
+    assert [one["path"] for one in rest] == ["tests/two"]
+
+    found = (await client.get("/api/catalog/tests/one")).json()
+    assert found["path"] == "tests/one"
+    assert [one["version"] for one in found["versions"]] == [2, 1]
+    assert {one["content"] for one in found["versions"]} == {None}
+    [one] = (await client.get("/api/catalog/tests/one@1")).json()["versions"]
+    assert one["content"] == text("one", "a")
+    assert (await client.get("/api/catalog/tests/one", params={"after": 2})).json()["versions"] == []
+    assert (await client.get("/api/catalog/tests/none")).status_code == 404
+    assert (await client.get("/api/catalog/tests/one@3")).status_code == 404
+
+    # what workers ask has a number
+    source = (await client.get(f"/api/catalog/{one['catalog_id']}")).json()
+    assert source == {
+        "catalog_id": one["catalog_id"], "path": "tests/one", "source": text("one", "a"),
+    }  # fmt: skip
+
+
+async def test_a_broken_playbook_is_refused_with_its_problems(service: Service) -> None:
+    broken = text("one", "a").replace("kind: python", "kind: pyhton")
+
+    answer = await service.client.post("/api/catalog", json={"content": broken})
+
+    assert answer.status_code == 422
+    assert "pyhton" in answer.json()["detail"]
+    assert (await service.client.get("/api/catalog")).json() == {"playbooks": []}
+
+
+async def test_an_execution_of_a_version(service: Service) -> None:
+    client = service.client
+    for said in ("a", "b"):
+        await client.post("/api/catalog", json={"content": text("one", said)})
+
+    for path, version, said in (("tests/one@1", 1, "a"), ("tests/one", 2, "b"), ("tests/one@latest", 2, "b")):
+        launched = await client.post("/api/executions/execute", json={"path": path})
+        assert launched.status_code == 202, launched.text
+        found = await ended_execution(client, launched.json()["execution_id"])
+        assert found["status"] == "COMPLETED", found
+        assert (found["path"], found["version"]) == ("tests/one", version)
+        assert found["steps"][0]["data"] == said
+    missing = await client.post("/api/executions/execute", json={"path": "tests/one@3"})
+    assert missing.status_code == 404
+    assert "tests/one@3" in missing.json()["detail"]
+
+
+async def test_operators_register_and_readers_look(settings: Settings) -> None:
+    tokens = {"o": ["operator"], "r": ["reader"], "w": ["worker"]}
+    async with serving(settings, service_tokens=SecretStr(json.dumps(tokens))) as service:
+
+        async def status(method: str, token: str) -> int:
+            answer = await service.client.request(
+                method,
+                "/api/catalog",
+                json={"content": text("one", "a")} if method == "POST" else None,
+                headers={"authorization": f"Bearer {token}"},
+            )
+            return answer.status_code
+
+        assert [await status("POST", token) for token in "rwo"] == [403, 403, 201]
+        assert [await status("GET", token) for token in "rwo"] == [200, 403, 200]
