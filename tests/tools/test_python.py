@@ -171,8 +171,8 @@ async def test_templates_of_a_call_are_its_own(run: Any) -> None:
 
 
 async def test_unknown_name_in_code_fails_as_a_template(run: Any) -> None:
-    with pytest.raises(UndefinedNameError, match="'rosw' is undefined; known names: rows"):
-        await run("python", code="result = {{ rosw }}", scope={"rows": [1]})
+    with pytest.raises(UndefinedNameError, match=r"'rosw' is undefined; known names: rows.*, line 2\)"):
+        await run("python", code="rows = 1\nresult = {{ rosw }}", scope={"rows": [1]})
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,13 @@ from functools import lru_cache
 from types import CodeType, FunctionType
 from typing import Any
 
-from noetl_dagster.playbook.code import FELL_OFF, compile_python, expressions_in, without_expressions
+from noetl_dagster.playbook.code import (
+    FELL_OFF,
+    Expression,
+    compile_python,
+    expressions_in,
+    without_expressions,
+)
 from noetl_dagster.playbook.templates.views import copied
 from noetl_dagster.tools.python.libs import import_libs
 from noetl_dagster.tools.rows.jsonable import is_table, to_jsonable
@@ -66,7 +72,7 @@ class Program:
         returns: whether it ends with ``return`` at its top level, and is the code of a function.
         asks: the names of the context that it may use.
         wanted: the parameters of its ``main``.
-        templates: by the variable that stands in its place, each ``{{ expression }}`` of the code.
+        templates: the ``{{ expressions }}`` of the code.
     """
 
     code: CodeType
@@ -74,7 +80,7 @@ class Program:
     returns: bool
     asks: tuple[str, ...]
     wanted: frozenset[str]
-    templates: dict[str, str]
+    templates: tuple[Expression, ...]
 
     def run(self, names: dict[str, Any]) -> Any:
         """Runs it over its global names; gives what it returned at its top level, else ``FELL_OFF``."""
@@ -124,7 +130,7 @@ def compile_code(source: str, name: str) -> Program:
             returns,
             asks=tuple(asked for asked in CONTEXT_NAMES if asked in text),
             wanted=_wanted_names(text),
-            templates={expression.name: expression.source for expression in expressions},
+            templates=expressions,
         )
     except (SyntaxError, ValueError) as error:
         line = error.lineno if isinstance(error, SyntaxError) else None

@@ -14,7 +14,7 @@ from typing import Any
 
 import orjson
 
-from noetl_dagster.errors import ToolError
+from noetl_dagster.errors import TemplateError, ToolError
 from noetl_dagster.playbook.models import Task
 from noetl_dagster.playbook.templates.rendering import compile_value, render_async
 from noetl_dagster.tools.base import Tool, Toolbox, ToolCall, ToolResult
@@ -78,7 +78,7 @@ class PythonTool(Tool):
 
     async def _in_thread(self, source: str, call: ToolCall, box: Toolbox) -> Any:
         program = compile_code(source, f"{call.step}.{call.task.name}")
-        rendered = await rendered_templates(program, call, box)
+        rendered = await rendered_templates(program, source, call, box)
         scope = LiveScope(call.scope, box, asyncio.get_running_loop())
         value = await self._threads.run(partial(_run, program, call, scope, rendered, box))
         if inspect.iscoroutine(value):
@@ -89,7 +89,7 @@ class PythonTool(Tool):
         from noetl_dagster.tools.python.process import run_in_process
 
         program = compile_code(source, f"{call.step}.{call.task.name}")
-        rendered = await rendered_templates(program, call, box)
+        rendered = await rendered_templates(program, source, call, box)
         scope = LiveScope(call.scope, box, asyncio.get_running_loop())
         wanted = program.wanted.union(program.asks) - call.input.keys()
         names = await self._threads.run(lambda: scope.values_of(wanted - {"context"}))
@@ -109,7 +109,9 @@ class PythonTool(Tool):
         )
 
 
-async def rendered_templates(program: Program, call: ToolCall, box: Toolbox) -> Mapping[str, Any]:
+async def rendered_templates(
+    program: Program, source: str, call: ToolCall, box: Toolbox
+) -> Mapping[str, Any]:
     """The values of the templates in a program's code, by their variables: JSON values, dates as text.
 
     ``{{ rows | tojson }}`` is meant as code, where it is a list; so it is the value itself here.
@@ -121,14 +123,17 @@ async def rendered_templates(program: Program, call: ToolCall, box: Toolbox) -> 
     if not program.templates:
         return NO_VALUES
     values = {}
-    for name, source in program.templates.items():
-        value = await render_async(compile_value(source), call.scope, box.results.get)
+    for template in program.templates:
+        place = code_place(call.task, source, template.line)
         try:
-            values[name] = to_jsonable(
-                orjson.loads(value) if _ENDS_IN_TOJSON.search(source) else value, source
-            )
+            value = await render_async(compile_value(template.source), call.scope, box.results.get)
+            if _ENDS_IN_TOJSON.search(template.source):
+                value = orjson.loads(value)
+            values[template.name] = to_jsonable(value, template.source)
+        except TemplateError as error:
+            raise type(error)(f"{error} ({place})") from None
         except NotJsonableError as error:
-            raise ToolError(f"python in step {call.step}: {error}", kind="template") from None
+            raise ToolError(f"{error} ({place})", kind="template") from None
     return values
 
 

@@ -176,16 +176,16 @@ def _check(call: ToolCall) -> None:
 
 
 async def _program(call: ToolCall, box: Toolbox) -> tuple[Program | None, Mapping[str, Any]]:
-    code = call.config.get("code")
-    if not code:
+    source = str(call.config.get("code") or "")
+    if not source:
         return None, {}
     try:
-        program = compile_code(str(code), f"{call.step}.{call.task.name}")
+        program = compile_code(source, f"{call.step}.{call.task.name}")
     except CodeFailure as failure:
         message = f"spark in step {call.step}: {failure} (line {failure.line} of the code)"
         details = {"py": {"exception_type": failure.exception_type}}
         raise ToolError(message, kind="python", details=details) from None
-    return program, await rendered_templates(program, call, box)
+    return program, await rendered_templates(program, source, call, box)
 
 
 def _layout(call: ToolCall) -> Layout:
