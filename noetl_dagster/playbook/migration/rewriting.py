@@ -12,7 +12,7 @@ from typing import Any
 from ruamel.yaml import YAML
 from ruamel.yaml.anchor import Anchor
 from ruamel.yaml.error import YAMLError
-from ruamel.yaml.nodes import MappingNode, Node, SequenceNode
+from ruamel.yaml.nodes import MappingNode, Node, ScalarNode, SequenceNode
 
 from noetl_dagster.errors import Place, Problem, ProblemKind
 from noetl_dagster.playbook.loader import parse_report
@@ -23,6 +23,8 @@ from noetl_dagster.playbook.models import Playbook
 _UNWRAPPED = 1_000_000
 _COMMENT = re.compile(r"(?:^|\s)(#.*?)\s*$", re.MULTILINE)
 _LIST = re.compile(r"^( *)(?:- +)*[\w.]+:[ \t]*(?:#.*)?\n(?:[ \t]*(?:#.*)?\n)*( *)- ", re.MULTILINE)
+_UNWRITABLE_FOLD = re.compile(r"\a(?! \S)|(?<=\s)\a")
+"""Marks of the reader, where lines of a folded text were joined, that the writer takes between two words only."""
 _PLACE = {"file", "line", "column"}
 
 
@@ -79,26 +81,28 @@ def _rewritten(text: str, file: str) -> tuple[str, str, tuple[Problem, ...]]:
 
 def _composed(text: str) -> Any:
     root = YAML().compose(text)
-    _keep_anchors(root, set())
+    _keep(root, set())
     return root
 
 
-def _keep_anchors(node: Node, seen: set[int]) -> None:
-    """The writer makes up names of anchors unless it is told to keep them."""
+def _keep(node: Node, seen: set[int]) -> None:
+    """Tells the writer what it would not keep: the names of anchors, and folded texts with lines further in."""
     if id(node) in seen:
         return
     seen.add(id(node))
+    if isinstance(node, ScalarNode) and node.style == ">":
+        node.value = _UNWRITABLE_FOLD.sub("", node.value)
     if isinstance(node.anchor, str):
         kept: Any = Anchor()
         kept.value, kept.always_dump = node.anchor, True
         node.anchor = kept
     if isinstance(node, MappingNode):
         for key, value in node.value:
-            _keep_anchors(key, seen)
-            _keep_anchors(value, seen)
+            _keep(key, seen)
+            _keep(value, seen)
     elif isinstance(node, SequenceNode):
         for item in node.value:
-            _keep_anchors(item, seen)
+            _keep(item, seen)
 
 
 def _written(root: Any, text: str) -> str:
