@@ -5,14 +5,27 @@ from __future__ import annotations
 from difflib import SequenceMatcher
 
 
-def merged(original: str, before: str, after: str) -> str:
-    """The change from ``before`` to ``after``, made to ``original`` line by line.
+def merged(original: list[str], before: list[str], after: list[str], *, by_line: bool = True) -> str:
+    """The change from ``before`` to ``after``, made to ``original``.
 
     Args:
-        original: the text as it stands in the file.
-        before: the same, as the writer lays it out.
+        original: the sections of the text as it stands in the file.
+        before: the same, as the writer lays them out.
         after: what the writer lays out once the words are rewritten; it wins where both differ.
+        by_line: lines of a section that changes may stay, too. Sections keep this linear in the size of a text.
     """
+    if not len(original) == len(before) == len(after):
+        return "".join(after)
+    sections = zip(original, before, after, strict=True)
+    change = _by_line if by_line else _changed
+    return "".join(own if old == new else change(own, old, new) for own, old, new in sections)
+
+
+def _changed(original: str, before: str, after: str) -> str:
+    return after
+
+
+def _by_line(original: str, before: str, after: str) -> str:
     own, old, new = (text.splitlines(keepends=True) for text in (original, before, after))
     result: list[str] = []
     in_own = in_old = in_new = 0
@@ -22,14 +35,6 @@ def merged(original: str, before: str, after: str) -> str:
         result += own[own_start : own_start + end - start]
         in_own, in_old, in_new = own_start + end - start, end, new_start + end - start
     return "".join(result)
-
-
-def merged_by_sections(original: list[str], before: list[str], after: list[str]) -> str:
-    """Like :func:`merged`, with sections that are left as they are or taken as the writer lays them out."""
-    if not len(original) == len(before) == len(after):
-        return "".join(after)
-    parts = zip(original, before, after, strict=True)
-    return "".join(own if old == new else new for own, old, new in parts)
 
 
 def _untouched(original: list[str], before: list[str], after: list[str]) -> list[tuple[int, int, int, int]]:

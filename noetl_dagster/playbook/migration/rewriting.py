@@ -9,6 +9,7 @@ from io import StringIO
 from itertools import pairwise
 from typing import Any
 
+import yaml
 from ruamel.yaml import YAML
 from ruamel.yaml.anchor import Anchor
 from ruamel.yaml.error import YAMLError
@@ -16,11 +17,12 @@ from ruamel.yaml.nodes import MappingNode, Node, ScalarNode, SequenceNode
 
 from noetl_dagster.errors import Place, Problem, ProblemKind
 from noetl_dagster.playbook.loader import parse_report
-from noetl_dagster.playbook.migration.merging import merged, merged_by_sections
+from noetl_dagster.playbook.migration.merging import merged
 from noetl_dagster.playbook.migration.words import Words
 from noetl_dagster.playbook.models import Playbook
 
 _UNWRAPPED = 1_000_000
+_FAST: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 _COMMENT = re.compile(r"(?:^|\s)(#.*?)\s*$", re.MULTILINE)
 _LIST = re.compile(r"^( *)(?:- +)*[\w.]+:[ \t]*(?:#.*)?\n(?:[ \t]*(?:#.*)?\n)*( *)- ", re.MULTILINE)
 _UNWRITABLE_FOLD = re.compile(r"\a(?! \S)|(?<=\s)\a")
@@ -62,8 +64,8 @@ def migrate(text: str, file: str) -> Migration:
         )
     if before == after:
         return Migration(text, problems)
-    texts = (plain, before, after)
-    for candidate in (merged(*texts), merged_by_sections(*map(_sections, texts)), after):
+    parts = [_sections(part) for part in (plain, before, after)]
+    for candidate in (merged(*parts), merged(*parts, by_line=False), after):
         reason = _difference(playbook, plain, candidate, file)
         if reason is None:
             return Migration(candidate.replace("\n", ending), problems)
@@ -118,11 +120,11 @@ def _written(root: Any, text: str) -> str:
 
 def _sections(text: str) -> list[str]:
     """The text in as many parts whatever its layout: by the keys of its root and by its steps."""
-    root = YAML().compose(text)
+    root: Any = yaml.compose(text, Loader=_FAST)
     starts = {0}
     for key, value in root.value:
         starts.add(key.start_mark.line)
-        if key.value == "workflow" and isinstance(value, SequenceNode):
+        if key.value == "workflow" and isinstance(value, yaml.SequenceNode):
             starts.update(step.start_mark.line for step in value.value)
     lines = text.splitlines(keepends=True)
     edges = [*sorted(starts), len(lines)]
