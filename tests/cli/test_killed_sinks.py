@@ -83,9 +83,13 @@ async def test_runs_that_are_killed(
     assert duckdb.sql(f"SELECT n FROM {chores} ORDER BY n").fetchall() == expected
     with duckdb.connect(str(tmp_path / "rows.duckdb")) as connection:
         assert connection.execute("SELECT n FROM numbers ORDER BY n").fetchall() == expected
-    assert not [path for path in tmp_path.rglob("_staged/*") if path.is_file()]
+    assert staged(tmp_path) == []
     assert await pool.fetchval("SELECT count(*) FROM noetl.cursor_frame") == 0
     assert await pool.fetchval("SELECT count(*) FROM chores WHERE state = 'new'") == 0
+
+
+def staged(folder: Path) -> list[Path]:
+    return [path for path in folder.rglob("_staged/*") if path.is_file()]
 
 
 async def _killed(

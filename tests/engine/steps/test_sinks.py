@@ -168,9 +168,11 @@ async def test_files_of_their_own_that_wait_for_the_end_of_the_step(
     sink = f"{{tool: file, path: '{tmp_path}/{{{{ n }}}}.jsonl'}}"
     state = await engine.run(playbook(LOOP.replace("SINK", sink)))
     assert str(state.status) == "COMPLETED", state.error
-    assert {path.name: path.read_text() for path in tmp_path.glob("*.jsonl")} == {
-        f"{n}.jsonl": f'{{"n":{n}}}\n' for n in range(5)
-    }
+    assert texts(tmp_path) == {f"{n}.jsonl": f'{{"n":{n}}}\n' for n in range(5)}
+
+
+def texts(folder: Path) -> dict[str, str]:
+    return {path.name: path.read_text() for path in folder.glob("*.jsonl")}
 
 
 async def test_an_iteration_that_ends_with_the_execution_is_not_seen(
