@@ -87,6 +87,8 @@ class PartSinks:
         Raises:
             ToolError: the place cannot be reached.
         """
+        places = list(places)
+        known = {place.part for place in places}
         for target, complete in _by_target(places):
             with _errors(target, self._box):
                 parts = self._parts(target)
@@ -94,7 +96,7 @@ class PartSinks:
                 late = [place for place in complete if place.part in staged]
                 if late:
                     await parts.publish(target, late)
-                left = staged - {place.part for place in complete}
+                left = staged - known
                 if left:
                     await parts.discard(target, left)
 
@@ -109,7 +111,7 @@ class PartSinks:
 
 
 def _by_target(places: Iterable[PartPlace]) -> list[tuple[PartPlace, list[PartPlace]]]:
-    """Parts by the table, folder or file that they go to, in their order."""
+    """Parts by the table or folder that they go to, in their order."""
     found: dict[str, tuple[PartPlace, list[PartPlace]]] = {}
     for place in places:
         target = place.target

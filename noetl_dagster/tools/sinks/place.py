@@ -55,8 +55,9 @@ class PartPlace(BaseModel):
 
     @property
     def target(self) -> PartPlace:
-        """The same for all parts that go to one table, folder or file."""
-        return self.model_copy(update={"part": "", "own": {}})
+        """The same for all parts that go to one table or folder."""
+        path = self.path if self.kind is PlaceKind.DUCKDB else self.folder
+        return self.model_copy(update={"path": path, "part": "", "own": {}})
 
     @property
     def staged(self) -> str:

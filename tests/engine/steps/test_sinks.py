@@ -156,6 +156,25 @@ async def test_nothing_is_lost_nor_written_twice(
     assert not [name for name in await place.names() if "_staged" in name]
 
 
+async def test_files_of_their_own_that_wait_for_the_end_of_the_step(
+    engine: Engine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As those of workers of the pool: all are staged in one folder, and each goes where it belongs."""
+
+    async def later(*_: Any) -> None:
+        """Leaves a part staged."""
+
+    monkeypatch.setattr(PartSinks, "publish", later)
+    sink = f"{{tool: file, path: '{tmp_path}/{{{{ n }}}}.jsonl'}}"
+    state = await engine.run(playbook(LOOP.replace("SINK", sink)))
+    assert str(state.status) == "COMPLETED", state.error
+    assert texts(tmp_path) == {f"{n}.jsonl": f'{{"n":{n}}}\n' for n in range(5)}
+
+
+def texts(folder: Path) -> dict[str, str]:
+    return {path.name: path.read_text() for path in folder.glob("*.jsonl")}
+
+
 async def test_an_iteration_that_ends_with_the_execution_is_not_seen(
     engine: Engine, place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
