@@ -123,9 +123,11 @@ CREATE INDEX IF NOT EXISTS idx_event_command_id
 CREATE INDEX IF NOT EXISTS idx_event_pool_claim ON noetl.event (execution_id, node_name, event_id)
     WHERE event_type = 'command.claimed' AND meta ? 'waited';
 
--- What running commands say of their progress.
+-- Where the parts of sinks are.
 CREATE INDEX IF NOT EXISTS idx_event_sink ON noetl.event (execution_id, node_name, event_id)
     WHERE meta ? 'sink';
+
+-- What running commands say of their progress.
 CREATE INDEX IF NOT EXISTS idx_event_note ON noetl.event (execution_id, event_id)
     WHERE event_type = 'command.heartbeat' AND meta ? 'note';
 
