@@ -70,17 +70,19 @@ class ToolKind:
 
 _ARTIFACT = ToolKind(
     _fields(
-        "action uri step store compress content_type ttl",
+        "action uri step store compress content_type ttl scope",
         ("ref", "result_ref", "reference"),
         ("value", "data", "payload", "content"),
     ),
     name_fills="name",
+    without_effect=("select",),
     takes_references=True,
     keeps_to_driver=True,  # what is stored in memory is in this process
 )
 _SHELL = ToolKind(
     _fields("script code args interpreter env shell pipes", COMMAND_LINES, FOLDER, TIMEOUT),
     needs=("cmds", "script", "code"),
+    without_effect=("capture_output", "stream_output", "check"),
 )
 
 TOOL_KINDS: Mapping[str, ToolKind] = {
@@ -100,6 +102,7 @@ TOOL_KINDS: Mapping[str, ToolKind] = {
     "duckdb": ToolKind(
         _fields("script extensions as", SQL_FIELD, ("database", "db", "db_path", "database_path"), PARAMS),
         needs=("command", "script"),
+        without_effect=("read_only",),
         takes_references=True,
         keeps_to_driver=True,
     ),
@@ -115,6 +118,7 @@ TOOL_KINDS: Mapping[str, ToolKind] = {
             TIMEOUT,
         ),
         needs=("url",),
+        without_effect=("stream", "response_type", "response_format"),
     ),
     "nats": ToolKind(
         _fields(
@@ -122,17 +126,19 @@ TOOL_KINDS: Mapping[str, ToolKind] = {
         ),
         needs=("operation",),
         name_fills="name",
+        without_effect=("stream",),
     ),
     "noop": ToolKind(_fields("result"), takes_anything=True),
     "playbook": ToolKind(
         _fields("return_step version", ("path", "playbook", "playbook_path"), TIMEOUT),
         needs=("path",),
+        without_effect=("wait",),
         keeps_to_driver=True,
     ),
     "postgres": ToolKind(
         _fields("script chunk_size", SQL_FIELD, PARAMS, TIMEOUT),
         needs=("command", "script"),
-        without_effect=("pool", "db_schema"),
+        without_effect=("pool", "db_schema", "fetch", "autocommit", "transaction"),
     ),
     "python": ToolKind(_fields("code script libs env isolation memory", TIMEOUT), needs=("code", "script")),
     "resolve": _ARTIFACT,

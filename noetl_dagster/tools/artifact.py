@@ -81,7 +81,7 @@ async def _put(call: ToolCall, box: Toolbox) -> ResultRef:
     config, store = call.config, call.config.get("store")
     if "value" not in config:
         raise ToolError(f"artifact put in step {call.step} has no 'value'", kind="schema")
-    changes = {name: config[name] for name in ("ttl", "content_type") if config.get(name)}
+    changes = {name: config[name] for name in ("ttl", "content_type", "scope") if config.get(name)}
     if config.get("compress"):
         changes["compression"] = "gzip" if config["compress"] is True else str(config["compress"])
     spec = call.task.spec.result.model_copy(update=changes)

@@ -79,13 +79,15 @@ def test_what_is_wrong_below_spec_is_reported_there() -> None:
 
 
 def test_what_a_container_runs_may_stand_below_runtime() -> None:
-    runtime = {"provider": "kubernetes", "image": "alpine", "timeoutSeconds": 60, "serviceAccountName": "etl"}
-    steps = f"- step: start\n  tool: {task_with('container', runtime=runtime, script='a.sh')}\n"
+    runtime = {"provider": "kubernetes", "image": "alpine", "timeoutSeconds": 60, "env": {"A": "1", "B": "2"}}
+    tool = task_with("container", runtime=runtime, script="a.sh", env={"B": "3"}, serviceAccountName="etl")
+    steps = f"- step: start\n  tool: {tool}\n"
     assert load(steps).steps[0].tasks[0].config == {
         "image": "alpine",
         "timeout": 60.0,
         "service_account": "etl",
         "script": "a.sh",
+        "env": {"A": "1", "B": "3"},
     }
     [warning] = warnings_of(steps)
     assert "'provider' has no effect on a task of kind container" in warning
@@ -142,6 +144,30 @@ def test_a_connection_written_beside_a_postgres_task() -> None:
     assert task.auth == {"type": "postgres", "db_host": "{{ host }}", "db_port": 5433, "db_name": "work"}
     by_text = task_of("kind: postgres\nquery: SELECT 1\ndb_conn_string: postgresql://db/work")
     assert by_text.auth == {"type": "postgres", "connection_string": "postgresql://db/work"}
+
+
+def test_code_and_sql_in_base64() -> None:
+    assert task_of("kind: python\ncode_b64: cmVzdWx0ID0gMQ==").config == {"code": "result = 1"}
+    assert task_of("kind: postgres\ncommand_b64: |\n  U0VMRUNU\n  IDE7").config == {"command": "SELECT 1;"}
+    found = errors_of("- step: start\n  tool: {kind: python, code_b64: '%%'}\n")
+    assert "code_b64 must be text in base64" in found[0]
+    twice = errors_of("- step: start\n  tool: {kind: python, code: a = 1, code_b64: cmVzdWx0ID0gMQ==}\n")
+    assert "'code' and 'code_b64' mean the same" in twice[0]
+
+
+def test_a_pool_of_the_executor_that_dagster_does_not_know() -> None:
+    steps = "- step: start\n  tool: {kind: noop}\n"
+    [problem] = problems_of(steps, root="executor: {kind: distributed, spec: {pool: default}}\n")
+    assert (problem.severity, problem.place.line) == ("warning", 4)
+    assert "pool 'default' has no effect" in problem.message
+    known = "executor: {spec: {pool: api}}\ndagster: {pools: {api: 2}}\n"
+    assert load(steps, root=known).steps[0].spec.pool == "api"
+
+
+def test_a_workbook_task_named_in_the_oldest_way() -> None:
+    root = "workbook: {greet: {kind: noop}}\n"
+    task = load("- step: start\n  tool: workbook\n  name: greet\n", root=root).steps[0].tasks[0]
+    assert task.config == {"task": "greet"}
 
 
 def test_places_of_fields_beside_a_tool_named_in_the_oldest_way() -> None:

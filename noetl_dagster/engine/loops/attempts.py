@@ -245,8 +245,11 @@ def _due(rule: RetryRule, made: int) -> float:
 
 def _names(envelope: Envelope, view: ResultView, attempt: int) -> dict[str, Any]:
     names: dict[str, Any] = {"output": view, "response": view, "result": view, "_attempt": attempt}
+    names["attempt"] = attempt
     if envelope["status"] != OK:
         names["error"] = seen_error(envelope["error"])
+    if "http" in envelope:
+        names["status_code"] = envelope["http"].get("status")
     return names
 
 

@@ -9,6 +9,7 @@ from types import MappingProxyType
 from typing import Any
 
 from noetl_dagster.errors import ProblemKind
+from noetl_dagster.playbook.assets import DagsterSpec
 from noetl_dagster.playbook.dialects.assets.root import read_dagster
 from noetl_dagster.playbook.dialects.block import Block, Reading
 from noetl_dagster.playbook.dialects.retry import read_sink
@@ -66,6 +67,7 @@ def normalise(
     if metadata is not None:
         reading.metadata = metadata.model_dump()
     dagster = read_dagster(root)
+    _leave_out_foreign_pool(root, dagster)
     keychain, workbook = _keychain(root), _workbook(root)
     steps = _workflow(root, only)
     if "tracing" in root:
@@ -97,6 +99,18 @@ def _check_header(root: Block) -> None:
             root.error(f"'{key}' is missing; write {key}: {expected}", kind=ProblemKind.MISSING_FIELD)
         elif value != expected:
             root.error(f"{key} is {value!r}, expected {expected}", key)
+
+
+def _leave_out_foreign_pool(root: Block, dagster: DagsterSpec | None) -> None:
+    """``executor.spec.pool`` may name a pool of workers elsewhere: here it says something about Dagster's pools."""
+    reading = root.reading
+    pool = reading.executor_spec.get("pool")
+    if pool is None or (dagster is not None and pool in dagster.pools):
+        return
+    message = f"executor: pool {pool!r} has no effect: it is none of dagster.pools"
+    place = root.document.key_place(reading.executor_spec, "pool")
+    root.document.report(place, message, "warning", ProblemKind.FIELD_WITHOUT_EFFECT)
+    reading.executor_spec = {key: value for key, value in reading.executor_spec.items() if key != "pool"}
 
 
 def _metadata(root: Block, file: str) -> Metadata | None:

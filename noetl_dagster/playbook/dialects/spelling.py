@@ -131,6 +131,9 @@ DATABASE_FIELDS = {
 }
 """Fields of a postgres task that say how to connect -> the field of a credential."""
 
+ENCODED_FIELDS = {"command_b64": "command", "commands_b64": "command", "code_b64": "code"}
+"""Fields that hold another one in base64."""
+
 LITERAL_FIELDS = frozenset({"code", "function"})
 """Tool fields that hold source code; braces in them are not templates."""
 

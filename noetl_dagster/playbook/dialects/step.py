@@ -121,7 +121,9 @@ def _seed_tool(block: Block, outer: tuple[dict[str, Any], ...]) -> tuple[Task, .
     """The seeds' oldest shape: ``tool: http`` with the tool's fields beside it."""
     block.spelled("tool")
     known = TOOL_KINDS.get(block["tool"], UNKNOWN)
-    fields = {*chain.from_iterable(known.fields), *known.without_effect, *AUTH, known.name_fills} - {"step"}
+    fields = {*chain.from_iterable(known.fields), *known.without_effect, *AUTH} - {"step"}
+    if known.name_fills is not None:
+        fields.add("name")
     beside = [key for key in block.values if key in fields]
     block.drop(*beside)
     values = block.document.gathered(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 from collections.abc import Set
 from itertools import chain
 from typing import Any
@@ -15,6 +16,7 @@ from noetl_dagster.playbook.dialects.spelling import (
     AUTH,
     DATABASE_FIELDS,
     DOCUMENTARY,
+    ENCODED_FIELDS,
     HTTP_METHODS,
     INPUT,
     OUTPUT,
@@ -160,13 +162,17 @@ def _without(block: Block, key: str, movable: Set[str]) -> Block:
     moved = [name for name in below if name in movable]
     document = block.document
     for name in moved:
-        if name in block:
+        if name in block and key == "spec":
             message = f"{block.what}: {name!r} stands beside 'kind' and below {key!r}; keep one"
             place = document.key_place(below, name)
             document.report(place, message, kind=ProblemKind.CONFLICTING_FIELDS)
     beside = [(block.values, name, name) for name in block.values]
     added = [(below, name, name) for name in moved if name not in block]
     values = document.gathered([*beside, *added])
+    for name in moved:
+        outer = block.values.get(name)
+        if isinstance(outer, dict) and isinstance(below[name], dict):
+            values[name] = {**below[name], **outer}
     values[key] = document.gathered((below, name, name) for name in below if name not in moved)
     if not values[key] and key != "spec":
         del values[key]
@@ -227,10 +233,27 @@ def _config(block: Block, kind: str, known: ToolKind) -> dict[str, Any]:
         key = block.spelled(*names)
         if key is not None and block[key] is not None:
             config[names[0]] = _timeout(block, key) if names[0] == TIMEOUT[0] else block[key]
+    _decode(block, known, config)
     _check_rest(block, kind, known)
     if kind == "http" and isinstance(config.get("json"), dict) and _sends_form(config.get("headers")):
         config["form"] = config.pop("json")
     return config
+
+
+def _decode(block: Block, known: ToolKind, config: dict[str, Any]) -> None:
+    """Code and SQL written as base64."""
+    for word, name in ENCODED_FIELDS.items():
+        text = block.text(word) if any(names[0] == name for names in known.fields) else None
+        if text is None:
+            continue
+        if name in config:
+            message = f"{name!r} and {word!r} mean the same; keep {name!r}"
+            block.error(message, word, ProblemKind.CONFLICTING_FIELDS)
+        try:
+            config[name] = base64.b64decode("".join(text.split()), validate=True).decode()
+        except ValueError:
+            block.error(f"{word} must be text in base64", word)
+            config[name] = ""
 
 
 def _check_rest(block: Block, kind: str, known: ToolKind) -> None:
