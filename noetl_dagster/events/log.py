@@ -110,7 +110,7 @@ class EventLog:
             ExecutionCancelledError: it issues a command of an execution that is cancelled.
         """
         row, where = as_row(event), connection or self._kept
-        if event.event_type not in GATED:
+        if not _is_gated(event):
             return await where.fetchval(queries.INSERT_ONE, *row) is not None
         if await where.fetchval(queries.INSERT_GATED, *row) is not None:
             return True
@@ -149,13 +149,18 @@ class EventLog:
         return (record["content"], record["path"]) if record else None
 
 
+def _is_gated(event: Event) -> bool:
+    """Also an end that publishes a part of a sink: a command that slipped past its claim must not show anything."""
+    return event.event_type in GATED or "sink" in event.meta
+
+
 @asynccontextmanager
 async def _admitted(connection: Connection, events: Sequence[Event]) -> AsyncIterator[Sequence[Event]]:
     """A transaction, and what may go in with it: nothing that an execution's cancellation closes its gate to.
 
     None of the executions is cancelled before it ends.
     """
-    gated = {event.execution_id for event in events if event.event_type in GATED}
+    gated = {event.execution_id for event in events if _is_gated(event)}
     if not gated:
         yield events
         return
@@ -164,9 +169,7 @@ async def _admitted(connection: Connection, events: Sequence[Event]) -> AsyncIte
         if closed:
             issuing = {event.execution_id for event in events if event.event_type == EventType.COMMAND_ISSUED}
             _refuse(closed & issuing)
-            events = [
-                event for event in events if event.execution_id not in closed or event.event_type not in GATED
-            ]
+            events = [event for event in events if event.execution_id not in closed or not _is_gated(event)]
         yield events
 
 

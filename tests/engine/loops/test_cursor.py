@@ -216,20 +216,3 @@ async def test_rows_are_given_back_once_whoever_dies_after_it(
     assert (await engine.reaper().reap()).released == 1
     assert (await states(engine))[:3] == [("new", 1, 1)] * 3, "not once more"
     assert await frames(engine) == 0
-
-
-async def test_a_loop_that_fails_gives_back_what_it_had_not_begun(engine: Engine) -> None:
-    """One slot works while the claim of another fails."""
-    pool = engine.runtime.pool
-    text = (
-        chores().source.replace("max_in_flight: 1", "max_in_flight: 2").replace("max_rows: 3", "max_rows: 7")
-    )
-    text = text.replace("RETURNING id, label", "RETURNING id, label, 1 / (SELECT n FROM gate)")
-    await open_gate(engine)
-    execution = await engine.lifecycle.create(playbook(text.split("\n", 3)[3]))
-    work = asyncio.create_task(engine.guard(execution, engine.walker.run(execution)))
-    await pool.execute("ALTER TABLE gate RENAME TO closed")
-    await work
-    state = (await engine.runtime.load(execution.id)).state
-    assert str(state.status) == "FAILED"
-    assert await frames(engine) == 0
