@@ -75,14 +75,14 @@ _ARTIFACT = ToolKind(
         ("value", "data", "payload", "content"),
     ),
     name_fills="name",
-    without_effect=("select",),
+    without_effect=("select", "format", "as", "encoding"),
     takes_references=True,
     keeps_to_driver=True,  # what is stored in memory is in this process
 )
 _SHELL = ToolKind(
     _fields("script code args interpreter env shell pipes", COMMAND_LINES, FOLDER, TIMEOUT),
     needs=("cmds", "script", "code"),
-    without_effect=("capture_output", "stream_output", "check"),
+    without_effect=("capture_output", "stream_output", "check", "job", "namespace"),
 )
 
 TOOL_KINDS: Mapping[str, ToolKind] = {
@@ -96,6 +96,7 @@ TOOL_KINDS: Mapping[str, ToolKind] = {
         name_fills="name",
         without_effect=(
             *("provider", "cleanup", "backoffLimit", "backoff_limit", "files", "ttlSecondsAfterFinished"),
+            *("ttl_seconds", "ttl_seconds_after_finished"),
             *("image_pull_policy", "imagePullPolicy", "image_pull_secrets", "imagePullSecrets", "remote"),
         ),
     ),
@@ -136,7 +137,7 @@ TOOL_KINDS: Mapping[str, ToolKind] = {
         keeps_to_driver=True,
     ),
     "postgres": ToolKind(
-        _fields("script chunk_size", SQL_FIELD, PARAMS, TIMEOUT),
+        _fields("script", ("chunk_size", "batch_size", "fetch_size"), SQL_FIELD, PARAMS, TIMEOUT),
         needs=("command", "script"),
         without_effect=("pool", "db_schema", "fetch", "autocommit", "transaction"),
     ),

@@ -35,7 +35,7 @@ METADATA_KEYS = ("name", "path", "version", "description", "tags", "owners", "sc
 
 INPUT = ("input", "args")
 OUTPUT = ("output", "outcome")
-AUTH = ("auth", "credential")
+AUTH = ("auth", "credential", "credentials")
 SET_BLOCKS = {"set": None, "set_ctx": "ctx", "set_iter": "iter", "vars": "ctx"}
 """Key of a set block -> the scope that its bare names mean; None: ctx outside loops, iter inside."""
 DESCRIPTION = ("desc", "description")
