@@ -101,7 +101,9 @@ def with_settings(
         PlaybookError: one of them is none of what may stand there.
     """
     document = Document(playbook.source, playbook.file)
-    read = normalise(document, playbook.source, workload=workload, settings=settings, only=step)
+    read = normalise(
+        document, playbook.source, lenient=True, workload=workload, settings=settings, only=step
+    )  # what else was found wrong since has been running
     read = required(read, document.problems)
     [given], known = read.steps, playbook.step(step)
     settled = known.model_copy(update={"spec": given.spec, "loop": given.loop, "tasks": given.tasks})

@@ -297,9 +297,16 @@ def select_fields(value: Any, paths: Sequence[str], limit: int) -> dict[str, Any
     """Fields copied beside a reference, by dotted path: ``{"paging.page": 3}``.
 
     List positions are numbers (``rows.0.id``). Paths that lead nowhere are left out, and fields of more than
-    ``limit`` bytes: those are fetched.
+    ``limit`` bytes: those are fetched. A path goes by its last word too; where the value itself has a field of that
+    name, it is copied beside the path, and means itself.
     """
     fields = {path: _at(value, path.split(".")) for path in paths}
+    for path in paths:
+        own = _own(value, path.rpartition(".")[2])
+        if own is not _NOTHING and byte_length(own) > limit:
+            fields.pop(path, None)
+        elif own is not _NOTHING:
+            fields.setdefault(path.rpartition(".")[2], own)
     return {
         path: field for path, field in fields.items() if field is not _NOTHING and byte_length(field) <= limit
     }
@@ -316,6 +323,13 @@ def _at(value: Any, parts: Sequence[str]) -> Any:
         elif position > 0 or part != "data":
             return _NOTHING
     return here
+
+
+def _own(value: Any, key: str) -> Any:
+    """The field that templates find in a value under a bare name."""
+    inner = value.get("data") if isinstance(value, Mapping) else None
+    layers = (layer for layer in (value, inner) if isinstance(layer, Mapping))
+    return next((layer[key] for layer in layers if key in layer), _NOTHING)
 
 
 def _position(part: str, items: Sequence[Any]) -> bool:

@@ -40,7 +40,7 @@ class ArtifactTool(Tool):
     ``uri``, and of a step whose result was stored nowhere, the value itself: parsed JSON, a Parquet table, text, or
     bytes.
 
-    Raises ``ToolError`` of kind ``artifact``, with code ``REFERENCE_NOT_AVAILABLE`` when there is none.
+    Raises ``ToolError``, with code ``REFERENCE_NOT_AVAILABLE`` when there is none.
     """
 
     kind = "artifact"

@@ -33,7 +33,7 @@ async def load_script(call: ToolCall, box: Toolbox) -> str | None:
     ``script`` is a mapping ``{uri, source: {type: file|http|gcs|s3, auth}}`` or the URI alone.
 
     Raises:
-        ToolError: of kind ``script`` when it cannot be read.
+        ToolError: it cannot be read; its kind says why.
     """
     script = call.config.get("script")
     if script is None:

@@ -185,6 +185,8 @@ def test_places_of_fields_beside_a_tool_named_in_the_oldest_way() -> None:
         ("{retry_on: [rate_limit, 500], retry_on_status: 502, delay: 0}",
          "{{ (error.kind in ['rate_limit'] or error.status in [500, 502]) }}", 3, 0.0),
         ("{attempts: 2, stop_when: '{{ output.ok }}'}", "{{ (not (output.ok)) }}", 2, 1.0),
+        ("{stop_when: '{{ status_code == 404 }}'}", "{{ (error is defined) and (not (status_code == 404)) }}", 3, 1.0),
+        ("{retry_on: [connection_error, 5xx]}", "{{ (error.kind in ['connection', 'server_error']) }}", 3, 1.0),
         ("{retry_on: http, when: '{{ output.tries < 3 }}'}",
          "{{ (error.kind in ['http']) and (output.tries < 3) }}", 3, 1.0),
         ("{max_attempts: 2, retry_when: '{{ output.wait }}'}", "{{ output.wait }}", 2, 1.0),

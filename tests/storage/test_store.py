@@ -8,6 +8,7 @@ import os
 from collections.abc import AsyncIterator
 from datetime import UTC, datetime, timedelta
 from decimal import Decimal
+from typing import Any
 
 import asyncpg
 import pandas as pd
@@ -108,6 +109,21 @@ async def test_gzip_on_the_store_is_plain_gzip(store: ResultStore, settings: Set
     path = local_path(settings, ref.physical_uri)
     assert path is not None
     assert gzip.decompress(path.read_bytes()) == b'{"a":1}'
+
+
+@pytest.mark.parametrize(
+    ("value", "extracted"),
+    [
+        ({"count": 10, "page": {"count": 2}}, {"page.count": 2, "count": 10}),
+        ({"data": {"count": 10}, "page": {"count": 2}}, {"page.count": 2, "count": 10}),
+        ({"count": "x" * 9_000, "page": {"count": 2}}, {}),
+    ],
+)
+async def test_a_selected_field_hides_none_of_the_value_itself(
+    store: ResultStore, value: dict[str, Any], extracted: dict[str, Any]
+) -> None:
+    ref = await store.put(value, **WHERE, select=["page.count"])
+    assert ref.extracted == extracted
 
 
 async def test_preview_and_selected_fields(store: ResultStore, settings: Settings) -> None:

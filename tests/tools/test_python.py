@@ -357,6 +357,16 @@ async def test_subprocess_gives_values_tables_and_errors(run: Any) -> None:
     assert caught.value.details["py"]["line"] == 2
 
 
+async def test_a_subprocess_is_given_context_where_code_reads_it(run: Any) -> None:
+    """Tables have no form in JSON: they are left out of it, and where nothing reads it nothing is fetched."""
+    scope = {"n": 5, "frame": pd.DataFrame({"a": [1]})}
+    options = {"isolation": "subprocess"}
+    code = "import contextlib  # no context\nresult = 1"
+    assert (await run("python", code=code, scope=scope, options=options)).data == 1
+    code = "result = [context['n'], 'frame' in context]"
+    assert (await run("python", code=code, scope=scope, options=options)).data == [5, False]
+
+
 async def test_subprocess_is_bounded_in_memory_and_time(run: Any) -> None:
     hungry = "x = bytearray(2 * 1024**3)\nresult = len(x)"
     with pytest.raises(ToolError, match="MemoryError"):

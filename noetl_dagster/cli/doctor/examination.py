@@ -39,6 +39,6 @@ async def examine(settings: Settings) -> list[tuple[str, Finding]]:
 async def _found(checks: Sequence[Check], credentials: Credentials) -> list[tuple[str, Finding]]:
     findings = await asyncio.gather(*(check.find() for check in checks))
     return [
-        (check.name, replace(one, what=credentials.redact(one.what)))
+        (check.name, replace(one, what=credentials.redact(one.what), remedy=credentials.redact(one.remedy)))
         for check, one in zip(checks, findings, strict=True)
     ]

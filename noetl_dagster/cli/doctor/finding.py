@@ -108,10 +108,9 @@ async def in_background(function: Callable[[], T]) -> T:
 
 
 def place_of(url: str) -> str:
-    """Host, port and path of an address: what may be shown of it."""
+    """Hosts, ports and path of an address: what may be shown of it."""
     parts = urlsplit(url)
-    port = f":{parts.port}" if parts.port else ""
-    return f"{parts.hostname or '?'}{port}{parts.path.rstrip('/')}"
+    return f"{parts.netloc.rpartition('@')[2] or '?'}{parts.path.rstrip('/')}"
 
 
 async def connects(url: str, default_port: int) -> str:

@@ -309,7 +309,7 @@ class Block:
             names = compile_value(value).names
         except TemplateError:
             return None  # reported with every other template that does not parse
-        for unknown in sorted(names & _UNKNOWN_AT_ENTRY):
+        for unknown in sorted(names & _UNKNOWN_AT_ENTRY - reading.workload.keys()):
             self.error(f"{key} is settled when the step is entered, and {unknown!r} is not known then", key)
             return None
         if names <= {"workload", *reading.workload}:

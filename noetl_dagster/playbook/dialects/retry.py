@@ -19,6 +19,15 @@ from noetl_dagster.playbook.tool_kinds import HTTP_BODY, SQL_FIELD, SUPPORTED_KI
 from noetl_dagster.playbook.wording import described, is_template, suggestion
 
 _ON_ERROR = "error is defined"
+_POLLED = frozenset({"output", "response", "result"})
+"""Names of results: who asks them whether to stop tries again until they say so."""
+
+_ERROR_WORDS = {
+    "connection_error": "connection",
+    "timeout_error": "timeout",
+    "4xx": "client_error",
+    "5xx": "server_error",
+}
 _SHAPE = "a retry rule is {when, then: {max_attempts, ...}}"
 _RULE = ("when", "then")
 _FLAT = (*ATTEMPTS, *DELAY, "backoff", "backoff_multiplier", "retry_on", "retry_on_status", "stop_when")
@@ -88,7 +97,10 @@ def _flat_rule(block: Block) -> RetryRule | None:
     if when is not None:
         conditions.append(_expression(block, when))
     if stop is not None:
-        conditions.append(f"not ({_expression(block, stop)})")
+        expression = _expression(block, stop)
+        if not conditions and not _POLLED & compile_value(f"{{{{ {expression} }}}}").names:
+            conditions.append(_ON_ERROR)  # else it would try again what went well
+        conditions.append(f"not ({expression})")
     joined = " and ".join(f"({condition})" for condition in conditions) or _ON_ERROR
     return _limits(block, f"{{{{ {joined} }}}}")
 
@@ -96,7 +108,8 @@ def _flat_rule(block: Block) -> RetryRule | None:
 def _kinds(block: Block) -> list[str]:
     """``retry_on``: kinds of errors; a tool's name stands for all errors of that tool."""
     known = (*ERROR_KINDS, *SUPPORTED_KINDS)
-    named = [str(entry).strip().lower() for entry in block.items("retry_on") if not isinstance(entry, int)]
+    words = [str(entry).strip().lower() for entry in block.items("retry_on") if not isinstance(entry, int)]
+    named = [_ERROR_WORDS.get(word, word) for word in words]
     for name in named:
         if name not in known:
             hint = suggestion(name, known, "kinds of errors")

@@ -9,10 +9,16 @@ NOTHING = object()
 """What a name that leads nowhere gives."""
 
 
-def extracted_field(extracted: Mapping[str, Any], key: str) -> Any:
-    """The field of this path, else the one whose path ends so: ``total`` of ``data.paging.total``; or NOTHING."""
+def extracted_field(extracted: Mapping[str, Any], key: str, *, inside: bool = False) -> Any:
+    """The field of this path, else the one whose path ends so: ``total`` of ``data.paging.total``; or NOTHING.
+
+    Args:
+        inside: it is looked for in a mapping inside of the result, where only paths count.
+    """
     if key in extracted:
         return extracted[key]
+    if inside:
+        return NOTHING
     ending = f".{key}"
     return next((value for path, value in extracted.items() if path.endswith(ending)), NOTHING)
 

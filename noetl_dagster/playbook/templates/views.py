@@ -215,7 +215,7 @@ class DataView(View):
 
     def selected(self, key: str) -> Any:
         """A field that stands beside the reference, a view of those below ``key``, or NOTHING."""
-        field = extracted_field(self._extracted, key)
+        field = extracted_field(self._extracted, key, inside=bool(self._path))
         below = extracted_below(self._extracted, key) if field is NOTHING and self._reference else None
         if not below:
             return field
@@ -403,7 +403,7 @@ def plain(value: Any) -> Any:
         return {key: plain(item) for key, item in value.items()}
     if isinstance(value, (list, tuple, *_LAZY_SEQUENCES)):
         return [plain(item) for item in value]
-    return value
+    return str(value) if isinstance(value, str) else value
 
 
 def grown(value: Any, before: Any) -> Any:
@@ -433,7 +433,7 @@ def copied(value: Any) -> Any:
         return {key: item if type(item) in _SCALARS else copied(item) for key, item in value.items()}
     if kind is list:
         return [item if type(item) in _SCALARS else copied(item) for item in value]
-    return plain(value) if isinstance(value, (View, Mapping)) else value
+    return plain(value) if isinstance(value, (View, Mapping, str)) else value
 
 
 def is_lazy_sequence(value: Any) -> bool:

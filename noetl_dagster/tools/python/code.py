@@ -112,6 +112,12 @@ class Printed:
                            PRINTED_CHARACTERS)  # fmt: skip
 
 
+def _names_of(code: CodeType) -> set[str]:
+    """The global names that code and what is defined in it read."""
+    inner = (constant for constant in code.co_consts if isinstance(constant, CodeType))
+    return set(code.co_names).union(*map(_names_of, inner))
+
+
 @lru_cache(maxsize=256)
 def compile_code(source: str, name: str) -> Program:
     """Compiles code.
@@ -124,11 +130,12 @@ def compile_code(source: str, name: str) -> Program:
     text = without_expressions(source, expressions)
     try:
         code, returns = compile_python(text, filename)
+        read = _names_of(code)
         return Program(
             code,
             filename,
             returns,
-            asks=tuple(asked for asked in CONTEXT_NAMES if asked in text),
+            asks=tuple(name for name in CONTEXT_NAMES if name in read),
             wanted=_wanted_names(text),
             templates=expressions,
         )

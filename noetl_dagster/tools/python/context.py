@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from noetl_dagster.playbook.templates.failures import seen_error
 from noetl_dagster.playbook.templates.views import ReferenceNeeded, ResultView, copied, plain
+from noetl_dagster.tools.rows.jsonable import NotJsonableError, to_jsonable
 
 if TYPE_CHECKING:
     from noetl_dagster.tools.base import Toolbox
@@ -78,8 +79,12 @@ class CodeContext(Mapping[str, Any]):
         return len(self._scope)
 
     def portable(self) -> dict[str, Any]:
-        """All of it, fetched, for another process: ``values``, and ``results``, the names of those; no keychain."""
-        values = {name: self[name] for name in self if name != "keychain"}
+        """All of it, fetched, for another process: ``values``, and ``results``, the names of those.
+
+        There is no keychain, and nothing that has no form in JSON, such as tables.
+        """
+        read = {name: self[name] for name in self if name != "keychain"}
+        values = {name: value for name, value in read.items() if _is_jsonable(value)}
         results = [name for name, value in values.items() if isinstance(value, CodeResult)]
         return {"values": values, "results": results}
 
@@ -126,6 +131,14 @@ class CodeResult(dict[str, Any]):
             return self[key]
         except KeyError:
             return default
+
+
+def _is_jsonable(value: Any) -> bool:
+    try:
+        to_jsonable(value)
+    except NotJsonableError:
+        return False
+    return True
 
 
 def _whole(value: Any) -> Any:

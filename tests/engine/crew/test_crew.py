@@ -245,10 +245,10 @@ async def test_what_waits_needs_no_helpers(open_engine: Open, monkeypatch: pytes
     assert not engine.crew.pids
 
 
-@pytest.mark.parametrize("kind", ["playbook", "duckdb"])
-async def test_some_tools_stay_with_the_driver(open_engine: Open, kind: str) -> None:
+@pytest.mark.parametrize("tool", ["kind: playbook, path: a/b", 'kind: duckdb, command: "SELECT 1"'])
+async def test_some_tools_stay_with_the_driver(open_engine: Open, tool: str) -> None:
     engine = await open_engine(2, helped=False)
-    parsed = playbook(text(f'{{kind: {kind}, path: a/b, command: "SELECT 1"}}', fanout=False))
+    parsed = playbook(text(f"{{{tool}}}", fanout=False))
 
     assert (await engine.lifecycle.create(parsed)).program.step("fan").keeps_to_driver
 

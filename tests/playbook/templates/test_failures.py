@@ -10,9 +10,18 @@ import pytest
 
 from noetl_dagster.playbook.templates.failures import SeenKind, seen_error
 from noetl_dagster.playbook.templates.rendering import compile_value
-from noetl_dagster.playbook.templates.views import ReferenceCache, ResultView
+from noetl_dagster.playbook.templates.views import ReferenceCache, ResultView, copied, plain
 
 LATE = {"kind": "timeout", "source": "http", "message": "late", "retryable": True}
+
+
+def test_what_is_kept_of_a_kind_is_the_kind_alone() -> None:
+    kept = compile_value({"kind": "{{ error.kind }}", "error": "{{ error }}"}).render(
+        {"error": seen_error(LATE)}
+    )
+
+    assert plain(kept) == copied(kept) == {"kind": "timeout", "error": LATE}
+    assert type(plain(kept)["kind"]) is type(copied(kept)["error"]["kind"]) is str
 
 
 @pytest.mark.parametrize(

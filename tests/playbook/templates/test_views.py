@@ -182,6 +182,12 @@ def test_selected_fields_are_found_by_their_path_and_by_their_end(data: dict[str
     )
 
 
+def test_inside_a_mapping_only_whole_paths_count() -> None:
+    cache = ReferenceCache({REFERENCE.ref: {"page": {"total": 1, "paging": {"total": 5}}}})
+    view = ResultView({"status": "ok", "ref": REFERENCE, "extracted": {"page.paging.total": 5}}, cache)
+    assert render("{{ s.total }} {{ s.page.total }} {{ s.page.paging.total }}", s=view) == "5 1 5"
+
+
 def test_beside_a_selected_field_the_rest_is_fetched() -> None:
     view = ResultView({"status": "ok", "ref": REFERENCE, "extracted": {"paging.page": 4}}, ReferenceCache())
     with pytest.raises(ReferenceNeeded) as needed:
