@@ -36,6 +36,7 @@ CREATE TABLE IF NOT EXISTS noetl.sink_part (target VARCHAR, part VARCHAR, publis
                                             PRIMARY KEY (target, part));
 """
 IS_PUBLISHED = "SELECT count(*) FROM noetl.sink_part WHERE target = ? AND part = ?"
+PUBLISHED = "SELECT part FROM noetl.sink_part WHERE target = ? AND part IN (SELECT unnest(?::VARCHAR[]))"
 NOTE_PUBLISHED = "INSERT INTO noetl.sink_part (target, part) VALUES (?, ?) ON CONFLICT DO NOTHING"
 HAS_TABLE = """
 SELECT count(*) FROM duckdb_tables()
@@ -105,6 +106,18 @@ class DuckdbParts:
             }
 
         return await _change(target, staged)
+
+    async def missing(self, target: PartPlace, parts: Collection[PartPlace]) -> list[str]:
+        if not parts:
+            return []
+        names = [place.part for place in parts]
+
+        def missing(connection: duckdb.DuckDBPyConnection) -> list[str]:
+            found = connection.execute(PUBLISHED, [target.table, names]).fetchall()
+            published = {name for (name,) in found}
+            return [name for name in names if name not in published]
+
+        return await _change(target, missing)
 
     async def discard(self, target: PartPlace, names: Collection[str]) -> None:
         def discard(connection: duckdb.DuckDBPyConnection) -> None:

@@ -295,3 +295,57 @@ async def test_replace_and_upsert_in_duckdb(engine: Engine, tmp_path: Path) -> N
         assert connection.execute("SELECT * FROM latest ORDER BY n").fetchall() == [(0, 4), (1, 5)]
         rows = connection.execute("SELECT execution_id, iter_index, n FROM own ORDER BY n").fetchall()
     assert rows == [(state.execution_id, n, n) for n in range(3)]
+
+
+@pytest.mark.parametrize("name", ["parts", "one.jsonl", "rows.duckdb"])
+async def test_parts_on_another_machine_fail_the_step(
+    engine: Engine, tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is complete, and neither staged nor published where the step ends, is not passed over."""
+    here, there = tmp_path / "here", tmp_path / "there"
+    sink = f"{{tool: file, path: {here}/{name}, format: jsonl}}"
+    if name == "rows.duckdb":
+        sink = f"{{tool: duckdb, database: {here}/{name}, table: numbers}}"
+    settle = PartSinks.settle
+
+    async def later(*_: Any) -> None:
+        """Leaves a part staged."""
+
+    async def elsewhere(*args: Any, **kwargs: Any) -> None:
+        here.rename(there)
+        await settle(*args, **kwargs)
+
+    monkeypatch.setattr(PartSinks, "publish", later)
+    monkeypatch.setattr(PartSinks, "settle", elsewhere)
+    state = await engine.run(playbook(LOOP.replace("SINK", sink)))
+    assert str(state.status) == "FAILED"
+    assert "sink: 5 parts of complete iterations, the first" in (state.error or "")
+    assert f"as this process sees {here}" in (state.error or "")
+
+
+@pytest.mark.parametrize("name", ["parts", "one.jsonl", "rows.duckdb"])
+async def test_parts_may_be_settled_again(
+    engine: Engine, tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As when the process dies between the publication and the end of the step."""
+    sink = f"{{tool: file, path: {tmp_path}/{name}, format: jsonl}}"
+    if name == "rows.duckdb":
+        sink = f"{{tool: duckdb, database: {tmp_path}/{name}, table: numbers}}"
+    settle = PartSinks.settle
+
+    async def twice(*args: Any, **kwargs: Any) -> None:
+        await settle(*args, **kwargs)
+        await settle(*args, **kwargs)
+
+    monkeypatch.setattr(PartSinks, "settle", twice)
+    for _ in range(2):
+        state = await engine.run(playbook(LOOP.replace("SINK", sink)))
+        assert str(state.status) == "COMPLETED", state.error
+
+
+async def test_sinks_to_local_files_stay_with_the_driver(engine: Engine, place: Place) -> None:
+    text = LOOP.replace("SINK", place.sink).replace(
+        "tool: {kind", "spec: {dispatch: workers}\n    tool: {kind"
+    )
+    program = (await engine.lifecycle.create(playbook(text))).program.step("each")
+    assert program.in_pool == (program.sink is not None and program.sink.tool == "minio")
