@@ -349,3 +349,25 @@ async def test_sinks_to_local_files_stay_with_the_driver(engine: Engine, place: 
     )
     program = (await engine.lifecycle.create(playbook(text))).program.step("each")
     assert program.in_pool == (program.sink is not None and program.sink.tool == "minio")
+
+
+@pytest.mark.parametrize("kind", ["one.jsonl", "replace", "upsert"])
+async def test_a_part_of_an_earlier_run_does_not_replace_newer_ones(
+    engine: Engine, tmp_path: Path, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "rows.duckdb"
+    sink = f"{{tool: duckdb, database: {file}, table: latest, mode: {kind}, key: one, args: {{one: 1, n: '{{{{ n }}}}'}}}}"
+    if kind == "one.jsonl":
+        sink = f"{{tool: file, path: {tmp_path}/one.jsonl}}"
+    execution = await engine.lifecycle.create(playbook(LOOP.replace("SINK", sink)))
+    with monkeypatch.context() as patch:
+        between_completion_and_publication(patch)
+        with pytest.raises(Died):
+            await engine.guard(execution, engine.walker.run(execution))
+    state = await engine.resume(execution.id)
+    assert str(state.status) == "COMPLETED", state.error
+    if kind == "one.jsonl":
+        assert texts(tmp_path) == {"one.jsonl": '{"n":4}\n'}
+        return
+    with duckdb.connect(str(file)) as connection:
+        assert connection.execute("SELECT n FROM latest").fetchall() == [(4,)]
