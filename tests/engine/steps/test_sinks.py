@@ -371,3 +371,41 @@ async def test_a_part_of_an_earlier_run_does_not_replace_newer_ones(
         return
     with duckdb.connect(str(file)) as connection:
         assert connection.execute("SELECT n FROM latest").fetchall() == [(4,)]
+
+
+@pytest.mark.parametrize(
+    ("first", "later", "column"),
+    [
+        ("1", "2.5", "v is BIGINT and would change DOUBLE '2.5'"),
+        ("1", "'2.5'", "v is BIGINT and would change VARCHAR '2.5'"),
+        ("1.5", "2**53 + 1", "v is DOUBLE and would change BIGINT '9007199254740993'"),
+        ("{'x': 1}", "{'x': 2.5}", "v is STRUCT(x BIGINT) and would change STRUCT(x DOUBLE)"),
+        ("[1]", "[2.5]", "v is BIGINT[] and would change DOUBLE[]"),
+    ],
+)
+async def test_a_value_that_a_column_would_change_is_refused(
+    engine: Engine, tmp_path: Path, first: str, later: str, column: str
+) -> None:
+    sink = f"{{tool: duckdb, database: {tmp_path}/rows.duckdb, table: numbers}}"
+    code = f"result = {{'v': {first} if n == 0 else {later}}}"
+    text = LOOP.replace("SINK", sink).replace("result = {'n': n}", code)
+    state = await engine.run(playbook(text))
+    assert str(state.status) == "FAILED"
+    assert "4 of 5 iterations failed" in (state.error or "")
+    assert column in (state.error or "")
+
+
+async def test_values_that_columns_hold_unchanged_are_written(engine: Engine, tmp_path: Path) -> None:
+    file = tmp_path / "rows.duckdb"
+    columns = "n INT, f FLOAT, c DECIMAL(9, 2), d DATE, t TIMESTAMP, j JSON, x VARCHAR, e INT"
+    with duckdb.connect(str(file)) as connection:
+        connection.execute(f"CREATE TABLE numbers ({columns})")
+    row = "{'n': 2.0, 'f': 0.1, 'c': 0.1, 'd': '2024-01-02', 't': '2024-01-02T03:04:05', 'j': {'a': [1]}, 'x': 5, 'e': None}"
+    sink = f"{{tool: duckdb, database: {file}, table: numbers}}"
+    text = LOOP.replace("SINK", sink).replace("{'n': n}", row)
+    state = await engine.run(playbook(text))
+    assert str(state.status) == "COMPLETED", state.error
+    with duckdb.connect(str(file)) as connection:
+        assert connection.execute(
+            "SELECT DISTINCT n, c::VARCHAR, d::VARCHAR, j, x, e FROM numbers"
+        ).fetchall() == [(2, "0.10", "2024-01-02", '{"a":[1]}', "5", None)]
