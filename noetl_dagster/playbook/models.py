@@ -124,6 +124,11 @@ class Sink(Model):
         """Whether it shares no transaction with the event log, so that its parts are published afterwards."""
         return self.tool != "postgres"
 
+    @property
+    def is_local(self) -> bool:
+        """Whether what is staged is on the machine of whoever wrote it."""
+        return self.tool in ("duckdb", "file") or (self.path or "").startswith("file:")
+
 
 class RetryRule(Model):
     """One entry of the seeds' ``retry`` block. With ``next_call`` or ``collect`` it continues a success."""

@@ -86,6 +86,8 @@ class StepProgram:
         wanted = self.step.spec.dispatch is Dispatch.WORKERS or (
             loop is not None and loop.fanout.engine is FanoutEngine.WORKERS and self.step.is_fanout
         )
+        if self.sink is not None and self.sink.is_local:
+            return False  # the driver publishes what is staged; a worker may be on another machine
         return wanted and all(task.task.kind != "playbook" for task in self.tasks)
 
     @property

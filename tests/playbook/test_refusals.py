@@ -327,6 +327,16 @@ def test_missing_file_is_a_problem_with_its_path(tmp_path) -> None:
         load_playbook(missing)
 
 
+def test_a_sink_to_files_in_a_step_for_workers_is_a_warning() -> None:
+    found = warnings_of(
+        "- step: start\n  spec: {dispatch: workers}\n  tool: {kind: noop, sink: {tool: file, path: rows}}\n"
+    )
+    assert found == [
+        "sample.yaml:5:11: warning: step 'start': its sink writes files; it runs in the driver, not in workers; "
+        "write to a bucket or to postgres to have workers run it"
+    ]
+
+
 def test_unreachable_steps_are_warnings() -> None:
     found = warnings_of("- step: start\n  tool: {kind: noop}\n- step: island\n  tool: {kind: noop}\n")
     assert found == [

@@ -145,7 +145,11 @@ class Steps:
                 execution.state.apply(event)
                 yield Entry(turn, await self.fail(execution, program, visit, missing))
             else:
-                yield Entry(turn, await self._refusal(execution, program, visit, event))
+                resumed = turn > 1 or event.meta["resumed"]
+                end = await self._refusal(execution, program, visit, event)
+                if end is None and resumed:
+                    end = await self._recover_sink(execution, program, visit)
+                yield Entry(turn, end)
 
     async def _kept(
         self, execution: Execution, program: StepProgram, visit: int, entered: Event
@@ -174,6 +178,14 @@ class Steps:
             return await self.fail(execution, program, visit, error)
         execution.state.apply(entered)
         return None if admitted else await self.skip(execution, program, visit)
+
+    async def _recover_sink(self, execution: Execution, program: StepProgram, visit: int) -> StepEnd | None:
+        """Publishes what an earlier run left, before newer parts; the end of a visit where that fails."""
+        try:
+            await settle_sink(self._runtime, execution, program, visit, is_over=False)
+        except STEP_ERRORS as error:
+            return await self.fail(execution, program, visit, error)
+        return None
 
     async def skip(self, execution: Execution, program: StepProgram, visit: int) -> StepEnd:
         """Ends a visit that the admission policy refused: nothing runs and no arc fires."""

@@ -29,7 +29,7 @@ def check_playbook(playbook: Playbook, document: Document | None = None) -> list
     """
     problems = [*_check_targets(playbook), *_check_graph(playbook), *_check_workbook(playbook)]
     problems += [*_check_sources(playbook), *_check_own_results(playbook), *_check_pools(playbook)]
-    problems += _check_partitions(playbook)
+    problems += [*_check_partitions(playbook), *_check_sinks(playbook)]
     if document is None:
         document = Document(playbook.source, playbook.file)
     problems += check_templates(playbook, document)
@@ -108,19 +108,39 @@ def _check_partitions(playbook: Playbook) -> Iterator[Problem]:
             continue
         if step.loop.fanout.granularity is not ShardGranularity.PARTITION:
             continue
-        named = (playbook.workbook.get(_workbook_name(task) or "") for task in step.tasks)
-        tasks = [*step.tasks, *(task for task in named if task is not None)]
-        in_pool = step.loop.fanout.engine is FanoutEngine.WORKERS or step.spec.dispatch is Dispatch.WORKERS
+        tasks = _tasks(playbook, step)
         unfit = {
             "a 'sink' writes each item's result with the item's completion": any(task.sink for task in tasks),
             "a 'retry' block makes commands of an item's attempts": any(task.retry for task in tasks),
-            "a worker of the pool runs an item's command": in_pool,
+            "a worker of the pool runs an item's command": _wants_workers(step),
         }
         for reason, holds in unfit.items():
             if holds:
                 message = f"step {step.name!r}: {reason}, and partitions have none"
                 remedy = "use fanout.granularity: item"
                 yield Problem(_place(playbook, step), f"{message}; {remedy}")
+
+
+def _check_sinks(playbook: Playbook) -> Iterator[Problem]:
+    """What a worker stages in a file may be on another machine than the driver, which publishes it."""
+    for step in playbook.steps:
+        sinks = [task.sink for task in _tasks(playbook, step) if task.sink is not None]
+        if _wants_workers(step) and any(sink.is_local for sink in sinks):
+            message = f"step {step.name!r}: its sink writes files; it runs in the driver, not in workers"
+            remedy = "write to a bucket or to postgres to have workers run it"
+            yield Problem(_place(playbook, step), f"{message}; {remedy}", "warning")
+
+
+def _tasks(playbook: Playbook, step: Step) -> list[Task]:
+    """A step's tasks, with those of the workbook that they name."""
+    named = (playbook.workbook.get(_workbook_name(task) or "") for task in step.tasks)
+    return [*step.tasks, *(task for task in named if task is not None)]
+
+
+def _wants_workers(step: Step) -> bool:
+    """Whether a step asks that workers of the pool run its commands."""
+    engine = None if step.loop is None or not step.is_fanout else step.loop.fanout.engine
+    return engine is FanoutEngine.WORKERS or step.spec.dispatch is Dispatch.WORKERS
 
 
 def _check_workbook(playbook: Playbook) -> Iterator[Problem]:

@@ -36,6 +36,7 @@ CREATE TABLE IF NOT EXISTS noetl.sink_part (target VARCHAR, part VARCHAR, publis
                                             PRIMARY KEY (target, part));
 """
 IS_PUBLISHED = "SELECT count(*) FROM noetl.sink_part WHERE target = ? AND part = ?"
+PUBLISHED = "SELECT part FROM noetl.sink_part WHERE target = ? AND part IN (SELECT unnest(?::VARCHAR[]))"
 NOTE_PUBLISHED = "INSERT INTO noetl.sink_part (target, part) VALUES (?, ?) ON CONFLICT DO NOTHING"
 HAS_TABLE = """
 SELECT count(*) FROM duckdb_tables()
@@ -48,6 +49,11 @@ CREATE_STAGED = (
     "CREATE TABLE IF NOT EXISTS {staged} AS SELECT ''::VARCHAR AS noetl_part, * FROM {table} LIMIT 0"
 )
 COLUMNS = "SELECT column_name FROM (DESCRIBE {table})"
+TYPES = "SELECT lower(column_name), column_name, column_type FROM (DESCRIBE {table})"
+CHANGED = """
+SELECT {column}::VARCHAR FROM noetl_rows
+WHERE TRY_CAST(TRY_CAST({column} AS {type}) AS {compared}) IS DISTINCT FROM TRY_CAST({column} AS {compared}) LIMIT 1
+"""
 FORGET = "DELETE FROM {staged} WHERE noetl_part = ?"
 STAGE = "INSERT INTO {staged} BY NAME SELECT ? AS noetl_part, * FROM noetl_rows"
 MOVE = "INSERT INTO {table} BY NAME SELECT * EXCLUDE (noetl_part) FROM {staged} WHERE noetl_part = ?"
@@ -73,6 +79,7 @@ class DuckdbParts:
             own = {name: value for name, value in place.own.items() if name in columns}
             if own:
                 connection.register("noetl_rows", arrow_rows([{**own, **row} for row in rows]))
+            _refuse_changes(connection, names)
             connection.execute(CREATE_STAGED.format(**names))
             connection.execute(FORGET.format(**names), [place.part])
             connection.execute(STAGE.format(**names), [place.part])
@@ -106,6 +113,18 @@ class DuckdbParts:
 
         return await _change(target, staged)
 
+    async def missing(self, target: PartPlace, parts: Collection[PartPlace]) -> list[str]:
+        if not parts:
+            return []
+        names = [place.part for place in parts]
+
+        def missing(connection: duckdb.DuckDBPyConnection) -> list[str]:
+            found = connection.execute(PUBLISHED, [target.table, names]).fetchall()
+            published = {name for (name,) in found}
+            return [name for name in names if name not in published]
+
+        return await _change(target, missing)
+
     async def discard(self, target: PartPlace, names: Collection[str]) -> None:
         def discard(connection: duckdb.DuckDBPyConnection) -> None:
             for name in names:
@@ -129,6 +148,40 @@ def _has_staged(connection: duckdb.DuckDBPyConnection, place: PartPlace) -> bool
 
 def _is_published(connection: duckdb.DuckDBPyConnection, place: PartPlace) -> bool:
     return bool(_value(connection, IS_PUBLISHED, [place.table, place.part]))
+
+
+def _refuse_changes(connection: duckdb.DuckDBPyConnection, names: dict[str, str]) -> None:
+    """Refuses rows whose values a column's type would change: DuckDB rounds 2.5 to fit an integer.
+
+    A table with decimals or floats says itself how exact they are.
+    """
+    given = {name: (column, type) for name, column, type in _types(connection, "noetl_rows")}
+    for name, _, type in _types(connection, names["table"]):
+        column, own = given.get(name, ("", type))
+        if type == own or type == "FLOAT" or type.startswith("DECIMAL"):
+            continue
+        query = CHANGED.format(column=sql_identifier(column), type=type, compared=_compared(own, type))
+        changed = connection.execute(query).fetchone()
+        if changed is not None:
+            raise ToolError(
+                f"sink: table {names['table']}: column {column} is {type} and would change {own} "
+                f"{changed[0][:50]!r}; create the table with the type that all rows have, or convert in 'args'",
+                kind="schema",
+            )
+
+
+def _compared(own: str, type: str) -> str:
+    """The type in which a value is compared with what the column makes of it: text by what it says."""
+    if own != "VARCHAR":
+        return own
+    if type.endswith(("INT", "INTEGER")):
+        return "DECIMAL(38, 9)"
+    return "TIMESTAMP" if type == "DATE" else type
+
+
+def _types(connection: duckdb.DuckDBPyConnection, table: str) -> list[tuple[str, str, str]]:
+    found: list[tuple[str, str, str]] = connection.execute(TYPES.format(table=table)).fetchall()
+    return found
 
 
 def _drop_if_empty(connection: duckdb.DuckDBPyConnection, names: dict[str, str]) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import tempfile
+from collections import defaultdict
 from collections.abc import Collection, Sequence
 from pathlib import Path, PurePosixPath
 from typing import Any
@@ -36,6 +37,8 @@ class ObjectParts:
         """A part that is not staged has been published before."""
         store = await self._store(target)
         for place in parts:
+            if place.kind is PlaceKind.FILE and place.is_one_file:  # before, so that none is without its mark
+                await obstore.put_async(store, _key(place, place.mark), place.part.encode())
             with contextlib.suppress(FileNotFoundError):
                 await obstore.rename_async(store, _key(place, place.staged), _key(place, place.published))
 
@@ -46,6 +49,12 @@ class ObjectParts:
         async for page in obstore.list(store, prefix=_key(target, str(PurePosixPath(target.folder, STAGED)))):
             names |= {PurePosixPath(found["path"]).stem for found in page}
         return {name for name in names if name.startswith(prefix)}
+
+    async def missing(self, target: PartPlace, parts: Collection[PartPlace]) -> list[str]:
+        """Of buckets none: whoever stages there stages for all."""
+        if target.kind is not PlaceKind.FILE:
+            return []
+        return await asyncio.to_thread(_missing, parts)
 
     async def discard(self, target: PartPlace, names: Collection[str]) -> None:
         store = await self._store(target)
@@ -65,6 +74,23 @@ class ObjectParts:
 def _key(place: PartPlace, path: str) -> str:
     """The path as the store knows it: of files relative to their folder."""
     return str(PurePosixPath(path).relative_to(place.folder)) if place.kind is PlaceKind.FILE else path
+
+
+def _missing(parts: Collection[PartPlace]) -> list[str]:
+    missing = [place.part for place in parts if not place.is_one_file and not Path(place.published).exists()]
+    replacing = defaultdict(list)
+    for place in parts:
+        if place.is_one_file:
+            replacing[place.mark].append(place.part)
+    for mark, names in replacing.items():  # each part replaces the one before: one of them has to be there
+        last = Path(mark).read_text() if Path(mark).exists() else ""
+        if last not in names and _execution_of(last) < _execution_of(names[0]):
+            missing += names
+    return missing
+
+
+def _execution_of(part: str) -> int:
+    return int(part.partition(".")[0] or 0)
 
 
 def _write(path: Path, place: PartPlace, rows: Sequence[Row]) -> None:

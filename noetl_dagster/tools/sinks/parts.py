@@ -30,6 +30,10 @@ class Parts(Protocol):
         """Names of parts that are not published and begin so."""
         ...
 
+    async def missing(self, target: PartPlace, parts: Collection[PartPlace]) -> list[str]:
+        """Names of those parts, none of them staged, that are not published here either."""
+        ...
+
     async def discard(self, target: PartPlace, names: Collection[str]) -> None:
         """Removes parts that are not published."""
 
@@ -81,11 +85,16 @@ class PartSinks:
             with _errors(target, self._box):
                 await self._parts(target).publish(target, parts)
 
-    async def settle(self, places: Iterable[PartPlace], prefix: str) -> None:
-        """Publishes what is left to publish, and discards parts of the same prefix that no completion names.
+    async def settle(self, places: Iterable[PartPlace], prefix: str, *, is_over: bool = True) -> None:
+        """Publishes what is left to publish, in the order given.
+
+        Args:
+            places: of all parts that completed.
+            prefix: how their names begin.
+            is_over: nobody stages any more; parts of the prefix that no completion names are discarded.
 
         Raises:
-            ToolError: the place cannot be reached.
+            ToolError: the place cannot be reached, or a part is not there.
         """
         places = list(places)
         known = {place.part for place in places}
@@ -97,8 +106,13 @@ class PartSinks:
                 if late:
                     await parts.publish(target, late)
                 left = staged - known
-                if left:
+                if left and is_over:
                     await parts.discard(target, left)
+                missing = await parts.missing(
+                    target, [place for place in complete if place.part not in staged]
+                )
+            if missing:
+                raise _lost(target, missing)
 
     def _parts(self, place: PartPlace) -> Parts:
         if place.kind is PlaceKind.DUCKDB:
@@ -108,6 +122,16 @@ class PartSinks:
         from noetl_dagster.tools.sinks.objects import ObjectParts
 
         return ObjectParts(self._box)
+
+
+def _lost(target: PartPlace, missing: Sequence[str]) -> ToolError:
+    return ToolError(
+        f"sink: {len(missing)} parts of complete iterations, the first {missing[0]} (execution, step, visit, "
+        f"iteration), are neither staged nor published in {target.kind} {target.table or target.path} as this "
+        f"process sees {target.path}: they were removed, or written on another machine; resume where they are, "
+        "on storage that all processes share, or write to a bucket or to postgres",
+        kind="storage",
+    )
 
 
 def _by_target(places: Iterable[PartPlace]) -> list[tuple[PartPlace, list[PartPlace]]]:

@@ -65,6 +65,11 @@ class PartPlace(BaseModel):
         return str(PurePosixPath(self.folder, STAGED, f"{self.part}.{self.format}"))
 
     @property
+    def mark(self) -> str:
+        """Path of the name of the part that was published last as the one file."""
+        return str(PurePosixPath(self.folder, STAGED, f"{PurePosixPath(self.path).name}.published"))
+
+    @property
     def published(self) -> str:
         return self.path if self.is_one_file else str(PurePosixPath(self.path, f"{self.part}.{self.format}"))
 

@@ -295,3 +295,117 @@ async def test_replace_and_upsert_in_duckdb(engine: Engine, tmp_path: Path) -> N
         assert connection.execute("SELECT * FROM latest ORDER BY n").fetchall() == [(0, 4), (1, 5)]
         rows = connection.execute("SELECT execution_id, iter_index, n FROM own ORDER BY n").fetchall()
     assert rows == [(state.execution_id, n, n) for n in range(3)]
+
+
+@pytest.mark.parametrize("name", ["parts", "one.jsonl", "rows.duckdb"])
+async def test_parts_on_another_machine_fail_the_step(
+    engine: Engine, tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is complete, and neither staged nor published where the step ends, is not passed over."""
+    here, there = tmp_path / "here", tmp_path / "there"
+    sink = f"{{tool: file, path: {here}/{name}, format: jsonl}}"
+    if name == "rows.duckdb":
+        sink = f"{{tool: duckdb, database: {here}/{name}, table: numbers}}"
+    settle = PartSinks.settle
+
+    async def later(*_: Any) -> None:
+        """Leaves a part staged."""
+
+    async def elsewhere(*args: Any, **kwargs: Any) -> None:
+        here.rename(there)
+        await settle(*args, **kwargs)
+
+    monkeypatch.setattr(PartSinks, "publish", later)
+    monkeypatch.setattr(PartSinks, "settle", elsewhere)
+    state = await engine.run(playbook(LOOP.replace("SINK", sink)))
+    assert str(state.status) == "FAILED"
+    assert "sink: 5 parts of complete iterations, the first" in (state.error or "")
+    assert f"as this process sees {here}" in (state.error or "")
+
+
+@pytest.mark.parametrize("name", ["parts", "one.jsonl", "rows.duckdb"])
+async def test_parts_may_be_settled_again(
+    engine: Engine, tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As when the process dies between the publication and the end of the step."""
+    sink = f"{{tool: file, path: {tmp_path}/{name}, format: jsonl}}"
+    if name == "rows.duckdb":
+        sink = f"{{tool: duckdb, database: {tmp_path}/{name}, table: numbers}}"
+    settle = PartSinks.settle
+
+    async def twice(*args: Any, **kwargs: Any) -> None:
+        await settle(*args, **kwargs)
+        await settle(*args, **kwargs)
+
+    monkeypatch.setattr(PartSinks, "settle", twice)
+    for _ in range(2):
+        state = await engine.run(playbook(LOOP.replace("SINK", sink)))
+        assert str(state.status) == "COMPLETED", state.error
+
+
+async def test_sinks_to_local_files_stay_with_the_driver(engine: Engine, place: Place) -> None:
+    text = LOOP.replace("SINK", place.sink).replace(
+        "tool: {kind", "spec: {dispatch: workers}\n    tool: {kind"
+    )
+    program = (await engine.lifecycle.create(playbook(text))).program.step("each")
+    assert program.in_pool == (program.sink is not None and program.sink.tool == "minio")
+
+
+@pytest.mark.parametrize("kind", ["one.jsonl", "replace", "upsert"])
+async def test_a_part_of_an_earlier_run_does_not_replace_newer_ones(
+    engine: Engine, tmp_path: Path, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "rows.duckdb"
+    sink = f"{{tool: duckdb, database: {file}, table: latest, mode: {kind}, key: one, args: {{one: 1, n: '{{{{ n }}}}'}}}}"
+    if kind == "one.jsonl":
+        sink = f"{{tool: file, path: {tmp_path}/one.jsonl}}"
+    execution = await engine.lifecycle.create(playbook(LOOP.replace("SINK", sink)))
+    with monkeypatch.context() as patch:
+        between_completion_and_publication(patch)
+        with pytest.raises(Died):
+            await engine.guard(execution, engine.walker.run(execution))
+    state = await engine.resume(execution.id)
+    assert str(state.status) == "COMPLETED", state.error
+    if kind == "one.jsonl":
+        assert texts(tmp_path) == {"one.jsonl": '{"n":4}\n'}
+        return
+    with duckdb.connect(str(file)) as connection:
+        assert connection.execute("SELECT n FROM latest").fetchall() == [(4,)]
+
+
+@pytest.mark.parametrize(
+    ("first", "later", "column"),
+    [
+        ("1", "2.5", "v is BIGINT and would change DOUBLE '2.5'"),
+        ("1", "'2.5'", "v is BIGINT and would change VARCHAR '2.5'"),
+        ("1.5", "2**53 + 1", "v is DOUBLE and would change BIGINT '9007199254740993'"),
+        ("{'x': 1}", "{'x': 2.5}", "v is STRUCT(x BIGINT) and would change STRUCT(x DOUBLE)"),
+        ("[1]", "[2.5]", "v is BIGINT[] and would change DOUBLE[]"),
+    ],
+)
+async def test_a_value_that_a_column_would_change_is_refused(
+    engine: Engine, tmp_path: Path, first: str, later: str, column: str
+) -> None:
+    sink = f"{{tool: duckdb, database: {tmp_path}/rows.duckdb, table: numbers}}"
+    code = f"result = {{'v': {first} if n == 0 else {later}}}"
+    text = LOOP.replace("SINK", sink).replace("result = {'n': n}", code)
+    state = await engine.run(playbook(text))
+    assert str(state.status) == "FAILED"
+    assert "4 of 5 iterations failed" in (state.error or "")
+    assert column in (state.error or "")
+
+
+async def test_values_that_columns_hold_unchanged_are_written(engine: Engine, tmp_path: Path) -> None:
+    file = tmp_path / "rows.duckdb"
+    columns = "n INT, f FLOAT, c DECIMAL(9, 2), d DATE, t TIMESTAMP, j JSON, x VARCHAR, e INT"
+    with duckdb.connect(str(file)) as connection:
+        connection.execute(f"CREATE TABLE numbers ({columns})")
+    row = "{'n': 2.0, 'f': 0.1, 'c': 0.1, 'd': '2024-01-02', 't': '2024-01-02T03:04:05', 'j': {'a': [1]}, 'x': 5, 'e': None}"
+    sink = f"{{tool: duckdb, database: {file}, table: numbers}}"
+    text = LOOP.replace("SINK", sink).replace("{'n': n}", row)
+    state = await engine.run(playbook(text))
+    assert str(state.status) == "COMPLETED", state.error
+    with duckdb.connect(str(file)) as connection:
+        assert connection.execute(
+            "SELECT DISTINCT n, c::VARCHAR, d::VARCHAR, j, x, e FROM numbers"
+        ).fetchall() == [(2, "0.10", "2024-01-02", '{"a":[1]}', "5", None)]
