@@ -18,7 +18,7 @@ from tests.playbooks import playbook
 from tests.waiting import until
 
 CHORES = """
-    workload: {gate: open, lease: 300}
+    workload: {gate: open, lease: 300, heartbeat: 100}
     workflow:
       - step: work
         loop:
@@ -34,7 +34,11 @@ CHORES = """
           spec:
             mode: cursor
             max_in_flight: 1
-            frame: {max_rows: 3, lease_seconds: "{{ workload.lease }}", process: PROCESS}
+            frame:
+              max_rows: 3
+              lease_seconds: "{{ workload.lease }}"
+              heartbeat_seconds: "{{ workload.heartbeat }}"
+              process: PROCESS
         tool:
           - name: wait
             kind: postgres
@@ -180,7 +184,7 @@ async def test_a_claim_that_cannot_be_given_back_does_not_hold_up_others(engine:
 
 
 async def test_leases_of_a_driver_that_lives_are_kept(engine: Engine) -> None:
-    _, work = await begin(engine, lease=0.3)
+    _, work = await begin(engine, lease=60, heartbeat=0.1)
     pool = engine.runtime.pool
     query = "SELECT lease_until FROM noetl.cursor_frame"
     first = await pool.fetchval(query)
