@@ -8,6 +8,7 @@ them is asked there: so each row is given back once, whoever dies in between.
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum, auto
@@ -16,7 +17,7 @@ from typing import Any
 import asyncpg
 
 from noetl_dagster.engine.runtime import Runtime
-from noetl_dagster.errors import CredentialError, StorageError, TemplateError, ToolError
+from noetl_dagster.errors import CredentialError, NoetlError, StorageError, TemplateError, ToolError
 from noetl_dagster.events.envelopes import Envelope, error_envelope, from_result
 from noetl_dagster.playbook.models import CursorSpec, Task
 from noetl_dagster.playbook.templates.rendering import compile_value, render_async
@@ -28,6 +29,8 @@ from noetl_dagster.tools.sql.running import run_statements
 from noetl_dagster.transport.intake import EventIntake
 from noetl_dagster.worker.command import Command, Outcome
 from noetl_dagster.worker.execution import Execution
+
+logger = logging.getLogger(__name__)
 
 RELEASED = "CLAIM_RELEASED"
 """Code of the end of a command whose row was given back: it says nothing about the row, which is claimed again."""
@@ -120,34 +123,45 @@ async def release_frames(runtime: Runtime, execution_id: int, loop_ids: Sequence
     """Gives back what activations of a loop have claimed and not ended, whatever the leases say; how many claims.
 
     Raises:
-        ToolError: the release's SQL failed.
+        NoetlError: a claim could not be given back; the others are.
     """
-    return await _release(runtime, await runtime.pool.fetch(OF_LOOPS, execution_id, list(loop_ids)))
+    frames = await runtime.pool.fetch(OF_LOOPS, execution_id, list(loop_ids))
+    released, failures = await _release(runtime, frames)
+    for _, error in failures:
+        raise error
+    return released
 
 
 async def release_expired(runtime: Runtime, execution_id: int | None = None) -> int:
     """Gives back what leases have run out of: of cancelled executions, and of drivers that are silent.
 
-    Raises:
-        ToolError: the release's SQL failed; that of other claims ran.
+    A claim that cannot be given back is left for the next time.
     """
-    return await _release(runtime, await runtime.pool.fetch(EXPIRED, execution_id))
+    released, failures = await _release(runtime, await runtime.pool.fetch(EXPIRED, execution_id))
+    for frame, error in failures:
+        logger.warning(
+            "execution %s: step %s: rows that it had claimed were not given back, the reaper tries again: %s",
+            frame.execution_id,
+            frame.step,
+            error,
+        )
+    return released
 
 
-async def _release(runtime: Runtime, records: list[Any]) -> int:
-    released, failure = 0, None
+async def _release(runtime: Runtime, records: list[Any]) -> tuple[int, list[tuple[Frame, NoetlError]]]:
+    """How many frames were given back, and which could not be: one must not hold up the rows of others."""
+    released = 0
+    failures: list[tuple[Frame, NoetlError]] = []
     executions: dict[int, Execution] = {}
     for frame in map(Frame.of, records):
-        execution = executions.get(frame.execution_id)
-        if execution is None:
-            execution = executions[frame.execution_id] = await runtime.load(frame.execution_id)
         try:
+            execution = executions.get(frame.execution_id)
+            if execution is None:
+                execution = executions[frame.execution_id] = await runtime.load(frame.execution_id)
             released += await _release_when_settled(runtime, execution, frame) is Became.RELEASED
-        except ToolError as error:  # one playbook's SQL must not hold up the rows of another
-            failure = error
-    if failure is not None:
-        raise failure
-    return released
+        except NoetlError as error:
+            failures.append((frame, error))
+    return released, failures
 
 
 async def _release_when_settled(runtime: Runtime, execution: Execution, frame: Frame) -> Became:

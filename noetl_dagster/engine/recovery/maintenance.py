@@ -44,6 +44,7 @@ WHERE execution_id >= $1 AND execution_id < $2 AND scope <> 'permanent'
 _FORGET_EXECUTIONS = "DELETE FROM noetl.execution WHERE execution_id >= $1 AND execution_id < $2"
 _FORGET_SHARDS = "DELETE FROM noetl.execution_shard WHERE execution_id >= $1 AND execution_id < $2"
 _FORGET_COMMANDS = "DELETE FROM noetl.queue WHERE execution_id >= $1 AND execution_id < $2"
+_FORGET_FRAMES = "DELETE FROM noetl.cursor_frame WHERE execution_id >= $1 AND execution_id < $2"
 _FORGET_TOKENS = "DELETE FROM noetl.keychain WHERE expires_at <= $1"
 _DROP = "DROP TABLE noetl.{name}"
 
@@ -133,6 +134,7 @@ class Maintenance:
                 await connection.execute(_EXPIRE_RESULTS, start, end, now)
                 await connection.execute(_FORGET_SHARDS, start, end)
                 await connection.execute(_FORGET_COMMANDS, start, end)
+                await connection.execute(_FORGET_FRAMES, start, end)
                 return _count(await connection.execute(_FORGET_EXECUTIONS, start, end))
         except asyncpg.LockNotAvailableError:
             logger.warning("partition %s is in use; the next maintenance drops it", name)

@@ -13,7 +13,7 @@ from typing import Any
 
 import asyncpg
 
-from noetl_dagster.errors import ToolError
+from noetl_dagster.errors import NoetlError
 from noetl_dagster.events.ids import Snowflake
 from noetl_dagster.events.types import Event, EventType
 from noetl_dagster.transport.intake import EventIntake
@@ -145,7 +145,7 @@ class Reaper:
             return 0
         try:
             return await self._release()
-        except ToolError as error:
+        except NoetlError as error:
             logger.warning("rows that a cursor loop had claimed were not given back: %s", error)
             return 0
 

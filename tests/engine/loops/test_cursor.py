@@ -18,7 +18,7 @@ from tests.playbooks import playbook
 from tests.waiting import until
 
 CHORES = """
-    workload: {gate: open, lease: 300}
+    workload: {gate: open, lease: 300, heartbeat: 100}
     workflow:
       - step: work
         loop:
@@ -34,7 +34,11 @@ CHORES = """
           spec:
             mode: cursor
             max_in_flight: 1
-            frame: {max_rows: 3, lease_seconds: "{{ workload.lease }}", process: PROCESS}
+            frame:
+              max_rows: 3
+              lease_seconds: "{{ workload.lease }}"
+              heartbeat_seconds: "{{ workload.heartbeat }}"
+              process: PROCESS
         tool:
           - name: wait
             kind: postgres
@@ -165,8 +169,22 @@ async def test_a_lease_that_runs_out_gives_rows_back_and_its_driver_comes_too_la
     await check_done_once(engine)
 
 
+async def test_a_claim_that_cannot_be_given_back_does_not_hold_up_others(engine: Engine) -> None:
+    _, work = await begin(engine)
+    await die(work)
+    pool = engine.runtime.pool
+    await pool.execute("""
+        INSERT INTO noetl.cursor_frame
+            (execution_id, loop_id, first_index, step, visit, rows, by_row, lease_until, claim_xid)
+        VALUES (1, '1', 0, 'work', 1, '[]', true, now(), 1)""")
+    await pool.execute("UPDATE noetl.cursor_frame SET lease_until = now()")
+    assert (await engine.reaper().reap()).released == 1
+    assert (await states(engine))[:3] == [("new", 1, 1)] * 3
+    assert await frames(engine) == 1, "of the execution that nobody knows"
+
+
 async def test_leases_of_a_driver_that_lives_are_kept(engine: Engine) -> None:
-    _, work = await begin(engine, lease=0.3)
+    _, work = await begin(engine, lease=60, heartbeat=0.1)
     pool = engine.runtime.pool
     query = "SELECT lease_until FROM noetl.cursor_frame"
     first = await pool.fetchval(query)

@@ -21,6 +21,13 @@ def execution_of(moment: datetime) -> int:
     return snowflake_floor(int(moment.timestamp() * 1000)) + 5
 
 
+FRAME = """
+INSERT INTO noetl.cursor_frame
+    (execution_id, loop_id, first_index, step, visit, rows, by_row, lease_until, claim_xid)
+VALUES ($1, '1', 0, 's', 1, '[]', true, now(), 1)
+"""
+
+
 async def start(engine: Engine, execution_id: int, *, ended: bool = True) -> None:
     ids = engine.runtime.ids
     events = [
@@ -58,6 +65,7 @@ async def test_an_old_month_goes_with_all_that_belongs_to_it(engine: Engine) -> 
     stored: dict[int, Any] = {}
     for execution_id in (old, recent):
         await start(engine, execution_id)
+        await runtime.pool.execute(FRAME, execution_id)
         stored[execution_id] = await runtime.results.put(
             ["x" * 20_000], execution_id=execution_id, step="s", name="r"
         )
@@ -70,6 +78,8 @@ async def test_an_old_month_goes_with_all_that_belongs_to_it(engine: Engine) -> 
         row["execution_id"] for row in await runtime.pool.fetch("SELECT execution_id FROM noetl.execution")
     ]
     assert left == [recent]
+    frames = await runtime.pool.fetch("SELECT execution_id FROM noetl.cursor_frame")
+    assert [row["execution_id"] for row in frames] == [recent]
     assert "event_y2025m03" not in await tables(engine)
     assert await runtime.results.get(stored[recent]) == ["x" * 20_000]
     assert await runtime.pool.fetchval("SELECT count(*) FROM noetl.result_ref") == 1
