@@ -70,6 +70,7 @@ class ProblemKind(StrEnum):
     """What a problem of a playbook is about. The names are stable: reports of other programs go by them."""
 
     UNREADABLE_FILE = "unreadable-file"
+    MISSING_PLAYBOOK = "missing-playbook"
     YAML_SYNTAX = "yaml-syntax"
     DUPLICATE_KEY = "duplicate-key"
     UNKNOWN_FIELD = "unknown-field"
@@ -144,7 +145,7 @@ class ToolError(NoetlError):
         kind: ErrorKind,
         retryable: bool = False,
         status: int | None = None,
-        code: str | None = None,
+        code: str | int | None = None,
         details: dict[str, Any] | None = None,
         retry_after: float | None = None,
     ) -> None:

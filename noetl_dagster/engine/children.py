@@ -15,6 +15,7 @@ from noetl_dagster.errors import (
     ExecutionCancelledError,
     PlaybookError,
     Problem,
+    ProblemKind,
     ToolError,
     WorkloadError,
 )
@@ -106,9 +107,10 @@ class Children:
         try:
             return await self._of_version(path, call) or await self._of_folders(path, call)
         except PlaybookError as error:
-            raise ToolError(
-                f"step {call.step}: child playbook {path!r}: {error}", kind="not_found"
-            ) from error
+            broken = [one for one in error.problems if one.kind is not ProblemKind.MISSING_PLAYBOOK]
+            what = PlaybookError(broken) if broken else error
+            kind: ErrorKind = "schema" if broken else "not_found"
+            raise ToolError(f"step {call.step}: child playbook {path!r}: {what}", kind=kind) from error
 
     async def _of_version(self, path: str, call: ToolCall) -> Playbook | None:
         """The registered playbook that ``path@version`` means; of a ``version`` beside the path, if it is there."""

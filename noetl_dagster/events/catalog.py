@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import asyncpg
 from pydantic import BaseModel, ConfigDict
 
-from noetl_dagster.errors import Place, PlaybookError, Problem
+from noetl_dagster.errors import Place, PlaybookError, Problem, ProblemKind
 from noetl_dagster.events import queries
 from noetl_dagster.events.ids import Snowflake
 from noetl_dagster.playbook.catalog import names_version, split_version
@@ -87,7 +87,8 @@ class RegisteredPlaybooks:
         """
         found = await self.find(reference)
         if found is None:
-            raise PlaybookError([Problem(Place(reference, 1), await self._missing(reference))])
+            missing = ProblemKind.MISSING_PLAYBOOK
+            raise PlaybookError([Problem(Place(reference, 1), await self._missing(reference), kind=missing)])
         assert found.content is not None
         return parse_playbook(found.content, file=found.reference)
 

@@ -91,7 +91,8 @@ def _as_table(value: Any) -> Any:
     import pyarrow as pa
 
     if isinstance(value, list) and all(isinstance(row, dict) for row in value):
-        return pa.Table.from_pylist(value)
+        columns = dict.fromkeys(name for row in value for name in row)  # not every row has every one
+        return pa.table({name: [row.get(name) for row in value] for name in columns})
     return codec.as_arrow_table(value)
 
 

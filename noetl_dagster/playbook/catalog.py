@@ -8,7 +8,7 @@ from difflib import get_close_matches
 from functools import cached_property
 from pathlib import Path
 
-from noetl_dagster.errors import Place, PlaybookError, Problem
+from noetl_dagster.errors import Place, PlaybookError, Problem, ProblemKind
 from noetl_dagster.playbook.document import Document
 from noetl_dagster.playbook.loader import load_playbook
 from noetl_dagster.playbook.models import Playbook
@@ -17,7 +17,7 @@ SUFFIXES = (".yaml", ".yml")
 LATEST = "latest"
 _VERSION = re.compile(rf"(?P<path>.+)@(?P<version>[1-9]\d{{0,8}}|{LATEST})")
 # a line of the text, not parsed YAML: a playbook with broken YAML is still a playbook, and must be reported
-_KIND_LINE = re.compile(r"^kind:\s*[\"']?Playbook[\"']?\s*(#.*)?$", re.MULTILINE)
+_KIND_LINE = re.compile(r"^\ufeff?[\"']?kind[\"']?:\s*[\"']?Playbook[\"']?\s*(#.*)?$", re.MULTILINE)
 
 
 def find_playbooks(folder: Path, include: Sequence[str] = (), exclude: Sequence[str] = ()) -> list[Path]:
@@ -101,7 +101,7 @@ class Catalog:
                 candidate = folder / f"{path}{suffix}"
                 if candidate.is_file():
                     return candidate
-        raise PlaybookError([Problem(place, self._missing(path))])
+        raise PlaybookError([Problem(place, self._missing(path), kind=ProblemKind.MISSING_PLAYBOOK)])
 
     def load(self, path: str, *, caller: Path | str | None = None) -> Playbook:
         """Resolves and loads."""

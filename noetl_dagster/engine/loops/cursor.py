@@ -68,10 +68,14 @@ class CursorLoops:
         else:
             taking = _KeptTaking(self._runtime, activation, claim, first_index)
 
+        stopped = False
+
         async def slot() -> None:
-            while commands := await _to_its_end(taking.take()):
+            nonlocal stopped
+            while not stopped and (commands := await _to_its_end(taking.take())):
                 outcomes = await self._run(execution, program, commands, loop.frame.row_concurrency)
                 await taking.ended(commands, outcomes)
+                stopped = stopped or (loop.fail_fast and any(outcome.failed for outcome in outcomes))
 
         async with taking.held():
             await run_workers(slot, loop.max_in_flight)

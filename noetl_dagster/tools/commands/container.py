@@ -68,7 +68,7 @@ class ContainerTool(Tool):
                 f"container in step {call.step}: job {name} ended with exit code {exit_code}: "
                 f"{log.strip()[-EXCERPT:]}",
                 kind="unknown",
-                code=str(exit_code),
+                code=exit_code,
             )
         data = {"job": name, "namespace": namespace, "pod": pod, "exit_code": exit_code, "stdout": log}
         return ToolResult(data=data)

@@ -110,5 +110,5 @@ def _failed(call: ToolCall, finished: Finished, box: Toolbox) -> ToolError:
     return ToolError(
         box.credentials.redact(f"shell in step {call.step} {how}{': ' if said else ''}{said}"),
         kind="unknown",
-        code=str(code),
+        code=code,
     )

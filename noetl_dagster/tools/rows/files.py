@@ -149,14 +149,15 @@ def arrow_rows(rows: Sequence[Row], schema: pa.Schema | None = None) -> pa.Table
     try:
         if schema is not None:
             return pa.Table.from_pylist(plain, schema=schema)
-        table = pa.Table.from_pylist(plain)
+        columns = dict.fromkeys(name for row in plain for name in row)  # not every row has every one
+        table = pa.table({name: [row.get(name) for row in plain] for name in columns})
         fields = [
             field.with_type(pa.string()) if pa.types.is_null(field.type) else field for field in table.schema
         ]
         return table.cast(pa.schema(fields))
     except (pa.ArrowInvalid, pa.ArrowTypeError) as error:
         raise ToolError(
-            f"transfer: rows of different types in one column: {error}; convert the column in the source",
+            f"rows of different types in one column: {error}; convert the column in the source",
             kind="schema",
         ) from None
 

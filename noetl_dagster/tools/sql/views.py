@@ -94,6 +94,13 @@ class _GoogleFiles(ArrowFSWrapper):
     protocol = "gs"
 
 
+class _Buckets(FsspecStore):  # type: ignore[misc]
+    """obstore's file system, which finds patterns with their protocol too: DuckDB asks so."""
+
+    async def _glob(self, path: str, **options: Any) -> Any:
+        return await super()._glob(path.removeprefix(f"{self.protocol}://"), **options)
+
+
 def mount_object_storage(connection: duckdb.DuckDBPyConnection, settings: Settings) -> None:
     """Makes ``s3://`` and ``gs://`` paths readable and writable without DuckDB's httpfs, which needs a download."""
     if settings.gcs_bucket is not None:
@@ -102,7 +109,7 @@ def mount_object_storage(connection: duckdb.DuckDBPyConnection, settings: Settin
     if settings.minio_endpoint is None:
         return
     token = settings.minio_session_token.get_secret_value()
-    store = FsspecStore(
+    store = _Buckets(
         "s3",
         config={
             "endpoint": settings.minio_endpoint,
