@@ -1,7 +1,7 @@
 """Parts as rows of a DuckDB table: staged in a schema of their own, moved into the table in one transaction.
 
-The database's file has one writing process at a time. It is opened for each change and closed again, and waited for
-while another process has it.
+The database's file has one writing process at a time. It is opened for the changes that wait and closed again,
+and waited for while another process has it.
 """
 
 from __future__ import annotations
@@ -10,8 +10,10 @@ import asyncio
 import time
 from collections import defaultdict
 from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
+from weakref import WeakKeyDictionary
 
 import duckdb
 
@@ -63,8 +65,25 @@ COUNT = "SELECT count(*) FROM {staged}"
 DROP = "DROP TABLE {staged}"
 PARTS = "SELECT DISTINCT noetl_part FROM {staged} WHERE starts_with(noetl_part, ?)"
 
-_turns: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
-"""By file, one change at a time within this process."""
+
+@dataclass(slots=True)
+class _Change:
+    work: Callable[[duckdb.DuckDBPyConnection], Any]
+    done: asyncio.Future[Any]
+
+
+@dataclass(slots=True)
+class _Queue:
+    """Changes of one file: one connection at a time, which makes all that wait, each in a transaction."""
+
+    turn: asyncio.Lock = field(default_factory=asyncio.Lock)
+    waiting: list[_Change] = field(default_factory=list)
+
+
+_queues: WeakKeyDictionary[asyncio.AbstractEventLoop, defaultdict[str, _Queue]] = WeakKeyDictionary()
+"""By event loop and file."""
+
+_running: set[asyncio.Task[None]] = set()
 
 
 class DuckdbParts:
@@ -216,33 +235,68 @@ async def _change(place: PartPlace, work: Callable[[duckdb.DuckDBPyConnection], 
     Raises:
         ToolError: DuckDB refused it, or another process holds the file for long; nothing was changed.
     """
-    async with _turns[place.path]:
+    loop = asyncio.get_running_loop()
+    queue = _queues.setdefault(loop, defaultdict(_Queue))[place.path]
+    change = _Change(work, loop.create_future())
+    queue.waiting.append(change)
+    turn = asyncio.create_task(_take_turn(place.path, queue))
+    _running.add(turn)  # the loop itself holds tasks weakly
+    turn.add_done_callback(_running.discard)
+    try:
+        return cast(T, await change.done)
+    except duckdb.Error as error:
+        held = _is_held(error)
+        remedy = "; another process holds the file: end it, or give each a file of its own" if held else ""
+        raise ToolError(
+            f"sink: table {place.table} of {place.path}: {error}{remedy}",
+            kind="db_connection" if held else kind_of_duckdb(error),
+            code=type(error).__name__,
+            retryable=held,
+        ) from None
+
+
+async def _take_turn(path: str, queue: _Queue) -> None:
+    """Makes every change that waits for the file, which is opened and closed once for all of them."""
+    async with queue.turn:
+        changes = [change for change in queue.waiting if not change.done.cancelled()]
+        queue.waiting.clear()
+        if not changes:
+            return
         try:
-            return await asyncio.to_thread(_transact, place.path, work)
-        except duckdb.Error as error:
-            held = _is_held(error)
-            remedy = (
-                "; another process holds the file: end it, or give each a file of its own" if held else ""
-            )
-            raise ToolError(
-                f"sink: table {place.table} of {place.path}: {error}{remedy}",
-                kind="db_connection" if held else kind_of_duckdb(error),
-                code=type(error).__name__,
-                retryable=held,
-            ) from None
+            ends = await asyncio.to_thread(_transact_all, path, [change.work for change in changes])
+        except Exception as error:
+            ends = [error] * len(changes)
+        for change, end in zip(changes, ends, strict=True):
+            if change.done.cancelled():
+                continue
+            if isinstance(end, Exception):
+                change.done.set_exception(end)
+            else:
+                change.done.set_result(end)
 
 
-def _transact(path: str, work: Callable[[duckdb.DuckDBPyConnection], T]) -> T:
+def _transact_all(path: str, works: Sequence[Callable[[duckdb.DuckDBPyConnection], Any]]) -> list[Any]:
+    """The result of each, or the exception that rolled its transaction back."""
+    ends: list[Any] = []
     with _opened(path) as connection:
         connection.execute(BOOKKEEPING)
-        connection.begin()
-        try:
-            result = work(connection)
-            connection.commit()
-        except BaseException:
-            connection.rollback()
-            raise
-        return result
+        for work in works:
+            try:
+                ends.append(_transact(connection, work))
+            except Exception as error:
+                ends.append(error)
+    return ends
+
+
+def _transact(connection: duckdb.DuckDBPyConnection, work: Callable[[duckdb.DuckDBPyConnection], T]) -> T:
+    connection.begin()
+    try:
+        result = work(connection)
+        connection.commit()
+    except BaseException:
+        connection.rollback()
+        raise
+    return result
 
 
 def _opened(path: str) -> duckdb.DuckDBPyConnection:

@@ -14,10 +14,12 @@ import obstore
 import pytest
 
 from noetl_dagster.engine.engine import Engine
+from noetl_dagster.errors import ToolError
 from noetl_dagster.settings import Settings
 from noetl_dagster.tools.access.objects import open_bucket
 from noetl_dagster.tools.sinks import duckdb as duckdb_parts
 from noetl_dagster.tools.sinks.parts import PartSinks
+from noetl_dagster.tools.sinks.place import PartPlace, PlaceKind
 from noetl_dagster.worker.command import Command
 from noetl_dagster.worker.runner import Call
 from tests.playbooks import playbook
@@ -409,3 +411,31 @@ async def test_values_that_columns_hold_unchanged_are_written(engine: Engine, tm
         assert connection.execute(
             "SELECT DISTINCT n, c::VARCHAR, d::VARCHAR, j, x, e FROM numbers"
         ).fetchall() == [(2, "0.10", "2024-01-02", '{"a":[1]}', "5", None)]
+
+
+async def test_changes_that_wait_for_a_database_share_a_connection(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One that fails takes none of the others with it."""
+    opened, connections = duckdb_parts._opened, []
+
+    def noted(path: str) -> duckdb.DuckDBPyConnection:
+        connections.append(path)
+        return opened(path)
+
+    monkeypatch.setattr(duckdb_parts, "_opened", noted)
+    parts = duckdb_parts.DuckdbParts()
+    places = [
+        PartPlace(
+            kind=PlaceKind.DUCKDB, path=str(tmp_path / "rows.duckdb"), part=f"1.each.1.{n}.1", table="t"
+        )
+        for n in range(9)
+    ]
+    values = [1, 2.5, *range(2, 9)]
+    ends = await asyncio.gather(
+        *(parts.stage(place, [{"n": n}]) for place, n in zip(places, values, strict=True)),
+        return_exceptions=True,
+    )
+    assert [type(end) for end in ends] == [type(None), ToolError, *[type(None)] * 7]
+    assert len(await parts.staged(places[0].target, "1.each.1.")) == 8
+    assert len(connections) < 9
