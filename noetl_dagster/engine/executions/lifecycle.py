@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -14,7 +15,7 @@ from noetl_dagster.engine.loops.release import EXPIRE, release_expired
 from noetl_dagster.engine.runtime import Runtime
 from noetl_dagster.engine.steps.region import TokenQueue
 from noetl_dagster.engine.steps.sinks import settle_sink
-from noetl_dagster.errors import ExecutionNotFoundError, ExecutionStateError, ToolError
+from noetl_dagster.errors import ExecutionNotFoundError, ExecutionStateError, NoetlError
 from noetl_dagster.events.connection import DATABASE_AWAY
 from noetl_dagster.events.envelopes import to_result
 from noetl_dagster.events.log import as_event
@@ -29,6 +30,9 @@ from noetl_dagster.worker.command import Command
 from noetl_dagster.worker.execution import Execution
 
 logger = logging.getLogger(__name__)
+
+GIVE_BACK_SECONDS = 30.0
+"""Whoever cancels waits so long for rows that a cursor loop had claimed; their table may be locked."""
 
 _WORKFLOW_ENDS = {
     EventType.PLAYBOOK_COMPLETED: EventType.WORKFLOW_COMPLETED,
@@ -171,17 +175,24 @@ class Lifecycle:
         Raises:
             ExecutionNotFoundError: there is no such execution.
         """
+        cancelled = await self._cancel_tree(execution_id, reason)
+        for cancelled_id in cancelled:
+            await self._give_back(cancelled_id)
+            await self._publish(cancelled_id)
+        return execution_id in cancelled
+
+    async def _cancel_tree(self, execution_id: int, reason: str) -> list[int]:
+        """Cancels an execution and those that it started; which of them had not ended."""
         while True:
             try:
-                cancelled = await self._cancel(execution_id, reason)
+                cancelled = [execution_id] if await self._cancel(execution_id, reason) else []
                 break
             except asyncpg.DeadlockDetectedError:  # the ends of its commands arrived in another order
                 continue
-        if cancelled:
-            await self._give_back(execution_id)
-            await self._publish(execution_id)
         for child in await self._runtime.pool.fetch(RUNNING_CHILDREN, execution_id):
-            await self.cancel(child["execution_id"], f"its parent {execution_id}: {reason}")
+            cancelled += await self._cancel_tree(
+                child["execution_id"], f"its parent {execution_id}: {reason}"
+            )
         return cancelled
 
     async def _cancel(self, execution_id: int, reason: str) -> bool:
@@ -203,18 +214,25 @@ class Lifecycle:
     async def _give_back(self, execution_id: int) -> None:
         """Gives back what its cursor loops have claimed; what cannot be now, the reaper tries again."""
         try:
-            await release_expired(self._runtime, execution_id)
-        except (ToolError, *DATABASE_AWAY) as error:
-            logger.warning("execution %s: %s; the reaper tries again", execution_id, error)
+            async with asyncio.timeout(GIVE_BACK_SECONDS):
+                await release_expired(self._runtime, execution_id)
+        except (NoetlError, *DATABASE_AWAY) as error:
+            logger.warning(
+                "execution %s: %s; the reaper tries again", execution_id, str(error) or "it took too long"
+            )
 
     async def _publish(self, execution_id: int) -> None:
         """Publishes what completed of the sinks of steps that will not end any more."""
-        execution = await self._runtime.load(execution_id)
+        try:
+            execution = await self._runtime.load(execution_id)
+        except (NoetlError, *DATABASE_AWAY) as error:
+            logger.warning("execution %s: its sinks are left as they are: %s", execution_id, error)
+            return
         for step, visit in execution.state.visits.items():
             if execution.state.end_of(step, visit) is None:
                 try:
                     await settle_sink(self._runtime, execution, execution.step(step, visit), visit)
-                except (ToolError, *DATABASE_AWAY) as error:
+                except (NoetlError, *DATABASE_AWAY) as error:
                     logger.warning("execution %s: step %s: %s", execution_id, step, error)
 
     def _interrupted(self, begun: Event, reason: str) -> Event:

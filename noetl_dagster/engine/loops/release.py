@@ -69,13 +69,14 @@ LEFT JOIN LATERAL (
 ORDER BY current_index
 """
 
-# One process at a time gives a frame back; the lock goes with its transaction.
-LOCK = "SELECT pg_try_advisory_xact_lock(hashtext('noetl.frame'), hashtext($1))"
 STILL_THERE = """
 SELECT claim_xid, release_xid FROM noetl.cursor_frame WHERE execution_id = $1 AND loop_id = $2 AND first_index = $3
 """
+# One process at a time gives a frame back: the one that wrote its transaction in the place of the one before.
 NOTE_RELEASE = """
-UPDATE noetl.cursor_frame SET release_xid = $4 WHERE execution_id = $1 AND loop_id = $2 AND first_index = $3
+UPDATE noetl.cursor_frame SET release_xid = $5
+WHERE execution_id = $1 AND loop_id = $2 AND first_index = $3 AND release_xid IS NOT DISTINCT FROM $4
+RETURNING true
 """
 FORGET = "DELETE FROM noetl.cursor_frame WHERE execution_id = $1 AND loop_id = $2 AND first_index = $3"
 
@@ -178,26 +179,23 @@ async def _release_frame(runtime: Runtime, execution: Execution, frame: Frame) -
     loop = execution.step(frame.step, frame.visit).step.loop
     assert loop is not None
     assert loop.cursor is not None
-    async with runtime.pool.acquire() as holder, holder.transaction():
-        if not await holder.fetchval(LOCK, ":".join(map(str, frame.key))):
-            return Became.ELSEWHERE
-        known = await holder.fetchrow(STILL_THERE, *frame.key)
-        if known is None:
-            return Became.ELSEWHERE
-        await _end(runtime, execution, frame)
-        releasing = _Release(runtime, execution, loop.cursor, loop.iterator, frame)
-        claimed = await releasing.became(known["claim_xid"])
-        if claimed == "in progress":
+    known = await runtime.pool.fetchrow(STILL_THERE, *frame.key)
+    if known is None:
+        return Became.ELSEWHERE
+    await _end(runtime, execution, frame)
+    releasing = _Release(runtime, execution, loop.cursor, loop.iterator, frame)
+    claimed = await releasing.became(known["claim_xid"])
+    if claimed == "in progress":
+        return Became.IN_PROGRESS
+    if claimed == "committed":
+        before = known["release_xid"]
+        done = "aborted" if before is None else await releasing.became(before)
+        if done == "in progress":
             return Became.IN_PROGRESS
-        if claimed == "committed":
-            before = known["release_xid"]
-            done = "aborted" if before is None else await releasing.became(before)
-            if done == "in progress":
-                return Became.IN_PROGRESS
-            if done == "aborted":
-                await releasing.run(await _unfinished(runtime, frame))
-        await runtime.pool.execute(FORGET, *frame.key)
-        return Became.RELEASED if claimed == "committed" else Became.NEVER_CLAIMED
+        if done == "aborted" and not await releasing.run(await _unfinished(runtime, frame), before):
+            return Became.IN_PROGRESS
+    await runtime.pool.execute(FORGET, *frame.key)
+    return Became.RELEASED if claimed == "committed" else Became.NEVER_CLAIMED
 
 
 async def _end(runtime: Runtime, execution: Execution, frame: Frame) -> None:
@@ -268,20 +266,25 @@ class _Release:
             pool = await open_pool(call, self._runtime.box)
             return str(await pool.fetchval(BECAME, xid))
 
-    async def run(self, rows: list[Any]) -> None:
-        """Gives rows back, all in one transaction."""
+    async def run(self, rows: list[Any], before: int | None) -> bool:
+        """Gives rows back, all in one transaction. False when another process began to since ``before``.
+
+        The transaction is written down first: from then on others wait for what becomes of it.
+        """
         runtime, box = self._runtime, self._runtime.box
         try:
             calls = [await self._call(row) for row in rows]
             if not calls:
-                return
+                return True
             with postgres_errors(calls[0], box):
                 pool = await open_pool(calls[0], box)
                 async with pool.acquire() as connection, connection.transaction():
                     xid = await connection.fetchval(OWN_TRANSACTION)
+                    if not await runtime.pool.fetchval(NOTE_RELEASE, *self._frame.key, before, xid):
+                        return False
                     for call in calls:
                         await run_statements(connection, await prepare_statements(call, box))
-                    await runtime.pool.execute(NOTE_RELEASE, *self._frame.key, xid)
+            return True
         except (
             ToolError,
             TemplateError,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from typing import Any
 
 import pytest
 
@@ -10,7 +11,7 @@ from noetl_dagster.engine.driving.liveness import Liveness
 from noetl_dagster.engine.driving.watch import Watch
 from noetl_dagster.engine.engine import Engine
 from noetl_dagster.engine.executions.overview import overview
-from noetl_dagster.errors import ExecutionCancelledError, ExecutionStateError
+from noetl_dagster.errors import ExecutionCancelledError, ExecutionStateError, TemplateError
 from noetl_dagster.events.state import ExecutionStatus
 from noetl_dagster.settings import Settings
 from tests.playbooks import playbook
@@ -203,7 +204,15 @@ def _cursor(settings: Settings) -> str:
     return CURSOR.replace("CLAIM", TAKE).replace("URL", settings.db_url)
 
 
-async def test_children_are_cancelled_with_their_parent(engine: Engine) -> None:
+async def test_children_are_cancelled_with_their_parent(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where what cursor loops had claimed cannot be given back."""
+
+    async def fail(runtime: Any, execution_id: int) -> int:
+        raise TemplateError("no such name")
+
+    monkeypatch.setattr("noetl_dagster.engine.executions.lifecycle.release_expired", fail)
     await engine.runtime.log.put_source(
         "tests/child", None, playbook(SLOW).source.replace("tests/sample", "tests/child")
     )

@@ -15,7 +15,7 @@ from noetl_dagster.engine.loops.release import release_expired
 from noetl_dagster.errors import ExecutionCancelledError
 from noetl_dagster.settings import Settings
 from tests.playbooks import playbook
-from tests.waiting import until
+from tests.waiting import PATIENCE_SECONDS, until
 
 CHORES = """
     workload: {gate: open, lease: 300, heartbeat: 100}
@@ -167,6 +167,21 @@ async def test_a_lease_that_runs_out_gives_rows_back_and_its_driver_comes_too_la
     await work
     assert str(other.status) == "COMPLETED", other.error
     await check_done_once(engine)
+
+
+async def test_any_number_of_processes_at_once_give_rows_back_once(engine: Engine) -> None:
+    """More of them, and of executions, than the log's pool has connections."""
+    pool = engine.runtime.pool
+    await pool.execute("INSERT INTO chores SELECT id, 'new', 'a-' || id, 0, 0 FROM generate_series(8, 30) id")
+    for _ in range(10):
+        _, work = await begin(engine)
+        await die(work)
+    await pool.execute("UPDATE noetl.cursor_frame SET lease_until = now()")
+    async with asyncio.timeout(PATIENCE_SECONDS):
+        ids = [row["execution_id"] for row in await pool.fetch("SELECT execution_id FROM noetl.cursor_frame")]
+        await asyncio.gather(*(release_expired(engine.runtime, execution_id) for execution_id in ids * 2))
+    assert await states(engine) == [("new", 1, 1)] * 30
+    assert await frames(engine) == 0
 
 
 async def test_a_claim_that_cannot_be_given_back_does_not_hold_up_others(engine: Engine) -> None:
