@@ -22,6 +22,11 @@ BROKEN_STEPS = {
         f"- step: start\n  {OK_TOOL}\n  nexxt: end\n",
         "sample.yaml:7:5: step 'start': unknown key 'nexxt'; did you mean 'next'?",
     ),
+    "heartbeat longer than its lease": (
+        f"- step: start\n  {OK_TOOL}\n  loop:\n    cursor: {{auth: pg, claim: SELECT 1}}\n    iterator: row\n"
+        "    spec:\n      mode: cursor\n      frame: {lease_seconds: 30, heartbeat_seconds: 1m}\n",
+        "heartbeat_seconds must be less than lease_seconds",
+    ),
     "case block": (
         f"- step: start\n  {OK_TOOL}\n  case: []\n",
         "unknown key 'case'; routes are written as next: {arcs",

@@ -8,6 +8,8 @@ from collections.abc import AsyncIterator, Coroutine
 from contextlib import asynccontextmanager
 from typing import Any, TypeVar
 
+import asyncpg
+
 from noetl_dagster.engine.loops.attempts import Attempts
 from noetl_dagster.engine.loops.collection import Collection
 from noetl_dagster.engine.loops.frames import Frames
@@ -253,6 +255,15 @@ class _Claim:
     @asynccontextmanager
     async def taking(self) -> AsyncIterator[tuple[list[Any], int]]:
         """Claims in a transaction that commits when the block ends; the rows, and the transaction's number."""
+        async with contextlib.AsyncExitStack() as block:
+            try:
+                taken = await block.enter_async_context(self._taking())
+            except asyncpg.InvalidCachedStatementError:  # another session changed a table; nothing was done
+                taken = await block.enter_async_context(self._taking())
+            yield taken
+
+    @asynccontextmanager
+    async def _taking(self) -> AsyncIterator[tuple[list[Any], int]]:
         call, box = await self._call(), self._runtime.box
         statements = await prepare_statements(call, box)
         with postgres_errors(call, box):

@@ -44,7 +44,8 @@ class Frames:
         self._runtime = runtime
         self._activation = activation
         self._lease = frame.lease_seconds or LEASE_SECONDS
-        self._pause = frame.heartbeat_seconds or self._lease / BEATS_A_LEASE
+        # twice a lease at least, whatever the playbook says: one heartbeat may be late
+        self._pause = min(frame.heartbeat_seconds or self._lease / BEATS_A_LEASE, self._lease / 2)
 
     async def keep(
         self, rows: list[Any], first_index: int, claim_xid: int, events: Sequence[Event], *, by_row: bool

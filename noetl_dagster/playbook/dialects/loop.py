@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from typing import Any
 
 from noetl_dagster.errors import ProblemKind
@@ -165,6 +166,13 @@ def _frame(own: Block) -> FrameSpec | None:
         row_concurrency=frame.whole("row_concurrency"),
     )
     frame.close(FrameSpec.model_fields, severity="warning")
+    if spec is not None and (spec.heartbeat_seconds or 0) >= (spec.lease_seconds or math.inf):
+        frame.error(
+            "heartbeat_seconds must be less than lease_seconds, or the lease runs out between two heartbeats; "
+            "a third of it is usual",
+            "heartbeat_seconds",
+            ProblemKind.CONFLICTING_FIELDS,
+        )
     return spec
 
 

@@ -7,6 +7,7 @@ import contextlib
 from collections.abc import AsyncIterator
 from typing import Any
 
+import asyncpg
 import pytest
 
 from noetl_dagster.engine.engine import Engine
@@ -14,6 +15,7 @@ from noetl_dagster.engine.loops.frames import Frames
 from noetl_dagster.engine.loops.release import release_expired
 from noetl_dagster.errors import ExecutionCancelledError
 from noetl_dagster.settings import Settings
+from noetl_dagster.tools.sql.running import run_statements
 from tests.playbooks import playbook
 from tests.waiting import PATIENCE_SECONDS, until
 
@@ -205,6 +207,26 @@ async def test_leases_of_a_driver_that_lives_are_kept(engine: Engine) -> None:
     first = await pool.fetchval(query)
     await until(lambda: pool.fetchval(f"SELECT lease_until > $1 FROM ({query}) f", first), "a heartbeat")
     await die(work)
+
+
+async def test_a_claim_outlives_a_change_of_its_table(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another session changes the table between the claim's preparation and its run."""
+    changed = False
+
+    async def change_and_run(*args: Any) -> Any:
+        nonlocal changed
+        if not changed:
+            changed = True
+            raise asyncpg.InvalidCachedStatementError("cached plan must not change result type")
+        return await run_statements(*args)
+
+    monkeypatch.setattr("noetl_dagster.engine.loops.cursor.run_statements", change_and_run)
+    await open_gate(engine)
+    state = await engine.run(chores())
+    assert str(state.status) == "COMPLETED", state.error
+    await check_done_once(engine)
 
 
 async def test_a_claim_that_did_not_commit_gives_nothing_back(
