@@ -158,6 +158,9 @@ WHERE execution_id = $1 AND node_name = $2 AND meta ? 'sink' AND (meta ->> 'visi
 ORDER BY event_id
 """
 
+# Whether anything of an execution went to a sink in parts.
+HAS_SINK_PARTS = "SELECT EXISTS (SELECT FROM noetl.event WHERE execution_id = $1 AND meta ? 'sink')"
+
 # The index after the last iteration of a loop: of a cursor, how many rows or frames it has claimed so far.
 LOOP_NEXT_INDEX = """
 SELECT COALESCE(max(current_index) + 1, 0) FROM noetl.event

@@ -19,7 +19,7 @@ from noetl_dagster.errors import ExecutionNotFoundError, ExecutionStateError, No
 from noetl_dagster.events.connection import DATABASE_AWAY
 from noetl_dagster.events.envelopes import to_result
 from noetl_dagster.events.log import as_event
-from noetl_dagster.events.queries import CLOSE_GATE, RUNNING_CHILDREN, UNENDED
+from noetl_dagster.events.queries import CLOSE_GATE, HAS_SINK_PARTS, RUNNING_CHILDREN, UNENDED
 from noetl_dagster.events.state import ExecutionState, ExecutionStatus, StepEnd
 from noetl_dagster.events.types import Event, EventType
 from noetl_dagster.playbook.assets import Partition
@@ -224,6 +224,8 @@ class Lifecycle:
     async def _publish(self, execution_id: int) -> None:
         """Publishes what completed of the sinks of steps that will not end any more."""
         try:
+            if not await self._runtime.pool.fetchval(HAS_SINK_PARTS, execution_id):
+                return
             execution = await self._runtime.load(execution_id)
         except (NoetlError, *DATABASE_AWAY) as error:
             logger.warning("execution %s: its sinks are left as they are: %s", execution_id, error)
