@@ -38,8 +38,14 @@ class Outlet(Protocol):
 
     transactional: bool
 
-    async def append(self, events: Sequence[Event], *, connection: Any = None) -> set[int]:
-        """Takes events; returns the ids of those that are new, as far as it is known here."""
+    async def append(
+        self, events: Sequence[Event], *, connection: Any = None, gated: bool = False
+    ) -> set[int]:
+        """Takes events; returns the ids of those that are new, as far as it is known here.
+
+        Args:
+            gated: the log leaves them out when their execution is cancelled.
+        """
         ...
 
     async def present(self, events: Sequence[Event]) -> set[int]:

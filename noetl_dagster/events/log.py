@@ -63,8 +63,13 @@ class EventLog:
         self.ids = ids
         self._kept = KeptConnection(pool)
 
-    async def append(self, events: Sequence[Event], *, connection: Connection | None = None) -> set[int]:
+    async def append(
+        self, events: Sequence[Event], *, connection: Connection | None = None, gated: bool = False
+    ) -> set[int]:
         """Appends events in one statement; one that a unique index refuses is left out.
+
+        Args:
+            gated: all of them are left out when their execution is cancelled, as claims are.
 
         Returns:
             The ids of the events that went in. Whoever sees the id of an event that may exist only once
@@ -78,20 +83,20 @@ class EventLog:
             return set()
         if len(events) == 1:  # a prepared insert is quicker than starting a COPY
             [event] = events
-            return {event.event_id} if await self.append_once(event, connection=connection) else set()
+            return {event.event_id} if await self._append_one(event, connection, gated) else set()
         if connection is not None:
-            async with _admitted(connection, events) as admitted:
+            async with _admitted(connection, events, gated) as admitted:
                 return await _insert_new(connection, admitted)
         async with self.pool.acquire() as own:
             try:
-                async with _admitted(own, events) as admitted:
+                async with _admitted(own, events, gated) as admitted:
                     rows = [as_row(event) for event in admitted]
                     await own.copy_records_to_table(
                         "event", schema_name="noetl", columns=queries.COLUMNS, records=rows
                     )
                     return {event.event_id for event in admitted}
             except asyncpg.UniqueViolationError:
-                async with _admitted(own, events) as admitted:
+                async with _admitted(own, events, gated) as admitted:
                     return await _insert_new(own, admitted)
 
     async def present(self, events: Sequence[Event]) -> set[int]:
@@ -109,8 +114,11 @@ class EventLog:
         Raises:
             ExecutionCancelledError: it issues a command of an execution that is cancelled.
         """
+        return await self._append_one(event, connection, gated=False)
+
+    async def _append_one(self, event: Event, connection: Connection | None, gated: bool) -> bool:
         row, where = as_row(event), connection or self._kept
-        if not _is_gated(event):
+        if not gated and not _is_gated(event):
             return await where.fetchval(queries.INSERT_ONE, *row) is not None
         if await where.fetchval(queries.INSERT_GATED, *row) is not None:
             return True
@@ -155,12 +163,14 @@ def _is_gated(event: Event) -> bool:
 
 
 @asynccontextmanager
-async def _admitted(connection: Connection, events: Sequence[Event]) -> AsyncIterator[Sequence[Event]]:
+async def _admitted(
+    connection: Connection, events: Sequence[Event], all_gated: bool
+) -> AsyncIterator[Sequence[Event]]:
     """A transaction, and what may go in with it: nothing that an execution's cancellation closes its gate to.
 
     None of the executions is cancelled before it ends.
     """
-    gated = {event.execution_id for event in events if _is_gated(event)}
+    gated = {event.execution_id for event in events if all_gated or _is_gated(event)}
     if not gated:
         yield events
         return
@@ -169,7 +179,11 @@ async def _admitted(connection: Connection, events: Sequence[Event]) -> AsyncIte
         if closed:
             issuing = {event.execution_id for event in events if event.event_type == EventType.COMMAND_ISSUED}
             _refuse(closed & issuing)
-            events = [event for event in events if event.execution_id not in closed or not _is_gated(event)]
+            events = [
+                event
+                for event in events
+                if event.execution_id not in closed or not (all_gated or _is_gated(event))
+            ]
         yield events
 
 

@@ -61,8 +61,13 @@ class TransportOutlet:
         self.transport = transport
         self.transactional = transport.transactional
 
-    async def append(self, events: Sequence[Event], *, connection: Any = None) -> set[int]:
-        """Sends the events; which of them the log had already is not known to a sender."""
+    async def append(
+        self, events: Sequence[Event], *, connection: Any = None, gated: bool = False
+    ) -> set[int]:
+        """Sends the events; which of them the log had already is not known to a sender.
+
+        ``gated`` asks for nothing here: whoever sends has a lease of its command, which ends with the execution.
+        """
         if connection is not None:
             await self.transport.publish_on(events, connection)  # type: ignore[attr-defined]
             return {event.event_id for event in events}

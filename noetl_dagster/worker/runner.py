@@ -197,9 +197,12 @@ class CommandRunner:
             return None
 
         async def complete(connection: Any) -> None:
-            if not await log.append([self._events.ended(command, outcome)], connection=connection):
+            # a command may have slipped past its claim while its execution was cancelled
+            ended = self._events.ended(command, outcome)
+            if not await log.append([ended], connection=connection, gated=True):
                 raise ToolError(
-                    f"command {command.command_id} was ended by another worker; its sink is left to that one",
+                    f"command {command.command_id} was ended by another worker, to which its sink is left, "
+                    "or with its execution",
                     kind="claim",
                 )
 

@@ -20,10 +20,12 @@ from tests.waiting import PATIENCE_SECONDS, until
 class Refusing(EventLog):
     """A log that refuses some events."""
 
-    async def append(self, events: Sequence[Event], *, connection: Any = None) -> set[int]:
+    async def append(
+        self, events: Sequence[Event], *, connection: Any = None, gated: bool = False
+    ) -> set[int]:
         if any(event.node_name == "bad" for event in events):
             raise ValueError("refused")
-        return await super().append(events, connection=connection)
+        return await super().append(events, connection=connection, gated=gated)
 
 
 async def test_a_flush_does_not_wait_for_what_comes_after_it(

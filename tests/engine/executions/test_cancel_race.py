@@ -16,6 +16,7 @@ from noetl_dagster.settings import Settings
 from noetl_dagster.transport import queries
 from noetl_dagster.worker.command import Command
 from noetl_dagster.worker.context import Shared, own_context
+from noetl_dagster.worker.runner import Call
 from tests.events.conftest import connections
 from tests.playbooks import playbook
 
@@ -25,6 +26,14 @@ ROUNDS = pytest.mark.parametrize(
     "rounds", [8, pytest.param(300, marks=[pytest.mark.slow, pytest.mark.timeout(1800)])]
 )
 COUNT = "SELECT count(*) FROM noetl.event WHERE execution_id = $1 AND event_type = $2"
+SINK = """
+workflow:
+  - step: work
+    tool:
+      kind: python
+      code: "result = {'n': 1}"
+      sink: {tool: postgres, auth: pg_local, table: done}
+"""
 TEXT = "workflow: [{step: work, tool: {kind: noop}}]"
 
 
@@ -176,3 +185,20 @@ async def test_a_cancelled_execution_harms_no_other_of_the_same_batch(engine: En
     assert isinstance(outcomes[1], ExecutionCancelledError)
     assert [len(outcomes[place]) for place in (0, 2)] == [3, 3]  # type: ignore[arg-type]
     assert [await runtime.pool.fetchval(COUNT, one.id, "command.issued") for one in created] == [3, 0, 3]
+
+
+async def test_a_command_that_slipped_past_its_claim_leaves_nothing_in_its_sink(settings: Settings) -> None:
+    """Its driver has not been told of the cancellation yet, and runs it to its end."""
+    engine = await Engine.open(settings.model_copy(update={"default_postgres_credential": "embedded"}))
+    runtime = engine.runtime
+    await runtime.pool.execute("CREATE TABLE done (n int)")
+    execution = await engine.lifecycle.create(playbook(SINK))
+    command = Command(execution.id, "work")
+    await runtime.log.append([runtime.commands.issued(command, "python")])
+    assert await engine.lifecycle.cancel(execution.id)
+    outcome = await runtime.runner.run(Call(execution, execution.step("work", 1), command))
+    await runtime.buffer.flush()
+    assert outcome.failed
+    assert await runtime.pool.fetchval("SELECT count(*) FROM done") == 0
+    assert await runtime.pool.fetchval(COUNT, execution.id, "command.completed") == 0
+    await engine.close()
