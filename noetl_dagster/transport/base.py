@@ -64,13 +64,13 @@ class TransportOutlet:
     async def append(
         self, events: Sequence[Event], *, connection: Any = None, gated: bool = False
     ) -> set[int]:
-        """Sends the events; which of them the log had already is not known to a sender.
+        """Sends the events. Which of them the log had already is known only in a transaction of the caller's.
 
         ``gated`` asks for nothing here: whoever sends has a lease of its command, which ends with the execution.
         """
         if connection is not None:
-            await self.transport.publish_on(events, connection)  # type: ignore[attr-defined]
-            return {event.event_id for event in events}
+            new: set[int] = await self.transport.publish_on(events, connection)  # type: ignore[attr-defined]
+            return new
         try:
             await self.transport.publish(events)
         except (EventTooLargeError, EventRefusedError):

@@ -20,9 +20,13 @@ class DirectTransport:
     async def publish(self, events: Sequence[Event]) -> None:
         await self._intake.handle_events(events)
 
-    async def publish_on(self, events: Sequence[Event], connection: Any) -> None:
-        """As :meth:`publish`, within the transaction of a connection to the event log's database."""
-        await self._intake.handle_events(events, connection=connection)
+    async def publish_on(self, events: Sequence[Event], connection: Any) -> set[int]:
+        """As :meth:`publish`, within the transaction of a connection to the event log's database.
+
+        Returns:
+            The ids of the events that the log did not have.
+        """
+        return await self._intake.handle_events(events, connection=connection)
 
     async def close(self) -> None:
         """The pool belongs to the process."""

@@ -18,6 +18,7 @@ from noetl_dagster.errors import EventTooLargeError
 from noetl_dagster.events.log import EventLog
 from noetl_dagster.events.types import Event, EventType
 from noetl_dagster.settings import Settings
+from noetl_dagster.transport.base import TransportOutlet
 from noetl_dagster.transport.direct import DirectTransport
 from noetl_dagster.transport.ingest import Ingestor
 from noetl_dagster.transport.intake import EventIntake
@@ -304,3 +305,14 @@ async def test_numbers_that_no_event_can_hold_end_no_ingestor(
     letters = await dead_letters(pool)
     assert len(letters) == 2
     assert all(str(10**30).encode() in letter["payload"] for letter in letters)
+
+
+async def test_a_sender_in_a_transaction_is_told_that_its_command_has_ended(
+    pool: asyncpg.Pool, intake: EventIntake, execution_id: int
+) -> None:
+    """So that it takes back what it wrote of a sink."""
+    outlet = TransportOutlet(DirectTransport(intake))
+    first, late = ended(execution_id, 0), ended(execution_id, 0)
+    async with pool.acquire() as connection, connection.transaction():
+        assert await outlet.append([first], connection=connection) == {first.event_id}
+        assert await outlet.append([late], connection=connection) == set()
