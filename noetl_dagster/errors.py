@@ -91,6 +91,7 @@ class ProblemKind(StrEnum):
     CONSTANT_CONDITION = "constant-condition"
     PYTHON_SYNTAX = "python-syntax"
     TEMPLATE_IN_TEXT = "template-in-text"
+    CODE_IS_TEMPLATE = "code-is-template"
     TOOL_AS_ERROR_KIND = "tool-as-error-kind"
 
 

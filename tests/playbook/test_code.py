@@ -116,6 +116,11 @@ def test_templates_between_texts_are_checked_like_others() -> None:
     assert "no filter is called 'sorted_by_moon'" in broken
 
 
+def test_code_that_is_one_template_does_nothing() -> None:
+    (warning,) = warned("{{ rows }}\n")
+    assert "code: all of it is one template, whose value does nothing" in warning
+
+
 def test_templates_inside_texts_are_pointed_out_where_they_name_a_value() -> None:
     code = "a = '{{ colour }}'\nb = f'{{ rows }}'\n# {{ rows }}\nresult = [a, b, '{{ rows[0] }}']\n"
 

@@ -44,7 +44,11 @@ def check_code(playbook: Playbook, document: Document | None = None) -> Iterator
     for place, code in _written(document, document.root):
         if code in codes:
             yield from _compiled(code, place, lines)
-            for expression in expressions_in(code):
+            expressions = expressions_in(code)
+            if len(expressions) == 1 and expressions[0].source == code.strip():
+                message = "code: all of it is one template, whose value does nothing; write the code itself or a script"
+                yield Problem(place, message, "warning", ProblemKind.CODE_IS_TEMPLATE)
+            for expression in expressions:
                 where = _place_of(expression.line, expression.column, code, place, lines)
                 yield from check_text(where, "code", expression.source, known, hints)
             yield from _texts(code, place, lines, data_names)
