@@ -29,7 +29,7 @@ async def test_commands_share_a_shell_and_stop_at_a_failure(
         await run("shell", cmds="echo oops >&2\n(exit 3)\necho never")
 
     assert data == {"exit_code": 0, "stdout": "1 2\n0\n", "stderr": "", "truncated": False}
-    assert (caught.value.kind, caught.value.code) == ("unknown", "3")
+    assert (caught.value.kind, caught.value.code) == ("unknown", 3)
 
 
 async def test_a_time_limit_is_an_error(run: Any) -> None:
