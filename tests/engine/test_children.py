@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from noetl_dagster.engine.engine import Engine
@@ -56,3 +58,14 @@ async def test_a_version_that_is_not_there(engine: Engine, run: Run) -> None:
     assert state.status is ExecutionStatus.FAILED
     assert "step call: child playbook 'tests/child@2'" in (state.error or "")
     assert "has no version 2; it has 1" in (state.error or "")
+
+
+async def test_a_child_that_is_broken_is_not_one_that_is_missing(run: Run, tmp_path: Path) -> None:
+    broken = tmp_path / "broken.yaml"
+    broken.write_text(child(1).replace("kind: python", "kind: pyton"))
+
+    for path, kind in ((broken, "schema"), (tmp_path / "nowhere.yaml", "not_found")):
+        state = await run(calling(f"path: '{path}'"))
+        error = state.latest["call"].envelope["error"]
+        assert error["kind"] == kind
+        assert ("no playbook" in error["message"]) == (kind == "not_found")
