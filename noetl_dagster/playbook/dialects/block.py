@@ -12,6 +12,7 @@ from pydantic import BaseModel, ValidationError
 from noetl_dagster.errors import Place, ProblemKind, TemplateError
 from noetl_dagster.playbook.document import Document
 from noetl_dagster.playbook.models import Input
+from noetl_dagster.playbook.pods import Pod
 from noetl_dagster.playbook.templates.rendering import compile_value
 from noetl_dagster.playbook.wording import described, is_template, suggestion
 
@@ -35,6 +36,7 @@ class Reading:
         templates: settings of the present step that are templates, by the place that they stand in.
         metadata: what templates in Dagster's words may use.
         executor_spec: the outermost layer of every spec.
+        run_pod: what the pod of a run is like; the outermost layer of every step's pod.
         settled: whether a setting was a template of the workload.
         jumps: targets of the present step's policies, with the action that names them; checked when
             all tasks of the step are known.
@@ -48,6 +50,7 @@ class Reading:
         self.templates: dict[str, str] = {}
         self.metadata: dict[str, Any] = {}
         self.executor_spec: dict[str, Any] = {}
+        self.run_pod: Pod | None = None
         self.settled = False
         self.jumps: list[tuple[str, Block]] = []
 
