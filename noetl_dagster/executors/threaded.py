@@ -184,7 +184,8 @@ class ThreadedExecutor(Executor):
 
     def _pods(self, job_context: Any, execution_plan: Any) -> StepPods | None:
         """What makes the pods that steps ask for; without a cluster one line of the log says so."""
-        asking = [step.key for step in execution_plan.get_steps_to_execute_in_topo_order() if wants_pod(step)]
+        steps = map(execution_plan.get_step, execution_plan.step_handles_to_execute)
+        asking = [step.key for step in steps if wants_pod(step)]
         if not asking:
             return None
         pods = pods_of(job_context, self._retries, self.beside)

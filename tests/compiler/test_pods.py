@@ -105,7 +105,7 @@ def test_without_a_cluster_the_steps_run_in_the_runs_process(
     assert state.latest["end"].envelope["data"] == 6
     said = [entry.user_message for entry in dagster_instance.all_logs(done.run_id)]
     [line] = [line for line in said if "asked for pods" in line]
-    assert "end: asked for pods of their own and run here: runs are launched by" in line
+    assert "sample_playbook.end: asked for pods of their own and run here: runs are launched by" in line
 
 
 def test_who_asks_for_no_pod_imports_nothing_of_kubernetes() -> None:
