@@ -21,6 +21,7 @@ FLOORS = (
         "interrupts",
         "dagster_internals",
         "aws",
+        "machine",
     },
     {"playbook", "embedded", "records_api"},
     {"events", "scaffold"},
