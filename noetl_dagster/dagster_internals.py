@@ -72,6 +72,8 @@ if TYPE_CHECKING:
     from dagster._core.storage.upath_io_manager import escape_dotdot_segments as escape_dotdot_segments
     from dagster._core.storage.upath_io_manager import escape_leading_slash as escape_leading_slash
     from dagster._core.types.loadable_target_origin import LoadableTargetOrigin as LoadableTargetOrigin
+    from dagster._core.workspace.context import WorkspaceProcessContext as WorkspaceProcessContext
+    from dagster._core.workspace.load_target import WorkspaceFileTarget as WorkspaceFileTarget
     from dagster._grpc.types import ExecuteStepArgs as ExecuteStepArgs
     from dagster._serdes import ConfigurableClass as ConfigurableClass
     from dagster._serdes import ConfigurableClassData as ConfigurableClassData
@@ -237,6 +239,16 @@ INTERNALS = {
     ),
     "_execute_run_command_body": Internal(
         "dagster._cli.api", _LAUNCHER + "executes a launched run", "the command dagster api execute_run"
+    ),
+    "WorkspaceProcessContext": Internal(
+        "dagster._core.workspace.context",
+        _LAUNCHER + "the jobs of a workspace's code locations",
+        "launchRun of the webserver's GraphQL API",
+    ),
+    "WorkspaceFileTarget": Internal(
+        "dagster._core.workspace.load_target",
+        _LAUNCHER + "the jobs of a workspace's code locations",
+        "launchRun of the webserver's GraphQL API",
     ),
     "redirect_to_file": Internal(
         "dagster._core.execution.compute_logs",

@@ -49,6 +49,13 @@ class EventTransport(StrEnum):
     NATS = "nats"
 
 
+class RunLauncher(StrEnum):
+    """What starts the runs of executions that the HTTP API accepts."""
+
+    WARM = "warm"
+    DAGSTER = "dagster"
+
+
 class Settings(BaseSettings):
     """Settings of one process. Fields left empty are filled by the embedded services."""
 
@@ -177,6 +184,15 @@ class Settings(BaseSettings):
         None,
         ge=1,
         description="Runs that this machine drives at once, the others wait; empty: four for each core, 16 at most",
+    )
+
+    run_launcher: RunLauncher = Field(
+        RunLauncher.WARM,
+        description="Runs of executions that the HTTP API accepts: warm, in processes of its machine; dagster, "
+        "through Dagster's run coordinator and launcher, which makes pods in a cluster",
+    )
+    workspace: Path = Field(
+        Path("workspace.yaml"), description="Workspace file whose code locations have the jobs of such runs"
     )
 
     warm_commands: bool = Field(
