@@ -8,7 +8,7 @@ import pytest
 
 from noetl_dagster.errors import ServiceError
 from noetl_dagster.settings import Settings
-from noetl_dagster.transport.nats.connection import connect
+from noetl_dagster.transport.nats.connection import connect, without_login
 
 
 async def test_no_server(settings: Settings) -> None:
@@ -17,3 +17,17 @@ async def test_no_server(settings: Settings) -> None:
         url = f"nats://127.0.0.1:{taken.getsockname()[1]}"
         with pytest.raises(ServiceError, match="cannot be reached: ConnectionRefusedError"):
             await connect(settings.model_copy(update={"nats_url": url, "nats_connect_seconds": 1}), "test")
+
+
+async def test_no_password_is_said(settings: Settings) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        server = f"127.0.0.1:{taken.getsockname()[1]}"
+        given = {"nats_url": f"nats://noetl:hush@{server}", "nats_connect_seconds": 1}
+        with pytest.raises(ServiceError, match=f"nats://{server} cannot be reached") as caught:
+            await connect(settings.model_copy(update=given), "test")
+    assert "hush" not in str(caught.value)
+
+
+def test_addresses_of_a_cluster() -> None:
+    assert without_login("nats://u:hush@a:4222,nats://token@b:4222") == "nats://a:4222,nats://b:4222"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import re
 
 from nats.aio.client import Client as NatsClient
 from nats.aio.msg import Msg
@@ -16,6 +17,8 @@ logger = logging.getLogger(__name__)
 RECONNECT_SECONDS = 0.25
 PENDING_BYTES = 64 * 1024**2
 """What is published while the server is away waits in memory, up to this size."""
+
+_LOGIN = re.compile(r"//[^/@,]*@")
 
 
 class _Client(NatsClient):
@@ -71,7 +74,12 @@ async def connect(settings: Settings, name: str) -> NatsClient:
             )
     except Exception as error:
         raise ServiceError(
-            f"NATS at {settings.nats_url} cannot be reached: {latest or error!r}; "
+            f"NATS at {without_login(settings.nats_url)} cannot be reached: {latest or error!r}; "
             "check NOETL_NATS_URL and NOETL_NATS_CA"
         ) from None
     return client
+
+
+def without_login(urls: str) -> str:
+    """Addresses, one or several with commas, without the users, passwords and tokens in them."""
+    return _LOGIN.sub("//", urls)
