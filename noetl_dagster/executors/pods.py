@@ -13,7 +13,13 @@ from collections import defaultdict, deque
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from dagster import DagsterEvent, DagsterEventType, DagsterExecutionInterruptedError, DagsterInstance
+from dagster import (
+    DagsterEvent,
+    DagsterEventType,
+    DagsterExecutionInterruptedError,
+    DagsterInstance,
+    DagsterRunStatus,
+)
 
 from noetl_dagster.dagster_internals import (
     EngineEventData,
@@ -131,6 +137,11 @@ class StepPods:
         while True:
             for event in self._log.of(key):
                 if _was_interrupted(event) and not stop.is_set():
+                    if (
+                        self._is_terminated()
+                    ):  # its own work found out, and this process has not heard of it yet
+                        yield event
+                        raise DagsterExecutionInterruptedError
                     yield self._lost(context, known_state, f"the pod of step {key} was told to end")
                     return
                 yield event
@@ -154,6 +165,10 @@ class StepPods:
                     return
             done_beside = done_beside or self._beside(context)
             stop.wait(POLL_SECONDS) if stopped_at is None else time.sleep(POLL_SECONDS)
+
+    def _is_terminated(self) -> bool:
+        run = self._job_context.instance.get_run_by_id(self._job_context.run_id)
+        return run is not None and run.status in (DagsterRunStatus.CANCELING, DagsterRunStatus.CANCELED)
 
     def _trouble(self, context: Any, pod: Any) -> str | None:
         """What is wrong with a step's pod; nothing where the cluster does not answer: it may, later."""

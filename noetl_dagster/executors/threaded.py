@@ -224,7 +224,7 @@ class _Threads:
         self._active = active
         self._pods = pods
         self._running: dict[str, _Step] = {}
-        self._events: queue.SimpleQueue[tuple[str, DagsterEvent | _Ended]] = queue.SimpleQueue()
+        self._events: queue.SimpleQueue[tuple[_Step, DagsterEvent | _Ended]] = queue.SimpleQueue()
         self._error: BaseException | None = None
         self._stopping_since: float | None = None
 
@@ -259,17 +259,17 @@ class _Threads:
             self._running[step.key] = started
             body = contextvars.copy_context().run
             threading.Thread(
-                target=body, args=(self._work, step.key, started), name=f"step {step.key}", daemon=True
+                target=body, args=(self._work, started), name=f"step {step.key}", daemon=True
             ).start()
 
-    def _work(self, key: str, step: _Step) -> None:
+    def _work(self, step: _Step) -> None:
         """A step's thread. An interrupt arrives inside ``try``; none comes once the step has no thread."""
         error: BaseException | None = None
         try:
             try:
                 step.thread = threading.get_ident()
                 for event in self._events_of(step):
-                    self._events.put((key, event))
+                    self._events.put((step, event))
             except BaseException as raised:
                 error = raised
             with step.lock:
@@ -279,7 +279,7 @@ class _Threads:
             error = error or late
             with step.lock:
                 step.thread = None
-        self._events.put((key, _Ended(error)))
+        self._events.put((step, _Ended(error)))
 
     def _events_of(self, step: _Step) -> Iterator[DagsterEvent]:
         if self._pods is not None and step.in_pod:
@@ -290,22 +290,21 @@ class _Threads:
         """What the threads have said since, or say soon."""
         pause = min(POLL_SECONDS, self._active.sleep_interval() or POLL_SECONDS)
         try:
-            key, said = self._events.get(timeout=max(pause, 0.001))
+            step, said = self._events.get(timeout=max(pause, 0.001))
         except queue.Empty:
             return
-        step = self._running.get(key)
-        if step is None:
-            return
         if isinstance(said, _Ended):
-            yield from self._ended(key, said)
+            yield from self._ended(step, said)
             return
         step.events.append(said)
         yield said
         self._active.handle_event(said)
 
-    def _ended(self, key: str, end: _Ended) -> Iterator[DagsterEvent]:
-        step = self._running.pop(key)
-        self._active.verify_complete(self._job_context, key)
+    def _ended(self, step: _Step, end: _Ended) -> Iterator[DagsterEvent]:
+        key = step.context.step.key
+        if self._running.get(key) is step:  # else it is tried again, and its next try has begun
+            del self._running[key]
+            self._active.verify_complete(self._job_context, key)
         if end.error is not None:
             if self._error is None:
                 self._error = end.error
