@@ -75,7 +75,9 @@ class Cluster:
         return "\n".join(f"{name}: {pod.output.read_text()[-3000:]}" for name, pod in self.pods.items())
 
     async def create(self, request: Request) -> JSONResponse:
-        job = await request.json()
+        return self._start(await request.json())
+
+    def _start(self, job: dict[str, Any]) -> JSONResponse:
         name = job["metadata"]["name"]
         container = job["spec"]["template"]["spec"]["containers"][0]
         environment = {name: os.environ[name] for name in INHERITED if name in os.environ}

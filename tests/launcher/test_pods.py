@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
+import sys
 import uuid
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 import yaml
 from dagster import DagsterEventType, DagsterInstance, DagsterRun, DagsterRunStatus
@@ -25,6 +28,7 @@ from noetl_dagster.resources.engines import EngineProvider
 from noetl_dagster.settings import Settings, get_settings
 from tests.launcher.jobs_api import Cluster, Pod, jobs_api
 from tests.playbooks import text_of
+from tests.processes import killed_in_the_end
 from tests.waiting import until_now
 
 PODS = text_of(
@@ -58,6 +62,31 @@ PODS = text_of(
 )
 
 
+FAN = text_of(
+    "fan",
+    """
+    workload: {gate: ""}
+    workflow:
+      - step: start
+        loop: {in: "{{ range(6) | list }}", iterator: n}
+        spec: {loop_mode: fanout, fanout: {max_groups: 2, max_concurrent: 1}, kubernetes: {memory: 1Gi}}
+        tool:
+          kind: python
+          input: {gate: "{{ gate }}", n: "{{ n }}"}
+          code: |
+            import os, pathlib, time
+            with pathlib.Path(gate, f"ran-{n}").open("a") as ran:
+                ran.write(f"{os.getpid()}\\n")
+            while n == 1 and not pathlib.Path(gate, "open").exists():
+                time.sleep(0.02)
+            result = n
+        next: [total]
+      - step: total
+        tool: {kind: python, input: {found: "{{ start.results }}"}, code: "result = sum(found)"}
+    """,
+)
+
+
 @dataclass
 class Place:
     """A Dagster instance whose runs are pods."""
@@ -68,8 +97,8 @@ class Place:
     gate: Path
     noetl: EngineProvider
 
-    def launch(self, config: dict[str, Any] | None = None, **workload: Any) -> str:
-        playbook = load_playbook(self.settings.playbooks_path / "pods.yaml")
+    def launch(self, config: dict[str, Any] | None = None, *, name: str = "pods", **workload: Any) -> str:
+        playbook = load_playbook(self.settings.playbooks_path / f"{name}.yaml")
         compiled, job = prepare(playbook, self.noetl)
         repository = ReconstructableRepository.for_module("noetl_dagster.definitions", "defs")
         run = self.instance.create_run_for_job(
@@ -79,7 +108,7 @@ class Place:
             | ({"execution": {"config": config}} if config else {}),
             tags=job.run_tags,
             remote_job_origin=_origin(playbook, compiled.name, self.settings),
-            job_code_origin=repository.get_reconstructable_job("pods").get_python_origin(),
+            job_code_origin=repository.get_reconstructable_job(name).get_python_origin(),
         )
         self.instance.launch_run(run.run_id, workspace=None)
         return run.run_id
@@ -106,14 +135,25 @@ class Place:
         execution_id = int(self.run(run_id).tags["noetl/execution_id"])
         return run_sync(self.noetl.engine().runtime.load(execution_id)).state
 
-    def has_ended(self, run_id: str, n: int) -> bool:
-        """Whether the log has the end of an item of the loop."""
+    def items_ended(self, run_id: str, step: str) -> int:
+        """Items of a loop whose end is in the log."""
         found = (
-            "SELECT 1 FROM noetl.event WHERE execution_id = $1 AND event_type = 'command.completed' "
-            "AND node_name = 'heavy' AND current_index = $2"
+            "SELECT count(*) FROM noetl.event WHERE execution_id = $1 AND node_name = $2 "
+            "AND event_type IN ('command.completed', 'loop.shard.done')"
         )
+        return int(self._asked(run_id, found, step))
+
+    def drivers(self, run_id: str) -> int:
+        """Processes that mark the execution as driven."""
+        holders = (
+            "SELECT count(DISTINCT pid) FROM pg_locks WHERE locktype = 'advisory' AND granted AND objsubid = 1 "
+            "AND ((classid::bigint << 32) | objid::bigint) = $1"
+        )
+        return int(self._asked(run_id, holders))
+
+    def _asked(self, run_id: str, query: str, *arguments: Any) -> Any:
         execution_id = int(self.run(run_id).tags["noetl/execution_id"])
-        return bool(run_sync(self.noetl.engine().runtime.pool.fetchval(found, execution_id, n)))
+        return run_sync(self.noetl.engine().runtime.pool.fetchval(query, execution_id, *arguments))
 
     def step_pods(self) -> list[Pod]:
         return self.cluster.pods_of("dagster-step-")
@@ -134,6 +174,7 @@ def place(settings: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     for folder in (own.playbooks_path, tmp_path / "gate", tmp_path / "pods"):
         folder.mkdir()
     (own.playbooks_path / "pods.yaml").write_text(PODS)
+    (own.playbooks_path / "fan.yaml").write_text(FAN)
     home = embedded.dagster_home(own)
     environment = embedded.environment(own) | {"DAGSTER_HOME": str(home)}
     with jobs_api(tmp_path / "pods") as cluster:
@@ -163,9 +204,6 @@ def place(settings: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
             noetl.close()
     monkeypatch.undo()
     get_settings.cache_clear()
-
-
-Change = Callable[[str], str]
 
 
 def test_a_step_has_a_pod_of_its_own_and_its_results_are_where_others_find_them(place: Place) -> None:
@@ -203,7 +241,8 @@ def test_a_failure_in_a_pod_is_the_steps(place: Place) -> None:
 def test_a_lost_pod_is_replaced_and_nothing_is_done_twice(place: Place, how: signal.Signals) -> None:
     run_id = place.launch(times=2)
     place.until_ran(1, run_id)
-    place.until(run_id, lambda: place.has_ended(run_id, 0))
+    place.until(run_id, lambda: place.items_ended(run_id, "heavy") == 1)
+    place.until(run_id, lambda: place.drivers(run_id) == 2)  # the run's process too: recovery leaves it alone
     place.step_pods()[0].end(how)
     place.until(run_id, lambda: len(place.ran(1)) == 2)
     (place.gate / "open").touch()
@@ -245,3 +284,58 @@ def test_a_cancelled_execution_ends_its_run_and_the_pods_of_its_steps(place: Pla
     for pod in place.cluster.pods.values():
         until_now(lambda pod=pod: pod.process.poll() is not None, "the pods to end")
     assert os.getpid() not in place.ran(1)
+
+
+@pytest.mark.slow
+def test_groups_of_a_fan_out_have_pods_and_a_lost_one_doubles_nothing(place: Place) -> None:
+    run_id = place.launch(name="fan")
+    place.until_ran(1, run_id)
+    place.until(run_id, lambda: place.items_ended(run_id, "start") == 4)
+    [stuck] = [pod for pod in place.step_pods() if pod.process.pid in place.ran(1)]
+    stuck.end(signal.SIGKILL)
+    place.until(run_id, lambda: len(place.ran(1)) == 2)
+    (place.gate / "open").touch()
+    assert place.ended(run_id).status is DagsterRunStatus.SUCCESS, place.said(run_id)
+    assert place.state(run_id).latest["total"].envelope["data"] == 15
+    assert [len(place.ran(n)) for n in range(6)] == [1, 2, 1, 1, 1, 1]
+    assert len(place.step_pods()) == 3
+
+
+@pytest.mark.slow
+def test_the_api_launches_pods(place: Place, tmp_path: Path) -> None:
+    workspace = tmp_path / "workspace.yaml"
+    workspace.write_text("load_from: [{python_module: noetl_dagster.definitions}]\n")
+    output = tmp_path / "serve.log"
+    environment = {**os.environ, "NOETL_RUN_LAUNCHER": "dagster", "NOETL_WORKSPACE": str(workspace)}
+    with killed_in_the_end() as start, output.open("wb") as written:
+        command = [sys.executable, "-m", "noetl_dagster", "serve", "--port", "0"]
+        start(command, env=environment, stdout=written)
+        said = re.compile(r"http://127\.0\.0\.1:\d+")
+        url = until_now(lambda: said.search(output.read_text()), "serve to answer")[0]
+        with httpx.Client(base_url=url, timeout=90) as api:
+
+            def execute(times: int) -> int:
+                workload = {"gate": str(place.gate), "times": times}
+                answer = api.post(
+                    "/api/executions/execute", json={"path": "tests/pods", "workload": workload}
+                )
+                assert answer.status_code == 202, answer.text + output.read_text()
+                return int(answer.json()["execution_id"])
+
+            def run_of(execution_id: int) -> DagsterRun:
+                run = latest_run(place.instance, execution_id, "pods")
+                assert run is not None
+                return run
+
+            finished = execute(1)
+            run = place.ended(run_of(finished).run_id)
+            assert run.status is DagsterRunStatus.SUCCESS, place.said(run.run_id)
+            assert place.state(run.run_id).status is ExecutionStatus.COMPLETED
+            assert len(place.step_pods()) == 1
+
+            waiting = execute(2)
+            place.until_ran(1, run_of(waiting).run_id)
+            assert api.post(f"/api/executions/{waiting}/cancel").json()["cancelled"]
+            assert place.ended(run_of(waiting).run_id).status is DagsterRunStatus.CANCELED
+    for pod in place.cluster.pods.values():
+        until_now(lambda pod=pod: pod.process.poll() is not None, "the pods to end")
