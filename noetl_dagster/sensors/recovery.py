@@ -104,7 +104,7 @@ def _act(
 
 
 def _waits(instance: DagsterInstance, run: DagsterRun, driver: str | None) -> bool:
-    """Whether a run that does not drive its execution yet is in somebody's queue, or about to begin.
+    """Whether a run that does not drive its execution is in somebody's queue, about to begin, or between two pods.
 
     Args:
         driver: the run that drives the execution.
@@ -112,7 +112,8 @@ def _waits(instance: DagsterInstance, run: DagsterRun, driver: str | None) -> bo
     if run.status is DagsterRunStatus.QUEUED:
         return True
     launcher = instance.run_launcher
-    begins = run.status is DagsterRunStatus.STARTED and driver != run.run_id
+    between = driver != run.run_id or launcher.supports_resume_run  # K8sRunLauncher does
+    begins = run.status is DagsterRunStatus.STARTED and between
     if (
         not (begins or run.status is DagsterRunStatus.STARTING)
         or not launcher.supports_check_run_worker_health

@@ -9,6 +9,7 @@ import sys
 import uuid
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,9 @@ from dagster._core.definitions.reconstruct import ReconstructableRepository
 
 from noetl_dagster import embedded
 from noetl_dagster.code_location.launch import _origin, prepare
+from noetl_dagster.compiler.attach import EXECUTION_TAG, RESUME_EPOCH_TAG
 from noetl_dagster.compiler.runs import latest_run
+from noetl_dagster.engine.recovery.abandoned import Abandoned, Verdict
 from noetl_dagster.event_loop import run_sync
 from noetl_dagster.events.state import ExecutionState, ExecutionStatus
 from noetl_dagster.playbook.loader import load_playbook
@@ -29,7 +32,7 @@ from noetl_dagster.settings import Settings, get_settings
 from tests.launcher.jobs_api import Cluster, Pod, jobs_api
 from tests.playbooks import text_of
 from tests.processes import killed_in_the_end
-from tests.waiting import until_now
+from tests.waiting import PATIENCE_SECONDS, until_now
 
 PODS = text_of(
     "pods",
@@ -97,7 +100,14 @@ class Place:
     gate: Path
     noetl: EngineProvider
 
-    def launch(self, config: dict[str, Any] | None = None, *, name: str = "pods", **workload: Any) -> str:
+    def launch(
+        self,
+        config: dict[str, Any] | None = None,
+        *,
+        name: str = "pods",
+        tags: dict[str, str] | None = None,
+        **workload: Any,
+    ) -> str:
         playbook = load_playbook(self.settings.playbooks_path / f"{name}.yaml")
         compiled, job = prepare(playbook, self.noetl)
         repository = ReconstructableRepository.for_module("noetl_dagster.definitions", "defs")
@@ -106,7 +116,7 @@ class Place:
             run_id=str(uuid.uuid4()),
             run_config=compiled.run_config({"gate": str(self.gate), **workload})
             | ({"execution": {"config": config}} if config else {}),
-            tags=job.run_tags,
+            tags={**job.run_tags, **(tags or {})},
             remote_job_origin=_origin(playbook, compiled.name, self.settings),
             job_code_origin=repository.get_reconstructable_job(name).get_python_origin(),
         )
@@ -150,6 +160,11 @@ class Place:
             "AND ((classid::bigint << 32) | objid::bigint) = $1"
         )
         return int(self._asked(run_id, holders))
+
+    def abandoned(self) -> list[Abandoned]:
+        """What recovery finds an hour later."""
+        later = datetime.now(UTC) + timedelta(hours=1)
+        return run_sync(self.noetl.engine().recovery().abandoned(now=later))
 
     def _asked(self, run_id: str, query: str, *arguments: Any) -> Any:
         execution_id = int(self.run(run_id).tags["noetl/execution_id"])
@@ -339,3 +354,23 @@ def test_the_api_launches_pods(place: Place, tmp_path: Path) -> None:
             assert place.ended(run_of(waiting).run_id).status is DagsterRunStatus.CANCELED
     for pod in place.cluster.pods.values():
         until_now(lambda pod=pod: pod.process.poll() is not None, "the pods to end")
+
+
+@pytest.mark.slow
+def test_a_steps_pod_ends_its_step_when_the_run_is_gone_and_recovery_goes_on(place: Place) -> None:
+    run_id = place.launch(times=2)
+    place.until_ran(1, run_id)
+    [run_pod] = place.cluster.pods_of("dagster-run-")
+    run_pod.end(signal.SIGKILL)
+    place.until(run_id, lambda: place.drivers(run_id) == 1)
+    assert place.abandoned() == [], "the step's pod drives the execution"
+    (place.gate / "open").touch()
+    [step_pod] = place.step_pods()
+    assert step_pod.process.wait(PATIENCE_SECONDS) == 0
+    place.until(run_id, place.abandoned)
+    [found] = place.abandoned()
+    assert found.verdict is Verdict.RESUME
+    tags = {EXECUTION_TAG: str(found.execution_id), RESUME_EPOCH_TAG: str(found.epoch)}
+    assert place.ended(place.launch(tags=tags)).status is DagsterRunStatus.SUCCESS
+    assert place.state(run_id).status is ExecutionStatus.COMPLETED
+    assert [len(place.ran(n)) for n in (0, 1)] == [1, 1]
