@@ -90,6 +90,24 @@ FAN = text_of(
 )
 
 
+ALONE = text_of(
+    "alone",
+    """
+    workload: {gate: ""}
+    workflow:
+      - step: start
+        spec: {kubernetes: true}
+        tool:
+          kind: python
+          input: {gate: "{{ gate }}"}
+          code: |
+            import pathlib, time
+            while not pathlib.Path(gate, "open").exists():
+                time.sleep(0.02)
+    """,
+)
+
+
 @dataclass
 class Place:
     """A Dagster instance whose runs are pods."""
@@ -190,6 +208,7 @@ def place(settings: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
         folder.mkdir()
     (own.playbooks_path / "pods.yaml").write_text(PODS)
     (own.playbooks_path / "fan.yaml").write_text(FAN)
+    (own.playbooks_path / "alone.yaml").write_text(ALONE)
     home = embedded.dagster_home(own)
     environment = embedded.environment(own) | {"DAGSTER_HOME": str(home)}
     with jobs_api(tmp_path / "pods") as cluster:
@@ -257,7 +276,6 @@ def test_a_lost_pod_is_replaced_and_nothing_is_done_twice(place: Place, how: sig
     run_id = place.launch(times=2)
     place.until_ran(1, run_id)
     place.until(run_id, lambda: place.items_ended(run_id, "heavy") == 1)
-    place.until(run_id, lambda: place.drivers(run_id) == 2)  # the run's process too: recovery leaves it alone
     place.step_pods()[0].end(how)
     place.until(run_id, lambda: len(place.ran(1)) == 2)
     (place.gate / "open").touch()
@@ -374,3 +392,12 @@ def test_a_steps_pod_ends_its_step_when_the_run_is_gone_and_recovery_goes_on(pla
     assert place.ended(place.launch(tags=tags)).status is DagsterRunStatus.SUCCESS
     assert place.state(run_id).status is ExecutionStatus.COMPLETED
     assert [len(place.ran(n)) for n in (0, 1)] == [1, 1]
+
+
+@pytest.mark.slow
+def test_the_runs_process_drives_the_execution_too_while_all_is_in_pods(place: Place) -> None:
+    run_id = place.launch(name="alone")
+    place.until(run_id, lambda: "noetl/execution_id" in place.run(run_id).tags)
+    place.until(run_id, lambda: place.drivers(run_id) == 2)
+    (place.gate / "open").touch()
+    assert place.ended(run_id).status is DagsterRunStatus.SUCCESS, place.said(run_id)
