@@ -106,3 +106,32 @@ async def test_everything_that_a_playbook_does(
         assert span.attributes["error.type"]
     for span in collector.spans:
         assert span.start <= span.end
+
+
+async def test_helper_processes_of_a_run_add_to_it(
+    settings: Settings, collector: Collector, tmp_path: Path
+) -> None:
+    body = """
+    workload: {file: ""}
+    workflow:
+      - step: start
+        loop: {in: "{{ range(200) }}", iterator: n, spec: {mode: parallel, max_in_flight: 4}}
+        tool:
+          kind: python
+          input: {file: "{{ file }}"}
+          code: |
+            import os, pathlib, time
+            path = pathlib.Path(file)
+            with path.open("a") as lines:
+                lines.write(f"{os.getpid()}\\n")
+            if len(set(path.read_text().split())) < 2:
+                time.sleep(0.2)
+    """
+    engine = await Engine.open(settings.model_copy(update={"run_processes": 2}))
+    state = await engine.run(playbook(body), {"file": str(tmp_path / "pids")})
+    await engine.close()
+    assert state.status is ExecutionStatus.COMPLETED, state.error
+    await collector.whole("sample")
+    commands = collector.named("start command")
+    assert len(commands) == 200
+    assert len({span.resource["process.pid"] for span in commands}) == 2
