@@ -129,10 +129,8 @@ class Exporter:
                 error.name,
             )
             return None
-        base = self.endpoint.rstrip("/")
-        url = base if base.endswith(_PATH) else base + _PATH
         try:
-            return opened(url, keep=None if self._trusted else _PLAIN_HEADERS)
+            return opened(_url(self.endpoint), keep=None if self._trusted else _PLAIN_HEADERS)
         except Exception as error:  # a wrong variable of OpenTelemetry's
             self._useless = True
             logger.warning("no traces are sent to %s: %r; look at OTEL_EXPORTER_OTLP_*", self._shown, error)
@@ -151,6 +149,22 @@ class Exporter:
                 self._shown,
                 wrong,
             )
+
+
+def _url(endpoint: str) -> str:
+    base = endpoint.rstrip("/")
+    return base if base.endswith(_PATH) else base + _PATH
+
+
+def try_collector(endpoint: str, seconds: float) -> str | None:
+    """Sends a collector nothing; what is wrong with it, None where it answers well.
+
+    Raises:
+        ImportError: OpenTelemetry is not installed.
+    """
+    from noetl_dagster.tracing.otlp import opened
+
+    return opened(_url(endpoint), seconds=seconds)([])
 
 
 _exporters: dict[tuple[str, bool], Exporter] = {}

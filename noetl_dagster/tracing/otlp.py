@@ -43,18 +43,21 @@ class _Kept(logging.Filter):
         return False
 
 
-def opened(url: str, *, keep: frozenset[str] | None = None) -> Callable[[Sequence[Span]], str | None]:
+def opened(
+    url: str, *, keep: frozenset[str] | None = None, seconds: float | None = None
+) -> Callable[[Sequence[Span]], str | None]:
     """A function that sends spans to ``url`` from this thread and gives what went wrong.
 
     ``OTEL_EXPORTER_OTLP_*`` are heeded.
 
     Args:
         keep: names of the only headers that may be sent; None: all.
+        seconds: for an answer, with what is tried again; None: as OpenTelemetry's variables say.
     """
     session = requests.Session()
     if keep is not None:
         session.auth = partial(_only, keep)
-    exporter = OTLPSpanExporter(endpoint=url, session=session)
+    exporter = OTLPSpanExporter(endpoint=url, session=session, timeout=seconds)
     kept = _Kept()
     for name in list(logging.Logger.manager.loggerDict):
         if name.startswith(_SOURCES):

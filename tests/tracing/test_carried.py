@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import logging
 from collections.abc import Callable, Iterator
@@ -21,7 +22,7 @@ from noetl_dagster.engine.engine import Engine
 from noetl_dagster.events.state import ExecutionStatus
 from noetl_dagster.resources.engines import EngineProvider
 from noetl_dagster.settings import EventTransport, LogFormat, Settings
-from noetl_dagster.tracing.ids import trace_id_of
+from noetl_dagster.tracing.ids import Position, span_id_of, trace_id_of
 from noetl_dagster.transport.nats.connection import connect
 from noetl_dagster.transport.nats.names import Names
 from tests.playbooks import playbook, text_of
@@ -182,3 +183,27 @@ async def test_log_lines_say_where_they_belong(
     call = collector.one("start.python")
     assert (line["trace_id"], line["span_id"]) == (call.trace_id, call.span_id)
     assert settings.log_format is LogFormat.TEXT
+
+
+async def test_notices_of_commands_carry_the_trace(settings: Settings, collector: Collector) -> None:
+    """Without a worker that is known every command has a notice."""
+    published: list[str | None] = []
+
+    async def heard(message: Msg) -> None:
+        published.append((message.headers or {}).get("traceparent"))
+
+    client = await connect(settings, "a listener")
+    await client.subscribe(Names.of(settings).commands, cb=heard)
+    await client.flush()
+    engine = await Engine.open(settings)
+    execution = await engine.lifecycle.create(playbook(POOLED))
+    running = asyncio.create_task(engine.guard(execution, engine.walker.run(execution)))
+    await until(lambda: published)
+    await engine.lifecycle.cancel(execution.id)
+    await asyncio.wait({running})
+    assert running.exception() is not None
+    await engine.close()
+    await client.close()
+    await collector.whole("sample")
+    command = Position(trace_id_of(execution.id), span_id_of(f"{execution.id}:start:1:1"))
+    assert set(published) == {command.traceparent}

@@ -224,6 +224,8 @@ class Lifecycle:
 
     async def _tell_trace(self, execution_id: int, cancelled: _Cancelled) -> None:
         """What ended with an execution is told here; who ran it does not."""
+        if cancelled.state.catalog_id is None:
+            return
         try:
             trace = (await self._runtime.assemble(cancelled.state)).trace
         except (NoetlError, *DATABASE_AWAY) as error:
