@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 from weakref import WeakValueDictionary
 
 from noetl_dagster import about
 from noetl_dagster.tracing.exporter import Exporter, exporter_of
 from noetl_dagster.tracing.ids import TRACEPARENT, Position, is_sampled, span_id_of, trace_id_of
-from noetl_dagster.tracing.span import Attributes, Span
+from noetl_dagster.tracing.span import Span
 
 ORIGIN = "trace"
 """Part of ``playbook.initialized``'s meta: ``{"parent": traceparent}`` of a child, ``{"link": traceparent}``."""
@@ -23,7 +23,7 @@ class Trace:
     Attributes:
         parent: span of another execution that this one belongs to; None for the root.
         link: of whoever asked for the execution.
-        common: attributes of all its spans.
+        playbook, path: the playbook's name, and its path in the catalog.
         service: ``service.name`` of its spans; None: the process's own.
     """
 
@@ -32,7 +32,8 @@ class Trace:
     exporter: Exporter
     parent: int | None = None
     link: Position | None = None
-    common: Attributes = field(default_factory=dict)
+    playbook: str = ""
+    path: str = ""
     service: str | None = None
 
     def __post_init__(self) -> None:
@@ -52,7 +53,7 @@ class Trace:
     def record(self, *spans: Span) -> None:
         """Hands spans over to be sent."""
         for span in spans:
-            span.attributes |= self.common
+            span.attributes["noetl.execution_id"] = str(self.execution_id)
             span.service = self.service
         self.exporter.add(spans)
 
@@ -69,7 +70,8 @@ def open_trace(
     trusted: bool,
     origin: Mapping[str, Any],
     is_child: bool,
-    common: Attributes,
+    playbook: str,
+    path: str,
     service: str | None = None,
 ) -> Trace | None:
     """The trace of an execution; None where it is not recorded.
@@ -93,7 +95,7 @@ def open_trace(
         if not is_sampled(trace_id, sampling):
             return None
     exporter = exporter_of(endpoint, trusted=trusted)
-    return Trace(execution_id, trace_id, exporter, parent, link, common, service)
+    return Trace(execution_id, trace_id, exporter, parent, link, playbook, path, service)
 
 
 def names(position: Position) -> dict[str, str]:

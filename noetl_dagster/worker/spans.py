@@ -41,11 +41,6 @@ def trace_of(settings: Settings, playbook: Playbook, state: ExecutionState) -> T
     endpoint = own.endpoint or settings.tracing_endpoint
     if not endpoint or not own.enabled:
         return None
-    common: Attributes = {
-        "noetl.execution_id": str(state.execution_id),
-        "noetl.playbook": playbook.name,
-        "noetl.path": playbook.metadata.path,
-    }
     return open_trace(
         state.execution_id,
         endpoint=endpoint,
@@ -53,7 +48,8 @@ def trace_of(settings: Settings, playbook: Playbook, state: ExecutionState) -> T
         trusted=endpoint == settings.tracing_endpoint,
         origin=state.trace,
         is_child=state.parent_execution_id is not None,
-        common=common,
+        playbook=playbook.name,
+        path=playbook.metadata.path,
         service=own.service_name,
     )
 
@@ -159,7 +155,7 @@ def step_names(trace: Trace | None, state: ExecutionState, step: str, visit: int
 def step_ended(trace: Trace, playbook: Playbook, state: ExecutionState, end: Event, redact: Redact) -> None:
     """Records a visit whose end has been written and is not in the state yet."""
     step, visit = end.node_name or "", int(end.meta["visit"])
-    attributes = _of_end(state, end)
+    attributes = _of_end(trace, state, end)
     attributes |= _place(playbook.step(step).place)
     result = end.result or {}
     if "total" in (result.get("context") or {}):
@@ -172,9 +168,9 @@ def execution_ended(trace: Trace, state: ExecutionState, end: Event, redact: Red
     failure = _failure_of(end, redact)
     for step, visit in state.entered:
         lost = Failure(failure.kind if failure is not None else "interrupted", "it ended with its execution")
-        _record_step(trace, state, step, visit, {"noetl.status": end.status or ""}, lost)
+        _record_step(trace, state, step, visit, _of_end(trace, state, end), lost)
     own = trace.execution_span(state.stops)
-    attributes = _of_end(state, end)
+    attributes = _of_end(trace, state, end)
     if state.partition is not None:
         attributes["noetl.partition"] = str(state.partition["key"])
     if state.stops:  # what came before was told when it stopped
@@ -236,8 +232,13 @@ def _record_step(
     )
 
 
-def _of_end(state: ExecutionState, end: Event) -> Attributes:
-    attributes: Attributes = {"noetl.status": end.status or "", "noetl.epoch": state.epoch}
+def _of_end(trace: Trace, state: ExecutionState, end: Event) -> Attributes:
+    attributes: Attributes = {
+        "noetl.playbook": trace.playbook,
+        "noetl.path": trace.path,
+        "noetl.status": end.status or "",
+        "noetl.epoch": state.epoch,
+    }
     if state.run_id is not None:
         attributes["dagster.run_id"] = state.run_id
     return attributes

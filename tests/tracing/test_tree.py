@@ -94,7 +94,7 @@ async def test_everything_that_a_playbook_does(
     assert collector.one("family.playbook").parent == collector.one("family command").span_id
     assert collector.one("child").parent == collector.one("family command").span_id
     assert collector.one("grandchild").parent == collector.one("inner command").span_id
-    assert collector.one("innermost command").attributes["noetl.path"] == "tests/grandchild"
+    assert collector.one("innermost").attributes["noetl.path"] == "tests/grandchild"
 
     tries = collector.below(collector.one("again command"))
     assert [span.attributes["noetl.attempt"] for span in tries] == [1, 2]
