@@ -37,7 +37,7 @@ class Trace:
     service: str | None = None
 
     def __post_init__(self) -> None:
-        _live[self.execution_id] = self
+        _live.setdefault(self.execution_id, self)
 
     def at(self, span_id: int) -> Position:
         return Position(self.trace_id, span_id)

@@ -5,21 +5,26 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import os
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 from threading import Thread
 from typing import Any
 
 import httpx
 import pytest
-from dagster import DagsterInstance
+from dagster import DagsterInstance, DagsterRun
 from nats.aio.msg import Msg
 
-from noetl_dagster import logs
+from noetl_dagster import embedded, logs
 from noetl_dagster.code_location.playbooks import definitions_of
 from noetl_dagster.engine.engine import Engine
 from noetl_dagster.events.state import ExecutionStatus
+from noetl_dagster.launcher.tags import LAUNCHER_TAG
 from noetl_dagster.resources.engines import EngineProvider
 from noetl_dagster.settings import EventTransport, LogFormat, Settings
 from noetl_dagster.tracing.ids import Position, span_id_of, trace_id_of
@@ -125,7 +130,7 @@ async def test_events_of_workers_carry_the_trace(
     assert set(carried) == {f"00-{command.trace_id}-{command.span_id}-01"}
 
 
-async def test_who_asks_over_http_is_linked(settings: Settings, collector: Collector, tmp_path: Any) -> None:
+async def test_who_asks_over_http_is_linked(settings: Settings, collector: Collector, tmp_path: Path) -> None:
     (tmp_path / "asked.yaml").write_text(text_of("asked", POOLED.replace("workers", "inline")))
     async with serving(settings, playbooks_path=tmp_path) as service:
         answer = await service.client.post(
@@ -139,18 +144,51 @@ async def test_who_asks_over_http_is_linked(settings: Settings, collector: Colle
     assert root.links == (("1" * 32, "2" * 16),)
 
 
+FANOUT = """
+workflow:
+  - step: start
+    loop: {in: "{{ range(6) }}", iterator: n}
+    spec: {loop_mode: fanout, fanout: {max_groups: 2, max_concurrent: 2}}
+    tool: {kind: python, input: {n: "{{ n }}"}, code: "result = n"}
+    next: [end]
+  - step: end
+    tool: {kind: python, code: "result = 1"}
+"""
+
+
+def assert_is_of_run(run: DagsterRun | None, collector: Collector) -> None:
+    """The ops of a run wrote one tree, and each names the other."""
+    asyncio.run(collector.whole("sample"))
+    root = collector.one("sample")
+    assert run is not None
+    assert run.tags["noetl/trace_id"] == root.trace_id
+    assert {span.name for span in collector.below(root)} == {"start", "end"}
+    assert len(collector.below(collector.one("start"))) == 6
+    for name in ("sample", "start", "end"):
+        assert collector.one(name).attributes["dagster.run_id"] == run.run_id
+
+
 def test_run_and_trace_name_each_other(
     noetl: EngineProvider, dagster_instance: DagsterInstance, collector: Collector
 ) -> None:
-    job = definitions_of([playbook(POOLED.replace("workers", "inline"))], noetl).resolve_job_def("sample")
+    job = definitions_of([playbook(FANOUT)], noetl).resolve_job_def("sample")
     result = job.execute_in_process(instance=dagster_instance)
     noetl.close()
-    root, run = collector.one("sample"), dagster_instance.get_run_by_id(result.run_id)
-    assert run is not None
-    assert run.tags["noetl/trace_id"] == root.trace_id
-    assert (
-        root.attributes["dagster.run_id"] == collector.one("start").attributes["dagster.run_id"] == run.run_id
-    )
+    assert_is_of_run(dagster_instance.get_run_by_id(result.run_id), collector)
+
+
+def test_a_driver_that_was_forked_sends_too(settings: Settings, collector: Collector, tmp_path: Path) -> None:
+    """The run server forks the drivers of warm runs, which live on after their run."""
+    (tmp_path / "sample.yaml").write_text(text_of("sample", FANOUT))
+    home = str(embedded.dagster_home(settings))
+    own = {"NOETL_WARM_COMMANDS": "true", "DAGSTER_HOME": home, **embedded.environment(settings)}
+    command = [sys.executable, "-m", "noetl_dagster", "run", str(tmp_path / "sample.yaml"), "--json"]
+    ended = subprocess.run(command, env={**os.environ, **own}, capture_output=True, text=True)
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    with DagsterInstance.from_config(home) as instance:
+        [run] = instance.get_runs()
+        assert LAUNCHER_TAG in run.tags
+        assert_is_of_run(run, collector)
 
 
 async def test_log_lines_say_where_they_belong(
