@@ -153,6 +153,7 @@ def _inside(image: Image, command: Sequence[str], what: Instruction, environment
         *_mounted(image),
         *_kernel("$root"),
         "mount -t tmpfs tmpfs $root/run",
+        "mount --bind /etc/resolv.conf $root/etc/resolv.conf",
         f"[ ! -e {AUTHORITIES} ] || cp -L {AUTHORITIES} $root/run/authorities.crt",
         f"exec chroot $root env -i {shlex.join(words)} /bin/sh -c 'cd \"$0\" && exec \"$@\"' "
         f"{shlex.quote(image.workdir)} {shlex.join(command)}",
@@ -186,10 +187,10 @@ def container(
         f"mount -t overlay overlay -o lowerdir={lowers} $root",
         *_kernel("$root"),
         *(f"mount -t tmpfs -o mode=1777 tmpfs $root{place}" for place in writable),
+        *(f"mount --bind /etc/{name} $root/etc/{name}" for name in ("hosts", "resolv.conf")),  # as a kubelet does
         *(f"mount --bind -o ro {shlex.quote(str(path))} $root{place}" for place, path in (mounts or {}).items()),
-        f"exec setpriv --no-new-privs --bounding-set=-all env -i {shlex.join(words)} "
-        f"chroot --userspec={user}:{group} --groups={group} $root "
-        f"/bin/sh -c 'cd \"$0\" && exec \"$@\"' {shlex.quote(image.workdir)} "
+        f"exec chroot $root setpriv --reuid={user} --regid={group} --clear-groups --bounding-set=-all --no-new-privs "
+        f"env -i {shlex.join(words)} /bin/sh -c 'cd \"$0\" && exec \"$@\"' {shlex.quote(image.workdir)} "
         f"{shlex.join([*image.entrypoint, *(image.command if command is None else command)])}",
     ]
     return ["unshare", "--mount", "--pid", "--fork", "--kill-child", "bash", "-c", "\n".join(script)]
@@ -235,6 +236,8 @@ def debian(folder: Path) -> Path:
         [maker, "--variant=minbase", SUITE, root, MIRROR], env=programs, capture_output=True, text=True
     )
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+    for name in ("hosts", "resolv.conf"):
+        (root / "etc" / name).touch()
     (root / "etc/apt/sources.list").unlink()
     (root / "etc/apt/sources.list.d/debian.sources").write_text(SOURCES)
     (root / "etc/dpkg/dpkg.cfg.d/slim").write_text(SLIM)
