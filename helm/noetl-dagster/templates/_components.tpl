@@ -145,7 +145,7 @@ worker-{{ $pool }}:
   token: {{ or $values.workers.containers $executors }}
   rights: {{ concat (ternary (list "launch") list $values.workers.containers) (ternary (list "executors") list $executors) | toJson }}
   command: [noetl-dagster, worker]
-  ports: {health: 8701}
+  ports: {health: 8701{{ if $executors }}, driver: 7078, driver-blocks: 7079{{ end }}}
   grace: {{ add $values.workers.drainSeconds 30 }}
   probes: {{- include "noetl.httpProbes" (dict "live" "/health" "ready" "/ready" "port" "health") | nindent 4 }}
   env:
@@ -170,8 +170,9 @@ run:
   role: run
   token: true
   rights: {{ concat (list "launch") (ternary (list "executors") list $executors) | toJson }}
-  command: []
-  env: {}
+  {{- if $executors }}
+  ports: {driver: 7078, driver-blocks: 7079}
+  {{- end }}
   secrets: {{ toJson $engine }}
   settings: true
   dagster: true
@@ -182,7 +183,7 @@ run:
 {{- if $executors }}
 executor:
   role: executor
-  ports: {block-manager: 7079}
+  ports: {blocks: 7079}
   values: {pod: {}}
   reaches: [run, postgresql, objects, tools, executor
     {{- range $pool, $own := $values.workers.pools }}, worker-{{ $pool }}{{ end }}]
