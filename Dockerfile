@@ -62,11 +62,12 @@ RUN python3 -m venv --without-pip /opt/noetl/.venv \
 COPY pyproject.toml README.md ./
 COPY schema ./schema
 COPY noetl_dagster ./noetl_dagster
-# uv leaves a note of when it read the wheel
+# uv leaves a note of when it read the wheel, and lists it
 RUN /opt/build/bin/uv build --wheel --out-dir dist --build-constraints requirements-build.lock --require-build-hashes \
     && /opt/build/bin/uv pip install --python /opt/noetl/.venv/bin/python --no-deps --no-index --find-links dist \
         noetl-dagster \
-    && rm /opt/noetl/.venv/lib/python3.*/site-packages/noetl_dagster-*.dist-info/uv_cache.json
+    && rm /opt/noetl/.venv/lib/python3.*/site-packages/noetl_dagster-*.dist-info/uv_cache.json \
+    && sed -i '/uv_cache.json/d' /opt/noetl/.venv/lib/python3.*/site-packages/noetl_dagster-*.dist-info/RECORD
 
 # The root file system will be read-only, so everything is compiled now. Compiled files that hold the time of their source
 # would be stale as soon as a builder rewrites times; these are taken as they are.

@@ -56,7 +56,9 @@ def read_dockerfile(path: Path) -> Dockerfile:
     stage: Stage | None = None
     for one in _instructions(path.read_text()):
         if one.keyword == "FROM":
-            base, _, name = re.split(r"(\s+AS\s+)", one.text) if " AS " in one.text else (one.text, "", one.text)
+            base, _, name = (
+                re.split(r"(\s+AS\s+)", one.text) if " AS " in one.text else (one.text, "", one.text)
+            )
             stage = Stage(name, expand(base, found.arguments))
             found.stages[name] = stage
         elif stage is None:
@@ -106,7 +108,9 @@ def context_files(folder: Path, ignore: Path) -> list[Path]:
         for line in ignore.read_text().splitlines()
         if line and not line.startswith("#")
     ]
-    tops = [re.compile(f"{_glob(line[1:])}(/|$)") for line in ignore.read_text().splitlines() if line[:1] == "!"]
+    tops = [
+        re.compile(f"{_glob(line[1:])}(/|$)") for line in ignore.read_text().splitlines() if line[:1] == "!"
+    ]
     found = []
     for path in sorted(_walk(folder, folder, tops)):
         taken = True

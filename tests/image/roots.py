@@ -155,7 +155,7 @@ def _inside(image: Image, command: Sequence[str], what: Instruction, environment
         "mount -t tmpfs tmpfs $root/run",
         "mount --bind /etc/resolv.conf $root/etc/resolv.conf",
         f"[ ! -e {AUTHORITIES} ] || cp -L {AUTHORITIES} $root/run/authorities.crt",
-        f"exec chroot $root env -i {shlex.join(words)} /bin/sh -c 'cd \"$0\" && exec \"$@\"' "
+        f'exec chroot $root env -i {shlex.join(words)} /bin/sh -c \'cd "$0" && exec "$@"\' '
         f"{shlex.quote(image.workdir)} {shlex.join(command)}",
     ]
     _in_namespace("\n".join(script), what, {})
@@ -187,10 +187,15 @@ def container(
         f"mount -t overlay overlay -o lowerdir={lowers} $root",
         *_kernel("$root"),
         *(f"mount -t tmpfs -o mode=1777 tmpfs $root{place}" for place in writable),
-        *(f"mount --bind /etc/{name} $root/etc/{name}" for name in ("hosts", "resolv.conf")),  # as a kubelet does
-        *(f"mount --bind -o ro {shlex.quote(str(path))} $root{place}" for place, path in (mounts or {}).items()),
+        *(
+            f"mount --bind /etc/{name} $root/etc/{name}" for name in ("hosts", "resolv.conf")
+        ),  # as a kubelet does
+        *(
+            f"mount --bind -o ro {shlex.quote(str(path))} $root{place}"
+            for place, path in (mounts or {}).items()
+        ),
         f"exec chroot $root setpriv --reuid={user} --regid={group} --clear-groups --bounding-set=-all --no-new-privs "
-        f"env -i {shlex.join(words)} /bin/sh -c 'cd \"$0\" && exec \"$@\"' {shlex.quote(image.workdir)} "
+        f'env -i {shlex.join(words)} /bin/sh -c \'cd "$0" && exec "$@"\' {shlex.quote(image.workdir)} '
         f"{shlex.join([*image.entrypoint, *(image.command if command is None else command)])}",
     ]
     return ["unshare", "--mount", "--pid", "--fork", "--kill-child", "bash", "-c", "\n".join(script)]

@@ -103,10 +103,10 @@ def test_nobody_writes_into_the_image(platform: Image) -> None:
     assert set(writable.stdout.split()) <= {"/opt/noetl/dagster", "/var/lib/noetl"}
 
 
-def test_a_file_without_settings_of_its_own_says_what_is_missing(platform: Image) -> None:
+def test_without_settings_it_says_what_is_missing(platform: Image) -> None:
     done = ran(platform, *platform.command)
 
-    assert done.returncode == 1
+    assert done.returncode != 0
     assert "NOETL_DB_URL" in done.stdout + done.stderr
 
 
@@ -139,7 +139,9 @@ def test_a_second_build_is_the_same(images: dict[str, Image], dockerfile: Docker
     again.mkdir()
     below = images["base"]
     # a stack of its own, since an overlay belongs to one at a time
-    built = {"base": replace(below, layers=(shutil.copytree(below.layers[0], again / "base"), *below.layers[1:]))}
+    built = {
+        "base": replace(below, layers=(shutil.copytree(below.layers[0], again / "base"), *below.layers[1:]))
+    }
     build(dockerfile, "build", folder / "context", below.layers[-1], again, built)
 
     first, second = (digests(one["build"].layers[0] / "opt/noetl") for one in (images, built))
@@ -203,7 +205,13 @@ async def test_an_executor_works_for_its_driver(
         "spark.python.daemon.module": "noetl_dagster.spark.daemon",
     }
     address = ["--host", LOCAL, "--port", str(master_port), "--webui-port", "0"]
-    main = ["/opt/java/bin/java", "-cp", "/opt/spark/jars/*", "org.apache.spark.deploy.master.Master", *address]
+    main = [
+        "/opt/java/bin/java",
+        "-cp",
+        "/opt/spark/jars/*",
+        "org.apache.spark.deploy.master.Master",
+        *address,
+    ]
     with started(spark, *main, SPARK_LOCAL_IP=LOCAL) as leader:
         _until_line(leader, "I have been elected leader")
         driving = started(

@@ -82,7 +82,9 @@ def test_the_layout_is_what_the_chart_counts_on() -> None:
     assert environment["JAVA_HOME"]
     assert rules.last(dockerfile, "platform", "USER") == "10001:10001"
     assert rules.last(dockerfile, "platform", "WORKDIR") == "/opt/noetl"
-    assert rules.last(dockerfile, "spark", "ENTRYPOINT") == '["/opt/entrypoint.sh"]'  # where Spark looks for it
+    assert (
+        rules.last(dockerfile, "spark", "ENTRYPOINT") == '["/opt/entrypoint.sh"]'
+    )  # where Spark looks for it
 
 
 def test_what_it_sets_is_what_settings_read() -> None:
@@ -149,7 +151,9 @@ def test_what_builds_the_image_is_pinned_too() -> None:
     setup = (PROJECT / "scripts/setup").read_text()
     assert f"uv=={builders['uv'][0]}" in setup  # make setup and the image install with the same
     assert {"hatchling", "setuptools", "wheel"} <= set(builders)
-    backend = Requirement(tomllib.loads((PROJECT / "pyproject.toml").read_text())["build-system"]["requires"][0])
+    backend = Requirement(
+        tomllib.loads((PROJECT / "pyproject.toml").read_text())["build-system"]["requires"][0]
+    )
     assert builders["hatchling"][0] in backend.specifier
 
 

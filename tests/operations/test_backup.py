@@ -251,7 +251,9 @@ async def _stored(settings: Settings) -> list[Any]:
     pool = await open_pool(settings.db_url or "", size=2)
     try:
         async with ResultStore(settings, pool) as store:
-            rows = await pool.fetch("SELECT ref FROM noetl.result_ref WHERE source_step = 'write' AND kind = 'object'")
+            rows = await pool.fetch(
+                "SELECT ref FROM noetl.result_ref WHERE source_step = 'write' AND kind = 'object'"
+            )
             values = [await store.get(row["ref"]) for row in rows]
             return [value for value in values if isinstance(value, dict) and "n" in value]
     finally:
