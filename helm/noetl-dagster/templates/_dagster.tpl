@@ -37,7 +37,9 @@ run_launcher:
       pod_spec_config:
         security_context: {{- include "noetl.podSecurity" 10001 | nindent 10 }}
         enable_service_links: false
-        {{- include "noetl.placement" (dict "root" . "name" "run" "pod" (omit $pod "topologySpread")) | nindent 8 }}
+        {{- with include "noetl.placement" (dict "root" . "name" "run" "pod" (omit $pod "topologySpread")) }}
+        {{- . | nindent 8 }}
+        {{- end }}
       {{- with pick $pod "labels" "annotations" }}
       pod_template_spec_metadata: {{- toYaml . | nindent 8 }}
       {{- end }}
