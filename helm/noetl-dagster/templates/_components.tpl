@@ -94,7 +94,7 @@ api:
   env:
     NOETL_SERVICE_HOST: 0.0.0.0
     NOETL_SERVICE_PORT: "8700"
-    NOETL_SERVICE_PROCESSES: {{ $values.api.processes | quote }}
+    NOETL_SERVICE_PROCESSES: {{ int64 $values.api.processes | quote }}
     NOETL_RUN_LAUNCHER: {{ $values.api.launcher }}
     {{- if $values.api.tls.secretName }}
     NOETL_SERVICE_TLS_CERT: /opt/noetl/tls/tls.crt
@@ -150,7 +150,7 @@ worker-{{ $pool }}:
   rights: {{ concat (ternary (list "launch") list $jobs) $sparkRights $readers | toJson }}
   command: [noetl-dagster, worker]
   ports: {health: 8701{{ if $executors }}, driver: 7078, driver-blocks: 7079{{ end }}}
-  grace: {{ add $values.workers.drainSeconds 30 }}
+  grace: {{ add (int64 $values.workers.drainSeconds) 30 }}
   probes: {{- include "noetl.httpProbes" (dict "live" "/health" "ready" "/ready" "port" "health") | nindent 4 }}
   env:
     {{- with $values.workers.serverUrl }}
@@ -160,8 +160,8 @@ worker-{{ $pool }}:
     NOETL_HEALTH_HOST: 0.0.0.0
     NOETL_HEALTH_PORT: "8701"
     NOETL_WORKER_POOL: {{ $pool }}
-    NOETL_WORKER_SLOTS: {{ $worker.slots | quote }}
-    NOETL_WORKER_DRAIN_SECONDS: {{ $values.workers.drainSeconds | quote }}
+    NOETL_WORKER_SLOTS: {{ int64 $worker.slots | quote }}
+    NOETL_WORKER_DRAIN_SECONDS: {{ int64 $values.workers.drainSeconds | quote }}
     {{- with $worker.toolPools }}
     NOETL_WORKER_TOOL_POOLS: {{ toJson . | quote }}
     {{- end }}

@@ -53,7 +53,7 @@ run_coordinator:
   class: QueuedRunCoordinator
 concurrency:
   runs:
-    max_concurrent_runs: {{ $values.runs.maxConcurrent }}
+    max_concurrent_runs: {{ int64 $values.runs.maxConcurrent }}
     {{- with $values.runs.tagLimits }}
     tag_concurrency_limits: {{- toYaml . | nindent 6 }}
     {{- end }}
@@ -63,10 +63,10 @@ concurrency:
 {{- with $values.dagster.runMonitoring }}
 run_monitoring:
   enabled: {{ .enabled }}
-  start_timeout_seconds: {{ .startTimeoutSeconds }}
-  cancel_timeout_seconds: {{ .cancelTimeoutSeconds }}
-  max_resume_run_attempts: {{ .maxResumeRunAttempts }}
-  poll_interval_seconds: {{ .pollIntervalSeconds }}
+  start_timeout_seconds: {{ int64 .startTimeoutSeconds }}
+  cancel_timeout_seconds: {{ int64 .cancelTimeoutSeconds }}
+  max_resume_run_attempts: {{ int64 .maxResumeRunAttempts }}
+  poll_interval_seconds: {{ int64 .pollIntervalSeconds }}
 {{- end }}
 compute_logs: {{- include "noetl.computeLogs" . | trim | nindent 2 }}
 local_artifact_storage:
@@ -97,7 +97,7 @@ config:
   base_dir: /var/lib/noetl/compute
   bucket: {{ $bucket }}
   prefix: {{ $logs.prefix }}
-  upload_interval: {{ $logs.uploadInterval }}
+  upload_interval: {{ int64 $logs.uploadInterval }}
   {{- if $endpoint }}
   endpoint_url: {{ $endpoint }}
   {{- else }}
@@ -109,7 +109,7 @@ class: S3ComputeLogManager
 config:
   bucket: {{ $bucket }}
   prefix: {{ $logs.prefix }}
-  upload_interval: {{ $logs.uploadInterval }}
+  upload_interval: {{ int64 $logs.uploadInterval }}
   local_dir: /var/lib/noetl/compute
   {{- with $endpoint }}
   endpoint_url: {{ . }}

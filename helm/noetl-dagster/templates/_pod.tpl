@@ -144,12 +144,7 @@ topologySpreadConstraints:
 {{- end }}
 {{- include "noetl.secretVariables" (dict "root" $root "names" .component.secrets) }}
 {{- if .component.tools }}
-{{- $limits := default dict .component.values.resources.limits }}
-{{- if $limits.cpu }}
-- name: NOETL_RUN_PROCESSES
-  valueFrom: {resourceFieldRef: {resource: limits.cpu}}
-{{- end }}
-{{- include "noetl.sparkVariables" (dict "root" $root "memory" $limits.memory) }}
+{{- include "noetl.sparkVariables" $root }}
 {{- end }}
 {{- with .pod.extraEnv }}
 {{ toYaml . }}
