@@ -17,6 +17,10 @@ reaches   components and outside services that it connects to: all that network 
 {{- $engine := list "dbUrl" "dagsterDbUrl" "natsUrl" "credentialKey" "minioAccessKey" "minioSecretKey" }}
 {{- $traced := ternary (list "tracing") list (ne $values.tracing.endpoint "") }}
 {{- $executors := eq $values.spark.mode "kubernetes" }}
+{{- $jobs := $values.workers.containers }}
+{{- $readers := ternary (list "secrets") list (gt (len $values.rbac.readSecrets) 0) }}
+{{- $sparkRights := ternary (list "executors") list $executors }}
+{{- $cluster := or $jobs $executors $readers }}
 {{- if $values.dagster.enabled }}
 webserver:
   kind: Deployment
@@ -90,7 +94,7 @@ api:
   env:
     NOETL_SERVICE_HOST: 0.0.0.0
     NOETL_SERVICE_PORT: "8700"
-    NOETL_SERVICE_PROCESSES: {{ $values.api.processes | quote }}
+    NOETL_SERVICE_PROCESSES: {{ int64 $values.api.processes | quote }}
     NOETL_RUN_LAUNCHER: {{ $values.api.launcher }}
     {{- if $values.api.tls.secretName }}
     NOETL_SERVICE_TLS_CERT: /opt/noetl/tls/tls.crt
@@ -142,19 +146,22 @@ worker-{{ $pool }}:
   scaled: {{ ne $worker.autoscaling.kind "none" }}
   strategy: {type: RollingUpdate, rollingUpdate: {maxSurge: 25%, maxUnavailable: 25%}}
   role: worker
-  token: {{ or $values.workers.containers $executors }}
-  rights: {{ concat (ternary (list "launch") list $values.workers.containers) (ternary (list "executors") list $executors) | toJson }}
+  token: {{ not (empty $cluster) }}
+  rights: {{ concat (ternary (list "launch") list $jobs) $sparkRights $readers | toJson }}
   command: [noetl-dagster, worker]
   ports: {health: 8701{{ if $executors }}, driver: 7078, driver-blocks: 7079{{ end }}}
-  grace: {{ add $values.workers.drainSeconds 30 }}
+  grace: {{ add (int64 $values.workers.drainSeconds) 30 }}
   probes: {{- include "noetl.httpProbes" (dict "live" "/health" "ready" "/ready" "port" "health") | nindent 4 }}
   env:
+    {{- with $values.workers.serverUrl }}
+    NOETL_SERVER_URL: {{ . }}
+    {{- end }}
     NOETL_EVENT_TRANSPORT: {{ $values.workers.transport }}
     NOETL_HEALTH_HOST: 0.0.0.0
     NOETL_HEALTH_PORT: "8701"
     NOETL_WORKER_POOL: {{ $pool }}
-    NOETL_WORKER_SLOTS: {{ $worker.slots | quote }}
-    NOETL_WORKER_DRAIN_SECONDS: {{ $values.workers.drainSeconds | quote }}
+    NOETL_WORKER_SLOTS: {{ int64 $worker.slots | quote }}
+    NOETL_WORKER_DRAIN_SECONDS: {{ int64 $values.workers.drainSeconds | quote }}
     {{- with $worker.toolPools }}
     NOETL_WORKER_TOOL_POOLS: {{ toJson . | quote }}
     {{- end }}
@@ -163,13 +170,14 @@ worker-{{ $pool }}:
   playbooks: true
   shared: true
   tools: true
-  reaches: {{ concat $stores $traced (list "api" "tools") (ternary (list "executor") list $executors) (ternary (list "kubernetes") list (or $values.workers.containers $executors)) | toJson }}
+  serverCa: true
+  reaches: {{ concat $stores $traced (list "api" "tools") (ternary (list "executor") list $executors) (ternary (list "kubernetes") list (not (empty $cluster))) | toJson }}
 {{- end }}
 run:
   values: {{ toJson $values.runs }}
   role: run
   token: true
-  rights: {{ concat (list "launch") (ternary (list "executors") list $executors) | toJson }}
+  rights: {{ concat (list "launch") $sparkRights $readers | toJson }}
   {{- if $executors }}
   ports: {driver: 7078, driver-blocks: 7079}
   {{- end }}
@@ -179,6 +187,7 @@ run:
   playbooks: true
   shared: true
   tools: true
+  serverCa: true
   reaches: {{ concat $stores $traced (list "api" "kubernetes" "tools") (ternary (list "executor") list $executors) | toJson }}
 {{- if $executors }}
 executor:
@@ -213,6 +222,7 @@ test:
   settings: true
   playbooks: true
   shared: true
+  serverCa: true
   reaches: {{ append $stores "api" | toJson }}
 {{- include "noetl.trialComponents" . }}
 {{- end -}}

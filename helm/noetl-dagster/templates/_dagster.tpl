@@ -37,7 +37,9 @@ run_launcher:
       pod_spec_config:
         security_context: {{- include "noetl.podSecurity" 10001 | nindent 10 }}
         enable_service_links: false
-        {{- include "noetl.placement" (dict "root" . "name" "run" "pod" (omit $pod "topologySpread")) | nindent 8 }}
+        {{- with include "noetl.placement" (dict "root" . "name" "run" "pod" (omit $pod "topologySpread")) }}
+        {{- . | nindent 8 }}
+        {{- end }}
       {{- with pick $pod "labels" "annotations" }}
       pod_template_spec_metadata: {{- toYaml . | nindent 8 }}
       {{- end }}
@@ -51,7 +53,7 @@ run_coordinator:
   class: QueuedRunCoordinator
 concurrency:
   runs:
-    max_concurrent_runs: {{ $values.runs.maxConcurrent }}
+    max_concurrent_runs: {{ int64 $values.runs.maxConcurrent }}
     {{- with $values.runs.tagLimits }}
     tag_concurrency_limits: {{- toYaml . | nindent 6 }}
     {{- end }}
@@ -61,10 +63,10 @@ concurrency:
 {{- with $values.dagster.runMonitoring }}
 run_monitoring:
   enabled: {{ .enabled }}
-  start_timeout_seconds: {{ .startTimeoutSeconds }}
-  cancel_timeout_seconds: {{ .cancelTimeoutSeconds }}
-  max_resume_run_attempts: {{ .maxResumeRunAttempts }}
-  poll_interval_seconds: {{ .pollIntervalSeconds }}
+  start_timeout_seconds: {{ int64 .startTimeoutSeconds }}
+  cancel_timeout_seconds: {{ int64 .cancelTimeoutSeconds }}
+  max_resume_run_attempts: {{ int64 .maxResumeRunAttempts }}
+  poll_interval_seconds: {{ int64 .pollIntervalSeconds }}
 {{- end }}
 compute_logs: {{- include "noetl.computeLogs" . | trim | nindent 2 }}
 local_artifact_storage:
@@ -95,7 +97,7 @@ config:
   base_dir: /var/lib/noetl/compute
   bucket: {{ $bucket }}
   prefix: {{ $logs.prefix }}
-  upload_interval: {{ $logs.uploadInterval }}
+  upload_interval: {{ int64 $logs.uploadInterval }}
   {{- if $endpoint }}
   endpoint_url: {{ $endpoint }}
   {{- else }}
@@ -107,7 +109,7 @@ class: S3ComputeLogManager
 config:
   bucket: {{ $bucket }}
   prefix: {{ $logs.prefix }}
-  upload_interval: {{ $logs.uploadInterval }}
+  upload_interval: {{ int64 $logs.uploadInterval }}
   local_dir: /var/lib/noetl/compute
   {{- with $endpoint }}
   endpoint_url: {{ . }}

@@ -50,7 +50,8 @@ annotations: {{- toYaml . | nindent 2 }}
 
 {{- define "noetl.serviceAccount" -}}
 {{- $own := printf "%s-%s" (include "noetl.fullname" .root) .role -}}
-{{- get .root.Values.serviceAccounts.names .role | default (ternary $own "default" .root.Values.serviceAccounts.create) -}}
+{{- $given := get .root.Values.serviceAccounts.roles .role | default dict -}}
+{{- $given.name | default (ternary $own "default" .root.Values.serviceAccounts.create) -}}
 {{- end -}}
 
 {{/* Whether a service of trials is part of the release: provisioning cannot come before it then. */}}

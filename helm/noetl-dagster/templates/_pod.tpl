@@ -5,10 +5,10 @@ Pods that Dagster launches get the same variables, volumes and mounts from dagst
 {{- define "noetl.pod" -}}
 {{- $root := .root }}
 {{- $component := .component }}
-{{- $pod := include "noetl.podValues" . | fromYaml }}
+{{- $pod := include "noetl.podValues" . | fromYaml -}}
 metadata:
   labels:
-    {{- include "noetl.labels" (dict "root" $root "name" .name) | nindent 4 }}
+    {{- include "noetl.selector" (dict "root" $root "name" .name) | nindent 4 }}
     {{- with $pod.labels }}
     {{- toYaml . | nindent 4 }}
     {{- end }}
@@ -40,7 +40,7 @@ spec:
   enableServiceLinks: false  # variables such as NOETL_SERVICE_HOST would be taken for settings
   terminationGracePeriodSeconds: {{ default 30 $component.grace }}
   securityContext: {{- include "noetl.podSecurity" (default 10001 $component.user) | nindent 4 }}
-  {{- include "noetl.placement" (dict "root" $root "name" .name "pod" $pod) | nindent 2 }}
+  {{- include "noetl.placement" (dict "root" $root "name" .name "pod" $pod) | trim | nindent 2 }}
   containers:
     - name: {{ $component.kind | eq "StatefulSet" | ternary .name "main" }}
       image: {{ default (include "noetl.image" $root) $component.image }}
@@ -107,7 +107,7 @@ capabilities: {drop: [ALL]}
 {{- with .pod.topologySpread }}
 topologySpreadConstraints:
   {{- range . }}
-  - {{- toYaml . | nindent 4 }}
+  - {{ toYaml . | nindent 4 | trim }}
     labelSelector:
       matchLabels: {{- include "noetl.selector" (dict "root" $.root "name" $.name) | nindent 8 }}
   {{- end }}
@@ -139,14 +139,12 @@ topologySpreadConstraints:
 - name: {{ $name }}
   valueFrom: {secretKeyRef: {{ toJson $entry }}}
 {{- end }}
+{{- if and .component.serverCa (include "noetl.serverCa" $root) }}
+- {name: NOETL_SERVER_CA, value: /opt/noetl/server-ca/ca.crt}
+{{- end }}
 {{- include "noetl.secretVariables" (dict "root" $root "names" .component.secrets) }}
 {{- if .component.tools }}
-{{- $limits := default dict .component.values.resources.limits }}
-{{- if $limits.cpu }}
-- name: NOETL_RUN_PROCESSES
-  valueFrom: {resourceFieldRef: {resource: limits.cpu}}
-{{- end }}
-{{- include "noetl.sparkVariables" (dict "root" $root "memory" $limits.memory) }}
+{{- include "noetl.sparkVariables" $root }}
 {{- end }}
 {{- with .pod.extraEnv }}
 {{ toYaml . }}
@@ -180,6 +178,9 @@ topologySpreadConstraints:
 {{- end }}
 {{- if .component.tls }}
 - {name: tls, mountPath: /opt/noetl/tls, readOnly: true}
+{{- end }}
+{{- if and .component.serverCa (include "noetl.serverCa" .root) }}
+- {name: server-ca, mountPath: /opt/noetl/server-ca, readOnly: true}
 {{- end }}
 {{- with .component.files }}
 - {name: files, mountPath: {{ .path }}, readOnly: true}
@@ -231,12 +232,20 @@ topologySpreadConstraints:
 {{- with .component.tls }}
 - {name: tls, secret: {secretName: {{ . }}}}
 {{- end }}
+{{- if and .component.serverCa (include "noetl.serverCa" .root) }}
+- {name: server-ca, secret: {secretName: {{ $values.api.tls.secretName }}, items: [{key: {{ $values.api.tls.ca }}, path: ca.crt}]}}
+{{- end }}
 {{- with .component.files }}
 - {name: files, configMap: {name: {{ .configMap }}}}
 {{- end }}
 {{- with .pod.extraVolumes }}
 {{ toYaml . }}
 {{- end }}
+{{- end -}}
+
+{{/* Whether clients of the API have to be told whom to trust. */}}
+{{- define "noetl.serverCa" -}}
+{{- with .Values.api }}{{ if and .enabled .tls.secretName .tls.ca }}true{{ end }}{{ end -}}
 {{- end -}}
 
 {{/* The volume that playbooks come from; nothing: the image has them. */}}

@@ -21,3 +21,16 @@ secrets:  # of the secrets provider kubernetes
   - {apiGroups: [""], resources: [secrets], resourceNames: {{ toJson . }}, verbs: [get]}
 {{- end }}
 {{- end -}}
+
+{{/* The service account of a role, where it is the release's own. Tokens are a matter of its pods. */}}
+{{- define "noetl.account" -}}
+{{- $accounts := .root.Values.serviceAccounts }}
+{{- $given := get $accounts.roles .role | default dict }}
+{{- if and $accounts.create (not $given.name) }}
+---
+apiVersion: v1
+kind: ServiceAccount
+metadata: {{- include "noetl.metadata" (dict "root" .root "name" .role "annotations" (merge .annotations (default dict $given.annotations) $accounts.annotations)) | nindent 2 }}
+automountServiceAccountToken: false
+{{- end }}
+{{- end -}}

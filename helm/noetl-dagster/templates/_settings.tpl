@@ -8,8 +8,8 @@ NOETL_LOG_FORMAT: json
 NOETL_LOG_LEVEL: {{ .logLevel }}
 NOETL_PLAYBOOKS_PATH: /opt/noetl/playbooks
 NOETL_DEFAULT_STORE_TIER: {{ .storage.tier }}
-{{- if .nats.enabled }}
-NOETL_NATS_REPLICAS: {{ .nats.replicas | quote }}
+{{- with int .nats.streamReplicas | default (ternary (int .nats.replicas) 1 .nats.enabled) }}
+NOETL_NATS_REPLICAS: {{ . | quote }}
 {{- end }}
 {{- with include "noetl.minioEndpoint" $ }}
 NOETL_MINIO_ENDPOINT: {{ . }}
@@ -34,7 +34,7 @@ NOETL_TRACING_ENDPOINT: {{ . }}
 NOETL_TRACING_SAMPLING: {{ $.Values.tracing.sampling | quote }}
 {{- end }}
 {{- range $name, $value := .settings }}
-{{ $name }}: {{ $value | toString | quote }}
+{{ $name }}: {{ kindIs "string" $value | ternary $value (toJson $value) | quote }}
 {{- end }}
 {{- end }}
 {{- end -}}
@@ -89,20 +89,9 @@ minioSecretKey: {variable: NOETL_MINIO_SECRET_KEY, provided: {{ .Values.minio.en
 {{- end }}
 {{- end -}}
 
-{{/* Text such as 4Gi or 512M in MiB. */}}
-{{- define "noetl.mebibytes" -}}
-{{- $text := . | toString -}}
-{{- if hasSuffix "Gi" $text }}{{ mulf (trimSuffix "Gi" $text | float64) 1024 | int64 }}
-{{- else if hasSuffix "Mi" $text }}{{ trimSuffix "Mi" $text | int64 }}
-{{- else if hasSuffix "G" $text }}{{ mulf (trimSuffix "G" $text | float64) 953.67 | int64 }}
-{{- else if hasSuffix "M" $text }}{{ mulf (trimSuffix "M" $text | float64) 0.95367 | int64 }}
-{{- else }}{{ fail (printf "memory %s: write it with Gi, Mi, G or M" $text) }}
-{{- end }}
-{{- end -}}
-
-{{/* What a process that runs tools has to know of its own pod, and of Spark. */}}
+{{/* Spark, for a process that runs tools. How many cores and how much memory its pod has it finds itself. */}}
 {{- define "noetl.sparkVariables" -}}
-{{- $spark := .root.Values.spark -}}
+{{- $spark := .Values.spark -}}
 {{- $config := dict }}
 {{- if eq $spark.mode "connect" }}
 - name: NOETL_SPARK_REMOTE
@@ -112,15 +101,14 @@ minioSecretKey: {variable: NOETL_MINIO_SECRET_KEY, provided: {{ .Values.minio.en
 - name: NOETL_SPARK_MASTER
   value: {{ required "spark.master: the address of the master, spark://host:7077" $spark.master }}
 {{- else if eq $spark.mode "kubernetes" }}
-{{- $config = include "noetl.sparkOnKubernetes" .root | fromYaml }}
+{{- $config = include "noetl.sparkOnKubernetes" . | fromYaml }}
 - name: POD_NAME
   valueFrom: {fieldRef: {fieldPath: metadata.name}}
 - name: NOETL_SPARK_MASTER
   value: {{ default "k8s://https://kubernetes.default.svc" $spark.master }}
 {{- end }}
-{{- with .memory }}
-- name: NOETL_SPARK_DRIVER_MEMORY
-  value: {{ printf "%dm" (mulf (include "noetl.mebibytes" .) $spark.driverMemoryShare | int64) }}
+{{- with $spark.driverMemory }}
+- {name: NOETL_SPARK_DRIVER_MEMORY, value: {{ . }}}
 {{- end }}
 {{- end }}
 {{- with mergeOverwrite $config $spark.config }}
