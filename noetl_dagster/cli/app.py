@@ -100,6 +100,10 @@ class Commands(LazyGroup):
             "noetl_dagster.cli.commands.control:maintain",
             "Make the coming months' partitions, drop old ones (NOETL_RETENTION_DAYS), delete expired results.",
         ),
+        "missing": Place(
+            "noetl_dagster.cli.commands.control:missing",
+            "List results that the log knows and whose bytes are gone; exit code 1 when there are any.",
+        ),
         "settings": Place(
             "noetl_dagster.cli.commands.documents:settings",
             "Show the settings of this process; secrets are hidden.",

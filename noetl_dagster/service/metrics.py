@@ -160,6 +160,7 @@ class Situation(Collector):
         waiting: commands that no worker has claimed, by tool kind.
         oldest: the seconds for which the one of them that came first has waited.
         lag: worker events in NATS; None while NATS does not say.
+        projection_lag: age in seconds of the oldest event that ``noetl.execution`` does not have.
     """
 
     waiting: Mapping[str, int]
@@ -168,6 +169,7 @@ class Situation(Collector):
     dead_letters: int
     lag: int | None
     workers: Sequence[WorkerReport]
+    projection_lag: float = 0.0
 
     def collect(self) -> Iterable[Metric]:
         yield _gauge("noetl_queue_depth", "Commands that wait for a worker", sum(self.waiting.values()))
@@ -182,6 +184,11 @@ class Situation(Collector):
         yield _gauge("noetl_dead_letters", "Messages put aside in noetl.dead_letter", self.dead_letters)
         if self.lag is not None:
             yield _gauge("noetl_ingest_lag_messages", "Worker events in NATS, not in the log yet", self.lag)
+        yield _gauge(
+            "noetl_projection_lag_seconds",
+            "Age of the oldest event that noetl.execution does not have",
+            self.projection_lag,
+        )
         yield _gauge("noetl_workers", "Workers that report", len(self.workers))
         slots = _by_worker("noetl_worker_slots", "Commands that a worker runs at once")
         tasks = _by_worker("noetl_worker_active_tasks", "Commands that a worker runs now")

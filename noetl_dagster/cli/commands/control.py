@@ -1,4 +1,4 @@
-"""``project``, ``reap`` and ``maintain``: the control plane's upkeep without Dagster's daemon."""
+"""``project``, ``reap``, ``maintain`` and ``missing``: the control plane's upkeep without Dagster's daemon."""
 
 from __future__ import annotations
 
@@ -8,10 +8,12 @@ from contextlib import asynccontextmanager, suppress
 from typing import Annotated, Any
 
 import asyncpg
+import orjson
 import typer
 
 from noetl_dagster import embedded
 from noetl_dagster.cli.commands.ingest import stop_on_signals
+from noetl_dagster.cli.console import notes
 from noetl_dagster.cli.session import open_session
 from noetl_dagster.engine.loops.release import release_expired
 from noetl_dagster.engine.recovery.reaper import Reaper
@@ -23,6 +25,7 @@ from noetl_dagster.events.log import EventLog
 from noetl_dagster.events.projection.projector import INTERVAL, Projection
 from noetl_dagster.events.schema import apply_schema
 from noetl_dagster.settings import Settings, get_settings
+from noetl_dagster.storage.store import ResultStore
 from noetl_dagster.transport.intake import EventIntake
 
 Once = Annotated[bool, typer.Option("--once", help="do what is due and end")]
@@ -48,6 +51,43 @@ def maintain() -> None:
     """Make the coming months' partitions, drop old ones (NOETL_RETENTION_DAYS), delete expired results."""
     with open_session() as session:
         typer.echo(str(run_sync(session.engine.maintenance().run())))
+
+
+def missing(
+    execution_id: Annotated[
+        int | None, typer.Argument(help="of this execution alone; default: of all", show_default=False)
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="for programs: an object a line")] = False,
+) -> None:
+    """List results that the log knows and whose bytes are gone; exit code 1 when there are any."""
+    raise typer.Exit(int(asyncio.run(_missing(execution_id, as_json=as_json)) > 0))
+
+
+async def _missing(execution_id: int | None, *, as_json: bool) -> int:
+    settings = embedded.ensure(get_settings())
+    assert settings.db_url is not None
+    pool = await open_pool(settings.db_url, size=2, application="noetl missing")
+    found = 0
+    try:
+        async with ResultStore(settings, pool) as store:
+            async for ref in store.missing(execution_id):
+                found += 1
+                place = {
+                    "execution_id": str(ref.execution_id),
+                    "step": ref.source_step,
+                    "name": ref.name,
+                    "physical_uri": ref.physical_uri,
+                }
+                line = "{execution_id} {step} {name}: nothing is at {physical_uri}".format(**place)
+                typer.echo(orjson.dumps(place).decode() if as_json else line)
+    finally:
+        await pool.close()
+    if found:
+        notes.print(
+            f"{found} results are gone: bring their objects back, or run these executions anew; "
+            "one that needs a missing result fails when it is resumed"
+        )
+    return found
 
 
 async def _project(*, once: bool, rebuild: bool) -> None:
