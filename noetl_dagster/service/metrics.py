@@ -145,7 +145,7 @@ class Metrics:
         for value in values:
             series.observe(max(value, 0.0))
 
-    def text(self, now: Situation) -> bytes:
+    def text(self, now: Collector) -> bytes:
         """One scrape in Prometheus' text format, version 0.0.4."""
         scrape = CollectorRegistry()
         scrape.register(now)
