@@ -49,9 +49,9 @@ class Health(Collector):
 
     Attributes:
         client: the connection to NATS that has to answer, where the process has one.
+        working: it has all that it needs; its services are looked at.
         trouble: says what has ended that must not; None: nothing.
         turned: when the work last went on, monotonic; None: nobody tells.
-        lag: seconds by which the projection is behind, where the process knows.
     """
 
     def __init__(self, settings: Settings, *, stuck_after: float = STUCK_SECONDS) -> None:
@@ -65,7 +65,6 @@ class Health(Collector):
         self.trouble: Callable[[], str | None] = lambda: None
         self.turned: Callable[[], float] | None = None
         self.working = False
-        self.lag: float | None = None
         self.metrics = Metrics()
 
     def drain(self) -> None:
@@ -149,10 +148,6 @@ class Health(Collector):
         ready, live = self.unready() is None, self.stuck() is None
         yield GaugeMetricFamily("noetl_process_ready", "Whether the process can do its work", value=ready)
         yield GaugeMetricFamily("noetl_process_live", "Whether its loops go on", value=live)
-        if self.lag is not None:
-            yield GaugeMetricFamily(
-                "noetl_projection_lag_seconds", "Age of the oldest event not projected", value=self.lag
-            )
 
 
 async def opened(health: Health | None, open_: Callable[[], Awaitable[T]]) -> T:

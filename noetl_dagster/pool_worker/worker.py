@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import logging
 import socket
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 
@@ -150,10 +151,17 @@ class PoolWorker:
             return "a task that claims, runs or reports has ended"
         return None
 
-    async def run(self, stop: asyncio.Event) -> None:
-        """Works until ``stop`` is set; then takes nothing more and lets what runs come to its end."""
+    async def run(self, stop: asyncio.Event, begun: Callable[[], None] = lambda: None) -> None:
+        """Works until ``stop`` is set; then takes nothing more and lets what runs come to its end.
+
+        Args:
+            begun: called as soon as it takes commands.
+        """
         await self._watch.open()
-        if await self._control.register(self.report()):
+        batches = await self._registered(stop)
+        if batches is None:
+            return
+        if batches:
             await self._take_batches()
         else:
             self._take_singly()
@@ -164,11 +172,22 @@ class PoolWorker:
         tasks += [asyncio.create_task(self._serve()) for _ in range(self._slots)]
         if isinstance(self._claims, Claimer):
             tasks.append(asyncio.create_task(self._heed_notices()))
+        begun()
         try:
             await stop.wait()
             await self._drain()
         finally:
             await cancel_and_wait(*tasks)
+
+    async def _registered(self, stop: asyncio.Event) -> bool | None:
+        """Whether commands may be claimed many at once; None: it was told to stop before anybody answered."""
+        registering = asyncio.ensure_future(self._control.register(self.report()))
+        stopping = asyncio.ensure_future(stop.wait())
+        try:
+            await asyncio.wait((registering, stopping), return_when=asyncio.FIRST_COMPLETED)
+            return await registering if registering.done() else None
+        finally:
+            await cancel_and_wait(registering, stopping)
 
     async def _take_batches(self) -> None:
         outlet = self._runtime.buffer.log

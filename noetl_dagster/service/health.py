@@ -11,6 +11,7 @@ from pydantic import BaseModel
 from starlette.responses import PlainTextResponse
 
 from noetl_dagster.events.connection import DATABASE_AWAY
+from noetl_dagster.events.projection.projector import Projection
 from noetl_dagster.service.access import FOR_READERS
 from noetl_dagster.service.metrics import Queued, Situation
 from noetl_dagster.service.plane import Plane, ThePlane
@@ -62,6 +63,7 @@ async def metrics(plane: ThePlane) -> PlainTextResponse:
         dead_letters=await plane.engine.runtime.pool.fetchval(DEAD_LETTER_COUNT),
         lag=await _lag(plane),
         workers=[worker.report for worker in plane.capacity.registry.workers.values() if not worker.lost],
+        projection_lag=await Projection(plane.engine.runtime.pool).lag_seconds(),
     )
     text = await asyncio.to_thread(plane.metrics.text, now)  # a tenth of a second where there are many steps
     return PlainTextResponse(text, media_type=CONTENT_TYPE_PLAIN_0_0_4)

@@ -171,12 +171,14 @@ class Situation(Collector):
         queue: how many commands wait and are claimed, by pool and tool kind, and the seconds for which the one
             of them that came first has waited.
         lag: worker events in NATS; None while NATS does not say.
+        projection_lag: age in seconds of the oldest event that ``noetl.execution`` does not have.
     """
 
     queue: Sequence[Queued]
     dead_letters: int
     lag: int | None
     workers: Sequence[WorkerReport]
+    projection_lag: float = 0.0
 
     def collect(self) -> Iterable[Metric]:
         yield from self._queues()
@@ -187,6 +189,11 @@ class Situation(Collector):
         for pool in self._pools():
             workers.add_metric([pool], sum(one.pool == pool for one in self.workers))
         yield workers
+        yield _gauge(
+            "noetl_projection_lag_seconds",
+            "Age of the oldest event that noetl.execution does not have",
+            self.projection_lag,
+        )
         slots = _by_worker("noetl_worker_slots", "Commands that a worker runs at once")
         tasks = _by_worker("noetl_worker_active_tasks", "Commands that a worker runs now")
         use = _by_worker("noetl_worker_utilisation", "Share of a worker's slots in use")

@@ -115,6 +115,7 @@ KINDS = {
     "noetl_ingest_duplicates": "counter",
     "noetl_ingest_latency_seconds": "histogram",
     "noetl_ingest_batch_size": "histogram",
+    "noetl_projection_lag_seconds": "gauge",
     "noetl_workers": "gauge",
     "noetl_worker_slots": "gauge",
     "noetl_worker_active_tasks": "gauge",

@@ -54,7 +54,6 @@ async def _work(settings: Settings, worker_id: str) -> None:
         if health is not None:
             health.client = working.client
             health.trouble = lambda: working.trouble
-            health.begins()
         gc.freeze()  # what is loaded stays: no collection looks through it while commands wait
         stop = stop_on_signals(health)
         typer.echo(
@@ -62,7 +61,7 @@ async def _work(settings: Settings, worker_id: str) -> None:
             f"events over {settings.event_transport}"
         )
         try:
-            await working.run(stop)
+            await working.run(stop, begun=lambda: None if health is None else health.begins())
         finally:
             await working.close()
 

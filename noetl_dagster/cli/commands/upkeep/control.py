@@ -1,4 +1,4 @@
-"""``project``, ``reap`` and ``maintain``: the control plane's upkeep without Dagster's daemon."""
+"""``project``, ``reap``, ``maintain`` and ``missing``: the control plane's upkeep without Dagster's daemon."""
 
 from __future__ import annotations
 
@@ -9,11 +9,16 @@ from contextlib import asynccontextmanager, suppress
 from typing import Annotated, Any
 
 import asyncpg
+import orjson
 import typer
 
 from noetl_dagster import embedded
 from noetl_dagster.cli.commands.ingest import stop_on_signals
+<<<<<<< HEAD:noetl_dagster/cli/commands/upkeep/control.py
 from noetl_dagster.cli.health import Health, healthy, opened
+=======
+from noetl_dagster.cli.console import notes
+>>>>>>> chart:noetl_dagster/cli/commands/control.py
 from noetl_dagster.cli.session import open_session
 from noetl_dagster.engine.loops.release import release_expired
 from noetl_dagster.engine.recovery.reaper import Reaper
@@ -25,9 +30,9 @@ from noetl_dagster.events.log import EventLog
 from noetl_dagster.events.projection.projector import INTERVAL, Projection
 from noetl_dagster.events.schema import settle_schema
 from noetl_dagster.settings import Settings, get_settings
+from noetl_dagster.storage.store import ResultStore
 from noetl_dagster.transport.intake import EventIntake
 
-LAG_SECONDS = 15.0
 LONGEST_REAP_SECONDS = 600.0
 """Rows that dead drivers held are given back in databases of playbooks, which may be slow."""
 
@@ -56,6 +61,43 @@ def maintain() -> None:
         typer.echo(str(run_sync(session.engine.maintenance().run())))
 
 
+def missing(
+    execution_id: Annotated[
+        int | None, typer.Argument(help="of this execution alone; default: of all", show_default=False)
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="for programs: an object a line")] = False,
+) -> None:
+    """List results that the log knows and whose bytes are gone; exit code 1 when there are any."""
+    raise typer.Exit(int(asyncio.run(_missing(execution_id, as_json=as_json)) > 0))
+
+
+async def _missing(execution_id: int | None, *, as_json: bool) -> int:
+    settings = embedded.ensure(get_settings())
+    assert settings.db_url is not None
+    pool = await open_pool(settings.db_url, size=2, application="noetl missing")
+    found = 0
+    try:
+        async with ResultStore(settings, pool) as store:
+            async for ref in store.missing(execution_id):
+                found += 1
+                place = {
+                    "execution_id": str(ref.execution_id),
+                    "step": ref.source_step,
+                    "name": ref.name,
+                    "physical_uri": ref.physical_uri,
+                }
+                line = "{execution_id} {step} {name}: nothing is at {physical_uri}".format(**place)
+                typer.echo(orjson.dumps(place).decode() if as_json else line)
+    finally:
+        await pool.close()
+    if found:
+        notes.print(
+            f"{found} results are gone: bring their objects back, or run these executions anew; "
+            "one that needs a missing result fails when it is resumed"
+        )
+    return found
+
+
 async def _project(*, once: bool, rebuild: bool) -> None:
     async with log_pool("noetl project") as (_, pool, health):
         projection = Projection(pool)
@@ -63,15 +105,7 @@ async def _project(*, once: bool, rebuild: bool) -> None:
             taken = await (projection.rebuild() if rebuild else projection.catch_up())
             typer.echo(f"{taken} events projected, {await projection.lag_seconds():.1f} s behind")
             return
-        known = -LAG_SECONDS
-
-        async def look() -> None:
-            nonlocal known
-            await projection.catch_up()
-            if health is not None and time.monotonic() - known > LAG_SECONDS:
-                health.lag, known = await projection.lag_seconds(), time.monotonic()
-
-        await _repeat("projecting the event log", look, INTERVAL, health, lambda: projection.turned)
+        await _repeat("projecting the event log", projection.catch_up, INTERVAL, health, lambda: projection.turned)
 
 
 async def _reap(*, once: bool, interval: float) -> None:
