@@ -100,15 +100,13 @@ class Commands(LazyGroup):
             "noetl_dagster.cli.commands.upkeep.control:maintain",
             "Make the coming months' partitions, drop old ones (NOETL_RETENTION_DAYS), delete expired results.",
         ),
-<<<<<<< HEAD
         "provision": Place(
             "noetl_dagster.cli.commands.upkeep.provision:provision",
             "Make what a deployment needs: schema, partitions, streams, buckets, Dagster's storage. Safe twice.",
-=======
+        ),
         "missing": Place(
-            "noetl_dagster.cli.commands.control:missing",
+            "noetl_dagster.cli.commands.upkeep.control:missing",
             "List results that the log knows and whose bytes are gone; exit code 1 when there are any.",
->>>>>>> chart
         ),
         "settings": Place(
             "noetl_dagster.cli.commands.documents:settings",

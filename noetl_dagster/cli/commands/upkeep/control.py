@@ -14,11 +14,8 @@ import typer
 
 from noetl_dagster import embedded
 from noetl_dagster.cli.commands.ingest import stop_on_signals
-<<<<<<< HEAD:noetl_dagster/cli/commands/upkeep/control.py
-from noetl_dagster.cli.health import Health, healthy, opened
-=======
 from noetl_dagster.cli.console import notes
->>>>>>> chart:noetl_dagster/cli/commands/control.py
+from noetl_dagster.cli.health import Health, healthy, opened
 from noetl_dagster.cli.session import open_session
 from noetl_dagster.engine.loops.release import release_expired
 from noetl_dagster.engine.recovery.reaper import Reaper
@@ -105,7 +102,9 @@ async def _project(*, once: bool, rebuild: bool) -> None:
             taken = await (projection.rebuild() if rebuild else projection.catch_up())
             typer.echo(f"{taken} events projected, {await projection.lag_seconds():.1f} s behind")
             return
-        await _repeat("projecting the event log", projection.catch_up, INTERVAL, health, lambda: projection.turned)
+        await _repeat(
+            "projecting the event log", projection.catch_up, INTERVAL, health, lambda: projection.turned
+        )
 
 
 async def _reap(*, once: bool, interval: float) -> None:
