@@ -53,7 +53,7 @@ async def test_a_process_that_begins(watched: tuple[Health, str]) -> None:
     health.begins()
     await until(lambda: health.unready() is None)
     assert (await ask(f"{url}/ready"))[0] == 200
-    status, text = await ask(f"{url}/metrics")
+    text = (await ask(f"{url}/metrics"))[1]
     assert "noetl_process_ready 1.0" in text
     assert "noetl_process_live 1.0" in text
     assert (await ask(f"{url}/elsewhere"))[0] == 404
@@ -71,7 +71,8 @@ async def test_a_loop_that_stands_still(settings: Settings, capsys: pytest.Captu
             "import sys, time, httpx\n"
             "while httpx.get(sys.argv[1], timeout=60, trust_env=False).status_code == 200: time.sleep(0.05)"
         )
-        asking = subprocess.Popen([sys.executable, "-c", script, f"{url}/health"])
+        command = [sys.executable, "-c", script, f"{url}/health"]
+        asking = subprocess.Popen(command)  # noqa: ASYNC220
         asking.wait(PROCESS_SECONDS)  # blocks the event loop, as a defect would
         assert asking.returncode == 0
         await until(lambda: health.stuck() is None, "the loop to go on")

@@ -44,7 +44,7 @@ async def test_a_later_schema_stays(settings: Settings, caplog: pytest.LogCaptur
 async def test_a_later_schema_that_this_version_does_not_work_with(settings: Settings) -> None:
     async with connections(settings, 1) as [connection]:
         await connection.execute("UPDATE noetl.schema_version SET number = 99, works_from = 98")
-        with pytest.raises(ServiceError, match="before 98 may not work; .*update this process"):
+        with pytest.raises(ServiceError, match=r"before 98 may not work; .*update this process"):
             await schema.apply_schema_on(connection)
 
 

@@ -1,0 +1,1 @@
+"""The platform on Kubernetes, without a cluster."""
