@@ -1,1 +1,1 @@
-"""The platform on Kubernetes, without a cluster."""
+"""What talks to a Kubernetes cluster, against a stand-in for one."""
