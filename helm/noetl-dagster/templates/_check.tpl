@@ -12,6 +12,9 @@
 {{- if and $values.workers.pools (not $values.api.enabled) (not $values.workers.serverUrl) }}
 {{- fail "workers.serverUrl: workers claim from the HTTP API; set api.enabled, give the address of another, or set workers.pools to {}" }}
 {{- end }}
+{{- if and (include "noetl.workspace" .root) (not $values.dagster.enabled) (not $values.dagster.extraLocations) }}
+{{- fail "dagster.extraLocations: the API launches runs of code locations, and there is none; name those of Dagster's own chart, or set api.launcher to warm" }}
+{{- end }}
 {{- if and $values.ingress.enabled (not $values.ingress.webserver.host) (not $values.ingress.api.host) }}
 {{- fail "ingress.webserver.host or ingress.api.host: an ingress needs the name of a host" }}
 {{- end }}

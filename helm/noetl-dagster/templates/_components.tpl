@@ -12,7 +12,6 @@ reaches   components and outside services that it connects to: all that network 
 */}}
 {{- define "noetl.components" -}}
 {{- $values := .Values }}
-{{- $full := include "noetl.fullname" . }}
 {{- $stores := list "postgresql" "nats" "objects" }}
 {{- $engine := list "dbUrl" "dagsterDbUrl" "natsUrl" "credentialKey" "minioAccessKey" "minioSecretKey" }}
 {{- $traced := ternary (list "tracing") list (ne $values.tracing.endpoint "") }}
@@ -21,6 +20,8 @@ reaches   components and outside services that it connects to: all that network 
 {{- $readers := ternary (list "secrets") list (gt (len $values.rbac.readSecrets) 0) }}
 {{- $sparkRights := ternary (list "executors") list $executors }}
 {{- $cluster := or $jobs $executors $readers }}
+{{- $launches := eq $values.api.launcher "dagster" }}
+{{- $locations := list "code-location" "locations" }}
 {{- if $values.dagster.enabled }}
 webserver:
   kind: Deployment
@@ -28,7 +29,7 @@ webserver:
   role: webserver
   token: true
   rights: [control]
-  command: [dagster-webserver, -h, 0.0.0.0, -p, "3000", -w, /opt/noetl/workspace/workspace.yaml
+  args: [dagster-webserver, -h, 0.0.0.0, -p, "3000", -w, /opt/noetl/workspace/workspace.yaml
     {{- with $values.dagster.webserver.pathPrefix }}, --path-prefix, {{ . | quote }}{{ end }}]
   ports: {http: 3000}
   service: true
@@ -37,7 +38,7 @@ webserver:
   settings: true
   dagster: true
   workspace: true
-  reaches: [postgresql, objects, kubernetes, code-location]
+  reaches: {{ concat $locations (list "postgresql" "objects" "kubernetes") | toJson }}
 daemon:
   kind: Deployment
   values: {{ toJson $values.dagster.daemon }}
@@ -46,7 +47,7 @@ daemon:
   role: daemon
   token: true
   rights: [launch]
-  command: [dagster-daemon, run, -w, /opt/noetl/workspace/workspace.yaml]
+  args: [dagster-daemon, run, -w, /opt/noetl/workspace/workspace.yaml]
   probes:
     startup: {exec: {command: [dagster-daemon, liveness-check]}, periodSeconds: 10, timeoutSeconds: 30, failureThreshold: 30}
     liveness: {exec: {command: [dagster-daemon, liveness-check]}, periodSeconds: 60, timeoutSeconds: 30, failureThreshold: 5}
@@ -54,14 +55,14 @@ daemon:
   settings: true
   dagster: true
   workspace: true
-  reaches: [postgresql, objects, kubernetes, code-location]
+  reaches: {{ concat $locations (list "postgresql" "objects" "kubernetes") | toJson }}
 code-location:
   kind: Deployment
   values: {{ toJson $values.dagster.codeLocation }}
   replicas: 1
   strategy: {type: RollingUpdate, rollingUpdate: {maxSurge: 1, maxUnavailable: 0}}
   role: code-location
-  command: [dagster, api, grpc, -h, 0.0.0.0, -p, "4000", -m, noetl_dagster.definitions]
+  args: [dagster, api, grpc, -h, 0.0.0.0, -p, "4000", -m, noetl_dagster.definitions]
   ports: {grpc: 4000}
   service: true
   lingers: true
@@ -83,9 +84,9 @@ api:
   values: {{ toJson $values.api }}
   strategy: {type: RollingUpdate, rollingUpdate: {maxSurge: 1, maxUnavailable: 0}}
   role: api
-  token: {{ eq $values.api.launcher "dagster" }}
-  rights: {{ $values.api.launcher | eq "dagster" | ternary (list "launch") list | toJson }}
-  command: [noetl-dagster, serve]
+  token: {{ $launches }}
+  rights: {{ ternary (list "control") list $launches | toJson }}
+  args: [noetl-dagster, serve]
   ports: {api: 8700}
   service: true
   lingers: true
@@ -96,6 +97,9 @@ api:
     NOETL_SERVICE_PORT: "8700"
     NOETL_SERVICE_PROCESSES: {{ int64 $values.api.processes | quote }}
     NOETL_RUN_LAUNCHER: {{ $values.api.launcher }}
+    {{- if $launches }}
+    NOETL_WORKSPACE: /opt/noetl/workspace/workspace.yaml
+    {{- end }}
     {{- if $values.api.tls.secretName }}
     NOETL_SERVICE_TLS_CERT: /opt/noetl/tls/tls.crt
     NOETL_SERVICE_TLS_KEY: /opt/noetl/tls/tls.key
@@ -104,19 +108,19 @@ api:
     {{- end }}
   secrets: {{ append $engine "serviceTokens" | toJson }}
   settings: true
-  dagster: {{ eq $values.api.launcher "dagster" }}
-  workspace: {{ and $values.dagster.enabled (eq $values.api.launcher "dagster") }}
+  dagster: {{ $launches }}
+  workspace: {{ $launches }}
   playbooks: true
   shared: true
   tls: {{ $values.api.tls.secretName | quote }}
-  reaches: {{ concat $stores $traced (list "kubernetes" "code-location") | toJson }}
+  reaches: {{ concat $stores $traced (ternary (append $locations "kubernetes") list $launches) | toJson }}
 {{- end }}
 {{- if $values.ingest.enabled }}
 ingest:
   kind: Deployment
   values: {{ toJson $values.ingest }}
   role: ingest
-  command: [noetl-dagster, ingest]
+  args: [noetl-dagster, ingest]
   ports: {health: 8701}
   probes: {{- include "noetl.httpProbes" (dict "live" "/health" "ready" "/ready" "port" "health") | nindent 4 }}
   env: {NOETL_HEALTH_HOST: 0.0.0.0, NOETL_HEALTH_PORT: "8701"}
@@ -130,7 +134,7 @@ projection:
   kind: Deployment
   values: {{ toJson $values.projection }}
   role: projection
-  command: [noetl-dagster, project]
+  args: [noetl-dagster, project]
   ports: {health: 8701}
   probes: {{- include "noetl.httpProbes" (dict "live" "/health" "ready" "/ready" "port" "health") | nindent 4 }}
   env: {NOETL_HEALTH_HOST: 0.0.0.0, NOETL_HEALTH_PORT: "8701"}
@@ -148,7 +152,7 @@ worker-{{ $pool }}:
   role: worker
   token: {{ not (empty $cluster) }}
   rights: {{ concat (ternary (list "launch") list $jobs) $sparkRights $readers | toJson }}
-  command: [noetl-dagster, worker]
+  args: [noetl-dagster, worker]
   ports: {health: 8701{{ if $executors }}, driver: 7078, driver-blocks: 7079{{ end }}}
   grace: {{ add (int64 $values.workers.drainSeconds) 30 }}
   probes: {{- include "noetl.httpProbes" (dict "live" "/health" "ready" "/ready" "port" "health") | nindent 4 }}
@@ -201,7 +205,7 @@ executor:
 provision:
   values: {{ toJson $values.provision }}
   role: provision
-  command: [noetl-dagster, provision]
+  args: [noetl-dagster, provision]
   secrets: [dbUrl, dagsterDbUrl, natsUrl, minioAccessKey, minioSecretKey]
   settings: true
   dagster: true

@@ -121,12 +121,19 @@ config: {base_dir: /var/lib/noetl/compute}
 {{- end }}
 {{- end -}}
 
+{{/* Whether anything of the release asks code locations. */}}
+{{- define "noetl.workspace" -}}
+{{- if or .Values.dagster.enabled (and .Values.api.enabled (eq .Values.api.launcher "dagster")) }}true{{ end -}}
+{{- end -}}
+
 {{- define "noetl.workspaceYaml" -}}
 load_from:
+  {{- if .Values.dagster.enabled }}
   - grpc_server:
       host: {{ include "noetl.fullname" . }}-code-location
       port: 4000
       location_name: noetl_dagster
+  {{- end }}
   {{- range .Values.dagster.extraLocations }}
   - grpc_server: {{- toYaml . | nindent 6 }}
   {{- end }}

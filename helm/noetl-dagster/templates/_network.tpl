@@ -13,3 +13,15 @@
 - {protocol: TCP, port: {{ int . }}}
 {{- end }}
 {{- end -}}
+
+{{/* The code locations of others, as an outside service; nothing without any. */}}
+{{- define "noetl.locations" -}}
+{{- with .Values.dagster.extraLocations }}
+cidrs: {{ toJson $.Values.networkPolicy.locations.cidrs }}
+except: {{ toJson $.Values.networkPolicy.locations.except }}
+ports:
+  {{- range . }}
+  - {{ int .port }}
+  {{- end }}
+{{- end }}
+{{- end -}}

@@ -11,7 +11,6 @@ postgresql:
   user: 999
   role: trial
   grace: 120
-  command: []
   args: [postgres, -c, max_connections=300]
   ports: {postgresql: 5432}
   service: true
@@ -35,7 +34,6 @@ nats:
   user: 10001
   role: trial
   grace: 60
-  command: []
   args: [--config, /etc/nats/nats.conf]
   ports: {nats: 4222, cluster: 6222, monitor: 8222}
   service: true
@@ -59,7 +57,6 @@ minio:
   user: 10001
   role: trial
   grace: 60
-  command: []
   args: [server, /data, --console-address, ":9001"]
   ports: {minio: 9000, console: 9001}
   service: true
