@@ -138,10 +138,14 @@ def _has(schema: dict[str, Any], parts: list[str]) -> bool:
         schema = SCHEMA["$defs" if "$defs" in SCHEMA else "definitions"][schema["$ref"].rpartition("/")[2]]
     if not parts:
         return True
+    if "anyOf" in schema:
+        return any(_has(one, parts) for one in schema["anyOf"])
     own, further = schema.get("properties", {}), schema.get("additionalProperties", True)
     if parts[0] in own:
         return _has(own[parts[0]], parts[1:])
-    return _has(further, parts[1:]) if isinstance(further, dict) else bool(further and not own)
+    if isinstance(further, dict):
+        return _has(further, parts[1:])
+    return bool(further) and not own and schema.get("type") != "null"
 
 
 def laid_over(under: Any, over: Any) -> Any:
