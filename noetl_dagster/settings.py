@@ -17,6 +17,13 @@ METRICS_FOLDER = "PROMETHEUS_MULTIPROC_DIR"
 """A variable of ``prometheus_client``: the folder in which processes keep one account of what each of them counts."""
 
 
+DEFAULT_POOL = "default"
+"""The pool of workers that is meant where none is named."""
+
+POOL_NAME = r"^[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?$"
+"""Names of pools of workers stand in subjects of NATS and in names of Kubernetes objects."""
+
+
 class StoreTier(StrEnum):
     """Where a result lives: the tiers of ``noetl.result_ref.store_tier``."""
 
@@ -102,6 +109,9 @@ class Settings(BaseSettings):
         "0: one a core once a loop keeps the first one busy",
     )
 
+    worker_pool: str = Field(
+        DEFAULT_POOL, pattern=POOL_NAME, description="Pool whose commands a worker takes: spec.pool of steps"
+    )
     worker_slots: int = Field(16, ge=1, description="Commands that a worker process runs at once")
     worker_tool_pools: dict[str, int] = Field(
         default_factory=dict, description='Commands at once by tool kind, JSON: {"postgres": 4, "spark": 1}'

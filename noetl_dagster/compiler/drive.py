@@ -15,6 +15,7 @@ from noetl_dagster.engine.engine import Engine
 from noetl_dagster.engine.executions.progress import LoopProgress, Pace, loop_progress, running_notes
 from noetl_dagster.errors import ExecutionCancelledError
 from noetl_dagster.event_loop import background_loop, run_sync
+from noetl_dagster.transport.capacity import no_worker
 
 T = TypeVar("T")
 
@@ -72,6 +73,7 @@ class _Reporter:
         self._started = time.monotonic()
         self._said = ""
         self._due = self._started + REPORT_SECONDS
+        self._warned: str | None = None
 
     def report_when_due(self) -> None:
         if time.monotonic() >= self._due:
@@ -82,7 +84,15 @@ class _Reporter:
         if self._said:
             self.report()
 
+    def _warn_of_pool(self) -> None:
+        """Once each time that the pool of the step's commands is found without workers."""
+        pool = self._engine.dispatcher.unattended(self._step)
+        if pool is not None and pool != self._warned:
+            self._context.log.warning(f"step {self._step} waits: {no_worker(pool)}")
+        self._warned = pool
+
     def report(self) -> None:
+        self._warn_of_pool()
         began = time.monotonic()
         pool = self._engine.runtime.pool
         found = run_sync(loop_progress(pool, self._execution_id))

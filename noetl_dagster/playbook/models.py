@@ -14,7 +14,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from noetl_dagster.errors import Place
 from noetl_dagster.playbook.assets import AssetSpec, CheckSpec, DagsterSpec, Key, SourceSpec, key_text
-from noetl_dagster.settings import StoreTier
+from noetl_dagster.settings import DEFAULT_POOL, StoreTier
 
 
 class LoopMode(StrEnum):
@@ -287,7 +287,7 @@ class StepSpec(Model):
     weight: float = Field(1.0, ge=0.01, le=100, description="share of the pool beside other executions")
     strict_ctx: bool = False
     pool: str | None = Field(
-        None, description="Dagster's concurrency pool that the step's op takes a slot of"
+        None, description="of workers, or Dagster's concurrency pool that the step's op takes a slot of"
     )
 
 
@@ -313,6 +313,22 @@ class Step(Model):
     @property
     def is_fanout(self) -> bool:
         return self.loop is not None and self.loop.mode is LoopMode.FANOUT
+
+    @property
+    def wants_workers(self) -> bool:
+        """Whether its commands are for worker processes."""
+        fanned = self.loop is not None and self.is_fanout and self.loop.fanout.engine is FanoutEngine.WORKERS
+        return fanned or self.spec.dispatch is Dispatch.WORKERS
+
+    @property
+    def worker_pool(self) -> str:
+        """The pool whose workers take its commands."""
+        return (self.spec.pool if self.wants_workers else None) or DEFAULT_POOL
+
+    @property
+    def dagster_pool(self) -> str | None:
+        """Dagster's concurrency pool that its op takes a slot of."""
+        return None if self.wants_workers else self.spec.pool
 
     @property
     def targets(self) -> tuple[str, ...]:

@@ -274,7 +274,10 @@ def _spec() -> Schema:
             "dispatch": words(Dispatch),
             "priority": NUMBER,
             "weight": NUMBER,
-            "pool": {**TEXT, "description": "one of dagster.pools, of which the step's op takes a slot"},
+            "pool": {
+                **TEXT,
+                "description": "with dispatch: workers a pool of workers; else one of dagster.pools",
+            },
             "strict_ctx": FLAG,
             "allow_partial": FLAG,
             "fail_fast": FLAG,

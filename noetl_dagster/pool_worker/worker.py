@@ -19,6 +19,7 @@ from noetl_dagster.engine.driving.watch import Watch
 from noetl_dagster.engine.runtime import Runtime
 from noetl_dagster.errors import ExecutionCancelledError, NoetlError
 from noetl_dagster.event_loop import cancel_and_wait
+from noetl_dagster.events.connection import DATABASE_AWAY
 from noetl_dagster.events.envelopes import error_envelope
 from noetl_dagster.pool_worker.claimer import Claimer
 from noetl_dagster.pool_worker.control import ControlPlane, DirectControl, HttpControl
@@ -59,6 +60,7 @@ class PoolWorker:
         self._control = control
         self._client = client
         self._names = Names.of(settings)
+        self._wake_all = self._names.wake_all(settings.worker_pool)
         self._slots = settings.worker_slots
         self._status = "ready"
         self._since = runtime.ids.next()
@@ -98,10 +100,11 @@ class PoolWorker:
         runtime.commands.worker_id = worker_id
         control: ControlPlane
         if direct:
-            wake = partial(wake_all, client, settings)
-            control = DirectControl(runtime.log, settings.command_heartbeat_timeout_seconds, wake)
+            wake = partial(wake_all, client, settings, pool=settings.worker_pool)
+            lease = settings.command_heartbeat_timeout_seconds
+            control = DirectControl(runtime.log, lease, wake, settings.worker_pool)
         else:
-            control = HttpControl(ApiClient(settings))
+            control = HttpControl(ApiClient(settings), settings.worker_pool)
         return cls(runtime, control, client, worker_id)
 
     @property
@@ -119,6 +122,7 @@ class PoolWorker:
         return WorkerReport(
             worker_id=self.worker_id,
             status=self._status,
+            pool=settings.worker_pool,
             slots=self._slots,
             available_slots=max(self.room(""), 0),
             active_tasks=self.active,
@@ -153,7 +157,7 @@ class PoolWorker:
         outlet = self._runtime.buffer.log
         if isinstance(outlet, TransportOutlet) and isinstance(outlet.transport, NatsTransport):
             outlet.transport.batches = True
-        for subject in (self._names.wake, self._names.wake_of(self.worker_id)):
+        for subject in (self._wake_all, self._names.wake_of(self.worker_id)):
             await self._client.subscribe(subject, cb=self._woken)
 
     def _take_singly(self) -> None:
@@ -170,9 +174,9 @@ class PoolWorker:
     async def _woken(self, message: Msg) -> None:
         """Commands wait; one that is alone in knowing it, and has no room, tells the others."""
         self._claims.wake()
-        if message.subject != self._names.wake and self._claims.free <= 0:
+        if message.subject != self._wake_all and self._claims.free <= 0:
             with contextlib.suppress(nats.errors.Error, OSError):
-                await self._client.publish(self._names.wake, message.data)
+                await self._client.publish(self._wake_all, message.data)
 
     async def _heed_notices(self) -> None:
         """A notice of one command, from a control plane that sends such, wakes too."""
@@ -185,7 +189,8 @@ class PoolWorker:
     async def close(self) -> None:
         """Sends what is left to send and closes every connection."""
         self._status = "stopped"
-        with contextlib.suppress(nats.errors.Error, OSError):
+        with contextlib.suppress(nats.errors.Error, *DATABASE_AWAY):
+            await self._control.report(self.report())
             await self._send_report()
             await self._client.flush(timeout=2)
         await self._watch.close()
@@ -262,8 +267,9 @@ class PoolWorker:
         """A report at every interval, and one soon after each change."""
         interval = self._runtime.settings.worker_heartbeat_seconds
         while True:
-            with contextlib.suppress(nats.errors.Error, OSError):
+            with contextlib.suppress(nats.errors.Error, *DATABASE_AWAY):
                 await self._send_report()
+                await self._control.report(self.report())
             self._changed.clear()
             # asyncio.timeout, not wait_for: the latter may swallow a cancellation
             with contextlib.suppress(TimeoutError):

@@ -8,7 +8,7 @@ from pathlib import PurePath
 from types import MappingProxyType
 from typing import Any
 
-from noetl_dagster.errors import ProblemKind
+from noetl_dagster.errors import Place, ProblemKind
 from noetl_dagster.playbook.assets import DagsterSpec
 from noetl_dagster.playbook.dialects.assets.root import read_dagster
 from noetl_dagster.playbook.dialects.block import Block, Reading
@@ -67,9 +67,12 @@ def normalise(
     if metadata is not None:
         reading.metadata = metadata.model_dump()
     dagster = read_dagster(root)
-    _leave_out_foreign_pool(root, dagster)
+    foreign = _leave_out_foreign_pool(root, dagster)
     keychain, workbook = _keychain(root), _workbook(root)
     steps = _workflow(root, only)
+    if foreign is not None and only is None and not any(step.wants_workers for step in steps):
+        message = f"executor: pool {reading.worker_pool!r} has no effect: it is none of dagster.pools"
+        document.report(foreign, message, "warning", ProblemKind.FIELD_WITHOUT_EFFECT)
     if "tracing" in root:
         message = "'tracing' has no effect: the event log tells what happened"
         root.warn(message, "tracing", ProblemKind.FIELD_WITHOUT_EFFECT)
@@ -101,16 +104,16 @@ def _check_header(root: Block) -> None:
             root.error(f"{key} is {value!r}, expected {expected}", key)
 
 
-def _leave_out_foreign_pool(root: Block, dagster: DagsterSpec | None) -> None:
-    """``executor.spec.pool`` may name a pool of workers elsewhere: here it says something about Dagster's pools."""
+def _leave_out_foreign_pool(root: Block, dagster: DagsterSpec | None) -> Place | None:
+    """Where ``executor.spec.pool`` stands that is none of Dagster's: the pool of steps that go to workers."""
     reading = root.reading
     pool = reading.executor_spec.get("pool")
     if pool is None or (dagster is not None and pool in dagster.pools):
-        return
-    message = f"executor: pool {pool!r} has no effect: it is none of dagster.pools"
+        return None
     place = root.document.key_place(reading.executor_spec, "pool")
-    root.document.report(place, message, "warning", ProblemKind.FIELD_WITHOUT_EFFECT)
+    reading.worker_pool = str(pool)
     reading.executor_spec = {key: value for key, value in reading.executor_spec.items() if key != "pool"}
+    return place
 
 
 def _metadata(root: Block, file: str) -> Metadata | None:
