@@ -249,6 +249,37 @@ async def test_an_executor_works_for_its_driver(
                 assert executor.wait(PROCESS_SECONDS) == 0  # it ends with its driver
 
 
+async def test_a_server_of_spark_connect_has_this_package(
+    images: dict[str, Image], settings: Settings, pool: asyncpg.Pool
+) -> None:
+    async with ResultStore(settings, pool) as store:
+        ref = await store.put(
+            [{"n": n} for n in range(50)], execution_id=1, step="s", name="rows", tier=StoreTier.MINIO
+        )
+    port = _free_port()
+    options = {
+        "spark.driver.host": LOCAL,
+        "spark.connect.grpc.binding.address": LOCAL,
+        "spark.connect.grpc.binding.port": port,
+        "spark.ui.enabled": "false",
+    }
+    words = [word for name, value in options.items() for word in ("--conf", f"{name}={value}")]
+    environment = {"SPARK_EXECUTOR_POD_NAME": "server", "SPARK_USER": "noetl"}
+    serving = started(
+        images["spark"], "connect", "--master", "local[1]", *words, writable=EXECUTOR_FOLDERS, **environment
+    )
+    with serving as server:
+        _until_line(server, "Spark Connect server started")
+        done = ran(
+            images["platform"],
+            *("python", "-c", DRIVER, ref.physical_uri),
+            **_leading_to(settings),
+            NOETL_SPARK_REMOTE=f"sc://{LOCAL}:{port}",
+        )
+
+    assert "rows 50 /opt/noetl/.venv/bin/python server" in done.stdout, done.stdout + done.stderr[-3000:]
+
+
 EXECUTOR_FOLDERS = ("/tmp", "/var/lib/noetl", "/opt/spark/work-dir")
 
 DRIVER = """
@@ -258,7 +289,8 @@ from noetl_dagster.spark.sessions import SparkSessions
 from noetl_dagster.spark.sources.results import FORMAT, StoredPart, dump_parts
 
 spark = SparkSessions(get_settings()).get()
-print("application", spark.sparkContext.applicationId, flush=True)
+if "local" not in spark.conf.get("spark.master", "local"):
+    print("application", spark.sparkContext.applicationId, flush=True)
 parts = dump_parts([StoredPart(sys.argv[1], "application/json", sha256=None)])
 rows = spark.read.format(FORMAT).schema("value string").option("parts", parts).load()
 
