@@ -69,7 +69,21 @@ class Settings(BaseSettings):
 
     db_url: str | None = Field(None, description="Event log, postgresql://...; empty: embedded PostgreSQL")
     db_pool_size: int = Field(8, ge=2, description="Connections a process keeps to the event log")
+    schema_apply: bool = Field(
+        True,
+        description="Apply schema/*.sql when a process of the control plane starts; "
+        "false: wait until 'noetl-dagster provision' has done so",
+    )
     dagster_db_url: str | None = Field(None, description="Dagster's own storage; empty: embedded PostgreSQL")
+
+    health_port: int | None = Field(
+        None,
+        ge=0,
+        le=65535,
+        description="Port of /health, /ready and /metrics of worker, ingest, project and reap; 0: any free port, "
+        "which is printed; empty: none",
+    )
+    health_host: str = Field("127.0.0.1", description="Address that /health, /ready and /metrics listen on")
 
     nats_url: str | None = Field(None, description="NATS server, nats://... or tls://...; empty: embedded")
     nats_ca: Path | None = Field(

@@ -15,7 +15,6 @@ from noetl_dagster.engine.engine import Engine
 from noetl_dagster.engine.executions.progress import LoopProgress, Pace, loop_progress, running_notes
 from noetl_dagster.errors import ExecutionCancelledError
 from noetl_dagster.event_loop import background_loop, run_sync
-from noetl_dagster.transport.capacity import no_worker
 
 T = TypeVar("T")
 
@@ -86,10 +85,10 @@ class _Reporter:
 
     def _warn_of_pool(self) -> None:
         """Once each time that the pool of the step's commands is found without workers."""
-        pool = self._engine.dispatcher.unattended(self._step)
-        if pool is not None and pool != self._warned:
-            self._context.log.warning(f"step {self._step} waits: {no_worker(pool)}")
-        self._warned = pool
+        lonely = self._engine.dispatcher.unattended(self._step)
+        if lonely is not None and lonely != self._warned:
+            self._context.log.warning(f"step {self._step} waits: {lonely}")
+        self._warned = lonely
 
     def report(self) -> None:
         self._warn_of_pool()

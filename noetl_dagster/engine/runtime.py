@@ -17,7 +17,7 @@ from noetl_dagster.events.connection import open_pool
 from noetl_dagster.events.ids import Snowflake
 from noetl_dagster.events.log import EventLog
 from noetl_dagster.events.queries import NEXT_NODE
-from noetl_dagster.events.schema import apply_schema, await_schema
+from noetl_dagster.events.schema import settle_schema
 from noetl_dagster.events.state import ExecutionState
 from noetl_dagster.events.types import Event, EventType
 from noetl_dagster.playbook.assets import Key, Partition
@@ -92,10 +92,7 @@ class Runtime:
         """
         assert settings.db_url is not None, "settings without NOETL_DB_URL: fill them with embedded.ensure"
         pool = await open_pool(settings.db_url, size=settings.db_pool_size)
-        if apply:
-            await apply_schema(settings.db_url)
-        else:
-            await await_schema(pool)
+        await settle_schema(settings, pool, apply=apply)
         ids = Snowflake(await pool.fetchval(NEXT_NODE))
         log = EventLog(pool, ids)
         buffer = EventBuffer(

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import logging
 import socket
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 
@@ -17,7 +18,7 @@ from noetl_dagster.about import About
 from noetl_dagster.engine.driving.liveness import Liveness
 from noetl_dagster.engine.driving.watch import Watch
 from noetl_dagster.engine.runtime import Runtime
-from noetl_dagster.errors import ExecutionCancelledError, NoetlError
+from noetl_dagster.errors import ExecutionCancelledError, NoetlError, ServiceError
 from noetl_dagster.event_loop import cancel_and_wait
 from noetl_dagster.events.connection import DATABASE_AWAY
 from noetl_dagster.events.envelopes import error_envelope
@@ -65,6 +66,7 @@ class PoolWorker:
         self._status = "ready"
         self._since = runtime.ids.next()
         self._changed = asyncio.Event()
+        self._tasks: list[asyncio.Task[None]] = []
         self._executions = Executions(runtime, control)
         self._notices = Notices(client, settings, worker_id, self.room)
         self._claims: Claimer | SingleClaims = Claimer(
@@ -92,11 +94,15 @@ class PoolWorker:
         worker_id = worker_id or own_worker_id()
         client = await connect(settings, f"worker {worker_id}")
         direct = settings.event_transport is EventTransport.DIRECT
-        runtime = await Runtime.open(
-            settings.model_copy(update={"event_buffer_milliseconds": LINGER_MILLISECONDS}),
-            apply=direct,
-            outlet=lambda log: TransportOutlet(open_transport(settings, log, client)),
-        )
+        try:
+            runtime = await Runtime.open(
+                settings.model_copy(update={"event_buffer_milliseconds": LINGER_MILLISECONDS}),
+                apply=direct,
+                outlet=lambda log: TransportOutlet(open_transport(settings, log, client)),
+            )
+        except ServiceError:
+            await client.close()
+            raise
         runtime.commands.worker_id = worker_id
         control: ControlPlane
         if direct:
@@ -106,6 +112,11 @@ class PoolWorker:
         else:
             control = HttpControl(ApiClient(settings), settings.worker_pool)
         return cls(runtime, control, client, worker_id)
+
+    @property
+    def client(self) -> NatsClient:
+        """Its connection to NATS."""
+        return self._client
 
     @property
     def active(self) -> int:
@@ -133,25 +144,50 @@ class PoolWorker:
             meta={"host": socket.gethostname(), "transport": settings.event_transport.value},
         )
 
-    async def run(self, stop: asyncio.Event) -> None:
-        """Works until ``stop`` is set; then takes nothing more and lets what runs come to its end."""
+    @property
+    def trouble(self) -> str | None:
+        """What of it has come to an end that must not while it works."""
+        if self._status == "ready" and any(task.done() for task in (*self._tasks, *self._claims.tasks)):
+            return "a task that claims, runs or reports has ended"
+        return None
+
+    async def run(self, stop: asyncio.Event, begun: Callable[[], None] = lambda: None) -> None:
+        """Works until ``stop`` is set; then takes nothing more and lets what runs come to its end.
+
+        Args:
+            begun: called as soon as it takes commands.
+        """
         await self._watch.open()
-        if await self._control.register(self.report()):
+        batches = await self._registered(stop)
+        if batches is None:
+            return
+        if batches:
             await self._take_batches()
         else:
             self._take_singly()
         await self._client.subscribe(f"{self._names.capacity}.report.now", cb=self._asked)
         await self._notices.open()
         self._claims.open()
-        tasks = [asyncio.create_task(self._keep_reporting())]
+        tasks = self._tasks = [asyncio.create_task(self._keep_reporting())]
         tasks += [asyncio.create_task(self._serve()) for _ in range(self._slots)]
         if isinstance(self._claims, Claimer):
             tasks.append(asyncio.create_task(self._heed_notices()))
+        begun()
         try:
             await stop.wait()
             await self._drain()
         finally:
             await cancel_and_wait(*tasks)
+
+    async def _registered(self, stop: asyncio.Event) -> bool | None:
+        """Whether commands may be claimed many at once; None: it was told to stop before anybody answered."""
+        registering = asyncio.ensure_future(self._control.register(self.report()))
+        stopping = asyncio.ensure_future(stop.wait())
+        try:
+            await asyncio.wait((registering, stopping), return_when=asyncio.FIRST_COMPLETED)
+            return await registering if registering.done() else None
+        finally:
+            await cancel_and_wait(registering, stopping)
 
     async def _take_batches(self) -> None:
         outlet = self._runtime.buffer.log

@@ -145,7 +145,7 @@ class Metrics:
         for value in values:
             series.observe(max(value, 0.0))
 
-    def text(self, now: Situation) -> bytes:
+    def text(self, now: Collector) -> bytes:
         """One scrape in Prometheus' text format, version 0.0.4."""
         scrape = CollectorRegistry()
         scrape.register(now)
@@ -185,15 +185,15 @@ class Situation(Collector):
         yield _gauge("noetl_dead_letters", "Messages put aside in noetl.dead_letter", self.dead_letters)
         if self.lag is not None:
             yield _gauge("noetl_ingest_lag_messages", "Worker events in NATS, not in the log yet", self.lag)
+        workers = GaugeMetricFamily("noetl_workers", "Workers that report", labels=["pool"])
+        for pool in self._pools():
+            workers.add_metric([pool], sum(one.pool == pool for one in self.workers))
+        yield workers
         yield _gauge(
             "noetl_projection_lag_seconds",
             "Age of the oldest event that noetl.execution does not have",
             self.projection_lag,
         )
-        workers = GaugeMetricFamily("noetl_workers", "Workers that report", labels=["pool"])
-        for pool in self._pools():
-            workers.add_metric([pool], sum(one.pool == pool for one in self.workers))
-        yield workers
         slots = _by_worker("noetl_worker_slots", "Commands that a worker runs at once")
         tasks = _by_worker("noetl_worker_active_tasks", "Commands that a worker runs now")
         use = _by_worker("noetl_worker_utilisation", "Share of a worker's slots in use")

@@ -22,6 +22,7 @@ from noetl_dagster import embedded
 from noetl_dagster.cli.doctor.examination import examine
 from noetl_dagster.cli.doctor.finding import Check, Finding, State, in_background, ok
 from noetl_dagster.embedded.service import program
+from noetl_dagster.events.schema import SCHEMA_VERSION
 from noetl_dagster.settings import Settings, StoreTier
 from tests.service.conftest import serving
 from tests.waiting import until
@@ -56,7 +57,7 @@ def test_all_is_well(cli: Cli, tmp_path: Path) -> None:
     assert {name for name, one in checks.items() if one["state"] == "ok"} >= {
         "event log", "Dagster's storage", "NATS", "store minio", "store pvc", "playbooks",
     }  # fmt: skip
-    assert checks["event log"]["what"].endswith("schema up to date")
+    assert checks["event log"]["what"].endswith(f"schema {SCHEMA_VERSION}, up to date")
     assert checks["playbooks"]["what"].startswith("1 in ")
     assert {checks[name]["state"] for name in ("store s3", "store gcs", "HTTP API")} == {"not set"}
     assert not list((tmp_path / "pvc").iterdir())
@@ -202,7 +203,7 @@ async def test_a_schema_of_another_version(settings: Settings) -> None:
     report = await found(settings)
 
     assert report["event log"].state is State.WARNING
-    assert "schema of another version" in report["event log"].what
+    assert "schema of an earlier version" in report["event log"].what
 
 
 async def test_each_credential_is_tried(settings: Settings, tmp_path: Path, closed_port: int) -> None:

@@ -6,7 +6,6 @@ import copy
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
-from pathlib import Path
 from typing import Any
 
 import orjson
@@ -19,7 +18,10 @@ PATH = PROJECT / "helm" / "noetl-dagster"
 RELEASE, NAMESPACE = "trial", "data"
 Manifest = dict[str, Any]
 
-MINIMAL: dict[str, Any] = {"secrets": {"name": "noetl"}, "storage": {"tier": "s3", "s3": {"bucket": "results"}}}
+MINIMAL: dict[str, Any] = {
+    "secrets": {"name": "noetl"},
+    "storage": {"tier": "s3", "s3": {"bucket": "results"}},
+}
 """What production has to say."""
 
 
@@ -50,7 +52,11 @@ SCENARIOS: dict[str, dict[str, Any]] = {
         {
             "commonLabels": {"team": "data"},
             "image": {"digest": f"sha256:{'0' * 64}", "pullSecrets": [{"name": "registry"}]},
-            "settings": {"NOETL_HTTP_BODY_BYTES": 33554432, "NOETL_STORES_SHARED": False, "NOETL_NATS_NAMESPACE": "own"},
+            "settings": {
+                "NOETL_HTTP_BODY_BYTES": 33554432,
+                "NOETL_STORES_SHARED": False,
+                "NOETL_NATS_NAMESPACE": "own",
+            },
             "playbooks": {"configMap": "playbooks"},
             "tracing": {"endpoint": "http://collector.monitoring:4318", "sampling": 0.1},
             "pod": {
@@ -77,7 +83,11 @@ SCENARIOS: dict[str, dict[str, Any]] = {
                 "allowedFields": {"container_config": {"resources": True}},
             },
             "api": {"processes": 4, "tls": {"secretName": "api-tls"}},
-            "workers": {"containers": True, "drainSeconds": 1_000_000, "defaults": {"toolPools": {"postgres": 4}}},
+            "workers": {
+                "containers": True,
+                "drainSeconds": 1_000_000,
+                "defaults": {"toolPools": {"postgres": 4}},
+            },
             "serviceAccounts": {"roles": {"run": {"name": "runs"}, "api": {"annotations": {"own": "api"}}}},
             "rbac": {"readSecrets": ["playbook-secrets"]},
             "ingress": {"api": {"host": "api.example.com"}},
@@ -112,12 +122,23 @@ SCENARIOS: dict[str, dict[str, Any]] = {
     "Spark Connect": overlaid(MINIMAL, {"spark": {"mode": "connect", "remote": "sc://spark:15002"}}),
     "Spark standalone": overlaid(
         MINIMAL,
-        {"spark": {"mode": "standalone", "master": "spark://spark:7077", "driverMemory": "3g", "config": {"spark.x": "1"}}},
+        {
+            "spark": {
+                "mode": "standalone",
+                "master": "spark://spark:7077",
+                "driverMemory": "3g",
+                "config": {"spark.x": "1"},
+            }
+        },
     ),
     "own S3": overlaid(
         MINIMAL,
         {
-            "storage": {"tier": "minio", "minio": {"endpoint": "https://s3.example.com"}, "pvc": {"enabled": True}},
+            "storage": {
+                "tier": "minio",
+                "minio": {"endpoint": "https://s3.example.com"},
+                "pvc": {"enabled": True},
+            },
             "dagster": {"computeLogs": {"manager": "s3"}},
             "playbooks": {"volume": {"persistentVolumeClaim": {"claimName": "playbooks"}}},
         },
@@ -134,7 +155,9 @@ SCENARIOS: dict[str, dict[str, Any]] = {
     "API elsewhere": overlaid(
         MINIMAL, {"api": {"enabled": False}, "workers": {"serverUrl": "https://api.example.com"}}
     ),
-    "paused": overlaid(MINIMAL, {"workers": {"pools": {"default": {"replicas": 0}}}, "fullnameOverride": "noetl"}),
+    "paused": overlaid(
+        MINIMAL, {"workers": {"pools": {"default": {"replicas": 0}}}, "fullnameOverride": "noetl"}
+    ),
 }
 """Every values file, and each switch both ways in one of the others."""
 
@@ -218,6 +241,8 @@ def component(objects: list[Manifest], name: str) -> Pods:
 
 def dagster_yaml(objects: list[Manifest]) -> Manifest:
     """The instance that processes and runs have."""
-    (found,) = (one for one in objects if one["kind"] == "ConfigMap" and one["metadata"]["name"].endswith("-instance"))
+    (found,) = (
+        one for one in objects if one["kind"] == "ConfigMap" and one["metadata"]["name"].endswith("-instance")
+    )
     loaded: Manifest = yaml.safe_load(found["data"]["dagster.yaml"])
     return loaded

@@ -19,7 +19,14 @@ VERSIONS = ("1.29", "1.37")
 CUSTOM: dict[str, tuple[str, Any]] = {
     "ScaledObject": (
         "keda.sh/v1alpha1",
-        {"scaleTargetRef", "minReplicaCount", "maxReplicaCount", "pollingInterval", "cooldownPeriod", "triggers"},
+        {
+            "scaleTargetRef",
+            "minReplicaCount",
+            "maxReplicaCount",
+            "pollingInterval",
+            "cooldownPeriod",
+            "triggers",
+        },
     ),
     "ServiceMonitor": ("monitoring.coreos.com/v1", {"selector", "endpoints"}),
     "PodMonitor": ("monitoring.coreos.com/v1", {"selector", "podMetricsEndpoints"}),
@@ -46,7 +53,9 @@ def test_every_manifest_is_valid(scenario: str, version: str) -> None:
         if manifest["kind"] not in CUSTOM:
             check(manifest, version)
     check(run_job(objects), version)
-    for executor in [one["data"]["executor.yaml"] for one in objects if "executor.yaml" in one.get("data", {})]:
+    for executor in [
+        one["data"]["executor.yaml"] for one in objects if "executor.yaml" in one.get("data", {})
+    ]:
         pod = yaml.safe_load(executor)
         pod["spec"]["containers"][0]["image"] = "set by Spark"
         check(pod, version)
@@ -96,7 +105,9 @@ def test_keys_stand_once(scenario: str) -> None:
         if name.endswith(".yaml"):
             list(yaml.load_all(text, Loader=_Strict))
             for one in yaml.safe_load_all(text):
-                for key, content in (one or {}).get("data", {}).items() if one and one["kind"] == "ConfigMap" else ():
+                for key, content in (
+                    (one or {}).get("data", {}).items() if one and one["kind"] == "ConfigMap" else ()
+                ):
                     if key.endswith(".yaml"):
                         yaml.load(content, Loader=_Strict)
 

@@ -13,6 +13,7 @@ import typer
 from noetl_dagster import embedded
 from noetl_dagster.cli.commands.ingest import stop_on_signals
 from noetl_dagster.cli.console import fail
+from noetl_dagster.cli.health import healthy, opened
 from noetl_dagster.cli.stores import look_at_stores
 from noetl_dagster.pool_worker.worker import PoolWorker
 from noetl_dagster.settings import POOL_NAME, EventTransport, Settings, settings_with
@@ -47,18 +48,22 @@ def worker(
 
 
 async def _work(settings: Settings, worker_id: str) -> None:
-    await look_at_stores(settings)
-    opened = await PoolWorker.open(settings, worker_id)
-    gc.freeze()  # what is loaded stays: no collection looks through it while commands wait
-    stop = stop_on_signals()
-    typer.echo(
-        f"worker {worker_id}: pool {settings.worker_pool}, {settings.worker_slots} slots, "
-        f"events over {settings.event_transport}"
-    )
-    try:
-        await opened.run(stop)
-    finally:
-        await opened.close()
+    async with healthy(settings) as health:
+        await look_at_stores(settings)
+        working = await opened(health, lambda: PoolWorker.open(settings, worker_id))
+        if health is not None:
+            health.client = working.client
+            health.trouble = lambda: working.trouble
+        gc.freeze()  # what is loaded stays: no collection looks through it while commands wait
+        stop = stop_on_signals(health)
+        typer.echo(
+            f"worker {worker_id}: pool {settings.worker_pool}, {settings.worker_slots} slots, "
+            f"events over {settings.event_transport}"
+        )
+        try:
+            await working.run(stop, begun=lambda: None if health is None else health.begins())
+        finally:
+            await working.close()
 
 
 def _pools(text: str) -> dict[str, int]:

@@ -55,7 +55,7 @@ class Dispatcher:
         return outcome
 
     def unattended(self, step: str) -> str | None:
-        """The pool that commands of a step wait for, where no worker of it reports."""
+        """What to say of a step whose commands wait for a pool that has no worker."""
         return None if self._link is None else self._link.unattended(step)
 
     async def close(self) -> None:

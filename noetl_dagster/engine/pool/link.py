@@ -123,9 +123,9 @@ class Link:
         self._requests.put_nowait(request)
 
     def unattended(self, step: str) -> str | None:
-        """The pool that commands of a step wait for, where no worker of it reports, as far as one knows."""
+        """What to say of a step whose commands wait for a pool that has no worker, as far as one knows."""
         pool = self._pools.get(step)
-        return pool if pool in self._unattended else None
+        return no_worker(pool) if pool in self._unattended else None
 
     async def _send(self) -> None:
         """Puts requests into the queue, as many at once as there are, and sends their notices."""
