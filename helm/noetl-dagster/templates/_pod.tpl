@@ -38,7 +38,7 @@ spec:
   serviceAccountName: {{ include "noetl.serviceAccount" (dict "root" $root "role" $component.role) }}
   automountServiceAccountToken: {{ default false $component.token }}
   enableServiceLinks: false  # variables such as NOETL_SERVICE_HOST would be taken for settings
-  terminationGracePeriodSeconds: {{ default 30 $component.grace }}
+  terminationGracePeriodSeconds: {{ default 30 $component.grace | int64 }}
   securityContext: {{- include "noetl.podSecurity" (default 10001 $component.user) | nindent 4 }}
   {{- include "noetl.placement" (dict "root" $root "name" .name "pod" $pod) | trim | nindent 2 }}
   containers:
