@@ -46,6 +46,7 @@ SCENARIOS: dict[str, dict[str, Any]] = {
     "kind": KIND,
     "gke": values_file("gke"),
     "eks": values_file("eks"),
+    "official": values_file("official"),
     "minimal": MINIMAL,
     "everything": overlaid(
         values_file("gke"),

@@ -148,4 +148,5 @@ def test_the_chart_is_packed_without_what_helm_ignores() -> None:
         "values-eks.yaml",
         "values-gke.yaml",
         "values-kind.yaml",
+        "values-official.yaml",
     }

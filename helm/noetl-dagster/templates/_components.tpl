@@ -209,7 +209,6 @@ provision:
   secrets: [dbUrl, dagsterDbUrl, natsUrl, minioAccessKey, minioSecretKey]
   settings: true
   dagster: true
-  shared: true
   reaches: {{ toJson $stores }}
 {{- end }}
 test:
