@@ -203,7 +203,7 @@ class OpMaker:
                 *([DEFAULT_IO] if is_entry else []),
             },
             tags={f"dagster/kind/{kind}": "" for kind in sorted(kinds)} | self._pod_tags(region, name),
-            pool=next(filter(None, (self.playbook.step(name).spec.pool for name in region.steps)), None),
+            pool=next(filter(None, (self.playbook.step(name).dagster_pool for name in region.steps)), None),
         )
 
     def _pod_tags(self, region: Region, name: str) -> dict[str, str]:

@@ -36,11 +36,14 @@ def run_server_folder(settings: Settings) -> Path:
     return settings.home.resolve() / "runs"
 
 
+def driver_url(url: str) -> str:
+    """The address for Dagster: SQLAlchemy 2.1 takes a bare ``postgresql://`` for psycopg 3, which Dagster has not."""
+    return re.sub(r"^postgres(ql)?://", "postgresql+psycopg2://", url)
+
+
 def _instance(settings: Settings, url: str, folder: Path) -> dict[str, object]:
-    # SQLAlchemy 2.1 takes a bare postgresql:// for psycopg 3, which dagster-postgres does not ship
-    driver_url = re.sub(r"^postgres(ql)?://", "postgresql+psycopg2://", url)
     return {
-        "storage": {"postgres": {"postgres_url": driver_url}},
+        "storage": {"postgres": {"postgres_url": driver_url(url)}},
         "run_launcher": {
             "module": "noetl_dagster.launcher.warm",
             "class": "WarmRunLauncher",

@@ -12,6 +12,7 @@ import orjson
 
 from noetl_dagster.errors import ReferenceNotAvailableError, StorageError
 from noetl_dagster.result_ref import ResultRef, ResultScope
+from noetl_dagster.settings import StoreTier
 from noetl_dagster.storage import queries
 from noetl_dagster.storage.codec import dump_json
 
@@ -52,6 +53,21 @@ class RefCatalog:
         async with self.connection() as connection:
             row = await connection.fetchrow(queries.FIND_BY_NAME, execution_id, step, name)
         return _found(row, f"result {name!r} of step {step!r} in execution {execution_id}")
+
+    async def stored(
+        self, tiers: Sequence[StoreTier], execution_id: int | None, now: datetime
+    ) -> AsyncIterator[list[ResultRef]]:
+        """References whose bytes should be in these tiers now, in pages; of all executions, or of one."""
+        after = -1
+        while True:
+            async with self.connection() as connection:
+                rows = await connection.fetch(
+                    queries.PAGE_OF_STORED, after, execution_id, [tier.value for tier in tiers], now, _PAGE
+                )
+            if not rows:
+                return
+            yield [ref_from_row(row) for row in rows]
+            after = rows[-1]["ref_id"]
 
     @asynccontextmanager
     async def locked_expired(self, now: datetime) -> AsyncIterator[tuple[Any, list[ResultRef]]]:

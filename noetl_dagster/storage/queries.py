@@ -61,6 +61,14 @@ UNRECORDED = """
           ELSE $3 AND NOT EXISTS (SELECT FROM noetl.event WHERE event.execution_id = stored.execution_id) END
 """
 
+# what should be in stores now, of one execution or of all, page by page
+PAGE_OF_STORED = f"""
+    SELECT {_COLUMNS} FROM noetl.result_ref
+    WHERE ref_id > $1 AND ($2::bigint IS NULL OR execution_id = $2) AND store_tier = ANY($3::text[])
+      AND kind <> 'manifest' AND (expires_at IS NULL OR expires_at > $4)
+    ORDER BY ref_id LIMIT $5
+"""
+
 DELETE_REFS = "DELETE FROM noetl.result_ref WHERE ref_id = ANY($1::bigint[])"
 
 INSERT_MANIFEST = "INSERT INTO noetl.manifest (manifest_id, strategy) VALUES ($1, $2)"

@@ -9,13 +9,15 @@ from typing import Any
 
 from noetl_dagster.errors import IntegrityError, ReferenceNotAvailableError, StorageError
 from noetl_dagster.result_ref import RefKind, ResultRef
-from noetl_dagster.settings import Settings
+from noetl_dagster.settings import Settings, StoreTier
 from noetl_dagster.storage import codec, manifests
 from noetl_dagster.storage.catalog import RefCatalog
 from noetl_dagster.storage.checksum import THREAD_ABOVE, RunningDigest, digest_of
 from noetl_dagster.storage.codec import Compression
-from noetl_dagster.storage.placement import Placement
+from noetl_dagster.storage.placement import KEY_ROOT, Placement, canonical
 from noetl_dagster.storage.tiers.base import Bytes
+
+_LOOKS_IN_FLIGHT = 32
 
 
 class ResultReader:
@@ -91,6 +93,42 @@ class ResultReader:
         ref = await self._resolve(ref)
         async for item in manifests.iterate(self, ref):
             yield item
+
+    async def missing(self, execution_id: int | None = None) -> AsyncIterator[ResultRef]:
+        """Results that are recorded and whose bytes are gone, in the tiers of the settings, oldest first.
+
+        They are asked for and not read: bytes that are there may still be damaged, which a reader finds.
+
+        Args:
+            execution_id: None looks at every execution.
+
+        Raises:
+            StorageError: a store does not answer; what it holds is not known then.
+        """
+        # an older name of disk stands in rows too
+        tiers = [one for one in StoreTier if canonical(one) in self._placement.lasting()]
+        limit = asyncio.Semaphore(_LOOKS_IN_FLIGHT)
+
+        async def there(ref: ResultRef) -> bool:
+            async with limit:
+                return await self._is_there(ref)
+
+        async for refs in self._catalog.stored(tiers, execution_id, datetime.now(UTC)):
+            for ref, found in zip(refs, await asyncio.gather(*map(there, refs)), strict=True):
+                if not found:
+                    yield ref
+
+    async def _is_there(self, ref: ResultRef) -> bool:
+        tier, uri = self._placement.tier(ref.store_tier), ref.physical_uri
+        if not uri.endswith("/"):
+            return await tier.exists(uri)
+        root = tier.uri(KEY_ROOT)
+        if not uri.startswith(root):  # a folder that somebody else wrote and named
+            return True
+        async for keys in tier.keys(KEY_ROOT + uri.removeprefix(root)):
+            if keys:
+                return True
+        return False
 
     async def _resolve(self, ref: ResultRef | str, *, expired_too: bool = False) -> ResultRef:
         found = await self._catalog.by_ref(ref) if isinstance(ref, str) else ref

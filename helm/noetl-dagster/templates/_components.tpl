@@ -1,0 +1,240 @@
+{{/*
+The table of components: what each runs, what it may reach, and what it is allowed. Every other file goes through it.
+
+kind      of the workload; left out: pods that others start
+values    the part of values.yaml with replicas, resources, disruptionBudget and pod
+role      of its service account; token: whether pods get one; rights: its Roles
+secrets   that it gets, by their names in values.secrets
+settings  whether it gets the shared settings
+dagster   whether it gets dagster.yaml; workspace, playbooks, shared, tools: likewise
+ports     of its container, by name; service: whether they are a Service's
+reaches   components and outside services that it connects to: all that network policies allow
+*/}}
+{{- define "noetl.components" -}}
+{{- $values := .Values }}
+{{- $stores := list "postgresql" "nats" "objects" }}
+{{- $engine := list "dbUrl" "dagsterDbUrl" "natsUrl" "credentialKey" "minioAccessKey" "minioSecretKey" }}
+{{- $traced := ternary (list "tracing") list (ne $values.tracing.endpoint "") }}
+{{- $executors := eq $values.spark.mode "kubernetes" }}
+{{- $jobs := $values.workers.containers }}
+{{- $readers := ternary (list "secrets") list (gt (len $values.rbac.readSecrets) 0) }}
+{{- $sparkRights := ternary (list "executors") list $executors }}
+{{- $cluster := or $jobs $executors $readers }}
+{{- $launches := eq $values.api.launcher "dagster" }}
+{{- $locations := list "code-location" "locations" }}
+{{- if $values.dagster.enabled }}
+webserver:
+  kind: Deployment
+  values: {{ toJson $values.dagster.webserver }}
+  role: webserver
+  token: true
+  rights: [control]
+  args: [dagster-webserver, -h, 0.0.0.0, -p, "3000", -w, /opt/noetl/workspace/workspace.yaml
+    {{- with $values.dagster.webserver.pathPrefix }}, --path-prefix, {{ . | quote }}{{ end }}]
+  ports: {http: 3000}
+  service: true
+  probes: {{- include "noetl.httpProbes" (dict "live" (printf "%s/server_info" $values.dagster.webserver.pathPrefix)) | nindent 4 }}
+  secrets: [dagsterDbUrl, minioAccessKey, minioSecretKey]
+  settings: true
+  dagster: true
+  workspace: true
+  reaches: {{ concat $locations (list "postgresql" "objects" "kubernetes") | toJson }}
+daemon:
+  kind: Deployment
+  values: {{ toJson $values.dagster.daemon }}
+  replicas: 1
+  strategy: {type: Recreate}  # two would start what one has started
+  role: daemon
+  token: true
+  rights: [launch]
+  args: [dagster-daemon, run, -w, /opt/noetl/workspace/workspace.yaml]
+  probes:
+    startup: {exec: {command: [dagster-daemon, liveness-check]}, periodSeconds: 10, timeoutSeconds: 30, failureThreshold: 30}
+    liveness: {exec: {command: [dagster-daemon, liveness-check]}, periodSeconds: 60, timeoutSeconds: 30, failureThreshold: 5}
+  secrets: [dagsterDbUrl, minioAccessKey, minioSecretKey]
+  settings: true
+  dagster: true
+  workspace: true
+  reaches: {{ concat $locations (list "postgresql" "objects" "kubernetes") | toJson }}
+code-location:
+  kind: Deployment
+  values: {{ toJson $values.dagster.codeLocation }}
+  replicas: 1
+  strategy: {type: RollingUpdate, rollingUpdate: {maxSurge: 1, maxUnavailable: 0}}
+  role: code-location
+  args: [dagster, api, grpc, -h, 0.0.0.0, -p, "4000", -m, noetl_dagster.definitions]
+  ports: {grpc: 4000}
+  service: true
+  lingers: true
+  probes:
+    startup: {exec: {command: [dagster, api, grpc-health-check, -p, "4000"]}, periodSeconds: 10, timeoutSeconds: 30, failureThreshold: 30}
+    readiness: {exec: {command: [dagster, api, grpc-health-check, -p, "4000"]}, periodSeconds: 30, timeoutSeconds: 30, failureThreshold: 2}
+    liveness: {exec: {command: [dagster, api, grpc-health-check, -p, "4000"]}, periodSeconds: 60, timeoutSeconds: 30, failureThreshold: 5}
+  env: {DAGSTER_CURRENT_IMAGE: {{ include "noetl.image" . }}}  # runs have the image of the code that they were planned with
+  secrets: {{ toJson $engine }}
+  settings: true
+  dagster: true
+  playbooks: true
+  shared: true
+  reaches: {{ concat $stores $traced | toJson }}
+{{- end }}
+{{- if $values.api.enabled }}
+api:
+  kind: Deployment
+  values: {{ toJson $values.api }}
+  strategy: {type: RollingUpdate, rollingUpdate: {maxSurge: 1, maxUnavailable: 0}}
+  role: api
+  token: {{ $launches }}
+  rights: {{ ternary (list "control") list $launches | toJson }}
+  args: [noetl-dagster, serve]
+  ports: {api: 8700}
+  service: true
+  lingers: true
+  grace: 45
+  probes: {{- include "noetl.httpProbes" (dict "live" "/health" "ready" "/ready" "port" "api" "scheme" (ternary "HTTPS" "HTTP" (ne $values.api.tls.secretName ""))) | nindent 4 }}
+  env:
+    NOETL_SERVICE_HOST: 0.0.0.0
+    NOETL_SERVICE_PORT: "8700"
+    NOETL_SERVICE_PROCESSES: {{ int64 $values.api.processes | quote }}
+    NOETL_RUN_LAUNCHER: {{ $values.api.launcher }}
+    {{- if $launches }}
+    NOETL_WORKSPACE: /opt/noetl/workspace/workspace.yaml
+    {{- end }}
+    {{- if $values.api.tls.secretName }}
+    NOETL_SERVICE_TLS_CERT: /opt/noetl/tls/tls.crt
+    NOETL_SERVICE_TLS_KEY: /opt/noetl/tls/tls.key
+    {{- else }}
+    NOETL_SERVICE_TLS_TERMINATED: "true"
+    {{- end }}
+  secrets: {{ append $engine "serviceTokens" | toJson }}
+  settings: true
+  dagster: {{ $launches }}
+  workspace: {{ $launches }}
+  playbooks: true
+  shared: true
+  tls: {{ $values.api.tls.secretName | quote }}
+  reaches: {{ concat $stores $traced (ternary (append $locations "kubernetes") list $launches) | toJson }}
+{{- end }}
+{{- if $values.ingest.enabled }}
+ingest:
+  kind: Deployment
+  values: {{ toJson $values.ingest }}
+  role: ingest
+  args: [noetl-dagster, ingest]
+  ports: {health: 8701}
+  probes: {{- include "noetl.httpProbes" (dict "live" "/health" "ready" "/ready" "port" "health") | nindent 4 }}
+  env: {NOETL_HEALTH_HOST: 0.0.0.0, NOETL_HEALTH_PORT: "8701"}
+  secrets: [dbUrl, natsUrl, minioAccessKey, minioSecretKey]
+  settings: true
+  shared: true
+  reaches: {{ concat $stores $traced | toJson }}
+{{- end }}
+{{- if $values.projection.enabled }}
+projection:
+  kind: Deployment
+  values: {{ toJson $values.projection }}
+  role: projection
+  args: [noetl-dagster, project]
+  ports: {health: 8701}
+  probes: {{- include "noetl.httpProbes" (dict "live" "/health" "ready" "/ready" "port" "health") | nindent 4 }}
+  env: {NOETL_HEALTH_HOST: 0.0.0.0, NOETL_HEALTH_PORT: "8701"}
+  secrets: [dbUrl]
+  settings: true
+  reaches: {{ concat (list "postgresql") $traced | toJson }}
+{{- end }}
+{{- range $pool, $own := $values.workers.pools }}
+{{- $worker := include "noetl.overlay" (list $values.workers.defaults (default dict $own)) | fromYaml }}
+worker-{{ $pool }}:
+  kind: Deployment
+  values: {{ toJson $worker }}
+  scaled: {{ ne $worker.autoscaling.kind "none" }}
+  strategy: {type: RollingUpdate, rollingUpdate: {maxSurge: 25%, maxUnavailable: 25%}}
+  role: worker
+  token: {{ not (empty $cluster) }}
+  rights: {{ concat (ternary (list "launch") list $jobs) $sparkRights $readers | toJson }}
+  args: [noetl-dagster, worker]
+  ports: {health: 8701{{ if $executors }}, driver: 7078, driver-blocks: 7079{{ end }}}
+  grace: {{ add (int64 $values.workers.drainSeconds) 30 }}
+  probes: {{- include "noetl.httpProbes" (dict "live" "/health" "ready" "/ready" "port" "health") | nindent 4 }}
+  env:
+    {{- with $values.workers.serverUrl }}
+    NOETL_SERVER_URL: {{ . }}
+    {{- end }}
+    NOETL_EVENT_TRANSPORT: {{ $values.workers.transport }}
+    NOETL_HEALTH_HOST: 0.0.0.0
+    NOETL_HEALTH_PORT: "8701"
+    NOETL_WORKER_POOL: {{ $pool }}
+    NOETL_WORKER_SLOTS: {{ int64 $worker.slots | quote }}
+    NOETL_WORKER_DRAIN_SECONDS: {{ int64 $values.workers.drainSeconds | quote }}
+    {{- with $worker.toolPools }}
+    NOETL_WORKER_TOOL_POOLS: {{ toJson . | quote }}
+    {{- end }}
+  secrets: [dbUrl, natsUrl, serverToken, credentialKey, minioAccessKey, minioSecretKey]
+  settings: true
+  playbooks: true
+  shared: true
+  tools: true
+  serverCa: true
+  reaches: {{ concat $stores $traced (list "api" "tools") (ternary (list "executor") list $executors) (ternary (list "kubernetes") list (not (empty $cluster))) | toJson }}
+{{- end }}
+run:
+  values: {{ toJson $values.runs }}
+  role: run
+  token: true
+  rights: {{ concat (list "launch") $sparkRights $readers | toJson }}
+  {{- if $executors }}
+  ports: {driver: 7078, driver-blocks: 7079}
+  {{- end }}
+  secrets: {{ toJson $engine }}
+  settings: true
+  dagster: true
+  playbooks: true
+  shared: true
+  tools: true
+  serverCa: true
+  reaches: {{ concat $stores $traced (list "api" "kubernetes" "tools") (ternary (list "executor") list $executors) | toJson }}
+{{- if $executors }}
+executor:
+  role: executor
+  ports: {blocks: 7079}
+  values: {pod: {}}
+  reaches: [run, postgresql, objects, tools, executor
+    {{- range $pool, $own := $values.workers.pools }}, worker-{{ $pool }}{{ end }}]
+{{- end }}
+{{- if $values.provision.enabled }}
+provision:
+  values: {{ toJson $values.provision }}
+  role: provision
+  args: [noetl-dagster, provision]
+  secrets: [dbUrl, dagsterDbUrl, natsUrl, minioAccessKey, minioSecretKey]
+  settings: true
+  dagster: true
+  reaches: {{ toJson $stores }}
+{{- end }}
+test:
+  values: {{ toJson $values.test }}
+  role: test
+  command: [/bin/sh, -ec]
+  args:
+    - |
+      noetl-dagster doctor
+      {{- if $values.api.enabled }}
+      python -c 'import os, ssl, urllib.request as http; print(http.urlopen(os.environ["NOETL_SERVER_URL"] + "/ready", timeout=30, context=ssl._create_unverified_context()).read().decode())'
+      {{- end }}
+  secrets: [dbUrl, dagsterDbUrl, natsUrl, serverToken, credentialKey, minioAccessKey, minioSecretKey]
+  settings: true
+  playbooks: true
+  shared: true
+  serverCa: true
+  reaches: {{ append $stores "api" | toJson }}
+{{- include "noetl.trialComponents" . }}
+{{- end -}}
+
+{{/* Probes over HTTP: ready is left out where it is no other question than live. */}}
+{{- define "noetl.httpProbes" -}}
+{{- $port := default "http" .port }}
+{{- $scheme := default "HTTP" .scheme }}
+startup: {httpGet: {path: {{ .live }}, port: {{ $port }}, scheme: {{ $scheme }}}, periodSeconds: 2, timeoutSeconds: 5, failureThreshold: 90}
+readiness: {httpGet: {path: {{ default .live .ready }}, port: {{ $port }}, scheme: {{ $scheme }}}, periodSeconds: 10, timeoutSeconds: 5, failureThreshold: 3}
+liveness: {httpGet: {path: {{ .live }}, port: {{ $port }}, scheme: {{ $scheme }}}, periodSeconds: 15, timeoutSeconds: 5, failureThreshold: 6}
+{{- end -}}

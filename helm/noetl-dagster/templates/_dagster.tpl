@@ -1,0 +1,161 @@
+{{/* dagster.yaml: storage, how runs are launched and watched. */}}
+{{- define "noetl.dagsterYaml" -}}
+{{- $values := .Values }}
+{{- $full := include "noetl.fullname" . }}
+{{- $run := get (include "noetl.components" . | fromYaml) "run" }}
+{{- $pod := include "noetl.podValues" (dict "root" . "component" $run) | fromYaml }}
+{{- $given := dict "root" . "component" $run "pod" $pod }}
+{{- $variables := dict "root" . "component" (omit $run "dagster") "pod" $pod }}{{/* Dagster sets DAGSTER_HOME */}}
+storage:
+  custom:
+    module: noetl_dagster.executors.postgres
+    class: PostgresStorage
+    config:
+      postgres_url: {env: NOETL_DAGSTER_DB_URL}
+run_launcher:
+  module: dagster_k8s.launcher
+  class: K8sRunLauncher
+  config:
+    job_namespace: {{ .Release.Namespace }}
+    job_image: {{ include "noetl.image" . }}
+    image_pull_policy: {{ $values.image.pullPolicy }}
+    service_account_name: {{ include "noetl.serviceAccount" (dict "root" . "role" "run") }}
+    instance_config_map: {{ $full }}-instance
+    dagster_home: /opt/noetl/dagster
+    env_config_maps: [{{ $full }}-settings]
+    labels: {{- include "noetl.selector" (dict "root" . "name" "run") | nindent 6 }}
+    resources: {{- toYaml $values.runs.resources | nindent 6 }}
+    security_context: {{- include "noetl.containerSecurity" . | nindent 6 }}
+    volumes: {{- include "noetl.volumes" $given | fromYamlArray | toYaml | nindent 6 }}
+    volume_mounts: {{- include "noetl.mounts" $given | fromYamlArray | toYaml | nindent 6 }}
+    run_k8s_config:
+      container_config:
+        env: {{- include "noetl.environment" $variables | fromYamlArray | toYaml | nindent 10 }}
+        {{- with $pod.extraEnvFrom }}
+        env_from: {{- toYaml . | nindent 10 }}
+        {{- end }}
+      pod_spec_config:
+        security_context: {{- include "noetl.podSecurity" 10001 | nindent 10 }}
+        enable_service_links: false
+        {{- with include "noetl.placement" (dict "root" . "name" "run" "pod" (omit $pod "topologySpread")) }}
+        {{- . | nindent 8 }}
+        {{- end }}
+      {{- with pick $pod "labels" "annotations" }}
+      pod_template_spec_metadata: {{- toYaml . | nindent 8 }}
+      {{- end }}
+      job_spec_config:
+        ttl_seconds_after_finished: {{ $values.runs.ttlSecondsAfterFinished | int64 }}
+    {{- with $values.runs.allowedFields }}
+    only_allow_user_defined_k8s_config_fields: {{- toYaml . | nindent 6 }}
+    {{- end }}
+run_coordinator:
+  module: dagster.core.run_coordinator
+  class: QueuedRunCoordinator
+concurrency:
+  runs:
+    max_concurrent_runs: {{ int64 $values.runs.maxConcurrent }}
+    {{- with $values.runs.tagLimits }}
+    tag_concurrency_limits: {{- toYaml . | nindent 6 }}
+    {{- end }}
+  {{- with $values.runs.pools }}
+  pools: {{- toYaml . | nindent 4 }}
+  {{- end }}
+{{- with $values.dagster.runMonitoring }}
+run_monitoring:
+  enabled: {{ .enabled }}
+  start_timeout_seconds: {{ int64 .startTimeoutSeconds }}
+  cancel_timeout_seconds: {{ int64 .cancelTimeoutSeconds }}
+  max_resume_run_attempts: {{ int64 .maxResumeRunAttempts }}
+  poll_interval_seconds: {{ int64 .pollIntervalSeconds }}
+{{- end }}
+compute_logs: {{- include "noetl.computeLogs" . | trim | nindent 2 }}
+local_artifact_storage:
+  module: dagster.core.storage.root
+  class: LocalArtifactStorage
+  config: {base_dir: /var/lib/noetl/dagster}
+{{- with $values.dagster.retention }}
+retention: {{- toYaml . | nindent 2 }}
+{{- end }}
+telemetry: {enabled: false}
+nux: {enabled: false}
+{{- with $values.dagster.extraInstance }}
+{{ toYaml . }}
+{{- end }}
+{{- end -}}
+
+{{/* In the object store where there is one; else they stay in the pod that made them. */}}
+{{- define "noetl.computeLogs" -}}
+{{- $logs := .Values.dagster.computeLogs }}
+{{- $endpoint := include "noetl.minioEndpoint" . }}
+{{- $bucket := $logs.bucket | default (ternary .Values.storage.minio.bucket .Values.storage.s3.bucket (ne $endpoint "")) }}
+{{- if eq $logs.manager "custom" }}
+{{- toYaml $logs.custom }}
+{{- else if and (eq $logs.manager "stored") $bucket }}
+module: noetl_dagster.launcher.stored_logs
+class: StoredRunLogs
+config:
+  base_dir: /var/lib/noetl/compute
+  bucket: {{ $bucket }}
+  prefix: {{ $logs.prefix }}
+  upload_interval: {{ int64 $logs.uploadInterval }}
+  {{- if $endpoint }}
+  endpoint_url: {{ $endpoint }}
+  {{- else }}
+  tier: s3
+  {{- end }}
+{{- else if and (eq $logs.manager "s3") $bucket }}
+module: dagster_aws.s3.compute_log_manager
+class: S3ComputeLogManager
+config:
+  bucket: {{ $bucket }}
+  prefix: {{ $logs.prefix }}
+  upload_interval: {{ int64 $logs.uploadInterval }}
+  local_dir: /var/lib/noetl/compute
+  {{- with $endpoint }}
+  endpoint_url: {{ . }}
+  {{- end }}
+{{- else }}
+module: noetl_dagster.launcher.compute_logs
+class: RunLogs
+config: {base_dir: /var/lib/noetl/compute}
+{{- end }}
+{{- end -}}
+
+{{/* Whether anything of the release asks code locations. */}}
+{{- define "noetl.workspace" -}}
+{{- if or .Values.dagster.enabled (and .Values.api.enabled (eq .Values.api.launcher "dagster")) }}true{{ end -}}
+{{- end -}}
+
+{{- define "noetl.workspaceYaml" -}}
+load_from:
+  {{- if .Values.dagster.enabled }}
+  - grpc_server:
+      host: {{ include "noetl.fullname" . }}-code-location
+      port: 4000
+      location_name: noetl_dagster
+  {{- end }}
+  {{- range .Values.dagster.extraLocations }}
+  - grpc_server: {{- toYaml . | nindent 6 }}
+  {{- end }}
+{{- end -}}
+
+{{/* What Spark starts its executors from. */}}
+{{- define "noetl.executorPod" -}}
+apiVersion: v1
+kind: Pod
+metadata:
+  labels: {{- include "noetl.selector" (dict "root" . "name" "executor") | nindent 4 }}
+spec:
+  automountServiceAccountToken: false
+  enableServiceLinks: false
+  securityContext: {{- include "noetl.podSecurity" 10001 | nindent 4 }}
+  containers:
+    - name: spark-kubernetes-executor
+      securityContext: {{- include "noetl.containerSecurity" . | nindent 8 }}
+      volumeMounts:
+        - {name: tmp, mountPath: /tmp}
+        - {name: work, mountPath: /opt/spark/work-dir}
+  volumes:
+    - {name: tmp, emptyDir: {}}
+    - {name: work, emptyDir: {}}
+{{- end -}}

@@ -1,0 +1,73 @@
+{{- define "noetl.name" -}}
+{{- default .Chart.Name .Values.nameOverride | trunc 40 | trimSuffix "-" -}}
+{{- end -}}
+
+{{- define "noetl.fullname" -}}
+{{- if .Values.fullnameOverride -}}
+{{- .Values.fullnameOverride | trunc 40 | trimSuffix "-" -}}
+{{- else if contains (include "noetl.name" .) .Release.Name -}}
+{{- .Release.Name | trunc 40 | trimSuffix "-" -}}
+{{- else -}}
+{{- printf "%s-%s" .Release.Name (include "noetl.name" .) | trunc 40 | trimSuffix "-" -}}
+{{- end -}}
+{{- end -}}
+
+{{- define "noetl.image" -}}
+{{- with .Values.image -}}
+{{- if .digest -}}{{ .repository }}@{{ .digest }}{{- else -}}{{ .repository }}:{{ default $.Chart.AppVersion .tag }}{{- end -}}
+{{- end -}}
+{{- end -}}
+
+{{/* What selects the pods of a release; with a component's name, of that one. Never changes. */}}
+{{- define "noetl.selector" -}}
+app.kubernetes.io/name: {{ include "noetl.name" .root }}
+app.kubernetes.io/instance: {{ .root.Release.Name }}
+{{- with .name }}
+app.kubernetes.io/component: {{ . }}
+{{- end }}
+{{- end -}}
+
+{{- define "noetl.labels" -}}
+{{ include "noetl.selector" . }}
+app.kubernetes.io/part-of: noetl-dagster
+app.kubernetes.io/version: {{ .root.Chart.AppVersion | quote }}
+app.kubernetes.io/managed-by: {{ .root.Release.Service }}
+helm.sh/chart: {{ printf "%s-%s" .root.Chart.Name .root.Chart.Version | replace "+" "_" }}
+{{- with .root.Values.commonLabels }}
+{{ toYaml . }}
+{{- end }}
+{{- end -}}
+
+{{/* The head of an object: its name is the release's with a suffix. */}}
+{{- define "noetl.metadata" -}}
+name: {{ include "noetl.fullname" .root }}{{ with .suffix | default .name }}-{{ . }}{{ end }}
+namespace: {{ .root.Release.Namespace }}
+labels: {{- include "noetl.labels" . | nindent 2 }}
+{{- with .annotations }}
+annotations: {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- end -}}
+
+{{- define "noetl.serviceAccount" -}}
+{{- $own := printf "%s-%s" (include "noetl.fullname" .root) .role -}}
+{{- $given := get .root.Values.serviceAccounts.roles .role | default dict -}}
+{{- $given.name | default (ternary $own "default" .root.Values.serviceAccounts.create) -}}
+{{- end -}}
+
+{{/* Whether a service of trials is part of the release: provisioning cannot come before it then. */}}
+{{- define "noetl.trial" -}}
+{{- if or .Values.postgresql.enabled .Values.nats.enabled .Values.minio.enabled }}true{{ end -}}
+{{- end -}}
+
+{{/* Values with others laid over them, 0, false and empty ones too: a list of both. */}}
+{{- define "noetl.overlay" -}}
+{{- $base := deepCopy (first .) }}
+{{- range $key, $value := last . }}
+{{- $below := get $base $key }}
+{{- if and (kindIs "map" $value) (kindIs "map" $below) }}
+{{- $value = include "noetl.overlay" (list $below $value) | fromYaml }}
+{{- end }}
+{{- $_ := set $base $key $value }}
+{{- end }}
+{{- toYaml $base }}
+{{- end -}}

@@ -1,0 +1,80 @@
+{{/* What a component connects to: components, and outside services by the name of their value in networkPolicy. */}}
+{{- define "noetl.reached" -}}
+{{- $names := list }}
+{{- range .component.reaches }}
+{{- if and (eq . "objects") $.root.Values.minio.enabled }}{{ $names = append $names "minio" }}{{ end }}
+{{- $names = append $names . }}
+{{- end }}
+{{- toYaml $names }}
+{{- end -}}
+
+{{- define "noetl.policyPorts" -}}
+{{- range . }}
+- {protocol: TCP, port: {{ int . }}}
+{{- end }}
+{{- end -}}
+
+{{/* Who may connect to a component: those whose reaches name it, and peers that values name. */}}
+{{- define "noetl.ingressRules" -}}
+{{- $policy := .root.Values.networkPolicy }}
+{{- $component := get .components .name }}
+{{- $ports := values (default dict $component.ports) }}
+{{- $callers := list }}
+{{- range $other, $caller := .components }}
+{{- if has $.name (include "noetl.reached" (dict "root" $.root "component" $caller) | fromYamlArray) }}{{ $callers = append $callers $other }}{{ end }}
+{{- end }}
+{{- if and $ports $callers }}
+- from:
+    {{- range $callers }}
+    - podSelector:
+        matchLabels: {{- include "noetl.selector" (dict "root" $.root "name" .) | nindent 10 }}
+    {{- end }}
+  ports: {{- include "noetl.policyPorts" $ports | indent 4 }}
+{{- end }}
+{{- $peers := list }}
+{{- if has .name (list "webserver" "api") }}{{ $peers = $policy.ingressFrom }}{{ end }}
+{{- if eq $component.role "trial" }}{{ $peers = $policy.servicesFrom }}{{ end }}
+{{- with $peers }}
+- from: {{- toYaml . | nindent 4 }}
+  ports: {{- include "noetl.policyPorts" $ports | indent 4 }}
+{{- end }}
+{{- if and $component.ports $component.ports.health $policy.monitoringFrom }}
+- from: {{- toYaml $policy.monitoringFrom | nindent 4 }}
+  ports: {{- include "noetl.policyPorts" (list $component.ports.health) | indent 4 }}
+{{- end }}
+{{- end -}}
+
+{{/* Where a component may connect to. */}}
+{{- define "noetl.egressRules" -}}
+{{- $outside := set (deepCopy .root.Values.networkPolicy) "locations" (include "noetl.locations" .root | fromYaml) }}
+{{- range $target := include "noetl.reached" (dict "root" .root "component" (get .components .name)) | fromYamlArray }}
+{{- with get $.components $target }}
+{{- if .ports }}
+- to:
+    - podSelector:
+        matchLabels: {{- include "noetl.selector" (dict "root" $.root "name" $target) | nindent 10 }}
+  ports: {{- include "noetl.policyPorts" (values .ports) | indent 4 }}
+{{- end }}
+{{- else with get $outside $target }}
+{{- $except := .except }}
+- to: {{- range .cidrs }}
+    - ipBlock: {cidr: {{ . }}{{ with $except }}, except: {{ toJson . }}{{ end }}}
+    {{- end }}
+  {{- with .ports }}
+  ports: {{- include "noetl.policyPorts" . | indent 4 }}
+  {{- end }}
+{{- end }}
+{{- end }}
+{{- end -}}
+
+{{/* The code locations of others, as an outside service; nothing without any. */}}
+{{- define "noetl.locations" -}}
+{{- with .Values.dagster.extraLocations }}
+cidrs: {{ toJson $.Values.networkPolicy.locations.cidrs }}
+except: {{ toJson $.Values.networkPolicy.locations.except }}
+ports:
+  {{- range . }}
+  - {{ int .port }}
+  {{- end }}
+{{- end }}
+{{- end -}}

@@ -1,0 +1,262 @@
+{{/*
+The pod of a component, as a template of a workload or a Job. Arguments: root, name, component, and restart for Jobs.
+Pods that Dagster launches get the same variables, volumes and mounts from dagster.yaml.
+*/}}
+{{- define "noetl.pod" -}}
+{{- $root := .root }}
+{{- $component := .component }}
+{{- $pod := include "noetl.podValues" . | fromYaml -}}
+metadata:
+  labels:
+    {{- include "noetl.selector" (dict "root" $root "name" .name) | nindent 4 }}
+    {{- with $pod.labels }}
+    {{- toYaml . | nindent 4 }}
+    {{- end }}
+  annotations:
+    {{- if $component.settings }}
+    checksum/settings: {{ include "noetl.settings" $root | sha256sum }}
+    {{- end }}
+    {{- if $component.dagster }}
+    checksum/dagster: {{ include "noetl.dagsterYaml" $root | sha256sum }}
+    {{- end }}
+    {{- if $component.workspace }}
+    checksum/workspace: {{ include "noetl.workspaceYaml" $root | sha256sum }}
+    {{- end }}
+    {{- if $component.playbooks }}
+    checksum/playbooks: {{ toJson $root.Values.playbooks | sha256sum }}
+    {{- end }}
+    {{- with $component.files }}
+    checksum/files: {{ include (printf "noetl.files.%s" $.name) $root | sha256sum }}
+    {{- end }}
+    {{- with $pod.annotations }}
+    {{- toYaml . | nindent 4 }}
+    {{- end }}
+spec:
+  {{- with .restart }}
+  restartPolicy: {{ . }}
+  {{- end }}
+  serviceAccountName: {{ include "noetl.serviceAccount" (dict "root" $root "role" $component.role) }}
+  automountServiceAccountToken: {{ default false $component.token }}
+  enableServiceLinks: false  # variables such as NOETL_SERVICE_HOST would be taken for settings
+  terminationGracePeriodSeconds: {{ default 30 $component.grace | int64 }}
+  securityContext: {{- include "noetl.podSecurity" (default 10001 $component.user) | nindent 4 }}
+  {{- include "noetl.placement" (dict "root" $root "name" .name "pod" $pod) | trim | nindent 2 }}
+  containers:
+    - name: {{ $component.kind | eq "StatefulSet" | ternary .name "main" }}
+      image: {{ default (include "noetl.image" $root) $component.image }}
+      imagePullPolicy: {{ $root.Values.image.pullPolicy }}
+      {{- with $component.command }}
+      command: {{ toJson . }}
+      {{- end }}
+      {{- with $component.args }}
+      args: {{ toJson . }}
+      {{- end }}
+      securityContext: {{- include "noetl.containerSecurity" . | nindent 8 }}
+      {{- with $component.ports }}
+      ports:
+        {{- range $port, $number := . }}
+        - {name: {{ $port }}, containerPort: {{ $number }}}
+        {{- end }}
+      {{- end }}
+      {{- with include "noetl.environmentFrom" (dict "root" $root "component" $component "pod" $pod) | fromYamlArray }}
+      envFrom: {{- toYaml . | nindent 8 }}
+      {{- end }}
+      env: {{- include "noetl.environment" (dict "root" $root "component" $component "pod" $pod) | fromYamlArray | toYaml | nindent 8 }}
+      resources: {{- toYaml $component.values.resources | nindent 8 }}
+      {{- range $probe, $what := $component.probes }}
+      {{ $probe }}Probe: {{- toYaml $what | nindent 8 }}
+      {{- end }}
+      {{- if $component.lingers }}
+      lifecycle:
+        preStop: {exec: {command: [sleep, "5"]}}  # until every node has heard that it goes
+      {{- end }}
+      volumeMounts: {{- include "noetl.mounts" (dict "root" $root "component" $component "pod" $pod) | fromYamlArray | toYaml | nindent 8 }}
+  volumes: {{- include "noetl.volumes" (dict "root" $root "component" $component "pod" $pod) | fromYamlArray | toYaml | nindent 4 }}
+{{- end -}}
+
+{{/* What a component says of its pods, on top of what all say. */}}
+{{- define "noetl.podValues" -}}
+{{- include "noetl.overlay" (list .root.Values.pod (default dict .component.values.pod)) -}}
+{{- end -}}
+
+{{- define "noetl.podSecurity" -}}
+runAsNonRoot: true
+runAsUser: {{ . }}
+runAsGroup: {{ . }}
+fsGroup: {{ . }}
+fsGroupChangePolicy: OnRootMismatch
+seccompProfile: {type: RuntimeDefault}
+{{- end -}}
+
+{{- define "noetl.containerSecurity" -}}
+allowPrivilegeEscalation: false
+readOnlyRootFilesystem: true
+capabilities: {drop: [ALL]}
+{{- end -}}
+
+{{/* Where pods of a component go. */}}
+{{- define "noetl.placement" -}}
+{{- $placement := dict }}
+{{- range $field := list "nodeSelector" "tolerations" "affinity" "priorityClassName" }}
+{{- with get $.pod $field }}{{ $_ := set $placement $field . }}{{ end }}
+{{- end }}
+{{- with .root.Values.image.pullSecrets }}{{ $_ := set $placement "imagePullSecrets" . }}{{ end }}
+{{- if $placement }}
+{{- toYaml $placement }}
+{{- end }}
+{{- with .pod.topologySpread }}
+topologySpreadConstraints:
+  {{- range . }}
+  - {{ toYaml . | nindent 4 | trim }}
+    labelSelector:
+      matchLabels: {{- include "noetl.selector" (dict "root" $.root "name" $.name) | nindent 8 }}
+  {{- end }}
+{{- end }}
+{{- end -}}
+
+{{- define "noetl.environmentFrom" -}}
+{{- if .component.settings }}
+- configMapRef: {name: {{ include "noetl.fullname" .root }}-{{ default "settings" .component.settingsMap }}}
+{{- end }}
+{{- with .pod.extraEnvFrom }}
+{{ toYaml . }}
+{{- end }}
+{{- end -}}
+
+{{- define "noetl.environment" -}}
+{{- $root := .root }}
+{{- if .component.dagster }}
+- {name: DAGSTER_HOME, value: /opt/noetl/dagster}
+{{- end }}
+{{- if .component.pod_name }}
+- name: POD_NAME
+  valueFrom: {fieldRef: {fieldPath: metadata.name}}
+{{- end }}
+{{- range $name, $value := .component.env }}
+- {name: {{ $name }}, value: {{ $value | quote }}}
+{{- end }}
+{{- range $name, $entry := .component.fromSecret }}
+- name: {{ $name }}
+  valueFrom: {secretKeyRef: {{ toJson $entry }}}
+{{- end }}
+{{- if and .component.serverCa (include "noetl.serverCa" $root) }}
+- {name: NOETL_SERVER_CA, value: /opt/noetl/server-ca/ca.crt}
+{{- end }}
+{{- include "noetl.secretVariables" (dict "root" $root "names" .component.secrets) }}
+{{- if .component.tools }}
+{{- include "noetl.sparkVariables" $root }}
+{{- end }}
+{{- with .pod.extraEnv }}
+{{ toYaml . }}
+{{- end }}
+{{- end -}}
+
+{{- define "noetl.mounts" -}}
+{{- $values := .root.Values }}
+{{- if .component.scratch }}
+{{- range $index, $path := .component.scratch }}
+- {name: scratch-{{ $index }}, mountPath: {{ $path }}}
+{{- end }}
+{{- else }}
+- {name: tmp, mountPath: /tmp}
+- {name: home, mountPath: /var/lib/noetl}
+{{- end }}
+{{- if .component.dagster }}
+- {name: dagster-yaml, mountPath: /opt/noetl/dagster, readOnly: true}
+{{- end }}
+{{- if .component.workspace }}
+- {name: workspace, mountPath: /opt/noetl/workspace, readOnly: true}
+{{- end }}
+{{- if and .component.playbooks (include "noetl.playbooksVolume" .root) }}
+- {name: playbooks, mountPath: /opt/noetl/playbooks, readOnly: true}
+{{- end }}
+{{- if and .component.shared $values.storage.pvc.enabled }}
+- {name: shared, mountPath: {{ $values.storage.pvc.mountPath }}}
+{{- end }}
+{{- if and .component.tools (eq $values.spark.mode "kubernetes") }}
+- {name: spark, mountPath: /opt/noetl/spark, readOnly: true}
+{{- end }}
+{{- if .component.tls }}
+- {name: tls, mountPath: /opt/noetl/tls, readOnly: true}
+{{- end }}
+{{- if and .component.serverCa (include "noetl.serverCa" .root) }}
+- {name: server-ca, mountPath: /opt/noetl/server-ca, readOnly: true}
+{{- end }}
+{{- with .component.files }}
+- {name: files, mountPath: {{ .path }}, readOnly: true}
+{{- end }}
+{{- with .component.data }}
+- {name: data, mountPath: {{ .path }}}
+{{- end }}
+{{- with .pod.extraVolumeMounts }}
+{{ toYaml . }}
+{{- end }}
+{{- end -}}
+
+{{- define "noetl.volumes" -}}
+{{- $values := .root.Values }}
+{{- $full := include "noetl.fullname" .root }}
+{{- if .component.scratch }}
+{{- range $index, $path := .component.scratch }}
+- {name: scratch-{{ $index }}, emptyDir: {}}
+{{- end }}
+{{- else }}
+- {name: tmp, emptyDir: {sizeLimit: {{ .pod.scratchSize }}}}
+- {name: home, emptyDir: {sizeLimit: {{ .pod.scratchSize }}}}
+{{- end }}
+{{- if .component.dagster }}
+- {name: dagster-yaml, configMap: {name: {{ $full }}-{{ default "instance" .component.settingsMap }}, items: [{key: dagster.yaml, path: dagster.yaml}]}}
+{{- end }}
+{{- if .component.workspace }}
+- {name: workspace, configMap: {name: {{ $full }}-workspace}}
+{{- end }}
+{{- if .component.playbooks }}
+{{- with include "noetl.playbooksVolume" .root | fromYaml }}
+- name: playbooks
+  {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- end }}
+{{- with $values.storage.pvc }}
+{{- if and $.component.shared .enabled }}
+- name: shared
+  {{- if .volume }}
+  {{- toYaml .volume | nindent 2 }}
+  {{- else }}
+  persistentVolumeClaim: {claimName: {{ default (printf "%s-shared" $full) .existingClaim }}}
+  {{- end }}
+{{- end }}
+{{- end }}
+{{- if and .component.tools (eq $values.spark.mode "kubernetes") }}
+- {name: spark, configMap: {name: {{ $full }}-spark}}
+{{- end }}
+{{- with .component.tls }}
+- {name: tls, secret: {secretName: {{ . }}}}
+{{- end }}
+{{- if and .component.serverCa (include "noetl.serverCa" .root) }}
+- {name: server-ca, secret: {secretName: {{ $values.api.tls.secretName }}, items: [{key: {{ $values.api.tls.ca }}, path: ca.crt}]}}
+{{- end }}
+{{- with .component.files }}
+- {name: files, configMap: {name: {{ .configMap }}}}
+{{- end }}
+{{- with .pod.extraVolumes }}
+{{ toYaml . }}
+{{- end }}
+{{- end -}}
+
+{{/* Whether clients of the API have to be told whom to trust. */}}
+{{- define "noetl.serverCa" -}}
+{{- with .Values.api }}{{ if and .enabled .tls.secretName .tls.ca }}true{{ end }}{{ end -}}
+{{- end -}}
+
+{{/* The volume that playbooks come from; nothing: the image has them. */}}
+{{- define "noetl.playbooksVolume" -}}
+{{- with .Values.playbooks -}}
+{{- if .volume -}}
+{{ toYaml .volume }}
+{{- else if .configMap -}}
+configMap: {name: {{ .configMap }}}
+{{- else if .files -}}
+configMap: {name: {{ include "noetl.fullname" $ }}-playbooks}
+{{- end -}}
+{{- end -}}
+{{- end -}}

@@ -1,0 +1,133 @@
+{{/* The plain settings that all processes share. */}}
+{{- define "noetl.settings" -}}
+{{- $full := include "noetl.fullname" . -}}
+{{- with .Values }}
+NOETL_EMBEDDED: "false"
+NOETL_HOME: /var/lib/noetl
+NOETL_LOG_FORMAT: json
+NOETL_LOG_LEVEL: {{ .logLevel }}
+NOETL_PLAYBOOKS_PATH: /opt/noetl/playbooks
+NOETL_DEFAULT_STORE_TIER: {{ .storage.tier }}
+{{- with int .nats.streamReplicas | default (ternary (int .nats.replicas) 1 .nats.enabled) }}
+NOETL_NATS_REPLICAS: {{ . | quote }}
+{{- end }}
+{{- with include "noetl.minioEndpoint" $ }}
+NOETL_MINIO_ENDPOINT: {{ . }}
+NOETL_MINIO_BUCKET: {{ $.Values.storage.minio.bucket }}
+NOETL_MINIO_REGION: {{ $.Values.storage.minio.region }}
+NOETL_MINIO_VERIFY: {{ $.Values.storage.minio.verify | quote }}
+{{- end }}
+{{- with .storage.s3.bucket }}
+NOETL_S3_BUCKET: {{ . }}
+{{- end }}
+{{- with .storage.gcs.bucket }}
+NOETL_GCS_BUCKET: {{ . }}
+{{- end }}
+{{- if .storage.pvc.enabled }}
+NOETL_PVC_MOUNT_PATH: {{ .storage.pvc.mountPath }}
+{{- end }}
+{{- if .api.enabled }}
+NOETL_SERVER_URL: {{ printf "%s://%s-api:8700" (ternary "https" "http" (ne .api.tls.secretName "")) $full }}
+{{- end }}
+{{- with .tracing.endpoint }}
+NOETL_TRACING_ENDPOINT: {{ . }}
+NOETL_TRACING_SAMPLING: {{ $.Values.tracing.sampling | quote }}
+{{- end }}
+{{- range $name, $value := .settings }}
+{{ $name }}: {{ kindIs "string" $value | ternary $value (toJson $value) | quote }}
+{{- end }}
+{{- end }}
+{{- end -}}
+
+{{- define "noetl.minioEndpoint" -}}
+{{- if .Values.minio.enabled -}}
+http://{{ include "noetl.fullname" . }}-minio:9000
+{{- else -}}
+{{ .Values.storage.minio.endpoint }}
+{{- end -}}
+{{- end -}}
+
+{{/* The names of the secrets, in the order of their variables, and which of them a service of trials provides. */}}
+{{- define "noetl.secrets" -}}
+{{- $trial := include "noetl.trial" . | eq "true" }}
+dbUrl: {variable: NOETL_DB_URL, provided: {{ .Values.postgresql.enabled }}}
+dagsterDbUrl: {variable: NOETL_DAGSTER_DB_URL, provided: {{ .Values.postgresql.enabled }}}
+natsUrl: {variable: NOETL_NATS_URL, provided: {{ .Values.nats.enabled }}}
+serviceTokens: {variable: NOETL_SERVICE_TOKENS, provided: {{ $trial }}}
+serverToken: {variable: NOETL_SERVER_TOKEN, provided: {{ $trial }}}
+credentialKey: {variable: NOETL_CREDENTIAL_KEY, provided: {{ $trial }}, optional: true}
+minioAccessKey: {variable: NOETL_MINIO_ACCESS_KEY, provided: {{ .Values.minio.enabled }}}
+minioSecretKey: {variable: NOETL_MINIO_SECRET_KEY, provided: {{ .Values.minio.enabled }}}
+{{- end -}}
+
+{{/* Variables from Secrets: of root the secrets that names lists. */}}
+{{- define "noetl.secretVariables" -}}
+{{- $root := .root -}}
+{{- $known := include "noetl.secrets" $root | fromYaml -}}
+{{- range $secret := .names }}
+{{- $entry := get $root.Values.secrets $secret }}
+{{- $about := get $known $secret }}
+{{- if or (not (hasPrefix "minio" $secret)) (include "noetl.minioEndpoint" $root) }}
+{{- $name := $entry.name }}
+{{- $key := $entry.key }}
+{{- if and (not $name) $about.provided }}
+{{- $name = printf "%s-trial" (include "noetl.fullname" $root) }}
+{{- $key = $about.variable }}
+{{- end }}
+{{- $name = $name | default $root.Values.secrets.name }}
+{{- if or $name (not $about.optional) }}
+- name: {{ $about.variable }}
+  valueFrom:
+    secretKeyRef:
+      name: {{ required (printf "secrets.%s.name or secrets.name: name the Secret that holds %s" $secret $about.variable) $name }}
+      key: {{ $key }}
+      {{- if $about.optional }}
+      optional: true
+      {{- end }}
+{{- end }}
+{{- end }}
+{{- end }}
+{{- end -}}
+
+{{/* Spark, for a process that runs tools. How many cores and how much memory its pod has it finds itself. */}}
+{{- define "noetl.sparkVariables" -}}
+{{- $spark := .Values.spark -}}
+{{- $config := dict }}
+{{- if eq $spark.mode "connect" }}
+- name: NOETL_SPARK_REMOTE
+  value: {{ required "spark.remote: the address of Spark Connect, sc://host:15002" $spark.remote }}
+{{- else }}
+{{- if eq $spark.mode "standalone" }}
+- name: NOETL_SPARK_MASTER
+  value: {{ required "spark.master: the address of the master, spark://host:7077" $spark.master }}
+{{- else if eq $spark.mode "kubernetes" }}
+{{- $config = include "noetl.sparkOnKubernetes" . | fromYaml }}
+- name: POD_NAME
+  valueFrom: {fieldRef: {fieldPath: metadata.name}}
+- name: NOETL_SPARK_MASTER
+  value: {{ default "k8s://https://kubernetes.default.svc" $spark.master }}
+{{- end }}
+{{- with $spark.driverMemory }}
+- {name: NOETL_SPARK_DRIVER_MEMORY, value: {{ . }}}
+{{- end }}
+{{- end }}
+{{- with mergeOverwrite $config $spark.config }}
+- name: NOETL_SPARK_CONFIG
+  value: {{ toJson . | quote }}
+{{- end }}
+{{- end -}}
+
+{{- define "noetl.sparkOnKubernetes" -}}
+{{- $executors := .Values.spark.executors -}}
+spark.kubernetes.container.image: {{ $executors.image.repository }}:{{ default .Chart.AppVersion $executors.image.tag }}
+spark.kubernetes.container.image.pullPolicy: {{ .Values.image.pullPolicy }}
+spark.kubernetes.authenticate.executor.serviceAccountName: {{ include "noetl.serviceAccount" (dict "root" . "role" "executor") }}
+spark.kubernetes.executor.podTemplateFile: /opt/noetl/spark/executor.yaml
+spark.kubernetes.driver.pod.name: $(POD_NAME)
+spark.executor.instances: {{ $executors.instances | quote }}
+spark.executor.cores: {{ $executors.cores | quote }}
+spark.executor.memory: {{ $executors.memory }}
+spark.driver.port: "7078"
+spark.driver.blockManager.port: "7079"
+spark.blockManager.port: "7079"
+{{- end -}}

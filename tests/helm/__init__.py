@@ -1,0 +1,1 @@
+"""The chart, rendered by Helm's own engine: no cluster."""

@@ -1,0 +1,170 @@
+"""Dagster itself loads what the chart writes for it: dagster.yaml and workspace.yaml."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from dagster import DagsterInstance
+from dagster._config import validate_config
+from dagster._core.instance.config import dagster_instance_config_schema
+from dagster._core.workspace.context import WorkspaceProcessContext
+from dagster._core.workspace.load_target import WorkspaceFileTarget
+
+from noetl_dagster.settings import Settings
+from tests.helm.chart import KIND, SCENARIOS, Manifest, component, dagster_yaml, manifests, of_kind
+from tests.helm.launched import run_pods
+from tests.waiting import until_now
+
+
+@pytest.mark.parametrize("scenario", SCENARIOS)
+def test_dagster_yaml_is_what_dagster_s_schema_takes(scenario: str) -> None:
+    checked = validate_config(dagster_instance_config_schema(), dagster_yaml(manifests(SCENARIOS[scenario])))
+    assert checked.success, checked.errors
+
+
+@pytest.fixture
+def home(settings: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """DAGSTER_HOME with the rendered dagster.yaml, in the environment of its pods; folders of pods are here."""
+    objects = manifests(KIND)
+    text = yaml.safe_dump(dagster_yaml(objects)).replace("/var/lib/noetl", str(tmp_path / "noetl"))
+    assert settings.dagster_db_url is not None
+    assert settings.dagster_db_url.startswith("postgresql://")
+    for name, value in environment(settings, objects, tmp_path).items():
+        monkeypatch.setenv(name, value)
+    folder = tmp_path / "dagster-home"
+    folder.mkdir()
+    (folder / "dagster.yaml").write_text(text)
+    return folder
+
+
+def environment(settings: Settings, objects: list[Manifest], tmp_path: Path) -> dict[str, str]:
+    """The variables of the code location, with the addresses of the embedded services."""
+    secret = {
+        "NOETL_DB_URL": settings.db_url,
+        "NOETL_DAGSTER_DB_URL": settings.dagster_db_url,
+        "NOETL_NATS_URL": settings.nats_url,
+        "NOETL_MINIO_ENDPOINT": settings.minio_endpoint,
+        "NOETL_MINIO_ACCESS_KEY": settings.minio_access_key,
+        "NOETL_MINIO_SECRET_KEY": settings.minio_secret_key.get_secret_value(),
+    }
+    own = {"NOETL_HOME": str(tmp_path / "noetl"), "NOETL_PLAYBOOKS_PATH": str(tmp_path / "playbooks")}
+    stated = component(objects, "code-location").variables(objects)
+    return {**stated, **{name: value for name, value in secret.items() if value}, **own}
+
+
+def test_a_real_instance_is_made_of_it(home: Path) -> None:
+    with DagsterInstance.from_config(str(home)) as instance:
+        assert instance.get_runs_count() == 0  # PostgreSQL, at a bare postgresql:// address
+        assert type(instance.run_coordinator).__name__ == "QueuedRunCoordinator"
+        assert instance.get_concurrency_config().run_queue_config.max_concurrent_runs == 4
+        assert instance.run_monitoring_enabled
+        assert type(instance.compute_log_manager).__name__ == "StoredRunLogs"
+        assert not instance.telemetry_enabled
+        reference = instance.get_ref()
+        with DagsterInstance.from_ref(reference) as again:  # as the pods of runs have it
+            assert again.get_runs_count() == 0
+
+
+def test_runs_have_what_code_locations_have() -> None:
+    objects = manifests(SCENARIOS["everything"])
+    run, code = run_pods(objects), component(objects, "code-location")
+    assert run.container["image"] == code.container["image"]
+    assert run.spec["nodeSelector"] == code.spec["nodeSelector"]
+    assert run.spec["imagePullSecrets"] == [{"name": "registry"}]
+    assert {"name": "HTTPS_PROXY", "value": "http://proxy:3128"} in run.container["env"]
+    assert {"configMapRef": {"name": "proxies"}} in run.container["envFrom"]
+    assert run.labels["cost"] == "data"
+    secrets = [one for one in code.container["env"] if "valueFrom" in one]
+    assert [one for one in secrets if one not in run.container["env"]] == []
+
+
+def test_a_run_asks_for_another_pod_by_its_tags() -> None:
+    objects = manifests(KIND)
+    asked: dict[str, Any] = {
+        "container_config": {"image": "own:1", "env": [{"name": "OWN", "value": "1"}]},
+        "pod_spec_config": {"node_selector": {"gpu": "yes"}, "service_account_name": "own"},
+    }
+    run = run_pods(objects, asked)
+    assert run.container["image"] == "own:1"
+    assert run.spec["nodeSelector"] == {"gpu": "yes"}
+    assert run.spec["serviceAccountName"] == "own"
+    names = [one["name"] for one in run.container["env"]]
+    assert {"OWN", "NOETL_DB_URL"} <= set(names)
+    assert run.container["securityContext"]["readOnlyRootFilesystem"] is True
+
+
+@contextmanager
+def code_server(objects: list[Manifest], port: int, tmp_path: Path) -> Iterator[None]:
+    """The code location with the command of its manifest, on another port of this machine."""
+    args = component(objects, "code-location").container["args"]
+    here = {"0.0.0.0": "127.0.0.1", "4000": str(port)}
+    command = [here.get(word, word) for word in args]
+    log = tmp_path / "code.log"
+    with log.open("wb") as output:
+        process = subprocess.Popen(
+            [str(Path(sys.executable).with_name(command[0])), *command[1:]],
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            env=os.environ.copy(),
+        )
+    try:
+        until_now(lambda: _listens(port) or _alive(process, log), "the code location")
+        yield
+    finally:
+        process.terminate()
+        process.wait()
+
+
+def _listens(port: int) -> bool:
+    with socket.socket() as probe:
+        return probe.connect_ex(("127.0.0.1", port)) == 0
+
+
+def _alive(process: subprocess.Popen[bytes], log: Path) -> bool:
+    assert process.poll() is None, log.read_text()
+    return False
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+@pytest.mark.long
+def test_the_workspace_leads_to_the_code_location(
+    home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The command of its manifest, the workspace file of webserver and daemon, and the playbooks of the values."""
+    objects, port = manifests(KIND), _free_port()
+    monkeypatch.setenv("DAGSTER_HOME", str(home))
+    (tmp_path / "playbooks").mkdir()
+    for name, text in KIND["playbooks"]["files"].items():
+        (tmp_path / "playbooks" / name).write_text(text)
+    service = "trial-noetl-dagster-code-location"
+    text = of_kind(objects, "ConfigMap")["trial-noetl-dagster-workspace"]["data"]["workspace.yaml"]
+    assert f"host: {service}\n" in text
+    here = tmp_path / "workspace.yaml"
+    here.write_text(text.replace(service, "127.0.0.1").replace("port: 4000", f"port: {port}"))
+    with (
+        code_server(objects, port, tmp_path),
+        DagsterInstance.from_config(str(home)) as instance,
+        WorkspaceProcessContext(instance, WorkspaceFileTarget([str(here)])) as process,
+    ):
+        (entry,) = process.create_request_context().get_code_location_entries().values()
+        assert entry.load_error is None
+        assert entry.code_location is not None
+        (repository,) = entry.code_location.get_repositories().values()
+        assert repository.has_job("squares")
+        image = repository.get_full_job("squares").get_python_origin().repository_origin.container_image
+        assert image == component(objects, "daemon").container["image"]  # what a run of it will have

@@ -1,0 +1,177 @@
+"""Values: every one described, wrong ones refused with their names, pages and settings up to date."""
+
+from __future__ import annotations
+
+import re
+import runpy
+import tomllib
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import yaml
+from helm_python import HelmError
+
+from tests.conftest import PROJECT
+from tests.helm.chart import MINIMAL, PATH, SCENARIOS, chart, manifests, overlaid
+
+PAGES = runpy.run_path(str(PROJECT / "scripts" / "chart_page.py"))
+VALUES: dict[str, Any] = yaml.safe_load((PATH / "values.yaml").read_text())
+
+
+def schema() -> dict[str, Any]:
+    found = chart().schema
+    assert found is not None
+    return found
+
+
+def described(node: dict[str, Any], above: str = "") -> Iterator[tuple[str, dict[str, Any]]]:
+    """Every property of a schema by its path, those of definitions once."""
+    for name, about in node.get("properties", {}).items():
+        yield f"{above}{name}", about
+        yield from described(about, f"{above}{name}.")
+
+
+def test_values_and_schema_have_the_same_keys() -> None:
+    definitions = schema()["$defs"]
+
+    def stands(values: dict[str, Any], about: dict[str, Any], path: str) -> None:
+        """Every value is in the schema; what a definition leaves open may be left out of values."""
+        known = definitions.get(about.get("$ref", "").rpartition("/")[2], about).get("properties")
+        for name, value in values.items() if known is not None else ():
+            assert name in known, f"{path}{name} is not in values.schema.json"
+            if isinstance(value, dict):
+                stands(value, known[name], f"{path}{name}.")
+
+    def given(values: dict[str, Any], about: dict[str, Any], path: str) -> None:
+        """Every property is in values.yaml, those below an empty mapping are not."""
+        for name, below in about.get("properties", {}).items():
+            if path or name != "global":
+                assert name in values, f"{path}{name} is not in values.yaml"
+                if values[name]:
+                    given(values[name], below, f"{path}{name}.")
+
+    stands(VALUES, schema(), "")
+    given(VALUES, schema(), "")
+
+
+def test_every_value_is_described() -> None:
+    nodes = [*described(schema()), *(pair for one in schema()["$defs"].values() for pair in described(one))]
+    assert len(nodes) > 150
+    for path, about in nodes:
+        assert about.get("description") or "$ref" in about, path
+
+
+def test_no_object_takes_what_it_does_not_know() -> None:
+    for path, about in [("", schema()), *described(schema()), *schema()["$defs"].items()]:
+        if "properties" in about:
+            assert "additionalProperties" in about, path
+
+
+WRONG: dict[str, dict[str, Any]] = {
+    "replica": {"api": {"replica": 3}},
+    "/api/replicas": {"api": {"replicas": "three"}},
+    "/image/pullPolicy": {"image": {"pullPolicy": "Sometimes"}},
+    "/image/digest": {"image": {"digest": "latest"}},
+    "/logLevel": {"logLevel": "LOUD"},
+    "NOETL_RETENTION": {"settings": {"NOETL_RETENTION": 3}},
+    "NOETL_DB_URL": {"settings": {"NOETL_DB_URL": "postgresql://me:secret@here/db"}},
+    "/storage/tier": {"storage": {"tier": "floppy"}},
+    "/storage/minio/endpoint": {"storage": {"minio": {"endpoint": "minio:9000"}}},
+    "/storage/pvc/size": {"storage": {"pvc": {"size": "much"}}},
+    "/tracing/sampling": {"tracing": {"sampling": 2}},
+    "pasword": {"secrets": {"pasword": "secret"}},
+    "/secrets/dbUrl": {"secrets": {"dbUrl": "postgresql://me:secret@here/db"}},
+    "Big Ones": {"workers": {"pools": {"Big Ones": {}}}},
+    "slot": {"workers": {"pools": {"default": {"slot": 3}}}},
+    "/workers/defaults/autoscaling/kind": {"workers": {"defaults": {"autoscaling": {"kind": "magic"}}}},
+    "/runs/resources/limits/memory": {"runs": {"resources": {"limits": {"memory": "4 GB"}}}},
+    "/spark/mode": {"spark": {"mode": "yarn"}},
+    "/spark/remote": {"spark": {"remote": "spark:15002"}},
+    "executor.memory": {"spark": {"config": {"executor.memory": "1g"}}},
+    "/networkPolicy/tools/cidrs/0": {"networkPolicy": {"tools": {"cidrs": ["everywhere"]}}},
+    "/dagster/webserver/pathPrefix": {"dagster": {"webserver": {"pathPrefix": "dagster/"}}},
+    "runner": {"serviceAccounts": {"roles": {"runner": {"name": "x"}}}},
+    "tolerance": {"pod": {"tolerance": []}},
+    "/nats/replicas": {"nats": {"replicas": 7}},
+}
+"""What the message names -> values."""
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_a_wrong_value_is_refused_with_its_name(name: str) -> None:
+    values = overlaid(MINIMAL, WRONG[name])
+    with pytest.raises(HelmError, match=re.escape(name)):
+        chart().validate_schema(values)
+    with pytest.raises(HelmError, match=re.escape(name)):
+        chart().render(values, name="trial", namespace="data")
+
+
+NEEDED: dict[str, dict[str, Any]] = {
+    "secrets.dbUrl.name or secrets.name: name the Secret that holds NOETL_DB_URL": {
+        "storage": {"tier": "s3", "s3": {"bucket": "results"}}
+    },
+    "storage.minio.endpoint: the tier minio needs": {"secrets": {"name": "noetl"}},
+    "storage.s3.bucket": overlaid(MINIMAL, {"storage": {"s3": {"bucket": ""}}}),
+    "storage.gcs.bucket": overlaid(MINIMAL, {"storage": {"tier": "gcs"}}),
+    "storage.pvc.enabled": overlaid(MINIMAL, {"storage": {"tier": "pvc"}}),
+    "spark.remote": overlaid(MINIMAL, {"spark": {"mode": "connect"}}),
+    "spark.master": overlaid(MINIMAL, {"spark": {"mode": "standalone"}}),
+    "workers.serverUrl": overlaid(MINIMAL, {"api": {"enabled": False}}),
+    "dagster.extraLocations": overlaid(MINIMAL, {"dagster": {"enabled": False}}),
+    "ingress.webserver.host or ingress.api.host": overlaid(MINIMAL, {"ingress": {"enabled": True}}),
+    "nats.replicas: servers vote": overlaid(MINIMAL, {"nats": {"enabled": True, "replicas": 2}}),
+    "monitoring.serviceMonitor.token.name": overlaid(
+        MINIMAL, {"monitoring": {"serviceMonitor": {"enabled": True}}}
+    ),
+}
+"""What a message says that is about values which need each other."""
+
+
+@pytest.mark.parametrize("message", NEEDED)
+def test_what_is_missing_is_named(message: str) -> None:
+    with pytest.raises(HelmError, match=re.escape(message)):
+        chart().render(NEEDED[message], name="trial", namespace="data")
+
+
+@pytest.mark.parametrize("scenario", SCENARIOS)
+def test_right_values_are_taken(scenario: str) -> None:
+    chart().validate_schema(SCENARIOS[scenario])
+
+
+def test_the_readme_is_made_from_values_and_schema() -> None:
+    assert (PATH / "README.md").read_text() == PAGES["chart_page"](), "run make docs"
+
+
+def test_the_schema_knows_the_settings_of_the_code() -> None:
+    assert (PATH / "values.schema.json").read_text() == PAGES["chart_schema"](), "run make docs"
+
+
+def test_every_setting_is_a_value_a_secret_or_free() -> None:
+    free = PAGES["free_settings"]()
+    assert "NOETL_RETENTION_DAYS" in free
+    assert not free & {"NOETL_DB_URL", "NOETL_MINIO_SESSION_TOKEN", "NOETL_HEALTH_PORT", "NOETL_WORKER_SLOTS"}
+
+
+def test_versions_are_those_of_the_project() -> None:
+    project = tomllib.loads((PROJECT / "pyproject.toml").read_text())["project"]
+    assert chart().metadata["appVersion"] == project["version"] == chart().version
+    assert chart().metadata["kubeVersion"] == ">=1.29.0-0"
+
+
+def test_a_digest_takes_the_place_of_the_tag() -> None:
+    images = {
+        one["spec"]["template"]["spec"]["containers"][0]["image"]
+        for one in manifests(SCENARIOS["everything"])
+        if one["kind"] == "Deployment"
+    }
+    assert images == {f"ghcr.io/noetl/noetl-dagster@sha256:{'0' * 64}"}
+
+
+def test_large_numbers_stay_whole() -> None:
+    """Helm reads numbers as floating point, and prints a million as 1e+06."""
+    text = "\n".join(chart().render(SCENARIOS["everything"], name="trial", namespace="data").values())
+    assert not re.search(r"\de\+\d", text)
+    assert "max_concurrent_runs: 1000000" in text
+    assert 'NOETL_HTTP_BODY_BYTES: "33554432"' in text
+    assert 'NOETL_STORES_SHARED: "false"' in text

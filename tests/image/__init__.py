@@ -1,0 +1,1 @@
+"""The Dockerfile: what it says, and each of its steps run in a clean root."""

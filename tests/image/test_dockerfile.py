@@ -1,0 +1,185 @@
+"""What the Dockerfile says: linted, by this project's own rules, and of the packages that the lock names."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
+from noetl_dagster.settings import Settings
+from tests.image import rules
+from tests.image.dockerfile import context_files, read_dockerfile
+
+PROJECT = Path(__file__).parents[2]
+DOCKERFILE = PROJECT / "Dockerfile"
+EXTRAS = ("k8s", "gcs", "google", "connect", "tracing")
+"""What the image has beside the package's own dependencies."""
+
+
+def test_hadolint_has_nothing_to_say() -> None:
+    said = _hadolint(DOCKERFILE)
+
+    assert said == ""
+    ignored = re.findall(r"hadolint ignore=(\S+)", DOCKERFILE.read_text())
+    assert set(ignored) == {"DL3008"}  # versions of Debian's packages: the archive's day pins them
+
+
+def test_hadolint_would_speak(tmp_path: Path) -> None:
+    changed = tmp_path / "Dockerfile"
+    changed.write_text(DOCKERFILE.read_text().replace("--no-install-recommends", ""))
+
+    assert "DL3015" in _hadolint(changed)
+
+
+def test_no_rule_is_broken() -> None:
+    assert rules.complaints(read_dockerfile(DOCKERFILE)) == []
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "complaint"),
+    [
+        ("debian:bookworm-20250520-slim\n", "debian:latest\n", "base: its base .*latest is not pinned"),
+        ("USER 10001:10001\nEXPOSE", "EXPOSE", "platform: it ends as user root"),
+        ("USER 10001:10001\nEXPOSE", "USER noetl\nEXPOSE", "platform: it ends as user noetl"),
+        ('["/usr/bin/tini", "--"]', "/usr/bin/tini --", "platform: ENTRYPOINT of line .* starts a shell"),
+        ('CMD ["python", "-c"', 'CMD python -c "', "platform: HEALTHCHECK of line .* starts a shell"),
+        ("HEALTHCHECK NONE\n", "", "spark: it has no HEALTHCHECK"),
+        ("COPY playbooks ", "COPY . ", "runtime: COPY of line .* takes whatever lies there"),
+        ("COPY playbooks ", "ADD playbooks ", "runtime: ADD of line"),
+        ("ENV SPARK_HOME", "ENV AWS_SECRET_ACCESS_KEY=x SPARK_HOME", "AWS_SECRET_ACCESS_KEY would be kept"),
+        ("ARG REVISION=", "ARG GITHUB_TOKEN=", "GITHUB_TOKEN would be kept"),
+        ("ARG BASE=", "ARG DB_PASSWORD=x\nARG BASE=", "DB_PASSWORD would be kept"),
+        ("http://snapshot", "http://me:word@snapshot", "holds an address with a login"),
+        ("licenses=", "licence=", "platform: it has no label org.opencontainers.image.licenses"),
+    ],
+)
+def test_a_rule_that_is_broken_is_named(old: str, new: str, complaint: str, tmp_path: Path) -> None:
+    text = DOCKERFILE.read_text()
+    assert old in text
+    changed = tmp_path / "Dockerfile"
+    changed.write_text(text.replace(old, new))
+
+    found = rules.complaints(read_dockerfile(changed))
+
+    assert any(re.search(complaint, one) for one in found), found
+
+
+def test_the_layout_is_what_the_chart_counts_on() -> None:
+    dockerfile = read_dockerfile(DOCKERFILE)
+    environment = rules.environment(dockerfile, "platform")
+
+    assert environment["PATH"].split(":")[0] == "/opt/noetl/.venv/bin"
+    assert environment["DAGSTER_HOME"] == "/opt/noetl/dagster"
+    assert environment["NOETL_HOME"] == "/var/lib/noetl"
+    assert environment["NOETL_PLAYBOOKS_PATH"] == "/opt/noetl/playbooks"
+    assert environment["NOETL_EMBEDDED"] == "false"
+    assert environment["JAVA_HOME"]
+    assert rules.last(dockerfile, "platform", "USER") == "10001:10001"
+    assert rules.last(dockerfile, "platform", "WORKDIR") == "/opt/noetl"
+    assert (
+        rules.last(dockerfile, "spark", "ENTRYPOINT") == '["/opt/entrypoint.sh"]'
+    )  # where Spark looks for it
+
+
+def test_what_it_sets_is_what_settings_read() -> None:
+    """A variable that nobody reads would be a misspelt one."""
+    read = {f"NOETL_{name.upper()}" for name in Settings.model_fields}
+    dockerfile = read_dockerfile(DOCKERFILE)
+
+    for stage in rules.PUBLISHED:
+        ours = {name for name in rules.environment(dockerfile, stage) if name.startswith("NOETL_")}
+        assert ours <= read
+
+
+def test_the_version_is_that_of_the_package() -> None:
+    dockerfile = read_dockerfile(DOCKERFILE)
+
+    for stage in rules.PUBLISHED:
+        labels = rules.labels(dockerfile, stage)
+        assert labels["org.opencontainers.image.version"] == _project()["version"]
+    assert f"noetl-dagster:{_project()['version']} " in DOCKERFILE.read_text()
+
+
+def test_the_context_holds_what_is_copied_and_little_else() -> None:
+    files = context_files(PROJECT, PROJECT / ".dockerignore")
+
+    copied = {
+        origin
+        for stage in read_dockerfile(DOCKERFILE).stages.values()
+        for one in stage.instructions
+        if one.keyword == "COPY" and "from" not in one.flags
+        for origin in one.text.split()[:-1]
+    }
+    for origin in copied:
+        assert any(path.is_relative_to(origin) for path in files), f"{origin} does not reach the builder"
+    for path in files:
+        assert any(path.is_relative_to(origin) for origin in copied), f"{path} is sent for nothing"
+        assert path.suffix != ".pyc"
+    assert Path("noetl_dagster/settings.py") in files
+
+
+def test_the_image_has_the_locks_versions() -> None:
+    """The same packages and hashes as the checkout that the tests run in."""
+    whole, image = _lock("requirements.lock"), _lock("requirements-image.lock")
+
+    different = {name: version for name, version in image.items() if whole.get(name) != version}
+    assert different == {}, "pyproject.toml and the locks have come apart: make lock"
+
+
+def test_the_image_has_all_that_it_needs_and_nothing_of_development() -> None:
+    project = _project()
+    optional = project["optional-dependencies"]
+    image = _lock("requirements-image.lock")
+
+    for text in [*project["dependencies"], *(one for extra in EXTRAS for one in optional[extra])]:
+        wanted = Requirement(text)
+        version, _ = image[canonicalize_name(wanted.name)]
+        assert version in wanted.specifier, f"{text}: make lock"
+    for text in [*optional["embedded"], *optional["dev"]]:
+        assert canonicalize_name(Requirement(text).name) not in image, f"{text} is not for the image"
+
+
+def test_what_builds_the_image_is_pinned_too() -> None:
+    builders = _lock("requirements-build.lock")
+
+    setup = (PROJECT / "scripts/setup").read_text()
+    assert f"uv=={builders['uv'][0]}" in setup  # make setup and the image install with the same
+    assert {"hatchling", "setuptools", "wheel"} <= set(builders)
+    backend = Requirement(
+        tomllib.loads((PROJECT / "pyproject.toml").read_text())["build-system"]["requires"][0]
+    )
+    assert builders["hatchling"][0] in backend.specifier
+
+
+@pytest.mark.parametrize("name", ["requirements.lock", "requirements-image.lock", "requirements-build.lock"])
+def test_every_package_has_its_hashes(name: str) -> None:
+    for package, (version, hashes) in _lock(name).items():
+        assert version, package
+        assert hashes, package
+
+
+def _hadolint(path: Path) -> str:
+    program = Path(sys.executable).parent / "hadolint"
+    done = subprocess.run([program, "--no-color", path], capture_output=True, text=True, check=False)
+    return done.stdout + done.stderr
+
+
+def _project() -> dict[str, object]:
+    return tomllib.loads((PROJECT / "pyproject.toml").read_text())["project"]
+
+
+def _lock(name: str) -> dict[str, tuple[str, frozenset[str]]]:
+    """The packages of a lock: version and hashes."""
+    text = (PROJECT / name).read_text()
+    return {
+        canonicalize_name(package): (version, frozenset(re.findall(r"sha256:(\w{64})", rest)))
+        for package, version, rest in re.findall(
+            r"^([\w.-]+)(?:\[[\w,]+\])?==(\S+)(.*?)(?=^[\w.-]+(?:\[|==)|\Z)", text, re.MULTILINE | re.DOTALL
+        )
+    }
