@@ -19,7 +19,10 @@ PATH = PROJECT / "helm" / "noetl-dagster"
 RELEASE, NAMESPACE = "trial", "data"
 Manifest = dict[str, Any]
 
-MINIMAL: dict[str, Any] = {"secrets": {"name": "noetl"}, "storage": {"tier": "s3", "s3": {"bucket": "results"}}}
+MINIMAL: dict[str, Any] = {
+    "secrets": {"name": "noetl"},
+    "storage": {"tier": "s3", "s3": {"bucket": "results"}},
+}
 """What production has to say."""
 
 
@@ -51,7 +54,11 @@ SCENARIOS: dict[str, dict[str, Any]] = {
         {
             "commonLabels": {"team": "data"},
             "image": {"digest": f"sha256:{'0' * 64}", "pullSecrets": [{"name": "registry"}]},
-            "settings": {"NOETL_HTTP_BODY_BYTES": 33554432, "NOETL_STORES_SHARED": False, "NOETL_NATS_NAMESPACE": "own"},
+            "settings": {
+                "NOETL_HTTP_BODY_BYTES": 33554432,
+                "NOETL_STORES_SHARED": False,
+                "NOETL_NATS_NAMESPACE": "own",
+            },
             "playbooks": {"configMap": "playbooks"},
             "tracing": {"endpoint": "http://collector.monitoring:4318", "sampling": 0.1},
             "pod": {
@@ -78,7 +85,11 @@ SCENARIOS: dict[str, dict[str, Any]] = {
                 "allowedFields": {"container_config": {"resources": True}},
             },
             "api": {"processes": 4, "tls": {"secretName": "api-tls"}},
-            "workers": {"containers": True, "drainSeconds": 1_000_000, "defaults": {"toolPools": {"postgres": 4}}},
+            "workers": {
+                "containers": True,
+                "drainSeconds": 1_000_000,
+                "defaults": {"toolPools": {"postgres": 4}},
+            },
             "serviceAccounts": {"roles": {"run": {"name": "runs"}, "api": {"annotations": {"own": "api"}}}},
             "rbac": {"readSecrets": ["playbook-secrets"]},
             "ingress": {"api": {"host": "api.example.com"}},
@@ -113,12 +124,23 @@ SCENARIOS: dict[str, dict[str, Any]] = {
     "Spark Connect": overlaid(MINIMAL, {"spark": {"mode": "connect", "remote": "sc://spark:15002"}}),
     "Spark standalone": overlaid(
         MINIMAL,
-        {"spark": {"mode": "standalone", "master": "spark://spark:7077", "driverMemory": "3g", "config": {"spark.x": "1"}}},
+        {
+            "spark": {
+                "mode": "standalone",
+                "master": "spark://spark:7077",
+                "driverMemory": "3g",
+                "config": {"spark.x": "1"},
+            }
+        },
     ),
     "own S3": overlaid(
         MINIMAL,
         {
-            "storage": {"tier": "minio", "minio": {"endpoint": "https://s3.example.com"}, "pvc": {"enabled": True}},
+            "storage": {
+                "tier": "minio",
+                "minio": {"endpoint": "https://s3.example.com"},
+                "pvc": {"enabled": True},
+            },
             "dagster": {"computeLogs": {"manager": "s3"}},
             "playbooks": {"volume": {"persistentVolumeClaim": {"claimName": "playbooks"}}},
         },
@@ -135,7 +157,9 @@ SCENARIOS: dict[str, dict[str, Any]] = {
     "API elsewhere": overlaid(
         MINIMAL, {"api": {"enabled": False}, "workers": {"serverUrl": "https://api.example.com"}}
     ),
-    "paused": overlaid(MINIMAL, {"workers": {"pools": {"default": {"replicas": 0}}}, "fullnameOverride": "noetl"}),
+    "paused": overlaid(
+        MINIMAL, {"workers": {"pools": {"default": {"replicas": 0}}}, "fullnameOverride": "noetl"}
+    ),
 }
 """Every values file, and each switch both ways in one of the others."""
 
@@ -155,13 +179,19 @@ def texts(values: Mapping[str, Any], release: str = RELEASE, namespace: str = NA
     return _rendered(orjson.dumps(values, option=orjson.OPT_SORT_KEYS), release, namespace)
 
 
-def manifests(values: Mapping[str, Any], **release: str) -> list[Manifest]:
-    """Every object of a release, hooks and the test included."""
+def manifests(values: Mapping[str, Any], release: str = RELEASE) -> list[Manifest]:
+    """Every object of a release, hooks and the test included; the caller's own."""
+    parsed: list[Manifest] = orjson.loads(_parsed(orjson.dumps(values, option=orjson.OPT_SORT_KEYS), release))
+    return parsed
+
+
+@cache
+def _parsed(values: bytes, release: str) -> bytes:
     found = []
-    for name, text in texts(values, **release).items():
+    for name, text in _rendered(values, release, NAMESPACE).items():
         if name.endswith(".yaml"):
-            found += [one for one in yaml.safe_load_all(text) if one]
-    return found
+            found += [one for one in yaml.load_all(text, Loader=yaml.CSafeLoader) if one]
+    return orjson.dumps(found)
 
 
 def of_kind(objects: list[Manifest], kind: str) -> dict[str, Manifest]:
@@ -219,6 +249,8 @@ def component(objects: list[Manifest], name: str) -> Pods:
 
 def dagster_yaml(objects: list[Manifest]) -> Manifest:
     """The instance that processes and runs have."""
-    (found,) = (one for one in objects if one["kind"] == "ConfigMap" and one["metadata"]["name"].endswith("-instance"))
-    loaded: Manifest = yaml.safe_load(found["data"]["dagster.yaml"])
+    (found,) = (
+        one for one in objects if one["kind"] == "ConfigMap" and one["metadata"]["name"].endswith("-instance")
+    )
+    loaded: Manifest = yaml.load(found["data"]["dagster.yaml"], Loader=yaml.CSafeLoader)
     return loaded

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from functools import cache
 from typing import Any
 
 import kubernetes_validate
@@ -19,7 +21,14 @@ VERSIONS = ("1.29", "1.37")
 CUSTOM: dict[str, tuple[str, Any]] = {
     "ScaledObject": (
         "keda.sh/v1alpha1",
-        {"scaleTargetRef", "minReplicaCount", "maxReplicaCount", "pollingInterval", "cooldownPeriod", "triggers"},
+        {
+            "scaleTargetRef",
+            "minReplicaCount",
+            "maxReplicaCount",
+            "pollingInterval",
+            "cooldownPeriod",
+            "triggers",
+        },
     ),
     "ServiceMonitor": ("monitoring.coreos.com/v1", {"selector", "endpoints"}),
     "PodMonitor": ("monitoring.coreos.com/v1", {"selector", "podMetricsEndpoints"}),
@@ -28,6 +37,16 @@ CUSTOM: dict[str, tuple[str, Any]] = {
 """Kinds of operators, which Kubernetes has no schema of: apiVersion and the fields of spec."""
 
 _valid: set[tuple[str, bytes]] = set()
+
+
+@pytest.fixture(autouse=True, scope="module")
+def schemas_are_read_once() -> Iterator[None]:
+    """The library reads all definitions of a version again for each manifest, which takes longer than to validate."""
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(
+            kubernetes_validate.utils, "schema_contents", cache(kubernetes_validate.utils.schema_contents)
+        )
+        yield
 
 
 def check(manifest: Manifest, version: str) -> None:
@@ -46,7 +65,9 @@ def test_every_manifest_is_valid(scenario: str, version: str) -> None:
         if manifest["kind"] not in CUSTOM:
             check(manifest, version)
     check(run_job(objects), version)
-    for executor in [one["data"]["executor.yaml"] for one in objects if "executor.yaml" in one.get("data", {})]:
+    for executor in [
+        one["data"]["executor.yaml"] for one in objects if "executor.yaml" in one.get("data", {})
+    ]:
         pod = yaml.safe_load(executor)
         pod["spec"]["containers"][0]["image"] = "set by Spark"
         check(pod, version)
@@ -95,13 +116,13 @@ def test_keys_stand_once(scenario: str) -> None:
     for name, text in texts(SCENARIOS[scenario]).items():
         if name.endswith(".yaml"):
             list(yaml.load_all(text, Loader=_Strict))
-            for one in yaml.safe_load_all(text):
-                for key, content in (one or {}).get("data", {}).items() if one and one["kind"] == "ConfigMap" else ():
-                    if key.endswith(".yaml"):
-                        yaml.load(content, Loader=_Strict)
+    for one in of_kind(manifests(SCENARIOS[scenario]), "ConfigMap").values():
+        for key, content in one["data"].items():
+            if key.endswith(".yaml"):
+                yaml.load(content, Loader=_Strict)
 
 
-class _Strict(yaml.SafeLoader):
+class _Strict(yaml.CSafeLoader):
     """Refuses a key that stands twice in a mapping."""
 
     def construct_mapping(self, node: Any, deep: bool = False) -> dict[Any, Any]:
