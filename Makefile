@@ -49,7 +49,7 @@ bench-peers: setup ## items a second of Dagster, Prefect, Temporal, DBOS and our
 docs: setup ## write the pages that are made from the code: settings, public names
 	@scripts/docs
 
-lock: setup ## pin what pyproject.toml asks for, in requirements.lock
+lock: setup ## pin what pyproject.toml asks for, in requirements*.lock
 	@scripts/lock
 
 services-up: setup ## start PostgreSQL, NATS and the object store

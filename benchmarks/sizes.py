@@ -2,9 +2,9 @@
 
     python -m benchmarks.sizes --items 5000
 
-Each kind of result is a fan-out of its own, in a database of its own of the embedded PostgreSQL: trivial numbers, 2 KB
-inside the event, and 20 KB in the object store. Rows and indexes are counted by table, after a vacuum. One process drives
-and runs the items; a pool of workers writes the same events.
+Each kind of result is a fan-out of its own, in a database of its own of the embedded PostgreSQL: trivial numbers,
+2 KB inside the event, and 20 KB in the object store. Rows and indexes are counted by table, after a vacuum. One
+process drives and runs the items; a pool of workers writes the same events.
 """
 
 from __future__ import annotations

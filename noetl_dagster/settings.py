@@ -10,11 +10,18 @@ from pathlib import Path
 from typing import Annotated
 
 import orjson
-from pydantic import Field, SecretStr
+from pydantic import Field, SecretStr, field_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 METRICS_FOLDER = "PROMETHEUS_MULTIPROC_DIR"
 """A variable of ``prometheus_client``: the folder in which processes keep one account of what each of them counts."""
+
+
+DEFAULT_POOL = "default"
+"""The pool of workers that is meant where none is named."""
+
+POOL_NAME = r"^[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?$"
+"""Names of pools of workers stand in subjects of NATS and in names of Kubernetes objects."""
 
 
 class StoreTier(StrEnum):
@@ -60,9 +67,31 @@ class Settings(BaseSettings):
         LogFormat.TEXT, description="text, or json: a JSON object a line on standard error"
     )
 
+    tracing_endpoint: str | None = Field(
+        None,
+        description="Collector of traces, OTLP over HTTP: http://collector:4318; empty: none are sent",
+    )
+    tracing_sampling: float = Field(
+        1.0, ge=0, le=1, description="Share of the executions whose traces are sent, 0 to 1"
+    )
+
     db_url: str | None = Field(None, description="Event log, postgresql://...; empty: embedded PostgreSQL")
     db_pool_size: int = Field(8, ge=2, description="Connections a process keeps to the event log")
+    schema_apply: bool = Field(
+        True,
+        description="Apply schema/*.sql when a process of the control plane starts; "
+        "false: wait until 'noetl-dagster provision' has done so",
+    )
     dagster_db_url: str | None = Field(None, description="Dagster's own storage; empty: embedded PostgreSQL")
+
+    health_port: int | None = Field(
+        None,
+        ge=0,
+        le=65535,
+        description="Port of /health, /ready and /metrics of worker, ingest, project and reap; 0: any free port, "
+        "which is printed; empty: none",
+    )
+    health_host: str = Field("127.0.0.1", description="Address that /health, /ready and /metrics listen on")
 
     nats_url: str | None = Field(None, description="NATS server, nats://... or tls://...; empty: embedded")
     nats_ca: Path | None = Field(
@@ -102,6 +131,9 @@ class Settings(BaseSettings):
         "0: one a core once a loop keeps the first one busy",
     )
 
+    worker_pool: str = Field(
+        DEFAULT_POOL, pattern=POOL_NAME, description="Pool whose commands a worker takes: spec.pool of steps"
+    )
     worker_slots: int = Field(16, ge=1, description="Commands that a worker process runs at once")
     worker_tool_pools: dict[str, int] = Field(
         default_factory=dict, description='Commands at once by tool kind, JSON: {"postgres": 4, "spark": 1}'
@@ -227,6 +259,15 @@ class Settings(BaseSettings):
     records_api_faults: float = Field(
         0.05, ge=0, le=1, description="Share of requests to the embedded records API that fail at first"
     )
+
+    @field_validator("tracing_endpoint")
+    @classmethod
+    def _check_collector(cls, value: str | None) -> str | None:
+        if value and not value.startswith(("http://", "https://")):
+            raise ValueError(
+                "write http://host:4318 or https://host:4318, where a collector takes OTLP over HTTP"
+            )
+        return value or None
 
     @property
     def spark_address(self) -> Annotated[str, "master or Spark Connect address"]:

@@ -6,12 +6,19 @@ ALTER TABLE noetl.queue ADD COLUMN IF NOT EXISTS shared jsonb NOT NULL DEFAULT '
 -- (start-time fair queueing, Goyal et al. 1996).
 ALTER TABLE noetl.queue ADD COLUMN IF NOT EXISTS turn bigint NOT NULL DEFAULT 0;
 
--- The furthest turn that was claimed: an execution that comes anew begins here, not at the beginning of time.
+-- The pool whose workers may claim the command.
+ALTER TABLE noetl.queue ADD COLUMN IF NOT EXISTS pool text NOT NULL DEFAULT 'default';
+
+-- The furthest turn that was claimed, in any pool: an execution that comes anew begins here, not at the beginning of time.
 CREATE SEQUENCE IF NOT EXISTS noetl.queue_turn MINVALUE 0 START 0;
 
 DROP INDEX IF EXISTS noetl.idx_queue_status_available;
-CREATE INDEX IF NOT EXISTS idx_queue_turn ON noetl.queue (priority DESC, turn, event_id) WHERE status = 'queued';
-CREATE INDEX IF NOT EXISTS idx_queue_execution_turn ON noetl.queue (execution_id, turn) WHERE status = 'queued';
+CREATE INDEX IF NOT EXISTS idx_queue_pool_turn ON noetl.queue (pool, priority DESC, turn, event_id)
+    WHERE status = 'queued';
+DROP INDEX IF EXISTS noetl.idx_queue_turn;
+CREATE INDEX IF NOT EXISTS idx_queue_execution_pool ON noetl.queue (execution_id, pool, priority, turn)
+    WHERE status = 'queued';
+DROP INDEX IF EXISTS noetl.idx_queue_execution_turn;
 DROP INDEX IF EXISTS noetl.idx_queue_event_id;  -- commands are asked for by their own ids
 
 -- Rows live for milliseconds: what they leave behind is cleared away early.
@@ -27,16 +34,21 @@ BEGIN
 END $$;
 
 -- The turn after which the next commands of an execution come: the last of its own that waits, but no earlier
--- than those that wait now, or than the last that was claimed.
-CREATE OR REPLACE FUNCTION noetl.last_turn(execution bigint, class integer) RETURNS bigint
+-- than those that wait now for the same pool, or than the last that was claimed.
+CREATE OR REPLACE FUNCTION noetl.last_turn(execution bigint, class integer, place text) RETURNS bigint
     LANGUAGE sql STABLE AS $$
     SELECT GREATEST(
         (SELECT max(turn) FROM noetl.queue
-         WHERE execution_id = execution AND status = 'queued' AND priority = class),
+         WHERE execution_id = execution AND status = 'queued' AND pool = place AND priority = class),
         COALESCE(
-            (SELECT turn FROM noetl.queue WHERE status = 'queued' AND priority = class ORDER BY turn LIMIT 1),
+            (SELECT turn FROM noetl.queue
+             WHERE status = 'queued' AND pool = place AND priority = class ORDER BY turn LIMIT 1),
             (SELECT last_value FROM noetl.queue_turn)))
 $$;
+
+-- For processes of a version that knows one pool.
+CREATE OR REPLACE FUNCTION noetl.last_turn(execution bigint, class integer) RETURNS bigint
+    LANGUAGE sql STABLE AS $$ SELECT noetl.last_turn(execution, class, 'default') $$;
 
 -- The execution's state as a worker caches it: changes with every event that the state is folded from.
 CREATE OR REPLACE FUNCTION noetl.state_version(execution bigint) RETURNS text
@@ -107,9 +119,9 @@ END $$;
 -- Claims up to as many commands as there are names, in one transaction: by priority, then by turn, none that
 -- another claim holds, has ended, or belongs to a cancelled execution. The names become the ids of the
 -- command.claimed events; asking again with the same ones gives the same answer, without what is not the worker's
--- any more. ``limits`` bounds commands by tool kind. Gives one row for the commands of a step that share their
+-- any more. ``limits`` bounds commands by tool kind; ``own_pool`` is the pool of the worker, and of what it claims. Gives one row for the commands of a step that share their
 -- context: ``answer`` is their JSON.
-CREATE OR REPLACE FUNCTION noetl.claim_many(worker text, names bigint[], lease float8, limits jsonb)
+CREATE OR REPLACE FUNCTION noetl.claim_many(worker text, names bigint[], lease float8, limits jsonb, own_pool text)
     RETURNS TABLE (execution_id bigint, node_name text, tool_kind text, waited float8[], version text, answer text)
     LANGUAGE plpgsql VOLATILE
     -- planned once a session, whatever the tables held then: every look is one by index
@@ -135,16 +147,16 @@ BEGIN
     SELECT array_agg(one) INTO picked FROM (
         SELECT (execution_id, command_id, priority, turn, event_id,
                 attempts > 0 AND attempts >= max_attempts - 1)::noetl.queue_place AS one FROM noetl.queue
-        WHERE status = 'queued' AND available_at <= now() AND (target IS NULL OR target = worker)
-          AND NOT limits ? tool_kind
+        WHERE status = 'queued' AND pool = own_pool AND available_at <= now()
+          AND (target IS NULL OR target = worker) AND NOT limits ? tool_kind
         ORDER BY priority DESC, turn, event_id
         LIMIT places FOR UPDATE SKIP LOCKED) unbounded;
     FOR bound IN SELECT key AS kind, value::int AS most FROM jsonb_each_text(limits) LOOP
         SELECT picked || array_agg(one) INTO picked FROM (
             SELECT (execution_id, command_id, priority, turn, event_id,
                 attempts > 0 AND attempts >= max_attempts - 1)::noetl.queue_place AS one FROM noetl.queue
-            WHERE status = 'queued' AND available_at <= now() AND (target IS NULL OR target = worker)
-              AND tool_kind = bound.kind
+            WHERE status = 'queued' AND pool = own_pool AND available_at <= now()
+              AND (target IS NULL OR target = worker) AND tool_kind = bound.kind
             ORDER BY priority DESC, turn, event_id
             LIMIT LEAST(bound.most, places) FOR UPDATE SKIP LOCKED) fit;
     END LOOP;
@@ -228,3 +240,8 @@ BEGIN
         PERFORM setval('noetl.queue_turn', reached);
     END IF;
 END $$;
+
+-- For processes of a version that knows one pool.
+CREATE OR REPLACE FUNCTION noetl.claim_many(worker text, names bigint[], lease float8, limits jsonb)
+    RETURNS TABLE (execution_id bigint, node_name text, tool_kind text, waited float8[], version text, answer text)
+    LANGUAGE sql VOLATILE AS $$ SELECT * FROM noetl.claim_many(worker, names, lease, limits, 'default') $$;

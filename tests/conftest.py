@@ -38,7 +38,17 @@ from tests.processes import end_run_servers
 PROJECT = Path(__file__).parents[1]
 HOME = Path(os.environ.get("NOETL_TEST_HOME", PROJECT / ".noetl-test")).resolve()
 IN_USE = pytest.StashKey[IO[str]]()
-ROOMS_FIRST = ("spark", "compiler", "cli", "embedded", "service", "transport", "sensors", "pool_worker")
+ROOMS_FIRST = (
+    "spark",
+    "compiler",
+    "cli",
+    "embedded",
+    "service",
+    "operations",
+    "transport",
+    "sensors",
+    "pool_worker",
+)
 """Their tests start JVMs, servers and processes, which takes seconds."""
 
 QUICK_ROOMS = ("architecture", "playbook", "events", "engine", "tools", "corpus", "records_api")

@@ -86,22 +86,26 @@ class Commands(LazyGroup):
             "Move worker events from NATS into the event log until interrupted. Any number may run at once.",
         ),
         "project": Place(
-            "noetl_dagster.cli.commands.control:project",
+            "noetl_dagster.cli.commands.upkeep.control:project",
             "Keep noetl.execution up to date until interrupted. Any number may run at once.",
         ),
         "replay": Place(
             "noetl_dagster.cli.commands.replay:replay", "Rebuild noetl.execution from the event log alone."
         ),
         "reap": Place(
-            "noetl_dagster.cli.commands.control:reap",
+            "noetl_dagster.cli.commands.upkeep.control:reap",
             "Give the commands of silent workers to others, until interrupted. Any number may run at once.",
         ),
         "maintain": Place(
-            "noetl_dagster.cli.commands.control:maintain",
+            "noetl_dagster.cli.commands.upkeep.control:maintain",
             "Make the coming months' partitions, drop old ones (NOETL_RETENTION_DAYS), delete expired results.",
         ),
+        "provision": Place(
+            "noetl_dagster.cli.commands.upkeep.provision:provision",
+            "Make what a deployment needs: schema, partitions, streams, buckets, Dagster's storage. Safe twice.",
+        ),
         "missing": Place(
-            "noetl_dagster.cli.commands.control:missing",
+            "noetl_dagster.cli.commands.upkeep.control:missing",
             "List results that the log knows and whose bytes are gone; exit code 1 when there are any.",
         ),
         "settings": Place(

@@ -72,6 +72,7 @@ class _Reporter:
         self._started = time.monotonic()
         self._said = ""
         self._due = self._started + REPORT_SECONDS
+        self._warned: str | None = None
 
     def report_when_due(self) -> None:
         if time.monotonic() >= self._due:
@@ -82,7 +83,15 @@ class _Reporter:
         if self._said:
             self.report()
 
+    def _warn_of_pool(self) -> None:
+        """Once each time that the pool of the step's commands is found without workers."""
+        lonely = self._engine.dispatcher.unattended(self._step)
+        if lonely is not None and lonely != self._warned:
+            self._context.log.warning(f"step {self._step} waits: {lonely}")
+        self._warned = lonely
+
     def report(self) -> None:
+        self._warn_of_pool()
         began = time.monotonic()
         pool = self._engine.runtime.pool
         found = run_sync(loop_progress(pool, self._execution_id))

@@ -202,7 +202,7 @@ class OpMaker:
                 *([DEFAULT_IO] if is_entry else []),
             },
             tags={f"dagster/kind/{kind}": "" for kind in sorted(kinds)},
-            pool=next(filter(None, (self.playbook.step(name).spec.pool for name in region.steps)), None),
+            pool=next(filter(None, (self.playbook.step(name).dagster_pool for name in region.steps)), None),
         )
 
     def _is_before_spark(self, region: Region) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from functools import partial
@@ -17,7 +18,7 @@ from noetl_dagster.events.connection import open_pool
 from noetl_dagster.events.ids import Snowflake
 from noetl_dagster.events.log import EventLog
 from noetl_dagster.events.queries import NEXT_NODE
-from noetl_dagster.events.schema import apply_schema, await_schema
+from noetl_dagster.events.schema import settle_schema
 from noetl_dagster.events.state import ExecutionState
 from noetl_dagster.events.types import Event, EventType
 from noetl_dagster.playbook.assets import Key, Partition
@@ -31,6 +32,7 @@ from noetl_dagster.tools.access.clients import Clients
 from noetl_dagster.tools.access.credentials import Credentials
 from noetl_dagster.tools.access.keychain import Keychain
 from noetl_dagster.tools.base import Toolbox
+from noetl_dagster.tracing import exporter as tracing
 from noetl_dagster.worker.command import CommandEvents
 from noetl_dagster.worker.execution import Execution, PlaybookProgram
 from noetl_dagster.worker.heartbeat import Heartbeats
@@ -38,6 +40,7 @@ from noetl_dagster.worker.pipeline import Pipeline
 from noetl_dagster.worker.program import StepProgram
 from noetl_dagster.worker.runner import CommandRunner, Runner
 from noetl_dagster.worker.sealing import Sealer
+from noetl_dagster.worker.spans import trace_of
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -92,10 +95,7 @@ class Runtime:
         """
         assert settings.db_url is not None, "settings without NOETL_DB_URL: fill them with embedded.ensure"
         pool = await open_pool(settings.db_url, size=settings.db_pool_size)
-        if apply:
-            await apply_schema(settings.db_url)
-        else:
-            await await_schema(pool)
+        await settle_schema(settings, pool, apply=apply)
         ids = Snowflake(await pool.fetchval(NEXT_NODE))
         log = EventLog(pool, ids)
         buffer = EventBuffer(
@@ -138,6 +138,8 @@ class Runtime:
         """Commits what is buffered and closes every connection."""
         await self.heartbeats.close()
         await self.buffer.flush()
+        if tracing.is_used():
+            await asyncio.to_thread(tracing.flush)
         await self.results.close()
         await self.box.clients.close()
         await self.pool.close()
@@ -163,7 +165,8 @@ class Runtime:
         """
         program = await self.program(state, source)
         entries = program.playbook.keychain
-        return Execution(program, state, partial(self.keychain.open, entries) if entries else None)
+        keychain = partial(self.keychain.open, entries) if entries else None
+        return Execution(program, state, keychain, trace_of(self.settings, program.playbook, state))
 
     def event(
         self,

@@ -7,7 +7,9 @@ import hashlib
 import logging
 import re
 from collections.abc import Sequence
+from dataclasses import dataclass
 from datetime import UTC, datetime
+from functools import partial
 from importlib import resources
 from itertools import pairwise
 from pathlib import Path
@@ -16,6 +18,8 @@ import asyncpg
 
 from noetl_dagster.errors import ServiceError
 from noetl_dagster.events.ids import snowflake_floor
+from noetl_dagster.retrying import Patience, patiently
+from noetl_dagster.settings import Settings
 
 logger = logging.getLogger(__name__)
 
@@ -25,9 +29,35 @@ SCHEMA_LOCK = 7_306_001
 MONTHS_AHEAD = 3
 _PARTITION_NAME = re.compile(r"event_y(\d{4})m(\d{2})")
 
-_APPLIED = "SELECT obj_description('noetl'::regnamespace)"
+SCHEMA_VERSION = 2
+"""Goes up by one with every version whose ``schema/*.sql`` differs; a test holds the texts to it."""
+
+WORKS_FROM = 1
+"""The oldest version whose processes may work on this schema; goes up when what they use is taken away."""
+
+LOCK_TIMEOUT = "2s"
+LOCK_PATIENCE_SECONDS = 120.0
+
+_BEFORE_NUMBERS = "873d59a70cd71db5d2683c582ada3e66b6a57544459518879469ef13082f64e4"
+"""What the version before numbers takes for its own schema: with this mark it leaves ours alone when it starts."""
+
+_HELD = Patience(
+    (asyncpg.LockNotAvailableError, asyncpg.DeadlockDetectedError), seconds=LOCK_PATIENCE_SECONDS
+)
+
 _EXISTS = "SELECT to_regnamespace('noetl') IS NOT NULL"
-_MARK = "COMMENT ON SCHEMA noetl IS '{digest}'"
+_HAS_NUMBER = "SELECT to_regclass('noetl.schema_version') IS NOT NULL"
+_NUMBERED = f"""
+SELECT number, works_from,
+       CASE WHEN obj_description('noetl'::regnamespace) = '{_BEFORE_NUMBERS}' THEN digest ELSE '' END AS digest
+FROM noetl.schema_version
+"""
+_NUMBER = """
+INSERT INTO noetl.schema_version (number, digest, works_from) VALUES ($1, $2, $3)
+ON CONFLICT (one) DO UPDATE SET number = EXCLUDED.number, digest = EXCLUDED.digest,
+    works_from = EXCLUDED.works_from, applied_at = now()
+"""
+_MARK = f"COMMENT ON SCHEMA noetl IS '{_BEFORE_NUMBERS}'"
 _PARTITIONS = """
 SELECT child.relname FROM pg_inherits
 JOIN pg_class child ON child.oid = inhrelid
@@ -46,6 +76,31 @@ WITH caught AS (
 _ATTACH = "ALTER TABLE noetl.event ATTACH PARTITION noetl.{name} FOR VALUES FROM ({start}) TO ({end})"
 
 
+@dataclass(frozen=True, slots=True)
+class FoundSchema:
+    """A schema in a database; ``number`` is 1 before there were numbers."""
+
+    number: int
+    digest: str
+    works_from: int
+
+    @property
+    def serves(self) -> bool:
+        """Whether there is nothing to apply: it is this version's, or a later one's."""
+        if self.number != SCHEMA_VERSION:
+            return self.number > SCHEMA_VERSION
+        return self.digest == schema_digest()
+
+
+@dataclass(frozen=True, slots=True)
+class Applied:
+    """What applying the schema did. ``partitions``: names of those that were made."""
+
+    schema: FoundSchema
+    changed: bool
+    partitions: tuple[str, ...] = ()
+
+
 def schema_folder() -> Path:
     """Folder of the numbered SQL files: beside the package in a checkout, inside it in a wheel."""
     packaged = Path(str(resources.files("noetl_dagster"))) / "schema"
@@ -60,37 +115,93 @@ def schema_files() -> list[Path]:
     return files
 
 
-async def apply_schema(url: str, *, now: datetime | None = None) -> None:
+async def apply_schema(url: str, *, now: datetime | None = None) -> Applied:
     """Brings a database up to the schema and makes its partitions; does nothing when it is up to date.
+
+    A schema of a later version stays as it is. No statement waits longer than :data:`LOCK_TIMEOUT` for work that
+    holds a table, which would wait behind it; all of it is tried again then.
 
     Args:
         url: ``postgresql://`` address of the database.
         now: moment from which partitions are made ahead; default: the clock.
+
+    Raises:
+        ServiceError: a later version says that this one may not work with its schema; or tables are held for longer
+            than :data:`LOCK_PATIENCE_SECONDS`.
     """
     connection = await asyncpg.connect(url)
     try:
-        await apply_schema_on(connection, now=now)
+        return await apply_schema_on(connection, now=now)
     finally:
         await connection.close()
 
 
-async def apply_schema_on(connection: asyncpg.Connection, *, now: datetime | None = None) -> None:
+async def apply_schema_on(connection: asyncpg.Connection, *, now: datetime | None = None) -> Applied:
     """As :func:`apply_schema`, on an open connection."""
-    texts = _texts()
+    moment = now or datetime.now(UTC)
+    found = await found_schema(connection)
+    ahead = {partition_name(start) for start, _ in month_bounds(moment, MONTHS_AHEAD)}
+    if found is not None and found.serves and ahead <= set(await partitions(connection)):
+        return _noted(Applied(found, changed=False))  # without a lock: whoever starts, does so often
+    try:
+        return await patiently(partial(_apply, connection, moment), _HELD, note=_held)
+    except _HELD.failures as error:
+        raise ServiceError(
+            f"the schema of the event log cannot be changed: {error}; tables are held by long transactions, "
+            "see pg_stat_activity; then run 'noetl-dagster provision'"
+        ) from error
+
+
+async def _apply(connection: asyncpg.Connection, now: datetime) -> Applied:
     async with connection.transaction():
         await connection.execute("SELECT pg_advisory_xact_lock($1)", SCHEMA_LOCK)
-        if not await is_current(connection):
+        await connection.execute(f"SET LOCAL lock_timeout = '{LOCK_TIMEOUT}'")
+        found = await found_schema(connection)
+        changed = found is None or not found.serves
+        if changed:
+            texts = _texts()
             for text in texts:
                 await connection.execute(text)
-            await connection.execute(_MARK.format(digest=_digest(texts)))
-        await ensure_partitions(connection, now or datetime.now(UTC))
+            await connection.execute(_NUMBER, SCHEMA_VERSION, _digest(texts), WORKS_FROM)
+            await connection.execute(_MARK)
+        made = await ensure_partitions(connection, now)
+        standing = await found_schema(connection)
+        assert standing is not None
+        return _noted(Applied(standing, changed, tuple(made)))
 
 
-async def is_current(connection: asyncpg.Connection) -> bool | None:
-    """Whether a database has the schema of this version; None where it has none at all."""
+def _noted(applied: Applied) -> Applied:
+    if applied.schema.number > SCHEMA_VERSION:
+        logger.warning(
+            "the event log has schema %d, this version's is %d; it stays as it is, and this process works on",
+            applied.schema.number,
+            SCHEMA_VERSION,
+        )
+    return applied
+
+
+def _held(error: BaseException, pause: float) -> None:
+    logger.warning("the schema waits for a table: %s; trying again in %.2g s", error, pause)
+
+
+async def found_schema(connection: asyncpg.Connection | asyncpg.Pool) -> FoundSchema | None:
+    """The schema of a database; None where it has none at all.
+
+    Raises:
+        ServiceError: a later version says that this one may not work with it.
+    """
     if not await connection.fetchval(_EXISTS):
         return None
-    return bool(await connection.fetchval(_APPLIED) == _digest(_texts()))
+    row = await connection.fetchrow(_NUMBERED) if await connection.fetchval(_HAS_NUMBER) else None
+    if row is None:
+        return FoundSchema(1, "", 1)
+    found = FoundSchema(**row)
+    if found.works_from > SCHEMA_VERSION:
+        raise ServiceError(
+            f"the event log has schema {found.number}, with which versions whose schema is before "
+            f"{found.works_from} may not work; this one's is {SCHEMA_VERSION}: update this process"
+        )
+    return found
 
 
 def _texts() -> list[str]:
@@ -101,24 +212,48 @@ def _digest(texts: Sequence[str]) -> str:
     return hashlib.sha256("\n".join(texts).encode()).hexdigest()
 
 
-async def await_schema(pool: asyncpg.Pool, *, patience: float = 300.0) -> None:
-    """Waits, for ``patience`` seconds, until somebody else has applied the schema to a new database.
+def schema_digest() -> str:
+    """Identifies the texts of this version's schema."""
+    return _digest(_texts())
+
+
+async def await_schema(pool: asyncpg.Pool, *, number: int = 1, patience: float | None = 300.0) -> None:
+    """Waits until somebody else has applied the schema to a new database.
+
+    Args:
+        number: the version of the schema that is needed, or a later one.
+        patience: in seconds; None: for ever.
 
     Raises:
-        ServiceError: nobody has.
+        ServiceError: nobody has; or a later version says that this one may not work with its schema.
     """
-    deadline = asyncio.get_running_loop().time() + patience
+    began = asyncio.get_running_loop().time()
     told = False
-    while not await pool.fetchval(_EXISTS):
+    while (found := await found_schema(pool)) is None or found.number < number:
         if not told:
-            logger.warning("the event log has no schema yet; waiting for 'noetl-dagster serve' to apply it")
+            what = "no schema yet" if found is None else f"schema {found.number}, {number} is needed"
+            logger.warning("the event log has %s; waiting for 'noetl-dagster provision' or 'serve'", what)
             told = True
-        if asyncio.get_running_loop().time() > deadline:
+        if patience is not None and asyncio.get_running_loop().time() > began + patience:
             raise ServiceError(
-                "the event log has no schema; start 'noetl-dagster serve', which applies it, or check that "
-                "NOETL_DB_URL names its database"
+                "the event log has no schema; run 'noetl-dagster provision' or start 'noetl-dagster serve', which "
+                "apply it, or check that NOETL_DB_URL names its database"
             )
         await asyncio.sleep(0.25)
+
+
+async def settle_schema(settings: Settings, pool: asyncpg.Pool, *, apply: bool = True) -> None:
+    """Sees to it that there is a schema to work with: applies it, or waits for who may.
+
+    Args:
+        apply: the process is of the control plane; a worker may find the schema of an earlier one.
+    """
+    assert settings.db_url is not None
+    if apply and settings.schema_apply:
+        await apply_schema(settings.db_url)
+        return
+    watched = settings.health_port is not None or not settings.schema_apply  # not ready meanwhile
+    await await_schema(pool, number=SCHEMA_VERSION if apply else 1, patience=None if watched else 300.0)
 
 
 async def partitions(connection: asyncpg.Connection) -> list[str]:

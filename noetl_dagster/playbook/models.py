@@ -14,7 +14,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from noetl_dagster.errors import Place
 from noetl_dagster.playbook.assets import AssetSpec, CheckSpec, DagsterSpec, Key, SourceSpec, key_text
-from noetl_dagster.settings import StoreTier
+from noetl_dagster.settings import DEFAULT_POOL, StoreTier
 
 
 class LoopMode(StrEnum):
@@ -287,7 +287,7 @@ class StepSpec(Model):
     weight: float = Field(1.0, ge=0.01, le=100, description="share of the pool beside other executions")
     strict_ctx: bool = False
     pool: str | None = Field(
-        None, description="Dagster's concurrency pool that the step's op takes a slot of"
+        None, description="of workers, or Dagster's concurrency pool that the step's op takes a slot of"
     )
 
 
@@ -315,6 +315,22 @@ class Step(Model):
         return self.loop is not None and self.loop.mode is LoopMode.FANOUT
 
     @property
+    def wants_workers(self) -> bool:
+        """Whether its commands are for worker processes."""
+        fanned = self.loop is not None and self.is_fanout and self.loop.fanout.engine is FanoutEngine.WORKERS
+        return fanned or self.spec.dispatch is Dispatch.WORKERS
+
+    @property
+    def worker_pool(self) -> str:
+        """The pool whose workers take its commands."""
+        return (self.spec.pool if self.wants_workers else None) or DEFAULT_POOL
+
+    @property
+    def dagster_pool(self) -> str | None:
+        """Dagster's concurrency pool that its op takes a slot of."""
+        return None if self.wants_workers else self.spec.pool
+
+    @property
     def targets(self) -> tuple[str, ...]:
         """Steps that this one may route to, in arc order, each once."""
         return tuple(dict.fromkeys(arc.step for arc in self.routing.arcs))
@@ -327,6 +343,19 @@ class Metadata(Model):
     description: str = ""
     tags: tuple[str, ...] = ()
     owners: tuple[str, ...] = ()
+
+
+class Tracing(Model):
+    """What a playbook says of its traces; where it says nothing, the settings do."""
+
+    enabled: bool = Field(True, description="false: its executions have no traces")
+    sampling: float | None = Field(
+        None, ge=0, le=1, description="share of its executions whose traces are sent, 0 to 1"
+    )
+    endpoint: str | None = Field(
+        None, description="collector of traces, OTLP over HTTP: http://collector:4318"
+    )
+    service_name: str | None = Field(None, description="service.name of its spans")
 
 
 class Playbook(Model):
@@ -345,6 +374,7 @@ class Playbook(Model):
     workbook: dict[str, Task] = Field(default_factory=dict)
     executor: dict[str, Any] = Field(default_factory=dict)
     dagster: DagsterSpec = DagsterSpec()
+    tracing: Tracing = Tracing()
     settled: bool = False
     renamed: dict[str, str] = Field(default_factory=dict)
     source: str = ""

@@ -32,6 +32,7 @@ from noetl_dagster.playbook.models import (
     LoopMode,
     RoutingMode,
     Sink,
+    Tracing,
 )
 from noetl_dagster.playbook.tool_kinds import TOOL_KINDS, ToolKind
 from noetl_dagster.settings import StoreTier
@@ -66,7 +67,7 @@ def language_schema() -> Schema:
                 "workbook": {"type": ["array", "object", "null"]},
                 "executor": opened({"spec": {"$ref": "#/$defs/spec"}}),
                 "dagster": _dagster(),
-                "tracing": ANY,
+                "tracing": {"anyOf": [{"type": ["boolean", "null"]}, _tracing()]},
             },
             required=("apiVersion", "kind", "workflow"),
         ),
@@ -122,6 +123,11 @@ def _description() -> Schema:
 
 def _documentary() -> Schema:
     return dict.fromkeys(spelling.DOCUMENTARY, ANY) | _description()
+
+
+def _tracing() -> Schema:
+    shown = fields_of(Tracing)
+    return opened({**shown, "enabled": FLAG, **spelled(spelling.SAMPLING, NUMBER), "endpoint": TEXT})
 
 
 def _step() -> Schema:
@@ -274,7 +280,10 @@ def _spec() -> Schema:
             "dispatch": words(Dispatch),
             "priority": NUMBER,
             "weight": NUMBER,
-            "pool": {**TEXT, "description": "one of dagster.pools, of which the step's op takes a slot"},
+            "pool": {
+                **TEXT,
+                "description": "with dispatch: workers a pool of workers; else one of dagster.pools",
+            },
             "strict_ctx": FLAG,
             "allow_partial": FLAG,
             "fail_fast": FLAG,

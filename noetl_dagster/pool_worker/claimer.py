@@ -84,7 +84,6 @@ class Claimer(Places):
         self._closing = False
         self._handing_back = asyncio.Lock()
         self._bounded: set[str] = set()
-        self._tasks: list[asyncio.Task[None]] = []
 
     @property
     def waiting(self) -> int:

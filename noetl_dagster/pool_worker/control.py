@@ -8,12 +8,13 @@ from typing import Protocol
 from urllib.parse import quote
 
 from noetl_dagster.engine.pool.claims import Claims
-from noetl_dagster.errors import ExecutionNotFoundError
+from noetl_dagster.errors import ExecutionNotFoundError, TransportError
 from noetl_dagster.events.buffer import RETRYABLE
 from noetl_dagster.events.connection import encode_json
 from noetl_dagster.events.log import EventLog
 from noetl_dagster.events.types import Event
 from noetl_dagster.retrying import Patience, patiently
+from noetl_dagster.settings import DEFAULT_POOL
 from noetl_dagster.transport.capacity import WorkerReport, put_worker
 from noetl_dagster.transport.http import ApiClient
 from noetl_dagster.transport.wire import EventMessage, kept_event
@@ -21,6 +22,8 @@ from noetl_dagster.worker.context import Batch, Grant
 
 HAND_BACK_SECONDS = 5.0
 """A worker that goes does not wait longer for the control plane: its claims end with it."""
+
+_ONE_POOL = "the control plane is of an earlier version, which knows one pool, not {pool!r}; update it first"
 
 _PATIENCE = Patience(RETRYABLE, seconds=300.0)
 
@@ -51,6 +54,10 @@ class ControlPlane(Protocol):
         """Gives claims back that were not begun."""
         ...
 
+    async def report(self, report: WorkerReport) -> None:
+        """Writes a report where nobody else may do so."""
+        ...
+
     async def lifecycle(self, execution_id: int) -> list[Event]:
         """The events that the state of an execution is folded from, in order."""
         ...
@@ -66,12 +73,20 @@ class DirectControl:
     """For workers that share the event log's database.
 
     Args:
-        wake: tells all workers that so many commands wait again.
+        wake: tells all workers of the pool that so many commands wait again.
+        pool: the worker's.
     """
 
-    def __init__(self, log: EventLog, lease_seconds: float, wake: Callable[[int], Awaitable[None]]) -> None:
+    def __init__(
+        self,
+        log: EventLog,
+        lease_seconds: float,
+        wake: Callable[[int], Awaitable[None]],
+        pool: str = DEFAULT_POOL,
+    ) -> None:
         self._log = log
         self._wake = wake
+        self._pool = pool
         self._claims = Claims(log.pool, lease_seconds)
 
     async def register(self, report: WorkerReport) -> bool:
@@ -79,13 +94,17 @@ class DirectControl:
         return True
 
     async def claim(self, execution_id: int, command_id: str, worker_id: str, event_id: int) -> Grant | None:
-        return await self._claims.claim(execution_id, command_id, worker_id, event_id)
+        return await self._claims.claim(execution_id, command_id, worker_id, event_id, self._pool)
 
     async def claim_many(
         self, worker_id: str, event_ids: Sequence[int], limits: Mapping[str, int], known: Mapping[int, str]
     ) -> Batch:
-        claim = partial(self._claims.claim_many, worker_id, event_ids, limits)
-        return Batch.model_validate_json(self._claims.answer(await patiently(claim, _PATIENCE)))
+        claim = partial(self._claims.claim_many, worker_id, event_ids, limits, self._pool)
+        granted = await patiently(claim, _PATIENCE)
+        return Batch.model_validate_json(self._claims.answer(granted, pool=self._pool))
+
+    async def report(self, report: WorkerReport) -> None:
+        await put_worker(self._log.pool, report)
 
     async def hand_back(self, worker_id: str, event_ids: Sequence[int]) -> None:
         queued = await self._claims.hand_back(worker_id, event_ids)
@@ -103,18 +122,23 @@ class DirectControl:
 
 
 class HttpControl:
-    """Over the HTTP API."""
+    """Over the HTTP API, for a worker of a pool."""
 
-    def __init__(self, client: ApiClient) -> None:
+    def __init__(self, client: ApiClient, pool: str = DEFAULT_POOL) -> None:
         self._client = client
+        self._pool = pool
 
     async def register(self, report: WorkerReport) -> bool:
         content = report.model_dump_json().encode()
         answer = await self._client.request("POST", "/api/workers", content=content)
-        return bool(answer.checked().json().get("batch", False))
+        told = answer.checked().json()
+        if self._pool != DEFAULT_POOL and not told.get("pools", False):
+            raise TransportError(_ONE_POOL.format(pool=self._pool))
+        return bool(told.get("batch", False))
 
     async def claim(self, execution_id: int, command_id: str, worker_id: str, event_id: int) -> Grant | None:
         body = {"execution_id": str(execution_id), "worker_id": worker_id, "event_id": str(event_id)}
+        body["pool"] = self._pool
         path = f"/api/commands/{quote(command_id, safe='')}/claim"
         response = await self._client.request("POST", path, content=encode_json(body))
         if response.status in (404, 409):
@@ -129,13 +153,23 @@ class HttpControl:
             "event_ids": [str(one) for one in event_ids],
             "limits": limits,
             "known": known,
+            "pool": self._pool,
         }
         content = encode_json(body)
         response = await self._client.request("POST", "/api/commands/claim", content=content)
-        return Batch.model_validate_json(response.checked().content)
+        batch = Batch.model_validate_json(response.checked().content)
+        if batch.pool != self._pool:  # one of several API processes, not updated yet
+            await self.hand_back(worker_id, event_ids)
+            raise TransportError(_ONE_POOL.format(pool=self._pool))
+        return batch
+
+    async def report(self, report: WorkerReport) -> None:
+        """The API hears reports over NATS."""
 
     async def hand_back(self, worker_id: str, event_ids: Sequence[int]) -> None:
-        content = encode_json({"worker_id": worker_id, "event_ids": [str(one) for one in event_ids]})
+        content = encode_json(
+            {"worker_id": worker_id, "event_ids": [str(one) for one in event_ids], "pool": self._pool}
+        )
         path = "/api/commands/release"
         answer = await self._client.request("POST", path, content=content, patience=HAND_BACK_SECONDS)
         answer.checked()

@@ -17,7 +17,7 @@ from nats.aio.msg import Msg
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from noetl_dagster.event_loop import cancel_and_wait
-from noetl_dagster.settings import Settings
+from noetl_dagster.settings import DEFAULT_POOL, Settings
 from noetl_dagster.transport.nats.names import Names
 from noetl_dagster.transport.nats.pull import ConsumerGoneError, Pull
 from noetl_dagster.transport.nats.streams import (
@@ -82,6 +82,8 @@ class Notices:
         return self._queue.qsize()
 
     async def open(self) -> None:
+        if self._settings.worker_pool != DEFAULT_POOL:
+            return  # only control planes that know one pool send notices
         await self._furnish()
         for priority, consumer in ((TARGETED, self._consumer), (BROADCAST, self._names.broadcast_consumer)):
             pull = Pull(self._client, self._names.command_stream, consumer)
@@ -95,6 +97,8 @@ class Notices:
 
     async def close(self) -> None:
         """Stops taking notices and gives back those that nobody has dealt with."""
+        if not self._pulls:
+            return
         await cancel_and_wait(*self._tasks)
         with contextlib.suppress(nats.errors.Error, OSError):
             for _, pull in self._pulls:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 
 class Places:
@@ -20,6 +20,12 @@ class Places:
         self._limits = limits
         self._running: Counter[str] = Counter()
         self._freed = asyncio.Event()
+        self._tasks: list[asyncio.Task[None]] = []
+
+    @property
+    def tasks(self) -> Sequence[asyncio.Task[None]]:
+        """What goes on until it is closed."""
+        return self._tasks
 
     @property
     def active(self) -> int:

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import logging
 import socket
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 
@@ -17,8 +18,9 @@ from noetl_dagster.about import About
 from noetl_dagster.engine.driving.liveness import Liveness
 from noetl_dagster.engine.driving.watch import Watch
 from noetl_dagster.engine.runtime import Runtime
-from noetl_dagster.errors import ExecutionCancelledError, NoetlError
+from noetl_dagster.errors import ExecutionCancelledError, NoetlError, ServiceError
 from noetl_dagster.event_loop import cancel_and_wait
+from noetl_dagster.events.connection import DATABASE_AWAY
 from noetl_dagster.events.envelopes import error_envelope
 from noetl_dagster.pool_worker.claimer import Claimer
 from noetl_dagster.pool_worker.control import ControlPlane, DirectControl, HttpControl
@@ -59,10 +61,12 @@ class PoolWorker:
         self._control = control
         self._client = client
         self._names = Names.of(settings)
+        self._wake_all = self._names.wake_all(settings.worker_pool)
         self._slots = settings.worker_slots
         self._status = "ready"
         self._since = runtime.ids.next()
         self._changed = asyncio.Event()
+        self._tasks: list[asyncio.Task[None]] = []
         self._executions = Executions(runtime, control)
         self._notices = Notices(client, settings, worker_id, self.room)
         self._claims: Claimer | SingleClaims = Claimer(
@@ -90,19 +94,29 @@ class PoolWorker:
         worker_id = worker_id or own_worker_id()
         client = await connect(settings, f"worker {worker_id}")
         direct = settings.event_transport is EventTransport.DIRECT
-        runtime = await Runtime.open(
-            settings.model_copy(update={"event_buffer_milliseconds": LINGER_MILLISECONDS}),
-            apply=direct,
-            outlet=lambda log: TransportOutlet(open_transport(settings, log, client)),
-        )
+        try:
+            runtime = await Runtime.open(
+                settings.model_copy(update={"event_buffer_milliseconds": LINGER_MILLISECONDS}),
+                apply=direct,
+                outlet=lambda log: TransportOutlet(open_transport(settings, log, client)),
+            )
+        except ServiceError:
+            await client.close()
+            raise
         runtime.commands.worker_id = worker_id
         control: ControlPlane
         if direct:
-            wake = partial(wake_all, client, settings)
-            control = DirectControl(runtime.log, settings.command_heartbeat_timeout_seconds, wake)
+            wake = partial(wake_all, client, settings, pool=settings.worker_pool)
+            lease = settings.command_heartbeat_timeout_seconds
+            control = DirectControl(runtime.log, lease, wake, settings.worker_pool)
         else:
-            control = HttpControl(ApiClient(settings))
+            control = HttpControl(ApiClient(settings), settings.worker_pool)
         return cls(runtime, control, client, worker_id)
+
+    @property
+    def client(self) -> NatsClient:
+        """Its connection to NATS."""
+        return self._client
 
     @property
     def active(self) -> int:
@@ -119,6 +133,7 @@ class PoolWorker:
         return WorkerReport(
             worker_id=self.worker_id,
             status=self._status,
+            pool=settings.worker_pool,
             slots=self._slots,
             available_slots=max(self.room(""), 0),
             active_tasks=self.active,
@@ -129,31 +144,56 @@ class PoolWorker:
             meta={"host": socket.gethostname(), "transport": settings.event_transport.value},
         )
 
-    async def run(self, stop: asyncio.Event) -> None:
-        """Works until ``stop`` is set; then takes nothing more and lets what runs come to its end."""
+    @property
+    def trouble(self) -> str | None:
+        """What of it has come to an end that must not while it works."""
+        if self._status == "ready" and any(task.done() for task in (*self._tasks, *self._claims.tasks)):
+            return "a task that claims, runs or reports has ended"
+        return None
+
+    async def run(self, stop: asyncio.Event, begun: Callable[[], None] = lambda: None) -> None:
+        """Works until ``stop`` is set; then takes nothing more and lets what runs come to its end.
+
+        Args:
+            begun: called as soon as it takes commands.
+        """
         await self._watch.open()
-        if await self._control.register(self.report()):
+        batches = await self._registered(stop)
+        if batches is None:
+            return
+        if batches:
             await self._take_batches()
         else:
             self._take_singly()
         await self._client.subscribe(f"{self._names.capacity}.report.now", cb=self._asked)
         await self._notices.open()
         self._claims.open()
-        tasks = [asyncio.create_task(self._keep_reporting())]
+        tasks = self._tasks = [asyncio.create_task(self._keep_reporting())]
         tasks += [asyncio.create_task(self._serve()) for _ in range(self._slots)]
         if isinstance(self._claims, Claimer):
             tasks.append(asyncio.create_task(self._heed_notices()))
+        begun()
         try:
             await stop.wait()
             await self._drain()
         finally:
             await cancel_and_wait(*tasks)
 
+    async def _registered(self, stop: asyncio.Event) -> bool | None:
+        """Whether commands may be claimed many at once; None: it was told to stop before anybody answered."""
+        registering = asyncio.ensure_future(self._control.register(self.report()))
+        stopping = asyncio.ensure_future(stop.wait())
+        try:
+            await asyncio.wait((registering, stopping), return_when=asyncio.FIRST_COMPLETED)
+            return await registering if registering.done() else None
+        finally:
+            await cancel_and_wait(registering, stopping)
+
     async def _take_batches(self) -> None:
         outlet = self._runtime.buffer.log
         if isinstance(outlet, TransportOutlet) and isinstance(outlet.transport, NatsTransport):
             outlet.transport.batches = True
-        for subject in (self._names.wake, self._names.wake_of(self.worker_id)):
+        for subject in (self._wake_all, self._names.wake_of(self.worker_id)):
             await self._client.subscribe(subject, cb=self._woken)
 
     def _take_singly(self) -> None:
@@ -170,9 +210,9 @@ class PoolWorker:
     async def _woken(self, message: Msg) -> None:
         """Commands wait; one that is alone in knowing it, and has no room, tells the others."""
         self._claims.wake()
-        if message.subject != self._names.wake and self._claims.free <= 0:
+        if message.subject != self._wake_all and self._claims.free <= 0:
             with contextlib.suppress(nats.errors.Error, OSError):
-                await self._client.publish(self._names.wake, message.data)
+                await self._client.publish(self._wake_all, message.data)
 
     async def _heed_notices(self) -> None:
         """A notice of one command, from a control plane that sends such, wakes too."""
@@ -185,7 +225,8 @@ class PoolWorker:
     async def close(self) -> None:
         """Sends what is left to send and closes every connection."""
         self._status = "stopped"
-        with contextlib.suppress(nats.errors.Error, OSError):
+        with contextlib.suppress(nats.errors.Error, *DATABASE_AWAY):
+            await self._control.report(self.report())
             await self._send_report()
             await self._client.flush(timeout=2)
         await self._watch.close()
@@ -262,8 +303,9 @@ class PoolWorker:
         """A report at every interval, and one soon after each change."""
         interval = self._runtime.settings.worker_heartbeat_seconds
         while True:
-            with contextlib.suppress(nats.errors.Error, OSError):
+            with contextlib.suppress(nats.errors.Error, *DATABASE_AWAY):
                 await self._send_report()
+                await self._control.report(self.report())
             self._changed.clear()
             # asyncio.timeout, not wait_for: the latter may swallow a cancellation
             with contextlib.suppress(TimeoutError):

@@ -11,6 +11,7 @@ from noetl_dagster.service.access import FOR_ALL, FOR_WORKERS
 from noetl_dagster.service.hot import HotRouter
 from noetl_dagster.service.plane import ThePlane
 from noetl_dagster.service.problems import RESPONSES, Problem
+from noetl_dagster.settings import DEFAULT_POOL, POOL_NAME
 from noetl_dagster.transport.capacity import wake_all
 from noetl_dagster.transport.wire import Id, Name
 from noetl_dagster.worker.context import MOST_AT_ONCE, Batch, Grant
@@ -22,6 +23,8 @@ CommandId = Annotated[
     str, Path(max_length=2_000, description="id of the command, or of its command.issued event")
 ]
 
+Pool = Annotated[Name, Field(pattern=POOL_NAME, description="the worker's pool, whose commands it gets")]
+
 
 class Claim(BaseModel):
     """``event_id`` names the ``command.claimed`` event: a claim sent again with it gets the same answer."""
@@ -29,6 +32,7 @@ class Claim(BaseModel):
     execution_id: Id
     worker_id: Annotated[Name, Field(min_length=1, max_length=256)]
     event_id: Id
+    pool: Pool = DEFAULT_POOL
 
 
 class BatchClaim(BaseModel):
@@ -45,6 +49,7 @@ class BatchClaim(BaseModel):
         Field(max_length=64),
     ] = {}
     known: Annotated[dict[Id, Annotated[str, Field(max_length=64)]], Field(max_length=MOST_AT_ONCE)] = {}
+    pool: Pool = DEFAULT_POOL
 
 
 class HandBack(BaseModel):
@@ -52,6 +57,7 @@ class HandBack(BaseModel):
 
     worker_id: Annotated[Name, Field(min_length=1, max_length=256)]
     event_ids: Annotated[list[Id], Field(min_length=1, max_length=MOST_AT_ONCE)]
+    pool: Pool = DEFAULT_POOL
 
 
 class HandedBack(BaseModel):
@@ -81,7 +87,7 @@ async def get_command(command_id: CommandId, plane: ThePlane) -> Grant:
 async def claim_command(command_id: CommandId, claim: Claim, plane: ThePlane) -> Grant:
     """Claims a command; 409 when somebody else has it, or it has ended."""
     granted = await plane.claims.claim(
-        claim.execution_id, _clean(command_id), claim.worker_id, claim.event_id
+        claim.execution_id, _clean(command_id), claim.worker_id, claim.event_id, claim.pool
     )
     plane.metrics.count_claims(0 if granted is None else 1)
     if granted is None:
@@ -92,12 +98,12 @@ async def claim_command(command_id: CommandId, claim: Claim, plane: ThePlane) ->
 @hot.post("/commands/claim", gives=Batch)
 async def claim_commands(claim: BatchClaim, plane: ThePlane) -> bytes:
     """Claims as many commands as there are ``event_ids``, or fewer when no more wait; executions take turns."""
-    granted = await plane.claims.claim_many(claim.worker_id, claim.event_ids, claim.limits)
+    granted = await plane.claims.claim_many(claim.worker_id, claim.event_ids, claim.limits, claim.pool)
     plane.metrics.count_claims(sum(len(one.waited) for one in granted))
     unknown = {one.execution_id for one in granted if claim.known.get(one.execution_id) != one.state_version}
     log = plane.engine.runtime.log
     states = {execution_id: await log.lifecycle(execution_id) for execution_id in unknown}
-    return plane.claims.answer(granted, states)
+    return plane.claims.answer(granted, states, claim.pool)
 
 
 @hot.post("/commands/release")
@@ -105,7 +111,7 @@ async def release_commands(release: HandBack, plane: ThePlane) -> HandedBack:
     """Gives claims back at once, for a worker that stops before it has begun them."""
     queued = await plane.claims.hand_back(release.worker_id, release.event_ids)
     if queued:
-        await wake_all(plane.client, plane.settings, queued)
+        await wake_all(plane.client, plane.settings, queued, release.pool)
     return HandedBack(queued=queued)
 
 

@@ -13,7 +13,7 @@ from starlette.responses import PlainTextResponse
 from noetl_dagster.events.connection import DATABASE_AWAY
 from noetl_dagster.events.projection.projector import Projection
 from noetl_dagster.service.access import FOR_READERS
-from noetl_dagster.service.metrics import Situation
+from noetl_dagster.service.metrics import Queued, Situation
 from noetl_dagster.service.plane import Plane, ThePlane
 from noetl_dagster.service.problems import RESPONSES, Problem
 from noetl_dagster.transport.nats.names import Names
@@ -56,9 +56,10 @@ async def metrics(plane: ThePlane) -> PlainTextResponse:
     """Prometheus' text format."""
     depths = await plane.engine.runtime.pool.fetch(QUEUE_DEPTH)
     now = Situation(
-        waiting={row["tool_kind"]: row["queued"] for row in depths},
-        oldest=max((row["oldest"] or 0.0 for row in depths), default=0.0),
-        active=sum(row["active"] for row in depths),
+        queue=[
+            Queued(row["pool"], row["tool_kind"], row["queued"], row["active"], row["oldest"] or 0.0)
+            for row in depths
+        ],
         dead_letters=await plane.engine.runtime.pool.fetchval(DEAD_LETTER_COUNT),
         lag=await _lag(plane),
         workers=[worker.report for worker in plane.capacity.registry.workers.values() if not worker.lost],

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from prometheus_client import (
     CollectorRegistry,
@@ -22,7 +23,7 @@ from prometheus_client.multiprocess import MultiProcessCollector
 from prometheus_client.registry import Collector
 
 from noetl_dagster.errors import ServiceError
-from noetl_dagster.settings import METRICS_FOLDER
+from noetl_dagster.settings import DEFAULT_POOL, METRICS_FOLDER
 from noetl_dagster.transport.capacity import WorkerReport
 
 BOUNDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
@@ -144,7 +145,7 @@ class Metrics:
         for value in values:
             series.observe(max(value, 0.0))
 
-    def text(self, now: Situation) -> bytes:
+    def text(self, now: Collector) -> bytes:
         """One scrape in Prometheus' text format, version 0.0.4."""
         scrape = CollectorRegistry()
         scrape.register(now)
@@ -152,44 +153,47 @@ class Metrics:
         return generate_latest(scrape)
 
 
+class Queued(NamedTuple):
+    """Commands of one pool and tool kind; ``oldest`` in seconds."""
+
+    pool: str
+    tool_kind: str
+    waiting: int
+    active: int
+    oldest: float
+
+
 @dataclass(frozen=True, slots=True, eq=False)  # a registry asks for its hash
 class Situation(Collector):
     """How things stand at one moment, in the database, in NATS and among the workers.
 
     Attributes:
-        waiting: commands that no worker has claimed, by tool kind.
-        oldest: the seconds for which the one of them that came first has waited.
+        queue: how many commands wait and are claimed, by pool and tool kind, and the seconds for which the one
+            of them that came first has waited.
         lag: worker events in NATS; None while NATS does not say.
         projection_lag: age in seconds of the oldest event that ``noetl.execution`` does not have.
     """
 
-    waiting: Mapping[str, int]
-    oldest: float
-    active: int
+    queue: Sequence[Queued]
     dead_letters: int
     lag: int | None
     workers: Sequence[WorkerReport]
     projection_lag: float = 0.0
 
     def collect(self) -> Iterable[Metric]:
-        yield _gauge("noetl_queue_depth", "Commands that wait for a worker", sum(self.waiting.values()))
-        waiting = GaugeMetricFamily(
-            "noetl_queue_waiting", "Commands that wait for a worker", labels=["tool_kind"]
-        )
-        for tool_kind, count in self.waiting.items():
-            waiting.add_metric([tool_kind], count)
-        yield waiting
-        yield _gauge("noetl_queue_oldest_seconds", "Age of the command that has waited longest", self.oldest)
-        yield _gauge("noetl_queue_active", "Commands that workers have claimed", self.active)
+        yield from self._queues()
         yield _gauge("noetl_dead_letters", "Messages put aside in noetl.dead_letter", self.dead_letters)
         if self.lag is not None:
             yield _gauge("noetl_ingest_lag_messages", "Worker events in NATS, not in the log yet", self.lag)
+        workers = GaugeMetricFamily("noetl_workers", "Workers that report", labels=["pool"])
+        for pool in self._pools():
+            workers.add_metric([pool], sum(one.pool == pool for one in self.workers))
+        yield workers
         yield _gauge(
             "noetl_projection_lag_seconds",
             "Age of the oldest event that noetl.execution does not have",
             self.projection_lag,
         )
-        yield _gauge("noetl_workers", "Workers that report", len(self.workers))
         slots = _by_worker("noetl_worker_slots", "Commands that a worker runs at once")
         tasks = _by_worker("noetl_worker_active_tasks", "Commands that a worker runs now")
         use = _by_worker("noetl_worker_utilisation", "Share of a worker's slots in use")
@@ -199,9 +203,31 @@ class Situation(Collector):
             use.add_metric([one.worker_id], one.active_tasks / one.slots if one.slots else 0.0)
         yield from (slots, tasks, use)
 
+    def _queues(self) -> Iterable[Metric]:
+        depth = _by_pool("noetl_queue_depth", "Commands that wait for a worker")
+        active = _by_pool("noetl_queue_active", "Commands that workers have claimed")
+        oldest = _by_pool("noetl_queue_oldest_seconds", "Age of the command that has waited longest")
+        waiting = _by_pool("noetl_queue_waiting", "Commands that wait for a worker", "tool_kind")
+        for pool in self._pools():
+            queued = [one for one in self.queue if one.pool == pool]
+            depth.add_metric([pool], sum(one.waiting for one in queued))
+            active.add_metric([pool], sum(one.active for one in queued))
+            oldest.add_metric([pool], max((one.oldest for one in queued), default=0.0))
+            for one in queued:
+                waiting.add_metric([pool, one.tool_kind], one.waiting)
+        yield from (depth, active, oldest, waiting)
+
+    def _pools(self) -> list[str]:
+        """Pools that have commands or workers, and the default one, which always is there."""
+        return sorted({DEFAULT_POOL, *(one.pool for one in self.queue), *(one.pool for one in self.workers)})
+
 
 def _gauge(name: str, meaning: str, value: float) -> GaugeMetricFamily:
     return GaugeMetricFamily(name, meaning, value=value)
+
+
+def _by_pool(name: str, meaning: str, *further: str) -> GaugeMetricFamily:
+    return GaugeMetricFamily(name, meaning, labels=["pool", *further])
 
 
 def _by_worker(name: str, meaning: str) -> GaugeMetricFamily:

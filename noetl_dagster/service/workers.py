@@ -27,11 +27,12 @@ Ref = Annotated[str, Query(max_length=2_000, description="noetl://execution/<id>
 class Registered(BaseModel):
     """``node``: number from 0 to 1023 for the middle bits of the worker's snowflake identifiers.
 
-    ``batch``: commands can be claimed, and events sent, many at once.
+    ``batch``: commands can be claimed, and events sent, many at once; ``pools``: by pool.
     """
 
     node: int
     batch: bool = True
+    pools: bool = True
 
 
 class WorkerView(BaseModel):

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field
 from typing import Annotated, Any
 
@@ -18,7 +18,7 @@ from nats.aio.msg import Msg
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from noetl_dagster.events.connection import DATABASE_AWAY
-from noetl_dagster.settings import Settings
+from noetl_dagster.settings import DEFAULT_POOL, POOL_NAME, Settings
 from noetl_dagster.transport import queries
 from noetl_dagster.transport.nats.names import Names
 from noetl_dagster.transport.wire import Id
@@ -39,6 +39,7 @@ class WorkerReport(BaseModel):
 
     Attributes:
         status: ``ready``, ``draining`` (takes nothing more) or ``stopped``.
+        pool: whose commands it takes.
         tool_pools: free places by tool kind, where a kind has fewer than the worker has slots.
         interval: the next report comes after so long, at the latest.
         batch: it claims as many commands as it has room for when it is woken, and needs no notice of each.
@@ -50,6 +51,7 @@ class WorkerReport(BaseModel):
 
     worker_id: Annotated[str, Field(min_length=1, max_length=256)]
     status: Annotated[str, Field(pattern="^(ready|draining|stopped)$")] = "ready"
+    pool: Annotated[str, Field(pattern=POOL_NAME)] = DEFAULT_POOL
     slots: Count = 0
     available_slots: Count = 0
     active_tasks: Count = 0
@@ -116,10 +118,10 @@ class CapacityRegistry:
             if not worker.lost:
                 worker.heard = now
 
-    def pick(self, tool_kind: str) -> str | None:
-        """The worker with most room for a command of this kind, which it is then counted against."""
+    def pick(self, tool_kind: str, pool: str = DEFAULT_POOL) -> str | None:
+        """The worker of a pool with most room for a command of this kind, which it is then counted against."""
         best = max(
-            (worker for worker in self.workers.values() if not worker.lost),
+            (worker for worker in self._of(pool) if not worker.lost),
             key=lambda worker: worker.free(tool_kind),
             default=None,
         )
@@ -128,22 +130,32 @@ class CapacityRegistry:
         best.sent[tool_kind] = best.sent.get(tool_kind, 0) + 1
         return best.report.worker_id
 
+    def _of(self, pool: str) -> Iterator[WorkerCapacity]:
+        return (worker for worker in self.workers.values() if worker.report.pool == pool)
+
+    def attended(self, pool: str) -> bool:
+        """Whether a worker of the pool takes commands."""
+        return any(worker.ready for worker in self._of(pool))
+
     def some_single(self) -> bool:
-        """Whether there are workers that need a notice of each command; nobody known may be such a one."""
-        known = [worker.report.batch for worker in self.workers.values() if worker.ready]
+        """Whether there are workers that need a notice of each command; nobody known may be such a one.
+
+        They are of a version that knows one pool.
+        """
+        known = [worker.report.batch for worker in self._of(DEFAULT_POOL) if worker.ready]
         return not known or not all(known)
 
-    def some_batch(self) -> bool:
-        """Whether there are workers that claim in batches."""
-        return any(worker.report.batch for worker in self.workers.values() if worker.ready)
+    def some_batch(self, pool: str = DEFAULT_POOL) -> bool:
+        """Whether there are workers of a pool that claim in batches."""
+        return any(worker.report.batch for worker in self._of(pool) if worker.ready)
 
-    def to_wake(self, commands: int, kinds: Collection[str]) -> list[str]:
-        """Workers to be told of so many commands: those with most room, with some to spare.
+    def to_wake(self, commands: int, kinds: Collection[str], pool: str = DEFAULT_POOL) -> list[str]:
+        """Workers of a pool to be told of so many commands: those with most room, with some to spare.
 
         None of them when all together have not enough room, as far as one knows: then all are to be told.
         """
         now = time.monotonic()
-        ready = [worker for worker in self.workers.values() if worker.report.batch and worker.ready]
+        ready = [worker for worker in self._of(pool) if worker.report.batch and worker.ready]
         for worker in ready:
             if now - worker.woken > WAKE_SECONDS:
                 worker.sent.clear()
@@ -231,7 +243,7 @@ class CapacityKeeper(CapacityListener):
 async def put_worker(pool: asyncpg.Pool, report: WorkerReport) -> None:
     """Writes a report to ``noetl.runtime``."""
     capacity = report.model_dump(
-        include={"slots", "available_slots", "active_tasks", "tool_pools", "interval", "batch"}
+        include={"pool", "slots", "available_slots", "active_tasks", "tool_pools", "interval", "batch"}
     )
     await pool.execute(queries.PUT_WORKER, report.worker_id, report.status, capacity, report.meta)
 
@@ -242,10 +254,10 @@ async def publish_report(client: NatsClient, settings: Settings, report: WorkerR
     await client.publish(subject, report.model_dump_json().encode())
 
 
-async def wake_all(client: NatsClient, settings: Settings, commands: int) -> None:
-    """Tells every worker that so many commands wait. Who misses it hears of them a little later."""
+async def wake_all(client: NatsClient, settings: Settings, commands: int, pool: str = DEFAULT_POOL) -> None:
+    """Tells every worker of a pool that so many commands wait. Who misses it hears of them a little later."""
     with contextlib.suppress(nats.errors.Error, OSError):
-        await client.publish(Names.of(settings).wake, orjson.dumps({"commands": commands}))
+        await client.publish(Names.of(settings).wake_all(pool), orjson.dumps({"commands": commands}))
 
 
 def parse_report(content: bytes) -> WorkerReport | None:
@@ -257,3 +269,8 @@ def parse_report(content: bytes) -> WorkerReport | None:
             "not a capacity report: %s", error.errors(include_url=False, include_input=False)[0]["msg"]
         )
         return None
+
+
+def no_worker(pool: str) -> str:
+    """What is said of a pool that commands wait for and that has no worker."""
+    return f"no worker of pool {pool} reports; start one with 'noetl-dagster worker --pool {pool}'"

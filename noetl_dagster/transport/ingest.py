@@ -100,6 +100,9 @@ class Ingestor:
         redelivery: pauses in seconds before each new delivery of a message that failed.
         observe: told of each commit: how many events were new and how many known already, and of each event
             the seconds from the stream's time stamp to the commit.
+
+    Attributes:
+        turned: when a batch, or none, was last taken, or the database last said that it cannot; monotonic.
     """
 
     def __init__(
@@ -122,6 +125,7 @@ class Ingestor:
         self._pull: Pull | None = None
         self._taking = asyncio.Lock()
         self.total = IngestReport()
+        self.turned = time.monotonic()
 
     async def open(self) -> list[str]:
         """Makes stream and consumer where they are missing; returns settings of theirs that differ."""
@@ -149,6 +153,7 @@ class Ingestor:
                     if stop.is_set():
                         return
                     messages = await self._take_or_stop(pull, stop)
+                self.turned = time.monotonic()
                 await self._ingest(messages)
 
         await self._in_lanes(lane)
@@ -314,6 +319,7 @@ class Ingestor:
 
         async def note(error: BaseException, pause: float) -> None:
             nonlocal told
+            self.turned = time.monotonic()
             logger.warning("the event log does not take events: %s; trying again in %.2g s", error, pause)
             if time.monotonic() - told > ACK_SECONDS / 3:
                 told = time.monotonic()

@@ -50,21 +50,24 @@ WITH closed AS MATERIALIZED (
     WHERE NOT noetl.is_open(id)
 ), wanted AS MATERIALIZED (
     SELECT * FROM unnest($1::bigint[], $2::text[], $3::text[], $4::text[], $5::int[], $6::jsonb[], $7::text[],
-                         $8::int[], $10::int[], $11::float8[]) WITH ORDINALITY
+                         $8::int[], $10::int[], $11::float8[], $12::text[]) WITH ORDINALITY
         AS given (execution_id, command_id, node_name, tool_kind, max_attempts, context, target, share, priority,
-                  weight, place)
+                  weight, pool, place)
 ), standing AS MATERIALIZED (
-    SELECT execution_id, priority, noetl.last_turn(execution_id, priority) AS turn
-    FROM (SELECT DISTINCT execution_id, priority FROM wanted) asked
+    SELECT execution_id, priority, pool, noetl.last_turn(execution_id, priority, pool) AS turn
+    FROM (SELECT DISTINCT execution_id, priority, pool FROM wanted) asked
 )
 INSERT INTO noetl.queue
-    (execution_id, command_id, event_id, node_name, tool_kind, max_attempts, context, target, shared, priority, turn)
+    (execution_id, command_id, event_id, node_name, tool_kind, max_attempts, context, target, shared, priority, turn,
+     pool)
 SELECT wanted.execution_id, wanted.command_id, COALESCE({_issued("wanted")}, 0), wanted.node_name,
        wanted.tool_kind, wanted.max_attempts, wanted.context, wanted.target, ($9::jsonb[])[wanted.share],
        wanted.priority, standing.turn + sum(GREATEST(round(1000 / wanted.weight), 1)::bigint) OVER (
-           PARTITION BY wanted.execution_id, wanted.priority ORDER BY wanted.place)
+           PARTITION BY wanted.execution_id, wanted.priority, wanted.pool ORDER BY wanted.place),
+       wanted.pool
 FROM wanted
 JOIN standing ON standing.execution_id = wanted.execution_id AND standing.priority = wanted.priority
+    AND standing.pool = wanted.pool
 WHERE wanted.execution_id NOT IN (SELECT id FROM closed) AND {_ended("wanted")} IS NULL
 ON CONFLICT DO NOTHING
 RETURNING command_id, event_id
@@ -91,7 +94,7 @@ WITH locked AS (
     UPDATE noetl.queue SET status = 'leased', worker_id = $3, claim_event_id = $4,
         attempts = attempts + 1, lease_until = now() + make_interval(secs => $5)
     WHERE execution_id = $1 AND command_id = $2 AND (SELECT mine FROM locked)
-      AND status = 'queued' AND available_at <= now() AND noetl.is_open($1)
+      AND status = 'queued' AND pool = $6 AND available_at <= now() AND noetl.is_open($1)
       AND NOT EXISTS (
         SELECT FROM noetl.event ended
         WHERE ended.execution_id = $1 AND ended.meta ->> 'command_id' = $2 AND ended.meta ? 'command_id'
@@ -121,7 +124,7 @@ LIMIT 1
 
 # Claims as many commands as there are names in $2; see schema/060_pool.sql.
 CLAIM_MANY = """
-SELECT execution_id, node_name, tool_kind, waited, version, answer FROM noetl.claim_many($1, $2, $3, $4)
+SELECT execution_id, node_name, tool_kind, waited, version, answer FROM noetl.claim_many($1, $2, $3, $4, $5)
 """
 
 # Gives back claims that a worker has not begun: they are anybody's, and count for nothing.
@@ -160,25 +163,25 @@ WHERE execution_id = ANY($1::bigint[]) AND status = 'leased'
   AND (lease_until < now() OR worker_id = ANY($2::text[]) OR EXISTS (
       SELECT FROM unnest($3::text[], $4::bigint[]) AS life (worker_id, since)
       WHERE life.worker_id = queue.worker_id AND queue.claim_event_id < life.since))
-RETURNING execution_id, command_id, event_id, tool_kind, attempts, max_attempts
+RETURNING execution_id, command_id, event_id, tool_kind, attempts, max_attempts, pool
 """
 
 # Commands that were sent to workers which are gone are anybody's.
 UNTARGET = """
 UPDATE noetl.queue SET target = NULL
 WHERE execution_id = ANY($1::bigint[]) AND status = 'queued' AND target = ANY($2::text[])
-RETURNING execution_id, command_id, event_id, tool_kind
+RETURNING execution_id, command_id, event_id, tool_kind, pool
 """
 
-# Commands that wait for a worker.
+# Commands that wait for a worker of a pool.
 WAITING = """
-SELECT execution_id, command_id, event_id, tool_kind FROM noetl.queue
-WHERE execution_id = ANY($1::bigint[]) AND status = 'queued'
+SELECT execution_id, command_id, event_id, tool_kind, pool FROM noetl.queue
+WHERE execution_id = ANY($1::bigint[]) AND status = 'queued' AND pool = $2
 ORDER BY event_id
 """
 
 SOME_WAIT = """
-SELECT EXISTS (SELECT FROM noetl.queue WHERE execution_id = ANY($1::bigint[]) AND status = 'queued')
+SELECT EXISTS (SELECT FROM noetl.queue WHERE execution_id = ANY($1::bigint[]) AND status = 'queued' AND pool = $2)
 """
 
 WITHDRAW = "DELETE FROM noetl.queue WHERE execution_id = $1 AND command_id = $2 AND status = 'queued'"
@@ -191,13 +194,13 @@ WITH locked AS MATERIALIZED (
 DELETE FROM noetl.queue USING locked WHERE execution_id = $1 AND queue.command_id = locked.command_id
 """
 
-# By tool kind, how many commands wait and run, and for how many seconds the one that has waited longest does.
+# By pool and tool kind, how many commands wait and run, and for how many seconds the one that has waited longest does.
 QUEUE_DEPTH = """
-SELECT tool_kind, COUNT(*) FILTER (WHERE status = 'queued') AS queued,
+SELECT pool, tool_kind, COUNT(*) FILTER (WHERE status = 'queued') AS queued,
        COUNT(*) FILTER (WHERE status = 'leased') AS active,
        extract(epoch FROM now() - min(available_at) FILTER (WHERE status = 'queued'))::float8 AS oldest
 FROM noetl.queue
-GROUP BY tool_kind
+GROUP BY pool, tool_kind
 """
 
 PUT_DEAD_LETTER = """

@@ -10,8 +10,6 @@ from noetl_dagster.playbook.assets import CheckKind, CheckSpec
 from noetl_dagster.playbook.dialects.spelling import LITERAL_FIELDS
 from noetl_dagster.playbook.models import (
     Directive,
-    Dispatch,
-    FanoutEngine,
     Input,
     Playbook,
     PolicyAction,
@@ -82,13 +80,9 @@ class StepProgram:
     @property
     def in_pool(self) -> bool:
         """Whether its commands run in worker processes. Child playbooks are routing, and stay here."""
-        loop = self.step.loop
-        wanted = self.step.spec.dispatch is Dispatch.WORKERS or (
-            loop is not None and loop.fanout.engine is FanoutEngine.WORKERS and self.step.is_fanout
-        )
         if self.sink is not None and self.sink.is_local:
             return False  # the driver publishes what is staged; a worker may be on another machine
-        return wanted and all(task.task.kind != "playbook" for task in self.tasks)
+        return self.step.wants_workers and all(task.task.kind != "playbook" for task in self.tasks)
 
     @property
     def shards_in_flight(self) -> int:

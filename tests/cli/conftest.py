@@ -20,7 +20,7 @@ Cli = Callable[..., subprocess.CompletedProcess[str]]
 COMMAND = [sys.executable, "-m", "noetl_dagster"]
 
 IMPORTED = [
-    "noetl_dagster.cli.commands.control",
+    "noetl_dagster.cli.commands.upkeep.control",
     "noetl_dagster.cli.commands.executions",
     "noetl_dagster.cli.commands.ingest",
     "noetl_dagster.cli.commands.authoring.language",

@@ -22,8 +22,10 @@ from noetl_dagster import embedded
 from noetl_dagster.cli.doctor.examination import examine
 from noetl_dagster.cli.doctor.finding import Check, Finding, State, in_background, ok
 from noetl_dagster.embedded.service import program
+from noetl_dagster.events.schema import SCHEMA_VERSION
 from noetl_dagster.settings import Settings, StoreTier
 from tests.service.conftest import serving
+from tests.tracing.collector import collecting
 from tests.waiting import until
 
 from .conftest import COMMAND, Cli
@@ -56,7 +58,7 @@ def test_all_is_well(cli: Cli, tmp_path: Path) -> None:
     assert {name for name, one in checks.items() if one["state"] == "ok"} >= {
         "event log", "Dagster's storage", "NATS", "store minio", "store pvc", "playbooks",
     }  # fmt: skip
-    assert checks["event log"]["what"].endswith("schema up to date")
+    assert checks["event log"]["what"].endswith(f"schema {SCHEMA_VERSION}, up to date")
     assert checks["playbooks"]["what"].startswith("1 in ")
     assert {checks[name]["state"] for name in ("store s3", "store gcs", "HTTP API")} == {"not set"}
     assert not list((tmp_path / "pvc").iterdir())
@@ -64,6 +66,17 @@ def test_all_is_well(cli: Cli, tmp_path: Path) -> None:
     assert shown.returncode == 0
     assert "store gcs" in shown.stdout
     assert "noetl-secret" not in shown.stdout + done.stdout
+
+
+async def test_the_collector_of_traces(settings: Settings, closed_port: int) -> None:
+    with collecting() as collector:
+        there = await found(settings, tracing_endpoint=collector.url)
+    away = await found(settings, tracing_endpoint=f"http://user:{SECRET}@127.0.0.1:{closed_port}")
+    assert there["traces"].state is State.OK
+    assert away["traces"].state is State.WRONG
+    assert str(closed_port) in away["traces"].what
+    assert SECRET not in away["traces"].what
+    assert (await found(settings))["traces"].state is State.NOT_SET
 
 
 def test_what_is_wrong_has_a_line_with_the_remedy_and_code_1(
@@ -202,7 +215,7 @@ async def test_a_schema_of_another_version(settings: Settings) -> None:
     report = await found(settings)
 
     assert report["event log"].state is State.WARNING
-    assert "schema of another version" in report["event log"].what
+    assert "schema of an earlier version" in report["event log"].what
 
 
 async def test_each_credential_is_tried(settings: Settings, tmp_path: Path, closed_port: int) -> None:

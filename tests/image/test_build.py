@@ -12,7 +12,7 @@ import socket
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -184,6 +184,33 @@ def test_the_api_serves_is_healthy_and_ends(
     assert ran(platform, *check, **environment).returncode == 1
 
 
+def test_the_code_location_answers(platform: Image, settings: Settings, tmp_path: Path) -> None:
+    """With its instance mounted as a ConfigMap would be, and the probe of its pod."""
+    (tmp_path / "dagster.yaml").write_text(
+        f"storage: {{postgres: {{postgres_url: {json.dumps(settings.dagster_db_url)}}}}}\n"
+    )
+    tmp_path.chmod(0o755)
+    port = str(_free_port())
+    command = ["dagster", "api", "grpc", "-h", LOCAL, "-p", port, "-m", "noetl_dagster.definitions"]
+    mounts = {"/opt/noetl/dagster": tmp_path}
+    with started(platform, *command, mounts=mounts, **_leading_to(settings)) as process:
+        until_now(
+            lambda: (
+                process.poll() is not None
+                or ran(platform, "dagster", "api", "grpc-health-check", "-p", port).returncode == 0
+            )
+        )
+        assert process.poll() is None, process.stdout.read()
+        listed = ran(
+            platform,
+            *("dagster", "job", "list", "--grpc-host", LOCAL, "--grpc-port", port),
+            mounts=mounts,
+            **_leading_to(settings),
+        )
+
+    assert "patient_flow" in listed.stdout, listed.stdout + listed.stderr[-3000:]
+
+
 async def test_an_executor_works_for_its_driver(
     images: dict[str, Image], settings: Settings, pool: asyncpg.Pool
 ) -> None:
@@ -249,6 +276,37 @@ async def test_an_executor_works_for_its_driver(
                 assert executor.wait(PROCESS_SECONDS) == 0  # it ends with its driver
 
 
+async def test_a_server_of_spark_connect_has_this_package(
+    images: dict[str, Image], settings: Settings, pool: asyncpg.Pool
+) -> None:
+    async with ResultStore(settings, pool) as store:
+        ref = await store.put(
+            [{"n": n} for n in range(50)], execution_id=1, step="s", name="rows", tier=StoreTier.MINIO
+        )
+    port = _free_port()
+    options = {
+        "spark.driver.host": LOCAL,
+        "spark.connect.grpc.binding.address": LOCAL,
+        "spark.connect.grpc.binding.port": port,
+        "spark.ui.enabled": "false",
+    }
+    words = [word for name, value in options.items() for word in ("--conf", f"{name}={value}")]
+    environment = {"SPARK_EXECUTOR_POD_NAME": "server", "SPARK_USER": "noetl"}
+    serving = started(
+        images["spark"], "connect", "--master", "local[1]", *words, writable=EXECUTOR_FOLDERS, **environment
+    )
+    with serving as server:
+        _until_line(server, "Spark Connect server started")
+        done = ran(
+            images["platform"],
+            *("python", "-c", DRIVER, ref.physical_uri),
+            **_leading_to(settings),
+            NOETL_SPARK_REMOTE=f"sc://{LOCAL}:{port}",
+        )
+
+    assert "rows 50 /opt/noetl/.venv/bin/python server" in done.stdout, done.stdout + done.stderr[-3000:]
+
+
 EXECUTOR_FOLDERS = ("/tmp", "/var/lib/noetl", "/opt/spark/work-dir")
 
 DRIVER = """
@@ -258,7 +316,8 @@ from noetl_dagster.spark.sessions import SparkSessions
 from noetl_dagster.spark.sources.results import FORMAT, StoredPart, dump_parts
 
 spark = SparkSessions(get_settings()).get()
-print("application", spark.sparkContext.applicationId, flush=True)
+if "local" not in spark.conf.get("spark.master", "local"):
+    print("application", spark.sparkContext.applicationId, flush=True)
 parts = dump_parts([StoredPart(sys.argv[1], "application/json", sha256=None)])
 rows = spark.read.format(FORMAT).schema("value string").option("parts", parts).load()
 
@@ -275,10 +334,12 @@ spark.stop()
 """
 
 
-def ran(image: Image, *command: str, **environment: str) -> subprocess.CompletedProcess[str]:
+def ran(
+    image: Image, *command: str, mounts: Mapping[str, Path] | None = None, **environment: str
+) -> subprocess.CompletedProcess[str]:
     """A container that runs to its end."""
     return subprocess.run(
-        container(image, command, environment=environment),
+        container(image, command, environment=environment, mounts=mounts),
         capture_output=True,
         text=True,
         timeout=PROCESS_SECONDS,
@@ -288,12 +349,16 @@ def ran(image: Image, *command: str, **environment: str) -> subprocess.Completed
 
 @contextmanager
 def started(
-    image: Image, *command: str, writable: tuple[str, ...] = ("/tmp", "/var/lib/noetl"), **environment: str
+    image: Image,
+    *command: str,
+    mounts: Mapping[str, Path] | None = None,
+    writable: tuple[str, ...] = ("/tmp", "/var/lib/noetl"),
+    **environment: str,
 ) -> Iterator[subprocess.Popen[str]]:
     """A container that runs meanwhile; what it prints on either stream is ``stdout``."""
     with killed_in_the_end() as start:
         yield start(
-            container(image, command, environment=environment, writable=writable),
+            container(image, command, environment=environment, mounts=mounts, writable=writable),
             stdout=subprocess.PIPE,
             text=True,
         )

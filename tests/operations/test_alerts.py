@@ -12,7 +12,9 @@ import promql_parser as promql
 import pytest
 import yaml
 
-from tests.service.test_dashboards import DASHBOARDS, counted
+from noetl_dagster.cli.health import Health
+from noetl_dagster.settings import Settings
+from tests.service.test_dashboards import DASHBOARDS, counted, series_of
 from tests.service.test_dashboards import scraped as scraped
 
 PROJECT = Path(__file__).parents[2]
@@ -80,7 +82,12 @@ def _metrics(node: Any) -> set[str]:
 
 async def test_queries_ask_for_what_there_is(scraped: Series) -> None:
     """After a run in the pool; what only mishaps count is taken from a registry in which all was counted once."""
-    known = {name: labels | counted().get(name, set()) for name, labels in (scraped | OF_OTHERS).items()}
+    health = Health(Settings())  # of processes without an API
+    processes = series_of(health.metrics.text(health).decode())
+    known = {
+        name: labels | counted().get(name, set())
+        for name, labels in (processes | scraped | OF_OTHERS).items()
+    }
 
     wrong = {where: found for where, query in queries() if (found := problems(query, known))}
 

@@ -320,8 +320,8 @@ async def test_health_and_metrics(service: Service) -> None:
     assert (
         samples(answer.text).items()
         >= {
-            ("noetl_queue_depth",): 1,
-            ("noetl_queue_active",): 0,
+            ("noetl_queue_depth", ("pool", "default")): 1,
+            ("noetl_queue_active", ("pool", "default")): 0,
             ("noetl_ingest_lag_messages",): 0,
             ("noetl_ingest_latency_seconds_count",): 1,
             ("noetl_worker_utilisation", ("worker_id", 'w"1')): 0.25,

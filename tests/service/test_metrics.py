@@ -11,7 +11,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from noetl_dagster.errors import ServiceError
-from noetl_dagster.service.metrics import BOUNDS, MOST_STEPS, OTHERS, Metrics, Situation
+from noetl_dagster.service.metrics import BOUNDS, MOST_STEPS, OTHERS, Metrics, Queued, Situation
 from noetl_dagster.transport.capacity import WorkerReport
 from noetl_dagster.transport.nats.names import Names
 from noetl_dagster.transport.nats.transport import NatsTransport
@@ -37,9 +37,9 @@ async def test_the_queue_and_its_claims(service: Service) -> None:
     assert (await service.client.post(path, json=claim)).is_success
     assert (await service.client.post(path, json=claim | {"event_id": str(IDS.next())})).status_code == 409
     found = await shown(service)
-    assert (found["noetl_queue_depth"], found["noetl_queue_active"]) == (1, 1)
-    assert found['noetl_queue_waiting{tool_kind="noop"}'] == 1
-    assert found["noetl_queue_oldest_seconds"] > 0
+    assert (found['noetl_queue_depth{pool="default"}'], found['noetl_queue_active{pool="default"}']) == (1, 1)
+    assert found['noetl_queue_waiting{pool="default",tool_kind="noop"}'] == 1
+    assert found['noetl_queue_oldest_seconds{pool="default"}'] > 0
     assert found['noetl_claim_batch_size_bucket{le="0.0"}'] == 1
     assert found['noetl_claim_batch_size_bucket{le="1.0"}'] == found["noetl_claim_batch_size_count"] == 2
     many = {"worker_id": "w1", "event_ids": [str(IDS.next()) for _ in range(5)]}
@@ -48,7 +48,11 @@ async def test_the_queue_and_its_claims(service: Service) -> None:
     assert (found["noetl_claim_batch_size_count"], found["noetl_claim_batch_size_sum"]) == (3, 2)
     assert found['noetl_claims_total{tool_kind="noop"}'] == 2
     assert found['noetl_queue_seconds_count{step="step",tool_kind="noop"}'] == 2
-    assert found["noetl_queue_oldest_seconds"] == found['noetl_queue_waiting{tool_kind="noop"}'] == 0
+    assert (
+        found['noetl_queue_oldest_seconds{pool="default"}']
+        == found['noetl_queue_waiting{pool="default",tool_kind="noop"}']
+        == 0
+    )
 
 
 @pytest.mark.parametrize("count", [3, 150])
@@ -121,9 +125,7 @@ KINDS = {
 """Every family that dashboards rely on; the parser takes ``_total`` off a counter's name."""
 
 QUIET = Situation(
-    waiting={"noop": 0},
-    oldest=0.0,
-    active=0,
+    queue=[Queued("default", "noop", 0, 0, 0.0)],
     dead_letters=0,
     lag=0,
     workers=[WorkerReport(worker_id="w", slots=4)],
@@ -214,7 +216,7 @@ def test_processes_with_a_shared_folder_show_what_all_count(tmp_path: Path) -> N
     assert found["noetl_ingested_events_total",] == 6
     assert found["noetl_ingest_latency_seconds_count",] == 6
     assert found["noetl_http_requests_total", ("method", "GET"), ("route", "/health"), ("status", "200")] == 3
-    assert found["noetl_queue_depth",] == 0
+    assert found["noetl_queue_depth", ("pool", "default")] == 0
     assert not any(name.startswith("process_") for name, *_ in found)
 
 

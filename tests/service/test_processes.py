@@ -63,7 +63,7 @@ def test_a_worker_may_be_started_before_the_schema_is_there(settings: Settings, 
     nats = settings.model_copy(update={"event_transport": EventTransport.NATS, "service_port": _free_port()})
     nats = nats.model_copy(update={"server_url": f"http://127.0.0.1:{nats.service_port}"})
     worker = start(nats, "worker", "--id", "early")
-    worker.until_says("no schema yet; waiting for 'noetl-dagster serve'")
+    worker.until_says("no schema yet; waiting for 'noetl-dagster provision' or 'serve'")
     start(nats, "serve").until_says("HTTP API on")
     worker.until_says("worker early: 16 slots")
 

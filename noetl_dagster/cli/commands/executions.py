@@ -26,6 +26,7 @@ from noetl_dagster.engine.executions.progress import brief, duration, per_second
 from noetl_dagster.errors import ExecutionNotFoundError
 from noetl_dagster.event_loop import run_sync
 from noetl_dagster.events.types import Event
+from noetl_dagster.transport.capacity import no_worker
 
 ExecutionId = Annotated[int, typer.Argument(help="as 'run' printed it", metavar="EXECUTION_ID")]
 Json = Annotated[bool, typer.Option("--json", help="for programs")]
@@ -111,6 +112,9 @@ def show(engine: Engine, found: Overview) -> None:
         console.print(check_table(found))
     if any(step.pool for step in found.steps):
         console.print(_pool_table(found))
+    for pool in dict.fromkeys(step.pool.unattended for step in found.steps if step.pool is not None):
+        if pool is not None:
+            console.print(f"warning: {no_worker(pool)}", style="yellow", markup=False)
     for warning in found.warnings:
         console.print(f"warning: {warning}", style="yellow", markup=False)
     if found.error:

@@ -6,13 +6,19 @@ import asyncio
 import signal
 from typing import Annotated
 
+import asyncpg
+import nats.errors
 import typer
+from nats.aio.client import Client as NatsClient
 
 from noetl_dagster import embedded
+from noetl_dagster.cli.health import Health, healthy, opened
 from noetl_dagster.cli.stores import look_at_stores
+from noetl_dagster.errors import ServiceError
 from noetl_dagster.events.connection import open_pool
 from noetl_dagster.events.ids import Snowflake, process_node
 from noetl_dagster.events.log import EventLog
+from noetl_dagster.events.schema import settle_schema
 from noetl_dagster.settings import Settings, get_settings
 from noetl_dagster.transport.capacity import CapacityKeeper
 from noetl_dagster.transport.ingest import BATCH, Ingestor
@@ -30,37 +36,70 @@ def ingest(
 
 
 async def _ingest(settings: Settings, batch: int, once: bool) -> None:
+    async with healthy(settings) as health:
+        await look_at_stores(settings)
+        pool, client = await opened(health, lambda: _connected(settings))
+        if health is not None:
+            health.client = client
+        log = EventLog(pool, Snowflake(process_node()))
+        ingestor = Ingestor(
+            client,
+            EventIntake(log, settings.command_heartbeat_timeout_seconds),
+            settings,
+            batch=batch,
+            observe=None if health is None else health.metrics.count_ingested,
+        )
+        for difference in await opened(health, lambda: _furnished(ingestor)):
+            typer.echo(difference, err=True)
+        keeper = CapacityKeeper(client, pool, settings)
+        await keeper.open()
+        try:
+            if once:
+                typer.echo(str(await ingestor.drain()))
+            else:
+                stop = stop_on_signals(health)
+                if health is not None:
+                    health.turned = lambda: ingestor.turned
+                    health.begins()
+                typer.echo("taking worker events from NATS; end with Ctrl-C")
+                await ingestor.run(stop)
+                typer.echo(str(ingestor.total))
+        finally:
+            await keeper.close()
+            await ingestor.close()
+            await client.close()
+            await pool.close()
+
+
+async def _connected(settings: Settings) -> tuple[asyncpg.Pool, NatsClient]:
     assert settings.db_url is not None
-    await look_at_stores(settings)
-    pool = await open_pool(settings.db_url, size=4, application="noetl ingest")
     client = await connect(settings, "ingest")
-    log = EventLog(pool, Snowflake(process_node()))
-    ingestor = Ingestor(
-        client, EventIntake(log, settings.command_heartbeat_timeout_seconds), settings, batch=batch
-    )
-    for difference in await ingestor.open():
-        typer.echo(difference, err=True)
-    keeper = CapacityKeeper(client, pool, settings)
-    await keeper.open()
     try:
-        if once:
-            typer.echo(str(await ingestor.drain()))
-        else:
-            stop = stop_on_signals()
-            typer.echo("taking worker events from NATS; end with Ctrl-C")
-            await ingestor.run(stop)
-            typer.echo(str(ingestor.total))
-    finally:
-        await keeper.close()
-        await ingestor.close()
+        pool = await open_pool(settings.db_url, size=4, application="noetl ingest")
+        await settle_schema(settings, pool)
+    except ServiceError:
         await client.close()
-        await pool.close()
+        raise
+    return pool, client
 
 
-def stop_on_signals() -> asyncio.Event:
-    """An event that SIGTERM and Ctrl-C set."""
+async def _furnished(ingestor: Ingestor) -> list[str]:
+    try:
+        return await ingestor.open()
+    except (nats.errors.Error, OSError) as error:
+        raise ServiceError(f"the stream of worker events cannot be made: {error!r}") from error
+
+
+def stop_on_signals(health: Health | None = None) -> asyncio.Event:
+    """An event that SIGTERM and Ctrl-C set; the process is not ready from then on."""
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
+
+    def told() -> None:
+        stop.set()
+        if health is not None:
+            health.drain()
+
     for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, stop.set)
+        loop.add_signal_handler(number, told)
     return stop

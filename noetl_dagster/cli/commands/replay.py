@@ -9,7 +9,7 @@ from typing import Annotated
 import asyncpg
 import typer
 
-from noetl_dagster.cli.commands.control import log_pool
+from noetl_dagster.cli.commands.upkeep.control import log_pool
 from noetl_dagster.cli.console import fail, notes
 from noetl_dagster.events.projection.projector import Projection
 from noetl_dagster.settings import Settings
@@ -33,7 +33,7 @@ def replay(
 
 
 async def _replay(engine: Engine) -> str:
-    async with log_pool("noetl replay") as (settings, pool):
+    async with log_pool("noetl replay") as (settings, pool, _):
         if engine is Engine.SPARK:
             return await _on_spark(settings, pool)
         return f"{await Projection(pool).rebuild()} events replayed"

@@ -20,7 +20,8 @@ from noetl_dagster.cli.doctor.finding import (
     warning,
     wrong,
 )
-from noetl_dagster.events.schema import is_current, partition_name, partitions
+from noetl_dagster.errors import ServiceError
+from noetl_dagster.events.schema import SCHEMA_VERSION, found_schema, partition_name, partitions
 from noetl_dagster.settings import Settings
 
 CONNECT_SECONDS = 10.0
@@ -55,21 +56,25 @@ async def _event_log(settings: Settings) -> Finding:
         server = f"PostgreSQL {_version(connection)} at {place_of(settings.db_url)}"
         if connection.get_server_version().major < OLDEST_SERVER:
             return wrong(f"{server} is too old", f"use PostgreSQL {OLDEST_SERVER} or later")
-        current = await is_current(connection)
-        if current is None:
-            return warning(f"{server} has no schema yet", "'noetl-dagster serve', run or ingest applies it")
-        if not current:
-            return warning(
-                f"{server} has the schema of another version",
-                "'noetl-dagster serve' or run applies this one's",
-            )
+        try:
+            found = await found_schema(connection)
+        except ServiceError as error:
+            what, _, remedy = str(error).partition(": ")
+            return wrong(what, remedy)
+        applies = "'noetl-dagster provision' or serve applies it"
+        if found is None:
+            return warning(f"{server} has no schema yet", applies)
+        if found.number > SCHEMA_VERSION:
+            return warning(f"{server} has a later schema, {found.number}", "update this version at some time")
+        if not found.serves:
+            return warning(f"{server} has the schema of an earlier version, {found.number}", applies)
         if not await connection.fetchval("SELECT has_table_privilege('noetl.event', 'SELECT, INSERT')"):
             return wrong(
                 f"{server}: the user may not write noetl.event", "grant SELECT and INSERT on schema noetl"
             )
         if partition_name(datetime.now(UTC)) not in await partitions(connection):
             return warning(f"{server} has no partition for this month", "'noetl-dagster maintain' makes it")
-    return ok(f"{server}, schema up to date")
+    return ok(f"{server}, schema {found.number}, up to date")
 
 
 async def _dagster(settings: Settings) -> Finding:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import asyncpg
 from pydantic import BaseModel, ConfigDict
+
+from noetl_dagster.settings import DEFAULT_POOL
+from noetl_dagster.transport.capacity import MISSED_REPORTS
 
 LATEST = 1_000
 """So many of a step's commands are looked at, and as many more as run now, however many there were."""
@@ -16,14 +19,22 @@ MOST_WAITING = 10_000
 
 # Commands that run are found by the index of those that have a worker.
 _QUEUED = """
-SELECT node_name AS step, count(*) FILTER (WHERE NOT claimed) AS waiting, count(*) FILTER (WHERE claimed) AS running
+SELECT node_name AS step, count(*) FILTER (WHERE NOT claimed) AS waiting,
+       count(*) FILTER (WHERE claimed) AS running, min(pool) FILTER (WHERE NOT claimed) AS pool
 FROM (
-    (SELECT node_name, false AS claimed FROM noetl.queue WHERE execution_id = $1 AND status = 'queued' LIMIT $2)
+    (SELECT node_name, pool, false AS claimed FROM noetl.queue WHERE execution_id = $1 AND status = 'queued' LIMIT $2)
     UNION ALL
-    SELECT node_name, true FROM noetl.queue
+    SELECT node_name, pool, true FROM noetl.queue
     WHERE execution_id = $1 AND status = 'leased' AND worker_id IS NOT NULL
 ) counted
 GROUP BY node_name
+"""
+
+# Pools with a worker that takes commands and has not missed its reports.
+_ATTENDED = f"""
+SELECT DISTINCT COALESCE(capacity ->> 'pool', '{DEFAULT_POOL}') AS pool FROM noetl.runtime
+WHERE kind = 'worker' AND status = 'ready'
+  AND heartbeat > now() - make_interval(secs => {MISSED_REPORTS} * COALESCE((capacity ->> 'interval')::float8, 15))
 """
 
 # By step ($2), of the latest claims, as many as $3 says: how long the commands waited, and how those ran that
@@ -69,6 +80,7 @@ class PoolView(BaseModel):
 
     ``waiting`` commands are counted to :data:`MOST_WAITING` in all steps together; those that a worker has claimed
     are ``running``. ``queue_*`` are from the queueing of a command to its claim, ``run_*`` how long commands ran.
+    ``unattended`` is the pool that they wait for, where no worker of it reports.
     While the step runs, ``rate`` is how many of them a second ended lately.
     """
 
@@ -76,6 +88,7 @@ class PoolView(BaseModel):
 
     waiting: int = 0
     running: int = 0
+    unattended: str | None = None
     rate: float | None = None
     queue_p50: float | None = None
     queue_p99: float | None = None
@@ -89,16 +102,28 @@ async def pool_views(pool: asyncpg.Pool, execution_id: int, steps: Sequence[str]
     Costs milliseconds, however long the log of the execution.
     """
     queued = {row["step"]: row for row in await pool.fetch(_QUEUED, execution_id, MOST_WAITING)}
+    attended: set[str] = set()
+    if any(row["waiting"] for row in queued.values()):
+        attended = {row["pool"] for row in await pool.fetch(_ATTENDED)}
     most = [LATEST + (queued[step]["running"] if step in queued else 0) for step in steps]
     latest = {row["step"]: row for row in await pool.fetch(_LATEST, execution_id, list(steps), most)}
     found = {}
     for step in steps:
-        counts = {name: queued[step][name] for name in ("waiting", "running")} if step in queued else {}
+        counts = _counts(queued[step], attended) if step in queued else {}
         if step in latest:
             found[step] = PoolView(**counts, **_figures(latest[step]))
         elif counts:
             found[step] = PoolView(**counts)
     return found
+
+
+def _counts(row: Mapping[str, Any], attended: Collection[str]) -> dict[str, Any]:
+    lonely = row["waiting"] and row["pool"] not in attended
+    return {
+        "waiting": row["waiting"],
+        "running": row["running"],
+        "unattended": row["pool"] if lonely else None,
+    }
 
 
 def _figures(row: Mapping[str, Any]) -> dict[str, float | None]:

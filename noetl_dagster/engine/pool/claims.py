@@ -10,6 +10,7 @@ import asyncpg
 
 from noetl_dagster.events.connection import encode_json
 from noetl_dagster.events.types import Event
+from noetl_dagster.settings import DEFAULT_POOL
 from noetl_dagster.transport import queries
 from noetl_dagster.transport.wire import message_of
 from noetl_dagster.worker.context import CommandContext, Grant
@@ -49,15 +50,18 @@ class Claims:
         self._lease_seconds = lease_seconds
         self._observe = observe
 
-    async def claim(self, execution_id: int, command_id: str, worker_id: str, event_id: int) -> Grant | None:
+    async def claim(
+        self, execution_id: int, command_id: str, worker_id: str, event_id: int, pool: str = DEFAULT_POOL
+    ) -> Grant | None:
         """Claims a command and writes ``command.claimed``; None when it is another's, has ended or is unknown.
 
         Args:
+            pool: of the worker; commands of others are not for it.
             event_id: id of the ``command.claimed`` event, made by the worker: asking again with it gives
                 the same answer.
         """
         record = await self._pool.fetchrow(
-            queries.CLAIM, execution_id, command_id, worker_id, event_id, self._lease_seconds
+            queries.CLAIM, execution_id, command_id, worker_id, event_id, self._lease_seconds, pool
         )
         if record is None:
             return None
@@ -66,9 +70,13 @@ class Claims:
         return self._grant(record)
 
     async def claim_many(
-        self, worker_id: str, event_ids: Sequence[int], limits: Mapping[str, int] | None = None
+        self,
+        worker_id: str,
+        event_ids: Sequence[int],
+        limits: Mapping[str, int] | None = None,
+        pool: str = DEFAULT_POOL,
     ) -> list[Granted]:
-        """Claims as many commands as there are ``event_ids``, or fewer when no more wait.
+        """Claims as many commands of a pool as there are ``event_ids``, or fewer when no more wait.
 
         Args:
             event_ids: ids of the ``command.claimed`` events, made by the worker: asking again with the same
@@ -76,7 +84,7 @@ class Claims:
             limits: most commands by tool kind, where a kind has fewer places than there are ids.
         """
         records = await self._pool.fetch(
-            queries.CLAIM_MANY, worker_id, event_ids, self._lease_seconds, dict(limits or {})
+            queries.CLAIM_MANY, worker_id, event_ids, self._lease_seconds, dict(limits or {}), pool
         )
         granted = [Granted(*record) for record in records]
         if self._observe is not None:
@@ -85,7 +93,10 @@ class Claims:
         return granted
 
     def answer(
-        self, granted: Sequence[Granted], states: Mapping[int, Sequence[Event]] | None = None
+        self,
+        granted: Sequence[Granted],
+        states: Mapping[int, Sequence[Event]] | None = None,
+        pool: str = DEFAULT_POOL,
     ) -> bytes:
         """A ``Batch`` as JSON: PostgreSQL has written its groups.
 
@@ -94,7 +105,7 @@ class Claims:
         """
         groups = ",".join(one.answer for one in granted)
         told = {str(one): list(map(message_of, events)) for one, events in (states or {}).items()}
-        head = f'{{"lease_seconds":{self._lease_seconds},"groups":[{groups}],"states":'
+        head = f'{{"lease_seconds":{self._lease_seconds},"pool":"{pool}","groups":[{groups}],"states":'
         return head.encode() + encode_json(told) + b"}"
 
     async def hand_back(self, worker_id: str, event_ids: Sequence[int]) -> int:

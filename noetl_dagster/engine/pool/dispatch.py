@@ -41,7 +41,9 @@ class Dispatcher:
         shared = Shared.of(command, final=call.is_final(_FAILED))
         context = await self._context(call)
         done = link.ends.expect(command.execution_id, command.command_id)
-        link.submit(Request(command, shared, context, program.kind, program.step.spec, done))
+        link.submit(
+            Request(command, shared, context, program.kind, program.step.worker_pool, program.step.spec, done)
+        )
         try:
             outcome = await done
         except asyncio.CancelledError:
@@ -51,6 +53,10 @@ class Dispatcher:
         if call.values is not None:
             call.values.update(outcome.values)
         return outcome
+
+    def unattended(self, step: str) -> str | None:
+        """What to say of a step whose commands wait for a pool that has no worker."""
+        return None if self._link is None else self._link.unattended(step)
 
     async def close(self) -> None:
         if self._link is not None:

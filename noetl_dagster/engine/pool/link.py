@@ -13,6 +13,7 @@ import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import groupby
 from typing import Any
 
 import nats.errors
@@ -29,9 +30,10 @@ from noetl_dagster.events.connection import DATABASE_AWAY
 from noetl_dagster.events.envelopes import error_envelope
 from noetl_dagster.playbook.models import StepSpec
 from noetl_dagster.retrying import Patience, patiently
-from noetl_dagster.settings import EventTransport
+from noetl_dagster.settings import DEFAULT_POOL, EventTransport
+from noetl_dagster.tracing import trace
 from noetl_dagster.transport import queries
-from noetl_dagster.transport.capacity import MISSED_REPORTS, CapacityListener, wake_all
+from noetl_dagster.transport.capacity import MISSED_REPORTS, CapacityListener, no_worker, wake_all
 from noetl_dagster.transport.ingest import Ingestor
 from noetl_dagster.transport.intake import EventIntake
 from noetl_dagster.transport.nats.names import Names
@@ -63,6 +65,7 @@ class Request:
     shared: Shared
     context: dict[str, Any]
     tool_kind: str
+    pool: str
     spec: StepSpec
     done: asyncio.Future[Outcome]
 
@@ -86,6 +89,8 @@ class Link:
         self._stop = asyncio.Event()
         self._notifying = asyncio.Lock()
         self._purged: set[str] = set()
+        self._pools: dict[str, str] = {}
+        self._unattended: set[str] = set()
         self._edition = str(runtime.ids.next())  # another process's notices are no duplicates of ours
         self.ends = CommandEnds(runtime.pool, settings.db_url)
 
@@ -115,7 +120,13 @@ class Link:
         await self._client.close()
 
     def submit(self, request: Request) -> None:
+        self._pools[request.command.step] = request.pool
         self._requests.put_nowait(request)
+
+    def unattended(self, step: str) -> str | None:
+        """What to say of a step whose commands wait for a pool that has no worker, as far as one knows."""
+        pool = self._pools.get(step)
+        return no_worker(pool) if pool in self._unattended else None
 
     async def _send(self) -> None:
         """Puts requests into the queue, as many at once as there are, and sends their notices."""
@@ -141,7 +152,9 @@ class Link:
         await self._runtime.buffer.flush()  # command.issued comes first
         single = self._capacity.registry.some_single()
         targets = {
-            request.command.command_id: self._target(request.tool_kind) if single else None
+            request.command.command_id: self._target(request.tool_kind)
+            if single and request.pool == DEFAULT_POOL
+            else None
             for request in batch
         }
         shares: dict[Shared, int] = {}
@@ -157,21 +170,24 @@ class Link:
                 shares.setdefault(request.shared, len(shares) + 1),
                 request.spec.priority,
                 request.spec.weight,
+                request.pool,
             )
             for request in batch
         ]
-        *columns, priorities, weights = map(list, zip(*rows, strict=True))
+        *columns, priorities, weights, pools = map(list, zip(*rows, strict=True))
         shared = [share.context() for share in shares]
-        queued = await self._runtime.pool.fetch(queries.ENQUEUE, *columns, shared, priorities, weights)
+        queued = await self._runtime.pool.fetch(queries.ENQUEUE, *columns, shared, priorities, weights, pools)
         events = {row["command_id"]: row["event_id"] for row in queued}
         self.ends.check(name for name in targets if name not in events)  # ended, or queued by an earlier run
-        await self._wake(len(batch), {request.tool_kind for request in batch})
+        for pool, mine in groupby(sorted(batch, key=_pool_of), _pool_of):
+            kinds = [request.tool_kind for request in mine]
+            await self._wake(len(kinds), set(kinds), pool)
         if single:
             await self._notify(
                 [
                     (command.execution_id, command.command_id, events.get(command.command_id, 0), kind,
                      targets[command.command_id], self._edition)
-                    for command, kind in ((request.command, request.tool_kind) for request in batch)
+                    for command, kind in ((one.command, one.tool_kind) for one in batch if one.pool == DEFAULT_POOL)
                 ]
             )  # fmt: skip
 
@@ -181,10 +197,10 @@ class Link:
         picked = registry.pick(tool_kind)
         return None if picked is None or registry.workers[picked].report.batch else picked
 
-    async def _wake(self, commands: int, kinds: set[str]) -> None:
-        """Tells workers that commands wait: some of those that have room, or all of them."""
-        told = self._capacity.registry.to_wake(commands, kinds)
-        subjects = [self._names.wake_of(name) for name in told] or [self._names.wake]
+    async def _wake(self, commands: int, kinds: set[str], pool: str) -> None:
+        """Tells workers of a pool that commands wait: some of those that have room, or all of them."""
+        told = self._capacity.registry.to_wake(commands, kinds, pool)
+        subjects = [self._names.wake_of(name) for name in told] or [self._names.wake_all(pool)]
         with contextlib.suppress(nats.errors.Error, OSError):  # the sweep wakes again
             for subject in subjects:
                 await self._client.publish(subject, orjson.dumps({"commands": commands}))
@@ -206,7 +222,10 @@ class Link:
                     "server_url": self._runtime.settings.server_url,
                 }
                 subject = self._names.commands if target is None else self._names.targeted(target)
-                headers = {MESSAGE_ID: f"{command_id}/{edition}"}
+                headers = {
+                    MESSAGE_ID: f"{command_id}/{edition}",
+                    **trace.headers_about(execution_id, command_id),
+                }
                 futures.append(
                     await self._stream.publish_async(
                         subject, orjson.dumps(notice), wait_stall=CONFIRM_SECONDS, headers=headers
@@ -257,12 +276,17 @@ class Link:
         absent = registry.absent()
         if absent:
             anew += await pool.fetch(queries.UNTARGET, executions, absent)
-        if registry.some_batch() and (anew or await pool.fetchval(queries.SOME_WAIT, executions)):
-            await wake_all(self._client, self._runtime.settings, len(anew))
+        for name in set(self._pools.values()):
+            mine = [row for row in anew if row["pool"] == name]
+            waits = bool(mine) or await pool.fetchval(queries.SOME_WAIT, executions, name)
+            if waits and registry.some_batch(name):
+                await wake_all(self._client, self._runtime.settings, len(mine), name)
+            self._note_workers(name, waits)
         if not registry.some_single():
             return
         if await self._no_notices():  # whatever waits in the queue has lost its notice
-            anew = await pool.fetch(queries.WAITING, executions)
+            anew = await pool.fetch(queries.WAITING, executions, DEFAULT_POOL)
+        anew = [row for row in anew if row["pool"] == DEFAULT_POOL]
         if anew:
             logger.info("%d commands are offered to all workers again", len(anew))
             await self._notify(
@@ -271,6 +295,14 @@ class Link:
                     for row in anew
                 ]
             )
+
+    def _note_workers(self, pool: str, waits: bool) -> None:
+        """Warns, once, that commands wait for a pool that has no worker."""
+        if not waits or not self._client.is_connected or self._capacity.registry.attended(pool):
+            self._unattended.discard(pool)
+        elif pool not in self._unattended:
+            self._unattended.add(pool)
+            logger.warning("%s", no_worker(pool))
 
     async def _purge(self, lost: set[str]) -> None:
         """Takes the notices of workers that are gone off the stream, once each time that one goes."""
@@ -313,3 +345,7 @@ class Link:
         )
         event = self._runtime.commands.ended(command, Outcome(error_envelope(error)), final=context.final)
         await self._intake.handle_events([event])
+
+
+def _pool_of(request: Request) -> str:
+    return request.pool

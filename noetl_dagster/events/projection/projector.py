@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -45,11 +46,16 @@ class ShardLag:
 
 
 class Projection:
-    """Keeps the projection. Any number may run: a shard is worked on by one of them at a time."""
+    """Keeps the projection. Any number may run: a shard is worked on by one of them at a time.
+
+    Attributes:
+        turned: when it last took a batch, monotonic.
+    """
 
     def __init__(self, pool: asyncpg.Pool, *, batch: int = BATCH) -> None:
         self._pool = pool
         self._batch = batch
+        self.turned = time.monotonic()
 
     async def catch_up(self, *, patient: bool = False) -> int:
         """Takes everything that has settled by now; returns the number of events it went through.
@@ -60,6 +66,7 @@ class Projection:
         await self._pool.execute(queries.MAKE_CHECKPOINTS)
         total = 0
         while (taken := await self._take(patient)) is not None:
+            self.turned = time.monotonic()
             total += taken
         return total
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 
 from noetl_dagster.errors import Place, Problem, ProblemKind
@@ -19,6 +20,7 @@ from noetl_dagster.playbook.models import (
     Task,
 )
 from noetl_dagster.playbook.wording import suggestion
+from noetl_dagster.settings import POOL_NAME
 
 
 def check_playbook(playbook: Playbook, document: Document | None = None) -> list[Problem]:
@@ -74,7 +76,9 @@ def _check_own_results(playbook: Playbook) -> Iterator[Problem]:
 def _check_pools(playbook: Playbook) -> Iterator[Problem]:
     pools = tuple(playbook.dagster.pools)
     for step in playbook.steps:
-        if step.spec.pool is not None and step.spec.pool not in pools:
+        if step.wants_workers:
+            yield from _check_worker_pool(playbook, step)
+        elif step.spec.pool is not None and step.spec.pool not in pools:
             hint = (
                 suggestion(step.spec.pool, pools, "pools")
                 if pools
@@ -82,6 +86,22 @@ def _check_pools(playbook: Playbook) -> Iterator[Problem]:
             )
             message = f"step {step.name!r}: no pool is called {step.spec.pool!r}; {hint}"
             yield Problem(_place(playbook, step), message, kind=ProblemKind.UNKNOWN_POOL)
+
+
+def _check_worker_pool(playbook: Playbook, step: Step) -> Iterator[Problem]:
+    """``spec.pool`` of a step that goes to workers: any name may be that of a pool, which reports by itself."""
+    if re.fullmatch(POOL_NAME, step.worker_pool) is None:
+        message = (
+            f"step {step.name!r}: no pool of workers can be called {step.worker_pool!r}; "
+            "write small letters, digits and hyphens, 63 at most"
+        )
+        yield Problem(_place(playbook, step), message, kind=ProblemKind.UNKNOWN_POOL)
+    elif step.worker_pool in playbook.dagster.pools:
+        message = (
+            f"step {step.name!r}: pool {step.worker_pool!r} means workers here, since the step goes to workers; "
+            "the slots of dagster.pools do not bound it"
+        )
+        yield Problem(_place(playbook, step), message, "warning", ProblemKind.UNKNOWN_POOL)
 
 
 def _check_graph(playbook: Playbook) -> Iterator[Problem]:

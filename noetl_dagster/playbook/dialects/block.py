@@ -35,6 +35,7 @@ class Reading:
         templates: settings of the present step that are templates, by the place that they stand in.
         metadata: what templates in Dagster's words may use.
         executor_spec: the outermost layer of every spec.
+        worker_pool: the pool of workers of steps that name none.
         settled: whether a setting was a template of the workload.
         jumps: targets of the present step's policies, with the action that names them; checked when
             all tasks of the step are known.
@@ -48,6 +49,7 @@ class Reading:
         self.templates: dict[str, str] = {}
         self.metadata: dict[str, Any] = {}
         self.executor_spec: dict[str, Any] = {}
+        self.worker_pool: str | None = None
         self.settled = False
         self.jumps: list[tuple[str, Block]] = []
 

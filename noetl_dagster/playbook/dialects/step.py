@@ -78,6 +78,9 @@ def read_step(block: Block) -> Step | None:
         settings=block.reading.templates,
         place=block.place_of("step"),
     )
+    if step is not None and step.wants_workers and "pool" not in own_spec.values:
+        spec_of = step.spec.model_copy(update={"pool": block.reading.worker_pool})
+        step = step.model_copy(update={"spec": spec_of})
     check_step_spec(own_spec)
     if "tool" not in block and "next" not in block:
         _check_empty(block)

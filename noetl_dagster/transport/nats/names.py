@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from noetl_dagster.settings import Settings
+from noetl_dagster.settings import DEFAULT_POOL, Settings
 
 _NO_TOKEN = re.compile(r"[^A-Za-z0-9_-]+")
 
@@ -18,7 +18,7 @@ class Names:
         event_stream: ``NOETL_WORKER_EVENTS``; ``event_prefix``: ``noetl.events``.
         command_stream: ``NOETL_COMMANDS``; ``commands``: the broadcast subject ``noetl.commands``.
         capacity: prefix of the workers' capacity reports, ``noetl.workers``.
-        wake: subject on which all workers are told that commands wait, ``noetl.wake``.
+        wake: subject on which all workers of the default pool are told that commands wait, ``noetl.wake``.
         ingest_consumer: durable consumer that all ingestors share.
         broadcast_consumer: durable consumer that all workers share.
     """
@@ -47,6 +47,10 @@ class Names:
     def event_subject(self, execution_id: int, event_type: str) -> str:
         """``noetl.events.<execution id>.<event type>``."""
         return f"{self.event_prefix}.{execution_id}.{event_type}"
+
+    def wake_all(self, pool: str) -> str:
+        """The subject on which all workers of a pool are told, ``noetl.wake`` or ``noetl.wake.pool.<pool>``."""
+        return self.wake if pool == DEFAULT_POOL else f"{self.wake}.pool.{pool}"
 
     def wake_of(self, worker_id: str) -> str:
         """The subject on which one worker is told, ``noetl.wake.<worker id>``."""

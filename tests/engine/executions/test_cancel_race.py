@@ -110,7 +110,7 @@ async def test_every_claim_ends_with_the_cancellation_and_none_follows(
             for command in commands:
                 shared = Shared.of(command).context()
                 row = (command.execution_id, command.command_id, "work", "noop", 3, own_context(command), None,
-                       1, shared, 0, 1.0)  # fmt: skip
+                       1, shared, 0, 1.0, "default")  # fmt: skip
                 await runtime.pool.fetch(queries.ENQUEUE, *([value] for value in row))
 
         async def work(waiting=waiting, barrier=barrier) -> None:

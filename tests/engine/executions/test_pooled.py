@@ -114,7 +114,7 @@ async def test_nobody_takes_the_commands(engine: Engine, execution_id: int) -> N
         step = (await steps(engine, execution_id)).get("pooled")
         return step.pool if step is not None and step.pool is not None and step.pool.waiting == 3 else None
 
-    assert await until(three_wait, "commands in the queue") == PoolView(waiting=3)
+    assert await until(three_wait, "commands in the queue") == PoolView(waiting=3, unattended="default")
     await cancel_and_wait(driving)
 
 

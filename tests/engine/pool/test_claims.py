@@ -55,11 +55,19 @@ async def enqueue(
     kind: str = "noop",
     priority: int = 0,
     weight: float = 1.0,
+    pool: str = "default",
 ) -> list[Command]:
     """Issues commands of a fan-out and puts them into the queue."""
     runtime = engine.runtime
     commands = [
-        Command(execution_id, "work", index=index, item=index, loop_id=f"{kind}{priority}", shard=True)
+        Command(
+            execution_id,
+            "work",
+            index=index,
+            item=index,
+            loop_id=f"{kind}{priority}",
+            shard=True,
+        )
         for index in range(start, start + count)
     ]
     await runtime.log.append([runtime.commands.issued(command, kind) for command in commands])
@@ -75,6 +83,7 @@ async def enqueue(
         [Shared.of(commands[0]).context()],
         [priority] * count,
         [weight] * count,
+        [pool] * count,
     ]
     await runtime.pool.fetch(queries.ENQUEUE, *columns)
     return commands

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
 from typing import Annotated, Any
@@ -14,6 +15,7 @@ import typer
 from noetl_dagster import embedded
 from noetl_dagster.cli.commands.ingest import stop_on_signals
 from noetl_dagster.cli.console import notes
+from noetl_dagster.cli.health import Health, healthy, opened
 from noetl_dagster.cli.session import open_session
 from noetl_dagster.engine.loops.release import release_expired
 from noetl_dagster.engine.recovery.reaper import Reaper
@@ -23,10 +25,13 @@ from noetl_dagster.events.connection import DATABASE_AWAY, open_pool
 from noetl_dagster.events.ids import Snowflake, process_node
 from noetl_dagster.events.log import EventLog
 from noetl_dagster.events.projection.projector import INTERVAL, Projection
-from noetl_dagster.events.schema import apply_schema
+from noetl_dagster.events.schema import settle_schema
 from noetl_dagster.settings import Settings, get_settings
 from noetl_dagster.storage.store import ResultStore
 from noetl_dagster.transport.intake import EventIntake
+
+LONGEST_REAP_SECONDS = 600.0
+"""Rows that dead drivers held are given back in databases of playbooks, which may be slow."""
 
 Once = Annotated[bool, typer.Option("--once", help="do what is due and end")]
 
@@ -91,17 +96,19 @@ async def _missing(execution_id: int | None, *, as_json: bool) -> int:
 
 
 async def _project(*, once: bool, rebuild: bool) -> None:
-    async with log_pool("noetl project") as (_, pool):
+    async with log_pool("noetl project") as (_, pool, health):
         projection = Projection(pool)
         if once or rebuild:
             taken = await (projection.rebuild() if rebuild else projection.catch_up())
             typer.echo(f"{taken} events projected, {await projection.lag_seconds():.1f} s behind")
             return
-        await _repeat("projecting the event log", projection.catch_up, INTERVAL)
+        await _repeat(
+            "projecting the event log", projection.catch_up, INTERVAL, health, lambda: projection.turned
+        )
 
 
 async def _reap(*, once: bool, interval: float) -> None:
-    async with log_pool("noetl reap") as (settings, pool):
+    async with log_pool("noetl reap") as (settings, pool, health):
         ids = Snowflake(process_node())
         intake = EventIntake(EventLog(pool, ids), settings.command_heartbeat_timeout_seconds)
 
@@ -122,30 +129,54 @@ async def _reap(*, once: bool, interval: float) -> None:
             if reaped.requeued or reaped.failed or reaped.withdrawn or reaped.released:
                 typer.echo(str(reaped))
 
-        await _repeat("looking for claims that expire", look, interval)
+        await _repeat("looking for claims that expire", look, interval, health, longest=LONGEST_REAP_SECONDS)
 
 
 @asynccontextmanager
-async def log_pool(application: str) -> AsyncIterator[tuple[Settings, asyncpg.Pool]]:
-    """A few connections to the event log, with its schema applied."""
+async def log_pool(application: str) -> AsyncIterator[tuple[Settings, asyncpg.Pool, Health | None]]:
+    """A few connections to the event log, with its schema applied; with the health port where it is set."""
     settings = embedded.ensure(get_settings(), only=["postgres"])
+    async with healthy(settings) as health:
+        pool = await opened(health, lambda: _connected(settings, application))
+        try:
+            yield settings, pool, health
+        finally:
+            await pool.close()
+
+
+async def _connected(settings: Settings, application: str) -> asyncpg.Pool:
     assert settings.db_url is not None
-    await apply_schema(settings.db_url)
     pool = await open_pool(settings.db_url, size=2, application=application)
-    try:
-        yield settings, pool
-    finally:
-        await pool.close()
+    await settle_schema(settings, pool)
+    return pool
 
 
-async def _repeat(doing: str, work: Callable[[], Awaitable[Any]], interval: float) -> None:
-    """Does the work at intervals until a signal; a database that is away is waited for."""
-    stop = stop_on_signals()
+async def _repeat(
+    doing: str,
+    work: Callable[[], Awaitable[Any]],
+    interval: float,
+    health: Health | None,
+    further: Callable[[], float] = lambda: 0.0,
+    *,
+    longest: float = 60.0,
+) -> None:
+    """Does the work at intervals until a signal; a database that is away is waited for.
+
+    Args:
+        further: when the work itself last went on, monotonic.
+        longest: seconds that it may take without saying so.
+    """
+    stop = stop_on_signals(health)
+    ended = time.monotonic()
+    if health is not None:
+        health.turned = lambda: max(ended, further()) + interval + longest
+        health.begins()
     typer.echo(f"{doing}; end with Ctrl-C")
     while not stop.is_set():
         try:
             await work()
         except DATABASE_AWAY as error:
             typer.echo(f"the event log is away: {error}", err=True)
+        ended = time.monotonic()
         with suppress(TimeoutError):
             await asyncio.wait_for(stop.wait(), interval)

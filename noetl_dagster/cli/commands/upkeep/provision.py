@@ -1,0 +1,253 @@
+"""``provision``: everything that a deployment needs before its processes start, made where it is missing."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Annotated, TypeVar
+
+import asyncpg
+import nats.errors
+import nats.js.errors
+import typer
+import yaml
+from nats.js import JetStreamContext
+
+from noetl_dagster import embedded
+from noetl_dagster.cli.console import fail
+from noetl_dagster.errors import NoetlError, ServiceError, StorageError
+from noetl_dagster.events.schema import apply_schema
+from noetl_dagster.retrying import Patience, patiently
+from noetl_dagster.settings import Settings, StoreTier, get_settings
+from noetl_dagster.storage.readiness import configured
+from noetl_dagster.storage.tiers import open_tier
+from noetl_dagster.storage.tiers.base import TierUnavailableError
+from noetl_dagster.transport.nats.connection import connect
+from noetl_dagster.transport.nats.names import Names
+from noetl_dagster.transport.nats.streams import (
+    ensure_broadcast_consumer,
+    ensure_ingest_consumer,
+    ensure_streams,
+    look_at_streams,
+)
+
+T = TypeVar("T")
+
+LOCK = 7_306_002
+"""Key of the advisory lock under which one process at a time changes Dagster's storage."""
+
+CONNECT_SECONDS = 2.0
+
+
+class State(StrEnum):
+    MADE = "made"
+    THERE = "there"
+    CHANGED = "changed"
+    REFUSED = "refused"
+
+
+@dataclass(frozen=True, slots=True)
+class Provided:
+    """A thing that a deployment needs; ``more`` says what it is like, or why it is refused and the remedy."""
+
+    thing: str
+    state: State
+    more: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.state:<8} {self.thing}" + (f": {self.more}" if self.more else "")
+
+
+def provision(
+    wait: Annotated[
+        float, typer.Option(min=0, help="seconds to wait for services that are not up yet")
+    ] = 60.0,
+) -> None:
+    """Make what a deployment needs: schema, partitions, streams, buckets, Dagster's storage. Safe twice."""
+    settings = embedded.ensure(get_settings())
+    if not asyncio.run(_provision(settings, time.monotonic() + wait)):
+        fail("something is refused; see above, then run 'noetl-dagster provision' again")
+
+
+async def _provision(settings: Settings, deadline: float) -> bool:
+    """Prints a line for each thing as it comes; whether none was refused."""
+    well = True
+    for thing, remedy, work in (
+        ("event log", "check NOETL_DB_URL, and that its user may create in the database", _event_log),
+        ("NATS", "check NOETL_NATS_URL and NOETL_NATS_CA, and that JetStream is on", _nats),
+        ("stores", "check the settings of the tier, and that the bucket is there", _stores),
+        ("Dagster's storage", "check NOETL_DAGSTER_DB_URL, or dagster.yaml in DAGSTER_HOME", _dagster),
+    ):
+        try:
+            async for one in work(settings, deadline):
+                typer.echo(str(one))
+                well = well and one.state is not State.REFUSED
+        except (
+            NoetlError,
+            asyncpg.PostgresError,
+            asyncpg.InterfaceError,
+            nats.errors.Error,
+            OSError,
+        ) as error:
+            typer.echo(str(Provided(thing, State.REFUSED, f"{_words(error)}; {remedy}")))
+            well = False
+    return well
+
+
+async def _event_log(settings: Settings, deadline: float) -> AsyncIterator[Provided]:
+    if settings.db_url is None:
+        raise ServiceError("no database is set")
+    url = settings.db_url
+    async with _locked(url, deadline) as connection:
+        had = await connection.fetchval("SELECT to_regnamespace('noetl') IS NOT NULL")
+    applied = await apply_schema(url)
+    state = State.THERE if not applied.changed else State.CHANGED if had else State.MADE
+    yield Provided("schema noetl", state, f"version {applied.schema.number}")
+    for name in applied.partitions:
+        yield Provided(f"partition noetl.{name}", State.MADE)
+    if not applied.partitions:
+        yield Provided("partitions of noetl.event", State.THERE, "three months ahead")
+
+
+async def _nats(settings: Settings, deadline: float) -> AsyncIterator[Provided]:
+    impatient = settings.model_copy(update={"nats_connect_seconds": CONNECT_SECONDS})
+    client = await _until(deadline, lambda: connect(impatient, "provision"), (ServiceError,))
+    names = Names.of(settings)
+    try:
+        stream = client.jetstream(timeout=max(CONNECT_SECONDS, deadline - time.monotonic()))
+        missing, differences = await look_at_streams(stream, settings)
+        await ensure_streams(stream, settings)
+        for name in (names.event_stream, names.command_stream):
+            more = "; ".join(line for line in differences if line.startswith(f"stream {name}:"))
+            yield Provided(f"stream {name}", State.MADE if name in missing else State.THERE, more)
+        for name, owner, ensure in (
+            (names.ingest_consumer, names.event_stream, ensure_ingest_consumer),
+            (names.broadcast_consumer, names.command_stream, ensure_broadcast_consumer),
+        ):
+            there = await _has_consumer(stream, owner, name)
+            await ensure(stream, names)
+            yield Provided(f"consumer {name} of {owner}", State.THERE if there else State.MADE)
+        bucket = f"{settings.nats_namespace}_results"
+        there = await _has_bucket(stream, bucket)
+    finally:
+        await client.close()
+    yield await _store(StoreTier.KV, settings, deadline, State.THERE if there else State.MADE, bucket)
+
+
+async def _stores(settings: Settings, deadline: float) -> AsyncIterator[Provided]:
+    buckets = {
+        StoreTier.MINIO: settings.minio_bucket,
+        StoreTier.S3: settings.s3_bucket,
+        StoreTier.GCS: settings.gcs_bucket,
+        StoreTier.PVC: str(settings.pvc_mount_path),
+    }
+    for tier in configured(settings):
+        yield await _store(tier, settings, deadline, State.THERE, buckets[tier] or "")
+
+
+async def _store(tier: StoreTier, settings: Settings, deadline: float, state: State, place: str) -> Provided:
+    opened = open_tier(tier, settings, None)
+    try:
+        await _until(deadline, opened.ready, (TierUnavailableError, OSError))
+    except StorageError as error:
+        return Provided(f"store {tier}", State.REFUSED, _words(error))
+    finally:
+        await opened.close()
+    return Provided(f"store {tier}", state, place)
+
+
+async def _dagster(settings: Settings, deadline: float) -> AsyncIterator[Provided]:
+    if "DAGSTER_HOME" not in os.environ:
+        if settings.dagster_db_url is None:
+            yield Provided("Dagster's storage", State.THERE, "none is set: each process has its own")
+            return
+        os.environ["DAGSTER_HOME"] = str(embedded.dagster_home(settings))
+    assert settings.db_url is not None
+    async with _locked(settings.db_url, deadline):
+        made = settings.dagster_db_url is not None and not await _has_runs(settings.dagster_db_url, deadline)
+        changed = await _until(deadline, lambda: asyncio.to_thread(_upgrade), (_NotYetError,))
+    state = State.MADE if made else State.CHANGED if changed else State.THERE
+    yield Provided("Dagster's storage", state, changed)
+
+
+def _upgrade() -> str:
+    """Makes Dagster's tables and brings them up to its version; says what was behind."""
+    from dagster import DagsterInstance  # much to import
+    from sqlalchemy.exc import DBAPIError
+
+    try:
+        with DagsterInstance.get() as instance:
+            assert instance.get_runs_count() >= 0  # each storage makes its tables when it is first used
+            assert instance.event_log_storage
+            assert instance.schedule_storage
+            behind = [
+                name
+                for name, found in (yaml.safe_load(instance.schema_str()) or {}).get("schema", {}).items()
+                if found and found["current"] != found["latest"]
+            ]
+            if behind:
+                instance.upgrade()
+            return ", ".join(behind)
+    except DBAPIError as error:
+        raise _NotYetError(str(error.orig)) from error
+
+
+class _NotYetError(ServiceError):
+    """Dagster's storage does not answer yet."""
+
+
+async def _has_runs(url: str, deadline: float) -> bool:
+    connection = await _connected(url, deadline)
+    try:
+        return bool(await connection.fetchval("SELECT to_regclass('runs') IS NOT NULL"))
+    finally:
+        await connection.close()
+
+
+@asynccontextmanager
+async def _locked(url: str, deadline: float) -> AsyncIterator[asyncpg.Connection]:
+    """A connection that one provisioning at a time has."""
+    connection = await _connected(url, deadline)
+    try:
+        await connection.execute("SELECT pg_advisory_lock($1)", LOCK)
+        yield connection
+    finally:
+        await connection.close()
+
+
+async def _connected(url: str, deadline: float) -> asyncpg.Connection:
+    failures = (OSError, asyncpg.CannotConnectNowError, asyncpg.ConnectionDoesNotExistError)
+    return await _until(deadline, lambda: asyncpg.connect(url, timeout=CONNECT_SECONDS), failures)
+
+
+async def _until(
+    deadline: float, work: Callable[[], Awaitable[T]], failures: tuple[type[Exception], ...]
+) -> T:
+    """Does work until it succeeds or the time is over."""
+    patience = Patience(failures, seconds=max(deadline - time.monotonic(), 0.0), longest_pause=2.0)
+    return await patiently(work, patience)
+
+
+async def _has_consumer(stream: JetStreamContext, owner: str, name: str) -> bool:
+    try:
+        await stream.consumer_info(owner, name)
+    except nats.js.errors.NotFoundError:
+        return False
+    return True
+
+
+async def _has_bucket(stream: JetStreamContext, bucket: str) -> bool:
+    try:
+        await stream.key_value(bucket)
+    except nats.js.errors.BucketNotFoundError:
+        return False
+    return True
+
+
+def _words(error: BaseException) -> str:
+    return " ".join(str(error).split()) or type(error).__name__

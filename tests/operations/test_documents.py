@@ -1,0 +1,210 @@
+"""What the pages about operations name is there: values of the chart, settings, commands, files, headings."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import pytest
+import typer
+import yaml
+
+from noetl_dagster.cli.app import Commands
+from noetl_dagster.settings import Settings
+from tests.operations.test_alerts import _sections
+
+PROJECT = Path(__file__).parents[2]
+CHART = PROJECT / "helm/noetl-dagster"
+PAGES = [
+    PROJECT / name for name in ("README.md", "docs/kubernetes.md", "docs/operations.md", "docs/scaling.md")
+]
+VALUES: dict[str, Any] = yaml.safe_load((CHART / "values.yaml").read_text())
+SCHEMA: dict[str, Any] = yaml.safe_load((CHART / "values.schema.json").read_text())
+
+OF_SPARK = re.compile(r"spark\.(driver|executor|kubernetes|sql|connect|log|hadoop|python|local|ui)\.")
+"""Spark's own names begin like the chart's value ``spark``."""
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_values_are_the_charts(page: Path) -> None:
+    wrong = [name for name in values_named(page.read_text()) if not exists(name)]
+
+    assert wrong == []
+
+
+def test_a_value_that_there_is_not_is_found() -> None:
+    text = "`api.replica` and `api.replicas`\n```sh\nhelm upgrade x y --set ingest.replicaz=3,api.replicas=2\n```\n"
+
+    assert [name for name in values_named(text) if not exists(name)] == ["ingest.replicaz", "api.replica"]
+    assert exists("workers.pools.large.slots")
+    assert not exists("workers.pools.large.slot")
+
+
+def test_blocks_of_values_are_taken_by_the_charts_schema() -> None:
+    blocks = re.findall(
+        r"```yaml\n# values\n(.*?)```", "".join(page.read_text() for page in PAGES), re.DOTALL
+    )
+
+    assert blocks
+    for block in blocks:
+        jsonschema.validate(laid_over(VALUES, yaml.safe_load(block)), SCHEMA)
+    with pytest.raises(jsonschema.ValidationError):
+        jsonschema.validate(laid_over(VALUES, {"spark": {"mod": "kubernetes"}}), SCHEMA)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_settings_are_read(page: Path) -> None:
+    ours = {f"NOETL_{name.upper()}" for name in Settings.model_fields}
+    named = set(re.findall(r"\bNOETL_[A-Z][A-Z_]*[A-Z]\b", page.read_text()))
+
+    # streams of NATS, and credentials that are named by variables
+    assert {
+        name for name in named - ours if not re.match(r"NOETL_(WORKER_EVENTS|COMMANDS|CREDENTIAL_)", name)
+    } == set()
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_commands_are_there(page: Path) -> None:
+    wrong = [problem for line in commands_named(page.read_text()) if (problem := command_problem(line))]
+
+    assert wrong == []
+
+
+@pytest.mark.parametrize(
+    ("line", "problem"),
+    [
+        ("noetl-dagster mising", "there is no command mising"),
+        ("noetl-dagster missing --jsn", "missing has no option --jsn"),
+        ("noetl-dagster services upp", "services has no command upp"),
+        ("make tests", "there is no make tests"),
+        ("scripts/locks", "there is no scripts/locks"),
+        ("python -m benchmarks.size", "there is no benchmarks.size"),
+    ],
+)
+def test_a_command_that_there_is_not_is_found(line: str, problem: str) -> None:
+    (found,) = commands_named(f"```sh\n{line}\n```")
+
+    assert command_problem(found) == problem
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_links_lead_somewhere(page: Path) -> None:
+    for target in re.findall(r"\]\((?!https?:)([^)]+)\)", page.read_text()):
+        path, _, anchor = target.partition("#")
+        found = (page.parent / path).resolve() if path else page
+        assert found.exists(), f"{page.name}: {target}"
+        if anchor:
+            assert anchor in _sections(found.read_text()), f"{page.name}: {target}"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_components_and_files_of_the_chart_are_there(page: Path) -> None:
+    text = page.read_text()
+    table = (CHART / "templates/_components.tpl").read_text()
+    components = {*re.findall(r"^([a-z][\w-]*)(?=:$)", table, re.MULTILINE), "worker-default"}
+
+    for name in re.findall(r"app\.kubernetes\.io/component=([\w-]+)", text):
+        assert name in components
+    for kind, name in re.findall(r"\b(deploy|service|job)/noetl-noetl-dagster-([\w-]+)", text):
+        assert name in components, f"{kind} {name}"
+    for name in re.findall(r"(?:-f |`)((?:helm/)[\w./-]+)", text):
+        assert (PROJECT / name).exists(), f"{page.name}: {name}"
+
+
+def values_named(text: str) -> Iterator[str]:
+    """Dotted names of values: of ``--set``, and in code whose first word is one of the chart's own."""
+    for assignment in re.findall(r"--set(?:-string)?[ =]([\w.,=\[\]-]+)", text):
+        for one in assignment.split(","):
+            name = one.partition("=")[0]
+            if "." in name:
+                yield name
+    for name in re.findall(r"(?<!`)`([a-zA-Z]+(?:\.[a-zA-Z]+)+)`", text):
+        of_chart = name.partition(".")[0] in VALUES and not OF_SPARK.match(name)
+        if of_chart and not name.endswith((".yaml", ".json")):
+            yield name
+
+
+def exists(name: str) -> bool:
+    """Whether the schema takes a value of this name."""
+    return _has(SCHEMA, name.split("."))
+
+
+def _has(schema: dict[str, Any], parts: list[str]) -> bool:
+    while "$ref" in schema:
+        schema = SCHEMA["$defs" if "$defs" in SCHEMA else "definitions"][schema["$ref"].rpartition("/")[2]]
+    if not parts:
+        return True
+    if "anyOf" in schema:
+        return any(_has(one, parts) for one in schema["anyOf"])
+    own, further = schema.get("properties", {}), schema.get("additionalProperties", True)
+    if parts[0] in own:
+        return _has(own[parts[0]], parts[1:])
+    if isinstance(further, dict):
+        return _has(further, parts[1:])
+    return bool(further) and not own and schema.get("type") != "null"
+
+
+def laid_over(under: Any, over: Any) -> Any:
+    """As Helm merges values."""
+    if isinstance(under, dict) and isinstance(over, dict):
+        return {
+            key: laid_over(under.get(key), over[key]) if key in over else under[key] for key in under | over
+        }
+    return over
+
+
+def commands_named(text: str) -> Iterator[list[str]]:
+    """The words of each command of ours, in blocks and in code."""
+    blocks = re.findall(r"```sh\n(.*?)```", text, re.DOTALL)
+    lines = [line for block in blocks for line in block.replace("\\\n", " ").splitlines()]
+    lines += re.findall(r"(?<!`)`([^`\n]+)`", text)
+    for line in lines:
+        match = re.search(
+            r"(?:^|[\s/])(noetl-dagster) +[a-z]|^(make) [a-z]|^(scripts/)\w|(?:^|\s)(?:\S*python) -m (benchmarks)\.",
+            line,
+        )
+        if match:
+            start = match.start(match.lastindex or 0)
+            yield re.split(r"\s+#|\s+&&|[;|)\"]", line[start:])[0].split()
+
+
+def command_problem(words: list[str]) -> str | None:
+    """What is wrong with a command; None: nothing."""
+    match words[0]:
+        case "make":
+            known = re.findall(r"^([a-z-]+):", (PROJECT / "Makefile").read_text(), re.MULTILINE)
+            return None if words[1] in known else f"there is no make {words[1]}"
+        case "noetl-dagster":
+            return _problem_of_ours(words[1:])
+        case script if script.startswith("scripts/"):
+            return None if (PROJECT / script).exists() else f"there is no {script}"
+        case module:
+            path = PROJECT / f"{module.replace('.', '/')}.py"
+            return None if path.exists() else f"there is no {module}"
+
+
+def _problem_of_ours(words: list[str]) -> str | None:
+    name, *rest = words
+    if name not in Commands.places:
+        return f"there is no command {name}"
+    module, _, attribute = Commands.places[name].target.partition(":")
+    target = getattr(import_module(module), attribute)
+    if isinstance(target, typer.Typer):
+        group: Any = typer.main.get_command(target)
+        own = getattr(group, "commands", {})
+        if not rest or rest[0] not in own:
+            return f"{name} has no command {rest[0] if rest else ''}"
+        command, rest = own[rest[0]], rest[1:]
+    else:
+        alone = typer.Typer()
+        alone.command()(target)
+        command = typer.main.get_command(alone)
+    known = {option for one in command.params for option in (*one.opts, *one.secondary_opts)} | {"--help"}
+    for option in (word.partition("=")[0] for word in rest if re.match(r"--\w", word)):
+        if option not in known:
+            return f"{name} has no option {option}"
+    return None
