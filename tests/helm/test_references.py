@@ -190,15 +190,8 @@ def test_settings_are_those_that_the_code_reads(objects: list[Manifest]) -> None
         assert ours or not pods.is_ours
 
 
-SOON = {
-    "NOETL_HEALTH_PORT",
-    "NOETL_HEALTH_HOST",
-    "NOETL_WORKER_POOL",
-    "NOETL_RUN_LAUNCHER",
-    "NOETL_WORKSPACE",
-    "NOETL_TRACING_ENDPOINT",
-    "NOETL_TRACING_SAMPLING",
-}
+SOON = {"NOETL_RUN_LAUNCHER", "NOETL_WORKSPACE"}
+"""Settings that the launcher of runs brings."""
 
 
 def test_settings_are_read_as_they_are_written(
