@@ -170,6 +170,18 @@ async def _apply(connection: asyncpg.Connection, now: datetime) -> Applied:
         return _noted(Applied(standing, changed, tuple(made)))
 
 
+async def make_partitions(connection: asyncpg.Connection, now: datetime) -> list[str]:
+    """As :func:`ensure_partitions`, one process at a time, and without running work waiting behind it for long."""
+
+    async def make() -> list[str]:
+        async with connection.transaction():
+            await connection.execute("SELECT pg_advisory_xact_lock($1)", SCHEMA_LOCK)
+            await connection.execute(f"SET LOCAL lock_timeout = '{LOCK_TIMEOUT}'")
+            return await ensure_partitions(connection, now)
+
+    return await patiently(make, _HELD, note=_held)
+
+
 def _noted(applied: Applied) -> Applied:
     if applied.schema.number > SCHEMA_VERSION:
         logger.warning(

@@ -133,6 +133,7 @@ async def test_status_tells_of_the_pool(service: Service) -> None:
         "waiting",
         "running",
         "rate",
+        "unattended",
         "queue_p50",
         "queue_p99",
         "run_p50",

@@ -12,7 +12,7 @@ import asyncpg
 from noetl_dagster.events.projection.projector import Projection
 from noetl_dagster.events.schema import (
     SCHEMA_LOCK,
-    ensure_partitions,
+    make_partitions,
     month_bounds,
     partition_floor,
     partition_start,
@@ -94,9 +94,7 @@ class Maintenance:
         kept: list[str] = []
         executions = 0
         async with self._pool.acquire() as connection:
-            async with connection.transaction():
-                await connection.execute("SELECT pg_advisory_xact_lock($1)", SCHEMA_LOCK)
-                made = await ensure_partitions(connection, now)
+            made = await make_partitions(connection, now)
             for name, start, end in await self._old(connection, now):
                 forgotten = await self._drop(connection, name, start, end, now)
                 (kept if forgotten is None else dropped).append(name)

@@ -120,8 +120,11 @@ async def _nats(settings: Settings, deadline: float) -> AsyncIterator[Provided]:
     names = Names.of(settings)
     try:
         stream = client.jetstream(timeout=max(CONNECT_SECONDS, deadline - time.monotonic()))
-        missing, differences = await look_at_streams(stream, settings)
-        await ensure_streams(stream, settings)
+        # a cluster that has just come up elects its leaders yet
+        missing, differences = await _until(
+            deadline, lambda: look_at_streams(stream, settings), (nats.errors.Error,)
+        )
+        await _until(deadline, lambda: ensure_streams(stream, settings), (nats.errors.Error,))
         for name in (names.event_stream, names.command_stream):
             more = "; ".join(line for line in differences if line.startswith(f"stream {name}:"))
             yield Provided(f"stream {name}", State.MADE if name in missing else State.THERE, more)
