@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Annotated
 
 import orjson
-from pydantic import Field, SecretStr
+from pydantic import Field, SecretStr, field_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 METRICS_FOLDER = "PROMETHEUS_MULTIPROC_DIR"
@@ -65,6 +65,14 @@ class Settings(BaseSettings):
     log_level: str = Field("WARNING", description="Level of the noetl_dagster loggers")
     log_format: LogFormat = Field(
         LogFormat.TEXT, description="text, or json: a JSON object a line on standard error"
+    )
+
+    tracing_endpoint: str | None = Field(
+        None,
+        description="Collector of traces, OTLP over HTTP: http://collector:4318; empty: none are sent",
+    )
+    tracing_sampling: float = Field(
+        1.0, ge=0, le=1, description="Share of the executions whose traces are sent, 0 to 1"
     )
 
     db_url: str | None = Field(None, description="Event log, postgresql://...; empty: embedded PostgreSQL")
@@ -251,6 +259,15 @@ class Settings(BaseSettings):
     records_api_faults: float = Field(
         0.05, ge=0, le=1, description="Share of requests to the embedded records API that fail at first"
     )
+
+    @field_validator("tracing_endpoint")
+    @classmethod
+    def _check_collector(cls, value: str | None) -> str | None:
+        if value and not value.startswith(("http://", "https://")):
+            raise ValueError(
+                "write http://host:4318 or https://host:4318, where a collector takes OTLP over HTTP"
+            )
+        return value or None
 
     @property
     def spark_address(self) -> Annotated[str, "master or Spark Connect address"]:

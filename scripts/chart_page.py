@@ -22,7 +22,11 @@ SMALL = 3
 def chart_page() -> str:
     """``helm/noetl-dagster/README.md``."""
     values, schema = yaml.safe_load((CHART / "values.yaml").read_text()), _schema()
-    rows = ["| value | default | meaning |", "|---|---|---|", *_rows(values, schema["properties"], schema["$defs"])]
+    rows = [
+        "| value | default | meaning |",
+        "|---|---|---|",
+        *_rows(values, schema["properties"], schema["$defs"]),
+    ]
     parts = [(CHART / "files" / "README.head.md").read_text(), "## Values\n", "\n".join(rows) + "\n"]
     for name, definition in schema["$defs"].items():
         parts.append(f"### {name}\n\n{definition['description']}.\n")

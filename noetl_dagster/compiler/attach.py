@@ -15,6 +15,7 @@ from noetl_dagster.errors import ExecutionNotFoundError, ExecutionStateError
 from noetl_dagster.events.state import ExecutionStatus
 from noetl_dagster.playbook.assets import Partition
 from noetl_dagster.playbook.models import Playbook
+from noetl_dagster.tracing.trace import Trace
 from noetl_dagster.worker.execution import Execution
 
 EXECUTION_TAG = "noetl/execution_id"
@@ -30,6 +31,9 @@ RESUME_EPOCH_TAG = "noetl/resume_epoch"
 """Run tag of a run that was requested to go on with an execution, by whoever cannot know the run's id
 beforehand; its value is the epoch that the run is to open."""
 
+TRACE_TAG = "noetl/trace_id"
+"""Run tag that names the trace of the execution, where one is recorded."""
+
 _driven: dict[tuple[str, str], int] = {}
 """Executions by the runs of this process that drive them and by playbook, so that each op need not read its run
 again."""
@@ -40,13 +44,17 @@ _LONGEST = 50
 _FROM_FAILURE_TAG = "dagster/is_resume_retry"
 
 
-def execution_tags(execution_id: int, run_id: str, own: str = "") -> dict[str, str]:
+def execution_tags(
+    execution_id: int, run_id: str, own: str = "", *, trace: Trace | None = None
+) -> dict[str, str]:
     """Tags of a run that drives an execution.
 
     Args:
         own: what the tags of this playbook end with, from :func:`tag_ending`; the plain ones are written too.
     """
     plain = {EXECUTION_TAG: str(execution_id), OWNER_TAG: run_id}
+    if trace is not None:
+        plain[TRACE_TAG] = f"{trace.trace_id:032x}"
     return plain | {f"{name}{own}": value for name, value in plain.items()}
 
 
@@ -137,7 +145,9 @@ async def attach(
             origin=origin,
             partition=_partition(instance, run, playbook),
         )
-        instance.add_run_tags(run.run_id, execution_tags(execution.id, run.run_id, own))
+        instance.add_run_tags(
+            run.run_id, execution_tags(execution.id, run.run_id, own, trace=execution.trace)
+        )
     await engine.liveness.hold(execution.id)
     _driven[driven] = execution.id
     return execution
@@ -175,7 +185,7 @@ async def _join(
     if RESUME_EPOCH_TAG in run.tags and run.parent_run_id is None:
         origin[RECOVERY] = run.tags[RESUME_EPOCH_TAG]
     execution = await _continue(engine, execution, run, origin)
-    instance.add_run_tags(run.run_id, execution_tags(execution.id, run.run_id, own))
+    instance.add_run_tags(run.run_id, execution_tags(execution.id, run.run_id, own, trace=execution.trace))
     return execution
 
 

@@ -29,6 +29,7 @@ from noetl_dagster.playbook.models import Playbook
 from noetl_dagster.playbook.templates.scope import Scope
 from noetl_dagster.playbook.templates.views import plain
 from noetl_dagster.tools.base import ToolCall, ToolResult
+from noetl_dagster.tracing.trace import origin_of_child
 from noetl_dagster.worker.command import CURRENT_ITEM_BYTES
 from noetl_dagster.worker.execution import Execution
 
@@ -90,7 +91,7 @@ class Children:
                 playbook,
                 call.input,
                 parent=(call.execution_id, call.step),
-                origin={"parent_command": call.command_id, **_outer_iteration(call)},
+                origin={"parent_command": call.command_id, **_outer_iteration(call), **origin_of_child()},
                 partition=self._partition(playbook, call),
             )
         except (PlaybookError, WorkloadError) as error:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from functools import partial
@@ -31,6 +32,7 @@ from noetl_dagster.tools.access.clients import Clients
 from noetl_dagster.tools.access.credentials import Credentials
 from noetl_dagster.tools.access.keychain import Keychain
 from noetl_dagster.tools.base import Toolbox
+from noetl_dagster.tracing import exporter as tracing
 from noetl_dagster.worker.command import CommandEvents
 from noetl_dagster.worker.execution import Execution, PlaybookProgram
 from noetl_dagster.worker.heartbeat import Heartbeats
@@ -38,6 +40,7 @@ from noetl_dagster.worker.pipeline import Pipeline
 from noetl_dagster.worker.program import StepProgram
 from noetl_dagster.worker.runner import CommandRunner, Runner
 from noetl_dagster.worker.sealing import Sealer
+from noetl_dagster.worker.spans import trace_of
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -135,6 +138,8 @@ class Runtime:
         """Commits what is buffered and closes every connection."""
         await self.heartbeats.close()
         await self.buffer.flush()
+        if tracing.is_used():
+            await asyncio.to_thread(tracing.flush)
         await self.results.close()
         await self.box.clients.close()
         await self.pool.close()
@@ -160,7 +165,8 @@ class Runtime:
         """
         program = await self.program(state, source)
         entries = program.playbook.keychain
-        return Execution(program, state, partial(self.keychain.open, entries) if entries else None)
+        keychain = partial(self.keychain.open, entries) if entries else None
+        return Execution(program, state, keychain, trace_of(self.settings, program.playbook, state))
 
     def event(
         self,

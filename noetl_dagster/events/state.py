@@ -110,6 +110,11 @@ class ExecutionState:
             by partition.
         settings: what the settings of a visit that are templates were rendered to when it was entered.
         checks: what each check said last, by step, visit and name.
+        trace: of which trace of somebody else's it is a part, or was asked for.
+        began: id of the event since which it goes on: its first, or the resumption after it had stopped.
+        stops: how often it has ended; more than once where it failed and was resumed.
+        entered: id of the event with which each visit began that has not ended.
+        exits: how often each visit has ended.
     """
 
     execution_id: int
@@ -134,6 +139,11 @@ class ExecutionState:
     settings: dict[tuple[str, int], dict[str, Any]] = field(default_factory=dict)
     checks: dict[tuple[str, int, str], CheckOutcome] = field(default_factory=dict)
     warnings: list[str] = field(default_factory=list)
+    trace: dict[str, str] = field(default_factory=dict)
+    began: int = 0
+    stops: int = 0
+    entered: dict[tuple[str, int], int] = field(default_factory=dict)
+    exits: dict[tuple[str, int], int] = field(default_factory=dict)
     started_at: Any = None
     ended_at: Any = None
 
@@ -173,11 +183,15 @@ class ExecutionState:
         self.file = context.get("file", "")
         self.epoch = int(event.meta.get("epoch", 1))
         self.run_id = event.meta.get("dagster_run_id")
+        self.trace = event.meta.get("trace", {})
+        self.began = event.event_id
         self.started_at = event.created_at
 
     def _resumed(self, event: Event) -> None:
         self.epoch = int(event.meta["epoch"])
         self.run_id = event.meta.get("dagster_run_id")
+        if not self.is_running:
+            self.began = event.event_id
         self.status = ExecutionStatus.RUNNING
         self.error = None
         self.ended_at = None
@@ -185,11 +199,13 @@ class ExecutionState:
     def _terminal(self, event: Event) -> None:
         self.status = _ENDINGS[EventType(event.event_type)]
         self.error = event.error
+        self.stops += 1
         self.ended_at = event.created_at
 
     def _entered(self, event: Event) -> None:
         step, visit = event.node_name or "", int(event.meta.get("visit", 1))
         self.visits[step] = max(visit, self.visits.get(step, 0))
+        self.entered.setdefault((step, visit), event.event_id)
         context = event.context or {}
         if context.get("reads"):
             self.reads[(step, visit)] = context["reads"]
@@ -209,7 +225,10 @@ class ExecutionState:
             error=event.error,
             event_id=event.event_id,
         )
-        self.ends[(end.step, end.visit)] = end
+        place = (end.step, end.visit)
+        self.ends[place] = end
+        self.exits[place] = self.exits.get(place, 0) + 1
+        self.entered.pop(place, None)
         if end.status is not StepStatus.SKIPPED:
             self.latest[end.step] = end
         for path, value in context.get("patches", ()):

@@ -345,6 +345,19 @@ class Metadata(Model):
     owners: tuple[str, ...] = ()
 
 
+class Tracing(Model):
+    """What a playbook says of its traces; where it says nothing, the settings do."""
+
+    enabled: bool = Field(True, description="false: its executions have no traces")
+    sampling: float | None = Field(
+        None, ge=0, le=1, description="share of its executions whose traces are sent, 0 to 1"
+    )
+    endpoint: str | None = Field(
+        None, description="collector of traces, OTLP over HTTP: http://collector:4318"
+    )
+    service_name: str | None = Field(None, description="service.name of its spans")
+
+
 class Playbook(Model):
     """One playbook.
 
@@ -361,6 +374,7 @@ class Playbook(Model):
     workbook: dict[str, Task] = Field(default_factory=dict)
     executor: dict[str, Any] = Field(default_factory=dict)
     dagster: DagsterSpec = DagsterSpec()
+    tracing: Tracing = Tracing()
     settled: bool = False
     renamed: dict[str, str] = Field(default_factory=dict)
     source: str = ""

@@ -32,6 +32,7 @@ from noetl_dagster.playbook.models import (
     LoopMode,
     RoutingMode,
     Sink,
+    Tracing,
 )
 from noetl_dagster.playbook.tool_kinds import TOOL_KINDS, ToolKind
 from noetl_dagster.settings import StoreTier
@@ -66,7 +67,7 @@ def language_schema() -> Schema:
                 "workbook": {"type": ["array", "object", "null"]},
                 "executor": opened({"spec": {"$ref": "#/$defs/spec"}}),
                 "dagster": _dagster(),
-                "tracing": ANY,
+                "tracing": {"anyOf": [{"type": ["boolean", "null"]}, _tracing()]},
             },
             required=("apiVersion", "kind", "workflow"),
         ),
@@ -122,6 +123,11 @@ def _description() -> Schema:
 
 def _documentary() -> Schema:
     return dict.fromkeys(spelling.DOCUMENTARY, ANY) | _description()
+
+
+def _tracing() -> Schema:
+    shown = fields_of(Tracing)
+    return opened({**shown, "enabled": FLAG, **spelled(spelling.SAMPLING, NUMBER), "endpoint": TEXT})
 
 
 def _step() -> Schema:

@@ -27,6 +27,8 @@ from noetl_dagster.tools.access.web import (
 )
 from noetl_dagster.tools.base import Tool, Toolbox, ToolCall, ToolResult
 from noetl_dagster.tools.rows.jsonable import NotJsonableError, to_jsonable
+from noetl_dagster.tracing import trace
+from noetl_dagster.tracing.ids import TRACEPARENT
 
 if TYPE_CHECKING:
     from aiohttp import ClientResponse
@@ -169,6 +171,8 @@ def _request(url: str, access: _Access, config: Mapping[str, Any], box: Toolbox)
         body = content.encode() if isinstance(content, str) else content
     elif content is not None:
         body, kind = orjson.dumps(to_jsonable(content, "json")), "application/json"
+    if not any(name.lower() == TRACEPARENT for name in headers):
+        headers.update(trace.headers())
     if kind is not None and not any(name.lower() == "content-type" for name in headers):
         headers["Content-Type"] = kind
     params = config.get("params") or {}

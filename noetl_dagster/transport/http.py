@@ -16,6 +16,7 @@ from noetl_dagster.events.connection import encode_json
 from noetl_dagster.events.types import Event
 from noetl_dagster.retrying import Patience, patiently
 from noetl_dagster.settings import Settings
+from noetl_dagster.tracing import trace
 from noetl_dagster.transport.wire import message_of
 
 if TYPE_CHECKING:
@@ -73,12 +74,19 @@ class ApiClient:
         self._session: ClientSession | None = None
 
     async def request(
-        self, method: str, path: str, *, content: bytes | None = None, patience: float = PATIENCE_SECONDS
+        self,
+        method: str,
+        path: str,
+        *,
+        content: bytes | None = None,
+        patience: float = PATIENCE_SECONDS,
+        headers: dict[str, str] | None = None,
     ) -> Answer:
         """Sends a request again and again until it is answered.
 
         Args:
             patience: for how many seconds.
+            headers: further ones; default: the trace that is under way here, where one is recorded.
 
         Raises:
             TransportError: no answer within that time.
@@ -86,6 +94,7 @@ class ApiClient:
         from aiohttp import ClientError
 
         url = self._url + path
+        carried = trace.headers() if headers is None else headers
 
         def unanswered(reason: str, retry_after: str | None = None) -> _Unanswered:
             hint = "check NOETL_SERVER_URL and 'noetl-dagster serve'"
@@ -93,7 +102,7 @@ class ApiClient:
 
         async def send() -> Answer:
             try:
-                async with self._open().request(method, url, data=content) as response:
+                async with self._open().request(method, url, data=content, headers=carried) as response:
                     answer = Answer(response.status, await response.read(), url)
                     retry_after = response.headers.get("retry-after")
             except (ClientError, TimeoutError, OSError) as error:
@@ -142,7 +151,11 @@ class HttpTransport:
     async def publish(self, events: Sequence[Event]) -> None:
         content = encode_json({"events": [message_of(event) for event in events]})
         answer = await self._client.request(
-            "POST", "/api/events/batch", content=content, patience=self._patience
+            "POST",
+            "/api/events/batch",
+            content=content,
+            patience=self._patience,
+            headers=trace.headers_about(events[0].execution_id, events[0].meta.get("command_id")),
         )
         if answer.status == 413:
             if len(events) > 1:

@@ -19,6 +19,7 @@ from noetl_dagster.playbook.templates.rendering import Fetch, render_input
 from noetl_dagster.playbook.templates.scope import Scope
 from noetl_dagster.playbook.templates.views import LazyMapping, ReferenceCache, ResultView
 from noetl_dagster.result_ref import ResultRef
+from noetl_dagster.tracing.trace import Trace
 from noetl_dagster.worker.command import Command
 from noetl_dagster.worker.pipeline import playbook_folder
 from noetl_dagster.worker.program import StepProgram, compile_step
@@ -175,11 +176,16 @@ OpenKeychain = Callable[[Scope, Fetch], Awaitable[Mapping[str, Any]]]
 
 @dataclass(slots=True)
 class Execution:
-    """One execution in this process. ``state`` is brought up to date by whoever appends events."""
+    """One execution in this process. ``state`` is brought up to date by whoever appends events.
+
+    Attributes:
+        trace: None where none is recorded.
+    """
 
     program: PlaybookProgram
     state: ExecutionState
     keychain: OpenKeychain | None = None
+    trace: Trace | None = None
     _reads: dict[tuple[str, int], dict[str, Read]] = field(default_factory=dict)
     _own: dict[str, Any] | None = None
 

@@ -25,6 +25,7 @@ from noetl_dagster.worker.command import Command, Outcome
 from noetl_dagster.worker.policy import default_action, delay_before, matching_rule
 from noetl_dagster.worker.program import StepProgram, TaskProgram
 from noetl_dagster.worker.sealing import Sealer
+from noetl_dagster.worker.spans import CommandSpan
 
 JUMP_LIMIT = 10_000
 """Jumps of one run of a pipeline, at most (DSL section 5)."""
@@ -46,6 +47,7 @@ class _Run:
     results: dict[str, Envelope] = field(default_factory=dict)
     patches: list[tuple[list[str], Any]] = field(default_factory=list)
     tasks: dict[str, dict[str, Any]] = field(default_factory=dict)
+    span: CommandSpan | None = None
     last: Envelope | None = None
     jumps: int = 0
 
@@ -65,6 +67,7 @@ class Pipeline:
         cache: ReferenceCache,
         *,
         folder: str = ".",
+        span: CommandSpan | None = None,
     ) -> Outcome:
         """Runs the tasks of ``program`` and returns how they ended; never raises for a task's failure.
 
@@ -72,10 +75,11 @@ class Pipeline:
             scope: names of the step, its input and iteration included.
             cache: results fetched so far; dropped by the caller with the command.
             folder: folder of the playbook file, for relative paths.
+            span: the command's, which is told of the calls; None where no trace is recorded.
         """
         started = time.perf_counter()
         names: dict[str, Any] = {"results": {}, "_prev": None, "_task": None, "_attempt": command.attempt}
-        run = _Run(program, command, scope.with_locals(names), cache, names)
+        run = _Run(program, command, scope.with_locals(names), cache, names, span=span)
         try:
             envelope = await self._run_tasks(run, folder)
             if envelope["status"] == OK:
@@ -116,7 +120,12 @@ class Pipeline:
         tries = 1
         while True:
             run.names["_task"], run.names["_attempt"] = task.name, attempt
-            envelope, retry_after = await self._call(run, task, attempt, folder)
+            if run.span is None:
+                envelope, retry_after = await self._call(run, task, attempt, folder)
+            else:
+                with run.span.calling(task.task, attempt) as call:
+                    envelope, retry_after = await self._call(run, task, attempt, folder)
+                    call.envelope = envelope
             failed = envelope["status"] != OK
             view = ResultView(envelope, run.cache)
             run.names["output"] = run.names["response"] = view

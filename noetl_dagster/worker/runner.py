@@ -25,6 +25,7 @@ from noetl_dagster.worker.execution import Execution
 from noetl_dagster.worker.heartbeat import Heartbeats
 from noetl_dagster.worker.pipeline import Pipeline
 from noetl_dagster.worker.program import StepProgram
+from noetl_dagster.worker.spans import CommandSpan, step_span
 
 logger = logging.getLogger(__name__)
 
@@ -82,17 +83,33 @@ class CommandRunner:
         Args:
             claimed: the command was claimed before, for an op in another process that waits for its end.
         """
-        command = call.command
-        with About(execution_id=command.execution_id, step=command.step, command_id=command.command_id):
-            return await self._run(call, claimed)
+        command, span = call.command, None
+        if call.execution.trace is not None:
+            span = self.span(call.execution, command)
+        names = {} if span is None else span.names
+        with About(
+            execution_id=command.execution_id, step=command.step, command_id=command.command_id, **names
+        ):
+            outcome = await self._run(call, claimed, span)
+        if span is not None:
+            span.ended(outcome, self._events.worker_id)
+        return outcome
 
-    async def _run(self, call: Call, claimed: bool) -> Outcome:
+    def span(self, execution: Execution, command: Command) -> CommandSpan | None:
+        """The span of a command that begins here; None where no trace is recorded."""
+        trace = execution.trace
+        if trace is None:
+            return None
+        parent = step_span(trace, execution.state, command.step, command.visit)
+        return CommandSpan(trace, parent, command, self._box.credentials.redact)
+
+    async def _run(self, call: Call, claimed: bool, span: CommandSpan | None) -> Outcome:
         program, command = call.program, call.command
         if not claimed:
             await self._buffer.post([self._events.claimed(command)])
         cache = ReferenceCache()
         with self._heartbeats.beating(command):
-            outcome = await self.outcome(call.execution, program, command, cache, call.values)
+            outcome = await self.outcome(call.execution, program, command, cache, call.values, span)
             if claimed and program.retries:
                 outcome.values = call.values or {}  # the next attempt may run anywhere
             if program.sink is not None and not outcome.failed:
@@ -123,6 +140,7 @@ class CommandRunner:
         command: Command,
         cache: ReferenceCache,
         values: dict[str, Any] | None = None,
+        span: CommandSpan | None = None,
     ) -> Outcome:
         """Runs the tasks of a command, without its events and sink; never raises for their failure."""
         try:
@@ -131,7 +149,7 @@ class CommandRunner:
             return Outcome(error_envelope(error))
         loop = program.step.loop
         limit = loop.fanout.shard_ttl if command.shard and loop is not None else None
-        work = self._pipeline.run(program, command, scope, cache, folder=execution.folder)
+        work = self._pipeline.run(program, command, scope, cache, folder=execution.folder, span=span)
         if limit is None:
             return await work
         try:

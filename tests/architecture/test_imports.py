@@ -19,6 +19,7 @@ FLOORS = (
         "about",
         "logs",
         "interrupts",
+        "tracing",
         "dagster_internals",
         "aws",
     },

@@ -177,13 +177,13 @@ def test_code_that_does_not_compile_is_found_before_it_runs(cli: Cli, tmp_path: 
 
 def test_what_check_warns_of_is_said_before_a_run_too(cli: Cli, tmp_path: Path) -> None:
     file = tmp_path / "sum.yaml"
-    file.write_text(GOOD.replace("workload:", "tracing: {}\nworkload:", 1))
+    file.write_text(GOOD.replace("workload:", "tracing: {exporter: otlp}\nworkload:", 1))
 
     check, run = cli("check", str(file)), cli("run", str(file), "--json")
 
     assert check.returncode == run.returncode == 0
     warning = check.stdout.strip()
-    assert "'tracing' has no effect" in warning
+    assert "unknown key 'exporter'" in warning
     assert warning in run.stderr
     assert json.loads(run.stdout)["status"] == "COMPLETED"
 

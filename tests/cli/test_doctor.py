@@ -25,6 +25,7 @@ from noetl_dagster.embedded.service import program
 from noetl_dagster.events.schema import SCHEMA_VERSION
 from noetl_dagster.settings import Settings, StoreTier
 from tests.service.conftest import serving
+from tests.tracing.collector import collecting
 from tests.waiting import until
 
 from .conftest import COMMAND, Cli
@@ -65,6 +66,17 @@ def test_all_is_well(cli: Cli, tmp_path: Path) -> None:
     assert shown.returncode == 0
     assert "store gcs" in shown.stdout
     assert "noetl-secret" not in shown.stdout + done.stdout
+
+
+async def test_the_collector_of_traces(settings: Settings, closed_port: int) -> None:
+    with collecting() as collector:
+        there = await found(settings, tracing_endpoint=collector.url)
+    away = await found(settings, tracing_endpoint=f"http://user:{SECRET}@127.0.0.1:{closed_port}")
+    assert there["traces"].state is State.OK
+    assert away["traces"].state is State.WRONG
+    assert str(closed_port) in away["traces"].what
+    assert SECRET not in away["traces"].what
+    assert (await found(settings))["traces"].state is State.NOT_SET
 
 
 def test_what_is_wrong_has_a_line_with_the_remedy_and_code_1(

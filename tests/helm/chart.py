@@ -178,13 +178,19 @@ def texts(values: Mapping[str, Any], release: str = RELEASE, namespace: str = NA
     return _rendered(orjson.dumps(values, option=orjson.OPT_SORT_KEYS), release, namespace)
 
 
-def manifests(values: Mapping[str, Any], **release: str) -> list[Manifest]:
-    """Every object of a release, hooks and the test included."""
+def manifests(values: Mapping[str, Any], release: str = RELEASE) -> list[Manifest]:
+    """Every object of a release, hooks and the test included; the caller's own."""
+    parsed: list[Manifest] = orjson.loads(_parsed(orjson.dumps(values, option=orjson.OPT_SORT_KEYS), release))
+    return parsed
+
+
+@cache
+def _parsed(values: bytes, release: str) -> bytes:
     found = []
-    for name, text in texts(values, **release).items():
+    for name, text in _rendered(values, release, NAMESPACE).items():
         if name.endswith(".yaml"):
-            found += [one for one in yaml.safe_load_all(text) if one]
-    return found
+            found += [one for one in yaml.load_all(text, Loader=yaml.CSafeLoader) if one]
+    return orjson.dumps(found)
 
 
 def of_kind(objects: list[Manifest], kind: str) -> dict[str, Manifest]:
@@ -245,5 +251,5 @@ def dagster_yaml(objects: list[Manifest]) -> Manifest:
     (found,) = (
         one for one in objects if one["kind"] == "ConfigMap" and one["metadata"]["name"].endswith("-instance")
     )
-    loaded: Manifest = yaml.safe_load(found["data"]["dagster.yaml"])
+    loaded: Manifest = yaml.load(found["data"]["dagster.yaml"], Loader=yaml.CSafeLoader)
     return loaded

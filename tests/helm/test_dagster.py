@@ -142,7 +142,9 @@ def _free_port() -> int:
 
 
 @pytest.mark.long
-def test_the_workspace_leads_to_the_code_location(home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_workspace_leads_to_the_code_location(
+    home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The command of its manifest, the workspace file of webserver and daemon, and the playbooks of the values."""
     objects, port = manifests(KIND), _free_port()
     monkeypatch.setenv("DAGSTER_HOME", str(home))

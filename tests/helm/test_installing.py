@@ -42,7 +42,9 @@ def test_provisioning_comes_first_and_brings_what_it_needs(scenario: str) -> Non
         if int(one["metadata"]["annotations"]["helm.sh/hook-weight"])
         < int(job["metadata"]["annotations"]["helm.sh/hook-weight"])
     }
-    maps = {source["configMapRef"]["name"] for source in pods.container["envFrom"] if "configMapRef" in source}
+    maps = {
+        source["configMapRef"]["name"] for source in pods.container["envFrom"] if "configMapRef" in source
+    }
     maps |= {volume["configMap"]["name"] for volume in pods.spec["volumes"] if "configMap" in volume}
     given = {"proxies", "certificates"}
     assert {*maps, pods.spec["serviceAccountName"]} - given == before
@@ -64,7 +66,9 @@ def test_each_revision_provisions_anew() -> None:
     """A Job cannot be changed; the next revision's has another name, and Helm removes the last one's."""
     names = set()
     for revision in (1, 2):
-        text = chart().render(KIND, name="trial", namespace="data", revision=revision)["noetl-dagster/templates/provision.yaml"]
+        text = chart().render(KIND, name="trial", namespace="data", revision=revision)[
+            "noetl-dagster/templates/provision.yaml"
+        ]
         (job,) = (one for one in yaml.safe_load_all(text) if one)
         names.add(job["metadata"]["name"])
     assert names == {"trial-noetl-dagster-provision-1", "trial-noetl-dagster-provision-2"}
@@ -129,7 +133,9 @@ def test_dagster_s_own_chart_has_what_ours_would_have() -> None:
     assert (location["host"], location["port"]) == (deployment["name"], deployment["port"])
     workspace = yaml.safe_load(of_kind(objects, "ConfigMap")["noetl-workspace"]["data"]["workspace.yaml"])
     assert workspace == {"load_from": [{"grpc_server": location}]}
-    components = {pods.get("app.kubernetes.io/component") for pods in (one["metadata"]["labels"] for one in objects)}
+    components = {
+        pods.get("app.kubernetes.io/component") for pods in (one["metadata"]["labels"] for one in objects)
+    }
     assert not components & {"webserver", "daemon", "code-location"}
 
 

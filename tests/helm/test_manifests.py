@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from functools import cache
 from typing import Any
 
 import kubernetes_validate
@@ -35,6 +37,16 @@ CUSTOM: dict[str, tuple[str, Any]] = {
 """Kinds of operators, which Kubernetes has no schema of: apiVersion and the fields of spec."""
 
 _valid: set[tuple[str, bytes]] = set()
+
+
+@pytest.fixture(autouse=True, scope="module")
+def schemas_are_read_once() -> Iterator[None]:
+    """The library reads all definitions of a version again for each manifest, which takes longer than to validate."""
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(
+            kubernetes_validate.utils, "schema_contents", cache(kubernetes_validate.utils.schema_contents)
+        )
+        yield
 
 
 def check(manifest: Manifest, version: str) -> None:
@@ -104,15 +116,13 @@ def test_keys_stand_once(scenario: str) -> None:
     for name, text in texts(SCENARIOS[scenario]).items():
         if name.endswith(".yaml"):
             list(yaml.load_all(text, Loader=_Strict))
-            for one in yaml.safe_load_all(text):
-                for key, content in (
-                    (one or {}).get("data", {}).items() if one and one["kind"] == "ConfigMap" else ()
-                ):
-                    if key.endswith(".yaml"):
-                        yaml.load(content, Loader=_Strict)
+    for one in of_kind(manifests(SCENARIOS[scenario]), "ConfigMap").values():
+        for key, content in one["data"].items():
+            if key.endswith(".yaml"):
+                yaml.load(content, Loader=_Strict)
 
 
-class _Strict(yaml.SafeLoader):
+class _Strict(yaml.CSafeLoader):
     """Refuses a key that stands twice in a mapping."""
 
     def construct_mapping(self, node: Any, deep: bool = False) -> dict[Any, Any]:

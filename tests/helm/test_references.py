@@ -58,7 +58,13 @@ def test_secrets_are_given_or_made(objects: list[Manifest]) -> None:
 def test_no_secret_is_in_clear(objects: list[Manifest]) -> None:
     for name in of_kind(objects, "Secret"):
         assert name.endswith("-trial")  # made in the cluster, of nothing that values say
-    secret = {"NOETL_DB_URL", "NOETL_DAGSTER_DB_URL", "NOETL_NATS_URL", "NOETL_SERVICE_TOKENS", "NOETL_SERVER_TOKEN"}
+    secret = {
+        "NOETL_DB_URL",
+        "NOETL_DAGSTER_DB_URL",
+        "NOETL_NATS_URL",
+        "NOETL_SERVICE_TOKENS",
+        "NOETL_SERVER_TOKEN",
+    }
     for pods in all_pods(objects):
         assert not secret & pods.variables(objects).keys()
 
@@ -93,7 +99,9 @@ def test_mounts_have_volumes_and_volumes_mounts(objects: list[Manifest]) -> None
     for pods in all_pods(objects):
         volumes = [volume["name"] for volume in pods.spec["volumes"]]
         if pods.kind == "StatefulSet":
-            volumes += [claim["metadata"]["name"] for claim in sets[pods.name]["spec"]["volumeClaimTemplates"]]
+            volumes += [
+                claim["metadata"]["name"] for claim in sets[pods.name]["spec"]["volumeClaimTemplates"]
+            ]
         mounted = [mount["name"] for mount in pods.container["volumeMounts"]]
         assert sorted(volumes) == sorted(mounted), pods.name
         paths = [mount["mountPath"] for mount in pods.container["volumeMounts"]]
@@ -114,7 +122,9 @@ def test_accounts_exist_and_may_only_be_named_where_they_are_made(objects: list[
 
 def test_services_find_one_workload_and_its_ports(objects: list[Manifest]) -> None:
     for name, service in of_kind(objects, "Service").items():
-        (found,) = (pods for pods in pods_of(objects) if service["spec"]["selector"].items() <= pods.labels.items())
+        (found,) = (
+            pods for pods in pods_of(objects) if service["spec"]["selector"].items() <= pods.labels.items()
+        )
         ports = {port["name"]: port["containerPort"] for port in found.container["ports"]}
         for port in service["spec"]["ports"]:
             assert ports[port["targetPort"]] == port["port"], name
@@ -147,12 +157,17 @@ def test_what_prometheus_scrapes_exists(objects: list[Manifest]) -> None:
     for monitor in of_kind(objects, "ServiceMonitor").values():
         selected = monitor["spec"]["selector"]["matchLabels"]
         (service,) = (
-            one for one in of_kind(objects, "Service").values() if selected.items() <= one["metadata"]["labels"].items()
+            one
+            for one in of_kind(objects, "Service").values()
+            if selected.items() <= one["metadata"]["labels"].items()
         )
         ports = {port["name"] for port in service["spec"]["ports"]}
         assert {endpoint["port"] for endpoint in monitor["spec"]["endpoints"]} <= ports
     for monitor in of_kind(objects, "PodMonitor").values():
-        selected, (endpoint,) = monitor["spec"]["selector"]["matchLabels"], monitor["spec"]["podMetricsEndpoints"]
+        selected, (endpoint,) = (
+            monitor["spec"]["selector"]["matchLabels"],
+            monitor["spec"]["podMetricsEndpoints"],
+        )
         found = [pods for pods in pods_of(objects) if selected.items() <= pods.labels.items()]
         named = [port["name"] for pods in found for port in pods.container.get("ports", ())]
         assert endpoint["port"] in named
@@ -175,18 +190,13 @@ def test_settings_are_those_that_the_code_reads(objects: list[Manifest]) -> None
         assert ours or not pods.is_ours
 
 
-SOON = {
-    "NOETL_HEALTH_PORT",
-    "NOETL_HEALTH_HOST",
-    "NOETL_WORKER_POOL",
-    "NOETL_RUN_LAUNCHER",
-    "NOETL_WORKSPACE",
-    "NOETL_TRACING_ENDPOINT",
-    "NOETL_TRACING_SAMPLING",
-}
+SOON = {"NOETL_RUN_LAUNCHER", "NOETL_WORKSPACE"}
+"""Settings that the launcher of runs brings."""
 
 
-def test_settings_are_read_as_they_are_written(objects: list[Manifest], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_settings_are_read_as_they_are_written(
+    objects: list[Manifest], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Numbers, booleans and JSON: what a process makes of its environment."""
     for pods in all_pods(objects):
         if not pods.is_ours:
@@ -204,7 +214,9 @@ def test_settings_are_read_as_they_are_written(objects: list[Manifest], monkeypa
 def test_addresses_are_those_of_services(objects: list[Manifest]) -> None:
     """An address without a dot is a Service of the release."""
     ports = {
-        (name, str(port["port"])) for name, one in of_kind(objects, "Service").items() for port in one["spec"]["ports"]
+        (name, str(port["port"]))
+        for name, one in of_kind(objects, "Service").items()
+        for port in one["spec"]["ports"]
     }
     for pods in all_pods(objects):
         for name, value in pods.variables(objects).items():
@@ -260,11 +272,16 @@ def test_pods_follow_what_they_were_started_with() -> None:
 
 def _differing(one: dict[str, Any], other: dict[str, Any]) -> set[str]:
     templates = [
-        {name: json.dumps(found["spec"]["template"]) for name, found in of_kind(manifests(values), "Deployment").items()}
+        {
+            name: json.dumps(found["spec"]["template"])
+            for name, found in of_kind(manifests(values), "Deployment").items()
+        }
         for values in (one, other)
     ]
     return {
-        name.removeprefix("trial-noetl-dagster-") for name, text in templates[0].items() if templates[1][name] != text
+        name.removeprefix("trial-noetl-dagster-")
+        for name, text in templates[0].items()
+        if templates[1][name] != text
     }
 
 

@@ -121,7 +121,9 @@ NEEDED: dict[str, dict[str, Any]] = {
     "dagster.extraLocations": overlaid(MINIMAL, {"dagster": {"enabled": False}}),
     "ingress.webserver.host or ingress.api.host": overlaid(MINIMAL, {"ingress": {"enabled": True}}),
     "nats.replicas: servers vote": overlaid(MINIMAL, {"nats": {"enabled": True, "replicas": 2}}),
-    "monitoring.serviceMonitor.token.name": overlaid(MINIMAL, {"monitoring": {"serviceMonitor": {"enabled": True}}}),
+    "monitoring.serviceMonitor.token.name": overlaid(
+        MINIMAL, {"monitoring": {"serviceMonitor": {"enabled": True}}}
+    ),
 }
 """What a message says that is about values which need each other."""
 

@@ -7,8 +7,8 @@ import json
 import pytest
 
 from noetl_dagster.errors import ProblemKind
-from noetl_dagster.playbook.loader import parse_report
-from noetl_dagster.playbook.models import Assertion, Backoff
+from noetl_dagster.playbook.loader import parse_playbook, parse_report
+from noetl_dagster.playbook.models import Assertion, Backoff, Tracing
 from noetl_dagster.playbook.tool_kinds import TOOL_KINDS
 from tests.playbook.playbooks import (
     errors_of,
@@ -245,6 +245,37 @@ def test_an_assertion_knows_two_words() -> None:
     assert "unknown key 'expect'; did you mean 'expects'?" in errors_of(steps)[0]
 
 
-def test_tracing_is_accepted_and_pointed_out() -> None:
-    [problem] = problems_of("- step: start\n  tool: {kind: noop}\n", root="tracing: {enabled: true}\n")
-    assert (problem.severity, problem.kind) == ("warning", ProblemKind.FIELD_WITHOUT_EFFECT)
+NOTHING = "- step: start\n  tool: {kind: noop}\n"
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        ("{}", Tracing()),
+        ("true", Tracing()),
+        ("false", Tracing(enabled=False)),
+        ("{enabled: false}", Tracing(enabled=False)),
+        ("{sampling: 0.1}", Tracing(sampling=0.1)),
+        ("{sample_rate: '0.1'}", Tracing(sampling=0.1)),
+        (
+            "{endpoint: 'http://here:4318', service_name: me}",
+            Tracing(endpoint="http://here:4318", service_name="me"),
+        ),
+    ],
+)
+def test_what_a_playbook_says_of_its_traces(words: str, expected: Tracing) -> None:
+    assert load(NOTHING, root=f"tracing: {words}\n").tracing == expected
+    assert problems_of(NOTHING, root=f"tracing: {words}\n") == []
+
+
+def test_other_words_of_traces_are_pointed_out() -> None:
+    [problem] = problems_of(NOTHING, root="tracing: {exporter: otlp}\n")
+    assert (problem.severity, problem.kind) == ("warning", ProblemKind.UNKNOWN_FIELD)
+
+
+@pytest.mark.parametrize("words", ["{sampling: 2}", "{sampling: often}", "{endpoint: 'jaeger:6831'}"])
+def test_traces_that_cannot_be_are_refused_but_end_no_execution(words: str) -> None:
+    [error] = errors_of(NOTHING, root=f"tracing: {words}\n")
+    assert "0 to 1" in error or "http://host:4318" in error
+    text = f"apiVersion: noetl.io/v2\nkind: Playbook\nmetadata: {{name: a}}\ntracing: {words}\nworkflow:\n{NOTHING}"
+    assert parse_playbook(text, lenient=True).tracing == Tracing()

@@ -17,7 +17,7 @@ from tests.start.imported import Imported, imported
 
 DATA = {"numpy", "pandas", "polars", "pyarrow", "duckdb", "pyspark", "dagster_pyspark"}
 CLOUDS = {"boto3", "botocore", "google.cloud", "google.auth", "kubernetes", "azure"}
-CLIENTS = {"aiohttp", "nats", "httpx", "requests"}
+CLIENTS = {"aiohttp", "nats", "httpx", "requests", "opentelemetry"}
 SERVERS = {"fastapi", "uvicorn", "starlette", "dagster_webserver", "dagster_graphql"}
 DAGSTER = {"dagster", "dagster_shared", "sqlalchemy", "alembic", "psycopg2", "grpc", "structlog"}
 
@@ -98,7 +98,7 @@ def test_a_code_location_imports_what_its_playbooks_need(environment: dict[str, 
 
 def test_a_worker_needs_no_dagster(environment: dict[str, str], folder: Path) -> None:
     found = imported(["-c", WORK], environment, folder)
-    found.refuse(DAGSTER | DATA | CLOUDS | SERVERS)
+    found.refuse(DAGSTER | DATA | CLOUDS | SERVERS | {"opentelemetry"})
 
 
 def test_who_imported_it_is_said() -> None:

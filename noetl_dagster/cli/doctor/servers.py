@@ -1,9 +1,10 @@
-"""NATS, the HTTP API and Kubernetes."""
+"""NATS, the HTTP API, the collector of traces and Kubernetes."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 from nats.js.errors import APIError, ServiceUnavailableError
@@ -19,6 +20,7 @@ from noetl_dagster.cli.doctor.finding import (
     wrong,
 )
 from noetl_dagster.settings import EventTransport, Settings
+from noetl_dagster.tracing.exporter import try_collector
 from noetl_dagster.transport.http import ApiClient
 from noetl_dagster.transport.nats.connection import connect
 from noetl_dagster.transport.nats.streams import look_at_streams
@@ -38,6 +40,11 @@ def server_checks(settings: Settings) -> Iterator[Check]:
 
     yield Check("NATS", nats, "check NOETL_NATS_URL (with user and password) and NOETL_NATS_CA")
     yield Check("HTTP API", api, "check NOETL_SERVER_URL and NOETL_SERVER_CA, or start 'noetl-dagster serve'")
+
+    async def traces() -> Finding:
+        return await _traces(settings)
+
+    yield Check("traces", traces, "check NOETL_TRACING_ENDPOINT and OTEL_EXPORTER_OTLP_*")
     yield Check("Kubernetes", _kubernetes, "check KUBECONFIG, or the service account of the pod")
 
 
@@ -84,6 +91,19 @@ async def _api(settings: Settings) -> Finding:
             f"{where} does not accept the token", "set NOETL_SERVER_TOKEN to one of its NOETL_SERVICE_TOKENS"
         )
     return ok(f"{where} is ready")
+
+
+async def _traces(settings: Settings) -> Finding:
+    if settings.tracing_endpoint is None:
+        return not_set("NOETL_TRACING_ENDPOINT")
+    where = f"collector at {place_of(settings.tracing_endpoint)}"
+    try:
+        said = await in_background(partial(try_collector, settings.tracing_endpoint, CONNECT_SECONDS))
+    except ImportError:
+        return wrong("OpenTelemetry is missing", "install noetl-dagster[tracing]")
+    if said is not None:
+        return wrong(f"{where} takes no traces: {said[:300]}", "check NOETL_TRACING_ENDPOINT")
+    return ok(f"{where} takes traces")
 
 
 async def _kubernetes() -> Finding:

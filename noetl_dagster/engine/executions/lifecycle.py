@@ -6,7 +6,7 @@ import asyncio
 import logging
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from typing import Any
+from typing import Any, NamedTuple
 
 import asyncpg
 
@@ -28,6 +28,7 @@ from noetl_dagster.playbook.models import Playbook
 from noetl_dagster.transport.queries import WITHDRAW_ALL
 from noetl_dagster.worker.command import Command
 from noetl_dagster.worker.execution import Execution
+from noetl_dagster.worker.spans import commands_cancelled, execution_ended
 
 logger = logging.getLogger(__name__)
 
@@ -38,6 +39,14 @@ _WORKFLOW_ENDS = {
     EventType.PLAYBOOK_COMPLETED: EventType.WORKFLOW_COMPLETED,
     EventType.PLAYBOOK_FAILED: EventType.WORKFLOW_FAILED,
 }
+
+
+class _Cancelled(NamedTuple):
+    """An execution before it was cancelled, the event, and what its commands that ended with it had begun with."""
+
+    state: ExecutionState
+    end: Event
+    unended: list[Event]
 
 
 class Lifecycle:
@@ -157,13 +166,13 @@ class Lifecycle:
         if last is not None:
             done.result = to_result(last.envelope)
             done.meta["last_step"] = last.step
-        return await self._stop(state, done)
+        return await self._stop(execution, done)
 
     async def fail(self, execution: Execution, message: str) -> ExecutionStatus:
         """Ends the epoch with a failure."""
         event = self._event(execution.state, EventType.PLAYBOOK_FAILED, "FAILED")
         event.error = message
-        return await self._stop(execution.state, event)
+        return await self._stop(execution, event)
 
     async def cancel(self, execution_id: int, reason: str = "cancelled on request") -> bool:
         """Cancels an execution for good. False when it had ended already.
@@ -176,40 +185,56 @@ class Lifecycle:
             ExecutionNotFoundError: there is no such execution.
         """
         cancelled = await self._cancel_tree(execution_id, reason)
-        for cancelled_id in cancelled:
+        for cancelled_id, ends in cancelled.items():
             await self._give_back(cancelled_id)
             await self._publish(cancelled_id)
+            await self._tell_trace(cancelled_id, ends)
         return execution_id in cancelled
 
-    async def _cancel_tree(self, execution_id: int, reason: str) -> list[int]:
-        """Cancels an execution and those that it started; which of them had not ended."""
+    async def _cancel_tree(self, execution_id: int, reason: str) -> dict[int, _Cancelled]:
+        """Cancels an execution and those that it started; those of them that had not ended."""
         while True:
             try:
-                cancelled = [execution_id] if await self._cancel(execution_id, reason) else []
+                found = await self._cancel(execution_id, reason)
+                cancelled = {} if found is None else {execution_id: found}
                 break
             except asyncpg.DeadlockDetectedError:  # the ends of its commands arrived in another order
                 continue
         for child in await self._runtime.pool.fetch(RUNNING_CHILDREN, execution_id):
-            cancelled += await self._cancel_tree(
+            cancelled |= await self._cancel_tree(
                 child["execution_id"], f"its parent {execution_id}: {reason}"
             )
         return cancelled
 
-    async def _cancel(self, execution_id: int, reason: str) -> bool:
+    async def _cancel(self, execution_id: int, reason: str) -> _Cancelled | None:
         async with self._deciding(execution_id) as (connection, state):
             if not state.is_running:
-                return False
+                return None
             event = self._event(state, EventType.EXECUTION_CANCELLED, "CANCELLED")
             event.error = reason
             if not await self._runtime.log.append_once(event, connection=connection):
-                return False  # it has completed or failed just now
+                return None  # it has completed or failed just now
             await connection.execute(WITHDRAW_ALL, execution_id)  # first: claims pass over what is locked
             unended = [as_event(record) for record in await connection.fetch(UNENDED, execution_id)]
             ends = [self._interrupted(begun, reason) for begun in unended]
             await self._runtime.log.append(ends, connection=connection)
             await connection.execute(EXPIRE, execution_id)
             await connection.execute(NOTIFY, CHANNEL, str(execution_id))
-            return True
+            return _Cancelled(state, event, unended)
+
+    async def _tell_trace(self, execution_id: int, cancelled: _Cancelled) -> None:
+        """What ended with an execution is told here; who ran it does not."""
+        if cancelled.state.catalog_id is None:
+            return
+        try:
+            trace = (await self._runtime.assemble(cancelled.state)).trace
+        except (NoetlError, *DATABASE_AWAY) as error:
+            logger.warning("execution %s: its trace has no end: %s", execution_id, error)
+            return
+        if trace is not None:
+            state, end = cancelled.state, cancelled.end
+            commands_cancelled(trace, state, cancelled.unended, end.error or "")
+            execution_ended(trace, state, end, self._runtime.box.credentials.redact)
 
     async def _give_back(self, execution_id: int) -> None:
         """Gives back what its cursor loops have claimed; what cannot be now, the reaper tries again."""
@@ -256,8 +281,9 @@ class Lifecycle:
             raise ExecutionNotFoundError(f"no execution {execution_id} in the event log")
         return ExecutionState.fold(execution_id, events)
 
-    async def _stop(self, state: ExecutionState, event: Event) -> ExecutionStatus:
+    async def _stop(self, execution: Execution, event: Event) -> ExecutionStatus:
         """Ends the epoch with ``event``, unless somebody ended it before."""
+        state = execution.state
         workflow = None
         if event.event_type in _WORKFLOW_ENDS:
             workflow = self._event(state, _WORKFLOW_ENDS[EventType(event.event_type)], event.status or "")
@@ -267,6 +293,8 @@ class Lifecycle:
             if ended and workflow is not None:
                 await self._runtime.log.append_once(workflow, connection=connection)
         if ended:
+            if execution.trace is not None:
+                execution_ended(execution.trace, state, event, self._runtime.box.credentials.redact)
             state.apply(event)
         else:
             fresh = await self._state(state.execution_id)

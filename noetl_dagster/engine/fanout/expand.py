@@ -20,6 +20,7 @@ from noetl_dagster.events.state import StepEnd
 from noetl_dagster.playbook.models import FanoutEngine
 from noetl_dagster.worker.execution import Execution
 from noetl_dagster.worker.program import StepProgram
+from noetl_dagster.worker.spans import step_names
 
 KEYS_AT_ONCE = 1_000
 
@@ -107,7 +108,9 @@ class Fanouts:
         if ended is not None:
             return ended
         program = execution.program.step(step)
-        with About(execution_id=execution.id, step=step):
+        with About(
+            execution_id=execution.id, step=step, **step_names(execution.trace, execution.state, step, visit)
+        ):
             async with self._steps.entering(execution, program, visit) as entry:
                 expanded = await self._expand(execution, program, visit, entry)
                 if expanded.end is not None:

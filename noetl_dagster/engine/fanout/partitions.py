@@ -10,6 +10,7 @@ from collections import deque
 from time import perf_counter
 from typing import Any
 
+from noetl_dagster.about import About
 from noetl_dagster.engine.loops.collection import Partitions
 from noetl_dagster.engine.loops.loop import run_workers
 from noetl_dagster.engine.runtime import Runtime
@@ -35,6 +36,18 @@ class PartitionRunner:
 
     async def run(self, call: Call) -> Outcome:
         """Claims and runs an issued command. Its result is the list of its items' results, in order."""
+        runtime, command = self._runtime, call.command
+        span = runtime.runner.span(call.execution, command)
+        if span is None:
+            return await self._run(call)
+        with About(
+            execution_id=command.execution_id, command_id=command.command_id, step=command.step, **span.names
+        ):
+            outcome = await self._run(call)
+        span.ended(outcome, runtime.commands.worker_id)
+        return outcome
+
+    async def _run(self, call: Call) -> Outcome:
         runtime, command = self._runtime, call.command
         await runtime.buffer.post([runtime.commands.claimed(command)])
         started = perf_counter()

@@ -31,6 +31,7 @@ from noetl_dagster.events.envelopes import error_envelope
 from noetl_dagster.playbook.models import StepSpec
 from noetl_dagster.retrying import Patience, patiently
 from noetl_dagster.settings import DEFAULT_POOL, EventTransport
+from noetl_dagster.tracing import trace
 from noetl_dagster.transport import queries
 from noetl_dagster.transport.capacity import MISSED_REPORTS, CapacityListener, no_worker, wake_all
 from noetl_dagster.transport.ingest import Ingestor
@@ -221,7 +222,10 @@ class Link:
                     "server_url": self._runtime.settings.server_url,
                 }
                 subject = self._names.commands if target is None else self._names.targeted(target)
-                headers = {MESSAGE_ID: f"{command_id}/{edition}"}
+                headers = {
+                    MESSAGE_ID: f"{command_id}/{edition}",
+                    **trace.headers_about(execution_id, command_id),
+                }
                 futures.append(
                     await self._stream.publish_async(
                         subject, orjson.dumps(notice), wait_stall=CONFIRM_SECONDS, headers=headers

@@ -47,6 +47,7 @@ from noetl_dagster.playbook.templates.views import ReferenceCache, ResultView
 from noetl_dagster.worker.command import Command
 from noetl_dagster.worker.execution import Execution
 from noetl_dagster.worker.program import StepProgram
+from noetl_dagster.worker.spans import step_ended, step_names
 
 STEP_ERRORS = (ToolError, TemplateError, CredentialError, StorageError)
 """Failures that a playbook may route on; anything else is a defect or a lost connection."""
@@ -108,7 +109,9 @@ class Steps:
         ended = execution.state.end_of(step, visit)
         if ended is not None:
             return ended
-        with About(execution_id=execution.id, step=step):
+        with About(
+            execution_id=execution.id, step=step, **step_names(execution.trace, execution.state, step, visit)
+        ):
             return await self._run(execution, execution.program.step(step), visit)
 
     async def _run(self, execution: Execution, program: StepProgram, visit: int) -> StepEnd:
@@ -353,6 +356,9 @@ class Steps:
         exit_ = events[-1]
         step, visit = exit_.node_name or "", int(exit_.meta["visit"])
         if exit_.event_id in await self._runtime.buffer.append(events):
+            if execution.trace is not None:
+                redact = self._runtime.box.credentials.redact
+                step_ended(execution.trace, execution.playbook, execution.state, exit_, redact)
             for event in events:
                 execution.state.apply(event)
         else:

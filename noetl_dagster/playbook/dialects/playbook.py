@@ -21,11 +21,12 @@ from noetl_dagster.playbook.dialects.spelling import (
     METADATA_KEYS,
     ROOT_KEYS,
     ROOT_REMEDIES,
+    SAMPLING,
 )
 from noetl_dagster.playbook.dialects.step import read_step
 from noetl_dagster.playbook.dialects.tool import read_assertion, read_task, read_tasks
 from noetl_dagster.playbook.document import Document
-from noetl_dagster.playbook.models import Assertion, Metadata, Playbook, Step, Task
+from noetl_dagster.playbook.models import Assertion, Metadata, Playbook, Step, Task, Tracing
 from noetl_dagster.playbook.tool_kinds import SECRET_PROVIDERS
 from noetl_dagster.playbook.wording import described
 
@@ -70,13 +71,10 @@ def normalise(
     foreign = _leave_out_foreign_pool(root, dagster)
     keychain, workbook = _keychain(root), _workbook(root)
     steps = _workflow(root, only)
+    tracing = _tracing(root)
     if foreign is not None and only is None and not any(step.wants_workers for step in steps):
         message = f"executor: pool {reading.worker_pool!r} has no effect: it is none of dagster.pools"
         document.report(foreign, message, "warning", ProblemKind.FIELD_WITHOUT_EFFECT)
-    if "tracing" in root:
-        message = "'tracing' has no effect: the event log tells what happened"
-        root.warn(message, "tracing", ProblemKind.FIELD_WITHOUT_EFFECT)
-        root.drop("tracing")
     root.close(ROOT_KEYS, remedies=ROOT_REMEDIES)
     if metadata is None or not steps:
         return None
@@ -89,10 +87,46 @@ def normalise(
         workbook=workbook,
         executor=executor,
         dagster=dagster,
+        tracing=tracing,
         settled=reading.settled,
         source=source,
         file=document.file,
     )
+
+
+def _tracing(root: Block) -> Tracing | None:
+    """``tracing: {enabled, sampling, endpoint, service_name}``; ``tracing: false`` is short for the first."""
+    if isinstance(root.values.get("tracing"), bool):
+        return Tracing(enabled=root.flag("tracing"))
+    block = root.child("tracing")
+    if block is None:
+        return None
+    # an execution that began when nobody looked at these words goes on
+    wrong = block.warn if root.reading.lenient else block.error
+    sampling, endpoint = block.take(*SAMPLING), block.text("endpoint")
+    try:
+        share = None if sampling is None or isinstance(sampling, bool) else float(sampling)
+    except (TypeError, ValueError):
+        share = -1.0
+    if share is not None and not 0 <= share <= 1:
+        wrong(f"sampling must be a number from 0 to 1, found {described(sampling)}")
+        share = None
+    if endpoint is not None and not endpoint.startswith(("http://", "https://")):
+        wrong(
+            f"endpoint must be http://host:4318, a collector of OTLP over HTTP; found {endpoint!r}",
+            "endpoint",
+        )
+        endpoint = None
+    service = block.text("service_name")
+    tracing = block.build(
+        Tracing,
+        enabled=block.flag("enabled", default=True),
+        sampling=share,
+        endpoint=endpoint,
+        service_name=service,
+    )
+    block.close(Tracing.model_fields, severity="warning")
+    return tracing
 
 
 def _check_header(root: Block) -> None:

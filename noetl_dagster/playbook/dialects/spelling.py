@@ -33,6 +33,7 @@ ROOT_REMEDIES = {
 }
 METADATA_KEYS = ("name", "path", "version", "description", "tags", "owners", "schedule", "partitions")
 
+SAMPLING = ("sampling", "sample_rate", "sampling_rate")
 INPUT = ("input", "args")
 OUTPUT = ("output", "outcome")
 AUTH = ("auth", "credential", "credentials")

@@ -6,7 +6,7 @@ import asyncio
 from datetime import datetime
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Path, Query
+from fastapi import APIRouter, Header, Path, Query
 from pydantic import BaseModel, ConfigDict, Field
 
 from noetl_dagster.engine.executions.listing import newest_executions
@@ -20,6 +20,7 @@ from noetl_dagster.playbook.models import Playbook
 from noetl_dagster.service.access import FOR_ALL, FOR_OPERATORS, FOR_READERS
 from noetl_dagster.service.plane import Plane, ThePlane
 from noetl_dagster.service.problems import RESPONSES, Problem
+from noetl_dagster.tracing.trace import origin_of_request
 from noetl_dagster.transport.wire import EventMessage, Id, Name, message_of
 
 router = APIRouter(prefix="/api/executions", tags=["executions"], responses=RESPONSES)
@@ -115,7 +116,13 @@ async def list_executions(
 
 
 @router.post("/execute", status_code=202, dependencies=[FOR_OPERATORS])
-async def execute(request: Execute, plane: ThePlane) -> Launched:
+async def execute(
+    request: Execute,
+    plane: ThePlane,
+    traceparent: Annotated[
+        str | None, Header(description="W3C Trace Context: the execution's trace links to this span")
+    ] = None,
+) -> Launched:
     """Starts a playbook of the service's folder, or a registered one, as its Dagster job.
 
     The execution is in the log before the answer: it can be followed and cancelled at once, and the recovery
@@ -124,7 +131,9 @@ async def execute(request: Execute, plane: ThePlane) -> Launched:
     playbook = await _playbook(plane, request.path.strip("/"))
     lifecycle = plane.engine.lifecycle
     partition = await asyncio.to_thread(_partition, playbook, request)
-    execution = await lifecycle.create(playbook, request.workload, partition=partition)
+    execution = await lifecycle.create(
+        playbook, request.workload, partition=partition, origin=origin_of_request(traceparent)
+    )
     try:
         await plane.launcher.launch(playbook, execution.id, request.workload, request.priority)
     except OSError as error:  # who is refused may ask again: this execution must not start later

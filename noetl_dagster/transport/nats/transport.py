@@ -18,6 +18,7 @@ from nats.aio.client import Client as NatsClient
 from noetl_dagster.errors import EventTooLargeError, TransportError
 from noetl_dagster.events.types import Event
 from noetl_dagster.retrying import Patience, patiently
+from noetl_dagster.tracing import trace
 from noetl_dagster.transport.base import EventTransport
 from noetl_dagster.transport.nats.names import Names
 from noetl_dagster.transport.nats.streams import EVENT_BYTES
@@ -32,11 +33,16 @@ LONGEST_PAUSE_SECONDS = 2.0
 
 
 class _Message(NamedTuple):
-    """A message and what identifies it to the stream, so that one sent twice is stored once."""
+    """A message and what identifies it to the stream, so that one sent twice is stored once.
+
+    Attributes:
+        trace: header of the trace that its first event belongs to.
+    """
 
     subject: str
     name: str
     content: bytes
+    trace: dict[str, str]
 
 
 class NatsTransport:
@@ -112,12 +118,13 @@ class NatsTransport:
 
     def _message(self, entries: Sequence[tuple[Event, bytes]]) -> _Message:
         event, content = entries[0]
+        carried = trace.headers_about(event.execution_id, event.meta.get("command_id"))
         if len(entries) == 1:
             subject = self._names.event_subject(event.execution_id, event.event_type)
-            return _Message(subject, str(event.event_id), content)
+            return _Message(subject, str(event.event_id), content, carried)
         subject = self._names.event_subject(event.execution_id, BATCH_TYPE)
         name = f"{event.event_id}+{len(entries) - 1}"
-        return _Message(subject, name, encode_batch([content for _, content in entries]))
+        return _Message(subject, name, encode_batch([content for _, content in entries]), carried)
 
     async def _attempt(self, waiting: list[_Message]) -> tuple[list[_Message], BaseException | None]:
         """Publishes all at once; returns those that were not confirmed, and why."""
@@ -131,7 +138,7 @@ class NatsTransport:
                             message.subject,
                             message.content,
                             wait_stall=CONFIRM_SECONDS,
-                            headers={MESSAGE_ID: message.name},
+                            headers={MESSAGE_ID: message.name, **message.trace},
                         )
                     )
                 except (nats.errors.Error, OSError) as failure:

@@ -65,7 +65,7 @@ async def enqueue(
             "work",
             index=index,
             item=index,
-            loop_id=f"{kind}{priority}{'' if pool == 'default' else pool}",
+            loop_id=f"{kind}{priority}",
             shard=True,
         )
         for index in range(start, start + count)

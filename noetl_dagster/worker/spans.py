@@ -1,0 +1,322 @@
+"""Spans of what an execution does: itself, its steps, its commands, and their calls of tools.
+
+Each is recorded by whoever writes the event that ends it, so that what is killed and done again is told once.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
+
+from noetl_dagster import about
+from noetl_dagster.about import About
+from noetl_dagster.errors import Place
+from noetl_dagster.events.envelopes import OK, Envelope
+from noetl_dagster.events.ids import snowflake_milliseconds
+from noetl_dagster.events.state import ExecutionState, ExecutionStatus
+from noetl_dagster.events.types import Event
+from noetl_dagster.playbook.models import Playbook, Task
+from noetl_dagster.settings import Settings
+from noetl_dagster.tracing.ids import Position, any_span_id, span_id_of
+from noetl_dagster.tracing.span import Attributes, Failure, Span
+from noetl_dagster.tracing.trace import Trace, names, open_trace
+from noetl_dagster.worker.command import Command, Outcome
+
+if TYPE_CHECKING:
+    from noetl_dagster.result_ref import ResultRef
+
+Redact = Callable[[str], str]
+
+MOST_CALLS = 1_000
+"""Calls of tools that one command's spans tell of; its own says how many there were."""
+
+_DATABASES = {"postgres": "postgresql", "duckdb": "duckdb", "snowflake": "snowflake"}
+
+
+def trace_of(settings: Settings, playbook: Playbook, state: ExecutionState) -> Trace | None:
+    """The trace of an execution, None where none is recorded."""
+    own = playbook.tracing
+    endpoint = own.endpoint or settings.tracing_endpoint
+    if not endpoint or not own.enabled:
+        return None
+    return open_trace(
+        state.execution_id,
+        endpoint=endpoint,
+        sampling=settings.tracing_sampling if own.sampling is None else own.sampling,
+        trusted=endpoint == settings.tracing_endpoint,
+        origin=state.trace,
+        is_child=state.parent_execution_id is not None,
+        playbook=playbook.name,
+        path=playbook.metadata.path,
+        service=own.service_name,
+    )
+
+
+class CommandSpan:
+    """The span of a command that runs here, and those of its calls of tools.
+
+    They are recorded with the end of the command: of one that is killed nothing is told until it has run again.
+    """
+
+    def __init__(self, trace: Trace, parent: int, command: Command, redact: Redact) -> None:
+        self._trace = trace
+        self._parent = parent
+        self._command = command
+        self._redact = redact
+        self._start = time.time_ns()
+        self._position = trace.at(span_id_of(command.command_id))
+        self._calls: list[Span] = []
+        self._count = 0
+
+    @property
+    def names(self) -> dict[str, str]:
+        """What is logged and called while it runs is the command's."""
+        return names(self._position)
+
+    def calling(self, task: Task, attempt: int) -> Calling:
+        """A call of a tool within the block."""
+        return Calling(self, task, attempt, self._trace.at(any_span_id()))
+
+    def call(self, called: Calling) -> None:
+        """Takes a call that has ended."""
+        self._count += 1
+        if self._count > MOST_CALLS:
+            return
+        task = called.task
+        self._calls.append(
+            Span(
+                called.position,
+                self._position.span_id,
+                f"{self._command.step}.{task.name}" if task.named else f"{self._command.step}.{task.kind}",
+                called.start,
+                time.time_ns(),
+                _of_call(task, called.attempt, called.envelope) | _place(task.place),
+                _failure(called.envelope, self._redact),
+                client=task.kind == "http" or task.kind in _DATABASES,
+            )
+        )
+
+    def ended(self, outcome: Outcome, worker_id: str) -> None:
+        """Records the command with its calls."""
+        envelope = outcome.envelope
+        attributes = _of_command(self._command) | _of_result(envelope)
+        attributes["noetl.worker_id"] = worker_id
+        attributes["noetl.calls"] = self._count
+        own = Span(
+            self._position,
+            self._parent,
+            f"{self._command.step} command",
+            self._start,
+            time.time_ns(),
+            attributes,
+            _failure(envelope, self._redact),
+        )
+        self._trace.record(*self._calls, own)
+
+
+class Calling:
+    """A call of a tool that is under way. ``envelope``: what came of it, for who has called to put here."""
+
+    __slots__ = ("_about", "_span", "attempt", "envelope", "position", "start", "task")
+
+    def __init__(self, span: CommandSpan, task: Task, attempt: int, position: Position) -> None:
+        self._span = span
+        self.task = task
+        self.attempt = attempt
+        self.position = position
+        self.envelope: Envelope = {}
+
+    def __enter__(self) -> Calling:
+        self.start = time.time_ns()
+        self._about = About(**{**about.known(), **names(self.position)})
+        self._about.__enter__()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._about.__exit__(kind, error, trace)
+        if kind is None:
+            self._span.call(self)
+
+
+def step_span(trace: Trace, state: ExecutionState, step: str, visit: int) -> int:
+    """Id of the span of a visit that is under way."""
+    return trace.step_span(step, visit, state.exits.get((step, visit), 0))
+
+
+def step_names(trace: Trace | None, state: ExecutionState, step: str, visit: int) -> dict[str, str]:
+    """What log lines say of the span of a visit; nothing where no trace is recorded."""
+    return {} if trace is None else names(trace.at(step_span(trace, state, step, visit)))
+
+
+def step_ended(trace: Trace, playbook: Playbook, state: ExecutionState, end: Event, redact: Redact) -> None:
+    """Records a visit whose end has been written and is not in the state yet."""
+    step, visit = end.node_name or "", int(end.meta["visit"])
+    attributes = _of_end(trace, state, end)
+    attributes |= _place(playbook.step(step).place)
+    result = end.result or {}
+    if "total" in (result.get("context") or {}):
+        attributes["noetl.items"] = int(result["context"]["total"])
+    _record_step(trace, state, step, visit, attributes, _failure_of(end, redact))
+
+
+def execution_ended(trace: Trace, state: ExecutionState, end: Event, redact: Redact) -> None:
+    """Records an execution, and what of its steps had not ended: its end is written and not in the state yet."""
+    failure = _failure_of(end, redact)
+    for step, visit in state.entered:
+        lost = Failure(failure.kind if failure is not None else "interrupted", "it ended with its execution")
+        _record_step(trace, state, step, visit, _of_end(trace, state, end), lost)
+    own = trace.execution_span(state.stops)
+    attributes = _of_end(trace, state, end)
+    if state.partition is not None:
+        attributes["noetl.partition"] = str(state.partition["key"])
+    if state.stops:  # what came before was told when it stopped
+        parent, name = trace.execution_span(0), f"{state.playbook} resumed"
+    else:
+        parent, name = trace.parent, state.playbook  # type: ignore[assignment]
+    trace.record(
+        Span(
+            trace.at(own),
+            parent,
+            name,
+            _nanoseconds(state.began),
+            time.time_ns(),
+            attributes,
+            failure,
+            link=trace.link,
+        )
+    )
+
+
+def commands_cancelled(trace: Trace, state: ExecutionState, begun: Sequence[Event], reason: str) -> None:
+    """Records commands that ended with their execution, whoever ran them; from their ``command.claimed`` on."""
+    for event in begun:
+        command = Command.of(event)
+        attributes = _of_command(command) | {"noetl.worker_id": event.worker_id or ""}
+        trace.record(
+            Span(
+                trace.at(span_id_of(command.command_id)),
+                step_span(trace, state, command.step, command.visit),
+                f"{command.step} command",
+                _nanoseconds(event.event_id),
+                time.time_ns(),
+                attributes,
+                Failure("cancelled", reason),
+            )
+        )
+
+
+def _record_step(
+    trace: Trace,
+    state: ExecutionState,
+    step: str,
+    visit: int,
+    attributes: Attributes,
+    failure: Failure | None,
+) -> None:
+    now = time.time_ns()
+    entered = state.entered.get((step, visit))
+    trace.record(
+        Span(
+            trace.at(step_span(trace, state, step, visit)),
+            trace.execution_span(state.stops),
+            step,
+            now if entered is None else _nanoseconds(entered),
+            now,
+            {"noetl.step": step, "noetl.visit": visit, **attributes},
+            failure,
+        )
+    )
+
+
+def _of_end(trace: Trace, state: ExecutionState, end: Event) -> Attributes:
+    attributes: Attributes = {
+        "noetl.playbook": trace.playbook,
+        "noetl.path": trace.path,
+        "noetl.status": end.status or "",
+        "noetl.epoch": state.epoch,
+    }
+    if state.run_id is not None:
+        attributes["dagster.run_id"] = state.run_id
+    return attributes
+
+
+def _of_command(command: Command) -> Attributes:
+    attributes: Attributes = {
+        "noetl.step": command.step,
+        "noetl.visit": command.visit,
+        "noetl.command_id": command.command_id,
+        "noetl.attempt": command.attempt,
+    }
+    if command.index is not None:
+        attributes["noetl.index"] = command.index
+    return attributes
+
+
+def _of_call(task: Task, attempt: int, envelope: Envelope) -> Attributes:
+    attributes: Attributes = {"noetl.tool": task.kind, "noetl.task": task.name, "noetl.attempt": attempt}
+    if task.kind in _DATABASES:
+        attributes["db.system.name"] = _DATABASES[task.kind]
+    elif task.kind == "nats":
+        attributes["messaging.system"] = "nats"
+    elif task.kind == "http":
+        method = str(task.config.get("method") or "GET").upper()
+        if "{" not in method:
+            attributes["http.request.method"] = method
+        status = (envelope.get("http") or {}).get("status")
+        if status is not None:
+            attributes["http.response.status_code"] = int(status)
+        data = envelope.get("data")
+        if isinstance(data, dict) and isinstance(data.get("url"), str):
+            attributes["url.full"] = data["url"]
+    sqlstate = (envelope.get("pg") or {}).get("sqlstate")
+    if sqlstate:
+        attributes["db.response.status_code"] = str(sqlstate)
+    return attributes | _of_result(envelope)
+
+
+def _of_result(envelope: Envelope) -> Attributes:
+    """Bytes and rows of a result, where it has such."""
+    attributes: Attributes = {}
+    ref: ResultRef | None = envelope.get("ref")
+    data: Any = envelope.get("data")
+    rows = None
+    if ref is not None:
+        attributes["noetl.result.bytes"] = ref.bytes_size
+        rows = ref.rows
+    elif isinstance(data, list):
+        rows = len(data)
+    elif isinstance(data, dict):
+        rows = data.get("row_count")
+    if isinstance(rows, int):
+        attributes["noetl.result.rows"] = rows
+    return attributes
+
+
+def _place(place: Place | None) -> Attributes:
+    """Where it stands in its playbook."""
+    if place is None:
+        return {}
+    return {"code.file.path": place.file, "code.line.number": place.line}
+
+
+def _failure(envelope: Envelope, redact: Redact) -> Failure | None:
+    if envelope["status"] == OK:
+        return None
+    error = envelope.get("error") or {}
+    return Failure(str(error.get("kind", "unknown")), redact(str(error.get("message", ""))))
+
+
+def _failure_of(end: Event, redact: Redact) -> Failure | None:
+    if end.error is None:
+        return None
+    error = ((end.result or {}).get("context") or {}).get("error") or {}
+    kind = "cancelled" if end.status == ExecutionStatus.CANCELLED else str(error.get("kind", "playbook"))
+    return Failure(kind, redact(end.error))
+
+
+def _nanoseconds(event_id: int) -> int:
+    return snowflake_milliseconds(event_id) * 1_000_000

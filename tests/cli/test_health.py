@@ -1,0 +1,171 @@
+"""``/health`` and ``/ready`` of processes without an HTTP server: stuck is one thing, services that are away another."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import asyncpg
+import httpx
+import pytest
+
+from noetl_dagster import embedded
+from noetl_dagster.cli import health as module
+from noetl_dagster.cli.health import Health, healthy
+from noetl_dagster.settings import Settings
+from noetl_dagster.transport.nats.connection import connect
+from tests.processes import StartProcess, killed_in_the_end
+from tests.proxy import cutting
+from tests.waiting import PROCESS_SECONDS, until, until_now
+
+
+@pytest.fixture
+async def watched(
+    settings: Settings, capsys: pytest.CaptureFixture[str]
+) -> AsyncIterator[tuple[Health, str]]:
+    """A process's health and its address."""
+    async with healthy(settings.model_copy(update={"health_port": 0})) as health:
+        assert health is not None
+        yield health, capsys.readouterr().out.split()[-1]
+
+
+@pytest.fixture(autouse=True)
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "LOOK_SECONDS", 0.05)
+
+
+async def ask(url: str) -> tuple[int, str]:
+    answer = await asyncio.to_thread(httpx.get, url, timeout=60, trust_env=False)
+    return answer.status_code, answer.text
+
+
+async def test_a_process_that_begins(watched: tuple[Health, str]) -> None:
+    health, url = watched
+    assert await ask(f"{url}/ready") == (503, "starting\n")
+    assert await ask(f"{url}/health") == (200, "ok\n")
+    health.begins()
+    await until(lambda: health.unready() is None)
+    assert (await ask(f"{url}/ready"))[0] == 200
+    text = (await ask(f"{url}/metrics"))[1]
+    assert "noetl_process_ready 1.0" in text
+    assert "noetl_process_live 1.0" in text
+    assert (await ask(f"{url}/elsewhere"))[0] == 404
+    health.drain()
+    assert await ask(f"{url}/ready") == (503, "draining\n")
+    assert (await ask(f"{url}/health"))[0] == 200
+
+
+async def test_a_loop_that_stands_still(settings: Settings, capsys: pytest.CaptureFixture[str]) -> None:
+    async with healthy(settings.model_copy(update={"health_port": 0})) as health:
+        assert health is not None
+        health._stuck_after = 0.5
+        url = capsys.readouterr().out.split()[-1]
+        script = (
+            "import sys, time, httpx\n"
+            "while httpx.get(sys.argv[1], timeout=60, trust_env=False).status_code == 200: time.sleep(0.05)"
+        )
+        command = [sys.executable, "-c", script, f"{url}/health"]
+        asking = subprocess.Popen(command)  # noqa: ASYNC220
+        asking.wait(PROCESS_SECONDS)  # blocks the event loop, as a defect would
+        assert asking.returncode == 0
+        await until(lambda: health.stuck() is None, "the loop to go on")
+
+
+async def test_work_that_stands_still(settings: Settings) -> None:
+    health = Health(settings, stuck_after=0.2)
+    health.working = True
+    await health.look()
+    stands = time.monotonic()
+    health.turned = lambda: stands
+    await asyncio.sleep(0)
+    await until(lambda: "work has not gone on" in str(health.stuck()) or time.monotonic() < stands + 0.1)
+    health._looked = time.monotonic()
+    await until(lambda: health.stuck() is not None)
+    health.turned = None
+    health.trouble = lambda: "a task has ended"
+    health._looked = time.monotonic()
+    assert health.stuck() == "a task has ended"
+
+
+async def test_services_that_are_away_kill_nobody(settings: Settings) -> None:
+    assert settings.db_url is not None
+    there = urlsplit(settings.db_url)
+    cut = False
+
+    async with cutting(f"http://{there.hostname}:{there.port}", lambda _: cut) as url:
+        place = urlsplit(url).netloc
+        own = settings.model_copy(
+            update={"db_url": settings.db_url.replace(f"{there.hostname}:{there.port}", place)}
+        )
+        health = Health(own, stuck_after=0.3)
+        health.client = client = await connect(settings, "health")
+        health.turned = lambda: 0.0  # the work waits for PostgreSQL
+        health.begins()
+        watching = asyncio.create_task(health.watch())
+        await until(lambda: health.unready() is None)
+    # the proxy takes no more connections; the one that is open goes too
+    assert health._connection is not None
+    health._connection.terminate()
+    await until(lambda: "PostgreSQL does not answer" in str(health.unready()))
+    waited = time.monotonic()
+    await until(lambda: time.monotonic() > waited + 1.0)  # longer than stuck_after
+    assert health.stuck() is None
+    health._settings = settings
+    await until(lambda: health.unready() is None)
+    await client.close()
+    await until(lambda: health.unready() == "NATS does not answer: not connected")
+    watching.cancel()
+
+
+@pytest.fixture
+def start() -> Iterator[StartProcess]:
+    with killed_in_the_end() as starts:
+        yield starts
+
+
+def ready(url: str) -> bool:
+    try:
+        return httpx.get(f"{url}/ready", timeout=60, trust_env=False).status_code == 200
+    except httpx.TransportError:
+        return False
+
+
+@pytest.mark.parametrize("command", ["worker", "ingest", "project", "reap"])
+def test_processes_wait_for_the_schema_and_drain(
+    command: str, settings: Settings, start: StartProcess, tmp_path: Path
+) -> None:
+    async def forget() -> None:
+        connection = await asyncpg.connect(settings.db_url)
+        await connection.execute("DROP SCHEMA noetl CASCADE")
+        await connection.close()
+
+    asyncio.run(forget())
+    log = tmp_path / "log"
+    environment = {
+        **os.environ,
+        **embedded.environment(settings),
+        "NOETL_EMBEDDED": "false",
+        "NOETL_SCHEMA_APPLY": "false",
+        "NOETL_HEALTH_PORT": "0",
+    }
+    with log.open("w") as output:
+        process = start(
+            [sys.executable, "-u", "-m", "noetl_dagster", command], env=environment, stdout=output
+        )
+    until_now(lambda: "health on" in log.read_text(), "the port")
+    url = next(word for word in log.read_text().split() if word.startswith("http://"))
+    until_now(lambda: "no schema yet" in log.read_text(), "the process to look")
+    assert not ready(url)
+    assert process.poll() is None
+    provision = [sys.executable, "-m", "noetl_dagster", "provision"]
+    subprocess.run(provision, env=environment, check=True, timeout=PROCESS_SECONDS, stdout=subprocess.DEVNULL)
+    until_now(lambda: ready(url), "the process to be ready")
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(PROCESS_SECONDS) == 0, log.read_text()

@@ -1,0 +1,70 @@
+"""``provision``: everything is made, twice, by two at once, and what cannot be made is said."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import subprocess
+import sys
+from collections import Counter
+
+import asyncpg
+
+from noetl_dagster import embedded
+from noetl_dagster.settings import Settings
+from tests.waiting import PROCESS_SECONDS
+
+FORGET = """
+DROP SCHEMA noetl CASCADE; DROP SCHEMA public CASCADE; CREATE SCHEMA public
+"""
+
+
+def environment(settings: Settings, **more: str) -> dict[str, str]:
+    given = {**os.environ, **embedded.environment(settings), "NOETL_EMBEDDED": "false", **more}
+    given.pop("DAGSTER_HOME", None)
+    return given
+
+
+def provisioning(given: dict[str, str], wait: str = "60") -> subprocess.Popen[str]:
+    command = [sys.executable, "-m", "noetl_dagster", "provision", "--wait", wait]
+    return subprocess.Popen(command, env=given, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+
+
+def told(process: subprocess.Popen[str]) -> list[str]:
+    return process.communicate(timeout=PROCESS_SECONDS)[0].splitlines()
+
+
+def test_two_at_once_make_everything_and_a_third_finds_it(settings: Settings) -> None:
+    async def forget() -> None:
+        connection = await asyncpg.connect(settings.db_url)
+        await connection.execute(FORGET)
+        await connection.close()
+
+    asyncio.run(forget())
+    given = environment(settings)
+    both = [provisioning(given) for _ in range(2)]
+    lines = [told(process) for process in both]
+    assert [process.returncode for process in both] == [0, 0], lines
+    made = Counter(line.split()[0] for one in lines for line in one if "schema noetl" in line)
+    assert made == {"made": 1, "there": 1}
+    made = Counter(line.split()[0] for one in lines for line in one if "Dagster's storage" in line)
+    assert made == {"made": 1, "there": 1}
+    third = provisioning(given)
+    found = told(third)
+    assert third.returncode == 0, found
+    assert {line.split()[0] for line in found} == {"there"}
+    for thing in ("stream ", "consumer ", "store kv", "store minio", "partitions of noetl.event"):
+        assert any(thing in line for line in found), (thing, found)
+
+
+def test_what_cannot_be_reached_is_refused_with_a_remedy(settings: Settings) -> None:
+    nowhere = environment(
+        settings, NOETL_NATS_URL="nats://127.0.0.1:1", NOETL_MINIO_ENDPOINT="http://127.0.0.1:1"
+    )
+    process = provisioning(nowhere, wait="0.5")
+    lines = told(process)
+    assert process.returncode == 1, lines
+    refused = [line for line in lines if line.startswith("refused")]
+    assert any("check NOETL_NATS_URL" in line for line in refused), lines
+    assert any("store minio" in line for line in refused), lines
+    assert any(line.startswith("there    Dagster's storage") for line in lines), lines

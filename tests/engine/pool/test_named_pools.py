@@ -1,0 +1,118 @@
+"""Named pools of workers: commands go to workers of their step's pool and to no others."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+
+import pytest
+
+from noetl_dagster.engine.engine import Engine
+from noetl_dagster.engine.executions.overview import full_overview
+from noetl_dagster.engine.pool.claims import Claims
+from noetl_dagster.events.state import ExecutionStatus
+from noetl_dagster.settings import Settings
+from noetl_dagster.transport.capacity import CapacityRegistry, WorkerReport
+from tests.engine.pool.test_claims import enqueue, execution_of, names
+from tests.playbooks import playbook
+from tests.pool import working
+from tests.waiting import until
+
+TWO_POOLS = """
+executor: {spec: {pool: small}}
+workflow:
+  - step: start
+    loop: {in: [1, 2, 3], iterator: n}
+    spec: {dispatch: workers}
+    tool: {kind: python, input: {n: "{{ n }}"}, code: "result = n"}
+    next: [large]
+  - step: large
+    spec: {dispatch: workers, pool: large}
+    tool: {kind: noop}
+"""
+CLAIMED_BY = "SELECT DISTINCT node_name, worker_id FROM noetl.event WHERE event_type = 'command.claimed'"
+OLD_CLAIM = "SELECT answer FROM noetl.claim_many('old', $1, 300, '{}')"
+REACHED = "SELECT min(turn), max(turn) FROM noetl.queue WHERE pool = $1"
+
+
+async def test_a_claim_takes_what_is_its_pools(engine: Engine) -> None:
+    claims, ids = Claims(engine.runtime.pool, 300.0), engine.runtime.ids
+    execution_id = await execution_of(engine)
+    own = await enqueue(engine, execution_id, 3, pool="gpu")
+    others = await enqueue(engine, execution_id, 2, start=10)
+    assert names(await claims.claim_many("w", ids.take(9), pool="none")) == []
+    assert names(await claims.claim_many("w", ids.take(9))) == [one.command_id for one in others]
+    assert await claims.claim(execution_id, own[0].command_id, "w", ids.next()) is None
+    assert await claims.claim(execution_id, own[0].command_id, "w", ids.next(), "gpu") is not None
+    limited = await claims.claim_many("w", ids.take(9), {"noop": 1}, "gpu")
+    assert names(limited) == [own[1].command_id]
+    assert names(await claims.claim_many("w", ids.take(9), pool="gpu")) == [own[2].command_id]
+
+
+async def test_an_earlier_version_takes_what_is_the_default_pools(engine: Engine) -> None:
+    execution_id = await execution_of(engine)
+    await enqueue(engine, execution_id, 1, pool="gpu")
+    [other] = await enqueue(engine, execution_id, 1, start=10)
+    rows = await engine.runtime.pool.fetch(OLD_CLAIM, engine.runtime.ids.take(9))
+    assert len(rows) == 1
+    assert other.command_id in rows[0]["answer"]
+
+
+async def test_turns_are_those_of_a_pool(engine: Engine) -> None:
+    """A long queue before another pool's workers does not put a newcomer behind."""
+    claims, ids, pool = Claims(engine.runtime.pool, 300.0), engine.runtime.ids, engine.runtime.pool
+    first, second = [await execution_of(engine) for _ in range(2)]
+    await enqueue(engine, first, 50, pool="busy")
+    await enqueue(engine, first, 3, start=100, pool="gpu")
+    await enqueue(engine, second, 3, pool="gpu")
+    assert tuple(await pool.fetchrow(REACHED, "gpu")) < tuple(await pool.fetchrow(REACHED, "busy"))
+    granted = names(await claims.claim_many("w", ids.take(5), pool="gpu"))
+    assert sorted(name.partition(":")[0] for name in granted) == sorted(
+        map(str, [first, first, first, second, second])
+    )
+
+
+async def test_steps_run_on_the_workers_of_their_pools(engine: Engine, settings: Settings) -> None:
+    async with (
+        working(settings, "w-small", worker_pool="small"),
+        working(settings, "w-large", worker_pool="large"),
+        working(settings, "w-default"),
+    ):
+        state = await engine.run(playbook(TWO_POOLS))
+    assert state.status is ExecutionStatus.COMPLETED, state.error
+    rows = await engine.runtime.pool.fetch(CLAIMED_BY)
+    assert {tuple(row) for row in rows} == {("start", "w-small"), ("large", "w-large")}
+
+
+async def test_a_pool_without_workers_is_told(
+    engine: Engine, settings: Settings, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("noetl_dagster.engine.pool.link.SWEEP_SECONDS", 0.2)
+    execution = await engine.lifecycle.create(playbook(TWO_POOLS))
+
+    async def warned() -> bool:
+        found = await full_overview(engine.runtime, execution.id)
+        step = next((one for one in found.steps if one.step == "start"), None)
+        return step is not None and step.pool is not None and step.pool.unattended == "small"
+
+    with caplog.at_level(logging.WARNING):
+        async with working(settings, "w-default"):
+            running = asyncio.create_task(engine.resume(execution.id))
+            await until(warned, "the status to say so")
+            await until(lambda: "no worker of pool small reports" in caplog.text, "the warning")
+            assert engine.dispatcher.unattended("start") is not None
+    async with working(settings, "w1", worker_pool="small"), working(settings, "w2", worker_pool="large"):
+        state = await running
+    assert state.status is ExecutionStatus.COMPLETED, state.error
+    assert caplog.text.count("no worker of pool small reports") == 1
+
+
+def test_who_is_woken() -> None:
+    registry = CapacityRegistry()
+    registry.heard(WorkerReport(worker_id="old", slots=8, available_slots=8))
+    registry.heard(WorkerReport(worker_id="gpu", pool="gpu", slots=2, available_slots=2, batch=True))
+    assert registry.to_wake(1, {"http"}, "gpu") == ["gpu"]
+    assert registry.to_wake(1, {"http"}) == []
+    assert registry.pick("http") == "old"
+    assert (registry.some_batch("gpu"), registry.some_batch()) == (True, False)
+    assert [registry.attended(pool) for pool in ("gpu", "default", "x")] == [True, True, False]
