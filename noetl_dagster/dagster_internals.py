@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from dagster._cli.api import _execute_run_command_body as _execute_run_command_body
+    from dagster._config import process_config as process_config
     from dagster._core.definitions.dependency import (
         DynamicCollectDependencyDefinition as DynamicCollectDependencyDefinition,
     )
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
     from dagster._core.definitions.unresolved_asset_job_definition import (
         UnresolvedAssetJobDefinition as UnresolvedAssetJobDefinition,
     )
+    from dagster._core.event_api import EventLogCursor as EventLogCursor
     from dagster._core.events import EngineEventData as EngineEventData
     from dagster._core.execution.api import ExecuteRunWithPlanIterable as ExecuteRunWithPlanIterable
     from dagster._core.execution.api import execute_run as execute_run
@@ -36,6 +38,8 @@ if TYPE_CHECKING:
     from dagster._core.execution.plan.instance_concurrency_context import (
         InstanceConcurrencyContext as InstanceConcurrencyContext,
     )
+    from dagster._core.execution.plan.objects import StepFailureData as StepFailureData
+    from dagster._core.execution.plan.objects import StepRetryData as StepRetryData
     from dagster._core.execution.retries import RetryMode as RetryMode
     from dagster._core.execution.retries import get_retries_config as get_retries_config
     from dagster._core.execution.step_dependency_config import StepDependencyConfig as StepDependencyConfig
@@ -45,6 +49,7 @@ if TYPE_CHECKING:
     from dagster._core.execution.tags import (
         get_tag_concurrency_limits_config as get_tag_concurrency_limits_config,
     )
+    from dagster._core.executor.step_delegating import StepHandlerContext as StepHandlerContext
     from dagster._core.instance.ref import InstanceRef as InstanceRef
     from dagster._core.launcher.base import CheckRunHealthResult as CheckRunHealthResult
     from dagster._core.launcher.base import LaunchRunContext as LaunchRunContext
@@ -67,6 +72,9 @@ if TYPE_CHECKING:
     from dagster._core.storage.upath_io_manager import escape_dotdot_segments as escape_dotdot_segments
     from dagster._core.storage.upath_io_manager import escape_leading_slash as escape_leading_slash
     from dagster._core.types.loadable_target_origin import LoadableTargetOrigin as LoadableTargetOrigin
+    from dagster._core.workspace.context import WorkspaceProcessContext as WorkspaceProcessContext
+    from dagster._core.workspace.load_target import WorkspaceFileTarget as WorkspaceFileTarget
+    from dagster._grpc.types import ExecuteStepArgs as ExecuteStepArgs
     from dagster._serdes import ConfigurableClass as ConfigurableClass
     from dagster._serdes import ConfigurableClassData as ConfigurableClassData
     from dagster._serdes import deserialize_value as deserialize_value
@@ -75,6 +83,7 @@ if TYPE_CHECKING:
         serializable_error_info_from_exc_info as serializable_error_info_from_exc_info,
     )
     from dagster._utils.interrupts import capture_interrupts as capture_interrupts
+    from dagster_shared.error import SerializableErrorInfo as SerializableErrorInfo
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,8 +112,15 @@ _LAUNCHER = "launcher/: "
 _STORED = "launcher/stored_logs.py: compute logs in the object store"
 
 _EXECUTOR = "executors/threaded.py: "
+_PODS = "executors/pods.py: "
+_STEP_HANDLER = "k8s_job_executor for the whole run, which launches and watches pods by itself"
 
 INTERNALS = {
+    "process_config": Internal(
+        "dagster._config",
+        "compiler/executor.py: the config of an executor that is imported when a run chooses it",
+        "import dagster-k8s always, and the executor's own schema",
+    ),
     "DynamicCollectDependencyDefinition": Internal(
         "dagster._core.definitions.dependency",
         "compiler/graph.py: joins the groups of a fan-out in a graph that is made of definitions",
@@ -157,6 +173,30 @@ INTERNALS = {
         _EXECUTOR + "resources around the steps of a plan",
         "the body of InProcessExecutor.execute",
     ),
+    "EventLogCursor": Internal(
+        "dagster._core.event_api",
+        _PODS + "reads on in the log of a run",
+        "the cursor that the connection gives",
+    ),
+    "ExecuteStepArgs": Internal("dagster._grpc.types", _PODS + "the command of a step's pod", _STEP_HANDLER),
+    "SerializableErrorInfo": Internal(
+        "dagster_shared.error", _PODS + "why a pod was lost, as an event", "str(error)"
+    ),
+    "StepFailureData": Internal(
+        "dagster._core.execution.plan.objects",
+        _PODS + "the failure of a step whose pod was lost",
+        _STEP_HANDLER,
+    ),
+    "StepHandlerContext": Internal(
+        "dagster._core.executor.step_delegating",
+        _PODS + "what K8sStepHandler is told of a step",
+        _STEP_HANDLER,
+    ),
+    "StepRetryData": Internal(
+        "dagster._core.execution.plan.objects",
+        _PODS + "a step whose pod was lost is tried again",
+        _STEP_HANDLER,
+    ),
     "RetryMode": Internal(
         "dagster._core.execution.retries",
         _EXECUTOR + "whether steps are tried again",
@@ -199,6 +239,16 @@ INTERNALS = {
     ),
     "_execute_run_command_body": Internal(
         "dagster._cli.api", _LAUNCHER + "executes a launched run", "the command dagster api execute_run"
+    ),
+    "WorkspaceProcessContext": Internal(
+        "dagster._core.workspace.context",
+        _LAUNCHER + "the jobs of a workspace's code locations",
+        "launchRun of the webserver's GraphQL API",
+    ),
+    "WorkspaceFileTarget": Internal(
+        "dagster._core.workspace.load_target",
+        _LAUNCHER + "the jobs of a workspace's code locations",
+        "launchRun of the webserver's GraphQL API",
     ),
     "redirect_to_file": Internal(
         "dagster._core.execution.compute_logs",

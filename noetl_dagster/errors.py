@@ -228,6 +228,14 @@ class ServiceError(NoetlError):
     kind = "connection"
 
 
+class LaunchError(ServiceError):
+    """A run cannot be started just now."""
+
+
+class NotDeployedError(NoetlError):
+    """No code location has the job of a playbook."""
+
+
 class TransportError(ServiceError):
     """Events or commands cannot be handed over now; the same call may succeed later."""
 

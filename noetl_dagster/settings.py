@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import ssl
 from enum import StrEnum
 from functools import cache
@@ -12,6 +11,8 @@ from typing import Annotated
 import orjson
 from pydantic import Field, SecretStr, field_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
+
+from noetl_dagster import machine
 
 METRICS_FOLDER = "PROMETHEUS_MULTIPROC_DIR"
 """A variable of ``prometheus_client``: the folder in which processes keep one account of what each of them counts."""
@@ -53,6 +54,13 @@ class EventTransport(StrEnum):
     DIRECT = "direct"
     HTTP = "http"
     NATS = "nats"
+
+
+class RunLauncher(StrEnum):
+    """What starts the runs of executions that the HTTP API accepts."""
+
+    WARM = "warm"
+    DAGSTER = "dagster"
 
 
 class Settings(BaseSettings):
@@ -128,7 +136,7 @@ class Settings(BaseSettings):
         0,
         ge=0,
         description="Processes that work on one run's loops and fan-outs, the driving one included; "
-        "0: one a core once a loop keeps the first one busy",
+        "0: one a core of the container's limit, and 512 MiB of its memory, once a loop keeps the first one busy",
     )
 
     worker_pool: str = Field(
@@ -210,6 +218,15 @@ class Settings(BaseSettings):
         description="Runs that this machine drives at once, the others wait; empty: four for each core, 16 at most",
     )
 
+    run_launcher: RunLauncher = Field(
+        RunLauncher.WARM,
+        description="Runs of executions that the HTTP API accepts: warm, in processes of its machine; dagster, "
+        "through Dagster's run coordinator and launcher, which makes pods in a cluster",
+    )
+    workspace: Path = Field(
+        Path("workspace.yaml"), description="Workspace file whose code locations have the jobs of such runs"
+    )
+
     warm_commands: bool = Field(
         False,
         description="Runs of the command line too are driven by the run server, which the first of them starts",
@@ -246,7 +263,10 @@ class Settings(BaseSettings):
         True,
         description="Keep what a driver's JVM has read of Spark's classes in the state folder, 200 MB, for the next",
     )
-    spark_driver_memory: str = Field("2g", description="Memory of the Spark driver in local mode")
+    spark_driver_memory: str = Field(
+        "",
+        description="Memory of the Spark driver in local mode; empty: half of the container's limit, 2g without one",
+    )
     spark_config: dict[str, str] = Field(
         default_factory=dict, description='Further Spark configuration, JSON: {"spark.executor.memory": "4g"}'
     )
@@ -276,7 +296,7 @@ class Settings(BaseSettings):
     @property
     def driven_at_once(self) -> int:
         """Runs that this machine drives at once; each has some ten connections to PostgreSQL."""
-        return self.runs_at_once or min(4 * (os.cpu_count() or 1), 16)
+        return self.runs_at_once or min(4 * machine.cores(), 16)
 
     @property
     def nats_tls(self) -> ssl.SSLContext | None:

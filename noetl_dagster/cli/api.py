@@ -10,6 +10,7 @@ import socket
 import sys
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING
 
 import uvicorn
 
@@ -17,9 +18,12 @@ from noetl_dagster import embedded
 from noetl_dagster.engine.engine import Engine
 from noetl_dagster.launcher.address import Address
 from noetl_dagster.launcher.executions import WarmLauncher
+
+if TYPE_CHECKING:
+    from noetl_dagster.launcher.workspace.executions import WorkspaceLauncher
 from noetl_dagster.service.app import create_app
 from noetl_dagster.service.plane import Plane
-from noetl_dagster.settings import METRICS_FOLDER, Settings
+from noetl_dagster.settings import METRICS_FOLDER, RunLauncher, Settings
 
 GRACE_SECONDS = 10
 """Requests that are being answered may take so long when the process is told to end."""
@@ -35,21 +39,18 @@ def serve_api(settings: Settings, listener: socket.socket, ready: Callable[[], N
     environment = embedded.environment(settings)
     if "DAGSTER_HOME" not in os.environ:
         environment["DAGSTER_HOME"] = str(embedded.dagster_home(settings))
-    # runs count nothing
-    inherited = {name: text for name, text in os.environ.items() if name != METRICS_FOLDER}
-    address = Address.of(
-        embedded.run_server_folder(settings), {**inherited, **environment}, settings.driven_at_once
-    )
-
-    def launcher_of(engine: Engine) -> WarmLauncher:
-        return WarmLauncher(engine, address, environment)
+    launcher_of = _through_dagster if settings.run_launcher is RunLauncher.DAGSTER else _warm
 
     @asynccontextmanager
     async def plane() -> AsyncIterator[Plane]:
-        opened = await Plane.open(settings, launcher_of)
-        launcher = opened.launcher
-        assert isinstance(launcher, WarmLauncher)
-        warming = asyncio.create_task(launcher.connect())  # the first execution finds it warm
+        launchers: list[WarmLauncher | WorkspaceLauncher] = []
+
+        def launcher(engine: Engine) -> WarmLauncher | WorkspaceLauncher:
+            launchers.append(launcher_of(engine, settings, environment))
+            return launchers[0]
+
+        opened = await Plane.open(settings, launcher)
+        warming = asyncio.create_task(launchers[0].connect())  # the first execution finds it warm
         listener.listen(config.backlog)  # who is told below that we are ready may call at once
         ready()
         gc.freeze()  # what is loaded stays: no collection looks through it while requests wait
@@ -70,3 +71,22 @@ def serve_api(settings: Settings, listener: socket.socket, ready: Callable[[], N
     )
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))  # uvicorn ends, then raises the signal once more
     uvicorn.Server(config).run(sockets=[listener])
+
+
+def _warm(engine: Engine, settings: Settings, environment: dict[str, str]) -> WarmLauncher:
+    # runs count nothing
+    inherited = {name: text for name, text in os.environ.items() if name != METRICS_FOLDER}
+    folder = embedded.run_server_folder(settings)
+    address = Address.of(folder, {**inherited, **environment}, settings.driven_at_once)
+    return WarmLauncher(engine, address, environment)
+
+
+def _through_dagster(engine: Engine, settings: Settings, environment: dict[str, str]) -> WorkspaceLauncher:
+    """Dagster, which takes seconds to import, reads its instance and code locations from the environment."""
+    from dagster import DagsterInstance
+
+    from noetl_dagster.launcher.workspace.executions import WorkspaceLauncher
+
+    for name, value in environment.items():
+        os.environ.setdefault(name, value)
+    return WorkspaceLauncher(engine, DagsterInstance.get(), settings.workspace)

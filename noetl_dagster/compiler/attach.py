@@ -63,7 +63,12 @@ def tag_ending(run: DagsterRun, playbook: Playbook) -> str:
 
     A run that materialises chosen assets, from the UI, a backfill or automation, may be of several playbooks.
     """
-    return "" if run.job_name == dagster_name(playbook.name) else ending_among_others(playbook.name)
+    return ending_of(run, playbook.name)
+
+
+def ending_of(run: DagsterRun, playbook: str) -> str:
+    """:func:`tag_ending` of a playbook of that name."""
+    return "" if run.job_name == dagster_name(playbook) else ending_among_others(playbook)
 
 
 def ending_among_others(playbook: str) -> str:

@@ -1,11 +1,14 @@
-"""How the ops of a run are executed: on threads of the run's process, one by one in it, or in a process each."""
+"""How the ops of a run are executed: on threads of the run's process, one by one in it, in a process or a pod each."""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from typing import Any
 
 from dagster import (
+    DagsterInvalidConfigError,
+    DagsterInvariantViolationError,
     Executor,
     ExecutorDefinition,
     ExecutorRequirement,
@@ -14,16 +17,23 @@ from dagster import (
     Int,
     Noneable,
     OpExecutionContext,
+    Permissive,
     Selector,
     executor,
     in_process_executor,
     multiprocess_executor,
 )
 
+from noetl_dagster.compiler.pods.holding import hold_execution
+from noetl_dagster.dagster_internals import process_config
 from noetl_dagster.executors import threaded_executor
 from noetl_dagster.executors.storages import settle
+from noetl_dagster.executors.threaded import ThreadedExecutor
 
 PROCESSES = "processes"
+KUBERNETES = "kubernetes"
+STEP_OF_POD = "DAGSTER_RUN_STEP_KEY"
+"""Variable that ``dagster-k8s`` sets in a step's pod."""
 
 _CHOICES: dict[str, ExecutorDefinition] = {
     "threaded": threaded_executor,
@@ -44,6 +54,35 @@ def _with_processes(choice: ExecutorDefinition) -> Field:
     return Field({**fields, PROCESSES: described})
 
 
+def _kubernetes() -> Field:
+    """The config of ``k8s_job_executor``, which reads it when a run chooses it: ``dagster-k8s`` is an extra."""
+    return Field(
+        Permissive({PROCESSES: Field(Noneable(Int), default_value=None)}),
+        description="Each op in a pod of its own, with the config of dagster-k8s' k8s_job_executor: "
+        "max_concurrent, job_namespace, step_k8s_config and so on. Pods are otherwise as the run launcher makes them.",
+    )
+
+
+def _k8s_job_executor(config: Mapping[str, Any]) -> tuple[ExecutorDefinition, dict[str, Any]]:
+    """The executor for pods, and its config with the defaults.
+
+    Raises:
+        DagsterInvalidConfigError: the config is none of that executor's.
+        DagsterInvariantViolationError: ``dagster-k8s`` is not installed.
+    """
+    try:
+        from dagster_k8s import k8s_job_executor
+    except ImportError as error:
+        raise DagsterInvariantViolationError(
+            "execution: config: kubernetes needs dagster-k8s; install noetl-dagster[k8s]"
+        ) from error
+    schema = k8s_job_executor.config_schema.as_field().config_type
+    read = process_config(schema, dict(config))
+    if not read.success:
+        raise DagsterInvalidConfigError("execution: config: kubernetes", read.errors, dict(config))
+    return k8s_job_executor, dict(read.value or {})
+
+
 def processes_of(run_config: Mapping[str, Any]) -> int | None:
     """How many processes a run is to have, where its config says."""
     chosen: Mapping[str, Any] = (run_config.get("execution") or {}).get("config") or {}
@@ -53,7 +92,9 @@ def processes_of(run_config: Mapping[str, Any]) -> int | None:
 @executor(
     name="noetl",
     config_schema=Field(
-        Selector({name: _with_processes(choice) for name, choice in _CHOICES.items()}),
+        Selector(
+            {name: _with_processes(choice) for name, choice in _CHOICES.items()} | {KUBERNETES: _kubernetes()}
+        ),
         default_value={"threaded": {}},
     ),
     requirements=[ExecutorRequirement.PERSISTENT_OUTPUTS],
@@ -66,15 +107,18 @@ def noetl_executor(context: InitExecutorContext) -> Executor:
     given: dict[str, Any] = dict(context.executor_config)
     [(name, config)] = given.items()
     settle(context.instance)
-    chosen = _CHOICES[name]
     own = {key: value for key, value in (config or {}).items() if key != PROCESSES}
+    chosen, own = _k8s_job_executor(own) if name == KUBERNETES else (_CHOICES[name], own)
     inner: Any = InitExecutorContext(
         job=context.job,
         executor_def=chosen,
         executor_config=own,  # type: ignore[call-overload]
         instance=context.instance,
     )
-    return chosen.executor_creation_fn(inner)  # type: ignore[misc]
+    made: Executor = chosen.executor_creation_fn(inner)  # type: ignore[misc,assignment]
+    if isinstance(made, ThreadedExecutor):
+        made.beside = hold_execution
+    return made
 
 
 def runs_in_one_process(context: OpExecutionContext) -> bool:
@@ -85,4 +129,4 @@ def runs_in_one_process(context: OpExecutionContext) -> bool:
     config: dict[str, Any] = dict(context.run.run_config)
     for key in ("execution", "config"):
         config = config.get(key) or {}
-    return "multiprocess" not in config
+    return not {"multiprocess", KUBERNETES} & set(config) and STEP_OF_POD not in os.environ

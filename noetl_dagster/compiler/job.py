@@ -24,6 +24,7 @@ from noetl_dagster.compiler.assets.specs import asset_spec, check_specs, conditi
 from noetl_dagster.compiler.executor import noetl_executor
 from noetl_dagster.compiler.graph import PlaybookGraph, asset_deps, build_graph
 from noetl_dagster.compiler.names import asset_key, dagster_name, tag_key
+from noetl_dagster.compiler.pods.tags import run_tags
 from noetl_dagster.dagster_internals import UnresolvedAssetJobDefinition
 from noetl_dagster.lineage.tables import PlaybookWriters, Writers
 from noetl_dagster.playbook.graph import StepGraph
@@ -74,6 +75,7 @@ def compile_playbook(
     compiled = build_graph(playbook, graph, made, writers or PlaybookWriters([playbook]))
     name = dagster_name(playbook.name)
     tags = {PLAYBOOK_TAG: playbook.metadata.path} | {tag_key(tag): "" for tag in playbook.metadata.tags}
+    tags |= run_tags(playbook)
     description = playbook.metadata.description or None
     if not compiled.results:
         job = compiled.definition.to_job(

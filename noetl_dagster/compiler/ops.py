@@ -22,6 +22,7 @@ from noetl_dagster.compiler.assets.lineage import prepare_lineage
 from noetl_dagster.compiler.assets.reading import Reading
 from noetl_dagster.compiler.config import WORKLOAD
 from noetl_dagster.compiler.names import FANIN_SUFFIX, GROUP_SUFFIX, dagster_name
+from noetl_dagster.compiler.pods.tags import op_tags
 from noetl_dagster.compiler.session import NOETL, PYSPARK, OpSession
 from noetl_dagster.compiler.tokens import TOKENS
 from noetl_dagster.engine.executions.ahead import uses_spark
@@ -201,9 +202,16 @@ class OpMaker:
                 *([PYSPARK] if self._is_before_spark(region) else []),
                 *([DEFAULT_IO] if is_entry else []),
             },
-            tags={f"dagster/kind/{kind}": "" for kind in sorted(kinds)},
+            tags={f"dagster/kind/{kind}": "" for kind in sorted(kinds)} | self._pod_tags(region, name),
             pool=next(filter(None, (self.playbook.step(name).dagster_pool for name in region.steps)), None),
         )
+
+    def _pod_tags(self, region: Region, name: str) -> dict[str, str]:
+        """Of a fan-out its groups are in pods: what comes before and after them only issues and counts."""
+        step = self.playbook.step(region.steps[0])
+        if step.is_fanout and name != self.names[region.name] + GROUP_SUFFIX:
+            return {}
+        return op_tags(self.playbook, region.steps)
 
     def _is_before_spark(self, region: Region) -> bool:
         """Whether a step of a region uses Spark, or one that its arcs may lead to: the session starts ahead."""

@@ -18,10 +18,8 @@ class PostgresStorage(DagsterPostgresStorage):
     """
 
     @classmethod
-    def from_config_value(
-        cls, inst_data: ConfigurableClassData | None, config_value: Any
-    ) -> DagsterPostgresStorage:
-        url = config_value.get("postgres_url")
-        return super().from_config_value(
-            inst_data, config_value if url is None else {**config_value, "postgres_url": driver_url(url)}
-        )
+    def from_config_value(cls, inst_data: ConfigurableClassData | None, config_value: Any) -> Any:
+        given: Any = dict(config_value)
+        if given.get("postgres_url") is not None:
+            given["postgres_url"] = driver_url(given["postgres_url"])
+        return super().from_config_value(inst_data, given)

@@ -5,9 +5,11 @@ executor runs them one after another, its multiprocess executor pays a process, 
 Here a step costs what it costs in process, and as many as ``max_concurrent`` wait at the same time.
 
 Everything else is as in process: one set of resources, one file of compute logs, retries, hooks, dynamic
-outputs, pools and tag concurrency limits, asset checks, re-execution. Two differences:
+outputs, pools and tag concurrency limits, asset checks, re-execution. Three differences:
 
 - IO managers, resources and hooks are shared by steps that run at the same time, and must be safe for threads.
+- A step with the tag ``noetl/pod`` runs in a pod of its own where the instance launches runs on Kubernetes; its
+  thread waits for it, and its hooks run there.
 - Python cannot end a thread. Termination raises ``DagsterExecutionInterruptedError`` inside each step, again
   every second, and never where a lock is being taken; a step that is inside a call of C code then ends when that
   returns, or is left behind after ``GRACE_SECONDS``.
@@ -21,7 +23,7 @@ import queue
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -52,6 +54,7 @@ from noetl_dagster.dagster_internals import (
     get_tag_concurrency_limits_config,
     serializable_error_info_from_exc_info,
 )
+from noetl_dagster.executors.pods import StepPods, pods_of, wants_pod
 from noetl_dagster.interrupts import interrupt, let_arrive
 
 MAX_CONCURRENT = 16
@@ -105,7 +108,11 @@ def threaded_executor(context: InitExecutorContext) -> Executor:
 
 
 class ThreadedExecutor(Executor):
-    """See :func:`threaded_executor`."""
+    """See :func:`threaded_executor`.
+
+    Attributes:
+        beside: called with the context of each step that runs in a pod, until it says that it is done.
+    """
 
     def __init__(
         self,
@@ -119,6 +126,7 @@ class ThreadedExecutor(Executor):
         self._tag_concurrency_limits = tag_concurrency_limits
         self._retries = retries
         self._step_dependency_config = step_dependency_config
+        self.beside: Callable[[Any], bool] | None = None
 
     @property
     def retries(self) -> RetryMode:
@@ -171,15 +179,30 @@ class ThreadedExecutor(Executor):
             keys = [step.key for step in execution_plan.get_steps_to_execute_in_topo_order()]
             with _ComputeLogs(job_context, keys) as logs:
                 yield from logs.events
-                yield from _Threads(job_context, active).run()
+                yield from _Threads(job_context, active, self._pods(job_context, execution_plan)).run()
             yield from logs.events
+
+    def _pods(self, job_context: Any, execution_plan: Any) -> StepPods | None:
+        """What makes the pods that steps ask for; without a cluster one line of the log says so."""
+        steps = map(execution_plan.get_step, execution_plan.step_handles_to_execute)
+        asking = [step.key for step in steps if wants_pod(step)]
+        if not asking:
+            return None
+        pods = pods_of(job_context, self._retries, self.beside)
+        if isinstance(pods, str):
+            job_context.log.info(f"{', '.join(asking)}: asked for pods of their own and run here: {pods}")
+            return None
+        return pods
 
 
 @dataclass(slots=True)
 class _Step:
-    """A step that runs."""
+    """A step that runs: on its thread, or in a pod that its thread waits for until ``stop`` is set."""
 
     context: Any
+    known_state: Any
+    in_pod: bool = False
+    stop: threading.Event = field(default_factory=threading.Event)
     events: list[DagsterEvent] = field(default_factory=list)
     lock: threading.Lock = field(default_factory=threading.Lock)
     thread: int | None = None  # while it may be interrupted
@@ -196,11 +219,12 @@ class _Ended:
 class _Threads:
     """The steps of one run: starts those that are ready, and takes their events one by one."""
 
-    def __init__(self, job_context: Any, active: Any) -> None:
+    def __init__(self, job_context: Any, active: Any, pods: StepPods | None) -> None:
         self._job_context = job_context
         self._active = active
+        self._pods = pods
         self._running: dict[str, _Step] = {}
-        self._events: queue.SimpleQueue[tuple[str, DagsterEvent | _Ended]] = queue.SimpleQueue()
+        self._events: queue.SimpleQueue[tuple[_Step, DagsterEvent | _Ended]] = queue.SimpleQueue()
         self._error: BaseException | None = None
         self._stopping_since: float | None = None
 
@@ -229,21 +253,23 @@ class _Threads:
 
     def _start_ready(self) -> None:
         for step in self._active.get_steps_to_execute():
-            started = _Step(self._job_context.for_step(step, self._active.get_known_state()))
+            known_state = self._active.get_known_state()
+            in_pod = self._pods is not None and wants_pod(step)
+            started = _Step(self._job_context.for_step(step, known_state), known_state, in_pod)
             self._running[step.key] = started
             body = contextvars.copy_context().run
             threading.Thread(
-                target=body, args=(self._work, step.key, started), name=f"step {step.key}", daemon=True
+                target=body, args=(self._work, started), name=f"step {step.key}", daemon=True
             ).start()
 
-    def _work(self, key: str, step: _Step) -> None:
+    def _work(self, step: _Step) -> None:
         """A step's thread. An interrupt arrives inside ``try``; none comes once the step has no thread."""
         error: BaseException | None = None
         try:
             try:
                 step.thread = threading.get_ident()
-                for event in dagster_event_sequence_for_step(step.context):
-                    self._events.put((key, event))
+                for event in self._events_of(step):
+                    self._events.put((step, event))
             except BaseException as raised:
                 error = raised
             with step.lock:
@@ -253,35 +279,40 @@ class _Threads:
             error = error or late
             with step.lock:
                 step.thread = None
-        self._events.put((key, _Ended(error)))
+        self._events.put((step, _Ended(error)))
+
+    def _events_of(self, step: _Step) -> Iterator[DagsterEvent]:
+        if self._pods is not None and step.in_pod:
+            return self._pods.events(step.context, step.known_state, step.stop)
+        return dagster_event_sequence_for_step(step.context)
 
     def _next_events(self) -> Iterator[DagsterEvent]:
         """What the threads have said since, or say soon."""
         pause = min(POLL_SECONDS, self._active.sleep_interval() or POLL_SECONDS)
         try:
-            key, said = self._events.get(timeout=max(pause, 0.001))
+            step, said = self._events.get(timeout=max(pause, 0.001))
         except queue.Empty:
             return
-        step = self._running.get(key)
-        if step is None:
-            return
         if isinstance(said, _Ended):
-            yield from self._ended(key, said)
+            yield from self._ended(step, said)
             return
         step.events.append(said)
         yield said
         self._active.handle_event(said)
 
-    def _ended(self, key: str, end: _Ended) -> Iterator[DagsterEvent]:
-        step = self._running.pop(key)
-        self._active.verify_complete(self._job_context, key)
+    def _ended(self, step: _Step, end: _Ended) -> Iterator[DagsterEvent]:
+        key = step.context.step.key
+        if self._running.get(key) is step:  # else it is tried again, and its next try has begun
+            del self._running[key]
+            self._active.verify_complete(self._job_context, key)
         if end.error is not None:
             if self._error is None:
                 self._error = end.error
             if self._stopping_since is None:
                 self._stop()
             return
-        yield from _trigger_hook(step.context, step.events)
+        if not step.in_pod:  # whose process has run the hooks
+            yield from _trigger_hook(step.context, step.events)
 
     def _terminated(self) -> DagsterEvent:
         self._error = DagsterExecutionInterruptedError()
@@ -303,6 +334,9 @@ class _Threads:
         if stopping > GRACE_SECONDS:
             return False
         for step in self._running.values():
+            if step.in_pod:
+                step.stop.set()
+                continue
             with step.lock:
                 if step.thread is not None and now >= step.interrupted_at + INTERRUPT_SECONDS:
                     sent = interrupt(

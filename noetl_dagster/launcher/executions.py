@@ -44,6 +44,12 @@ class WarmLauncher:
         self._ended: set[asyncio.Task[None]] = set()
         self._closing = False
 
+    async def check(self, playbook: Playbook) -> None:
+        """Every playbook that loads can be launched."""
+
+    async def cancelled(self, playbook: str, execution_id: int) -> None:
+        """Nothing: the process that drives the execution hears of it from the log."""
+
     async def launch(
         self, playbook: Playbook, execution_id: int, workload: dict[str, Any], priority: int = 0
     ) -> None:

@@ -14,6 +14,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from noetl_dagster.errors import Place
 from noetl_dagster.playbook.assets import AssetSpec, CheckSpec, DagsterSpec, Key, SourceSpec, key_text
+from noetl_dagster.playbook.pods import Pod
 from noetl_dagster.settings import DEFAULT_POOL, StoreTier
 
 
@@ -289,6 +290,7 @@ class StepSpec(Model):
     pool: str | None = Field(
         None, description="of workers, or Dagster's concurrency pool that the step's op takes a slot of"
     )
+    pod: Pod | None = Field(None, description="the step's op gets a pod of its own, which is like this")
 
 
 class Step(Model):
@@ -373,6 +375,7 @@ class Playbook(Model):
     keychain: tuple[dict[str, Any], ...] = ()
     workbook: dict[str, Task] = Field(default_factory=dict)
     executor: dict[str, Any] = Field(default_factory=dict)
+    pod: Pod | None = Field(None, description="what the pod of a run is like, where runs get pods")
     dagster: DagsterSpec = DagsterSpec()
     tracing: Tracing = Tracing()
     settled: bool = False

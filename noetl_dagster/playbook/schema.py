@@ -34,6 +34,7 @@ from noetl_dagster.playbook.models import (
     Sink,
     Tracing,
 )
+from noetl_dagster.playbook.pods import Pod
 from noetl_dagster.playbook.tool_kinds import TOOL_KINDS, ToolKind
 from noetl_dagster.settings import StoreTier
 
@@ -284,11 +285,55 @@ def _spec() -> Schema:
                 **TEXT,
                 "description": "with dispatch: workers a pool of workers; else one of dagster.pools",
             },
+            "kubernetes": {"anyOf": [_pod(), {"type": ["boolean", "null"]}]},
             "strict_ctx": FLAG,
             "allow_partial": FLAG,
             "fail_fast": FLAG,
         }
     )
+
+
+def _pod() -> Schema:
+    """``spec.kubernetes``."""
+    text_or_number: Schema = {"type": ["string", "number"]}
+    amount: Schema = {"anyOf": [text_or_number, closed({"request": text_or_number, "limit": text_or_number})]}
+    texts = {"type": "object", "additionalProperties": {"type": ["string", "number", "boolean"]}}
+    toleration = closed(
+        {
+            "key": TEXT,
+            "operator": {"enum": ["Exists", "Equal"]},
+            "value": text_or_number,
+            "effect": {"enum": ["NoSchedule", "PreferNoSchedule", "NoExecute"]},
+            **dict.fromkeys(("toleration_seconds", "tolerationSeconds"), NUMBER),
+        }
+    )
+    reference = closed(
+        dict.fromkeys(("secretRef", "configMapRef"), closed({"name": TEXT}, required=("name",)))
+    )
+    sources = closed({"secrets": ONE_OR_MORE, "config_maps": ONE_OR_MORE})
+    kinds: Schema = {
+        "image": TEXT,
+        "image_pull_policy": {"enum": ["Always", "IfNotPresent", "Never"]},
+        "cpu": amount,
+        "memory": amount,
+        "ephemeral_storage": amount,
+        "gpu": {"anyOf": [{"type": "integer"}, {"type": "object"}]},
+        "node_selector": texts,
+        "tolerations": {"type": "array", "items": toleration},
+        "service_account": TEXT,
+        "env": texts,
+        "env_from": {"anyOf": [sources, {"type": "array", "items": reference}]},
+        "labels": texts,
+        "annotations": texts,
+        "priority_class": TEXT,
+    }
+    described = {name: field["description"] for name, field in fields_of(Pod).items()}
+    described["env_from"] = "{secrets: [...], config_maps: [...]}: their keys become environment variables"
+    fields: Schema = {}
+    for name in spelling.POD_KEYS:
+        for spelled_so in spelling.POD_SPELLINGS.get(name, (name,)):
+            fields[spelled_so] = {**kinds[name], "description": described[name]}
+    return closed(fields)
 
 
 def _policy() -> Schema:

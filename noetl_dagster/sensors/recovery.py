@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Mapping, Sequence
 
@@ -25,6 +26,8 @@ from noetl_dagster.compiler.runs import bury, latest_run
 from noetl_dagster.engine.recovery.abandoned import Abandoned, Request, Verdict, remember, remembered
 from noetl_dagster.playbook.assets import Partition
 from noetl_dagster.resources.engines import EngineProvider
+
+logger = logging.getLogger(__name__)
 
 INTERVAL = 30
 """Seconds between two looks."""
@@ -85,7 +88,9 @@ def _act(
     if one.verdict is Verdict.GIVE_UP:
         noetl.run(engine.recovery().give_up(one))
         return None, f"given up after {one.attempts} recoveries"
-    if run is not None and _waits(instance, run):
+    if run is not None and _waits(
+        instance, run, noetl.run(engine.runtime.load(one.execution_id)).state.run_id
+    ):
         return None, f"its run {run.run_id} waits to be driven"
     job = jobs.get(one.playbook)
     if job is None or job.playbook.source != one.source:
@@ -98,14 +103,29 @@ def _act(
     return _request(one, job, noetl), f"resumed as epoch {one.epoch}"
 
 
-def _waits(instance: DagsterInstance, run: DagsterRun) -> bool:
-    """Whether a run that has not begun is in somebody's queue."""
+def _waits(instance: DagsterInstance, run: DagsterRun, driver: str | None) -> bool:
+    """Whether a run that does not drive its execution is in somebody's queue, about to begin, or between two pods.
+
+    Args:
+        driver: the run that drives the execution.
+    """
     if run.status is DagsterRunStatus.QUEUED:
         return True
     launcher = instance.run_launcher
-    if run.status is not DagsterRunStatus.STARTING or not launcher.supports_check_run_worker_health:
+    between = driver != run.run_id or launcher.supports_resume_run  # K8sRunLauncher does
+    begins = run.status is DagsterRunStatus.STARTED and between
+    if (
+        not (begins or run.status is DagsterRunStatus.STARTING)
+        or not launcher.supports_check_run_worker_health
+    ):
         return False
-    return launcher.check_run_worker_health(run).status.value == "RUNNING"
+    try:
+        return launcher.check_run_worker_health(run).status.value == "RUNNING"
+    except (
+        Exception
+    ) as error:  # of a cluster that does not answer: Dagster's run monitoring ends what never starts
+        logger.warning("cannot look at the process of run %s just now: %s", run.run_id, error)
+        return True
 
 
 def _request(one: Abandoned, job: PlaybookJob, noetl: EngineProvider) -> RunRequest:

@@ -34,6 +34,12 @@ class ProcessLauncher:
         self._environment = dict(environment)
         self._watching: set[asyncio.Task[None]] = set()
 
+    async def check(self, playbook: Playbook) -> None:
+        """Every playbook that loads can be launched."""
+
+    async def cancelled(self, playbook: str, execution_id: int) -> None:
+        """Nothing: the process that drives the execution hears of it from the log."""
+
     async def launch(
         self, playbook: Playbook, execution_id: int, workload: dict[str, Any], priority: int = 0
     ) -> None:

@@ -26,6 +26,14 @@ from noetl_dagster.transport.nats.connection import connect
 class Launcher(Protocol):
     """Has a Dagster run drive an execution that is in the log."""
 
+    async def check(self, playbook: Playbook) -> None:
+        """Refuses a playbook that it could not launch, before there is an execution.
+
+        Raises:
+            NoetlError: why.
+        """
+        ...
+
     async def launch(
         self, playbook: Playbook, execution_id: int, workload: dict[str, Any], priority: int = 0
     ) -> None:
@@ -34,6 +42,10 @@ class Launcher(Protocol):
         Args:
             priority: runs with a larger number start first, where they have to wait.
         """
+        ...
+
+    async def cancelled(self, playbook: str, execution_id: int) -> None:
+        """Ends the run of an execution that was cancelled, where it would not end by itself; returns at once."""
         ...
 
     async def close(self) -> None: ...

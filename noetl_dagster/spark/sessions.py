@@ -18,6 +18,7 @@ from urllib.parse import urlsplit
 
 import orjson
 
+from noetl_dagster import machine
 from noetl_dagster.errors import ServiceError
 from noetl_dagster.settings import Settings
 from noetl_dagster.spark.metrics import VECTORED
@@ -75,7 +76,7 @@ def session_config(settings: Settings) -> dict[str, str]:
 def _driver_config(settings: Settings) -> dict[str, str]:
     java_options = settings.spark_driver_java_options
     return {
-        "spark.driver.memory": settings.spark_driver_memory,
+        "spark.driver.memory": settings.spark_driver_memory or machine.driver_memory(),
         JAVA_OPTIONS: " ".join(
             filter(
                 None, (f"-Dlog4j2.configurationFile={shlex.quote(LOGGING.as_uri())}", HOT_ONLY, java_options)
@@ -89,7 +90,7 @@ def _driver_config(settings: Settings) -> dict[str, str]:
 
 
 def _local_config(settings: Settings) -> dict[str, str]:
-    cores = os.cpu_count() or 1
+    cores = machine.cores()
     return {
         "spark.driver.bindAddress": "127.0.0.1",
         "spark.driver.host": "127.0.0.1",

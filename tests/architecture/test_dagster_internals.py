@@ -35,7 +35,8 @@ def test_types_are_checked_against_the_same_modules() -> None:
     typed = {
         alias.name: node.module
         for node in ast.walk(tree)
-        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("dagster._")
+        if isinstance(node, ast.ImportFrom)
+        and (node.module or "").startswith(("dagster._", "dagster_shared."))
         for alias in node.names
     }
     assert typed == {name: internal.module for name, internal in INTERNALS.items()}

@@ -22,6 +22,7 @@ FLOORS = (
         "tracing",
         "dagster_internals",
         "aws",
+        "machine",
     },
     {"playbook", "embedded", "records_api"},
     {"events", "scaffold"},

@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from noetl_dagster import about
+from noetl_dagster import about, machine
 from noetl_dagster.engine.crew.team import CANCELLED, Job, Share, Tally, Team
 from noetl_dagster.engine.crew.wire import Line, Message, packed
 from noetl_dagster.event_loop import cancel_and_wait
@@ -117,7 +117,7 @@ class Crew:
 
     def _processes(self, execution_id: int) -> int:
         wanted = self._wanted.get(execution_id) or self._settings.run_processes
-        return wanted or len(os.sched_getaffinity(0))
+        return wanted or machine.processes()
 
     def _is_told(self) -> bool:
         """Whether somebody has said how many processes are to be had."""

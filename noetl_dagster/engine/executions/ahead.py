@@ -29,7 +29,7 @@ def spark_steps_ahead(execution: Execution) -> list[str]:
     """Steps that have not ended, are reached whatever their forerunners give, and use Spark in this process.
 
     A JVM takes some 500 MB: where a condition decides whether a step runs, it is not started before that is
-    decided. Steps of the pool start one in their worker.
+    decided. Steps of the pool start one in their worker, and those that ask for a pod in that.
     """
     graph, state = execution.program.graph, execution.state
     reached, _ = outstanding(execution)
@@ -42,7 +42,7 @@ def spark_steps_ahead(execution: Execution) -> list[str]:
             continue
         ended = state.end_of(step.name, 1) is not None
         here = _runs_as_spark_job(step) or not execution.program.step(step.name).in_pool
-        if not ended and here and uses_spark(execution.playbook, step):
+        if not ended and here and step.spec.pod is None and uses_spark(execution.playbook, step):
             found.append(step.name)
         for target in _sure_targets(step):
             if target in graph.reachable and target not in seen:

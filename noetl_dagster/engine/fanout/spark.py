@@ -17,7 +17,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from noetl_dagster import logs
+from noetl_dagster import logs, machine
 from noetl_dagster.engine.fanout.shards import Group, GroupReport, InlineShards
 from noetl_dagster.engine.loops.issue import Activation
 from noetl_dagster.engine.loops.loop import Loops
@@ -152,7 +152,7 @@ def _cores(session: SparkSession) -> int:
     try:
         return int(session.sparkContext.defaultParallelism)
     except Exception:  # a Connect session does not tell
-        return os.cpu_count() or 1
+        return machine.cores()
 
 
 _runtimes: dict[tuple[int, str | None], Runtime] = {}

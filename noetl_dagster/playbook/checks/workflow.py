@@ -32,6 +32,7 @@ def check_playbook(playbook: Playbook, document: Document | None = None) -> list
     problems = [*_check_targets(playbook), *_check_graph(playbook), *_check_workbook(playbook)]
     problems += [*_check_sources(playbook), *_check_own_results(playbook), *_check_pools(playbook)]
     problems += [*_check_partitions(playbook), *_check_sinks(playbook)]
+    problems += _check_pods(playbook)
     if document is None:
         document = Document(playbook.source, playbook.file)
     problems += check_templates(playbook, document)
@@ -149,6 +150,36 @@ def _check_sinks(playbook: Playbook) -> Iterator[Problem]:
             message = f"step {step.name!r}: its sink writes files; it runs in the driver, not in workers"
             remedy = "write to a bucket or to postgres to have workers run it"
             yield Problem(_place(playbook, step), f"{message}; {remedy}", "warning")
+
+
+def _check_pods(playbook: Playbook) -> Iterator[Problem]:
+    """A cycle is one op, which has one pod; and what asks for a pod should be what works there."""
+    for region in StepGraph(playbook).regions:
+        asking = [step for step in map(playbook.step, region.steps) if step.spec.pod is not None]
+        for step in asking[1:]:
+            if step.spec.pod != asking[0].spec.pod:
+                cycle = " -> ".join((*region.steps, region.steps[0]))
+                message = f"step {step.name!r}: its pod is another than that of step {asking[0].name!r}"
+                remedy = f"the cycle {cycle} runs in one pod; say the same of both, or of one alone"
+                yield Problem(
+                    _place(playbook, step), f"{message}; {remedy}", kind=ProblemKind.CONFLICTING_FIELDS
+                )
+        for step in asking:
+            if _wants_workers(step):
+                message = (
+                    f"step {step.name!r}: workers of the pool run it, and its pod would only wait for them"
+                )
+                remedy = "leave out 'kubernetes', or the dispatch to workers"
+                yield Problem(
+                    _place(playbook, step),
+                    f"{message}; {remedy}",
+                    "warning",
+                    ProblemKind.FIELD_WITHOUT_EFFECT,
+                )
+            elif step.is_fanout and any(task.sink and task.sink.is_local for task in _tasks(playbook, step)):
+                message = f"step {step.name!r}: its sink writes files, and each pod has a disk of its own"
+                remedy = "write to a bucket or to postgres, or to a volume that all pods mount"
+                yield Problem(_place(playbook, step), f"{message}; {remedy}", "warning")
 
 
 def _tasks(playbook: Playbook, step: Step) -> list[Task]:

@@ -12,6 +12,7 @@ from pydantic import BaseModel, ValidationError
 from noetl_dagster.errors import Place, ProblemKind, TemplateError
 from noetl_dagster.playbook.document import Document
 from noetl_dagster.playbook.models import Input
+from noetl_dagster.playbook.pods import Pod
 from noetl_dagster.playbook.templates.rendering import compile_value
 from noetl_dagster.playbook.wording import described, is_template, suggestion
 
@@ -36,6 +37,7 @@ class Reading:
         metadata: what templates in Dagster's words may use.
         executor_spec: the outermost layer of every spec.
         worker_pool: the pool of workers of steps that name none.
+        run_pod: what the pod of a run is like; the outermost layer of every step's pod.
         settled: whether a setting was a template of the workload.
         jumps: targets of the present step's policies, with the action that names them; checked when
             all tasks of the step are known.
@@ -50,6 +52,7 @@ class Reading:
         self.metadata: dict[str, Any] = {}
         self.executor_spec: dict[str, Any] = {}
         self.worker_pool: str | None = None
+        self.run_pod: Pod | None = None
         self.settled = False
         self.jumps: list[tuple[str, Block]] = []
 

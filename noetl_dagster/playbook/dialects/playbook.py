@@ -12,6 +12,7 @@ from noetl_dagster.errors import Place, ProblemKind
 from noetl_dagster.playbook.assets import DagsterSpec
 from noetl_dagster.playbook.dialects.assets.root import read_dagster
 from noetl_dagster.playbook.dialects.block import Block, Reading
+from noetl_dagster.playbook.dialects.pod import read_pod
 from noetl_dagster.playbook.dialects.retry import read_sink
 from noetl_dagster.playbook.dialects.spelling import (
     API_VERSION,
@@ -27,6 +28,7 @@ from noetl_dagster.playbook.dialects.step import read_step
 from noetl_dagster.playbook.dialects.tool import read_assertion, read_task, read_tasks
 from noetl_dagster.playbook.document import Document
 from noetl_dagster.playbook.models import Assertion, Metadata, Playbook, Step, Task, Tracing
+from noetl_dagster.playbook.pods import Pod
 from noetl_dagster.playbook.tool_kinds import SECRET_PROVIDERS
 from noetl_dagster.playbook.wording import described
 
@@ -64,6 +66,7 @@ def normalise(
     executor = root.mapping("executor")
     if isinstance(executor.get("spec"), dict):
         reading.executor_spec = executor["spec"]
+        reading.run_pod = _run_pod(root, executor)
     metadata = _metadata(root, document.file)
     if metadata is not None:
         reading.metadata = metadata.model_dump()
@@ -86,6 +89,7 @@ def normalise(
         keychain=keychain,
         workbook=workbook,
         executor=executor,
+        pod=reading.run_pod,
         dagster=dagster,
         tracing=tracing,
         settled=reading.settled,
@@ -136,6 +140,12 @@ def _check_header(root: Block) -> None:
             root.error(f"'{key}' is missing; write {key}: {expected}", kind=ProblemKind.MISSING_FIELD)
         elif value != expected:
             root.error(f"{key} is {value!r}, expected {expected}", key)
+
+
+def _run_pod(root: Block, executor: dict[str, Any]) -> Pod | None:
+    """``executor.spec.kubernetes``; steps inherit nothing else of it."""
+    spec = root.reading.block(executor, "spec", "executor, spec")
+    return None if spec is None else read_pod(spec)
 
 
 def _leave_out_foreign_pool(root: Block, dagster: DagsterSpec | None) -> Place | None:

@@ -6,6 +6,7 @@ import re
 from typing import Any
 
 from noetl_dagster.playbook.dialects.block import Block, Reading
+from noetl_dagster.playbook.dialects.pod import read_pod
 from noetl_dagster.playbook.dialects.policy import read_rules
 from noetl_dagster.playbook.dialects.spelling import OUTPUT, STEP_ONLY_SPEC
 from noetl_dagster.playbook.models import (
@@ -34,6 +35,7 @@ _STEP_SPEC = (
     "priority",
     "weight",
     "pool",
+    "kubernetes",
     "strict_ctx",
     "allow_partial",
     "fail_fast",
@@ -215,8 +217,15 @@ def _paths(entries: Any) -> tuple[str, ...]:
     return tuple(_INDEX.sub(r".\1", str(path).removeprefix("$.")) for path in paths if path)
 
 
-def read_step_spec(spec: Block) -> StepSpec:
-    """The part of a step's spec that concerns the step as a whole."""
+def read_step_spec(spec: Block, own: Block) -> StepSpec:
+    """The part of a step's spec that concerns the step as a whole.
+
+    Args:
+        own: what the step itself says: only a step that asks for a pod gets one, like the run's where it says
+            nothing else.
+    """
+    pod = read_pod(own)
+    run_pod = spec.reading.run_pod
     admit = _admission(spec)
     lifecycle_timeout = _lifecycle_timeout(spec)
     return (
@@ -229,6 +238,7 @@ def read_step_spec(spec: Block) -> StepSpec:
             priority=spec.whole("priority"),
             weight=spec.number("weight"),
             pool=spec.text("pool"),
+            pod=run_pod.under(pod) if pod is not None and run_pod is not None else pod,
             strict_ctx=spec.flag("strict_ctx"),
         )
         or StepSpec()

@@ -68,7 +68,7 @@ def read_step(block: Block) -> Step | None:
         output=output,
         set=read_set(block),
         routing=read_next(block),
-        spec=read_step_spec(spec),
+        spec=read_step_spec(spec, own_spec),
         loop=loop,
         tasks=_kept(_with_older_blocks(block, _tasks(block, outer)), kept),
         is_asset=block.values.get("asset") is not False,

@@ -11,7 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from noetl_dagster.engine.executions.listing import newest_executions
 from noetl_dagster.engine.executions.overview import Overview, full_overview
-from noetl_dagster.errors import WorkloadError
+from noetl_dagster.errors import LaunchError, NotDeployedError, WorkloadError
 from noetl_dagster.events.log import as_event
 from noetl_dagster.events.queries import EVENTS
 from noetl_dagster.playbook.assets import Partition
@@ -130,13 +130,15 @@ async def execute(
     """
     playbook = await _playbook(plane, request.path.strip("/"))
     lifecycle = plane.engine.lifecycle
+    await plane.launcher.check(playbook)
     partition = await asyncio.to_thread(_partition, playbook, request)
     execution = await lifecycle.create(
         playbook, request.workload, partition=partition, origin=origin_of_request(traceparent)
     )
     try:
         await plane.launcher.launch(playbook, execution.id, request.workload, request.priority)
-    except OSError as error:  # who is refused may ask again: this execution must not start later
+    except (OSError, LaunchError, NotDeployedError) as error:
+        # who is refused may ask again: this execution must not start later
         await lifecycle.fail(execution, f"the run did not start: {error}")
         raise Problem(503, f"the run of execution {execution.id} did not start: {error}") from error
     return Launched(execution_id=str(execution.id))
@@ -201,4 +203,7 @@ async def cancel(execution_id: ExecutionId, plane: ThePlane, request: Cancel | N
     """Cancels an execution: nothing more is issued."""
     reason = request.reason if request is not None else Cancel().reason
     done = await plane.engine.lifecycle.cancel(execution_id, reason)
+    if done:
+        execution = await plane.engine.runtime.load(execution_id)
+        await plane.launcher.cancelled(execution.state.playbook, execution_id)
     return Cancelled(execution_id=str(execution_id), cancelled=done)

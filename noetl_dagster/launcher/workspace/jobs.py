@@ -1,0 +1,149 @@
+"""The jobs of a workspace's code locations, and runs of them."""
+
+from __future__ import annotations
+
+import threading
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from dagster import DagsterInstance, DagsterRun, DagsterRunStatus
+
+from noetl_dagster.compiler.job import PLAYBOOK_TAG
+from noetl_dagster.compiler.names import dagster_name
+from noetl_dagster.dagster_internals import WorkspaceFileTarget, WorkspaceProcessContext
+from noetl_dagster.errors import LaunchError, NotDeployedError
+from noetl_dagster.playbook.models import Playbook
+
+REFRESH_SECONDS = 5.0
+"""A code location that did not load, or has not the job, is asked again after so long."""
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """A job as its code location describes it."""
+
+    location: Any
+    remote: Any
+
+
+class Workspace:
+    """The code locations that a workspace file names; connected to when they are first needed.
+
+    Args:
+        path: of the file, ``workspace.yaml``.
+    """
+
+    def __init__(self, instance: DagsterInstance, path: Path) -> None:
+        self._instance = instance
+        self._path = path
+        self._process: Any = None
+        self._lock = threading.Lock()
+        self._refreshed_at = 0.0
+
+    def connect(self) -> None:
+        """Loads the code locations, unless they are.
+
+        Raises:
+            LaunchError: the workspace cannot be loaded.
+        """
+        with self._lock:
+            self._open()
+
+    def close(self) -> None:
+        with self._lock:
+            if self._process is not None:
+                self._process.__exit__(None, None, None)
+
+    def job_of(self, playbook: Playbook) -> Job:
+        """The job of a playbook.
+
+        Raises:
+            NotDeployedError: no code location has it.
+            LaunchError: the workspace, or a code location that may have it, cannot be loaded just now.
+        """
+        with self._lock:
+            self._open()
+            found = self._find(playbook)
+            if found is None and time.monotonic() - self._refreshed_at > REFRESH_SECONDS:
+                for name in self._process.create_request_context().code_location_names:
+                    self._process.refresh_code_location(name)
+                self._refreshed_at = time.monotonic()
+                found = self._find(playbook)
+            if found is not None:
+                return found
+            raise self._missing(playbook)
+
+    def submit(self, job: Job, run_id: str, run_config: dict[str, Any], tags: dict[str, str]) -> DagsterRun:
+        """Creates a run and gives it to the instance's run coordinator.
+
+        Raises:
+            Exception: the code location refuses the run, or the launcher cannot start it; the run has failed then.
+        """
+        remote = job.remote
+        plan = job.location.get_execution_plan(
+            remote, run_config, step_keys_to_execute=None, known_state=None, instance=self._instance
+        )
+        run: DagsterRun = self._instance.create_run(
+            job_name=remote.name,
+            run_id=run_id,
+            run_config=run_config,
+            status=DagsterRunStatus.NOT_STARTED,
+            tags={**(remote.run_tags or {}), **tags},
+            root_run_id=None,
+            parent_run_id=None,
+            step_keys_to_execute=None,
+            execution_plan_snapshot=plan.execution_plan_snapshot,
+            job_snapshot=remote.job_snapshot,
+            parent_job_snapshot=remote.parent_job_snapshot,
+            asset_selection=None,
+            asset_check_selection=None,
+            resolved_op_selection=remote.resolved_op_selection,
+            op_selection=None,
+            remote_job_origin=remote.get_remote_origin(),
+            job_code_origin=remote.get_python_origin(),
+            asset_graph=job.location.get_repository(remote.repository_handle.repository_name).asset_graph,
+        )
+        with self._lock:
+            request = self._process.create_request_context()
+        return self._instance.submit_run(run.run_id, request)
+
+    def _open(self) -> None:
+        if self._process is not None:
+            return
+        if not self._path.is_file():
+            raise LaunchError(
+                f"there is no workspace file {self._path}; set NOETL_WORKSPACE to the one that Dagster is started with"
+            )
+        try:
+            self._process = WorkspaceProcessContext(self._instance, WorkspaceFileTarget([str(self._path)]))
+        except Exception as error:
+            raise LaunchError(f"the workspace {self._path} cannot be loaded: {error}") from error
+
+    def _find(self, playbook: Playbook) -> Job | None:
+        name = dagster_name(playbook.name)
+        for entry in self._process.create_request_context().get_code_location_entries().values():
+            location = entry.code_location
+            if location is None:
+                continue
+            for repository in location.get_repositories().values():
+                if not repository.has_job(name):
+                    continue
+                remote = repository.get_full_job(name)
+                if remote.tags.get(PLAYBOOK_TAG) == playbook.metadata.path:
+                    return Job(location, remote)
+        return None
+
+    def _missing(self, playbook: Playbook) -> LaunchError | NotDeployedError:
+        entries = self._process.create_request_context().get_code_location_entries()
+        broken = [
+            f"{name}: {entry.load_error.message}" for name, entry in entries.items() if entry.load_error
+        ]
+        if broken:
+            return LaunchError(f"code locations of {self._path} do not load: {'; '.join(broken)}")
+        return NotDeployedError(
+            f"playbook {playbook.metadata.path!r} is no job of the code locations of {self._path} "
+            f"({', '.join(entries) or 'none'}), and runs are launched there (NOETL_RUN_LAUNCHER=dagster); put its file "
+            "into their folder of playbooks and reload them, or call it from a playbook that is a job"
+        )

@@ -1,0 +1,106 @@
+"""The limits of this process's control groups, as the kernel shows them in files (versions 1 and 2)."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+CGROUPS = Path("/sys/fs/cgroup")
+OWN = Path("/proc/self/cgroup")
+
+PROCESS_BYTES = 512 * 1024**2
+"""Memory that is counted for each process that works on a loop: its own, and of what it holds."""
+
+DRIVER_BYTES = 2 * 1024**3
+"""Spark's driver has so much where nothing is limited."""
+
+LEAST_DRIVER_BYTES = 512 * 1024**2
+"""Spark starts no driver with less."""
+
+_UNLIMITED = 2**60
+"""Version 1 writes a number near 2**63 where there is no limit."""
+
+
+def cores(root: Path = CGROUPS, own: Path = OWN) -> int:
+    """Cores that this process may keep busy: those that it is scheduled on, or its quota where that is less.
+
+    Args:
+        root: where the control groups are mounted.
+        own: the file that names those of this process.
+    """
+    found = len(os.sched_getaffinity(0))
+    for folder in _folders(root, own, "cpu"):
+        quota = _quota(folder)
+        if quota is not None:
+            found = min(found, max(1, int(quota)))
+    return found
+
+
+def memory_limit(root: Path = CGROUPS, own: Path = OWN) -> int | None:
+    """Bytes that this process and its children may use together; None where nothing limits them."""
+    limits = [
+        limit
+        for folder in _folders(root, own, "memory")
+        for name in ("memory.max", "memory.limit_in_bytes")
+        if (limit := _number(folder / name)) is not None and limit < _UNLIMITED
+    ]
+    return min(limits, default=None)
+
+
+def processes(root: Path = CGROUPS, own: Path = OWN) -> int:
+    """Processes that may work side by side: one a core, and no more than there is memory for."""
+    limit = memory_limit(root, own)
+    most = cores(root, own)
+    return most if limit is None else max(1, min(most, limit // PROCESS_BYTES))
+
+
+def driver_memory(root: Path = CGROUPS, own: Path = OWN) -> str:
+    """Memory of a Spark driver in this process's container, in Spark's words: half of the limit, ``2g`` without one.
+
+    The other half is for the JVM beside its heap, Spark's Python workers and this process.
+    """
+    limit = memory_limit(root, own)
+    wanted = DRIVER_BYTES if limit is None else max(LEAST_DRIVER_BYTES, limit // 2)
+    mebibytes = wanted // 1024**2
+    return f"{mebibytes}m" if mebibytes % 1024 else f"{mebibytes // 1024}g"
+
+
+def _folders(root: Path, own: Path, controller: str) -> Iterator[Path]:
+    """The control groups that hold this process: its own, and those around it up to the root."""
+    try:
+        lines = own.read_text().splitlines()
+    except OSError:
+        lines = []
+    for line in lines:
+        _, controllers, path = line.split(":", 2)
+        if controllers and controller not in controllers.split(","):
+            continue
+        base = root / controllers if controllers and (root / controllers).is_dir() else root
+        base = root / controller if controllers and not (root / controllers).is_dir() else base
+        folder = base / path.lstrip("/")
+        while folder.is_relative_to(base):
+            yield folder
+            folder = folder.parent
+    yield root
+
+
+def _quota(folder: Path) -> float | None:
+    """Cores that a group may use; None without a quota."""
+    try:
+        quota, period = (folder / "cpu.max").read_text().split()
+        return None if quota == "max" else int(quota) / int(period)
+    except (OSError, ValueError):
+        pass
+    quota_us, period_us = _number(folder / "cpu.cfs_quota_us"), _number(folder / "cpu.cfs_period_us")
+    if quota_us is None or period_us is None or quota_us <= 0 or period_us <= 0:
+        return None
+    return quota_us / period_us
+
+
+def _number(path: Path) -> int | None:
+    """What stands in a file, None for ``max`` or no file."""
+    try:
+        return int(path.read_text())
+    except (OSError, ValueError):
+        return None

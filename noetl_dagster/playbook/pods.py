@@ -1,0 +1,81 @@
+"""What a playbook asks of the pod that a run or a step gets: Kubernetes' own words, checked before anything runs."""
+
+from __future__ import annotations
+
+import re
+from decimal import Decimal
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, Field
+
+_QUANTITY = re.compile(r"^(\d+(?:\.\d*)?|\.\d+)([numkMGTPE]|[KMGTPE]i|[eE][+-]?\d+)?$")
+_FACTORS = {
+    **{suffix: Decimal(10) ** exponent for suffix, exponent in zip("num", (-9, -6, -3), strict=True)},
+    **{suffix: Decimal(1000) ** power for power, suffix in enumerate("kMGTPE", start=1)},
+    **{f"{suffix}i": Decimal(1024) ** power for power, suffix in enumerate("KMGTPE", start=1)},
+}
+
+GPU = "nvidia.com/gpu"
+"""The resource that ``gpu: 1`` asks for."""
+
+
+def amount_of(quantity: str) -> Decimal | None:
+    """What a quantity of Kubernetes comes to: ``500m`` is 0.5, ``1Gi`` 1073741824; None where it is none."""
+    found = _QUANTITY.match(quantity)
+    if found is None:
+        return None
+    number, suffix = found.groups()
+    if suffix is None:
+        return Decimal(number)
+    if suffix[0] in "eE" and len(suffix) > 1 and suffix[1] != "i":
+        return Decimal(f"{number}{suffix}")
+    return Decimal(number) * _FACTORS[suffix]
+
+
+class Amount(BaseModel):
+    """How much of a resource: what is set aside, and what is allowed at most."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    request: str | None = None
+    limit: str | None = None
+
+
+class Pod(BaseModel):
+    """A pod, as far as a playbook chooses it; the rest comes from where runs are launched."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    image: str | None = Field(None, description="image of the container; None: that of the code location")
+    image_pull_policy: str | None = Field(None, description="Always, IfNotPresent or Never")
+    cpu: Amount | None = Field(None, description="cores: '500m', 2, or {request, limit}")
+    memory: Amount | None = Field(None, description="'4Gi', or {request, limit}")
+    ephemeral_storage: Amount | None = Field(
+        None, description="of the node's disk: '20Gi', or {request, limit}"
+    )
+    gpu: dict[str, int] | None = Field(
+        None, description=f"whole devices: 1 of {GPU}, or {{resource: number}}"
+    )
+    node_selector: dict[str, str] | None = Field(None, description="labels that the node must have")
+    tolerations: tuple[dict[str, Any], ...] | None = Field(
+        None, description="taints of nodes that are no hindrance: {key, operator, value, effect}"
+    )
+    service_account: str | None = Field(None, description="service account that the pod runs as")
+    env: dict[str, str] | None = Field(None, description="environment variables; secrets go by env_from")
+    env_secrets: tuple[str, ...] | None = Field(None, description="secrets whose keys become variables")
+    env_config_maps: tuple[str, ...] | None = Field(
+        None, description="config maps whose keys become variables"
+    )
+    labels: dict[str, str] | None = Field(None, description="labels of the pod")
+    annotations: dict[str, str] | None = Field(None, description="annotations of the pod")
+    priority_class: str | None = Field(None, description="priority class of the pod")
+
+    def under(self, inner: Pod) -> Pod:
+        """This pod with what ``inner`` says instead; mappings are laid together, all else is replaced."""
+        said = {name: getattr(inner, name) for name in type(self).model_fields}
+        merged: dict[str, Any] = {}
+        for name, value in said.items():
+            own = getattr(self, name)
+            both = isinstance(own, dict) and isinstance(value, dict) and name != "gpu"
+            merged[name] = own if value is None else {**own, **value} if both else value
+        return Pod(**merged)

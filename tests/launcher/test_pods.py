@@ -1,0 +1,376 @@
+"""Runs in pods, and steps that have pods of their own: processes that dagster-k8s starts through Kubernetes' API."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import sys
+import uuid
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+import yaml
+from dagster import DagsterEventType, DagsterInstance, DagsterRun, DagsterRunStatus
+from dagster._core.definitions.reconstruct import ReconstructableRepository
+
+from noetl_dagster import embedded
+from noetl_dagster.code_location.launch import _origin, prepare
+from noetl_dagster.compiler.attach import EXECUTION_TAG, RESUME_EPOCH_TAG
+from noetl_dagster.compiler.runs import latest_run
+from noetl_dagster.engine.recovery.abandoned import Abandoned, Verdict
+from noetl_dagster.event_loop import run_sync
+from noetl_dagster.events.state import ExecutionState, ExecutionStatus
+from noetl_dagster.playbook.loader import load_playbook
+from noetl_dagster.resources.engines import EngineProvider
+from noetl_dagster.settings import Settings, get_settings
+from tests.launcher.jobs_api import Cluster, Pod, jobs_api
+from tests.playbooks import text_of
+from tests.processes import killed_in_the_end
+from tests.waiting import PATIENCE_SECONDS, until_now
+
+PODS = text_of(
+    "pods",
+    """
+    executor: {spec: {kubernetes: {memory: 1Gi, labels: {team: data}}}}
+    workload: {gate: "", times: 1}
+    workflow:
+      - step: start
+        tool: {kind: python, code: "import os; result = os.getpid()"}
+        next: [heavy]
+      - step: heavy
+        spec: {kubernetes: {cpu: 500m, env: {WORD: there}, env_from: {secrets: [keys]}}}
+        loop: {in: "{{ range(times) | list }}", iterator: n, spec: {mode: sequential}}
+        tool:
+          kind: python
+          input: {gate: "{{ gate }}", n: "{{ n }}"}
+          code: |
+            import os, pathlib, time
+            with pathlib.Path(gate, f"ran-{n}").open("a") as ran:
+                ran.write(f"{os.getpid()}\\n")
+            while n and not pathlib.Path(gate, "open").exists():
+                time.sleep(0.02)
+            if pathlib.Path(gate, "fail").exists():
+                raise ValueError("told to fail")
+            result = {"pid": os.getpid(), "word": os.environ.get("WORD"), "key": os.environ.get("KEY")}
+        next: [{step: finish}]
+      - step: finish
+        tool: {kind: python, input: {found: "{{ heavy.results }}"}, code: "import os; result = [os.getpid(), found]"}
+    """,
+)
+
+
+FAN = text_of(
+    "fan",
+    """
+    workload: {gate: ""}
+    workflow:
+      - step: start
+        loop: {in: "{{ range(6) | list }}", iterator: n}
+        spec: {loop_mode: fanout, fanout: {max_groups: 2, max_concurrent: 1}, kubernetes: {memory: 1Gi}}
+        tool:
+          kind: python
+          input: {gate: "{{ gate }}", n: "{{ n }}"}
+          code: |
+            import os, pathlib, time
+            with pathlib.Path(gate, f"ran-{n}").open("a") as ran:
+                ran.write(f"{os.getpid()}\\n")
+            while n == 1 and not pathlib.Path(gate, "open").exists():
+                time.sleep(0.02)
+            result = n
+        next: [total]
+      - step: total
+        tool: {kind: python, input: {found: "{{ start.results }}"}, code: "result = sum(found)"}
+    """,
+)
+
+
+@dataclass
+class Place:
+    """A Dagster instance whose runs are pods."""
+
+    cluster: Cluster
+    instance: DagsterInstance
+    settings: Settings
+    gate: Path
+    noetl: EngineProvider
+
+    def launch(
+        self,
+        config: dict[str, Any] | None = None,
+        *,
+        name: str = "pods",
+        tags: dict[str, str] | None = None,
+        **workload: Any,
+    ) -> str:
+        playbook = load_playbook(self.settings.playbooks_path / f"{name}.yaml")
+        compiled, job = prepare(playbook, self.noetl)
+        repository = ReconstructableRepository.for_module("noetl_dagster.definitions", "defs")
+        run = self.instance.create_run_for_job(
+            job_def=job,
+            run_id=str(uuid.uuid4()),
+            run_config=compiled.run_config({"gate": str(self.gate), **workload})
+            | ({"execution": {"config": config}} if config else {}),
+            tags={**job.run_tags, **(tags or {})},
+            remote_job_origin=_origin(playbook, compiled.name, self.settings),
+            job_code_origin=repository.get_reconstructable_job(name).get_python_origin(),
+        )
+        self.instance.launch_run(run.run_id, workspace=None)
+        return run.run_id
+
+    def run(self, run_id: str) -> DagsterRun:
+        run = self.instance.get_run_by_id(run_id)
+        assert run is not None
+        return run
+
+    def until(self, run_id: str, condition: Callable[[], Any]) -> None:
+        try:
+            until_now(condition)
+        except AssertionError as error:
+            raise AssertionError(f"{error}; the run said {self.said(run_id)}") from None
+
+    def ended(self, run_id: str) -> DagsterRun:
+        self.until(run_id, lambda: self.run(run_id).is_finished)
+        return self.run(run_id)
+
+    def said(self, run_id: str) -> str:
+        return "\n".join(entry.user_message for entry in self.instance.all_logs(run_id)) + self.cluster.said()
+
+    def state(self, run_id: str) -> ExecutionState:
+        execution_id = int(self.run(run_id).tags["noetl/execution_id"])
+        return run_sync(self.noetl.engine().runtime.load(execution_id)).state
+
+    def items_ended(self, run_id: str, step: str) -> int:
+        """Items of a loop whose end is in the log."""
+        found = (
+            "SELECT count(*) FROM noetl.event WHERE execution_id = $1 AND node_name = $2 "
+            "AND event_type IN ('command.completed', 'loop.shard.done')"
+        )
+        return int(self._asked(run_id, found, step))
+
+    def drivers(self, run_id: str) -> int:
+        """Processes that mark the execution as driven."""
+        holders = (
+            "SELECT count(DISTINCT pid) FROM pg_locks WHERE locktype = 'advisory' AND granted AND objsubid = 1 "
+            "AND ((classid::bigint << 32) | objid::bigint) = $1"
+        )
+        return int(self._asked(run_id, holders))
+
+    def abandoned(self) -> list[Abandoned]:
+        """What recovery finds an hour later."""
+        later = datetime.now(UTC) + timedelta(hours=1)
+        return run_sync(self.noetl.engine().recovery().abandoned(now=later))
+
+    def _asked(self, run_id: str, query: str, *arguments: Any) -> Any:
+        execution_id = int(self.run(run_id).tags["noetl/execution_id"])
+        return run_sync(self.noetl.engine().runtime.pool.fetchval(query, execution_id, *arguments))
+
+    def step_pods(self) -> list[Pod]:
+        return self.cluster.pods_of("dagster-step-")
+
+    def ran(self, n: int) -> list[int]:
+        """Processes that worked on an item."""
+        path = self.gate / f"ran-{n}"
+        return [int(line) for line in path.read_text().split()] if path.exists() else []
+
+    def until_ran(self, n: int, run_id: str) -> list[int]:
+        self.until(run_id, lambda: self.ran(n))
+        return self.ran(n)
+
+
+@pytest.fixture
+def place(settings: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Place]:
+    own = settings.model_copy(update={"playbooks_path": tmp_path / "playbooks"})
+    for folder in (own.playbooks_path, tmp_path / "gate", tmp_path / "pods"):
+        folder.mkdir()
+    (own.playbooks_path / "pods.yaml").write_text(PODS)
+    (own.playbooks_path / "fan.yaml").write_text(FAN)
+    home = embedded.dagster_home(own)
+    environment = embedded.environment(own) | {"DAGSTER_HOME": str(home)}
+    with jobs_api(tmp_path / "pods") as cluster:
+        instance = yaml.safe_load((home / "dagster.yaml").read_text())
+        instance["run_launcher"] = {
+            "module": "dagster_k8s",
+            "class": "K8sRunLauncher",
+            "config": {
+                "load_incluster_config": False,
+                "kubeconfig_file": str(cluster.kubeconfig),
+                "service_account_name": "runs",
+                "instance_config_map": "instance",
+                "dagster_home": str(home),
+                "job_image": "noetl-dagster:1",
+                "job_namespace": "default",
+                "env_vars": [f"{name}={value}" for name, value in environment.items()],
+            },
+        }
+        (home / "dagster.yaml").write_text(yaml.safe_dump(instance))
+        for name, value in environment.items():
+            monkeypatch.setenv(name, value)
+        get_settings.cache_clear()
+        with DagsterInstance.get() as found:
+            noetl = EngineProvider(own)
+            yield Place(cluster, found, own, tmp_path / "gate", noetl)
+            (tmp_path / "gate" / "open").touch()
+            noetl.close()
+    monkeypatch.undo()
+    get_settings.cache_clear()
+
+
+def test_a_step_has_a_pod_of_its_own_and_its_results_are_where_others_find_them(place: Place) -> None:
+    place.cluster.secrets["keys"] = {"KEY": "of the secret"}
+    run_id = place.launch()
+    run = place.ended(run_id)
+    assert run.status is DagsterRunStatus.SUCCESS, place.said(run_id)
+    state = place.state(run_id)
+    finisher, [found] = state.latest["finish"].envelope["data"]
+    [run_pod] = place.cluster.pods_of("dagster-run-")
+    [step_pod] = place.step_pods()
+    assert state.latest["start"].envelope["data"] == finisher == run_pod.process.pid
+    assert found == {"pid": step_pod.process.pid, "word": "there", "key": "of the secret"}
+    assert run_pod.container["resources"]["limits"] == {"memory": "1Gi"}
+    assert step_pod.container["resources"]["limits"] == {"memory": "1Gi", "cpu": "500m"}
+    assert step_pod.container["image"] == "noetl-dagster:1"
+    assert step_pod.job["spec"]["template"]["metadata"]["labels"]["team"] == "data"
+    assert step_pod.job["spec"]["template"]["spec"]["serviceAccountName"] == "runs"
+    events = place.instance.all_logs(run_id, of_type=DagsterEventType.STEP_SUCCESS)
+    assert len(events) == 3, "each step ends once"
+
+
+@pytest.mark.slow
+def test_a_failure_in_a_pod_is_the_steps(place: Place) -> None:
+    (place.gate / "fail").touch()
+    run_id = place.launch()
+    assert place.ended(run_id).status is DagsterRunStatus.FAILURE
+    state = place.state(run_id)
+    assert state.status is ExecutionStatus.FAILED
+    assert "told to fail" in str(state.latest["heavy"].envelope["error"])
+    assert len(place.step_pods()) == 1, "what failed by itself is not tried again"
+
+
+@pytest.mark.parametrize("how", [signal.SIGKILL, pytest.param(signal.SIGTERM, marks=pytest.mark.slow)])
+def test_a_lost_pod_is_replaced_and_nothing_is_done_twice(place: Place, how: signal.Signals) -> None:
+    run_id = place.launch(times=2)
+    place.until_ran(1, run_id)
+    place.until(run_id, lambda: place.items_ended(run_id, "heavy") == 1)
+    place.until(run_id, lambda: place.drivers(run_id) == 2)  # the run's process too: recovery leaves it alone
+    place.step_pods()[0].end(how)
+    place.until(run_id, lambda: len(place.ran(1)) == 2)
+    (place.gate / "open").touch()
+    assert place.ended(run_id).status is DagsterRunStatus.SUCCESS, place.said(run_id)
+    first, second = place.step_pods()
+    assert place.ran(0) == [first.process.pid], "what had ended is not done again"
+    assert place.ran(1) == [first.process.pid, second.process.pid]
+    results = place.state(run_id).latest["finish"].envelope["data"][1]
+    assert [one["pid"] for one in results] == [first.process.pid, second.process.pid]
+
+
+def test_termination_ends_the_pods_of_steps(place: Place) -> None:
+    run_id = place.launch(times=2)
+    [pid] = place.until_ran(1, run_id)
+    assert place.instance.run_launcher.terminate(run_id)
+    assert place.ended(run_id).status is DagsterRunStatus.CANCELED, place.said(run_id)
+    [pod] = place.step_pods()
+    assert pid == pod.process.pid
+    until_now(lambda: pod.process.poll() is not None, "the step's pod to end")
+    place.until(run_id, lambda: place.state(run_id).status is ExecutionStatus.CANCELLED)
+
+
+@pytest.mark.slow
+def test_every_step_in_a_pod(place: Place) -> None:
+    run_id = place.launch({"kubernetes": {"max_concurrent": 2, "step_k8s_config": {"pod_spec_config": {}}}})
+    assert place.ended(run_id).status is DagsterRunStatus.SUCCESS, place.said(run_id)
+    assert len(place.step_pods()) == 3
+
+
+@pytest.mark.slow
+def test_a_cancelled_execution_ends_its_run_and_the_pods_of_its_steps(place: Place) -> None:
+    run_id = place.launch(times=2)
+    place.until_ran(1, run_id)
+    execution_id = int(place.run(run_id).tags["noetl/execution_id"])
+    assert run_sync(place.noetl.engine().lifecycle.cancel(execution_id, "enough"))
+    run = place.ended(run_id)
+    assert run.status is DagsterRunStatus.CANCELED, place.said(run_id)
+    assert latest_run(place.instance, execution_id, "pods").run_id == run_id  # type: ignore[union-attr]
+    for pod in place.cluster.pods.values():
+        until_now(lambda pod=pod: pod.process.poll() is not None, "the pods to end")
+    assert os.getpid() not in place.ran(1)
+
+
+@pytest.mark.slow
+def test_groups_of_a_fan_out_have_pods_and_a_lost_one_doubles_nothing(place: Place) -> None:
+    run_id = place.launch(name="fan")
+    place.until_ran(1, run_id)
+    place.until(run_id, lambda: place.items_ended(run_id, "start") == 4)
+    [stuck] = [pod for pod in place.step_pods() if pod.process.pid in place.ran(1)]
+    stuck.end(signal.SIGKILL)
+    place.until(run_id, lambda: len(place.ran(1)) == 2)
+    (place.gate / "open").touch()
+    assert place.ended(run_id).status is DagsterRunStatus.SUCCESS, place.said(run_id)
+    assert place.state(run_id).latest["total"].envelope["data"] == 15
+    assert [len(place.ran(n)) for n in range(6)] == [1, 2, 1, 1, 1, 1]
+    assert len(place.step_pods()) == 3
+
+
+@pytest.mark.slow
+def test_the_api_launches_pods(place: Place, tmp_path: Path) -> None:
+    workspace = tmp_path / "workspace.yaml"
+    workspace.write_text("load_from: [{python_module: noetl_dagster.definitions}]\n")
+    output = tmp_path / "serve.log"
+    environment = {**os.environ, "NOETL_RUN_LAUNCHER": "dagster", "NOETL_WORKSPACE": str(workspace)}
+    with killed_in_the_end() as start, output.open("wb") as written:
+        command = [sys.executable, "-m", "noetl_dagster", "serve", "--port", "0"]
+        start(command, env=environment, stdout=written)
+        said = re.compile(r"http://127\.0\.0\.1:\d+")
+        url = until_now(lambda: said.search(output.read_text()), "serve to answer")[0]
+        with httpx.Client(base_url=url, timeout=90) as api:
+
+            def execute(times: int) -> int:
+                workload = {"gate": str(place.gate), "times": times}
+                answer = api.post(
+                    "/api/executions/execute", json={"path": "tests/pods", "workload": workload}
+                )
+                assert answer.status_code == 202, answer.text + output.read_text()
+                return int(answer.json()["execution_id"])
+
+            def run_of(execution_id: int) -> DagsterRun:
+                run = latest_run(place.instance, execution_id, "pods")
+                assert run is not None
+                return run
+
+            finished = execute(1)
+            run = place.ended(run_of(finished).run_id)
+            assert run.status is DagsterRunStatus.SUCCESS, place.said(run.run_id)
+            assert place.state(run.run_id).status is ExecutionStatus.COMPLETED
+            assert len(place.step_pods()) == 1
+
+            waiting = execute(2)
+            place.until_ran(1, run_of(waiting).run_id)
+            assert api.post(f"/api/executions/{waiting}/cancel").json()["cancelled"]
+            assert place.ended(run_of(waiting).run_id).status is DagsterRunStatus.CANCELED
+    for pod in place.cluster.pods.values():
+        until_now(lambda pod=pod: pod.process.poll() is not None, "the pods to end")
+
+
+@pytest.mark.slow
+def test_a_steps_pod_ends_its_step_when_the_run_is_gone_and_recovery_goes_on(place: Place) -> None:
+    run_id = place.launch(times=2)
+    place.until_ran(1, run_id)
+    [run_pod] = place.cluster.pods_of("dagster-run-")
+    run_pod.end(signal.SIGKILL)
+    place.until(run_id, lambda: place.drivers(run_id) == 1)
+    assert place.abandoned() == [], "the step's pod drives the execution"
+    (place.gate / "open").touch()
+    [step_pod] = place.step_pods()
+    assert step_pod.process.wait(PATIENCE_SECONDS) == 0
+    place.until(run_id, place.abandoned)
+    [found] = place.abandoned()
+    assert found.verdict is Verdict.RESUME
+    tags = {EXECUTION_TAG: str(found.execution_id), RESUME_EPOCH_TAG: str(found.epoch)}
+    assert place.ended(place.launch(tags=tags)).status is DagsterRunStatus.SUCCESS
+    assert place.state(run_id).status is ExecutionStatus.COMPLETED
+    assert [len(place.ran(n)) for n in (0, 1)] == [1, 1]

@@ -1,0 +1,154 @@
+"""The API hands executions to Dagster's own instance: as runs of the jobs of the workspace's code locations."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import AsyncIterator, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from dagster import DagsterRun, DagsterRunStatus
+
+from noetl_dagster.compiler.attach import EXECUTION_TAG
+from noetl_dagster.compiler.runs import latest_run
+from noetl_dagster.engine.engine import Engine
+from noetl_dagster.errors import LaunchError
+from noetl_dagster.events.state import ExecutionStatus
+from noetl_dagster.launcher.tags import PRIORITY_TAG
+from noetl_dagster.launcher.workspace.executions import WorkspaceLauncher
+from noetl_dagster.playbook.loader import load_playbook
+from noetl_dagster.service.app import create_app
+from noetl_dagster.service.plane import Plane
+from tests.launcher.conftest import Place, Placed
+from tests.playbooks import text_of
+from tests.waiting import until
+
+
+@dataclass
+class Api:
+    """The HTTP API in this process, on the test's Dagster instance."""
+
+    place: Place
+    client: httpx.AsyncClient
+    engine: Engine
+
+    async def execute(self, name: str = "one", **more: Any) -> int:
+        workload = {"gate": str(self.place.gate), "name": name}
+        answer = await self.client.post(
+            "/api/executions/execute", json={"path": "tests/gated", "workload": workload, **more}
+        )
+        assert answer.status_code == 202, answer.text
+        return int(answer.json()["execution_id"])
+
+    async def begun(self, name: str = "one") -> int:
+        path = self.place.gate / f"{name}.begun"
+        return int(
+            await until(lambda: path.exists() and path.read_text(), f"{name} to begin: {self.place.log()}")
+        )
+
+    def run(self, execution_id: int) -> DagsterRun:
+        run = latest_run(self.place.instance, execution_id, "gated")
+        assert run is not None
+        return run
+
+    async def ended(self, execution_id: int) -> Any:
+        async def look() -> Any:
+            state = (await self.engine.runtime.load(execution_id)).state
+            return None if state.is_running else state
+
+        return await until(look, "the end of an execution")
+
+
+@pytest.fixture
+def place(placed: Placed) -> Iterator[Place]:
+    with placed() as place:
+        yield place
+
+
+@pytest.fixture
+async def api(place: Place, tmp_path: Path) -> AsyncIterator[Api]:
+    workspace = tmp_path / "workspace.yaml"
+    workspace.write_text("load_from: [{python_module: noetl_dagster.definitions}]\n")
+    plane = await Plane.open(
+        place.settings, lambda engine: WorkspaceLauncher(engine, place.instance, workspace)
+    )
+
+    class opened:  # noqa: N801 - stands for a context manager function
+        async def __aenter__(self) -> Plane:
+            return plane
+
+        async def __aexit__(self, *_: object) -> None: ...
+
+    application = create_app(place.settings, opened)
+    application.state.plane = plane
+    transport = httpx.ASGITransport(app=application)
+    async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1", timeout=90) as client:
+        yield Api(place, client, plane.engine)
+    place.open_gate()
+    await plane.close()
+
+
+async def test_an_execution_becomes_a_run_of_the_code_locations_job(api: Api) -> None:
+    execution_id = await api.execute(priority=7)
+    pid = await api.begun()
+    assert pid != os.getpid()
+    run = api.run(execution_id)
+    assert run.job_name == "gated"
+    assert run.tags[EXECUTION_TAG] == str(execution_id)
+    assert run.tags[PRIORITY_TAG] == "7"
+    assert run.remote_job_origin is not None
+    assert run.run_config["ops"]["gated_playbook"]["config"]["name"] == "one"
+    api.place.open_gate()
+    state = await api.ended(execution_id)
+    assert state.status is ExecutionStatus.COMPLETED, state.error
+    assert state.run_id == run.run_id
+    await until(lambda: api.run(execution_id).status is DagsterRunStatus.SUCCESS)
+
+    (api.place.gate / "open").unlink()
+    cancelled = await api.execute("two")
+    await api.begun("two")
+    answer = await api.client.post(f"/api/executions/{cancelled}/cancel", json={"reason": "enough"})
+    assert answer.json()["cancelled"]
+    await until(lambda: api.run(cancelled).is_finished, "the run of a cancelled execution to end")
+    assert api.run(cancelled).status is DagsterRunStatus.CANCELED
+
+
+async def test_what_no_code_location_has_is_refused(api: Api) -> None:
+    text = text_of("elsewhere", "workflow: [{step: start, tool: {kind: noop}}]")
+    assert (await api.client.post("/api/catalog", json={"content": text})).status_code == 201
+    answer = await api.client.post("/api/executions/execute", json={"path": "tests/elsewhere"})
+    assert answer.status_code == 422
+    assert "is no job of the code locations" in answer.json()["detail"]
+    assert "reload them" in answer.json()["detail"]
+    listed = (await api.client.get("/api/executions")).json()["executions"]
+    assert listed == []
+
+
+async def test_a_run_that_is_not_taken_fails_its_execution(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: Any, **__: Any) -> None:
+        raise RuntimeError("the cluster has no room")
+
+    monkeypatch.setattr(type(api.place.instance.run_launcher), "launch_run", refuse)
+    answer = await api.client.post("/api/executions/execute", json={"path": "tests/gated"})
+    assert answer.status_code == 503
+    assert "the cluster has no room" in answer.json()["detail"]
+    [listed] = (await api.client.get("/api/executions")).json()["executions"]
+    state = (await api.engine.runtime.load(int(listed["execution_id"]))).state
+    assert state.status is ExecutionStatus.FAILED
+    assert "the cluster has no room" in str(state.error)
+
+
+async def test_a_workspace_that_is_not_there_says_where_it_was_looked_for(
+    place: Place, tmp_path: Path
+) -> None:
+    engine = await Engine.open(place.settings)
+    launcher = WorkspaceLauncher(engine, place.instance, tmp_path / "none.yaml")
+    await launcher.connect()
+    playbook = load_playbook(place.playbooks / "gated.yaml")
+    with pytest.raises(LaunchError, match=r"none\.yaml; set NOETL_WORKSPACE"):
+        await launcher.check(playbook)
+    await launcher.close()
+    await engine.close()
