@@ -186,9 +186,12 @@ def test_the_api_serves_is_healthy_and_ends(
 
 def test_the_code_location_answers(platform: Image, settings: Settings, tmp_path: Path) -> None:
     """With its instance mounted as a ConfigMap would be, and the probe of its pod."""
-    (tmp_path / "dagster.yaml").write_text(
-        f"storage: {{postgres: {{postgres_url: {json.dumps(settings.dagster_db_url)}}}}}\n"
-    )
+    storage = {
+        "module": "noetl_dagster.executors.postgres",
+        "class": "PostgresStorage",
+        "config": {"postgres_url": {"env": "NOETL_DAGSTER_DB_URL"}},
+    }
+    (tmp_path / "dagster.yaml").write_text(json.dumps({"storage": {"custom": storage}}))
     tmp_path.chmod(0o755)
     port = str(_free_port())
     command = ["dagster", "api", "grpc", "-h", LOCAL, "-p", port, "-m", "noetl_dagster.definitions"]
