@@ -1,0 +1,1 @@
+"""What talks to a Kubernetes cluster, against a stand-in for one."""
