@@ -1,0 +1,1 @@
+"""Controllers: what makes pods of jobs and workloads."""

@@ -1,0 +1,1 @@
+"""Pods, whose containers are processes of this machine."""
