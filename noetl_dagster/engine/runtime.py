@@ -147,15 +147,19 @@ class Runtime:
             self.spark.stop()
 
     async def load(self, execution_id: int) -> Execution:
-        """Reads the state of an execution from the log.
+        """Reads an execution from the log.
 
         Raises:
             ExecutionNotFoundError: the log has no such execution.
         """
-        events = await self.log.lifecycle(execution_id)
+        return await self.assemble(await self.state(execution_id))
+
+    async def state(self, execution_id: int, connection: Any = None) -> ExecutionState:
+        """As :meth:`load`, of the execution its state alone."""
+        events = await self.log.lifecycle(execution_id, connection=connection)
         if not events:
             raise ExecutionNotFoundError(f"no execution {execution_id} in the event log")
-        return await self.assemble(ExecutionState.fold(execution_id, events))
+        return ExecutionState.fold(execution_id, events)
 
     async def assemble(self, state: ExecutionState, source: Source | None = None) -> Execution:
         """An execution from its state.

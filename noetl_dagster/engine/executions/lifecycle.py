@@ -15,7 +15,7 @@ from noetl_dagster.engine.loops.release import EXPIRE, release_expired
 from noetl_dagster.engine.runtime import Runtime
 from noetl_dagster.engine.steps.region import TokenQueue
 from noetl_dagster.engine.steps.sinks import settle_sink
-from noetl_dagster.errors import ExecutionNotFoundError, ExecutionStateError, NoetlError
+from noetl_dagster.errors import ExecutionStateError, NoetlError
 from noetl_dagster.events.connection import DATABASE_AWAY
 from noetl_dagster.events.envelopes import to_result
 from noetl_dagster.events.log import as_event
@@ -273,13 +273,7 @@ class Lifecycle:
         """A transaction with the execution's state, to which nobody adds commands or epochs meanwhile."""
         async with self._runtime.pool.acquire() as connection, connection.transaction():
             await connection.execute(CLOSE_GATE, execution_id)
-            yield connection, await self._state(execution_id, connection)
-
-    async def _state(self, execution_id: int, connection: Any = None) -> ExecutionState:
-        events = await self._runtime.log.lifecycle(execution_id, connection=connection)
-        if not events:
-            raise ExecutionNotFoundError(f"no execution {execution_id} in the event log")
-        return ExecutionState.fold(execution_id, events)
+            yield connection, await self._runtime.state(execution_id, connection)
 
     async def _stop(self, execution: Execution, event: Event) -> ExecutionStatus:
         """Ends the epoch with ``event``, unless somebody ended it before."""
@@ -297,7 +291,7 @@ class Lifecycle:
                 execution_ended(execution.trace, state, event, self._runtime.box.credentials.redact)
             state.apply(event)
         else:
-            fresh = await self._state(state.execution_id)
+            fresh = await self._runtime.state(state.execution_id)
             state.status, state.error = fresh.status, fresh.error
         return state.status
 

@@ -204,6 +204,6 @@ async def cancel(execution_id: ExecutionId, plane: ThePlane, request: Cancel | N
     reason = request.reason if request is not None else Cancel().reason
     done = await plane.engine.lifecycle.cancel(execution_id, reason)
     if done:
-        execution = await plane.engine.runtime.load(execution_id)
-        await plane.launcher.cancelled(execution.state.playbook, execution_id)
+        state = await plane.engine.runtime.state(execution_id)
+        await plane.launcher.cancelled(state.playbook, execution_id)
     return Cancelled(execution_id=str(execution_id), cancelled=done)
