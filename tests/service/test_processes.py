@@ -65,7 +65,7 @@ def test_a_worker_may_be_started_before_the_schema_is_there(settings: Settings, 
     worker = start(nats, "worker", "--id", "early")
     worker.until_says("no schema yet; waiting for 'noetl-dagster provision' or 'serve'")
     start(nats, "serve").until_says("HTTP API on")
-    worker.until_says("worker early: 16 slots")
+    worker.until_says("worker early: pool default, 16 slots")
 
 
 async def _drop_schema(settings: Settings) -> None:
