@@ -59,6 +59,7 @@ class Exporter:
         self._some = threading.Event()
         self._hurry = threading.Event()
         self._sent = threading.Condition()
+        self._adding = threading.Lock()
         self._begun = self._done = self.dropped = 0
         self._away = self._useless = False
 
@@ -67,10 +68,11 @@ class Exporter:
         if self._useless or len(self._waiting) >= MOST_WAITING:
             self.dropped += len(spans)
             return
-        self._waiting.extend(spans)
-        self._begun += len(spans)
-        if self._thread is None:
-            self._start()
+        with self._adding:
+            self._waiting.extend(spans)
+            self._begun += len(spans)
+            if self._thread is None:
+                self._start()
         if not self._some.is_set():
             self._some.set()
         if len(self._waiting) >= BATCH:
@@ -112,7 +114,10 @@ class Exporter:
             self._hurry.clear()
             while self._waiting:
                 batch = [self._waiting.popleft() for _ in range(min(BATCH, len(self._waiting)))]
-                wrong = send(batch) if send is not None else ""
+                try:
+                    wrong = send(batch) if send is not None else ""
+                except Exception as error:  # a defect here, or in OpenTelemetry: the thread goes on
+                    wrong = repr(error)
                 with self._sent:
                     self._note(wrong, len(batch))
                     self._done += len(batch)

@@ -1,6 +1,7 @@
 """Spans of what an execution does: itself, its steps, its commands, and their calls of tools.
 
-Each is recorded by whoever writes the event that ends it, so that what is killed and done again is told once.
+Each is recorded at its end by whoever did it, so that nothing is told of what is killed and done again. A command that
+really ran twice, as by a worker whose claim had expired, has two spans of one id.
 """
 
 from __future__ import annotations

@@ -31,3 +31,9 @@ async def test_no_password_is_said(settings: Settings) -> None:
 
 def test_addresses_of_a_cluster() -> None:
     assert without_login("nats://u:hush@a:4222,nats://token@b:4222") == "nats://a:4222,nats://b:4222"
+    assert without_login("nats://a:4222, tls://b:4222") == "nats://a:4222, tls://b:4222"
+
+
+@pytest.mark.parametrize("password", ["p/w", "a,b", "a@b", "a//b"])
+def test_badly_escaped_passwords(password: str) -> None:
+    assert without_login(f"nats://u:{password}@a:4222,nats://b:4222") == "nats://a:4222,nats://b:4222"

@@ -18,7 +18,7 @@ RECONNECT_SECONDS = 0.25
 PENDING_BYTES = 64 * 1024**2
 """What is published while the server is away waits in memory, up to this size."""
 
-_LOGIN = re.compile(r"//[^/@,]*@")
+_BETWEEN = re.compile(r",(?=\s*\w+://)")
 
 
 class _Client(NatsClient):
@@ -81,5 +81,8 @@ async def connect(settings: Settings, name: str) -> NatsClient:
 
 
 def without_login(urls: str) -> str:
-    """Addresses, one or several with commas, without the users, passwords and tokens in them."""
-    return _LOGIN.sub("//", urls)
+    """Addresses, one or several with commas, without the users, passwords and tokens in them.
+
+    Whatever stands between ``//`` and the last ``@`` is taken for a login: passwords may be badly escaped.
+    """
+    return ",".join(re.sub(r"//.*@", "//", url) for url in _BETWEEN.split(urls))
