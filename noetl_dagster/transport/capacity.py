@@ -20,13 +20,11 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from noetl_dagster.events.connection import DATABASE_AWAY
 from noetl_dagster.settings import DEFAULT_POOL, POOL_NAME, Settings
 from noetl_dagster.transport import queries
+from noetl_dagster.transport.attendance import MISSED_REPORTS
 from noetl_dagster.transport.nats.names import Names
 from noetl_dagster.transport.wire import Id
 
 logger = logging.getLogger(__name__)
-
-MISSED_REPORTS = 3
-"""A worker that misses so many reports is taken for gone."""
 
 WAKE_SECONDS = 0.5
 """A worker that was woken and has not reported a change since is thought to have room again after so long."""
@@ -269,8 +267,3 @@ def parse_report(content: bytes) -> WorkerReport | None:
             "not a capacity report: %s", error.errors(include_url=False, include_input=False)[0]["msg"]
         )
         return None
-
-
-def no_worker(pool: str) -> str:
-    """What is said of a pool that commands wait for and that has no worker."""
-    return f"no worker of pool {pool} reports; start one with 'noetl-dagster worker --pool {pool}'"

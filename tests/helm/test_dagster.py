@@ -120,7 +120,7 @@ def code_server(objects: list[Manifest], port: int, tmp_path: Path) -> Iterator[
         until_now(lambda: _listens(port) or _alive(process, log), "the code location")
         yield
     finally:
-        process.terminate()
+        process.kill()  # Dagster ends at SIGTERM as at SIGINT, which whoever runs the tests may ignore
         process.wait()
 
 

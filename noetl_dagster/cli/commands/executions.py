@@ -26,7 +26,7 @@ from noetl_dagster.engine.executions.progress import brief, duration, per_second
 from noetl_dagster.errors import ExecutionNotFoundError
 from noetl_dagster.event_loop import run_sync
 from noetl_dagster.events.types import Event
-from noetl_dagster.transport.capacity import no_worker
+from noetl_dagster.transport.attendance import no_worker
 
 ExecutionId = Annotated[int, typer.Argument(help="as 'run' printed it", metavar="EXECUTION_ID")]
 Json = Annotated[bool, typer.Option("--json", help="for programs")]

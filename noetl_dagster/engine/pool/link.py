@@ -33,7 +33,8 @@ from noetl_dagster.retrying import Patience, patiently
 from noetl_dagster.settings import DEFAULT_POOL, EventTransport
 from noetl_dagster.tracing import trace
 from noetl_dagster.transport import queries
-from noetl_dagster.transport.capacity import MISSED_REPORTS, CapacityListener, no_worker, wake_all
+from noetl_dagster.transport.attendance import MISSED_REPORTS, no_worker
+from noetl_dagster.transport.capacity import CapacityListener, wake_all
 from noetl_dagster.transport.ingest import Ingestor
 from noetl_dagster.transport.intake import EventIntake
 from noetl_dagster.transport.nats.names import Names
