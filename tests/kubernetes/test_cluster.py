@@ -145,7 +145,7 @@ def test_a_job_fails_is_tried_again_and_is_deleted(cluster: Cluster, clients: Cl
     assert cluster.pods("job-name=long"), "by default a job's pods stay"
     clients.core.delete_namespaced_pod(only_pod(cluster, "long"), "default", grace_period_seconds=1)
     until_now(lambda: not cluster.pods("job-name=long"))
-    assert all(ended(one) for one in [pid, *(child.pid for child in children)])
+    until_now(lambda: all(ended(one) for one in [pid, *(child.pid for child in children)]))
 
 
 def test_a_lost_pod_fails_its_job(cluster: Cluster, clients: Clients) -> None:
