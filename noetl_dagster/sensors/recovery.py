@@ -111,19 +111,17 @@ def _waits(instance: DagsterInstance, run: DagsterRun, driver: str | None) -> bo
     """
     if run.status is DagsterRunStatus.QUEUED:
         return True
-    launcher = instance.run_launcher
-    between = driver != run.run_id or launcher.supports_resume_run  # K8sRunLauncher does
-    begins = run.status is DagsterRunStatus.STARTED and between
-    if (
-        not (begins or run.status is DagsterRunStatus.STARTING)
-        or not launcher.supports_check_run_worker_health
-    ):
+    if run.status not in (DagsterRunStatus.STARTING, DagsterRunStatus.STARTED):
         return False
-    try:
+    try:  # a code location in a cluster may have no access to it, then there is no launcher either
+        launcher = instance.run_launcher
+        between = driver != run.run_id or launcher.supports_resume_run  # K8sRunLauncher does
+        if run.status is DagsterRunStatus.STARTED and not between:
+            return False
+        if not launcher.supports_check_run_worker_health:
+            return False
         return launcher.check_run_worker_health(run).status.value == "RUNNING"
-    except (
-        Exception
-    ) as error:  # of a cluster that does not answer: Dagster's run monitoring ends what never starts
+    except Exception as error:  # Dagster's run monitoring ends what never starts or is gone
         logger.warning("cannot look at the process of run %s just now: %s", run.run_id, error)
         return True
 

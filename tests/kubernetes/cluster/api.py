@@ -100,7 +100,7 @@ class _Handler(BaseHTTPRequestHandler):
         api = self.server.api
         verb = verb_of(self.command, address, query)
         api.rights.check(
-            self.headers.get("Authorization", "").removeprefix("Bearer "),
+            self.headers.get("Authorization", "").partition(" ")[2],  # "Bearer", in pods "bearer"
             verb,
             address.kind.group,
             address.resource,
