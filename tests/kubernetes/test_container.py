@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import kubernetes.config
 import pytest
 
 from noetl_dagster.errors import ToolError
@@ -13,7 +14,9 @@ from tests.kubernetes.cluster import Cluster
 
 @pytest.fixture(autouse=True)
 def _connected(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("KUBECONFIG", str(cluster.kubeconfig))
+    # the client reads KUBECONFIG once, when it is imported
+    for module in (kubernetes.config, kubernetes.config.kube_config):
+        monkeypatch.setattr(module, "KUBE_CONFIG_DEFAULT_LOCATION", str(cluster.kubeconfig))
     monkeypatch.setattr(container, "POLL_SECONDS", 0.05)
 
 
@@ -38,6 +41,7 @@ async def test_of_a_long_log_the_end_is_kept(run: Any) -> None:
 
 
 async def test_a_container_that_takes_too_long_is_ended(run: Any, cluster: Cluster) -> None:
-    with pytest.raises(ToolError):
+    with pytest.raises(ToolError) as raised:
         await run("container", image="busybox", command="sleep 1000", timeout=1)
+    assert raised.value.kind == "timeout"
     assert not cluster.store.list("Job")

@@ -1,6 +1,6 @@
 """A container's processes."""
 
-# ruff: noqa: PTH102, PTH103, PTH110, PTH112, PTH114, PTH115, PTH118, PTH120, PTH123, PTH208
+# ruff: noqa: PTH115, PTH208
 from __future__ import annotations
 
 import json
