@@ -189,8 +189,10 @@ def _outcome(cluster: _Cluster, namespace: str, name: str) -> tuple[str, int | N
         return "", None, ""
     pod = pods[-1]
     states = [item.state.terminated for item in pod.status.container_statuses or () if item.state.terminated]
-    log = cluster.core.read_namespaced_pod_log(pod.metadata.name, namespace)
-    return pod.metadata.name, states[0].exit_code if states else None, (log or "")[-LOG_BYTES:]
+    # as bytes: clients of some versions take the text for one and give "b'...'"
+    answer = cluster.core.read_namespaced_pod_log(pod.metadata.name, namespace, _preload_content=False)
+    log = answer.data[-LOG_BYTES:].decode(errors="replace")
+    return pod.metadata.name, states[0].exit_code if states else None, log
 
 
 def _delete(cluster: _Cluster, namespace: str, name: str) -> None:

@@ -68,7 +68,7 @@ def address_of(path: str) -> Address | None:
 def verb_of(method: str, address: Address, query: Mapping[str, str]) -> str:
     """The word of Kubernetes' roles for what a request does."""
     if not address.name and method == "GET":
-        return "watch" if query.get("watch") in ("1", "true") else "list"
+        return "watch" if query.get("watch", "").lower() in ("1", "true") else "list"
     return "deletecollection" if not address.name and method == "DELETE" else _VERBS[method]
 
 

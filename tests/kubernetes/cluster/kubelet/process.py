@@ -1,5 +1,6 @@
 """A container's processes."""
 
+# ruff: noqa: PTH115, PTH208
 from __future__ import annotations
 
 import json
@@ -8,6 +9,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from functools import cache
@@ -66,6 +68,8 @@ class Process:
         self._environment = dict(environment)
         self._cwd = cwd
         self._room = ""
+        while not self._found_room() and self._main.poll() is None:
+            time.sleep(0.002)  # what it starts is found by its namespace, also when it has ended itself
 
     def poll(self) -> int | None:
         """The exit code, 128 and the signal's number for one that a signal ended; None while it runs."""

@@ -5,6 +5,7 @@ the machine's own with a layer on top that nobody else sees, ``/opt/noetl`` as t
 ``[source, target, read_only]``. It all goes with the last process inside. Imports nothing of the project.
 """
 
+# ruff: noqa: PTH102, PTH103, PTH110, PTH112, PTH114, PTH118, PTH120, PTH123, PTH208
 from __future__ import annotations
 
 import ctypes

@@ -1,0 +1,47 @@
+"""The container tool, in a cluster."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import kubernetes.config
+import pytest
+
+from noetl_dagster.errors import ToolError
+from noetl_dagster.tools.commands import container
+from tests.kubernetes.cluster import Cluster
+
+
+@pytest.fixture(autouse=True)
+def _connected(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    # the client reads KUBECONFIG once, when it is imported
+    for module in (kubernetes.config, kubernetes.config.kube_config):
+        monkeypatch.setattr(module, "KUBE_CONFIG_DEFAULT_LOCATION", str(cluster.kubeconfig))
+    monkeypatch.setattr(container, "POLL_SECONDS", 0.05)
+
+
+async def test_a_container_runs_to_its_end(run: Any, cluster: Cluster) -> None:
+    found = (await run("container", image="busybox", command="echo of $WORD", env={"WORD": "ours"})).data
+    assert (found["stdout"], found["exit_code"]) == ("of ours\n", 0)
+    assert not cluster.store.list("Job")
+
+
+async def test_a_container_that_fails_says_what_it_wrote(run: Any, cluster: Cluster) -> None:
+    with pytest.raises(ToolError, match="exit code 3: broken") as raised:
+        await run("container", image="busybox", command="echo broken; exit 3")
+    assert raised.value.code == 3
+    assert not cluster.store.list("Job")
+
+
+async def test_of_a_long_log_the_end_is_kept(run: Any) -> None:
+    script = "head -c 3000000 /dev/zero | tr '\\0' x; echo; echo the end"
+    found = (await run("container", image="busybox", command=script)).data
+    assert found["stdout"].endswith("\nthe end\n")
+    assert len(found["stdout"]) == container.LOG_BYTES
+
+
+async def test_a_container_that_takes_too_long_is_ended(run: Any, cluster: Cluster) -> None:
+    with pytest.raises(ToolError) as raised:
+        await run("container", image="busybox", command="sleep 1000", timeout=1)
+    assert raised.value.kind == "timeout"
+    assert not cluster.store.list("Job")
