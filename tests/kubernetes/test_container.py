@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 import kubernetes.config
@@ -10,6 +11,7 @@ import pytest
 from noetl_dagster.errors import ToolError
 from noetl_dagster.tools.commands import container
 from tests.kubernetes.cluster import Cluster
+from tests.waiting import until
 
 
 @pytest.fixture(autouse=True)
@@ -45,3 +47,25 @@ async def test_a_container_that_takes_too_long_is_ended(run: Any, cluster: Clust
         await run("container", image="busybox", command="sleep 1000", timeout=1)
     assert raised.value.kind == "timeout"
     assert not cluster.store.list("Job")
+
+
+async def test_a_cancelled_call_deletes_its_job(run: Any, cluster: Cluster) -> None:
+    running = asyncio.create_task(run("container", image="busybox", command="sleep 1000"))
+    await until(lambda: any(cluster.processes(one["metadata"]["name"]) for one in cluster.pods()), "a job")
+    running.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await running
+    assert not cluster.store.list("Job")
+    await until(lambda: not cluster.pods())
+
+
+async def test_a_refused_manifest_says_what_is_wrong(run: Any) -> None:
+    with pytest.raises(ToolError, match=r"Kubernetes answered 422.*limitz"):
+        await run("container", image="busybox", command="true", resources={"limitz": {"cpu": 1}})
+
+
+async def test_a_job_runs_in_the_namespace_of_the_kubeconfig(run: Any, cluster: Cluster) -> None:
+    cluster.create({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": "runs"}})
+    cluster.kubeconfig.write_text(cluster.config_of(cluster.rights.administrator, "runs"))
+    found = (await run("container", image="busybox", command="true")).data
+    assert found["namespace"] == "runs"

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 from uuid import uuid4
@@ -16,6 +18,7 @@ from noetl_dagster.tools.commands.pipes import pipes_variables
 from noetl_dagster.tools.limits import time_limit
 from noetl_dagster.tools.scripts import load_script
 
+NAMESPACE = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
 POLL_SECONDS = 2.0
 KEPT_SECONDS = 3600
 LOG_BYTES = 1_048_576
@@ -32,7 +35,8 @@ class ContainerTool(Tool):
     """Runs an image once.
 
     Input: ``image``; ``command`` (text for ``/bin/sh -c``, or a list) or ``script``; ``args``; ``env``;
-    ``resources`` as Kubernetes writes them; ``namespace`` (default ``default``); ``service_account``;
+    ``resources`` as Kubernetes writes them; ``namespace`` (default: the pod's own, else the
+    kubeconfig's, else ``default``); ``service_account``;
     ``timeout`` seconds. ``pipes: true`` as for shell: the messages come by objects of the minio store, to which the
     job needs a client of its own.
 
@@ -46,7 +50,7 @@ class ContainerTool(Tool):
 
     async def run(self, call: ToolCall, box: Toolbox) -> ToolResult:
         cluster = await asyncio.to_thread(_connect, call)
-        namespace = str(call.config.get("namespace") or "default")
+        namespace = str(call.config.get("namespace") or await asyncio.to_thread(_own_namespace))
         script = await load_script(call, box)
         async with pipes_variables(call, box, JobMessages.OBJECTS) as variables:
             return await self._run(call, box, cluster, namespace, job_manifest(call, script, variables))
@@ -55,13 +59,16 @@ class ContainerTool(Tool):
         self, call: ToolCall, box: Toolbox, cluster: _Cluster, namespace: str, manifest: dict[str, Any]
     ) -> ToolResult:
         name = manifest["metadata"]["name"]
-        await _asked(call, cluster.batch.create_namespaced_job, namespace, manifest)
+        creating = asyncio.ensure_future(
+            _asked(call, cluster.batch.create_namespaced_job, namespace, manifest)
+        )
         try:
+            await asyncio.shield(creating)
             async with time_limit(call):
                 succeeded = await _ended(call, cluster, namespace, name, box)
             pod, exit_code, log = await _asked(call, _outcome, cluster, namespace, name)
         finally:
-            await asyncio.shield(_asked(call, _delete, cluster, namespace, name))
+            await asyncio.shield(_removed(creating, call, cluster, namespace, name))
         log = box.credentials.redact(log)
         if not succeeded:
             raise ToolError(
@@ -148,6 +155,28 @@ def _connect(call: ToolCall) -> _Cluster:
     return _Cluster(client.BatchV1Api(), client.CoreV1Api())
 
 
+def _own_namespace() -> str:
+    """The namespace of this pod, else of the kubeconfig's context, else ``default``."""
+    from kubernetes import config
+
+    if NAMESPACE.is_file():
+        return NAMESPACE.read_text().strip()
+    try:
+        _, context = config.list_kube_config_contexts()
+    except config.ConfigException:
+        return "default"
+    return str(context["context"].get("namespace") or "default")
+
+
+def _message(body: Any) -> str:
+    """What Kubernetes says in the answer to a refused request; empty when it says nothing."""
+    try:
+        answer = json.loads(body or "")
+    except ValueError:
+        return ""
+    return str(answer.get("message") or "") if isinstance(answer, dict) else ""
+
+
 async def _asked(call: ToolCall, request: Any, *arguments: Any) -> Any:
     """One request to the API server, in a thread."""
     from kubernetes.client.exceptions import ApiException
@@ -157,7 +186,8 @@ async def _asked(call: ToolCall, request: Any, *arguments: Any) -> Any:
         return await asyncio.to_thread(request, *arguments)
     except ApiException as error:
         raise ToolError(
-            f"container in step {call.step}: Kubernetes answered {error.status} {error.reason}",
+            f"container in step {call.step}: Kubernetes answered {error.status} {error.reason}"
+            + (f": {message[:EXCERPT]}" if (message := _message(error.body)) else ""),
             kind=kind_of_status(error.status or 500),
             status=error.status,
             retryable=error.status in (409, 429) or (error.status or 0) >= 500,
@@ -193,6 +223,15 @@ def _outcome(cluster: _Cluster, namespace: str, name: str) -> tuple[str, int | N
     answer = cluster.core.read_namespaced_pod_log(pod.metadata.name, namespace, _preload_content=False)
     log = answer.data[-LOG_BYTES:].decode(errors="replace")
     return pod.metadata.name, states[0].exit_code if states else None, log
+
+
+async def _removed(
+    creating: asyncio.Future[Any], call: ToolCall, cluster: _Cluster, namespace: str, name: str
+) -> None:
+    """Deletes a job that was made, also when the call was cancelled while the request was under way."""
+    await asyncio.wait([creating])
+    if creating.exception() is None:
+        await _asked(call, _delete, cluster, namespace, name)
 
 
 def _delete(cluster: _Cluster, namespace: str, name: str) -> None:
