@@ -1,6 +1,5 @@
 """A container's processes."""
 
-# ruff: noqa: PTH115, PTH208
 from __future__ import annotations
 
 import json

@@ -5,7 +5,6 @@ the machine's own with a layer on top that nobody else sees, ``/opt/noetl`` as t
 ``[source, target, read_only]``. It all goes with the last process inside. Imports nothing of the project.
 """
 
-# ruff: noqa: PTH102, PTH103, PTH110, PTH112, PTH114, PTH118, PTH120, PTH123, PTH208
 from __future__ import annotations
 
 import ctypes
@@ -82,10 +81,9 @@ def main(path: str) -> None:
         _mount("none", root, flags=_BIND | _REMOUNT | _RDONLY)
     os.chroot(root)
     os.chdir(given["cwd"])
+    # whoever runs the tests may ignore some, as a background job does
     for number in (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGTERM):
-        signal.signal(
-            number, signal.SIG_DFL
-        )  # whoever runs the tests may ignore some, as a background job does
+        signal.signal(number, signal.SIG_DFL)
     try:
         os.execvp(given["command"][0], given["command"])
     except OSError as error:
