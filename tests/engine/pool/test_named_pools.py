@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from dataclasses import replace
 
 import pytest
 
@@ -116,3 +117,11 @@ def test_who_is_woken() -> None:
     assert registry.pick("http") == "old"
     assert (registry.some_batch("gpu"), registry.some_batch()) == (True, False)
     assert [registry.attended(pool) for pool in ("gpu", "default", "x")] == [True, True, False]
+
+
+async def test_an_execution_of_before_named_pools_keeps_the_default_one(engine: Engine) -> None:
+    created = await engine.lifecycle.create(playbook(TWO_POOLS))
+    assert created.playbook.step("large").worker_pool == "large"
+    before = replace(created.state, named_pools=False)
+    assert (await engine.runtime.assemble(before)).playbook.step("large").worker_pool == "default"
+    assert (await engine.runtime.assemble(created.state)).playbook.step("large").worker_pool == "large"
