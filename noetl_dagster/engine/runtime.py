@@ -14,11 +14,10 @@ from noetl_dagster.engine.crew.crew import Crew
 from noetl_dagster.errors import ExecutionNotFoundError
 from noetl_dagster.events.buffer import EventBuffer, Outlet
 from noetl_dagster.events.catalog import RegisteredPlaybooks
-from noetl_dagster.events.connection import open_pool
 from noetl_dagster.events.ids import Snowflake
 from noetl_dagster.events.log import EventLog
 from noetl_dagster.events.queries import NEXT_NODE
-from noetl_dagster.events.schema import settle_schema
+from noetl_dagster.events.schema import open_settled_pool
 from noetl_dagster.events.state import ExecutionState
 from noetl_dagster.events.types import Event, EventType
 from noetl_dagster.playbook.assets import Key, Partition
@@ -96,8 +95,21 @@ class Runtime:
             ServiceError: the event log cannot be reached.
         """
         assert settings.db_url is not None, "settings without NOETL_DB_URL: fill them with embedded.ensure"
-        pool = await open_pool(settings.db_url, size=settings.db_pool_size)
-        await settle_schema(settings, pool, apply=apply)
+        pool = await open_settled_pool(settings, size=settings.db_pool_size, apply=apply)
+        try:
+            return await cls._opened(settings, pool, spark, outlet)
+        except BaseException:
+            pool.terminate()
+            raise
+
+    @classmethod
+    async def _opened(
+        cls,
+        settings: Settings,
+        pool: asyncpg.Pool,
+        spark: Callable[[], SparkSession] | None,
+        outlet: Callable[[EventLog], Outlet] | None,
+    ) -> Runtime:
         ids = Snowflake(await pool.fetchval(NEXT_NODE))
         log = EventLog(pool, ids)
         buffer = EventBuffer(
@@ -238,4 +250,5 @@ def _with_one_pool(playbook: Playbook) -> Playbook:
         else step
         for step in playbook.steps
     )
-    return playbook.model_copy(update={"steps": steps})
+    fields = {name: getattr(playbook, name) for name in Playbook.model_fields}  # a copy would keep what is cached
+    return Playbook.model_construct(**fields | {"steps": steps})

@@ -59,7 +59,7 @@ def test_the_executors_pool_is_for_steps_that_go_to_workers() -> None:
 
 def test_an_execution_under_way_goes_on_with_names_and_pods_that_are_refused_now() -> None:
     spec = "{dispatch: workers, pool: My_Slots, kubernetes: {cpu: plenty, memory: 1, tolerations: 7}}"
-    steps = with_steps("- {step: start, tool: {kind: noop}, spec: %s}" % spec)
+    steps = with_steps(f"- step: start\n  tool: {{kind: noop}}\n  spec: {spec}")
     assert parse_report(steps)[0] is None
     playbook, problems = parse_report(steps, lenient=True)
     assert playbook is not None
