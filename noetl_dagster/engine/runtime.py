@@ -250,5 +250,7 @@ def _with_one_pool(playbook: Playbook) -> Playbook:
         else step
         for step in playbook.steps
     )
-    fields = {name: getattr(playbook, name) for name in Playbook.model_fields}  # a copy would keep what is cached
+    fields = {
+        name: getattr(playbook, name) for name in Playbook.model_fields
+    }  # a copy would keep what is cached
     return Playbook.model_construct(**fields | {"steps": steps})

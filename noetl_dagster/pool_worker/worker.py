@@ -240,6 +240,7 @@ class PoolWorker:
 
     async def _drain(self) -> None:
         self._status = "draining"
+        self._changed.set()
         await self._send_report()
         await self._notices.close()
         await self._claims.close()
