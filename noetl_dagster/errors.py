@@ -228,6 +228,10 @@ class ServiceError(NoetlError):
     kind = "connection"
 
 
+class VersionError(ServiceError):
+    """The schema of the event log is one with which this version may not work; waiting does not help."""
+
+
 class LaunchError(ServiceError):
     """A run cannot be started just now."""
 

@@ -23,7 +23,7 @@ from prometheus_client.metrics_core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from noetl_dagster.cli.console import fail, warn
-from noetl_dagster.errors import ServiceError
+from noetl_dagster.errors import ServiceError, VersionError
 from noetl_dagster.event_loop import cancel_and_wait
 from noetl_dagster.events.connection import DATABASE_AWAY
 from noetl_dagster.service.metrics import Metrics
@@ -155,13 +155,14 @@ async def opened(health: Health | None, open_: Callable[[], Awaitable[T]]) -> T:
 
     Raises:
         ServiceError: a service is away, and nobody watches.
+        VersionError: the schema refuses this version.
     """
     told = ""
     while True:
         try:
             return await open_()
         except ServiceError as error:
-            if health is None:
+            if health is None or isinstance(error, VersionError):
                 raise
             health.starts(str(error))
             if str(error) != told:

@@ -85,7 +85,7 @@ class _Reporter:
 
     def _warn_of_pool(self) -> None:
         """Once each time that the pool of the step's commands is found without workers."""
-        lonely = self._engine.dispatcher.unattended(self._step)
+        lonely = self._engine.dispatcher.unattended(self._execution_id, self._step)
         if lonely is not None and lonely != self._warned:
             self._context.log.warning(f"step {self._step} waits: {lonely}")
         self._warned = lonely

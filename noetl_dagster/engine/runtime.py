@@ -14,11 +14,10 @@ from noetl_dagster.engine.crew.crew import Crew
 from noetl_dagster.errors import ExecutionNotFoundError
 from noetl_dagster.events.buffer import EventBuffer, Outlet
 from noetl_dagster.events.catalog import RegisteredPlaybooks
-from noetl_dagster.events.connection import open_pool
 from noetl_dagster.events.ids import Snowflake
 from noetl_dagster.events.log import EventLog
 from noetl_dagster.events.queries import NEXT_NODE
-from noetl_dagster.events.schema import settle_schema
+from noetl_dagster.events.schema import open_settled_pool
 from noetl_dagster.events.state import ExecutionState
 from noetl_dagster.events.types import Event, EventType
 from noetl_dagster.playbook.assets import Key, Partition
@@ -71,7 +70,9 @@ class Runtime:
     crew: Crew | None = None
     partition_of: Callable[[Playbook, dict[str, Any]], Partition | None] | None = None
     elsewhere: Callable[[Key, str | None], Awaitable[dict[str, Any] | None]] | None = None
-    _programs: dict[tuple[int, frozenset[tuple[str, str]]], PlaybookProgram] = field(default_factory=dict)
+    _programs: dict[tuple[int, bool, frozenset[tuple[str, str]]], PlaybookProgram] = field(
+        default_factory=dict
+    )
 
     @classmethod
     async def open(
@@ -94,8 +95,21 @@ class Runtime:
             ServiceError: the event log cannot be reached.
         """
         assert settings.db_url is not None, "settings without NOETL_DB_URL: fill them with embedded.ensure"
-        pool = await open_pool(settings.db_url, size=settings.db_pool_size)
-        await settle_schema(settings, pool, apply=apply)
+        pool = await open_settled_pool(settings, size=settings.db_pool_size, apply=apply)
+        try:
+            return await cls._opened(settings, pool, spark, outlet)
+        except BaseException:
+            pool.terminate()
+            raise
+
+    @classmethod
+    async def _opened(
+        cls,
+        settings: Settings,
+        pool: asyncpg.Pool,
+        spark: Callable[[], SparkSession] | None,
+        outlet: Callable[[EventLog], Outlet] | None,
+    ) -> Runtime:
         ids = Snowflake(await pool.fetchval(NEXT_NODE))
         log = EventLog(pool, ids)
         buffer = EventBuffer(
@@ -203,7 +217,7 @@ class Runtime:
     async def program(self, state: ExecutionState, source: Source | None = None) -> PlaybookProgram:
         """The compiled playbook that an execution was started with, whatever became of its file."""
         assert state.catalog_id is not None
-        key = (state.catalog_id, frozenset(state.renamed.items()))
+        key = (state.catalog_id, state.named_pools, frozenset(state.renamed.items()))
         program = self._programs.get(key)
         if program is None:
             found = await (source or self.log.source)(state.catalog_id)
@@ -211,15 +225,32 @@ class Runtime:
                 raise ExecutionNotFoundError(
                     f"execution {state.execution_id}: its playbook text {state.catalog_id} is not in the catalog"
                 )
-            # lenient: what was taken for right when the execution started goes on, whatever is refused by now
-            playbook = parse_playbook(
-                found[0], file=state.file or "<catalog>", lenient=True, renamed=state.renamed
-            )
-            program = self._programs[key] = PlaybookProgram(playbook, StepGraph(playbook))
+            program = self._programs[key] = _program(found[0], state.file or "<catalog>", state)
         if program.playbook.settled:
             own = program.playbook
-            playbook = parse_playbook(
-                own.source, file=own.file, lenient=True, workload=state.workload, renamed=state.renamed
-            )
-            return PlaybookProgram(playbook, StepGraph(playbook))
+            return _program(own.source, own.file, state, workload=state.workload)
         return program
+
+
+def _program(
+    text: str, file: str, state: ExecutionState, *, workload: dict[str, Any] | None = None
+) -> PlaybookProgram:
+    # lenient: what was taken for right when the execution started goes on, whatever is refused by now
+    playbook = parse_playbook(text, file=file, lenient=True, workload=workload, renamed=state.renamed)
+    if not state.named_pools:
+        playbook = _with_one_pool(playbook)
+    return PlaybookProgram(playbook, StepGraph(playbook))
+
+
+def _with_one_pool(playbook: Playbook) -> Playbook:
+    """For executions that began before workers had named pools: ``spec.pool`` meant Dagster's slots there."""
+    steps = tuple(
+        step.model_copy(update={"spec": step.spec.model_copy(update={"pool": None})})
+        if step.wants_workers
+        else step
+        for step in playbook.steps
+    )
+    fields = {
+        name: getattr(playbook, name) for name in Playbook.model_fields
+    }  # a copy would keep what is cached
+    return Playbook.model_construct(**fields | {"steps": steps})

@@ -16,7 +16,8 @@ from pathlib import Path
 
 import asyncpg
 
-from noetl_dagster.errors import ServiceError
+from noetl_dagster.errors import ServiceError, VersionError
+from noetl_dagster.events.connection import open_pool
 from noetl_dagster.events.ids import snowflake_floor
 from noetl_dagster.retrying import Patience, patiently
 from noetl_dagster.settings import Settings
@@ -200,7 +201,7 @@ async def found_schema(connection: asyncpg.Connection | asyncpg.Pool) -> FoundSc
     """The schema of a database; None where it has none at all.
 
     Raises:
-        ServiceError: a later version says that this one may not work with it.
+        VersionError: a later version says that this one may not work with it.
     """
     if not await connection.fetchval(_EXISTS):
         return None
@@ -209,7 +210,7 @@ async def found_schema(connection: asyncpg.Connection | asyncpg.Pool) -> FoundSc
         return FoundSchema(1, "", 1)
     found = FoundSchema(**row)
     if found.works_from > SCHEMA_VERSION:
-        raise ServiceError(
+        raise VersionError(
             f"the event log has schema {found.number}, with which versions whose schema is before "
             f"{found.works_from} may not work; this one's is {SCHEMA_VERSION}: update this process"
         )
@@ -264,8 +265,22 @@ async def settle_schema(settings: Settings, pool: asyncpg.Pool, *, apply: bool =
     if apply and settings.schema_apply:
         await apply_schema(settings.db_url)
         return
-    watched = settings.health_port is not None or not settings.schema_apply  # not ready meanwhile
+    watched = settings.health_port is not None  # not ready meanwhile
     await await_schema(pool, number=SCHEMA_VERSION if apply else 1, patience=None if watched else 300.0)
+
+
+async def open_settled_pool(
+    settings: Settings, *, size: int, application: str = "noetl", apply: bool = True
+) -> asyncpg.Pool:
+    """The pool of a process on a schema to work with; leaves no connection behind where it fails."""
+    assert settings.db_url is not None
+    pool = await open_pool(settings.db_url, size=size, application=application)
+    try:
+        await settle_schema(settings, pool, apply=apply)
+    except BaseException:
+        pool.terminate()
+        raise
+    return pool
 
 
 async def partitions(connection: asyncpg.Connection) -> list[str]:

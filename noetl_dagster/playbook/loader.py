@@ -80,7 +80,7 @@ def parse_report(
         problems = list(document.problems)
         if playbook is not None:
             playbook = with_ends_as_assets(playbook)
-            problems += check_playbook(playbook, document)
+            problems += check_playbook(playbook, document, lenient=lenient)
         if playbook is not None and code:
             problems += check_code(playbook, document)
     problems = sorted(dict.fromkeys(problems), key=lambda problem: (problem.place.line, problem.place.column))
@@ -106,7 +106,8 @@ def with_settings(
     )  # what else was found wrong since has been running
     read = required(read, document.problems)
     [given], known = read.steps, playbook.step(step)
-    settled = known.model_copy(update={"spec": given.spec, "loop": given.loop, "tasks": given.tasks})
+    spec = given.spec.model_copy(update={"pool": known.spec.pool})  # no template, and maybe left out
+    settled = known.model_copy(update={"spec": spec, "loop": given.loop, "tasks": given.tasks})
     return read.model_copy(update={"steps": (settled,)})
 
 

@@ -240,6 +240,7 @@ class PoolWorker:
 
     async def _drain(self) -> None:
         self._status = "draining"
+        self._changed.set()
         await self._send_report()
         await self._notices.close()
         await self._claims.close()
@@ -300,16 +301,21 @@ class PoolWorker:
         return context.command(grant.execution_id, item)
 
     async def _keep_reporting(self) -> None:
-        """A report at every interval, and one soon after each change."""
+        """A report at every interval, and one soon after each change; the latter only over NATS."""
         interval = self._runtime.settings.worker_heartbeat_seconds
+        clock = asyncio.get_running_loop().time
+        written, status = -interval, ""
         while True:
-            with contextlib.suppress(nats.errors.Error, *DATABASE_AWAY):
+            with contextlib.suppress(nats.errors.Error, OSError):
                 await self._send_report()
-                await self._control.report(self.report())
+            if clock() >= written + interval or self._status != status:
+                written, status = clock(), self._status
+                with contextlib.suppress(*DATABASE_AWAY):
+                    await self._control.report(self.report())
             self._changed.clear()
             # asyncio.timeout, not wait_for: the latter may swallow a cancellation
             with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(interval):
+                async with asyncio.timeout(max(written + interval - clock(), 0)):
                     await self._changed.wait()
                     await asyncio.sleep(min(CHANGE_SECONDS, interval))
 

@@ -181,7 +181,13 @@ ORDER BY event_id
 """
 
 SOME_WAIT = """
-SELECT EXISTS (SELECT FROM noetl.queue WHERE execution_id = ANY($1::bigint[]) AND status = 'queued' AND pool = $2)
+SELECT EXISTS (
+    SELECT FROM unnest($1::bigint[]) AS mine (execution_id)
+    CROSS JOIN LATERAL (
+        SELECT FROM noetl.queue
+        WHERE queue.execution_id = mine.execution_id AND queue.pool = $2 AND queue.status = 'queued'
+        ORDER BY queue.priority, queue.turn LIMIT 1  -- so that its own index is taken, not one of all that waits
+    ) AS first)
 """
 
 WITHDRAW = "DELETE FROM noetl.queue WHERE execution_id = $1 AND command_id = $2 AND status = 'queued'"

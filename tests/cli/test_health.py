@@ -19,6 +19,7 @@ import pytest
 from noetl_dagster import embedded
 from noetl_dagster.cli import health as module
 from noetl_dagster.cli.health import Health, healthy
+from noetl_dagster.errors import VersionError
 from noetl_dagster.settings import Settings
 from noetl_dagster.transport.nats.connection import connect
 from tests.processes import StartProcess, killed_in_the_end
@@ -60,6 +61,14 @@ async def test_a_process_that_begins(watched: tuple[Health, str]) -> None:
     health.drain()
     assert await ask(f"{url}/ready") == (503, "draining\n")
     assert (await ask(f"{url}/health"))[0] == 200
+
+
+async def test_a_schema_that_refuses_this_version_is_not_waited_for(watched: tuple[Health, str]) -> None:
+    async def refused() -> None:
+        raise VersionError("update this process")
+
+    with pytest.raises(VersionError):
+        await asyncio.wait_for(module.opened(watched[0], refused), PROCESS_SECONDS)
 
 
 async def test_a_loop_that_stands_still(settings: Settings, capsys: pytest.CaptureFixture[str]) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 import asyncpg
 import pytest
 
-from noetl_dagster.errors import ServiceError
+from noetl_dagster.errors import ServiceError, VersionError
 from noetl_dagster.events import schema
 from noetl_dagster.settings import Settings
 from tests.waiting import until
@@ -88,3 +88,16 @@ async def test_who_may_not_apply_waits(settings: Settings, pool: asyncpg.Pool[An
     assert not waiting.done()
     await schema.apply_schema(settings.db_url)
     await waiting
+
+
+async def test_a_start_that_is_refused_leaves_no_connection(settings: Settings) -> None:
+    async with connections(settings, 1) as [connection]:
+        await connection.execute("UPDATE noetl.schema_version SET number = 99, works_from = 98")
+        with pytest.raises(VersionError):
+            await schema.open_settled_pool(settings, size=2, application="refused")
+        left = "SELECT count(*) FROM pg_stat_activity WHERE application_name = 'refused'"
+
+        async def gone() -> bool:
+            return not await connection.fetchval(left)
+
+        await until(gone)

@@ -131,7 +131,7 @@ async def test_a_worker_that_hears_nothing_asks_by_itself(
 async def test_a_wake_that_is_lost_comes_with_the_next_sweep(
     settings: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def nothing(self: Link, commands: int, kinds: set[str]) -> None: ...
+    async def nothing(self: Link, commands: int, kinds: set[str], pool: str) -> None: ...
 
     monkeypatch.setattr(Link, "_wake", nothing)
     engine = await Engine.open(settings.model_copy(update={"worker_heartbeat_seconds": 1.0}))

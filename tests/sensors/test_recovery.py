@@ -11,7 +11,7 @@ import time
 import uuid
 from collections import Counter
 from collections.abc import Iterator
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +33,7 @@ from noetl_dagster.compiler.job import PlaybookJob, compile_playbook
 from noetl_dagster.compiler.runs import latest_run
 from noetl_dagster.engine.engine import Engine
 from noetl_dagster.engine.recovery.abandoned import Abandoned, Request, Verdict, remember, remembered
+from noetl_dagster.errors import PlaybookError
 from noetl_dagster.event_loop import run_sync
 from noetl_dagster.events.projection.projector import Projection
 from noetl_dagster.events.state import ExecutionStatus
@@ -230,6 +231,17 @@ def test_recovery_backs_off_and_gives_up(job: PlaybookJob, noetl: EngineProvider
     assert state.status is ExecutionStatus.FAILED
     assert "without a word" in str(state.error)
     assert run_sync(engine.recovery().abandoned(now=start + timedelta(hours=1))) == []
+
+
+def test_an_execution_that_cannot_be_read_holds_no_other_up(job: PlaybookJob, noetl: EngineProvider) -> None:
+    engine = noetl.engine()
+    with pytest.raises(PlaybookError):
+        run_sync(engine.lifecycle.create(job.playbook.model_copy(update={"source": "no: playbook"})))
+    whole = run_sync(engine.lifecycle.create(job.playbook))
+    run_sync(until_projected(engine, whole.id))
+    later = datetime.now(UTC) + timedelta(hours=1)
+    found = run_sync(engine.recovery().abandoned(now=later))
+    assert [one.execution_id for one in found] == [whole.id]
 
 
 def test_each_request_has_a_key_of_its_own(

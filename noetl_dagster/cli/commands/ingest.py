@@ -15,10 +15,9 @@ from noetl_dagster import embedded
 from noetl_dagster.cli.health import Health, healthy, opened
 from noetl_dagster.cli.stores import look_at_stores
 from noetl_dagster.errors import ServiceError
-from noetl_dagster.events.connection import open_pool
 from noetl_dagster.events.ids import Snowflake, process_node
 from noetl_dagster.events.log import EventLog
-from noetl_dagster.events.schema import settle_schema
+from noetl_dagster.events.schema import open_settled_pool
 from noetl_dagster.settings import Settings, get_settings
 from noetl_dagster.transport.capacity import CapacityKeeper
 from noetl_dagster.transport.ingest import BATCH, Ingestor
@@ -72,12 +71,10 @@ async def _ingest(settings: Settings, batch: int, once: bool) -> None:
 
 
 async def _connected(settings: Settings) -> tuple[asyncpg.Pool, NatsClient]:
-    assert settings.db_url is not None
     client = await connect(settings, "ingest")
     try:
-        pool = await open_pool(settings.db_url, size=4, application="noetl ingest")
-        await settle_schema(settings, pool)
-    except ServiceError:
+        pool = await open_settled_pool(settings, size=4, application="noetl ingest")
+    except BaseException:
         await client.close()
         raise
     return pool, client

@@ -105,6 +105,7 @@ class Lifecycle:
             )
 
         context: dict[str, Any] = {"workload": effective, "path": metadata.path, "file": playbook.file}
+        context["named_pools"] = True  # spec.pool of steps that go to workers is theirs, not Dagster's
         if partition is not None:
             context["partition"] = partition.model_dump(mode="json", exclude_none=True)
         if playbook.renamed:

@@ -54,9 +54,9 @@ class Dispatcher:
             call.values.update(outcome.values)
         return outcome
 
-    def unattended(self, step: str) -> str | None:
+    def unattended(self, execution_id: int, step: str) -> str | None:
         """What to say of a step whose commands wait for a pool that has no worker."""
-        return None if self._link is None else self._link.unattended(step)
+        return None if self._link is None else self._link.unattended(execution_id, step)
 
     async def close(self) -> None:
         if self._link is not None:

@@ -90,7 +90,7 @@ class Link:
         self._stop = asyncio.Event()
         self._notifying = asyncio.Lock()
         self._purged: set[str] = set()
-        self._pools: dict[str, str] = {}
+        self._pools: dict[tuple[int, str], str] = {}  # by execution and step
         self._unattended: set[str] = set()
         self._edition = str(runtime.ids.next())  # another process's notices are no duplicates of ours
         self.ends = CommandEnds(runtime.pool, settings.db_url)
@@ -121,12 +121,12 @@ class Link:
         await self._client.close()
 
     def submit(self, request: Request) -> None:
-        self._pools[request.command.step] = request.pool
+        self._pools[request.command.execution_id, request.command.step] = request.pool
         self._requests.put_nowait(request)
 
-    def unattended(self, step: str) -> str | None:
+    def unattended(self, execution_id: int, step: str) -> str | None:
         """What to say of a step whose commands wait for a pool that has no worker, as far as one knows."""
-        pool = self._pools.get(step)
+        pool = self._pools.get((execution_id, step))
         return no_worker(pool) if pool in self._unattended else None
 
     async def _send(self) -> None:
@@ -251,6 +251,7 @@ class Link:
             if not self._client.is_connected:
                 self._capacity.registry.excuse()
             executions = self.ends.executions
+            self._forget_others(set(executions))
             if not executions:
                 continue
             try:
@@ -260,6 +261,11 @@ class Link:
                 logger.warning("cannot look after commands just now: %r", error)
             except Exception:  # a defect must not leave the commands without anybody who looks after them
                 logger.exception("cannot look after commands just now")
+
+    def _forget_others(self, executions: set[int]) -> None:
+        """Pools that only executions had which wait for nothing any more are nobody's."""
+        self._pools = {key: pool for key, pool in self._pools.items() if key[0] in executions}
+        self._unattended &= set(self._pools.values())
 
     async def _requeue(self, executions: list[int], edition: str) -> None:
         """Commands of workers that are gone, and of notices that were lost, go to anybody."""

@@ -6,6 +6,7 @@ P0.3). Resuming is bounded and backs off, so that an execution that kills its pr
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -17,7 +18,10 @@ import orjson
 from noetl_dagster.engine.driving.liveness import Liveness
 from noetl_dagster.engine.executions.lifecycle import Lifecycle
 from noetl_dagster.engine.runtime import Runtime
+from noetl_dagster.errors import NoetlError
 from noetl_dagster.events.projection.projector import Projection
+
+logger = logging.getLogger(__name__)
 
 RECOVERY = "recovery"
 """Key in the meta of ``execution.resumed``: the epoch was opened by recovery, not by a person."""
@@ -108,7 +112,16 @@ class Recovery:
             for row in page:
                 after = row["execution_id"]
                 if not await self._liveness.is_driven(after):
-                    abandoned = await self._judge(after, (requested or {}).get(after), moment)
+                    try:
+                        abandoned = await self._judge(after, (requested or {}).get(after), moment)
+                    except NoetlError as error:  # the others are not to wait for it
+                        logger.warning(
+                            "execution %d cannot be resumed: %s; end it with 'noetl-dagster cancel %d'",
+                            after,
+                            error,
+                            after,
+                        )
+                        continue
                     if abandoned is not None:
                         found.append(abandoned)
         return found

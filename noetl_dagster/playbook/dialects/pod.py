@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from dataclasses import replace
 from decimal import Decimal
 from typing import Any
 
@@ -32,7 +33,21 @@ _POLICIES = ("Always", "IfNotPresent", "Never")
 
 
 def read_pod(spec: Block) -> Pod | None:
-    """``kubernetes`` of a spec; None where it asks for no pod. An empty mapping asks for one like the run's."""
+    """``kubernetes`` of a spec; None where it asks for no pod. An empty mapping asks for one like the run's.
+
+    An execution that began when nobody looked at these words goes on without a pod of its own where they are wrong.
+    """
+    document = spec.document
+    before = len(document.problems)
+    pod = _read_pod(spec)
+    found = document.problems[before:]
+    if not spec.reading.lenient or all(problem.severity != "error" for problem in found):
+        return pod
+    document.problems[before:] = [replace(problem, severity="warning") for problem in found]
+    return None
+
+
+def _read_pod(spec: Block) -> Pod | None:
     key = spec.spelled("kubernetes")
     if key is None or spec[key] is None or spec[key] is False:
         return None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from dataclasses import replace
 
 import pytest
 
@@ -12,6 +13,7 @@ from noetl_dagster.engine.executions.overview import full_overview
 from noetl_dagster.engine.pool.claims import Claims
 from noetl_dagster.events.state import ExecutionStatus
 from noetl_dagster.settings import Settings
+from noetl_dagster.transport import queries
 from noetl_dagster.transport.capacity import CapacityRegistry, WorkerReport
 from tests.engine.pool.test_claims import enqueue, execution_of, names
 from tests.playbooks import playbook
@@ -100,7 +102,8 @@ async def test_a_pool_without_workers_is_told(
             running = asyncio.create_task(engine.resume(execution.id))
             await until(warned, "the status to say so")
             await until(lambda: "no worker of pool small reports" in caplog.text, "the warning")
-            assert engine.dispatcher.unattended("start") is not None
+            assert engine.dispatcher.unattended(execution.id, "start") is not None
+            assert engine.dispatcher.unattended(execution.id + 1, "start") is None, "another execution's step"
     async with working(settings, "w1", worker_pool="small"), working(settings, "w2", worker_pool="large"):
         state = await running
     assert state.status is ExecutionStatus.COMPLETED, state.error
@@ -116,3 +119,22 @@ def test_who_is_woken() -> None:
     assert registry.pick("http") == "old"
     assert (registry.some_batch("gpu"), registry.some_batch()) == (True, False)
     assert [registry.attended(pool) for pool in ("gpu", "default", "x")] == [True, True, False]
+
+
+async def test_an_execution_of_before_named_pools_keeps_the_default_one(engine: Engine) -> None:
+    created = await engine.lifecycle.create(playbook(TWO_POOLS))
+    assert created.playbook.step("large").worker_pool == "large"
+    before = replace(created.state, named_pools=False)
+    assert (await engine.runtime.assemble(before)).playbook.step("large").worker_pool == "default"
+    assert (await engine.runtime.assemble(created.state)).playbook.step("large").worker_pool == "large"
+
+
+async def test_whether_something_waits_is_looked_up_by_execution(engine: Engine) -> None:
+    pool = engine.runtime.pool
+    quiet, busy = await execution_of(engine), await execution_of(engine)
+    await enqueue(engine, busy, 3_000)
+    await pool.execute("ANALYZE noetl.queue")
+    assert not await pool.fetchval(queries.SOME_WAIT, [quiet], "default")
+    assert await pool.fetchval(queries.SOME_WAIT, [quiet, busy], "default")
+    plan = await pool.fetch(f"EXPLAIN {queries.SOME_WAIT}", [quiet], "default")
+    assert "idx_queue_execution_pool" in str(plan)

@@ -25,7 +25,7 @@ from noetl_dagster.events.connection import DATABASE_AWAY, open_pool
 from noetl_dagster.events.ids import Snowflake, process_node
 from noetl_dagster.events.log import EventLog
 from noetl_dagster.events.projection.projector import INTERVAL, Projection
-from noetl_dagster.events.schema import settle_schema
+from noetl_dagster.events.schema import open_settled_pool
 from noetl_dagster.settings import Settings, get_settings
 from noetl_dagster.storage.store import ResultStore
 from noetl_dagster.transport.intake import EventIntake
@@ -145,10 +145,7 @@ async def log_pool(application: str) -> AsyncIterator[tuple[Settings, asyncpg.Po
 
 
 async def _connected(settings: Settings, application: str) -> asyncpg.Pool:
-    assert settings.db_url is not None
-    pool = await open_pool(settings.db_url, size=2, application=application)
-    await settle_schema(settings, pool)
-    return pool
+    return await open_settled_pool(settings, size=2, application=application)
 
 
 async def _repeat(
