@@ -1,0 +1,105 @@
+"""What a run's process reads of its log for the steps that have pods: everything once, however late it comes."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from dagster import DagsterEvent, DagsterEventType, DagsterInstance, DagsterRunStatus, reconstructable
+from dagster._core.events.log import EventLogEntry
+
+from noetl_dagster.dagster_internals import execute_run
+from noetl_dagster.executors import pods
+from tests.executors import jobs
+
+RUN = "4f1c52a4-6f0f-4a63-9a0e-3e2b7f4f2c11"
+
+
+class Late:
+    """An instance's log in which some numbers are not committed yet."""
+
+    def __init__(self, instance: DagsterInstance) -> None:
+        self._instance = instance
+        self.hidden: set[int] = set()
+        self.read = 0
+
+    def write(self, key: str, kind: DagsterEventType = DagsterEventType.STEP_SUCCESS, age: float = 0) -> None:
+        event = DagsterEvent(kind.value, "job", step_key=key)
+        at = time.time() - age
+        entry = EventLogEntry(None, 20, "", RUN, at, step_key=key, job_name="job", dagster_event=event)
+        self._instance.event_log_storage.store_event(entry)
+
+    def get_records_for_run(self, run_id: str, cursor: str | None, **more: Any) -> Any:
+        page = self._instance.get_records_for_run(run_id, cursor, **more)
+        shown = [record for record in page.records if record.storage_id not in self.hidden]
+        self.read += len(shown)
+        return page._replace(records=shown) if hasattr(page, "_replace") else Page(shown)
+
+    def numbers(self) -> list[int]:
+        return [record.storage_id for record in self._instance.get_records_for_run(RUN).records]
+
+
+class Page:
+    def __init__(self, records: list[Any]) -> None:
+        self.records = records
+
+
+@pytest.fixture
+def late(dagster_instance: DagsterInstance, monkeypatch: pytest.MonkeyPatch) -> Iterator[Late]:
+    monkeypatch.setattr(pods, "POLL_SECONDS", 0.0)
+    yield Late(dagster_instance)
+
+
+def log_of(late: Late) -> Any:
+    return pods._RunLog(late, RUN)  # type: ignore[arg-type]
+
+
+def test_the_clock_of_another_pod_hides_nothing(late: Late) -> None:
+    log = log_of(late)
+    log.follow("ours")
+    late.write("ours")
+    late.write("other", age=3_600)
+    late.hidden = {late.numbers()[0]}
+    assert log.of("ours") == log.of("ours") == []
+    late.hidden.clear()
+    assert [event.step_key for event in log.of("ours")] == ["ours"]
+    assert log.of("ours") == []
+
+
+def test_an_event_that_came_later_than_any_may_is_found_again(
+    late: Late, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pods, "LATE_SECONDS", -1.0)
+    late.write("ours", DagsterEventType.STEP_UP_FOR_RETRY)
+    log = log_of(late)
+    log.follow("ours")
+    late.write("ours")
+    late.write("other")
+    late.hidden = {late.numbers()[1]}
+    assert log.of("ours") == log.of("ours") == []
+    late.hidden.clear()
+    assert log.of("ours") == []
+    log.read_again("ours")
+    log.read_again("ours")
+    assert [event.event_type for event in log.of("ours")] == [DagsterEventType.STEP_SUCCESS]
+
+
+def test_only_what_steps_with_pods_say_is_kept(late: Late) -> None:
+    log = log_of(late)
+    log.follow("ours")
+    late.write("thread")
+    assert log.of("ours") == []
+    assert set(log._followed) == {"ours"}
+    log.leave("ours")
+    assert not log._followed
+
+
+def test_a_run_whose_process_was_lost_is_not_begun_again(dagster_instance: DagsterInstance) -> None:
+    job = reconstructable(jobs.JOB)
+    run = dagster_instance.create_run_for_job(job.get_definition(), status=DagsterRunStatus.STARTED)
+    execute_run(job, run, dagster_instance, resume_from_failure=True)
+    assert dagster_instance.get_run_by_id(run.run_id).status is DagsterRunStatus.FAILURE  # type: ignore[union-attr]
+    said = [str(entry.dagster_event) for entry in dagster_instance.all_logs(run.run_id)]
+    assert any("set max_resume_run_attempts of run_monitoring in dagster.yaml to 0" in line for line in said)
