@@ -8,14 +8,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import asyncpg
 import httpx
 import pytest
 from dagster import DagsterRun, DagsterRunStatus
 
-from noetl_dagster.compiler.attach import EXECUTION_TAG
+from noetl_dagster.compiler.attach import EXECUTION_TAG, attach
 from noetl_dagster.compiler.runs import latest_run
 from noetl_dagster.engine.engine import Engine
-from noetl_dagster.errors import LaunchError
+from noetl_dagster.errors import ExecutionStateError, LaunchError
 from noetl_dagster.events.state import ExecutionStatus
 from noetl_dagster.launcher.tags import PRIORITY_TAG
 from noetl_dagster.launcher.workspace.executions import WorkspaceLauncher
@@ -139,6 +140,47 @@ async def test_a_run_that_is_not_taken_fails_its_execution(api: Api, monkeypatch
     state = (await api.engine.runtime.load(int(listed["execution_id"]))).state
     assert state.status is ExecutionStatus.FAILED
     assert "the cluster has no room" in str(state.error)
+
+
+async def test_a_run_that_was_queued_though_its_answer_was_lost_does_not_begin(
+    api: Api, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def lose(*_: Any, **__: Any) -> None:
+        raise RuntimeError("the answer was lost")
+
+    monkeypatch.setattr(type(api.place.instance.run_coordinator), "submit_run", lose)
+    answer = await api.client.post("/api/executions/execute", json={"path": "tests/gated"})
+    assert answer.status_code == 503, answer.text
+    [listed] = (await api.client.get("/api/executions")).json()["executions"]
+    run = api.run(int(listed["execution_id"]))
+    assert run.status is DagsterRunStatus.FAILURE
+    with pytest.raises(ExecutionStateError, match="ended before its run began: .*the answer was lost"):
+        await attach(
+            api.engine, api.place.instance, run, load_playbook(api.place.playbooks / "gated.yaml"), {}
+        )
+
+
+@pytest.mark.parametrize("part", ["hold", "release"])
+async def test_an_outage_while_a_run_is_made_fails_its_execution(
+    api: Api, monkeypatch: pytest.MonkeyPatch, part: str
+) -> None:
+    async def away(*_: Any) -> None:
+        raise asyncpg.InterfaceError("connection is closed")
+
+    with monkeypatch.context() as patched:
+        if part == "hold":
+            patched.setattr(api.engine.liveness, "hold", away)
+        else:
+            patched.setattr(api.engine.liveness, "release", away)
+            patched.setattr("noetl_dagster.launcher.workspace.executions.compile_playbook", None)
+        workload = {"name": "never"}
+        answer = await api.client.post(
+            "/api/executions/execute", json={"path": "tests/gated", "workload": workload}
+        )
+    assert answer.status_code == 503, answer.text
+    [listed] = (await api.client.get("/api/executions")).json()["executions"]
+    state = (await api.engine.runtime.load(int(listed["execution_id"]))).state
+    assert state.status is ExecutionStatus.FAILED
 
 
 async def test_a_workspace_that_is_not_there_says_where_it_was_looked_for(
