@@ -3,16 +3,23 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from dagster import DagsterEvent, DagsterEventType, DagsterInstance, DagsterRunStatus, reconstructable
+from dagster import (
+    DagsterEvent,
+    DagsterEventType,
+    DagsterInstance,
+    DagsterRunStatus,
+    execute_job,
+    reconstructable,
+)
 from dagster._core.events import StepSuccessData
 from dagster._core.events.log import EventLogEntry
 from dagster._core.execution.api import execute_run_iterator
 
-from noetl_dagster.executors import pods
+from noetl_dagster.executors import pods, threaded
 from tests.executors import jobs
 
 RUN = "4f1c52a4-6f0f-4a63-9a0e-3e2b7f4f2c11"
@@ -47,9 +54,9 @@ class Page:
 
 
 @pytest.fixture
-def late(dagster_instance: DagsterInstance, monkeypatch: pytest.MonkeyPatch) -> Iterator[Late]:
+def late(dagster_instance: DagsterInstance, monkeypatch: pytest.MonkeyPatch) -> Late:
     monkeypatch.setattr(pods, "POLL_SECONDS", 0.0)
-    yield Late(dagster_instance)
+    return Late(dagster_instance)
 
 
 def log_of(late: Late) -> Any:
@@ -94,6 +101,51 @@ def test_only_what_steps_with_pods_say_is_kept(late: Late) -> None:
     assert set(log._followed) == {"ours"}
     log.leave("ours")
     assert not log._followed
+
+
+class Failing:
+    """Makes jobs of Kubernetes whose pods fail before they say a word."""
+
+    def __init__(self) -> None:
+        self.launched = 0
+        self._api_client = self
+
+    def launch_step(self, _: Any) -> list[DagsterEvent]:
+        self.launched += 1
+        return []
+
+    def _get_container_context(self, _: Any) -> Any:
+        return SimpleNamespace(namespace="default")
+
+    def _get_k8s_step_job_name(self, _: Any) -> str:
+        return f"job-{self.launched}"
+
+    def get_job_status(self, **_: Any) -> Any:
+        return SimpleNamespace(failed=1, succeeded=None)
+
+
+def test_a_database_that_is_away_ends_no_step_and_lost_pods_are_counted(
+    dagster_instance: DagsterInstance, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    for name in ("POLL_SECONDS", "HEALTH_SECONDS", "BESIDE_SECONDS"):
+        monkeypatch.setattr(pods, name, 0.01)
+    handler = Failing()
+
+    def away(context: Any) -> bool:
+        raise ConnectionRefusedError("nobody listens")
+
+    def made(context: Any, retries: Any, beside: Any) -> Any:
+        return pods.StepPods(context, handler, pods._code_origin(context), retries, away)
+
+    monkeypatch.setattr(threaded, "pods_of", made)
+    with execute_job(reconstructable(jobs.apart), dagster_instance) as result:
+        assert not result.success
+        [failure] = result.filter_events(lambda event: event.is_step_failure)
+    assert "the Kubernetes job of step alone failed" in str(failure.step_failure_data.error)
+    assert handler.launched == 1 + pods.LOST_AT_MOST
+    assert [line for line in caplog.messages if "nobody listens" in line] == [
+        "what goes on beside pods: tried again until it succeeds: ConnectionRefusedError: nobody listens"
+    ]
 
 
 def test_a_run_whose_process_was_lost_is_not_begun_again(dagster_instance: DagsterInstance) -> None:
