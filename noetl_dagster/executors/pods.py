@@ -251,9 +251,8 @@ class StepPods:
         except Exception:
             if what not in self._away:
                 self._away.add(what)
-                DagsterEvent.engine_event(
-                    context, f"cannot look at {what} just now", EngineEventData(error=_caught())
-                )
+                said, data = f"cannot look at {what} just now", EngineEventData(error=_caught())
+                self._tried("the run's log", lambda: DagsterEvent.engine_event(context, said, data))
             return None, False
         self._away.discard(what)
         if not status:
