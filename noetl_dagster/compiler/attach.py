@@ -180,8 +180,13 @@ async def _join(
         raise ExecutionStateError(f"execution {execution_id} was cancelled: {state.error}")
     if state.run_id == run.run_id:
         return execution
-    accepted = state.epoch == 1 and state.run_id is None  # over HTTP, and nobody's yet
-    if not accepted and not is_continuation(run):
+    continues = is_continuation(run)
+    nobodys = state.epoch == 1 and state.run_id is None  # accepted over HTTP
+    if nobodys and not state.is_running and not continues:
+        raise ExecutionStateError(
+            f"execution {execution_id} ended before its run began: {state.error}; this run stops"
+        )
+    if not nobodys and not continues:
         raise ExecutionStateError(
             f"execution {execution_id} was taken over by run {state.run_id}; this run stops"
         )

@@ -6,11 +6,13 @@ on what its process writes into the run's log. ``dagster-k8s`` is imported for a
 
 from __future__ import annotations
 
+import logging
 import sys
 import threading
 import time
-from collections import defaultdict, deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
 from typing import Any
 
 from dagster import (
@@ -33,6 +35,8 @@ from noetl_dagster.dagster_internals import (
     serializable_error_info_from_exc_info,
 )
 
+logger = logging.getLogger(__name__)
+
 POD_TAG = "noetl/pod"
 """Op tag of a step that asks for a pod of its own; the value says whose it is."""
 
@@ -41,6 +45,12 @@ POLL_SECONDS = 1.0
 
 HEALTH_SECONDS = 5.0
 """A step's pod is looked at so often: one request to the cluster each time."""
+
+REQUEST_SECONDS = 30.0
+"""A request that the cluster has not answered after so long has failed."""
+
+BESIDE_SECONDS = 5.0
+"""What goes on beside a pod is done so often once it has succeeded; until then each second."""
 
 LOST_AT_MOST = 3
 """Pods of one step that may be lost, to a node or an eviction, before the step fails."""
@@ -68,7 +78,8 @@ def pods_of(
     """What makes pods for the steps of a run, or why there are none.
 
     Args:
-        beside: called with a step's context while its pod runs, until it says that it is done.
+        beside: called with a step's context while its pod runs, again and again, to do what must go on meanwhile;
+            it says whether it did. What it raises is logged, and does not end the step.
     """
     launcher = job_context.instance.run_launcher
     if not any(one.__name__ == "K8sRunLauncher" for one in type(launcher).__mro__):
@@ -86,7 +97,21 @@ def pods_of(
         kubeconfig_file=launcher.kubeconfig_file,
         enable_owner_references=launcher.load_incluster_config,  # they end with the run's pod, whatever ended it
     )
+    _bound_requests(handler)
     return StepPods(job_context, handler, origin, retries, beside or (lambda context: True))
+
+
+def _bound_requests(handler: Any) -> None:
+    """Has every request of a handler end after :data:`REQUEST_SECONDS`: the clients wait for ever by themselves."""
+    for api in (handler._api_client.batch_api, handler._api_client.core_api):
+        client = api.api_client
+
+        def request(
+            *arguments: Any, _request_timeout: Any = None, asked: Any = client.request, **more: Any
+        ) -> Any:
+            return asked(*arguments, _request_timeout=_request_timeout or REQUEST_SECONDS, **more)
+
+        client.request = request
 
 
 def _code_origin(job_context: Any) -> Any:
@@ -112,6 +137,8 @@ class StepPods:
         self._origin = origin
         self._retries = retries
         self._beside = beside
+        self._losses: Counter[str] = Counter()
+        self._away: set[str] = set()
         self._log = _RunLog(job_context.instance, job_context.run_id)
 
     def events(self, context: Any, known_state: Any, stop: threading.Event) -> Iterator[DagsterEvent]:
@@ -127,22 +154,34 @@ class StepPods:
         """
         key = context.step.key
         pod = self._handler_context(context, known_state)
-        self._log.forget(key)
+        while not self._tried("the run's log", lambda: self._log.follow(key)):
+            if stop.wait(POLL_SECONDS):
+                raise DagsterExecutionInterruptedError
+        try:
+            yield from self._events(context, known_state, pod, stop)
+        finally:
+            self._log.leave(key)
+
+    def _events(
+        self, context: Any, known_state: Any, pod: Any, stop: threading.Event
+    ) -> Iterator[DagsterEvent]:
+        key = context.step.key
         try:
             list(self._handler.launch_step(pod))
         except Exception:
             yield DagsterEvent.step_failure_event(context, self._failure(_caught()))
             return
-        done_beside, stopped_at, looked_at = False, None, time.monotonic()
+        terminated = False
+        looked_at, beside_at, succeeded_at = time.monotonic(), -BESIDE_SECONDS, None
         while True:
-            for event in self._log.of(key):
+            for event in self._tried("the run's log", lambda: self._log.of(key), []):
                 if _was_interrupted(event) and not stop.is_set():
-                    if (
-                        self._is_terminated()
+                    if self._is_terminated(
+                        stop
                     ):  # its own work found out, and this process has not heard of it yet
                         yield event
                         raise DagsterExecutionInterruptedError
-                    yield self._lost(context, known_state, f"the pod of step {key} was told to end")
+                    yield self._lost(context, f"the pod of step {key} was told to end")
                     return
                 yield event
                 if event.is_resource_init_failure:
@@ -151,43 +190,83 @@ class StepPods:
                     )
                 if event.event_type in _ENDS:
                     return
-            if stop.is_set() and stopped_at is None:
-                stopped_at = time.monotonic()
-                list(self._handler.terminate_step(pod))
+            if stop.is_set() and not terminated:
+                terminated = self._tried(
+                    f"the job of step {key}", lambda: bool([*self._handler.terminate_step(pod), True])
+                )
             now = time.monotonic()
             if now - looked_at >= HEALTH_SECONDS:
                 looked_at = now
-                trouble = self._trouble(context, pod)
-                if trouble is not None and not self._log.has_more(key):
+                trouble, succeeded = self._look(context, pod)
+                succeeded_at = (succeeded_at or now) if succeeded else None
+                if succeeded_at is not None and now - succeeded_at >= LATE_SECONDS:
+                    trouble = f"the pod of step {key} succeeded, and the run's log has no end of the step"
+                    self._tried("the run's log", lambda: self._log.read_again(key))
+                if trouble is not None and not self._tried(
+                    "the run's log", lambda: self._log.has_more(key), True
+                ):
                     if stop.is_set():
                         raise DagsterExecutionInterruptedError
-                    yield self._lost(context, known_state, trouble)
+                    yield self._lost(context, trouble)
                     return
-            done_beside = done_beside or self._beside(context)
-            stop.wait(POLL_SECONDS) if stopped_at is None else time.sleep(POLL_SECONDS)
+            if now - beside_at >= BESIDE_SECONDS and self._tried(
+                "what goes on beside pods", lambda: self._beside(context)
+            ):
+                beside_at = now
+            time.sleep(POLL_SECONDS) if stop.is_set() else stop.wait(POLL_SECONDS)
 
-    def _is_terminated(self) -> bool:
-        run = self._job_context.instance.get_run_by_id(self._job_context.run_id)
-        return run is not None and run.status in (DagsterRunStatus.CANCELING, DagsterRunStatus.CANCELED)
-
-    def _trouble(self, context: Any, pod: Any) -> str | None:
-        """What is wrong with a step's pod; nothing where the cluster does not answer: it may, later."""
+    def _tried(self, what: str, attempt: Callable[[], Any], otherwise: Any = False) -> Any:
+        """What ``attempt`` gives, or ``otherwise`` while a service is away; the log says so once an outage."""
         try:
-            health = self._handler.check_step_health(pod)
-        except Exception:
-            DagsterEvent.engine_event(
-                context,
-                f"cannot look at the pod of step {context.step.key} just now",
-                EngineEventData(error=_caught()),
-            )
-            return None
-        return None if health.is_healthy else str(health.unhealthy_reason)
+            answer = attempt()
+        except Exception as error:
+            if what not in self._away:
+                self._away.add(what)
+                logger.warning("%s: tried again until it succeeds: %s: %s", what, type(error).__name__, error)
+            return otherwise
+        self._away.discard(what)
+        return answer
 
-    def _lost(self, context: Any, known_state: Any, why: str) -> DagsterEvent:
+    def _is_terminated(self, stop: threading.Event) -> bool:
+        """Whether the run is to end: what its record says, asked until there is an answer."""
+        instance, run_id = self._job_context.instance, self._job_context.run_id
+        while not (run := self._tried("the run's record", lambda: (instance.get_run_by_id(run_id),))):
+            if stop.wait(POLL_SECONDS):
+                return True
+        return run[0] is not None and run[0].status in (DagsterRunStatus.CANCELING, DagsterRunStatus.CANCELED)
+
+    def _look(self, context: Any, pod: Any) -> tuple[str | None, bool]:
+        """What is wrong with a step's pod, and whether it has succeeded.
+
+        Nothing is wrong where the cluster does not answer: it may, later.
+        """
+        key = context.step.key
+        what = f"the pod of step {key}"
+        handler = self._handler
+        try:
+            status = handler._api_client.get_job_status(
+                namespace=handler._get_container_context(pod).namespace,
+                job_name=handler._get_k8s_step_job_name(pod),
+            )
+        except Exception:
+            if what not in self._away:
+                self._away.add(what)
+                said, data = f"cannot look at {what} just now", EngineEventData(error=_caught())
+                self._tried("the run's log", lambda: DagsterEvent.engine_event(context, said, data))
+            return None, False
+        self._away.discard(what)
+        if not status:
+            return f"the Kubernetes job of step {key} could not be found", False
+        if status.failed:
+            return f"the Kubernetes job of step {key} failed", False
+        return None, bool(status.succeeded)
+
+    def _lost(self, context: Any, why: str) -> DagsterEvent:
         """The step again in another pod, or its failure when that happened too often."""
-        lost = 1 + known_state.get_retry_state().get_attempt_count(context.step.key)
+        key = context.step.key
+        self._losses[key] += 1
         error = SerializableErrorInfo(message=why, stack=[], cls_name=None)
-        if lost <= LOST_AT_MOST and not self._retries.disabled:
+        if self._losses[key] <= LOST_AT_MOST and not self._retries.disabled:
             return DagsterEvent.step_retry_event(context, StepRetryData(error=error))
         return DagsterEvent.step_failure_event(context, self._failure(error))
 
@@ -215,53 +294,94 @@ class StepPods:
         )
 
 
+@dataclass(slots=True)
+class _Followed:
+    """A step whose pod is waited for.
+
+    Attributes:
+        cursor: of the run's log when its pod was not there yet.
+        known: numbers of events that earlier pods wrote, and of those that were taken.
+    """
+
+    cursor: str | None
+    known: set[int]
+    waiting: deque[DagsterEvent] = field(default_factory=deque)
+
+
 class _RunLog:
-    """What is new in a run's log, by step; read once for all threads that ask."""
+    """What is new in a run's log, by step; read once for all threads that ask.
+
+    A number was seen a while ago when this process saw it, whatever the clock of its writer says.
+    """
 
     def __init__(self, instance: DagsterInstance, run_id: str) -> None:
         self._instance = instance
         self._run_id = run_id
         self._lock = threading.Lock()
-        self._waiting: defaultdict[str, deque[DagsterEvent]] = defaultdict(deque)
-        self._seen: set[int] = set()
+        self._followed: dict[str, _Followed] = {}
+        self._seen: dict[int, float] = {}  # when, by the number
         self._cursor: str | None = None
         self._read_at = -POLL_SECONDS
 
-    def forget(self, key: str) -> None:
-        """Leaves out what a step's earlier pods have said."""
+    def follow(self, key: str) -> bool:
+        """Keeps what a step says from now on, without what its earlier pods have said."""
         with self._lock:
             self._read()
-            self._waiting.pop(key, None)
+            self._followed[key] = _Followed(self._cursor, set(self._seen))
+        return True
 
-    def of(self, key: str) -> Iterator[DagsterEvent]:
+    def leave(self, key: str) -> None:
+        with self._lock:
+            self._followed.pop(key, None)
+
+    def of(self, key: str) -> list[DagsterEvent]:
         """What a step has said since it was last asked."""
         with self._lock:
             if time.monotonic() - self._read_at >= POLL_SECONDS:
                 self._read()
-            found = self._waiting.pop(key, deque())
-        yield from found
+            waiting = self._followed[key].waiting
+            found = list(waiting)
+            waiting.clear()
+        return found
 
     def has_more(self, key: str) -> bool:
         """Whether a step has said anything that nobody has taken yet."""
         with self._lock:
             self._read()
-            return bool(self._waiting.get(key))
+            return bool(self._followed[key].waiting)
+
+    def read_again(self, key: str) -> None:
+        """Reads all that was written since a step was followed: what came later than any event may."""
+        with self._lock:
+            for record in self._records(self._followed[key].cursor):
+                self._hand_on(record, key)
 
     def _read(self) -> None:
+        now = time.monotonic()
         settled = None
-        page = self._instance.get_records_for_run(self._run_id, self._cursor, of_type=set(DagsterEventType))
-        for record in page.records:
-            if record.storage_id not in self._seen:
-                self._seen.add(record.storage_id)
-                event = record.event_log_entry.dagster_event
-                if event is not None and event.step_key is not None:
-                    self._waiting[event.step_key].append(event)
-            if record.event_log_entry.timestamp < time.time() - LATE_SECONDS:
-                settled = record.storage_id
+        for record in self._records(self._cursor):
+            number = record.storage_id
+            if number not in self._seen:
+                self._seen[number] = now
+                self._hand_on(record)
+            elif self._seen[number] < now - LATE_SECONDS:
+                settled = number
         if settled is not None:
             self._cursor = EventLogCursor.from_storage_id(settled).to_string()
-            self._seen = {number for number in self._seen if number > settled}
-        self._read_at = time.monotonic()
+            self._seen = {number: at for number, at in self._seen.items() if number > settled}
+        self._read_at = now
+
+    def _hand_on(self, record: Any, only: str | None = None) -> None:
+        event = record.event_log_entry.dagster_event
+        if event is None or event.step_key is None or only not in (None, event.step_key):
+            return
+        followed = self._followed.get(event.step_key)
+        if followed is not None and record.storage_id not in followed.known:
+            followed.known.add(record.storage_id)
+            followed.waiting.append(event)
+
+    def _records(self, cursor: str | None) -> Any:
+        return self._instance.get_records_for_run(self._run_id, cursor, of_type=set(DagsterEventType)).records
 
 
 def _caught() -> Any:

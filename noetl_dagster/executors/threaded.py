@@ -31,6 +31,7 @@ from typing import Any
 from dagster import (
     DagsterEvent,
     DagsterExecutionInterruptedError,
+    DagsterInvariantViolationError,
     Executor,
     Field,
     InitExecutorContext,
@@ -111,7 +112,7 @@ class ThreadedExecutor(Executor):
     """See :func:`threaded_executor`.
 
     Attributes:
-        beside: called with the context of each step that runs in a pod, until it says that it is done.
+        beside: called with the context of each step that runs in a pod, again and again while it does.
     """
 
     def __init__(
@@ -137,6 +138,11 @@ class ThreadedExecutor(Executor):
         return self._step_dependency_config
 
     def execute(self, plan_context: Any, execution_plan: Any) -> Iterator[DagsterEvent]:
+        if plan_context.resume_from_failure:  # the steps that had begun are no longer known, nor their pods
+            raise DagsterInvariantViolationError(
+                "the threaded executor cannot go on with a run whose process was lost; set max_resume_run_attempts "
+                "of run_monitoring in dagster.yaml to 0: recovery starts another run, which goes on"
+            )
         keys = execution_plan.step_keys_to_execute
         yield DagsterEvent.engine_event(
             plan_context,

@@ -12,11 +12,12 @@ from dagster_k8s.job import get_user_defined_k8s_config
 
 from noetl_dagster.code_location.launch import launch
 from noetl_dagster.code_location.playbooks import definitions_of
-from noetl_dagster.compiler.pods.tags import CONFIG_TAG
+from noetl_dagster.compiler.pods.tags import CONFIG_TAG, config_of
 from noetl_dagster.dagster_internals import InMemoryJob, execute_run
 from noetl_dagster.engine.executions.ahead import spark_steps_ahead
 from noetl_dagster.event_loop import run_sync
 from noetl_dagster.executors.pods import POD_TAG
+from noetl_dagster.playbook.pods import Amount, Pod
 from noetl_dagster.resources.engines import EngineProvider
 from tests.playbooks import playbook
 
@@ -41,6 +42,7 @@ workflow:
 PYTHON_ONLY = """
 import sys
 from noetl_dagster.code_location.playbooks import definitions_of
+from noetl_dagster.playbook.pods import Amount, Pod
 from noetl_dagster.resources.engines import EngineProvider
 from noetl_dagster.settings import Settings
 from tests.playbooks import playbook
@@ -80,6 +82,15 @@ def test_a_run_and_its_ops_say_what_their_pods_are_like(noetl: EngineProvider) -
     }
     assert group.pod_spec_config == {"service_account_name": "etl"}
     assert json.loads(ops["end"][CONFIG_TAG]) == json.loads(job.run_tags[CONFIG_TAG])
+
+
+def test_a_request_alone_is_the_limit_too() -> None:
+    """Else the launcher's limit would stay, which may be less."""
+    pod = Pod(memory=Amount(request="4Gi"), cpu=Amount(limit="2"))
+    assert config_of(pod)["container_config"]["resources"] == {
+        "requests": {"memory": "4Gi", "cpu": "2"},
+        "limits": {"memory": "4Gi", "cpu": "2"},
+    }
 
 
 def test_a_cycle_gets_the_pod_that_one_of_its_steps_asks_for(noetl: EngineProvider) -> None:

@@ -28,6 +28,7 @@ from dagster import (
 )
 
 from noetl_dagster.executors import threaded_executor
+from noetl_dagster.executors.pods import POD_TAG
 from tests.waiting import PATIENCE_SECONDS
 
 
@@ -263,3 +264,12 @@ assets = Definitions(
     asset_checks=[is_three],
     jobs=[define_asset_job("asset_job", executor_def=threaded_executor)],
 )
+
+
+@op(tags={POD_TAG: "apart"})
+def alone() -> None: ...
+
+
+@job(executor_def=threaded_executor)
+def apart() -> None:
+    alone()

@@ -179,6 +179,14 @@ class Place:
         )
         return int(self._asked(run_id, holders))
 
+    def break_connections(self) -> None:
+        """Ends the connections on which processes mark what they drive, as an outage of the database does."""
+        ended = (
+            "SELECT pg_terminate_backend(pid, 10000) FROM pg_stat_activity "
+            "WHERE application_name LIKE 'noetl-drive-%' AND datname = current_database()"
+        )
+        run_sync(self.noetl.engine().runtime.pool.fetch(ended))
+
     def abandoned(self) -> list[Abandoned]:
         """What recovery finds an hour later."""
         later = datetime.now(UTC) + timedelta(hours=1)
@@ -287,13 +295,16 @@ def test_a_lost_pod_is_replaced_and_nothing_is_done_twice(place: Place, how: sig
     assert [one["pid"] for one in results] == [first.process.pid, second.process.pid]
 
 
-def test_termination_ends_the_pods_of_steps(place: Place) -> None:
+@pytest.mark.parametrize("refusals", [3, pytest.param(0, marks=pytest.mark.slow)])
+def test_termination_ends_the_pods_of_steps(place: Place, refusals: int) -> None:
     run_id = place.launch(times=2)
     [pid] = place.until_ran(1, run_id)
+    place.cluster.refusals = refusals
     assert place.instance.run_launcher.terminate(run_id)
     assert place.ended(run_id).status is DagsterRunStatus.CANCELED, place.said(run_id)
     [pod] = place.step_pods()
     assert pid == pod.process.pid
+    assert place.cluster.refusals == 0
     until_now(lambda: pod.process.poll() is not None, "the step's pod to end")
     place.until(run_id, lambda: place.state(run_id).status is ExecutionStatus.CANCELLED)
 
@@ -398,6 +409,8 @@ def test_a_steps_pod_ends_its_step_when_the_run_is_gone_and_recovery_goes_on(pla
 def test_the_runs_process_drives_the_execution_too_while_all_is_in_pods(place: Place) -> None:
     run_id = place.launch(name="alone")
     place.until(run_id, lambda: "noetl/execution_id" in place.run(run_id).tags)
+    place.until(run_id, lambda: place.drivers(run_id) == 2)
+    place.break_connections()
     place.until(run_id, lambda: place.drivers(run_id) == 2)
     (place.gate / "open").touch()
     assert place.ended(run_id).status is DagsterRunStatus.SUCCESS, place.said(run_id)

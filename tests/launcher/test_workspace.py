@@ -3,28 +3,32 @@
 from __future__ import annotations
 
 import os
+import threading
 from collections.abc import AsyncIterator, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import asyncpg
 import httpx
 import pytest
 from dagster import DagsterRun, DagsterRunStatus
 
-from noetl_dagster.compiler.attach import EXECUTION_TAG
+from noetl_dagster.compiler.attach import EXECUTION_TAG, attach
 from noetl_dagster.compiler.runs import latest_run
 from noetl_dagster.engine.engine import Engine
-from noetl_dagster.errors import LaunchError
+from noetl_dagster.errors import ExecutionStateError, LaunchError, NotDeployedError
 from noetl_dagster.events.state import ExecutionStatus
 from noetl_dagster.launcher.tags import PRIORITY_TAG
 from noetl_dagster.launcher.workspace.executions import WorkspaceLauncher
+from noetl_dagster.launcher.workspace.jobs import Workspace
 from noetl_dagster.playbook.loader import load_playbook
 from noetl_dagster.service.app import create_app
 from noetl_dagster.service.plane import Plane
 from tests.launcher.conftest import Place, Placed
-from tests.playbooks import text_of
-from tests.waiting import until
+from tests.playbooks import playbook, text_of
+from tests.waiting import PATIENCE_SECONDS, until
 
 
 @dataclass
@@ -139,6 +143,77 @@ async def test_a_run_that_is_not_taken_fails_its_execution(api: Api, monkeypatch
     state = (await api.engine.runtime.load(int(listed["execution_id"]))).state
     assert state.status is ExecutionStatus.FAILED
     assert "the cluster has no room" in str(state.error)
+
+
+async def test_a_run_that_was_queued_though_its_answer_was_lost_does_not_begin(
+    api: Api, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def lose(*_: Any, **__: Any) -> None:
+        raise RuntimeError("the answer was lost")
+
+    monkeypatch.setattr(type(api.place.instance.run_coordinator), "submit_run", lose)
+    answer = await api.client.post("/api/executions/execute", json={"path": "tests/gated"})
+    assert answer.status_code == 503, answer.text
+    [listed] = (await api.client.get("/api/executions")).json()["executions"]
+    run = api.run(int(listed["execution_id"]))
+    assert run.status is DagsterRunStatus.FAILURE
+    with pytest.raises(ExecutionStateError, match=r"ended before its run began: .*the answer was lost"):
+        await attach(
+            api.engine, api.place.instance, run, load_playbook(api.place.playbooks / "gated.yaml"), {}
+        )
+
+
+@pytest.mark.parametrize("part", ["hold", "release"])
+async def test_an_outage_while_a_run_is_made_fails_its_execution(
+    api: Api, monkeypatch: pytest.MonkeyPatch, part: str
+) -> None:
+    async def away(*_: Any) -> None:
+        raise asyncpg.InterfaceError("connection is closed")
+
+    with monkeypatch.context() as patched:
+        if part == "hold":
+            patched.setattr(api.engine.liveness, "hold", away)
+        else:
+            patched.setattr(api.engine.liveness, "release", away)
+            patched.setattr("noetl_dagster.launcher.workspace.executions.compile_playbook", None)
+        workload = {"name": "never"}
+        answer = await api.client.post(
+            "/api/executions/execute", json={"path": "tests/gated", "workload": workload}
+        )
+    assert answer.status_code == 503, answer.text
+    [listed] = (await api.client.get("/api/executions")).json()["executions"]
+    state = (await api.engine.runtime.load(int(listed["execution_id"]))).state
+    assert state.status is ExecutionStatus.FAILED
+
+
+def test_a_known_job_is_found_while_the_code_locations_are_asked_again(
+    place: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "workspace.yaml"
+    path.write_text("load_from: [{python_module: noetl_dagster.definitions}]\n")
+    workspace = Workspace(place.instance, path)
+    known = load_playbook(place.playbooks / "gated.yaml")
+    workspace.job_of(known)
+    began, answered = threading.Event(), threading.Event()
+
+    def refresh(name: str) -> None:
+        began.set()
+        assert answered.wait(PATIENCE_SECONDS)
+
+    monkeypatch.setattr(workspace._process, "refresh_code_location", refresh)
+    monkeypatch.setattr(workspace, "_refreshed_at", float("-inf"))
+    with ThreadPoolExecutor() as threads:
+        unknown = playbook("workflow: [{step: start, tool: {kind: noop}}]")
+        asked = threads.submit(workspace.job_of, unknown)
+        assert began.wait(PATIENCE_SECONDS)
+        try:
+            found = threads.submit(workspace.job_of, known).result(PATIENCE_SECONDS / 2)
+        finally:
+            answered.set()
+        assert found.remote.name == "gated"
+        with pytest.raises(NotDeployedError):
+            asked.result(PATIENCE_SECONDS)
+    workspace.close()
 
 
 async def test_a_workspace_that_is_not_there_says_where_it_was_looked_for(

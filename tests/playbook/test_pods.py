@@ -176,7 +176,9 @@ def test_quantities(quantity: str, amount: str) -> None:
     assert amount_of(quantity) == Decimal(amount)
 
 
-@pytest.mark.parametrize("quantity", ["", "4GB", "1 Gi", "1gi", "+", "Gi", "1e", "0x10", "nan"])
+@pytest.mark.parametrize(
+    "quantity", ["", "4GB", "1 Gi", "1gi", "+", "Gi", "1e", "0x10", "nan", "1e9999999999999999999"]
+)
 def test_what_is_no_quantity(quantity: str) -> None:
     assert amount_of(quantity) is None
 

@@ -17,6 +17,8 @@ def hold_execution(context: Any) -> bool:
     Args:
         context: of a step that runs in a pod.
 
+    Again for one that is held: its mark comes back after an outage of the database.
+
     Returns:
         False as long as the step's pod has not started the execution.
     """

@@ -40,8 +40,9 @@ def config_of(pod: Pod) -> dict[str, Any]:
     """A pod as ``dagster-k8s`` takes it: parts of a container, of a pod's spec and of its metadata."""
     amounts = {"cpu": pod.cpu, "memory": pod.memory, "ephemeral-storage": pod.ephemeral_storage}
     devices = {name: str(number) for name, number in (pod.gpu or {}).items()}
-    requests = {name: one.request for name, one in amounts.items() if one is not None and one.request}
-    limits = {name: one.limit for name, one in amounts.items() if one is not None and one.limit}
+    # one that is not said would come from where runs are launched, and may contradict the other
+    requests = {name: one.request or one.limit for name, one in amounts.items() if one is not None}
+    limits = {name: one.limit or one.request for name, one in amounts.items() if one is not None}
     sources = [{"secret_ref": {"name": name}} for name in pod.env_secrets or ()]
     sources += [{"config_map_ref": {"name": name}} for name in pod.env_config_maps or ()]
     container = {

@@ -46,7 +46,10 @@ class Liveness:
         self._lock = asyncio.Lock()
 
     async def hold(self, execution_id: int) -> None:
-        """Marks the execution as driven by this process until :meth:`close`."""
+        """Marks the execution as driven by this process until :meth:`close`.
+
+        Again for one that is held: opens the connection where it was lost, with all its locks and listeners.
+        """
         async with self._lock:
             await self._connect()
             if execution_id not in self._held:
@@ -75,22 +78,21 @@ class Liveness:
                 self._listeners[channel] = callback
                 await self._connection.add_listener(channel, callback)
 
-    async def renew(self) -> None:
-        """Opens the connection again where it was lost, with all its locks and listeners."""
-        async with self._lock:
-            await self._connect()
-
     async def _connect(self) -> None:
         if self._connection is not None and not self._connection.is_closed():
             return
-        self._connection = await asyncpg.connect(
+        connection = await asyncpg.connect(
             self._url, server_settings={"application_name": connection_name(own_worker_id()), **KEEPALIVE}
         )
-        held, self._held = self._held, set()
-        for known in held:
-            await self._take(known)
-        for channel, callback in self._listeners.items():
-            await self._connection.add_listener(channel, callback)
+        try:
+            for known in self._held:
+                await connection.execute(_HOLD, known)
+            for channel, callback in self._listeners.items():
+                await connection.add_listener(channel, callback)
+        except BaseException:  # half of its locks are none: the next call opens another
+            connection.terminate()
+            raise
+        self._connection = connection
 
     async def is_driven(self, execution_id: int) -> bool:
         """Whether any process, this one included, drives the execution now."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import uuid
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from noetl_dagster.compiler.runs import latest_run
 from noetl_dagster.engine.engine import Engine
 from noetl_dagster.errors import LaunchError, NoetlError
 from noetl_dagster.event_loop import cancel_and_wait
+from noetl_dagster.events.connection import DATABASE_AWAY
 from noetl_dagster.launcher.tags import PRIORITY_TAG
 from noetl_dagster.launcher.workspace.jobs import Workspace
 from noetl_dagster.playbook.assets import Partition
@@ -55,17 +57,18 @@ class WorkspaceLauncher:
     async def launch(
         self, playbook: Playbook, execution_id: int, workload: dict[str, Any], priority: int = 0
     ) -> None:
-        state = (await self._engine.runtime.load(execution_id)).state
-        partition = None if state.partition is None else Partition.model_validate(state.partition)
-        await self._engine.liveness.hold(execution_id)
         try:
+            state = (await self._engine.runtime.load(execution_id)).state
+            partition = None if state.partition is None else Partition.model_validate(state.partition)
+            await self._engine.liveness.hold(execution_id)
             await asyncio.to_thread(self._submit, playbook, execution_id, workload, partition, priority)
         except NoetlError:
             raise
         except Exception as error:
             raise LaunchError(f"{type(error).__name__}: {error}") from error
         finally:
-            await self._engine.liveness.release(execution_id)
+            with suppress(*DATABASE_AWAY):  # which lets go of it too; what was handed over is
+                await self._engine.liveness.release(execution_id)
 
     async def cancelled(self, playbook: str, execution_id: int) -> None:
         """Ends the run of an execution that was cancelled, whatever it waits for."""

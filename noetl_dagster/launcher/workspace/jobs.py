@@ -40,6 +40,7 @@ class Workspace:
         self._path = path
         self._process: Any = None
         self._lock = threading.Lock()
+        self._refreshing = threading.Lock()
         self._refreshed_at = 0.0
 
     def connect(self) -> None:
@@ -66,14 +67,22 @@ class Workspace:
         with self._lock:
             self._open()
             found = self._find(playbook)
-            if found is None and time.monotonic() - self._refreshed_at > REFRESH_SECONDS:
-                for name in self._process.create_request_context().code_location_names:
-                    self._process.refresh_code_location(name)
-                self._refreshed_at = time.monotonic()
+        if found is None:
+            self._refresh()
+            with self._lock:
                 found = self._find(playbook)
-            if found is not None:
-                return found
-            raise self._missing(playbook)
+                if found is None:
+                    raise self._missing(playbook)
+        return found
+
+    def _refresh(self) -> None:
+        """Asks the code locations again, one after another; jobs that are known are found meanwhile."""
+        with self._refreshing:
+            if time.monotonic() - self._refreshed_at <= REFRESH_SECONDS:
+                return
+            for name in self._process.create_request_context().code_location_names:
+                self._process.refresh_code_location(name)
+            self._refreshed_at = time.monotonic()
 
     def submit(self, job: Job, run_id: str, run_config: dict[str, Any], tags: dict[str, str]) -> DagsterRun:
         """Creates a run and gives it to the instance's run coordinator.
@@ -107,7 +116,13 @@ class Workspace:
         )
         with self._lock:
             request = self._process.create_request_context()
-        return self._instance.submit_run(run.run_id, request)
+        try:
+            return self._instance.submit_run(run.run_id, request)
+        except Exception as error:  # it may be queued all the same
+            now = self._instance.get_run_by_id(run.run_id)
+            if now is not None and not now.is_finished:
+                self._instance.report_run_failed(now, f"not handed over: {type(error).__name__}: {error}")
+            raise
 
     def _open(self) -> None:
         if self._process is not None:

@@ -137,9 +137,11 @@ async def execute(
     )
     try:
         await plane.launcher.launch(playbook, execution.id, request.workload, request.priority)
-    except (OSError, LaunchError, NotDeployedError) as error:
+    except Exception as error:
         # who is refused may ask again: this execution must not start later
         await lifecycle.fail(execution, f"the run did not start: {error}")
+        if not isinstance(error, OSError | LaunchError | NotDeployedError):
+            raise
         raise Problem(503, f"the run of execution {execution.id} did not start: {error}") from error
     return Launched(execution_id=str(execution.id))
 

@@ -259,7 +259,7 @@ async def test_the_watch_survives_a_lost_connection(engine: Engine) -> None:
     await engine.lifecycle.cancel(execution.id)
     with pytest.raises(ExecutionCancelledError):
         await asyncio.wait_for(work, PATIENCE_SECONDS)
-    await engine.liveness.renew()
+    await engine.liveness.hold(execution.id)
     assert await engine.liveness.is_driven(execution.id)
 
 
