@@ -89,15 +89,21 @@ TOOL_KINDS: Mapping[str, ToolKind] = {
     "artifact": _ARTIFACT,
     "container": ToolKind(
         _fields(
-            "image command args env namespace script resources pipes",
+            "image command args env namespace script resources pipes volumes tolerations labels annotations",
+            ("volume_mounts", "volumeMounts"),
+            ("node_selector", "nodeSelector"),
+            ("env_from", "envFrom"),
+            ("working_dir", "workingDir", "workdir", "working_directory"),
+            ("image_pull_policy", "imagePullPolicy"),
+            ("image_pull_secrets", "imagePullSecrets"),
+            ("security_context", "securityContext"),
             ("timeout", "timeoutSeconds", "activeDeadlineSeconds", *TIMEOUT[1:], "active_deadline_seconds"),
             ("service_account", "serviceAccountName", "service_account_name", "serviceAccount"),
         ),
         name_fills="name",
         without_effect=(
             *("provider", "cleanup", "backoffLimit", "backoff_limit", "files", "ttlSecondsAfterFinished"),
-            *("ttl_seconds", "ttl_seconds_after_finished"),
-            *("image_pull_policy", "imagePullPolicy", "image_pull_secrets", "imagePullSecrets", "remote"),
+            *("ttl_seconds", "ttl_seconds_after_finished", "remote"),
         ),
     ),
     "duckdb": ToolKind(

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+from pathlib import Path
 from typing import Any
 
+import kubernetes.client
 import kubernetes.config
 import pytest
 
@@ -69,3 +71,44 @@ async def test_a_job_runs_in_the_namespace_of_the_kubeconfig(run: Any, cluster: 
     cluster.kubeconfig.write_text(cluster.config_of(cluster.rights.administrator, "runs"))
     found = (await run("container", image="busybox", command="true")).data
     assert found["namespace"] == "runs"
+
+
+async def test_a_container_is_placed_and_fed_as_its_task_says(
+    run: Any, cluster: Cluster, tmp_path: Path
+) -> None:
+    (tmp_path / "word").write_text("mounted")
+    core = kubernetes.client.CoreV1Api(kubernetes.config.new_client_from_config(str(cluster.kubeconfig)))
+    core.create_namespaced_secret("default", {"metadata": {"name": "keys"}, "stringData": {"KEY": "hush"}})
+    call = run(
+        "container",
+        image="busybox",
+        command="echo $KEY $(cat /in/word) $(pwd); sleep 1000",
+        env_from=[{"secretRef": {"name": "keys"}}],
+        volumes=[{"name": "in", "hostPath": {"path": str(tmp_path)}}],
+        volume_mounts=[{"name": "in", "mountPath": "/in", "readOnly": True}],
+        working_dir="/in",
+        node_selector={"disk": "fast"},
+        tolerations=[{"key": "gpu", "operator": "Exists"}],
+        image_pull_policy="IfNotPresent",
+        image_pull_secrets="registry",
+        security_context={"readOnlyRootFilesystem": True},
+        labels={"team": "care"},
+        annotations={"cost/centre": 7},
+    )
+    running = asyncio.create_task(call)
+    await until(
+        lambda: any("mounted" in cluster.log(one["metadata"]["name"]) for one in cluster.pods()), "output"
+    )
+    [pod] = cluster.pods()
+    assert cluster.log(pod["metadata"]["name"]) == "hush mounted /in\n"
+    spec, metadata = pod["spec"], pod["metadata"]
+    assert (spec["nodeSelector"], spec["tolerations"]) == (
+        {"disk": "fast"},
+        [{"key": "gpu", "operator": "Exists"}],
+    )
+    assert spec["imagePullSecrets"] == [{"name": "registry"}]
+    assert spec["containers"][0]["imagePullPolicy"] == "IfNotPresent"
+    assert (metadata["labels"]["team"], metadata["annotations"]["cost/centre"]) == ("care", "7")
+    running.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await running

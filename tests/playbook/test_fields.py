@@ -279,3 +279,14 @@ def test_traces_that_cannot_be_are_refused_but_end_no_execution(words: str) -> N
     assert "0 to 1" in error or "http://host:4318" in error
     text = f"apiVersion: noetl.io/v2\nkind: Playbook\nmetadata: {{name: a}}\ntracing: {words}\nworkflow:\n{NOTHING}"
     assert parse_playbook(text, lenient=True).tracing == Tracing()
+
+
+def test_fields_of_a_container_in_kubernetes_own_spelling() -> None:
+    tool = task_with(
+        "container",
+        image="i",
+        volumeMounts=[{"name": "in", "mountPath": "/in"}],
+        nodeSelector={"disk": "fast"},
+    )
+    assert tool.config["volume_mounts"] == [{"name": "in", "mountPath": "/in"}]
+    assert tool.config["node_selector"] == {"disk": "fast"}

@@ -25,6 +25,23 @@ LOG_BYTES = 1_048_576
 EXCERPT = 500
 
 
+_OF_CONTAINER = {
+    "resources": "resources",
+    "env_from": "envFrom",
+    "volume_mounts": "volumeMounts",
+    "working_dir": "workingDir",
+    "image_pull_policy": "imagePullPolicy",
+    "security_context": "securityContext",
+}
+_OF_POD = {
+    "service_account": "serviceAccountName",
+    "volumes": "volumes",
+    "node_selector": "nodeSelector",
+    "tolerations": "tolerations",
+}
+"""Fields that go as they are, with Kubernetes' names for them."""
+
+
 @dataclass(frozen=True, slots=True)
 class _Cluster:
     batch: Any
@@ -36,9 +53,11 @@ class ContainerTool(Tool):
 
     Input: ``image``; ``command`` (text for ``/bin/sh -c``, or a list) or ``script``; ``args``; ``env``;
     ``resources`` as Kubernetes writes them; ``namespace`` (default: the pod's own, else the
-    kubeconfig's, else ``default``); ``service_account``;
-    ``timeout`` seconds. ``pipes: true`` as for shell: the messages come by objects of the minio store, to which the
-    job needs a client of its own.
+    kubeconfig's, else ``default``); ``service_account``; ``timeout`` seconds; as Kubernetes writes them too
+    ``env_from``, ``volume_mounts``, ``security_context`` (of the container), ``working_dir``, ``image_pull_policy``,
+    ``volumes``, ``node_selector``, ``tolerations``, ``image_pull_secrets`` (names will do), ``labels`` and
+    ``annotations`` of job and pod. ``pipes: true`` as for shell: the messages come by objects of the minio store, to
+    which the job needs a client of its own.
 
     Output: ``{job, namespace, pod, exit_code, stdout}``; of a long log the last mebibyte.
 
@@ -104,26 +123,41 @@ def job_manifest(
     if config.get("args"):
         container["args"] = [str(part) for part in config["args"]]
     container["env"] = [*_variables(config.get("env")), *_variables(variables)]
-    if config.get("resources"):
-        container["resources"] = config["resources"]
+    container |= _given(config, _OF_CONTAINER)
     labels = {
+        **_texts(config.get("labels")),
         "app.kubernetes.io/managed-by": "noetl-dagster",
         "noetl/execution-id": str(call.execution_id),
         "noetl/step": _label(call.step),
     }
     pod: dict[str, Any] = {"restartPolicy": "Never", "containers": [container]}
-    if config.get("service_account"):
-        pod["serviceAccountName"] = str(config["service_account"])
+    pod |= _given(config, _OF_POD)
+    if config.get("image_pull_secrets"):
+        secrets = config["image_pull_secrets"]
+        named = [secrets] if isinstance(secrets, str) else secrets
+        pod["imagePullSecrets"] = [{"name": one} if isinstance(one, str) else one for one in named]
+    metadata: dict[str, Any] = {"labels": labels}
+    if config.get("annotations"):
+        metadata["annotations"] = _texts(config["annotations"])
     return {
         "apiVersion": "batch/v1",
         "kind": "Job",
-        "metadata": {"name": f"noetl-{_label(call.step).lower()[:40]}-{uuid4().hex[:8]}", "labels": labels},
+        "metadata": {"name": f"noetl-{_label(call.step).lower()[:40]}-{uuid4().hex[:8]}", **metadata},
         "spec": {
             "backoffLimit": 0,
             "ttlSecondsAfterFinished": KEPT_SECONDS,
-            "template": {"metadata": {"labels": labels}, "spec": pod},
+            "template": {"metadata": metadata, "spec": pod},
         },
     }
+
+
+def _given(config: Mapping[str, Any], fields: Mapping[str, str]) -> dict[str, Any]:
+    """What a task says in Kubernetes' own words, by those."""
+    return {name: config[field] for field, name in fields.items() if config.get(field)}
+
+
+def _texts(given: Any) -> dict[str, str]:
+    return {str(name): str(value) for name, value in (given or {}).items()}
 
 
 def _variables(env: Any) -> list[dict[str, Any]]:
