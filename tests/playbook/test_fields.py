@@ -282,11 +282,7 @@ def test_traces_that_cannot_be_are_refused_but_end_no_execution(words: str) -> N
 
 
 def test_fields_of_a_container_in_kubernetes_own_spelling() -> None:
-    tool = task_with(
-        "container",
-        image="i",
-        volumeMounts=[{"name": "in", "mountPath": "/in"}],
-        nodeSelector={"disk": "fast"},
-    )
-    assert tool.config["volume_mounts"] == [{"name": "in", "mountPath": "/in"}]
-    assert tool.config["node_selector"] == {"disk": "fast"}
+    mounts = [{"name": "in", "mountPath": "/in"}]
+    tool = task_with("container", image="i", volumeMounts=mounts, nodeSelector={"disk": "fast"})
+    config = load(f"- step: start\n  tool: {tool}\n").steps[0].tasks[0].config
+    assert config == {"image": "i", "volume_mounts": mounts, "node_selector": {"disk": "fast"}}
