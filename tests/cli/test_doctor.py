@@ -321,4 +321,4 @@ def test_a_pod_without_a_token_has_no_kubernetes(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setenv("KUBERNETES_SERVICE_HOST", "127.0.0.1")
     monkeypatch.setenv("KUBERNETES_SERVICE_PORT", "1")
     (check,) = (one for one in server_checks(Settings()) if one.name == "Kubernetes")
-    assert asyncio.run(check.()).state is State.NOT_SET
+    assert asyncio.run(check.run()).state is State.NOT_SET
