@@ -145,3 +145,32 @@ def test_limits_of_runs_are_the_same_beside_dagster_s_own_chart() -> None:
     assert launcher["resources"] == values["resources"]
     queue = OFFICIAL["dagsterDaemon"]["runCoordinator"]["config"]["queuedRunCoordinator"]
     assert queue["maxConcurrentRuns"] == values["maxConcurrent"]
+
+
+@pytest.mark.parametrize("scenario", sorted(SCENARIOS.keys() - {"bare"}))
+def test_provisioning_is_told_of_the_shared_volume_only_with_it(scenario: str) -> None:
+    objects = manifests(SCENARIOS[scenario])
+    pods = component(objects, "provision")
+    mounted = {mount["mountPath"] for mount in pods.container["volumeMounts"]}
+    assert {pods.variables(objects).get("NOETL_PVC_MOUNT_PATH")} - {None} <= mounted
+
+
+def test_labels_of_monitoring_are_those_of_its_objects() -> None:
+    labels = {"release": "prometheus"}
+    monitored = {
+        "serviceMonitor": {"enabled": True, "labels": labels},
+        "rules": {"enabled": True, "labels": labels},
+    }
+    objects = manifests(overlaid(SCENARIOS["kind"], {"monitoring": monitored}))
+    kinds = ("ServiceMonitor", "PodMonitor", "PrometheusRule")
+    found = [one for one in objects if one["kind"] in kinds]
+    assert len(found) == len(kinds)
+    assert all(labels.items() <= one["metadata"]["labels"].items() for one in found)
+
+
+def test_the_test_has_its_pod_s_annotations() -> None:
+    objects = manifests(
+        overlaid(SCENARIOS["kind"], {"pod": {"annotations": {"gke-gcsfuse/volumes": "true"}}})
+    )
+    (pod,) = (one for one in objects if hook(one) == "test")
+    assert pod["metadata"]["annotations"]["gke-gcsfuse/volumes"] == "true"

@@ -206,6 +206,7 @@ provision:
   values: {{ toJson $values.provision }}
   role: provision
   args: [noetl-dagster, provision]
+  shared: {{ include "noetl.trial" . | eq "true" }}
   secrets: [dbUrl, dagsterDbUrl, natsUrl, minioAccessKey, minioSecretKey]
   settings: true
   dagster: true
@@ -226,7 +227,7 @@ test:
   playbooks: true
   shared: true
   serverCa: true
-  reaches: {{ append $stores "api" | toJson }}
+  reaches: {{ concat $stores $traced (list "api" "tools") | toJson }}
 {{- include "noetl.trialComponents" . }}
 {{- end -}}
 

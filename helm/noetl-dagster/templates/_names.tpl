@@ -43,6 +43,9 @@ helm.sh/chart: {{ printf "%s-%s" .root.Chart.Name .root.Chart.Version | replace 
 name: {{ include "noetl.fullname" .root }}{{ with .suffix | default .name }}-{{ . }}{{ end }}
 namespace: {{ .root.Release.Namespace }}
 labels: {{- include "noetl.labels" . | nindent 2 }}
+{{- with .labels }}
+  {{- toYaml . | nindent 2 }}
+{{- end }}
 {{- with .annotations }}
 annotations: {{- toYaml . | nindent 2 }}
 {{- end }}

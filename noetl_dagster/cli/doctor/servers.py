@@ -30,6 +30,9 @@ CONNECT_SECONDS = 5.0
 ANYBODYS = "/api/executions/0/lifecycle"
 """A path that tokens of every scope may ask; there is no such execution."""
 
+SERVICE_TOKEN = Path("/var/run/secrets/kubernetes.io/serviceaccount/token")
+"""Every pod knows the cluster's address; only one with this file may ask it."""
+
 
 def server_checks(settings: Settings) -> Iterator[Check]:
     async def nats() -> Finding:
@@ -110,6 +113,8 @@ async def _kubernetes() -> Finding:
     default = Path.home() / ".kube" / "config"
     if not ({"KUBECONFIG", "KUBERNETES_SERVICE_HOST"} & os.environ.keys() or default.is_file()):
         return not_set("KUBECONFIG")
+    if not ("KUBECONFIG" in os.environ or default.is_file() or SERVICE_TOKEN.is_file()):
+        return not_set("the pod's service account token")
     return await in_background(_cluster)
 
 
