@@ -172,7 +172,7 @@ def test_services_outside_are_reached_by_their_ports() -> None:
 def test_only_tools_reach_everything_but_the_nodes_credentials() -> None:
     net = Net(manifests(MINIMAL))
     for source in net.components:
-        assert net.lets(source, OUTSIDE, 25) == (source in ("run", "worker-default")), source
+        assert net.lets(source, OUTSIDE, 25) == (source in ("run", "worker-default", "test")), source
         assert not net.lets(source, METADATA, 80), source
     google = Net(manifests(SCENARIOS["gke"]))
     assert google.lets("run", METADATA, 80)  # workload identity: credentials of the pod

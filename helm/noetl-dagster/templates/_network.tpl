@@ -38,9 +38,12 @@
 - from: {{- toYaml . | nindent 4 }}
   ports: {{- include "noetl.policyPorts" $ports | indent 4 }}
 {{- end }}
-{{- if and $component.ports $component.ports.health $policy.monitoringFrom }}
+{{- with (default dict $component.ports) }}
+{{- $metrics := .health | default (ternary .api nil (eq $.name "api")) }}
+{{- if and $metrics $policy.monitoringFrom }}
 - from: {{- toYaml $policy.monitoringFrom | nindent 4 }}
-  ports: {{- include "noetl.policyPorts" (list $component.ports.health) | indent 4 }}
+  ports: {{- include "noetl.policyPorts" (list $metrics) | indent 4 }}
+{{- end }}
 {{- end }}
 {{- end -}}
 

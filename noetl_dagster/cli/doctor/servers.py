@@ -113,7 +113,7 @@ async def _kubernetes() -> Finding:
     default = Path.home() / ".kube" / "config"
     if not ({"KUBECONFIG", "KUBERNETES_SERVICE_HOST"} & os.environ.keys() or default.is_file()):
         return not_set("KUBECONFIG")
-    if not ("KUBECONFIG" in os.environ or default.is_file() or SERVICE_TOKEN.is_file()):
+    if not ("KUBECONFIG" in os.environ or default.is_file() or await in_background(SERVICE_TOKEN.is_file)):
         return not_set("the pod's service account token")
     return await in_background(_cluster)
 
