@@ -150,7 +150,6 @@ SCENARIOS: dict[str, dict[str, Any]] = {
             "storage": {"tier": "pvc", "pvc": {"enabled": True, "existingClaim": "shared"}},
             "secrets": {"credentialKey": {"name": "other", "key": "fernet"}},
             "dagster": {"computeLogs": {"manager": "local"}},
-            "api": {"launcher": "warm"},
         },
     ),
     "API elsewhere": overlaid(

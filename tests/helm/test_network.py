@@ -169,6 +169,17 @@ def test_services_outside_are_reached_by_their_ports() -> None:
     assert not net.lets("ingest", OUTSIDE, 8080)
 
 
+def test_ports_in_addresses_are_let_out() -> None:
+    values = {
+        "storage": {"tier": "minio", "minio": {"endpoint": "http://minio.other:9000"}},
+        "tracing": {"endpoint": "http://collector:4999"},
+    }
+    net = Net(manifests(overlaid(MINIMAL, values)))
+    assert net.lets("ingest", OUTSIDE, 9000)
+    assert net.lets("ingest", OUTSIDE, 4999)
+    assert not net.lets("ingest", OUTSIDE, 9001)
+
+
 def test_only_tools_reach_everything_but_the_nodes_credentials() -> None:
     net = Net(manifests(MINIMAL))
     for source in net.components:

@@ -139,10 +139,24 @@ def test_accounts_have_no_token_by_themselves(objects: list[Manifest]) -> None:
     )
 
 
+def test_executors_are_pulled_and_placed_as_other_pods() -> None:
+    values = {
+        "image": {"tag": "9.9", "pullSecrets": [{"name": "registry"}]},
+        "pod": {"tolerations": [{"key": "data", "operator": "Exists"}], "nodeSelector": {"disk": "fast"}},
+        "spark": {"mode": "kubernetes"},
+        "storage": {"pvc": {"enabled": True, "existingClaim": "shared"}},
+    }
+    objects = manifests(overlaid(MINIMAL, values))
+    [text] = [one["data"]["executor.yaml"] for one in objects if "executor.yaml" in one.get("data", {})]
+    spec = yaml.safe_load(text)["spec"]
+    assert spec["imagePullSecrets"] == [{"name": "registry"}]
+    assert (spec["tolerations"][0]["key"], spec["nodeSelector"]) == ("data", {"disk": "fast"})
+    assert {"name": "shared", "persistentVolumeClaim": {"claimName": "shared"}} in spec["volumes"]
+    assert "/noetl-dagster-spark:9.9" in yaml.safe_dump(objects)
+
+
 def test_only_what_makes_or_ends_pods_has_a_token() -> None:
     assert tokens(manifests(KIND)) == {"daemon", "webserver", "api", "run"}
-    warm = manifests(overlaid(MINIMAL, {"api": {"launcher": "warm"}}))
-    assert tokens(warm) == {"daemon", "webserver", "run"}
     jobs = manifests(overlaid(MINIMAL, {"workers": {"containers": True}}))
     assert tokens(jobs) == {"daemon", "webserver", "api", "run", "worker-default"}
 

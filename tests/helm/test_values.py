@@ -94,6 +94,10 @@ WRONG: dict[str, dict[str, Any]] = {
     "runner": {"serviceAccounts": {"roles": {"runner": {"name": "x"}}}},
     "tolerance": {"pod": {"tolerance": []}},
     "/nats/replicas": {"nats": {"replicas": 7}},
+    "maxResumeRunAttempts": {"dagster": {"runMonitoring": {"maxResumeRunAttempts": 1}}},
+    "/workers/defaults/autoscaling/minReplicas": {
+        "workers": {"defaults": {"autoscaling": {"kind": "hpa", "minReplicas": 0}}}
+    },
 }
 """What the message names -> values."""
 
@@ -120,6 +124,10 @@ NEEDED: dict[str, dict[str, Any]] = {
     "workers.serverUrl": overlaid(MINIMAL, {"api": {"enabled": False}}),
     "dagster.extraLocations": overlaid(MINIMAL, {"dagster": {"enabled": False}}),
     "ingress.webserver.host or ingress.api.host": overlaid(MINIMAL, {"ingress": {"enabled": True}}),
+    "serviceAccounts.roles": overlaid(MINIMAL, {"serviceAccounts": {"create": False}}),
+    "dagster.extraInstance.concurrency": overlaid(
+        MINIMAL, {"dagster": {"extraInstance": {"concurrency": {"pools": {"granularity": "op"}}}}}
+    ),
     "nats.replicas: servers vote": overlaid(MINIMAL, {"nats": {"enabled": True, "replicas": 2}}),
     "monitoring.serviceMonitor.token.name": overlaid(
         MINIMAL, {"monitoring": {"serviceMonitor": {"enabled": True}}}

@@ -13,7 +13,19 @@
 {{- fail "workers.serverUrl: workers claim from the HTTP API; set api.enabled, give the address of another, or set workers.pools to {}" }}
 {{- end }}
 {{- if and (include "noetl.workspace" .root) (not $values.dagster.enabled) (not $values.dagster.extraLocations) }}
-{{- fail "dagster.extraLocations: the API launches runs of code locations, and there is none; name those of Dagster's own chart, or set api.launcher to warm" }}
+{{- fail "dagster.extraLocations: the API launches runs of code locations, and there is none; name those of Dagster's own chart, or set api.enabled to false" }}
+{{- end }}
+{{- if and $values.rbac.create (not $values.serviceAccounts.create) }}
+{{- range .components }}
+{{- if and .rights (not (get (default dict (get $values.serviceAccounts.roles .role)) "name")) }}
+{{- fail (printf "serviceAccounts.roles.%s.name: name the service account that gets the rights, or set rbac.create to false" .role) }}
+{{- end }}
+{{- end }}
+{{- end }}
+{{- range $key, $_ := $values.dagster.extraInstance }}
+{{- if has $key (list "storage" "run_launcher" "run_coordinator" "concurrency" "run_monitoring" "compute_logs" "local_artifact_storage" "retention" "telemetry" "nux") }}
+{{- fail (printf "dagster.extraInstance.%s: the chart writes this key of dagster.yaml itself; use its own values" $key) }}
+{{- end }}
 {{- end }}
 {{- if and $values.ingress.enabled (not $values.ingress.webserver.host) (not $values.ingress.api.host) }}
 {{- fail "ingress.webserver.host or ingress.api.host: an ingress needs the name of a host" }}

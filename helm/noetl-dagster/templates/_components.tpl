@@ -20,7 +20,6 @@ reaches   components and outside services that it connects to: all that network 
 {{- $readers := ternary (list "secrets") list (gt (len $values.rbac.readSecrets) 0) }}
 {{- $sparkRights := ternary (list "executors") list $executors }}
 {{- $cluster := or $jobs $executors $readers }}
-{{- $launches := eq $values.api.launcher "dagster" }}
 {{- $locations := list "code-location" "locations" }}
 {{- if $values.dagster.enabled }}
 webserver:
@@ -84,8 +83,8 @@ api:
   values: {{ toJson $values.api }}
   strategy: {type: RollingUpdate, rollingUpdate: {maxSurge: 1, maxUnavailable: 0}}
   role: api
-  token: {{ $launches }}
-  rights: {{ ternary (list "control") list $launches | toJson }}
+  token: true
+  rights: [control]
   args: [noetl-dagster, serve]
   ports: {api: 8700}
   service: true
@@ -96,10 +95,8 @@ api:
     NOETL_SERVICE_HOST: 0.0.0.0
     NOETL_SERVICE_PORT: "8700"
     NOETL_SERVICE_PROCESSES: {{ int64 $values.api.processes | quote }}
-    NOETL_RUN_LAUNCHER: {{ $values.api.launcher }}
-    {{- if $launches }}
+    NOETL_RUN_LAUNCHER: dagster
     NOETL_WORKSPACE: /opt/noetl/workspace/workspace.yaml
-    {{- end }}
     {{- if $values.api.tls.secretName }}
     NOETL_SERVICE_TLS_CERT: /opt/noetl/tls/tls.crt
     NOETL_SERVICE_TLS_KEY: /opt/noetl/tls/tls.key
@@ -108,12 +105,12 @@ api:
     {{- end }}
   secrets: {{ append $engine "serviceTokens" | toJson }}
   settings: true
-  dagster: {{ $launches }}
-  workspace: {{ $launches }}
+  dagster: true
+  workspace: true
   playbooks: true
   shared: true
   tls: {{ $values.api.tls.secretName | quote }}
-  reaches: {{ concat $stores $traced (ternary (append $locations "kubernetes") list $launches) | toJson }}
+  reaches: {{ concat $stores $traced $locations (list "kubernetes") | toJson }}
 {{- end }}
 {{- if $values.ingest.enabled }}
 ingest:

@@ -123,7 +123,7 @@ config: {base_dir: /var/lib/noetl/compute}
 
 {{/* Whether anything of the release asks code locations. */}}
 {{- define "noetl.workspace" -}}
-{{- if or .Values.dagster.enabled (and .Values.api.enabled (eq .Values.api.launcher "dagster")) }}true{{ end -}}
+{{- if or .Values.dagster.enabled .Values.api.enabled }}true{{ end -}}
 {{- end -}}
 
 {{- define "noetl.workspaceYaml" -}}
@@ -149,13 +149,20 @@ spec:
   automountServiceAccountToken: false
   enableServiceLinks: false
   securityContext: {{- include "noetl.podSecurity" 10001 | nindent 4 }}
+  {{- include "noetl.placement" (dict "root" . "name" "executor" "pod" .Values.pod) | trim | nindent 2 }}
   containers:
     - name: spark-kubernetes-executor
       securityContext: {{- include "noetl.containerSecurity" . | nindent 8 }}
       volumeMounts:
         - {name: tmp, mountPath: /tmp}
         - {name: work, mountPath: /opt/spark/work-dir}
+        {{- if .Values.storage.pvc.enabled }}
+        - {name: shared, mountPath: {{ .Values.storage.pvc.mountPath }}}
+        {{- end }}
   volumes:
     - {name: tmp, emptyDir: {}}
     - {name: work, emptyDir: {}}
+    {{- if .Values.storage.pvc.enabled }}
+    {{- include "noetl.sharedVolume" . | trim | nindent 4 }}
+    {{- end }}
 {{- end -}}

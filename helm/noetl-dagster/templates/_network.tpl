@@ -64,9 +64,21 @@
     - ipBlock: {cidr: {{ . }}{{ with $except }}, except: {{ toJson . }}{{ end }}}
     {{- end }}
   {{- with .ports }}
-  ports: {{- include "noetl.policyPorts" . | indent 4 }}
+  ports: {{- include "noetl.policyPorts" (concat . (include "noetl.addressPorts" (dict "root" $.root "target" $target) | fromYamlArray) | uniq) | indent 4 }}
   {{- end }}
 {{- end }}
+{{- end }}
+{{- end -}}
+
+{{/* Ports that values name in an address: of the object store, of the collector. */}}
+{{- define "noetl.addressPorts" -}}
+{{- $address := get (dict "objects" .root.Values.storage.minio.endpoint "tracing" .root.Values.tracing.endpoint) .target }}
+{{- if $address }}
+{{- $url := urlParse $address }}
+{{- $port := regexFind "[0-9]+$" (regexFind ":[0-9]+$" $url.host) | default (ternary 443 80 (eq $url.scheme "https") | toString) }}
+- {{ $port }}
+{{- else -}}
+[]
 {{- end }}
 {{- end -}}
 

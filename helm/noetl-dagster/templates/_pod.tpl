@@ -218,12 +218,7 @@ topologySpreadConstraints:
 {{- end }}
 {{- with $values.storage.pvc }}
 {{- if and $.component.shared .enabled }}
-- name: shared
-  {{- if .volume }}
-  {{- toYaml .volume | nindent 2 }}
-  {{- else }}
-  persistentVolumeClaim: {claimName: {{ default (printf "%s-shared" $full) .existingClaim }}}
-  {{- end }}
+{{- include "noetl.sharedVolume" $.root }}
 {{- end }}
 {{- end }}
 {{- if and .component.tools (eq $values.spark.mode "kubernetes") }}
@@ -259,4 +254,16 @@ configMap: {name: {{ .configMap }}}
 configMap: {name: {{ include "noetl.fullname" $ }}-playbooks}
 {{- end -}}
 {{- end -}}
+{{- end -}}
+
+{{/* The volume of the tier pvc. */}}
+{{- define "noetl.sharedVolume" }}
+- name: shared
+  {{- with .Values.storage.pvc }}
+  {{- if .volume }}
+  {{- toYaml .volume | nindent 2 }}
+  {{- else }}
+  persistentVolumeClaim: {claimName: {{ default (printf "%s-shared" (include "noetl.fullname" $)) .existingClaim }}}
+  {{- end }}
+  {{- end }}
 {{- end -}}

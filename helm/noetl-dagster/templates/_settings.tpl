@@ -119,7 +119,7 @@ minioSecretKey: {variable: NOETL_MINIO_SECRET_KEY, provided: {{ .Values.minio.en
 
 {{- define "noetl.sparkOnKubernetes" -}}
 {{- $executors := .Values.spark.executors -}}
-spark.kubernetes.container.image: {{ $executors.image.repository }}:{{ default .Chart.AppVersion $executors.image.tag }}
+spark.kubernetes.container.image: {{ $executors.image.repository }}:{{ coalesce $executors.image.tag .Values.image.tag .Chart.AppVersion }}
 spark.kubernetes.container.image.pullPolicy: {{ .Values.image.pullPolicy }}
 spark.kubernetes.authenticate.executor.serviceAccountName: {{ include "noetl.serviceAccount" (dict "root" . "role" "executor") }}
 spark.kubernetes.executor.podTemplateFile: /opt/noetl/spark/executor.yaml
