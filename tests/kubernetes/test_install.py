@@ -2,26 +2,20 @@
 
 from __future__ import annotations
 
-import asyncio
 import shutil
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from noetl_dagster.engine.engine import Engine
-from noetl_dagster.settings import Settings
-from tests.helm.chart import KIND, MINIMAL, RELEASE, SCENARIOS, overlaid
+from tests.helm.chart import RELEASE, SCENARIOS, overlaid
 from tests.kubernetes.cluster import Cluster
-from tests.kubernetes.cluster.kubelet.process import unavailable
 from tests.kubernetes.cluster.store import Object
-from tests.kubernetes.processes import secrets_for, values_for
 from tests.kubernetes.releases import Release
-from tests.waiting import until, until_now
-from tests.whole import Fan
+from tests.waiting import until_now
 
 ITEMS, HELD = 200, 4
 PREFIX = f"{RELEASE}-noetl-dagster-"
