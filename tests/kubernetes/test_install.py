@@ -19,8 +19,6 @@ from tests.waiting import until_now
 
 ITEMS, HELD = 200, 4
 PREFIX = f"{RELEASE}-noetl-dagster-"
-KEPT = {"PersistentVolumeClaim", "Namespace"}
-"""What holds data outlives the release."""
 
 
 @pytest.fixture
@@ -92,6 +90,6 @@ def test_a_release_from_its_install_to_its_end(recorded: Release, name: str) -> 
     release.uninstall()
 
     def left() -> set[tuple[str, str]]:
-        return {key for key in release.objects().keys() - before.keys() if key[0] not in KEPT}
+        return {key for key, one in release.objects().items() if key not in before and not is_kept(one)}
 
     until_now(lambda: not left(), f"nothing to be left of {left()}")
