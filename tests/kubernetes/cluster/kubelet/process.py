@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -67,6 +68,8 @@ class Process:
         self._environment = dict(environment)
         self._cwd = cwd
         self._room = ""
+        self._held = -1
+        self._ending = threading.Lock()
         while not self._found_room() and self._main.poll() is None:
             time.sleep(0.002)  # what it starts is found by its namespace, also when it has ended itself
 
@@ -76,24 +79,26 @@ class Process:
         return code if code is None or code >= 0 else 128 - code
 
     def terminate(self) -> None:
-        with suppress(ProcessLookupError):
-            os.kill(self.pid, signal.SIGTERM)
+        if self._main.poll() is None:
+            self._main.terminate()
 
     def kill(self) -> None:
-        """Ends everything inside, at once."""
-        self._inside()
-        with suppress(ProcessLookupError):
-            if self._main.returncode is None:
-                os.kill(self.pid, signal.SIGKILL)
+        """Ends everything inside, at once; afterwards there is nothing to end any more."""
+        if self._main.poll() is None:
+            self._main.kill()
         self._main.wait()
-        while rest := self._inside():
-            for pid in rest:
-                with suppress(ProcessLookupError):
-                    os.kill(pid, signal.SIGKILL)
+        with self._ending:
+            while rest := self._inside():
+                for pid in rest:
+                    with suppress(ProcessLookupError):
+                        os.kill(pid, signal.SIGKILL)
+            if self._held >= 0:
+                os.close(self._held)
+            self._held, self._room = -1, ""
 
     def run(self, command: Sequence[str], seconds: float) -> bool:
         """Runs a command inside; whether it exits with 0 in time."""
-        if not self._found_room():
+        if not self._room:
             return False
         entered = ["nsenter", "-t", str(self.pid), "-m", "-r", f"--wdns={self._cwd}", "--", *command]
         try:
@@ -111,20 +116,26 @@ class Process:
         return done.returncode == 0
 
     def _found_room(self) -> str:
-        """The mount namespace; empty while the command still enters it."""
-        if not self._room:
+        """The mount namespace; empty while the command still enters it, and after the end.
+
+        It is held open: the number of one that is gone would be another container's.
+        """
+        if not self._room and self._main.returncode is None:
             with suppress(OSError):
-                found = os.readlink(f"/proc/{self.pid}/ns/mnt")
-                self._room = found if found != _OWN else ""
+                held = os.open(f"/proc/{self.pid}/ns/mnt", os.O_RDONLY)
+                found = os.readlink(f"/proc/self/fd/{held}")
+                if found == _OWN:
+                    os.close(held)
+                else:
+                    self._held, self._room = held, found
         return self._room
 
     def _inside(self) -> list[int]:
         """Processes in the container, zombies not counted: they have left it."""
-        room = self._found_room()
         found = []
-        for entry in os.listdir("/proc") if room else ():
+        for entry in os.listdir("/proc") if self._room else ():
             with suppress(OSError):
-                if entry.isdigit() and os.readlink(f"/proc/{entry}/ns/mnt") == room:
+                if entry.isdigit() and os.readlink(f"/proc/{entry}/ns/mnt") == self._room:
                     found.append(int(entry))
         return found
 
