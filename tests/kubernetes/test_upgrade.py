@@ -1,4 +1,4 @@
-"""The platform installed by Helm with its own processes: they work, and are rolled in the middle of a fan-out."""
+"""The platform as Helm installs it, its processes running: they work, and are rolled in the middle of a fan-out."""
 
 from __future__ import annotations
 
@@ -7,49 +7,50 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 
 from noetl_dagster.engine.engine import Engine
+from noetl_dagster.events.state import ExecutionState, ExecutionStatus
 from noetl_dagster.settings import Settings
 from tests.helm.chart import overlaid
 from tests.kubernetes.cluster import Cluster
-from tests.kubernetes.processes import secrets_for, values_for
+from tests.kubernetes.cluster.store import Object
+from tests.kubernetes.processes import SERVICE, secrets_for, values_for
 from tests.kubernetes.releases import Release
-from tests.waiting import until
-from tests.whole import Fan
+from tests.playbooks import text_of
+from tests.waiting import PATIENCE_SECONDS, until
+from tests.whole import FAN, SMALL, Fan, small
 
 SLOTS, ITEMS = 2, 60
-CLAIMS = "SELECT DISTINCT worker_id FROM noetl.event WHERE execution_id = $1 AND event_type = 'command.claimed'"
+WORKERS = "worker-default"
+ROLLED = ("code-location", "daemon", "webserver", "api", "ingest", "projection", WORKERS, "worker-gpu")
+ENDED_BY = """
+SELECT current_index, worker_id FROM noetl.event WHERE execution_id = $1 AND event_type = 'loop.shard.done'
+"""
 
 
 @pytest.fixture
 def release(cluster: Cluster, settings: Settings) -> Release:
+    """Nothing is installed yet; what production has before is there."""
     made = Release(cluster)
     secret = {"apiVersion": "v1", "kind": "Secret", "stringData": secrets_for(settings)}
     cluster.create(secret | {"metadata": {"name": "noetl", "namespace": made.namespace}})
     return made
 
 
-def values(settings: Settings, shared: Path) -> dict[str, Any]:
-    """What the proof needs and no more, each once; pods have a folder of the test's at its own path."""
-    found = values_for(settings)
-    del found["workers"]
-    return overlaid(
-        found,
-        {
-            "dagster": {"enabled": False, "extraLocations": [{"host": "nobody", "port": 4000}]},
-            "api": {"replicas": 1},
-            "ingest": {"replicas": 1},
-            "workers": {"defaults": {"replicas": 1, "slots": SLOTS}, },
-            "pod": {
-                "extraVolumes": [{"name": "shared", "hostPath": {"path": str(shared)}}],
-                "extraVolumeMounts": [{"name": "shared", "mountPath": str(shared)}],
-            },
-        },
-    )
+def shared_with_pods(folder: Path) -> dict[str, Any]:
+    """Values with which pods have a folder of the test's, at its own path."""
+    folder.mkdir()
+    return {
+        "pod": {
+            "extraVolumes": [{"name": "shared", "hostPath": {"path": str(folder)}}],
+            "extraVolumeMounts": [{"name": "shared", "mountPath": str(folder)}],
+        }
+    }
 
 
-async def said(release: Release, call: Callable[..., None], *given: Any) -> None:
+async def done(release: Release, call: Callable[..., None], *given: Any) -> None:
     """A call of Helm's, beside the test; with what containers wrote where it fails."""
     try:
         await asyncio.to_thread(call, *given)
@@ -57,32 +58,65 @@ async def said(release: Release, call: Callable[..., None], *given: Any) -> None
         raise AssertionError(f"{error}\n{release.cluster.said()}") from error
 
 
+def restarts(release: Release) -> dict[str, int]:
+    return {
+        pod["metadata"]["name"]: one["restartCount"]
+        for pod in release.cluster.pods(namespace=release.namespace)
+        for one in pod["status"].get("containerStatuses", ())
+        if one["restartCount"]
+    }
+
+
+def slots(pod: Object) -> str:
+    [found] = [
+        one for one in pod["spec"]["containers"][0]["env"] if one["name"] == "NOETL_WORKER_SLOTS"
+    ]
+    return str(found["value"])
+
+
 async def test_workers_are_rolled_in_the_middle_of_a_fan_out(
     release: Release, settings: Settings, tmp_path: Path
 ) -> None:
-    import time
-    t = time.monotonic()
-    shared = tmp_path / "shared"
-    shared.mkdir()
-    first = values(settings, shared)
-    await said(release, release.install, first)
-    print("install", time.monotonic() - t); t = time.monotonic()
+    """With what that needs and no more, each once; the test drives."""
+    given = values_for(settings)
+    del given["workers"]["pools"]
+    given = overlaid(
+        given,
+        shared_with_pods(tmp_path / "shared"),
+        {
+            "dagster": {"enabled": False, "extraLocations": [{"host": "nobody", "port": 4000}]},
+            "api": {"replicas": 1},
+            "ingest": {"replicas": 1},
+            "workers": {"defaults": {"replicas": 1, "slots": SLOTS}},
+        },
+    )
+    await done(release, release.install, given)
+    assert not restarts(release), "provisioning came first: nobody waited for a schema or a stream"
+    [old] = release.names(WORKERS)
+    [old_process] = release.cluster.processes(old, release.namespace).values()
+    others = {name: release.names(name) for name in ("api", "ingest", "projection")}
+
     engine = await Engine.open(settings)
-    fan = await Fan.start(engine, shared, ITEMS, held=SLOTS)
-    await until(lambda: len(fan.begun) == SLOTS, "two items that run")
-    before = release.names("worker-default")
-    [old] = before
-    upgraded = overlaid(first, {"workers": {"defaults": {"slots": SLOTS + 1}}})
-    await said(release, release.upgrade, upgraded)
-    print("upgrade", time.monotonic() - t); t = time.monotonic()
-    print(before, release.names("worker-default"), len(fan.begun))
+    fan = await Fan.start(engine, tmp_path / "shared", ITEMS, held=SLOTS)
+    await until(lambda: set(range(SLOTS)) <= set(fan.begun), "items that run")
+    await done(release, release.upgrade, overlaid(given, {"workers": {"defaults": {"slots": SLOTS + 1}}}))
+    assert {name: release.names(name) for name in others} == others, "only who reads it is rolled"
+    [new] = release.pods(WORKERS)
+    assert slots(new) == str(SLOTS + 1)
     await fan.until_done(ITEMS - SLOTS)
+    assert release.cluster.processes(old, release.namespace), "it drains: it ends what it has begun"
     fan.go()
     await fan.is_whole()
-    print("whole", time.monotonic() - t); t = time.monotonic()
-    print(await engine.runtime.pool.fetch(CLAIMS, fan.execution_id))
-    await said(release, release.test)
-    print("test", time.monotonic() - t); t = time.monotonic()
-    await said(release, release.rollback)
-    print("rollback", time.monotonic() - t); t = time.monotonic()
+    ended_by = dict(await engine.runtime.pool.fetch(ENDED_BY, fan.execution_id))
+    assert {item for item, worker in ended_by.items() if worker.endswith(f":{old_process}")} >= set(range(SLOTS))
+    assert len(set(ended_by.values())) == 2, "the new one has taken over"
+    await until(lambda: release.cluster.store.get("Pod", release.namespace, old) is None, "its end")
+
+    await done(release, release.test)
+    await done(release, release.rollback)
+    [again] = release.pods(WORKERS)
+    assert slots(again) == str(SLOTS)
+    state = await engine.run(small())
+    assert state.status is ExecutionStatus.COMPLETED, state.error
+    assert not restarts(release)
     await engine.close()
