@@ -11,7 +11,7 @@ import httpx
 import pytest
 
 from noetl_dagster.engine.engine import Engine
-from noetl_dagster.events.state import ExecutionState, ExecutionStatus
+from noetl_dagster.events.state import ExecutionStatus
 from noetl_dagster.settings import Settings
 from tests.helm.chart import overlaid
 from tests.kubernetes.cluster import Cluster
@@ -19,7 +19,7 @@ from tests.kubernetes.cluster.store import Object
 from tests.kubernetes.processes import SERVICE, secrets_for, values_for
 from tests.kubernetes.releases import Release
 from tests.playbooks import text_of
-from tests.waiting import PATIENCE_SECONDS, until
+from tests.waiting import PATIENCE_SECONDS, PROCESS_SECONDS, until
 from tests.whole import FAN, SMALL, Fan, small
 
 SLOTS, ITEMS = 2, 60
@@ -68,9 +68,7 @@ def restarts(release: Release) -> dict[str, int]:
 
 
 def slots(pod: Object) -> str:
-    [found] = [
-        one for one in pod["spec"]["containers"][0]["env"] if one["name"] == "NOETL_WORKER_SLOTS"
-    ]
+    [found] = [one for one in pod["spec"]["containers"][0]["env"] if one["name"] == "NOETL_WORKER_SLOTS"]
     return str(found["value"])
 
 
@@ -87,7 +85,7 @@ async def test_workers_are_rolled_in_the_middle_of_a_fan_out(
             "dagster": {"enabled": False, "extraLocations": [{"host": "nobody", "port": 4000}]},
             "api": {"replicas": 1},
             "ingest": {"replicas": 1},
-            "workers": {"defaults": {"replicas": 1, "slots": SLOTS}},
+            "workers": {"defaults": {"replicas": 1, "slots": SLOTS}, "drainSeconds": int(PROCESS_SECONDS)},
         },
     )
     await done(release, release.install, given)
@@ -108,7 +106,9 @@ async def test_workers_are_rolled_in_the_middle_of_a_fan_out(
     fan.go()
     await fan.is_whole()
     ended_by = dict(await engine.runtime.pool.fetch(ENDED_BY, fan.execution_id))
-    assert {item for item, worker in ended_by.items() if worker.endswith(f":{old_process}")} >= set(range(SLOTS))
+    assert {item for item, worker in ended_by.items() if worker.endswith(f":{old_process}")} >= set(
+        range(SLOTS)
+    )
     assert len(set(ended_by.values())) == 2, "the new one has taken over"
     await until(lambda: release.cluster.store.get("Pod", release.namespace, old) is None, "its end")
 
@@ -120,3 +120,101 @@ async def test_workers_are_rolled_in_the_middle_of_a_fan_out(
     assert state.status is ExecutionStatus.COMPLETED, state.error
     assert not restarts(release)
     await engine.close()
+
+
+class Api:
+    """The HTTP API of a release, as its operators call it."""
+
+    def __init__(self, release: Release) -> None:
+        service = release.cluster.store.need("Service", release.namespace, f"{SERVICE}api")
+        self._client = httpx.AsyncClient(
+            base_url=f"http://{service['spec']['clusterIP']}:8700/api/executions",
+            headers={"Authorization": "Bearer token"},
+            timeout=PATIENCE_SECONDS,
+            trust_env=False,
+        )
+
+    async def execute(self, path: str, **workload: Any) -> int:
+        answer = await self._client.post("/execute", json={"path": path, "workload": workload})
+        assert answer.status_code == 202, answer.text
+        return int(answer.json()["execution_id"])
+
+    async def status(self, execution_id: int) -> str:
+        answer = await self._client.get(f"/{execution_id}")
+        assert answer.status_code == 200, answer.text
+        return str(answer.json()["status"])
+
+    async def close(self) -> None:
+        await self._client.aclose()
+
+
+@pytest.mark.slow
+async def test_everything_is_rolled_while_a_run_goes_on(
+    release: Release, settings: Settings, tmp_path: Path
+) -> None:
+    """All that the chart has, as many as it has by default: installed, upgraded to another image, rolled back, removed."""
+    shared = tmp_path / "shared"
+    before = set(release.objects())
+    given = overlaid(
+        values_for(settings),
+        shared_with_pods(shared),
+        {
+            "playbooks": {"files": {"fan.yaml": text_of("fan", FAN), "small.yaml": text_of("small", SMALL)}},
+            "dagster": {"webserver": {"replicas": 1}},
+            "workers": {"defaults": {"slots": SLOTS}, "drainSeconds": int(PROCESS_SECONDS)},
+        },
+    )
+    await done(release, release.install, given)
+    assert not restarts(release)
+    first = {name: release.names(name) for name in ROLLED}
+    assert all(first.values())
+    engine = await Engine.open(settings)
+    api = Api(release)
+
+    async def completed(execution_id: int) -> bool:
+        return await api.status(execution_id) == "COMPLETED"
+
+    async def works() -> None:
+        execution_id = await api.execute("tests/small")
+        await until(lambda: completed(execution_id), release.cluster.said())
+
+    await works()
+    held = 2 * SLOTS
+    ledger = shared / "fan.ledger"
+    ledger.touch()
+    execution_id = await api.execute("tests/fan", ledger=str(ledger), items=ITEMS, held=held)
+    fan = Fan.driven_elsewhere(engine, ledger, execution_id, ITEMS)
+    await until(lambda: set(range(held)) <= set(fan.begun), "items that run")
+    await done(release, release.upgrade, overlaid(given, {"image": {"tag": "0.2.0"}}))
+    second = {name: release.names(name) for name in ROLLED}
+    assert all(second[name] and not second[name] & first[name] for name in ROLLED)
+    await fan.until_done(ITEMS - held)
+    fan.go()
+    await fan.is_whole()
+    await works()
+    await done(release, release.test)
+
+    ledger = shared / "again.ledger"
+    ledger.touch()
+    execution_id = await api.execute("tests/fan", ledger=str(ledger), items=ITEMS, held=held)
+    fan = Fan.driven_elsewhere(engine, ledger, execution_id, ITEMS)
+    await until(lambda: set(range(held)) <= set(fan.begun), "items that run")
+    await done(release, release.rollback)
+    assert all(not release.names(name) & second[name] for name in ROLLED)
+    await fan.until_done(ITEMS - held)
+    fan.go()
+    await fan.is_whole()
+    await works()
+    await api.close()
+    await engine.close()
+
+    await done(release, release.uninstall)
+
+    def left() -> set[tuple[str, str]]:
+        return {
+            key
+            for key, one in release.objects().items()
+            if key not in before and "dagster/run-id" not in (one["metadata"].get("labels") or {})
+        }
+
+    await until(lambda: not left(), f"nothing to be left but runs: {left()}")
