@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -67,6 +68,8 @@ class Process:
         self._environment = dict(environment)
         self._cwd = cwd
         self._room = ""
+        self._held = -1
+        self._letting_go = threading.Lock()
         while not self._found_room() and self._main.poll() is None:
             time.sleep(0.002)  # what it starts is found by its namespace, also when it has ended itself
 
@@ -90,6 +93,10 @@ class Process:
             for pid in rest:
                 with suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGKILL)
+        with self._letting_go:
+            if self._held >= 0:
+                os.close(self._held)
+            self._held, self._room = -1, ""
 
     def run(self, command: Sequence[str], seconds: float) -> bool:
         """Runs a command inside; whether it exits with 0 in time."""
@@ -112,10 +119,14 @@ class Process:
 
     def _found_room(self) -> str:
         """The mount namespace; empty while the command still enters it."""
-        if not self._room:
+        if not self._room and self._main.returncode is None:
             with suppress(OSError):
-                found = os.readlink(f"/proc/{self.pid}/ns/mnt")
-                self._room = found if found != _OWN else ""
+                held = os.open(f"/proc/{self.pid}/ns/mnt", os.O_RDONLY)
+                found = f"mnt:[{os.fstat(held).st_ino}]"
+                if found == _OWN:
+                    os.close(held)
+                else:  # as long as it is open nobody else's has its number
+                    self._room, self._held = found, held
         return self._room
 
     def _inside(self) -> list[int]:
