@@ -14,6 +14,7 @@ from noetl_dagster.events.buffer import EventBuffer
 from noetl_dagster.events.connection import DATABASE_AWAY
 from noetl_dagster.events.queries import COMMAND_OVER
 from noetl_dagster.tools.base import Removal, ToolCall
+from noetl_dagster.tools.commands import orphans
 from noetl_dagster.worker.command import Command
 
 logger = logging.getLogger(__name__)
@@ -78,3 +79,16 @@ class Leftovers:
             if over or clock() >= until:
                 return bool(over)
             await asyncio.sleep(LOOK_SECONDS)
+
+
+async def remove_orphans(pool: asyncpg.Pool, execution_id: int | None = None) -> int:
+    """Removes what processes that are gone have left of ended commands; how much it was.
+
+    Args:
+        execution_id: only this one's.
+    """
+
+    async def is_over(execution: int, command: str) -> bool:
+        return bool(await pool.fetchval(COMMAND_OVER, execution, command))
+
+    return await orphans.remove_orphans(is_over, execution_id)

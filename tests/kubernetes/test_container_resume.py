@@ -23,6 +23,8 @@ from noetl_dagster.tools.base import Toolbox, ToolCall
 from noetl_dagster.tools.commands import container
 from noetl_dagster.tools.commands.jobs import CALL, MARGIN_SECONDS, call_name, job_manifest, job_name
 from noetl_dagster.tools.registry import tool_for
+from noetl_dagster.worker.command import Command
+from noetl_dagster.worker.context import own_context
 from tests.kubernetes.cluster import Cluster
 from tests.playbooks import playbook
 from tests.pool import working
@@ -278,6 +280,56 @@ async def test_the_job_of_a_worker_that_goes_is_waited_for_by_the_next(
     assert (data["job"], data["stdout"]) == (job, "the end\n")
     assert ran(out) == 1
     await until(lambda: not names(cluster), "the deletion of the job")
+
+
+@pytest.fixture
+def inside(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """This process is in the cluster."""
+    namespace = tmp_path / "namespace"
+    namespace.write_text("default")
+    monkeypatch.setattr("noetl_dagster.tools.commands.cluster.NAMESPACE", namespace)
+
+
+@pytest.mark.usefixtures("inside")
+async def test_a_job_whose_driver_is_gone_ends_with_its_execution(
+    engine: Engine, cluster: Cluster, killed: Killed
+) -> None:
+    other = cluster.create(job_manifest(call(command="sleep 1000")))
+    execution_id = await killed.until_runs(1)
+    await engine.maintenance().run()
+    assert len(names(cluster)) == 2  # what may be resumed is nobody's orphan
+    await engine.lifecycle.cancel(execution_id)
+    assert names(cluster) == [other["metadata"]["name"]]
+
+
+@pytest.mark.usefixtures("inside")
+@pytest.mark.parametrize("over", [True, False])
+async def test_the_job_of_a_command_that_its_workers_lost_is_deleted(
+    engine: Engine, cluster: Cluster, over: bool
+) -> None:
+    cluster.create(job_manifest(call(command="sleep 1000")))
+    put = """
+    INSERT INTO noetl.queue (execution_id, command_id, event_id, node_name, tool_kind, status, attempts, max_attempts,
+                             lease_until, worker_id, context)
+    VALUES (7, '7:stage:1:1', 1, 'stage', 'container', 'leased', 1, $1, now() - interval '1 s', 'w', $2)
+    """
+    context = own_context(Command(7, "stage")) | {"step": "stage"}
+    await engine.runtime.pool.execute(put, 1 if over else 2, context)
+    await engine.reaper().reap()
+    assert len(names(cluster)) == (0 if over else 1)
+
+
+@pytest.mark.usefixtures("inside")
+async def test_the_job_of_a_command_that_ended_as_its_process_did_is_deleted_in_the_night(
+    engine: Engine, cluster: Cluster, out: Path
+) -> None:
+    (out / "go").touch()
+    state = await engine.run(of_step(), {"out": str(out), "command": SLOW})
+    left = call()
+    left.command_id = Command(state.execution_id, "work").command_id
+    cluster.create(job_manifest(left))
+    assert (await engine.maintenance().run()).containers == 1
+    assert not names(cluster)
 
 
 def call(**config: Any) -> ToolCall:

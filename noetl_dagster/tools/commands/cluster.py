@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 from noetl_dagster.errors import ToolError, kind_of_status
-from noetl_dagster.tools.base import ToolCall
 
 NAMESPACE = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
 EXCERPT = 500
@@ -23,8 +22,11 @@ class Cluster:
     core: Any
 
 
-def connect(call: ToolCall) -> Cluster:
+def connect(asker: str) -> Cluster:
     """
+    Args:
+        asker: who it is that asks, for errors; likewise below.
+
     Raises:
         ToolError: there is no client, or no cluster that it knows.
     """
@@ -32,15 +34,14 @@ def connect(call: ToolCall) -> Cluster:
         from kubernetes import client, config
     except ImportError:
         raise ToolError(
-            f"container in step {call.step}: no Kubernetes client is installed; install noetl-dagster[k8s]",
+            f"{asker}: no Kubernetes client is installed; install noetl-dagster[k8s]",
             kind="unknown",
         ) from None
     try:
         config.load_config()  # a kubeconfig, else the pod's own service account
     except config.ConfigException:
         raise ToolError(
-            f"container in step {call.step}: no Kubernetes client is configured; set KUBECONFIG, or run "
-            "inside a cluster",
+            f"{asker}: no Kubernetes client is configured; set KUBECONFIG, or run inside a cluster",
             kind="credential",
         ) from None
     return Cluster(client.BatchV1Api(), client.CoreV1Api())
@@ -68,7 +69,7 @@ def _message(body: Any) -> str:
     return str(answer.get("message") or "") if isinstance(answer, dict) else ""
 
 
-async def asked(call: ToolCall, request: Any, *arguments: Any, **options: Any) -> Any:
+async def asked(asker: str, request: Any, *arguments: Any, **options: Any) -> Any:
     """One request to the API server, in a thread.
 
     Raises:
@@ -81,7 +82,7 @@ async def asked(call: ToolCall, request: Any, *arguments: Any, **options: Any) -
         return await asyncio.to_thread(request, *arguments, **options)
     except ApiException as error:
         raise ToolError(
-            f"container in step {call.step}: Kubernetes answered {error.status} {error.reason}"
+            f"{asker}: Kubernetes answered {error.status} {error.reason}"
             + (f": {message[:EXCERPT]}" if (message := _message(error.body)) else ""),
             kind=kind_of_status(error.status or 500),
             status=error.status,
@@ -89,7 +90,7 @@ async def asked(call: ToolCall, request: Any, *arguments: Any, **options: Any) -
         ) from None
     except HTTPError as error:
         raise ToolError(
-            f"container in step {call.step}: the Kubernetes API cannot be reached: {type(error).__name__}",
+            f"{asker}: the Kubernetes API cannot be reached: {type(error).__name__}",
             kind="connection",
             retryable=True,
         ) from None

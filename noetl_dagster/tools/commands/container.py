@@ -46,7 +46,7 @@ class ContainerTool(Tool):
     kind = "container"
 
     async def run(self, call: ToolCall, box: Toolbox) -> ToolResult:
-        cluster = await asyncio.to_thread(connect, call)
+        cluster = await asyncio.to_thread(connect, _asker(call))
         namespace = str(call.config.get("namespace") or await asyncio.to_thread(own_namespace))
         script = await load_script(call, box)
         async with pipes_variables(call, box, JobMessages.OBJECTS) as variables:
@@ -66,7 +66,7 @@ class ContainerTool(Tool):
             async with time_limit(call):
                 await job.make(manifest)
                 condition = await job.ended(box)
-            pod, exit_code, log = await asked(call, job.outcome)
+            pod, exit_code, log = await asked(job.asker, job.outcome)
         except asyncio.CancelledError:
             if call.limit is not None and call.limit.expired():  # else the command may go on elsewhere
                 await asyncio.shield(job.stop())
@@ -85,7 +85,7 @@ class ContainerTool(Tool):
                 "stdout": log,
             }
             return ToolResult(data=data)
-        where = f"container in step {call.step}: job {job.name}"
+        where = f"{job.asker}: job {job.name}"
         if condition.reason == "DeadlineExceeded":
             raise ToolError(f"{where} took longer than its timeout", kind="timeout", retryable=True)
         if exit_code is None:
@@ -103,6 +103,7 @@ class _Job:
 
     def __init__(self, call: ToolCall, cluster: Cluster, namespace: str) -> None:
         self.call, self.namespace, self.name = call, namespace, job_name(call)
+        self.asker = _asker(call)
         self._batch, self._core = cluster.batch, cluster.core
 
     async def make(self, manifest: dict[str, Any]) -> None:
@@ -115,7 +116,7 @@ class _Job:
             found = await self._found()
             if found is not None and not self._is_own(found):
                 raise ToolError(
-                    f"container in step {self.call.step}: namespace {self.namespace} has a job {self.name} that is "
+                    f"{self.asker}: namespace {self.namespace} has a job {self.name} that is "
                     "not of this call; delete it",
                     kind="client_error",
                 )
@@ -130,13 +131,13 @@ class _Job:
         while True:
             try:
                 job = await asked(
-                    self.call, self._batch.read_namespaced_job_status, self.name, self.namespace
+                    self.asker, self._batch.read_namespaced_job_status, self.name, self.namespace
                 )
                 answered = clock()
             except ToolError as error:
                 if error.status == 404:
                     raise ToolError(
-                        f"container in step {self.call.step}: job {self.name} was deleted before its end was seen",
+                        f"{self.asker}: job {self.name} was deleted before its end was seen",
                         kind="not_found",
                         retryable=True,
                     ) from None
@@ -176,7 +177,7 @@ class _Job:
         with suppress(ToolError):  # it ends by its own deadline, or with its command
             found = await self._found()
             if found is not None and self._is_own(found) and _end_of(found) is None:
-                await asked(self.call, self._batch.patch_namespaced_job, self.name, self.namespace, body)
+                await asked(self.asker, self._batch.patch_namespaced_job, self.name, self.namespace, body)
 
     async def remove(self) -> None:
         """Deletes the job with its pod; no other's, and it may be gone.
@@ -190,7 +191,7 @@ class _Job:
         options = {"propagationPolicy": "Background", "preconditions": {"uid": found.metadata.uid}}
         delete = partial(self._batch.delete_namespaced_job, self.name, self.namespace, body=options)
         try:
-            await asked(self.call, delete)
+            await asked(self.asker, delete)
         except ToolError as error:
             if error.status not in (404, 409):
                 raise
@@ -198,7 +199,7 @@ class _Job:
     async def _created(self, manifest: dict[str, Any]) -> bool:
         """False: there is one of its name. A request that is under way is waited for in every case."""
         creating = asyncio.ensure_future(
-            asked(self.call, self._batch.create_namespaced_job, self.namespace, manifest)
+            asked(self.asker, self._batch.create_namespaced_job, self.namespace, manifest)
         )
         try:
             await asyncio.shield(creating)
@@ -213,7 +214,7 @@ class _Job:
 
     async def _found(self) -> Any:
         try:
-            return await asked(self.call, self._batch.read_namespaced_job, self.name, self.namespace)
+            return await asked(self.asker, self._batch.read_namespaced_job, self.name, self.namespace)
         except ToolError as error:
             if error.status != 404:
                 raise
@@ -223,9 +224,13 @@ class _Job:
         return bool((job.metadata.annotations or {}).get(CALL) == call_name(self.call))
 
 
+def _asker(call: ToolCall) -> str:
+    return f"container in step {call.step}"
+
+
 def _end_of(job: Any) -> Any:
     """The condition in which a job ended; None while it runs."""
-    for condition in job.status.conditions or ():
+    for condition in (job.status.conditions if job.status else None) or ():
         if condition.type in ("Complete", "Failed") and condition.status == "True":
             return condition
     return None

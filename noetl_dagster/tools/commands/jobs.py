@@ -24,6 +24,11 @@ CALL = "noetl/call"
 
 MANAGED = {"app.kubernetes.io/managed-by": "noetl-dagster"}
 
+EXECUTION = "noetl/execution-id"
+
+OURS = f"app.kubernetes.io/managed-by=noetl-dagster,{EXECUTION}"
+"""Selects the jobs of containers; with ``=<id>`` behind it those of an execution."""
+
 
 _OF_CONTAINER = {
     "resources": "resources",
@@ -69,7 +74,7 @@ def job_manifest(
     labels = {
         **_texts(config.get("labels")),
         **MANAGED,
-        "noetl/execution-id": str(call.execution_id),
+        EXECUTION: str(call.execution_id),
         "noetl/step": _label(call.step),
     }
     pod: dict[str, Any] = {"restartPolicy": "Never", "containers": [container]}
@@ -100,6 +105,13 @@ def call_name(call: ToolCall) -> str:
     """Which call it is: the same when its command begins again, another for each try that a playbook asks for."""
     command = call.command_id or f"{call.execution_id}:{call.step}"
     return f"{command}/{call.task.name}/{call.number}"
+
+
+def command_of(name: str) -> tuple[int, str] | None:
+    """Execution and id of the command that a call is of; None where it is of none."""
+    command, _, _ = name.rpartition("/")[0].rpartition("/")
+    execution = command.partition(":")[0]
+    return (int(execution), command) if execution.isdecimal() else None
 
 
 def job_name(call: ToolCall) -> str:
