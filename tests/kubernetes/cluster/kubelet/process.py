@@ -66,7 +66,7 @@ class Process:
         self.pid = self._main.pid
         self._environment = dict(environment)
         self._cwd = cwd
-        self._room = ""
+        self._room, self._held = "", -1
         while not self._found_room() and self._main.poll() is None:
             time.sleep(0.002)  # what it starts is found by its namespace, also when it has ended itself
 
@@ -90,6 +90,9 @@ class Process:
             for pid in rest:
                 with suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGKILL)
+        held, self._room, self._held = self._held, "", -1  # the number is soon another container's
+        if held >= 0:
+            os.close(held)
 
     def run(self, command: Sequence[str], seconds: float) -> bool:
         """Runs a command inside; whether it exits with 0 in time."""
@@ -111,11 +114,18 @@ class Process:
         return done.returncode == 0
 
     def _found_room(self) -> str:
-        """The mount namespace; empty while the command still enters it."""
-        if not self._room:
+        """The mount namespace; empty while the command still enters it, and when everything has ended.
+
+        It is held open meanwhile: the kernel gives the number of one that is gone to the next.
+        """
+        if not self._room and self._main.returncode is None:
             with suppress(OSError):
-                found = os.readlink(f"/proc/{self.pid}/ns/mnt")
-                self._room = found if found != _OWN else ""
+                held = os.open(f"/proc/{self.pid}/ns/mnt", os.O_RDONLY)
+                found = os.readlink(f"/proc/self/fd/{held}")
+                if found == _OWN:
+                    os.close(held)
+                else:
+                    self._room, self._held = found, held
         return self._room
 
     def _inside(self) -> list[int]:
@@ -135,6 +145,8 @@ def unavailable() -> str:
     with tempfile.TemporaryDirectory() as folder:
         log = Path(folder, "log")
         process = Process(Path(folder), ["true"], {"PATH": os.environ["PATH"]}, [], log, cwd="/")
-        if process._main.wait():
+        code = process._main.wait()
+        process.kill()
+        if code:
             return f"no mount namespaces with layers here: {log.read_text().strip()[-200:]}"
     return ""
