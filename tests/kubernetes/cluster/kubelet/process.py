@@ -146,6 +146,8 @@ def unavailable() -> str:
     with tempfile.TemporaryDirectory() as folder:
         log = Path(folder, "log")
         process = Process(Path(folder), ["true"], {"PATH": os.environ["PATH"]}, [], log, cwd="/")
-        if process._main.wait():
+        code = process._main.wait()
+        process.kill()
+        if code:
             return f"no mount namespaces with layers here: {log.read_text().strip()[-200:]}"
     return ""
