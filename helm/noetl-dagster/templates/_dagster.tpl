@@ -40,8 +40,12 @@ run_launcher:
         {{- with include "noetl.placement" (dict "root" . "name" "run" "pod" (omit $pod "topologySpread")) }}
         {{- . | nindent 8 }}
         {{- end }}
-      {{- with pick $pod "labels" "annotations" }}
-      pod_template_spec_metadata: {{- toYaml . | nindent 8 }}
+      pod_template_spec_metadata:
+        labels: {{- include "noetl.podLabels" (dict "root" . "name" "run" "pod" $pod) | nindent 10 }}
+        annotations: {{- include "noetl.podAnnotations" $given | fromYaml | toYaml | nindent 10 }}
+      {{- with $values.commonLabels }}
+      job_metadata:
+        labels: {{- toYaml . | nindent 10 }}
       {{- end }}
       job_spec_config:
         ttl_seconds_after_finished: {{ $values.runs.ttlSecondsAfterFinished | int64 }}
@@ -141,27 +145,44 @@ load_from:
 
 {{/* What Spark starts its executors from. */}}
 {{- define "noetl.executorPod" -}}
+{{- $pod := .Values.pod }}
+{{- $executor := get (include "noetl.components" . | fromYaml) "executor" -}}
 apiVersion: v1
 kind: Pod
 metadata:
-  labels: {{- include "noetl.selector" (dict "root" . "name" "executor") | nindent 4 }}
+  labels: {{- include "noetl.podLabels" (dict "root" . "name" "executor" "pod" $pod) | nindent 4 }}
+  {{- with include "noetl.podAnnotations" (dict "root" . "component" $executor "pod" $pod) | fromYaml }}
+  annotations: {{- toYaml . | nindent 4 }}
+  {{- end }}
 spec:
   automountServiceAccountToken: false
   enableServiceLinks: false
   securityContext: {{- include "noetl.podSecurity" 10001 | nindent 4 }}
-  {{- include "noetl.placement" (dict "root" . "name" "executor" "pod" .Values.pod) | trim | nindent 2 }}
+  {{- include "noetl.placement" (dict "root" . "name" "executor" "pod" $pod) | trim | nindent 2 }}
   containers:
     - name: spark-kubernetes-executor
       securityContext: {{- include "noetl.containerSecurity" . | nindent 8 }}
+      {{- with $pod.extraEnvFrom }}
+      envFrom: {{- toYaml . | nindent 8 }}
+      {{- end }}
+      {{- with $pod.extraEnv }}
+      env: {{- toYaml . | nindent 8 }}
+      {{- end }}
       volumeMounts:
         - {name: tmp, mountPath: /tmp}
         - {name: work, mountPath: /opt/spark/work-dir}
         {{- if .Values.storage.pvc.enabled }}
         - {name: shared, mountPath: {{ .Values.storage.pvc.mountPath }}}
         {{- end }}
+        {{- with $pod.extraVolumeMounts }}
+        {{- toYaml . | nindent 8 }}
+        {{- end }}
   volumes:
-    - {name: tmp, emptyDir: {}}
-    - {name: work, emptyDir: {}}
+    - {name: tmp, emptyDir: {sizeLimit: {{ $pod.scratchSize }}}}
+    - {name: work, emptyDir: {sizeLimit: {{ $pod.scratchSize }}}}
+    {{- with $pod.extraVolumes }}
+    {{- toYaml . | nindent 4 }}
+    {{- end }}
     {{- if .Values.storage.pvc.enabled }}
     {{- include "noetl.sharedVolume" . | trim | nindent 4 }}
     {{- end }}
