@@ -37,7 +37,8 @@ run_launcher:
       pod_spec_config:
         security_context: {{- include "noetl.podSecurity" 10001 | nindent 10 }}
         enable_service_links: false
-        {{- with include "noetl.placement" (dict "root" . "name" "run" "pod" (omit $pod "topologySpread")) }}
+        {{- $placed := set (omit $pod "topologySpread") "topologySpread" $values.runs.pod.topologySpread }}{{/* else nodes could not be emptied */}}
+        {{- with include "noetl.placement" (dict "root" . "name" "run" "pod" $placed) }}
         {{- . | nindent 8 }}
         {{- end }}
       pod_template_spec_metadata:
@@ -69,7 +70,7 @@ run_monitoring:
   enabled: {{ .enabled }}
   start_timeout_seconds: {{ int64 .startTimeoutSeconds }}
   cancel_timeout_seconds: {{ int64 .cancelTimeoutSeconds }}
-  max_resume_run_attempts: {{ int64 .maxResumeRunAttempts }}
+  max_resume_run_attempts: 0  # the recovery sensor resumes executions in new runs
   poll_interval_seconds: {{ int64 .pollIntervalSeconds }}
 {{- end }}
 compute_logs: {{- include "noetl.computeLogs" . | trim | nindent 2 }}

@@ -8,8 +8,9 @@
 {{- toYaml $names }}
 {{- end -}}
 
+{{/* In one order: values of a mapping come in any. */}}
 {{- define "noetl.policyPorts" -}}
-{{- range . }}
+{{- range sortAlpha . }}
 - {protocol: TCP, port: {{ int . }}}
 {{- end }}
 {{- end -}}

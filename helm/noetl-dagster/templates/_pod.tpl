@@ -212,7 +212,7 @@ topologySpreadConstraints:
 {{- $full := include "noetl.fullname" .root }}
 {{- if .component.scratch }}
 {{- range $index, $path := .component.scratch }}
-- {name: scratch-{{ $index }}, emptyDir: {}}
+- {name: scratch-{{ $index }}, emptyDir: {sizeLimit: {{ $.pod.scratchSize }}}}
 {{- end }}
 {{- else }}
 - {name: tmp, emptyDir: {sizeLimit: {{ .pod.scratchSize }}}}
