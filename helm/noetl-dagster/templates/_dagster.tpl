@@ -92,7 +92,8 @@ nux: {enabled: false}
 {{- define "noetl.computeLogs" -}}
 {{- $logs := .Values.dagster.computeLogs }}
 {{- $endpoint := include "noetl.minioEndpoint" . }}
-{{- $bucket := $logs.bucket | default (ternary .Values.storage.minio.bucket .Values.storage.s3.bucket (ne $endpoint "")) }}
+{{- $store := include "noetl.logStore" . }}
+{{- $bucket := $logs.bucket | default (get .Values.storage $store).bucket }}
 {{- if eq $logs.manager "custom" }}
 {{- toYaml $logs.custom }}
 {{- else if and (eq $logs.manager "stored") $bucket }}
@@ -106,7 +107,7 @@ config:
   {{- if $endpoint }}
   endpoint_url: {{ $endpoint }}
   {{- else }}
-  tier: s3
+  tier: {{ $store }}
   {{- end }}
 {{- else if and (eq $logs.manager "s3") $bucket }}
 module: dagster_aws.s3.compute_log_manager
@@ -124,6 +125,15 @@ module: noetl_dagster.launcher.compute_logs
 class: RunLogs
 config: {base_dir: /var/lib/noetl/compute}
 {{- end }}
+{{- end -}}
+
+{{/* Which store takes what steps print: an S3 store with keys of its own, Google's, or Amazon's. */}}
+{{- define "noetl.logStore" -}}
+{{- $storage := .Values.storage -}}
+{{- if include "noetl.minioEndpoint" . -}}minio
+{{- else if and $storage.gcs.bucket (or (eq $storage.tier "gcs") (not $storage.s3.bucket)) -}}gcs
+{{- else -}}s3
+{{- end -}}
 {{- end -}}
 
 {{/* Whether anything of the release asks code locations. */}}
