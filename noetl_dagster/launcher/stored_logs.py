@@ -176,7 +176,7 @@ class StoredRunLogs(CloudStorageComputeLogManager[Any], ConfigurableClass):
 
     def _write(self, key: str, pieces: Iterator[bytes], size: int) -> None:
         if self._tier is StoreTier.GCS:
-            self._stored.put(key, pieces)
+            self._stored.put(key, b"".join(pieces))
             return
         import obstore
 

@@ -92,13 +92,15 @@ def test_an_instance_on_google_s_cloud_keeps_what_steps_print_there(
         monkeypatch.setenv("NOETL_GCS_ENDPOINT", server.url)
         get_settings.cache_clear()
         gcs_client(get_settings()).create_bucket("my-project-noetl-results")
-        with _instance("gke", home, tmp_path / "run") as run:
-            with run.compute_log_manager.capture_logs(key):
-                print("said by a step", flush=True)
+        with (
+            _instance("gke", home, tmp_path / "run") as run,
+            run.compute_log_manager.capture_logs(key),
+        ):
+            print("said by a step", flush=True)
         with _instance("gke", home, tmp_path / "webserver") as webserver:
             logs = webserver.compute_log_manager
-            assert logs.get_log_data(key).stdout == b"said by a step\n"
             assert str(logs.get_log_metadata(key).stdout_location).startswith("gs://my-project-noetl-results/")
+            assert logs.get_log_data(key).stdout == b"said by a step\n"
     get_settings.cache_clear()
 
 

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -52,16 +52,19 @@ class GcsLogs(CloudStorageComputeLogManager[Any]):
     def upload_interval(self) -> int | None:
         return None
 
-    def put(self, key: str, pieces: Iterable[bytes]) -> None:
-        with self._bucket.blob(key).open("wb", content_type="text/plain", timeout=SEND_SECONDS) as file:
-            for piece in pieces:
-                file.write(piece)
+    def put(self, key: str, data: bytes) -> None:
+        """Sends all at once: a file of the client that failed is sent again when it is collected, minutes long."""
+        from google.cloud.storage.retry import DEFAULT_RETRY
+
+        retry = DEFAULT_RETRY.with_timeout(ANSWER_SECONDS)
+        blob = self._bucket.blob(key)
+        blob.upload_from_string(data, content_type="text/plain", timeout=SEND_SECONDS, retry=retry)
 
     def upload_to_cloud_storage(
         self, log_key: Sequence[str], io_type: ComputeIOType, partial: bool = False
     ) -> None:
         path = self._local.get_captured_local_path(log_key, EXTENSIONS[io_type])
-        self.put(self._key_of(log_key, io_type, partial), [Path(path).read_bytes()])
+        self.put(self._key_of(log_key, io_type, partial), Path(path).read_bytes())
 
     def cloud_storage_has_logs(
         self, log_key: Sequence[str], io_type: ComputeIOType, partial: bool = False
