@@ -99,7 +99,9 @@ def test_an_instance_on_google_s_cloud_keeps_what_steps_print_there(
             print("said by a step", flush=True)
         with _instance("gke", home, tmp_path / "webserver") as webserver:
             logs = webserver.compute_log_manager
-            assert str(logs.get_log_metadata(key).stdout_location).startswith("gs://my-project-noetl-results/")
+            assert str(logs.get_log_metadata(key).stdout_location).startswith(
+                "gs://my-project-noetl-results/"
+            )
             assert logs.get_log_data(key).stdout == b"said by a step\n"
     get_settings.cache_clear()
 

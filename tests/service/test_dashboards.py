@@ -109,7 +109,9 @@ def test_legends_name_labels_that_are_left() -> None:
 
 def test_dashboards_are_of_one_namespace_or_all() -> None:
     for path in DASHBOARDS:
-        known = {one["name"]: one for one in json.loads(path.read_text(encoding="utf-8"))["templating"]["list"]}
+        known = {
+            one["name"]: one for one in json.loads(path.read_text(encoding="utf-8"))["templating"]["list"]
+        }
         chosen = known["namespace"]
         assert chosen["query"]["query"] == "label_values(noetl_queue_depth, namespace)"
         assert chosen["current"]["value"] == ["$__all"]
