@@ -48,6 +48,13 @@ def test_provisioning_comes_first_and_brings_what_it_needs(scenario: str) -> Non
     maps |= {volume["configMap"]["name"] for volume in pods.spec["volumes"] if "configMap" in volume}
     given = {"proxies", "certificates"}
     assert {*maps, pods.spec["serviceAccountName"]} - given == before
+    [policy] = (
+        one
+        for one in of_kind(objects, "NetworkPolicy").values()
+        if one["spec"]["podSelector"]["matchLabels"].get("app.kubernetes.io/component") == "provision"
+    )
+    assert policy["metadata"]["name"] in before, "it would go through the last revision's"
+    assert policy in hooks
     assert pods.spec["restartPolicy"] == "Never"
     assert all("persistentVolumeClaim" not in volume for volume in pods.spec["volumes"])
     both = [(one["kind"], one["metadata"]["name"]) for one in objects]

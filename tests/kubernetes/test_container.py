@@ -96,9 +96,7 @@ async def test_a_container_is_placed_and_fed_as_its_task_says(
         annotations={"cost/centre": 7},
     )
     running = asyncio.create_task(call)
-    await until(
-        lambda: any("mounted" in cluster.log(one["metadata"]["name"]) for one in cluster.pods()), "output"
-    )
+    await until(lambda: "/in\n" in cluster.said(), "output")
     [pod] = cluster.pods()
     assert cluster.log(pod["metadata"]["name"]) == "hush mounted /in\n"
     spec, metadata = pod["spec"], pod["metadata"]

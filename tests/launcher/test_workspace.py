@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import os
+import re
+import signal
+import sys
 import threading
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,20 +19,24 @@ import httpx
 import pytest
 from dagster import DagsterRun, DagsterRunStatus
 
-from noetl_dagster.compiler.attach import EXECUTION_TAG, attach
+from noetl_dagster.compiler.attach import EXECUTION_TAG, RESUME_EPOCH_TAG, attach
 from noetl_dagster.compiler.runs import latest_run
 from noetl_dagster.engine.engine import Engine
 from noetl_dagster.errors import ExecutionStateError, LaunchError, NotDeployedError
+from noetl_dagster.event_loop import run_sync
 from noetl_dagster.events.state import ExecutionStatus
 from noetl_dagster.launcher.tags import PRIORITY_TAG
 from noetl_dagster.launcher.workspace.executions import WorkspaceLauncher
 from noetl_dagster.launcher.workspace.jobs import Workspace
 from noetl_dagster.playbook.loader import load_playbook
+from noetl_dagster.resources.engines import EngineProvider, close_engines
 from noetl_dagster.service.app import create_app
 from noetl_dagster.service.plane import Plane
+from noetl_dagster.settings import Settings
 from tests.launcher.conftest import Place, Placed
 from tests.playbooks import playbook, text_of
-from tests.waiting import PATIENCE_SECONDS, until
+from tests.processes import killed_in_the_end
+from tests.waiting import PATIENCE_SECONDS, until, until_now
 
 
 @dataclass
@@ -118,6 +126,51 @@ async def test_an_execution_becomes_a_run_of_the_code_locations_job(api: Api) ->
     assert answer.json()["cancelled"]
     await until(lambda: api.run(cancelled).is_finished, "the run of a cancelled execution to end")
     assert api.run(cancelled).status is DagsterRunStatus.CANCELED
+
+
+def test_an_execution_whose_api_was_killed_before_its_run_was_made_is_resumed(
+    place: Place, tmp_path: Path
+) -> None:
+    workspace, output = tmp_path / "workspace.yaml", tmp_path / "serve.log"
+    workspace.write_text("load_from: [{python_module: noetl_dagster.definitions}]\n")
+    environment = {**os.environ, "NOETL_RUN_LAUNCHER": "dagster", "NOETL_WORKSPACE": str(workspace)}
+    body = {"path": "tests/gated", "workload": {"gate": str(place.gate), "name": "one"}}
+    noetl = EngineProvider(place.settings.model_copy(update={"recovery_backoff_seconds": 0.3}))
+    with killed_in_the_end() as start, output.open("wb") as written, ThreadPoolExecutor() as threads:
+        process = start(
+            [sys.executable, "-m", "noetl_dagster", "serve", "--port", "0"], env=environment, stdout=written
+        )
+        said = re.compile(r"http://127\.0\.0\.1:\d+")
+        url = until_now(lambda: said.search(output.read_text()), "serve to answer")[0]
+        with no_runs_made(place.settings) as one_waits:
+            asked = threads.submit(httpx.post, f"{url}/api/executions/execute", json=body, timeout=90)
+            until_now(one_waits, "the API to make a run")
+            os.killpg(process.pid, signal.SIGKILL)
+            with pytest.raises(httpx.HTTPError):
+                asked.result(PATIENCE_SECONDS)
+    recovery = noetl.engine().recovery()
+    [found] = until_now(lambda: noetl.run(recovery.abandoned()), "an execution without a process")
+    assert latest_run(place.instance, found.execution_id, "gated") is None
+    tags = {EXECUTION_TAG: str(found.execution_id), RESUME_EPOCH_TAG: str(found.epoch)}
+    place.open_gate()
+    place.until(place.launch(tags=tags), DagsterRunStatus.SUCCESS)
+    state = noetl.run(noetl.engine().runtime.load(found.execution_id)).state
+    assert state.status is ExecutionStatus.COMPLETED
+    close_engines()
+
+
+@contextmanager
+def no_runs_made(settings: Settings) -> Iterator[Callable[[], bool]]:
+    """Whoever writes a run of Dagster's waits until the block ends; gives whether somebody does."""
+    url = settings.dagster_db_url
+    lock = run_sync(asyncpg.connect(url))
+    run_sync(lock.execute("BEGIN; LOCK TABLE runs IN EXCLUSIVE MODE"))
+    waiting = (
+        "SELECT EXISTS (SELECT FROM pg_locks WHERE NOT granted AND relation = 'runs'::regclass "
+        "AND database = (SELECT oid FROM pg_database WHERE datname = current_database()))"
+    )
+    yield lambda: run_sync(lock.fetchval(waiting))
+    run_sync(lock.close())
 
 
 async def test_what_no_code_location_has_is_refused(api: Api) -> None:

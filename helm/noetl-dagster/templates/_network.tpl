@@ -1,3 +1,19 @@
+{{/* What a component may be reached by and may reach. */}}
+{{- define "noetl.policy" -}}
+{{- if .root.Values.networkPolicy.enabled }}
+---
+apiVersion: networking.k8s.io/v1
+kind: NetworkPolicy
+metadata: {{- include "noetl.metadata" (dict "root" .root "name" .name "annotations" .annotations) | nindent 2 }}
+spec:
+  podSelector:
+    matchLabels: {{- include "noetl.selector" (dict "root" .root "name" .name) | nindent 6 }}
+  policyTypes: [Ingress, Egress]
+  ingress: {{- include "noetl.ingressRules" . | fromYamlArray | toYaml | nindent 4 }}
+  egress: {{- include "noetl.egressRules" . | fromYamlArray | toYaml | nindent 4 }}
+{{- end }}
+{{- end -}}
+
 {{/* What a component connects to: components, and outside services by the name of their value in networkPolicy. */}}
 {{- define "noetl.reached" -}}
 {{- $names := list }}

@@ -25,6 +25,8 @@ class Admission:
         self._store, self._address = store, address
 
     def __call__(self, kind: Kind, given: Object) -> None:
+        if kind.known:
+            _drop_nulls(given)
         if kind.name == "Secret":
             _decode(given)
         spec = given.get("spec")
@@ -82,6 +84,16 @@ def _defaults(found: Object, **values: Any) -> None:
     for name, value in values.items():
         if found.get(name) is None:
             found[name] = value
+
+
+def _drop_nulls(found: Object) -> None:
+    """A field that is null is not there."""
+    for name, value in list(found.items()):
+        if value is None:
+            del found[name]
+        for one in value if isinstance(value, list) else [value]:
+            if isinstance(one, dict):
+                _drop_nulls(one)
 
 
 def _decode(secret: Object) -> None:

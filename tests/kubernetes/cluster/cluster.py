@@ -166,6 +166,7 @@ class Cluster:
             self._furnish(namespace["metadata"]["name"])
         self._jobs.sync()
         self._workloads.sync()
+        self.objects.collect()
         self._services.update()
         known = {pod.uid for pod in self._pods.values()}
         hosts: dict[str, str] = {}

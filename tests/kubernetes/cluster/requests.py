@@ -174,14 +174,29 @@ class Objects:
             self._applied.pop((key, manager), None)
         if key[0] == "Namespace":
             owned = [one for kind in self.store.kinds() for one in self.store.list(kind, key[2])]
-        elif policy == "Orphan":
-            owned = []
         else:
             owned = [
                 one for kind in self.store.kinds() for one in self.store.list(kind) if owned_by(one, found)
             ]
         for one in owned:
-            self.end(key_of(one["kind"], one))
+            if policy == "Orphan":
+                self._disown(key_of(one["kind"], one))
+            else:
+                self.end(key_of(one["kind"], one))
+
+    def collect(self) -> None:
+        """Removes pods whose owner was deleted while they were being made."""
+        owners = {one["metadata"]["uid"] for kind in OWNING for one in self.store.list(kind)}
+        for pod in self.store.list("Pod"):
+            named = {one["uid"] for one in pod["metadata"].get("ownerReferences") or ()}
+            if named and not named & owners and "deletionTimestamp" not in pod["metadata"]:
+                self.end(key_of("Pod", pod))
+
+    def _disown(self, key: Key) -> None:
+        def change(found: Object) -> None:
+            found["metadata"].pop("ownerReferences", None)
+
+        self.store.update(key, change)
 
     def _leave(self, key: Key, pod: Object, grace: int | None) -> None:
         """Asks the kubelet to end a pod; it removes the object when its processes are gone."""

@@ -139,7 +139,9 @@ class Pod:
         return "Running" if began else "Pending"
 
     def _report(self, phase: str) -> None:
-        ready = all(container.ready for container in self.containers)
+        old = (self._machine.store.get(*self._key) or {}).get("status", {})
+        statuses = _same_times(old, "containerStatuses", self.containers)
+        ready = all(one["ready"] for one in statuses)
         initialized = all(one.exit_code == 0 for one in self._first)
         conditions = [
             _condition("PodScheduled", True),
@@ -147,7 +149,6 @@ class Pod:
             _condition("ContainersReady", ready),
             _condition("Ready", ready),
         ]
-        old = (self._machine.store.get(*self._key) or {}).get("status", {})
         fields: Object = {
             "phase": phase,
             "podIP": self.address,
@@ -155,7 +156,7 @@ class Pod:
             "hostIP": "127.0.0.1",
             "startTime": self._began,
             "conditions": _kept(old.get("conditions") or [], conditions),
-            "containerStatuses": _same_times(old, "containerStatuses", self.containers),
+            "containerStatuses": statuses,
         }
         if self._first:
             fields["initContainerStatuses"] = _same_times(old, "initContainerStatuses", self._first)

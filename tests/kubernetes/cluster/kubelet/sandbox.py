@@ -2,7 +2,8 @@
 
 Started by its path with one argument, a JSON file ``{root, tree, venv, mounts, read_only, cwd, command}``. The root is
 the machine's own with a layer on top that nobody else sees, ``/opt/noetl`` as the image has it, and the mounts
-``[source, target, read_only]``. It all goes with the last process inside. Imports nothing of the project.
+``[source, target, read_only]``; the virtualenv is also where its scripts say that it is. It all goes with the last
+process inside. Imports nothing of the project.
 """
 
 from __future__ import annotations
@@ -76,6 +77,8 @@ def main(path: str) -> None:
     root = _root(given["root"], given["tree"], given["venv"])
     for source, target, read_only in given["mounts"]:
         _bound(source, root + os.path.normpath(os.path.join("/", _linked(root, target))), read_only)
+    if not os.path.exists(root + given["venv"]):  # a mount hides it: /tmp, and the tree lies there
+        _bound(given["venv"], root + given["venv"])
     os.makedirs(root + given["cwd"], exist_ok=True)
     if given["read_only"]:
         _mount("none", root, flags=_BIND | _REMOUNT | _RDONLY)
