@@ -24,6 +24,8 @@ logger = logging.getLogger(__name__)
 
 ANSWER_SECONDS = 30
 SEND_SECONDS = 120
+AWAY_SECONDS = 5.0
+"""How long a bucket that does not answer is asked again; who looks at a page waits for it."""
 
 KeyOf = Callable[[Sequence[str], ComputeIOType, bool], str]
 """The object of a log key, of one side, whole or so far."""
@@ -71,10 +73,12 @@ class GcsLogs(CloudStorageComputeLogManager[Any]):
     ) -> bool:
         from google.api_core.exceptions import GoogleAPIError
         from google.auth.exceptions import GoogleAuthError
+        from google.cloud.storage.retry import DEFAULT_RETRY
 
+        retry = DEFAULT_RETRY.with_timeout(AWAY_SECONDS)
         try:
             blob = self._bucket.blob(self._key_of(log_key, io_type, partial))
-            return bool(blob.exists(timeout=ANSWER_SECONDS))
+            return bool(blob.exists(timeout=ANSWER_SECONDS, retry=retry))
         except (GoogleAPIError, GoogleAuthError, OSError) as error:
             logger.warning("the bucket of compute logs cannot be asked: %s", error)
             return False
