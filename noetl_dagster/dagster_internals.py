@@ -62,6 +62,9 @@ if TYPE_CHECKING:
     from dagster._core.storage.cloud_storage_compute_log_manager import (
         CloudStorageComputeLogManager as CloudStorageComputeLogManager,
     )
+    from dagster._core.storage.cloud_storage_compute_log_manager import (
+        PollingComputeLogSubscriptionManager as PollingComputeLogSubscriptionManager,
+    )
     from dagster._core.storage.compute_log_manager import CapturedLogContext as CapturedLogContext
     from dagster._core.storage.compute_log_manager import CapturedLogMetadata as CapturedLogMetadata
     from dagster._core.storage.compute_log_manager import CapturedLogSubscription as CapturedLogSubscription
@@ -271,6 +274,11 @@ INTERNALS = {
         "dagster._core.storage.cloud_storage_compute_log_manager",
         _STORED,
         "S3ComputeLogManager of dagster-aws as it is",
+    ),
+    "PollingComputeLogSubscriptionManager": Internal(
+        "dagster._core.storage.cloud_storage_compute_log_manager",
+        _STORED,
+        "GCSComputeLogManager of dagster-gcp",
     ),
     "CapturedLogContext": Internal(
         "dagster._core.storage.compute_log_manager",

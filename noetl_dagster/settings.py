@@ -280,6 +280,12 @@ class Settings(BaseSettings):
         0.05, ge=0, le=1, description="Share of requests to the embedded records API that fail at first"
     )
 
+    @field_validator("health_port", mode="before")
+    @classmethod
+    def _no_port(cls, value: object) -> object:
+        """What is set to nothing, as a container's variables may be, is none."""
+        return None if value == "" else value
+
     @field_validator("tracing_endpoint")
     @classmethod
     def _check_collector(cls, value: str | None) -> str | None:

@@ -24,6 +24,7 @@ from dagster import (
 )
 
 from noetl_dagster.dagster_internals import UnresolvedAssetJobDefinition
+from noetl_dagster.playbook.catalog import files_below
 
 logger = logging.getLogger(__name__)
 
@@ -35,7 +36,7 @@ def definitions_beside(folder: Path) -> Definitions:
     """Assets, checks and jobs of the files below a folder. A file that does not load is left out, with its
     error in the log: it must not take the playbooks with it."""
     found = []
-    for path in sorted(folder.rglob(PATTERN)):
+    for path in files_below(folder, PATTERN):
         with _left_out_if_broken(path):
             found.append(_definitions_in(_module(path)))
     return Definitions.merge(*found)
@@ -47,7 +48,7 @@ def checks_beside(folder: Path, assets: Collection[AssetKey]) -> list[AssetCheck
     Files that have none are not imported: what they import may take a while.
     """
     found: list[AssetChecksDefinition] = []
-    for path in sorted(folder.rglob(PATTERN)):
+    for path in files_below(folder, PATTERN):
         if _CHECK.search(path.read_text(encoding="utf-8", errors="replace")) is not None:
             with _left_out_if_broken(path):
                 found += load_asset_checks_from_modules([_module(path)])
@@ -56,7 +57,7 @@ def checks_beside(folder: Path, assets: Collection[AssetKey]) -> list[AssetCheck
 
 def has_assets_beside(folder: Path) -> bool:
     """Whether there is any such file below a folder."""
-    return next(folder.rglob(PATTERN), None) is not None
+    return bool(files_below(folder, PATTERN))
 
 
 @contextmanager

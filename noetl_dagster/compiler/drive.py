@@ -7,6 +7,7 @@ import time
 from collections.abc import Coroutine, Sequence
 from concurrent.futures import CancelledError, Future
 from concurrent.futures import TimeoutError as NotYet
+from contextlib import suppress
 from typing import Any, TypeVar
 
 from dagster import DagsterExecutionInterruptedError, DagsterRunStatus, OpExecutionContext
@@ -19,6 +20,7 @@ from noetl_dagster.event_loop import background_loop, run_sync
 T = TypeVar("T")
 
 WAKE_SECONDS = 0.5
+END_SECONDS = 5.0
 REPORT_SECONDS = 5.0
 COUNTING_SHARE = 30
 PROGRESS_TAG = "noetl/progress"
@@ -54,8 +56,12 @@ def drive(
         raise asyncio.CancelledError from None
     except BaseException:
         if not future.done():
-            future.cancel()
-            _cancel_if_terminated(context, engine, execution_id)
+            try:
+                # first, so that the work finds in the log why it ends
+                if _cancel_if_terminated(context, engine, execution_id):
+                    _let_end(future)
+            finally:
+                future.cancel()
         raise
 
 
@@ -122,8 +128,16 @@ def _together(found: Sequence[LoopProgress]) -> str:
     return ", ".join(f"{one.step} {100 * one.ended // one.total} %" for one in running)
 
 
-def _cancel_if_terminated(context: OpExecutionContext, engine: Engine, execution_id: int) -> None:
+def _cancel_if_terminated(context: OpExecutionContext, engine: Engine, execution_id: int) -> bool:
     """A terminated run ends its execution; one whose process is merely stopped leaves it to be resumed."""
     run = context.instance.get_run_by_id(context.run_id)
-    if run is not None and run.status in _TERMINATED:
-        run_sync(engine.lifecycle.cancel(execution_id, f"Dagster run {context.run_id} was terminated"))
+    if run is None or run.status not in _TERMINATED:
+        return False
+    run_sync(engine.lifecycle.cancel(execution_id, f"Dagster run {context.run_id} was terminated"))
+    return True
+
+
+def _let_end(work: Future[Any]) -> None:
+    """Lets work of a cancelled execution end, which hears of it: tools take back what they have outside."""
+    with suppress(NotYet, Exception):
+        work.exception(END_SECONDS)

@@ -35,6 +35,7 @@ from noetl_dagster.tracing import exporter as tracing
 from noetl_dagster.worker.command import CommandEvents
 from noetl_dagster.worker.execution import Execution, PlaybookProgram
 from noetl_dagster.worker.heartbeat import Heartbeats
+from noetl_dagster.worker.leftovers import Leftovers
 from noetl_dagster.worker.pipeline import Pipeline
 from noetl_dagster.worker.program import StepProgram
 from noetl_dagster.worker.runner import CommandRunner, Runner
@@ -130,7 +131,8 @@ class Runtime:
         commands = CommandEvents(ids)
         heartbeats = Heartbeats(buffer, commands, settings.command_heartbeat_seconds)
         sealer = Sealer(settings, results)
-        runner = CommandRunner(box, Pipeline(box, sealer), buffer, commands, heartbeats)
+        leftovers = Leftovers(buffer, pool)
+        runner = CommandRunner(box, Pipeline(box, sealer), buffer, commands, heartbeats, leftovers)
         return cls(
             settings=settings,
             pool=pool,

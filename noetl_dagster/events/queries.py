@@ -190,6 +190,18 @@ WHERE execution_id = $1 AND meta ->> 'command_id' = $2
   AND meta ? 'command_id'
 """
 
+# Whether nobody runs a command any more: it has ended, or its execution was cancelled.
+COMMAND_OVER = """
+SELECT EXISTS (
+    SELECT FROM noetl.event
+    WHERE execution_id = $1 AND meta ->> 'command_id' = $2
+      AND event_type IN ('command.completed', 'command.failed', 'loop.shard.done', 'loop.shard.failed')
+      AND meta ? 'command_id'
+) OR EXISTS (
+    SELECT FROM noetl.event WHERE execution_id = $1 AND event_type = 'execution.cancelled'
+)
+"""
+
 # Commands that were begun and have not ended, each by the latest event of its beginning: claimed ones and, of
 # cursor loops, issued ones too, for their rows were claimed.
 UNENDED = f"""

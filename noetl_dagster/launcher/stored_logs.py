@@ -1,7 +1,7 @@
 """Compute logs in the object store too, so that every machine can read what a step printed.
 
-They lie where dagster-aws's ``S3ComputeLogManager`` looks for them, and it is what reads them. Runs write them with
-the result store's own client, which is loaded anyway: boto3 takes as long to load as a small run.
+They lie where dagster-aws's ``S3ComputeLogManager`` looks for them, and it is what reads them; in GCS ``GcsLogs`` does.
+Runs write them with the result store's own client, which is loaded anyway: boto3 takes as long to load as a small run.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from noetl_dagster.settings import Settings, StoreTier, settings_with
 logger = logging.getLogger(__name__)
 
 PREFIX = "compute-logs"
-TIERS = (StoreTier.MINIO, StoreTier.S3)
+TIERS = (StoreTier.MINIO, StoreTier.S3, StoreTier.GCS)
 
 MOST_VARIABLE = "DAGSTER_TRUNCATE_COMPUTE_LOGS_UPLOAD_BYTES"
 """Dagster's own variable: bytes of a file that go up at most; 0: all."""
@@ -55,7 +55,7 @@ class StoredRunLogs(CloudStorageComputeLogManager[Any], ConfigurableClass):
         base_dir: folder of the files.
         bucket: None: the tier's.
         prefix: folder in the bucket.
-        tier: ``minio``, with ``NOETL_MINIO_*``, or ``s3``, with the AWS environment.
+        tier: ``minio``, with ``NOETL_MINIO_*``, ``s3``, with the AWS environment, or ``gcs``, with Google's.
         endpoint_url: of the minio tier; None: ``NOETL_MINIO_ENDPOINT``.
         upload_interval: seconds after which what a run has printed so far goes up, again and again.
     """
@@ -170,16 +170,21 @@ class StoredRunLogs(CloudStorageComputeLogManager[Any], ConfigurableClass):
             self._put(key, path)
 
     def _put(self, key: str, path: Path) -> None:
+        size, most = path.stat().st_size, int(os.environ.get(MOST_VARIABLE, MOST_BYTES))
+        with path.open("rb") as file:
+            self._write(key, _pieces(file, min(size, most) if most else size), size)
+
+    def _write(self, key: str, pieces: Iterator[bytes], size: int) -> None:
+        if self._tier is StoreTier.GCS:
+            self._stored.put(key, b"".join(pieces))
+            return
         import obstore
 
         from noetl_dagster.storage.tiers.objects import minio_store, s3_store
 
         store = (minio_store if self._tier is StoreTier.MINIO else s3_store)(self._settings)
-        size, most = path.stat().st_size, int(os.environ.get(MOST_VARIABLE, MOST_BYTES))
-        with path.open("rb") as file:
-            pieces = _pieces(file, min(size, most) if most else size)
-            data = b"".join(pieces) if size <= WHOLE else pieces
-            obstore.put(store, key, data, attributes={"Content-Type": "text/plain"}, chunk_size=WHOLE)
+        data = b"".join(pieces) if size <= WHOLE else pieces
+        obstore.put(store, key, data, attributes={"Content-Type": "text/plain"}, chunk_size=WHOLE)
 
     def _key(self, log_key: Sequence[str], io_type: ComputeIOType, partial: bool) -> str:
         """As ``S3ComputeLogManager`` names it."""
@@ -197,8 +202,12 @@ class StoredRunLogs(CloudStorageComputeLogManager[Any], ConfigurableClass):
 
     @cached_property
     def _stored(self) -> Any:
-        """What reads the store: ``S3ComputeLogManager``."""
+        """What reads the store: ``S3ComputeLogManager``, or ``GcsLogs``."""
         settings, s3 = self._settings, {}
+        if self._tier is StoreTier.GCS:
+            from noetl_dagster.launcher.buckets.gcs import GcsLogs
+
+            return GcsLogs(self._local, settings, self._key)
         if self._tier is StoreTier.MINIO:
             s3 = {
                 "endpoint_url": settings.minio_endpoint,
@@ -212,8 +221,9 @@ class StoredRunLogs(CloudStorageComputeLogManager[Any], ConfigurableClass):
 
     @property
     def _bucket(self) -> str:
-        minio = self._tier is StoreTier.MINIO
-        return (self._settings.minio_bucket if minio else self._settings.s3_bucket) or ""
+        settings = self._settings
+        buckets = {StoreTier.MINIO: settings.minio_bucket, StoreTier.S3: settings.s3_bucket}
+        return buckets.get(self._tier, settings.gcs_bucket) or ""
 
     def is_capture_complete(self, log_key: Sequence[str]) -> bool:
         if self._local.is_capture_complete(log_key):
@@ -253,7 +263,8 @@ class StoredRunLogs(CloudStorageComputeLogManager[Any], ConfigurableClass):
         )
 
     def display_path_for_type(self, log_key: Sequence[str], io_type: ComputeIOType) -> str:
-        return f"s3://{self._bucket}/{self._key(log_key, io_type, partial=False)}"
+        scheme = "gs" if self._tier is StoreTier.GCS else "s3"
+        return f"{scheme}://{self._bucket}/{self._key(log_key, io_type, partial=False)}"
 
     def download_url_for_type(self, log_key: Sequence[str], io_type: ComputeIOType) -> str | None:
         url: str | None = self._stored.download_url_for_type(log_key, io_type)
@@ -290,6 +301,8 @@ def _settings(tier: StoreTier, bucket: str | None, endpoint: str | None) -> Sett
     """The settings with what ``dagster.yaml`` says of the store."""
     if tier is StoreTier.MINIO:
         return settings_with(minio_bucket=bucket, minio_endpoint=endpoint)
+    if tier is StoreTier.GCS:
+        return settings_with(gcs_bucket=bucket)
     return settings_with(s3_bucket=bucket)
 
 

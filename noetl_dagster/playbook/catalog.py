@@ -34,8 +34,19 @@ def find_playbooks(folder: Path, include: Sequence[str] = (), exclude: Sequence[
         way = {path, *path.parents}
         return (not include or bool(way & wanted)) and not way & unwanted
 
-    files = (path for suffix in SUFFIXES for path in folder.rglob(f"*{suffix}"))
+    files = (path for suffix in SUFFIXES for path in files_below(folder, f"*{suffix}"))
     return sorted(path for path in files if is_wanted(path) and _is_playbook(path))
+
+
+def files_below(folder: Path, pattern: str) -> list[Path]:
+    """Paths below a folder, sorted, without what is hidden or in a hidden folder.
+
+    A ConfigMap that is mounted has its files in hidden folders of its own, and links to them.
+    """
+    found = folder.rglob(pattern)
+    return sorted(
+        path for path in found if not any(part[0] == "." for part in path.relative_to(folder).parts)
+    )
 
 
 def _meant(folder: Path, patterns: Sequence[str]) -> set[Path]:

@@ -198,9 +198,10 @@ class Situation(Collector):
         tasks = _by_worker("noetl_worker_active_tasks", "Commands that a worker runs now")
         use = _by_worker("noetl_worker_utilisation", "Share of a worker's slots in use")
         for one in self.workers:
-            slots.add_metric([one.worker_id], one.slots)
-            tasks.add_metric([one.worker_id], one.active_tasks)
-            use.add_metric([one.worker_id], one.active_tasks / one.slots if one.slots else 0.0)
+            labels = [one.pool, one.worker_id]
+            slots.add_metric(labels, one.slots)
+            tasks.add_metric(labels, one.active_tasks)
+            use.add_metric(labels, one.active_tasks / one.slots if one.slots else 0.0)
         yield from (slots, tasks, use)
 
     def _queues(self) -> Iterable[Metric]:
@@ -231,4 +232,4 @@ def _by_pool(name: str, meaning: str, *further: str) -> GaugeMetricFamily:
 
 
 def _by_worker(name: str, meaning: str) -> GaugeMetricFamily:
-    return GaugeMetricFamily(name, meaning, labels=["worker_id"])
+    return GaugeMetricFamily(name, meaning, labels=["pool", "worker_id"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
@@ -30,6 +31,9 @@ class ToolCall:
         auth: the rendered credential name, mapping, or None.
         scope: the names visible to the task, for tools that hand them on (python's ``context``).
         folder: folder of the playbook file; relative ``script.uri`` and paths start there.
+        attempt: of a task's policy or of its ``retry``, for templates.
+        number: which call of its task in its command it is, from 1; a command that begins again counts anew.
+        limit: the task's ``spec.timeout``, for tools that leave something to stop when it is over.
     """
 
     execution_id: int
@@ -42,6 +46,8 @@ class ToolCall:
     folder: str = "."
     command_id: str = ""
     attempt: int = 1
+    number: int = 1
+    limit: asyncio.Timeout | None = None
 
 
 @dataclass(slots=True)
@@ -63,13 +69,18 @@ class JobMessages(StrEnum):
     OBJECTS = "objects"
 
 
+Removal = Callable[[], Awaitable[None]]
+"""Removes what a call has left outside; may be asked for twice. Raises ``ToolError`` where that fails."""
+
+
 @dataclass(slots=True)
 class Toolbox:
     """What tools share in one process. Clients are opened on first use and closed with the process.
 
     ``progress`` is told, from any thread and as often as a tool likes, how far a call is, for example
     ``spark stage 3 'save': 4/8 tasks``. ``pipes`` opens a session of Dagster Pipes for a job that a call starts, and
-    gives the variables of its environment.
+    gives the variables of its environment. ``after`` keeps what a call leaves for whoever runs its command again, until
+    the end of the command is in the log; None where commands have none.
     """
 
     settings: Settings
@@ -80,6 +91,7 @@ class Toolbox:
     run_playbook: Callable[[ToolCall], Awaitable[ToolResult]] | None = None
     progress: Callable[[ToolCall, str], None] = lambda call, message: None
     pipes: Callable[[ToolCall, JobMessages], AbstractAsyncContextManager[Mapping[str, str]]] | None = None
+    after: Callable[[ToolCall, Removal], None] | None = None
 
 
 class Tool(Protocol):

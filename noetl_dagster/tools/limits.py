@@ -17,17 +17,10 @@ async def time_limit(call: ToolCall) -> AsyncIterator[None]:
     Raises:
         ToolError: of kind ``timeout``, retryable; of kind ``schema`` when ``timeout`` is no number.
     """
-    given = call.config.get("timeout")
-    if given is None:
+    seconds = seconds_of(call)
+    if seconds is None:
         yield
         return
-    try:
-        seconds = float(given)
-    except (TypeError, ValueError):
-        raise ToolError(
-            f"{call.task.kind} in step {call.step}: timeout {given!r} is no number of seconds",
-            kind="schema",
-        ) from None
     limit = asyncio.timeout(seconds)
     try:
         async with limit:
@@ -39,4 +32,20 @@ async def time_limit(call: ToolCall) -> AsyncIterator[None]:
             f"{call.task.kind} in step {call.step} took longer than its timeout of {seconds:g} s",
             kind="timeout",
             retryable=True,
+        ) from None
+
+
+def seconds_of(call: ToolCall) -> float | None:
+    """The ``timeout`` of a call's config.
+
+    Raises:
+        ToolError: it is no number.
+    """
+    given = call.config.get("timeout")
+    try:
+        return None if given is None else float(given)
+    except (TypeError, ValueError):
+        raise ToolError(
+            f"{call.task.kind} in step {call.step}: timeout {given!r} is no number of seconds",
+            kind="schema",
         ) from None

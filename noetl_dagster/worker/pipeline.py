@@ -176,6 +176,7 @@ class Pipeline:
         overrides = run.command.overrides
         if overrides:
             config, given = _overridden(config, given, overrides)
+        limit = None if spec.timeout is None else asyncio.timeout(spec.timeout)
         call = ToolCall(
             execution_id=run.command.execution_id,
             step=run.command.step,
@@ -187,9 +188,11 @@ class Pipeline:
             folder=folder,
             command_id=run.command.command_id,
             attempt=attempt,
+            number=run.tasks[task.name]["runs"] + 1 if task.name in run.tasks else 1,
+            limit=limit,
         )
         try:
-            async with _UNLIMITED if spec.timeout is None else asyncio.timeout(spec.timeout):
+            async with _UNLIMITED if limit is None else limit:
                 result = await tool_for(task.task.kind).run(call, self._box)
         except TimeoutError:
             raise ToolError(

@@ -23,6 +23,7 @@ from noetl_dagster.tools.sql.sinks import Complete, SinkWriter
 from noetl_dagster.worker.command import Command, CommandEvents, Outcome
 from noetl_dagster.worker.execution import Execution
 from noetl_dagster.worker.heartbeat import Heartbeats
+from noetl_dagster.worker.leftovers import Leftovers
 from noetl_dagster.worker.pipeline import Pipeline
 from noetl_dagster.worker.program import StepProgram
 from noetl_dagster.worker.spans import CommandSpan, step_span
@@ -68,6 +69,7 @@ class CommandRunner:
         buffer: EventBuffer,
         events: CommandEvents,
         heartbeats: Heartbeats,
+        leftovers: Leftovers,
     ) -> None:
         self._box = box
         self._parts = PartSinks(box)
@@ -75,7 +77,9 @@ class CommandRunner:
         self._buffer = buffer
         self._events = events
         self._heartbeats = heartbeats
+        self._leftovers = leftovers
         box.progress = heartbeats.tell
+        box.after = leftovers.keep
 
     async def run(self, call: Call, *, claimed: bool = False) -> Outcome:
         """Claims and runs an issued command and hands its end to the event buffer.
@@ -90,7 +94,8 @@ class CommandRunner:
         with About(
             execution_id=command.execution_id, step=command.step, command_id=command.command_id, **names
         ):
-            outcome = await self._run(call, claimed, span)
+            async with self._leftovers.removed(command):
+                outcome = await self._run(call, claimed, span)
         if span is not None:
             span.ended(outcome, self._events.worker_id)
         return outcome

@@ -178,3 +178,9 @@ def test_processes_wait_for_the_schema_and_drain(
     until_now(lambda: ready(url), "the process to be ready")
     process.send_signal(signal.SIGTERM)
     assert process.wait(PROCESS_SECONDS) == 0, log.read_text()
+
+
+def test_a_port_set_to_nothing_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    for text, port in (("", None), ("0", 0), ("8701", 8701)):
+        monkeypatch.setenv("NOETL_HEALTH_PORT", text)
+        assert Settings().health_port == port

@@ -57,6 +57,16 @@ def test_two_at_once_make_everything_and_a_third_finds_it(settings: Settings) ->
         assert any(thing in line for line in found), (thing, found)
 
 
+def test_a_bucket_is_told_as_made_by_who_made_it(settings: Settings) -> None:
+    given = environment(settings, NOETL_MINIO_BUCKET=f"{settings.minio_bucket}-new")
+    told_of = []
+    for _ in range(2):
+        (line,) = (one for one in told(provisioning(given)) if "store minio" in one)
+        told_of.append(line.split())
+    assert [line[0] for line in told_of] == ["made", "there"]
+    assert {line[-1] for line in told_of} == {given["NOETL_MINIO_BUCKET"]}
+
+
 def test_what_cannot_be_reached_is_refused_with_a_remedy(settings: Settings) -> None:
     nowhere = environment(
         settings, NOETL_NATS_URL="nats://127.0.0.1:1", NOETL_MINIO_ENDPOINT="http://127.0.0.1:1"

@@ -146,6 +146,17 @@ def test_dagster_s_own_chart_has_what_ours_would_have() -> None:
     assert not components & {"webserver", "daemon", "code-location"}
 
 
+def test_dagster_s_own_chart_reaches_the_same_bucket_as_the_same_role() -> None:
+    ours = yaml.safe_load((PATH / "values-official.yaml").read_text())
+    role = ours["serviceAccounts"]["annotations"]
+    assert role.keys() == {"eks.amazonaws.com/role-arn"}
+    for account in (OFFICIAL["serviceAccount"], OFFICIAL["dagster-user-deployments"]["serviceAccount"]):
+        assert account["create"] is True
+        assert account["annotations"] == role
+    logs = OFFICIAL["computeLogManager"]["config"]["s3ComputeLogManager"]
+    assert logs["bucket"] == ours["storage"]["s3"]["bucket"]
+
+
 def test_limits_of_runs_are_the_same_beside_dagster_s_own_chart() -> None:
     values = yaml.safe_load((PATH / "values.yaml").read_text())["runs"]
     launcher = OFFICIAL["runLauncher"]["config"]["k8sRunLauncher"]

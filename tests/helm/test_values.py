@@ -128,6 +128,11 @@ NEEDED: dict[str, dict[str, Any]] = {
     "dagster.extraInstance.concurrency": overlaid(
         MINIMAL, {"dagster": {"extraInstance": {"concurrency": {"pools": {"granularity": "op"}}}}}
     ),
+    "dagster.computeLogs.manager: s3 is for S3": {
+        "secrets": {"name": "noetl"},
+        "storage": {"tier": "gcs", "gcs": {"bucket": "results"}},
+        "dagster": {"computeLogs": {"manager": "s3"}},
+    },
     "nats.replicas: servers vote": overlaid(MINIMAL, {"nats": {"enabled": True, "replicas": 2}}),
     "monitoring.serviceMonitor.token.name": overlaid(
         MINIMAL, {"monitoring": {"serviceMonitor": {"enabled": True}}}

@@ -56,6 +56,12 @@ def contents(objects: dict[tuple[str, str], Object]) -> dict[tuple[str, str], An
     }
 
 
+def is_kept(one: Object) -> bool:
+    """Data outlives the release, and so do the passwords of its servers."""
+    annotations = one["metadata"].get("annotations") or {}
+    return one["kind"] == "PersistentVolumeClaim" or annotations.get("helm.sh/resource-policy") == "keep"
+
+
 @pytest.mark.parametrize(
     "name",
     ["kind", "minimal", *(pytest.param(one, marks=pytest.mark.slow) for one in ("gke", "eks", "official"))],

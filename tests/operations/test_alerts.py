@@ -1,9 +1,14 @@
-"""Alerts and dashboards: queries that Prometheus parses, of metrics and labels that there are, each with what to do."""
+"""Alerts and dashboards: queries that Prometheus parses, of metrics and labels that there are, each with what to do.
+
+When alerts fire ``promtool`` tells, of Debian's package ``prometheus``; ``alerts_test.yaml`` says when they should.
+"""
 
 from __future__ import annotations
 
 import json
 import re
+import shutil
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -14,14 +19,24 @@ import yaml
 
 from noetl_dagster.cli.health import Health
 from noetl_dagster.settings import Settings
-from tests.service.test_dashboards import DASHBOARDS, counted, series_of
+from tests.helm.chart import MINIMAL, NAMESPACE, manifests, of_kind, overlaid
+from tests.service.test_dashboards import DASHBOARDS, TARGET, counted, series_of
 from tests.service.test_dashboards import scraped as scraped
 
 PROJECT = Path(__file__).parents[2]
-RULES = PROJECT / "helm/noetl-dagster/files/alerts.yaml"
 RUNBOOK = PROJECT / "docs/operations.md"
+CASES = Path(__file__).with_name("alerts_test.yaml")
 
-GROUPS: list[dict[str, Any]] = yaml.safe_load(RULES.read_text())["groups"]
+
+def rendered(values: dict[str, Any]) -> list[dict[str, Any]]:
+    """The groups of rules of a release."""
+    monitored = overlaid(MINIMAL, {"monitoring": {"rules": {"enabled": True}}}, values)
+    (rules,) = of_kind(manifests(monitored), "PrometheusRule").values()
+    groups: list[dict[str, Any]] = rules["spec"]["groups"]
+    return groups
+
+
+GROUPS = rendered({})
 ALERTS = {rule["alert"]: rule for group in GROUPS for rule in group["rules"]}
 
 OF_OTHERS = {
@@ -30,6 +45,8 @@ OF_OTHERS = {
     "kube_pod_container_status_restarts_total": {"namespace", "pod", "container", "uid"},
 }
 """What kube-state-metrics gives, by its documentation."""
+
+EQUAL, MATCHES = promql.MatchOp.Equal, promql.MatchOp.Re
 
 Series = dict[str, set[str]]
 
@@ -85,13 +102,75 @@ async def test_queries_ask_for_what_there_is(scraped: Series) -> None:
     health = Health(Settings())  # of processes without an API
     processes = series_of(health.metrics.text(health).decode())
     known = {
-        name: labels | counted().get(name, set())
+        name: labels | counted().get(name, set()) | TARGET
         for name, labels in (processes | scraped | OF_OTHERS).items()
     }
 
     wrong = {where: found for where, query in queries() if (found := problems(query, known))}
 
     assert wrong == {}
+
+
+def selectors(query: str) -> Iterator[promql.VectorSelector]:
+    found: list[promql.VectorSelector] = []
+
+    def look(node: Any) -> bool:
+        if isinstance(node, promql.VectorSelector):
+            found.append(node)
+        return True
+
+    promql.walk(promql.parse(query), look)
+    yield from found
+
+
+def test_queries_know_their_namespace() -> None:
+    """Alerts that of the release, dashboards the one that is chosen: two releases are not mixed up."""
+    for where, query in queries():
+        wanted = (EQUAL, NAMESPACE) if where in ALERTS else (MATCHES, "$namespace")
+        for selector in selectors(query):
+            named = [one for one in selector.matchers.matchers if one.name == "namespace"]
+            assert [(one.op, one.value) for one in named] == [wanted], f"{where}: {selector.name}"
+
+
+def test_alerts_say_their_namespace_and_release() -> None:
+    renamed = rendered({"fullnameOverride": "own"})
+    rules = [rule for group in renamed for rule in group["rules"]]
+
+    assert {rule["labels"]["namespace"] for rule in rules} == {NAMESPACE}
+    assert sum('=~"own-.+"' in rule["expr"] for rule in rules) == 2
+    assert not re.search(r"\$(namespace|release)|trial", json.dumps(renamed))
+
+
+def test_without_an_api_nobody_misses_it() -> None:
+    elsewhere = rendered({"api": {"enabled": False}, "workers": {"serverUrl": "https://api.example.com"}})
+    left = {rule["alert"] for group in elsewhere for rule in group["rules"]}
+
+    assert ALERTS.keys() - left == {"NoetlApiAway", "NoetlApiErrors", "NoetlApiRefuses"}
+
+
+def test_alerts_fire_when_they_should(tmp_path: Path) -> None:
+    promtool = shutil.which("promtool")
+    if promtool is None:
+        pytest.skip("promtool is not on PATH; it is in Debian's package prometheus (see CONTRIBUTING.md)")
+    (tmp_path / "alerts.yaml").write_text(yaml.safe_dump({"groups": GROUPS}))
+    cases = shutil.copy(CASES, tmp_path)
+
+    told = subprocess.run([promtool, "test", "rules", cases], capture_output=True, text=True, check=False)
+
+    assert told.returncode == 0, told.stdout + told.stderr
+
+
+@pytest.mark.parametrize("name", ALERTS)
+def test_an_alert_is_seen_firing_and_silent(name: str) -> None:
+    (case,) = (one for one in yaml.safe_load(CASES.read_text())["tests"] if one["name"] == name)
+    fires = [
+        any(f'alertname="{name}"' in sample["labels"] for sample in asked.get("exp_samples", ()))
+        for asked in case["promql_expr_test"]
+    ]
+
+    assert fires[0] is False
+    assert any(fires)
+    assert fires[-1] is False
 
 
 @pytest.mark.parametrize(

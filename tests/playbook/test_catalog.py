@@ -32,6 +32,17 @@ def test_only_playbooks_are_found_broken_ones_too(folder: Path) -> None:
     assert [path.name for path in find_playbooks(folder)] == ["broken.yaml", "child.yml", "parent.yaml"]
 
 
+def test_what_is_mounted_from_a_config_map_is_found_once(tmp_path: Path) -> None:
+    mounted = tmp_path / ".own" / "playbooks"
+    version = mounted / "..2025_01_01"
+    version.mkdir(parents=True)
+    (version / "one.yaml").write_text(TEXT.format("one", "examples/one"))
+    (mounted / "..data").symlink_to(version.name)
+    (mounted / "one.yaml").symlink_to("..data/one.yaml")
+    assert find_playbooks(mounted) == [mounted / "one.yaml"]
+    assert Catalog(mounted).resolve("examples/one") == mounted / "one.yaml"
+
+
 def test_resolution_by_catalog_path_and_by_file(folder: Path) -> None:
     catalog = Catalog(folder)
     child = folder / "deep" / "child.yml"

@@ -325,7 +325,7 @@ async def test_health_and_metrics(service: Service) -> None:
             ("noetl_queue_active", ("pool", "default")): 0,
             ("noetl_ingest_lag_messages",): 0,
             ("noetl_ingest_latency_seconds_count",): 1,
-            ("noetl_worker_utilisation", ("worker_id", 'w"1')): 0.25,
+            ("noetl_worker_utilisation", ("pool", "default"), ("worker_id", 'w"1')): 0.25,
             ("noetl_http_requests_total", ("method", "POST"), ("route", "/api/events"), ("status", "202")): 1,
         }.items()
     )

@@ -29,6 +29,9 @@ workflow:
     tool: {kind: noop}
 """
 
+TARGET = {"namespace", "pod"}
+"""What Prometheus says of whatever it scrapes in a cluster."""
+
 SUFFIXES = {"counter": ["_total"], "histogram": ["_bucket", "_sum", "_count"], "gauge": [""]}
 
 
@@ -93,7 +96,7 @@ async def test_dashboards_ask_for_what_there_is(scraped: dict[str, set[str]]) ->
             assert names, f"{path.name}: {expression} asks for nothing of ours"
             assert names <= scraped.keys(), f"{path.name}: {expression}"
             labels = {label for name in names for label in scraped[name] | known[name]}
-            assert labels_in(expression) <= labels, f"{path.name}: {expression}"
+            assert labels_in(expression) <= labels | TARGET, f"{path.name}: {expression}"
 
 
 def test_legends_name_labels_that_are_left() -> None:
@@ -102,6 +105,18 @@ def test_legends_name_labels_that_are_left() -> None:
             for target in panel.get("targets", ()):
                 shown = set(re.findall(r"{{(\w+)}}", target["legendFormat"]))
                 assert shown <= labels_in(target["expr"]) - {"le"}, f"{path.name}: {panel['title']}"
+
+
+def test_dashboards_are_of_one_namespace_or_all() -> None:
+    for path in DASHBOARDS:
+        known = {
+            one["name"]: one for one in json.loads(path.read_text(encoding="utf-8"))["templating"]["list"]
+        }
+        chosen = known["namespace"]
+        assert chosen["query"]["query"] == "label_values(noetl_queue_depth, namespace)"
+        assert chosen["current"]["value"] == ["$__all"]
+        assert chosen["allValue"] == ".*"  # also what has no such label
+        assert all('namespace=~"$namespace"' in one for one in expressions(path)), path.name
 
 
 def test_panels_lie_side_by_side_in_rows() -> None:

@@ -27,6 +27,9 @@
 {{- fail (printf "dagster.extraInstance.%s: the chart writes this key of dagster.yaml itself; use its own values" $key) }}
 {{- end }}
 {{- end }}
+{{- if and (eq $values.dagster.computeLogs.manager "s3") (eq (include "noetl.logStore" .root) "gcs") }}
+{{- fail "dagster.computeLogs.manager: s3 is for S3; stored puts what steps print into the bucket of storage.gcs" }}
+{{- end }}
 {{- if and $values.ingress.enabled (not $values.ingress.webserver.host) (not $values.ingress.api.host) }}
 {{- fail "ingress.webserver.host or ingress.api.host: an ingress needs the name of a host" }}
 {{- end }}

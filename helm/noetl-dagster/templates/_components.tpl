@@ -193,6 +193,7 @@ run:
 {{- if $executors }}
 executor:
   role: executor
+  shared: true
   ports: {blocks: 7079}
   values: {pod: {}}
   reaches: [run, postgresql, objects, tools, executor

@@ -37,11 +37,16 @@ run_launcher:
       pod_spec_config:
         security_context: {{- include "noetl.podSecurity" 10001 | nindent 10 }}
         enable_service_links: false
-        {{- with include "noetl.placement" (dict "root" . "name" "run" "pod" (omit $pod "topologySpread")) }}
+        {{- $placed := set (omit $pod "topologySpread") "topologySpread" $values.runs.pod.topologySpread }}{{/* else nodes could not be emptied */}}
+        {{- with include "noetl.placement" (dict "root" . "name" "run" "pod" $placed) }}
         {{- . | nindent 8 }}
         {{- end }}
-      {{- with pick $pod "labels" "annotations" }}
-      pod_template_spec_metadata: {{- toYaml . | nindent 8 }}
+      pod_template_spec_metadata:
+        labels: {{- include "noetl.podLabels" (dict "root" . "name" "run" "pod" $pod) | nindent 10 }}
+        annotations: {{- include "noetl.podAnnotations" $given | fromYaml | toYaml | nindent 10 }}
+      {{- with $values.commonLabels }}
+      job_metadata:
+        labels: {{- toYaml . | nindent 10 }}
       {{- end }}
       job_spec_config:
         ttl_seconds_after_finished: {{ $values.runs.ttlSecondsAfterFinished | int64 }}
@@ -65,7 +70,7 @@ run_monitoring:
   enabled: {{ .enabled }}
   start_timeout_seconds: {{ int64 .startTimeoutSeconds }}
   cancel_timeout_seconds: {{ int64 .cancelTimeoutSeconds }}
-  max_resume_run_attempts: {{ int64 .maxResumeRunAttempts }}
+  max_resume_run_attempts: 0  # the recovery sensor resumes executions in new runs
   poll_interval_seconds: {{ int64 .pollIntervalSeconds }}
 {{- end }}
 compute_logs: {{- include "noetl.computeLogs" . | trim | nindent 2 }}
@@ -87,7 +92,8 @@ nux: {enabled: false}
 {{- define "noetl.computeLogs" -}}
 {{- $logs := .Values.dagster.computeLogs }}
 {{- $endpoint := include "noetl.minioEndpoint" . }}
-{{- $bucket := $logs.bucket | default (ternary .Values.storage.minio.bucket .Values.storage.s3.bucket (ne $endpoint "")) }}
+{{- $store := include "noetl.logStore" . }}
+{{- $bucket := $logs.bucket | default (get .Values.storage $store).bucket }}
 {{- if eq $logs.manager "custom" }}
 {{- toYaml $logs.custom }}
 {{- else if and (eq $logs.manager "stored") $bucket }}
@@ -101,7 +107,7 @@ config:
   {{- if $endpoint }}
   endpoint_url: {{ $endpoint }}
   {{- else }}
-  tier: s3
+  tier: {{ $store }}
   {{- end }}
 {{- else if and (eq $logs.manager "s3") $bucket }}
 module: dagster_aws.s3.compute_log_manager
@@ -119,6 +125,15 @@ module: noetl_dagster.launcher.compute_logs
 class: RunLogs
 config: {base_dir: /var/lib/noetl/compute}
 {{- end }}
+{{- end -}}
+
+{{/* Which store takes what steps print: an S3 store with keys of its own, Google's, or Amazon's. */}}
+{{- define "noetl.logStore" -}}
+{{- $storage := .Values.storage -}}
+{{- if include "noetl.minioEndpoint" . -}}minio
+{{- else if and $storage.gcs.bucket (or (eq $storage.tier "gcs") (not $storage.s3.bucket)) -}}gcs
+{{- else -}}s3
+{{- end -}}
 {{- end -}}
 
 {{/* Whether anything of the release asks code locations. */}}
@@ -141,27 +156,44 @@ load_from:
 
 {{/* What Spark starts its executors from. */}}
 {{- define "noetl.executorPod" -}}
+{{- $pod := .Values.pod }}
+{{- $executor := get (include "noetl.components" . | fromYaml) "executor" -}}
 apiVersion: v1
 kind: Pod
 metadata:
-  labels: {{- include "noetl.selector" (dict "root" . "name" "executor") | nindent 4 }}
+  labels: {{- include "noetl.podLabels" (dict "root" . "name" "executor" "pod" $pod) | nindent 4 }}
+  {{- with include "noetl.podAnnotations" (dict "root" . "component" $executor "pod" $pod) | fromYaml }}
+  annotations: {{- toYaml . | nindent 4 }}
+  {{- end }}
 spec:
   automountServiceAccountToken: false
   enableServiceLinks: false
   securityContext: {{- include "noetl.podSecurity" 10001 | nindent 4 }}
-  {{- include "noetl.placement" (dict "root" . "name" "executor" "pod" .Values.pod) | trim | nindent 2 }}
+  {{- include "noetl.placement" (dict "root" . "name" "executor" "pod" $pod) | trim | nindent 2 }}
   containers:
     - name: spark-kubernetes-executor
       securityContext: {{- include "noetl.containerSecurity" . | nindent 8 }}
+      {{- with $pod.extraEnvFrom }}
+      envFrom: {{- toYaml . | nindent 8 }}
+      {{- end }}
+      {{- with $pod.extraEnv }}
+      env: {{- toYaml . | nindent 8 }}
+      {{- end }}
       volumeMounts:
         - {name: tmp, mountPath: /tmp}
         - {name: work, mountPath: /opt/spark/work-dir}
         {{- if .Values.storage.pvc.enabled }}
         - {name: shared, mountPath: {{ .Values.storage.pvc.mountPath }}}
         {{- end }}
+        {{- with $pod.extraVolumeMounts }}
+        {{- toYaml . | nindent 8 }}
+        {{- end }}
   volumes:
-    - {name: tmp, emptyDir: {}}
-    - {name: work, emptyDir: {}}
+    - {name: tmp, emptyDir: {sizeLimit: {{ $pod.scratchSize }}}}
+    - {name: work, emptyDir: {sizeLimit: {{ $pod.scratchSize }}}}
+    {{- with $pod.extraVolumes }}
+    {{- toYaml . | nindent 4 }}
+    {{- end }}
     {{- if .Values.storage.pvc.enabled }}
     {{- include "noetl.sharedVolume" . | trim | nindent 4 }}
     {{- end }}

@@ -24,8 +24,9 @@ spec:
 {{- toYaml $names }}
 {{- end -}}
 
+{{/* In one order: values of a mapping come in any. */}}
 {{- define "noetl.policyPorts" -}}
-{{- range . }}
+{{- range sortAlpha . }}
 - {protocol: TCP, port: {{ int . }}}
 {{- end }}
 {{- end -}}

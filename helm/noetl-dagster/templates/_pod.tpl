@@ -7,11 +7,7 @@ Pods that Dagster launches get the same variables, volumes and mounts from dagst
 {{- $component := .component }}
 {{- $pod := include "noetl.podValues" . | fromYaml -}}
 metadata:
-  labels:
-    {{- include "noetl.selector" (dict "root" $root "name" .name) | nindent 4 }}
-    {{- with $pod.labels }}
-    {{- toYaml . | nindent 4 }}
-    {{- end }}
+  labels: {{- include "noetl.podLabels" (dict "root" $root "name" .name "pod" $pod) | nindent 4 }}
   annotations:
     {{- if $component.settings }}
     checksum/settings: {{ include "noetl.settings" $root | sha256sum }}
@@ -28,7 +24,7 @@ metadata:
     {{- with $component.files }}
     checksum/files: {{ include (printf "noetl.files.%s" $.name) $root | sha256sum }}
     {{- end }}
-    {{- with $pod.annotations }}
+    {{- with include "noetl.podAnnotations" (dict "root" $root "component" $component "pod" $pod) | fromYaml }}
     {{- toYaml . | nindent 4 }}
     {{- end }}
 spec:
@@ -72,6 +68,24 @@ spec:
       {{- end }}
       volumeMounts: {{- include "noetl.mounts" (dict "root" $root "component" $component "pod" $pod) | fromYamlArray | toYaml | nindent 8 }}
   volumes: {{- include "noetl.volumes" (dict "root" $root "component" $component "pod" $pod) | fromYamlArray | toYaml | nindent 4 }}
+{{- end -}}
+
+{{/* What selects the pods of a component, then what values say of them. */}}
+{{- define "noetl.podLabels" -}}
+{{- $own := include "noetl.selector" . | fromYaml }}
+{{- merge $own (default dict .pod.labels) .root.Values.commonLabels | toYaml }}
+{{- end -}}
+
+{{/* Annotations of a component's pods; nothing without any. GKE mounts gcsfuse volumes only where one says so. */}}
+{{- define "noetl.podAnnotations" -}}
+{{- $shared := .root.Values.storage.pvc }}
+{{- $annotations := dict }}
+{{- if and .component.shared $shared.enabled (eq (dig "csi" "driver" "" $shared.volume) "gcsfuse.csi.storage.gke.io") }}
+{{- $_ := set $annotations "gke-gcsfuse/volumes" "true" }}
+{{- end }}
+{{- with merge (deepCopy (default dict .pod.annotations)) $annotations }}
+{{- toYaml . }}
+{{- end }}
 {{- end -}}
 
 {{/* What a component says of its pods, on top of what all say. */}}
@@ -198,7 +212,7 @@ topologySpreadConstraints:
 {{- $full := include "noetl.fullname" .root }}
 {{- if .component.scratch }}
 {{- range $index, $path := .component.scratch }}
-- {name: scratch-{{ $index }}, emptyDir: {}}
+- {name: scratch-{{ $index }}, emptyDir: {sizeLimit: {{ $.pod.scratchSize }}}}
 {{- end }}
 {{- else }}
 - {name: tmp, emptyDir: {sizeLimit: {{ .pod.scratchSize }}}}

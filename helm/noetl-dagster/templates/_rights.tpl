@@ -1,7 +1,7 @@
 {{/* What roles may do in the namespace; the table of components says who has which. */}}
 {{- define "noetl.rights" -}}
 launch:  # runs, steps in pods of their own and steps of kind container are Jobs
-  - {apiGroups: [batch], resources: [jobs], verbs: [create, get, list, watch, delete]}
+  - {apiGroups: [batch], resources: [jobs], verbs: [create, get, list, watch, patch, delete]}
   - {apiGroups: [batch], resources: [jobs/status], verbs: [get]}
   - {apiGroups: [""], resources: [pods], verbs: [get, list, watch, delete]}
   - {apiGroups: [""], resources: [pods/log], verbs: [get]}

@@ -19,6 +19,7 @@ from noetl_dagster.events.schema import (
     partitions,
 )
 from noetl_dagster.storage.store import ResultStore
+from noetl_dagster.worker.leftovers import remove_orphans
 
 logger = logging.getLogger(__name__)
 
@@ -57,6 +58,7 @@ class Maintained:
         kept: partitions that are old enough but hold executions that still run.
         results: stored results that were deleted, all expired ones included.
         orphans: stored objects that were deleted because no result names them.
+        containers: jobs of containers that were deleted because their commands had ended.
     """
 
     made: tuple[str, ...] = ()
@@ -65,12 +67,14 @@ class Maintained:
     executions: int = 0
     results: int = 0
     orphans: int = 0
+    containers: int = 0
 
     def __str__(self) -> str:
-        return (
+        text = (
             f"partitions made: {_names(self.made)}; dropped: {_names(self.dropped)} with {self.executions} "
             f"executions; {self.results} expired results and {self.orphans} orphaned objects deleted"
         )
+        return f"{text}, {self.containers} jobs of containers" if self.containers else text
 
 
 class Maintenance:
@@ -90,6 +94,7 @@ class Maintenance:
         now = now or datetime.now(UTC)
         await Projection(self._pool).catch_up(patient=True)
         orphans = await self._results.sweep_orphans(now)  # while their executions are still known
+        containers = await remove_orphans(self._pool)
         dropped: list[str] = []
         kept: list[str] = []
         executions = 0
@@ -101,7 +106,7 @@ class Maintenance:
                 executions += forgotten or 0
         await self._pool.execute(_FORGET_TOKENS, now)
         results = await self._results.cleanup(now)
-        return Maintained(tuple(made), tuple(dropped), tuple(kept), executions, results, orphans)
+        return Maintained(tuple(made), tuple(dropped), tuple(kept), executions, results, orphans, containers)
 
     async def _old(self, connection: Any, now: datetime) -> list[tuple[str, int, int]]:
         """Partitions whose every moment is past the retention, with their bounds."""

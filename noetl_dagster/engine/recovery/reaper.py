@@ -18,6 +18,7 @@ from noetl_dagster.events.ids import Snowflake
 from noetl_dagster.events.types import Event, EventType
 from noetl_dagster.transport.intake import EventIntake
 from noetl_dagster.worker.context import CommandContext
+from noetl_dagster.worker.leftovers import remove_orphans
 
 logger = logging.getLogger(__name__)
 
@@ -137,6 +138,8 @@ class Reaper:
         while names := await self._fail_exhausted():
             failed.extend(names)
         released = await self._give_back()
+        if failed:  # its workers are gone, and what they had outside is nobody's
+            await remove_orphans(self._pool)
         return Reaped(tuple(requeued), tuple(failed), withdrawn, released)
 
     async def _give_back(self) -> int:

@@ -72,6 +72,16 @@ class TakesUploads(Protocol):
         ...
 
 
+@runtime_checkable
+class MakesBuckets(Protocol):
+    """A tier that makes its bucket where that is missing."""
+
+    @property
+    def made_bucket(self) -> bool:
+        """Whether this tier object has done so."""
+        ...
+
+
 class WholeValues(ABC):
     """What tiers have in common whose stores take and give values only whole."""
 

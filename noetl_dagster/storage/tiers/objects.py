@@ -166,6 +166,11 @@ class S3Tier:
         self._name = name
         self._credential = credential
         self._create_bucket = create_bucket
+        self._made_bucket = False
+
+    @property
+    def made_bucket(self) -> bool:
+        return self._made_bucket
 
     def uri(self, key: str) -> str:
         return f"s3://{self._bucket}/{key}"
@@ -308,6 +313,7 @@ class S3Tier:
                 f"{self._name} tier: bucket {self._bucket} cannot be created with access key "
                 f"{self._credential}: HTTP {answer.status_code} {answer.text[:200]}"
             ) from cause
+        self._made_bucket = self._made_bucket or answer.status_code == 200
 
     @contextmanager
     def _errors(self, verb: str, key: str) -> Iterator[None]:

@@ -188,7 +188,8 @@ class Objects:
         """Removes pods whose owner was deleted while they were being made."""
         owners = {one["metadata"]["uid"] for kind in OWNING for one in self.store.list(kind)}
         for pod in self.store.list("Pod"):
-            named = {one["uid"] for one in pod["metadata"].get("ownerReferences") or ()}
+            references = pod["metadata"].get("ownerReferences") or ()
+            named = {one["uid"] for one in references if one["kind"] in OWNING}
             if named and not named & owners and "deletionTimestamp" not in pod["metadata"]:
                 self.end(key_of("Pod", pod))
 

@@ -26,7 +26,7 @@ from noetl_dagster.retrying import Patience, patiently
 from noetl_dagster.settings import Settings, StoreTier, get_settings
 from noetl_dagster.storage.readiness import configured
 from noetl_dagster.storage.tiers import open_tier
-from noetl_dagster.storage.tiers.base import TierUnavailableError
+from noetl_dagster.storage.tiers.base import MakesBuckets, TierUnavailableError
 from noetl_dagster.transport.nats.connection import connect
 from noetl_dagster.transport.nats.names import Names
 from noetl_dagster.transport.nats.streams import (
@@ -161,7 +161,8 @@ async def _store(tier: StoreTier, settings: Settings, deadline: float, state: St
         return Provided(f"store {tier}", State.REFUSED, _words(error))
     finally:
         await opened.close()
-    return Provided(f"store {tier}", state, place)
+    made = isinstance(opened, MakesBuckets) and opened.made_bucket
+    return Provided(f"store {tier}", State.MADE if made else state, place)
 
 
 async def _dagster(settings: Settings, deadline: float) -> AsyncIterator[Provided]:

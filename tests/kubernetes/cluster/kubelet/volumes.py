@@ -10,6 +10,9 @@ from tests.kubernetes.cluster.rights import Rights
 from tests.kubernetes.cluster.store import Object, Store
 
 ACCOUNT_PATH = "/var/run/secrets/kubernetes.io/serviceaccount"
+VERSION = "..2025_01_01_00_00_00.1"
+"""The folder of the files of a ConfigMap or Secret."""
+
 Mount = tuple[str, str, bool]
 """Source, target, whether it is read-only."""
 
@@ -83,7 +86,7 @@ class Volumes:
             items = [{"key": key, "path": key} for key in content]
         for item in items:
             if item["key"] in content:
-                _write(folder / item["path"], content[item["key"]])
+                _link(folder, item["path"], content[item["key"]])
             elif not optional:
                 raise Incomplete(f"{name} references non-existent key: {item['key']}")
 
@@ -113,6 +116,15 @@ def image_name(image: str) -> str:
 
 def runs_here(image: str, patterns: tuple[str, ...]) -> bool:
     return any(fnmatch.fnmatchcase(image_name(image), pattern) for pattern in patterns)
+
+
+def _link(folder: Path, path: str, content: bytes) -> None:
+    """Writes a file as the kubelet does: into a folder that a link names, which links from outside go through."""
+    _write(folder / VERSION / path, content)
+    first = Path(path).parts[0]
+    for link, target in ((folder / "..data", VERSION), (folder / first, f"..data/{first}")):
+        if not link.is_symlink():
+            link.symlink_to(target)
 
 
 def _write(path: Path, content: bytes) -> None:

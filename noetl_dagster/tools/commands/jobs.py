@@ -1,0 +1,139 @@
+"""The Kubernetes Job of a call: its name, by which a call that begins again finds it, and its manifest."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import re
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Any
+
+from noetl_dagster.errors import ToolError
+from noetl_dagster.tools.base import ToolCall
+from noetl_dagster.tools.limits import seconds_of
+
+KEPT_SECONDS = 86_400
+"""An ended job is there so long for who goes on with its command, unless the command's end removes it before."""
+
+MARGIN_SECONDS = 60
+"""A job ends by itself so long after the timeout of its call: its process is gone then, or would have ended it."""
+
+CALL = "noetl/call"
+"""Annotation of a job: the call that it is of."""
+
+MANAGED = {"app.kubernetes.io/managed-by": "noetl-dagster"}
+
+EXECUTION = "noetl/execution-id"
+
+OURS = f"app.kubernetes.io/managed-by=noetl-dagster,{EXECUTION}"
+"""Selects the jobs of containers; with ``=<id>`` behind it those of an execution."""
+
+
+_OF_CONTAINER = {
+    "resources": "resources",
+    "env_from": "envFrom",
+    "volume_mounts": "volumeMounts",
+    "working_dir": "workingDir",
+    "image_pull_policy": "imagePullPolicy",
+    "security_context": "securityContext",
+}
+_OF_POD = {
+    "service_account": "serviceAccountName",
+    "volumes": "volumes",
+    "node_selector": "nodeSelector",
+    "tolerations": "tolerations",
+}
+"""Fields that go as they are, with Kubernetes' names for them."""
+
+
+def job_manifest(
+    call: ToolCall, script: str | None = None, variables: Mapping[str, str] = MappingProxyType({})
+) -> dict[str, Any]:
+    """The Job of a call: one pod, never restarted, removed a day after its end if nobody does before.
+
+    Args:
+        variables: of its environment, beside those of the task.
+
+    Raises:
+        ToolError: without an image, or with a timeout that is no number.
+    """
+    config = call.config
+    if not config.get("image"):
+        raise ToolError(f"container in step {call.step} has no 'image'", kind="schema")
+    command = config.get("command") if script is None else script
+    container: dict[str, Any] = {"name": "main", "image": str(config["image"])}
+    if isinstance(command, list | tuple):
+        container["command"] = [str(part) for part in command]
+    elif command:
+        container["command"] = ["/bin/sh", "-c", str(command)]
+    if config.get("args"):
+        container["args"] = [str(part) for part in config["args"]]
+    container["env"] = [*_variables(config.get("env")), *_variables(variables)]
+    container |= _given(config, _OF_CONTAINER)
+    labels = {
+        **_texts(config.get("labels")),
+        **MANAGED,
+        EXECUTION: str(call.execution_id),
+        "noetl/step": _label(call.step),
+    }
+    pod: dict[str, Any] = {"restartPolicy": "Never", "containers": [container]}
+    pod |= _given(config, _OF_POD)
+    if config.get("image_pull_secrets"):
+        secrets = config["image_pull_secrets"]
+        named = [secrets] if isinstance(secrets, str) else secrets
+        pod["imagePullSecrets"] = [{"name": one} if isinstance(one, str) else one for one in named]
+    annotations = _texts(config.get("annotations"))
+    spec: dict[str, Any] = {"backoffLimit": 0, "ttlSecondsAfterFinished": KEPT_SECONDS}
+    limit = min((seconds_of(call) or math.inf, call.task.spec.timeout or math.inf))
+    if limit < math.inf:
+        spec["activeDeadlineSeconds"] = math.ceil(limit) + MARGIN_SECONDS
+    metadata: dict[str, Any] = {"labels": labels} | ({"annotations": annotations} if annotations else {})
+    return {
+        "apiVersion": "batch/v1",
+        "kind": "Job",
+        "metadata": {
+            "name": job_name(call),
+            "labels": labels,
+            "annotations": {**annotations, CALL: call_name(call)},
+        },
+        "spec": {**spec, "template": {"metadata": metadata, "spec": pod}},
+    }
+
+
+def call_name(call: ToolCall) -> str:
+    """Which call it is: the same when its command begins again, another for each try that a playbook asks for."""
+    command = call.command_id or f"{call.execution_id}:{call.step}"
+    return f"{command}/{call.task.name}/{call.number}"
+
+
+def command_of(name: str) -> tuple[int, str] | None:
+    """Execution and id of the command that a call is of; None where it is of none."""
+    command, _, _ = name.rpartition("/")[0].rpartition("/")
+    execution = command.partition(":")[0]
+    return (int(execution), command) if execution.isdecimal() else None
+
+
+def job_name(call: ToolCall) -> str:
+    """At most 53 characters, so that its pods' names hold all of it."""
+    digest = hashlib.blake2b(call_name(call).encode(), digest_size=8).hexdigest()
+    return f"noetl-{_label(call.step, 30).lower()}-{digest}"
+
+
+def _given(config: Mapping[str, Any], fields: Mapping[str, str]) -> dict[str, Any]:
+    """What a task says in Kubernetes' own words, by those."""
+    return {name: config[field] for field, name in fields.items() if config.get(field)}
+
+
+def _texts(given: Any) -> dict[str, str]:
+    return {str(name): str(value) for name, value in (given or {}).items()}
+
+
+def _variables(env: Any) -> list[dict[str, Any]]:
+    if isinstance(env, Mapping):
+        return [{"name": str(name), "value": str(value)} for name, value in env.items()]
+    return [dict(entry) for entry in env or ()]
+
+
+def _label(text: str, length: int = 63) -> str:
+    return re.sub(r"[^A-Za-z0-9]+", "-", text).strip("-")[:length].strip("-") or "step"

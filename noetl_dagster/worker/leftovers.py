@@ -1,0 +1,94 @@
+"""What tools leave outside for whoever runs their command again: removed when the log says that nobody will."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+
+import asyncpg
+
+from noetl_dagster.errors import ToolError
+from noetl_dagster.events.buffer import EventBuffer
+from noetl_dagster.events.connection import DATABASE_AWAY
+from noetl_dagster.events.queries import COMMAND_OVER
+from noetl_dagster.tools.base import Removal, ToolCall
+from noetl_dagster.tools.commands import orphans
+from noetl_dagster.worker.command import Command
+
+logger = logging.getLogger(__name__)
+
+LOOK_SECONDS = 0.1
+ARRIVAL_SECONDS = 30.0
+"""The end of a command that went over NATS is waited for so long."""
+
+
+class Leftovers:
+    """Of the commands that run in this process."""
+
+    def __init__(self, buffer: EventBuffer, pool: asyncpg.Pool) -> None:
+        self._buffer = buffer
+        self._pool = pool
+        self._kept: dict[str, list[Removal]] = {}
+
+    def keep(self, call: ToolCall, removal: Removal) -> None:
+        """Takes care of what a call leaves, until its command has ended."""
+        self._kept.setdefault(call.command_id, []).append(removal)
+
+    @asynccontextmanager
+    async def removed(self, command: Command) -> AsyncIterator[None]:
+        """Removes what the command leaves once its end is in the log, whoever wrote it.
+
+        Where the block is cancelled and the log has no end, the command goes on in another process, or in a later
+        epoch, and what it left stays for that.
+        """
+        try:
+            yield
+        except asyncio.CancelledError:
+            if removals := self._kept.pop(command.command_id, None):
+                await asyncio.shield(self._settle(command, removals, 0.0))
+            raise
+        else:
+            if removals := self._kept.pop(command.command_id, None):
+                await self._buffer.flush()
+                await asyncio.shield(self._settle(command, removals, ARRIVAL_SECONDS))
+        finally:
+            self._kept.pop(command.command_id, None)
+
+    async def _settle(self, command: Command, removals: Sequence[Removal], seconds: float) -> None:
+        if not await self._is_over(command, seconds):
+            return
+        for removal in removals:
+            try:
+                await removal()
+            except ToolError as error:
+                logger.warning(
+                    "what command %s left is there until it expires: %s", command.command_id, error
+                )
+
+    async def _is_over(self, command: Command, seconds: float) -> bool:
+        clock = asyncio.get_running_loop().time
+        until = clock() + seconds
+        while True:
+            try:
+                over = await self._pool.fetchval(COMMAND_OVER, command.execution_id, command.command_id)
+            except DATABASE_AWAY as error:
+                logger.warning("cannot look for the end of command %s: %s", command.command_id, error)
+                over = False
+            if over or clock() >= until:
+                return bool(over)
+            await asyncio.sleep(LOOK_SECONDS)
+
+
+async def remove_orphans(pool: asyncpg.Pool, execution_id: int | None = None) -> int:
+    """Removes what processes that are gone have left of ended commands; how much it was.
+
+    Args:
+        execution_id: only this one's.
+    """
+
+    async def is_over(execution: int, command: str) -> bool:
+        return bool(await pool.fetchval(COMMAND_OVER, execution, command))
+
+    return await orphans.remove_orphans(is_over, execution_id)

@@ -1,0 +1,188 @@
+"""Every value of the chart changes what it renders: none is there for nothing."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from functools import cache
+from typing import Any
+
+import pytest
+
+from tests.helm.chart import MINIMAL, chart, overlaid
+from tests.helm.test_values import VALUES, schema
+
+Path = tuple[str, ...]
+
+UNREAD = {("global",), ("test", "pod", "labels")}
+"""Helm's own name for what charts share; a pod of Helm's tests has the labels of every object."""
+
+BASE = overlaid(
+    MINIMAL,
+    {
+        "monitoring": {
+            "serviceMonitor": {"enabled": True, "token": {"name": "noetl"}},
+            "rules": {"enabled": True},
+        },
+        "ingress": {
+            "enabled": True,
+            "webserver": {"host": "dagster.example.com"},
+            "api": {"host": "api.example.com"},
+        },
+        "storage": {"minio": {"endpoint": "https://s3.example.com"}, "pvc": {"enabled": True}},
+        "tracing": {"endpoint": "http://collector:4318"},
+        "dagster": {"extraLocations": [{"host": "others", "port": 4000}]},
+        "spark": {"mode": "kubernetes"},
+        "api": {"tls": {"secretName": "api-tls"}},
+    },
+)
+"""Most switches on, so that what hangs on them is seen."""
+
+TOGETHER: dict[str, dict[str, Any]] = {
+    "storage.minio": {"storage": {"tier": "minio"}},
+    "dagster.computeLogs.custom": {
+        "dagster": {"computeLogs": {"manager": "custom", "custom": {"module": "a"}}}
+    },
+    "spark.remote": {"spark": {"mode": "connect", "remote": "sc://spark:15002"}},
+    "api.enabled": {"workers": {"serverUrl": "https://api.example.com"}},
+    "serviceAccounts.create": {"rbac": {"create": False}},
+    "postgresql.": {"postgresql": {"enabled": True}},
+    "nats.": {"nats": {"enabled": True}},
+    "minio.": {"minio": {"enabled": True}, "storage": {"minio": {"endpoint": ""}}},
+    "serviceAccounts.roles.trial": {"nats": {"enabled": True}},
+    "networkPolicy.servicesFrom": {"nats": {"enabled": True}},
+    "workers.defaults.autoscaling": {"workers": {"defaults": {"autoscaling": {"kind": "keda"}}}},
+}
+"""What a value needs beside it to be seen, by the beginning of its path; the longest counts."""
+
+OTHER: dict[str, Any] = {
+    "storage.tier": "pvc",
+    "image.digest": f"sha256:{'1' * 64}",
+    "settings": {"NOETL_RETENTION_DAYS": 7},
+    "spark.mode": "local",
+    "spark.master": "k8s://https://other:6443",
+    "spark.remote": "sc://other:15002",
+    "spark.config": {"spark.own": "1"},
+    "playbooks.files": {"own.yaml": "own"},
+    "image.pullSecrets": [{"name": "own"}],
+    "dagster.extraLocations": [{"host": "own", "port": 4001}],
+    "runs.tagLimits": [{"key": "own", "limit": 1}],
+    "workers.pools": {"own": {}},
+    "workers.defaults.toolPools": {"postgres": 4},
+    "nats.replicas": 3,
+    "nats.streamReplicas": 3,
+    "dagster.computeLogs.manager": "local",
+}
+"""Values for leaves that have to be of a certain kind."""
+
+BY_NAME: dict[str, Any] = {
+    "cidrs": ["10.1.0.0/16"],
+    "except": ["10.9.0.0/16"],
+    "ports": [1234],
+    "extraEnv": [{"name": "OWN", "value": "1"}],
+    "extraVolumes": [{"name": "own", "emptyDir": {}}],
+    "extraVolumeMounts": [{"name": "own", "mountPath": "/own"}],
+    "topologySpread": [{"topologyKey": "own", "maxSkew": 2, "whenUnsatisfiable": "DoNotSchedule"}],
+    "volume": {"nfs": {"server": "nfs", "path": "/"}},
+}
+"""Values for leaves of a name, wherever they stand."""
+
+TEXTS = ("own", "https://own.example.com", "/own", "7Gi", "7g", "7s")
+
+
+def leaves(about: Mapping[str, Any], path: Path = ()) -> Iterator[tuple[Path, dict[str, Any]]]:
+    """Every value with its schema, those of definitions wherever they are referred to."""
+    for name, below in about["properties"].items():
+        full = resolved(below)
+        if "properties" in full:
+            yield from leaves(full, (*path, name))
+        else:
+            yield (*path, name), full
+
+
+def resolved(about: Mapping[str, Any]) -> dict[str, Any]:
+    reference = about.get("$ref", "").rpartition("/")[2]
+    return {**(schema()["$defs"][reference] if reference else {}), **about}
+
+
+def valued(values: Mapping[str, Any], path: Path) -> Any:
+    """What values say at a path; None: nothing."""
+    for name in path:
+        values = values.get(name) or {} if isinstance(values, Mapping) else {}
+    return values
+
+
+def nested(path: Path, value: Any) -> dict[str, Any]:
+    for name in reversed(path):
+        value = {name: value}
+    return value  # type: ignore[no-any-return]
+
+
+def another(path: Path, about: Mapping[str, Any], now: Any) -> Any:
+    """Another value that the schema takes."""
+    dotted, kind = ".".join(path), about.get("type", ())
+    if dotted in OTHER or path[-1] in BY_NAME:
+        return OTHER.get(dotted, BY_NAME.get(path[-1]))
+    if "enum" in about:
+        return next(one for one in about["enum"] if one != now)
+    if kind == "boolean":
+        return not now
+    if isinstance(now, int | float) or kind in ("integer", "number"):
+        higher = (now or 0) + 1
+        return higher if higher <= about.get("maximum", higher) else about["minimum"]
+    if "string" in kind:
+        return next(one for one in TEXTS if one != now and re.search(about.get("pattern", ""), one))
+    return [{"own": {}} if about["items"]["type"] == "object" else "own"] if kind == "array" else {"own": "1"}
+
+
+def rendered(values: Mapping[str, Any]) -> str:
+    """All of it but sums of what is read, and passwords that are made anew each time."""
+    found = chart().render(dict(values), name="trial", namespace="data")
+    text = "\n".join(one for name, one in sorted(found.items()) if not name.endswith("trial-secret.yaml"))
+    return re.sub(r"checksum/\w+: \w+", "", text)
+
+
+@cache
+def before(beginning: str) -> str:
+    """What the base renders with what stands beside a value."""
+    return rendered(overlaid(BASE, TOGETHER.get(beginning, {})))
+
+
+def assert_read(dotted: str) -> None:
+    path, about = LEAVES[dotted]
+    beginning = max((one for one in TOGETHER if dotted.startswith(one)), key=len, default="")
+    base = overlaid(BASE, TOGETHER.get(beginning, {}))
+    change = nested(path, another(path, about, valued(overlaid(VALUES, base), path)))
+    if path[-1] == "minAvailable":
+        change = overlaid(change, nested((*path[:-1], "maxUnavailable"), None))  # one of the two
+    assert rendered(overlaid(base, change)) != before(beginning), f"{dotted} changes nothing"
+
+
+LEAVES = {".".join(path): (path, about) for path, about in leaves(schema()) if path not in UNREAD}
+
+
+SAMPLE = sorted(LEAVES)[::10]
+
+
+@pytest.mark.parametrize("dotted", SAMPLE)
+def test_a_value_changes_what_is_rendered(dotted: str) -> None:
+    assert_read(dotted)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("dotted", sorted(LEAVES.keys() - set(SAMPLE)))
+def test_every_value_changes_what_is_rendered(dotted: str) -> None:
+    assert_read(dotted)
+
+
+def test_a_value_that_nothing_reads_is_found() -> None:
+    unread = dict(schema()["properties"]["global"])
+    assert unread["type"] == "object"
+    for _ in range(5):  # and in no other order either
+        assert rendered(overlaid(BASE, {"global": {"own": "1"}})) == before("")
+
+
+def test_what_stands_beside_values_is_of_values_that_there_are() -> None:
+    assert all(any(dotted.startswith(one) for dotted in LEAVES) for one in TOGETHER)
+    assert OTHER.keys() <= LEAVES.keys()
+    assert {path[-1] for path, _ in LEAVES.values()} >= BY_NAME.keys()

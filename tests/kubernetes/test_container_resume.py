@@ -1,0 +1,389 @@
+"""The jobs of the container tool when processes are killed, stopped and cancelled: as many as calls that were asked for."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+from typing import Any
+
+import kubernetes.config
+import pytest
+
+from noetl_dagster import embedded
+from noetl_dagster.engine.engine import Engine
+from noetl_dagster.errors import ToolError
+from noetl_dagster.events.state import ExecutionState, ExecutionStatus
+from noetl_dagster.playbook.models import Task
+from noetl_dagster.settings import EventTransport, Settings
+from noetl_dagster.tools.base import Toolbox, ToolCall
+from noetl_dagster.tools.commands import container
+from noetl_dagster.tools.commands.jobs import CALL, MARGIN_SECONDS, call_name, job_manifest, job_name
+from noetl_dagster.tools.registry import tool_for
+from noetl_dagster.worker.command import Command
+from noetl_dagster.worker.context import own_context
+from tests.kubernetes.cluster import Cluster
+from tests.playbooks import playbook
+from tests.pool import working
+from tests.processes import StartProcess, killed_in_the_end
+from tests.waiting import until
+
+SLOW = "echo once >> /out/ran; while [ ! -e /out/go ]; do sleep 0.05; done; echo the end"
+FAILS_FIRST = "echo once >> /out/ran; [ $(wc -l < /out/ran) = 1 ] && exit 3; " + SLOW.partition("; ")[2]
+STEP = """
+workload: {out: "", command: ""}
+workflow:
+  - step: work
+    spec: {dispatch: DISPATCH}
+    tool:
+      kind: container
+      image: busybox
+      command: "{{ command }}"
+      volumes: [{name: out, hostPath: {path: "{{ out }}"}}]
+      volume_mounts: [{name: out, mountPath: /out}]
+      MORE
+"""
+LIMITED = """
+workload: {out: ""}
+workflow:
+  - step: work
+    tool:
+      - name: first
+        kind: container
+        image: busybox
+        command: sleep 1000
+        OWN
+        spec: {SPEC policy: {rules: [{when: "{{ error is defined }}", then: {do: continue}}]}}
+      - name: second
+        kind: python
+        input: {gate: "{{ out }}/go", kind: "{{ first.error.kind }}"}
+        code: |
+          import pathlib, time
+          while not pathlib.Path(gate).exists():
+              time.sleep(0.02)
+          result = kind
+"""
+IN_ONE_COMMAND = "spec: {policy: {rules: [{when: '{{ error is defined }}', then: {do: retry, attempts: 2}}]}}"
+BY_ATTEMPTS = "retry: {max_attempts: 2}"
+DRIVER = """
+import asyncio, sys
+from noetl_dagster.engine.engine import Engine
+from noetl_dagster.settings import Settings
+
+async def main(execution_id):
+    engine = await Engine.open(Settings())
+    await engine.resume(int(execution_id))
+
+asyncio.run(main(sys.argv[1]))
+"""
+
+
+def of_step(more: str = "", dispatch: str = "inline") -> Any:
+    return playbook(STEP.replace("DISPATCH", dispatch).replace("MORE", more))
+
+
+@pytest.fixture(autouse=True)
+def _connected(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in (kubernetes.config, kubernetes.config.kube_config):
+        monkeypatch.setattr(module, "KUBE_CONFIG_DEFAULT_LOCATION", str(cluster.kubeconfig))
+    monkeypatch.setattr(container, "POLL_SECONDS", 0.05)
+
+
+@pytest.fixture
+def settings(settings: Settings) -> Settings:
+    """Workers that are gone are missed in a test's time."""
+    return settings.model_copy(
+        update={
+            "worker_heartbeat_seconds": 1.0,
+            "command_heartbeat_seconds": 0.5,
+            "command_heartbeat_timeout_seconds": 5.0,
+            "event_transport": EventTransport.DIRECT,
+        }
+    )
+
+
+@pytest.fixture
+async def engine(settings: Settings) -> AsyncIterator[Engine]:
+    engine = await Engine.open(settings)
+    yield engine
+    await engine.close()
+
+
+@pytest.fixture
+def out(tmp_path: Path) -> Path:
+    """What the containers see as ``/out``."""
+    folder = tmp_path / "out"
+    folder.mkdir()
+    return folder
+
+
+@pytest.fixture
+def start() -> Iterator[StartProcess]:
+    with killed_in_the_end() as start:
+        yield start
+
+
+def variables(settings: Settings, cluster: Cluster) -> dict[str, str]:
+    return {"PATH": "/usr/bin:/bin", "KUBECONFIG": str(cluster.kubeconfig), **embedded.environment(settings)}
+
+
+def ran(out: Path) -> int:
+    """How often a container began."""
+    path = out / "ran"
+    return len(path.read_text().splitlines()) if path.exists() else 0
+
+
+def ends(cluster: Cluster) -> list[str]:
+    """How jobs ended that are there."""
+    conditions = [(one.get("status") or {}).get("conditions") or () for one in cluster.store.list("Job")]
+    return [one["type"] for job in conditions for one in job if one["type"] in ("Complete", "Failed")]
+
+
+def names(cluster: Cluster) -> list[str]:
+    return [one["metadata"]["name"] for one in cluster.store.list("Job")]
+
+
+def found(state: ExecutionState) -> Any:
+    assert state.status is ExecutionStatus.COMPLETED, state.error
+    return state.latest["work"].envelope["data"]
+
+
+class Killed:
+    """An execution whose driver is a process that can be killed."""
+
+    def __init__(
+        self, engine: Engine, settings: Settings, cluster: Cluster, start: StartProcess, out: Path
+    ) -> None:
+        self._engine, self._cluster, self._start, self._out = engine, cluster, start, out
+        self._variables = variables(settings, cluster)
+
+    async def until_runs(self, count: int, more: str = "", command: str = SLOW) -> int:
+        """Kills the driver while the container runs for the ``count``-th time; the execution's id."""
+        workload = {"out": str(self._out), "command": command}
+        created = await self._engine.lifecycle.create(of_step(more), workload)
+        driver = self._start(
+            [sys.executable, "-c", DRIVER, str(created.id)], env=self._variables, stdout=subprocess.PIPE
+        )
+        await until(lambda: ran(self._out) == count or driver.poll() is not None, "a container")
+        assert driver.poll() is None, driver.communicate()[0]
+        driver.kill()
+        driver.wait()
+        return created.id
+
+
+@pytest.fixture
+def killed(engine: Engine, settings: Settings, cluster: Cluster, start: StartProcess, out: Path) -> Killed:
+    return Killed(engine, settings, cluster, start, out)
+
+
+async def test_a_killed_drivers_job_is_waited_for(
+    engine: Engine, cluster: Cluster, killed: Killed, out: Path
+) -> None:
+    execution_id = await killed.until_runs(1)
+    [job] = names(cluster)
+    resumed = asyncio.create_task(engine.resume(execution_id))
+    claims = "SELECT count(*) = 2 FROM noetl.event WHERE event_type = 'command.claimed'"
+    await until(lambda: engine.runtime.pool.fetchval(claims), "the second claim")
+    assert names(cluster) == [job]
+    (out / "go").touch()
+    data = found(await resumed)
+    assert (data["job"], data["stdout"], data["exit_code"]) == (job, "the end\n", 0)
+    assert ran(out) == 1
+    assert not names(cluster)
+
+
+@pytest.mark.parametrize("pod", ["there", "gone"])
+async def test_a_job_that_ended_meanwhile_is_taken_as_it_ended(
+    engine: Engine, cluster: Cluster, killed: Killed, out: Path, pod: str
+) -> None:
+    execution_id = await killed.until_runs(1)
+    (out / "go").touch()
+    await until(lambda: ends(cluster) == ["Complete"])
+    if pod == "gone":
+        [one] = cluster.pods()
+        cluster.delete("Pod", one["metadata"]["name"])
+        await until(lambda: not cluster.pods())
+    data = found(await engine.resume(execution_id))
+    assert (data["stdout"], data["exit_code"]) == ("the end\n" if pod == "there" else None, 0)
+    assert ran(out) == 1
+
+
+@pytest.mark.parametrize("retry", [IN_ONE_COMMAND, BY_ATTEMPTS])
+async def test_a_retry_that_was_asked_for_is_another_job(
+    engine: Engine, cluster: Cluster, killed: Killed, out: Path, retry: str
+) -> None:
+    execution_id = await killed.until_runs(2, retry, FAILS_FIRST)
+    (out / "go").touch()
+    data = found(await engine.resume(execution_id))
+    assert data["stdout"] == "the end\n"
+    assert ran(out) == 2  # neither the failed one nor the other again
+    assert not names(cluster)
+
+
+@pytest.mark.parametrize("limit", ["config", "spec"])
+async def test_a_job_that_took_too_long_is_over_before_its_command(
+    engine: Engine, cluster: Cluster, out: Path, limit: str
+) -> None:
+    own, spec = ("timeout: 1", "") if limit == "config" else ("", "timeout: 1, ")
+    text = LIMITED.replace("OWN", own).replace("SPEC", spec)
+    running = asyncio.create_task(engine.run(playbook(text), {"out": str(out)}))
+    await until(lambda: ends(cluster) == ["Failed"] or running.done(), "the end of the job")
+    assert not running.done(), (await running).error
+    (out / "go").touch()
+    assert found(await running) == "timeout"
+    assert not names(cluster)
+
+
+async def test_a_cancelled_execution_deletes_its_job(engine: Engine, cluster: Cluster, out: Path) -> None:
+    running = asyncio.create_task(engine.run(of_step(), {"out": str(out), "command": SLOW}))
+    await until(lambda: ran(out) == 1)
+    [execution_id] = [
+        row["execution_id"]
+        for row in await engine.runtime.pool.fetch("SELECT DISTINCT execution_id FROM noetl.event")
+    ]
+    await engine.lifecycle.cancel(execution_id)
+    assert (await running).status is ExecutionStatus.CANCELLED
+    await until(lambda: not names(cluster) and not cluster.pods(), "the end of the job")
+
+
+@pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGKILL])
+async def test_the_job_of_a_worker_that_goes_is_waited_for_by_the_next(
+    engine: Engine,
+    settings: Settings,
+    cluster: Cluster,
+    start: StartProcess,
+    out: Path,
+    how: signal.Signals,
+) -> None:
+    own = settings.model_copy(update={"worker_drain_seconds": 0.2})
+    first = start(
+        [sys.executable, "-m", "noetl_dagster", "worker", "--id", "first"],
+        env=variables(own, cluster),
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    running = asyncio.create_task(engine.run(of_step(dispatch="workers"), {"out": str(out), "command": SLOW}))
+    await until(lambda: ran(out) == 1 or first.poll() is not None, "a container")
+    assert first.poll() is None, first.communicate()[0]
+    first.send_signal(how)
+    await until(lambda: first.poll() is not None, "the worker's end")
+    [job] = names(cluster)
+    async with working(settings, "second"):
+        again = "SELECT count(*) = 2 FROM noetl.event WHERE event_type = 'command.claimed'"
+        await until(lambda: engine.runtime.pool.fetchval(again), "the second claim")
+        (out / "go").touch()
+        data = found(await running)
+    assert (data["job"], data["stdout"]) == (job, "the end\n")
+    assert ran(out) == 1
+    await until(lambda: not names(cluster), "the deletion of the job")
+
+
+@pytest.fixture
+def inside(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """This process is in the cluster."""
+    namespace = tmp_path / "namespace"
+    namespace.write_text("default")
+    monkeypatch.setattr("noetl_dagster.tools.commands.cluster.NAMESPACE", namespace)
+
+
+@pytest.mark.usefixtures("inside")
+async def test_a_job_whose_driver_is_gone_ends_with_its_execution(
+    engine: Engine, cluster: Cluster, killed: Killed
+) -> None:
+    other = cluster.create(job_manifest(call(command="sleep 1000")))
+    execution_id = await killed.until_runs(1)
+    await engine.maintenance().run()
+    assert len(names(cluster)) == 2  # what may be resumed is nobody's orphan
+    await engine.lifecycle.cancel(execution_id)
+    assert names(cluster) == [other["metadata"]["name"]]
+
+
+@pytest.mark.usefixtures("inside")
+@pytest.mark.parametrize("over", [True, False])
+async def test_the_job_of_a_command_that_its_workers_lost_is_deleted(
+    engine: Engine, cluster: Cluster, over: bool
+) -> None:
+    cluster.create(job_manifest(call(command="sleep 1000")))
+    put = """
+    INSERT INTO noetl.queue (execution_id, command_id, event_id, node_name, tool_kind, status, attempts, max_attempts,
+                             lease_until, worker_id, context)
+    VALUES (7, '7:stage:1:1', 1, 'stage', 'container', 'leased', 1, $1, now() - interval '1 s', 'w', $2)
+    """
+    context = own_context(Command(7, "stage")) | {"step": "stage"}
+    await engine.runtime.pool.execute(put, 1 if over else 2, context)
+    await engine.reaper().reap()
+    assert len(names(cluster)) == (0 if over else 1)
+
+
+@pytest.mark.usefixtures("inside")
+async def test_the_job_of_a_command_that_ended_as_its_process_did_is_deleted_in_the_night(
+    engine: Engine, cluster: Cluster, out: Path
+) -> None:
+    (out / "go").touch()
+    state = await engine.run(of_step(), {"out": str(out), "command": SLOW})
+    left = call()
+    left.command_id = Command(state.execution_id, "work").command_id
+    cluster.create(job_manifest(left))
+    assert (await engine.maintenance().run()).containers == 1
+    assert not names(cluster)
+
+
+def call(**config: Any) -> ToolCall:
+    config = {"image": "busybox", "command": "echo new", **config}
+    task = Task(name="task_0", kind="container", config=config)
+    return ToolCall(7, "stage", task, config, {}, command_id="7:stage:1:1")
+
+
+async def test_a_job_of_the_same_name_that_is_anothers_is_left_alone(box: Toolbox, cluster: Cluster) -> None:
+    manifest = job_manifest(call(command="sleep 1000"))
+    manifest["metadata"]["annotations"] = {CALL: "8:other:1:1/task_0/1"}
+    cluster.create(manifest)
+    with pytest.raises(ToolError, match=r"has a job noetl-stage-\w+ that is not of this call; delete it"):
+        await tool_for("container").run(call(), box)
+    [job] = cluster.store.list("Job")
+    assert "activeDeadlineSeconds" not in job["spec"]
+
+
+async def test_a_job_that_is_being_deleted_is_no_answer(box: Toolbox, cluster: Cluster) -> None:
+    manifest = job_manifest(call(command="echo old"))
+    made = cluster.create(manifest)
+    key = ("Job", "default", made["metadata"]["name"])
+    await until(lambda: ends(cluster) == ["Complete"])
+    cluster.store.update(key, lambda one: one["metadata"].update(deletionTimestamp="2026-01-01T00:00:00Z"))
+    running = asyncio.create_task(tool_for("container").run(call(), box))
+    refused: list[str] = []
+
+    def note(method: str, path: str) -> None:
+        refused.extend([path] * (method == "POST" and path.endswith("/jobs")))
+
+    with cluster.refusing(note):
+        await until(lambda: len(refused) > 2, "further tries")
+        cluster.delete("Job", key[2])
+        assert (await running).data["stdout"] == "new\n"
+
+
+def test_the_name_says_which_call_it_is_and_nothing_else() -> None:
+    one = call()
+    assert job_name(one) == job_name(call(env={"TRACEPARENT": "00-1"}))
+    others = [call() for _ in range(4)]
+    others[0].number = 2
+    others[1].command_id = "7:stage:1:2"
+    others[2].command_id = "7:stage:1:5:1"
+    others[3].task = Task(name="other", kind="container", config={})
+    assert len({job_name(one), *map(job_name, others)}) == 5
+    long = call()
+    long.step = "Ünder_the " + "x" * 19 + "_" + "y" * 60
+    assert job_name(long).startswith("noetl-nder-the-xxxxxxxxxxxxxxxxxxx-")
+    assert len(job_name(long)) <= 53
+    assert call_name(one) == "7:stage:1:1/task_0/1"
+
+
+def test_a_job_ends_by_itself_where_the_call_has_a_timeout() -> None:
+    assert job_manifest(call(timeout="2.5"))["spec"]["activeDeadlineSeconds"] == 3 + MARGIN_SECONDS
+    own = call(timeout=100)
+    own.task = own.task.model_copy(update={"spec": own.task.spec.model_copy(update={"timeout": 10.0})})
+    assert job_manifest(own)["spec"]["activeDeadlineSeconds"] == 10 + MARGIN_SECONDS
+    assert "activeDeadlineSeconds" not in job_manifest(call())["spec"]
