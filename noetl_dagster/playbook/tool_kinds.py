@@ -100,6 +100,7 @@ TOOL_KINDS: Mapping[str, ToolKind] = {
             ("timeout", "timeoutSeconds", "activeDeadlineSeconds", *TIMEOUT[1:], "active_deadline_seconds"),
             ("service_account", "serviceAccountName", "service_account_name", "serviceAccount"),
         ),
+        needs=("image",),
         name_fills="name",
         without_effect=(
             *("provider", "cleanup", "backoffLimit", "backoff_limit", "files", "ttlSecondsAfterFinished"),

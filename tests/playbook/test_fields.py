@@ -283,6 +283,13 @@ def test_traces_that_cannot_be_are_refused_but_end_no_execution(words: str) -> N
 
 def test_fields_of_a_container_in_kubernetes_own_spelling() -> None:
     mounts = [{"name": "in", "mountPath": "/in"}]
-    tool = task_with("container", image="i", volumeMounts=mounts, nodeSelector={"disk": "fast"})
+    volumes = [{"name": "in", "emptyDir": {}}]
+    spellings = {"volumeMounts": mounts, "nodeSelector": {"disk": "fast"}}
+    tool = task_with("container", image="i", volumes=volumes, **spellings)
     config = load(f"- step: start\n  tool: {tool}\n").steps[0].tasks[0].config
-    assert config == {"image": "i", "volume_mounts": mounts, "node_selector": {"disk": "fast"}}
+    assert config == {
+        "image": "i",
+        "volumes": volumes,
+        "volume_mounts": mounts,
+        "node_selector": {"disk": "fast"},
+    }

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
 from enum import StrEnum
 from typing import Any, TypeVar
 
@@ -68,6 +69,17 @@ class Reading:
             number += 1
             name = f"{first} ({number})"
         return name
+
+    def softened(self, before: int) -> bool:
+        """Whether there are errors behind the first ``before`` problems; they are warnings from here on.
+
+        Always False of a playbook that is not read leniently: its errors stay.
+        """
+        problems = self.document.problems
+        if not self.lenient or all(problem.severity != "error" for problem in problems[before:]):
+            return False
+        problems[before:] = [replace(problem, severity="warning") for problem in problems[before:]]
+        return True
 
     def block(self, container: Any, key: Any, what: str) -> Block | None:
         """The mapping at ``container[key]``; anything else is reported and gives None."""

@@ -6,7 +6,7 @@ import re
 from typing import Any
 
 from noetl_dagster.playbook.dialects.block import Block, Reading
-from noetl_dagster.playbook.dialects.pod import read_pod
+from noetl_dagster.playbook.dialects.cluster.spec import read_pod
 from noetl_dagster.playbook.dialects.policy import read_rules
 from noetl_dagster.playbook.dialects.spelling import OUTPUT, STEP_ONLY_SPEC
 from noetl_dagster.playbook.document import Document

@@ -9,6 +9,7 @@ from typing import Any
 
 from noetl_dagster.errors import Place, ProblemKind
 from noetl_dagster.playbook.dialects.block import Block
+from noetl_dagster.playbook.dialects.cluster.container import check_container
 from noetl_dagster.playbook.dialects.retry import read_retry, read_sink
 from noetl_dagster.playbook.dialects.set import read_set
 from noetl_dagster.playbook.dialects.spec import read_keeping, read_task_spec, read_timeout
@@ -124,7 +125,11 @@ def read_task(
     _unfold_script(block, config, kind)
     if own_name is not None and known.name_fills is not None:
         config.setdefault(known.name_fills, own_name)
+    before = len(block.document.problems)
     _check_required(block, kind, known, config)
+    if kind == "container":
+        check_container(block)
+        block.reading.softened(before)
     for field, words in known.words.items():
         block.check_word(field, words)
     if kind == "http":
@@ -172,7 +177,8 @@ def _without(block: Block, key: str, movable: Set[str]) -> Block:
     for name in moved:
         outer = block.values.get(name)
         if isinstance(outer, dict) and isinstance(below[name], dict):
-            values[name] = {**below[name], **outer}
+            both = dict.fromkeys(below[name], below[name]) | dict.fromkeys(outer, outer)
+            values[name] = document.gathered((where, key, key) for key, where in both.items())
     values[key] = document.gathered((below, name, name) for name in below if name not in moved)
     if not values[key] and key != "spec":
         del values[key]

@@ -2,34 +2,40 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
-from dataclasses import replace
 from decimal import Decimal
 from typing import Any
 
-from noetl_dagster.errors import ProblemKind
 from noetl_dagster.playbook.dialects.block import Block
+from noetl_dagster.playbook.dialects.cluster.values import (
+    ANNOTATIONS,
+    EFFECTS,
+    LABELS,
+    LEAST_BYTES,
+    OPERATORS,
+    PULL_POLICIES,
+    VARIABLES,
+    Texts,
+    check_toleration,
+    devices_wrong,
+    exceeds,
+    named_wrong,
+    object_wrong,
+    quantity_wrong,
+    valued_wrong,
+    word_wrong,
+)
 from noetl_dagster.playbook.dialects.spelling import POD_KEYS, POD_SPELLINGS
-from noetl_dagster.playbook.pods import GPU, Amount, Pod, amount_of
-from noetl_dagster.playbook.wording import described, is_template, suggestion
-
-_LABEL = re.compile(r"^([A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?)?$")
-_KEY = re.compile(r"^([a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?/)?[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?$")
-_VARIABLE = re.compile(r"^[-._A-Za-z][-._A-Za-z0-9]*$")
-_OBJECT = re.compile(r"^[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?$")
-
-_LEAST_BYTES = Decimal(1024 * 1024)
-"""Less memory than this is a unit that was forgotten: no process starts in it."""
+from noetl_dagster.playbook.pods import GPU, Amount, Pod
+from noetl_dagster.playbook.wording import described, is_template
 
 _TOLERATION = {
     "key": None,
-    "operator": ("Exists", "Equal"),
+    "operator": OPERATORS,
     "value": None,
-    "effect": ("NoSchedule", "PreferNoSchedule", "NoExecute"),
+    "effect": EFFECTS,
     "toleration_seconds": None,
 }
-_POLICIES = ("Always", "IfNotPresent", "Never")
 
 
 def read_pod(spec: Block) -> Pod | None:
@@ -37,14 +43,9 @@ def read_pod(spec: Block) -> Pod | None:
 
     An execution that began when nobody looked at these words goes on without a pod of its own where they are wrong.
     """
-    document = spec.document
-    before = len(document.problems)
+    before = len(spec.document.problems)
     pod = _read_pod(spec)
-    found = document.problems[before:]
-    if not spec.reading.lenient or all(problem.severity != "error" for problem in found):
-        return pod
-    document.problems[before:] = [replace(problem, severity="warning") for problem in found]
-    return None
+    return None if spec.reading.softened(before) else pod
 
 
 def _read_pod(spec: Block) -> Pod | None:
@@ -60,19 +61,19 @@ def _read_pod(spec: Block) -> Pod | None:
     pod = block.build(
         Pod,
         image=_plain(block, "image"),
-        image_pull_policy=_one_of(block, _POLICIES, "image_pull_policy"),
+        image_pull_policy=_one_of(block, PULL_POLICIES, "image_pull_policy"),
         cpu=_amount(block, "cpu", "500m, 2 or {request: 1, limit: 2}"),
-        memory=_amount(block, "memory", "512Mi, 4Gi or {request: 2Gi, limit: 4Gi}", least=_LEAST_BYTES),
-        ephemeral_storage=_amount(block, "ephemeral_storage", "20Gi", least=_LEAST_BYTES),
+        memory=_amount(block, "memory", "512Mi, 4Gi or {request: 2Gi, limit: 4Gi}", least=LEAST_BYTES),
+        ephemeral_storage=_amount(block, "ephemeral_storage", "20Gi", least=LEAST_BYTES),
         gpu=_gpu(block),
-        node_selector=_texts(block, "node_selector", _KEY, _LABEL, "a label"),
+        node_selector=_texts(block, "node_selector", LABELS),
         tolerations=_tolerations(block),
         service_account=_object(block, "service_account"),
-        env=_texts(block, "env", _VARIABLE, None, "an environment variable"),
+        env=_texts(block, "env", VARIABLES),
         env_secrets=secrets,
         env_config_maps=config_maps,
-        labels=_texts(block, "labels", _KEY, _LABEL, "a label"),
-        annotations=_texts(block, "annotations", _KEY, None, "an annotation"),
+        labels=_texts(block, "labels", LABELS),
+        annotations=_texts(block, "annotations", ANNOTATIONS),
         priority_class=_object(block, "priority_class"),
     )
     block.close(POD_KEYS)
@@ -99,8 +100,9 @@ _NO_TEMPLATE = "{} is no template: pods are described when the playbook is loade
 
 def _one_of(block: Block, words: tuple[str, ...], name: str) -> str | None:
     text = _plain(block, name)
-    if text is not None and text not in words:
-        block.error(f"{name} is {text!r}; {suggestion(text, words, 'use one of')}", _key(block, name))
+    wrong = None if text is None else word_wrong(name, text, words)
+    if wrong is not None:
+        block.error(wrong, _key(block, name))
         return None
     return text
 
@@ -108,9 +110,9 @@ def _one_of(block: Block, words: tuple[str, ...], name: str) -> str | None:
 def _object(block: Block, name: str) -> str | None:
     """The name of an object of the cluster."""
     text = _plain(block, name)
-    if text is not None and not _OBJECT.match(text):
-        message = f"{name} {text!r} is no name of Kubernetes; use small letters, digits, '-' and '.'"
-        block.error(message, _key(block, name))
+    wrong = None if text is None else object_wrong(text)
+    if wrong is not None:
+        block.error(f"{name} {wrong}", _key(block, name))
         return None
     return text
 
@@ -132,24 +134,22 @@ def _amount(block: Block, name: str, example: str, *, least: Decimal = Decimal(0
         found[part] = None if at is None else _quantity(parts, at, parts[at], example, least)
     parts.close(("request", "limit"))
     request, limit = found["request"], found["limit"]
-    if request is not None and limit is not None and (amount_of(request) or 0) > (amount_of(limit) or 0):
+    if request is not None and limit is not None and exceeds(request, limit):
         parts.error(f"request {request} is more than limit {limit}; raise the limit", "request")
         return None
     return Amount(request=request, limit=limit) if request or limit else None
 
 
 def _quantity(block: Block, key: str, value: Any, example: str, least: Decimal) -> str | None:
-    usable = isinstance(value, str | int | float) and not isinstance(value, bool)
-    amount = amount_of(str(value).strip()) if usable else None
-    if usable and is_template(str(value)):
-        block.error(_NO_TEMPLATE.format(key), key)
-    elif amount is None or amount <= 0:
-        block.error(f"{key} is no quantity: {described(value)}; write {example}", key)
-    elif amount < least:
-        block.error(f"{key} {value} is {amount.normalize():f} bytes; write a unit, such as 512Mi or 4Gi", key)
-    else:
-        return str(value).strip()
-    return None
+    wrong = (
+        _NO_TEMPLATE.format(key)
+        if isinstance(value, str) and is_template(value)
+        else quantity_wrong(key, value, example, least)
+    )
+    if wrong is not None:
+        block.error(wrong, key)
+        return None
+    return str(value).strip()
 
 
 def _gpu(block: Block) -> dict[str, int] | None:
@@ -161,18 +161,15 @@ def _gpu(block: Block) -> dict[str, int] | None:
     asked = value if isinstance(value, dict) else {GPU: value}
     found = {}
     for name, number in asked.items():
-        text = str(number).strip()
-        if isinstance(number, bool) or not text.isdecimal() or not _KEY.match(str(name)):
-            remedy = f"write a whole number, or {{{GPU}: 1}}: devices are not shared"
-            block.error(f"gpu: {name!r} is {described(number)}; {remedy}", key)
+        wrong = devices_wrong("gpu", name, number)
+        if wrong is not None:
+            block.error(wrong, key)
             return None
-        found[str(name)] = int(text)
+        found[str(name)] = int(str(number).strip())
     return found
 
 
-def _texts(
-    block: Block, name: str, keys: re.Pattern[str], values: re.Pattern[str] | None, what: str
-) -> dict[str, str] | None:
+def _texts(block: Block, name: str, sort: Texts) -> dict[str, str] | None:
     """A mapping of names to texts; numbers and booleans are taken as they are written."""
     spelled = POD_SPELLINGS.get(name, (name,))
     key = _key(block, name)
@@ -182,14 +179,14 @@ def _texts(
     found: dict[str, str] = {}
     for word, value in block.mapping(*spelled).items():
         text = str(value).lower() if isinstance(value, bool) else str(value)
-        if not keys.match(str(word)):
-            block.error(f"{key}: {word!r} cannot be the name of {what}", key)
-        elif isinstance(value, dict | list) or value is None:
-            block.error(f"{key}: {word!r} must be text, found {described(value)}", key)
-        elif is_template(text):
-            block.error(_NO_TEMPLATE.format(f"{key}: {word!r}"), key)
-        elif values is not None and not values.match(text):
-            block.error(f"{key}: {text!r} cannot be the value of {what}; 63 letters, digits, '-_.'", key)
+        wrong = named_wrong(key, word, sort)
+        if wrong is None and (isinstance(value, dict | list) or value is None):
+            wrong = f"{key}: {word!r} must be text, found {described(value)}"
+        elif wrong is None and is_template(text):
+            wrong = _NO_TEMPLATE.format(f"{key}: {word!r}")
+        wrong = wrong or valued_wrong(key, text, sort)
+        if wrong is not None:
+            block.error(wrong, key)
         else:
             found[str(word)] = text
     return found
@@ -218,15 +215,10 @@ def _toleration(block: Block, key: str, index: int) -> dict[str, Any] | None:
             seconds = entry.whole("toleration_seconds", "tolerationSeconds")
             found |= {} if seconds is None else {name: seconds}
             continue
-        text = _plain(entry, name)
-        if text is not None and words is not None and text not in words:
-            entry.error(f"{name} is {text!r}; {suggestion(text, words, 'use one of')}", name)
-        elif text is not None:
+        text = _plain(entry, name) if words is None else _one_of(entry, words, name)
+        if text is not None:
             found[name] = text
-    if found.get("operator") == "Exists" and "value" in found:
-        entry.error("operator Exists takes no value; leave it out, or write operator: Equal", "value")
-    if "key" not in found and found.get("operator") != "Exists":
-        entry.error("a toleration needs 'key', or operator: Exists", kind=ProblemKind.MISSING_FIELD)
+    check_toleration(entry, found)
     entry.close(_TOLERATION)
     return found
 
@@ -267,11 +259,10 @@ def _reference(block: Block, key: str, index: int) -> Iterator[tuple[str, str]]:
 
 def _names(block: Block, *names: str) -> tuple[str, ...]:
     found = block.names(*names)
-    for name in found:
-        if not _OBJECT.match(name):
-            message = f"{name!r} is no name of Kubernetes; use small letters, digits, '-' and '.'"
-            block.error(message, next(one for one in names if one in block))
-    return tuple(name for name in found if _OBJECT.match(name))
+    wrongs = {name: object_wrong(name) for name in found}
+    for wrong in filter(None, wrongs.values()):
+        block.error(wrong, next(one for one in names if one in block))
+    return tuple(name for name in found if wrongs[name] is None)
 
 
 def _key(block: Block, name: str) -> str:
