@@ -4,16 +4,28 @@ from __future__ import annotations
 
 import re
 import runpy
+import shutil
 import tomllib
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
-from helm_python import HelmError
+from helm_python import Chart, HelmError
 
 from tests.conftest import PROJECT
-from tests.helm.chart import MINIMAL, PATH, SCENARIOS, chart, manifests, overlaid
+from tests.helm.chart import (
+    MINIMAL,
+    PATH,
+    SCENARIOS,
+    chart,
+    component,
+    dagster_yaml,
+    manifests,
+    of_kind,
+    overlaid,
+)
 
 PAGES = runpy.run_path(str(PROJECT / "scripts" / "chart_page.py"))
 VALUES: dict[str, Any] = yaml.safe_load((PATH / "values.yaml").read_text())
@@ -188,3 +200,62 @@ def test_large_numbers_stay_whole() -> None:
     assert "max_concurrent_runs: 1000000" in text
     assert 'NOETL_HTTP_BODY_BYTES: "33554432"' in text
     assert 'NOETL_STORES_SHARED: "false"' in text
+
+
+ODD = ("on", "1e3", "0123", "1234", "null", "true")
+"""Texts that YAML takes for something else where nobody quotes them."""
+
+
+@pytest.mark.parametrize("odd", ODD)
+def test_texts_stay_texts(odd: str) -> None:
+    objects = manifests(
+        overlaid(
+            MINIMAL,
+            {
+                "storage": {"s3": {"bucket": odd}},
+                "workers": {"pools": {odd: {}}, "defaults": {"autoscaling": {"kind": "keda"}}},
+                "secrets": {"name": odd, "dbUrl": {"key": odd}},
+                "serviceAccounts": {"roles": {"run": {"name": odd}, "worker": {"name": odd}}},
+                "nameOverride": odd,
+                "dagster": {"computeLogs": {"prefix": odd}},
+            },
+        ),
+        release=odd,
+    )
+    settings = of_kind(objects, "ConfigMap")[f"{odd}-settings"]["data"]
+    assert settings["NOETL_S3_BUCKET"] == odd
+    assert all(isinstance(value, str) for value in settings.values())
+    worker = component(objects, f"worker-{odd}")
+    assert worker.variables(objects)["NOETL_WORKER_POOL"] == odd
+    assert worker.spec["serviceAccountName"] == odd
+    [secret] = [one["valueFrom"] for one in worker.container["env"] if one["name"] == "NOETL_DB_URL"]
+    assert secret == {"secretKeyRef": {"name": odd, "key": odd}}
+    instance = dagster_yaml(objects)
+    assert instance["compute_logs"]["config"]["bucket"] == odd
+    assert instance["compute_logs"]["config"]["prefix"] == odd
+    assert instance["run_launcher"]["config"]["service_account_name"] == odd
+    assert {one["metadata"]["labels"]["app.kubernetes.io/instance"] for one in objects} == {odd}
+    scaled = of_kind(objects, "ScaledObject")[f"{odd}-worker-{odd}"]
+    assert f'pool="{odd}"' in scaled["spec"]["triggers"][0]["metadata"]["query"]
+
+
+def test_what_a_template_renders_is_yaml_or_refused(tmp_path: Path) -> None:
+    """Helm's fromYaml gives an error as if it were what was read."""
+    shutil.copytree(PATH, tmp_path / "chart")
+    network = tmp_path / "chart" / "templates" / "_network.tpl"
+    network.write_text(network.read_text().replace("{cidr: {{ $cidr | quote }}", "{cidr: {{ $cidr }}"))
+    assert network.read_text() != (PATH / "templates" / "_network.tpl").read_text()
+    values = overlaid(MINIMAL, {"networkPolicy": {"tools": {"cidrs": ["::/0"]}}})
+    with pytest.raises(HelmError, match=r"noetl\.egressRules is no YAML"):
+        Chart.load(tmp_path / "chart").render(values, name="trial", namespace="data")
+
+
+def test_templates_read_yaml_by_what_refuses_errors() -> None:
+    unchecked = {
+        (path.name, line.strip())
+        for path in (PATH / "templates").rglob("*")
+        if path.is_file() and path.name != "_read.tpl"  # which checks
+        for line in path.read_text().splitlines()
+        if "fromYaml" in line
+    }
+    assert not unchecked

@@ -1,6 +1,6 @@
 {{/* What no schema can say: values that need each other. Fails with the name of the value and the remedy. */}}
 {{- define "noetl.check" -}}
-{{- with .components.Error }}{{ fail (printf "the table of components is no YAML; look for strange characters in values: %s" .) }}{{ end }}
+{{- range list "noetl.settings" "noetl.dagsterYaml" "noetl.workspaceYaml" }}{{ $_ := include "noetl.map" (list . $.root) }}{{ end }}
 {{- $values := .root.Values }}
 {{- $store := $values.storage }}
 {{- if and (eq $store.tier "minio") (not (include "noetl.minioEndpoint" .root)) }}

@@ -20,10 +20,10 @@
 
 {{/* What selects the pods of a release; with a component's name, of that one. Never changes. */}}
 {{- define "noetl.selector" -}}
-app.kubernetes.io/name: {{ include "noetl.name" .root }}
-app.kubernetes.io/instance: {{ .root.Release.Name }}
+app.kubernetes.io/name: {{ include "noetl.name" .root | quote }}
+app.kubernetes.io/instance: {{ .root.Release.Name | quote }}
 {{- with .name }}
-app.kubernetes.io/component: {{ . }}
+app.kubernetes.io/component: {{ . | quote }}
 {{- end }}
 {{- end -}}
 
@@ -31,7 +31,7 @@ app.kubernetes.io/component: {{ . }}
 {{ include "noetl.selector" . }}
 app.kubernetes.io/part-of: noetl-dagster
 app.kubernetes.io/version: {{ .root.Chart.AppVersion | quote }}
-app.kubernetes.io/managed-by: {{ .root.Release.Service }}
+app.kubernetes.io/managed-by: {{ .root.Release.Service | quote }}
 helm.sh/chart: {{ printf "%s-%s" .root.Chart.Name .root.Chart.Version | replace "+" "_" }}
 {{- with .root.Values.commonLabels }}
 {{ toYaml . }}
@@ -41,7 +41,7 @@ helm.sh/chart: {{ printf "%s-%s" .root.Chart.Name .root.Chart.Version | replace 
 {{/* The head of an object: its name is the release's with a suffix. */}}
 {{- define "noetl.metadata" -}}
 name: {{ include "noetl.fullname" .root }}{{ with .suffix | default .name }}-{{ . }}{{ end }}
-namespace: {{ .root.Release.Namespace }}
+namespace: {{ .root.Release.Namespace | quote }}
 labels: {{- include "noetl.labels" . | nindent 2 }}
 {{- with .labels }}
   {{- toYaml . | nindent 2 }}
@@ -68,7 +68,7 @@ annotations: {{- toYaml . | nindent 2 }}
 {{- range $key, $value := last . }}
 {{- $below := get $base $key }}
 {{- if and (kindIs "map" $value) (kindIs "map" $below) }}
-{{- $value = include "noetl.overlay" (list $below $value) | fromYaml }}
+{{- $value = include "noetl.map" (list "noetl.overlay" (list $below $value)) | fromJson }}
 {{- end }}
 {{- $_ := set $base $key $value }}
 {{- end }}
