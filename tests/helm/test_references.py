@@ -163,6 +163,19 @@ def test_what_scales_and_routes_exists(objects: list[Manifest]) -> None:
             assert service["port"]["name"] in {port["name"] for port in ports}
 
 
+@pytest.mark.parametrize("scenario", ["gke", "eks"])
+def test_a_pool_asks_for_a_worker_for_every_so_many_commands_as_it_has_slots(scenario: str) -> None:
+    objects = manifests(SCENARIOS[scenario])
+    asked = {}
+    for kind in ("HorizontalPodAutoscaler", "ScaledObject"):
+        for name, one in of_kind(objects, kind).items():
+            for metric in one["spec"].get("metrics", ()):
+                asked[name.rpartition("-")[2]] = metric["external"]["target"]["averageValue"]
+            for trigger in one["spec"].get("triggers", ()):
+                asked[name.rpartition("-")[2]] = trigger["metadata"]["threshold"]
+    assert asked == {"default": "16", "large": "4"}
+
+
 @pytest.mark.parametrize("kind", ["hpa", "keda"])
 def test_two_releases_of_a_namespace_scale_on_queues_of_their_own(kind: str) -> None:
     """Prometheus names the Service that it has scraped."""

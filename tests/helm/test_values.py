@@ -87,7 +87,22 @@ WRONG: dict[str, dict[str, Any]] = {
     "/image/digest": {"image": {"digest": "latest"}},
     "/logLevel": {"logLevel": "LOUD"},
     "NOETL_RETENTION": {"settings": {"NOETL_RETENTION": 3}},
-    "NOETL_DB_URL": {"settings": {"NOETL_DB_URL": "postgresql://me:secret@here/db"}},
+    "NOETL_MINIO_SESSION_TOKEN": {"settings": {"NOETL_MINIO_SESSION_TOKEN": "secret"}},
+    "/settings/NOETL_HTTP_BODY_BYTES": {"settings": {"NOETL_HTTP_BODY_BYTES": "lots"}},
+    "/settings/NOETL_RETENTION_DAYS": {"settings": {"NOETL_RETENTION_DAYS": 0}},
+    "/settings/NOETL_STORES_SHARED": {"settings": {"NOETL_STORES_SHARED": "perhaps"}},
+    "sensors": {"dagster": {"retention": {"sensors": {"purge_after_days": 7}}}},
+    "/dagster/retention/sensor/purge_after_days": {
+        "dagster": {"retention": {"sensor": {"purge_after_days": "week"}}}
+    },
+    "run_retry": {"dagster": {"extraInstance": {"run_retry": {"enabled": True}}}},
+    "/dagster/extraInstance/run_retries/max_retries": {
+        "dagster": {"extraInstance": {"run_retries": {"max_retries": "some"}}}
+    },
+    "/runs/resources/limits/cpu": {"runs": {"resources": {"limits": {"cpu": "two"}}}},
+    "/ingress/tls/0": {"ingress": {"tls": [{"secret": "x"}]}},
+    "/storage/s3/bucket": {"storage": {"s3": {"bucket": "s3://results"}}},
+    "postgre": {"workers": {"defaults": {"toolPools": {"postgre": 4}}}},
     "/storage/tier": {"storage": {"tier": "floppy"}},
     "/storage/minio/endpoint": {"storage": {"minio": {"endpoint": "minio:9000"}}},
     "/storage/pvc/size": {"storage": {"pvc": {"size": "much"}}},
@@ -139,6 +154,45 @@ NEEDED: dict[str, dict[str, Any]] = {
     "serviceAccounts.roles": overlaid(MINIMAL, {"serviceAccounts": {"create": False}}),
     "dagster.extraInstance.concurrency": overlaid(
         MINIMAL, {"dagster": {"extraInstance": {"concurrency": {"pools": {"granularity": "op"}}}}}
+    ),
+    "dagster.computeLogs.custom: the manager custom needs module and class": overlaid(
+        MINIMAL, {"dagster": {"computeLogs": {"manager": "custom"}}}
+    ),
+    "settings.NOETL_DB_URL: a secret": overlaid(
+        MINIMAL, {"settings": {"NOETL_DB_URL": "postgresql://me:secret@here/db"}}
+    ),
+    "resources of run: requests.cpu 3 is above limits.cpu 2": overlaid(
+        MINIMAL, {"runs": {"resources": {"requests": {"cpu": 3}}}}
+    ),
+    "resources of api: requests.memory 1500Mi is above limits.memory 1Gi": overlaid(
+        MINIMAL, {"api": {"resources": {"requests": {"memory": "1500Mi"}}}}
+    ),
+    "workers.pools.default.autoscaling: minReplicas 9 is above maxReplicas 3": overlaid(
+        MINIMAL,
+        {"workers": {"defaults": {"autoscaling": {"kind": "keda", "minReplicas": 9, "maxReplicas": 3}}}},
+    ),
+    "workers.pools.large.autoscaling.depthPerWorker: 16 is above its slots, 4": overlaid(
+        MINIMAL,
+        {"workers": {"pools": {"large": {"slots": 4, "autoscaling": {"kind": "hpa", "depthPerWorker": 16}}}}},
+    ),
+    "storage.pvc.mountPath: something else is at /tmp/": overlaid(
+        MINIMAL, {"storage": {"pvc": {"enabled": True, "mountPath": "/tmp/"}}}
+    ),
+    "storage.pvc.mountPath: something else is at /opt/noetl ": overlaid(
+        MINIMAL, {"storage": {"pvc": {"enabled": True, "mountPath": "/opt/noetl"}}}
+    ),
+    "have a volume tmp already": overlaid(
+        MINIMAL, {"pod": {"extraVolumes": [{"name": "tmp", "emptyDir": {}}]}}
+    ),
+    "pods of executor have a volume work already": overlaid(
+        MINIMAL,
+        {
+            "spark": {"mode": "kubernetes"},
+            "pod": {"extraVolumes": [{"name": "work", "emptyDir": {}}]},
+        },
+    ),
+    "pod.extraVolumeMounts: own is no volume": overlaid(
+        MINIMAL, {"pod": {"extraVolumeMounts": [{"name": "own", "mountPath": "/own"}]}}
     ),
     "dagster.computeLogs.manager: s3 is for S3": {
         "secrets": {"name": "noetl"},
