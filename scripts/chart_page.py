@@ -66,11 +66,25 @@ def chart_schema() -> str:
         name: {} if name in _written_keys() else _instance(field.config_type)
         for name, field in dagster_instance_config_schema().items()
     }
+    _require(yaml.safe_load((CHART / "values.yaml").read_text()), schema)
     retention = dagster_instance_config_schema()["retention"].config_type
     dagster = schema["properties"]["dagster"]["properties"]
     dagster["retention"] |= _instance(retention)
     dagster["extraInstance"] |= {"additionalProperties": False, "properties": _as_in_dagster(instance)}
     return json.dumps(schema, indent=2) + "\n"
+
+
+_OPTIONAL = {"resources", "disruptionBudget", "pod", "securityContext", "annotations", "labels"}
+"""Values below which null takes away what the chart says; anywhere else templates would stumble over it."""
+
+
+def _require(values: dict[str, Any], about: dict[str, Any]) -> None:
+    """Every value that has a default is there: Helm drops those that are null."""
+    about["required"] = sorted(values.keys() - {"disruptionBudget"})
+    for name, default in values.items():
+        below = about.get("properties", {}).get(name, {})
+        if isinstance(default, dict) and default and name not in _OPTIONAL and name != "pools":
+            _require(default, below)
 
 
 def secret_settings() -> set[str]:

@@ -138,6 +138,28 @@ def test_a_wrong_value_is_refused_with_its_name(name: str) -> None:
         chart().render(values, name="trial", namespace="data")
 
 
+@pytest.mark.parametrize(
+    ("values", "said"),
+    [
+        ({"api": None}, "missing property 'api'"),
+        ({"secrets": {"dbUrl": None}}, "at '/secrets': missing property 'dbUrl'"),
+        ({"secrets": {"dbUrl": {"key": None}}}, "at '/secrets/dbUrl': missing property 'key'"),
+        ({"api": {"replicas": None}}, "at '/api': missing property 'replicas'"),
+        ({"workers": {"defaults": {"slots": None}}}, "at '/workers/defaults': missing property 'slots'"),
+    ],
+)
+def test_null_is_refused_where_a_value_is_needed(values: dict[str, Any], said: str) -> None:
+    with pytest.raises(HelmError, match=said):
+        manifests(overlaid(MINIMAL, values))
+
+
+def test_null_takes_away_what_may_be_missing() -> None:
+    values = {"api": {"resources": {"limits": None}, "disruptionBudget": None}}
+    objects = manifests(overlaid(MINIMAL, values))
+    assert component(objects, "api").container["resources"].keys() == {"requests"}
+    assert "trial-noetl-dagster-api" not in of_kind(objects, "PodDisruptionBudget")
+
+
 NEEDED: dict[str, dict[str, Any]] = {
     "secrets.dbUrl.name or secrets.name: name the Secret that holds NOETL_DB_URL": {
         "storage": {"tier": "s3", "s3": {"bucket": "results"}}
@@ -154,6 +176,21 @@ NEEDED: dict[str, dict[str, Any]] = {
     "serviceAccounts.roles": overlaid(MINIMAL, {"serviceAccounts": {"create": False}}),
     "dagster.extraInstance.concurrency": overlaid(
         MINIMAL, {"dagster": {"extraInstance": {"concurrency": {"pools": {"granularity": "op"}}}}}
+    ),
+    "ingress.api.host: api.enabled is false": overlaid(
+        SCENARIOS["API elsewhere"], {"ingress": {"enabled": True, "api": {"host": "api.example.com"}}}
+    ),
+    "ingress.webserver.host: dagster.enabled is false": overlaid(
+        SCENARIOS["official"], {"ingress": {"enabled": True, "webserver": {"host": "a.example.com"}}}
+    ),
+    "ingress.tls: other.example.com is neither": overlaid(
+        SCENARIOS["gke"], {"ingress": {"tls": [{"hosts": ["other.example.com"]}]}}
+    ),
+    "commonLabels.app.kubernetes.io/version": overlaid(
+        MINIMAL, {"commonLabels": {"app.kubernetes.io/version": "2"}}
+    ),
+    "pod.labels.app.kubernetes.io/component of ": overlaid(
+        MINIMAL, {"runs": {"pod": {"labels": {"app.kubernetes.io/component": "mine"}}}}
     ),
     "dagster.computeLogs.custom: the manager custom needs module and class": overlaid(
         MINIMAL, {"dagster": {"computeLogs": {"manager": "custom"}}}

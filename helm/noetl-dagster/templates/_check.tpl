@@ -44,6 +44,22 @@
 {{- if and $values.ingress.enabled (not $values.ingress.webserver.host) (not $values.ingress.api.host) }}
 {{- fail "ingress.webserver.host or ingress.api.host: an ingress needs the name of a host" }}
 {{- end }}
+{{- if $values.ingress.enabled }}
+{{- if and $values.ingress.api.host (not $values.api.enabled) }}{{ fail "ingress.api.host: api.enabled is false; there is nothing to lead to" }}{{ end }}
+{{- if and $values.ingress.webserver.host (not $values.dagster.enabled) }}{{ fail "ingress.webserver.host: dagster.enabled is false; Dagster's own chart has an Ingress" }}{{ end }}
+{{- $hosts := list $values.ingress.webserver.host $values.ingress.api.host }}
+{{- range $values.ingress.tls }}
+{{- range .hosts }}
+{{- if not (has . $hosts) }}{{ fail (printf "ingress.tls: %s is neither ingress.webserver.host nor ingress.api.host" .) }}{{ end }}
+{{- end }}
+{{- end }}
+{{- end }}
+{{- $own := list "app.kubernetes.io/name" "app.kubernetes.io/instance" "app.kubernetes.io/component" }}
+{{- range $key, $_ := $values.commonLabels }}
+{{- if has $key (concat $own (list "app.kubernetes.io/part-of" "app.kubernetes.io/version" "app.kubernetes.io/managed-by" "helm.sh/chart")) }}
+{{- fail (printf "commonLabels.%s: the chart writes this label itself" $key) }}
+{{- end }}
+{{- end }}
 {{- if $values.nats.enabled }}{{ if eq (mod (int $values.nats.replicas) 2) 0 }}{{ fail "nats.replicas: servers vote; take 1, 3 or 5" }}{{ end }}{{ end }}
 {{- if and $values.monitoring.rules.enabled (not (.root.Files.Get "files/alerts.yaml")) }}
 {{- fail "monitoring.rules.enabled: the chart has no files/alerts.yaml" }}
@@ -75,6 +91,11 @@
 {{- end }}
 {{- end }}
 {{- $pod := include "noetl.map" (list "noetl.podValues" (dict "root" $root "component" $component)) | fromJson }}
+{{- range $key, $_ := $pod.labels }}
+{{- if has $key (list "app.kubernetes.io/name" "app.kubernetes.io/instance" "app.kubernetes.io/component") }}
+{{- fail (printf "pod.labels.%s of %s: Services and policies find pods by this label; take another" $key $name) }}
+{{- end }}
+{{- end }}
 {{- if eq $name "executor" }}
 {{- $spec := (include "noetl.map" (list "noetl.executorPod" $root) | fromJson).spec }}
 {{- include "noetl.checkVolumes" (list $name $spec.volumes (first $spec.containers).volumeMounts) }}

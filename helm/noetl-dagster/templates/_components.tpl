@@ -195,7 +195,7 @@ executor:
   role: executor
   shared: true
   ports: {blocks: 7079}
-  values: {pod: {}}
+  values: {pod: {{ toJson $values.spark.executors.pod }}}
   reaches: [run, postgresql, objects, tools, executor
     {{- range $pool, $own := $values.workers.pools }}, worker-{{ $pool }}{{ end }}]
 {{- end }}

@@ -35,7 +35,7 @@ run_launcher:
         env_from: {{- toYaml . | nindent 10 }}
         {{- end }}
       pod_spec_config:
-        security_context: {{- include "noetl.podSecurity" 10001 | nindent 10 }}
+        security_context: {{- include "noetl.podSecurity" $given | nindent 10 }}
         enable_service_links: false
         {{- $placed := set (omit $pod "topologySpread") "topologySpread" $values.runs.pod.topologySpread }}{{/* else nodes could not be emptied */}}
         {{- with include "noetl.placement" (dict "root" . "name" "run" "pod" $placed) }}
@@ -156,8 +156,8 @@ load_from:
 
 {{/* What Spark starts its executors from. */}}
 {{- define "noetl.executorPod" -}}
-{{- $pod := .Values.pod }}
-{{- $executor := get (include "noetl.map" (list "noetl.components" .) | fromJson) "executor" -}}
+{{- $executor := get (include "noetl.map" (list "noetl.components" .) | fromJson) "executor" }}
+{{- $pod := include "noetl.map" (list "noetl.podValues" (dict "root" . "component" $executor)) | fromJson -}}
 apiVersion: v1
 kind: Pod
 metadata:
@@ -168,7 +168,7 @@ metadata:
 spec:
   automountServiceAccountToken: false
   enableServiceLinks: false
-  securityContext: {{- include "noetl.podSecurity" 10001 | nindent 4 }}
+  securityContext: {{- include "noetl.podSecurity" (dict "component" $executor "pod" $pod) | nindent 4 }}
   {{- include "noetl.placement" (dict "root" . "name" "executor" "pod" $pod) | trim | nindent 2 }}
   containers:
     - name: spark-kubernetes-executor

@@ -1,14 +1,23 @@
 {{- define "noetl.name" -}}
-{{- default .Chart.Name .Values.nameOverride | trunc 40 | trimSuffix "-" -}}
+{{- include "noetl.short" (default .Chart.Name .Values.nameOverride) -}}
 {{- end -}}
 
 {{- define "noetl.fullname" -}}
 {{- if .Values.fullnameOverride -}}
-{{- .Values.fullnameOverride | trunc 40 | trimSuffix "-" -}}
+{{- include "noetl.short" .Values.fullnameOverride -}}
 {{- else if contains (include "noetl.name" .) .Release.Name -}}
-{{- .Release.Name | trunc 40 | trimSuffix "-" -}}
+{{- include "noetl.short" .Release.Name -}}
 {{- else -}}
-{{- printf "%s-%s" .Release.Name (include "noetl.name" .) | trunc 40 | trimSuffix "-" -}}
+{{- include "noetl.short" (printf "%s-%s" .Release.Name (include "noetl.name" .)) -}}
+{{- end -}}
+{{- end -}}
+
+{{/* 40 characters at most: names of components follow. What is cut off leaves a sum of the whole, so that no other has the same. */}}
+{{- define "noetl.short" -}}
+{{- if gt (len .) 40 -}}
+{{- printf "%s-%s" (. | trunc 33 | trimSuffix "-" | trimSuffix ".") (sha256sum . | trunc 6) -}}
+{{- else -}}
+{{- . -}}
 {{- end -}}
 {{- end -}}
 

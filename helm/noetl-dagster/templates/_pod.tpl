@@ -35,7 +35,7 @@ spec:
   automountServiceAccountToken: {{ default false $component.token }}
   enableServiceLinks: false  # variables such as NOETL_SERVICE_HOST would be taken for settings
   terminationGracePeriodSeconds: {{ default 30 $component.grace | int64 }}
-  securityContext: {{- include "noetl.podSecurity" (default 10001 $component.user) | nindent 4 }}
+  securityContext: {{- include "noetl.podSecurity" (dict "component" $component "pod" $pod) | nindent 4 }}
   {{- include "noetl.placement" (dict "root" $root "name" .name "pod" $pod) | trim | nindent 2 }}
   containers:
     - name: {{ $component.kind | eq "StatefulSet" | ternary .name "main" }}
@@ -93,13 +93,17 @@ spec:
 {{- include "noetl.overlay" (list .root.Values.pod (default dict .component.values.pod)) -}}
 {{- end -}}
 
+{{/* What values say of users, without what is null; an image with a user of its own has that, unless its values say another. */}}
 {{- define "noetl.podSecurity" -}}
-runAsNonRoot: true
-runAsUser: {{ . }}
-runAsGroup: {{ . }}
-fsGroup: {{ . }}
-fsGroupChangePolicy: OnRootMismatch
-seccompProfile: {type: RuntimeDefault}
+{{- $stated := default dict (default dict .component.values.pod).securityContext }}
+{{- $security := dict "runAsNonRoot" true "seccompProfile" (dict "type" "RuntimeDefault") }}
+{{- range $field, $value := .pod.securityContext }}
+{{- if not (kindIs "invalid" $value) }}
+{{- $others := and $.component.user (has $field (list "runAsUser" "runAsGroup" "fsGroup")) (not (hasKey $stated $field)) }}
+{{- $_ := set $security $field (ternary $.component.user $value (not (empty $others))) }}
+{{- end }}
+{{- end }}
+{{- toYaml $security }}
 {{- end -}}
 
 {{- define "noetl.containerSecurity" -}}

@@ -119,7 +119,9 @@ minioSecretKey: {variable: NOETL_MINIO_SECRET_KEY, provided: {{ .Values.minio.en
 
 {{- define "noetl.sparkOnKubernetes" -}}
 {{- $executors := .Values.spark.executors -}}
-spark.kubernetes.container.image: {{ $executors.image.repository }}:{{ coalesce $executors.image.tag .Values.image.tag .Chart.AppVersion }}
+{{- $image := $executors.image }}
+{{- $repository := $image.repository | default (printf "%s-spark" .Values.image.repository) }}
+spark.kubernetes.container.image: {{ ternary (printf "@%s" $image.digest) (printf ":%s" (coalesce $image.tag .Values.image.tag .Chart.AppVersion)) (ne $image.digest "") | printf "%s%s" $repository | quote }}
 spark.kubernetes.container.image.pullPolicy: {{ .Values.image.pullPolicy | quote }}
 spark.kubernetes.authenticate.executor.serviceAccountName: {{ include "noetl.serviceAccount" (dict "root" . "role" "executor") }}
 spark.kubernetes.executor.podTemplateFile: /opt/noetl/spark/executor.yaml
