@@ -111,6 +111,22 @@ class Fan:
         fan._driving = asyncio.create_task(engine.resume(execution.id))
         return fan
 
+    @classmethod
+    def driven_elsewhere(cls, engine: Engine, ledger: Path, execution_id: int, items: int) -> Fan:
+        """One that another process drives; the engine only looks on."""
+        fan = cls(engine, ledger.parent, ledger.stem)
+        fan.items, fan.execution_id = items, execution_id
+
+        async def ended() -> ExecutionState:
+            state = await engine.runtime.state(execution_id)
+            while state.status is ExecutionStatus.RUNNING:
+                await asyncio.sleep(0.1)
+                state = await engine.runtime.state(execution_id)
+            return state
+
+        fan._driving = asyncio.create_task(ended())
+        return fan
+
     @property
     def is_over(self) -> bool:
         return self._driving.done()

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import time
 from typing import Any
+from urllib.parse import parse_qsl, urlsplit
 
 import asyncpg
 import orjson
@@ -46,6 +48,30 @@ def _encode_jsonb(value: Any) -> bytes:
 
 def _decode_jsonb(value: bytes) -> Any:
     return orjson.loads(value[1:])
+
+
+_CERTIFICATES = {
+    "sslrootcert": "PGSSLROOTCERT",
+    "sslcert": "PGSSLCERT",
+    "sslkey": "PGSSLKEY",
+    "sslcrl": "PGSSLCRL",
+}
+
+
+def check_certificates(url: str) -> None:
+    """Looks whether the files are there that a connection over TLS reads; asyncpg's own error does not name them.
+
+    Raises:
+        ServiceError: one is missing, or may not be read.
+    """
+    given = dict(parse_qsl(urlsplit(url).query))
+    for name, variable in _CERTIFICATES.items():
+        path = given.get(name) or os.environ.get(variable)
+        if path and not os.access(path, os.R_OK):
+            place = f"{name} of the database's address" if name in given else variable
+            raise ServiceError(
+                f"{place}: there is no file {path} that may be read; mount it, or correct the path"
+            )
 
 
 async def prepare_connection(connection: asyncpg.Connection) -> None:
@@ -91,8 +117,9 @@ async def open_pool(url: str, *, size: int = 8, application: str = "noetl") -> a
     """Opens the pool of a process.
 
     Raises:
-        ServiceError: the server cannot be reached within 30 seconds.
+        ServiceError: the server cannot be reached within 30 seconds, or a certificate of the address is missing.
     """
+    check_certificates(url)
 
     async def connect() -> asyncpg.Pool:
         return await asyncpg.create_pool(

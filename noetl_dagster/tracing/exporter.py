@@ -125,7 +125,8 @@ class Exporter:
 
     def _open(self) -> Send | None:
         try:
-            from noetl_dagster.tracing.otlp import opened
+            with _importing:
+                from noetl_dagster.tracing.otlp import opened
         except ImportError as error:
             self._useless = True
             logger.warning(
@@ -204,5 +205,11 @@ def _after_fork() -> None:
         exporter.begin_anew()
 
 
+_importing = threading.Lock()
+"""A process that is forked in the middle of an import would have half a module for good."""
+
+os.register_at_fork(
+    before=_importing.acquire, after_in_parent=_importing.release, after_in_child=_importing.release
+)
 os.register_at_fork(after_in_child=_after_fork)
 atexit.register(flush)

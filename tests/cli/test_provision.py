@@ -78,3 +78,22 @@ def test_what_cannot_be_reached_is_refused_with_a_remedy(settings: Settings) -> 
     assert any("check NOETL_NATS_URL" in line for line in refused), lines
     assert any("store minio" in line for line in refused), lines
     assert any(line.startswith("there    Dagster's storage") for line in lines), lines
+
+
+def test_a_database_that_nobody_answers_for_is_named_with_its_address(settings: Settings) -> None:
+    away = event_log(environment(settings, NOETL_DB_URL="postgresql://u:hush@127.0.0.1:1/x"), wait="0")
+    assert "nobody answers at 127.0.0.1:1/x: " in away
+    assert "check host and port" in away
+    assert "hush" not in away
+
+
+def test_a_certificate_that_is_not_there_is_named_and_not_waited_for(settings: Settings) -> None:
+    url = f"{settings.db_url}?sslmode=verify-full&sslrootcert=/none.crt"
+    missing = event_log(environment(settings, NOETL_DB_URL=url), wait=str(2 * PROCESS_SECONDS))
+    assert "sslrootcert of the database's address: there is no file /none.crt" in missing
+
+
+def event_log(given: dict[str, str], wait: str) -> str:
+    """What provisioning says of the event log."""
+    (line,) = (one for one in told(provisioning(given, wait)) if "event log" in one)
+    return line

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import os
 import urllib.request
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -15,6 +16,7 @@ from kubernetes import client, config, watch
 from kubernetes.client.exceptions import ApiException
 
 from tests.kubernetes.cluster import Cluster
+from tests.kubernetes.cluster.kubelet.process import Process
 from tests.waiting import ended, until_now
 
 Manifest = dict[str, Any]
@@ -333,3 +335,20 @@ def test_nothing_is_left_when_a_cluster_ends(cluster: Cluster, clients: Clients)
     assert str(cluster.folder) not in mounts
     cluster.close()
     assert all(ended(one) for one in processes)
+
+
+def test_a_container_that_has_ended_is_not_taken_for_a_later_one(cluster: Cluster, tmp_path: Path) -> None:
+    """The system gives the number of a namespace that is gone to the next one."""
+
+    def started(name: str, *command: str) -> Process:
+        return Process(tmp_path / name, command, dict(os.environ), [], tmp_path / f"{name}.log", cwd="/")
+
+    first = started("first", "true")
+    until_now(lambda: first.poll() is not None)
+    later = started("later", "sleep", "1000")
+    first.kill()
+    another = started("another", "sleep", "1000")
+    first.kill()
+    assert (later.poll(), another.poll()) == (None, None)
+    later.kill()
+    another.kill()

@@ -11,14 +11,14 @@ from typing import Any
 
 import pytest
 
-from tests.helm.chart import RELEASE, SCENARIOS, overlaid
+from tests.helm.chart import SCENARIOS, overlaid
 from tests.kubernetes.cluster import Cluster
 from tests.kubernetes.cluster.store import Object
 from tests.kubernetes.releases import Release
 from tests.waiting import until_now
 
-ITEMS, HELD = 200, 4
-PREFIX = f"{RELEASE}-noetl-dagster-"
+DAYS, PORT = "7", 6432
+"""What an upgrade changes: a setting, and where the database is."""
 
 
 @pytest.fixture
@@ -56,6 +56,27 @@ def contents(objects: dict[tuple[str, str], Object]) -> dict[tuple[str, str], An
     }
 
 
+def when_provisioning_began(release: Release, since: int) -> dict[str, Object]:
+    """The objects of the namespace as the first Job after a version found them, by their kinds, ``Job`` among them.
+
+    Args:
+        since: the version of the store.
+    """
+    changes, _ = release.cluster.store.changes(0, 0)
+    found: dict[tuple[str, str, str], Object] = {}
+    for change in changes:
+        found[change.key] = change.object
+        if change.type == "DELETED":
+            del found[change.key]
+        if change.version > since and change.type == "ADDED" and change.key[0] == "Job":
+            break
+    return {
+        key[0]: one
+        for key, one in found.items()
+        if one["metadata"].get("labels", {}).get("app.kubernetes.io/component") == "provision"
+    }
+
+
 def is_kept(one: Object) -> bool:
     """Data outlives the release, and so do the passwords of its servers."""
     annotations = one["metadata"].get("annotations") or {}
@@ -70,15 +91,29 @@ def test_a_release_from_its_install_to_its_end(recorded: Release, name: str) -> 
     release, values = recorded, SCENARIOS[name]
     given(release)
     before = release.objects()
+    is_hook = name != "kind"  # its database comes with the release
 
     release.install(values)
+    if is_hook:
+        found = when_provisioning_began(release, 0)
+        assert found.keys() == {"ConfigMap", "ServiceAccount", "NetworkPolicy", "Job"}
     installed = release.objects()
     first = {component: release.names(component) for component in images(release)}
     release.test()
 
-    release.upgrade(overlaid(values, {"settings": {"NOETL_RETENTION_DAYS": 7}}))
+    version = release.cluster.store.version
+    changed = {
+        "settings": {"NOETL_RETENTION_DAYS": int(DAYS)},
+        "networkPolicy": {"postgresql": {"ports": [PORT]}},
+    }
+    release.upgrade(overlaid(values, changed))
     maps = [one for key, one in release.objects().items() if key[0] == "ConfigMap"]
-    assert any(one["data"].get("NOETL_RETENTION_DAYS") == "7" for one in maps)
+    assert any(one["data"].get("NOETL_RETENTION_DAYS") == DAYS for one in maps)
+    if is_hook:
+        found = when_provisioning_began(release, version)
+        assert found["ConfigMap"]["data"]["NOETL_RETENTION_DAYS"] == DAYS, "its own revision's settings"
+        egress = found["NetworkPolicy"]["spec"]["egress"]
+        assert [PORT] in [[one["port"] for one in rule["ports"]] for rule in egress], "and its own rights"
     second = {component: release.names(component) for component in images(release)}
     servers = {"postgresql", "nats", "minio"}
     assert not [one for one in second.keys() - servers - {"provision"} if first[one] & second[one]], "rolled"

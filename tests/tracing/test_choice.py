@@ -172,9 +172,12 @@ def test_headers_of_others(header: str, valid: bool) -> None:
     assert (Position.parse(header) is not None) is valid
 
 
-def test_a_forked_process_sends_what_is_its_own(settings: Settings, collector: Collector) -> None:
+@pytest.mark.parametrize("when", [[], ["while the exporter is imported"]])
+def test_a_forked_process_sends_what_is_its_own(
+    settings: Settings, collector: Collector, when: list[str]
+) -> None:
     ended = subprocess.run(
-        [sys.executable, "-c", FORKED, collector.url], capture_output=True, text=True, check=True
+        [sys.executable, "-c", FORKED, collector.url, *when], capture_output=True, text=True, check=True
     )
     assert ended.stderr == ""
     assert sorted(span.name for span in collector.spans) == ["before", "child", "parent"]
@@ -188,15 +191,23 @@ from noetl_dagster.tracing import exporter
 from noetl_dagster.tracing.ids import Position
 from noetl_dagster.tracing.span import Span
 
+def flush():
+    while sender._done < sender._begun:
+        exporter.flush()
+
 sender = exporter.exporter_of(sys.argv[1], trusted=True)
 sender.add([Span(Position(1, 2), None, "before", 1, 2, {})])
-exporter.flush()
+if len(sys.argv) < 3:
+    flush()
+else:
+    while "noetl_dagster.tracing.otlp" not in sys.modules:
+        time.sleep(0.0001)
 sender.add([Span(Position(1, 3), 2, "parent", 1, 2, {})])
 child = os.fork()
 if not child:
     sender.add([Span(Position(1, 4), 2, "child", 1, 2, {})])
-    exporter.flush()
+    flush()
     os._exit(0)
 os.waitpid(child, 0)
-exporter.flush()
+flush()
 """

@@ -222,6 +222,7 @@ test:
       {{- end }}
   secrets: [dbUrl, dagsterDbUrl, natsUrl, serverToken, credentialKey, minioAccessKey, minioSecretKey]
   settings: true
+  dagster: true
   playbooks: true
   shared: true
   serverCa: true

@@ -21,6 +21,7 @@ from noetl_dagster.cli.doctor.finding import (
     wrong,
 )
 from noetl_dagster.errors import ServiceError
+from noetl_dagster.events.connection import check_certificates
 from noetl_dagster.events.schema import SCHEMA_VERSION, found_schema, partition_name, partitions
 from noetl_dagster.settings import Settings
 
@@ -98,6 +99,7 @@ def _instance(home: str) -> Finding:
 
 @asynccontextmanager
 async def _connected(url: str) -> AsyncIterator[Any]:
+    check_certificates(url)
     connection = await asyncpg.connect(url, timeout=CONNECT_SECONDS)
     try:
         yield connection

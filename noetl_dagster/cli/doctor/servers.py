@@ -12,6 +12,7 @@ from nats.js.errors import APIError, ServiceUnavailableError
 from noetl_dagster.cli.doctor.finding import (
     Check,
     Finding,
+    connects,
     in_background,
     not_set,
     ok,
@@ -104,9 +105,14 @@ async def _traces(settings: Settings) -> Finding:
         said = await in_background(partial(try_collector, settings.tracing_endpoint, CONNECT_SECONDS))
     except ImportError:
         return wrong("OpenTelemetry is missing", "install noetl-dagster[tracing]")
-    if said is not None:
-        return wrong(f"{where} takes no traces: {said[:300]}", "check NOETL_TRACING_ENDPOINT")
-    return ok(f"{where} takes traces")
+    if said is None:
+        return ok(f"{where} takes traces")
+    try:
+        secure = settings.tracing_endpoint.startswith("https:")
+        await connects(settings.tracing_endpoint, 443 if secure else 80)
+    except OSError as error:
+        said = f"nobody answers there: {error}"
+    return wrong(f"{where} takes no traces: {said[:300]}", "check NOETL_TRACING_ENDPOINT, and that it is up")
 
 
 async def _kubernetes() -> Finding:

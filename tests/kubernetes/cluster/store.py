@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import threading
 import uuid
 from collections.abc import Callable, Iterator
@@ -10,6 +9,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
+
+import orjson
 
 from tests.kubernetes.cluster.failures import Refused, not_found
 from tests.kubernetes.cluster.kinds import Kind, kind_named
@@ -45,7 +46,7 @@ class Store:
     def get(self, kind: str, namespace: str, name: str) -> Object | None:
         with self._changed:
             found = self._objects.get((kind, namespace, name))
-            return copy.deepcopy(found)
+            return None if found is None else copied(found)
 
     def need(self, kind: str, namespace: str, name: str) -> Object:
         """As :meth:`get`.
@@ -62,7 +63,7 @@ class Store:
         """All of a kind, in the order in which they were made."""
         with self._changed:
             return [
-                copy.deepcopy(value)
+                copied(value)
                 for (name, space, _), value in self._objects.items()
                 if name == kind and namespace in (None, space)
             ]
@@ -78,7 +79,7 @@ class Store:
         Raises:
             Refused: 409 where there is one of its name.
         """
-        new = copy.deepcopy(given)
+        new = copied(given)
         metadata = new.setdefault("metadata", {})
         if "name" not in metadata and "generateName" in metadata:
             metadata["name"] = f"{metadata['generateName']}{uuid.uuid4().hex[:5]}"
@@ -92,7 +93,7 @@ class Store:
                 "generation": 1,
             }
             self._keep("ADDED", key, new)
-            return copy.deepcopy(new)
+            return copied(new)
 
     def update(self, key: Key, change: Callable[[Object], Object | None]) -> Object:
         """Changes an object in place, or replaces it by what ``change`` gives; nothing happens where it stays the same.
@@ -104,7 +105,7 @@ class Store:
             old = self._objects.get(key)
             if old is None:
                 raise not_found(kind_named(key[0]).plural, key[2])
-            new = copy.deepcopy(old)
+            new = copied(old)
             new = change(new) or new
             fixed = {name: old["metadata"][name] for name in ("uid", "creationTimestamp", "generation")}
             asked = new["metadata"].get("resourceVersion")
@@ -114,11 +115,11 @@ class Store:
                 )
             new["metadata"] |= fixed | {"resourceVersion": old["metadata"]["resourceVersion"]}
             if new == old:
-                return copy.deepcopy(old)
+                return copied(old)
             if {**new, "metadata": 0, "status": 0} != {**old, "metadata": 0, "status": 0}:
                 new["metadata"]["generation"] += 1
             self._keep("MODIFIED", key, new)
-            return copy.deepcopy(new)
+            return copied(new)
 
     def status(self, key: Key, **fields: Any) -> Object | None:
         """Sets fields of an object's status; None where it is gone."""
@@ -140,7 +141,7 @@ class Store:
             self._version += 1
             found["metadata"]["resourceVersion"] = str(self._version)
             self._record(Change(self._version, "DELETED", key, found))
-            return copy.deepcopy(found)
+            return copied(found)
 
     def changes(self, since: int, seconds: float) -> tuple[list[Change], int]:
         """Changes after a version, waiting for the first of them; and the version reached."""
@@ -159,11 +160,17 @@ class Store:
         self._version += 1
         new["metadata"]["resourceVersion"] = str(self._version)
         self._objects[key] = new
-        self._record(Change(self._version, type, key, copy.deepcopy(new)))
+        self._record(Change(self._version, type, key, copied(new)))
 
     def _record(self, change: Change) -> None:
         self._changes.append(change)
         self._changed.notify_all()
+
+
+def copied(found: Object) -> Object:
+    """An object's copy; in a fraction of the time that ``deepcopy`` takes."""
+    same: Object = orjson.loads(orjson.dumps(found))
+    return same
 
 
 def now() -> str:

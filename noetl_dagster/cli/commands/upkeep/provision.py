@@ -20,7 +20,9 @@ from nats.js import JetStreamContext
 
 from noetl_dagster import embedded
 from noetl_dagster.cli.console import fail
+from noetl_dagster.cli.doctor.finding import place_of
 from noetl_dagster.errors import NoetlError, ServiceError, StorageError
+from noetl_dagster.events.connection import check_certificates
 from noetl_dagster.events.schema import apply_schema
 from noetl_dagster.retrying import Patience, patiently
 from noetl_dagster.settings import Settings, StoreTier, get_settings
@@ -42,6 +44,8 @@ LOCK = 7_306_002
 """Key of the advisory lock under which one process at a time changes Dagster's storage."""
 
 CONNECT_SECONDS = 2.0
+
+_DAGSTER = "check NOETL_DAGSTER_DB_URL, or dagster.yaml in DAGSTER_HOME"
 
 
 class State(StrEnum):
@@ -79,9 +83,9 @@ async def _provision(settings: Settings, deadline: float) -> bool:
     well = True
     for thing, remedy, work in (
         ("event log", "check NOETL_DB_URL, and that its user may create in the database", _event_log),
-        ("NATS", "check NOETL_NATS_URL and NOETL_NATS_CA, and that JetStream is on", _nats),
+        ("NATS", "check that JetStream is on", _nats),
         ("stores", "check the settings of the tier, and that the bucket is there", _stores),
-        ("Dagster's storage", "check NOETL_DAGSTER_DB_URL, or dagster.yaml in DAGSTER_HOME", _dagster),
+        ("Dagster's storage", _DAGSTER, _dagster),
     ):
         try:
             async for one in work(settings, deadline):
@@ -94,14 +98,15 @@ async def _provision(settings: Settings, deadline: float) -> bool:
             nats.errors.Error,
             OSError,
         ) as error:
-            typer.echo(str(Provided(thing, State.REFUSED, f"{_words(error)}; {remedy}")))
+            more = _words(error) if isinstance(error, NoetlError) else f"{_words(error)}; {remedy}"
+            typer.echo(str(Provided(thing, State.REFUSED, more)))
             well = False
     return well
 
 
 async def _event_log(settings: Settings, deadline: float) -> AsyncIterator[Provided]:
     if settings.db_url is None:
-        raise ServiceError("no database is set")
+        raise ServiceError("no database is set; set NOETL_DB_URL, or NOETL_EMBEDDED=true")
     url = settings.db_url
     async with _locked(url, deadline) as connection:
         had = await connection.fetchval("SELECT to_regnamespace('noetl') IS NOT NULL")
@@ -198,7 +203,7 @@ def _upgrade() -> str:
                 instance.upgrade()
             return ", ".join(behind)
     except DBAPIError as error:
-        raise _NotYetError(str(error.orig)) from error
+        raise _NotYetError(f"{error.orig}; {_DAGSTER}") from error
 
 
 class _NotYetError(ServiceError):
@@ -225,8 +230,15 @@ async def _locked(url: str, deadline: float) -> AsyncIterator[asyncpg.Connection
 
 
 async def _connected(url: str, deadline: float) -> asyncpg.Connection:
+    check_certificates(url)
     failures = (OSError, asyncpg.CannotConnectNowError, asyncpg.ConnectionDoesNotExistError)
-    return await _until(deadline, lambda: asyncpg.connect(url, timeout=CONNECT_SECONDS), failures)
+    try:
+        return await _until(deadline, lambda: asyncpg.connect(url, timeout=CONNECT_SECONDS), failures)
+    except failures as error:
+        where = place_of(url)
+        raise ServiceError(
+            f"nobody answers at {where}: {_words(error)}; check host and port, and that this machine may connect"
+        ) from error
 
 
 async def _until(

@@ -69,7 +69,7 @@ class Process:
         self._cwd = cwd
         self._room = ""
         self._held = -1
-        self._letting_go = threading.Lock()
+        self._ending = threading.Lock()
         while not self._found_room() and self._main.poll() is None:
             time.sleep(0.002)  # what it starts is found by its namespace, also when it has ended itself
 
@@ -79,28 +79,26 @@ class Process:
         return code if code is None or code >= 0 else 128 - code
 
     def terminate(self) -> None:
-        with suppress(ProcessLookupError):
-            os.kill(self.pid, signal.SIGTERM)
+        if self._main.poll() is None:
+            self._main.terminate()
 
     def kill(self) -> None:
-        """Ends everything inside, at once."""
-        self._inside()
-        with suppress(ProcessLookupError):
-            if self._main.returncode is None:
-                os.kill(self.pid, signal.SIGKILL)
+        """Ends everything inside, at once; afterwards there is nothing to end any more."""
+        if self._main.poll() is None:
+            self._main.kill()
         self._main.wait()
-        while rest := self._inside():
-            for pid in rest:
-                with suppress(ProcessLookupError):
-                    os.kill(pid, signal.SIGKILL)
-        with self._letting_go:
+        with self._ending:
+            while rest := self._inside():
+                for pid in rest:
+                    with suppress(ProcessLookupError):
+                        os.kill(pid, signal.SIGKILL)
             if self._held >= 0:
                 os.close(self._held)
             self._held, self._room = -1, ""
 
     def run(self, command: Sequence[str], seconds: float) -> bool:
         """Runs a command inside; whether it exits with 0 in time."""
-        if not self._found_room():
+        if not self._room:
             return False
         entered = ["nsenter", "-t", str(self.pid), "-m", "-r", f"--wdns={self._cwd}", "--", *command]
         try:
@@ -118,24 +116,26 @@ class Process:
         return done.returncode == 0
 
     def _found_room(self) -> str:
-        """The mount namespace; empty while the command still enters it."""
+        """The mount namespace; empty while the command still enters it, and after the end.
+
+        It is held open: the number of one that is gone would be another container's.
+        """
         if not self._room and self._main.returncode is None:
             with suppress(OSError):
                 held = os.open(f"/proc/{self.pid}/ns/mnt", os.O_RDONLY)
-                found = f"mnt:[{os.fstat(held).st_ino}]"
+                found = os.readlink(f"/proc/self/fd/{held}")
                 if found == _OWN:
                     os.close(held)
-                else:  # as long as it is open nobody else's has its number
-                    self._room, self._held = found, held
+                else:
+                    self._held, self._room = held, found
         return self._room
 
     def _inside(self) -> list[int]:
         """Processes in the container, zombies not counted: they have left it."""
-        room = self._found_room()
         found = []
-        for entry in os.listdir("/proc") if room else ():
+        for entry in os.listdir("/proc") if self._room else ():
             with suppress(OSError):
-                if entry.isdigit() and os.readlink(f"/proc/{entry}/ns/mnt") == room:
+                if entry.isdigit() and os.readlink(f"/proc/{entry}/ns/mnt") == self._room:
                     found.append(int(entry))
         return found
 
@@ -146,8 +146,6 @@ def unavailable() -> str:
     with tempfile.TemporaryDirectory() as folder:
         log = Path(folder, "log")
         process = Process(Path(folder), ["true"], {"PATH": os.environ["PATH"]}, [], log, cwd="/")
-        code = process._main.wait()
-        process.kill()
-        if code:
+        if process._main.wait():
             return f"no mount namespaces with layers here: {log.read_text().strip()[-200:]}"
     return ""
