@@ -3,8 +3,9 @@
 #   docker build --target platform --tag ghcr.io/noetl/noetl-dagster:0.1.0 .
 #   docker build --target spark --tag ghcr.io/noetl/noetl-dagster-spark:0.1.0 .
 #
-# Without further arguments Debian's newest corrections are taken. For the same image every time name the base image by
-# its digest and the day of Debian's archive, and let the builder set all times:
+# Without further arguments what is installed has Debian's newest corrections; what the base has stays as it is: name a
+# newer one for those. For the same image every time name the base image by its digest and the day of Debian's archive,
+# and let the builder set all times:
 #
 #   docker buildx build --build-arg BASE=docker.io/library/debian:bookworm-20250520-slim@sha256:... \
 #     --build-arg SNAPSHOT=20250601T000000Z --build-arg SOURCE_DATE_EPOCH=1748736000 \

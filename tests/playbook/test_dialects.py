@@ -19,7 +19,16 @@ from noetl_dagster.playbook.models import (
 )
 from noetl_dagster.playbook.templates.rendering import compile_value
 from noetl_dagster.settings import StoreTier
-from tests.playbook.playbooks import errors_of, load, meaning, step_of, task_of, warnings_of
+from tests.playbook.playbooks import (
+    errors_of,
+    load,
+    meaning,
+    problems_of,
+    step_of,
+    task_of,
+    warnings_of,
+    with_steps,
+)
 
 NEWER = """
 - step: start
@@ -535,3 +544,37 @@ def test_entry_is_start_wherever_it_stands() -> None:
     assert playbook.step("other").name == "other"
     with pytest.raises(KeyError):
         playbook.step("nope")
+
+
+def test_what_is_wrong_in_a_spec_is_told_where_it_stands() -> None:
+    steps = """
+    - step: start
+      spec:
+        dispatch: worker
+        timeout: soon
+      tool: {kind: noop}
+      next: [two]
+    - step: two
+      tool: {kind: noop, spec: {result: {ttl: soon}}}
+    """
+    root = "executor:\n  spec:\n    priority: high\n"
+    found = [(problem.place.line, problem.message) for problem in problems_of(steps, root=root)]
+    text = with_steps(steps, root=root).splitlines()
+    lines = [text[line - 1].strip() for line, _ in found]
+    assert lines[:3] == ["priority: high", "dispatch: worker", "timeout: soon"]
+    assert found[0][1].startswith("executor, spec: priority must be a number")
+    assert len({line for line, _ in found}) == len(found), "once each"
+
+
+@pytest.mark.parametrize(
+    ("root", "message"),
+    [
+        (
+            "executor: {kubernetes: {cpu: 1}}",
+            "executor: 'kubernetes' has no effect here; write spec: {kubernetes: ...}",
+        ),
+        ("executor: {spec: {kubernets: {cpu: 1}}}", "unknown key 'kubernets'; did you mean 'kubernetes'?"),
+    ],
+)
+def test_words_of_the_executor_that_nobody_reads(root: str, message: str) -> None:
+    assert message in "\n".join(warnings_of("- {step: a, tool: {kind: noop}}", root=f"{root}\n"))

@@ -79,17 +79,16 @@ def _check_own_results(playbook: Playbook) -> Iterator[Problem]:
                 yield Problem(source.place or _place(playbook, step), message, "warning")
 
 
+_POOLS = "write dagster: {pools: {name: slots}} for a limit, or dispatch: workers for the pool of workers that runs it"
+
+
 def _check_pools(playbook: Playbook) -> Iterator[Problem]:
     pools = tuple(playbook.dagster.pools)
     for step in playbook.steps:
         if step.wants_workers:
             yield from _check_worker_pool(playbook, step)
         elif step.spec.pool is not None and step.spec.pool not in pools:
-            hint = (
-                suggestion(step.spec.pool, pools, "pools")
-                if pools
-                else "write dagster: {pools: {name: slots}}"
-            )
+            hint = suggestion(step.spec.pool, pools, "pools") if pools else _POOLS
             message = f"step {step.name!r}: no pool is called {step.spec.pool!r}; {hint}"
             yield Problem(_place(playbook, step), message, kind=ProblemKind.UNKNOWN_POOL)
 
@@ -175,6 +174,9 @@ def _check_pods(playbook: Playbook) -> Iterator[Problem]:
                     f"step {step.name!r}: workers of the pool run it, and its pod would only wait for them"
                 )
                 remedy = "leave out 'kubernetes', or the dispatch to workers"
+                if any(task.kind == "playbook" for task in step.tasks):
+                    message = f"step {step.name!r}: a child playbook starts in the run's process"
+                    remedy = "leave out 'kubernetes' and the dispatch; the child's steps say where they run"
                 yield Problem(
                     _place(playbook, step),
                     f"{message}; {remedy}",

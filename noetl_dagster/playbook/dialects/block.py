@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 from pydantic import BaseModel, ValidationError
 
-from noetl_dagster.errors import Place, ProblemKind, TemplateError
+from noetl_dagster.errors import Place, Problem, ProblemKind, TemplateError
 from noetl_dagster.playbook.document import Document
 from noetl_dagster.playbook.models import Input
 from noetl_dagster.playbook.pods import Pod
@@ -81,7 +81,12 @@ class Reading:
 
 
 class Block:
-    """One mapping, named for messages (``step 'fetch'``). Keys are taken; :meth:`close` reports the rest."""
+    """One mapping, named for messages (``step 'fetch'``). Keys are taken; :meth:`close` reports the rest.
+
+    Attributes:
+        executors: keys that only ``executor.spec`` says, of a spec that is laid over it. What is wrong with such a
+            value is wrong there, once.
+    """
 
     def __init__(self, reading: Reading, values: dict[str, Any], what: str, place: Place) -> None:
         self.reading = reading
@@ -89,6 +94,7 @@ class Block:
         self.values = values
         self.what = what
         self.place = place
+        self.executors: frozenset[str] = frozenset()
         self._taken: set[str] = set()
 
     def __contains__(self, key: str) -> bool:
@@ -107,14 +113,19 @@ class Block:
     def error(
         self, message: str, key: str | None = None, kind: ProblemKind = ProblemKind.INVALID_VALUE
     ) -> None:
-        place = self.place if key is None else self.place_of(key)
-        self.document.report(place, f"{self.what}: {message}", kind=kind)
+        self._report(message, key, "error", kind)
 
     def warn(
         self, message: str, key: str | None = None, kind: ProblemKind = ProblemKind.INVALID_VALUE
     ) -> None:
+        self._report(message, key, "warning", kind)
+
+    def _report(self, message: str, key: str | None, severity: str, kind: ProblemKind) -> None:
         place = self.place if key is None else self.place_of(key)
-        self.document.report(place, f"{self.what}: {message}", "warning", kind)
+        what = "executor, spec" if key in self.executors else self.what
+        problem = Problem(place, f"{what}: {message}", severity, kind)
+        if problem not in self.document.problems:  # as of a value that several steps have from one place
+            self.document.problems.append(problem)
 
     def spelled(self, *names: str) -> str | None:
         """The first of ``names`` that is present, marking all of them as taken. Two at once is an error."""

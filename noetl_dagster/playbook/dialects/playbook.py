@@ -14,6 +14,7 @@ from noetl_dagster.playbook.dialects.assets.root import read_dagster
 from noetl_dagster.playbook.dialects.block import Block, Reading
 from noetl_dagster.playbook.dialects.pod import read_pod
 from noetl_dagster.playbook.dialects.retry import read_sink
+from noetl_dagster.playbook.dialects.spec import STEP_SPEC, check_step_spec
 from noetl_dagster.playbook.dialects.spelling import (
     API_VERSION,
     DESCRIPTION,
@@ -67,6 +68,8 @@ def normalise(
     if isinstance(executor.get("spec"), dict):
         reading.executor_spec = executor["spec"]
         reading.run_pod = _run_pod(root, executor)
+    if only is None:
+        _check_executor(root, executor)
     metadata = _metadata(root, document.file)
     if metadata is not None:
         reading.metadata = metadata.model_dump()
@@ -140,6 +143,18 @@ def _check_header(root: Block) -> None:
             root.error(f"'{key}' is missing; write {key}: {expected}", kind=ProblemKind.MISSING_FIELD)
         elif value != expected:
             root.error(f"{key} is {value!r}, expected {expected}", key)
+
+
+def _check_executor(root: Block, executor: dict[str, Any]) -> None:
+    """Points out words of ``spec`` that stand beside it, and keys in it that nobody reads."""
+    place = root.document.place(root.values, "executor")
+    block = Block(root.reading, executor, "executor", place)
+    for key in sorted(executor.keys() & set(STEP_SPEC)):
+        block.warn(
+            f"{key!r} has no effect here; write spec: {{{key}: ...}}", key, ProblemKind.FIELD_WITHOUT_EFFECT
+        )
+    if isinstance(executor.get("spec"), dict):
+        check_step_spec(Block(root.reading, executor["spec"], "executor, spec", place))
 
 
 def _run_pod(root: Block, executor: dict[str, Any]) -> Pod | None:

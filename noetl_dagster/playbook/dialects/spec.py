@@ -9,6 +9,7 @@ from noetl_dagster.playbook.dialects.block import Block, Reading
 from noetl_dagster.playbook.dialects.pod import read_pod
 from noetl_dagster.playbook.dialects.policy import read_rules
 from noetl_dagster.playbook.dialects.spelling import OUTPUT, STEP_ONLY_SPEC
+from noetl_dagster.playbook.document import Document
 from noetl_dagster.playbook.models import (
     Dispatch,
     FanoutEngine,
@@ -25,7 +26,7 @@ from noetl_dagster.settings import StoreTier
 SIZE_THRESHOLD = "size_threshold"
 _KEEPING = frozenset({"output_select", "store", "select", "name", "ttl"})
 _INDEX = re.compile(r"\[(-?\d+)\]")
-_STEP_SPEC = (
+STEP_SPEC = (
     "loop_mode",
     "fanout",
     "policy",
@@ -43,20 +44,32 @@ _STEP_SPEC = (
 )
 
 
-def layered(*layers: dict[str, Any]) -> dict[str, Any]:
+def layered_block(own: Block, what: str, *outer: dict[str, Any]) -> Block:
+    """Own values over those of outer specs, where there are any the executor's first."""
+    inner = {key for layer in (*outer[1:], own.values) for key in layer}
+    block = Block(own.reading, layered(own.document, *outer, own.values), what, own.place)
+    block.executors = frozenset(key for layer in outer[:1] for key in layer if key not in inner)
+    return block
+
+
+def layered(document: Document, *layers: dict[str, Any]) -> dict[str, Any]:
     """Lays specs over each other, outermost first: mappings merge, anything else is replaced."""
-    merged: dict[str, Any] = {}
+    holders: dict[str, dict[str, Any]] = {}
+    merged: dict[str, dict[str, Any]] = {}
     for layer in layers:
         for key, value in layer.items():
-            below = merged.get(key)
-            both = isinstance(below, dict) and isinstance(value, dict)
-            merged[key] = layered(below, value) if both else value  # type: ignore[arg-type]
-    return merged
+            below = merged.pop(key, None) or (holders[key][key] if key in holders else None)
+            holders[key] = layer
+            if isinstance(below, dict) and isinstance(value, dict):
+                merged[key] = layered(document, below, value)
+    found = document.gathered((layer, key, key) for key, layer in holders.items())
+    found.update(merged)
+    return found
 
 
-def outer_task_spec(spec: dict[str, Any]) -> dict[str, Any]:
+def outer_task_spec(document: Document, spec: dict[str, Any]) -> dict[str, Any]:
     """What of an outer spec (executor, step, loop) reaches the tasks inside."""
-    return {key: value for key, value in spec.items() if key not in STEP_ONLY_SPEC}
+    return document.gathered((spec, key, key) for key in spec if key not in STEP_ONLY_SPEC)
 
 
 def read_task_spec(own: Block | None, outer: tuple[dict[str, Any], ...], fallback: Block) -> TaskSpec:
@@ -68,12 +81,8 @@ def read_task_spec(own: Block | None, outer: tuple[dict[str, Any], ...], fallbac
         fallback: the task itself, named in messages about inherited values.
     """
     rules = read_rules(own) if own is not None else None
-    inherited = layered(*outer)
-    own_values = {} if own is None else own.values
-    merged = layered(inherited, own_values)
-    spec = Block(
-        fallback.reading, merged, f"{fallback.what}, spec", fallback.place if own is None else own.place
-    )
+    given = Block(fallback.reading, {}, fallback.what, fallback.place) if own is None else own
+    spec = layered_block(given, f"{fallback.what}, spec", *outer)
     if rules is None:
         rules = _inherited_rules(fallback.reading, outer, fallback)
     spec.drop("policy")
@@ -247,8 +256,8 @@ def read_step_spec(spec: Block, own: Block) -> StepSpec:
 
 def check_step_spec(spec: Block) -> None:
     """Points out keys of a step's spec that look mistyped; others are handed to the tools as options."""
-    spec.drop(*_STEP_SPEC, *STEP_ONLY_SPEC)
-    spec.close(_STEP_SPEC, severity="warning")
+    spec.drop(*STEP_SPEC, *STEP_ONLY_SPEC)
+    spec.close(STEP_SPEC, severity="warning")
 
 
 def _admission(spec: Block) -> str | bool | None:

@@ -16,7 +16,7 @@ from noetl_dagster.playbook.dialects.set import read_set
 from noetl_dagster.playbook.dialects.spec import (
     check_step_spec,
     kept_as,
-    layered,
+    layered_block,
     outer_task_spec,
     read_keeping,
     read_step_spec,
@@ -51,15 +51,13 @@ def read_step(block: Block) -> Step | None:
     block.what = f"step {name!r}"
     block.reading.templates = {}
     own_spec = block.child("spec") or Block(block.reading, {}, f"{block.what}, spec", block.place)
-    spec = Block(
-        block.reading, layered(block.reading.executor_spec, own_spec.values), own_spec.what, own_spec.place
-    )
+    spec = layered_block(own_spec, own_spec.what, block.reading.executor_spec)
     loop = _loop(block, spec)
     loop_spec = _loop_spec(block)
     outer = (
-        outer_task_spec(block.reading.executor_spec),
-        outer_task_spec(own_spec.values),
-        outer_task_spec(loop_spec),
+        outer_task_spec(block.document, block.reading.executor_spec),
+        outer_task_spec(block.document, own_spec.values),
+        outer_task_spec(block.document, loop_spec),
     )
     output, kept = read_keeping(block, ResultSpec())
     step = block.build(
