@@ -4,8 +4,8 @@
 #   docker build --target spark --tag ghcr.io/noetl/noetl-dagster-spark:0.1.0 .
 #
 # Without further arguments what is installed has Debian's newest corrections; what the base has stays as it is: name a
-# newer one for those. For the same image every time name the base image by
-# its digest and the day of Debian's archive, and let the builder set all times:
+# newer one for those. For the same image every time name the base image by its digest and the day of Debian's archive,
+# and let the builder set all times:
 #
 #   docker buildx build --build-arg BASE=docker.io/library/debian:bookworm-20250520-slim@sha256:... \
 #     --build-arg SNAPSHOT=20250601T000000Z --build-arg SOURCE_DATE_EPOCH=1748736000 \
@@ -79,6 +79,7 @@ FROM base AS runtime
 
 ARG SOURCE_DATE_EPOCH
 
+# Folders that are written to are of group 0, which users that a cluster makes up have.
 # Java's package makes links among the pages of man, which slim images have no folders for
 # hadolint ignore=DL3008  # SNAPSHOT pins them all
 RUN mkdir -p /usr/share/man/man1 \
@@ -87,7 +88,7 @@ RUN mkdir -p /usr/share/man/man1 \
     && ln -s "/usr/lib/jvm/java-17-openjdk-$(dpkg --print-architecture)" /opt/java \
     && groupadd --gid 10001 noetl \
     && useradd --uid 10001 --gid 10001 --no-log-init --no-create-home --home-dir /var/lib/noetl --shell /usr/sbin/nologin noetl \
-    && install --directory --owner=10001 --group=10001 /var/lib/noetl /opt/noetl/dagster \
+    && install --directory --owner=10001 --group=0 --mode=0775 /var/lib/noetl /opt/noetl/dagster \
     && rm -rf /var/lib/apt/lists/* /var/cache/* /var/log/*
 
 COPY --from=build /opt/noetl/.venv /opt/noetl/.venv
@@ -125,7 +126,7 @@ ENV SPARK_HOME=/opt/spark
 # of pyspark's own folders; the driver mounts its configuration at /opt/spark/conf
 RUN pyspark="$(python -c 'import importlib.util as u; print(u.find_spec("pyspark").submodule_search_locations[0])')" \
     && install --directory /opt/spark/conf \
-    && install --directory --owner=10001 --group=10001 /opt/spark/work-dir \
+    && install --directory --owner=10001 --group=0 --mode=0775 /opt/spark/work-dir \
     && for part in bin sbin jars python; do ln -s "${pyspark}/${part}" "/opt/spark/${part}"; done
 
 COPY scripts/spark-entrypoint /opt/entrypoint.sh

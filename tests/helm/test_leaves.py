@@ -14,8 +14,8 @@ from tests.helm.test_values import VALUES, schema
 
 Path = tuple[str, ...]
 
-UNREAD = {("global",), ("test", "pod", "labels")}
-"""Helm's own name for what charts share; a pod of Helm's tests has the labels of every object."""
+UNREAD = {("global",)}
+"""Helm's own name for what charts share."""
 
 BASE = overlaid(
     MINIMAL,
@@ -34,6 +34,7 @@ BASE = overlaid(
         "dagster": {"extraLocations": [{"host": "others", "port": 4000}]},
         "spark": {"mode": "kubernetes"},
         "api": {"tls": {"secretName": "api-tls"}},
+        "pod": {"extraVolumes": [{"name": "own", "emptyDir": {}}]},
     },
 )
 """Most switches on, so that what hangs on them is seen."""
@@ -41,7 +42,7 @@ BASE = overlaid(
 TOGETHER: dict[str, dict[str, Any]] = {
     "storage.minio": {"storage": {"tier": "minio"}},
     "dagster.computeLogs.custom": {
-        "dagster": {"computeLogs": {"manager": "custom", "custom": {"module": "a"}}}
+        "dagster": {"computeLogs": {"manager": "custom", "custom": {"module": "a", "class": "A"}}}
     },
     "spark.remote": {"spark": {"mode": "connect", "remote": "sc://spark:15002"}},
     "api.enabled": {"workers": {"serverUrl": "https://api.example.com"}},
@@ -57,11 +58,15 @@ TOGETHER: dict[str, dict[str, Any]] = {
 
 OTHER: dict[str, Any] = {
     "storage.tier": "pvc",
+    "dagster.computeLogs.custom": {"module": "b", "class": "B"},
     "image.digest": f"sha256:{'1' * 64}",
     "settings": {"NOETL_RETENTION_DAYS": 7},
+    "dagster.retention": {"sensor": {"purge_after_days": 7}},
+    "dagster.extraInstance": {"run_retries": {"enabled": True}},
     "spark.mode": "local",
     "spark.master": "k8s://https://other:6443",
     "spark.remote": "sc://other:15002",
+    "spark.executors.image.digest": f"sha256:{'2' * 64}",
     "spark.config": {"spark.own": "1"},
     "playbooks.files": {"own.yaml": "own"},
     "image.pullSecrets": [{"name": "own"}],
@@ -69,6 +74,7 @@ OTHER: dict[str, Any] = {
     "runs.tagLimits": [{"key": "own", "limit": 1}],
     "workers.pools": {"own": {}},
     "workers.defaults.toolPools": {"postgres": 4},
+    "ingress.tls": [{"secretName": "own"}],
     "nats.replicas": 3,
     "nats.streamReplicas": 3,
     "dagster.computeLogs.manager": "local",
@@ -80,21 +86,26 @@ BY_NAME: dict[str, Any] = {
     "except": ["10.9.0.0/16"],
     "ports": [1234],
     "extraEnv": [{"name": "OWN", "value": "1"}],
-    "extraVolumes": [{"name": "own", "emptyDir": {}}],
+    "extraVolumes": [{"name": "own", "emptyDir": {"medium": "Memory"}}],
     "extraVolumeMounts": [{"name": "own", "mountPath": "/own"}],
     "topologySpread": [{"topologyKey": "own", "maxSkew": 2, "whenUnsatisfiable": "DoNotSchedule"}],
+    "runAsUser": 1234,
+    "runAsGroup": 1234,
+    "fsGroup": 1234,
+    "fsGroupChangePolicy": "Always",
+    "supplementalGroups": [1234],
     "volume": {"nfs": {"server": "nfs", "path": "/"}},
 }
 """Values for leaves of a name, wherever they stand."""
 
-TEXTS = ("own", "https://own.example.com", "/own", "7Gi", "7g", "7s")
+TEXTS = ("own", "7", "https://own.example.com", "/own", "7Gi", "7g", "7s")
 
 
 def leaves(about: Mapping[str, Any], path: Path = ()) -> Iterator[tuple[Path, dict[str, Any]]]:
     """Every value with its schema, those of definitions wherever they are referred to."""
     for name, below in about["properties"].items():
         full = resolved(below)
-        if "properties" in full:
+        if "properties" in full and ".".join((*path, name)) not in OTHER:
             yield from leaves(full, (*path, name))
         else:
             yield (*path, name), full
@@ -123,6 +134,8 @@ def another(path: Path, about: Mapping[str, Any], now: Any) -> Any:
     dotted, kind = ".".join(path), about.get("type", ())
     if dotted in OTHER or path[-1] in BY_NAME:
         return OTHER.get(dotted, BY_NAME.get(path[-1]))
+    if path[-2:-1] == ("requests",):
+        return {"cpu": "10m", "memory": "7Mi"}.get(path[-1], {"own": "1"})  # below every limit
     if "enum" in about:
         return next(one for one in about["enum"] if one != now)
     if kind == "boolean":

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import pytest
+from helm_python import HelmError
 
 from tests.helm.chart import KIND, MINIMAL, SCENARIOS, Manifest, manifests, of_kind, overlaid, pods_of
 from tests.helm.launched import run_pods
@@ -188,6 +189,50 @@ def test_only_tools_reach_everything_but_the_nodes_credentials() -> None:
     google = Net(manifests(SCENARIOS["gke"]))
     assert google.lets("run", METADATA, 80)  # workload identity: credentials of the pod
     assert not google.lets("projection", METADATA, 80)
+
+
+def blocks(tools: dict[str, list[str]], component: str = "run") -> dict[str, list[str]]:
+    """Networks that tools reach, with what stays closed in each."""
+    objects = manifests(overlaid(MINIMAL, {"networkPolicy": {"tools": tools}}))
+    policy = of_kind(objects, "NetworkPolicy")[f"trial-noetl-dagster-{component}"]
+    [to] = [rule["to"] for rule in policy["spec"]["egress"] if "ports" not in rule]
+    return {peer["ipBlock"]["cidr"]: peer["ipBlock"].get("except", []) for peer in to}
+
+
+def test_networks_of_both_kinds_of_addresses() -> None:
+    assert blocks({"cidrs": ["0.0.0.0/0", "::/0"]}) == {"0.0.0.0/0": ["169.254.169.254/32"], "::/0": []}
+    assert blocks({"cidrs": ["::/0"], "except": ["fe80::/10"]}) == {"::/0": ["fe80::/10"]}
+
+
+def test_what_stays_closed_stands_under_the_network_that_it_lies_in() -> None:
+    """Kubernetes takes an exception only where it is a smaller part of its network."""
+    assert blocks({"cidrs": ["10.0.0.0/8"]}) == {"10.0.0.0/8": []}
+    networks = ["10.0.0.0/8", "172.16.0.0/12", "192.168.4.0/22", "128.0.0.0/1", "203.0.113.7/32"]
+    exceptions = ["10.9.0.0/16", "172.31.255.0/24", "172.32.0.0/16", "192.168.7.255/32", "192.168.8.0/24"]
+    found = blocks({"cidrs": networks, "except": exceptions})
+    inside = {
+        one: [
+            other
+            for other in exceptions
+            if ipaddress.ip_network(other).subnet_of(ipaddress.ip_network(one))  # type: ignore[arg-type]
+        ]
+        for one in networks
+    }
+    assert found == inside
+    assert sum(map(len, inside.values())) == 7
+
+
+@pytest.mark.parametrize(
+    ("cidr", "closed", "said"),
+    [
+        ("10.1.0.0/16", "10.0.0.0/8", "10.0.0.0/8 leaves nothing of 10.1.0.0/16; take that out of cidrs"),
+        ("10.1.0.0/16", "10.1.0.0/16", "leaves nothing"),
+        ("fd00::/8", "fd00:ec2::254/128", "the chart cannot tell whether fd00:ec2::254/128 lies in fd00::/8"),
+    ],
+)
+def test_exceptions_that_no_policy_can_say_are_refused(cidr: str, closed: str, said: str) -> None:
+    with pytest.raises(HelmError, match=f"networkPolicy.tools.except: .*{said}"):
+        blocks({"cidrs": [cidr], "except": [closed]})
 
 
 def test_who_has_a_token_reaches_the_cluster() -> None:

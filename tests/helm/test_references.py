@@ -11,7 +11,17 @@ import pytest
 import yaml
 
 from noetl_dagster.settings import Settings
-from tests.helm.chart import SCENARIOS, Manifest, Pods, component, manifests, of_kind, overlaid, pods_of
+from tests.helm.chart import (
+    MINIMAL,
+    SCENARIOS,
+    Manifest,
+    Pods,
+    component,
+    manifests,
+    of_kind,
+    overlaid,
+    pods_of,
+)
 from tests.helm.launched import run_pods
 
 GIVEN = {"noetl", "other", "playbook-secrets", "registry"}
@@ -151,6 +161,42 @@ def test_what_scales_and_routes_exists(objects: list[Manifest]) -> None:
         for service in everywhere(ingress, "service"):
             ports = of_kind(objects, "Service")[service["name"]]["spec"]["ports"]
             assert service["port"]["name"] in {port["name"] for port in ports}
+
+
+@pytest.mark.parametrize("scenario", ["gke", "eks"])
+def test_a_pool_asks_for_a_worker_for_every_so_many_commands_as_it_has_slots(scenario: str) -> None:
+    objects = manifests(SCENARIOS[scenario])
+    asked = {}
+    for kind in ("HorizontalPodAutoscaler", "ScaledObject"):
+        for name, one in of_kind(objects, kind).items():
+            for metric in one["spec"].get("metrics", ()):
+                asked[name.rpartition("-")[2]] = metric["external"]["target"]["averageValue"]
+            for trigger in one["spec"].get("triggers", ()):
+                asked[name.rpartition("-")[2]] = trigger["metadata"]["threshold"]
+    assert asked == {"default": "16", "large": "4"}
+
+
+@pytest.mark.parametrize("kind", ["hpa", "keda"])
+def test_two_releases_of_a_namespace_scale_on_queues_of_their_own(kind: str) -> None:
+    """Prometheus names the Service that it has scraped."""
+    values = overlaid(MINIMAL, {"workers": {"defaults": {"autoscaling": {"kind": kind}}}})
+    asked = {}
+    for release in ("blue", "green"):
+        objects = manifests(values, release=release)
+        kinds = {"hpa": "HorizontalPodAutoscaler", "keda": "ScaledObject"}
+        [scaled] = of_kind(objects, kinds[kind]).values()
+        [service] = (name for name in of_kind(objects, "Service") if name.endswith("-api"))
+        spec = scaled["spec"]
+        if kind == "keda":
+            query = spec["triggers"][0]["metadata"]["query"]
+            assert query.count(f'{{namespace="data",pool="default",service="{service}"}}') == 2
+            asked[release] = query
+        else:
+            metrics = [one["external"]["metric"] for one in spec["metrics"]]
+            wanted = {"namespace": "data", "pool": "default", "service": service}
+            assert [one["selector"]["matchLabels"] for one in metrics] == [wanted, wanted]
+            asked[release] = str(metrics)
+    assert asked["blue"] != asked["green"]
 
 
 def test_what_prometheus_scrapes_exists(objects: list[Manifest]) -> None:

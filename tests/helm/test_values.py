@@ -4,16 +4,28 @@ from __future__ import annotations
 
 import re
 import runpy
+import shutil
 import tomllib
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
-from helm_python import HelmError
+from helm_python import Chart, HelmError
 
 from tests.conftest import PROJECT
-from tests.helm.chart import MINIMAL, PATH, SCENARIOS, chart, manifests, overlaid
+from tests.helm.chart import (
+    MINIMAL,
+    PATH,
+    SCENARIOS,
+    chart,
+    component,
+    dagster_yaml,
+    manifests,
+    of_kind,
+    overlaid,
+)
 
 PAGES = runpy.run_path(str(PROJECT / "scripts" / "chart_page.py"))
 VALUES: dict[str, Any] = yaml.safe_load((PATH / "values.yaml").read_text())
@@ -75,7 +87,22 @@ WRONG: dict[str, dict[str, Any]] = {
     "/image/digest": {"image": {"digest": "latest"}},
     "/logLevel": {"logLevel": "LOUD"},
     "NOETL_RETENTION": {"settings": {"NOETL_RETENTION": 3}},
-    "NOETL_DB_URL": {"settings": {"NOETL_DB_URL": "postgresql://me:secret@here/db"}},
+    "NOETL_MINIO_SESSION_TOKEN": {"settings": {"NOETL_MINIO_SESSION_TOKEN": "secret"}},
+    "/settings/NOETL_HTTP_BODY_BYTES": {"settings": {"NOETL_HTTP_BODY_BYTES": "lots"}},
+    "/settings/NOETL_RETENTION_DAYS": {"settings": {"NOETL_RETENTION_DAYS": 0}},
+    "/settings/NOETL_STORES_SHARED": {"settings": {"NOETL_STORES_SHARED": "perhaps"}},
+    "sensors": {"dagster": {"retention": {"sensors": {"purge_after_days": 7}}}},
+    "/dagster/retention/sensor/purge_after_days": {
+        "dagster": {"retention": {"sensor": {"purge_after_days": "week"}}}
+    },
+    "run_retry": {"dagster": {"extraInstance": {"run_retry": {"enabled": True}}}},
+    "/dagster/extraInstance/run_retries/max_retries": {
+        "dagster": {"extraInstance": {"run_retries": {"max_retries": "some"}}}
+    },
+    "/runs/resources/limits/cpu": {"runs": {"resources": {"limits": {"cpu": "two"}}}},
+    "/ingress/tls/0": {"ingress": {"tls": [{"secret": "x"}]}},
+    "/storage/s3/bucket": {"storage": {"s3": {"bucket": "s3://results"}}},
+    "postgre": {"workers": {"defaults": {"toolPools": {"postgre": 4}}}},
     "/storage/tier": {"storage": {"tier": "floppy"}},
     "/storage/minio/endpoint": {"storage": {"minio": {"endpoint": "minio:9000"}}},
     "/storage/pvc/size": {"storage": {"pvc": {"size": "much"}}},
@@ -111,6 +138,28 @@ def test_a_wrong_value_is_refused_with_its_name(name: str) -> None:
         chart().render(values, name="trial", namespace="data")
 
 
+@pytest.mark.parametrize(
+    ("values", "said"),
+    [
+        ({"api": None}, "missing property 'api'"),
+        ({"secrets": {"dbUrl": None}}, "at '/secrets': missing property 'dbUrl'"),
+        ({"secrets": {"dbUrl": {"key": None}}}, "at '/secrets/dbUrl': missing property 'key'"),
+        ({"api": {"replicas": None}}, "at '/api': missing property 'replicas'"),
+        ({"workers": {"defaults": {"slots": None}}}, "at '/workers/defaults': missing property 'slots'"),
+    ],
+)
+def test_null_is_refused_where_a_value_is_needed(values: dict[str, Any], said: str) -> None:
+    with pytest.raises(HelmError, match=said):
+        manifests(overlaid(MINIMAL, values))
+
+
+def test_null_takes_away_what_may_be_missing() -> None:
+    values = {"api": {"resources": {"limits": None}, "disruptionBudget": None}}
+    objects = manifests(overlaid(MINIMAL, values))
+    assert component(objects, "api").container["resources"].keys() == {"requests"}
+    assert "trial-noetl-dagster-api" not in of_kind(objects, "PodDisruptionBudget")
+
+
 NEEDED: dict[str, dict[str, Any]] = {
     "secrets.dbUrl.name or secrets.name: name the Secret that holds NOETL_DB_URL": {
         "storage": {"tier": "s3", "s3": {"bucket": "results"}}
@@ -127,6 +176,60 @@ NEEDED: dict[str, dict[str, Any]] = {
     "serviceAccounts.roles": overlaid(MINIMAL, {"serviceAccounts": {"create": False}}),
     "dagster.extraInstance.concurrency": overlaid(
         MINIMAL, {"dagster": {"extraInstance": {"concurrency": {"pools": {"granularity": "op"}}}}}
+    ),
+    "ingress.api.host: api.enabled is false": overlaid(
+        SCENARIOS["API elsewhere"], {"ingress": {"enabled": True, "api": {"host": "api.example.com"}}}
+    ),
+    "ingress.webserver.host: dagster.enabled is false": overlaid(
+        SCENARIOS["official"], {"ingress": {"enabled": True, "webserver": {"host": "a.example.com"}}}
+    ),
+    "ingress.tls: other.example.com is neither": overlaid(
+        SCENARIOS["gke"], {"ingress": {"tls": [{"hosts": ["other.example.com"]}]}}
+    ),
+    "commonLabels.app.kubernetes.io/version": overlaid(
+        MINIMAL, {"commonLabels": {"app.kubernetes.io/version": "2"}}
+    ),
+    "pod.labels.app.kubernetes.io/component of ": overlaid(
+        MINIMAL, {"runs": {"pod": {"labels": {"app.kubernetes.io/component": "mine"}}}}
+    ),
+    "dagster.computeLogs.custom: the manager custom needs module and class": overlaid(
+        MINIMAL, {"dagster": {"computeLogs": {"manager": "custom"}}}
+    ),
+    "settings.NOETL_DB_URL: a secret": overlaid(
+        MINIMAL, {"settings": {"NOETL_DB_URL": "postgresql://me:secret@here/db"}}
+    ),
+    "resources of run: requests.cpu 3 is above limits.cpu 2": overlaid(
+        MINIMAL, {"runs": {"resources": {"requests": {"cpu": 3}}}}
+    ),
+    "resources of api: requests.memory 1500Mi is above limits.memory 1Gi": overlaid(
+        MINIMAL, {"api": {"resources": {"requests": {"memory": "1500Mi"}}}}
+    ),
+    "workers.pools.default.autoscaling: minReplicas 9 is above maxReplicas 3": overlaid(
+        MINIMAL,
+        {"workers": {"defaults": {"autoscaling": {"kind": "keda", "minReplicas": 9, "maxReplicas": 3}}}},
+    ),
+    "workers.pools.large.autoscaling.depthPerWorker: 16 is above its slots, 4": overlaid(
+        MINIMAL,
+        {"workers": {"pools": {"large": {"slots": 4, "autoscaling": {"kind": "hpa", "depthPerWorker": 16}}}}},
+    ),
+    "storage.pvc.mountPath: something else is at /tmp/": overlaid(
+        MINIMAL, {"storage": {"pvc": {"enabled": True, "mountPath": "/tmp/"}}}
+    ),
+    "storage.pvc.mountPath: something else is at /opt/noetl ": overlaid(
+        MINIMAL, {"storage": {"pvc": {"enabled": True, "mountPath": "/opt/noetl"}}}
+    ),
+    "have a volume tmp already": overlaid(
+        MINIMAL, {"pod": {"extraVolumes": [{"name": "tmp", "emptyDir": {}}]}}
+    ),
+    "pods of executor have a volume work already": overlaid(
+        MINIMAL,
+        {
+            "spark": {"mode": "kubernetes"},
+            "pod": {"extraVolumes": [{"name": "work", "emptyDir": {}}]},
+        },
+    ),
+    "pod.extraVolumeMounts: own is no volume": overlaid(
+        MINIMAL, {"pod": {"extraVolumeMounts": [{"name": "own", "mountPath": "/own"}]}}
     ),
     "dagster.computeLogs.manager: s3 is for S3": {
         "secrets": {"name": "noetl"},
@@ -188,3 +291,62 @@ def test_large_numbers_stay_whole() -> None:
     assert "max_concurrent_runs: 1000000" in text
     assert 'NOETL_HTTP_BODY_BYTES: "33554432"' in text
     assert 'NOETL_STORES_SHARED: "false"' in text
+
+
+ODD = ("on", "1e3", "0123", "1234", "null", "true")
+"""Texts that YAML takes for something else where nobody quotes them."""
+
+
+@pytest.mark.parametrize("odd", ODD)
+def test_texts_stay_texts(odd: str) -> None:
+    objects = manifests(
+        overlaid(
+            MINIMAL,
+            {
+                "storage": {"s3": {"bucket": odd}},
+                "workers": {"pools": {odd: {}}, "defaults": {"autoscaling": {"kind": "keda"}}},
+                "secrets": {"name": odd, "dbUrl": {"key": odd}},
+                "serviceAccounts": {"roles": {"run": {"name": odd}, "worker": {"name": odd}}},
+                "nameOverride": odd,
+                "dagster": {"computeLogs": {"prefix": odd}},
+            },
+        ),
+        release=odd,
+    )
+    settings = of_kind(objects, "ConfigMap")[f"{odd}-settings"]["data"]
+    assert settings["NOETL_S3_BUCKET"] == odd
+    assert all(isinstance(value, str) for value in settings.values())
+    worker = component(objects, f"worker-{odd}")
+    assert worker.variables(objects)["NOETL_WORKER_POOL"] == odd
+    assert worker.spec["serviceAccountName"] == odd
+    [secret] = [one["valueFrom"] for one in worker.container["env"] if one["name"] == "NOETL_DB_URL"]
+    assert secret == {"secretKeyRef": {"name": odd, "key": odd}}
+    instance = dagster_yaml(objects)
+    assert instance["compute_logs"]["config"]["bucket"] == odd
+    assert instance["compute_logs"]["config"]["prefix"] == odd
+    assert instance["run_launcher"]["config"]["service_account_name"] == odd
+    assert {one["metadata"]["labels"]["app.kubernetes.io/instance"] for one in objects} == {odd}
+    scaled = of_kind(objects, "ScaledObject")[f"{odd}-worker-{odd}"]
+    assert f'pool="{odd}"' in scaled["spec"]["triggers"][0]["metadata"]["query"]
+
+
+def test_what_a_template_renders_is_yaml_or_refused(tmp_path: Path) -> None:
+    """Helm's fromYaml gives an error as if it were what was read."""
+    shutil.copytree(PATH, tmp_path / "chart")
+    network = tmp_path / "chart" / "templates" / "_network.tpl"
+    network.write_text(network.read_text().replace("{cidr: {{ $cidr | quote }}", "{cidr: {{ $cidr }}"))
+    assert network.read_text() != (PATH / "templates" / "_network.tpl").read_text()
+    values = overlaid(MINIMAL, {"networkPolicy": {"tools": {"cidrs": ["::/0"]}}})
+    with pytest.raises(HelmError, match=r"noetl\.egressRules is no YAML"):
+        Chart.load(tmp_path / "chart").render(values, name="trial", namespace="data")
+
+
+def test_templates_read_yaml_by_what_refuses_errors() -> None:
+    unchecked = {
+        (path.name, line.strip())
+        for path in (PATH / "templates").rglob("*")
+        if path.is_file() and path.name != "_read.tpl"  # which checks
+        for line in path.read_text().splitlines()
+        if "fromYaml" in line
+    }
+    assert not unchecked

@@ -87,6 +87,21 @@ def test_the_layout_is_what_the_chart_counts_on() -> None:
     )  # where Spark looks for it
 
 
+def test_users_of_a_cluster_write_where_a_process_has_to() -> None:
+    """OpenShift's are in group 0, and in no other."""
+    made = [
+        line
+        for line in DOCKERFILE.read_text().splitlines()
+        if "install --directory" in line and "--owner" in line
+    ]
+    assert {folder for line in made for folder in line.split() if folder.startswith("/")} == {
+        "/var/lib/noetl",
+        "/opt/noetl/dagster",
+        "/opt/spark/work-dir",
+    }
+    assert all("--group=0 --mode=0775 " in line for line in made)
+
+
 def test_what_it_sets_is_what_settings_read() -> None:
     """A variable that nobody reads would be a misspelt one."""
     read = {f"NOETL_{name.upper()}" for name in Settings.model_fields}

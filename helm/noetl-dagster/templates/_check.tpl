@@ -1,6 +1,6 @@
 {{/* What no schema can say: values that need each other. Fails with the name of the value and the remedy. */}}
 {{- define "noetl.check" -}}
-{{- with .components.Error }}{{ fail (printf "the table of components is no YAML; look for strange characters in values: %s" .) }}{{ end }}
+{{- range list "noetl.settings" "noetl.dagsterYaml" "noetl.workspaceYaml" }}{{ $_ := include "noetl.map" (list . $.root) }}{{ end }}
 {{- $values := .root.Values }}
 {{- $store := $values.storage }}
 {{- if and (eq $store.tier "minio") (not (include "noetl.minioEndpoint" .root)) }}
@@ -22,21 +22,119 @@
 {{- end }}
 {{- end }}
 {{- end }}
+{{- $written := list "storage" "run_storage" "event_log_storage" "schedule_storage" "run_launcher" "run_coordinator" "run_queue" "concurrency" "run_monitoring" "compute_logs" "local_artifact_storage" "retention" "telemetry" "nux" }}
 {{- range $key, $_ := $values.dagster.extraInstance }}
-{{- if has $key (list "storage" "run_launcher" "run_coordinator" "concurrency" "run_monitoring" "compute_logs" "local_artifact_storage" "retention" "telemetry" "nux") }}
+{{- if has $key $written }}
 {{- fail (printf "dagster.extraInstance.%s: the chart writes this key of dagster.yaml itself; use its own values" $key) }}
 {{- end }}
 {{- end }}
+{{- $logs := $values.dagster.computeLogs }}
+{{- if and (eq $logs.manager "custom") (not (and $logs.custom.module $logs.custom.class)) }}
+{{- fail "dagster.computeLogs.custom: the manager custom needs module and class" }}
+{{- end }}
+{{- range $secret, $about := include "noetl.map" (list "noetl.secrets" .root) | fromJson }}
+{{- if hasKey $values.settings $about.variable }}
+{{- fail (printf "settings.%s: a secret, which everybody would see in a ConfigMap; put it into a Secret, under the key %s, and name that in secrets.name or secrets.%s.name" $about.variable $about.variable $secret) }}
+{{- end }}
+{{- end }}
+{{- include "noetl.checkComponents" . }}
 {{- if and (eq $values.dagster.computeLogs.manager "s3") (eq (include "noetl.logStore" .root) "gcs") }}
 {{- fail "dagster.computeLogs.manager: s3 is for S3; stored puts what steps print into the bucket of storage.gcs" }}
 {{- end }}
 {{- if and $values.ingress.enabled (not $values.ingress.webserver.host) (not $values.ingress.api.host) }}
 {{- fail "ingress.webserver.host or ingress.api.host: an ingress needs the name of a host" }}
 {{- end }}
+{{- if $values.ingress.enabled }}
+{{- if and $values.ingress.api.host (not $values.api.enabled) }}{{ fail "ingress.api.host: api.enabled is false; there is nothing to lead to" }}{{ end }}
+{{- if and $values.ingress.webserver.host (not $values.dagster.enabled) }}{{ fail "ingress.webserver.host: dagster.enabled is false; Dagster's own chart has an Ingress" }}{{ end }}
+{{- $hosts := list $values.ingress.webserver.host $values.ingress.api.host }}
+{{- range $values.ingress.tls }}
+{{- range .hosts }}
+{{- if not (has . $hosts) }}{{ fail (printf "ingress.tls: %s is neither ingress.webserver.host nor ingress.api.host" .) }}{{ end }}
+{{- end }}
+{{- end }}
+{{- end }}
+{{- $own := list "app.kubernetes.io/name" "app.kubernetes.io/instance" "app.kubernetes.io/component" }}
+{{- range $key, $_ := $values.commonLabels }}
+{{- if has $key (concat $own (list "app.kubernetes.io/part-of" "app.kubernetes.io/version" "app.kubernetes.io/managed-by" "helm.sh/chart")) }}
+{{- fail (printf "commonLabels.%s: the chart writes this label itself" $key) }}
+{{- end }}
+{{- end }}
 {{- if $values.nats.enabled }}{{ if eq (mod (int $values.nats.replicas) 2) 0 }}{{ fail "nats.replicas: servers vote; take 1, 3 or 5" }}{{ end }}{{ end }}
 {{- if and $values.monitoring.rules.enabled (not (.root.Files.Get "files/alerts.yaml")) }}
 {{- fail "monitoring.rules.enabled: the chart has no files/alerts.yaml" }}
 {{- end }}
+{{- end -}}
+
+{{/* Each component: that limits are above requests, that a pool can scale, and that nothing stands twice in its pods. */}}
+{{- define "noetl.checkComponents" -}}
+{{- $root := .root }}
+{{- range $name, $component := .components }}
+{{- $resources := default dict $component.values.resources }}
+{{- range $what := list "cpu" "memory" }}
+{{- $request := dig "requests" $what "" $resources }}
+{{- $limit := dig "limits" $what "" $resources }}
+{{- if and $request $limit }}
+{{- if gt (include "noetl.quantity" $request | float64) (include "noetl.quantity" $limit | float64) }}
+{{- fail (printf "resources of %s: requests.%s %v is above limits.%s %v" $name $what $request $what $limit) }}
+{{- end }}
+{{- end }}
+{{- end }}
+{{- if $component.scaled }}
+{{- $scaling := $component.values.autoscaling }}
+{{- $pool := trimPrefix "worker-" $name }}
+{{- if gt (int64 $scaling.minReplicas) (int64 $scaling.maxReplicas) }}
+{{- fail (printf "workers.pools.%s.autoscaling: minReplicas %v is above maxReplicas %v" $pool $scaling.minReplicas $scaling.maxReplicas) }}
+{{- end }}
+{{- if gt (int64 $scaling.depthPerWorker) (int64 $component.values.slots) }}
+{{- fail (printf "workers.pools.%s.autoscaling.depthPerWorker: %v is above its slots, %v; commands would wait for a worker that nothing asks for. 0 takes the slots" $pool $scaling.depthPerWorker $component.values.slots) }}
+{{- end }}
+{{- end }}
+{{- $pod := include "noetl.map" (list "noetl.podValues" (dict "root" $root "component" $component)) | fromJson }}
+{{- range $key, $_ := $pod.labels }}
+{{- if has $key (list "app.kubernetes.io/name" "app.kubernetes.io/instance" "app.kubernetes.io/component") }}
+{{- fail (printf "pod.labels.%s of %s: Services and policies find pods by this label; take another" $key $name) }}
+{{- end }}
+{{- end }}
+{{- if eq $name "executor" }}
+{{- $spec := (include "noetl.map" (list "noetl.executorPod" $root) | fromJson).spec }}
+{{- include "noetl.checkVolumes" (list $name $spec.volumes (first $spec.containers).volumeMounts) }}
+{{- else }}
+{{- $given := dict "root" $root "component" $component "pod" $pod }}
+{{- include "noetl.checkVolumes" (list $name (include "noetl.list" (list "noetl.volumes" $given) | fromJsonArray) (include "noetl.list" (list "noetl.mounts" $given) | fromJsonArray)) }}
+{{- end }}
+{{- end }}
+{{- end -}}
+
+{{/* A pod's volumes and mounts: a list of its component, both. */}}
+{{- define "noetl.checkVolumes" -}}
+{{- $component := first . }}
+{{- $volumes := dict }}
+{{- range index . 1 }}
+{{- if hasKey $volumes .name }}
+{{- fail (printf "pod.extraVolumes: pods of %s have a volume %s already; take another name" $component .name) }}
+{{- end }}
+{{- $_ := set $volumes .name true }}
+{{- end }}
+{{- $paths := dict }}
+{{- range index . 2 }}
+{{- $path := trimSuffix "/" .mountPath }}
+{{- $value := eq .name "shared" | ternary "storage.pvc.mountPath" "pod.extraVolumeMounts" }}
+{{- if or (hasKey $paths $path) (has $path (list "" "/bin" "/dev" "/etc" "/lib" "/opt" "/opt/noetl" "/opt/noetl/.venv" "/opt/spark" "/proc" "/sbin" "/sys" "/usr" "/var" "/var/lib")) }}
+{{- fail (printf "%s: something else is at %s in pods of %s; take a folder of its own, such as /mnt/shared" $value .mountPath $component) }}
+{{- end }}
+{{- if not (or (hasKey $volumes .name) (eq .name "data")) }}{{/* of a StatefulSet */}}
+{{- fail (printf "pod.extraVolumeMounts: %s is no volume of pods of %s; name it in pod.extraVolumes" .name $component) }}
+{{- end }}
+{{- $_ := set $paths $path true }}
+{{- end }}
+{{- end -}}
+
+{{/* A quantity of cores or bytes as a number. */}}
+{{- define "noetl.quantity" -}}
+{{- $number := regexFind "^[0-9.]+" (toString .) | float64 }}
+{{- $unit := regexFind "[A-Za-z]+$" (toString .) }}
+{{- mulf $number (get (dict "" 1.0 "m" 0.001 "M" 1e6 "G" 1e9 "Mi" 1048576.0 "Gi" 1073741824.0) $unit) }}
 {{- end -}}
 
 {{/* Where Prometheus finds a token of the scope reader. */}}

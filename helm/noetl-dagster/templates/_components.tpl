@@ -69,7 +69,7 @@ code-location:
     startup: {exec: {command: [dagster, api, grpc-health-check, -p, "4000"]}, periodSeconds: 10, timeoutSeconds: 30, failureThreshold: 30}
     readiness: {exec: {command: [dagster, api, grpc-health-check, -p, "4000"]}, periodSeconds: 30, timeoutSeconds: 30, failureThreshold: 2}
     liveness: {exec: {command: [dagster, api, grpc-health-check, -p, "4000"]}, periodSeconds: 60, timeoutSeconds: 30, failureThreshold: 5}
-  env: {DAGSTER_CURRENT_IMAGE: {{ include "noetl.image" . }}}  # runs have the image of the code that they were planned with
+  env: {DAGSTER_CURRENT_IMAGE: {{ include "noetl.image" . | quote }}}  # runs have the image of the code that they were planned with
   secrets: {{ toJson $engine }}
   settings: true
   dagster: true
@@ -140,7 +140,7 @@ projection:
   reaches: {{ concat (list "postgresql") $traced | toJson }}
 {{- end }}
 {{- range $pool, $own := $values.workers.pools }}
-{{- $worker := include "noetl.overlay" (list $values.workers.defaults (default dict $own)) | fromYaml }}
+{{- $worker := include "noetl.map" (list "noetl.overlay" (list $values.workers.defaults (default dict $own))) | fromJson }}
 worker-{{ $pool }}:
   kind: Deployment
   values: {{ toJson $worker }}
@@ -155,12 +155,12 @@ worker-{{ $pool }}:
   probes: {{- include "noetl.httpProbes" (dict "live" "/health" "ready" "/ready" "port" "health") | nindent 4 }}
   env:
     {{- with $values.workers.serverUrl }}
-    NOETL_SERVER_URL: {{ . }}
+    NOETL_SERVER_URL: {{ . | quote }}
     {{- end }}
     NOETL_EVENT_TRANSPORT: {{ $values.workers.transport }}
     NOETL_HEALTH_HOST: 0.0.0.0
     NOETL_HEALTH_PORT: "8701"
-    NOETL_WORKER_POOL: {{ $pool }}
+    NOETL_WORKER_POOL: {{ $pool | quote }}
     NOETL_WORKER_SLOTS: {{ int64 $worker.slots | quote }}
     NOETL_WORKER_DRAIN_SECONDS: {{ int64 $values.workers.drainSeconds | quote }}
     {{- with $worker.toolPools }}
@@ -195,7 +195,7 @@ executor:
   role: executor
   shared: true
   ports: {blocks: 7079}
-  values: {pod: {}}
+  values: {pod: {{ toJson $values.spark.executors.pod }}}
   reaches: [run, postgresql, objects, tools, executor
     {{- range $pool, $own := $values.workers.pools }}, worker-{{ $pool }}{{ end }}]
 {{- end }}

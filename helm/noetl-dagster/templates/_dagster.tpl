@@ -2,8 +2,8 @@
 {{- define "noetl.dagsterYaml" -}}
 {{- $values := .Values }}
 {{- $full := include "noetl.fullname" . }}
-{{- $run := get (include "noetl.components" . | fromYaml) "run" }}
-{{- $pod := include "noetl.podValues" (dict "root" . "component" $run) | fromYaml }}
+{{- $run := get (include "noetl.map" (list "noetl.components" .) | fromJson) "run" }}
+{{- $pod := include "noetl.map" (list "noetl.podValues" (dict "root" . "component" $run)) | fromJson }}
 {{- $given := dict "root" . "component" $run "pod" $pod }}
 {{- $variables := dict "root" . "component" (omit $run "dagster") "pod" $pod }}{{/* Dagster sets DAGSTER_HOME */}}
 storage:
@@ -16,26 +16,26 @@ run_launcher:
   module: dagster_k8s.launcher
   class: K8sRunLauncher
   config:
-    job_namespace: {{ .Release.Namespace }}
-    job_image: {{ include "noetl.image" . }}
+    job_namespace: {{ .Release.Namespace | quote }}
+    job_image: {{ include "noetl.image" . | quote }}
     image_pull_policy: {{ $values.image.pullPolicy }}
-    service_account_name: {{ include "noetl.serviceAccount" (dict "root" . "role" "run") }}
+    service_account_name: {{ include "noetl.serviceAccount" (dict "root" . "role" "run") | quote }}
     instance_config_map: {{ $full }}-instance
     dagster_home: /opt/noetl/dagster
     env_config_maps: [{{ $full }}-settings]
     labels: {{- include "noetl.selector" (dict "root" . "name" "run") | nindent 6 }}
     resources: {{- toYaml $values.runs.resources | nindent 6 }}
     security_context: {{- include "noetl.containerSecurity" . | nindent 6 }}
-    volumes: {{- include "noetl.volumes" $given | fromYamlArray | toYaml | nindent 6 }}
-    volume_mounts: {{- include "noetl.mounts" $given | fromYamlArray | toYaml | nindent 6 }}
+    volumes: {{- include "noetl.list" (list "noetl.volumes" $given) | fromJsonArray | toYaml | nindent 6 }}
+    volume_mounts: {{- include "noetl.list" (list "noetl.mounts" $given) | fromJsonArray | toYaml | nindent 6 }}
     run_k8s_config:
       container_config:
-        env: {{- include "noetl.environment" $variables | fromYamlArray | toYaml | nindent 10 }}
+        env: {{- include "noetl.list" (list "noetl.environment" $variables) | fromJsonArray | toYaml | nindent 10 }}
         {{- with $pod.extraEnvFrom }}
         env_from: {{- toYaml . | nindent 10 }}
         {{- end }}
       pod_spec_config:
-        security_context: {{- include "noetl.podSecurity" 10001 | nindent 10 }}
+        security_context: {{- include "noetl.podSecurity" $given | nindent 10 }}
         enable_service_links: false
         {{- $placed := set (omit $pod "topologySpread") "topologySpread" $values.runs.pod.topologySpread }}{{/* else nodes could not be emptied */}}
         {{- with include "noetl.placement" (dict "root" . "name" "run" "pod" $placed) }}
@@ -43,7 +43,7 @@ run_launcher:
         {{- end }}
       pod_template_spec_metadata:
         labels: {{- include "noetl.podLabels" (dict "root" . "name" "run" "pod" $pod) | nindent 10 }}
-        annotations: {{- include "noetl.podAnnotations" $given | fromYaml | toYaml | nindent 10 }}
+        annotations: {{- include "noetl.map" (list "noetl.podAnnotations" $given) | fromJson | toYaml | nindent 10 }}
       {{- with $values.commonLabels }}
       job_metadata:
         labels: {{- toYaml . | nindent 10 }}
@@ -101,11 +101,11 @@ module: noetl_dagster.launcher.stored_logs
 class: StoredRunLogs
 config:
   base_dir: /var/lib/noetl/compute
-  bucket: {{ $bucket }}
-  prefix: {{ $logs.prefix }}
+  bucket: {{ $bucket | quote }}
+  prefix: {{ $logs.prefix | quote }}
   upload_interval: {{ int64 $logs.uploadInterval }}
   {{- if $endpoint }}
-  endpoint_url: {{ $endpoint }}
+  endpoint_url: {{ $endpoint | quote }}
   {{- else }}
   tier: {{ $store }}
   {{- end }}
@@ -113,12 +113,12 @@ config:
 module: dagster_aws.s3.compute_log_manager
 class: S3ComputeLogManager
 config:
-  bucket: {{ $bucket }}
-  prefix: {{ $logs.prefix }}
+  bucket: {{ $bucket | quote }}
+  prefix: {{ $logs.prefix | quote }}
   upload_interval: {{ int64 $logs.uploadInterval }}
   local_dir: /var/lib/noetl/compute
   {{- with $endpoint }}
-  endpoint_url: {{ . }}
+  endpoint_url: {{ . | quote }}
   {{- end }}
 {{- else }}
 module: noetl_dagster.launcher.compute_logs
@@ -156,19 +156,19 @@ load_from:
 
 {{/* What Spark starts its executors from. */}}
 {{- define "noetl.executorPod" -}}
-{{- $pod := .Values.pod }}
-{{- $executor := get (include "noetl.components" . | fromYaml) "executor" -}}
+{{- $executor := get (include "noetl.map" (list "noetl.components" .) | fromJson) "executor" }}
+{{- $pod := include "noetl.map" (list "noetl.podValues" (dict "root" . "component" $executor)) | fromJson -}}
 apiVersion: v1
 kind: Pod
 metadata:
   labels: {{- include "noetl.podLabels" (dict "root" . "name" "executor" "pod" $pod) | nindent 4 }}
-  {{- with include "noetl.podAnnotations" (dict "root" . "component" $executor "pod" $pod) | fromYaml }}
+  {{- with include "noetl.map" (list "noetl.podAnnotations" (dict "root" . "component" $executor "pod" $pod)) | fromJson }}
   annotations: {{- toYaml . | nindent 4 }}
   {{- end }}
 spec:
   automountServiceAccountToken: false
   enableServiceLinks: false
-  securityContext: {{- include "noetl.podSecurity" 10001 | nindent 4 }}
+  securityContext: {{- include "noetl.podSecurity" (dict "component" $executor "pod" $pod) | nindent 4 }}
   {{- include "noetl.placement" (dict "root" . "name" "executor" "pod" $pod) | trim | nindent 2 }}
   containers:
     - name: spark-kubernetes-executor
@@ -183,7 +183,7 @@ spec:
         - {name: tmp, mountPath: /tmp}
         - {name: work, mountPath: /opt/spark/work-dir}
         {{- if .Values.storage.pvc.enabled }}
-        - {name: shared, mountPath: {{ .Values.storage.pvc.mountPath }}}
+        - {name: shared, mountPath: {{ .Values.storage.pvc.mountPath | quote }}}
         {{- end }}
         {{- with $pod.extraVolumeMounts }}
         {{- toYaml . | nindent 8 }}

@@ -1,14 +1,23 @@
 {{- define "noetl.name" -}}
-{{- default .Chart.Name .Values.nameOverride | trunc 40 | trimSuffix "-" -}}
+{{- include "noetl.short" (default .Chart.Name .Values.nameOverride) -}}
 {{- end -}}
 
 {{- define "noetl.fullname" -}}
 {{- if .Values.fullnameOverride -}}
-{{- .Values.fullnameOverride | trunc 40 | trimSuffix "-" -}}
+{{- include "noetl.short" .Values.fullnameOverride -}}
 {{- else if contains (include "noetl.name" .) .Release.Name -}}
-{{- .Release.Name | trunc 40 | trimSuffix "-" -}}
+{{- include "noetl.short" .Release.Name -}}
 {{- else -}}
-{{- printf "%s-%s" .Release.Name (include "noetl.name" .) | trunc 40 | trimSuffix "-" -}}
+{{- include "noetl.short" (printf "%s-%s" .Release.Name (include "noetl.name" .)) -}}
+{{- end -}}
+{{- end -}}
+
+{{/* 40 characters at most: names of components follow. What is cut off leaves a sum of the whole, so that no other has the same. */}}
+{{- define "noetl.short" -}}
+{{- if gt (len .) 40 -}}
+{{- printf "%s-%s" (. | trunc 33 | trimSuffix "-" | trimSuffix ".") (sha256sum . | trunc 6) -}}
+{{- else -}}
+{{- . -}}
 {{- end -}}
 {{- end -}}
 
@@ -20,10 +29,10 @@
 
 {{/* What selects the pods of a release; with a component's name, of that one. Never changes. */}}
 {{- define "noetl.selector" -}}
-app.kubernetes.io/name: {{ include "noetl.name" .root }}
-app.kubernetes.io/instance: {{ .root.Release.Name }}
+app.kubernetes.io/name: {{ include "noetl.name" .root | quote }}
+app.kubernetes.io/instance: {{ .root.Release.Name | quote }}
 {{- with .name }}
-app.kubernetes.io/component: {{ . }}
+app.kubernetes.io/component: {{ . | quote }}
 {{- end }}
 {{- end -}}
 
@@ -31,7 +40,7 @@ app.kubernetes.io/component: {{ . }}
 {{ include "noetl.selector" . }}
 app.kubernetes.io/part-of: noetl-dagster
 app.kubernetes.io/version: {{ .root.Chart.AppVersion | quote }}
-app.kubernetes.io/managed-by: {{ .root.Release.Service }}
+app.kubernetes.io/managed-by: {{ .root.Release.Service | quote }}
 helm.sh/chart: {{ printf "%s-%s" .root.Chart.Name .root.Chart.Version | replace "+" "_" }}
 {{- with .root.Values.commonLabels }}
 {{ toYaml . }}
@@ -41,7 +50,7 @@ helm.sh/chart: {{ printf "%s-%s" .root.Chart.Name .root.Chart.Version | replace 
 {{/* The head of an object: its name is the release's with a suffix. */}}
 {{- define "noetl.metadata" -}}
 name: {{ include "noetl.fullname" .root }}{{ with .suffix | default .name }}-{{ . }}{{ end }}
-namespace: {{ .root.Release.Namespace }}
+namespace: {{ .root.Release.Namespace | quote }}
 labels: {{- include "noetl.labels" . | nindent 2 }}
 {{- with .labels }}
   {{- toYaml . | nindent 2 }}
@@ -68,7 +77,7 @@ annotations: {{- toYaml . | nindent 2 }}
 {{- range $key, $value := last . }}
 {{- $below := get $base $key }}
 {{- if and (kindIs "map" $value) (kindIs "map" $below) }}
-{{- $value = include "noetl.overlay" (list $below $value) | fromYaml }}
+{{- $value = include "noetl.map" (list "noetl.overlay" (list $below $value)) | fromJson }}
 {{- end }}
 {{- $_ := set $base $key $value }}
 {{- end }}

@@ -9,8 +9,8 @@ spec:
   podSelector:
     matchLabels: {{- include "noetl.selector" (dict "root" .root "name" .name) | nindent 6 }}
   policyTypes: [Ingress, Egress]
-  ingress: {{- include "noetl.ingressRules" . | fromYamlArray | toYaml | nindent 4 }}
-  egress: {{- include "noetl.egressRules" . | fromYamlArray | toYaml | nindent 4 }}
+  ingress: {{- include "noetl.list" (list "noetl.ingressRules" .) | fromJsonArray | toYaml | nindent 4 }}
+  egress: {{- include "noetl.list" (list "noetl.egressRules" .) | fromJsonArray | toYaml | nindent 4 }}
 {{- end }}
 {{- end -}}
 
@@ -38,7 +38,7 @@ spec:
 {{- $ports := values (default dict $component.ports) }}
 {{- $callers := list }}
 {{- range $other, $caller := .components }}
-{{- if has $.name (include "noetl.reached" (dict "root" $.root "component" $caller) | fromYamlArray) }}{{ $callers = append $callers $other }}{{ end }}
+{{- if has $.name (include "noetl.list" (list "noetl.reached" (dict "root" $.root "component" $caller)) | fromJsonArray) }}{{ $callers = append $callers $other }}{{ end }}
 {{- end }}
 {{- if and $ports $callers }}
 - from:
@@ -66,8 +66,8 @@ spec:
 
 {{/* Where a component may connect to. */}}
 {{- define "noetl.egressRules" -}}
-{{- $outside := set (deepCopy .root.Values.networkPolicy) "locations" (include "noetl.locations" .root | fromYaml) }}
-{{- range $target := include "noetl.reached" (dict "root" .root "component" (get .components .name)) | fromYamlArray }}
+{{- $outside := set (deepCopy .root.Values.networkPolicy) "locations" (include "noetl.map" (list "noetl.locations" .root) | fromJson) }}
+{{- range $target := include "noetl.list" (list "noetl.reached" (dict "root" .root "component" (get .components .name))) | fromJsonArray }}
 {{- with get $.components $target }}
 {{- if .ports }}
 - to:
@@ -77,14 +77,44 @@ spec:
 {{- end }}
 {{- else with get $outside $target }}
 {{- $except := .except }}
-- to: {{- range .cidrs }}
-    - ipBlock: {cidr: {{ . }}{{ with $except }}, except: {{ toJson . }}{{ end }}}
+- to: {{- range $cidr := .cidrs }}
+    - ipBlock: {cidr: {{ $cidr | quote }}
+        {{- with include "noetl.list" (list "noetl.exceptions" (dict "cidr" $cidr "except" $except "target" $target)) | fromJsonArray }}, except: {{ toJson . }}{{ end }}}
     {{- end }}
   {{- with .ports }}
-  ports: {{- include "noetl.policyPorts" (concat . (include "noetl.addressPorts" (dict "root" $.root "target" $target) | fromYamlArray) | uniq) | indent 4 }}
+  ports: {{- include "noetl.policyPorts" (concat . (include "noetl.list" (list "noetl.addressPorts" (dict "root" $.root "target" $target)) | fromJsonArray) | uniq) | indent 4 }}
   {{- end }}
 {{- end }}
 {{- end }}
+{{- end -}}
+
+{{/* The exceptions that lie in one network: Kubernetes refuses others there. Arguments: cidr, except, target. */}}
+{{- define "noetl.exceptions" -}}
+{{- $six := contains ":" .cidr }}
+{{- $length := last (splitList "/" .cidr) | atoi }}
+{{- range $except := .except }}
+{{- if eq $six (contains ":" $except) }}
+{{- $own := last (splitList "/" $except) | atoi }}
+{{- $shorter := min $length $own | int }}
+{{- if and $six (ne $shorter 0) (ne $except $.cidr) }}
+{{- fail (printf "networkPolicy.%s.except: the chart cannot tell whether %s lies in %s; list in cidrs what stays open, or all of ::/0" $.target $except $.cidr) }}
+{{- end }}
+{{- if or $six (eq (include "noetl.firstBits" (list $.cidr $shorter)) (include "noetl.firstBits" (list $except $shorter))) }}
+{{- if le $own $length }}
+{{- fail (printf "networkPolicy.%s.except: %s leaves nothing of %s; take that out of cidrs" $.target $except $.cidr) }}
+{{- end }}
+- {{ quote $except }}
+{{- end }}
+{{- end }}
+{{- end }}
+{{- end -}}
+
+{{/* The first bits of an address of IPv4, as a number: a list of the network and how many. */}}
+{{- define "noetl.firstBits" -}}
+{{- $number := 0 }}
+{{- range splitList "." (first (splitList "/" (first .))) }}{{ $number = add (mul $number 256) (atoi .) }}{{ end }}
+{{- range until (sub 32 (last .) | int) }}{{ $number = div $number 2 }}{{ end }}
+{{- $number }}
 {{- end -}}
 
 {{/* Ports that values name in an address: of the object store, of the collector. */}}

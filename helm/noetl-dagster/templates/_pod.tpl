@@ -5,7 +5,7 @@ Pods that Dagster launches get the same variables, volumes and mounts from dagst
 {{- define "noetl.pod" -}}
 {{- $root := .root }}
 {{- $component := .component }}
-{{- $pod := include "noetl.podValues" . | fromYaml -}}
+{{- $pod := include "noetl.map" (list "noetl.podValues" .) | fromJson -}}
 metadata:
   labels: {{- include "noetl.podLabels" (dict "root" $root "name" .name "pod" $pod) | nindent 4 }}
   annotations:
@@ -24,22 +24,22 @@ metadata:
     {{- with $component.files }}
     checksum/files: {{ include (printf "noetl.files.%s" $.name) $root | sha256sum }}
     {{- end }}
-    {{- with include "noetl.podAnnotations" (dict "root" $root "component" $component "pod" $pod) | fromYaml }}
+    {{- with include "noetl.map" (list "noetl.podAnnotations" (dict "root" $root "component" $component "pod" $pod)) | fromJson }}
     {{- toYaml . | nindent 4 }}
     {{- end }}
 spec:
   {{- with .restart }}
   restartPolicy: {{ . }}
   {{- end }}
-  serviceAccountName: {{ include "noetl.serviceAccount" (dict "root" $root "role" $component.role) }}
+  serviceAccountName: {{ include "noetl.serviceAccount" (dict "root" $root "role" $component.role) | quote }}
   automountServiceAccountToken: {{ default false $component.token }}
   enableServiceLinks: false  # variables such as NOETL_SERVICE_HOST would be taken for settings
   terminationGracePeriodSeconds: {{ default 30 $component.grace | int64 }}
-  securityContext: {{- include "noetl.podSecurity" (default 10001 $component.user) | nindent 4 }}
+  securityContext: {{- include "noetl.podSecurity" (dict "component" $component "pod" $pod) | nindent 4 }}
   {{- include "noetl.placement" (dict "root" $root "name" .name "pod" $pod) | trim | nindent 2 }}
   containers:
     - name: {{ $component.kind | eq "StatefulSet" | ternary .name "main" }}
-      image: {{ default (include "noetl.image" $root) $component.image }}
+      image: {{ default (include "noetl.image" $root) $component.image | quote }}
       imagePullPolicy: {{ $root.Values.image.pullPolicy }}
       {{- with $component.command }}
       command: {{ toJson . }}
@@ -54,10 +54,10 @@ spec:
         - {name: {{ $port }}, containerPort: {{ $number }}}
         {{- end }}
       {{- end }}
-      {{- with include "noetl.environmentFrom" (dict "root" $root "component" $component "pod" $pod) | fromYamlArray }}
+      {{- with include "noetl.list" (list "noetl.environmentFrom" (dict "root" $root "component" $component "pod" $pod)) | fromJsonArray }}
       envFrom: {{- toYaml . | nindent 8 }}
       {{- end }}
-      env: {{- include "noetl.environment" (dict "root" $root "component" $component "pod" $pod) | fromYamlArray | toYaml | nindent 8 }}
+      env: {{- include "noetl.list" (list "noetl.environment" (dict "root" $root "component" $component "pod" $pod)) | fromJsonArray | toYaml | nindent 8 }}
       resources: {{- toYaml $component.values.resources | nindent 8 }}
       {{- range $probe, $what := $component.probes }}
       {{ $probe }}Probe: {{- toYaml $what | nindent 8 }}
@@ -66,13 +66,13 @@ spec:
       lifecycle:
         preStop: {exec: {command: [sleep, "5"]}}  # until every node has heard that it goes
       {{- end }}
-      volumeMounts: {{- include "noetl.mounts" (dict "root" $root "component" $component "pod" $pod) | fromYamlArray | toYaml | nindent 8 }}
-  volumes: {{- include "noetl.volumes" (dict "root" $root "component" $component "pod" $pod) | fromYamlArray | toYaml | nindent 4 }}
+      volumeMounts: {{- include "noetl.list" (list "noetl.mounts" (dict "root" $root "component" $component "pod" $pod)) | fromJsonArray | toYaml | nindent 8 }}
+  volumes: {{- include "noetl.list" (list "noetl.volumes" (dict "root" $root "component" $component "pod" $pod)) | fromJsonArray | toYaml | nindent 4 }}
 {{- end -}}
 
 {{/* What selects the pods of a component, then what values say of them. */}}
 {{- define "noetl.podLabels" -}}
-{{- $own := include "noetl.selector" . | fromYaml }}
+{{- $own := include "noetl.map" (list "noetl.selector" .) | fromJson }}
 {{- merge $own (default dict .pod.labels) .root.Values.commonLabels | toYaml }}
 {{- end -}}
 
@@ -93,13 +93,17 @@ spec:
 {{- include "noetl.overlay" (list .root.Values.pod (default dict .component.values.pod)) -}}
 {{- end -}}
 
+{{/* What values say of users, without what is null; an image with a user of its own has that, unless its values say another. */}}
 {{- define "noetl.podSecurity" -}}
-runAsNonRoot: true
-runAsUser: {{ . }}
-runAsGroup: {{ . }}
-fsGroup: {{ . }}
-fsGroupChangePolicy: OnRootMismatch
-seccompProfile: {type: RuntimeDefault}
+{{- $stated := default dict (default dict .component.values.pod).securityContext }}
+{{- $security := dict "runAsNonRoot" true "seccompProfile" (dict "type" "RuntimeDefault") }}
+{{- range $field, $value := .pod.securityContext }}
+{{- if not (kindIs "invalid" $value) }}
+{{- $others := and $.component.user (has $field (list "runAsUser" "runAsGroup" "fsGroup")) (not (hasKey $stated $field)) }}
+{{- $_ := set $security $field (ternary $.component.user $value (not (empty $others))) }}
+{{- end }}
+{{- end }}
+{{- toYaml $security }}
 {{- end -}}
 
 {{- define "noetl.containerSecurity" -}}
@@ -185,7 +189,7 @@ topologySpreadConstraints:
 - {name: playbooks, mountPath: /opt/noetl/playbooks, readOnly: true}
 {{- end }}
 {{- if and .component.shared $values.storage.pvc.enabled }}
-- {name: shared, mountPath: {{ $values.storage.pvc.mountPath }}}
+- {name: shared, mountPath: {{ $values.storage.pvc.mountPath | quote }}}
 {{- end }}
 {{- if and .component.tools (eq $values.spark.mode "kubernetes") }}
 - {name: spark, mountPath: /opt/noetl/spark, readOnly: true}
@@ -225,7 +229,7 @@ topologySpreadConstraints:
 - {name: workspace, configMap: {name: {{ $full }}-workspace}}
 {{- end }}
 {{- if .component.playbooks }}
-{{- with include "noetl.playbooksVolume" .root | fromYaml }}
+{{- with include "noetl.map" (list "noetl.playbooksVolume" .root) | fromJson }}
 - name: playbooks
   {{- toYaml . | nindent 2 }}
 {{- end }}
@@ -239,13 +243,13 @@ topologySpreadConstraints:
 - {name: spark, configMap: {name: {{ $full }}-spark}}
 {{- end }}
 {{- with .component.tls }}
-- {name: tls, secret: {secretName: {{ . }}}}
+- {name: tls, secret: {secretName: {{ . | quote }}}}
 {{- end }}
 {{- if and .component.serverCa (include "noetl.serverCa" .root) }}
-- {name: server-ca, secret: {secretName: {{ $values.api.tls.secretName }}, items: [{key: {{ $values.api.tls.ca }}, path: ca.crt}]}}
+- {name: server-ca, secret: {secretName: {{ $values.api.tls.secretName | quote }}, items: [{key: {{ $values.api.tls.ca | quote }}, path: ca.crt}]}}
 {{- end }}
 {{- with .component.files }}
-- {name: files, configMap: {name: {{ .configMap }}}}
+- {name: files, configMap: {name: {{ .configMap | quote }}}}
 {{- end }}
 {{- with .pod.extraVolumes }}
 {{ toYaml . }}
@@ -263,7 +267,7 @@ topologySpreadConstraints:
 {{- if .volume -}}
 {{ toYaml .volume }}
 {{- else if .configMap -}}
-configMap: {name: {{ .configMap }}}
+configMap: {name: {{ .configMap | quote }}}
 {{- else if .files -}}
 configMap: {name: {{ include "noetl.fullname" $ }}-playbooks}
 {{- end -}}
@@ -277,7 +281,7 @@ configMap: {name: {{ include "noetl.fullname" $ }}-playbooks}
   {{- if .volume }}
   {{- toYaml .volume | nindent 2 }}
   {{- else }}
-  persistentVolumeClaim: {claimName: {{ default (printf "%s-shared" (include "noetl.fullname" $)) .existingClaim }}}
+  persistentVolumeClaim: {claimName: {{ default (printf "%s-shared" (include "noetl.fullname" $)) .existingClaim | quote }}}
   {{- end }}
   {{- end }}
 {{- end -}}

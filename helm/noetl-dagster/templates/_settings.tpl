@@ -5,32 +5,32 @@
 NOETL_EMBEDDED: "false"
 NOETL_HOME: /var/lib/noetl
 NOETL_LOG_FORMAT: json
-NOETL_LOG_LEVEL: {{ .logLevel }}
+NOETL_LOG_LEVEL: {{ .logLevel | quote }}
 NOETL_PLAYBOOKS_PATH: /opt/noetl/playbooks
-NOETL_DEFAULT_STORE_TIER: {{ .storage.tier }}
+NOETL_DEFAULT_STORE_TIER: {{ .storage.tier | quote }}
 {{- with int .nats.streamReplicas | default (ternary (int .nats.replicas) 1 .nats.enabled) }}
 NOETL_NATS_REPLICAS: {{ . | quote }}
 {{- end }}
 {{- with include "noetl.minioEndpoint" $ }}
-NOETL_MINIO_ENDPOINT: {{ . }}
-NOETL_MINIO_BUCKET: {{ $.Values.storage.minio.bucket }}
-NOETL_MINIO_REGION: {{ $.Values.storage.minio.region }}
+NOETL_MINIO_ENDPOINT: {{ . | quote }}
+NOETL_MINIO_BUCKET: {{ $.Values.storage.minio.bucket | quote }}
+NOETL_MINIO_REGION: {{ $.Values.storage.minio.region | quote }}
 NOETL_MINIO_VERIFY: {{ $.Values.storage.minio.verify | quote }}
 {{- end }}
 {{- with .storage.s3.bucket }}
-NOETL_S3_BUCKET: {{ . }}
+NOETL_S3_BUCKET: {{ . | quote }}
 {{- end }}
 {{- with .storage.gcs.bucket }}
-NOETL_GCS_BUCKET: {{ . }}
+NOETL_GCS_BUCKET: {{ . | quote }}
 {{- end }}
 {{- if .storage.pvc.enabled }}
-NOETL_PVC_MOUNT_PATH: {{ .storage.pvc.mountPath }}
+NOETL_PVC_MOUNT_PATH: {{ .storage.pvc.mountPath | quote }}
 {{- end }}
 {{- if .api.enabled }}
 NOETL_SERVER_URL: {{ printf "%s://%s-api:8700" (ternary "https" "http" (ne .api.tls.secretName "")) $full }}
 {{- end }}
 {{- with .tracing.endpoint }}
-NOETL_TRACING_ENDPOINT: {{ . }}
+NOETL_TRACING_ENDPOINT: {{ . | quote }}
 NOETL_TRACING_SAMPLING: {{ $.Values.tracing.sampling | quote }}
 {{- end }}
 {{- range $name, $value := .settings }}
@@ -63,7 +63,7 @@ minioSecretKey: {variable: NOETL_MINIO_SECRET_KEY, provided: {{ .Values.minio.en
 {{/* Variables from Secrets: of root the secrets that names lists. */}}
 {{- define "noetl.secretVariables" -}}
 {{- $root := .root -}}
-{{- $known := include "noetl.secrets" $root | fromYaml -}}
+{{- $known := include "noetl.map" (list "noetl.secrets" $root) | fromJson -}}
 {{- range $secret := .names }}
 {{- $entry := get $root.Values.secrets $secret }}
 {{- $about := get $known $secret }}
@@ -79,8 +79,8 @@ minioSecretKey: {variable: NOETL_MINIO_SECRET_KEY, provided: {{ .Values.minio.en
 - name: {{ $about.variable }}
   valueFrom:
     secretKeyRef:
-      name: {{ required (printf "secrets.%s.name or secrets.name: name the Secret that holds %s" $secret $about.variable) $name }}
-      key: {{ $key }}
+      name: {{ required (printf "secrets.%s.name or secrets.name: name the Secret that holds %s" $secret $about.variable) $name | quote }}
+      key: {{ $key | quote }}
       {{- if $about.optional }}
       optional: true
       {{- end }}
@@ -95,20 +95,20 @@ minioSecretKey: {variable: NOETL_MINIO_SECRET_KEY, provided: {{ .Values.minio.en
 {{- $config := dict }}
 {{- if eq $spark.mode "connect" }}
 - name: NOETL_SPARK_REMOTE
-  value: {{ required "spark.remote: the address of Spark Connect, sc://host:15002" $spark.remote }}
+  value: {{ required "spark.remote: the address of Spark Connect, sc://host:15002" $spark.remote | quote }}
 {{- else }}
 {{- if eq $spark.mode "standalone" }}
 - name: NOETL_SPARK_MASTER
-  value: {{ required "spark.master: the address of the master, spark://host:7077" $spark.master }}
+  value: {{ required "spark.master: the address of the master, spark://host:7077" $spark.master | quote }}
 {{- else if eq $spark.mode "kubernetes" }}
-{{- $config = include "noetl.sparkOnKubernetes" . | fromYaml }}
+{{- $config = include "noetl.map" (list "noetl.sparkOnKubernetes" .) | fromJson }}
 - name: POD_NAME
   valueFrom: {fieldRef: {fieldPath: metadata.name}}
 - name: NOETL_SPARK_MASTER
-  value: {{ default "k8s://https://kubernetes.default.svc" $spark.master }}
+  value: {{ default "k8s://https://kubernetes.default.svc" $spark.master | quote }}
 {{- end }}
 {{- with $spark.driverMemory }}
-- {name: NOETL_SPARK_DRIVER_MEMORY, value: {{ . }}}
+- {name: NOETL_SPARK_DRIVER_MEMORY, value: {{ . | quote }}}
 {{- end }}
 {{- end }}
 {{- with mergeOverwrite $config $spark.config }}
@@ -119,14 +119,16 @@ minioSecretKey: {variable: NOETL_MINIO_SECRET_KEY, provided: {{ .Values.minio.en
 
 {{- define "noetl.sparkOnKubernetes" -}}
 {{- $executors := .Values.spark.executors -}}
-spark.kubernetes.container.image: {{ $executors.image.repository }}:{{ coalesce $executors.image.tag .Values.image.tag .Chart.AppVersion }}
-spark.kubernetes.container.image.pullPolicy: {{ .Values.image.pullPolicy }}
+{{- $image := $executors.image }}
+{{- $repository := $image.repository | default (printf "%s-spark" .Values.image.repository) }}
+spark.kubernetes.container.image: {{ ternary (printf "@%s" $image.digest) (printf ":%s" (coalesce $image.tag .Values.image.tag .Chart.AppVersion)) (ne $image.digest "") | printf "%s%s" $repository | quote }}
+spark.kubernetes.container.image.pullPolicy: {{ .Values.image.pullPolicy | quote }}
 spark.kubernetes.authenticate.executor.serviceAccountName: {{ include "noetl.serviceAccount" (dict "root" . "role" "executor") }}
 spark.kubernetes.executor.podTemplateFile: /opt/noetl/spark/executor.yaml
 spark.kubernetes.driver.pod.name: $(POD_NAME)
 spark.executor.instances: {{ $executors.instances | quote }}
 spark.executor.cores: {{ $executors.cores | quote }}
-spark.executor.memory: {{ $executors.memory }}
+spark.executor.memory: {{ $executors.memory | quote }}
 spark.driver.port: "7078"
 spark.driver.blockManager.port: "7079"
 spark.blockManager.port: "7079"

@@ -7,7 +7,7 @@ postgresql:
   kind: StatefulSet
   values: {{ toJson . }}
   replicas: 1
-  image: {{ .image }}
+  image: {{ .image | quote }}
   user: 999
   role: trial
   grace: 120
@@ -22,7 +22,7 @@ postgresql:
   fromSecret: {POSTGRES_PASSWORD: {name: {{ $secret }}, key: postgresql-password}}
   scratch: [/tmp, /var/run/postgresql]
   files: {configMap: {{ $full }}-postgresql, path: /docker-entrypoint-initdb.d}
-  data: {path: /var/lib/postgresql/data, size: {{ .size }}, storageClass: {{ .storageClass | quote }}}
+  data: {path: /var/lib/postgresql/data, size: {{ .size | quote }}, storageClass: {{ .storageClass | quote }}}
   reaches: []
 {{- end }}{{ end }}
 {{- with .Values.nats }}{{ if .enabled }}
@@ -30,7 +30,7 @@ nats:
   kind: StatefulSet
   values: {{ toJson . }}
   replicas: {{ .replicas }}
-  image: {{ .image }}
+  image: {{ .image | quote }}
   user: 10001
   role: trial
   grace: 60
@@ -45,7 +45,7 @@ nats:
   fromSecret: {NATS_PASSWORD: {name: {{ $secret }}, key: nats-password}}
   scratch: [/tmp]
   files: {configMap: {{ $full }}-nats, path: /etc/nats}
-  data: {path: /data, size: {{ .size }}, storageClass: {{ .storageClass | quote }}}
+  data: {path: /data, size: {{ .size | quote }}, storageClass: {{ .storageClass | quote }}}
   reaches: [nats]
 {{- end }}{{ end }}
 {{- with .Values.minio }}{{ if .enabled }}
@@ -53,7 +53,7 @@ minio:
   kind: StatefulSet
   values: {{ toJson . }}
   replicas: 1
-  image: {{ .image }}
+  image: {{ .image | quote }}
   user: 10001
   role: trial
   grace: 60
@@ -69,7 +69,7 @@ minio:
     MINIO_ROOT_USER: {name: {{ $secret }}, key: NOETL_MINIO_ACCESS_KEY}
     MINIO_ROOT_PASSWORD: {name: {{ $secret }}, key: NOETL_MINIO_SECRET_KEY}
   scratch: [/tmp]
-  data: {path: /data, size: {{ .size }}, storageClass: {{ .storageClass | quote }}}
+  data: {path: /data, size: {{ .size | quote }}, storageClass: {{ .storageClass | quote }}}
   reaches: []
 {{- end }}{{ end }}
 {{- end -}}
