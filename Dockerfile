@@ -149,8 +149,8 @@ LABEL org.opencontainers.image.title="noetl-dagster" \
 
 USER 10001:10001
 EXPOSE 3000 4000 8700
-# for engines that ask it, of the HTTP API or of what has NOETL_HEALTH_PORT; Kubernetes has probes of its own
+# for engines that ask by a command; Kubernetes has probes of its own
 HEALTHCHECK --interval=15s --timeout=5s --start-period=60s --retries=3 \
-    CMD ["python", "-c", "import os, urllib.request as r; e = os.environ.get; r.urlopen('http://127.0.0.1:' + (e('NOETL_HEALTH_PORT') or e('NOETL_SERVICE_PORT') or '8700') + '/health', timeout=4)"]
+    CMD ["python", "-m", "noetl_dagster.cli.probe"]
 ENTRYPOINT ["/usr/bin/tini", "--"]
 CMD ["noetl-dagster", "serve"]

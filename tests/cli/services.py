@@ -31,6 +31,10 @@ class ServiceProcess:
     def said(self) -> str:
         return "".join(self._said)
 
+    @property
+    def id(self) -> int:
+        return self._process.pid
+
     def says(self, text: str) -> str:
         """Waits for a line with this text, and gives it."""
 

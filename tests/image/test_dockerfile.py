@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import subprocess
 import sys
@@ -12,6 +13,7 @@ import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
+from noetl_dagster.cli import probe
 from noetl_dagster.settings import Settings
 from tests.image import rules
 from tests.image.dockerfile import context_files, read_dockerfile
@@ -48,7 +50,7 @@ def test_no_rule_is_broken() -> None:
         ("USER 10001:10001\nEXPOSE", "EXPOSE", "platform: it ends as user root"),
         ("USER 10001:10001\nEXPOSE", "USER noetl\nEXPOSE", "platform: it ends as user noetl"),
         ('["/usr/bin/tini", "--"]', "/usr/bin/tini --", "platform: ENTRYPOINT of line .* starts a shell"),
-        ('CMD ["python", "-c"', 'CMD python -c "', "platform: HEALTHCHECK of line .* starts a shell"),
+        ('CMD ["python", "-m"', 'CMD python -m "', "platform: HEALTHCHECK of line .* starts a shell"),
         ("HEALTHCHECK NONE\n", "", "spark: it has no HEALTHCHECK"),
         ("COPY playbooks ", "COPY . ", "runtime: COPY of line .* takes whatever lies there"),
         ("COPY playbooks ", "ADD playbooks ", "runtime: ADD of line"),
@@ -85,6 +87,12 @@ def test_the_layout_is_what_the_chart_counts_on() -> None:
     assert (
         rules.last(dockerfile, "spark", "ENTRYPOINT") == '["/opt/entrypoint.sh"]'
     )  # where Spark looks for it
+
+
+def test_the_health_check_is_the_package_s() -> None:
+    check = rules.last(read_dockerfile(DOCKERFILE), "platform", "HEALTHCHECK")
+    assert check is not None
+    assert json.loads(check.partition("CMD ")[2]) == ["python", "-m", probe.__name__]
 
 
 def test_users_of_a_cluster_write_where_a_process_has_to() -> None:

@@ -7,6 +7,7 @@ import ipaddress
 import json
 import ssl
 import subprocess
+import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
@@ -135,6 +136,12 @@ async def test_a_worker_talks_tls_to_everything(
         worker = ServiceProcess(environment | {"NOETL_SERVER_URL": url}, tmp_path, "worker", "--id", "far")
         try:
             await runs(own.model_copy(update={"server_url": url}))
+            port = {"NOETL_SERVICE_PORT": url.rpartition(":")[2]}
+            assert await asyncio.to_thread(probed, service, environment | port) == (
+                0,
+                f"{url}/health answers\n",
+            )
+            assert await asyncio.to_thread(probed, worker, environment) == (0, "runs, and answers nowhere\n")
             assert await asyncio.to_thread(worker.terminate) == 0, worker.said
         finally:
             worker.kill()
@@ -142,6 +149,13 @@ async def test_a_worker_talks_tls_to_everything(
         assert await asyncio.to_thread(service.terminate) == 0, service.said
     finally:
         service.kill()
+
+
+def probed(service: ServiceProcess, environment: dict[str, str]) -> tuple[int, str]:
+    """What the image's health check says of a process."""
+    command = [sys.executable, "-m", "noetl_dagster.cli.probe", str(service.id)]
+    done = subprocess.run(command, env=environment, stdout=subprocess.PIPE, text=True, check=False)
+    return done.returncode, done.stdout
 
 
 async def runs(settings: Settings) -> None:

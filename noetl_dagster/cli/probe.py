@@ -1,0 +1,88 @@
+"""``python -m noetl_dagster.cli.probe``: whether a container is healthy, for engines that ask by a command.
+
+What its first process runs says whom to ask: ``serve`` at the address of the HTTP API, over TLS where it speaks that;
+``worker``, ``ingest``, ``project`` and ``reap`` at their health port. What answers nowhere is healthy while it runs.
+Exit code 1, and why, where an answer is missing or is none of health.
+"""
+
+from __future__ import annotations
+
+import os
+import ssl
+import sys
+from collections.abc import Mapping, Sequence
+from http.client import HTTPException
+from pathlib import Path
+from urllib.error import HTTPError
+from urllib.request import HTTPSHandler, ProxyHandler, build_opener
+
+ANSWER_SECONDS = 4.0
+PROGRAMS = ("noetl-dagster", "noetl_dagster")
+WATCHED = ("worker", "ingest", "project", "reap")
+
+
+def address_of(words: Sequence[str], environment: Mapping[str, str]) -> str | None:
+    """Where a command line answers ``/health``; None where it does not, or at a port that the system chooses.
+
+    Args:
+        words: of the process, what starts it (``tini --``, ``sh -c``) before them.
+    """
+    words = " ".join(words).split()  # a shell has them in one
+    programs = [number for number, word in enumerate(words) if word.rpartition("/")[2] in PROGRAMS]
+    command = next(iter(words[programs[0] + 1 :]), None) if programs else None
+    if command not in ("serve", *WATCHED):
+        return None
+    scheme, prefix, port = "http", "NOETL_HEALTH", ""
+    if command == "serve":
+        scheme = "https" if environment.get("NOETL_SERVICE_TLS_CERT") else "http"
+        prefix, port = "NOETL_SERVICE", "8700"
+    host = environment.get(f"{prefix}_HOST") or "127.0.0.1"
+    port = environment.get(f"{prefix}_PORT") or port
+    if command == "serve":
+        host, port = _option(words, "--host") or host, _option(words, "--port") or port
+    if port in ("", "0"):
+        return None
+    host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)  # every address of the machine
+    return f"{scheme}://{f'[{host}]' if ':' in host else host}:{port}/health"
+
+
+def complaint_of(address: str) -> str | None:
+    """What is wrong at the address; None: it answers that it is healthy.
+
+    The certificate is not looked at: it is for the names that others call, and this is the own machine.
+    """
+    trusting = ssl.create_default_context()
+    trusting.check_hostname, trusting.verify_mode = False, ssl.CERT_NONE
+    try:
+        with build_opener(ProxyHandler({}), HTTPSHandler(context=trusting)).open(
+            address, timeout=ANSWER_SECONDS
+        ):
+            return None
+    except HTTPError as error:
+        return f"{address} answers {error.code}: {error.read(500).decode(errors='replace').strip()}"
+    except (OSError, HTTPException) as error:
+        return f"{address} does not answer: {error}"
+
+
+def probe(process: str) -> int:
+    """The exit code; ``process`` is the id of the one to ask about."""
+    words = Path(f"/proc/{process}/cmdline").read_text(errors="replace").split("\0")
+    address = address_of(words, os.environ)
+    complaint = None if address is None else complaint_of(address)
+    print(complaint or ("runs, and answers nowhere" if address is None else f"{address} answers"))
+    return 0 if complaint is None else 1
+
+
+def _option(words: Sequence[str], name: str) -> str | None:
+    """The value of ``--name value`` or ``--name=value``; the last one counts."""
+    found = None
+    for word, after in zip(words, (*words[1:], None), strict=True):
+        if word == name:
+            found = after
+        elif word.startswith(f"{name}="):
+            found = word.removeprefix(f"{name}=")
+    return found
+
+
+if __name__ == "__main__":
+    sys.exit(probe(sys.argv[1] if len(sys.argv) > 1 else "1"))
