@@ -141,6 +141,7 @@ def _noticing_soon(settings: Settings) -> Settings:
         update={
             "event_transport": EventTransport.NATS,
             "worker_heartbeat_seconds": 1.0,
+            "command_heartbeat_seconds": 0.5,
             "command_heartbeat_timeout_seconds": 5.0,
         }
     )
