@@ -256,7 +256,9 @@ def _kind(name: str, kind: ToolKind) -> Schema:
         words = kind.words.get(names[0])
         fields |= spelled(names, ANY if words is None else _words_or_template(words))
     then: Schema = {"properties": fields}
-    choices = [{"required": [word]} for field in kind.needs for word in spellings[field]]
+    choices: list[Schema] = [{"required": [word]} for field in kind.needs for word in spellings[field]]
+    below = ("spec", "runtime") if name == "container" else ("spec",)
+    choices += [{"required": [key], "properties": {key: choice}} for key in below for choice in choices]
     if kind.name_fills in kind.needs:
         choices.append({"required": ["name"]})
     if kind.needs_all:

@@ -7,12 +7,14 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import jsonschema
 import pytest
 
+from noetl_dagster.errors import ProblemKind
 from noetl_dagster.playbook.catalog import find_playbooks
 from noetl_dagster.playbook.dialects import spelling
 from noetl_dagster.playbook.document import Document
-from noetl_dagster.playbook.loader import load_playbook
+from noetl_dagster.playbook.loader import load_playbook, parse_report
 from noetl_dagster.playbook.schema import language_schema
 from noetl_dagster.playbook.tool_kinds import TOOL_KINDS
 
@@ -53,3 +55,24 @@ def test_shipped_playbooks_load_and_use_known_keys(path: Path) -> None:
     assert len(playbook.steps) == len(root["workflow"])
     for step in root["workflow"]:
         assert step.keys() <= steps.keys()
+
+
+@pytest.mark.parametrize(
+    ("tool", "is_complete"),
+    [
+        ({"kind": "container", "image": "i"}, True),
+        ({"kind": "container", "runtime": {"image": "i"}}, True),
+        ({"kind": "container", "spec": {"image": "i"}}, True),
+        ({"kind": "http", "spec": {"endpoint": "x"}}, True),
+        ({"kind": "container", "runtime": {"provider": "kubernetes"}}, False),
+        ({"kind": "http", "runtime": {"url": "x"}}, False),
+    ],
+)
+def test_what_a_tool_needs_may_stand_where_the_loader_takes_it(
+    tool: dict[str, Any], is_complete: bool
+) -> None:
+    head = {"apiVersion": spelling.API_VERSION, "kind": spelling.KIND, "metadata": {"name": "a"}}
+    document = {**head, "workflow": [{"step": "start", "tool": tool}]}
+    assert jsonschema.Draft202012Validator(SCHEMA).is_valid(document) is is_complete
+    problems = parse_report(json.dumps(document))[1]
+    assert any(problem.kind is ProblemKind.MISSING_FIELD for problem in problems) is not is_complete

@@ -176,7 +176,9 @@ def _texts(sort: Texts, *, quoted: bool = False) -> Check:
 
     def check(block: Block, key: str) -> None:
         child = block.reading.block(block.values, key, f"{block.what}, {key}")
-        for name, value in () if child is None else child.values.items():
+        if child is None:
+            return
+        for name, value in child.values.items():
             wrong = None if is_template(str(name)) else named_wrong(key, name, sort)
             if wrong is None and (isinstance(value, dict | list) or value is None):
                 wrong = f"{key}: {name!r} must be text, found {described(value)}"
@@ -184,7 +186,7 @@ def _texts(sort: Texts, *, quoted: bool = False) -> Check:
                 wrong = f"{key}: {name!r} must be text, found {described(value)}; write it in quotes"
             elif wrong is None and not is_template(str(value)):
                 wrong = valued_wrong(key, str(value), sort)
-            if wrong is not None and child is not None:
+            if wrong is not None:
                 block.document.report(child.place_of(name), f"{block.what}: {wrong}")
 
     return check
@@ -214,8 +216,10 @@ def _resources(block: Block, key: str) -> None:
 def _amounts(block: Block, key: str) -> None:
     """``{cpu: 500m, memory: 4Gi, nvidia.com/gpu: 1}``."""
     child = block.reading.block(block.values, key, f"{block.what}, {key}")
-    for name, value in () if child is None else tuple(child.values.items()):
-        if child is None or is_template(str(name)) or is_open(value):
+    if child is None:
+        return
+    for name, value in child.values.items():
+        if is_template(str(name)) or is_open(value):
             continue
         if name in _QUANTITIES:
             _quantity(child, name, *_QUANTITIES[name])
