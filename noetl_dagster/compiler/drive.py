@@ -139,5 +139,5 @@ def _cancel_if_terminated(context: OpExecutionContext, engine: Engine, execution
 
 def _let_end(work: Future[Any]) -> None:
     """Lets work of a cancelled execution end, which hears of it: tools take back what they have outside."""
-    with suppress(NotYet, Exception):
+    with suppress(NotYet, CancelledError):
         work.exception(END_SECONDS)

@@ -33,6 +33,7 @@ class ToolCall:
         folder: folder of the playbook file; relative ``script.uri`` and paths start there.
         attempt: of a task's policy or of its ``retry``, for templates.
         number: which call of its task in its command it is, from 1; a command that begins again counts anew.
+        owner: the command in whose name it is made where that is another, as the partition's of an item.
         limit: the task's ``spec.timeout``, for tools that leave something to stop when it is over.
     """
 
@@ -47,6 +48,7 @@ class ToolCall:
     command_id: str = ""
     attempt: int = 1
     number: int = 1
+    owner: str = ""
     limit: asyncio.Timeout | None = None
 
 
@@ -80,7 +82,7 @@ class Toolbox:
     ``progress`` is told, from any thread and as often as a tool likes, how far a call is, for example
     ``spark stage 3 'save': 4/8 tasks``. ``pipes`` opens a session of Dagster Pipes for a job that a call starts, and
     gives the variables of its environment. ``after`` keeps what a call leaves for whoever runs its command again, until
-    the end of the command is in the log; None where commands have none.
+    the end of the command is in the log, and ``over`` says whether it is; None where commands have none.
     """
 
     settings: Settings
@@ -92,6 +94,7 @@ class Toolbox:
     progress: Callable[[ToolCall, str], None] = lambda call, message: None
     pipes: Callable[[ToolCall, JobMessages], AbstractAsyncContextManager[Mapping[str, str]]] | None = None
     after: Callable[[ToolCall, Removal], None] | None = None
+    over: Callable[[ToolCall], Awaitable[bool]] | None = None
 
 
 class Tool(Protocol):

@@ -36,6 +36,7 @@ class Command:
         part: one of several commands of a shard, whose end is an event of its own after the last of them.
         follows: it comes after an attempt that succeeded: the next page, or the next look at something.
         overrides: changed parts of the call, for paginated requests.
+        owner: the command in the log whose end is this one's too: the partition of an item. Empty: its own.
         command_id: name of the command, from what it does.
     """
 
@@ -55,6 +56,7 @@ class Command:
     overrides: dict[str, Any] = field(default_factory=dict)
     follows: bool = False
     not_before: float = 0.0
+    owner: str = ""
     command_id: str = field(init=False, compare=False)
 
     def __post_init__(self) -> None:

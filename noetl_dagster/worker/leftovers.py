@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Collection, Sequence
 
 import asyncpg
 
@@ -24,37 +23,47 @@ ARRIVAL_SECONDS = 30.0
 """The end of a command that went over NATS is waited for so long."""
 
 
+ORPHANS_SECONDS = 120.0
+
+
 class Leftovers:
-    """Of the commands that run in this process."""
+    """Of the commands that run in this process. False while there are none."""
 
     def __init__(self, buffer: EventBuffer, pool: asyncpg.Pool) -> None:
         self._buffer = buffer
         self._pool = pool
         self._kept: dict[str, list[Removal]] = {}
 
+    def __bool__(self) -> bool:
+        return bool(self._kept)
+
     def keep(self, call: ToolCall, removal: Removal) -> None:
         """Takes care of what a call leaves, until its command has ended."""
-        self._kept.setdefault(call.command_id, []).append(removal)
+        self._kept.setdefault(call.owner or call.command_id, []).append(removal)
 
-    @asynccontextmanager
-    async def removed(self, command: Command) -> AsyncIterator[None]:
-        """Removes what the command leaves once its end is in the log, whoever wrote it.
-
-        Where the block is cancelled and the log has no end, the command goes on in another process, or in a later
-        epoch, and what it left stays for that.
-        """
+    async def is_over(self, call: ToolCall) -> bool:
+        """Whether the log says that nobody is to go on with a call: another process has ended its command."""
+        name = call.owner or call.command_id
         try:
-            yield
-        except asyncio.CancelledError:
-            if removals := self._kept.pop(command.command_id, None):
-                await asyncio.shield(self._settle(command, removals, 0.0))
-            raise
-        else:
-            if removals := self._kept.pop(command.command_id, None):
-                await self._buffer.flush()
-                await asyncio.shield(self._settle(command, removals, ARRIVAL_SECONDS))
-        finally:
-            self._kept.pop(command.command_id, None)
+            return bool(await self._pool.fetchval(COMMAND_OVER, call.execution_id, name))
+        except DATABASE_AWAY as error:
+            logger.warning("cannot look for the end of command %s: %s", name, error)
+            return False
+
+    async def ended(self, command: Command) -> None:
+        """Removes what a command leaves once its end is in the log, whoever wrote it."""
+        if removals := self._kept.pop(command.command_id, None):
+            await self._buffer.flush()
+            await asyncio.shield(self._settle(command, removals, ARRIVAL_SECONDS))
+
+    async def interrupted(self, command: Command, error: BaseException) -> None:
+        """As :meth:`ended`, of a command that stopped in the middle.
+
+        Where the log has no end of it, it goes on in another process, or in a later epoch, and what it left stays.
+        """
+        removals = self._kept.pop(command.command_id, None)
+        if removals and isinstance(error, asyncio.CancelledError):
+            await asyncio.shield(self._settle(command, removals, 0.0))
 
     async def _settle(self, command: Command, removals: Sequence[Removal], seconds: float) -> None:
         if not await self._is_over(command, seconds):
@@ -81,14 +90,21 @@ class Leftovers:
             await asyncio.sleep(LOOK_SECONDS)
 
 
-async def remove_orphans(pool: asyncpg.Pool, execution_id: int | None = None) -> int:
+async def remove_orphans(pool: asyncpg.Pool, executions: Collection[int] | None = None) -> int:
     """Removes what processes that are gone have left of ended commands; how much it was.
 
+    What cannot be removed now stays for another time, with a warning.
+
     Args:
-        execution_id: only this one's.
+        executions: only of these.
     """
 
     async def is_over(execution: int, command: str) -> bool:
         return bool(await pool.fetchval(COMMAND_OVER, execution, command))
 
-    return await orphans.remove_orphans(is_over, execution_id)
+    try:
+        async with asyncio.timeout(ORPHANS_SECONDS):
+            return await orphans.remove_orphans(is_over, executions)
+    except (TimeoutError, *DATABASE_AWAY) as error:
+        logger.warning("jobs of containers are left to the next maintenance: %r", error)
+        return 0

@@ -189,6 +189,7 @@ class Pipeline:
             command_id=run.command.command_id,
             attempt=attempt,
             number=run.tasks[task.name]["runs"] + 1 if task.name in run.tasks else 1,
+            owner=run.command.owner,
             limit=limit,
         )
         try:

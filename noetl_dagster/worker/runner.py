@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -79,7 +79,7 @@ class CommandRunner:
         self._heartbeats = heartbeats
         self._leftovers = leftovers
         box.progress = heartbeats.tell
-        box.after = leftovers.keep
+        box.after, box.over = leftovers.keep, leftovers.is_over
 
     async def run(self, call: Call, *, claimed: bool = False) -> Outcome:
         """Claims and runs an issued command and hands its end to the event buffer.
@@ -94,10 +94,22 @@ class CommandRunner:
         with About(
             execution_id=command.execution_id, step=command.step, command_id=command.command_id, **names
         ):
-            async with self._leftovers.removed(command):
-                outcome = await self._run(call, claimed, span)
+            outcome = await self.cleared(command, self._run(call, claimed, span))
         if span is not None:
             span.ended(outcome, self._events.worker_id)
+        return outcome
+
+    async def cleared(self, command: Command, work: Awaitable[Outcome]) -> Outcome:
+        """Does a command's work, and clears away what its tools have left once its end is in the log."""
+        leftovers = self._leftovers
+        try:
+            outcome = await work
+        except BaseException as error:
+            if leftovers:
+                await leftovers.interrupted(command, error)
+            raise
+        if leftovers:
+            await leftovers.ended(command)
         return outcome
 
     def span(self, execution: Execution, command: Command) -> CommandSpan | None:

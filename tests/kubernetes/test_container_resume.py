@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import signal
+import socket
 import subprocess
 import sys
 from collections.abc import AsyncIterator, Iterator
@@ -12,6 +13,7 @@ from typing import Any
 
 import kubernetes.config
 import pytest
+import yaml
 
 from noetl_dagster import embedded
 from noetl_dagster.engine.engine import Engine
@@ -26,10 +28,11 @@ from noetl_dagster.tools.registry import tool_for
 from noetl_dagster.worker.command import Command
 from noetl_dagster.worker.context import own_context
 from tests.kubernetes.cluster import Cluster
+from tests.kubernetes.cluster.failures import Refused
 from tests.playbooks import playbook
 from tests.pool import working
 from tests.processes import StartProcess, killed_in_the_end
-from tests.waiting import until
+from tests.waiting import PATIENCE_SECONDS, until
 
 SLOW = "echo once >> /out/ran; while [ ! -e /out/go ]; do sleep 0.05; done; echo the end"
 FAILS_FIRST = "echo once >> /out/ran; [ $(wc -l < /out/ran) = 1 ] && exit 3; " + SLOW.partition("; ")[2]
@@ -287,6 +290,121 @@ def inside(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     namespace = tmp_path / "namespace"
     namespace.write_text("default")
     monkeypatch.setattr("noetl_dagster.tools.commands.cluster.NAMESPACE", namespace)
+
+
+PARTITIONS = """
+workload: {out: ""}
+workflow:
+  - step: work
+    loop: {in: "{{ range(4) }}", iterator: n}
+    spec: {loop_mode: fanout, fanout: {granularity: partition, max_groups: 2, max_shard_retries: 0}}
+    tool:
+      kind: container
+      image: busybox
+      command: "echo once >> /out/ran; [ {{ n }} != 1 ] || while [ ! -e /out/go ]; do sleep 0.05; done"
+      volumes: [{name: out, hostPath: {path: "{{ out }}"}}]
+      volume_mounts: [{name: out, mountPath: /out}]
+"""
+
+
+@pytest.mark.usefixtures("inside")
+async def test_jobs_of_a_partition_s_items_are_there_as_long_as_it(
+    engine: Engine, cluster: Cluster, out: Path
+) -> None:
+    """The second partition has ended, whose index is that of the item that runs in the first."""
+    running = asyncio.create_task(engine.run(playbook(PARTITIONS), {"out": str(out)}))
+    done = "SELECT count(*) > 0 FROM noetl.event WHERE event_type = 'loop.shard.done'"
+    await until(lambda: engine.runtime.pool.fetchval(done), "a partition")
+    await until(lambda: ran(out) == 4, "every item")
+    await until(lambda: len(names(cluster)) == 2, "the jobs of the partition that has ended to go")
+    assert (await engine.maintenance().run()).containers == 0
+    (out / "go").touch()
+    state = await running
+    assert state.status is ExecutionStatus.COMPLETED, state.error
+    assert ran(out) == 4
+    await until(lambda: not names(cluster), "the others to go")
+
+
+async def test_a_call_that_had_failed_without_a_job_does_not_run_beside_the_next(
+    engine: Engine, cluster: Cluster, killed: Killed, out: Path
+) -> None:
+    refused: list[str] = []
+
+    def away(method: str, path: str) -> Refused | None:
+        if method != "POST" or not path.endswith("/jobs") or refused:
+            return None
+        refused.append(path)
+        return Refused(503, "ServiceUnavailable", "away")
+
+    with cluster.refusing(away):
+        execution_id = await killed.until_runs(1, IN_ONE_COMMAND)
+    assert refused
+    [job] = names(cluster)
+    (out / "go").touch()
+    data = found(await engine.resume(execution_id))
+    assert (data["job"], ran(out)) == (job, 1)
+    await until(lambda: not names(cluster))
+
+
+async def test_a_worker_that_was_taken_for_dead_makes_no_other_job(
+    engine: Engine, settings: Settings, cluster: Cluster, start: StartProcess, out: Path
+) -> None:
+    first = start(
+        [sys.executable, "-m", "noetl_dagster", "worker", "--id", "first"],
+        env=variables(settings, cluster) | {"NOETL_LOG_LEVEL": "INFO"},
+        stdout=(out.parent / "first.log").open("wb"),
+    )
+    workload = {"out": str(out), "command": SLOW}
+    running = asyncio.create_task(engine.run(of_step(IN_ONE_COMMAND, "workers"), workload))
+    await until(lambda: ran(out) == 1 or first.poll() is not None, "a container")
+    first.send_signal(signal.SIGSTOP)
+    async with working(settings, "second"):
+        again = "SELECT count(*) = 2 FROM noetl.event WHERE event_type = 'command.claimed'"
+        await until(lambda: engine.runtime.pool.fetchval(again), "the second claim")
+        (out / "go").touch()
+        found(await running)
+        await until(lambda: not names(cluster), "the job to go")
+        asked: list[str] = []
+
+        def note(method: str, path: str) -> None:
+            asked.append(path)
+
+        with cluster.refusing(note):
+            first.send_signal(signal.SIGCONT)
+            await until(lambda: asked, "the first to look for its job")
+            first.send_signal(signal.SIGTERM)
+            await until(lambda: first.poll() is not None, (out.parent / "first.log").read_text())
+    assert ran(out) == 1
+    assert not names(cluster)
+
+
+async def test_a_job_that_was_made_of_other_words_is_made_anew(box: Toolbox, cluster: Cluster) -> None:
+    old = cluster.create(job_manifest(call(command="sleep 1000")))
+    assert (await tool_for("container").run(call(command="echo new"), box)).data["stdout"] == "new\n"
+    assert cluster.store.get("Job", "default", old["metadata"]["name"]) is None
+
+
+async def test_a_cluster_that_takes_requests_and_does_not_answer(
+    box: Toolbox, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("noetl_dagster.tools.commands.cluster.TIMES", (0.2, 0.2))
+    with socket.socket() as silent:
+        silent.bind(("127.0.0.1", 0))
+        silent.listen(50)
+        here = {"server": f"http://127.0.0.1:{silent.getsockname()[1]}"}
+        config = {
+            "apiVersion": "v1",
+            "kind": "Config",
+            "current-context": "here",
+            "clusters": [{"name": "here", "cluster": here}],
+            "users": [{"name": "me", "user": {"token": "x"}}],
+            "contexts": [{"name": "here", "context": {"cluster": "here", "user": "me"}}],
+        }
+        (tmp_path / "config").write_text(yaml.safe_dump(config))
+        for module in (kubernetes.config, kubernetes.config.kube_config):
+            monkeypatch.setattr(module, "KUBE_CONFIG_DEFAULT_LOCATION", str(tmp_path / "config"))
+        with pytest.raises(ToolError, match="the Kubernetes API cannot be reached"):
+            await asyncio.wait_for(tool_for("container").run(call(), box), PATIENCE_SECONDS)
 
 
 @pytest.mark.usefixtures("inside")

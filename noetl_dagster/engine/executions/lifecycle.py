@@ -191,7 +191,8 @@ class Lifecycle:
             await self._give_back(cancelled_id)
             await self._publish(cancelled_id)
             await self._tell_trace(cancelled_id, ends)
-            await self._clear(cancelled_id)
+        if cancelled:
+            await remove_orphans(self._runtime.pool, cancelled)
         return execution_id in cancelled
 
     async def _cancel_tree(self, execution_id: int, reason: str) -> dict[int, _Cancelled]:
@@ -247,16 +248,6 @@ class Lifecycle:
         except (NoetlError, *DATABASE_AWAY) as error:
             logger.warning(
                 "execution %s: %s; the reaper tries again", execution_id, str(error) or "it took too long"
-            )
-
-    async def _clear(self, execution_id: int) -> None:
-        """Ends what its tools have outside and whose process is gone; what cannot be now, the maintenance does."""
-        try:
-            async with asyncio.timeout(GIVE_BACK_SECONDS):
-                await remove_orphans(self._runtime.pool, execution_id)
-        except (TimeoutError, *DATABASE_AWAY) as error:
-            logger.warning(
-                "execution %s: its containers are left to the maintenance: %r", execution_id, error
             )
 
     async def _publish(self, execution_id: int) -> None:

@@ -39,11 +39,11 @@ class PartitionRunner:
         runtime, command = self._runtime, call.command
         span = runtime.runner.span(call.execution, command)
         if span is None:
-            return await self._run(call)
+            return await runtime.runner.cleared(command, self._run(call))
         with About(
             execution_id=command.execution_id, command_id=command.command_id, step=command.step, **span.names
         ):
-            outcome = await self._run(call)
+            outcome = await runtime.runner.cleared(command, self._run(call))
         span.ended(outcome, runtime.commands.worker_id)
         return outcome
 
@@ -83,6 +83,7 @@ class PartitionRunner:
                     loop_id=command.loop_id,
                     catalog_id=command.catalog_id,
                     parent_execution_id=command.parent_execution_id,
+                    owner=command.command_id,
                 )
                 outcomes[place] = await runner.outcome(execution, program, one, ReferenceCache())
 

@@ -13,6 +13,9 @@ from noetl_dagster.errors import ToolError, kind_of_status
 NAMESPACE = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
 EXCERPT = 500
 
+TIMES = (5.0, 30.0)
+"""Seconds to connect to the API server, and for which it may say nothing; its client would wait for ever."""
+
 
 @dataclass(frozen=True, slots=True)
 class Cluster:
@@ -44,7 +47,10 @@ def connect(asker: str) -> Cluster:
             f"{asker}: no Kubernetes client is configured; set KUBECONFIG, or run inside a cluster",
             kind="credential",
         ) from None
-    return Cluster(client.BatchV1Api(), client.CoreV1Api())
+    configuration = client.Configuration.get_default_copy()
+    configuration.retries = 0  # of what does not answer; whoever asks tries again
+    api = client.ApiClient(configuration)
+    return Cluster(client.BatchV1Api(api), client.CoreV1Api(api))
 
 
 def own_namespace() -> str:
@@ -79,7 +85,7 @@ async def asked(asker: str, request: Any, *arguments: Any, **options: Any) -> An
     from urllib3.exceptions import HTTPError
 
     try:
-        return await asyncio.to_thread(request, *arguments, **options)
+        return await asyncio.to_thread(request, *arguments, **options, _request_timeout=TIMES)
     except ApiException as error:
         raise ToolError(
             f"{asker}: Kubernetes answered {error.status} {error.reason}"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from contextlib import suppress
 from functools import partial
 from typing import Any
@@ -10,10 +11,22 @@ from typing import Any
 from noetl_dagster.errors import ToolError
 from noetl_dagster.tools.base import JobMessages, Tool, Toolbox, ToolCall, ToolResult
 from noetl_dagster.tools.commands.cluster import EXCERPT, Cluster, asked, connect, own_namespace
-from noetl_dagster.tools.commands.jobs import CALL, call_name, job_manifest, job_name
+from noetl_dagster.tools.commands.jobs import (
+    CALL,
+    COMMAND,
+    MADE_OF,
+    OURS,
+    call_name,
+    command_label,
+    job_manifest,
+    job_name,
+    later_number,
+)
 from noetl_dagster.tools.commands.pipes import pipes_variables
 from noetl_dagster.tools.limits import time_limit
 from noetl_dagster.tools.scripts import load_script
+
+logger = logging.getLogger(__name__)
 
 POLL_SECONDS = 2.0
 LOG_BYTES = 1_048_576
@@ -53,7 +66,7 @@ class ContainerTool(Tool):
             manifest = job_manifest(call, script, variables)
             job = _Job(call, cluster, namespace)
             if box.after is not None and call.command_id:
-                box.after(call, job.remove)
+                box.after(call, job.clear)
                 return await self._run(job, box, manifest)
             try:
                 return await self._run(job, box, manifest)
@@ -64,7 +77,7 @@ class ContainerTool(Tool):
         call = job.call
         try:
             async with time_limit(call):
-                await job.make(manifest)
+                await job.make(manifest, box)
                 condition = await job.ended(box)
             pod, exit_code, log = await asked(job.asker, job.outcome)
         except asyncio.CancelledError:
@@ -106,12 +119,16 @@ class _Job:
         self.asker = _asker(call)
         self._batch, self._core = cluster.batch, cluster.core
 
-    async def make(self, manifest: dict[str, Any]) -> None:
+    async def make(self, manifest: dict[str, Any], box: Toolbox) -> None:
         """Creates the job; one that an earlier process made for the same call stands for it.
 
+        One that was made of other words, because what comes before the call gave something else this time, is replaced.
+
         Raises:
-            ToolError: Kubernetes refuses it, or another's has its name.
+            ToolError: Kubernetes refuses it, another's has its name, or nobody is to make it any more.
         """
+        await self._refuse_stale(box)
+        made_of = manifest["metadata"]["annotations"][MADE_OF]
         while not await self._created(manifest):
             found = await self._found()
             if found is not None and not self._is_own(found):
@@ -121,7 +138,10 @@ class _Job:
                     kind="client_error",
                 )
             if found is not None and found.metadata.deletion_timestamp is None:
-                return
+                if found.metadata.annotations.get(MADE_OF) == made_of:
+                    return
+                logger.warning("%s: job %s was made of other words; it is made anew", self.asker, self.name)
+                await self._delete(found)
             await asyncio.sleep(POLL_SECONDS)  # until what is being deleted is gone
 
     async def ended(self, box: Toolbox) -> Any:
@@ -150,11 +170,12 @@ class _Job:
                 box.progress(self.call, f"job {self.name} runs")
             await asyncio.sleep(POLL_SECONDS)
 
-    def outcome(self) -> tuple[str, int | None, str | None]:
+    def outcome(self, **limits: Any) -> tuple[str, int | None, str | None]:
         """Pod, exit code and log of a job that ended; the log is None where there is none any more."""
         from kubernetes.client.exceptions import ApiException
 
-        pods = self._core.list_namespaced_pod(self.namespace, label_selector=f"job-name={self.name}").items
+        selector = f"job-name={self.name}"
+        pods = self._core.list_namespaced_pod(self.namespace, label_selector=selector, **limits).items
         if not pods:
             return "", None, None
         pod = pods[-1]
@@ -163,7 +184,7 @@ class _Job:
         try:
             # as bytes: clients of some versions take the text for one and give "b'...'"
             answer = self._core.read_namespaced_pod_log(
-                pod.metadata.name, self.namespace, _preload_content=False
+                pod.metadata.name, self.namespace, _preload_content=False, **limits
             )
         except ApiException as error:
             if error.status not in (400, 404):  # it never began, or is gone
@@ -186,10 +207,43 @@ class _Job:
             ToolError: Kubernetes refuses it or is away.
         """
         found = await self._found()
-        if found is None or not self._is_own(found):
-            return
+        if found is not None and self._is_own(found):
+            await self._delete(found)
+
+    async def clear(self) -> None:
+        """Deletes every job of the call's command, those of earlier processes too.
+
+        Raises:
+            ToolError: as :meth:`remove`.
+        """
+        for found in await self._of_command():
+            await self._delete(found)
+
+    async def _refuse_stale(self, box: Toolbox) -> None:
+        """Nobody waits for a call whose command has ended elsewhere; a later one says that this one had failed."""
+        names = [job.metadata.annotations[CALL] for job in await self._of_command()]
+        if call_name(self.call) not in names:
+            later = later_number(self.call, names)
+            if later is not None:
+                raise ToolError(
+                    f"{self.asker}: this call failed before its process ended; call {later} came after it",
+                    kind="connection",
+                    retryable=True,
+                )
+        if box.over is not None and self.call.command_id and await box.over(self.call):
+            raise ToolError(f"{self.asker}: its command has ended in another process", kind="unknown")
+
+    async def _of_command(self) -> list[Any]:
+        """The jobs of the call's command."""
+        selector = f"{OURS}={self.call.execution_id},{COMMAND}={command_label(self.call)}"
+        listed = partial(self._batch.list_namespaced_job, self.namespace, label_selector=selector)
+        jobs = (await asked(self.asker, listed)).items
+        return [job for job in jobs if CALL in (job.metadata.annotations or {})]
+
+    async def _delete(self, found: Any) -> None:
         options = {"propagationPolicy": "Background", "preconditions": {"uid": found.metadata.uid}}
-        delete = partial(self._batch.delete_namespaced_job, self.name, self.namespace, body=options)
+        name = found.metadata.name
+        delete = partial(self._batch.delete_namespaced_job, name, self.namespace, body=options)
         try:
             await asked(self.asker, delete)
         except ToolError as error:

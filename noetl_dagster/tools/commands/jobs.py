@@ -5,9 +5,11 @@ from __future__ import annotations
 import hashlib
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from types import MappingProxyType
 from typing import Any
+
+import orjson
 
 from noetl_dagster.errors import ToolError
 from noetl_dagster.tools.base import ToolCall
@@ -21,6 +23,12 @@ MARGIN_SECONDS = 60
 
 CALL = "noetl/call"
 """Annotation of a job: the call that it is of."""
+
+MADE_OF = "noetl/made-of"
+"""Annotation of a job: a digest of what its container runs."""
+
+COMMAND = "noetl/command"
+"""Label of a job: a digest of the command in whose name it is there."""
 
 MANAGED = {"app.kubernetes.io/managed-by": "noetl-dagster"}
 
@@ -69,12 +77,15 @@ def job_manifest(
         container["command"] = ["/bin/sh", "-c", str(command)]
     if config.get("args"):
         container["args"] = [str(part) for part in config["args"]]
-    container["env"] = [*_variables(config.get("env")), *_variables(variables)]
+    container["env"] = _variables(config.get("env"))
     container |= _given(config, _OF_CONTAINER)
+    made_of = _digest(orjson.dumps(container, option=orjson.OPT_SORT_KEYS, default=str))
+    container["env"] += _variables(variables)
     labels = {
         **_texts(config.get("labels")),
         **MANAGED,
         EXECUTION: str(call.execution_id),
+        COMMAND: command_label(call),
         "noetl/step": _label(call.step),
     }
     pod: dict[str, Any] = {"restartPolicy": "Never", "containers": [container]}
@@ -95,7 +106,7 @@ def job_manifest(
         "metadata": {
             "name": job_name(call),
             "labels": labels,
-            "annotations": {**annotations, CALL: call_name(call)},
+            "annotations": {**annotations, CALL: call_name(call), MADE_OF: made_of},
         },
         "spec": {**spec, "template": {"metadata": metadata, "spec": pod}},
     }
@@ -103,8 +114,31 @@ def job_manifest(
 
 def call_name(call: ToolCall) -> str:
     """Which call it is: the same when its command begins again, another for each try that a playbook asks for."""
-    command = call.command_id or f"{call.execution_id}:{call.step}"
-    return f"{command}/{call.task.name}/{call.number}"
+    task = call.task.name
+    if call.owner not in ("", call.command_id):  # an item of a partition
+        task = f"{task}@{_digest(call.command_id.encode())}"
+    return f"{_owner(call)}/{task}/{call.number}"
+
+
+def command_label(call: ToolCall) -> str:
+    """Of the command that answers for the call; all its jobs have it."""
+    return _digest(_owner(call).encode())
+
+
+def later_number(call: ToolCall, names: Iterable[str]) -> int | None:
+    """The highest number of calls of the same task that came after this one, by the names of calls."""
+    own = call_name(call).rpartition("/")[0]
+    parts = (name.rpartition("/") for name in names)
+    numbers = [int(number) for task, _, number in parts if task == own and number.isdecimal()]
+    return max((number for number in numbers if number > call.number), default=None)
+
+
+def _owner(call: ToolCall) -> str:
+    return call.owner or call.command_id or f"{call.execution_id}:{call.step}"
+
+
+def _digest(text: bytes) -> str:
+    return hashlib.blake2b(text, digest_size=8).hexdigest()
 
 
 def command_of(name: str) -> tuple[int, str] | None:
@@ -116,8 +150,7 @@ def command_of(name: str) -> tuple[int, str] | None:
 
 def job_name(call: ToolCall) -> str:
     """At most 53 characters, so that its pods' names hold all of it."""
-    digest = hashlib.blake2b(call_name(call).encode(), digest_size=8).hexdigest()
-    return f"noetl-{_label(call.step, 30).lower()}-{digest}"
+    return f"noetl-{_label(call.step, 30).lower()}-{_digest(call_name(call).encode())}"
 
 
 def _given(config: Mapping[str, Any], fields: Mapping[str, str]) -> dict[str, Any]:

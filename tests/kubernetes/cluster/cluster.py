@@ -118,8 +118,11 @@ class Cluster:
         self.objects.end((kind, namespace, name), grace=grace)
 
     def processes(self, name: str, namespace: str = "default") -> dict[str, int]:
-        """Process ids of the running containers of a pod, by their names."""
-        containers = self._pod(namespace, name).containers
+        """Process ids of the running containers of a pod, by their names; none while it is not begun."""
+        try:
+            containers = self._pod(namespace, name).containers
+        except Refused:
+            return {}
         return {one.name: one.process.pid for one in containers if one.running and one.process is not None}
 
     def log(self, name: str, namespace: str = "default", container: str = "") -> str:
