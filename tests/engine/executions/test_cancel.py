@@ -222,7 +222,12 @@ async def test_children_are_cancelled_with_their_parent(
         "SELECT execution_id FROM noetl.event "
         "WHERE parent_execution_id = $1 AND event_type = 'command.claimed'"
     )
-    child = await until(lambda: engine.runtime.pool.fetchval(query, execution.id))
+
+    async def begun() -> Any:
+        return work.done() or await engine.runtime.pool.fetchval(query, execution.id)
+
+    child = await until(begun)
+    assert not work.done(), work.result().error
     assert await engine.lifecycle.cancel(execution.id, "enough")
     with pytest.raises(ExecutionCancelledError):
         await work
