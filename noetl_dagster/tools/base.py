@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -75,6 +75,39 @@ Removal = Callable[[], Awaitable[None]]
 """Removes what a call has left outside; may be asked for twice. Raises ``ToolError`` where that fails."""
 
 
+@dataclass(frozen=True, slots=True)
+class Chunk:
+    """A part of a call's result that is stored while the rest is still being made.
+
+    Attributes:
+        index: 0-based place in the result.
+        ref: where its rows are: a list or a table of them.
+        position: where a producer that can seek goes on after it; what JSON can say.
+        more: whether another one follows.
+    """
+
+    index: int
+    ref: ResultRef
+    position: Any = None
+    more: bool = True
+
+
+class ChunkLog(Protocol):
+    """Where calls tell of the chunks of their results while they run."""
+
+    def wanted(self, call: ToolCall) -> bool:
+        """Whether a step takes the chunks as they come, so that a small result is told of too."""
+        ...
+
+    async def told(self, call: ToolCall) -> Sequence[Chunk]:
+        """The chunks of the call's result that are in the log, from the first: of a run that did not end."""
+        ...
+
+    async def tell(self, call: ToolCall, chunk: Chunk) -> None:
+        """Writes of a chunk to the log; returns when those who take them have room for the next."""
+        ...
+
+
 @dataclass(slots=True)
 class Toolbox:
     """What tools share in one process. Clients are opened on first use and closed with the process.
@@ -82,7 +115,8 @@ class Toolbox:
     ``progress`` is told, from any thread and as often as a tool likes, how far a call is, for example
     ``spark stage 3 'save': 4/8 tasks``. ``pipes`` opens a session of Dagster Pipes for a job that a call starts, and
     gives the variables of its environment. ``after`` keeps what a call leaves for whoever runs its command again, until
-    the end of the command is in the log, and ``over`` says whether it is; None where commands have none.
+    the end of the command is in the log, and ``over`` says whether it is; None where commands have none. ``chunks``
+    is told of results that are made chunk by chunk.
     """
 
     settings: Settings
@@ -95,6 +129,7 @@ class Toolbox:
     pipes: Callable[[ToolCall, JobMessages], AbstractAsyncContextManager[Mapping[str, str]]] | None = None
     after: Callable[[ToolCall, Removal], None] | None = None
     over: Callable[[ToolCall], Awaitable[bool]] | None = None
+    chunks: ChunkLog | None = None
 
 
 class Tool(Protocol):
