@@ -184,6 +184,11 @@ class Settings(BaseSettings):
         ge=1024,
         description="Largest body of an http answer that is held in memory; larger ones are stored as they come",
     )
+    chunks_ahead: int = Field(
+        4,
+        ge=0,
+        description="Chunks of a step that may wait for one that takes them, beside those it works on",
+    )
     inline_result_bytes: int = Field(8 * 1024, description="Results up to this size stay in the event itself")
     result_preview_bytes: int = Field(1024, description="Preview kept beside a reference, at most")
     loop_collection_threshold: int = Field(1000, description="Loop collections above are stored by reference")

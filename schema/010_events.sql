@@ -97,6 +97,11 @@ CREATE UNIQUE INDEX IF NOT EXISTS uidx_event_check_visit
     ON noetl.event (execution_id, node_name, (meta ->> 'visit'), (meta ->> 'epoch'), (meta ->> 'check'))
     WHERE event_type = 'check.evaluated';
 
+-- A chunk of a visit's result is told of at most once, whatever attempt of its command made it.
+CREATE UNIQUE INDEX IF NOT EXISTS uidx_event_chunk
+    ON noetl.event (execution_id, node_name, (meta ->> 'visit'), ((meta ->> 'chunk_index')::int))
+    WHERE event_type = 'call.partial';
+
 -- Results of assets, the latest first: what another playbook reads.
 CREATE INDEX IF NOT EXISTS idx_event_asset
     ON noetl.event ((meta ->> 'asset'), event_id)

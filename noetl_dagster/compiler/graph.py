@@ -52,7 +52,7 @@ def build_graph(playbook: Playbook, graph: StepGraph, made: Partitioned, writers
     step_names = unique_names(reachable)
     names = {
         region.name: f"region_{step_names[region.name.removeprefix('region_')]}"
-        if region.is_cycle
+        if region.is_joint
         else step_names[region.steps[0]]
         for region in regions
     }
@@ -110,9 +110,9 @@ def asset_deps(playbook: Playbook, graph: StepGraph, compiled: PlaybookGraph) ->
         while waiting:
             at = waiting.pop()
             keys |= read[at]
-            region = graph.region_of(at)
+            ring = region.steps if (region := graph.region_of(at)).is_cycle else ()
             for source in graph.predecessors(at):
-                backwards = source in region.steps and position.get(source, 0) >= position[at]
+                backwards = source in ring and position.get(source, 0) >= position[at]
                 if source in seen or source not in position or backwards:
                     continue
                 seen.add(source)
@@ -174,7 +174,7 @@ def _mappings(
         OutputMapping(
             graph_output_name=results[step],
             mapped_node_name=source,
-            mapped_node_output_name=f"{RESULT}_{step_names[step]}" if region.is_cycle else RESULT,
+            mapped_node_output_name=f"{RESULT}_{step_names[step]}" if region.is_joint else RESULT,
         )
         for step in region.steps
         if step in results
@@ -197,4 +197,4 @@ def _routing_op(playbook: Playbook, region: Region, names: dict[str, str]) -> st
 
 
 def _is_fanout(playbook: Playbook, region: Region) -> bool:
-    return not region.is_cycle and playbook.step(region.steps[0]).is_fanout
+    return not region.is_joint and playbook.step(region.steps[0]).is_fanout

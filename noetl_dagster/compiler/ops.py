@@ -28,6 +28,7 @@ from noetl_dagster.compiler.tokens import TOKENS
 from noetl_dagster.engine.executions.ahead import uses_spark
 from noetl_dagster.engine.fanout.shards import GroupReport
 from noetl_dagster.engine.steps.region import run_region
+from noetl_dagster.engine.steps.streams import run_streams
 from noetl_dagster.lineage.tables import Writers, no_writers
 from noetl_dagster.playbook.graph import Region
 from noetl_dagster.playbook.models import Playbook, Step
@@ -75,7 +76,7 @@ class OpMaker:
 
     def step_ops(self, region: Region) -> list[OpDefinition]:
         """The ops of a region: one, or the three of a fan-out."""
-        if region.is_cycle:
+        if region.is_joint:
             return [self._region_op(region)]
         step = self.playbook.step(region.steps[0])
         if step.is_fanout:
@@ -93,7 +94,8 @@ class OpMaker:
 
     def _region_op(self, region: Region) -> OpDefinition:
         def run(session: OpSession, inputs: dict[str, Any]) -> Iterator[Output[Any]]:
-            work = run_region(session.engine.steps, session.execution, region)
+            walk = run_streams if region.is_stream else run_region
+            work = walk(session.engine.steps, session.execution, region)
             fired, failure = session.drive(work, region.steps[0])
             latest = session.execution.state.latest
             ends = [latest[name] for name in region.steps if name in latest]
@@ -252,7 +254,7 @@ class OpMaker:
         latest = session.execution.state.latest
         ends = [latest[name] for name in region.steps if name in latest]
         results = {
-            name: f"{RESULT}_{self.steps[name]}" if region.is_cycle else RESULT for name in region.steps
+            name: f"{RESULT}_{self.steps[name]}" if region.is_joint else RESULT for name in region.steps
         }
         fired = dict.fromkeys(target for end in ends for target in end.fired if target in region.targets)
         yield from session.outputs(ends, results, self._arc_names(list(fired)))

@@ -41,6 +41,7 @@ from noetl_dagster.worker.program import StepProgram
 from noetl_dagster.worker.runner import CommandRunner, Runner
 from noetl_dagster.worker.sealing import Sealer
 from noetl_dagster.worker.spans import trace_of
+from noetl_dagster.worker.streams.chunks import Streams
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -65,6 +66,7 @@ class Runtime:
     commands: CommandEvents
     heartbeats: Heartbeats
     runner: CommandRunner
+    streams: Streams
     sealer: Sealer
     spark: SparkSessions | None
     dispatcher: Runner | None = None
@@ -132,7 +134,9 @@ class Runtime:
         heartbeats = Heartbeats(buffer, commands, settings.command_heartbeat_seconds)
         sealer = Sealer(settings, results)
         leftovers = Leftovers(buffer, pool)
-        runner = CommandRunner(box, Pipeline(box, sealer), buffer, commands, heartbeats, leftovers)
+        streams = Streams(buffer, commands, pool)
+        pipeline = Pipeline(box, sealer)
+        runner = CommandRunner(box, pipeline, buffer, commands, heartbeats, leftovers, streams)
         return cls(
             settings=settings,
             pool=pool,
@@ -146,6 +150,7 @@ class Runtime:
             commands=commands,
             heartbeats=heartbeats,
             runner=runner,
+            streams=streams,
             sealer=sealer,
             spark=own_spark,
         )

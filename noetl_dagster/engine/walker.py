@@ -10,6 +10,7 @@ from noetl_dagster.engine.fanout.expand import Fanouts
 from noetl_dagster.engine.runtime import Runtime
 from noetl_dagster.engine.steps.region import incoming, run_region
 from noetl_dagster.engine.steps.step import Steps
+from noetl_dagster.engine.steps.streams import run_streams
 from noetl_dagster.events.state import ExecutionStatus
 from noetl_dagster.playbook.graph import Region
 from noetl_dagster.worker.execution import Execution
@@ -57,8 +58,9 @@ class Walker:
     async def _run_region(self, execution: Execution, region: Region) -> bool:
         """Runs a region; true when a failure in it was not handled."""
         prepare_spark(self._runtime, execution)
-        if region.is_cycle:
-            _, failure = await run_region(self._steps, execution, region)
+        if region.is_joint:
+            walk = run_streams if region.is_stream else run_region
+            _, failure = await walk(self._steps, execution, region)
             return failure is not None
         step = region.steps[0]
         if execution.playbook.step(step).is_fanout:

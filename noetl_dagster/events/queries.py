@@ -181,6 +181,25 @@ WHERE execution_id = $1 AND meta ->> 'loop_id' = ANY($2::text[]) AND meta ? 'loo
 GROUP BY current_index
 """
 
+# The chunks of a visit of a step, from one number to another one.
+CHUNKS = """
+SELECT (meta ->> 'chunk_index')::int AS chunk_index, (meta ->> 'row_count')::bigint AS row_count,
+       (meta -> 'has_more')::bool AS has_more, result, current_index
+FROM noetl.event
+WHERE execution_id = $1 AND node_name = $2 AND meta ->> 'visit' = $3 AND event_type = 'call.partial'
+  AND (meta ->> 'chunk_index')::int >= $4 AND ($5::int IS NULL OR (meta ->> 'chunk_index')::int < $5)
+ORDER BY (meta ->> 'chunk_index')::int
+"""
+
+# Where a call goes on whose chunks are in the log.
+CHUNKS_TOLD = """
+SELECT (meta ->> 'chunk_index')::int AS chunk_index, (meta -> 'has_more')::bool AS has_more, context
+FROM noetl.event
+WHERE execution_id = $1 AND node_name = $2 AND meta ->> 'visit' = $3 AND event_type = 'call.partial'
+  AND context ? 'chunk'
+ORDER BY (meta ->> 'chunk_index')::int
+"""
+
 # How a command ended, if it did.
 COMMAND_END = """
 SELECT event_type, result, context, error, (meta ->> 'attempt')::int AS attempt

@@ -1,7 +1,8 @@
-"""The graph of steps: who leads where, what can be reached, which steps form cycles.
+"""The arcs of a playbook: who leads where, what can be reached, which steps run together.
 
-A cycle (a strongly connected component, or a step with an arc to itself) is one region; every other
-step is a region of its own. Regions come in topological order. All of it takes linear time and no recursion.
+A cycle (a strongly connected component, or a step with an arc to itself) is one region, and so are steps joined by
+arcs ``on: call.partial``, which run side by side; every other step is a region of its own. Regions come in
+topological order. All of it takes linear time and no recursion.
 """
 
 from __future__ import annotations
@@ -14,14 +15,15 @@ from noetl_dagster.playbook.models import Playbook
 
 @dataclass(frozen=True, slots=True)
 class Region:
-    """One step, or the steps of one cycle.
+    """One step, or the steps of one cycle or stream.
 
     Attributes:
-        name: the step's name, or ``region_<entry step>`` for a cycle.
+        name: the step's name, or ``region_<entry step>`` of several.
         steps: in playbook order.
         entries: steps that an arc from outside reaches, or where the playbook starts.
         targets: steps outside that an arc from here reaches.
         order: the steps forward from the entries; an arc that leads back in it begins a new round.
+        is_stream: its steps take each other's chunks while they are made.
     """
 
     name: str
@@ -30,6 +32,12 @@ class Region:
     entries: tuple[str, ...]
     targets: tuple[str, ...]
     order: tuple[str, ...]
+    is_stream: bool = False
+
+    @property
+    def is_joint(self) -> bool:
+        """Whether its steps are walked together, in one op."""
+        return self.is_cycle or self.is_stream
 
 
 class StepGraph:
@@ -48,6 +56,10 @@ class StepGraph:
             for target in targets:
                 predecessors[target].append(name)
         self._predecessors = {name: tuple(found) for name, found in predecessors.items()}
+        self._streams = {
+            step.name: tuple(name for name in step.streams_to if name in names) for step in playbook.steps
+        }
+        self._fed_by = {target: name for name, targets in self._streams.items() for target in targets}
         self.reachable = self._reachable()
         self.regions = self._regions()
         self._by_name = {region.name: region for region in self.regions}
@@ -58,6 +70,14 @@ class StepGraph:
 
     def successors(self, name: str) -> tuple[str, ...]:
         return self._successors[name]
+
+    def streams_to(self, name: str) -> tuple[str, ...]:
+        """Steps that take the chunks of a step while they are made."""
+        return self._streams[name]
+
+    def fed_by(self, name: str) -> str | None:
+        """The step whose chunks a step takes while they are made."""
+        return self._fed_by.get(name)
 
     def region_of(self, step: str) -> Region:
         return self._region_of[step]
@@ -92,7 +112,7 @@ class StepGraph:
         for root in (self.entry, *reversed(self._position)):
             if root in index:
                 continue
-            work = [(root, iter(reversed(self._successors[root])))]
+            work = [(root, iter(reversed(self._joined(root))))]
             index[root] = low[root] = len(index)
             stack.append(root)
             on_stack.add(root)
@@ -103,7 +123,7 @@ class StepGraph:
                         index[target] = low[target] = len(index)
                         stack.append(target)
                         on_stack.add(target)
-                        work.append((target, iter(reversed(self._successors[target]))))
+                        work.append((target, iter(reversed(self._joined(target)))))
                         break
                     if target in on_stack:
                         low[name] = min(low[name], index[target])
@@ -113,6 +133,11 @@ class StepGraph:
                         low[work[-1][0]] = min(low[work[-1][0]], low[name])
                     if low[name] == index[name]:
                         yield _popped(stack, on_stack, name)
+
+    def _joined(self, name: str) -> tuple[str, ...]:
+        """Where arcs lead, and back along a stream: so its two ends are in one component."""
+        source = self._fed_by.get(name)
+        return self._successors[name] if source is None else (*self._successors[name], source)
 
     def _region(self, component: list[str]) -> Region:
         steps = tuple(sorted(component, key=self._position.__getitem__))
@@ -127,9 +152,11 @@ class StepGraph:
                 target for name in steps for target in self._successors[name] if target not in inside
             )
         )
-        is_cycle = len(steps) > 1 or steps[0] in self._successors[steps[0]]
-        name = f"region_{(entries or steps)[0]}" if is_cycle else steps[0]
-        return Region(name, steps, is_cycle, entries, targets, self._forward(entries or steps[:1], inside))
+        is_stream = any(target in inside for name in steps for target in self._streams[name])
+        is_cycle = not is_stream and (len(steps) > 1 or steps[0] in self._successors[steps[0]])
+        name = f"region_{(entries or steps)[0]}" if is_cycle or is_stream else steps[0]
+        order = self._forward(entries or steps[:1], inside)
+        return Region(name, steps, is_cycle, entries, targets, order, is_stream)
 
     def _forward(self, entries: tuple[str, ...], inside: set[str]) -> tuple[str, ...]:
         """The steps of a region in reverse postorder: only arcs that close a cycle lead back in it."""
@@ -168,7 +195,7 @@ def are_alike(one: Playbook, other: Playbook) -> bool:
 
 
 def _shape(playbook: Playbook) -> tuple[object, ...]:
-    steps = {step.name: (step.targets, step.is_fanout) for step in playbook.steps}
+    steps = {step.name: (step.targets, step.streams_to, step.is_fanout) for step in playbook.steps}
     return playbook.entry.name, steps
 
 

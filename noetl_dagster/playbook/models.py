@@ -23,6 +23,7 @@ class LoopMode(StrEnum):
     PARALLEL = "parallel"
     CHUNKED = "chunked"
     CURSOR = "cursor"
+    STREAM = "stream"
     FANOUT = "fanout"
 
 
@@ -263,6 +264,16 @@ class Loop(Model):
     strict_ctx: bool = False
     fanout: FanoutSpec = FanoutSpec()
 
+    @property
+    def is_sequential(self) -> bool:
+        """Whether an iteration begins when the one before it has ended, and sees what that has set."""
+        alone = self.mode is LoopMode.STREAM and self.max_in_flight == 1
+        return alone or self.mode is LoopMode.SEQUENTIAL
+
+
+CALL_PARTIAL = "call.partial"
+"""What an arc listens to (``on``) that leads the chunks of a step to another one while they are made."""
+
 
 class Arc(Model):
     step: str
@@ -270,6 +281,11 @@ class Arc(Model):
     set: dict[str, Any] = Field(default_factory=dict)
     on: str | None = Field(None, description="event name that the arc waits for; None: any end of the step")
     place: Place | None = None
+
+    @property
+    def is_stream(self) -> bool:
+        """Whether it feeds its step with the chunks of the one that it leaves, while they are made."""
+        return self.on == CALL_PARTIAL
 
 
 class Routing(Model):
@@ -336,6 +352,11 @@ class Step(Model):
     def targets(self) -> tuple[str, ...]:
         """Steps that this one may route to, in arc order, each once."""
         return tuple(dict.fromkeys(arc.step for arc in self.routing.arcs))
+
+    @property
+    def streams_to(self) -> tuple[str, ...]:
+        """Steps that take its chunks while they are made, in arc order, each once."""
+        return tuple(dict.fromkeys(arc.step for arc in self.routing.arcs if arc.is_stream))
 
 
 class Metadata(Model):

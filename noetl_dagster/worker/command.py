@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from noetl_dagster.errors import ToolError
-from noetl_dagster.events.envelopes import Envelope, error_envelope, to_result
+from noetl_dagster.events.envelopes import OK, Envelope, error_envelope, to_result
 from noetl_dagster.events.ids import Snowflake, command_id
 from noetl_dagster.events.types import Event, EventType
 
@@ -162,6 +162,25 @@ class CommandEvents:
         """``note``: how far the command is, for people."""
         meta = command.meta() | ({"note": note} if note else {})
         return self._event(command, EventType.COMMAND_HEARTBEAT, "RUNNING", meta, worker=True)
+
+    def partial(
+        self,
+        command: Command,
+        envelope: Envelope,
+        chunk: dict[str, Any],
+        context: dict[str, Any] | None = None,
+    ) -> Event:
+        """``call.partial``: a chunk of the command's result, while the rest is still being made.
+
+        Args:
+            chunk: which one it is: ``chunk_index``, ``has_more``, ``row_count``.
+            context: where the command goes on after it.
+        """
+        meta = command.meta() | chunk
+        status = "FAILED" if envelope["status"] != OK else "COMPLETED"
+        event = self._event(command, EventType.CALL_PARTIAL, status, meta, worker=True)
+        event.result, event.context = to_result(envelope), context
+        return event
 
     def ended(self, command: Command, outcome: Outcome, *, final: bool = True) -> Event:
         """The terminal event. ``final`` is false when a failed shard or attempt will be tried again."""

@@ -14,7 +14,8 @@ from noetl_dagster.events.types import Event
 from noetl_dagster.playbook.assets import Partition, ReadPartition, call_name
 from noetl_dagster.playbook.graph import StepGraph
 from noetl_dagster.playbook.loader import with_settings
-from noetl_dagster.playbook.models import Playbook
+from noetl_dagster.playbook.models import LoopMode, Playbook
+from noetl_dagster.playbook.templates.chunks import ChunkView
 from noetl_dagster.playbook.templates.rendering import Fetch, render_input
 from noetl_dagster.playbook.templates.scope import Scope
 from noetl_dagster.playbook.templates.views import LazyMapping, ReferenceCache, ResultView
@@ -262,7 +263,8 @@ class Execution:
             scope = scope.with_keychain(await self.keychain(scope, fetch))
         loop = program.step.loop
         if loop is not None and command.index is not None:
-            turn = (command.item, command.index, command.length)
+            item = ChunkView(command.item, cache) if loop.mode is LoopMode.STREAM else command.item
+            turn = (item, command.index, command.length)
             scope = scope.with_iteration(loop.iterator, *turn, values, self.state.outer_iteration)
         if program.step.input:
             scope = scope.with_input(await render_input(program.input, scope, fetch))

@@ -11,6 +11,7 @@ from noetl_dagster.playbook.dialects.spelling import LITERAL_FIELDS
 from noetl_dagster.playbook.models import (
     Directive,
     Input,
+    LoopMode,
     Playbook,
     PolicyAction,
     RetryRule,
@@ -79,7 +80,12 @@ class StepProgram:
 
     @property
     def in_pool(self) -> bool:
-        """Whether its commands run in worker processes. Child playbooks are routing, and stay here."""
+        """Whether its commands run in worker processes. Child playbooks are routing, and stay here.
+
+        So does what makes chunks for others: they slow it when they are slower, in the process that drives both.
+        """
+        if self.step.streams_to:
+            return False
         if self.sink is not None and self.sink.is_local:
             return False  # the driver publishes what is staged; a worker may be on another machine
         return self.step.wants_workers and all(task.task.kind != "playbook" for task in self.tasks)
@@ -96,6 +102,8 @@ class StepProgram:
         """Whether its commands run only in the process that drives the execution."""
         if any(task.task.config.get("pipes") for task in self.tasks):  # the run's own process hears the job
             return True
+        if self.step.streams_to:  # whose chunks are numbered in one process
+            return True
         if self.sink is not None and self.sink.tool == "duckdb":  # whose file one process writes at a time
             return True
         kinds = (TOOL_KINDS.get(task.task.kind) for task in self.tasks)
@@ -106,6 +114,11 @@ class StepProgram:
         """Numbers and booleans that are templates, rendered when the step is entered; by where they stand."""
         inside = [task.task.settings for task in self.tasks]
         return self.step.settings | {name: text for own in inside for name, text in own.items()}
+
+    @property
+    def last_task(self) -> str:
+        """Name of the task whose result is the step's."""
+        return self.tasks[-1].name if self.tasks else ""
 
     @property
     def in_loop(self) -> bool:
@@ -149,7 +162,7 @@ def compile_step(playbook: Playbook, step: Step) -> StepProgram:
     """
     tasks = tuple(_compile_task(playbook, task, in_loop=step.loop is not None) for task in step.tasks)
     collection = None
-    if step.loop is not None and step.loop.cursor is None:
+    if step.loop is not None and step.loop.cursor is None and step.loop.mode is not LoopMode.STREAM:
         collection = compile_value(step.loop.collection)
     return StepProgram(
         step=step,

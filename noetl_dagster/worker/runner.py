@@ -27,6 +27,7 @@ from noetl_dagster.worker.leftovers import Leftovers
 from noetl_dagster.worker.pipeline import Pipeline
 from noetl_dagster.worker.program import StepProgram
 from noetl_dagster.worker.spans import CommandSpan, step_span
+from noetl_dagster.worker.streams.chunks import Streams
 
 logger = logging.getLogger(__name__)
 
@@ -70,6 +71,7 @@ class CommandRunner:
         events: CommandEvents,
         heartbeats: Heartbeats,
         leftovers: Leftovers,
+        streams: Streams,
     ) -> None:
         self._box = box
         self._parts = PartSinks(box)
@@ -78,7 +80,9 @@ class CommandRunner:
         self._events = events
         self._heartbeats = heartbeats
         self._leftovers = leftovers
+        self._streams = streams
         box.progress = heartbeats.tell
+        box.chunks = streams
         box.after, box.over = leftovers.keep, leftovers.is_over
 
     async def run(self, call: Call, *, claimed: bool = False) -> Outcome:
@@ -125,7 +129,7 @@ class CommandRunner:
         if not claimed:
             await self._buffer.post([self._events.claimed(command)])
         cache = ReferenceCache()
-        with self._heartbeats.beating(command):
+        with self._heartbeats.beating(command), self._streams.running(command, program.last_task):
             outcome = await self.outcome(call.execution, program, command, cache, call.values, span)
             if claimed and program.retries:
                 outcome.values = call.values or {}  # the next attempt may run anywhere

@@ -15,6 +15,7 @@ from noetl_dagster.engine.loops.release import EXPIRE, release_expired
 from noetl_dagster.engine.runtime import Runtime
 from noetl_dagster.engine.steps.region import TokenQueue
 from noetl_dagster.engine.steps.sinks import settle_sink
+from noetl_dagster.engine.steps.streams import streams_are_over
 from noetl_dagster.errors import ExecutionStateError, NoetlError
 from noetl_dagster.events.connection import DATABASE_AWAY
 from noetl_dagster.events.envelopes import to_result
@@ -342,6 +343,8 @@ def blocked_regions(execution: Execution, failures: list[StepEnd]) -> set[str]:
 def _is_over(execution: Execution, region_name: str) -> bool:
     graph, state = execution.program.graph, execution.state
     region = graph.region(region_name)
+    if region.is_stream:
+        return streams_are_over(execution, region)
     if not region.is_cycle:
         return state.end_of(region.steps[0], 1) is not None
     return not TokenQueue.replay(execution, region).has_pending

@@ -58,6 +58,11 @@ class Collection:
     def __len__(self) -> int:
         return self._size
 
+    @property
+    def length(self) -> int | None:
+        """How many items there are; None while that is not known."""
+        return self._size
+
     async def slice(self, start: int, stop: int) -> Sequence[Any]:
         """The items of ``start <= index < stop``; only the parts that hold them are read.
 

@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 import asyncpg
 
 from noetl_dagster.engine.loops.attempts import Attempts
+from noetl_dagster.engine.loops.chunks import IterationChunks
 from noetl_dagster.engine.loops.collection import Collection
 from noetl_dagster.engine.loops.frames import Frames
 from noetl_dagster.engine.loops.gather import IterationEnd, LoopResult, gather
@@ -63,6 +64,7 @@ class CursorLoops:
             await release_frames(self._runtime, execution.id, loop_ids)
         activation = Activation(execution, program, visit, loop_ids, Collection())
         await self._loops.start(activation, {})
+        chunks = await IterationChunks.of(self._runtime, activation)
         claim = _Claim(self._runtime, activation, loop.cursor, loop.frame)
         first_index = await self._runtime.pool.fetchval(LOOP_NEXT_INDEX, execution.id, loop_ids)
         if loop.cursor.release is None:
@@ -75,7 +77,7 @@ class CursorLoops:
         async def slot() -> None:
             nonlocal stopped
             while not stopped and (commands := await _to_its_end(taking.take())):
-                outcomes = await self._run(execution, program, commands, loop.frame.row_concurrency)
+                outcomes = await self._run(execution, program, commands, loop.frame.row_concurrency, chunks)
                 await taking.ended(commands, outcomes)
                 stopped = stopped or (loop.fail_fast and any(outcome.failed for outcome in outcomes))
 
@@ -102,7 +104,12 @@ class CursorLoops:
         return result
 
     async def _run(
-        self, execution: Execution, program: StepProgram, commands: list[Command], concurrency: int
+        self,
+        execution: Execution,
+        program: StepProgram,
+        commands: list[Command],
+        concurrency: int,
+        chunks: IterationChunks | None,
     ) -> list[Outcome]:
         waiting = iter(commands)
         outcomes: list[Outcome] = []
@@ -110,6 +117,8 @@ class CursorLoops:
         async def work() -> None:
             for command in waiting:
                 outcome = await self._attempts.run(execution, program, command, issued=True)
+                if chunks is not None:
+                    await chunks.tell(command, outcome.envelope)
                 outcomes.append(outcome)
 
         await run_workers(work, min(concurrency, len(commands)))

@@ -108,6 +108,7 @@ async def gather(
     loop_ids: Sequence[str],
     total: int,
     *,
+    stop: int | None = None,
     flat: bool = False,
     sequences: bool = False,
     counts: Callable[[IterationEnd], bool] | None = None,
@@ -115,12 +116,16 @@ async def gather(
     """Builds the result of a loop that ended: inline while small, else a manifest over its parts.
 
     Args:
+        total: iterations that there should be; 0 where it is not known.
+        stop: the index after the last iteration, where that says more than ``total``.
         flat: each iteration's result is a list of results, and the loop's result is those end to end.
         sequences: see :func:`iteration_ends`.
         counts: whether an end says something about the loop; by default each does.
     """
     collector = _Collector(runtime, execution_id, step, loop_ids[-1], flat=flat)
-    async for end in iteration_ends(runtime, execution_id, loop_ids, 0, total or None, sequences=sequences):
+    async for end in iteration_ends(
+        runtime, execution_id, loop_ids, 0, (total or None) if stop is None else stop, sequences=sequences
+    ):
         if counts is None or counts(end):
             await collector.add(end)
     return await collector.finish(total)

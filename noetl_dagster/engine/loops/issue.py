@@ -61,7 +61,7 @@ class Activation:
             attempt=attempt,
             index=index,
             item=item,
-            length=len(self.items),
+            length=self.items.length,
             loop_id=self.loop_id,
             shard=self.shard,
             part=self.shard and self.program.retries,

@@ -11,6 +11,7 @@ from typing import Any
 
 from noetl_dagster.engine.crew.team import Job, Share, Tally, Team
 from noetl_dagster.engine.loops.attempts import Attempts
+from noetl_dagster.engine.loops.chunks import IterationChunks
 from noetl_dagster.engine.loops.collection import evaluate_collection, keep_collection, kept_collection
 from noetl_dagster.engine.loops.gather import LoopResult, gather, iteration_ends
 from noetl_dagster.engine.loops.issue import Activation, issue
@@ -42,16 +43,17 @@ class Loops:
         loop = program.step.loop
         assert loop is not None
         size = len(activation.items)
+        chunks = await IterationChunks.of(self._runtime, activation)
         if loop.mode is LoopMode.SEQUENTIAL:
             if activation.resumed:
                 await self._restore_context(activation)
-            await self._run_range(activation, 0, size, 1, applies_context=True)
+            await self._run_range(activation, 0, size, 1, chunks, applies_context=True)
         elif loop.mode is LoopMode.CHUNKED:
             chunk = loop.chunk_size or loop.max_in_flight
             for start in range(0, size, chunk):
-                await self._run_range(activation, start, min(start + chunk, size), loop.max_in_flight)
+                await self._run_range(activation, start, min(start + chunk, size), loop.max_in_flight, chunks)
         else:
-            await self._run_range(activation, 0, size, loop.max_in_flight)
+            await self._run_range(activation, 0, size, loop.max_in_flight, chunks)
         await self._runtime.buffer.flush()
         result = await gather(
             self._runtime,
@@ -142,15 +144,27 @@ class Loops:
         start: int,
         stop: int,
         concurrency: int,
+        chunks: IterationChunks | None,
         *,
         applies_context: bool = False,
     ) -> None:
         """Runs the items of a range, so many at a time. Each iteration sees the context as it was issued."""
         with team_of(self._runtime, activation, start, stop, concurrency) as share:
-            await self.work(activation, share, applies_context=applies_context)
+            await self.work(activation, share, chunks, applies_context=applies_context)
 
-    async def work(self, activation: Activation, share: Share, *, applies_context: bool = False) -> Tally:
-        """Runs this process's share of a loop's items."""
+    async def work(
+        self,
+        activation: Activation,
+        share: Share,
+        chunks: IterationChunks | None = None,
+        *,
+        applies_context: bool = False,
+    ) -> Tally:
+        """Runs this process's share of a loop's items.
+
+        Args:
+            chunks: is told of each result, where steps take them while the loop runs.
+        """
         loop = activation.program.step.loop
         assert loop is not None
         commands = SharedCommands(self._runtime, activation, share)
@@ -169,6 +183,8 @@ class Loops:
                 if applies_context:
                     for path, value in outcome.patches:
                         assign(state.ctx, path, value)
+                if chunks is not None:
+                    await chunks.tell(command, outcome.envelope)
                 if outcome.failed and loop.fail_fast:
                     share.stop()
 

@@ -84,7 +84,7 @@ class Dispatcher:
         more: dict[str, Any] = {}
         if call.values:
             more["values"] = call.values
-        if loop is not None and loop.mode.value == "sequential":
+        if loop is not None and loop.is_sequential:
             # what earlier iterations set is in the log only when all are done
             more["ctx"] = call.execution.state.ctx
         if command.item is not None:

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
 from noetl_dagster.about import About
 from noetl_dagster.engine.loops.attempts import Attempts
+from noetl_dagster.engine.loops.chunks import tell_whole
 from noetl_dagster.engine.loops.cursor import CursorLoops
 from noetl_dagster.engine.loops.gather import LoopResult
 from noetl_dagster.engine.loops.loop import Loops, fanin_status
 from noetl_dagster.engine.loops.merge import merge_patches
+from noetl_dagster.engine.loops.stream import StreamLoops
 from noetl_dagster.engine.runtime import Runtime
 from noetl_dagster.engine.steps.checks import blocking_failure, evaluate
 from noetl_dagster.engine.steps.reads import reads_of
@@ -39,7 +41,7 @@ from noetl_dagster.events.envelopes import ERROR, OK, Envelope, error_envelope, 
 from noetl_dagster.events.state import PASSED, CheckOutcome, StepEnd, assign
 from noetl_dagster.events.types import Event, EventType
 from noetl_dagster.playbook.assets import key_text
-from noetl_dagster.playbook.models import LoopMode
+from noetl_dagster.playbook.models import Loop, LoopMode
 from noetl_dagster.playbook.templates.failures import seen_error
 from noetl_dagster.playbook.templates.rendering import holds_async, render_async, with_references
 from noetl_dagster.playbook.templates.scope import Scope
@@ -48,6 +50,7 @@ from noetl_dagster.worker.command import Command
 from noetl_dagster.worker.execution import Execution
 from noetl_dagster.worker.program import StepProgram
 from noetl_dagster.worker.spans import step_ended, step_names
+from noetl_dagster.worker.streams.stream import Stream
 
 STEP_ERRORS = (ToolError, TemplateError, CredentialError, StorageError)
 """Failures that a playbook may route on; anything else is a defect or a lost connection."""
@@ -98,10 +101,16 @@ class Steps:
         self._turns = turns
         self.loops = Loops(runtime)
         self._cursors = CursorLoops(runtime, self.loops)
+        self._streams = StreamLoops(runtime, self.loops)
         self._attempts = Attempts(runtime)
 
-    async def run(self, execution: Execution, step: str, visit: int = 1) -> StepEnd:
+    async def run(
+        self, execution: Execution, step: str, visit: int = 1, *, entered: Callable[[], None] | None = None
+    ) -> StepEnd:
         """Runs a visit of a step that is no fan-out; one that ended already is only read from the log.
+
+        Args:
+            entered: called when this process begins to drive the visit.
 
         Returns:
             How it ended; ``unhandled`` failures are for the caller to act on.
@@ -112,12 +121,31 @@ class Steps:
         with About(
             execution_id=execution.id, step=step, **step_names(execution.trace, execution.state, step, visit)
         ):
-            return await self._run(execution, execution.program.step(step), visit)
+            return await self._run(execution, execution.program.step(step), visit, entered)
 
-    async def _run(self, execution: Execution, program: StepProgram, visit: int) -> StepEnd:
+    @asynccontextmanager
+    async def streaming(
+        self, execution: Execution, step: str, takers: Sequence[str], visit: int = 1
+    ) -> AsyncIterator[Stream]:
+        """The stream of a visit's chunks, which other steps take in this process until the block ends."""
+        ahead = self._runtime.settings.chunks_ahead
+        loops = ((taker, execution.program.step(taker).step.loop) for taker in takers)
+        rooms = {taker: ahead + (1 if loop is None else loop.max_in_flight) for taker, loop in loops}
+        place = (execution.id, step, visit)
+        stream = await self._runtime.streams.open(place, rooms)
+        try:
+            yield stream
+        finally:
+            self._runtime.streams.close(place)
+
+    async def _run(
+        self, execution: Execution, program: StepProgram, visit: int, entered: Callable[[], None] | None
+    ) -> StepEnd:
         async with self.entering(execution, program, visit) as entry:
             if entry.end is not None:
                 return entry.end
+            if entered is not None:
+                entered()
             try:
                 resumed = execution.state.epoch > 1 or entry.turn > 1
                 program = execution.step(program.step.name, visit)
@@ -225,8 +253,7 @@ class Steps:
     async def _work(self, execution: Execution, program: StepProgram, visit: int, resumed: bool) -> _Ending:
         loop = program.step.loop
         if loop is not None:
-            runner = self.loops if loop.cursor is None else self._cursors
-            result = await runner.run(execution, program, visit)
+            result = await self._loop_of(loop).run(execution, program, visit)
             return await self._loop_ending(execution, program, result)
         if not program.tasks:
             return _Ending({"status": OK, "data": None})
@@ -239,7 +266,13 @@ class Steps:
             parent_execution_id=state.parent_execution_id,
         )
         outcome = await self._attempts.run(execution, program, command, resumed=resumed)
+        await tell_whole(self._runtime, command, outcome)
         return _Ending(outcome.envelope, outcome.patches, step_values=outcome.step_values)
+
+    def _loop_of(self, loop: Loop) -> Loops | CursorLoops | StreamLoops:
+        if loop.mode is LoopMode.STREAM:
+            return self._streams
+        return self.loops if loop.cursor is None else self._cursors
 
     async def _loop_ending(self, execution: Execution, program: StepProgram, result: LoopResult) -> _Ending:
         loop = program.step.loop
@@ -260,7 +293,7 @@ class Steps:
         """What iterations wrote to ctx: at once if one after another, else merged, with a warning."""
         loop = program.step.loop
         assert loop is not None
-        if loop.mode is LoopMode.SEQUENTIAL:
+        if loop.is_sequential:
             return list({tuple(path): (list(path), value) for _, path, value in result.patches}.values())
         written, conflicts = merge_patches(result.patches, execution.state.ctx)
         if conflicts:

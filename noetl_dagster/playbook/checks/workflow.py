@@ -12,6 +12,7 @@ from noetl_dagster.playbook.dialects.block import Hints
 from noetl_dagster.playbook.document import Document
 from noetl_dagster.playbook.graph import StepGraph
 from noetl_dagster.playbook.models import (
+    Arc,
     Dispatch,
     FanoutEngine,
     LoopMode,
@@ -35,7 +36,7 @@ def check_playbook(
     """
     problems = [*_check_targets(playbook), *_check_graph(playbook), *_check_workbook(playbook)]
     problems += [*_check_sources(playbook), *_check_own_results(playbook), *_check_pools(playbook)]
-    problems += [*_check_partitions(playbook), *_check_sinks(playbook)]
+    problems += [*_check_partitions(playbook), *_check_sinks(playbook), *_check_streams(playbook)]
     pods = _check_pods(playbook)
     problems += (replace(problem, severity="warning") for problem in pods) if lenient else pods
     if document is None:
@@ -126,6 +127,72 @@ def _check_graph(playbook: Playbook) -> Iterator[Problem]:
             yield Problem(place, message + f"use loop mode {LoopMode.PARALLEL}, or move it out of the cycle")
 
 
+def _check_streams(playbook: Playbook) -> Iterator[Problem]:
+    """A stream has one source for each step that takes it, and its steps are joined by nothing else."""
+    graph = StepGraph(playbook)
+    for step in playbook.steps:
+        if step.streams_to:
+            yield from _check_source(playbook, graph, step)
+        for arc in step.routing.arcs:
+            if arc.is_stream:
+                yield from _check_stream(playbook, graph, step, arc)
+
+
+def _check_source(playbook: Playbook, graph: StepGraph, step: Step) -> Iterator[Problem]:
+    place, what = _place(playbook, step), f"step {step.name!r}: its arc on: call.partial"
+    if not step.tasks:
+        message = f"{what} waits for chunks, and without a 'tool' it makes none"
+        yield Problem(place, f"{message}; give it one, or leave out 'on'", kind=ProblemKind.MISSING_FIELD)
+    if step.is_fanout:
+        message = f"{what} cannot leave a fan-out, whose groups are ops of their own"
+        yield Problem(place, f"{message}; use loop mode {LoopMode.PARALLEL}, or leave out 'on'")
+    if _wants_workers(step):
+        message = f"{what} keeps it in the process that drives the execution, where the chunks are taken"
+        yield Problem(
+            place,
+            f"{message}; leave out its dispatch to workers",
+            "warning",
+            ProblemKind.FIELD_WITHOUT_EFFECT,
+        )
+    back = next(
+        (arc for arc in step.routing.arcs if not arc.is_stream and _leads_back(graph, step, arc)), None
+    )
+    if back is not None:
+        message = f"{what} is part of a stream, and its arc to {back.step!r} leads back into that"
+        remedy = "a stream cannot stand in a cycle; make a child playbook of one of them"
+        yield Problem(back.place or place, f"{message}; {remedy}")
+
+
+def _leads_back(graph: StepGraph, step: Step, arc: Arc) -> bool:
+    known = arc.step == step.name or any(arc.step in region.steps for region in graph.regions)
+    return known and graph.region_of(arc.step) == graph.region_of(step.name)
+
+
+def _check_stream(playbook: Playbook, graph: StepGraph, step: Step, arc: Arc) -> Iterator[Problem]:
+    place = arc.place or _place(playbook, step)
+    what = f"step {step.name!r}: its arc on: call.partial to {arc.step!r}"
+    into = [
+        (source.name, other)
+        for source in playbook.steps
+        for other in source.routing.arcs
+        if other.step == arc.step and other is not arc
+    ]
+    if into:
+        others = ", ".join(sorted({repr(name) for name, _ in into}))
+        message = f"{what} is not the only one into that step: there is one from {others} as well"
+        remedy = "a step that takes chunks runs as long as they come; give the other arc a step of its own"
+        yield Problem(place, f"{message}; {remedy}", kind=ProblemKind.CONFLICTING_FIELDS)
+    if arc.step == graph.entry:
+        yield Problem(place, f"{what} leads to where the playbook starts, before there is a chunk")
+    if arc.set:
+        message = f"{what} has a 'set', which would be written once for each chunk"
+        yield Problem(
+            place,
+            f"{message}; write it in the step, which sees the chunk",
+            kind=ProblemKind.CONFLICTING_FIELDS,
+        )
+
+
 def _check_partitions(playbook: Playbook) -> Iterator[Problem]:
     """A partition has one command for many items, so nothing can be asked that is about one item's command."""
     for step in playbook.steps:
@@ -157,14 +224,17 @@ def _check_sinks(playbook: Playbook) -> Iterator[Problem]:
 
 
 def _check_pods(playbook: Playbook) -> Iterator[Problem]:
-    """A cycle is one op, which has one pod; and what asks for a pod should be what works there."""
+    """A cycle or a stream is one op, which has one pod; and what asks for a pod should be what works there."""
     for region in StepGraph(playbook).regions:
         asking = [step for step in map(playbook.step, region.steps) if step.spec.pod is not None]
         for step in asking[1:]:
             if step.spec.pod != asking[0].spec.pod:
-                cycle = " -> ".join((*region.steps, region.steps[0]))
+                ring = region.steps if region.is_stream else (*region.steps, region.steps[0])
+                kind = "stream" if region.is_stream else "cycle"
                 message = f"step {step.name!r}: its pod is another than that of step {asking[0].name!r}"
-                remedy = f"the cycle {cycle} runs in one pod; say the same of both, or of one alone"
+                remedy = (
+                    f"the {kind} {' -> '.join(ring)} runs in one pod; say the same of both, or of one alone"
+                )
                 yield Problem(
                     _place(playbook, step), f"{message}; {remedy}", kind=ProblemKind.CONFLICTING_FIELDS
                 )

@@ -42,6 +42,7 @@ class Reading:
         settled: whether a setting was a template of the workload.
         jumps: targets of the present step's policies, with the action that names them; checked when
             all tasks of the step are known.
+        fed: steps that take the chunks of another one while they are made.
     """
 
     def __init__(self, document: Document, *, lenient: bool = False) -> None:
@@ -56,6 +57,7 @@ class Reading:
         self.run_pod: Pod | None = None
         self.settled = False
         self.jumps: list[tuple[str, Block]] = []
+        self.fed: frozenset[str] = frozenset()
 
     def name_setting(self, what: str, key: str, template: str) -> str:
         """Notes a template under the name of its setting: ``loop.spec.max_in_flight``.

@@ -72,6 +72,44 @@ def read_loop(block: Block, step_spec: Block, *, step_decides: bool) -> Loop | N
     return loop
 
 
+FED = Loop(iterator="chunk", mode=LoopMode.STREAM, max_in_flight=1)
+"""The loop of a step that takes the chunks of another one and says nothing else: one after another."""
+
+
+def read_fed_loop(block: Block) -> Loop | None:
+    """The loop of a step that takes the chunks of another one: what a chunk is called, and how many at a time."""
+    own = _settings(block)
+    if any(name in block for name in (*LOOP_IN, "cursor")):
+        block.error(
+            "an arc on: call.partial feeds the step chunk by chunk, and it cannot go through something else as well; "
+            "leave out 'in', or loop over the rows of a chunk in a child playbook",
+            kind=ProblemKind.CONFLICTING_FIELDS,
+        )
+    mode = own.choice(LoopMode, "mode", also=LOOP_MODES)
+    if mode not in (None, LoopMode.STREAM):
+        own.error(
+            "an arc on: call.partial feeds the step; leave out the mode, or say the arc on: step.done",
+            "mode",
+            ProblemKind.CONFLICTING_FIELDS,
+        )
+    iterator = block.text(*LOOP_ITERATOR)
+    loop = block.build(
+        Loop,
+        iterator=iterator or FED.iterator,
+        mode=LoopMode.STREAM,
+        max_in_flight=own.whole(*MAX_IN_FLIGHT) or FED.max_in_flight,
+        fail_fast=own.flag("fail_fast"),
+        allow_partial=own.flag("allow_partial"),
+        strict_ctx=own.flag("strict_ctx"),
+    )
+    own.drop(*_SETTINGS)
+    own.close(_SETTINGS, severity="warning")
+    block.drop(*DESCRIPTION, *LOOP_IN, "cursor")
+    block.close(LOOP_KEYS)
+    _check_iterator(block, iterator)
+    return loop
+
+
 def _settings(block: Block) -> Block:
     """``loop.spec``, over the same settings written in the loop itself, as the seeds do."""
     beside = {key: block[key] for key in (*_SETTINGS, "concurrency") if key in block}
@@ -98,6 +136,8 @@ def _check(block: Block, cursor: CursorSpec | None, mode: LoopMode | None) -> No
             block.error("a loop takes 'in' or 'cursor', not both", "cursor", ProblemKind.CONFLICTING_FIELDS)
         elif mode is LoopMode.FANOUT:
             block.error("a cursor cannot fan out: its items are not known beforehand", "cursor")
+    elif mode is LoopMode.STREAM:
+        block.error("mode stream is of steps that an arc on: call.partial leads to", "mode")
     elif mode is LoopMode.CURSOR:
         message = "mode cursor needs 'cursor': {kind: postgres, auth, claim: SQL}"
         block.error(message, kind=ProblemKind.MISSING_FIELD)

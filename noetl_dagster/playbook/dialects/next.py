@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 from noetl_dagster.errors import ProblemKind
@@ -15,7 +16,7 @@ from noetl_dagster.playbook.dialects.spelling import (
     ROUTING_KEYS,
     WHEN,
 )
-from noetl_dagster.playbook.models import Arc, Routing, RoutingMode
+from noetl_dagster.playbook.models import CALL_PARTIAL, Arc, Routing, RoutingMode
 from noetl_dagster.playbook.wording import described
 
 
@@ -35,6 +36,16 @@ def read_next(step: Block) -> Routing:
         return _from_router(block) if "step" not in value else Routing(arcs=tuple(_arcs([_arc(block)])))
     step.error(f"next must be a step name, a list or {{spec, arcs}}, found {described(value)}", key)
     return Routing()
+
+
+def fed_steps(workflow: Any) -> Iterator[str]:
+    """Names of the steps that arcs ``on: call.partial`` lead to, from the workflow as it is written."""
+    for step in workflow if isinstance(workflow, list) else ():
+        value = step.get("next") if isinstance(step, dict) else None
+        arcs = value.get("arcs", [value]) if isinstance(value, dict) else value
+        for arc in arcs if isinstance(arcs, list) else ():
+            if isinstance(arc, dict) and arc.get("on") == CALL_PARTIAL:
+                yield str(arc.get("step"))
 
 
 def _from_router(block: Block) -> Routing:

@@ -13,6 +13,7 @@ from noetl_dagster.playbook.assets import DagsterSpec
 from noetl_dagster.playbook.dialects.assets.root import read_dagster
 from noetl_dagster.playbook.dialects.block import Block, Reading
 from noetl_dagster.playbook.dialects.cluster.spec import read_pod
+from noetl_dagster.playbook.dialects.next import fed_steps
 from noetl_dagster.playbook.dialects.retry import read_sink
 from noetl_dagster.playbook.dialects.spec import STEP_SPEC, check_step_spec
 from noetl_dagster.playbook.dialects.spelling import (
@@ -312,6 +313,7 @@ def _workflow(root: Block, only: str | None) -> tuple[Step, ...]:
     if not isinstance(value, list) or not value:
         root.error(f"workflow must be a list of steps, found {described(value or None)}", key)
         return ()
+    root.reading.fed = frozenset(fed_steps(value))
     steps: dict[str, Step] = {}
     for index, entry in enumerate(value):
         if only is not None and entry.get("step") != only:

@@ -9,7 +9,7 @@ from typing import Any
 from noetl_dagster.errors import ProblemKind
 from noetl_dagster.playbook.dialects.assets.step import read_asset, read_checks, read_sources
 from noetl_dagster.playbook.dialects.block import Block
-from noetl_dagster.playbook.dialects.loop import read_loop
+from noetl_dagster.playbook.dialects.loop import FED, read_fed_loop, read_loop
 from noetl_dagster.playbook.dialects.next import read_next
 from noetl_dagster.playbook.dialects.retry import read_retry, read_sink
 from noetl_dagster.playbook.dialects.set import read_set
@@ -52,7 +52,7 @@ def read_step(block: Block) -> Step | None:
     block.reading.templates = {}
     own_spec = block.child("spec") or Block(block.reading, {}, f"{block.what}, spec", block.place)
     spec = layered_block(own_spec, own_spec.what, block.reading.executor_spec)
-    loop = _loop(block, spec)
+    loop = _loop(block, spec, fed=name in block.reading.fed)
     loop_spec = _loop_spec(block)
     outer = (
         outer_task_spec(block.document, block.reading.executor_spec),
@@ -107,8 +107,10 @@ def _check_empty(block: Block) -> None:
         block.error("a step needs 'tool' or 'next'", kind=ProblemKind.MISSING_FIELD)
 
 
-def _loop(block: Block, spec: Block) -> Loop | None:
+def _loop(block: Block, spec: Block, *, fed: bool) -> Loop | None:
     loop_block = block.child("loop")
+    if fed:
+        return FED if loop_block is None else read_fed_loop(loop_block)
     own = block.values.get("spec")
     own_mode = own.get("loop_mode") if isinstance(own, dict) else None
     loop = None if loop_block is None else read_loop(loop_block, spec, step_decides=own_mode is not None)

@@ -94,7 +94,7 @@ class ChunkWriter:
         if held is None or self._box.chunks is None:
             return
         index = len(self._parts) - 1
-        await self._box.chunks.tell(self._call, Chunk(index, held.ref, held.position, more))
+        await self._box.chunks.tell(self._call, Chunk(index, held.ref, position=held.position, more=more))
 
     async def _compare(self, place: int, ref: ResultRef) -> None:
         before = self._parts[place]

@@ -1,0 +1,68 @@
+"""A chunk as templates of the step see it that takes it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from noetl_dagster.playbook.templates.views import DataView, LazyMapping, ReferenceCache, as_reference
+
+
+class ChunkView(LazyMapping):
+    """``chunk_index``, ``row_count``, ``has_more``, ``rows``, and ``data``: the result that the chunk is.
+
+    Args:
+        item: the chunk as the log has it: with ``data``, or the ``ref`` behind which that is.
+        cache: what has been fetched so far.
+    """
+
+    __slots__ = ("_values",)
+
+    def __init__(self, item: Mapping[str, Any], cache: ReferenceCache) -> None:
+        values = {key: item[key] for key in ("chunk_index", "row_count", "has_more") if key in item}
+        if "ref" in item:
+            reference = as_reference(item["ref"])
+            values["data"] = DataView(None, reference=reference, cache=cache)
+            values["rows"] = _Rows(None, reference=reference, cache=cache)
+        else:
+            values["data"], values["rows"] = item.get("data"), rows_of(item.get("data"))
+        self._values = values
+
+    def __getitem__(self, key: str) -> Any:
+        return self._values[key]
+
+    def __iter__(self) -> Any:
+        return iter(self._values)
+
+    def __len__(self) -> int:
+        return len(self._values)
+
+
+class _Rows(DataView):
+    """The rows of a stored chunk; whole references go on to tools that read them themselves."""
+
+    __slots__ = ()
+
+    def plain(self) -> Any:
+        return self._value()
+
+    def _value(self) -> Any:
+        return rows_of(super()._value())
+
+
+def rows_of(value: Any) -> Any:
+    """A list as it is, a table as its rows, ``rows`` of a mapping; anything else is one row, and nothing is none."""
+    if value is None or isinstance(value, list):
+        return value or []
+    if hasattr(value, "to_pylist"):
+        return value.to_pylist()
+    if isinstance(value, Mapping) and isinstance(value.get("rows"), list):
+        return value["rows"]
+    return [value]
+
+
+def row_count(envelope: Mapping[str, Any]) -> int | None:
+    """How many rows a result has as a chunk; None where it would have to be fetched to know."""
+    if envelope.get("ref") is not None:
+        return as_reference(envelope["ref"]).rows
+    return len(rows_of(envelope.get("data")))
