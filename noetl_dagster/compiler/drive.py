@@ -13,7 +13,13 @@ from typing import Any, TypeVar
 from dagster import DagsterExecutionInterruptedError, DagsterRunStatus, OpExecutionContext
 
 from noetl_dagster.engine.engine import Engine
-from noetl_dagster.engine.executions.progress import LoopProgress, Pace, loop_progress, running_notes
+from noetl_dagster.engine.executions.progress import (
+    LoopProgress,
+    Pace,
+    loop_progress,
+    running_notes,
+    stream_progress,
+)
 from noetl_dagster.errors import ExecutionCancelledError
 from noetl_dagster.event_loop import background_loop, run_sync
 
@@ -29,14 +35,23 @@ _TERMINATED = frozenset({DagsterRunStatus.CANCELING, DagsterRunStatus.CANCELED})
 
 
 def drive(
-    context: OpExecutionContext, engine: Engine, work: Coroutine[Any, Any, T], *, execution_id: int, step: str
+    context: OpExecutionContext,
+    engine: Engine,
+    work: Coroutine[Any, Any, T],
+    *,
+    execution_id: int,
+    step: str,
+    stream: Sequence[str] = (),
 ) -> T:
     """Waits for ``work``; every few seconds the counts of the step's loop go to the run's log and tags.
+
+    Args:
+        stream: the steps that are walked side by side, from the source on; then the counts of their chunks.
 
     When the run is terminated the work is cancelled, and so is the execution.
     """
     future: Future[T] = asyncio.run_coroutine_threadsafe(work, background_loop())
-    reporter = _Reporter(context, engine, execution_id, step)
+    reporter = _Reporter(context, engine, execution_id, step, stream)
     try:
         while True:
             try:
@@ -69,7 +84,15 @@ class _Reporter:
     """Tells how far a step is, its loop and what its tools say: in the run's log, and in a tag that the run's
     page shows."""
 
-    def __init__(self, context: OpExecutionContext, engine: Engine, execution_id: int, step: str) -> None:
+    def __init__(
+        self,
+        context: OpExecutionContext,
+        engine: Engine,
+        execution_id: int,
+        step: str,
+        stream: Sequence[str],
+    ) -> None:
+        self._stream = stream
         self._context = context
         self._engine = engine
         self._execution_id = execution_id
@@ -86,7 +109,7 @@ class _Reporter:
 
     def finish(self) -> None:
         """Says how it ended, where anything was said before: the tag outlives the work."""
-        if self._said:
+        if self._said or self._stream:
             self.report()
 
     def _warn_of_pool(self) -> None:
@@ -106,7 +129,10 @@ class _Reporter:
         # counting takes longer the larger the loop is, and is never more than a few percent of the work
         self._due = now + max(REPORT_SECONDS, COUNTING_SHARE * (now - began))
         mine = [progress for progress in found if progress.step == self._step]
-        said = self._loop_said(mine[-1], now) if mine else f"{self._step}: {note}" if note else ""
+        if self._stream:
+            said = run_sync(stream_progress(pool, self._execution_id, self._stream))
+        else:
+            said = self._loop_said(mine[-1], now) if mine else f"{self._step}: {note}" if note else ""
         if not said or said == self._said:
             return
         self._said = said

@@ -96,7 +96,8 @@ class OpMaker:
         def run(session: OpSession, inputs: dict[str, Any]) -> Iterator[Output[Any]]:
             walk = run_streams if region.is_stream else run_region
             work = walk(session.engine.steps, session.execution, region)
-            fired, failure = session.drive(work, region.steps[0])
+            stream = region.order if region.is_stream else ()
+            fired, failure = session.drive(work, region.steps[0], stream)
             latest = session.execution.state.latest
             ends = [latest[name] for name in region.steps if name in latest]
             results = {name: f"{RESULT}_{self.steps[name]}" for name in region.steps}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -113,13 +113,15 @@ class OpSession:
             prepare_spark(engine.runtime, execution)
         return cls(context, engine, execution, playbook, writers, steps)
 
-    def drive(self, work: Any, step: str) -> Any:
+    def drive(self, work: Any, step: str, stream: Sequence[str] = ()) -> Any:
         work = self.engine.guard(self.execution, work)
         with (
             About(execution_id=self.execution.id, step=step, run_id=self.context.run_id),
             hearing(self.execution.id, self.context, self.asset_keys),
         ):
-            return drive(self.context, self.engine, work, execution_id=self.execution.id, step=step)
+            return drive(
+                self.context, self.engine, work, execution_id=self.execution.id, step=step, stream=stream
+            )
 
     @property
     def asset_keys(self) -> dict[str, AssetKey | None]:

@@ -191,6 +191,12 @@ WHERE execution_id = $1 AND node_name = $2 AND meta ->> 'visit' = $3 AND event_t
 ORDER BY (meta ->> 'chunk_index')::int
 """
 
+# By step, how many chunks it has told of and how many rows they have.
+CHUNK_COUNTS = """
+SELECT node_name, count(*) AS chunks, sum((meta ->> 'row_count')::bigint)::bigint AS rows
+FROM noetl.event WHERE execution_id = $1 AND event_type = 'call.partial' GROUP BY node_name
+"""
+
 # Where a call goes on whose chunks are in the log.
 CHUNKS_TOLD = """
 SELECT (meta ->> 'chunk_index')::int AS chunk_index, (meta -> 'has_more')::bool AS has_more, context

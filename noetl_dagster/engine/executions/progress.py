@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import asyncpg
 
-from noetl_dagster.events.queries import LOOP_PROGRESS, LOOP_RATES
+from noetl_dagster.events.queries import CHUNK_COUNTS, LOOP_PROGRESS, LOOP_RATES
 
 PACE_SECONDS = 30.0
 
@@ -130,6 +131,29 @@ async def loop_progress(pool: asyncpg.Pool, execution_id: int) -> list[LoopProgr
         )
         for row in rows
     ]
+
+
+async def stream_progress(pool: asyncpg.Pool, execution_id: int, steps: Sequence[str]) -> str:
+    """Where the chunks of a stream are: how many each of its steps has taken, and how many it has made.
+
+    Args:
+        steps: from the source on.
+    """
+    made = {row["node_name"]: row for row in await pool.fetch(CHUNK_COUNTS, execution_id)}
+    took = {loop.step: loop for loop in await loop_progress(pool, execution_id)}
+    said = []
+    for step in steps:
+        parts = []
+        if step in took and step != steps[0]:
+            parts.append(
+                f"took {took[step].ended}" + (f", {took[step].failed} failed" * bool(took[step].failed))
+            )
+        if step in made:
+            rows = "" if made[step]["rows"] is None else f" of {made[step]['rows']} rows"
+            parts.append(f"made {made[step]['chunks']} chunks{rows}")
+        if parts:
+            said.append(f"{step}: {', '.join(parts)}")
+    return "; ".join(said)
 
 
 async def loop_rates(pool: asyncpg.Pool, execution_id: int) -> dict[str, float]:

@@ -2,9 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
 from noetl_dagster.engine.engine import Engine
-from noetl_dagster.events.state import ExecutionStatus
+from noetl_dagster.events.state import ExecutionStatus, StepStatus
+from noetl_dagster.settings import Settings
 from tests.engine.conftest import Run
+from tests.playbooks import playbook
 
 CHUNKS = """
 SELECT node_name, (meta ->> 'chunk_index')::int AS chunk, meta ->> 'row_count' AS rows, result
@@ -34,6 +41,14 @@ workflow:
 """
 
 
+@pytest.fixture
+async def engine(settings: Settings) -> AsyncIterator[Engine]:
+    engine = await Engine.open(settings.model_copy(update={"default_postgres_credential": "embedded"}))
+    await engine.runtime.pool.execute("CREATE TABLE loaded (page int)")
+    yield engine
+    await engine.close()
+
+
 async def test_a_chain_takes_each_chunk_once_and_in_order(engine: Engine, run: Run) -> None:
     state = await run(CHAIN)
     assert state.status is ExecutionStatus.COMPLETED, state.error
@@ -59,3 +74,175 @@ workflow:
 """)
     assert state.status is ExecutionStatus.COMPLETED, state.error
     assert [item["data"] for item in state.latest["take"].envelope["results"]] == [[0, 2, False, 2, "x"]]
+
+
+BRANCHES = """
+workload: {pages: 6}
+workflow:
+  - step: start
+    loop: {in: "{{ range(pages) | list }}", iterator: page, spec: {mode: parallel, max_in_flight: 3}}
+    tool: {kind: python, input: {page: "{{ page }}"}, code: "result = {'rows': [page], 'even': page % 2 == 0}"}
+    next:
+      arcs:
+        - {step: evens, on: call.partial, when: "{{ event.payload.data.even }}"}
+        - {step: all, on: call.partial}
+        - {step: end}
+  - step: evens
+    tool: {kind: python, input: {page: "{{ chunk.rows[0] }}"}, code: "result = page"}
+  - step: all
+    loop: {spec: {max_in_flight: 3}}
+    tool: {kind: python, input: {page: "{{ chunk.rows[0] }}"}, code: "result = page"}
+  - step: end
+"""
+
+
+async def test_several_take_the_chunks_of_one_each_those_that_its_arc_lets_pass(run: Run) -> None:
+    state = await run(BRANCHES)
+    assert state.status is ExecutionStatus.COMPLETED, state.error
+    for step, pages in (("evens", [0, 2, 4]), ("all", [0, 1, 2, 3, 4, 5])):
+        envelope = state.latest[step].envelope
+        assert sorted(item["data"] for item in envelope["results"]) == pages
+        assert (envelope["total"], envelope["done"]) == (len(pages), len(pages))
+
+
+async def test_ctx_goes_from_chunk_to_chunk(run: Run) -> None:
+    state = await run("""
+workflow:
+  - step: start
+    loop: {in: [1, 2, 3, 4], iterator: n, spec: {mode: sequential}}
+    tool: {kind: python, input: {n: "{{ n }}"}, code: "result = [n]"}
+    next: {arcs: [{step: sum, on: call.partial}]}
+  - step: sum
+    tool:
+      kind: python
+      input: {n: "{{ chunk.rows[0] }}", before: "{{ ctx.total | default(0) }}"}
+      code: "result = before + n"
+      set: {ctx.total: "{{ output.data }}"}
+    next: [end]
+  - step: end
+    tool: {kind: python, input: {total: "{{ ctx.total }}"}, code: "result = total"}
+""")
+    assert state.latest["end"].envelope["data"] == 10
+
+
+FAILING = """
+workload: {bad: -1, flag: ""}
+workflow:
+  - step: start
+    loop: {in: "{{ range(8) | list }}", iterator: page, spec: {mode: sequential}}
+    tool: {kind: python, input: {page: "{{ page }}"}, code: "result = [page]"}
+    next: {arcs: [{step: change, on: call.partial}]}
+  - step: change
+    loop: {spec: {max_in_flight: 2 SPEC}}
+    tool:
+      kind: python
+      input: {page: "{{ chunk.rows[0] }}", bad: "{{ bad }}", flag: "{{ flag }}"}
+      code: |
+        import os
+        if page == bad and not os.path.exists(flag):
+            raise ValueError('not this one')
+        result = [page]
+    next: {arcs: [{step: load, on: call.partial}, {step: end}]}
+  - step: load
+    tool: {kind: postgres, auth: pg_local, command: "INSERT INTO loaded VALUES (:page)", params: {page: "{{ chunk.rows[0] }}"}}
+    next: [end]
+  - step: end
+"""
+
+
+async def loaded(engine: Engine) -> list[int]:
+    return [row["page"] for row in await engine.runtime.pool.fetch("SELECT page FROM loaded ORDER BY ctid")]
+
+
+async def test_a_chunk_that_fails_stops_those_behind_it_until_it_is_resumed(
+    engine: Engine, tmp_path: Path
+) -> None:
+    flag = tmp_path / "mended"
+    state = await engine.run(playbook(FAILING.replace("SPEC", "")), {"bad": 3, "flag": str(flag)})
+    assert state.status is ExecutionStatus.FAILED
+    assert "not this one" in str(state.error)
+    assert await loaded(engine) == [0, 1, 2]
+    assert state.ends[("start", 1)].status is StepStatus.COMPLETED
+    assert ("load", 1) not in state.ends
+    flag.touch()
+    state = await engine.resume(state.execution_id)
+    assert state.status is ExecutionStatus.COMPLETED, state.error
+    assert await loaded(engine) == list(range(8))
+    assert state.latest["load"].envelope["done"] == 8
+
+
+async def test_chunks_that_may_fail_are_left_out(engine: Engine) -> None:
+    state = await engine.run(playbook(FAILING.replace("SPEC", ", allow_partial: true")), {"bad": 3})
+    assert state.status is ExecutionStatus.COMPLETED, state.error
+    assert await loaded(engine) == [0, 1, 2, 4, 5, 6, 7]
+
+
+SOURCE_FAILS = """
+workload: {flag: ""}
+workflow:
+  - step: start
+    loop: {in: [0, 1, 2, 3], iterator: page, spec: {mode: sequential, fail_fast: true}}
+    tool:
+      kind: python
+      input: {page: "{{ page }}", flag: "{{ flag }}"}
+      code: |
+        import os
+        if page == 2 and not os.path.exists(flag):
+            raise ValueError('no page')
+        result = [page]
+    next: {arcs: [{step: load, on: call.partial} HANDLED]}
+  - step: load
+    tool: {kind: postgres, auth: pg_local, command: "INSERT INTO loaded VALUES (:page)", params: {page: "{{ chunk.rows[0] }}"}}
+    next: [end]
+  - step: end
+  - {step: other, tool: {kind: noop}}
+"""
+
+
+async def test_without_the_end_of_the_source_nothing_is_routed(engine: Engine, tmp_path: Path) -> None:
+    flag = tmp_path / "mended"
+    state = await engine.run(playbook(SOURCE_FAILS.replace("HANDLED", "")), {"flag": str(flag)})
+    assert state.status is ExecutionStatus.FAILED
+    assert (await loaded(engine), set(state.ends)) == ([0, 1], {("start", 1)})
+    flag.touch()
+    state = await engine.resume(state.execution_id)
+    assert state.status is ExecutionStatus.COMPLETED, state.error
+    assert await loaded(engine) == [0, 1, 2, 3]
+    assert "end" in state.latest
+
+
+async def test_a_failure_of_the_source_that_is_handled_leaves_the_takers_out(engine: Engine) -> None:
+    text = SOURCE_FAILS.replace("HANDLED", ", {step: other, on: step.failed}")
+    state = await engine.run(playbook(text))
+    assert state.status is ExecutionStatus.COMPLETED, state.error
+    assert state.ends[("load", 1)].status is StepStatus.SKIPPED
+    assert ("end" in state.latest, "other" in state.latest) == (False, True)
+
+
+async def test_a_source_that_is_not_admitted_has_no_takers(run: Run) -> None:
+    state = await run(
+        """
+workflow:
+  - {step: first, tool: {kind: noop}, next: [start]}
+  - step: start
+    spec: {admit: false}
+    tool: {kind: python, code: "result = [1]"}
+    next: {arcs: [{step: take, on: call.partial}]}
+  - {step: take, tool: {kind: noop}}
+""".replace("step: first", "step: begin")
+    )
+    assert state.status is ExecutionStatus.COMPLETED, state.error
+    assert "take" not in state.visits
+
+
+async def test_a_taker_that_is_not_admitted_slows_nobody(run: Run) -> None:
+    state = await run("""
+workflow:
+  - step: start
+    loop: {in: "{{ range(50) | list }}", iterator: page, spec: {mode: sequential}}
+    tool: {kind: noop}
+    next: {arcs: [{step: take, on: call.partial}]}
+  - {step: take, spec: {admit: false}, tool: {kind: noop}}
+""")
+    assert state.status is ExecutionStatus.COMPLETED, state.error
+    assert state.latest["start"].envelope["done"] == 50
