@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
+from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -12,6 +15,7 @@ from noetl_dagster.events.state import ExecutionStatus, StepStatus
 from noetl_dagster.settings import Settings
 from tests.engine.conftest import Run
 from tests.playbooks import playbook
+from tests.waiting import until
 
 CHUNKS = """
 SELECT node_name, (meta ->> 'chunk_index')::int AS chunk, meta ->> 'row_count' AS rows, result
@@ -246,3 +250,77 @@ workflow:
 """)
     assert state.status is ExecutionStatus.COMPLETED, state.error
     assert state.latest["start"].envelope["done"] == 50
+
+
+SLOW = """
+workload: {gate: ""}
+workflow:
+  - step: start
+    loop: {in: "{{ range(20) | list }}", iterator: page, spec: {mode: sequential}}
+    tool: {kind: python, input: {page: "{{ page }}"}, code: "result = [page]"}
+    next: {arcs: [{step: wait, on: call.partial}]}
+  - step: wait
+    loop: {spec: {max_in_flight: 2}}
+    tool:
+      kind: python
+      input: {page: "{{ chunk.rows[0] }}", gate: "{{ gate }}"}
+      code: |
+        import os, time
+        while page >= 3 and not os.path.exists(gate):
+            time.sleep(0.01)
+        result = [page]
+    next: {arcs: [{step: load, on: call.partial}]}
+  - step: load
+    tool:
+      kind: python
+      input: {page: "{{ chunk.rows[0] }}"}
+      code: "result = {'page': page}"
+      sink: {tool: postgres, auth: pg_local, table: loaded}
+"""
+CLAIMED = """
+SELECT count(*) FROM noetl.event
+WHERE execution_id = $1 AND node_name = $2 AND event_type = 'command.claimed'
+"""
+TOLD = "SELECT count(*) FROM noetl.event WHERE execution_id = $1 AND node_name = 'start' AND event_type = 'call.partial'"
+
+
+async def test_a_slow_taker_slows_the_source(engine: Engine, tmp_path: Path) -> None:
+    gate, pool = tmp_path / "gate", engine.runtime.pool
+    execution = await engine.lifecycle.create(playbook(SLOW), {"gate": str(gate)})
+    work = asyncio.create_task(engine.guard(execution, engine.walker.run(execution)))
+    most = 3 + 2 + engine.runtime.settings.chunks_ahead
+    await until(lambda: _is(pool.fetchval(TOLD, execution.id), most), "the stream to fill up")
+    await asyncio.sleep(0.5)
+    assert await pool.fetchval(TOLD, execution.id) == most
+    gate.touch()
+    await work
+    state = execution.state
+    assert state.status is ExecutionStatus.COMPLETED, state.error
+    assert await loaded(engine) == list(range(20))
+
+
+async def _is(value: Any, wanted: int) -> bool:
+    return bool(await value == wanted)
+
+
+@pytest.mark.parametrize("step", ["start", "wait", "load"])
+async def test_a_driver_that_dies_leaves_no_chunk_out_and_none_twice(
+    engine: Engine, tmp_path: Path, step: str
+) -> None:
+    gate, pool = tmp_path / "gate", engine.runtime.pool
+    execution = await engine.lifecycle.create(playbook(SLOW), {"gate": str(gate)})
+    work = asyncio.create_task(engine.guard(execution, engine.walker.run(execution)))
+
+    async def has_begun() -> bool:
+        return bool(await pool.fetchval(CLAIMED, execution.id, step) >= 3)
+
+    await until(has_begun, f"the third chunk of {step}")
+    work.cancel()
+    with suppress(asyncio.CancelledError):
+        await work
+    gate.touch()
+    state = await engine.resume(execution.id)
+    assert state.status is ExecutionStatus.COMPLETED, state.error
+    assert await loaded(engine) == list(range(20))
+    for name in ("start", "wait", "load"):
+        assert (state.latest[name].envelope["total"], state.latest[name].envelope["done"]) == (20, 20)
