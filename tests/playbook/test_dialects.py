@@ -191,8 +191,26 @@ def test_shapes_of_next(written: str, targets: list[str], mode: RoutingMode) -> 
 
 
 def test_on_of_an_arc_is_a_word_not_a_boolean() -> None:
-    step = step_of("- step: start\n  tool: {kind: noop}\n  next: {arcs: [{step: start, on: call.partial}]}")
-    assert step.routing.arcs[0].on == "call.partial"
+    step = step_of("- step: start\n  tool: {kind: noop}\n  next: {arcs: [{step: start, on: step.done}]}")
+    assert step.routing.arcs[0].on == "step.done"
+
+
+@pytest.mark.parametrize(
+    ("arcs", "loop", "iterator", "in_flight"),
+    [
+        ("{arcs: [{step: take, on: call.partial}]}", "", "chunk", 1),
+        ("{step: take, on: call.partial}", "loop: {iterator: page}", "page", 1),
+        ("[{step: take, on: call.partial}]", "loop: {mode: stream, concurrency: 3}", "chunk", 3),
+        ("[{step: take, on: call.partial}]", "loop: {spec: {max_in_flight: 4}}", "chunk", 4),
+    ],
+)
+def test_a_step_that_takes_chunks_is_a_loop_over_them(
+    arcs: str, loop: str, iterator: str, in_flight: int
+) -> None:
+    text = f"- step: start\n  tool: {{kind: noop}}\n  next: {arcs}\n- step: take\n  tool: {{kind: noop}}\n  {loop}"
+    found = load(text).steps[1].loop
+    assert found is not None
+    assert (found.mode, found.iterator, found.max_in_flight) == (LoopMode.STREAM, iterator, in_flight)
 
 
 def test_arguments_of_an_arc_are_set_before_its_target() -> None:

@@ -9,6 +9,7 @@ from noetl_dagster.playbook.loader import load_playbook, load_report, parse_play
 from tests.playbook.playbooks import HEAD, errors_of, problems_of, warnings_of, with_steps
 
 OK_TOOL = "tool: {kind: noop}"
+FEEDING = f"- step: start\n  {OK_TOOL}\n  next: [{{step: take, on: call.partial}}]\n"
 PARTITIONS = """  loop: {in: [1], iterator: x}
   spec: {loop_mode: fanout, fanout: {granularity: partition}}
 """
@@ -168,7 +169,7 @@ BROKEN_STEPS = {
     ),
     "unknown loop mode": (
         f"- step: start\n  {OK_TOOL}\n  loop: {{in: [1], iterator: x, spec: {{mode: wild}}}}\n",
-        "mode is 'wild'; use one of sequential, parallel, chunked, cursor, fanout",
+        "mode is 'wild'; use one of sequential, parallel, chunked, cursor, stream, fanout",
     ),
     "unknown key of a loop": (
         f"- step: start\n  {OK_TOOL}\n  loop: {{in: [1], iteratr: x}}\n",
@@ -241,6 +242,50 @@ BROKEN_STEPS = {
     "sink without table": (
         "- step: start\n  tool: {kind: noop}\n  sink: {tool: postgres}\n",
         "a sink needs 'table'",
+    ),
+    "chunks for a loop over something else": (
+        FEEDING + f"- step: take\n  {OK_TOOL}\n  loop: {{in: [1], iterator: x}}\n",
+        "leave out 'in', or loop over the rows of a chunk in a child playbook",
+    ),
+    "chunks for a loop of another mode": (
+        FEEDING + f"- step: take\n  {OK_TOOL}\n  loop: {{mode: parallel}}\n",
+        "leave out the mode, or say the arc on: step.done",
+    ),
+    "a stream without an arc": (
+        f"- step: start\n  {OK_TOOL}\n  loop: {{in: [1], iterator: x, mode: stream}}\n",
+        "mode stream is of steps that an arc on: call.partial leads to",
+    ),
+    "chunks and another arc": (
+        FEEDING.replace("}]", "}, {step: other}]")
+        + f"- step: take\n  {OK_TOOL}\n- step: other\n  {OK_TOOL}\n  next: [take]\n",
+        "is not the only one into that step: there is one from 'other' as well",
+    ),
+    "chunks for the beginning": (
+        f"- step: start\n  {OK_TOOL}\n  next: [take]\n"
+        f"- step: take\n  {OK_TOOL}\n  next: [{{step: start, on: call.partial}}]\n",
+        "leads to where the playbook starts, before there is a chunk",
+    ),
+    "chunks for itself": (
+        f"- step: start\n  {OK_TOOL}\n  next: [take]\n"
+        f"- step: take\n  {OK_TOOL}\n  next: [{{step: take, on: call.partial}}]\n",
+        "leads to the step itself",
+    ),
+    "chunks that set": (
+        FEEDING.replace("}]", ", set: {ctx.n: 1}}]") + f"- step: take\n  {OK_TOOL}\n",
+        "has a 'set', which would be written once for each chunk",
+    ),
+    "a stream in a cycle": (
+        FEEDING + f"- step: take\n  {OK_TOOL}\n  next: [start]\n",
+        "is part of a stream, and its arc to 'start' leads back into that",
+    ),
+    "chunks of nothing": (
+        FEEDING.replace(OK_TOOL, "desc: x") + f"- step: take\n  {OK_TOOL}\n",
+        "waits for chunks, and without a 'tool' it makes none",
+    ),
+    "chunks of a fan-out": (
+        FEEDING
+        + f"  loop: {{in: [1], iterator: x}}\n  spec: {{loop_mode: fanout}}\n- step: take\n  {OK_TOOL}\n",
+        "cannot leave a fan-out",
     ),
     "retry without then": (
         "- step: start\n  tool: {kind: noop}\n  retry: [{when: true}]\n",

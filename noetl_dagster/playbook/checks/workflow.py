@@ -132,13 +132,14 @@ def _check_streams(playbook: Playbook) -> Iterator[Problem]:
     graph = StepGraph(playbook)
     for step in playbook.steps:
         if step.streams_to:
-            yield from _check_source(playbook, graph, step)
+            yield from _check_source(playbook, step)
+        yield from _check_ways_back(playbook, graph, step)
         for arc in step.routing.arcs:
             if arc.is_stream:
                 yield from _check_stream(playbook, graph, step, arc)
 
 
-def _check_source(playbook: Playbook, graph: StepGraph, step: Step) -> Iterator[Problem]:
+def _check_source(playbook: Playbook, step: Step) -> Iterator[Problem]:
     place, what = _place(playbook, step), f"step {step.name!r}: its arc on: call.partial"
     if not step.tasks:
         message = f"{what} waits for chunks, and without a 'tool' it makes none"
@@ -154,23 +155,27 @@ def _check_source(playbook: Playbook, graph: StepGraph, step: Step) -> Iterator[
             "warning",
             ProblemKind.FIELD_WITHOUT_EFFECT,
         )
-    back = next(
-        (arc for arc in step.routing.arcs if not arc.is_stream and _leads_back(graph, step, arc)), None
-    )
-    if back is not None:
-        message = f"{what} is part of a stream, and its arc to {back.step!r} leads back into that"
-        remedy = "a stream cannot stand in a cycle; make a child playbook of one of them"
-        yield Problem(back.place or place, f"{message}; {remedy}")
 
 
-def _leads_back(graph: StepGraph, step: Step, arc: Arc) -> bool:
-    known = arc.step == step.name or any(arc.step in region.steps for region in graph.regions)
-    return known and graph.region_of(arc.step) == graph.region_of(step.name)
+def _check_ways_back(playbook: Playbook, graph: StepGraph, step: Step) -> Iterator[Problem]:
+    region = graph.region_of(step.name)
+    for arc in step.routing.arcs:
+        if region.is_stream and not arc.is_stream and arc.step in region.steps:
+            message = (
+                f"step {step.name!r} is part of a stream, and its arc to {arc.step!r} leads back into that"
+            )
+            remedy = "a stream cannot stand in a cycle; make a child playbook of one of them"
+            yield Problem(arc.place or _place(playbook, step), f"{message}; {remedy}")
 
 
 def _check_stream(playbook: Playbook, graph: StepGraph, step: Step, arc: Arc) -> Iterator[Problem]:
     place = arc.place or _place(playbook, step)
     what = f"step {step.name!r}: its arc on: call.partial to {arc.step!r}"
+    if arc.step == step.name:
+        yield Problem(
+            place, f"{what} leads to the step itself; a child playbook can be called for each chunk"
+        )
+        return
     into = [
         (source.name, other)
         for source in playbook.steps
