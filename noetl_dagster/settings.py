@@ -185,6 +185,11 @@ class Settings(BaseSettings):
         description="Largest body of an http answer that is held in memory; larger ones are stored as they come",
     )
     inline_result_bytes: int = Field(8 * 1024, description="Results up to this size stay in the event itself")
+    chunk_bytes: int = Field(
+        8 * 1024**2,
+        ge=1024,
+        description="Bytes of a chunk of a large result, which is stored while the next is made",
+    )
     result_preview_bytes: int = Field(1024, description="Preview kept beside a reference, at most")
     loop_collection_threshold: int = Field(1000, description="Loop collections above are stored by reference")
 
