@@ -82,6 +82,18 @@ class ResultRef(BaseModel):
         extra = {key: value for key, value in self.extra.items() if key != "around"}
         return self.model_copy(update={"ref": self.ref + ROWS_ALONE, "extra": extra, "extracted": {}})
 
+    @property
+    def is_rows(self) -> bool:
+        """Whether it is what :attr:`rows_alone` gives."""
+        return self.ref.endswith(ROWS_ALONE)
+
+    @property
+    def first_part(self) -> ResultRef:
+        """What the first part of a manifest alone gives, as a result of its own."""
+        return self.model_copy(
+            update={"ref": self.ref + "#first", "extra": {**self.extra, "only_first": True}}
+        )
+
 
 class RowsAround(BaseModel):
     """What stands around the rows of a mapping, as a SQL result is one.

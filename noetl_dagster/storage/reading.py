@@ -83,6 +83,8 @@ class ResultReader:
         if ref.kind is not RefKind.MANIFEST:
             yield ref
             return
+        if ref.extra.get("only_first"):
+            stop = 1
         async for part in self._catalog.parts(ref.ref_id, start, stop):
             yield part
 

@@ -281,7 +281,11 @@ class ResultStore(ResultReader):
             parent_ref_id=parent_ref_id,
             extra={
                 "strategy": strategy.value,
-                **({} if around is None else {"around": around.model_dump(mode="json", exclude_defaults=True)}),
+                **(
+                    {}
+                    if around is None
+                    else {"around": around.model_dump(mode="json", exclude_defaults=True)}
+                ),
             },
             extracted={} if extracted is None else dict(extracted),
         )
