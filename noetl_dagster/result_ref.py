@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from datetime import datetime
 from enum import StrEnum
 from typing import Any
@@ -12,6 +13,9 @@ from noetl_dagster.settings import StoreTier
 
 REF_METADATA = "noetl/ref"
 """Dagster metadata of a materialisation that names its result."""
+
+ROWS_ALONE = "#rows"
+"""End of the name of a result's rows, where it is a mapping that holds many beside other fields."""
 
 STORED_METADATA = "noetl/stored"
 """Dagster metadata of a materialisation that says where its value lies: a whole reference."""
@@ -65,6 +69,58 @@ class ResultRef(BaseModel):
     parent_ref_id: int | None = None
     ref_id: int = Field(0, description="snowflake, primary key of noetl.result_ref")
     extra: dict[str, Any] = Field(default_factory=dict)
+
+    @property
+    def around(self) -> RowsAround | None:
+        """What stands around the rows of a mapping that holds many; None of any other result."""
+        around = self.extra.get("around")
+        return None if around is None else RowsAround.model_validate(around)
+
+    @property
+    def rows_alone(self) -> ResultRef:
+        """The rows of a mapping that holds many, as a result of their own, whose name ends in ``#rows``."""
+        extra = {key: value for key, value in self.extra.items() if key != "around"}
+        return self.model_copy(update={"ref": self.ref + ROWS_ALONE, "extra": extra, "extracted": {}})
+
+    @property
+    def is_rows(self) -> bool:
+        """Whether it is what :attr:`rows_alone` gives."""
+        return self.ref.endswith(ROWS_ALONE)
+
+    @property
+    def first_part(self) -> ResultRef:
+        """What the first part of a manifest alone gives, as a result of its own."""
+        return self.model_copy(
+            update={"ref": self.ref + "#first", "extra": {**self.extra, "only_first": True}}
+        )
+
+
+class RowsAround(BaseModel):
+    """What stands around the rows of a mapping, as a SQL result is one.
+
+    Attributes:
+        fields: the mapping without its rows.
+        at: dotted paths in it where the rows stand; there may be several to the same rows.
+        stored: large fields, each behind a reference.
+    """
+
+    model_config = ConfigDict(frozen=True)
+
+    fields: dict[str, Any]
+    at: tuple[str, ...] = ("rows",)
+    stored: dict[str, ResultRef] = Field(default_factory=dict)
+
+    def mapping(self, rows: Any, stored: Mapping[str, Any]) -> dict[str, Any]:
+        """The mapping with rows in their places, and the values of what is stored."""
+        whole = {key: dict(value) if isinstance(value, dict) else value for key, value in self.fields.items()}
+        whole |= stored
+        for path in self.at:
+            *way, last = path.split(".")
+            place = whole
+            for key in way:
+                place = place.setdefault(key, {})
+            place[last] = rows
+        return whole
 
 
 def logical_ref(execution_id: int, step: str, ref_id: int) -> str:

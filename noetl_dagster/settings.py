@@ -190,6 +190,11 @@ class Settings(BaseSettings):
         description="Chunks of a step that may wait for one that takes them, beside those it works on",
     )
     inline_result_bytes: int = Field(8 * 1024, description="Results up to this size stay in the event itself")
+    chunk_bytes: int = Field(
+        8 * 1024**2,
+        ge=1024,
+        description="Bytes of a chunk of a large result, which is stored while the next is made",
+    )
     result_preview_bytes: int = Field(1024, description="Preview kept beside a reference, at most")
     loop_collection_threshold: int = Field(1000, description="Loop collections above are stored by reference")
 

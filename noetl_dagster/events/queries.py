@@ -199,10 +199,10 @@ FROM noetl.event WHERE execution_id = $1 AND event_type = 'call.partial' GROUP B
 
 # Where a call goes on whose chunks are in the log.
 CHUNKS_TOLD = """
-SELECT (meta ->> 'chunk_index')::int AS chunk_index, (meta -> 'has_more')::bool AS has_more, context
+SELECT (meta ->> 'chunk_index')::int AS chunk_index, (meta -> 'has_more')::bool AS has_more, result, context
 FROM noetl.event
 WHERE execution_id = $1 AND node_name = $2 AND meta ->> 'visit' = $3 AND event_type = 'call.partial'
-  AND context ? 'chunk'
+  AND context ? 'position'
 ORDER BY (meta ->> 'chunk_index')::int
 """
 

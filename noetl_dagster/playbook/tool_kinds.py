@@ -144,7 +144,7 @@ TOOL_KINDS: Mapping[str, ToolKind] = {
         keeps_to_driver=True,
     ),
     "postgres": ToolKind(
-        _fields("script", ("chunk_size", "batch_size", "fetch_size"), SQL_FIELD, PARAMS, TIMEOUT),
+        _fields("script as key", ("chunk_size", "batch_size", "fetch_size"), SQL_FIELD, PARAMS, TIMEOUT),
         needs=("command", "script"),
         without_effect=("pool", "db_schema", "fetch", "autocommit", "transaction"),
     ),

@@ -11,7 +11,7 @@ import asyncpg
 import orjson
 
 from noetl_dagster.errors import ReferenceNotAvailableError, StorageError
-from noetl_dagster.result_ref import ResultRef, ResultScope
+from noetl_dagster.result_ref import ROWS_ALONE, ResultRef, ResultScope
 from noetl_dagster.settings import StoreTier
 from noetl_dagster.storage import queries
 from noetl_dagster.storage.codec import dump_json
@@ -45,9 +45,11 @@ class RefCatalog:
             await open_connection.execute(queries.INSERT_REFS, *columns)
 
     async def by_ref(self, ref: str) -> ResultRef:
+        whole = ref.removesuffix(ROWS_ALONE)
         async with self.connection() as connection:
-            row = await connection.fetchrow(queries.FIND_BY_REF, ref)
-        return _found(row, ref)
+            row = await connection.fetchrow(queries.FIND_BY_REF, whole)
+        found = _found(row, ref)
+        return found if whole == ref else found.rows_alone
 
     async def by_name(self, execution_id: int, step: str, name: str) -> ResultRef:
         async with self.connection() as connection:

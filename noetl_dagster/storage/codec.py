@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import gzip
 import zlib
-from collections.abc import AsyncIterable, AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from datetime import datetime, timedelta
@@ -27,8 +27,9 @@ JSON = "application/json"
 BINARY = "application/octet-stream"
 TEXT = "text/plain"
 PARQUET = "application/vnd.apache.parquet"
+JSON_LINES = "application/jsonl"
 
-EXTENSIONS = {JSON: ".json", BINARY: ".bin", TEXT: ".txt", PARQUET: ".parquet"}
+EXTENSIONS = {JSON: ".json", BINARY: ".bin", TEXT: ".txt", PARQUET: ".parquet", JSON_LINES: ".jsonl"}
 
 _NOTHING = object()
 _TABLE_PACKAGES = frozenset({"pandas", "pyarrow", "polars"})
@@ -38,11 +39,29 @@ _GZIP_WINDOW = 16 + zlib.MAX_WBITS
 
 _JSON_OPTIONS = orjson.OPT_NON_STR_KEYS | orjson.OPT_SERIALIZE_NUMPY
 
+_BLOCK = 256 * 1024
+"""Bytes of JSON lines that are parsed at a time."""
+
 
 class Compression(StrEnum):
     NONE = "none"
     GZIP = "gzip"
     LZ4 = "lz4"
+
+
+@dataclass(frozen=True, slots=True)
+class JsonLines:
+    """Rows that are JSON already, a line each, as they are stored.
+
+    Attributes:
+        data: each row with a line feed behind it.
+        rows: how many there are.
+        columns: their names and types, as their source calls them.
+    """
+
+    data: Bytes | bytearray
+    rows: int
+    columns: Mapping[str, str] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,6 +103,35 @@ def dump_json(value: Any) -> bytes:
         ) from error
 
 
+def json_lines(rows: Iterable[Any]) -> bytes:
+    """Rows as JSON, a line each.
+
+    Raises:
+        StorageError: for values that JSON cannot express; names the type.
+    """
+    option = _JSON_OPTIONS | orjson.OPT_APPEND_NEWLINE
+    try:
+        return b"".join([orjson.dumps(row, _json_default, option) for row in rows])
+    except TypeError as error:
+        raise StorageError(f"a row cannot be stored as JSON ({error}); give plain values") from error
+
+
+def rows_of_lines(data: Bytes) -> Iterator[list[Any]]:
+    """The rows of what :func:`json_lines` gave, a block of them at a time."""
+    text, start = memoryview(data), 0
+    while start < len(text):
+        block = bytes(text[start : start + _BLOCK])
+        end = block.rfind(b"\n") + 1
+        while end == 0:  # a row that is longer than a block
+            if start + len(block) >= len(text):
+                end = len(block)
+                break
+            block = bytes(text[start : start + 2 * len(block)])
+            end = block.rfind(b"\n") + 1
+        yield orjson.loads(b"[" + block[:end].rstrip(b"\n").replace(b"\n", b",") + b"]")
+        start += end
+
+
 def _json_default(value: Any) -> Any:
     if isinstance(value, BaseModel):
         return value.model_dump(mode="json")
@@ -118,7 +166,7 @@ def encode(
     """A value as bytes, with everything a reference records about them.
 
     bytes stay bytes; text with a ``text/*`` content type stays text; pandas and Arrow tables become
-    Parquet; everything else becomes JSON.
+    Parquet; :class:`JsonLines` stay such; everything else becomes JSON.
     """
     plain, chosen, rows, preview, extra = _plain(value, content_type, preview_bytes)
     return Encoded(
@@ -141,6 +189,9 @@ def _plain(
     if isinstance(value, str) and content_type is not None and not is_json(content_type):
         data = value.encode()
         return data, TEXT, None, clip(data, preview_bytes), {}
+    if isinstance(value, JsonLines):
+        extra = {} if value.columns is None else {"columns": dict(value.columns)}
+        return memoryview(value.data), JSON_LINES, value.rows, clip(value.data, preview_bytes), extra
     table = as_arrow_table(value)
     if table is not None:
         data = table_to_parquet(table)
@@ -152,10 +203,13 @@ def _plain(
 
 
 def decode(data: Bytes, content_type: str, compression: str = "none") -> Any:
-    """The value of stored bytes: JSON -> object, Parquet -> Arrow table, text -> str, anything else bytes."""
+    """The value of stored bytes: JSON -> object, JSON lines -> list, Parquet -> Arrow table, text -> str, anything
+    else bytes."""
     plain = decompress(data, Compression(compression))
     if is_json(content_type):
         return orjson.loads(plain)
+    if content_type == JSON_LINES:
+        return [row for rows in rows_of_lines(plain) for row in rows]
     if content_type == PARQUET:
         import pyarrow as pa
         import pyarrow.parquet as pq
@@ -288,7 +342,7 @@ def _preview_of_bytes(data: Bytes, content_type: str, limit: int) -> str | None:
     return None
 
 
-def clip(data: Bytes, limit: int) -> str:
+def clip(data: Bytes | bytearray, limit: int) -> str:
     """At most ``limit`` bytes of the beginning, never half a character. PostgreSQL text holds no NUL."""
     return bytes(data[:limit]).decode("utf-8", errors="ignore").replace("\x00", "")
 

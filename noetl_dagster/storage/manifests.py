@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterable, AsyncIterator, Iterable, Mapping
 from enum import StrEnum
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, TypeVar
 
 from noetl_dagster.errors import StorageError
 from noetl_dagster.result_ref import RefKind, ResultRef
@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
+Batch: TypeAlias = "list[Any] | pa.RecordBatch"
+
 _PARTS_A_STATEMENT = 1000
 _ROWS_A_BATCH = 1024
 
@@ -29,12 +31,14 @@ class Strategy(StrEnum):
     Attributes:
         APPEND: a list with one item a part, in order (results of a loop).
         CONCAT: parts that are lists or tables, end to end (pages, chunks, shards of a table).
+        ROWS: as CONCAT, inside of a mapping that the reference holds (``ResultRef.around``: SQL results).
         MERGE: parts that are mappings, later keys over earlier ones.
         REPLACE: the last part.
     """
 
     APPEND = "append"
     CONCAT = "concat"
+    ROWS = "rows"
     MERGE = "merge"
     REPLACE = "replace"
 
@@ -46,6 +50,10 @@ class PartReader(Protocol):
 
     async def get(self, ref: ResultRef | str) -> Any:
         """The value of a reference."""
+        ...
+
+    async def get_bytes(self, ref: ResultRef | str) -> bytes:
+        """The bytes of one object."""
         ...
 
     def parts(self, ref: ResultRef | str) -> AsyncIterator[ResultRef]:
@@ -62,7 +70,7 @@ async def record_manifest(
 ) -> ResultRef:
     """Writes the rows of a manifest in one transaction and returns its reference with the totals filled."""
     count, size, rows = 0, 0, 0
-    counted = True
+    counted, first = True, None
     async with catalog.connection(connection) as open_connection, open_connection.transaction():
         await catalog.record([ref], open_connection)
         await open_connection.execute(queries.INSERT_MANIFEST, ref.ref_id, strategy.value)
@@ -75,18 +83,22 @@ async def record_manifest(
                 [part.ref_id for part in page],
                 [part.bytes_size for part in page],
             )
+            first = first or page[0]
             count += len(page)
             size += sum(part.bytes_size for part in page)
             counted = counted and all(part.rows is not None for part in page)
             rows += sum(part.rows or 0 for part in page)
         total = count if strategy is Strategy.APPEND else rows if counted else None
         await open_connection.execute(queries.CLOSE_MANIFEST, ref.ref_id, count, size, total)
+        extra, preview = {**ref.extra, "parts": count}, ref.preview
+        if strategy is Strategy.CONCAT and first is not None:  # a part looks like the whole
+            preview = first.preview
+            extra |= {"columns": first.extra["columns"]} if "columns" in first.extra else {}
         filled = ref.model_copy(
-            update={"bytes_size": size, "rows": total, "extra": {**ref.extra, "parts": count}}
+            update={"bytes_size": size, "rows": total, "preview": preview, "extra": extra}
         )
-        await open_connection.execute(
-            queries.FILL_MANIFEST_REF, ref.ref_id, size, total, codec.dump_json(filled.extra).decode()
-        )
+        fields = (size, total, codec.dump_json(extra).decode(), preview)
+        await open_connection.execute(queries.FILL_MANIFEST_REF, ref.ref_id, *fields)
     return filled
 
 
@@ -112,25 +124,27 @@ async def _each(parts: AsyncIterable[ResultRef] | Iterable[ResultRef]) -> AsyncI
 
 
 def strategy_of(ref: ResultRef) -> Strategy:
+    if "around" in ref.extra:
+        return Strategy.ROWS
     return Strategy(ref.extra.get("strategy", Strategy.APPEND))
 
 
-async def iterate(reader: PartReader, ref: ResultRef) -> AsyncIterator[Any]:
-    """Items of any reference, one part in memory at a time."""
+async def batches(reader: PartReader, ref: ResultRef) -> AsyncIterator[Batch]:
+    """Items of any reference, some at a time, with one part in memory at most."""
     if ref.kind is not RefKind.MANIFEST:
-        async for item in _items_of_one(reader, ref):
-            yield item
+        async for batch in _batches_of_one(reader, ref):
+            yield batch
         return
     match strategy_of(ref):
         case Strategy.APPEND:
             async for part in reader.parts(ref):
-                yield await reader.get(part)
+                yield [await reader.get(part)]
         case Strategy.CONCAT:
             async for part in reader.parts(ref):
-                async for item in iterate(reader, part):
-                    yield item
-        case Strategy.MERGE | Strategy.REPLACE:
-            yield await assemble(reader, ref)
+                async for batch in batches(reader, part):
+                    yield batch
+        case Strategy.ROWS | Strategy.MERGE | Strategy.REPLACE:
+            yield [await assemble(reader, ref)]
 
 
 async def assemble(reader: PartReader, ref: ResultRef) -> Any:
@@ -140,6 +154,11 @@ async def assemble(reader: PartReader, ref: ResultRef) -> Any:
             return [await reader.get(part) async for part in reader.parts(ref)]
         case Strategy.CONCAT:
             return _joined([await reader.get(part) async for part in reader.parts(ref)])
+        case Strategy.ROWS:
+            around = ref.around
+            assert around is not None
+            stored = {name: await reader.get(one) for name, one in around.stored.items()}
+            return around.mapping(await assemble(reader, ref.rows_alone), stored)
         case Strategy.MERGE:
             merged: dict[str, Any] = {}
             async for part in reader.parts(ref):
@@ -178,21 +197,24 @@ def _mapping(value: Any, part: ResultRef) -> Mapping[str, Any]:
     return value
 
 
-async def _items_of_one(reader: PartReader, ref: ResultRef) -> AsyncIterator[Any]:
+async def _batches_of_one(reader: PartReader, ref: ResultRef) -> AsyncIterator[Batch]:
     if ref.kind is RefKind.DATASET:
-        batches = _dataset(reader.settings, ref).to_batches()
-        while (batch := await asyncio.to_thread(next, batches, None)) is not None:
-            for row in batch.to_pylist():
-                yield row
+        found = _dataset(reader.settings, ref).to_batches()
+        while (batch := await asyncio.to_thread(next, found, None)) is not None:
+            yield batch
+        return
+    if (
+        ref.content_type == codec.JSON_LINES
+    ):  # parsed a block at a time: as objects they are several times larger
+        for rows in codec.rows_of_lines(await reader.get_bytes(ref)):
+            yield rows
         return
     value = await reader.get(ref)
     if codec.is_table(value):
         for batch in value.to_batches(max_chunksize=_ROWS_A_BATCH):
-            for row in batch.to_pylist():
-                yield row
+            yield batch
         return
-    for item in _elements(value):
-        yield item
+    yield list(_elements(value))
 
 
 def read_dataset(settings: Settings, ref: ResultRef) -> pa.Table:

@@ -84,7 +84,7 @@ CLOSE_MANIFEST = """
 """
 
 FILL_MANIFEST_REF = """
-    UPDATE noetl.result_ref SET bytes_size = $2, rows = $3, extra = $4::text::jsonb WHERE ref_id = $1
+    UPDATE noetl.result_ref SET bytes_size = $2, rows = $3, extra = $4::text::jsonb, preview = $5 WHERE ref_id = $1
 """
 
 # one page of parts in order; a part whose row is gone has a null ref_id

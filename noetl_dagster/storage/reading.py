@@ -14,6 +14,7 @@ from noetl_dagster.storage import codec, manifests
 from noetl_dagster.storage.catalog import RefCatalog
 from noetl_dagster.storage.checksum import THREAD_ABOVE, RunningDigest, digest_of
 from noetl_dagster.storage.codec import Compression
+from noetl_dagster.storage.manifests import Batch
 from noetl_dagster.storage.placement import KEY_ROOT, Placement, canonical
 from noetl_dagster.storage.tiers.base import Bytes
 
@@ -82,6 +83,8 @@ class ResultReader:
         if ref.kind is not RefKind.MANIFEST:
             yield ref
             return
+        if ref.extra.get("only_first"):
+            stop = 1
         async for part in self._catalog.parts(ref.ref_id, start, stop):
             yield part
 
@@ -90,9 +93,14 @@ class ResultReader:
 
         A list gives its elements, a table its rows as mappings, a manifest what its strategy says.
         """
-        ref = await self._resolve(ref)
-        async for item in manifests.iterate(self, ref):
-            yield item
+        async for batch in self.batches(ref):
+            for item in batch if isinstance(batch, list) else batch.to_pylist():
+                yield item
+
+    async def batches(self, ref: ResultRef | str) -> AsyncIterator[Batch]:
+        """The items of a result, some at a time, holding one part at most: lists, or Arrow batches of a table."""
+        async for batch in manifests.batches(self, await self._resolve(ref)):
+            yield batch
 
     async def missing(self, execution_id: int | None = None) -> AsyncIterator[ResultRef]:
         """Results that are recorded and whose bytes are gone, in the tiers of the settings, oldest first.

@@ -16,7 +16,7 @@ import asyncpg
 
 from noetl_dagster.events.ids import Snowflake, process_node
 from noetl_dagster.playbook.models import ResultSpec
-from noetl_dagster.result_ref import RefKind, ResultRef, ResultScope, logical_ref
+from noetl_dagster.result_ref import RefKind, ResultRef, ResultScope, RowsAround, logical_ref
 from noetl_dagster.settings import Settings, StoreTier
 from noetl_dagster.storage import codec, locations, manifests
 from noetl_dagster.storage.catalog import RefCatalog
@@ -136,6 +136,16 @@ class ResultStore(ResultReader):
         await self._catalog.record(refs, connection)
         return refs
 
+    async def digest(self, value: Any, spec: ResultSpec | None = None) -> str:
+        """The checksum that a value would be stored with; nothing is stored.
+
+        Raises:
+            StorageError: the value cannot be encoded.
+        """
+        spec = spec or _NO_SPEC
+        encoded = await self._encode(NewResult(value, 0, "", "", spec), spec)
+        return await asyncio.to_thread(digest_of, encoded.data)
+
     async def put_stream(
         self,
         chunks: AsyncIterable[Bytes],
@@ -248,6 +258,8 @@ class ResultStore(ResultReader):
         strategy: Strategy | str = Strategy.APPEND,
         *,
         spec: ResultSpec | None = None,
+        around: RowsAround | None = None,
+        extracted: Mapping[str, Any] | None = None,
         parent_ref_id: int | None = None,
         connection: Any = None,
     ) -> ResultRef:
@@ -255,8 +267,10 @@ class ResultStore(ResultReader):
 
         Args:
             strategy: how readers put the parts together, see :class:`Strategy`.
+            around: what stands around the rows that the parts are, which makes it ``Strategy.ROWS``.
+            extracted: fields to keep beside the reference.
         """
-        spec, strategy = spec or _NO_SPEC, Strategy(strategy)
+        spec, strategy = spec or _NO_SPEC, Strategy.CONCAT if around is not None else Strategy(strategy)
         ref_id = self._ids.next()
         ref = self._ref(
             ref_id,
@@ -265,7 +279,15 @@ class ResultStore(ResultReader):
             placed=Placed(StoreTier.DB, f"db://manifest/{ref_id}"),
             kind=RefKind.MANIFEST,
             parent_ref_id=parent_ref_id,
-            extra={"strategy": strategy.value},
+            extra={
+                "strategy": strategy.value,
+                **(
+                    {}
+                    if around is None
+                    else {"around": around.model_dump(mode="json", exclude_defaults=True)}
+                ),
+            },
+            extracted={} if extracted is None else dict(extracted),
         )
         return await manifests.record_manifest(self._catalog, ref, parts, strategy, connection)
 

@@ -82,14 +82,12 @@ class Chunk:
     Attributes:
         index: 0-based place in the result.
         ref: where its rows are: a list or a table of them.
-        data: the rows, where they are small enough for the log.
         position: where a producer that can seek goes on after it; what JSON can say.
         more: whether another one follows.
     """
 
     index: int
     ref: ResultRef
-    data: Any = None
     position: Any = None
     more: bool = True
 

@@ -10,18 +10,21 @@ from functools import wraps
 from typing import Any
 
 import orjson
-from jinja2 import Undefined, nodes
+from jinja2 import Undefined, nodes, pass_environment
+from jinja2.filters import do_first
 from jinja2.nodes import EvalContext
 from jinja2.runtime import Context
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.utils import missing
 
 from noetl_dagster.playbook.templates.sql_filters import FILTERS as SQL_FILTERS
-from noetl_dagster.playbook.templates.views import View, plain, unwrapped
+from noetl_dagster.playbook.templates.views import DataView, View, plain, unwrapped
 from noetl_dagster.playbook.wording import described, did_you_mean, listed
 
 _MAPPING_METHODS = frozenset({"get", "items", "keys", "values"})
-_LAZY_FILTERS = frozenset({"d", "default", "tojson", "to_json"})  # they know views, or need no value
+_LAZY_FILTERS = frozenset(
+    {"count", "d", "default", "first", "length", "tojson", "to_json"}
+)  # they know views, or need no value
 _TESTS_OF_TYPES = (
     "boolean", "false", "float", "integer", "iterable", "lower", "mapping", "none", "number", "sameas", "sequence",
     "string", "true", "upper",
@@ -166,6 +169,14 @@ def _to_json_value(value: Any) -> Any:
     return simple if simple is not value else str(value)
 
 
+@pass_environment
+def first(environment: PlaybookEnvironment, value: Any) -> Any:
+    """The first item; of stored rows without fetching all of them."""
+    if isinstance(value, DataView) and value.is_rows and value:
+        return value[0]
+    return do_first(environment, unwrapped(value))
+
+
 def from_json(value: str | bytes) -> Any:
     return orjson.loads(value)
 
@@ -185,4 +196,5 @@ FILTERS: dict[str, Callable[..., Any]] = {
     "from_json": from_json,
     "b64encode": b64encode,
     "b64decode": b64decode,
+    "first": first,
 }

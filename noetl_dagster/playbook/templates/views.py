@@ -18,7 +18,7 @@ from noetl_dagster.playbook.templates.extracted import NOTHING, extracted_below,
 from noetl_dagster.playbook.templates.failures import seen_error
 
 if TYPE_CHECKING:
-    from noetl_dagster.result_ref import ResultRef
+    from noetl_dagster.result_ref import ResultRef, RowsAround
 
 _LAZY_SEQUENCES = (GeneratorType, KeysView, ValuesView, ItemsView, range, map, filter, zip, set, frozenset)
 _ENVELOPE_KEYS = frozenset(
@@ -47,6 +47,8 @@ class ReferenceCache(dict[str, Any]):
             ReferenceNeeded: when it has not been fetched yet.
         """
         value = self.get(reference.ref, NOTHING)
+        if value is NOTHING and reference.around is not None:
+            value = self[reference.ref] = _around(reference, reference.around, self)
         if value is NOTHING:
             raise ReferenceNeeded(reference, self)
         return value
@@ -176,6 +178,37 @@ class LazyMapping(Mapping[str, Any]):
     """A mapping whose values may still have to be fetched; templates give it on with all of them there."""
 
 
+class _Opened(LazyMapping):
+    """A mapping in which views stand for what is stored."""
+
+    def __init__(self, fields: Mapping[str, Any]) -> None:
+        self._fields = {
+            key: _Opened(value) if type(value) is dict else value for key, value in fields.items()
+        }
+
+    def __getitem__(self, key: str) -> Any:
+        return self._fields[key]
+
+    def __contains__(self, key: object) -> bool:
+        return key in self._fields
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._fields)
+
+    def __len__(self) -> int:
+        return len(self._fields)
+
+    def __repr__(self) -> str:
+        return repr(plain(self))
+
+
+def _around(reference: ResultRef, around: RowsAround, cache: ReferenceCache) -> Mapping[str, Any]:
+    """A mapping that holds many rows: what stands around them is here, they are fetched when they are needed."""
+    rows = DataView(None, reference=reference.rows_alone, cache=cache)
+    stored = {name: DataView(None, reference=one, cache=cache) for name, one in around.stored.items()}
+    return _Opened(around.mapping(rows, stored))
+
+
 class DataView(View):
     """The ``data`` of a result: a key of it, else the same key inside its own ``data``.
 
@@ -205,6 +238,27 @@ class DataView(View):
         """The reference behind which the whole value is stored, None when it stands here or is a part."""
         return None if self._path else self._reference
 
+    @property
+    def is_rows(self) -> bool:
+        """Whether it is the rows of a stored result, which are more than anybody should hold."""
+        return self._reference is not None and self._reference.is_rows
+
+    def __len__(self) -> int:
+        if self._reference is not None and self.is_rows:
+            return self._reference.rows or 0
+        return len(self._value())
+
+    def __bool__(self) -> bool:
+        return len(self) > 0 if self.is_rows else bool(self._value())
+
+    def __getitem__(self, key: Any) -> Any:
+        if isinstance(key, int) and key >= 0 and self._reference is not None and self.is_rows:
+            assert self._cache is not None
+            beginning = self._cache.load(self._reference.first_part)
+            if key < len(beginning):
+                return beginning[key]
+        return super().__getitem__(key)
+
     def _value(self) -> Any:
         if self._reference is None or self._cache is None:
             return self._data
@@ -223,6 +277,8 @@ class DataView(View):
         return DataView(None, reference=self._reference, extracted=below, cache=self._cache, path=path)
 
     def _find(self, key: str) -> Any:
+        if key == "_ref" and self.stored is not None:
+            return self.stored.model_dump(mode="json")
         found = self.selected(key) if self._extracted else NOTHING
         return find_in_data(self._value(), key) if found is NOTHING else found
 

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Self
 
 from noetl_dagster.errors import ToolError
-from noetl_dagster.result_ref import ResultRef
+from noetl_dagster.result_ref import ResultRef, RowsAround
+from noetl_dagster.settings import StoreTier
+from noetl_dagster.storage import codec
+from noetl_dagster.storage.codec import JsonLines
 from noetl_dagster.storage.manifests import Strategy
 from noetl_dagster.tools.base import Chunk, Toolbox, ToolCall
 
@@ -16,6 +20,7 @@ from noetl_dagster.tools.base import Chunk, Toolbox, ToolCall
 class _Held:
     """A stored chunk that waits for what comes after it, which it says."""
 
+    index: int
     ref: ResultRef
     position: Any
 
@@ -23,86 +28,240 @@ class _Held:
 class ChunkWriter:
     """The chunks of one call's result.
 
+    ``put`` stores what is a chunk already. ``add`` and ``take`` cut chunks themselves, and store one while the next
+    is being made; who uses them does so in ``async with``, which lets nothing go on after a failure.
+
     A chunk says whether another one follows, so the latest is held back until then: its reference, not its rows.
 
     Attributes:
         stored: chunks that an earlier run of the call has stored.
         position: where a producer that can seek goes on: what came with the last stored chunk; None at the beginning.
         rows: of all chunks so far, stored ones included.
+        is_whole: an earlier run has stored all of them; ``finish()`` is all that is left to do.
+        holds_back: chunks are told of at the end only, by a producer whose work may be undone until then.
     """
 
-    def __init__(self, call: ToolCall, box: Toolbox, stored: Sequence[Chunk], *, seeks: bool) -> None:
+    def __init__(
+        self, call: ToolCall, box: Toolbox, stored: Sequence[Chunk], *, seeks: bool, size: int | None = None
+    ) -> None:
         self._call = call
         self._box = box
         self._seeks = seeks
         self._parts = [chunk.ref for chunk in stored]
         self._place = len(stored) if seeks else 0
-        self._held: _Held | None = None
+        self._held: list[_Held] = []
+        self._last = stored[-1].position if stored else None
+        self._limit = box.settings.chunk_bytes
+        self._size = size
+        self._lines = bytearray()
+        self._count = 0
+        self._columns: Mapping[str, str] | None = None
+        self._at: Any = None
+        self._storing: asyncio.Task[None] | None = None
+        self.holds_back = False
         self.stored = len(stored)
         self.is_whole = bool(stored) and not stored[-1].more
-        self.position = stored[-1].position if stored else None
-        self.rows = sum(ref.rows or 0 for ref in self._parts)
+        self.position = None if self.is_whole else self._last
 
     @classmethod
-    async def open(cls, call: ToolCall, box: Toolbox, *, seeks: bool = False) -> Self:
+    async def open(
+        cls, call: ToolCall, box: Toolbox, *, seeks: bool = False, size: int | None = None
+    ) -> Self:
         """A writer that goes on after what is stored.
 
         Args:
             seeks: the producer begins at ``position``; else it begins anew, and what is stored is only compared.
+            size: rows of the chunks that ``add`` and ``take`` cut, at most; None bounds only their bytes.
         """
         stored = [] if box.chunks is None else await box.chunks.told(call)
-        return cls(call, box, stored, seeks=seeks)
+        return cls(call, box, stored, seeks=seeks, size=size)
+
+    @classmethod
+    def is_wanted(cls, call: ToolCall, box: Toolbox) -> bool:
+        """Whether a step takes the chunks as they come, so that a small result is one too."""
+        return box.chunks is not None and box.chunks.wanted(call)
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *exc: object) -> None:
+        storing, self._storing = self._storing, None
+        if storing is not None:
+            storing.cancel()
+            await asyncio.gather(storing, return_exceptions=True)
+
+    @property
+    def rows(self) -> int:
+        return sum(ref.rows or 0 for ref in self._parts) + self._count
+
+    @property
+    def room(self) -> int | None:
+        """Rows until the chunk that is being made is full; None where only its bytes count."""
+        return None if self._size is None else self._size - self._count
+
+    async def add(self, rows: Sequence[Any], position: Any = None) -> None:
+        """Takes rows of JSON values as they come, and stores a chunk whenever there are enough for one.
+
+        Args:
+            position: where a producer that can seek goes on after the last of them.
+
+        Raises:
+            ToolError, StorageError: as :meth:`put`, of this chunk or the one before.
+        """
+        start = 0
+        while start < len(rows):
+            stop = len(rows) if self.room is None else min(len(rows), start + self.room)
+            some = rows[start:stop]
+            await self.take(
+                JsonLines(codec.json_lines(some), len(some)), position if stop == len(rows) else None
+            )
+            start = stop
+
+    async def take(self, lines: JsonLines, position: Any = None) -> None:
+        """As :meth:`add`, of at most :attr:`room` rows that are JSON already."""
+        self._lines += lines.data
+        self._count += lines.rows
+        self._columns = lines.columns
+        self._at = position
+        if self._storing is not None and (self._storing.done() or 2 * len(self._lines) >= self._limit):
+            await self._stored()  # so that there are never two whole chunks
+        if len(self._lines) >= self._limit or self.room == 0:
+            await self._cut()
 
     async def put(self, rows: Any, position: Any = None) -> None:
-        """Stores the next chunk, a list or an Arrow table, and tells of the one before.
+        """Stores the next chunk, a list, an Arrow table or JSON lines, and tells of the one before.
 
         Raises:
             ToolError: a chunk that is stored already was another one: the source has changed meanwhile.
             StorageError: no tier took it.
         """
+        value = JsonLines(codec.json_lines(rows), len(rows)) if isinstance(rows, list) else rows
         place, self._place = self._place, self._place + 1
+        if place < self.stored and await self._is_same(place, value):
+            return
+        spec = self._call.task.spec.result
         ref = await self._box.results.put(
-            rows,
+            value,
             execution_id=self._call.execution_id,
             step=self._call.step,
             name=f"{self._call.task.name}-chunk-{place}",
-            spec=self._call.task.spec.result,
+            spec=spec.model_copy(update={"name": None, "select": ()}),
+            tier=self._tier(value),
         )
         if place < self.stored:
-            await self._compare(place, ref)
+            self._parts[place] = ref
             return
-        await self._tell(more=True)
-        self._held = _Held(ref, position)
+        if not self.holds_back:
+            await self._tell(more=True)
+        self._held.append(_Held(place, ref, position))
         self._parts.append(ref)
-        self.rows += ref.rows or 0
 
-    async def finish(self, fields: Mapping[str, Any] | None = None) -> ResultRef:
-        """Tells of the last chunk and makes one result of all: a list of rows, or ``rows`` beside ``fields``."""
-        await self._tell(more=False)
-        call = self._call
+    async def finish(
+        self, fields: Mapping[str, Any] | None = None, at: Sequence[str] = ("rows",)
+    ) -> ResultRef:
+        """Tells of the last chunk and makes one result of all: a list of rows, or one beside ``fields``.
+
+        Of a result that ``is_whole``, ``fields`` are those that the earlier run has given.
+
+        Args:
+            at: dotted paths in ``fields`` where the rows stand.
+        """
+        await self._stored()
+        if self._count:
+            await self._cut()
+            await self._stored()
+        if self.is_whole:
+            around = None if self._last is None else RowsAround.model_validate(self._last)
+        else:
+            self._end()
+            around = None if fields is None else await self._around(fields, at)
+        await self._tell(
+            more=False, last=None if around is None else around.model_dump(mode="json", exclude_defaults=True)
+        )
+        spec = self._call.task.spec.result
         return await self._box.results.manifest(
-            call.execution_id,
-            call.step,
-            call.task.name,
+            self._call.execution_id,
+            self._call.step,
+            self._call.task.name,
             self._parts,
             Strategy.CONCAT,
-            spec=call.task.spec.result,
+            spec=spec,
+            around=around,
+            extracted=await self._extracted(around, spec.select),
         )
 
-    async def _tell(self, *, more: bool) -> None:
-        held, self._held = self._held, None
-        if held is None or self._box.chunks is None:
-            return
-        index = len(self._parts) - 1
-        await self._box.chunks.tell(self._call, Chunk(index, held.ref, position=held.position, more=more))
+    def _tier(self, value: Any) -> Any:
+        """Where a chunk goes: a small one stays in its reference, unless the task says otherwise."""
+        small = isinstance(value, JsonLines) and len(value.data) <= self._box.settings.inline_result_bytes
+        wanted = self._call.task.spec.result.store
+        return StoreTier.EVENTLOG if small and wanted is None else wanted
 
-    async def _compare(self, place: int, ref: ResultRef) -> None:
-        before = self._parts[place]
-        await self._box.results.delete(ref)
-        if (before.sha256, before.rows) != (ref.sha256, ref.rows):
-            raise ToolError(
-                f"{self._call.task.kind} in step {self._call.step}: chunk {place} is not what it was when an earlier "
-                "run stored it; the source has changed, or gives its rows in another order each time: order them, or "
-                "start a new execution",
-                kind="schema",
+    async def _cut(self) -> None:
+        await self._stored()
+        lines = JsonLines(self._lines, self._count, self._columns)
+        self._lines, self._count = bytearray(), 0
+        self._storing = asyncio.create_task(self.put(lines, self._at))
+
+    async def _stored(self) -> None:
+        storing, self._storing = self._storing, None
+        if storing is not None:
+            await storing
+
+    async def _tell(self, *, more: bool, last: Any = None) -> None:
+        """Tells of the chunks that are held back; the last one's position says what stands beside its rows."""
+        held, self._held = self._held, []
+        if self._box.chunks is None:
+            return
+        for place, one in enumerate(held):
+            is_last = not more and place == len(held) - 1
+            chunk = Chunk(one.index, one.ref, last if is_last else one.position, not is_last)
+            await self._box.chunks.tell(self._call, chunk)
+
+    async def _is_same(self, place: int, value: Any) -> bool:
+        """Whether a chunk is stored already as it comes now. Another one is an error where its step has had it."""
+        before = self._parts[place].sha256
+        if before == await self._box.results.digest(value, self._call.task.spec.result):
+            return True
+        self._refuse_change(f"chunk {place} is not what it was")
+        return False
+
+    def _end(self) -> None:
+        """Chunks of an earlier run that did not come again are no part of the result."""
+        if self._place < len(self._parts):
+            self._refuse_change(f"there are {self._place} chunks, not {len(self._parts)} as there were")
+            del self._parts[self._place :]
+
+    def _refuse_change(self, what: str) -> None:
+        if not self.is_wanted(self._call, self._box):
+            return
+        raise ToolError(
+            f"{self._call.task.kind} in step {self._call.step}: {what} when an earlier run stored it, and a step has "
+            "taken it; the source has changed, or gives its rows in another order each time: order them, or start a "
+            "new execution",
+            kind="schema",
+        )
+
+    async def _around(self, fields: Mapping[str, Any], at: Sequence[str]) -> RowsAround:
+        """What stands around the rows; fields that are too large for events are stored."""
+        limit = self._box.settings.inline_result_bytes
+        large = {name for name, value in fields.items() if 4 * codec.byte_length(value) > limit}
+        stored = {
+            name: await self._box.results.put(
+                fields[name],
+                execution_id=self._call.execution_id,
+                step=self._call.step,
+                name=f"{self._call.task.name}-{name}",
             )
+            for name in large
+        }
+        small = {name: value for name, value in fields.items() if name not in large}
+        return RowsAround(fields=small, at=tuple(at), stored=stored)
+
+    async def _extracted(self, around: RowsAround | None, select: Sequence[str]) -> dict[str, Any]:
+        """Selected fields, those of the first chunk's rows among them."""
+        if not select:
+            return {}
+        first = await self._box.results.get(self._parts[0]) if self._parts else []
+        paths = [path for path in select if ".-" not in path]
+        whole = first if around is None else around.mapping(first, {})
+        return codec.select_fields(whole, paths, self._box.settings.inline_result_bytes)

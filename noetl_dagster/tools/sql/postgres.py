@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import asyncpg
 
+from noetl_dagster.errors import ToolError
 from noetl_dagster.tools.base import Tool, Toolbox, ToolCall, ToolResult
 from noetl_dagster.tools.limits import time_limit
 from noetl_dagster.tools.sql.connection import open_pool, postgres_errors
 from noetl_dagster.tools.sql.prepare import prepare_statements
-from noetl_dagster.tools.sql.running import run_statements
 from noetl_dagster.tools.sql.statements import BoundStatement
+from noetl_dagster.tools.sql.stream import run_call, table_of
+
+TABLE_ROWS = 50_000
+"""Rows of a chunk of a table where the task does not say."""
 
 
 class PostgresTool(Tool):
@@ -25,8 +27,11 @@ class PostgresTool(Tool):
     ``{status, row_count}``; ``rows``, ``row_count`` and ``columns`` of the last one that returns rows stand
     beside them. Numerics are numbers where exact, else text; dates and times ISO 8601; bytea base64.
 
-    With ``chunk_size``, the rows of the one statement are read through a cursor, so many at a time, and the
-    result is a Parquet table by reference; for results that memory should not hold.
+    The last statement's rows are read through a cursor. Where they are many, they are stored chunk by chunk while
+    they come, and the result is a reference that templates read as the same mapping. ``chunk_size`` bounds the
+    rows of a chunk; ``key`` names a column, unique and not null, by which the rows are ordered, so that a call that
+    is taken up goes on after its last chunk instead of reading all of them again. With ``as: table`` (with
+    ``chunk_size``, what is meant without ``as``) the rows of the one statement are a Parquet table by reference.
 
     All statements are one transaction, unless one cannot be in a transaction block (VACUUM, CREATE DATABASE,
     CALL, ...) or steers transactions itself. Errors carry ``pg.sqlstate``.
@@ -35,23 +40,40 @@ class PostgresTool(Tool):
     kind = "postgres"
 
     async def run(self, call: ToolCall, box: Toolbox) -> ToolResult:
-        if call.config.get("chunk_size"):
-            from noetl_dagster.tools.sql.stream import stream_rows  # Arrow, for those who stream
-
-            async with time_limit(call):
-                return ToolResult(ref=await stream_rows(call, box, int(call.config["chunk_size"])))
         statements = await prepare_statements(call, box)
+        if _as_table(call):
+            return await self._table(call, box, statements)
         async with time_limit(call):
             try:
-                return ToolResult(data=await self._run(call, box, statements))
+                return await self._run(call, box, statements)
             except asyncpg.InvalidCachedStatementError:
                 # another session changed a table; nothing was done, and the caches are fresh now
                 box.clients.statements(await open_pool(call, box)).clear()
-                return ToolResult(data=await self._run(call, box, statements))
+                return await self._run(call, box, statements)
 
-    async def _run(self, call: ToolCall, box: Toolbox, statements: list[BoundStatement]) -> dict[str, Any]:
+    async def _run(self, call: ToolCall, box: Toolbox, statements: list[BoundStatement]) -> ToolResult:
         with postgres_errors(call, box):
             pool = await open_pool(call, box)
             shapes = box.clients.statements(pool)
             async with pool.acquire() as connection:
-                return await run_statements(connection, statements, shapes)
+                try:
+                    return await run_call(connection, statements, shapes, call, box)
+                except asyncpg.InvalidCachedStatementError:
+                    await connection.reload_schema_state()
+                    raise
+
+    async def _table(self, call: ToolCall, box: Toolbox, statements: list[BoundStatement]) -> ToolResult:
+        if len(statements) != 1:
+            raise ToolError(
+                f"postgres in step {call.step}: a table is made of the rows of one statement, "
+                f"'command' has {len(statements)}; write as: rows",
+                kind="schema",
+            )
+        async with time_limit(call):
+            size = int(call.config.get("chunk_size") or TABLE_ROWS)
+            return ToolResult(ref=await table_of(statements[0], call, box, size))
+
+
+def _as_table(call: ToolCall) -> bool:
+    given = call.config.get("as") or ("table" if call.config.get("chunk_size") else "rows")
+    return str(given).lower() in ("table", "arrow", "parquet")

@@ -9,19 +9,38 @@ from typing import Any
 import asyncpg
 
 from noetl_dagster.errors import ToolError
+from noetl_dagster.storage import codec
+from noetl_dagster.storage.codec import JsonLines
 from noetl_dagster.tools.rows.values import column_converter, parameter
 from noetl_dagster.tools.sql.statements import BoundStatement, needs_own_transaction
 
 SHAPES_KEPT = 512
 
+ENCODED_THE_SAME = frozenset({"float4", "float8", "timestamp", "timestamptz", "date", "time"})
+"""Types whose values the JSON encoder writes as :func:`column_converter` gives them."""
 
-@dataclass(frozen=True, slots=True)
+Converter = Callable[[Any], Any]
+
+
+@dataclass(slots=True)
 class Shape:
-    """What the server said about a statement: its parameters' types, and the columns it returns."""
+    """What the server said about a statement: its parameters' types, and the columns it returns.
+
+    Attributes:
+        types: of the columns, as the server calls them.
+        converters: of the columns whose values are no JSON values.
+        line_converters: of those whose values the JSON encoder does not write the same way itself.
+        rows: that it returned the last time; None before.
+        repeatable: whether running it twice is the same as running it once; None while nobody has asked.
+    """
 
     parameters: tuple[str, ...]
     columns: tuple[str, ...]
-    converters: tuple[tuple[str, Callable[[Any], Any]], ...]
+    types: tuple[str, ...]
+    converters: tuple[tuple[str, Converter], ...]
+    line_converters: tuple[tuple[str, Converter], ...]
+    rows: int | None = None
+    repeatable: bool | None = None
 
     @property
     def returns_rows(self) -> bool:
@@ -29,12 +48,18 @@ class Shape:
 
     @classmethod
     def of(cls, statement: Any) -> Shape:
-        columns = statement.get_attributes()
-        converters = [(column.name, column_converter(column.type.name)) for column in columns]
+        columns = [(column.name, column.type.name) for column in statement.get_attributes()]
+        found = [(name, kind, column_converter(kind)) for name, kind in columns]
         return cls(
             tuple(item.name for item in statement.get_parameters()),
-            tuple(column.name for column in columns),
-            tuple((name, convert) for name, convert in converters if convert is not None),
+            tuple(name for name, _ in columns),
+            tuple(kind for _, kind in columns),
+            tuple((name, convert) for name, _, convert in found if convert is not None),
+            tuple(
+                (name, convert)
+                for name, kind, convert in found
+                if convert is not None and kind not in ENCODED_THE_SAME
+            ),
         )
 
 
@@ -58,50 +83,71 @@ async def run_statements(
 async def _run_each(
     connection: asyncpg.Connection, statements: Sequence[BoundStatement], shapes: dict[str, Shape]
 ) -> dict[str, Any]:
-    results: dict[str, Any] = {}
+    return promoted(
+        [await run_one(connection, statement, shapes, index) for index, statement in enumerate(statements)]
+    )
+
+
+def promoted(results: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """The results of statements by their names, and beside them what the last one that returns rows gives."""
+    named: dict[str, Any] = {f"command_{index}": result for index, result in enumerate(results)}
     last: dict[str, Any] = {}
-    for index, statement in enumerate(statements):
-        result = await _run_one(connection, statement, shapes, index)
-        results[f"command_{index}"] = result
+    for result in results:
         if "rows" in result or "rows" not in last:
             last = result
-    results.update({key: value for key, value in last.items() if key != "status"})
-    return results
+    return named | {key: value for key, value in last.items() if key != "status"}
 
 
-async def _run_one(
+async def run_one(
     connection: asyncpg.Connection, statement: BoundStatement, shapes: dict[str, Shape], index: int
 ) -> dict[str, Any]:
     shape = shapes.get(statement.text)
     if shape is None:
         prepared = await connection.prepare(statement.text)
         shape = Shape.of(prepared)
-        _remember(shapes, statement.text, shape)
-        records = await prepared.fetch(*_values(statement, shape, index))
+        remember(shapes, statement.text, shape)
+        records = await prepared.fetch(*values_of(statement, shape, index))
         if not shape.returns_rows:
             return {"status": "ok", "row_count": _affected(prepared.get_statusmsg())}
     elif shape.returns_rows:
-        records = await connection.fetch(statement.text, *_values(statement, shape, index))
+        records = await connection.fetch(statement.text, *values_of(statement, shape, index))
     else:
-        message = await connection.execute(statement.text, *_values(statement, shape, index))
+        message = await connection.execute(statement.text, *values_of(statement, shape, index))
         return {"status": "ok", "row_count": _affected(message)}
     if records and tuple(records[0].keys()) != shape.columns:  # select * of a table that was altered
         shape = Shape.of(await connection.prepare(statement.text))
-        _remember(shapes, statement.text, shape)
-    rows = rows_of(records, shape)
+        remember(shapes, statement.text, shape)
+    shape.rows = len(records)
+    return result_of(rows_of(records, shape), shape)
+
+
+def result_of(rows: list[dict[str, Any]], shape: Shape) -> dict[str, Any]:
+    """What a statement that returns rows gives."""
     return {"status": "ok", "rows": rows, "row_count": len(rows), "columns": list(shape.columns)}
 
 
 def rows_of(records: Sequence[asyncpg.Record], shape: Shape) -> list[dict[str, Any]]:
     """Records as mappings of JSON values."""
-    rows = [dict(record) for record in records]
-    for name, convert in shape.converters:
+    return _converted(records, shape, shape.converters)
+
+
+def lines_of(records: Sequence[asyncpg.Record], shape: Shape) -> JsonLines:
+    """Records as lines of the same JSON values."""
+    rows = _converted(records, shape, shape.line_converters)
+    return JsonLines(codec.json_lines(rows), len(rows), dict(zip(shape.columns, shape.types, strict=True)))
+
+
+def _converted(
+    records: Sequence[asyncpg.Record], shape: Shape, converters: Sequence[tuple[str, Converter]]
+) -> list[dict[str, Any]]:
+    rows = [dict(zip(shape.columns, record, strict=True)) for record in records]
+    for name, convert in converters:
         for row in rows:
             row[name] = convert(row[name])
     return rows
 
 
-def _values(statement: BoundStatement, shape: Shape, index: int) -> list[Any]:
+def values_of(statement: BoundStatement, shape: Shape, index: int) -> list[Any]:
     values = []
     for number, (value, type_name) in enumerate(
         zip(statement.values, shape.parameters, strict=True), start=1
@@ -115,7 +161,7 @@ def _values(statement: BoundStatement, shape: Shape, index: int) -> list[Any]:
     return values
 
 
-def _remember(shapes: dict[str, Shape], text: str, shape: Shape) -> None:
+def remember(shapes: dict[str, Shape], text: str, shape: Shape) -> None:
     if len(shapes) >= SHAPES_KEPT:
         shapes.pop(next(iter(shapes)))
     shapes[text] = shape

@@ -1,77 +1,244 @@
-"""Large results of postgres: from a cursor into a Parquet result, one chunk in memory at a time."""
+"""Rows of postgres as they come: a small result is a value, a larger one is stored chunk by chunk."""
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import tempfile
-from collections.abc import AsyncIterator
+from collections.abc import Sequence
 from contextlib import aclosing
-from pathlib import Path
 from typing import Any, cast
 
-from noetl_dagster.errors import StorageError, ToolError
+import asyncpg
+
+from noetl_dagster.errors import ToolError
 from noetl_dagster.result_ref import ResultRef
-from noetl_dagster.storage.codec import PARQUET
-from noetl_dagster.tools.base import Toolbox, ToolCall
-from noetl_dagster.tools.rows.files import row_writer
-from noetl_dagster.tools.rows.formats import RowFormat
-from noetl_dagster.tools.scripts import sql_text
+from noetl_dagster.storage.codec import JsonLines, rows_of_lines
+from noetl_dagster.tools.base import Toolbox, ToolCall, ToolResult
+from noetl_dagster.tools.chunks.writer import ChunkWriter
 from noetl_dagster.tools.sql.cursor import read_rows
-from noetl_dagster.tools.sql.percent import without_percent
-from noetl_dagster.tools.sql.statements import bind, split_statements
+from noetl_dagster.tools.sql.repeating import is_repeatable
+from noetl_dagster.tools.sql.running import (
+    Shape,
+    lines_of,
+    promoted,
+    remember,
+    result_of,
+    rows_of,
+    run_one,
+    run_statements,
+    values_of,
+)
+from noetl_dagster.tools.sql.statements import BoundStatement, needs_own_transaction
+from noetl_dagster.tools.sql.tables import listed
 
-FILE_CHUNK = 4 * 1024 * 1024
+FEW = 256
+"""Rows that are asked for at first; a result that has fewer costs what it would without a cursor."""
+
+MOST = 4096
+"""Rows that are asked for at a time."""
+
+BATCH_BYTES = 256 * 1024
+"""JSON bytes that are asked for at a time, about."""
+
+HELD = 1 / 8
+"""Part of a chunk up to which a result is no chunk, but a value."""
+
+HAS_WRITTEN = "SELECT txid_current_if_assigned() IS NOT NULL"
 
 
-async def stream_rows(call: ToolCall, box: Toolbox, size: int) -> ResultRef:
-    """Runs the call's one statement through a cursor and stores its rows as Parquet.
-
-    Args:
-        size: rows in memory at a time.
+async def run_call(
+    connection: asyncpg.Connection,
+    statements: Sequence[BoundStatement],
+    shapes: dict[str, Shape],
+    call: ToolCall,
+    box: Toolbox,
+) -> ToolResult:
+    """Runs statements in one transaction where they allow it; the last one's rows are read through a cursor.
 
     Returns:
-        The reference; ``extra["rows"]`` is the number of rows.
-
-    Raises:
-        ToolError: for more than one statement, and for whatever the server refuses.
+        The tool's mapping, or its reference where the last statement has many rows.
     """
-    statements = [item for text in await sql_text(call, box) for item in split_statements(text)]
-    if len(statements) != 1:
-        raise ToolError(
-            f"postgres in step {call.step}: chunk_size streams the rows of one statement, "
-            f"'command' has {len(statements)}",
+    key = call.config.get("key")
+    async with await ChunkWriter.open(call, box, seeks=bool(key), size=_size(call)) as writer:
+        if writer.is_whole:
+            return ToolResult(ref=await writer.finish())
+        if any(needs_own_transaction(statement.text) for statement in statements):
+            return ToolResult(data=await run_statements(connection, statements, shapes))
+        statement = statements[-1] if not key else _by_key(statements[-1], str(key), writer.position)
+        rows = _LastRows(connection, statement, len(statements) - 1, shapes, writer, call, box)
+        if len(statements) == 1 and (found := await rows.at_once()) is not None:
+            return ToolResult(data=promoted([found]))
+        async with connection.transaction():
+            results = [
+                await run_one(connection, one, shapes, index) for index, one in enumerate(statements[:-1])
+            ]
+            results.append(await rows.through_cursor())
+        if not rows.in_chunks:
+            return ToolResult(data=promoted(results))
+        at = ("rows", f"command_{rows.index}.rows")
+        return ToolResult(ref=await writer.finish(promoted(results), at))
+
+
+class _LastRows:
+    """The last statement of a call."""
+
+    def __init__(
+        self,
+        connection: asyncpg.Connection,
+        statement: BoundStatement,
+        index: int,
+        shapes: dict[str, Shape],
+        writer: ChunkWriter,
+        call: ToolCall,
+        box: Toolbox,
+    ) -> None:
+        self.index = index
+        self.in_chunks = False
+        self._connection = connection
+        self._statement = statement
+        self._shapes = shapes
+        self._writer = writer
+        self._call = call
+        self._box = box
+        self._key = call.config.get("key")
+        self._before: Any = writer.position
+        self._wanted = ChunkWriter.is_wanted(call, box)
+
+    async def at_once(self) -> dict[str, Any] | None:
+        """The result, where it takes no transaction; None where it does.
+
+        That is where there are no rows, and where few came the last time from a statement that can run again
+        should there be many now.
+        """
+        text, connection = self._statement.text, self._connection
+        shape = self._shapes.get(text)
+        if shape is None:
+            shape = Shape.of(await connection.prepare(text))
+            remember(self._shapes, text, shape)
+        if not shape.returns_rows:
+            return await run_one(connection, self._statement, self._shapes, self.index)
+        if self._wanted or self._key or shape.rows is None or 2 * shape.rows > FEW:
+            return None
+        if shape.repeatable is None:
+            shape.repeatable = await is_repeatable(connection, text)
+        if not shape.repeatable:
+            return None
+        values = values_of(self._statement, shape, self.index)
+        # a fetch with a limit: of public methods only fetchrow has one
+        records = await connection._execute(text, values, FEW, None)
+        if len(records) >= FEW or (records and tuple(records[0].keys()) != shape.columns):
+            self._shapes.pop(text, None)
+            return None
+        shape.rows = len(records)
+        return result_of(rows_of(records, shape), shape)
+
+    async def through_cursor(self) -> dict[str, Any]:
+        """The result inside of a transaction, without its rows where they are in chunks."""
+        prepared = await self._connection.prepare(self._statement.text)
+        shape = Shape.of(prepared)
+        remember(self._shapes, self._statement.text, shape)
+        if not shape.returns_rows:
+            return await run_one(self._connection, self._statement, self._shapes, self.index)
+        # the iterator of a cursor binds and fetches in one round trip
+        portal = prepared.cursor(*values_of(self._statement, shape, self.index), prefetch=1).__aiter__()
+        records, most = await portal._bind_exec(self._room(FEW), None), FEW
+        if portal._exhausted and not self._wanted and len(records) <= FEW:
+            shape.rows = len(records)
+            return result_of(rows_of(records, shape), shape)
+        held: list[JsonLines] = []
+        while records:
+            lines = lines_of(records, shape)
+            position = self._position(records, shape)
+            most = max(1, min(MOST, 2 * most, most * BATCH_BYTES // max(1, len(lines.data))))
+            records = []
+            await self._keep(lines, position, held)
+            if not portal._exhausted:
+                records = await portal._exec(self._room(most), None)
+        if self.in_chunks:
+            shape.rows = self._writer.rows
+            return {"status": "ok", "row_count": shape.rows, "columns": list(shape.columns)}
+        rows = [row for lines in held for some in rows_of_lines(lines.data) for row in some]
+        shape.rows = len(rows)
+        return result_of(rows, shape)
+
+    async def _keep(self, lines: JsonLines, position: Any, held: list[JsonLines]) -> None:
+        """Holds rows while there are few of them, then hands them to the writer."""
+        if not self.in_chunks:
+            held.append(lines)
+            size = sum(len(one.data) for one in held)
+            if not self._wanted and size <= HELD * self._box.settings.chunk_bytes:
+                return
+            self.in_chunks = True
+            if self._box.chunks is not None:  # what is not committed yet may still be undone
+                self._writer.holds_back = await self._connection.fetchval(HAS_WRITTEN)
+            for one in held:
+                await self._writer.take(one, position)
+            held.clear()
+        else:
+            await self._writer.take(lines, position)
+        self._box.progress(self._call, f"{self._writer.rows} rows read")
+
+    def _room(self, most: int) -> int:
+        return most if self._writer.room is None else max(1, min(most, self._writer.room))
+
+    def _position(self, records: Sequence[asyncpg.Record], shape: Shape) -> Any:
+        """Where a run that is taken up goes on: after the last key."""
+        if not self._key:
+            return None
+        if self._key not in shape.columns:
+            raise self._bad_key(f"is none of the columns: {', '.join(shape.columns)}")
+        convert = dict(shape.converters).get(self._key, lambda value: value)
+        first, last = convert(records[0][self._key]), convert(records[-1][self._key])
+        if last is None or first is None:
+            raise self._bad_key("is null in a row")
+        if first == self._before:
+            raise self._bad_key(f"is {first!r} in two rows")
+        self._before = last
+        return last
+
+    def _bad_key(self, what: str) -> ToolError:
+        return ToolError(
+            f"postgres in step {self._call.step}: key {self._key!r} {what}; it names a column whose values are "
+            "unique and not null, by which the rows are ordered",
             kind="schema",
         )
-    params = call.config.get("params") or call.input
-    statement = bind(without_percent(statements, params)[0], params)
-    with tempfile.TemporaryDirectory(prefix="noetl-rows-") as folder:
-        path, count = Path(folder, "rows.parquet"), 0
-        writer = row_writer(path, RowFormat.PARQUET)
-        with contextlib.closing(writer):
-            async with aclosing(cast(Any, read_rows(statement, call, box, size))) as chunks:
-                async for rows in chunks:
-                    await asyncio.to_thread(writer.write, rows)
-                    count += len(rows)
-                    box.progress(call, f"{count} rows read")
-        try:
-            return await box.results.put_stream(
-                _file_chunks(path),
-                execution_id=call.execution_id,
-                step=call.step,
-                name=call.task.name,
-                spec=call.task.spec.result,
-                content_type=PARQUET,
-                extra={"rows": count},
-            )
-        except StorageError as error:
-            raise ToolError(
-                f"postgres in step {call.step}: {error}", kind=error.kind, retryable=True
-            ) from None
 
 
-async def _file_chunks(path: Path) -> AsyncIterator[bytes]:
-    file = await asyncio.to_thread(path.open, "rb")
-    with file:
-        while chunk := await asyncio.to_thread(file.read, FILE_CHUNK):
-            yield chunk
+def _by_key(statement: BoundStatement, key: str, position: Any) -> BoundStatement:
+    """The statement in the order of a column, from after a position."""
+    column, text, values = listed([key]), statement.text.rstrip().rstrip(";"), statement.values
+    after = ""
+    if position is not None:
+        values = (*values, position)
+        after = f" WHERE {column} > ${len(values)}"
+    return BoundStatement(f"SELECT * FROM (\n{text}\n) AS keyed{after} ORDER BY {column}", values)
+
+
+def _size(call: ToolCall) -> int | None:
+    size = call.config.get("chunk_size")
+    return None if not size else max(1, int(size))
+
+
+async def table_of(statement: BoundStatement, call: ToolCall, box: Toolbox, size: int) -> ResultRef:
+    """Runs the call's one statement through a cursor and stores its rows as Parquet, so many at a time.
+
+    Returns:
+        The reference of one table; ``extra["rows"]`` is the number of rows.
+
+    Raises:
+        ToolError: for whatever the server refuses.
+    """
+    from noetl_dagster.tools.rows.files import arrow_rows  # Arrow, for those who want tables
+
+    async with await ChunkWriter.open(call, box) as writer:
+        if writer.is_whole:
+            return await writer.finish()
+        schema = None
+        async with aclosing(cast(Any, read_rows(statement, call, box, size))) as chunks:
+            async for rows in chunks:
+                table = await asyncio.to_thread(arrow_rows, rows, schema)
+                schema = table.schema
+                await writer.put(table)
+                box.progress(call, f"{writer.rows} rows read")
+        if schema is None:
+            await writer.put(arrow_rows([]))
+        return await writer.finish()

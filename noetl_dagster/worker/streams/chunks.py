@@ -86,14 +86,9 @@ class Streams:
         running = self._of_call(call)
         if running is None:
             return
-        envelope: Envelope = {"status": OK}
-        envelope |= {"ref": chunk.ref} if chunk.data is None else {"data": chunk.data}
-        resumption = {
-            "chunk": chunk.ref.model_dump(mode="json", exclude_defaults=True),
-            "position": chunk.position,
-        }
+        envelope: Envelope = {"status": OK, "ref": chunk.ref}
         meta = {"chunk_index": chunk.index, "has_more": chunk.more, "row_count": chunk.ref.rows}
-        await self._tell(running.command, envelope, meta, resumption)
+        await self._tell(running.command, envelope, meta, {"position": chunk.position})
 
     def _of_call(self, call: ToolCall) -> _Running | None:
         running = self._running.get(call.command_id)
@@ -145,13 +140,8 @@ def _named(place: Place) -> tuple[int, str, str]:
 
 
 def _chunk(row: Any) -> Chunk:
-    kept = row["context"]
-    return Chunk(
-        row["chunk_index"],
-        ResultRef.model_validate(kept["chunk"]),
-        position=kept["position"],
-        more=row["has_more"],
-    )
+    ref = ResultRef.model_validate(row["result"]["reference"])
+    return Chunk(row["chunk_index"], ref, row["context"]["position"], row["has_more"])
 
 
 def _item(row: Any) -> dict[str, Any]:

@@ -187,7 +187,7 @@ async def test_large_results_are_streamed_into_a_reference(run: Any, box: Any) -
 
     table = await box.results.get(result.ref)
     assert (table.num_rows, table.column_names) == (5000, ["id", "price", "note"])
-    assert result.ref.extra["rows"] == 5000
+    assert result.ref.rows == 5000
     assert table.column("note").to_pylist()[-1] == "late"
-    with pytest.raises(ToolError, match="one statement"):
+    with pytest.raises(ToolError, match="of one statement"):
         await run("postgres", command="select 1; select 2", chunk_size=10)

@@ -1,0 +1,38 @@
+"""Whether running a statement twice is the same as running it once."""
+
+from __future__ import annotations
+
+import re
+
+import asyncpg
+
+from noetl_dagster.tools.sql.statements import Part, scan
+
+_WORD = re.compile(r"[^\W\d]\w*")
+_CHANGES = frozenset(
+    {"insert", "update", "delete", "merge", "into", "share", "call", "do", "execute", "fetch", "move", "set"}
+)
+_READS = re.compile(r"\s*\(*\s*(?:select|with|values|table)\b", re.IGNORECASE)
+
+# functions that may do something, and views and foreign tables, behind which there may be any
+MAY_DO_SOMETHING = """
+SELECT EXISTS (SELECT FROM pg_proc WHERE proname = ANY($1::text[]) AND provolatile = 'v')
+    OR EXISTS (
+        SELECT FROM pg_class JOIN pg_namespace ON pg_namespace.oid = relnamespace
+        WHERE relname = ANY($1::text[]) AND relkind IN ('v', 'f')
+          AND nspname NOT IN ('pg_catalog', 'information_schema')
+    )
+"""
+
+
+async def is_repeatable(connection: asyncpg.Connection, text: str) -> bool:
+    """Whether a statement only reads: it names nothing that changes data or that may do something by itself.
+
+    Names are compared as words, so that a column that is called as a volatile function is counts too.
+    """
+    plain = "".join(part.lower() for kind, part in scan(text) if kind in (Part.TEXT, Part.NUMBERED))
+    quoted = "".join(part for kind, part in scan(text) if kind is Part.QUOTED and part.startswith('"'))
+    words = {*_WORD.findall(plain), *_WORD.findall(quoted)}
+    if not _READS.match(plain) or words & _CHANGES:
+        return False
+    return not await connection.fetchval(MAY_DO_SOMETHING, list(words))
