@@ -110,12 +110,16 @@ def answer(request: dict[str, Any], handover: Handover) -> Any:
 def _handed_over(chunks: Iterator[Gathered], handover: Handover) -> Any:
     """Hands over all chunks; the rows themselves where they are less than one."""
     given = False
-    for chunk in chunks:
-        if not (chunk.full or given):
-            return chunk.rows
-        given = True
-        if not handover.give(chunk):
-            return STREAMED
+    try:
+        for chunk in chunks:
+            if not (chunk.full or given):
+                return chunk.rows
+            given = True
+            if not handover.give(chunk):
+                return STREAMED
+    except CodeFailure:
+        handover.taken()  # what came before it is kept
+        raise
     handover.taken()
     return STREAMED if given else []
 

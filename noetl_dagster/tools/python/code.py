@@ -6,6 +6,7 @@ Imports little, so that the subprocess of ``isolation: subprocess`` starts fast.
 from __future__ import annotations
 
 import ast
+import builtins
 import dis
 import inspect
 import logging
@@ -95,6 +96,7 @@ class Program:
     def run(self, names: dict[str, Any]) -> Any:
         """Runs it over its global names; gives what it returned at its top level, else ``FELL_OFF``."""
         if self.returns:
+            names["__builtins__"] = builtins  # as exec does; extension modules that import look here
             return FunctionType(self.code, names)()
         exec(self.code, names)
         return FELL_OFF

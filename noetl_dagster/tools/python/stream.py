@@ -11,7 +11,7 @@ from typing import Any
 from noetl_dagster.tools.base import ToolResult
 from noetl_dagster.tools.chunks.gather import Gathered
 from noetl_dagster.tools.chunks.result import ChunkedResult
-from noetl_dagster.tools.python.code import Program
+from noetl_dagster.tools.python.code import CodeFailure, Program
 from noetl_dagster.tools.python.yields import async_chunks_of, chunks_of
 
 
@@ -42,10 +42,14 @@ class Stream:
             ToolError, StorageError: a chunk could not be stored.
         """
         with closing(chunks_of(values, program, self._chunks.chunk_bytes, seeks=self._seeks)) as chunks:
-            for chunk in chunks:
-                if not self._is_stored():
-                    return
-                self._store(chunk)
+            try:
+                for chunk in chunks:
+                    if not self._is_stored():
+                        return
+                    self._store(chunk)
+            except CodeFailure:
+                self._is_stored()  # what came before it is kept
+                raise
         self._is_stored()
 
     async def take_async(self, values: AsyncGenerator[Any, Any], program: Program) -> None:
