@@ -1,4 +1,4 @@
-"""Python code as playbooks write it: ``return`` at its top level, ``{{ expressions }}`` between its texts.
+"""Python code as playbooks write it: ``return``, ``yield`` at its top level, ``{{ expressions }}`` between its texts.
 
 Imports nothing of the project, for the subprocess that runs code starts fast.
 """
@@ -19,6 +19,7 @@ FELL_OFF = ...
 
 _TEMPLATE = re.compile(r"\{\{.*?\}\}", re.DOTALL)
 _INNER = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.Lambda)
+_OF_FUNCTIONS = (ast.Return, ast.Yield, ast.YieldFrom)
 _FSTRING_START = getattr(tokenize, "FSTRING_START", None)  # from Python 3.12 on
 _FSTRING_END = getattr(tokenize, "FSTRING_END", None)
 
@@ -101,15 +102,15 @@ def compile_python(source: str, filename: str) -> tuple[CodeType, bool]:
     """Compiles code without templates.
 
     Returns:
-        The code, and whether it returns: then it is the code of a function without arguments, whose variables are
-        all global, so that functions in it see them as those of a module.
+        The code, and whether it returns or yields: then it is the code of a function without arguments, whose
+        variables are all global, so that functions in it see them as those of a module.
 
     Raises:
         SyntaxError, ValueError: it is no Python.
     """
     tree = compile(source, filename, "exec", ast.PyCF_ONLY_AST, dont_inherit=True)
     assert isinstance(tree, ast.Module)
-    if not any(isinstance(node, ast.Return) for node in _top_level(tree.body)):
+    if not any(isinstance(node, _OF_FUNCTIONS) for node in _top_level(tree.body)):
         return compile(tree, filename, "exec", dont_inherit=True), False
     code = _function_code(tree, filename, ())
     return _function_code(tree, filename, (*code.co_varnames, *code.co_cellvars)), True
@@ -138,6 +139,11 @@ def _line_starts(source: str) -> list[int]:
     for line in io.StringIO(source):
         starts.append(starts[-1] + len(line))
     return starts
+
+
+def yields_in(body: list[ast.stmt]) -> bool:
+    """Whether a function of these statements is a generator."""
+    return any(isinstance(node, ast.Yield | ast.YieldFrom) for node in _top_level(body))
 
 
 def _top_level(body: list[ast.stmt]) -> Iterator[ast.AST]:

@@ -394,3 +394,9 @@ def test_exact_decimals_are_numbers() -> None:
     assert number_of(Decimal("12345678901234567890.12")) == "12345678901234567890.12"
     assert number_of(Decimal("3")) == 3
     assert to_jsonable(np.int64(3)) == 3
+
+
+async def test_extension_modules_may_import_in_code_that_returns(run: Any) -> None:
+    result = await run("python", code="import pyarrow\nreturn pyarrow.array([n]).to_pylist()", input={"n": 1})
+
+    assert result.data == [1]

@@ -12,22 +12,22 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from noetl_dagster.engine.loops.pages import Pages
 from noetl_dagster.engine.runtime import Runtime
 from noetl_dagster.errors import StorageError, TemplateError, ToolError
 from noetl_dagster.events.envelopes import OK, Envelope, error_envelope, from_result
 from noetl_dagster.events.queries import COMMAND_DUE, COMMAND_END, SEQUENCE_ENDED
-from noetl_dagster.playbook.models import Collect, CollectStrategy, RetryRule
+from noetl_dagster.playbook.models import Collect, RetryRule
 from noetl_dagster.playbook.templates.failures import seen_error
 from noetl_dagster.playbook.templates.rendering import holds_async, render_async
 from noetl_dagster.playbook.templates.scope import Scope
 from noetl_dagster.playbook.templates.views import ReferenceCache, ResultView
+from noetl_dagster.tools.base import Chunk, ToolCall
 from noetl_dagster.worker.command import Command, Outcome
 from noetl_dagster.worker.execution import Execution
 from noetl_dagster.worker.policy import delay_before
 from noetl_dagster.worker.program import Continuation, StepProgram
 from noetl_dagster.worker.runner import Call
-
-MISSING = object()
 
 
 @dataclass(slots=True)
@@ -37,15 +37,14 @@ class _Sequence:
     Attributes:
         failures: since the last success; bounds retries of one call, whatever page it is.
         successes: pages fetched; bounds pagination.
-        collected: what successful attempts gave, once a rule collects.
+        pages: what successful attempts gave, once a rule collects.
     """
 
     values: dict[str, Any]
+    pages: Pages
     attempts: int = 0
     failures: int = 0
     successes: int = 0
-    collect: Collect | None = None
-    collected: Any = None
     patches: list[tuple[list[str], Any]] = field(default_factory=list)
 
     def count(self, outcome: Outcome) -> None:
@@ -57,16 +56,6 @@ class _Sequence:
     def made(self, outcome: Outcome) -> int:
         """Attempts that count towards ``max_attempts`` of a rule for such an outcome."""
         return self.failures if outcome.failed else self.successes
-
-    def add(self, collect: Collect, body: Any) -> None:
-        part = _part(body, collect.path)
-        self.collect = collect
-        if collect.strategy is CollectStrategy.REPLACE:
-            self.collected = part
-        elif collect.strategy is CollectStrategy.MERGE:
-            self.collected = {**(self.collected or {}), **(part if isinstance(part, Mapping) else {})}
-        else:
-            self.collected = [*(self.collected or []), *(part if isinstance(part, list) else [part])]
 
 
 class Attempts:
@@ -96,7 +85,7 @@ class Attempts:
         """
         if _on_error(program) is not None:
             spare = 0
-        sequence = _Sequence({} if values is None else values)
+        sequence = _Sequence({} if values is None else values, Pages(self._runtime.results))
         while True:
             outcome = await self._ended(command) if resumed else None
             replayed = outcome is not None
@@ -107,7 +96,9 @@ class Attempts:
             sequence.count(outcome)
             follower = None
             if program.retries:
-                follower = await self._follower(execution, program, command, outcome, sequence)
+                follower = await self._follower(
+                    execution, program, command, outcome, sequence, replayed=replayed
+                )
             # a resumed execution tries once more
             if follower is None and outcome.failed and (replayed or sequence.failures <= spare):
                 follower = replace(command, attempt=command.attempt + 1, follows=False)
@@ -115,7 +106,7 @@ class Attempts:
                 break
             command, issued = follower, False
         outcome.patches = sequence.patches
-        if sequence.collect is not None and not outcome.failed:
+        if sequence.pages.is_used and not outcome.failed:
             outcome = await self._aggregated(command, outcome, sequence, replayed=replayed)
         if command.part:
             await self._runtime.buffer.post([self._runtime.commands.shard_ended(command, outcome)])
@@ -160,6 +151,8 @@ class Attempts:
         command: Command,
         outcome: Outcome,
         sequence: _Sequence,
+        *,
+        replayed: bool,
     ) -> Command | None:
         """The next attempt that a rule asks for, or None."""
         cache = ReferenceCache()
@@ -171,9 +164,15 @@ class Attempts:
         for continuation in _applicable(program, outcome):
             rule = continuation.rule
             wanted = await self._holds(continuation, scope)
+            more = wanted and made < rule.max_attempts
             if rule.collect is not None:
-                sequence.add(rule.collect, await self._body(outcome.envelope))
-            if not wanted or made >= rule.max_attempts:
+                body = await self._body(outcome.envelope)
+                await self._collect(
+                    rule.collect, body, program, command, sequence, replayed=replayed, more=more
+                )
+            if sequence.pages.failure is not None:
+                return None
+            if not more:
                 continue
             follower = replace(
                 command,
@@ -186,6 +185,30 @@ class Attempts:
             changes = await render_async(continuation.next_call, scope, fetch)
             return replace(follower, overrides=_merged(command.overrides, changes))
         return None
+
+    async def _collect(
+        self,
+        collect: Collect,
+        body: Any,
+        program: StepProgram,
+        command: Command,
+        sequence: _Sequence,
+        *,
+        replayed: bool,
+        more: bool,
+    ) -> None:
+        """Adds a page to the sequence, and tells of it where a step takes pages as they come.
+
+        The next call is not made before that step has room for its page.
+        """
+        chunks, task = self._runtime.box.chunks, program.tasks[-1].task
+        call = ToolCall(command.execution_id, command.step, task, {}, {}, command_id=command.command_id)
+        wanted = chunks is not None and chunks.wanted(call)
+        place = sequence.pages.count
+        ref = await sequence.pages.add(collect, body, command, alone=wanted)
+        if chunks is None or ref is None or (replayed and await chunks.told(call)):
+            return
+        await chunks.tell(call, Chunk(place, ref, more=more))
 
     async def _holds(self, continuation: Continuation, scope: Scope) -> bool:
         try:
@@ -206,9 +229,8 @@ class Attempts:
         self, command: Command, outcome: Outcome, sequence: _Sequence, *, replayed: bool
     ) -> Outcome:
         """All pages as one result, recorded once as ``retry_sequence_completed``."""
-        envelope: Envelope = {"status": OK, "data": sequence.collected}
         try:
-            envelope = await self._runtime.sealer.seal(envelope, command, None)
+            envelope = await self._runtime.sealer.seal(await sequence.pages.envelope(command), command, None)
         except (ToolError, StorageError) as error:
             envelope = error_envelope(error)
         whole = replace(outcome, envelope=envelope)
@@ -258,19 +280,6 @@ def _on_error(program: StepProgram) -> Continuation | None:
         (entry for task in program.tasks for entry in task.continuations if not entry.rule.continues_success),
         None,
     )
-
-
-def _part(body: Any, path: str | None) -> Any:
-    if not path:
-        return body
-    value = body
-    for key in path.split("."):
-        value = value.get(key, MISSING) if isinstance(value, Mapping) else MISSING
-        if value is MISSING:
-            break
-    if value is MISSING and isinstance(body, Mapping) and isinstance(body.get("data"), Mapping):
-        return _part(body["data"], path)
-    return None if value is MISSING else value
 
 
 def _merged(before: dict[str, Any], following: dict[str, Any]) -> dict[str, Any]:

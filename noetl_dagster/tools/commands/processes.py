@@ -38,11 +38,15 @@ async def run_process(
     env: Mapping[str, str] | None = None,
     stdin: bytes = b"",
     output_bytes: int = OUTPUT_BYTES,
+    pass_fds: Sequence[int] = (),
 ) -> Finished:
     """Runs a command to its end.
 
     When the caller is cancelled (a time limit), the whole process group is asked to stop and, two seconds
     later, killed. What the command left running in its group ends with it.
+
+    Args:
+        pass_fds: open files that the program gets, under the same numbers.
 
     Raises:
         OSError: when the program cannot be started.
@@ -56,6 +60,7 @@ async def run_process(
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.PIPE,
             start_new_session=True,
+            pass_fds=pass_fds,
         )
     )
     cancelled: asyncio.CancelledError | None = None

@@ -1,7 +1,7 @@
 """The child process of ``isolation: subprocess``: reads a request, runs it, writes the answer.
 
 In the folder given as argument: ``request.json`` in; ``result.json`` (``{value}`` or ``{failure}``) or
-``result.arrow`` out.
+``result.arrow`` out. What code yields goes out in files too, each told of in a line to the channel, which answers it.
 """
 
 from __future__ import annotations
@@ -9,14 +9,19 @@ from __future__ import annotations
 import asyncio
 import inspect
 import resource
+import socket
 import sys
+from collections.abc import AsyncGenerator, Generator, Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import orjson
 
+from noetl_dagster.tools.chunks.gather import Gathered
 from noetl_dagster.tools.python.code import (
     FAILURES,
+    NO_POSITION,
     CodeFailure,
     compile_code,
     failure_of,
@@ -24,13 +29,52 @@ from noetl_dagster.tools.python.code import (
     run_program,
 )
 from noetl_dagster.tools.python.context import CodeContext
+from noetl_dagster.tools.python.yields import arrow_table, async_chunks_of, chunks_of
 from noetl_dagster.tools.rows.jsonable import is_table
 
 REQUEST, RESULT, TABLE = "request.json", "result.json", "result.arrow"
+MORE, ENOUGH = b"more\n", b"enough\n"
+STREAMED = object()
+"""The value of code whose chunks have all been handed over."""
 
 
-def answer(request: dict[str, Any]) -> Any:
-    """The value of the requested code.
+class Handover:
+    """Gives chunks to the process outside: the next is made while it stores one, and then waits."""
+
+    def __init__(self, folder: Path, channel: int) -> None:
+        self._folder = folder
+        self._channel = socket.socket(fileno=channel)
+        self._channel.set_inheritable(False)
+        self._answers = self._channel.makefile("rb")
+        self._given = 0
+        self._waits = False
+
+    def give(self, chunk: Gathered) -> bool:
+        """Hands a chunk over; False when no more are wanted.
+
+        Raises:
+            SystemExit: those before could not be stored.
+        """
+        if not self.taken():
+            return False
+        self._given += 1
+        name = f"chunk-{self._given}{Path(RESULT if isinstance(chunk.rows, list) else TABLE).suffix}"
+        _write(chunk.rows, self._folder / name)
+        self._channel.sendall(orjson.dumps({"file": name, "position": chunk.position}) + b"\n")
+        self._waits = True
+        return True
+
+    def taken(self) -> bool:
+        """Waits until the latest chunk is stored; False when no more are wanted."""
+        waits, self._waits = self._waits, False
+        answer = self._answers.readline() if waits else MORE
+        if not answer:
+            sys.exit(1)
+        return answer == MORE
+
+
+def answer(request: dict[str, Any], handover: Handover) -> Any:
+    """The value of the requested code, ``STREAMED`` where it was handed over.
 
     Raises:
         CodeFailure: the code failed.
@@ -43,13 +87,56 @@ def answer(request: dict[str, Any]) -> Any:
         libs=request["libs"],
         context=lambda: CodeContext.ported(request["context"]),
         rendered=request["rendered"],
+        position=request["position"] if request["seeks"] else NO_POSITION,
     )
     if inspect.iscoroutine(value):
         try:
             value = asyncio.run(value)
         except FAILURES as error:
             raise failure_of(error, program) from None
+    how = {"chunk_bytes": request["chunk_bytes"], "seeks": request["seeks"]}
+    if inspect.isgenerator(value):
+        with closing(chunks_of(value, program, **how)) as chunks:
+            return _handed_over(chunks, handover)
+    if inspect.isasyncgen(value):
+        with (
+            asyncio.Runner() as runner,
+            closing(_stepped(async_chunks_of(value, program, **how), runner)) as chunks,
+        ):
+            return _handed_over(chunks, handover)
     return finished(value, program)
+
+
+def _handed_over(chunks: Iterator[Gathered], handover: Handover) -> Any:
+    """Hands over all chunks; the rows themselves where they are less than one."""
+    given = False
+    try:
+        for chunk in chunks:
+            if not (chunk.full or given):
+                return chunk.rows
+            given = True
+            if not handover.give(chunk):
+                return STREAMED
+    except CodeFailure:
+        handover.taken()  # what came before it is kept
+        raise
+    handover.taken()
+    return STREAMED if given else []
+
+
+def _stepped(
+    chunks: AsyncGenerator[Gathered, None], runner: asyncio.Runner
+) -> Generator[Gathered, None, None]:
+    """The chunks of an async generator, which runs only while the next is being made."""
+
+    async def following() -> Gathered | None:
+        return await anext(chunks, None)
+
+    try:
+        while (chunk := runner.run(following())) is not None:
+            yield chunk
+    finally:
+        runner.run(chunks.aclose())
 
 
 def main(folder: Path) -> None:
@@ -57,10 +144,10 @@ def main(folder: Path) -> None:
     if request["memory"] is not None:
         resource.setrlimit(resource.RLIMIT_AS, (request["memory"], request["memory"]))
     try:
-        value = answer(request)
+        value = answer(request, Handover(folder, request["channel"]))
         if is_table(value):
-            return _write_table(value, folder / TABLE)
-        reply: dict[str, Any] = {"value": value}
+            return _write(value, folder / TABLE)
+        reply: dict[str, Any] = {} if value is STREAMED else {"value": value}
     except CodeFailure as failure:
         reply = {
             "failure": {
@@ -75,12 +162,13 @@ def main(folder: Path) -> None:
     return None
 
 
-def _write_table(value: Any, path: Path) -> None:
+def _write(value: Any, path: Path) -> None:
+    if isinstance(value, list):
+        path.write_bytes(orjson.dumps(value))
+        return
     import pyarrow as pa
 
-    if isinstance(value, pa.RecordBatch):
-        value = pa.Table.from_batches([value])
-    table = value if isinstance(value, pa.Table) else pa.Table.from_pandas(value, preserve_index=False)
+    table = arrow_table(value)
     with pa.ipc.new_file(path, table.schema) as writer:
         writer.write_table(table)
 

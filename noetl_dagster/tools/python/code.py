@@ -6,14 +6,17 @@ Imports little, so that the subprocess of ``isolation: subprocess`` starts fast.
 from __future__ import annotations
 
 import ast
+import builtins
+import dis
 import inspect
 import logging
 import traceback
-from collections.abc import Callable, Mapping
+from collections import ChainMap
+from collections.abc import Callable, Iterator, Mapping, MutableMapping
 from dataclasses import dataclass
 from functools import lru_cache
 from types import CodeType, FunctionType
-from typing import Any
+from typing import Any, cast
 
 from noetl_dagster.playbook.code import (
     FELL_OFF,
@@ -21,6 +24,7 @@ from noetl_dagster.playbook.code import (
     compile_python,
     expressions_in,
     without_expressions,
+    yields_in,
 )
 from noetl_dagster.playbook.templates.views import copied
 from noetl_dagster.tools.python.libs import import_libs
@@ -33,8 +37,13 @@ NOTE = "the code defines neither main nor result"
 CONTEXT_NAMES = ("context", "execution_id")
 """Names that code has without an input of that name, beside ``input_data``."""
 
+POSITION = "position"
+"""What code that yields is given to go on: the position that it yielded with the last stored rows, first None."""
+
+_READING, _SETTING = frozenset({"LOAD_NAME", "LOAD_GLOBAL"}), frozenset({"STORE_NAME", "STORE_GLOBAL"})
 NO_VALUES: Mapping[str, Any] = {}
 _NOTHING = object()
+NO_POSITION = object()
 
 FAILURES = (Exception, SystemExit, KeyboardInterrupt)
 """What fails a step when its code raises it. An interrupt of abandoned code is not among them."""
@@ -69,7 +78,8 @@ class Program:
 
     Attributes:
         name: stands for its file in tracebacks.
-        returns: whether it ends with ``return`` at its top level, and is the code of a function.
+        returns: whether it has ``return`` or ``yield`` at its top level, and is the code of a function.
+        seeks: it wants to know the ``position`` where it goes on, when no name of its context is called so.
         asks: the names of the context that it may use.
         wanted: the parameters of its ``main``.
         templates: the ``{{ expressions }}`` of the code.
@@ -78,6 +88,7 @@ class Program:
     code: CodeType
     name: str
     returns: bool
+    seeks: bool
     asks: tuple[str, ...]
     wanted: frozenset[str]
     templates: tuple[Expression, ...]
@@ -85,6 +96,7 @@ class Program:
     def run(self, names: dict[str, Any]) -> Any:
         """Runs it over its global names; gives what it returned at its top level, else ``FELL_OFF``."""
         if self.returns:
+            names["__builtins__"] = builtins  # as exec does; extension modules that import look here
             return FunctionType(self.code, names)()
         exec(self.code, names)
         return FELL_OFF
@@ -112,10 +124,26 @@ class Printed:
                            PRINTED_CHARACTERS)  # fmt: skip
 
 
+def _asks_for_position(code: CodeType, main: _Main | None) -> bool:
+    """Whether ``main`` yields and has ``position`` as a parameter, or code reads it before it sets it."""
+    if main is not None and POSITION in main.parameters:
+        return main.yields
+    uses = (step.opname for part in _parts_of(code) for step in dis.get_instructions(part)
+            if step.argval == POSITION)  # fmt: skip
+    return next((name in _READING for name in uses if name in _READING | _SETTING), False)
+
+
+def _parts_of(code: CodeType) -> Iterator[CodeType]:
+    """Code and what is defined in it."""
+    yield code
+    for constant in code.co_consts:
+        if isinstance(constant, CodeType):
+            yield from _parts_of(constant)
+
+
 def _names_of(code: CodeType) -> set[str]:
     """The global names that code and what is defined in it read."""
-    inner = (constant for constant in code.co_consts if isinstance(constant, CodeType))
-    return set(code.co_names).union(*map(_names_of, inner))
+    return {name for part in _parts_of(code) for name in part.co_names}
 
 
 @lru_cache(maxsize=256)
@@ -130,13 +158,14 @@ def compile_code(source: str, name: str) -> Program:
     text = without_expressions(source, expressions)
     try:
         code, returns = compile_python(text, filename)
-        read = _names_of(code)
+        read, main = _names_of(code), _main_of(text)
         return Program(
             code,
             filename,
             returns,
+            seeks=POSITION in text and _asks_for_position(code, main),
             asks=tuple(name for name in CONTEXT_NAMES if name in read),
-            wanted=_wanted_names(text),
+            wanted=frozenset() if main is None else main.parameters,
             templates=expressions,
         )
     except (SyntaxError, ValueError) as error:
@@ -154,14 +183,17 @@ def run_program(
     context: Callable[[], Any] = dict,
     printer: Callable[..., None] = print,
     rendered: Mapping[str, Any] = NO_VALUES,
+    position: Any = NO_POSITION,
 ) -> Any:
-    """Executes a program and calls its ``main``; gives the value, or the coroutine of an async ``main``.
+    """Executes a program and calls its ``main``; gives the value, the coroutine of an async ``main``, or what
+    yields it.
 
     Args:
         input: variables of the code and arguments of ``main``.
         scope: further names that ``main`` may ask for by argument.
         context: makes what the code and ``main`` get as ``context``.
         rendered: values of the program's templates, by their variables.
+        position: for a program that seeks, where it goes on.
 
     Raises:
         CodeFailure: whatever the code raised.
@@ -169,6 +201,9 @@ def run_program(
     values = {name: copied(parse_literal(value)) for name, value in input.items()}
     names: dict[str, Any] = {"__name__": "__playbook__", "print": printer, "input_data": values, **values}
     given = {name for name in values if name in ("main", "result")}
+    if position is not NO_POSITION:
+        names[POSITION] = position
+        scope = ChainMap({POSITION: position}, cast(MutableMapping[str, Any], scope))
     try:
         for name in program.asks:
             if name not in names and (name == "context" or name in scope):
@@ -265,13 +300,22 @@ def _parameters_of_signature(signature: inspect.Signature) -> tuple[tuple[tuple[
     return found, any(item.kind is kinds.VAR_KEYWORD for item in signature.parameters.values())
 
 
-def _wanted_names(source: str) -> frozenset[str]:
-    """The parameters of the code's ``main``: what it may want from the scope. Empty for code without one."""
+@dataclass(frozen=True, slots=True)
+class _Main:
+    """The ``main`` of code: its parameters, and whether it is a generator."""
+
+    parameters: frozenset[str]
+    yields: bool
+
+
+def _main_of(source: str) -> _Main | None:
+    """What the source says of its ``main``; None for code without one."""
     for node in ast.parse(source).body:
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node.name == "main":
             given = node.args
-            return frozenset(item.arg for item in (*given.posonlyargs, *given.args, *given.kwonlyargs))
-    return frozenset()
+            parameters = (item.arg for item in (*given.posonlyargs, *given.args, *given.kwonlyargs))
+            return _Main(frozenset(parameters), yields_in(node.body))
+    return None
 
 
 def parse_literal(value: Any) -> Any:

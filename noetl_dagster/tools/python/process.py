@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import re
+import socket
 import sys
 import tempfile
 from collections.abc import Mapping
@@ -14,12 +15,18 @@ import orjson
 import pyarrow as pa
 
 from noetl_dagster.errors import ToolError
+from noetl_dagster.tools.base import ToolResult
+from noetl_dagster.tools.chunks.gather import Gathered
+from noetl_dagster.tools.chunks.result import ChunkedResult
 from noetl_dagster.tools.commands.processes import Finished, run_process
-from noetl_dagster.tools.python.child import REQUEST, RESULT, TABLE
-from noetl_dagster.tools.python.code import CodeFailure, Printed
+from noetl_dagster.tools.python.child import ENOUGH, MORE, REQUEST, RESULT, STREAMED, TABLE
+from noetl_dagster.tools.python.code import NO_POSITION, CodeFailure, Printed
 from noetl_dagster.tools.rows.jsonable import NotJsonableError, to_jsonable
 
 CHILD = "noetl_dagster.tools.python.child"
+POSITION_BYTES = 1 << 20
+"""Most bytes of a position, as JSON, that a child may yield."""
+
 _UNITS = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30}
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([kmg]?)i?b?", re.IGNORECASE)
 
@@ -35,7 +42,9 @@ async def run_in_process(
     libs: Any,
     memory: Any,
     printer: Printed,
-) -> Any:
+    chunks: ChunkedResult,
+    position: Any,
+) -> ToolResult:
     """Runs code in a child process and gives its value; the child is killed when the caller is cancelled.
 
     Args:
@@ -43,11 +52,15 @@ async def run_in_process(
         context: what ``CodeContext.portable`` gave, where the code asks for it.
         rendered: the values of the code's templates.
         memory: bound of the child's address space in bytes, or text such as ``512m``; None: no bound.
+        chunks: takes what code yields.
+        position: where code goes on that asks for it, else ``NO_POSITION``.
 
     Raises:
         CodeFailure: the code failed, or the process was killed (``MemoryError`` where memory ran out).
-        ToolError: the input has no JSON form, or ``memory`` is no size.
+        ToolError: the input has no JSON form, or ``memory`` is no size; a chunk is not what was stored before.
+        StorageError: a chunk could not be stored.
     """
+    ours, theirs = socket.socketpair()
     request = {
         "source": source,
         "name": name,
@@ -57,26 +70,63 @@ async def run_in_process(
         "rendered": rendered,
         "libs": libs,
         "memory": None if memory is None else bytes_of(memory),
+        "chunk_bytes": chunks.chunk_bytes,
+        "seeks": position is not NO_POSITION,
+        "position": None if position is NO_POSITION else position,
+        "channel": theirs.fileno(),
     }
-    with tempfile.TemporaryDirectory(prefix="noetl-python-") as folder:
-        path = Path(folder, REQUEST)
-        await asyncio.to_thread(path.write_bytes, orjson.dumps(request))
-        finished = await run_process([sys.executable, "-m", CHILD, folder])
+    with tempfile.TemporaryDirectory(prefix="noetl-python-") as name, ours, theirs:
+        folder = Path(name)
+        await asyncio.to_thread((folder / REQUEST).write_bytes, orjson.dumps(request))
+        receiving = asyncio.ensure_future(_receive(ours, folder, chunks))
+        try:
+            finished = await run_process([sys.executable, "-m", CHILD, name], pass_fds=[theirs.fileno()])
+        finally:
+            receiving.cancel()
+            (failure,) = await asyncio.gather(receiving, return_exceptions=True)
         for line in finished.stdout.splitlines():
             printer(line)
-        return _answer(Path(folder), finished)
+        if isinstance(failure, Exception):
+            raise failure
+        value = _answer(folder, finished)
+        return await chunks.result() if value is STREAMED else ToolResult(data=value)
+
+
+async def _receive(channel: socket.socket, folder: Path, chunks: ChunkedResult) -> None:
+    """Stores the chunks that the child lays down, and answers each with whether it wants more.
+
+    When one cannot be stored the channel is closed, with which the child ends.
+    """
+    reader, writer = await asyncio.open_connection(sock=channel, limit=POSITION_BYTES)
+    try:
+        while message := await reader.readline():
+            more = await chunks.put(await asyncio.to_thread(_chunk, folder, orjson.loads(message)))
+            writer.write(MORE if more else ENOUGH)
+    finally:
+        writer.close()
+
+
+def _chunk(folder: Path, message: dict[str, Any]) -> Gathered:
+    path = folder / message["file"]
+    rows = _table(path) if path.suffix == Path(TABLE).suffix else orjson.loads(path.read_bytes())
+    path.unlink()
+    return Gathered(rows, message["position"])
+
+
+def _table(path: Path) -> pa.Table:
+    with pa.ipc.open_file(path) as reader:
+        return reader.read_all()
 
 
 def _answer(folder: Path, finished: Finished) -> Any:
     if (folder / TABLE).exists():
-        with pa.ipc.open_file(folder / TABLE) as reader:
-            return reader.read_all()
+        return _table(folder / TABLE)
     if not (folder / RESULT).exists():
         raise _death(finished)
     answer = orjson.loads((folder / RESULT).read_bytes())
     if "failure" in answer:
         raise CodeFailure(**answer["failure"])
-    return answer["value"]
+    return answer.get("value", STREAMED)
 
 
 def _death(finished: Finished) -> CodeFailure:

@@ -7,7 +7,7 @@ import inspect
 import re
 import threading
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any
@@ -18,10 +18,13 @@ from noetl_dagster.errors import TemplateError, ToolError
 from noetl_dagster.playbook.models import Task
 from noetl_dagster.playbook.templates.rendering import compile_value, render_async
 from noetl_dagster.tools.base import Tool, Toolbox, ToolCall, ToolResult
+from noetl_dagster.tools.chunks.result import ChunkedResult
 from noetl_dagster.tools.limits import time_limit
 from noetl_dagster.tools.python.code import (
     FAILURES,
+    NO_POSITION,
     NO_VALUES,
+    POSITION,
     CodeFailure,
     Printed,
     Program,
@@ -31,12 +34,33 @@ from noetl_dagster.tools.python.code import (
     run_program,
 )
 from noetl_dagster.tools.python.context import CodeContext, LiveScope
+from noetl_dagster.tools.python.stream import Stream
 from noetl_dagster.tools.python.threads import CodeThreads
+from noetl_dagster.tools.python.yields import is_yielding
 from noetl_dagster.tools.rows.jsonable import NotJsonableError, to_jsonable
 from noetl_dagster.tools.scripts import load_script
 
 SUBPROCESS = "subprocess"
 _ENDS_IN_TOJSON = re.compile(r"\|\s*tojson\s*(\([^()]*\))?\s*-?\}\}\Z")
+
+
+@dataclass(frozen=True, slots=True)
+class _Work:
+    """One call, ready to run.
+
+    Attributes:
+        rendered: the values of the templates in its code.
+        chunks: takes what it yields.
+        position: where it goes on, of code that asks for it.
+    """
+
+    call: ToolCall
+    box: Toolbox
+    program: Program
+    scope: LiveScope
+    rendered: Mapping[str, Any]
+    chunks: ChunkedResult
+    position: Any
 
 
 class PythonTool(Tool):
@@ -49,7 +73,12 @@ class PythonTool(Tool):
     ``spec.isolation: subprocess`` runs the code in a process of its own, killed at ``spec.timeout``, with
     ``spec.memory`` (bytes, or text such as ``512m``) as the bound of its address space.
 
-    Output: the value as JSON values, or one pandas or Arrow table as it is. What ``print`` writes goes to the
+    A generator (``main`` yields, or the code itself, or ``result`` is one; async or not) gives its rows chunk by
+    chunk: a list or table that it yields is rows, anything else is one row. Where it takes ``position`` and yields
+    pairs ``rows, position`` it goes on there after a restart; any other runs again, and must give the same rows.
+
+    Output: the value as JSON values, or one pandas or Arrow table as it is; of a generator all its rows, by
+    reference where they are more than a chunk or a step takes them as they come. What ``print`` writes goes to the
     logger ``noetl_dagster.tools.python.output``.
 
     Raises ``ToolError`` of kind ``python`` with ``py.exception_type`` and the line in the playbook.
@@ -67,30 +96,43 @@ class PythonTool(Tool):
             raise ToolError(f"python in step {call.step} has no 'code'", kind="schema")
         try:
             async with time_limit(call):
-                return ToolResult(data=await self._run(source, call, box))
+                return await self._run(source, call, box)
         except CodeFailure as failure:
             raise _tool_error(failure, call, source, box) from None
 
-    async def _run(self, source: str, call: ToolCall, box: Toolbox) -> Any:
-        if _option(call, "isolation") == SUBPROCESS:
-            return await self._in_subprocess(source, call, box)
-        return await self._in_thread(source, call, box)
-
-    async def _in_thread(self, source: str, call: ToolCall, box: Toolbox) -> Any:
+    async def _run(self, source: str, call: ToolCall, box: Toolbox) -> ToolResult:
         program = compile_code(source, f"{call.step}.{call.task.name}")
         rendered = await rendered_templates(program, source, call, box)
+        chunks = ChunkedResult(call, box)
+        seeks = program.seeks and POSITION not in call.input and POSITION not in call.scope
+        if seeks and not await chunks.seek():
+            return await chunks.result()
         scope = LiveScope(call.scope, box, asyncio.get_running_loop())
-        value = await self._threads.run(partial(_run, program, call, scope, rendered, box))
-        if inspect.iscoroutine(value):
-            return await self._coroutines.run(_awaited(value, program))
-        return value
+        position = chunks.position if seeks else NO_POSITION
+        work = _Work(call, box, program, scope, rendered, chunks, position)
+        if _option(call, "isolation") == SUBPROCESS:
+            return await self._in_subprocess(source, work)
+        stream = Stream(chunks, seeks=seeks)
+        try:
+            return await self._in_thread(work, stream)
+        finally:
+            stream.close()
 
-    async def _in_subprocess(self, source: str, call: ToolCall, box: Toolbox) -> Any:
+    async def _in_thread(self, work: _Work, stream: Stream) -> ToolResult:
+        value = await self._threads.run(partial(_run, work, stream))
+        if inspect.iscoroutine(value):
+            value = await self._coroutines.run(_awaited(value, work.program))
+            if inspect.isgenerator(value):
+                value = await self._threads.run(partial(_taken, value, work.program, stream))
+        if inspect.isasyncgen(value):
+            await self._coroutines.run(stream.take_async(value, work.program))
+            value = stream
+        return await stream.result() if value is stream else ToolResult(data=value)
+
+    async def _in_subprocess(self, source: str, work: _Work) -> ToolResult:
         from noetl_dagster.tools.python.process import run_in_process
 
-        program = compile_code(source, f"{call.step}.{call.task.name}")
-        rendered = await rendered_templates(program, source, call, box)
-        scope = LiveScope(call.scope, box, asyncio.get_running_loop())
+        call, program, scope = work.call, work.program, work.scope
         wanted = program.wanted.union(program.asks) - call.input.keys()
         names = await self._threads.run(lambda: scope.values_of(wanted - {"context"}))
         context = None
@@ -102,10 +144,12 @@ class PythonTool(Tool):
             input=call.input,
             scope=names,
             context=context,
-            rendered=rendered,
+            rendered=work.rendered,
             libs=call.config.get("libs"),
             memory=_option(call, "memory"),
-            printer=Printed(call.step, box.credentials.redact),
+            printer=Printed(call.step, work.box.credentials.redact),
+            chunks=work.chunks,
+            position=work.position,
         )
 
 
@@ -137,26 +181,35 @@ async def rendered_templates(
     return values
 
 
-def _run(
-    program: Program, call: ToolCall, scope: LiveScope, rendered: Mapping[str, Any], box: Toolbox
-) -> Any:
+def _run(work: _Work, stream: Stream) -> Any:
+    """The value of the code, the stream where it yielded, or what is to be run in an event loop."""
     value = run_program(
-        program,
-        call.input,
-        scope,
-        libs=call.config.get("libs"),
-        context=lambda: CodeContext(scope),
-        printer=Printed(call.step, box.credentials.redact),
-        rendered=rendered,
+        work.program,
+        work.call.input,
+        work.scope,
+        libs=work.call.config.get("libs"),
+        context=lambda: CodeContext(work.scope),
+        printer=Printed(work.call.step, work.box.credentials.redact),
+        rendered=work.rendered,
+        position=work.position,
     )
-    return value if inspect.iscoroutine(value) else finished(value, program)
+    return value if inspect.iscoroutine(value) else _taken(value, work.program, stream)
+
+
+def _taken(value: Any, program: Program, stream: Stream) -> Any:
+    """A value as the store takes it; the stream where it is a generator, an async one as it is."""
+    if inspect.isgenerator(value):
+        stream.take(value, program)
+        return stream
+    return value if inspect.isasyncgen(value) else finished(value, program)
 
 
 async def _awaited(coroutine: Any, program: Program) -> Any:
     try:
-        return finished(await coroutine, program)
+        value = await coroutine
     except FAILURES as error:
         raise failure_of(error, program) from None
+    return value if is_yielding(value) else finished(value, program)
 
 
 class _CoroutineLoop:

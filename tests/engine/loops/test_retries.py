@@ -15,9 +15,11 @@ from noetl_dagster.engine.executions.overview import overview
 from noetl_dagster.engine.executions.progress import loop_progress
 from noetl_dagster.events.state import ExecutionState, ExecutionStatus
 from noetl_dagster.events.types import Event, EventType
+from noetl_dagster.result_ref import RefKind
 from tests.corpus.server import serving
 from tests.playbooks import playbook
-from tests.waiting import PATIENCE_SECONDS
+from tests.tools.chunk_log import ListLog
+from tests.waiting import PATIENCE_SECONDS, until
 
 pytestmark = pytest.mark.long
 
@@ -178,3 +180,57 @@ async def test_an_iteration_whose_second_page_fails_has_failed(engine: Engine, m
     [done] = await events_of(engine, state.execution_id, EventType.LOOP_DONE)
     assert (done.meta["done"], done.meta["failed"]) == (2, 1)
     assert await counts(engine, state) == (2, 1, 3)
+
+
+LARGE = """
+    workload: {}
+    workflow:
+      - step: fetch
+        tool:
+          kind: python
+          input: {page: 1}
+          code: |
+            result = {"rows": [{"page": page, "place": n, "text": "x" * 700_000} for n in range(2)], "page": page}
+        retry:
+          - when: "{{ response.page < PAGES }}"
+            then:
+              max_attempts: 100
+              next_call: {input: {page: "{{ response.page + 1 }}"}}
+              collect: {strategy: append, path: rows}
+      """
+
+
+def _large(pages: int) -> str:
+    return LARGE.replace("PAGES", str(pages))
+
+
+async def test_large_pages_are_stored_one_by_one_and_are_one_list(engine: Engine) -> None:
+    state = await interrupted(engine, _large(6), {}, EventType.COMMAND_COMPLETED, 3)
+
+    resumed = await engine.resume(state.execution_id)
+
+    assert resumed.status is ExecutionStatus.COMPLETED, resumed.error
+    ref = resumed.latest["fetch"].envelope["ref"]
+    assert ref.kind is RefKind.MANIFEST
+    parts = [part async for part in engine.runtime.results.parts(ref)]
+    assert [part.rows for part in parts] == [2, 2, 2, 2, 2, 2]
+    rows = await engine.runtime.results.get(ref)
+    assert [(row["page"], row["place"]) for row in rows] == [(n, i) for n in range(1, 7) for i in (0, 1)]
+    assert len(await events_of(engine, state.execution_id, EventType.COMMAND_COMPLETED)) == 6
+
+
+async def test_pages_are_told_of_where_a_step_takes_them(engine: Engine, api: str) -> None:
+    log = engine.runtime.box.chunks = ListLog(wanted=True, room=2)
+    execution = await engine.lifecycle.create(playbook(PAGES.format(loop="")), {"api": api})
+    driver = asyncio.create_task(engine.walker.run(execution))
+    await until(lambda: len(log.chunks) == 3)  # one more than there is room for
+    await asyncio.sleep(1)
+    issued = await events_of(engine, execution.id, EventType.COMMAND_ISSUED)
+    await log.make_room(None)
+    await driver
+
+    assert len(issued) == 3, "the next call waits for room"
+    assert [[row["id"] for row in rows] for rows in await log.rows(engine.runtime.box)] == [
+        list(range(start, min(start + 4, 23))) for start in range(0, 23, 4)
+    ]
+    assert [chunk.more for chunk in log.chunks] == [True] * 5 + [False]

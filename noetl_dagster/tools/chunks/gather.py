@@ -1,0 +1,84 @@
+"""Rows that come a few at a time, gathered into chunks of a good size.
+
+Imports little, so that the subprocess of ``isolation: subprocess`` starts fast.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import orjson
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+CHUNK_BYTES = 4 << 20
+"""Bytes that rows take, as JSON or in Arrow, from which on they make a chunk."""
+
+
+@dataclass(frozen=True, slots=True)
+class Gathered:
+    """The rows of one chunk.
+
+    Attributes:
+        rows: a list, or an Arrow table.
+        position: where their source goes on after them.
+        full: they have the size of a chunk; else they are what was left at the end.
+    """
+
+    rows: list[Any] | pa.Table
+    position: Any = None
+    full: bool = True
+
+
+class Gathering:
+    """Rows on their way into chunks; lists and tables never share one.
+
+    Args:
+        chunk_bytes: size of a chunk; with 0 the rows of every call of ``add`` are one.
+    """
+
+    def __init__(self, chunk_bytes: int = CHUNK_BYTES) -> None:
+        self._chunk_bytes = chunk_bytes
+        self._rows: list[Any] = []
+        self._tables: list[pa.Table] = []
+        self._bytes = 0
+        self._position: Any = None
+
+    def add(self, rows: list[Any] | pa.Table, position: Any = None) -> Iterator[Gathered]:
+        """Takes rows, JSON values or an Arrow table; gives the chunks that are full with them."""
+        if len(rows) == 0:
+            return
+        if not self._joins(rows):
+            yield self._taken(full=True)
+        if isinstance(rows, list):
+            self._rows += rows
+            self._bytes += len(orjson.dumps(rows)) if self._chunk_bytes else 0
+        else:
+            self._tables.append(rows)
+            self._bytes += rows.nbytes
+        self._position = position
+        if self._bytes >= self._chunk_bytes:
+            yield self._taken(full=True)
+
+    def rest(self) -> Gathered | None:
+        """What is left at the end; None when every row is in a chunk."""
+        return self._taken(full=False) if self._rows or self._tables else None
+
+    def _joins(self, rows: list[Any] | pa.Table) -> bool:
+        """Whether rows can share the chunk that is being gathered."""
+        if isinstance(rows, list):
+            return not self._tables
+        return not self._rows and all(table.schema == rows.schema for table in self._tables[:1])
+
+    def _taken(self, *, full: bool) -> Gathered:
+        rows: list[Any] | pa.Table = self._rows
+        if self._tables:
+            import pyarrow as pa
+
+            rows = pa.concat_tables(self._tables)
+        taken = Gathered(rows, self._position, full)
+        self._rows, self._tables, self._bytes = [], [], 0
+        return taken

@@ -1,0 +1,61 @@
+"""The result of a call that gives its rows as they come: a value when it turns out small, else chunks."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from noetl_dagster.tools.base import Toolbox, ToolCall, ToolResult
+from noetl_dagster.tools.chunks.gather import CHUNK_BYTES, Gathered
+from noetl_dagster.tools.chunks.writer import ChunkWriter
+
+
+class ChunkedResult:
+    """Takes gathered rows and gives one result of them.
+
+    Attributes:
+        chunk_bytes: the size to gather for; 0 where a step takes every addition as a chunk of its own.
+        position: where a producer that can seek goes on; None at the beginning, and for all others.
+    """
+
+    def __init__(self, call: ToolCall, box: Toolbox) -> None:
+        self._call = call
+        self._box = box
+        self._writer: ChunkWriter | None = None
+        self._rest: Any = []
+        wanted = box.chunks is not None and box.chunks.wanted(call)
+        self.chunk_bytes = 0 if wanted else CHUNK_BYTES
+        self.position: Any = None
+
+    async def seek(self) -> bool:
+        """Asks where an earlier run of the call stopped; False when there is nothing left to do."""
+        writer = await ChunkWriter.open(self._call, self._box, seeks=True)
+        if writer.stored and writer.position is None:  # it gave no positions: what is stored is compared
+            writer = await ChunkWriter.open(self._call, self._box)
+        self.position = writer.position
+        if not writer.stored:
+            return True  # a result that turns out small has no writer
+        self._writer = writer
+        return not writer.is_whole
+
+    async def put(self, chunk: Gathered) -> bool:
+        """Stores a chunk, or keeps it where it is all; False when an earlier run has stored all that there is.
+
+        Raises:
+            ToolError: what was stored before is not what comes now.
+            StorageError: no tier took it.
+        """
+        if self._writer is None:
+            if not chunk.full:
+                self._rest = chunk.rows
+                return True
+            self._writer = await ChunkWriter.open(self._call, self._box)
+        if self._writer.is_whole:
+            return False
+        await self._writer.put(chunk.rows, chunk.position)
+        return True
+
+    async def result(self, **details: Any) -> ToolResult:
+        """All rows: as a value, a list or a table, when they were less than a chunk; else by reference."""
+        if self._writer is None:
+            return ToolResult(data=self._rest, details=details)
+        return ToolResult(ref=await self._writer.finish(), details=details)

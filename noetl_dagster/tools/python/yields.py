@@ -1,0 +1,87 @@
+"""What generators of the playbook yield, gathered into chunks: one value after the other, never all of them.
+
+Imports little, so that the subprocess of ``isolation: subprocess`` starts fast.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import AsyncGenerator, Generator
+from typing import TYPE_CHECKING, Any
+
+from noetl_dagster.tools.chunks.gather import Gathered, Gathering
+from noetl_dagster.tools.python.code import FAILURES, Program, failure_of
+from noetl_dagster.tools.rows.jsonable import is_table, to_jsonable
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+
+def is_yielding(value: Any) -> bool:
+    """Whether a program's value is a generator, of either kind."""
+    return inspect.isgenerator(value) or inspect.isasyncgen(value)
+
+
+def chunks_of(
+    values: Generator[Any, Any, Any], program: Program, chunk_bytes: int, *, seeks: bool
+) -> Generator[Gathered, None, None]:
+    """The chunks of a generator, which goes on when the next is asked for and is closed in any case.
+
+    Args:
+        seeks: each value is a pair of rows and a position.
+
+    Raises:
+        CodeFailure: the generator raised, or yielded what is no pair or has no JSON form.
+    """
+    gathering = Gathering(chunk_bytes)
+    try:
+        try:
+            for value in values:
+                yield from gathering.add(*_rows_and_position(value, seeks=seeks))
+        finally:
+            values.close()
+    except FAILURES as error:
+        raise failure_of(error, program) from None
+    if (rest := gathering.rest()) is not None:
+        yield rest
+
+
+async def async_chunks_of(
+    values: AsyncGenerator[Any, Any], program: Program, chunk_bytes: int, *, seeks: bool
+) -> AsyncGenerator[Gathered, None]:
+    """The same of an async generator."""
+    gathering = Gathering(chunk_bytes)
+    try:
+        try:
+            async for value in values:
+                for chunk in gathering.add(*_rows_and_position(value, seeks=seeks)):
+                    yield chunk
+        finally:
+            await values.aclose()
+    except FAILURES as error:
+        raise failure_of(error, program) from None
+    if (rest := gathering.rest()) is not None:
+        yield rest
+
+
+def _rows_and_position(value: Any, *, seeks: bool) -> tuple[list[Any] | pa.Table, Any]:
+    position = None
+    if seeks:
+        if not isinstance(value, tuple) or len(value) != 2:
+            raise TypeError(
+                f"code that asks for 'position' yields pairs, 'yield rows, position'; it gave a "
+                f"{type(value).__name__}"
+            )
+        value, position = value[0], to_jsonable(value[1], "position")
+    if is_table(value):
+        return arrow_table(value), position
+    return to_jsonable(value if isinstance(value, list) else [value], "a yielded value"), position
+
+
+def arrow_table(value: Any) -> pa.Table:
+    """A pandas frame or an Arrow table or batch as an Arrow table."""
+    import pyarrow as pa
+
+    if isinstance(value, pa.RecordBatch):
+        return pa.Table.from_batches([value])
+    return value if isinstance(value, pa.Table) else pa.Table.from_pandas(value, preserve_index=False)
