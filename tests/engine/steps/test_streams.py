@@ -324,3 +324,37 @@ async def test_a_driver_that_dies_leaves_no_chunk_out_and_none_twice(
     assert await loaded(engine) == list(range(20))
     for name in ("start", "wait", "load"):
         assert (state.latest[name].envelope["total"], state.latest[name].envelope["done"]) == (20, 20)
+
+
+TEN = """
+workload: {rows: 10000}
+workflow:
+  - step: start
+    tool:
+      kind: postgres
+      auth: pg_local
+      command: "SELECT n AS id, repeat('x', 20) AS name FROM generate_series(1, :rows) AS n"
+      params: {rows: "{{ rows }}"}
+      as: rows
+      chunk_size: 1000
+    next: {arcs: [{step: check, on: call.partial}, {step: end}]}
+  - step: check
+    tool:
+      kind: python
+      input: {rows: "{{ chunk.rows }}", number: "{{ chunk.chunk_index }}", more: "{{ chunk.has_more }}"}
+      code: |
+        assert [row["id"] for row in rows] == list(range(1000 * number + 1, 1000 * number + 1001))
+        result = [number, len(rows), more]
+  - step: end
+    tool: {kind: python, input: {count: "{{ start.row_count }}", rows: "{{ start.rows }}"}, code: "result = [count, len(rows), rows[-1]]"}
+"""
+
+
+async def test_a_select_is_taken_in_chunks_while_it_is_read(engine: Engine, run: Run) -> None:
+    state = await run(TEN)
+    assert state.status is ExecutionStatus.COMPLETED, state.error
+    taken = [item["data"] for item in state.latest["check"].envelope["results"]]
+    assert taken == [[number, 1000, number < 9] for number in range(10)]
+    assert state.latest["end"].envelope["data"] == [10000, 10000, {"id": 10000, "name": "x" * 20}]
+    told = await engine.runtime.pool.fetch(CHUNKS, state.execution_id)
+    assert [(row["chunk"], row["rows"]) for row in told] == [(number, "1000") for number in range(10)]
