@@ -293,6 +293,14 @@ class StepSpec(Model):
     pod: Pod | None = Field(None, description="the step's op gets a pod of its own, which is like this")
 
 
+class StateSpec(Model):
+    """How far a step has loaded its source, kept from one execution to the next."""
+
+    key: str = Field(description="column of the result's rows whose greatest value counts, or a template")
+    initial: Any = Field(None, description="the value before the first run; may be a template")
+    name: str | None = Field(None, description="steps of one name share the value; default: the step's name")
+
+
 class Step(Model):
     name: str
     description: str = ""
@@ -307,6 +315,7 @@ class Step(Model):
     asset: AssetSpec = AssetSpec()
     checks: tuple[CheckSpec, ...] = ()
     sources: dict[str, SourceSpec] = Field(default_factory=dict, description="assets that the step reads")
+    state: StateSpec | None = None
     settings: dict[str, str] = Field(
         default_factory=dict, description="numbers and booleans that are templates, by where they stand"
     )

@@ -35,7 +35,7 @@ def check_playbook(
     """
     problems = [*_check_targets(playbook), *_check_graph(playbook), *_check_workbook(playbook)]
     problems += [*_check_sources(playbook), *_check_own_results(playbook), *_check_pools(playbook)]
-    problems += [*_check_partitions(playbook), *_check_sinks(playbook)]
+    problems += [*_check_partitions(playbook), *_check_sinks(playbook), *_check_state(playbook)]
     pods = _check_pods(playbook)
     problems += (replace(problem, severity="warning") for problem in pods) if lenient else pods
     if document is None:
@@ -138,6 +138,7 @@ def _check_partitions(playbook: Playbook) -> Iterator[Problem]:
             "a 'sink' writes each item's result with the item's completion": any(task.sink for task in tasks),
             "a 'retry' block makes commands of an item's attempts": any(task.retry for task in tasks),
             "a worker of the pool runs an item's command": _wants_workers(step),
+            "'state' asks each item's result how far it came": step.state is not None,
         }
         for reason, holds in unfit.items():
             if holds:
@@ -154,6 +155,14 @@ def _check_sinks(playbook: Playbook) -> Iterator[Problem]:
             message = f"step {step.name!r}: its sink writes files; it runs in the driver, not in workers"
             remedy = "write to a bucket or to postgres to have workers run it"
             yield Problem(_place(playbook, step), f"{message}; {remedy}", "warning")
+
+
+def _check_state(playbook: Playbook) -> Iterator[Problem]:
+    """A watermark comes from what the step's tool gives."""
+    for step in playbook.steps:
+        if step.state is not None and not step.tasks:
+            message = f"step {step.name!r}: 'state' needs a 'tool', whose result says how far the step came"
+            yield Problem(_place(playbook, step), message, kind=ProblemKind.MISSING_FIELD)
 
 
 def _check_pods(playbook: Playbook) -> Iterator[Problem]:
