@@ -131,7 +131,7 @@ CREATE INDEX IF NOT EXISTS idx_event_sink ON noetl.event (execution_id, node_nam
 CREATE INDEX IF NOT EXISTS idx_event_watermark ON noetl.event (
     (meta #>> '{watermark,playbook}'), (meta #>> '{watermark,name}'), (meta #>> '{watermark,partition}'),
     ((meta #>> '{watermark,since}')::bigint) DESC, (meta #> '{watermark,number}') DESC NULLS LAST,
-    ((meta #>> '{watermark,text}') COLLATE "C") DESC NULLS LAST)
+    (meta #>> '{watermark,text}') COLLATE "C" DESC NULLS LAST)
     WHERE meta ? 'watermark';
 
 -- How far the commands of a step have loaded.

@@ -137,7 +137,7 @@ _COUNTS = """(NOT meta -> 'watermark' ? 'pending' OR EXISTS (
     WHERE done.execution_id = event.execution_id AND done.event_type = 'playbook.completed'){own})"""
 _FURTHEST = """
     (meta #>> '{watermark,since}')::bigint DESC, meta #> '{watermark,number}' DESC NULLS LAST,
-    meta #>> '{watermark,text}' COLLATE "C" DESC NULLS LAST"""
+    (meta #>> '{watermark,text}') COLLATE "C" DESC NULLS LAST"""
 _WATERMARK = "execution_id, event_id, node_name, created_at, meta -> 'watermark' AS watermark"
 
 # How far a playbook has loaded under a name, in a partition ('' for none); also what an execution has itself.
