@@ -203,7 +203,9 @@ class CommandEvents:
 
     def shard_ended(self, last: Command, outcome: Outcome) -> Event:
         """The end of a shard of several commands, once for the ``last`` of them."""
-        event = self.ended(replace(last, part=False), replace(outcome, tasks=[], values={}, sink=None, reached={}))
+        event = self.ended(
+            replace(last, part=False), replace(outcome, tasks=[], values={}, sink=None, reached={})
+        )
         event.meta["command_id"] = f"{last.command_id}/shard"
         return event
 

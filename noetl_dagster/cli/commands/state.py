@@ -14,7 +14,9 @@ from noetl_dagster.cli.session import open_session
 from noetl_dagster.engine.steps.watermarks import Watermark, set_watermark, watermarks
 from noetl_dagster.event_loop import run_sync
 
-app = typer.Typer(no_args_is_help=True, help="How far steps have loaded their sources (state), and from where on.")
+app = typer.Typer(
+    no_args_is_help=True, help="How far steps have loaded their sources (state), and from where on."
+)
 
 Path = Annotated[str, typer.Argument(help="of the playbook, as its metadata has it", metavar="PATH")]
 Step = Annotated[str, typer.Argument(help="the step's name, or the name that its state has", metavar="STEP")]

@@ -92,7 +92,8 @@ class StepView(BaseModel):
     ``result`` is the address of a stored result, None for a small one. :func:`full_overview` tells the result itself,
     once the step has ended: ``data`` where the log has it, ``ref`` where it is stored; of a loop ``data`` is the list
     in item order, with ``{"ref": ...}`` for a stored one and ``{"status": "error", "error": ...}`` for a failed one.
-    It also tells what the step's ``checks`` said, where its ``watermark`` went if it moved, and of ``pool`` where its commands run in the pool of workers.
+    It also tells what the step's ``checks`` said, where its ``watermark`` went, if it did, and of ``pool`` where its
+    commands run in the pool of workers.
     """
 
     model_config = ConfigDict(frozen=True)

@@ -14,7 +14,7 @@ from typing import Any
 import asyncpg
 
 from noetl_dagster.engine.runtime import Runtime
-from noetl_dagster.errors import TemplateError, ToolError
+from noetl_dagster.errors import TemplateError
 from noetl_dagster.events.ids import Snowflake
 from noetl_dagster.events.log import EventLog
 from noetl_dagster.events.queries import NEXT_NODE, REACHED, WATERMARK, WATERMARKS, WATERMARKS_BETWEEN
@@ -167,4 +167,6 @@ def _by_hand(ids: Snowflake, kept: dict[str, Any]) -> Event:
     """An event that belongs to no execution."""
     event_id = ids.next()
     meta = {"watermark": kept}
-    return Event(event_id, event_id, EventType.STATE_SET, node_name=kept["name"], status="COMPLETED", meta=meta)
+    return Event(
+        event_id, event_id, EventType.STATE_SET, node_name=kept["name"], status="COMPLETED", meta=meta
+    )

@@ -126,7 +126,8 @@ async def test_each_run_loads_what_is_new(run: Run, pool: asyncpg.Pool[Any]) -> 
     assert await stands(pool) == {"load": day(5)}
     assert not third.watermarks[("load", 1)]["first"]
     moved = third.ends[("load", 1)].watermark
-    assert moved is not None and (moved["value"], moved["previous"]) == (day(5), day(3))
+    assert moved is not None
+    assert (moved["value"], moved["previous"]) == (day(5), day(3))
 
 
 async def test_what_is_in_the_sink_counts_though_a_later_step_fails(
@@ -203,13 +204,13 @@ async def test_a_slower_execution_does_not_turn_it_back(
     """The slower one has read its rows before the faster one began, and writes them after that has ended."""
     slow = LOAD.replace(
         SINK,
-        "sink: {tool: postgres, auth: pg, command: \"SELECT pg_advisory_xact_lock(7); INSERT INTO target SELECT * "
+        'sink: {tool: postgres, auth: pg, command: "SELECT pg_advisory_xact_lock(7); INSERT INTO target SELECT * '
         'FROM jsonb_to_recordset((:rows)::jsonb) AS r (n int, changed timestamptz)", '
         'args: {rows: "{{ result.rows | tojson }}"}}',
     )
     async with pool.acquire() as holder:
         await holder.execute("SELECT pg_advisory_lock(7)")
-        slower = asyncio.create_task(run(slow))
+        slower = asyncio.create_task(engine.run(playbook(slow)))
         while not await pool.fetchval("SELECT count(*) FROM pg_locks WHERE NOT granted AND objid = 7"):
             assert not slower.done(), slower.result().error
             await asyncio.sleep(0.02)
@@ -252,9 +253,7 @@ async def test_a_loop_that_misses_an_iteration_stays(
 
 @pytest.mark.parametrize("spec", ["{loop_mode: fanout}", "{}"])
 async def test_shards_and_sequential_iterations(spec: str, run: Run, pool: asyncpg.Pool[Any]) -> None:
-    text = EACH.replace(
-        'spec: {mode: parallel, allow_partial: "{{ partial }}"}', "spec: {mode: sequential}"
-    )
+    text = EACH.replace('spec: {mode: parallel, allow_partial: "{{ partial }}"}', "spec: {mode: sequential}")
     if "fanout" in spec:
         text = text.replace(", spec: {mode: sequential}}", "}\n      spec: " + spec)
     await run(text)
@@ -395,7 +394,8 @@ async def test_set_by_hand_goes_before_what_runs_had_loaded(
     failed = await run(BY_A_LATER_STEP, table="missing")
     await run(BY_A_LATER_STEP)
     before = await set_watermark(engine.runtime.log, PATH, "load", day(1))
-    assert before is not None and before.value == day(3)
+    assert before is not None
+    assert before.value == day(3)
     await pool.execute("CREATE TABLE missing (n int, changed timestamptz)")
     await engine.resume(failed.execution_id)  # began before, and loaded up to the third
     assert await stands(pool) == {"load": day(1)}
@@ -413,8 +413,8 @@ async def test_set_by_hand_goes_before_what_runs_had_loaded(
 async def test_what_cannot_be_compared_is_refused_before_anything_is_written(
     engine: Engine, run: Run, pool: asyncpg.Pool[Any]
 ) -> None:
+    await set_watermark(engine.runtime.log, PATH, "load", 3)
     with pytest.raises(ToolError, match="3 and 'x' cannot be compared"):
-        await set_watermark(engine.runtime.log, PATH, "load", 3)
         await set_watermark(engine.runtime.log, PATH, "load", "x")
     state = await run(LOAD)
     assert state.status == "FAILED"
@@ -424,7 +424,9 @@ async def test_what_cannot_be_compared_is_refused_before_anything_is_written(
 
 async def test_a_column_that_no_row_has(run: Run, pool: asyncpg.Pool[Any]) -> None:
     state = await run(LOAD.replace("key: changed", "key: updated"))
-    assert "no row of the result has the column 'updated' of state.key; columns: n, changed" in str(state.error)
+    assert "no row of the result has the column 'updated' of state.key; columns: n, changed" in str(
+        state.error
+    )
     assert await loaded(pool) == []
 
 
