@@ -83,19 +83,27 @@ async def _killed_when_it_waits(
     command: list[str], environment: dict[str, str], folder: Path, pool: asyncpg.Pool[Any]
 ) -> None:
     """Starts a process, kills it when its database waits for the lock, and what it had open there."""
-    process = subprocess.Popen(  # noqa: ASYNC220
-        [*COMMAND, *command],
-        env=environment,
-        cwd=folder,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-        start_new_session=True,
-    )
+    said = folder / "said.txt"
+    with said.open("wb") as output:
+        process = subprocess.Popen(  # noqa: ASYNC220
+            [*COMMAND, *command],
+            env=environment,
+            cwd=folder,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+
+    async def waits() -> bool:
+        assert process.poll() is None, said.read_text()
+        return await pool.fetchval(WAITING) is not None
+
     try:
-        await until(lambda: pool.fetchval(WAITING), "the lock to be waited for")
+        await until(waits, "the lock to be waited for")
     finally:
-        os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
+        if process.poll() is None:
+            os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
     await pool.execute(f"SELECT pg_terminate_backend(pid) FROM ({WAITING}) AS waiting")
 
     async def gone() -> bool:
