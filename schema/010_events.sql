@@ -132,6 +132,17 @@ CREATE INDEX IF NOT EXISTS idx_event_pool_claim ON noetl.event (execution_id, no
 CREATE INDEX IF NOT EXISTS idx_event_sink ON noetl.event (execution_id, node_name, event_id)
     WHERE meta ? 'sink';
 
+-- How far playbooks have loaded their sources, the furthest first; since: a value set by hand goes before older ones.
+CREATE INDEX IF NOT EXISTS idx_event_watermark ON noetl.event (
+    (meta #>> '{watermark,playbook}'), (meta #>> '{watermark,name}'), (meta #>> '{watermark,partition}'),
+    ((meta #>> '{watermark,since}')::bigint) DESC, (meta #> '{watermark,number}') DESC NULLS LAST,
+    (meta #>> '{watermark,text}') COLLATE "C" DESC NULLS LAST)
+    WHERE meta ? 'watermark';
+
+-- How far the commands of a step have loaded.
+CREATE INDEX IF NOT EXISTS idx_event_reached ON noetl.event (execution_id, node_name, event_id)
+    WHERE meta ? 'reached';
+
 -- What running commands say of their progress.
 CREATE INDEX IF NOT EXISTS idx_event_note ON noetl.event (execution_id, event_id)
     WHERE event_type = 'command.heartbeat' AND meta ? 'note';

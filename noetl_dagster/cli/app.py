@@ -45,6 +45,10 @@ class Commands(LazyGroup):
             "Stop an execution: nothing more is issued, and running commands are told.",
         ),
         "executions": Place("noetl_dagster.cli.commands.executions:listing", "List the newest executions."),
+        "state": Place(
+            "noetl_dagster.cli.commands.state:app",
+            "How far the steps of a playbook have loaded their sources (state), and where they go on.",
+        ),
         "check": Place(
             "noetl_dagster.cli.commands.authoring.language:check",
             "Find the mistakes of playbooks without running them; exit code 1 when there are errors.",

@@ -210,6 +210,7 @@ class OpSession:
             if isinstance(end.envelope.get(key), int):
                 metadata[key] = MetadataValue.int(end.envelope[key])
         metadata |= _spark_metadata(end.envelope.get("spark"))
+        metadata |= _watermark_metadata(state.watermarks.get((end.step, end.visit)), end)
         try:
             metadata |= rows_metadata(end.envelope, partitioned=state.partition is not None)
             metadata |= relation_metadata(self.playbook, step, state.workload)
@@ -218,6 +219,15 @@ class OpSession:
         except Exception as error:  # it is for people: the step has completed, whatever cannot be told of it
             self.context.log.warning(f"step {step.name}: some metadata is missing: {error!r}")
         return metadata
+
+
+def _watermark_metadata(kept: dict[str, Any] | None, end: StepEnd) -> dict[str, Any]:
+    """Where the step's watermark stands after a visit, and where it stood before."""
+    if kept is None:
+        return {}
+    now = kept["value"] if end.watermark is None else end.watermark["value"]
+    shown = {"watermark": now, "previous_watermark": kept["value"]}
+    return {name: value for name, value in shown.items() if value is not None}
 
 
 def _spark_metadata(metrics: Any) -> dict[str, Any]:

@@ -130,6 +130,50 @@ SELECT count(*) AS results, count(DISTINCT meta ->> 'partition') AS partitions,
 FROM noetl.event WHERE {_OF_ASSET}
 """
 
+# A watermark counts when what was loaded up to it is there for good: at once where it moved with a sink; where the
+# rows went to later steps when the execution has completed, and for that execution itself before.
+_COUNTS = """(NOT meta -> 'watermark' ? 'pending' OR EXISTS (
+    SELECT FROM noetl.event done
+    WHERE done.execution_id = event.execution_id AND done.event_type = 'playbook.completed'){own})"""
+_FURTHEST = """
+    (meta #>> '{watermark,since}')::bigint DESC, meta #> '{watermark,number}' DESC NULLS LAST,
+    (meta #>> '{watermark,text}') COLLATE "C" DESC NULLS LAST"""
+_WATERMARK = "execution_id, event_id, node_name, created_at, meta -> 'watermark' AS watermark"
+
+# How far a playbook has loaded under a name, in a partition ('' for none); also what an execution has itself.
+WATERMARK = f"""
+SELECT {_WATERMARK} FROM noetl.event
+WHERE meta ? 'watermark' AND meta #>> '{{watermark,playbook}}' = $1 AND meta #>> '{{watermark,name}}' = $2
+  AND meta #>> '{{watermark,partition}}' = $3 AND {_COUNTS.format(own=" OR execution_id = $4")}
+ORDER BY {_FURTHEST} LIMIT 1
+"""
+
+# How far a playbook has loaded under each name and in each partition.
+WATERMARKS = f"""
+SELECT DISTINCT ON (meta #>> '{{watermark,name}}', meta #>> '{{watermark,partition}}') {_WATERMARK}
+FROM noetl.event
+WHERE meta ? 'watermark' AND meta #>> '{{watermark,playbook}}' = $1 AND {_COUNTS.format(own="")}
+ORDER BY meta #>> '{{watermark,name}}', meta #>> '{{watermark,partition}}', {_FURTHEST}
+"""
+
+# The watermarks of which an old partition of the log knows the latest, by the ids of its executions.
+WATERMARKS_BETWEEN = f"""
+SELECT * FROM (
+    SELECT DISTINCT ON (meta #>> '{{watermark,playbook}}', meta #>> '{{watermark,name}}',
+                        meta #>> '{{watermark,partition}}') {_WATERMARK}
+    FROM noetl.event
+    WHERE meta ? 'watermark' AND {_COUNTS.format(own="")}
+    ORDER BY meta #>> '{{watermark,playbook}}', meta #>> '{{watermark,name}}',
+             meta #>> '{{watermark,partition}}', {_FURTHEST}) AS latest
+WHERE execution_id >= $1 AND execution_id < $2
+"""
+
+# How far the commands of a visit went.
+REACHED = """
+SELECT DISTINCT meta -> 'reached' AS value FROM noetl.event
+WHERE execution_id = $1 AND node_name = $2 AND meta ? 'reached' AND (meta ->> 'visit')::int = $3
+"""
+
 # All events of an execution after a given one, for people and for replays.
 EVENTS = f"""
 SELECT {_LIST} FROM noetl.event
@@ -269,9 +313,9 @@ WHERE execution_id = $1 AND event_type = 'step.exit' AND status = 'COMPLETED'
 ORDER BY node_name, event_id DESC
 """
 
-# The latest result of each step that has ended.
+# The latest result of each step that has ended, and what its watermark came to.
 STEP_RESULTS = """
-SELECT DISTINCT ON (node_name) node_name, result
+SELECT DISTINCT ON (node_name) node_name, result, meta -> 'watermark' AS watermark
 FROM noetl.event
 WHERE execution_id = $1 AND event_type = 'step.exit' AND result IS NOT NULL
 ORDER BY node_name, event_id DESC

@@ -62,6 +62,7 @@ class StepEnd:
     Attributes:
         fired: targets of the arcs that fired, in arc order.
         unhandled: the step failed and no arc took the failure, so the execution fails.
+        watermark: what the step's watermark came to, where it moved.
     """
 
     step: str
@@ -73,6 +74,7 @@ class StepEnd:
     unhandled: bool = False
     error: str | None = None
     event_id: int = 0
+    watermark: dict[str, Any] | None = None
 
     @property
     def failure(self) -> str:
@@ -108,6 +110,7 @@ class ExecutionState:
         partition: of the playbook's partitions, the one that the execution belongs to.
         reads: what the visit of a step reads of other assets, by name: a result as the log keeps it, or several
             by partition.
+        watermarks: of a visit that keeps one, where it stood when the visit was entered.
         settings: what the settings of a visit that are templates were rendered to when it was entered.
         checks: what each check said last, by step, visit and name.
         trace: of which trace of somebody else's it is a part, or was asked for.
@@ -138,6 +141,7 @@ class ExecutionState:
     named_pools: bool = False
     reads: dict[tuple[str, int], dict[str, Any]] = field(default_factory=dict)
     settings: dict[tuple[str, int], dict[str, Any]] = field(default_factory=dict)
+    watermarks: dict[tuple[str, int], dict[str, Any]] = field(default_factory=dict)
     checks: dict[tuple[str, int, str], CheckOutcome] = field(default_factory=dict)
     warnings: list[str] = field(default_factory=list)
     trace: dict[str, str] = field(default_factory=dict)
@@ -213,6 +217,8 @@ class ExecutionState:
             self.reads[(step, visit)] = context["reads"]
         if context.get("settings"):
             self.settings[(step, visit)] = context["settings"]
+        if context.get("watermark"):
+            self.watermarks[(step, visit)] = context["watermark"]
 
     def _exited(self, event: Event) -> None:
         context = event.context or {}
@@ -226,6 +232,7 @@ class ExecutionState:
             unhandled=bool(event.meta.get("unhandled")),
             error=event.error,
             event_id=event.event_id,
+            watermark=event.meta.get("watermark"),
         )
         place = (end.step, end.visit)
         self.ends[place] = end

@@ -39,6 +39,8 @@ class EventType(StrEnum):
     LOOP_SHARD_FAILED = "loop.shard.failed"
     LOOP_FANIN_COMPLETED = "loop.fanin.completed"
 
+    STATE_SET = "state.set"
+
     RETRY_SEQUENCE_COMPLETED = "retry_sequence_completed"
     WARNING = "warning"
 

@@ -309,6 +309,14 @@ class StepSpec(Model):
     pod: Pod | None = Field(None, description="the step's op gets a pod of its own, which is like this")
 
 
+class StateSpec(Model):
+    """How far a step has loaded its source, kept from one execution to the next."""
+
+    key: str = Field(description="column of the result's rows whose greatest value counts, or a template")
+    initial: Any = Field(None, description="the value before the first run; may be a template")
+    name: str | None = Field(None, description="steps of one name share the value; default: the step's name")
+
+
 class Step(Model):
     name: str
     description: str = ""
@@ -323,6 +331,7 @@ class Step(Model):
     asset: AssetSpec = AssetSpec()
     checks: tuple[CheckSpec, ...] = ()
     sources: dict[str, SourceSpec] = Field(default_factory=dict, description="assets that the step reads")
+    state: StateSpec | None = None
     settings: dict[str, str] = Field(
         default_factory=dict, description="numbers and booleans that are templates, by where they stand"
     )
@@ -416,6 +425,10 @@ class Playbook(Model):
     def step(self, name: str) -> Step:
         """Raises ``KeyError`` when there is no such step."""
         return self._steps_by_name[name]
+
+    def place_of(self, step: Step) -> Place:
+        """Where a step is written."""
+        return step.place or Place(self.file, 1)
 
     @cached_property
     def _steps_by_name(self) -> dict[str, Step]:

@@ -32,6 +32,7 @@ from noetl_dagster.playbook.models import (
     LoopMode,
     RoutingMode,
     Sink,
+    StateSpec,
     Tracing,
 )
 from noetl_dagster.playbook.pods import Pod
@@ -145,6 +146,7 @@ def _step() -> Schema:
             "asset": {"anyOf": [{"type": ["boolean", "null"]}, _asset()]},
             "checks": {"type": "array", "items": _check()},
             "from": {"type": "object", "additionalProperties": {"anyOf": [ASSET_KEY, _source()]}},
+            "state": closed(fields_of(StateSpec) | {"key": TEXT, "name": TEXT}, required=("key", "initial")),
             **_set_blocks(),
             **spelled(spelling.INPUT, MAPPING),
             **spelled(spelling.OUTPUT, ANY),

@@ -116,6 +116,7 @@ class Outcome:
         tasks: per executed task its name, status, attempts and duration in milliseconds.
         values: what ``set`` wrote to ``iter``, where the next attempt may run in another process.
         sink: where a part of a sink is staged that is to be published when the end is in the log.
+        reached: parts of the end's meta that say how far the step's watermark goes by this command.
     """
 
     envelope: Envelope
@@ -126,6 +127,7 @@ class Outcome:
     step_values: dict[str, Any] = field(default_factory=dict)
     values: dict[str, Any] = field(default_factory=dict)
     sink: PartPlace | None = None
+    reached: dict[str, Any] = field(default_factory=dict)
 
     @property
     def failed(self) -> bool:
@@ -195,6 +197,7 @@ class CommandEvents:
             meta["sink"] = outcome.sink.model_dump(mode="json", exclude_defaults=True)
         if outcome.failed:
             meta["final"] = final and not command.part
+        meta |= outcome.reached
         status = "FAILED" if outcome.failed else "COMPLETED"
         event = self._event(command, type_, status, meta, worker=True)
         event.result = to_result(outcome.envelope)
@@ -219,7 +222,9 @@ class CommandEvents:
 
     def shard_ended(self, last: Command, outcome: Outcome) -> Event:
         """The end of a shard of several commands, once for the ``last`` of them."""
-        event = self.ended(replace(last, part=False), replace(outcome, tasks=[], values={}, sink=None))
+        event = self.ended(
+            replace(last, part=False), replace(outcome, tasks=[], values={}, sink=None, reached={})
+        )
         event.meta["command_id"] = f"{last.command_id}/shard"
         return event
 

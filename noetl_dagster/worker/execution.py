@@ -25,6 +25,9 @@ from noetl_dagster.worker.command import Command
 from noetl_dagster.worker.pipeline import playbook_folder
 from noetl_dagster.worker.program import StepProgram, compile_step
 
+STATE_NAMES = ("value", "initial", "first")
+"""What templates see of a watermark under ``state``."""
+
 PROGRAMS_KEPT = 256
 """Steps kept with the settings that their visits gave them."""
 
@@ -224,7 +227,7 @@ class Execution:
                 {} if partition is None else {"partition": Partition.model_validate(partition).names()}
             )
         own = {**self._own, "asset": AssetReads(reads)} if reads else self._own
-        return Scope(
+        scope = Scope(
             execution_id=self.id,
             workload=state.workload,
             ctx=ChainMap({}, state.ctx),  # type: ignore[arg-type]
@@ -232,6 +235,10 @@ class Execution:
             file=state.file,
             own=own,
         )
+        kept = state.watermarks.get((step, visit))
+        if kept is None and entered is not None:
+            kept = (entered.context or {}).get("watermark")
+        return scope if kept is None else scope.with_state({name: kept[name] for name in STATE_NAMES})
 
     def _read(self, step: str, visit: int, entered: Event | None) -> dict[str, Read]:
         """What a visit reads of other assets, opened once for all of its commands."""

@@ -23,6 +23,7 @@ from noetl_dagster.playbook.models import (
 from noetl_dagster.playbook.templates.rendering import Compiled, Condition, compile_value, condition
 from noetl_dagster.playbook.templates.scope import CompiledSet, compile_set
 from noetl_dagster.playbook.tool_kinds import TOOL_KINDS
+from noetl_dagster.playbook.wording import is_template
 
 SHARDS_HERE, SHARDS_IN_POOL = 64, 768
 
@@ -65,7 +66,11 @@ class TaskProgram:
 
 @dataclass(frozen=True, slots=True)
 class StepProgram:
-    """A step with its tasks, input, loop and routing compiled."""
+    """A step with its tasks, input, loop and routing compiled.
+
+    Attributes:
+        reached: ``state.key`` where it is a template.
+    """
 
     step: Step
     tasks: tuple[TaskProgram, ...]
@@ -77,6 +82,18 @@ class StepProgram:
     collection: Compiled | None
     arcs: tuple[tuple[Condition, CompiledSet], ...]
     checks: tuple[tuple[CheckSpec, Condition | None], ...] = ()
+    reached: Compiled | None = None
+
+    @property
+    def moves_with_command(self) -> bool:
+        """Whether the watermark moves with the one command that succeeds, whose transaction its sink shares.
+
+        Items and pages come in any order, and what is staged is not published yet: there it moves when the step
+        has ended well.
+        """
+        if self.sink is None or self.sink.is_staged or self.in_loop:
+            return False
+        return not any(one.rule.continues_success for task in self.tasks for one in task.continuations)
 
     @property
     def in_pool(self) -> bool:
@@ -177,6 +194,9 @@ def compile_step(playbook: Playbook, step: Step) -> StepProgram:
         checks=tuple(
             (check, condition(check.asks) if check.kind is CheckKind.WHEN else None) for check in step.checks
         ),
+        reached=None
+        if step.state is None or not is_template(step.state.key)
+        else compile_value(step.state.key),
     )
 
 

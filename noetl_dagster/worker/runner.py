@@ -15,8 +15,12 @@ from noetl_dagster.events.context import event_context
 from noetl_dagster.events.envelopes import error_envelope
 from noetl_dagster.events.types import Event
 from noetl_dagster.playbook.models import Sink
+from noetl_dagster.playbook.templates.rendering import render_async
+from noetl_dagster.playbook.templates.scope import Scope
 from noetl_dagster.playbook.templates.views import ReferenceCache, ResultView
 from noetl_dagster.tools.base import Toolbox
+from noetl_dagster.tools.rows.inside import rows_of
+from noetl_dagster.tools.rows.watermarks import greatest, greatest_of_column, moved
 from noetl_dagster.tools.sinks.parts import PartSinks
 from noetl_dagster.tools.sinks.place import PartPlace, part_prefix
 from noetl_dagster.tools.sql.sinks import Complete, SinkWriter
@@ -135,6 +139,8 @@ class CommandRunner:
                 outcome.values = call.values or {}  # the next attempt may run anywhere
             if program.sink is not None and not outcome.failed:
                 return await self._end_with_sink(call, program.sink, outcome, cache)
+            if program.step.state is not None and not outcome.failed:
+                outcome = await self._with_reached(call, outcome, cache)
         await self._buffer.post([self._ended(call, outcome)])
         return outcome
 
@@ -191,16 +197,14 @@ class CommandRunner:
         A sink elsewhere is staged first, and published when the completion is in the log.
         """
         command = call.command
-        scope = await call.execution.command_scope(
-            call.program, command, cache, self._box.results.get, call.values
-        )
         view = ResultView(outcome.envelope, cache)
-        names = scope.with_locals({"result": view, "output": view})
+        names = await self._result_scope(call, view, cache)
         identity = _identity(command)
         await self._buffer.flush()
         completed = False
         try:
             value = await self._sink_value(outcome, view)
+            outcome.reached = await self._reached(call, value, names)
             if sink.is_staged:
                 outcome.sink = await self._parts.stage(
                     sink, value, names, name=_part_name(command), own=identity, folder=call.execution.folder
@@ -221,6 +225,43 @@ class CommandRunner:
             if outcome.sink is not None and self._buffer.log.transactional and ended.event_id in new:
                 await self._publish(outcome.sink)
         return outcome
+
+    async def _result_scope(self, call: Call, view: ResultView, cache: ReferenceCache) -> Scope:
+        """The command's names with its result among them."""
+        fetch = self._box.results.get
+        scope = await call.execution.command_scope(call.program, call.command, cache, fetch, call.values)
+        return scope.with_locals({"result": view, "output": view})
+
+    async def _with_reached(self, call: Call, outcome: Outcome, cache: ReferenceCache) -> Outcome:
+        """The outcome of a command without a sink, with how far the watermark goes by it."""
+        view = ResultView(outcome.envelope, cache)
+        try:
+            names = await self._result_scope(call, view, cache)
+            outcome.reached = await self._reached(call, await self._sink_value(outcome, view), names)
+        except (ToolError, TemplateError, CredentialError, StorageError) as error:
+            return Outcome(error_envelope(error), tasks=outcome.tasks, duration=outcome.duration)
+        return outcome
+
+    async def _reached(self, call: Call, value: Any, names: Scope) -> dict[str, Any]:
+        """How far a result goes, as its command's end says it; of a result without rows it says nothing."""
+        program, command = call.program, call.command
+        spec, kept = program.step.state, call.execution.state.watermarks.get((command.step, command.visit))
+        if spec is None or kept is None:
+            return {}
+        if program.reached is None:
+            reached = greatest_of_column(value, spec.key, command.step)
+        elif not rows_of(value):
+            return {}
+        else:
+            found = await render_async(program.reached, names, self._box.results.get)
+            reached = greatest([found], command.step)
+        if reached is None:
+            return {}
+        watermark = moved(kept, reached, command.step)
+        said: dict[str, Any] = {"reached": reached}
+        if watermark is not None and program.moves_with_command:
+            said["watermark"] = watermark
+        return said
 
     async def _publish(self, place: PartPlace) -> None:
         """Publishes a part whose completion is in the log; what cannot be now, is when the step ends."""

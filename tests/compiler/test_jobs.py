@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import pytest
-from dagster import AssetKey
+from dagster import AssetKey, DagsterInstance
 
 from noetl_dagster.code_location.playbooks import definitions_of
 from noetl_dagster.events.state import ExecutionStatus
@@ -137,3 +137,24 @@ def test_tags_of_a_playbook_are_tags_of_its_job(noetl: EngineProvider) -> None:
     definitions = definitions_of([parse_playbook(text)], noetl)
     tags = definitions.resolve_job_def("tagged").tags
     assert {"noetl_tag/nightly", "noetl_tag/data_quality", "noetl_tag/a_b"} <= tags.keys()
+
+
+def test_materialisations_say_how_far_a_step_has_loaded(
+    launch: Callable[..., DagsterRunResult], dagster_instance: DagsterInstance
+) -> None:
+    text = """
+workload: {new: [1, 2]}
+workflow:
+  - step: load
+    state: {key: n, initial: 0}
+    tool: {kind: python, input: {new: "{{ new }}"}, code: "result = [{'n': n} for n in new]"}
+"""
+    shown = []
+    for new in ([1, 2], [5], []):
+        assert launch(text, new=new).result.success
+        event = dagster_instance.get_latest_materialization_event(AssetKey(["tests", "sample", "load"]))
+        assert event is not None
+        assert event.asset_materialization is not None
+        metadata = event.asset_materialization.metadata
+        shown.append((metadata["previous_watermark"].value, metadata["watermark"].value))
+    assert shown == [(0, 2), (2, 5), (5, 5)]

@@ -15,7 +15,10 @@ from tests.waiting import until
 
 from .conftest import connections
 
-TEXTS = {2: "5e50ff67d2ca1b5395eb32d98d680655caafeb3ab278b3bbdd76a1fd1553eb3c"}
+TEXTS = {
+    2: "5e50ff67d2ca1b5395eb32d98d680655caafeb3ab278b3bbdd76a1fd1553eb3c",
+    3: "dcc68a5da9409d5c5a29f75b752ac81ccdd26f25840a8d27a426ee7e8bed0b35",
+}
 """The texts of each version. Who changes schema/*.sql raises SCHEMA_VERSION and writes the digest here."""
 
 WAITS = """

@@ -4,19 +4,23 @@ from __future__ import annotations
 
 import asyncio
 from contextlib import suppress
+from typing import Any
 
+import asyncpg
 import pytest
 from nats.js.errors import NotFoundError
 
 from noetl_dagster.engine.engine import Engine
 from noetl_dagster.engine.pool import link
+from noetl_dagster.engine.steps.watermarks import watermarks
 from noetl_dagster.events.state import ExecutionStatus
 from noetl_dagster.pool_worker import notices
-from noetl_dagster.settings import Settings
+from noetl_dagster.settings import EventTransport, Settings
 from noetl_dagster.transport.nats.connection import connect
 from noetl_dagster.transport.nats.names import Names
 from tests.playbooks import playbook
 from tests.pool import working
+from tests.pool_worker.conftest import control_plane
 from tests.waiting import PATIENCE_SECONDS, until
 
 SQUARES = """
@@ -216,3 +220,41 @@ async def test_an_op_that_stops_waiting_takes_its_commands_back(engine: Engine) 
     with pytest.raises(asyncio.CancelledError):
         await running
     assert await pool.fetchval("SELECT count(*) FROM noetl.queue") == 0
+
+
+@pytest.mark.parametrize("transport", [EventTransport.DIRECT, EventTransport.HTTP])
+async def test_watermarks_of_workers(
+    transport: EventTransport, settings: Settings, pool: asyncpg.Pool[Any]
+) -> None:
+    """They see where the step goes on from, and what they load counts with their ends."""
+    text = """
+    workload: {new: [1, 2]}
+    workflow:
+      - step: load
+        spec: {dispatch: workers}
+        state: {key: n, initial: 0}
+        tool:
+          kind: python
+          input: {new: "{{ new }}", since: "{{ state.value }}"}
+          code: "result = [{'n': n} for n in new if n > since]"
+        sink: {tool: postgres, auth: pg, table: numbers}
+        next: [each]
+      - step: each
+        spec: {dispatch: workers}
+        state: {key: n, initial: 0}
+        loop: {in: "{{ new }}", iterator: one, mode: parallel}
+        tool: {kind: python, input: {one: "{{ one }}"}, code: "result = [{'n': one}]"}
+    """
+    await pool.execute("CREATE TABLE numbers (n int)")
+    own = settings.model_copy(update={"default_postgres_credential": "embedded"})
+    async with control_plane(own, transport) as plane, working(plane, "w1"):
+        engine = await Engine.open(plane)
+        for new in ([1, 2], [2, 3]):
+            state = await engine.run(playbook(text), {"new": new})
+            assert state.status is ExecutionStatus.COMPLETED, state.error
+        await engine.close()
+    assert await pool.fetchval("SELECT array_agg(n ORDER BY n) FROM numbers") == [1, 2, 3]
+    found = {one.name: one.value for one in await watermarks(pool, "tests/sample")}
+    assert found == {"load": 3, "each": 3}
+    said = "SELECT count(*) FROM noetl.event WHERE event_type = 'command.completed' AND meta ? 'watermark'"
+    assert await pool.fetchval(said) == 2

@@ -110,6 +110,10 @@ def show(engine: Engine, found: Overview) -> None:
     console.print(table)
     if any(step.checks for step in found.steps):
         console.print(check_table(found))
+    for step in found.steps:
+        if (moved := step.watermark) is not None:
+            was = "" if moved.previous is None else f", from {moved.previous}"
+            console.print(f"{step.step} has loaded up to {moved.value}{was}", markup=False, highlight=False)
     if any(step.pool for step in found.steps):
         console.print(_pool_table(found))
     for pool in dict.fromkeys(step.pool.unattended for step in found.steps if step.pool is not None):

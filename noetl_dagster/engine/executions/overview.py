@@ -77,13 +77,23 @@ class StoredView(BaseModel):
     extracted: dict[str, Any] = {}
 
 
+class WatermarkView(BaseModel):
+    """How far a step has loaded its source (``state``), and how far it had before."""
+
+    model_config = ConfigDict(frozen=True)
+
+    value: int | float | str
+    previous: int | float | str | None = None
+
+
 class StepView(BaseModel):
     """The latest visit of a step.
 
     ``result`` is the address of a stored result, None for a small one. :func:`full_overview` tells the result itself,
     once the step has ended: ``data`` where the log has it, ``ref`` where it is stored; of a loop ``data`` is the list
     in item order, with ``{"ref": ...}`` for a stored one and ``{"status": "error", "error": ...}`` for a failed one.
-    It also tells what the step's ``checks`` said, and of ``pool`` where its commands run in the pool of workers.
+    It also tells what the step's ``checks`` said, where its ``watermark`` went, if it did, and of ``pool`` where its
+    commands run in the pool of workers.
     """
 
     model_config = ConfigDict(frozen=True)
@@ -98,6 +108,7 @@ class StepView(BaseModel):
     error: str | None = None
     pool: PoolView | None = None
     checks: tuple[CheckView, ...] = ()
+    watermark: WatermarkView | None = None
 
 
 class Overview(BaseModel):
@@ -182,9 +193,17 @@ async def _text(runtime: Runtime, execution_id: int) -> dict[str, Any]:
 
 
 async def _results(runtime: Runtime, execution_id: int) -> dict[str, dict[str, Any]]:
-    """By step, ``data`` or ``ref`` of its latest result."""
+    """By step, ``data`` or ``ref`` of its latest result, and its ``watermark``."""
     rows = await runtime.pool.fetch(STEP_RESULTS, execution_id)
-    return {row["node_name"]: _result(from_result(row["result"])) for row in rows}
+    return {
+        row["node_name"]: _result(from_result(row["result"])) | _watermark(row["watermark"]) for row in rows
+    }
+
+
+def _watermark(moved: dict[str, Any] | None) -> dict[str, Any]:
+    if moved is None:
+        return {}
+    return {"watermark": WatermarkView(value=moved["value"], previous=moved["previous"])}
 
 
 def _result(envelope: Envelope) -> dict[str, Any]:

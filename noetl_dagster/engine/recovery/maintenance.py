@@ -9,6 +9,7 @@ from typing import Any
 
 import asyncpg
 
+from noetl_dagster.engine.steps.watermarks import keep_watermarks
 from noetl_dagster.events.projection.projector import Projection
 from noetl_dagster.events.schema import (
     SCHEMA_LOCK,
@@ -133,6 +134,7 @@ class Maintenance:
                     logger.warning("partition %s is past its retention but holds running executions", name)
                     return None
                 await connection.execute(f"SET LOCAL lock_timeout = '{LOCK_TIMEOUT}'")
+                await keep_watermarks(connection, self._pool, start, end)
                 await connection.execute(_DROP.format(name=name))
                 await connection.execute(_EXPIRE_RESULTS, start, end, now)
                 await connection.execute(_FORGET_SHARDS, start, end)

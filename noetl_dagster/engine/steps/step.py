@@ -29,6 +29,7 @@ from noetl_dagster.engine.steps.routing import (
 from noetl_dagster.engine.steps.settings import settings_of
 from noetl_dagster.engine.steps.sinks import settle_sink
 from noetl_dagster.engine.steps.turns import Turns
+from noetl_dagster.engine.steps.watermarks import entered_watermark, moved_watermark
 from noetl_dagster.errors import (
     AssetNotFoundError,
     CredentialError,
@@ -189,6 +190,9 @@ class Steps:
         reads = await reads_of(self._runtime, execution, program, visit)
         if reads:
             entered.context = {"reads": reads}
+        watermark = await entered_watermark(self._runtime, execution, program, visit, entered)
+        if watermark is not None:
+            entered.context = {**(entered.context or {}), "watermark": watermark}
         settings = await settings_of(self._runtime, execution, program, visit, entered)
         if settings:
             return {**(entered.context or {}), "settings": settings}
@@ -310,12 +314,14 @@ class Steps:
     async def _end(self, execution: Execution, program: StepProgram, visit: int, ending: _Ending) -> StepEnd:
         """Applies ``output`` and ``set``, routes, and writes ``step.exit`` with the arcs that fired."""
         step = program.step.name
+        watermark: dict[str, Any] | None = None
         try:
             await settle_sink(self._runtime, execution, program, visit)
+            watermark = await self._moved(execution, program, visit, ending)
         except STEP_ERRORS as error:
             ending.envelope = error_envelope(error)
         cache = ReferenceCache()
-        scope = execution.scope(cache, step).with_step_values(ending.step_values)
+        scope = _with_reached(execution.scope(cache, step), watermark).with_step_values(ending.step_values)
         for path, value in ending.patches:
             assign(scope.ctx, path, value)
         outcomes: list[CheckOutcome] = []
@@ -336,6 +342,8 @@ class Steps:
             execution, step, visit, EventType.STEP_EXIT, "FAILED" if ending.failed else "COMPLETED"
         )
         event.meta["fired"] = routed.fired
+        if watermark is not None and not ending.failed:
+            event.meta["watermark"] = watermark
         if program.step.is_asset:
             event.meta["asset"] = key_text(execution.playbook.asset_key(step))
             if execution.state.partition is not None:
@@ -350,6 +358,19 @@ class Steps:
         event.result = to_result(ending.envelope)
         event.error = ending.envelope["error"]["message"] if ending.failed else None
         return await self._settle(execution, [*checks, event])
+
+    async def _moved(
+        self, execution: Execution, program: StepProgram, visit: int, ending: _Ending
+    ) -> dict[str, Any] | None:
+        """How far the step's watermark goes. It stays where anything is missing of what was to be loaded."""
+        if program.step.state is None or ending.failed:
+            return None
+        failed = 0 if ending.loop is None else ending.loop.envelope["failed"]
+        if failed:
+            message = f"step {program.step.name}: its watermark stays, since {failed} iterations failed"
+            await self._warn(execution, program.step.name, message)
+            return None
+        return await moved_watermark(self._runtime, execution, program, visit)
 
     async def _checked(
         self, program: StepProgram, visit: int, ending: _Ending, scope: Scope, cache: ReferenceCache
@@ -445,6 +466,13 @@ class Steps:
     def _event(self, execution: Execution, step: str, visit: int, type_: EventType, status: str) -> Event:
         meta = {"visit": visit, "epoch": execution.state.epoch}
         return self._runtime.event(execution.state, type_, step, "step", status, meta)
+
+
+def _with_reached(scope: Scope, watermark: dict[str, Any] | None) -> Scope:
+    """The names of a step's end, where ``state.reached`` is how far it went; null where it went no further."""
+    if scope.state is None:
+        return scope
+    return scope.with_state({**scope.state, "reached": None if watermark is None else watermark["value"]})
 
 
 def _loop_names(ending: _Ending) -> dict[str, Any]:

@@ -82,6 +82,8 @@ def known_names(playbook: Playbook) -> frozenset[str]:
     names = {*LANGUAGE_NAMES, *playbook.workload}
     for step in playbook.steps:
         names.update((step.name, *_names_of(step.input), *_bare(step.set), *step.sources))
+        if step.state is not None:
+            names.add("state")
         for arc in step.routing.arcs:
             names.update(_bare(arc.set))
         if step.loop is not None:

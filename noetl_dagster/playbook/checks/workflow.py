@@ -6,13 +6,13 @@ import re
 from collections.abc import Iterator
 from dataclasses import replace
 
-from noetl_dagster.errors import Place, Problem, ProblemKind
+from noetl_dagster.errors import Problem, ProblemKind
+from noetl_dagster.playbook.checks.streams import check_streams
 from noetl_dagster.playbook.checks.templates import check_templates
 from noetl_dagster.playbook.dialects.block import Hints
 from noetl_dagster.playbook.document import Document
 from noetl_dagster.playbook.graph import StepGraph
 from noetl_dagster.playbook.models import (
-    Arc,
     Dispatch,
     FanoutEngine,
     LoopMode,
@@ -36,17 +36,14 @@ def check_playbook(
     """
     problems = [*_check_targets(playbook), *_check_graph(playbook), *_check_workbook(playbook)]
     problems += [*_check_sources(playbook), *_check_own_results(playbook), *_check_pools(playbook)]
-    problems += [*_check_partitions(playbook), *_check_sinks(playbook), *_check_streams(playbook)]
+    problems += [*_check_partitions(playbook), *_check_sinks(playbook), *_check_state(playbook)]
+    problems += check_streams(playbook)
     pods = _check_pods(playbook)
     problems += (replace(problem, severity="warning") for problem in pods) if lenient else pods
     if document is None:
         document = Document(playbook.source, playbook.file)
     problems += check_templates(playbook, document)
     return problems
-
-
-def _place(playbook: Playbook, step: Step) -> Place:
-    return step.place or Place(playbook.file, 1)
 
 
 def _check_targets(playbook: Playbook) -> Iterator[Problem]:
@@ -56,7 +53,7 @@ def _check_targets(playbook: Playbook) -> Iterator[Problem]:
     for step in playbook.steps:
         for arc in step.routing.arcs:
             if arc.step not in known:
-                place = arc.place or _place(playbook, step)
+                place = arc.place or playbook.place_of(step)
                 message = f"step {step.name!r}: next leads to unknown step {arc.step!r}"
                 yield Problem(place, f"{message}; {hints.hint(arc.step)}", kind=ProblemKind.UNKNOWN_STEP)
 
@@ -66,7 +63,7 @@ def _check_sources(playbook: Playbook) -> Iterator[Problem]:
     known = frozenset(step.name for step in playbook.steps)
     for step in playbook.steps:
         for name in known & step.sources.keys():
-            place = step.sources[name].place or _place(playbook, step)
+            place = step.sources[name].place or playbook.place_of(step)
             message = f"step {step.name!r}: from {name!r}: a step is called so too; rename one of them"
             yield Problem(place, message, kind=ProblemKind.DUPLICATE_NAME)
 
@@ -77,7 +74,7 @@ def _check_own_results(playbook: Playbook) -> Iterator[Problem]:
         for name, source in step.sources.items():
             if step.is_asset and source.asset == playbook.asset_key(step.name):
                 message = f"step {step.name!r}: from {name!r} is its own result, which the first run has not"
-                yield Problem(source.place or _place(playbook, step), message, "warning")
+                yield Problem(source.place or playbook.place_of(step), message, "warning")
 
 
 _POOLS = "write dagster: {pools: {name: slots}} for a limit, or dispatch: workers for the pool of workers that runs it"
@@ -91,7 +88,7 @@ def _check_pools(playbook: Playbook) -> Iterator[Problem]:
         elif step.spec.pool is not None and step.spec.pool not in pools:
             hint = suggestion(step.spec.pool, pools, "pools") if pools else _POOLS
             message = f"step {step.name!r}: no pool is called {step.spec.pool!r}; {hint}"
-            yield Problem(_place(playbook, step), message, kind=ProblemKind.UNKNOWN_POOL)
+            yield Problem(playbook.place_of(step), message, kind=ProblemKind.UNKNOWN_POOL)
 
 
 def _check_worker_pool(playbook: Playbook, step: Step) -> Iterator[Problem]:
@@ -101,19 +98,19 @@ def _check_worker_pool(playbook: Playbook, step: Step) -> Iterator[Problem]:
             f"step {step.name!r}: no pool of workers can be called {step.worker_pool!r}; "
             "write small letters, digits and hyphens, 63 at most"
         )
-        yield Problem(_place(playbook, step), message, kind=ProblemKind.UNKNOWN_POOL)
+        yield Problem(playbook.place_of(step), message, kind=ProblemKind.UNKNOWN_POOL)
     elif step.worker_pool in playbook.dagster.pools:
         message = (
             f"step {step.name!r}: pool {step.worker_pool!r} means workers here, since the step goes to workers; "
             "the slots of dagster.pools do not bound it"
         )
-        yield Problem(_place(playbook, step), message, "warning", ProblemKind.UNKNOWN_POOL)
+        yield Problem(playbook.place_of(step), message, "warning", ProblemKind.UNKNOWN_POOL)
 
 
 def _check_graph(playbook: Playbook) -> Iterator[Problem]:
     graph = StepGraph(playbook)
     for step in playbook.steps:
-        place = _place(playbook, step)
+        place = playbook.place_of(step)
         if step.name not in graph.reachable:
             message = f"step {step.name!r}: no path leads here from {graph.entry!r}; it never runs"
             yield Problem(place, message, "warning", ProblemKind.UNREACHABLE_STEP)
@@ -125,77 +122,6 @@ def _check_graph(playbook: Playbook) -> Iterator[Problem]:
             cycle = " -> ".join((*region.steps, region.steps[0]))
             message = f"step {step.name!r}: a fan-out cannot stand in a cycle ({cycle}); "
             yield Problem(place, message + f"use loop mode {LoopMode.PARALLEL}, or move it out of the cycle")
-
-
-def _check_streams(playbook: Playbook) -> Iterator[Problem]:
-    """A stream has one source for each step that takes it, and its steps are joined by nothing else."""
-    graph = StepGraph(playbook)
-    for step in playbook.steps:
-        if step.streams_to:
-            yield from _check_source(playbook, step)
-        yield from _check_ways_back(playbook, graph, step)
-        for arc in step.routing.arcs:
-            if arc.is_stream:
-                yield from _check_stream(playbook, graph, step, arc)
-
-
-def _check_source(playbook: Playbook, step: Step) -> Iterator[Problem]:
-    place, what = _place(playbook, step), f"step {step.name!r}: its arc on: call.partial"
-    if not step.tasks:
-        message = f"{what} waits for chunks, and without a 'tool' it makes none"
-        yield Problem(place, f"{message}; give it one, or leave out 'on'", kind=ProblemKind.MISSING_FIELD)
-    if step.is_fanout:
-        message = f"{what} cannot leave a fan-out, whose groups are ops of their own"
-        yield Problem(place, f"{message}; use loop mode {LoopMode.PARALLEL}, or leave out 'on'")
-    if _wants_workers(step):
-        message = f"{what} keeps it in the process that drives the execution, where the chunks are taken"
-        yield Problem(
-            place,
-            f"{message}; leave out its dispatch to workers",
-            "warning",
-            ProblemKind.FIELD_WITHOUT_EFFECT,
-        )
-
-
-def _check_ways_back(playbook: Playbook, graph: StepGraph, step: Step) -> Iterator[Problem]:
-    region = graph.region_of(step.name)
-    for arc in step.routing.arcs:
-        if region.is_stream and not arc.is_stream and arc.step in region.steps:
-            message = (
-                f"step {step.name!r} is part of a stream, and its arc to {arc.step!r} leads back into that"
-            )
-            remedy = "a stream cannot stand in a cycle; make a child playbook of one of them"
-            yield Problem(arc.place or _place(playbook, step), f"{message}; {remedy}")
-
-
-def _check_stream(playbook: Playbook, graph: StepGraph, step: Step, arc: Arc) -> Iterator[Problem]:
-    place = arc.place or _place(playbook, step)
-    what = f"step {step.name!r}: its arc on: call.partial to {arc.step!r}"
-    if arc.step == step.name:
-        yield Problem(
-            place, f"{what} leads to the step itself; a child playbook can be called for each chunk"
-        )
-        return
-    into = [
-        (source.name, other)
-        for source in playbook.steps
-        for other in source.routing.arcs
-        if other.step == arc.step and other is not arc
-    ]
-    if into:
-        others = ", ".join(sorted({repr(name) for name, _ in into}))
-        message = f"{what} is not the only one into that step: there is one from {others} as well"
-        remedy = "a step that takes chunks runs as long as they come; give the other arc a step of its own"
-        yield Problem(place, f"{message}; {remedy}", kind=ProblemKind.CONFLICTING_FIELDS)
-    if arc.step == graph.entry:
-        yield Problem(place, f"{what} leads to where the playbook starts, before there is a chunk")
-    if arc.set:
-        message = f"{what} has a 'set', which would be written once for each chunk"
-        yield Problem(
-            place,
-            f"{message}; write it in the step, which sees the chunk",
-            kind=ProblemKind.CONFLICTING_FIELDS,
-        )
 
 
 def _check_partitions(playbook: Playbook) -> Iterator[Problem]:
@@ -210,12 +136,13 @@ def _check_partitions(playbook: Playbook) -> Iterator[Problem]:
             "a 'sink' writes each item's result with the item's completion": any(task.sink for task in tasks),
             "a 'retry' block makes commands of an item's attempts": any(task.retry for task in tasks),
             "a worker of the pool runs an item's command": _wants_workers(step),
+            "'state' asks each item's result how far it came": step.state is not None,
         }
         for reason, holds in unfit.items():
             if holds:
                 message = f"step {step.name!r}: {reason}, and partitions have none"
                 remedy = "use fanout.granularity: item"
-                yield Problem(_place(playbook, step), f"{message}; {remedy}")
+                yield Problem(playbook.place_of(step), f"{message}; {remedy}")
 
 
 def _check_sinks(playbook: Playbook) -> Iterator[Problem]:
@@ -225,7 +152,15 @@ def _check_sinks(playbook: Playbook) -> Iterator[Problem]:
         if _wants_workers(step) and any(sink.is_local for sink in sinks):
             message = f"step {step.name!r}: its sink writes files; it runs in the driver, not in workers"
             remedy = "write to a bucket or to postgres to have workers run it"
-            yield Problem(_place(playbook, step), f"{message}; {remedy}", "warning")
+            yield Problem(playbook.place_of(step), f"{message}; {remedy}", "warning")
+
+
+def _check_state(playbook: Playbook) -> Iterator[Problem]:
+    """A watermark comes from what the step's tool gives."""
+    for step in playbook.steps:
+        if step.state is not None and not step.tasks:
+            message = f"step {step.name!r}: 'state' needs a 'tool', whose result says how far the step came"
+            yield Problem(playbook.place_of(step), message, kind=ProblemKind.MISSING_FIELD)
 
 
 def _check_pods(playbook: Playbook) -> Iterator[Problem]:
@@ -241,7 +176,7 @@ def _check_pods(playbook: Playbook) -> Iterator[Problem]:
                     f"the {kind} {' -> '.join(ring)} runs in one pod; say the same of both, or of one alone"
                 )
                 yield Problem(
-                    _place(playbook, step), f"{message}; {remedy}", kind=ProblemKind.CONFLICTING_FIELDS
+                    playbook.place_of(step), f"{message}; {remedy}", kind=ProblemKind.CONFLICTING_FIELDS
                 )
         for step in asking:
             if _wants_workers(step):
@@ -253,7 +188,7 @@ def _check_pods(playbook: Playbook) -> Iterator[Problem]:
                     message = f"step {step.name!r}: a child playbook starts in the run's process"
                     remedy = "leave out 'kubernetes' and the dispatch; the child's steps say where they run"
                 yield Problem(
-                    _place(playbook, step),
+                    playbook.place_of(step),
                     f"{message}; {remedy}",
                     "warning",
                     ProblemKind.FIELD_WITHOUT_EFFECT,
@@ -261,7 +196,7 @@ def _check_pods(playbook: Playbook) -> Iterator[Problem]:
             elif step.is_fanout and any(task.sink and task.sink.is_local for task in _tasks(playbook, step)):
                 message = f"step {step.name!r}: its sink writes files, and each pod has a disk of its own"
                 remedy = "write to a bucket or to postgres, or to a volume that all pods mount"
-                yield Problem(_place(playbook, step), f"{message}; {remedy}", "warning")
+                yield Problem(playbook.place_of(step), f"{message}; {remedy}", "warning")
 
 
 def _tasks(playbook: Playbook, step: Step) -> list[Task]:
@@ -283,7 +218,7 @@ def _check_workbook(playbook: Playbook) -> Iterator[Problem]:
             if wanted is not None and wanted not in playbook.workbook:
                 known = ", ".join(playbook.workbook) or "none"
                 message = f"step {step.name!r}: no workbook task {wanted!r}; workbook: {known}"
-                place = task.place or _place(playbook, step)
+                place = task.place or playbook.place_of(step)
                 yield Problem(place, message, kind=ProblemKind.UNKNOWN_TASK)
 
 

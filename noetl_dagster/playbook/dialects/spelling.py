@@ -49,8 +49,9 @@ DOCUMENTARY = (
 
 STEP_KEYS = (
     *("step", "desc", "tool", "next", "loop", "set", "input", "output", "spec", "retry", "sink"),
-    *("output_select", "asset", "checks", "from"),
+    *("output_select", "asset", "checks", "from", "state"),
 )
+STATE_KEYS = ("key", "initial", "name")
 STEP_REMEDIES = {
     "case": "routes are written as next: {arcs: [{step, when}]}",
     "eval": "rules are written in the tool's spec: {policy: {rules: [{when, then}]}}",

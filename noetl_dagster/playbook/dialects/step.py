@@ -29,6 +29,7 @@ from noetl_dagster.playbook.dialects.spelling import (
     STEP_KEYS,
     STEP_REMEDIES,
 )
+from noetl_dagster.playbook.dialects.state import read_state
 from noetl_dagster.playbook.dialects.tool import UNKNOWN, read_task, read_tasks
 from noetl_dagster.playbook.models import Loop, LoopMode, ResultSpec, Step, Task
 from noetl_dagster.playbook.tool_kinds import TOOL_KINDS
@@ -75,6 +76,7 @@ def read_step(block: Block) -> Step | None:
         asset=read_asset(block),
         checks=read_checks(block),
         sources=read_sources(block),
+        state=read_state(block),
         settings=block.reading.templates,
         place=block.place_of("step"),
     )

@@ -84,8 +84,8 @@ class Scope(Mapping[str, Any]):
         own: names of the language that a playbook may use for its own: ``partition``, ``asset``.
     """
 
-    __slots__ = ("_input", "_keychain", "_locals", "_own", "_steps", "ctx", "execution_id", "file", "iteration",
-                 "step_values", "workload")  # fmt: skip
+    __slots__ = ("_input", "_keychain", "_locals", "_own", "_steps", "ctx", "execution_id", "file",
+                 "iteration", "state", "step_values", "workload")  # fmt: skip
 
     def __init__(
         self,
@@ -107,6 +107,7 @@ class Scope(Mapping[str, Any]):
         self._steps = steps
         self._keychain = keychain
         self._own = own
+        self.state: Mapping[str, Any] | None = None
         self._input: Mapping[str, Any] = _NO_VALUES
         self._locals: tuple[Mapping[str, Any], ...] = ()
 
@@ -136,6 +137,10 @@ class Scope(Mapping[str, Any]):
         """Makes ``keychain`` visible, for the fields of a tool."""
         return self._derive(_keychain=keychain)
 
+    def with_state(self, state: Mapping[str, Any]) -> Self:
+        """Makes ``state`` visible, for a step that keeps a watermark."""
+        return self._derive(state=state)
+
     def with_step_values(self, values: dict[str, Any]) -> Self:
         """Uses ``values`` behind ``step.x``."""
         return self._derive(step_values=values)
@@ -153,6 +158,7 @@ class Scope(Mapping[str, Any]):
         derived._input = self._input
         derived._locals = self._locals
         derived._own = self._own
+        derived.state = self.state
         for name, value in changes.items():
             setattr(derived, name, value)
         return derived
@@ -214,6 +220,8 @@ class Scope(Mapping[str, Any]):
                 return self._input
             case "keychain" if self._keychain is not None:
                 return self._keychain
+            case "state" if self.state is not None:
+                return self.state
         if self.iteration is not None:
             match name:
                 case "iter":
@@ -260,6 +268,8 @@ class Scope(Mapping[str, Any]):
         names = {"workload", "ctx", "execution_id", "input", "job", "step", *self._own}
         if self._keychain is not None:
             names.add("keychain")
+        if self.state is not None:
+            names.add("state")
         frame = self.iteration
         if frame is not None:
             names.update(("iter", "loop", "_index"))

@@ -7,6 +7,7 @@ from typing import Any
 
 from noetl_dagster.engine.engine import Engine
 from noetl_dagster.engine.recovery.maintenance import Maintenance
+from noetl_dagster.engine.steps.watermarks import watermarks
 from noetl_dagster.events.ids import snowflake_floor
 from noetl_dagster.events.projection.projector import Projection
 from noetl_dagster.events.schema import ensure_partitions
@@ -85,6 +86,33 @@ async def test_an_old_month_goes_with_all_that_belongs_to_it(engine: Engine) -> 
     assert await runtime.pool.fetchval("SELECT count(*) FROM noetl.result_ref") == 1
     again = await Maintenance(runtime.pool, runtime.results, timedelta(days=60)).run(NOW)
     assert (again.dropped, again.made) == ((), ())
+
+
+async def test_how_far_an_old_month_had_loaded_is_kept(engine: Engine) -> None:
+    """But not what a later month knows better, nor what does not count."""
+    runtime = engine.runtime
+    async with runtime.pool.acquire() as connection:
+        await ensure_partitions(connection, OLD)
+    completed, failed, recent = execution_of(OLD), execution_of(OLD) + 1, execution_of(NOW)
+
+    async def loaded(execution_id: int, name: str, value: int, **more: Any) -> None:
+        place = {"playbook": "p", "name": name, "partition": "", "since": "0"}
+        kept = {**place, "value": value, "previous": 0, "number": value, **more}
+        meta = {"visit": 1, "epoch": 1, "watermark": kept}
+        event = Event(execution_id, runtime.ids.next(), EventType.STEP_EXIT, name, meta=meta)
+        await runtime.log.append([event])
+
+    await start(engine, completed)
+    await loaded(completed, "rare", 5, pending=True)
+    await loaded(completed, "often", 5)
+    await loaded(failed, "rare", 9, pending=True)
+    await loaded(recent, "often", 6)
+    before = {one.name: one for one in await watermarks(runtime.pool, "p")}
+    maintained = await Maintenance(runtime.pool, runtime.results, timedelta(days=60)).run(NOW)
+    assert maintained.dropped == ("event_y2025m03",)
+    assert {one.name: one for one in await watermarks(runtime.pool, "p")} == before
+    assert (before["rare"].value, before["often"].value) == (5, 6)
+    assert await runtime.pool.fetchval("SELECT count(*) FROM noetl.event WHERE event_type = 'state.set'") == 1
 
 
 async def test_a_month_with_a_running_execution_stays(engine: Engine) -> None:

@@ -1,0 +1,110 @@
+"""``noetl-dagster state``: how far the steps of a playbook have loaded their sources, and where they go on."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import asdict
+from typing import Annotated
+
+import typer
+from rich.table import Table
+
+from noetl_dagster.cli.console import console, fail, print_json
+from noetl_dagster.cli.session import open_session
+from noetl_dagster.engine.steps.watermarks import Watermark, set_watermark, watermarks
+from noetl_dagster.event_loop import run_sync
+
+app = typer.Typer(
+    no_args_is_help=True, help="How far steps have loaded their sources (state), and from where on."
+)
+
+Path = Annotated[str, typer.Argument(help="of the playbook, as its metadata has it", metavar="PATH")]
+Step = Annotated[str, typer.Argument(help="the step's name, or the name that its state has", metavar="STEP")]
+Partition = Annotated[str, typer.Option(help="of a playbook with partitions, the key of one")]
+Json = Annotated[bool, typer.Option("--json", help="for programs")]
+
+
+@app.command()
+def show(path: Path, as_json: Json = False) -> None:
+    """Show how far each step of a playbook has loaded."""
+    with open_session(quickly=True) as session:
+        found = run_sync(watermarks(session.engine.runtime.pool, path))
+    if as_json:
+        print_json([_as_json(one) for one in found])
+        return
+    if not found:
+        console.print(f"playbook {path} has not loaded anything under a 'state'", markup=False)
+        return
+    parted = any(one.partition for one in found)
+    table = Table("step", *(["partition"] if parted else []), "value", "before", "since", "by", box=None)
+    for one in found:
+        table.add_row(
+            one.name,
+            *([one.partition] if parted else []),
+            _shown(one.value, "initial"),
+            _shown(one.previous, ""),
+            f"{one.at:%Y-%m-%d %H:%M:%S}",
+            "hand" if one.execution_id is None else str(one.execution_id),
+        )
+    console.print(table)
+
+
+@app.command(name="set")
+def set_(
+    path: Path,
+    step: Step,
+    value: Annotated[str, typer.Argument(help="a number, a time in ISO 8601, or a text")],
+    partition: Partition = "",
+    as_text: Annotated[bool, typer.Option("--text", help="a text, though it looks like a number")] = False,
+) -> None:
+    """Have the next run of a step go on from a value; executions that have begun move it no more."""
+    with open_session(quickly=True) as session:
+        runtime = session.engine.runtime
+        before = _of(run_sync(watermarks(runtime.pool, path)), step, partition)
+        was_text = before is not None and isinstance(before.value, str)
+        given = value if as_text or was_text else _number(value)
+        run_sync(set_watermark(runtime.log, path, step, given, partition=partition))
+    was = "" if before is None else f"; it was {_shown(before.value, 'reset')}"
+    typer.echo(f"{path}: {step} goes on from {given}{was}")
+
+
+@app.command()
+def reset(path: Path, step: Step, partition: Partition = "") -> None:
+    """Have the next run of a step begin anew, with the state's initial value."""
+    with open_session(quickly=True) as session:
+        runtime = session.engine.runtime
+        found = run_sync(watermarks(runtime.pool, path))
+        before = _of(found, step, partition)
+        if before is not None:
+            run_sync(set_watermark(runtime.log, path, step, None, partition=partition))
+    if before is None:
+        known = ", ".join(
+            f"{one.name} --partition {one.partition}" if one.partition else one.name for one in found
+        )
+        fail(f"playbook {path} has not loaded anything as {step!r}; what it has loaded: {known or 'nothing'}")
+    typer.echo(f"{path}: {step} begins anew; it was {_shown(before.value, 'reset')}")
+
+
+def _of(found: list[Watermark], name: str, partition: str) -> Watermark | None:
+    return next((one for one in found if (one.name, one.partition) == (name, partition)), None)
+
+
+def _number(text: str) -> int | float | str:
+    """The number that a text is, else the text."""
+    for kind in (int, float):
+        try:
+            number = kind(text)
+        except ValueError:
+            continue
+        if math.isfinite(number):
+            return number
+    return text
+
+
+def _shown(value: object, missing: str) -> str:
+    return missing if value is None else str(value)
+
+
+def _as_json(one: Watermark) -> dict[str, object]:
+    execution_id = None if one.execution_id is None else str(one.execution_id)
+    return asdict(one) | {"execution_id": execution_id, "at": one.at.isoformat()}

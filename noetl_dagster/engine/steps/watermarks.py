@@ -1,0 +1,172 @@
+"""Watermarks of steps (``state``): where one stands when a visit begins, how far it goes when the visit ends.
+
+The log is the only truth: a watermark stands where the greatest value stands that counts, so a slower execution
+never turns it back. One that is set by hand begins anew: what was loaded before, or by executions that had begun
+before, does not count any more.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+
+import asyncpg
+
+from noetl_dagster.engine.runtime import Runtime
+from noetl_dagster.errors import TemplateError
+from noetl_dagster.events.ids import Snowflake
+from noetl_dagster.events.log import EventLog
+from noetl_dagster.events.queries import NEXT_NODE, REACHED, WATERMARK, WATERMARKS, WATERMARKS_BETWEEN
+from noetl_dagster.events.types import Event, EventType
+from noetl_dagster.playbook.templates.rendering import compile_value, render_async
+from noetl_dagster.playbook.templates.views import ReferenceCache
+from noetl_dagster.tools.rows.watermarks import Value, greatest, moved, order_of
+from noetl_dagster.worker.execution import Execution
+from noetl_dagster.worker.program import StepProgram
+
+
+@dataclass(frozen=True, slots=True)
+class Watermark:
+    """How far a playbook has loaded a source.
+
+    Attributes:
+        name: the step's, or what its ``state`` says.
+        partition: of the playbook's partitions; empty where it has none.
+        value: None where it was reset, and the next run begins with ``initial``.
+        previous: what it was before.
+        execution_id: who moved it; None where it was set by hand.
+    """
+
+    playbook: str
+    name: str
+    partition: str
+    value: Value | None
+    previous: Value | None
+    execution_id: int | None
+    at: datetime
+
+    @classmethod
+    def of(cls, row: Any) -> Watermark:
+        kept = row["watermark"]
+        by_hand = row["execution_id"] == row["event_id"]
+        mover = kept.get("of") if by_hand else row["execution_id"]
+        return cls(
+            playbook=kept["playbook"],
+            name=kept["name"],
+            partition=kept["partition"],
+            value=kept.get("value"),
+            previous=kept.get("previous"),
+            execution_id=None if mover is None else int(mover),
+            at=row["created_at"],
+        )
+
+
+async def entered_watermark(
+    runtime: Runtime, execution: Execution, program: StepProgram, visit: int, entered: Event
+) -> dict[str, Any] | None:
+    """Where a visit's watermark stands, for its ``step.enter``; None where the step keeps none.
+
+    Raises:
+        TemplateError: ``initial`` or ``name`` cannot be rendered.
+        ToolError: ``initial`` is no number, time or text.
+    """
+    step, spec = program.step.name, program.step.state
+    known = execution.state.watermarks.get((step, visit))
+    if known is not None or spec is None:
+        return known
+    scope = execution.scope(ReferenceCache(), step, entered)
+    fields = {"initial": spec.initial, "name": spec.name}
+    try:
+        rendered = await render_async(compile_value(fields), scope, runtime.results.get)
+    except TemplateError as error:
+        raise TemplateError(f"step {step}: state cannot be settled: {error}") from None
+    partition = "" if execution.state.partition is None else execution.state.partition["key"]
+    place = (execution.playbook.metadata.path, str(rendered["name"] or step), partition)
+    await runtime.buffer.flush()
+    row = await runtime.pool.fetchrow(WATERMARK, *place, execution.id)
+    kept = {} if row is None else row["watermark"]
+    initial = greatest([rendered["initial"]], step)
+    value = kept.get("value")
+    return {
+        **dict(zip(("playbook", "name", "partition"), place, strict=True)),
+        "since": kept.get("since", "0"),
+        "value": initial if value is None else value,
+        "initial": initial,
+        "first": value is None,
+    }
+
+
+async def moved_watermark(
+    runtime: Runtime, execution: Execution, program: StepProgram, visit: int
+) -> dict[str, Any] | None:
+    """What a visit that has ended well made of its watermark; None where it stays.
+
+    Raises:
+        ToolError: its commands went to values that cannot be compared.
+    """
+    step = program.step.name
+    kept = execution.state.watermarks.get((step, visit))
+    if kept is None:
+        return None
+    await runtime.buffer.flush()
+    rows = await runtime.pool.fetch(REACHED, execution.id, step, visit)
+    watermark = moved(kept, greatest((row["value"] for row in rows), step), step)
+    if watermark is not None and program.sink is None:  # its rows are for later steps
+        watermark["pending"] = True
+    return watermark
+
+
+async def watermarks(pool: asyncpg.Pool[Any], playbook: str) -> list[Watermark]:
+    """How far a playbook has loaded, by name and partition."""
+    return [Watermark.of(row) for row in await pool.fetch(WATERMARKS, playbook)]
+
+
+async def set_watermark(
+    log: EventLog, playbook: str, name: str, value: Value | None, *, partition: str = ""
+) -> Watermark | None:
+    """Has the next run of a step go on from a value, whatever was loaded; None: from ``initial``.
+
+    Returns:
+        Where it stood before; None where nothing had been loaded.
+
+    Raises:
+        ToolError: it has stood at a number, and the value is a text, or the other way round.
+    """
+    row = await log.pool.fetchrow(WATERMARK, playbook, name, partition, 0)
+    before = None if row is None else Watermark.of(row)
+    previous = None if before is None else before.value
+    if value is not None and previous is not None:
+        greatest((value, previous), name)
+    kept = {"playbook": playbook, "name": name, "partition": partition, "previous": previous}
+    if value is not None:
+        kept |= {"value": value, **order_of(value)}
+    event = _by_hand(log.ids, kept)
+    event.meta["watermark"]["since"] = str(event.event_id)
+    await log.append_once(event)
+    return before
+
+
+async def keep_watermarks(connection: Any, pool: asyncpg.Pool[Any], start: int, stop: int) -> None:
+    """Writes the watermarks that only executions with ids from ``start`` to ``stop`` know anew, before these go."""
+    rows = await connection.fetch(WATERMARKS_BETWEEN, start, stop)
+    if not rows:
+        return
+    log, events = EventLog(pool, Snowflake(await connection.fetchval(NEXT_NODE))), []
+    for row in rows:
+        known = Watermark.of(row)
+        kept = {name: value for name, value in row["watermark"].items() if name != "pending"}
+        if known.execution_id is not None:
+            kept["of"] = str(known.execution_id)
+        events.append(_by_hand(log.ids, kept))
+        events[-1].created_at = known.at
+    await log.append(events, connection=connection)
+
+
+def _by_hand(ids: Snowflake, kept: dict[str, Any]) -> Event:
+    """An event that belongs to no execution."""
+    event_id = ids.next()
+    meta = {"watermark": kept}
+    return Event(
+        event_id, event_id, EventType.STATE_SET, node_name=kept["name"], status="COMPLETED", meta=meta
+    )

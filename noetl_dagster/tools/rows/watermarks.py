@@ -1,0 +1,140 @@
+"""Watermarks: how far the rows of a source have been loaded, and which of two values goes further."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterable, Mapping
+from datetime import UTC, datetime
+from typing import Any
+
+from noetl_dagster.errors import ToolError
+from noetl_dagster.tools.rows.inside import rows_of
+from noetl_dagster.tools.rows.jsonable import NotJsonableError, to_jsonable
+
+Value = int | float | str
+
+_TIME = re.compile(
+    r"(?P<date>\d{4}-\d\d-\d\d)"
+    r"(?:[T ](?P<time>\d\d:\d\d(?::\d\d)?)(?P<fraction>\.\d+)?\s?(?P<zone>Z|[+-]\d\d(?::?\d\d)?)?)?"
+)
+_NO_ZONE = "+00:00"
+_COLUMNS_SHOWN = 20
+
+
+def rank(value: Value) -> Value:
+    """What a watermark is compared by: a number itself, a time as text in UTC, any other text itself.
+
+    Texts of this kind stand in the order of their moments, whatever their offsets and their precision; a time
+    without an offset is one in UTC, a date its midnight.
+    """
+    if not isinstance(value, str) or (found := _TIME.fullmatch(value.strip())) is None:
+        return value
+    zone = _NO_ZONE if found["zone"] in (None, "Z") else found["zone"]
+    try:
+        moment = datetime.fromisoformat(f"{found['date']}T{found['time'] or '00:00'}{zone}")
+        text = moment.astimezone(UTC).replace(tzinfo=None).isoformat(timespec="seconds")
+    except (ValueError, OverflowError):  # a thirteenth month, or a moment before the first year
+        return value
+    return text + (found["fraction"] or "").rstrip("0").rstrip(".")
+
+
+def goes_beyond(value: Value, other: Value, step: str) -> bool:
+    """Whether a value is the greater one.
+
+    Raises:
+        ToolError: one is a number and the other a text.
+    """
+    first, second = rank(value), rank(other)
+    if isinstance(first, str) != isinstance(second, str):
+        raise _unfit(
+            step,
+            f"{value!r} and {other!r} cannot be compared; let state.key and state.initial both give numbers, or "
+            "both times or texts",
+        )
+    return first > second  # type: ignore[operator]
+
+
+def greatest(values: Iterable[Any], step: str) -> Value | None:
+    """The greatest of some values, those left out that are missing; None when there is none.
+
+    Raises:
+        ToolError: they cannot be compared, or are neither numbers nor texts nor times.
+    """
+    found: Value | None = None
+    for value in values:
+        plain = _plain(value, step)
+        if plain is not None and (found is None or goes_beyond(plain, found, step)):
+            found = plain
+    return found
+
+
+def greatest_of_column(result: Any, key: str, step: str) -> Value | None:
+    """The greatest value of a column (a dotted path) among the rows of a result; None when it has no rows.
+
+    Raises:
+        ToolError: there are rows and none of them has the column; or as :func:`greatest`.
+    """
+    rows, path = rows_of(result), key.split(".")
+    if not rows:
+        return None
+    values = [_at(row, path) for row in rows]
+    if all(value is _MISSING for value in values):
+        columns = ", ".join(map(str, list(rows[0])[:_COLUMNS_SHOWN])) or "none"
+        raise _unfit(step, f"no row of the result has the column {key!r} of state.key; columns: {columns}")
+    return greatest((value for value in values if value is not _MISSING), step)
+
+
+def moved(kept: Mapping[str, Any], value: Value | None, step: str) -> dict[str, Any] | None:
+    """What the log keeps of a watermark that goes on to a value; None where the value is not beyond it.
+
+    Args:
+        kept: where it stood when the step was entered.
+
+    Raises:
+        ToolError: the value cannot be compared with where it stood.
+    """
+    before = kept["value"]
+    if value is None or (before is not None and not goes_beyond(value, before, step)):
+        return None
+    return {name: kept[name] for name in PLACE} | {"value": value, "previous": before} | order_of(value)
+
+
+PLACE = ("playbook", "name", "partition", "since")
+"""What names a watermark in the log. ``since``: the event that set it by hand last, ``0`` where none has."""
+
+
+def order_of(value: Value) -> dict[str, Value]:
+    """By what the log finds the greatest: ``number`` or ``text``."""
+    order = rank(value)
+    return {"text" if isinstance(order, str) else "number": order}
+
+
+_MISSING = object()
+
+
+def _at(row: Any, path: list[str]) -> Any:
+    for name in path:
+        if not isinstance(row, Mapping) or name not in row:
+            return _MISSING
+        row = row[name]
+    return row
+
+
+def _plain(value: Any, step: str) -> Value | None:
+    """A value as JSON has it; None for one that is missing."""
+    if value is None or value == "" or (isinstance(value, float) and not math.isfinite(value)):
+        return None
+    try:
+        plain = to_jsonable(value)
+    except NotJsonableError as error:
+        raise _unfit(step, f"state.key gives what is no watermark: {error}") from None
+    if plain == "NaT":  # pandas' missing time
+        return None
+    if plain is None or (isinstance(plain, int | float | str) and not isinstance(plain, bool)):
+        return plain
+    raise _unfit(step, f"state.key gives {plain!r:.80}; a watermark is a number, a time or a text")
+
+
+def _unfit(step: str, why: str) -> ToolError:
+    return ToolError(f"step {step}: {why}", kind="schema", code="WATERMARK")
