@@ -55,6 +55,38 @@ async def test_a_loop_runs_in_the_pool(engine: Engine, settings: Settings) -> No
     assert await engine.runtime.pool.fetchval("SELECT count(*) FROM noetl.queue") == 0
 
 
+async def test_chunks_are_taken_by_workers_in_order_and_with_what_was_set(
+    engine: Engine, settings: Settings
+) -> None:
+    text = """
+    workload: {pages: 12}
+    workflow:
+      - step: start
+        loop: {in: "{{ range(pages) | list }}", iterator: page, spec: {mode: sequential}}
+        tool: {kind: python, input: {page: "{{ page }}"}, code: "result = [page * 1000 + n for n in range(3000)]"}
+        next: [{step: take, on: call.partial}]
+      - step: take
+        spec: {dispatch: workers}
+        tool:
+          kind: python
+          input: {rows: "{{ chunk.rows }}", before: "{{ ctx.seen | default([]) }}"}
+          code: "result = before + [[rows[0], len(rows)]]"
+          set: {ctx.seen: "{{ output.data }}"}
+        next: [end]
+      - step: end
+        tool: {kind: python, input: {seen: "{{ ctx.seen }}"}, code: "result = seen"}
+    """
+    async with working(settings, "w1", worker_slots=8):
+        state = await engine.run(playbook(text))
+    assert state.status is ExecutionStatus.COMPLETED, state.error
+    assert state.latest["end"].envelope["data"] == [[page * 1000, 3000] for page in range(12)]
+    events = [event async for event in engine.runtime.log.events(state.execution_id)]
+    taken = [
+        event for event in events if event.event_type == "command.completed" and event.node_name == "take"
+    ]
+    assert [(event.worker_id, event.current_index) for event in taken] == [("w1", page) for page in range(12)]
+
+
 async def test_ends_and_commands_wake_who_waits(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
     """Looking around at intervals is for what got lost: nobody waits for it in ordinary work."""
     for module, interval in ((link, "SWEEP_SECONDS"), (notices, "TAKE_SECONDS")):
