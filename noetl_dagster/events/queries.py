@@ -228,10 +228,10 @@ GROUP BY current_index
 # The chunks of a visit of a step, from one number to another one.
 CHUNKS = """
 SELECT (meta ->> 'chunk_index')::int AS chunk_index, (meta ->> 'row_count')::bigint AS row_count,
-       (meta -> 'has_more')::bool AS has_more, result, current_index
+       (meta -> 'has_more')::bool AS has_more, result
 FROM noetl.event
 WHERE execution_id = $1 AND node_name = $2 AND meta ->> 'visit' = $3 AND event_type = 'call.partial'
-  AND (meta ->> 'chunk_index')::int >= $4 AND ($5::int IS NULL OR (meta ->> 'chunk_index')::int < $5)
+  AND (meta ->> 'chunk_index')::int >= $4 AND (meta ->> 'chunk_index')::int < $5
 ORDER BY (meta ->> 'chunk_index')::int
 """
 
@@ -239,6 +239,12 @@ ORDER BY (meta ->> 'chunk_index')::int
 CHUNK_COUNTS = """
 SELECT node_name, count(*) AS chunks, sum((meta ->> 'row_count')::bigint)::bigint AS rows
 FROM noetl.event WHERE execution_id = $1 AND event_type = 'call.partial' GROUP BY node_name
+"""
+
+# By number of each chunk of a visit, the iteration whose result it is.
+CHUNK_ITERATIONS = """
+SELECT (meta ->> 'chunk_index')::int AS chunk_index, current_index FROM noetl.event
+WHERE execution_id = $1 AND node_name = $2 AND meta ->> 'visit' = $3 AND event_type = 'call.partial'
 """
 
 # Where a call goes on whose chunks are in the log.

@@ -46,7 +46,7 @@ class Loops:
         chunks = await IterationChunks.of(self._runtime, activation)
         if loop.mode is LoopMode.SEQUENTIAL:
             if activation.resumed:
-                await self._restore_context(activation)
+                await self.restore_context(activation, size)
             await self._run_range(activation, 0, size, 1, chunks, applies_context=True)
         elif loop.mode is LoopMode.CHUNKED:
             chunk = loop.chunk_size or loop.max_in_flight
@@ -190,15 +190,19 @@ class Loops:
 
         return await share.run(work)
 
-    async def _restore_context(self, activation: Activation) -> None:
-        """What the iterations before an interruption wrote to ctx."""
+    async def restore_context(self, activation: Activation, stop: int) -> None:
+        """Takes what the iterations before an interruption wrote to ctx into the state.
+
+        Args:
+            stop: the index after the last of them.
+        """
         execution = activation.execution
         async for end in iteration_ends(
             self._runtime,
             execution.id,
             activation.loop_ids,
             0,
-            len(activation.items),
+            stop,
             sequences=activation.program.retries,
         ):
             for path, value in end.patches:

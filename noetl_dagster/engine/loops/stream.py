@@ -11,7 +11,7 @@ from noetl_dagster.engine.loops.attempts import Attempts
 from noetl_dagster.engine.loops.chunks import IterationChunks
 from noetl_dagster.engine.loops.collection import Collection
 from noetl_dagster.engine.loops.gather import LoopResult, gather
-from noetl_dagster.engine.loops.issue import Activation, issue
+from noetl_dagster.engine.loops.issue import SLICE, Activation, issue
 from noetl_dagster.engine.loops.loop import Loops, run_workers
 from noetl_dagster.engine.runtime import Runtime
 from noetl_dagster.errors import NoetlError
@@ -55,6 +55,8 @@ class StreamLoops:
         activation = await self._activate(execution, program, visit, place)
         arriving = _Arriving(self._runtime, activation, stream, place)
         own = await IterationChunks.of(self._runtime, activation)
+        if loop.is_sequential and activation.resumed:
+            await self._loops.restore_context(activation, stream.told)
 
         async def work() -> None:
             while (found := await arriving.next()) is not None:
@@ -72,6 +74,8 @@ class StreamLoops:
                 arriving.ended(command)
 
         await run_workers(work, loop.max_in_flight)
+        if arriving.is_broken:
+            raise StreamBrokenError(f"step {step}: {source}, whose chunks it takes, has failed")
         await self._runtime.buffer.flush()
         result = await gather(
             self._runtime,
@@ -82,8 +86,6 @@ class StreamLoops:
             stop=stream.told,
             sequences=program.retries,
         )
-        if arriving.is_broken:
-            raise StreamBrokenError(f"step {step}: {source}, whose chunks it takes, has failed")
         await self._loops.finish(activation, result)
         return result
 
@@ -154,7 +156,7 @@ class _Arriving:
         async with self._lock:
             while not self._ready and not self._stopped:
                 if self._position < self._stream.told:
-                    await self._issue(self._position, self._stream.told)
+                    await self._issue(self._position, min(self._position + SLICE, self._stream.told))
                 elif self._stream.has_ended:
                     return None
                 else:

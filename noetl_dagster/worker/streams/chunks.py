@@ -11,7 +11,7 @@ import asyncpg
 
 from noetl_dagster.events.buffer import EventBuffer
 from noetl_dagster.events.envelopes import OK, Envelope, from_result
-from noetl_dagster.events.queries import CHUNKS, CHUNKS_TOLD
+from noetl_dagster.events.queries import CHUNK_ITERATIONS, CHUNKS, CHUNKS_TOLD
 from noetl_dagster.playbook.templates.chunks import row_count
 from noetl_dagster.result_ref import ResultRef
 from noetl_dagster.tools.base import Chunk, ToolCall
@@ -104,7 +104,7 @@ class Streams:
 
     async def iterations(self, place: Place) -> dict[int, int | None]:
         """By number of each chunk of a visit that is in the log, the iteration whose result it is."""
-        rows = await self._pool.fetch(CHUNKS, *_named(place), 0, None)
+        rows = await self._pool.fetch(CHUNK_ITERATIONS, *_named(place))
         return {row["chunk_index"]: row["current_index"] for row in rows}
 
     async def items(self, place: Place, start: int, stop: int) -> list[dict[str, Any]]:

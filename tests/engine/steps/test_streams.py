@@ -276,6 +276,7 @@ workflow:
       input: {page: "{{ chunk.rows[0] }}"}
       code: "result = {'page': page}"
       sink: {tool: postgres, auth: pg_local, table: loaded}
+      set: {ctx.sum: "{{ ctx.sum | default(0) + output.data.page }}"}
 """
 CLAIMED = """
 SELECT count(*) FROM noetl.event
@@ -322,6 +323,7 @@ async def test_a_driver_that_dies_leaves_no_chunk_out_and_none_twice(
     state = await engine.resume(execution.id)
     assert state.status is ExecutionStatus.COMPLETED, state.error
     assert await loaded(engine) == list(range(20))
+    assert state.ctx["sum"] == 190
     for name in ("start", "wait", "load"):
         assert (state.latest[name].envelope["total"], state.latest[name].envelope["done"]) == (20, 20)
 
