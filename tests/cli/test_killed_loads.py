@@ -67,7 +67,6 @@ async def test_a_load_that_is_killed(
         await holder.execute("SELECT pg_advisory_lock($1)", LOCK)
         await _killed_when_it_waits(["run", str(file)], environment, tmp_path, pool)
         await holder.execute("SELECT pg_advisory_unlock($1)", LOCK)
-    await pool.execute("DROP TRIGGER hold ON noetl.event")
 
     there = await pool.fetchval("SELECT count(*) FROM target")
     assert (there, [one.value for one in await watermarks(pool, "tests/load")]) == left
