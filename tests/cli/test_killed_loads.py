@@ -21,53 +21,55 @@ from tests.waiting import until
 LOCK = 4711
 LOAD = text_of(
     "load",
-    f"""
+    """
     workflow:
       - step: load
-        state: {{key: n, initial: 0}}
+        state: {key: n, initial: 0}
         tool:
           kind: postgres
           auth: pg
-          input: {{since: "{{{{ state.value }}}}"}}
+          input: {since: "{{ state.value }}"}
           command: SELECT n FROM source WHERE n > :since
-        sink:
-          tool: postgres
-          auth: pg
-          command: |
-            INSERT INTO target SELECT n FROM jsonb_to_recordset(:rows::jsonb) AS r (n int);
-            SELECT pg_advisory_xact_lock({LOCK}) FROM written
-          args: {{rows: "{{{{ result.rows | tojson }}}}"}}
+        sink: {tool: postgres, auth: pg, table: target}
     """,
 )
-HOLD_THE_END = f"""
+HOLD = f"""
 CREATE FUNCTION hold() RETURNS trigger LANGUAGE plpgsql AS $$
 BEGIN PERFORM pg_advisory_xact_lock({LOCK}); RETURN NEW; END $$;
-CREATE TRIGGER hold BEFORE INSERT ON noetl.event FOR EACH ROW WHEN (NEW.event_type = 'step.exit')
+CREATE TRIGGER hold BEFORE INSERT ON noetl.event FOR EACH ROW WHEN (NEW.event_type = 'EVENT')
 EXECUTE FUNCTION hold();
 """
 WAITING = f"SELECT pid FROM pg_locks WHERE locktype = 'advisory' AND objid = {LOCK} AND NOT granted"
 
 
-@pytest.mark.parametrize("place", ["between the rows and the end of their command", "before the step's end"])
+@pytest.mark.parametrize(
+    ("event", "left"),
+    [
+        pytest.param("command.completed", (0, []), id="between the rows and the end of their command"),
+        pytest.param("step.exit", (3, [3]), id="before the step's end"),
+    ],
+)
 async def test_a_load_that_is_killed(
-    place: str, cli: Cli, environment: dict[str, str], pool: asyncpg.Pool[Any], tmp_path: Path
+    event: str,
+    left: tuple[int, list[int]],
+    cli: Cli,
+    environment: dict[str, str],
+    pool: asyncpg.Pool[Any],
+    tmp_path: Path,
 ) -> None:
     environment["NOETL_DEFAULT_POSTGRES_CREDENTIAL"] = "embedded"
-    before_the_end = place.startswith("between")
     await pool.execute("CREATE TABLE source AS SELECT n FROM generate_series(1, 3) AS n")
-    await pool.execute("CREATE TABLE target (n int); CREATE TABLE written (n int)")
-    await pool.execute("INSERT INTO written VALUES (1)" if before_the_end else HOLD_THE_END)
+    await pool.execute("CREATE TABLE target (n int)")
+    await pool.execute(HOLD.replace("EVENT", event))
     file = tmp_path / "load.yaml"
     file.write_text(LOAD)
     async with pool.acquire() as holder:
         await holder.execute("SELECT pg_advisory_lock($1)", LOCK)
         await _killed_when_it_waits(["run", str(file)], environment, tmp_path, pool)
         await holder.execute("SELECT pg_advisory_unlock($1)", LOCK)
-    await pool.execute("DELETE FROM written; DROP TRIGGER IF EXISTS hold ON noetl.event")
 
     there = await pool.fetchval("SELECT count(*) FROM target")
-    marks = [one.value for one in await watermarks(pool, "tests/load")]
-    assert (there, marks) == ((0, []) if before_the_end else (3, [3]))
+    assert (there, [one.value for one in await watermarks(pool, "tests/load")]) == left
 
     execution_id = await pool.fetchval("SELECT max(execution_id) FROM noetl.event")
     resumed = await asyncio.to_thread(cli, "resume", str(execution_id), "--json")

@@ -140,7 +140,7 @@ def test_tags_of_a_playbook_are_tags_of_its_job(noetl: EngineProvider) -> None:
 
 
 def test_materialisations_say_how_far_a_step_has_loaded(
-    launch: Callable[..., DagsterRunResult], dagster_instance: DagsterInstance
+    launch: Launch, dagster_instance: DagsterInstance
 ) -> None:
     text = """
 workload: {new: [1, 2]}
