@@ -99,6 +99,7 @@ class _LastRows:
         self._writer = writer
         self._call = call
         self._box = box
+        self._batch = min(BATCH_BYTES, box.settings.chunk_bytes // 8)
         self._key = call.config.get("key")
         self._before: Any = writer.position
         self._wanted = ChunkWriter.is_wanted(call, box)
@@ -148,7 +149,7 @@ class _LastRows:
         while records:
             lines = lines_of(records, shape)
             position = self._position(records, shape)
-            most = max(1, min(MOST, 2 * most, most * BATCH_BYTES // max(1, len(lines.data))))
+            most = max(1, min(MOST, 2 * most, lines.rows * self._batch // len(lines.data)))
             records = []
             await self._keep(lines, position, held)
             if not portal._exhausted:
