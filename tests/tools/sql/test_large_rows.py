@@ -81,7 +81,7 @@ async def test_values_of_every_type_are_those_of_a_small_result(run: Any, box: T
     box.settings = box.settings.model_copy(update={"chunk_bytes": 1024**3})
     few = (await run("postgres", command=EVERY_TYPE, params={"rows": 3000})).data
     box.settings = box.settings.model_copy(update={"chunk_bytes": SMALL})
-    large = await run("postgres", command=EVERY_TYPE, params={"rows": 3000})
+    large = await run("postgres", command=EVERY_TYPE + " -- again", params={"rows": 3000})
 
     assert large.data is None
     assert large.ref.rows == 3000
@@ -111,7 +111,9 @@ async def test_templates_find_what_stands_around_the_rows_without_fetching(run: 
     assert (await rendered(small, ref, "{{ big | tojson | fromjson }}"))[0] == whole
 
 
-async def test_statements_are_one_transaction_with_the_rows(run: Any, small: Toolbox, pool: asyncpg.Pool) -> None:
+async def test_statements_are_one_transaction_with_the_rows(
+    run: Any, small: Toolbox, pool: asyncpg.Pool
+) -> None:
     await pool.execute("create table t (id int primary key)")
     insert = "insert into t select generate_series(1, 3000)"
 
@@ -120,7 +122,11 @@ async def test_statements_are_one_transaction_with_the_rows(run: Any, small: Too
     assert await pool.fetchval("select count(*) from t") == 0
     ref = (await run("postgres", command=f"{insert} returning id")).ref
     assert (ref.rows, await pool.fetchval("select count(*) from t")) == (3000, 3000)
-    several = (await run("postgres", command="select 7 as a; delete from t; select n from generate_series(1, 3000) n")).ref
+    several = (
+        await run(
+            "postgres", command="select 7 as a; delete from t; select n from generate_series(1, 3000) n"
+        )
+    ).ref
     whole = await small.results.get(several)
     assert whole["command_0"]["rows"] == [{"a": 7}]
     assert whole["command_1"]["row_count"] == 3000
