@@ -18,7 +18,7 @@ SMALL = 2048
 """Bytes of a chunk here."""
 
 EVERY_TYPE = """
-    select n as id, n::int8 * 4000000000 as large, (n::text || ' "quoted", \\ 
+    select n as id, n::int8 * 4000000000 as large, (n::text || ' "quoted", \\
  ümlaut \u2028')::text as name, n % 2 = 0 as even,
         n / 7.0::float8 as ratio, (n / 3.0)::float4 as small, case when n = 5 then 'NaN'::float8 else n end as odd,
         n * 1.5 as price, (n || '12345678901234567890.12')::numeric as exact, n::numeric as whole,
@@ -130,6 +130,7 @@ async def test_statements_are_one_transaction_with_the_rows(
     whole = await small.results.get(several)
     assert whole["command_0"]["rows"] == [{"a": 7}]
     assert whole["command_1"]["row_count"] == 3000
+    assert whole["row_count"] == whole["command_2"]["row_count"] == 3000
     assert whole["rows"][-1] == {"n": 3000}
 
 
@@ -228,3 +229,45 @@ async def test_chunks_have_as_many_rows_as_the_task_says(run: Any, small: Toolbo
 
     parts = [part.rows async for part in small.results.parts(result.ref)]
     assert parts == [70] * 14 + [20]
+
+
+AGGREGATE = """
+    select count(*) as n, sum(id) as total, max(name) as name, typeof(any_value(moment)) as moment, any_value(typeof(price)) as price
+    from load
+"""
+
+
+@pytest.mark.parametrize("price", ["n * 1.5::float8", "n * 1.5", "case when n > 10 then n end"])
+@pytest.mark.parametrize("given", ["whole", "rows"])
+async def test_duckdb_reads_many_rows_as_few(run: Any, box: Toolbox, price: str, given: str) -> None:
+    sql = (
+        f"select null as nothing, n as id, 'name ' || n as name, timestamp '2026-01-01' + n * interval '1 s' as moment, "
+        f"{price} as price from generate_series(1, 3000) as n"
+    )
+    few = (await run("postgres", command=sql)).data
+    box.settings = box.settings.model_copy(update={"chunk_bytes": SMALL})
+    ref = (await run("postgres", command=f"{sql} --")).ref
+    if given == "rows":
+        few, ref = few["rows"], ref.rows_alone.model_dump(mode="json")
+
+    expected = (await run("duckdb", command=AGGREGATE, input={"load": few})).data["rows"]
+    assert expected[0]["n"] == 3000
+    assert (await run("duckdb", command=AGGREGATE, input={"load": ref})).data["rows"] == expected
+    listed = (
+        await run("duckdb", command="select * from load order by id limit 20", input={"load": ref})
+    ).data
+    assert listed["columns"] == ["nothing", "id", "name", "moment", "price"]
+    assert listed["rows"] == (few["rows"] if isinstance(few, dict) else few)[:20]
+
+
+async def test_many_rows_of_duckdb_are_in_chunks(run: Any, small: Toolbox) -> None:
+    sql = "select 1 as a; select range as id, date '2026-01-01' as day, {'a': range} as part from range(5000) order by id"
+    ref = (await run("duckdb", command=sql)).ref
+
+    assert ref.extra["parts"] > 2
+    whole = await small.results.get(ref)
+    assert whole["rows"] == [{"id": n, "day": "2026-01-01", "part": {"a": n}} for n in range(5000)]
+    assert whole["command_0"]["rows"] == [{"a": 1}]
+    assert whole["command_1"]["row_count"] == whole["row_count"] == 5000
+    parts = (await run("duckdb", command="select sum(part.a) as n from load", input={"load": ref})).data
+    assert parts["rows"] == [{"n": 12497500}]

@@ -14,7 +14,7 @@ from noetl_dagster.result_ref import ResultRef
 from noetl_dagster.tools.base import Toolbox, ToolCall, ToolResult
 from noetl_dagster.tools.chunks.writer import ChunkWriter
 from noetl_dagster.tools.sql.cursor import read_rows
-from noetl_dagster.tools.sql.repeating import is_repeatable
+from noetl_dagster.tools.sql.large.repeating import is_repeatable
 from noetl_dagster.tools.sql.running import (
     ENOUGH,
     Shape,
@@ -162,7 +162,7 @@ class _LastRows:
             records = await portal._exec(self._room(most), None)
             most = self._most(len(records), await self._store(records, shape))
         shape.rows = None
-        return {"status": "ok", "row_count": self._writer.rows, "columns": list(shape.columns)}
+        return result_of([], shape) | {"row_count": self._writer.rows}
 
     async def _store(self, records: Sequence[asyncpg.Record], shape: Shape) -> int:
         """Hands rows to the writer; gives their bytes."""
