@@ -25,6 +25,8 @@ import orjson
 
 from benchmarks.fanout import database
 from noetl_dagster import embedded
+from noetl_dagster.events.connection import open_pool
+from noetl_dagster.events.schema import apply_schema
 from noetl_dagster.playbook.models import Task, TaskSpec
 from noetl_dagster.settings import Settings, dump_settings, get_settings, load_settings
 from noetl_dagster.storage.store import ResultStore
@@ -85,7 +87,9 @@ async def bare(settings: Settings, results: ResultStore, rows: int) -> float:
 
 async def measure(settings: Settings, rows: int) -> dict[str, float]:
     """What one size takes, in this process."""
-    pool = await asyncpg.create_pool(settings.db_url, min_size=1, max_size=2)
+    assert settings.db_url is not None
+    await apply_schema(settings.db_url)
+    pool = await open_pool(settings.db_url, size=4)
     clients = Clients(settings)
     async with ResultStore(settings, pool) as results:
         box = Toolbox(settings, results, Credentials(settings, pool), clients, lambda: None)  # type: ignore[arg-type, return-value]

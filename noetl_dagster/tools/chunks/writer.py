@@ -121,7 +121,7 @@ class ChunkWriter:
         self.rows += lines.rows
         self._columns = lines.columns
         self._at = position
-        if self._storing is not None and (self._storing.done() or 2 * len(self._lines) >= self._limit):
+        if self._storing is not None and (self._storing.done() or 8 * len(self._lines) >= self._limit):
             await self._stored()  # so that there are never two whole chunks
         if len(self._lines) >= self._limit or self.room == 0:
             await self._cut()

@@ -93,8 +93,9 @@ async def _lines(results: ResultReader, ref: ResultRef, folder: Path, types: Map
     paths = []
     async for part in results.parts(ref):
         paths.append(folder / f"{part.ref_id}.jsonl")
-        data = await results.get_bytes(part)
-        await asyncio.to_thread(paths[-1].write_bytes, data)
+        with paths[-1].open("wb") as file:
+            async for piece in results.stream(part):
+                await asyncio.to_thread(file.write, piece)
     return Files(paths, types)
 
 

@@ -33,13 +33,13 @@ from noetl_dagster.tools.sql.tables import listed
 SAMPLE = 16
 """Rows whose size tells that of all that came with them."""
 
-MOST = 4096
+MOST = 2048
 """Rows that are asked for at a time."""
 
 BATCH_BYTES = 256 * 1024
 """JSON bytes that are asked for at a time, about."""
 
-HELD = 1 / 8
+HELD = 1 / 16
 """Part of a chunk up to which a result is no chunk, but a value."""
 
 HAS_WRITTEN = "SELECT txid_current_if_assigned() IS NOT NULL"
