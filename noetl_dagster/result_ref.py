@@ -79,6 +79,8 @@ class ResultRef(BaseModel):
     @property
     def rows_alone(self) -> ResultRef:
         """The rows of a mapping that holds many, as a result of their own, whose name ends in ``#rows``."""
+        if self.is_rows:
+            return self
         extra = {key: value for key, value in self.extra.items() if key != "around"}
         return self.model_copy(update={"ref": self.ref + ROWS_ALONE, "extra": extra, "extracted": {}})
 

@@ -256,6 +256,12 @@ class Settings(BaseSettings):
         None, description="'embedded': postgres credentials that are not found mean the embedded server"
     )
 
+    duckdb_memory: str = Field(
+        "",
+        description="Memory of a duckdb call, which writes to disk what is more: 4GB; empty: half of the container's "
+        "limit, DuckDB's own choice without one",
+    )
+
     spark_master: str = Field("local[*]", description="Spark master: local[*], spark://, k8s://")
     spark_remote: str | None = Field(None, description="Spark Connect address, sc://host:port")
     spark_driver_java_options: str = Field(

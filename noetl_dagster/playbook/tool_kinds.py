@@ -68,6 +68,8 @@ class ToolKind:
     takes_anything: bool = False
 
 
+CHUNK_SIZE = ("chunk_size", "batch_size", "fetch_size")
+
 _ARTIFACT = ToolKind(
     _fields(
         "action uri step store compress content_type ttl scope",
@@ -108,7 +110,13 @@ TOOL_KINDS: Mapping[str, ToolKind] = {
         ),
     ),
     "duckdb": ToolKind(
-        _fields("script extensions as", SQL_FIELD, ("database", "db", "db_path", "database_path"), PARAMS),
+        _fields(
+            "script extensions as",
+            CHUNK_SIZE,
+            SQL_FIELD,
+            ("database", "db", "db_path", "database_path"),
+            PARAMS,
+        ),
         needs=("command", "script"),
         without_effect=("read_only",),
         takes_references=True,
@@ -144,7 +152,7 @@ TOOL_KINDS: Mapping[str, ToolKind] = {
         keeps_to_driver=True,
     ),
     "postgres": ToolKind(
-        _fields("script as key", ("chunk_size", "batch_size", "fetch_size"), SQL_FIELD, PARAMS, TIMEOUT),
+        _fields("script as key", CHUNK_SIZE, SQL_FIELD, PARAMS, TIMEOUT),
         needs=("command", "script"),
         without_effect=("pool", "db_schema", "fetch", "autocommit", "transaction"),
     ),

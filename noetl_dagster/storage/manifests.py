@@ -52,8 +52,8 @@ class PartReader(Protocol):
         """The value of a reference."""
         ...
 
-    async def get_bytes(self, ref: ResultRef | str) -> bytes:
-        """The bytes of one object."""
+    def lines(self, ref: ResultRef) -> AsyncIterator[list[Any]]:
+        """The rows of an object of JSON lines, some at a time."""
         ...
 
     def parts(self, ref: ResultRef | str) -> AsyncIterator[ResultRef]:

@@ -138,7 +138,7 @@ def _stored(value: Any) -> ResultRef | None:
 
 
 def _is_list(reference: ResultRef) -> bool:
-    """Whether a stored result is a list or a table, and says how long it is."""
+    """Whether a stored result is a list or a table, and says how long it is; a mapping around rows is none."""
     joined = strategy_of(reference) in (Strategy.APPEND, Strategy.CONCAT)
     return reference.rows is not None and (reference.kind is not RefKind.MANIFEST or joined)
 

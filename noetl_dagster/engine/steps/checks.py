@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import tempfile
 from collections.abc import Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from noetl_dagster.engine.runtime import Runtime
@@ -60,13 +62,14 @@ async def _measured(
     from noetl_dagster.tools.quality import answers
 
     try:
-        source = await _rows_of(runtime, envelope, step)
-        return await answers(checks, source, runtime.settings)
+        with tempfile.TemporaryDirectory(prefix="noetl-rows-") as folder:
+            source = await _rows_of(runtime, envelope, step, Path(folder))
+            return await answers(checks, source, runtime.settings)
     except (NoetlError, OSError) as error:
         return [Answer(False, str(error))] * len(checks)
 
 
-async def _rows_of(runtime: Runtime, envelope: Envelope, step: str) -> Source | None:
+async def _rows_of(runtime: Runtime, envelope: Envelope, step: str, folder: Path) -> Source | None:
     """The rows of a result: a list of mappings, a mapping that holds one under ``rows``, or a table.
 
     A loop's are the results of its items. None where there are no rows at all.
@@ -88,7 +91,7 @@ async def _rows_of(runtime: Runtime, envelope: Envelope, step: str) -> Source | 
         value = value["rows"]
     if value is None or value == []:
         return None
-    source = await source_of(value, runtime.results, step)
+    source = await source_of(value, runtime.results, step, folder)
     if source is None:
         raise NoRowsError(f"the result of {step} has no rows: a list of mappings, or a table, is needed")
     return source

@@ -36,7 +36,7 @@ class ChunkWriter:
     Attributes:
         stored: chunks that an earlier run of the call has stored.
         position: where a producer that can seek goes on: what came with the last stored chunk; None at the beginning.
-        rows: of all chunks so far, stored ones included.
+        rows: of the result so far: of the chunks before ``position``, and those that came since.
         is_whole: an earlier run has stored all of them; ``finish()`` is all that is left to do.
         holds_back: chunks are told of at the end only, by a producer whose work may be undone until then.
     """
@@ -59,6 +59,7 @@ class ChunkWriter:
         self._at: Any = None
         self._storing: asyncio.Task[None] | None = None
         self.holds_back = False
+        self.rows = sum(ref.rows or 0 for ref in self._parts) if seeks else 0
         self.stored = len(stored)
         self.is_whole = bool(stored) and not stored[-1].more
         self.position = None if self.is_whole else self._last
@@ -91,10 +92,6 @@ class ChunkWriter:
             await asyncio.gather(storing, return_exceptions=True)
 
     @property
-    def rows(self) -> int:
-        return sum(ref.rows or 0 for ref in self._parts) + self._count
-
-    @property
     def room(self) -> int | None:
         """Rows until the chunk that is being made is full; None where only its bytes count."""
         return None if self._size is None else self._size - self._count
@@ -121,9 +118,10 @@ class ChunkWriter:
         """As :meth:`add`, of at most :attr:`room` rows that are JSON already."""
         self._lines += lines.data
         self._count += lines.rows
+        self.rows += lines.rows
         self._columns = lines.columns
         self._at = position
-        if self._storing is not None and (self._storing.done() or 2 * len(self._lines) >= self._limit):
+        if self._storing is not None and (self._storing.done() or 8 * len(self._lines) >= self._limit):
             await self._stored()  # so that there are never two whole chunks
         if len(self._lines) >= self._limit or self.room == 0:
             await self._cut()
@@ -136,6 +134,10 @@ class ChunkWriter:
             StorageError: no tier took it.
         """
         value = JsonLines(codec.json_lines(rows), len(rows)) if isinstance(rows, list) else rows
+        self.rows += value.rows if isinstance(value, JsonLines) else value.num_rows
+        await self._put(value, position)
+
+    async def _put(self, value: Any, position: Any) -> None:
         place, self._place = self._place, self._place + 1
         if place < self.stored and await self._is_same(place, value):
             return
@@ -200,7 +202,7 @@ class ChunkWriter:
         await self._stored()
         lines = JsonLines(self._lines, self._count, self._columns)
         self._lines, self._count = bytearray(), 0
-        self._storing = asyncio.create_task(self.put(lines, self._at))
+        self._storing = asyncio.create_task(self._put(lines, self._at))
 
     async def _stored(self) -> None:
         storing, self._storing = self._storing, None

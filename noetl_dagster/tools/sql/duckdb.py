@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -10,14 +11,25 @@ from typing import Any
 import duckdb
 
 from noetl_dagster.errors import ErrorKind, NoetlError, ToolError, kind_of
+from noetl_dagster.machine import memory_limit
+from noetl_dagster.playbook.templates.sql_filters import sql_literal
 from noetl_dagster.settings import Settings
+from noetl_dagster.storage import codec
 from noetl_dagster.tools.base import Tool, Toolbox, ToolCall, ToolResult
+from noetl_dagster.tools.chunks.writer import ChunkWriter
 from noetl_dagster.tools.rows.jsonable import NotJsonableError, to_jsonable
 from noetl_dagster.tools.sql.prepare import prepare_statements
+from noetl_dagster.tools.sql.running import promoted
 from noetl_dagster.tools.sql.statements import BoundStatement
 from noetl_dagster.tools.sql.views import NoRowsError, Source, create_view, mount_object_storage, source_of
 
 IN_MEMORY = ":memory:"
+
+FETCHED = 2048
+"""Rows that are asked for at a time."""
+
+HELD = 1 / 8
+"""Part of a chunk up to which a result is no chunk, but a value."""
 
 
 class DuckdbTool(Tool):
@@ -29,7 +41,8 @@ class DuckdbTool(Tool):
     volume and in object storage is read in place. ``read_parquet('s3://bucket/key')`` reads the minio tier,
     ``read_parquet('gs://bucket/key')`` the gcs tier.
 
-    Output: as postgres: ``command_0``, ... and the last one's ``rows``, ``row_count``, ``columns``. With
+    Output: as postgres: ``command_0``, ... and the last one's ``rows``, ``row_count``, ``columns``; many rows are
+    stored chunk by chunk, of ``chunk_size`` rows at most. With
     ``as: table`` the last statement's rows as one Arrow table, which the result store keeps as Parquet.
 
     Raises ``ToolError``, retryable when another process holds the database file.
@@ -39,21 +52,82 @@ class DuckdbTool(Tool):
 
     async def run(self, call: ToolCall, box: Toolbox) -> ToolResult:
         statements = await prepare_statements(call, box)
-        views = await _views(call, box)
+        with tempfile.TemporaryDirectory(prefix="noetl-duckdb-") as folder:
+            return await self._run(call, box, statements, Path(folder))
+
+    async def _run(
+        self, call: ToolCall, box: Toolbox, statements: Sequence[BoundStatement], folder: Path
+    ) -> ToolResult:
+        views = await _views(call, box, folder)
         database = str(call.config.get("database") or IN_MEMORY)
         path = database if database == IN_MEMORY else str(Path(call.folder, database))
         try:
-            connection = await asyncio.to_thread(duckdb.connect, path)
-            try:
-                job = asyncio.to_thread(_run, connection, box.settings, statements, views, _as_table(call))
-                return ToolResult(data=await _interruptible(job, connection))
-            finally:
-                await asyncio.to_thread(connection.close)
+            async with await ChunkWriter.open(call, box, size=_size(call)) as writer:
+                if writer.is_whole:
+                    return ToolResult(ref=await writer.finish())
+                rows = _LastRows(writer, call, box, asyncio.get_running_loop())
+                connection = await asyncio.to_thread(duckdb.connect, path)
+                try:
+                    _bound(connection, box.settings, folder)
+                    job = asyncio.to_thread(
+                        _run, connection, box.settings, statements, views, rows, _as_table(call)
+                    )
+                    found = await _interruptible(job, connection)
+                finally:
+                    await asyncio.to_thread(connection.close)
+                if not rows.in_chunks:
+                    return ToolResult(data=found)
+                at = ("rows", f"command_{len(statements) - 1}.rows")
+                return ToolResult(ref=await writer.finish(found, at))
         except (duckdb.Error, NotJsonableError, OSError) as error:
             text = box.credentials.redact(f"duckdb in step {call.step}: {type(error).__name__}: {error}")
             locked = isinstance(error, duckdb.IOException) and "lock" in str(error).lower()
             kind = "db_connection" if locked else kind_of_duckdb(error)
             raise ToolError(text, kind=kind, retryable=locked, code=type(error).__name__) from None
+
+
+class _LastRows:
+    """The rows of the last statement, taken in a thread: held while there are few of them, else in chunks."""
+
+    def __init__(
+        self, writer: ChunkWriter, call: ToolCall, box: Toolbox, loop: asyncio.AbstractEventLoop
+    ) -> None:
+        self.in_chunks = ChunkWriter.is_wanted(call, box)
+        self._writer = writer
+        self._loop = loop
+        self._held: list[dict[str, Any]] = []
+        self._size = 0
+        self._most = HELD * box.settings.chunk_bytes
+
+    def take(self, cursor: Any, columns: Sequence[str]) -> list[dict[str, Any]] | None:
+        """All rows of a cursor; None where they are in chunks."""
+        while found := cursor.fetchmany(FETCHED):
+            rows = [dict(zip(columns, map(to_jsonable, row), strict=True)) for row in found]
+            self._held += rows
+            self._size += codec.byte_length(rows)
+            self.in_chunks = self.in_chunks or self._size > self._most
+            if self.in_chunks:
+                rows, self._held = self._held, []
+                asyncio.run_coroutine_threadsafe(self._writer.add(rows), self._loop).result()
+        return None if self.in_chunks else self._held
+
+    @property
+    def count(self) -> int:
+        return self._writer.rows
+
+
+def _size(call: ToolCall) -> int | None:
+    size = call.config.get("chunk_size")
+    return None if not size else max(1, int(size))
+
+
+def _bound(connection: duckdb.DuckDBPyConnection, settings: Settings, folder: Path) -> None:
+    """Bounds the memory of a connection; what is more goes into the folder."""
+    limit = memory_limit()
+    memory = settings.duckdb_memory or (None if limit is None else f"{limit // 2} bytes")
+    if memory is not None:
+        connection.execute(f"SET memory_limit = {sql_literal(memory)}")
+    connection.execute(f"SET temp_directory = {sql_literal(str(folder / 'spilled'))}")
 
 
 def kind_of_duckdb(error: BaseException) -> ErrorKind:
@@ -91,12 +165,12 @@ def _as_table(call: ToolCall) -> bool:
     return str(call.config.get("as") or "rows").lower() in ("table", "arrow", "parquet")
 
 
-async def _views(call: ToolCall, box: Toolbox) -> dict[str, Source]:
+async def _views(call: ToolCall, box: Toolbox, folder: Path) -> dict[str, Source]:
     """What can be read as a table, by the name of the input."""
     found: dict[str, Source] = {}
     for name, value in call.input.items():
         try:
-            source = await source_of(value, box.results, name)
+            source = await source_of(value, box.results, name, folder)
         except NoRowsError as error:
             raise ToolError(f"duckdb: {error}", kind="schema") from None
         if source is not None:
@@ -109,6 +183,7 @@ def _run(
     settings: Settings,
     statements: Sequence[BoundStatement],
     views: Mapping[str, Any],
+    rows: _LastRows,
     as_table: bool,
 ) -> Any:
     mount_object_storage(connection, settings)
@@ -117,30 +192,35 @@ def _run(
             create_view(connection, settings, name, source)
         except NoetlError as error:
             raise ToolError(f"duckdb: input {name!r}: {error}", kind=error.kind) from None
-    results: dict[str, Any] = {}
-    last: dict[str, Any] = {}
+    results = []
     for index, statement in enumerate(statements):
         values = list(statement.values) or None
-        if as_table and index == len(statements) - 1:
+        is_last = index == len(statements) - 1
+        if as_table and is_last:
             relation = connection.sql(statement.text, params=values)
             if relation is None:
                 raise ToolError("duckdb: 'as: table' needs a last statement that returns rows", kind="schema")
             return relation.to_arrow_table()
         cursor = connection.execute(statement.text, values)
-        result = _result(cursor, statement.text)
-        results[f"command_{index}"] = result
-        if "rows" in result or "rows" not in last:
-            last = result
-    return results | {key: value for key, value in last.items() if key != "status"}
+        results.append(_result(cursor, statement.text, rows if is_last else None))
+    return promoted(results)
 
 
-def _result(cursor: Any, text: str) -> dict[str, Any]:
+def _result(cursor: Any, text: str, last: _LastRows | None) -> dict[str, Any]:
     columns = [column[0] for column in cursor.description or ()]
-    rows = cursor.fetchall() if columns else []
     if not columns or (columns in (["Count"], ["Success"]) and not _is_query(text)):
+        rows = cursor.fetchall() if columns else []
         count = int(rows[0][0]) if columns == ["Count"] and rows else 0
         return {"status": "ok", "row_count": count}
-    mapped = [dict(zip(columns, map(to_jsonable, row), strict=True)) for row in rows]
+    if last is None:
+        mapped: list[dict[str, Any]] | None = [
+            dict(zip(columns, map(to_jsonable, row), strict=True)) for row in cursor.fetchall()
+        ]
+    else:
+        mapped = last.take(cursor, columns)
+    if mapped is None:
+        assert last is not None
+        return {"status": "ok", "rows": [], "row_count": last.count, "columns": columns}
     return {"status": "ok", "rows": mapped, "row_count": len(mapped), "columns": columns}
 
 

@@ -8,9 +8,9 @@ from noetl_dagster.errors import ToolError
 from noetl_dagster.tools.base import Tool, Toolbox, ToolCall, ToolResult
 from noetl_dagster.tools.limits import time_limit
 from noetl_dagster.tools.sql.connection import open_pool, postgres_errors
+from noetl_dagster.tools.sql.large.stream import run_call, table_of
 from noetl_dagster.tools.sql.prepare import prepare_statements
 from noetl_dagster.tools.sql.statements import BoundStatement
-from noetl_dagster.tools.sql.stream import run_call, table_of
 
 TABLE_ROWS = 50_000
 """Rows of a chunk of a table where the task does not say."""

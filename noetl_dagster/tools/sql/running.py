@@ -19,6 +19,9 @@ SHAPES_KEPT = 512
 ENCODED_THE_SAME = frozenset({"float4", "float8", "timestamp", "timestamptz", "date", "time"})
 """Types whose values the JSON encoder writes as :func:`column_converter` gives them."""
 
+ENOUGH = 256
+"""Rows that are asked for at first of a statement that is not known."""
+
 Converter = Callable[[Any], Any]
 
 
@@ -30,7 +33,7 @@ class Shape:
         types: of the columns, as the server calls them.
         converters: of the columns whose values are no JSON values.
         line_converters: of those whose values the JSON encoder does not write the same way itself.
-        rows: that it returned the last time; None before.
+        rows: that it returned the last time; None before, and where they were too many to be held.
         repeatable: whether running it twice is the same as running it once; None while nobody has asked.
     """
 
@@ -46,8 +49,17 @@ class Shape:
     def returns_rows(self) -> bool:
         return bool(self.columns)
 
+    @property
+    def enough(self) -> int:
+        """Rows to ask for at first, so that all come at once where they are about as many as the last time."""
+        return max(ENOUGH, 2 * (self.rows or 0))
+
     @classmethod
-    def of(cls, statement: Any) -> Shape:
+    def of(cls, statement: Any, before: Shape | None = None) -> Shape:
+        """
+        Args:
+            before: what was known of the same statement.
+        """
         columns = [(column.name, column.type.name) for column in statement.get_attributes()]
         found = [(name, kind, column_converter(kind)) for name, kind in columns]
         return cls(
@@ -60,6 +72,7 @@ class Shape:
                 for name, kind, convert in found
                 if convert is not None and kind not in ENCODED_THE_SAME
             ),
+            *(() if before is None else (before.rows, before.repeatable)),
         )
 
 

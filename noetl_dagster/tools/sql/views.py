@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import duckdb
@@ -16,25 +17,30 @@ from noetl_dagster.result_ref import RefKind, ResultRef
 from noetl_dagster.settings import Settings
 from noetl_dagster.storage import locations
 from noetl_dagster.storage.codec import dump_json
+from noetl_dagster.storage.manifests import Strategy, strategy_of
 from noetl_dagster.tools.references import as_result_ref
 from noetl_dagster.tools.rows.jsonable import NotJsonableError, to_jsonable
+from noetl_dagster.tools.sql.large.spool import Files, laid_down
 
 if TYPE_CHECKING:
     from noetl_dagster.storage.store import ResultStore
 
 PARQUET = "application/vnd.apache.parquet"
 
-Source: TypeAlias = ResultRef | pa.Table
-"""What a view is made of: Parquet that is read in place, or a table in memory."""
+Source: TypeAlias = ResultRef | pa.Table | Files
+"""What a view is made of: Parquet that is read in place, a table in memory, or files that were laid down."""
 
 
 class NoRowsError(NoetlError):
     """A value holds no rows."""
 
 
-async def source_of(value: Any, results: ResultStore, name: str) -> Source | None:
+async def source_of(value: Any, results: ResultStore, name: str, folder: Path) -> Source | None:
     """What a view of a value is made of; None for a value that is neither rows, alone or under ``rows``, nor a
     reference.
+
+    Args:
+        folder: where many stored rows are laid down; the source lasts as long as it.
 
     Raises:
         NoRowsError: a reference leads to something without rows.
@@ -42,7 +48,14 @@ async def source_of(value: Any, results: ResultStore, name: str) -> Source | Non
     reference = as_result_ref(value)
     if reference is not None:
         ref = reference if isinstance(reference, ResultRef) else await results.find(reference)
-        return ref if _in_place(ref) else _table(await results.get(ref), name)
+        if _in_place(ref):
+            return ref
+        if strategy_of(ref) not in (Strategy.CONCAT, Strategy.ROWS) or ref.kind is not RefKind.MANIFEST:
+            return _table(await results.get(ref), name)
+        files = await laid_down(results, ref.rows_alone, folder, lambda rows: _table(rows, name))
+        if files is None:
+            raise NoRowsError(f"input {name!r} has no rows: a list of mappings is needed")
+        return files
     rows = value.get("rows") if isinstance(value, Mapping) else value
     return _table(rows, name) if isinstance(rows, pa.Table) or _is_rows(rows) else None
 
@@ -133,6 +146,10 @@ def create_view(connection: duckdb.DuckDBPyConnection, settings: Settings, name:
     Raises:
         NoetlError: the files of a reference are not there.
     """
+    quoted = '"' + name.replace('"', '""') + '"'
+    if isinstance(source, Files):
+        connection.execute(f"CREATE TEMP VIEW {quoted} AS {source.select}")
+        return
     if not isinstance(source, ResultRef):
         connection.register(name, source)
         return
@@ -143,7 +160,6 @@ def create_view(connection: duckdb.DuckDBPyConnection, settings: Settings, name:
         connection.register(name, _arrow_dataset(settings, uris))
         return
     paths = [str(locations.local_path(settings, uri) or uri) for uri in uris]
-    quoted = '"' + name.replace('"', '""') + '"'
     listed = ", ".join(map(sql_literal, paths))
     connection.execute(f"CREATE TEMP VIEW {quoted} AS SELECT * FROM read_parquet([{listed}])")
 

@@ -11,12 +11,12 @@ import asyncpg
 
 from noetl_dagster.errors import ToolError
 from noetl_dagster.result_ref import ResultRef
-from noetl_dagster.storage.codec import JsonLines, rows_of_lines
 from noetl_dagster.tools.base import Toolbox, ToolCall, ToolResult
 from noetl_dagster.tools.chunks.writer import ChunkWriter
 from noetl_dagster.tools.sql.cursor import read_rows
-from noetl_dagster.tools.sql.repeating import is_repeatable
+from noetl_dagster.tools.sql.large.repeating import is_repeatable
 from noetl_dagster.tools.sql.running import (
+    ENOUGH,
     Shape,
     lines_of,
     promoted,
@@ -30,16 +30,16 @@ from noetl_dagster.tools.sql.running import (
 from noetl_dagster.tools.sql.statements import BoundStatement, needs_own_transaction
 from noetl_dagster.tools.sql.tables import listed
 
-FEW = 256
-"""Rows that are asked for at first; a result that has fewer costs what it would without a cursor."""
+SAMPLE = 16
+"""Rows whose size tells that of all that came with them."""
 
-MOST = 4096
+MOST = 2048
 """Rows that are asked for at a time."""
 
 BATCH_BYTES = 256 * 1024
 """JSON bytes that are asked for at a time, about."""
 
-HELD = 1 / 8
+HELD = 1 / 16
 """Part of a chunk up to which a result is no chunk, but a value."""
 
 HAS_WRITTEN = "SELECT txid_current_if_assigned() IS NOT NULL"
@@ -71,7 +71,8 @@ async def run_call(
             results = [
                 await run_one(connection, one, shapes, index) for index, one in enumerate(statements[:-1])
             ]
-            results.append(await rows.through_cursor())
+            found = await rows.at_once() if results else None
+            results.append(await rows.through_cursor() if found is None else found)
         if not rows.in_chunks:
             return ToolResult(data=promoted(results))
         at = ("rows", f"command_{rows.index}.rows")
@@ -99,6 +100,7 @@ class _LastRows:
         self._writer = writer
         self._call = call
         self._box = box
+        self._batch = min(BATCH_BYTES, box.settings.chunk_bytes // 8)
         self._key = call.config.get("key")
         self._before: Any = writer.position
         self._wanted = ChunkWriter.is_wanted(call, box)
@@ -116,66 +118,66 @@ class _LastRows:
             remember(self._shapes, text, shape)
         if not shape.returns_rows:
             return await run_one(connection, self._statement, self._shapes, self.index)
-        if self._wanted or self._key or shape.rows is None or 2 * shape.rows > FEW:
+        if self._wanted or self._key or shape.rows is None:
             return None
         if shape.repeatable is None:
             shape.repeatable = await is_repeatable(connection, text)
         if not shape.repeatable:
             return None
-        values = values_of(self._statement, shape, self.index)
+        values, most = values_of(self._statement, shape, self.index), shape.enough
         # a fetch with a limit: of public methods only fetchrow has one
-        records = await connection._execute(text, values, FEW, None)
-        if len(records) >= FEW or (records and tuple(records[0].keys()) != shape.columns):
-            self._shapes.pop(text, None)
+        records = await connection._execute(text, values, most, None)
+        if len(records) >= most or (records and tuple(records[0].keys()) != shape.columns):
             return None
-        shape.rows = len(records)
-        return result_of(rows_of(records, shape), shape)
+        return _value(records, shape)
 
     async def through_cursor(self) -> dict[str, Any]:
         """The result inside of a transaction, without its rows where they are in chunks."""
         prepared = await self._connection.prepare(self._statement.text)
-        shape = Shape.of(prepared)
-        remember(self._shapes, self._statement.text, shape)
-        if not shape.returns_rows:
-            return await run_one(self._connection, self._statement, self._shapes, self.index)
+        shape = self._shapes.get(self._statement.text)
+        if shape is None or self._key:
+            shape = Shape.of(prepared)
         # the iterator of a cursor binds and fetches in one round trip
         portal = prepared.cursor(*values_of(self._statement, shape, self.index), prefetch=1).__aiter__()
-        records, most = await portal._bind_exec(self._room(FEW), None), FEW
-        if portal._exhausted and not self._wanted and len(records) <= FEW:
-            shape.rows = len(records)
-            return result_of(rows_of(records, shape), shape)
-        held: list[JsonLines] = []
-        while records:
-            lines = lines_of(records, shape)
-            position = self._position(records, shape)
-            most = max(1, min(MOST, 2 * most, most * BATCH_BYTES // max(1, len(lines.data))))
-            records = []
-            await self._keep(lines, position, held)
-            if not portal._exhausted:
-                records = await portal._exec(self._room(most), None)
-        if self.in_chunks:
-            shape.rows = self._writer.rows
-            return {"status": "ok", "row_count": shape.rows, "columns": list(shape.columns)}
-        rows = [row for lines in held for some in rows_of_lines(lines.data) for row in some]
-        shape.rows = len(rows)
-        return result_of(rows, shape)
+        records = await portal._bind_exec(self._room(shape.enough), None)
+        if records and tuple(records[0].keys()) != shape.columns:  # select * of a table that was altered
+            shape = Shape.of(prepared, shape)
+        remember(self._shapes, self._statement.text, shape)
+        held, size = records, 0
+        while not portal._exhausted and not self._wanted:
+            size += _json_bytes(records, shape)
+            if size > HELD * self._box.settings.chunk_bytes:
+                break
+            records = await portal._exec(self._room(self._most(len(held), size)), None)
+            held += records
+        if portal._exhausted and not self._wanted:
+            return _value(held, shape)
+        self.in_chunks = True
+        if self._box.chunks is not None:  # what is not committed yet may still be undone
+            self._writer.holds_back = await self._connection.fetchval(HAS_WRITTEN)
+        for start in range(0, len(held), ENOUGH):
+            await self._store(held[start : start + ENOUGH], shape)
+        most, held = self._most(len(held), size), []
+        while not portal._exhausted:
+            records = await portal._exec(self._room(most), None)
+            most = self._most(len(records), await self._store(records, shape))
+        shape.rows = None
+        return result_of([], shape) | {"row_count": self._writer.rows}
 
-    async def _keep(self, lines: JsonLines, position: Any, held: list[JsonLines]) -> None:
-        """Holds rows while there are few of them, then hands them to the writer."""
-        if not self.in_chunks:
-            held.append(lines)
-            size = sum(len(one.data) for one in held)
-            if not self._wanted and size <= HELD * self._box.settings.chunk_bytes:
-                return
-            self.in_chunks = True
-            if self._box.chunks is not None:  # what is not committed yet may still be undone
-                self._writer.holds_back = await self._connection.fetchval(HAS_WRITTEN)
-            for one in held:
-                await self._writer.take(one, position)
-            held.clear()
-        else:
-            await self._writer.take(lines, position)
+    async def _store(self, records: Sequence[asyncpg.Record], shape: Shape) -> int:
+        """Hands rows to the writer; gives their bytes."""
+        size = 0
+        while records:
+            some, records = records[: self._room(len(records))], records[self._room(len(records)) :]
+            lines = lines_of(some, shape)
+            size += len(lines.data)
+            await self._writer.take(lines, self._position(some, shape))
         self._box.progress(self._call, f"{self._writer.rows} rows read")
+        return size
+
+    def _most(self, rows: int, size: int) -> int:
+        """Rows to ask for next, after so many of so many JSON bytes."""
+        return max(1, min(MOST, 2 * rows, rows * self._batch // max(1, size)))
 
     def _room(self, most: int) -> int:
         return most if self._writer.room is None else max(1, min(most, self._writer.room))
@@ -201,6 +203,17 @@ class _LastRows:
             "unique and not null, by which the rows are ordered",
             kind="schema",
         )
+
+
+def _value(records: Sequence[asyncpg.Record], shape: Shape) -> dict[str, Any]:
+    shape.rows = len(records)
+    return result_of(rows_of(records, shape), shape)
+
+
+def _json_bytes(records: Sequence[asyncpg.Record], shape: Shape) -> int:
+    """Bytes of records as JSON, about: by a few of them."""
+    sample = records[:: max(1, len(records) // SAMPLE)]
+    return len(lines_of(sample, shape).data) * len(records) // max(1, len(sample))
 
 
 def _by_key(statement: BoundStatement, key: str, position: Any) -> BoundStatement:

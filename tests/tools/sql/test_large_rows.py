@@ -1,0 +1,273 @@
+"""Results of postgres that are larger than a chunk: stored as they come, and read as the same values."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import asyncpg
+import pytest
+
+from noetl_dagster.errors import ToolError
+from noetl_dagster.playbook.templates.rendering import compile_value, render_async
+from noetl_dagster.playbook.templates.views import ReferenceCache, ResultView
+from noetl_dagster.tools.base import Chunk, Toolbox, ToolCall
+
+SMALL = 2048
+"""Bytes of a chunk here."""
+
+EVERY_TYPE = """
+    select n as id, n::int8 * 4000000000 as large, (n::text || ' "quoted", \\
+ ümlaut \u2028')::text as name, n % 2 = 0 as even,
+        n / 7.0::float8 as ratio, (n / 3.0)::float4 as small, case when n = 5 then 'NaN'::float8 else n end as odd,
+        n * 1.5 as price, (n || '12345678901234567890.12')::numeric as exact, n::numeric as whole,
+        timestamptz '2026-01-02 03:04:05.678+02' + n * interval '1 s' as at, timestamp '0900-01-02 03:04:05' as local,
+        date '2026-01-02' + n as day, time '03:04:05.5' as hour, timetz '03:04:05+02' as zoned,
+        n * interval '1 minute' as span, 'infinity'::timestamptz as never,
+        md5(n::text)::uuid as key, jsonb_build_object('a', array[n, null], 'b', '{"c": 1.5}'::jsonb) as payload,
+        json_build_array(n, 'x') as pair, decode('00ff', 'hex') as bytes, array[n, n + 1] as numbers,
+        array[n::numeric, 1.5] as numerics, '10.0.0.1'::inet as address, int4range(n, n + 5) as range, null as nothing,
+        '101'::bit(3) as bits, point(n, 1.5) as place
+    from generate_series(1, :rows::int) as n order by n
+"""
+
+
+class Killed(BaseException):
+    """The process has ended here."""
+
+
+@dataclass
+class Told:
+    """The chunks that calls have told of, in memory; ``stops`` is the index of the one that is the last."""
+
+    chunks: list[Chunk] = field(default_factory=list)
+    takes: bool = False
+    stops: int | None = None
+
+    def wanted(self, call: ToolCall) -> bool:
+        return self.takes
+
+    async def told(self, call: ToolCall) -> Sequence[Chunk]:
+        return list(self.chunks)
+
+    async def tell(self, call: ToolCall, chunk: Chunk) -> None:
+        if chunk.index == self.stops:
+            raise Killed
+        self.chunks.append(chunk)
+
+
+@pytest.fixture
+def small(box: Toolbox) -> Toolbox:
+    """The toolbox with small chunks."""
+    box.settings = box.settings.model_copy(update={"chunk_bytes": SMALL, "inline_result_bytes": 256})
+    return box
+
+
+async def rendered(box: Toolbox, ref: Any, template: str) -> Any:
+    """A template over a step ``big`` whose result is a reference, and how many results it fetched."""
+    fetched = []
+
+    async def fetch(reference: Any) -> Any:
+        fetched.append(reference)
+        return await box.results.get(reference)
+
+    scope = {"big": ResultView({"status": "ok", "ref": ref}, ReferenceCache())}
+    return await render_async(compile_value(template), scope, fetch), len(fetched)
+
+
+async def test_values_of_every_type_are_those_of_a_small_result(run: Any, box: Toolbox) -> None:
+    first = (await run("postgres", command=EVERY_TYPE, params={"rows": 200})).data  # as the driver gives them
+    box.settings = box.settings.model_copy(update={"chunk_bytes": 1024**3})
+    few = (await run("postgres", command=EVERY_TYPE, params={"rows": 3000})).data
+    box.settings = box.settings.model_copy(update={"chunk_bytes": SMALL})
+    large = await run("postgres", command=EVERY_TYPE + " -- again", params={"rows": 3000})
+
+    assert large.data is None
+    assert large.ref.rows == 3000
+    assert large.ref.extra["parts"] > 100
+    whole = await box.results.get(large.ref)
+    assert whole["rows"][:200] == first["rows"]
+    assert whole == few
+    assert [row async for row in box.results.items(large.ref.rows_alone)] == few["rows"]
+    assert await box.results.get(f"{large.ref.ref}#rows") == few["rows"]
+
+
+async def test_templates_find_what_stands_around_the_rows_without_fetching(run: Any, small: Toolbox) -> None:
+    sql = "create temp table t on commit drop as select n as id from generate_series(1, 2000) as n; select * from t"
+    ref = (await run("postgres", command=sql)).ref
+
+    text = "{{ big.row_count }} {{ big.columns }} {{ big.command_1.row_count }} {{ big.data.row_count }}"
+    assert await rendered(small, ref, text) == ("2000 ['id'] 2000 2000", 0)
+    assert await rendered(small, ref, "{{ big.rows | length }} {{ big.status }}") == ("2000 ok", 0)
+    assert await rendered(small, ref, "{{ 'rows' in big and big.rows is defined }}") == (True, 0)
+    assert await rendered(small, ref, "{{ big.rows[3].id }} {{ (big.rows | first).id }}") == ("4 1", 1)
+    assert await rendered(small, ref, "{{ big.rows[1999].id }}") == (2000, 2)
+    assert await rendered(small, ref, "{{ big.rows | sum(attribute='id') }}") == (2001000, 1)
+    whole, _ = await rendered(small, ref, "{{ big }}")
+    assert whole == await small.results.get(ref)
+    assert (await rendered(small, ref, "{{ big.command_1 }}"))[0] == whole["command_1"]
+    assert (await rendered(small, ref, "is {{ big }}"))[0] == f"is {whole}"
+    assert (await rendered(small, ref, "{{ big | tojson | fromjson }}"))[0] == whole
+
+
+async def test_statements_are_one_transaction_with_the_rows(
+    run: Any, small: Toolbox, pool: asyncpg.Pool
+) -> None:
+    await pool.execute("create table t (id int primary key)")
+    insert = "insert into t select generate_series(1, 3000)"
+
+    with pytest.raises(ToolError):
+        await run("postgres", command=f"{insert}; select 1 / (2999 - id) from t order by id")
+    assert await pool.fetchval("select count(*) from t") == 0
+    ref = (await run("postgres", command=f"{insert} returning id")).ref
+    assert (ref.rows, await pool.fetchval("select count(*) from t")) == (3000, 3000)
+    several = (
+        await run(
+            "postgres", command="select 7 as a; delete from t; select n from generate_series(1, 3000) n"
+        )
+    ).ref
+    whole = await small.results.get(several)
+    assert whole["command_0"]["rows"] == [{"a": 7}]
+    assert whole["command_1"]["row_count"] == 3000
+    assert whole["row_count"] == whole["command_2"]["row_count"] == 3000
+    assert whole["rows"][-1] == {"n": 3000}
+
+
+async def test_earlier_statement_with_many_rows_is_not_in_the_event(run: Any, small: Toolbox) -> None:
+    sql = "select n from generate_series(1, 500) n; select n + 1 as m from generate_series(1, 3000) n"
+    ref = (await run("postgres", command=sql)).ref
+
+    assert len(ref.model_dump_json()) < 6000
+    assert (await rendered(small, ref, "{{ big.command_0.rows[9].n + big.command_1.rows[9].m }}"))[0] == 21
+    assert (await small.results.get(ref))["command_0"]["rows"][-1] == {"n": 500}
+
+
+async def test_same_statement_with_few_rows_and_then_many_runs_its_functions_once(
+    run: Any, small: Toolbox, pool: asyncpg.Pool
+) -> None:
+    await pool.execute("create table t (n int); create function note(n int) returns int language sql as "
+                       "'insert into t values (n) returning n'")  # fmt: skip
+    sql = "select note(n) as id from generate_series(1, :rows::int) as n"
+    for rows in (2, 3, 4000):
+        result = await run("postgres", command=sql, params={"rows": rows})
+    assert await pool.fetchval("select count(*) from t") == 4005
+    assert result.ref.rows == 4000
+    plain = "select n as id from generate_series(1, :rows::int) as n"
+    for rows in (2, 3, 4000, 3, 2, 0):
+        result = await run("postgres", command=plain, params={"rows": rows})
+        assert (result.ref.rows if result.ref else result.data["row_count"]) == rows
+
+
+@pytest.mark.parametrize("key", [None, "id"])
+@pytest.mark.parametrize("stops", [1, 4])
+async def test_killed_call_goes_on_without_a_chunk_twice(
+    run: Any, small: Toolbox, key: str | None, stops: int
+) -> None:
+    sql = "select n as id, 'name ' || n as name from generate_series(1, 2000) as n"
+    extra = {} if key is None else {"key": key}
+    small.chunks = told = Told(stops=stops)
+    with pytest.raises(Killed):
+        await run("postgres", command=sql, **extra)
+    before = list(told.chunks)
+    told.stops = None
+
+    ref = (await run("postgres", command=sql, **extra)).ref
+
+    assert told.chunks[:stops] == before
+    assert [chunk.index for chunk in told.chunks] == list(range(ref.extra["parts"]))
+    assert [chunk.more for chunk in told.chunks] == [True] * (len(told.chunks) - 1) + [False]
+    rows = [row for chunk in told.chunks for row in await small.results.get(chunk.ref)]
+    assert [row["id"] for row in rows] == list(range(1, 2001))
+    assert rows == (await small.results.get(ref))["rows"]
+    again = (await run("postgres", command="select * from there_is_no_such_table", **extra)).ref
+    assert await small.results.get(again) == await small.results.get(ref)
+
+
+async def test_source_that_changed_is_an_error_only_where_a_step_took_the_chunks(
+    run: Any, small: Toolbox, pool: asyncpg.Pool
+) -> None:
+    await pool.execute("create table t as select n as id, 0 as price from generate_series(1, 2000) as n")
+    small.chunks = told = Told(stops=3)
+    with pytest.raises(Killed):
+        await run("postgres", command="select * from t order by id")
+    told.stops = None
+    before = list(told.chunks)
+    await pool.execute("update t set price = 1 where id <= 10; delete from t where id > 150")
+
+    told.takes = True
+    with pytest.raises(ToolError, match="chunk 0 is not what it was"):
+        await run("postgres", command="select * from t order by id")
+    told.takes, told.chunks = False, before
+    result = await run("postgres", command="select * from t order by id")
+    value = result.data or await small.results.get(result.ref)
+    assert [row["id"] for row in value["rows"]] == list(range(1, 151))
+    assert value["rows"][0]["price"] == 1
+
+
+async def test_key_has_to_be_a_unique_column(run: Any, small: Toolbox) -> None:
+    sql = "select n / 500 as half, nullif(n, 1999) as id from generate_series(1, 2000) as n"
+    with pytest.raises(ToolError, match="key 'half' is 0 in two rows"):
+        await run("postgres", command=sql, key="half")
+    with pytest.raises(ToolError, match="key 'id' is null in a row"):
+        await run("postgres", command=sql, key="id")
+
+
+async def test_small_result_is_told_of_where_a_step_takes_chunks(run: Any, small: Toolbox) -> None:
+    small.chunks = told = Told(takes=True)
+
+    ref = (await run("postgres", command="select 1 as one")).ref
+
+    [chunk] = told.chunks
+    assert (chunk.index, chunk.more, await small.results.get(chunk.ref)) == (0, False, [{"one": 1}])
+    assert (await small.results.get(ref))["rows"] == [{"one": 1}]
+
+
+async def test_chunks_have_as_many_rows_as_the_task_says(run: Any, small: Toolbox) -> None:
+    sql = "select n from generate_series(1, 1000) as n"
+    result = await run("postgres", command=sql, chunk_size=70, **{"as": "rows"})
+
+    parts = [part.rows async for part in small.results.parts(result.ref)]
+    assert parts == [70] * 14 + [20]
+
+
+AGGREGATE = """
+    select count(*) as n, sum(id) as total, max(name) as name, typeof(any_value(moment)) as moment, any_value(typeof(price)) as price
+    from load
+"""
+
+
+@pytest.mark.parametrize("price", ["n * 1.5::float8", "n * 1.5", "case when n > 10 then n end"])
+@pytest.mark.parametrize("given", ["whole", "rows"])
+async def test_duckdb_reads_many_rows_as_few(run: Any, box: Toolbox, price: str, given: str) -> None:
+    sql = (
+        f"select null as nothing, n as id, 'name ' || n as name, timestamp '2026-01-01' + n * interval '1 s' as moment, "
+        f"{price} as price from generate_series(1, 3000) as n"
+    )
+    few = (await run("postgres", command=sql)).data
+    box.settings = box.settings.model_copy(update={"chunk_bytes": SMALL})
+    ref = (await run("postgres", command=f"{sql} --")).ref
+    if given == "rows":
+        few, ref = few["rows"], ref.rows_alone.model_dump(mode="json")
+
+    expected = (await run("duckdb", command=AGGREGATE, input={"load": few})).data["rows"]
+    assert expected[0]["n"] == 3000
+    assert (await run("duckdb", command=AGGREGATE, input={"load": ref})).data["rows"] == expected
+    listed = (
+        await run("duckdb", command="select * from load order by id limit 20", input={"load": ref})
+    ).data
+    assert listed["columns"] == ["nothing", "id", "name", "moment", "price"]
+    assert listed["rows"] == (few["rows"] if isinstance(few, dict) else few)[:20]
+
+
+async def test_many_rows_of_duckdb_are_in_chunks(run: Any, small: Toolbox) -> None:
+    sql = "select 1 as a; select range as id, date '2026-01-01' as day, {'a': range} as part from range(5000) order by id"
+    ref = (await run("duckdb", command=sql)).ref
+
+    assert ref.extra["parts"] > 2
+    whole = await small.results.get(ref)
+    assert whole["rows"] == [{"id": n, "day": "2026-01-01", "part": {"a": n}} for n in range(5000)]
+    assert whole["command_0"]["rows"] == [{"a": 1}]
+    assert whole["command_1"]["row_count"] == whole["row_count"] == 5000
+    parts = (await run("duckdb", command="select sum(part.a) as n from load", input={"load": ref})).data
+    assert parts["rows"] == [{"n": 12497500}]
