@@ -102,7 +102,8 @@ async def measure(settings: Settings, rows: int) -> dict[str, float]:
             ref = (await call(box, "postgres", SELECT.format(rows=rows))).ref
         with Peak() as read:
             found = (await call(box, "duckdb", AGGREGATE, load=ref)).data["rows"]
-        assert ref is not None and ref.rows == found[0]["n"] == rows
+        assert ref is not None
+        assert ref.rows == found[0]["n"] == rows
     await clients.close()
     await pool.close()
     return {

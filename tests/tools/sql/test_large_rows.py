@@ -327,3 +327,11 @@ async def test_memory_is_that_of_chunks_whatever_the_number_of_rows(small: Toolb
     assert size > 19 * settings.chunk_bytes
     assert written < 8 * settings.chunk_bytes  # as values the rows are some hundred chunks
     assert read < 12 * settings.chunk_bytes
+
+
+async def test_duckdb_reads_rows_that_are_long(run: Any, small: Toolbox) -> None:
+    sql = "select n as id, repeat('x', case n when 3 then 20000000 else 1 end) as text from generate_series(1, 300) n"
+    ref = (await run("postgres", command=sql)).ref
+
+    found = await run("duckdb", command="select sum(length(text)) as n from load", input={"load": ref})
+    assert found.data["rows"] == [{"n": 20000299}]
