@@ -93,14 +93,17 @@ async def measure(settings: Settings, rows: int) -> dict[str, float]:
     clients = Clients(settings)
     async with ResultStore(settings, pool) as results:
         box = Toolbox(settings, results, Credentials(settings, pool), clients, lambda: None)  # type: ignore[arg-type, return-value]
-        few = (await call(box, "postgres", SELECT.format(rows=200_000))).ref  # imports, connects, starts threads
+        few = (
+            await call(box, "postgres", SELECT.format(rows=200_000))
+        ).ref  # imports, connects, starts threads
         await call(box, "duckdb", AGGREGATE, load=few)
         plain = await bare(settings, results, rows)
         with Peak() as stored:
             ref = (await call(box, "postgres", SELECT.format(rows=rows))).ref
         with Peak() as read:
             found = (await call(box, "duckdb", AGGREGATE, load=ref)).data["rows"]
-        assert ref is not None and ref.rows == found[0]["n"] == rows
+        assert ref is not None
+        assert ref.rows == found[0]["n"] == rows
     await clients.close()
     await pool.close()
     return {

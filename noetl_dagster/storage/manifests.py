@@ -203,10 +203,8 @@ async def _batches_of_one(reader: PartReader, ref: ResultRef) -> AsyncIterator[B
         while (batch := await asyncio.to_thread(next, found, None)) is not None:
             yield batch
         return
-    if (
-        ref.content_type == codec.JSON_LINES
-    ):  # parsed a block at a time: as objects they are several times larger
-        for rows in codec.rows_of_lines(await reader.get_bytes(ref)):
+    if ref.content_type == codec.JSON_LINES:
+        async for rows in reader.lines(ref):
             yield rows
         return
     value = await reader.get(ref)

@@ -204,6 +204,8 @@ class Pipeline:
         envelope: Envelope = {"status": OK, **result.details}
         if result.ref is not None:
             envelope["ref"] = result.ref
+            if result.ref.extracted:
+                envelope["extracted"] = result.ref.extracted
         else:
             envelope["data"] = result.data
         plain = envelope

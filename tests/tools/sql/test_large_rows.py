@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -12,6 +14,7 @@ import pytest
 from noetl_dagster.errors import ToolError
 from noetl_dagster.playbook.templates.rendering import compile_value, render_async
 from noetl_dagster.playbook.templates.views import ReferenceCache, ResultView
+from noetl_dagster.settings import dump_settings
 from noetl_dagster.tools.base import Chunk, Toolbox, ToolCall
 
 SMALL = 2048
@@ -271,3 +274,64 @@ async def test_many_rows_of_duckdb_are_in_chunks(run: Any, small: Toolbox) -> No
     assert whole["command_1"]["row_count"] == whole["row_count"] == 5000
     parts = (await run("duckdb", command="select sum(part.a) as n from load", input={"load": ref})).data
     assert parts["rows"] == [{"n": 12497500}]
+
+
+MEASURED = """
+import asyncio, gc, re, sys
+from pathlib import Path
+from noetl_dagster.events.connection import open_pool
+from noetl_dagster.playbook.models import Task
+from noetl_dagster.settings import load_settings
+from noetl_dagster.storage.store import ResultStore
+from noetl_dagster.tools.access.clients import Clients
+from noetl_dagster.tools.access.credentials import Credentials
+from noetl_dagster.tools.base import Toolbox, ToolCall
+from noetl_dagster.tools.registry import tool_for
+
+def memory(name):
+    return int(re.search(name + r":\\s+(\\d+) kB", Path("/proc/self/status").read_text())[1]) * 1024
+
+async def main(settings):
+    pool, clients = await open_pool(settings.db_url, size=2), Clients(settings)
+    async with ResultStore(settings, pool) as results:
+        box = Toolbox(settings, results, Credentials(settings, pool), clients, None)
+        sql = "select n as id, 'name ' || n as name, n * 0.5::float8 as price from generate_series(1, {}) as n"
+        for rows in (50_000, 400_000):
+            gc.collect()
+            Path("/proc/self/clear_refs").write_text("5")
+            idle = memory("VmRSS")
+            call = ToolCall(7001, "s", Task(name="t", kind="postgres"), {"command": sql.format(rows)}, {}, auth="x")
+            ref = (await tool_for("postgres").run(call, box)).ref
+            assert ref.rows == rows, ref
+            peak = memory("VmHWM") - idle
+            count = 0
+            async for batch in results.batches(ref.rows_alone):
+                count += len(batch)
+            assert count == rows
+            print(peak, memory("VmHWM") - idle, ref.bytes_size)
+    await clients.close()
+    await pool.close()
+
+asyncio.run(main(load_settings(sys.stdin.read())))
+"""
+
+
+async def test_memory_is_that_of_chunks_whatever_the_number_of_rows(small: Toolbox) -> None:
+    settings = small.settings.model_copy(update={"chunk_bytes": 1024**2})
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-c", MEASURED, stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE
+    )
+    output, _ = await process.communicate(dump_settings(settings).encode())
+    assert process.returncode == 0
+    _, (written, read, size) = (tuple(map(int, line.split())) for line in output.decode().splitlines())
+    assert size > 19 * settings.chunk_bytes
+    assert written < 8 * settings.chunk_bytes  # as values the rows are some hundred chunks
+    assert read < 12 * settings.chunk_bytes
+
+
+async def test_duckdb_reads_rows_that_are_long(run: Any, small: Toolbox) -> None:
+    sql = "select n as id, repeat('x', case n when 3 then 20000000 else 1 end) as text from generate_series(1, 300) n"
+    ref = (await run("postgres", command=sql)).ref
+
+    found = await run("duckdb", command="select sum(length(text)) as n from load", input={"load": ref})
+    assert found.data["rows"] == [{"n": 20000299}]

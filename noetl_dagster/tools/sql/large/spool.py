@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -17,6 +17,9 @@ from noetl_dagster.storage.reading import ResultReader
 
 FILE_ROWS = 20_000
 """Rows of a Parquet file that is made of JSON."""
+
+LINE_BYTES = 1024**2
+"""Room for a line of JSON at least."""
 
 TYPES = {
     **dict.fromkeys(("int2", "int4", "int8", "oid"), "BIGINT"),
@@ -38,10 +41,12 @@ class Files:
 
     Attributes:
         columns: in their order; the types of DuckDB where the files are JSON lines, None where they are Parquet.
+        longest: bytes of the longest line, of which DuckDB makes room for several.
     """
 
     paths: Sequence[Path]
     columns: Mapping[str, str | None]
+    longest: int = 0
 
     @property
     def select(self) -> str:
@@ -52,7 +57,8 @@ class Files:
         if not types:
             return f"SELECT {names} FROM read_parquet({paths}, union_by_name = true)"
         fields = ", ".join(f"{_quoted(name)}: {sql_literal(kind)}" for name, kind in types.items())
-        return f"SELECT {names} FROM read_json({paths}, format = 'newline_delimited', columns = {{{fields}}})"
+        options = f"format = 'newline_delimited', maximum_object_size = {max(LINE_BYTES, 2 * self.longest)}"
+        return f"SELECT {names} FROM read_json({paths}, {options}, columns = {{{fields}}})"
 
 
 async def laid_down(results: ResultReader, ref: ResultRef, folder: Path, table: MakeTable) -> Files | None:
@@ -90,13 +96,22 @@ def _types(ref: ResultRef) -> dict[str, str] | None:
 
 async def _lines(results: ResultReader, ref: ResultRef, folder: Path, types: Mapping[str, str]) -> Files:
     """The parts as they are."""
-    paths = []
+    paths, longest = [], 0
     async for part in results.parts(ref):
         paths.append(folder / f"{part.ref_id}.jsonl")
+        rest = 0
         with paths[-1].open("wb") as file:
             async for piece in results.stream(part):
-                await asyncio.to_thread(file.write, piece)
-    return Files(paths, types)
+                lengths = await asyncio.to_thread(_write, file, bytes(piece))
+                longest = max(longest, rest + lengths[0], *lengths)
+                rest = lengths[-1] + (rest if len(lengths) == 1 else 0)
+    return Files(paths, types, longest)
+
+
+def _write(file: BinaryIO, piece: bytes) -> list[int]:
+    """Writes a piece and gives the lengths of its lines, the first and last of which may be parts of one."""
+    file.write(piece)
+    return [len(line) for line in piece.split(b"\n")]
 
 
 async def _tables(results: ResultReader, ref: ResultRef, table: MakeTable) -> AsyncIterator[pa.Table]:
