@@ -116,7 +116,7 @@ TOOL_KINDS: Mapping[str, ToolKind] = {
     ),
     "http": ToolKind(
         _fields(
-            "method headers as",
+            "method headers as format",
             URL,
             QUERY_PARAMS,
             HTTP_BODY,
