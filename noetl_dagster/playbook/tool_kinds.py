@@ -130,11 +130,12 @@ TOOL_KINDS: Mapping[str, ToolKind] = {
     ),
     "nats": ToolKind(
         _fields(
-            "operation bucket key subject headers prefix ack ttl", ("value", "data", "payload", "message")
+            "operation bucket key subject headers prefix ack ttl stream start durable max_messages",
+            ("value", "data", "payload", "message"),
+            TIMEOUT,
         ),
         needs=("operation",),
         name_fills="name",
-        without_effect=("stream",),
     ),
     "noop": ToolKind(_fields("result"), takes_anything=True),
     "playbook": ToolKind(
