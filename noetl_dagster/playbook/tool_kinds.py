@@ -70,12 +70,12 @@ class ToolKind:
 
 _ARTIFACT = ToolKind(
     _fields(
-        "action uri step store compress content_type ttl scope",
+        "action uri step store compress content_type ttl scope format",
         ("ref", "result_ref", "reference"),
         ("value", "data", "payload", "content"),
     ),
     name_fills="name",
-    without_effect=("select", "format", "as", "encoding"),
+    without_effect=("select", "as", "encoding"),
     takes_references=True,
     keeps_to_driver=True,  # what is stored in memory is in this process
 )
