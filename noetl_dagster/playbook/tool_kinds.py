@@ -72,12 +72,12 @@ CHUNK_SIZE = ("chunk_size", "batch_size", "fetch_size")
 
 _ARTIFACT = ToolKind(
     _fields(
-        "action uri step store compress content_type ttl scope",
+        "action uri step store compress content_type ttl scope format",
         ("ref", "result_ref", "reference"),
         ("value", "data", "payload", "content"),
     ),
     name_fills="name",
-    without_effect=("select", "format", "as", "encoding"),
+    without_effect=("select", "as", "encoding"),
     takes_references=True,
     keeps_to_driver=True,  # what is stored in memory is in this process
 )
@@ -124,7 +124,7 @@ TOOL_KINDS: Mapping[str, ToolKind] = {
     ),
     "http": ToolKind(
         _fields(
-            "method headers as",
+            "method headers as format",
             URL,
             QUERY_PARAMS,
             HTTP_BODY,
@@ -138,11 +138,12 @@ TOOL_KINDS: Mapping[str, ToolKind] = {
     ),
     "nats": ToolKind(
         _fields(
-            "operation bucket key subject headers prefix ack ttl", ("value", "data", "payload", "message")
+            "operation bucket key subject headers prefix ack ttl stream start durable max_messages",
+            ("value", "data", "payload", "message"),
+            TIMEOUT,
         ),
         needs=("operation",),
         name_fills="name",
-        without_effect=("stream",),
     ),
     "noop": ToolKind(_fields("result"), takes_anything=True),
     "playbook": ToolKind(

@@ -119,7 +119,7 @@ def write_dataset(
     except BaseException:
         locations.remove_below(settings, uri)
         raise
-    sizes = _file_sizes(settings, uri)
+    sizes = sizes_of_files(settings, uri)
     rows = int(counted.get["rows"])
     if rows and not sizes:  # each executor has written to its own disk
         locations.remove_below(settings, uri)
@@ -203,7 +203,7 @@ def _write_objects(frame: DataFrame, uri: str, layout: Layout) -> None:
     writer.option("partition_by", orjson.dumps(layout.partition_by).decode()).save()
 
 
-def _file_sizes(settings: Settings, uri: str) -> dict[str, int]:
+def sizes_of_files(settings: Settings, uri: str) -> dict[str, int]:
     """Bytes of each data file, by its name below the folder."""
     folder = locations.local_path(settings, uri)
     if folder is not None:

@@ -232,6 +232,33 @@ class ResultStore(ResultReader):
         await self._catalog.record([ref], connection)
         return ref
 
+    async def register_part(
+        self, dataset: ResultRef, file: str, *, name: str, bytes_size: int, rows: int | None = None
+    ) -> ResultRef:
+        """Records one file of a dataset as a result of its own; it goes when the dataset does.
+
+        Args:
+            file: its name below the dataset. One in a folder ``name=value`` is read with those columns.
+        """
+        ref_id = self._ids.next()
+        alone = "/" not in file
+        ref = dataset.model_copy(
+            update={
+                "ref": logical_ref(dataset.execution_id, dataset.source_step, ref_id),
+                "ref_id": ref_id,
+                "name": name,
+                "kind": RefKind.OBJECT if alone else RefKind.DATASET,
+                "physical_uri": dataset.physical_uri + file if alone else dataset.physical_uri,
+                "bytes_size": bytes_size,
+                "rows": rows,
+                "preview": None,
+                "parent_ref_id": dataset.ref_id,
+                "extra": {**dataset.extra, "files": [file]},
+            }
+        )
+        await self._catalog.record([ref])
+        return ref
+
     def dataset_uri(self, *, execution_id: int, step: str, name: str, tier: StoreTier | None = None) -> str:
         """A fresh folder URI for a dataset to be written in place and then registered.
 

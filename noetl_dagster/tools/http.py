@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import datetime as dt
 import time
 from collections.abc import AsyncIterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from email.utils import parsedate_to_datetime
+from http import HTTPStatus
 from typing import TYPE_CHECKING, Any
 
 import orjson
@@ -26,6 +28,10 @@ from noetl_dagster.tools.access.web import (
     same_origin,
 )
 from noetl_dagster.tools.base import Tool, Toolbox, ToolCall, ToolResult
+from noetl_dagster.tools.chunks.gather import CHUNK_BYTES, Gathered
+from noetl_dagster.tools.chunks.result import ChunkedResult
+from noetl_dagster.tools.rows.cut import CUT_FORMATS, Piece, RowCutter
+from noetl_dagster.tools.rows.formats import RowFormat, row_format
 from noetl_dagster.tools.rows.jsonable import NotJsonableError, to_jsonable
 from noetl_dagster.tracing import trace
 from noetl_dagster.tracing.ids import TRACEPARENT
@@ -37,6 +43,13 @@ DEFAULT_SECONDS = 30.0
 EXCERPT = 300
 RETRYABLE_STATUSES = frozenset({408, 425, 429})
 _NOT_STREAMED = (StoreTier.EVENTLOG, StoreTier.MEMORY)
+_ROW_TYPES = {
+    "application/x-ndjson": RowFormat.JSONL,
+    "application/ndjson": RowFormat.JSONL,
+    "application/jsonl": RowFormat.JSONL,
+    "application/x-jsonlines": RowFormat.JSONL,
+    "text/csv": RowFormat.CSV,
+}
 _TEXT_TYPES = ("text/", "json", "xml", "javascript", "x-www-form-urlencoded", "yaml", "graphql")
 
 
@@ -65,6 +78,10 @@ class HttpTool(Tool):
     than ``NOETL_HTTP_BODY_BYTES`` goes to the result store as it comes: ``data`` is its reference then, which
     other tools take as an input, and ``encoding: reference`` stands beside it.
 
+    With ``format`` (jsonl, csv) ``data`` is the list of the body's rows, cut into chunks as it comes. So it is too of
+    a body whose content type says so where a step takes the chunks. After a restart the server is asked for the rest
+    if it takes ranges and says what version a body is of; else the body is read again and must have the same rows.
+
     Raises ``ToolError`` for a status from 400 on and for connections that fail. Retryable
     are 408, 425, 429, 5xx, connection errors and time-outs; ``retry_after`` carries the server's wish.
     """
@@ -77,15 +94,25 @@ class HttpTool(Tool):
         url = _absolute(config.get("url"), access, call)
         started = time.perf_counter()
         try:
+            format = _format(call)
             request = _request(url, access, config, box)
             seconds = float(config.get("timeout") or DEFAULT_SECONDS)
         except (NotJsonableError, ValueError) as error:
             where = f"{_method(config)} {box.credentials.redact(url)}"
             raise _failed(f"{where} cannot be sent: {box.credentials.redact(str(error))}") from None
+        chunks = ChunkedResult(call, box)
+        may_be_rows = format is not None or (chunks.wanted and call.task.kind == self.kind)
+        if may_be_rows and not await chunks.seek():
+            return await chunks.result()
+        if chunks.position is not None:
+            request = _for_the_rest(request, chunks.position)
         session = box.clients.http(verify_ssl=_truth(config.get("verify_ssl", True)))
         follow = _truth(config.get("follow_redirects", True))
         try:
             async with answered(session, request, seconds=seconds, follow=follow) as response:
+                rows = format or _format_of(response) if may_be_rows and response.status < 400 else None
+                if rows is not None:
+                    await _take_rows(response, rows, chunks)
                 answer = await _answer(response, call, box)
         except WebError as error:
             raise _unanswered(request, error, box) from None
@@ -103,6 +130,11 @@ class HttpTool(Tool):
             "elapsed": round(elapsed, 6),
             "data": answer.data,
         }
+        if rows is not None:
+            del data["data"]
+            if chunks.position is not None:  # the rest of a body, which the playbook did not ask for
+                details["http"]["status"] = data["status_code"] = HTTPStatus.OK.value
+            return await chunks.result(data, details)
         if answer.encoding:
             data["encoding"] = answer.encoding
         return ToolResult(data=data, details=details)
@@ -218,6 +250,68 @@ async def _answer(response: ClientResponse, call: ToolCall, box: Toolbox) -> _An
     text = redact(_text(content, response))[:EXCERPT] if failed and encoding is None else ""
     url = redact(public(response.url))
     return _Answer(response.status, response.reason or "", headers, url, data, text, encoding)
+
+
+def _format(call: ToolCall) -> RowFormat | None:
+    """The format that the body has rows in, where the call says so."""
+    given = call.config.get("format")
+    if given is None or call.task.kind != HttpTool.kind:
+        return None
+    format = row_format(str(given), "")
+    if format not in CUT_FORMATS:
+        raise _failed(f"http in step {call.step}: rows come in format {' or '.join(sorted(CUT_FORMATS))}, "
+                      f"not {format}; leave it out for the body as one value")  # fmt: skip
+    return format
+
+
+def _format_of(response: ClientResponse) -> RowFormat | None:
+    return _ROW_TYPES.get(response.headers.get("Content-Type", "").partition(";")[0].strip().lower())
+
+
+def _for_the_rest(request: Request, position: Mapping[str, Any]) -> Request:
+    """The request of what follows a position, or of the whole body where that is another one by now."""
+    headers = {"Range": f"bytes={position['offset']}-", "If-Range": str(position["version"])}
+    return replace(request, headers={**request.headers, **headers})
+
+
+async def _take_rows(response: ClientResponse, format: RowFormat, chunks: ChunkedResult) -> None:
+    """Cuts the body into chunks as it comes, each stored before more is read than one further.
+
+    Raises:
+        ToolError: it is not of the format, or has changed.
+        WebError: it broke off.
+    """
+    at = chunks.position
+    if at is not None and not response.headers.get("Content-Range", "").startswith(f"bytes {at['offset']}-"):
+        await chunks.begin_again()
+        at = None
+    version = at["version"] if at is not None else _version(response)
+    cutter = RowCutter(
+        format,
+        CHUNK_BYTES,
+        offset=0 if at is None else at["offset"],
+        columns=None if at is None else at.get("columns"),
+        encoding=response.charset or "utf-8",
+    )
+
+    def gathered(piece: Piece, *, full: bool) -> Gathered:
+        position = {"offset": piece.offset, "version": version, "columns": cutter.columns}
+        return Gathered(piece.rows, None if version is None else position, full)
+
+    async for data in response.content.iter_any():
+        for piece in await asyncio.to_thread(list, cutter.feed(data)):
+            await chunks.put(gathered(piece, full=True))
+    if (rest := cutter.end()) is not None:
+        await chunks.put(gathered(rest, full=False))
+
+
+def _version(response: ClientResponse) -> str | None:
+    """What says of a later answer that it has the same bytes; None where a part of them cannot be asked for."""
+    headers = response.headers
+    if response.method != "GET" or "Content-Encoding" in headers or headers.get("Accept-Ranges") != "bytes":
+        return None
+    tag = headers.get("ETag", "")
+    return tag if tag.startswith('"') else headers.get("Last-Modified")
 
 
 async def _read(response: ClientResponse, most: int) -> tuple[bytes, AsyncIterator[bytes] | None]:

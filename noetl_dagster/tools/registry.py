@@ -13,7 +13,7 @@ _TOOLS = {
     "container": ("commands.container", "ContainerTool"),
     "duckdb": ("sql.duckdb", "DuckdbTool"),
     "http": ("http", "HttpTool"),
-    "nats": ("nats", "NatsTool"),
+    "nats": ("nats.tool", "NatsTool"),
     "noop": ("noop", "NoopTool"),
     "playbook": ("playbook", "PlaybookTool"),
     "postgres": ("sql.postgres", "PostgresTool"),

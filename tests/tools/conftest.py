@@ -143,6 +143,37 @@ async def large(request: Request) -> Response:
     return StreamingResponse(chunks(), media_type="text/csv")
 
 
+async def rows(request: Request) -> Response:
+    """``count`` rows of some 1 KB as CSV or JSON lines; with ``ranges`` a part of them may be asked for.
+
+    ``cut`` ends the connection after so many bytes; ``tag`` says what version it is. The header ``X-Sent`` says where
+    the answer begins.
+    """
+    asked = request.query_params
+    text = "x" * 1000
+    if asked.get("as") == "csv":
+        body = "id,text\r\n" + "".join(f'{n},"{text}\r\n""{n}"""\r\n' for n in range(int(asked["count"])))
+    else:
+        body = "".join(f'{{"id": {n}, "text": "{text}"}}\n' for n in range(int(asked["count"])))
+    content, tag, headers = body.encode(), f'"{asked.get("tag", "1")}"', {}
+    start, status = 0, 200
+    if "ranges" in asked:
+        headers |= {"Accept-Ranges": "bytes", "ETag": tag}
+        if "range" in request.headers and request.headers["if-range"] == tag:
+            start, status = int(request.headers["range"].removeprefix("bytes=").removesuffix("-")), 206
+            headers["Content-Range"] = f"bytes {start}-{len(content) - 1}/{len(content)}"
+    stop = start + int(asked["cut"]) if "cut" in asked else len(content)
+
+    async def chunks() -> AsyncIterator[bytes]:
+        for place in range(start, stop, 50_000):
+            yield content[place : min(place + 50_000, stop)]
+        if "cut" in asked:
+            raise ConnectionResetError("as asked")
+
+    kind = "text/csv" if asked.get("as") == "csv" else "application/x-ndjson"
+    return StreamingResponse(chunks(), status, headers | {"X-Sent": str(start)}, media_type=kind)
+
+
 async def twice(request: Request) -> Response:
     answer = Response(
         b"\xe4", headers={"Content-Type": f"text/plain; charset={request.query_params['charset']}"}
@@ -165,6 +196,7 @@ def application() -> Starlette:
             Route("/moved/{code:int}", moved, methods=anything),
             Route("/forever", forever),
             Route("/large", large),
+            Route("/rows", rows),
             Route("/twice", twice),
             Route("/{path:path}", echo, methods=anything),
         ]

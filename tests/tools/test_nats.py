@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
+from nats.js.api import ConsumerConfig
 
 from noetl_dagster.errors import ToolError
 from noetl_dagster.tools.base import Toolbox
+from tests.tools.chunk_log import Killed, ListLog
+from tests.waiting import until
+
+MESSAGES = 1200
 
 
 @pytest.fixture
@@ -74,3 +81,94 @@ async def test_mistakes(run: Any, box: Toolbox) -> None:
             auth={"type": "nats", "url": "nats://127.0.0.1:1"},
         )
     assert caught.value.retryable
+
+
+@pytest.fixture
+async def stream(box: Toolbox, bucket: str) -> AsyncIterator[str]:
+    """A stream with 1200 messages ``{bucket}.a`` and ``{bucket}.b`` in turn."""
+    context = (await box.clients.nats()).jetstream()
+    await context.add_stream(name=bucket, subjects=[f"{bucket}.*"])
+    for n in range(MESSAGES):
+        await context.publish(f"{bucket}.{'ab'[n % 2]}", str(n).encode())
+    yield bucket
+    await context.delete_stream(bucket)
+
+
+async def test_messages_come_until_there_are_none(run: Any, stream: str) -> None:
+    every = (await run("nats", operation="subscribe", stream=stream, timeout=0.5)).data
+    some = await run("nats", operation="subscribe", subject=f"{stream}.b", start=11, max_messages=3)
+
+    assert [row["value"] for row in every] == list(range(MESSAGES))
+    assert [(row["subject"], row["sequence"], row["value"]) for row in some.data] == [
+        (f"{stream}.b", 12, 11),
+        (f"{stream}.b", 14, 13),
+        (f"{stream}.b", 16, 15),
+    ]
+    assert (await run("nats", operation="subscribe", stream=stream, start=5000, timeout=0.1)).data == []
+
+
+@pytest.mark.parametrize("durable", [None, "keeper"])
+async def test_a_subscription_goes_on_where_it_stopped(
+    run: Any, box: Toolbox, stream: str, durable: str | None
+) -> None:
+    given = {"operation": "subscribe", "stream": stream, "timeout": 0.5, "durable": durable}
+    context = (await box.clients.nats()).jetstream()
+    if durable is not None:
+        config = ConsumerConfig(durable_name=durable, ack_policy="explicit", ack_wait=2)
+        await context.add_consumer(stream, config)
+    log = box.chunks = ListLog(wanted=True)
+    log.stops_after = 2
+    with pytest.raises(Killed):
+        await run("nats", **given)
+    told = [row["value"] for rows in await log.rows(box) for row in rows]
+    assert told == list(range(len(told)))
+    assert 0 < len(told) < MESSAGES
+    log.stops_after = None
+    if durable is not None:
+        await asyncio.sleep(2.5)  # until messages that were not acknowledged come again
+
+    await run("nats", **given)
+
+    values = [row["value"] for rows in await log.rows(box) for row in rows]
+    assert sorted(values) == list(range(MESSAGES))
+    if durable is not None:
+        pending = (await context.consumer_info(stream, durable)).num_ack_pending
+        assert pending == 0
+        assert (await run("nats", **given | {"max_messages": 5})).ref  # nothing new: what the log says is all
+
+
+async def test_no_message_is_acknowledged_before_it_is_in_the_log(
+    run: Any, box: Toolbox, stream: str
+) -> None:
+    context = (await box.clients.nats()).jetstream()
+    log = box.chunks = ListLog(wanted=True, room=0)
+    running = asyncio.ensure_future(
+        run("nats", operation="subscribe", stream=stream, durable="d", timeout=0.5)
+    )
+    await until(lambda: len(log.chunks) == 1)  # written, and nobody has room for the next
+    before = await context.consumer_info(stream, "d")
+    await log.make_room(None)
+    await running
+    after = await context.consumer_info(stream, "d")
+
+    assert (before.ack_floor.stream_seq, after.ack_floor.stream_seq) == (0, MESSAGES)
+    log.chunks.clear()
+    assert (await run("nats", operation="subscribe", stream=stream, durable="d", timeout=0.2)).data == []
+
+
+async def test_a_subscription_says_what_it_needs(run: Any, box: Toolbox, stream: str) -> None:
+    context = (await box.clients.nats()).jetstream()
+    await context.add_consumer(
+        stream, ConsumerConfig(durable_name="one", ack_policy="explicit", max_ack_pending=1)
+    )
+
+    for given, message in [
+        ({}, "needs 'stream' or 'subject'"),
+        ({"stream": stream, "max_messages": "few"}, "max_messages 'few' is no number"),
+        ({"stream": stream, "durable": "one"}, "max_ack_pending 1"),
+    ]:
+        with pytest.raises(ToolError, match=message):
+            await run("nats", operation="subscribe", **given)
+    with pytest.raises(ToolError) as caught:
+        await run("nats", operation="subscribe", stream="no-such")
+    assert caught.value.code == "NOT_FOUND"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from noetl_dagster.tools.base import Toolbox, ToolCall, ToolResult
@@ -15,6 +16,7 @@ class ChunkedResult:
     Attributes:
         chunk_bytes: the size to gather for; 0 where a step takes every addition as a chunk of its own.
         position: where a producer that can seek goes on; None at the beginning, and for all others.
+        wanted: a step takes the chunks as they come, so that a small result is one too.
     """
 
     def __init__(self, call: ToolCall, box: Toolbox) -> None:
@@ -22,8 +24,8 @@ class ChunkedResult:
         self._box = box
         self._writer: ChunkWriter | None = None
         self._rest: Any = []
-        wanted = box.chunks is not None and box.chunks.wanted(call)
-        self.chunk_bytes = 0 if wanted else CHUNK_BYTES
+        self.wanted = box.chunks is not None and box.chunks.wanted(call)
+        self.chunk_bytes = 0 if self.wanted else CHUNK_BYTES
         self.position: Any = None
 
     async def seek(self) -> bool:
@@ -37,6 +39,11 @@ class ChunkedResult:
         self._writer = writer
         return not writer.is_whole
 
+    async def begin_again(self) -> None:
+        """Of a producer that cannot go on at ``position`` after all: what is stored is compared."""
+        self.position = None
+        self._writer = await ChunkWriter.open(self._call, self._box)
+
     async def put(self, chunk: Gathered) -> bool:
         """Stores a chunk, or keeps it where it is all; False when an earlier run has stored all that there is.
 
@@ -45,7 +52,7 @@ class ChunkedResult:
             StorageError: no tier took it.
         """
         if self._writer is None:
-            if not chunk.full:
+            if not (chunk.full or self.wanted):
                 self._rest = chunk.rows
                 return True
             self._writer = await ChunkWriter.open(self._call, self._box)
@@ -54,8 +61,16 @@ class ChunkedResult:
         await self._writer.put(chunk.rows, chunk.position)
         return True
 
-    async def result(self, **details: Any) -> ToolResult:
-        """All rows: as a value, a list or a table, when they were less than a chunk; else by reference."""
-        if self._writer is None:
-            return ToolResult(data=self._rest, details=details)
-        return ToolResult(ref=await self._writer.finish(), details=details)
+    async def result(
+        self, fields: Mapping[str, Any] | None = None, details: Mapping[str, Any] | None = None
+    ) -> ToolResult:
+        """All rows, as a value when they were less than a chunk, else by reference.
+
+        Args:
+            fields: the result is a mapping of them and the rows as its ``data``; else it is the rows, a list or table.
+            details: further parts of the envelope.
+        """
+        if self._writer is not None:
+            return ToolResult(ref=await self._writer.finish(fields), details=dict(details or {}))
+        data = self._rest if fields is None else {**fields, "data": self._rest}
+        return ToolResult(data=data, details=dict(details or {}))

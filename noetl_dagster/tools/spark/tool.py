@@ -38,6 +38,7 @@ from noetl_dagster.tools.python.tool import rendered_templates
 from noetl_dagster.tools.rows.jsonable import NotJsonableError, is_table, to_jsonable
 from noetl_dagster.tools.scripts import script_file
 from noetl_dagster.tools.spark.inputs import inputs_of, stored_inputs
+from noetl_dagster.tools.spark.parts import tell_parts, told_dataset
 from noetl_dagster.tools.spark.statements import split_spark_statements
 
 if TYPE_CHECKING:
@@ -120,7 +121,8 @@ class SparkTool(Tool):
     Output: a DataFrame becomes a dataset (``format``, ``partition_by``, ``tier``, ``options``), on tiers of
     single objects such as kv one Parquet object of at most ``max_rows``; a mapping with DataFrames in it
     becomes a mapping with references in their place, any other value stays as it is. With ``collect: true`` a
-    DataFrame gives ``{rows, row_count, columns}``, at most ``max_rows`` of them. The
+    DataFrame gives ``{rows, row_count, columns}``, at most ``max_rows`` of them. A step that takes chunks gets the
+    files of a dataset one by one, when Spark has written all of them. The
     envelope's ``spark`` says what it cost, see :func:`noetl_dagster.spark.metrics.metrics_of`.
 
     Raises ``ToolError``, retryable when an executor, the JVM or the connection was lost.
@@ -135,6 +137,10 @@ class SparkTool(Tool):
         from noetl_dagster.spark.metrics import InputBytes, ToldMetrics
 
         _check(call)
+        dataset, told = await told_dataset(call, box)
+        if dataset is not None:
+            await tell_parts(dataset, call, box, told)
+            return ToolResult(ref=dataset)
         stored = await stored_inputs(call, box)
         layout = _layout(call)
         if not call.config.get("collect"):
@@ -412,6 +418,7 @@ async def _published(produced: _Produced, work: _Work) -> ToolResult:
         produced.metrics["output_bytes"] = int(produced.metrics["output_bytes"]) + sum(single)
     details = {"spark": produced.metrics} if produced.metrics else {}
     if produced.only is not None:
+        await tell_parts(refs[produced.only], work.call, work.box)
         return ToolResult(ref=refs[produced.only], details=details)
     if not refs:
         return ToolResult(data=produced.value, details=details)

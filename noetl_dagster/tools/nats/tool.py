@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-import base64
 from collections.abc import Awaitable, Callable, Mapping
 from enum import StrEnum
 from typing import Any, TypeVar
 
 import nats.errors
 import nats.js.errors
-import orjson
 from nats.aio.client import Client as NatsClient
 
 from noetl_dagster.errors import CredentialError, ErrorKind, ServiceError, ToolError, kind_of, kind_of_status
 from noetl_dagster.tools.access.credentials import CredentialType
 from noetl_dagster.tools.base import Tool, Toolbox, ToolCall, ToolResult
-from noetl_dagster.tools.rows.jsonable import to_jsonable
+from noetl_dagster.tools.nats.subscription import subscribe
+from noetl_dagster.tools.nats.values import decoded, encoded
 
 T = TypeVar("T")
 
@@ -30,6 +29,7 @@ class NatsOperation(StrEnum):
     PUBLISH = "publish"
     OBJECT_PUT = "object_put"
     OBJECT_GET = "object_get"
+    SUBSCRIBE = "subscribe"
 
 
 class NatsTool(Tool):
@@ -40,7 +40,13 @@ class NatsTool(Tool):
     ``ack: true`` JetStream confirms it); ``auth`` (a nats credential; default: the settings' server). A put
     makes a missing bucket; ``ttl`` seconds then bounds the age of its entries.
 
+    subscribe takes the messages of a JetStream ``stream``, those with ``subject`` where that is given, until there are
+    ``max_messages`` or none has come for ``timeout`` seconds (5): from ``start``, a sequence number (1), on, and after
+    a restart from where it stopped. With ``durable``, the name of a consumer, which is made where it is missing, each
+    message is acknowledged when its chunk is in the log.
+
     Output:
+        subscribe a list of ``{subject, sequence, time, value}``, with ``headers`` where there are some;
         kv_get ``{key, value, revision, found}``, kv_put ``{key, revision}``, kv_delete ``{key, deleted}``,
         kv_keys ``{keys, count}``, publish ``{subject, bytes}`` and with ``ack`` ``stream`` and ``sequence``,
         object_put ``{key, size, digest}``, object_get ``{key, value, size}``. A value that is JSON comes back
@@ -56,6 +62,8 @@ class NatsTool(Tool):
         try:
             credential = await box.credentials.resolve(call.auth, CredentialType.NATS)
             client = await box.clients.nats(credential)
+            if operation is NatsOperation.SUBSCRIBE:
+                return await subscribe(client, call, box)
             return ToolResult(data=await _OPERATIONS[operation](client, call))
         except CredentialError as error:
             message = f"nats in step {call.step}: {error}"
@@ -151,25 +159,6 @@ _OPERATIONS: Mapping[NatsOperation, Callable[[NatsClient, ToolCall], Awaitable[d
     NatsOperation.OBJECT_PUT: _object_put,
     NatsOperation.OBJECT_GET: _object_get,
 }
-
-
-def encoded(value: Any) -> bytes:
-    """Text as it is, bytes as they are, everything else as JSON."""
-    if isinstance(value, bytes):
-        return value
-    return value.encode() if isinstance(value, str) else orjson.dumps(to_jsonable(value, "value"))
-
-
-def decoded(content: bytes) -> dict[str, Any]:
-    """``{value}`` or ``{value, encoding: base64}`` of stored bytes."""
-    try:
-        return {"value": orjson.loads(content)}
-    except orjson.JSONDecodeError:
-        pass
-    try:
-        return {"value": content.decode()}
-    except UnicodeDecodeError:
-        return {"value": base64.b64encode(content).decode(), "encoding": "base64"}
 
 
 def _operation(call: ToolCall) -> NatsOperation:

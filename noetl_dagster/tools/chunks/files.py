@@ -1,0 +1,112 @@
+"""Files of rows in a mount or a store of objects, read chunk by chunk."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+from noetl_dagster.errors import ReferenceNotAvailableError
+from noetl_dagster.storage import locations
+from noetl_dagster.tools.base import Toolbox, ToolCall, ToolResult
+from noetl_dagster.tools.chunks.gather import CHUNK_BYTES, Gathered, Gathering
+from noetl_dagster.tools.chunks.result import ChunkedResult
+from noetl_dagster.tools.rows.cut import CUT_FORMATS, RowCutter
+from noetl_dagster.tools.rows.formats import RowFormat
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+CHUNKED_FORMATS = CUT_FORMATS | {RowFormat.PARQUET}
+_READ_BYTES = 1 << 20
+_BATCH_ROWS = 1024
+
+
+async def file_rows(uri: str, format: RowFormat, call: ToolCall, box: Toolbox) -> ToolResult:
+    """The rows of a file: a list, of Parquet a table; by reference where they are more than a chunk.
+
+    After a restart it is read from where the stored chunks end, unless it has changed; then they are compared.
+
+    Args:
+        format: one of ``CHUNKED_FORMATS``.
+
+    Raises:
+        StorageError: it is not there, or cannot be read.
+        ToolError: it is not of the format, or has changed.
+    """
+    chunks = ChunkedResult(call, box)
+    if not await chunks.seek():
+        return await chunks.result()
+    file = await asyncio.to_thread(_File, uri, box)
+    try:
+        if chunks.position is not None and chunks.position["version"] != file.version:
+            await chunks.begin_again()
+        pieces = file.tables if format is RowFormat.PARQUET else file.pieces
+        found = pieces(format, chunks.position or {})
+        while (chunk := await asyncio.to_thread(next, found, None)) is not None:
+            await chunks.put(chunk)
+        return await chunks.result()
+    finally:
+        await asyncio.to_thread(file.close)
+
+
+class _File:
+    """An open file.
+
+    Attributes:
+        version: another one when its bytes have changed: its size and when it was written.
+    """
+
+    def __init__(self, uri: str, box: Toolbox) -> None:
+        self._filesystem, path = locations.arrow_filesystem(box.settings, uri)
+        info = self._filesystem.get_file_info(path)
+        if not info.is_file:
+            raise ReferenceNotAvailableError(f"no file is at {uri}")
+        self.version = f"{info.size}-{info.mtime_ns}"
+        self._file = self._filesystem.open_input_file(path)
+
+    def close(self) -> None:
+        self._file.close()
+
+    def pieces(self, format: RowFormat, position: dict[str, Any]) -> Iterator[Gathered]:
+        """The chunks of a file of text, from the bytes that a position names."""
+        offset = position.get("offset", 0)
+        cutter = RowCutter(format, CHUNK_BYTES, offset=offset, columns=position.get("columns"))
+        self._file.seek(offset)
+        while data := self._file.read(_READ_BYTES):
+            for piece in cutter.feed(data):
+                at = {"version": self.version, "offset": piece.offset, "columns": cutter.columns}
+                yield Gathered(piece.rows, at)
+        if (rest := cutter.end()) is not None:
+            yield Gathered(rest.rows, full=False)
+
+    def tables(self, format: RowFormat, position: dict[str, Any]) -> Iterator[Gathered]:
+        """The chunks of a Parquet file, from the row that a position names."""
+        import pyarrow as pa
+        import pyarrow.parquet as pq
+
+        gathering = Gathering(CHUNK_BYTES)
+        row = position.get("row", 0)
+        file = pq.ParquetFile(self._file, pre_buffer=False)
+        if file.metadata.num_rows == 0:
+            yield Gathered(file.schema_arrow.empty_table(), full=False)
+        for batch in self._batches(file, row):
+            row += batch.num_rows
+            table = pa.Table.from_batches([batch])
+            yield from gathering.add(table, {"version": self.version, "row": row})
+        if (rest := gathering.rest()) is not None:
+            yield rest
+
+    def _batches(self, file: pq.ParquetFile, start: int) -> Iterator[pa.RecordBatch]:
+        """The batches from a row on; groups of rows before it are not read."""
+        metadata, group = file.metadata, 0
+        while group < metadata.num_row_groups and metadata.row_group(group).num_rows <= start:
+            start -= metadata.row_group(group).num_rows
+            group += 1
+        groups = list(range(group, metadata.num_row_groups))
+        for batch in file.iter_batches(_BATCH_ROWS, row_groups=groups):
+            skipped = min(start, batch.num_rows)
+            start -= skipped
+            if skipped < batch.num_rows:
+                yield batch.slice(skipped)

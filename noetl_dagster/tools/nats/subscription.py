@@ -1,0 +1,247 @@
+"""``operation: subscribe``: messages of a stream as rows, until there are enough or none comes any more."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from typing import Any
+
+import nats.errors
+import nats.js.errors
+from nats.aio.client import Client as NatsClient
+from nats.aio.msg import Msg
+from nats.js.api import AckPolicy, ConsumerConfig, DeliverPolicy
+from nats.js.client import JetStreamContext
+
+from noetl_dagster.errors import ToolError
+from noetl_dagster.tools.base import Toolbox, ToolCall, ToolResult
+from noetl_dagster.tools.chunks.gather import Gathered, Gathering
+from noetl_dagster.tools.chunks.result import ChunkedResult
+from noetl_dagster.tools.nats.values import decoded
+
+BATCH = 500
+"""Messages that are asked for at once."""
+
+IDLE_SECONDS = 5.0
+"""Without a message, after which a subscription ends unless ``timeout`` says otherwise."""
+
+KEPT_SECONDS = 600.0
+"""For which the server keeps a consumer of ours that asks for nothing, since its chunks wait for room."""
+
+ACK_SECONDS = 10.0
+
+UNACKED_CHUNKS = 3
+"""One that is told of, one that waits for what follows it, one that is being gathered."""
+
+
+async def subscribe(client: NatsClient, call: ToolCall, box: Toolbox) -> ToolResult:
+    """Takes the messages of one call.
+
+    Raises:
+        ToolError: a field is missing or wrong.
+        nats.errors.Error: there is no such stream, or the connection is lost.
+    """
+    durable = call.config.get("durable")
+    chunks = ChunkedResult(call, box)
+    if not await chunks.seek():
+        return await chunks.result()
+    if durable:
+        return await _AckedMessages(client, call, chunks, str(durable)).take()
+    return await _Messages(client, call, chunks).take()
+
+
+class _Messages:
+    """Messages from a place in their stream on; nothing is acknowledged, and nobody else sees a difference."""
+
+    def __init__(self, client: NatsClient, call: ToolCall, chunks: ChunkedResult) -> None:
+        self._call = call
+        self._context = client.jetstream()
+        self._chunks = chunks
+        self._end = _End(client, call, (chunks.position or {}).get("messages", 0))
+        self._gathering = Gathering(chunks.chunk_bytes)
+
+    async def take(self) -> ToolResult:
+        position = self._chunks.position
+        start = _start(self._call) if position is None else int(position["sequence"]) + 1
+        while self._end.is_open:
+            start = await self._from(start)
+        if (rest := self._gathering.rest()) is not None:
+            await self._chunks.put(rest)
+        return await self._chunks.result()
+
+    async def _from(self, start: int) -> int:
+        """Takes messages until the end, or until the server may have forgotten the consumer; gives the next."""
+        config = ConsumerConfig(
+            ack_policy=AckPolicy.NONE,
+            deliver_policy=DeliverPolicy.BY_START_SEQUENCE,
+            opt_start_seq=start,
+            inactive_threshold=KEPT_SECONDS,
+        )
+        subject, stream = await _source(self._call, self._context)
+        pull = await self._context.pull_subscribe(subject, stream=stream, config=config)
+        try:
+            while messages := await self._end.fetched(pull, BATCH):
+                asked = time.monotonic()
+                self._end.taken += len(messages)
+                start = messages[-1].metadata.sequence.stream + 1
+                position = {"sequence": start - 1, "messages": self._end.taken}
+                for chunk in self._gathering.add([_row(message) for message in messages], position):
+                    await self._chunks.put(chunk)
+                if time.monotonic() - asked > KEPT_SECONDS / 2:
+                    break
+            return start
+        finally:
+            await _forgotten(pull, self._context, stream)
+
+
+class _AckedMessages:
+    """Messages of a durable consumer, each acknowledged when its chunk is in the log.
+
+    One that was in the log when the process ended and is not acknowledged comes again, and is only acknowledged.
+    """
+
+    def __init__(self, client: NatsClient, call: ToolCall, chunks: ChunkedResult, durable: str) -> None:
+        self._client = client
+        self._context = client.jetstream()
+        self._call = call
+        self._chunks = chunks
+        self._durable = durable
+        position = chunks.position or {}
+        self._end = _End(client, call, position.get("messages", 0))
+        self._told = set(position.get("sequences", ()))  # of the latest chunk that is in the log
+        self._waiting: list[Msg] = []  # of the one that is stored after it
+
+    async def take(self) -> ToolResult:
+        subject, stream = await _source(self._call, self._context)
+        pull = await self._context.pull_subscribe(subject, durable=self._durable, stream=stream)
+        try:
+            size = await self._size(pull)
+            messages: list[Msg] = []
+            while came := await self._end.fetched(pull, size - len(messages)):
+                messages += await self._new(came, messages)
+                if messages and (len(messages) >= size or self._chunks.wanted):
+                    await self._put(messages)
+                    messages = []
+            if messages:
+                await self._put(messages)
+            result = await self._chunks.result()
+            await self._acknowledge(self._waiting)
+            return result
+        finally:
+            with suppress(nats.errors.Error):
+                await pull.unsubscribe()
+
+    async def _new(self, came: Sequence[Msg], messages: Sequence[Msg]) -> list[Msg]:
+        """Those that this call has not taken yet."""
+        await self._acknowledge([message for message in came if _sequence(message) in self._told])
+        known = self._told.union(map(_sequence, self._waiting), map(_sequence, messages))
+        new = [message for message in came if _sequence(message) not in known]
+        self._end.taken += len(new)
+        return new
+
+    async def _put(self, messages: list[Msg]) -> None:
+        """Stores a chunk, with which the one before it is in the log."""
+        position = {"sequences": list(map(_sequence, messages)), "messages": self._end.taken}
+        await self._chunks.put(Gathered([_row(message) for message in messages], position))
+        await self._acknowledge(self._waiting)
+        self._told = set(map(_sequence, self._waiting))
+        self._waiting = messages
+
+    async def _acknowledge(self, messages: Sequence[Msg]) -> None:
+        """Returns when the server knows."""
+        answers = (
+            self._client.request(message.reply, Msg.Ack.Ack, timeout=ACK_SECONDS) for message in messages
+        )
+        await asyncio.gather(*answers)
+
+    async def _size(self, pull: JetStreamContext.PullSubscription) -> int:
+        """Messages of a chunk: the server gives no more while too many are not acknowledged."""
+        pending = (await pull.consumer_info()).config.max_ack_pending or 0
+        if 0 < pending < UNACKED_CHUNKS:
+            raise ToolError(
+                f"nats in step {self._call.step}: consumer {self._durable} has max_ack_pending {pending}; "
+                f"a subscription needs at least {UNACKED_CHUNKS}",
+                kind="schema",
+            )
+        return min(BATCH, pending // UNACKED_CHUNKS) if pending > 0 else BATCH
+
+
+class _End:
+    """When a subscription is over.
+
+    Attributes:
+        taken: messages so far, those of earlier runs included.
+    """
+
+    def __init__(self, client: NatsClient, call: ToolCall, taken: int) -> None:
+        self.taken = taken
+        self._client = client
+        self._most = _number(call, "max_messages", None)
+        self._seconds = float(_number(call, "timeout", IDLE_SECONDS) or 0)
+        self._idle = False
+
+    @property
+    def is_open(self) -> bool:
+        return not self._idle and (self._most is None or self.taken < self._most)
+
+    async def fetched(self, pull: JetStreamContext.PullSubscription, size: int) -> list[Msg]:
+        """Some messages; none when it is over."""
+        if not self.is_open:
+            return []
+        wanted = size if self._most is None else min(size, int(self._most) - self.taken)
+        try:
+            return list(await pull.fetch(wanted, timeout=self._seconds))
+        except TimeoutError:
+            if not self._client.is_connected:  # what comes is not seen
+                raise nats.errors.ConnectionClosedError from None
+            self._idle = True
+            return []
+
+
+async def _source(call: ToolCall, context: JetStreamContext) -> tuple[str, str]:
+    """Subject and stream of the messages."""
+    subject, stream = call.config.get("subject"), call.config.get("stream")
+    if not (subject or stream):
+        raise ToolError(f"nats in step {call.step}: subscribe needs 'stream' or 'subject'", kind="schema")
+    if not stream:
+        stream = await context.find_stream_name_by_subject(str(subject))
+    return str(subject or ">"), str(stream)
+
+
+async def _forgotten(pull: JetStreamContext.PullSubscription, context: JetStreamContext, stream: str) -> None:
+    """Ends a consumer that has no name of its own; the server does so by and by where this does not succeed."""
+    with suppress(nats.errors.Error):
+        consumer = (await pull.consumer_info()).name
+        await pull.unsubscribe()
+        await context.delete_consumer(stream, consumer)
+
+
+def _row(message: Msg) -> dict[str, Any]:
+    row = {
+        "subject": message.subject,
+        "sequence": _sequence(message),
+        "time": message.metadata.timestamp.isoformat(),
+        **decoded(message.data),
+    }
+    return row | ({"headers": dict(message.headers)} if message.headers else {})
+
+
+def _sequence(message: Msg) -> int:
+    return int(message.metadata.sequence.stream)
+
+
+def _start(call: ToolCall) -> int:
+    return int(_number(call, "start", 1) or 1)
+
+
+def _number(call: ToolCall, name: str, default: float | None) -> float | None:
+    given = call.config.get(name)
+    try:
+        number = default if given is None else float(given)
+    except (TypeError, ValueError):
+        number = -1
+    if number is not None and number < 0:
+        raise ToolError(f"nats in step {call.step}: {name} {given!r} is no number from 0 on", kind="schema")
+    return number

@@ -1,0 +1,164 @@
+"""Files and stored results in chunks."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+from uuid import uuid4
+
+import obstore
+import orjson
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from noetl_dagster.errors import ToolError
+from noetl_dagster.settings import Settings
+from noetl_dagster.storage import locations
+from noetl_dagster.tools.base import Toolbox
+from tests.tools.chunk_log import Killed, ListLog, rows_of
+
+ROWS = 12_000  # of 1 KB: three chunks
+FORMATS = ["jsonl", "csv", "parquet"]
+every = pytest.mark.parametrize("format", FORMATS)
+
+
+@pytest.fixture
+def mount(settings: Settings) -> Path:
+    assert settings.pvc_mount_path is not None
+    path = Path(settings.pvc_mount_path)
+    path.mkdir(parents=True, exist_ok=True)
+    return path
+
+
+def write(path: Path, rows: int = ROWS, first: int = 0) -> Path:
+    text = "x" * 1000
+    records = [{"id": n, "text": text} for n in range(first, first + rows)]
+    match path.suffix:
+        case ".jsonl":
+            path.write_bytes(b"\n".join(map(orjson.dumps, records)))
+        case ".csv":
+            path.write_text("id,text\n" + "".join(f"{n},{text}\n" for n in range(first, first + rows)))
+        case _:
+            table = pa.Table.from_pylist(records, schema=pa.schema({"id": pa.int64(), "text": pa.string()}))
+            pq.write_table(table, path, row_group_size=5000)
+    return path
+
+
+async def ids(log: ListLog, box: Toolbox) -> list[int]:
+    return [int(row["id"]) for rows in await log.rows(box) for row in rows]
+
+
+@every
+async def test_a_file_comes_in_chunks(run: Any, box: Toolbox, mount: Path, format: str) -> None:
+    log = box.chunks = ListLog()
+    path = write(mount / f"rows.{format}")
+
+    result = await run("artifact", uri=str(path), format=format)
+
+    assert await ids(log, box) == list(range(ROWS))
+    assert len(log.chunks) >= 3
+    value = await box.results.get(result.ref)
+    assert isinstance(value, pa.Table) == (format == "parquet")
+    assert [int(row["id"]) for row in rows_of(value)] == list(range(ROWS))
+
+
+@every
+async def test_an_object_does_too(run: Any, box: Toolbox, mount: Path, format: str) -> None:
+    log = box.chunks = ListLog(wanted=True)
+    uri = f"s3://{box.settings.minio_bucket}/files/{uuid4().hex}.{format}"
+    store = locations.object_store(box.settings, uri)
+    await obstore.put_async(store, locations.object_key(uri), write(mount / f"rows.{format}"))
+
+    await run("artifact", uri=uri)
+
+    assert await ids(log, box) == list(range(ROWS))
+
+
+@every
+async def test_small_files_are_what_they_were(run: Any, box: Toolbox, mount: Path, format: str) -> None:
+    log = box.chunks = ListLog()
+    path = write(mount / f"rows.{format}", 2)
+
+    value = (await run("artifact", uri=str(path))).data
+    rows = (await run("artifact", uri=str(path), format=format)).data
+
+    assert value.num_rows == 2 if format == "parquet" else value == path.read_text()
+    assert [int(row["id"]) for row in rows_of(rows)] == [0, 1]
+    assert log.chunks == []
+    empty = (await run("artifact", uri=str(write(mount / f"none.{format}", 0)), format=format)).data
+    assert rows_of(empty) == []
+
+
+@every
+async def test_reading_goes_on_where_it_stopped(
+    run: Any, box: Toolbox, mount: Path, format: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log = box.chunks = ListLog(wanted=True)
+    path = write(mount / f"rows.{format}")
+    log.stops_after = 1
+    with pytest.raises(Killed):
+        await run("artifact", uri=str(path))
+    log.stops_after = None
+    compared = _told_of(box, monkeypatch)
+
+    await run("artifact", uri=str(path))
+
+    assert await ids(log, box) == list(range(ROWS))
+    assert min(compared) == 1, "the first chunk is not read again"
+
+
+@every
+async def test_a_file_that_has_changed_is_not_gone_on_with(
+    run: Any, box: Toolbox, mount: Path, format: str
+) -> None:
+    log = box.chunks = ListLog(wanted=True)
+    path = write(mount / f"rows.{format}")
+    log.stops_after = 1
+    with pytest.raises(Killed):
+        await run("artifact", uri=str(path))
+    log.stops_after = None
+    write(path, first=1)
+
+    with pytest.raises(ToolError, match="chunk 0 is not what it was"):
+        await run("artifact", uri=str(path))
+
+
+async def test_the_parts_of_a_stored_result_are_its_chunks(run: Any, box: Toolbox) -> None:
+    parts = [
+        await box.results.put([n, n], execution_id=7001, step="made", name=f"part-{n}") for n in range(3)
+    ]
+    whole = await box.results.manifest(7001, "made", "whole", parts, "concat")
+    each = await box.results.manifest(7001, "made", "each", parts, "append")
+    log = box.chunks = ListLog(wanted=True)
+    log.stops_after = 2
+    with pytest.raises(Killed):
+        await run("artifact", ref=whole.ref)
+    log.stops_after = None
+
+    await run("artifact", ref=whole.ref)
+
+    assert await log.rows(box) == [[0, 0], [1, 1], [2, 2]]
+    assert [chunk.more for chunk in log.chunks] == [True, True, False]
+    log.chunks.clear()
+    await run("artifact", ref=each.ref)
+    assert await log.rows(box) == [[[0, 0], [1, 1], [2, 2]]]
+
+
+async def test_a_file_that_is_not_there(run: Any, mount: Path) -> None:
+    with pytest.raises(ToolError) as caught:
+        await run("artifact", uri=str(mount / "none.parquet"))
+
+    assert caught.value.code == "REFERENCE_NOT_AVAILABLE"
+
+
+def _told_of(box: Toolbox, monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The places of chunks that are stored from now on."""
+    put, places = box.results.put, []
+
+    async def watched(value: Any, **kept: Any) -> Any:
+        places.append(int(kept["name"].rpartition("-")[2]))
+        return await put(value, **kept)
+
+    monkeypatch.setattr(box.results, "put", watched)
+    return places

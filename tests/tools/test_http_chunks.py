@@ -1,0 +1,207 @@
+"""Bodies of rows: cut into chunks as they come, and on from where they broke off."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from noetl_dagster.errors import ToolError
+from noetl_dagster.tools.base import Toolbox
+from noetl_dagster.tools.rows.cut import Piece, RowCutter
+from noetl_dagster.tools.rows.formats import RowFormat
+from tests.tools.chunk_log import Killed, ListLog
+from tests.waiting import until
+
+ROWS = 12_000  # some 12 MB: three chunks
+both = pytest.mark.parametrize("kind", ["csv", "jsonl"])
+
+
+def asked(kind: str, **more: Any) -> dict[str, Any]:
+    return {"as": kind, "count": ROWS, **more}
+
+
+async def ids(log: ListLog, box: Toolbox) -> list[int]:
+    return [int(row["id"]) for rows in await log.rows(box) for row in rows]
+
+
+@both
+async def test_a_small_body_of_rows_is_a_list(run: Any, server: str, kind: str) -> None:
+    result = await run("http", url=f"{server}/rows", params={"as": kind, "count": 2}, format=kind)
+
+    assert (result.data["status_code"], len(result.data["data"])) == (200, 2)
+    assert [str(row["id"]) for row in result.data["data"]] == ["0", "1"]
+    assert result.details["http"]["status"] == 200
+
+
+@both
+async def test_a_large_one_is_stored_in_chunks(run: Any, box: Toolbox, server: str, kind: str) -> None:
+    log = box.chunks = ListLog()
+
+    result = await run("http", url=f"{server}/rows", params=asked(kind), format=kind)
+
+    assert await ids(log, box) == list(range(ROWS))
+    assert len(log.chunks) == 3
+    assert result.ref.rows == ROWS
+
+
+async def test_a_body_is_what_it_was_where_nobody_speaks_of_rows(run: Any, box: Toolbox, server: str) -> None:
+    log = box.chunks = ListLog()
+    box.settings = box.settings.model_copy(update={"http_body_bytes": 1_000_000})
+
+    small = await run("http", url=f"{server}/rows", params={"as": "jsonl", "count": 2})
+    large = await run("http", url=f"{server}/rows", params=asked("jsonl"))
+
+    assert small.data["data"].count("\n") == 2
+    assert large.data["encoding"] == "reference"
+    assert log.chunks == []
+
+
+@both
+async def test_a_step_that_takes_chunks_gets_rows_of_what_its_type_says_has_some(
+    run: Any, box: Toolbox, server: str, kind: str
+) -> None:
+    log = box.chunks = ListLog(wanted=True)
+
+    await run("http", url=f"{server}/rows", params={"as": kind, "count": 3})
+
+    assert await ids(log, box) == [0, 1, 2]
+    assert [chunk.more for chunk in log.chunks] == [False]
+
+
+@both
+async def test_the_rest_is_asked_for_after_a_restart(run: Any, box: Toolbox, server: str, kind: str) -> None:
+    log = box.chunks = ListLog(wanted=True)
+    log.stops_after = 1
+    with pytest.raises(Killed):
+        await run("http", url=f"{server}/rows", params=asked(kind, ranges=1))
+    log.stops_after = None
+
+    result = await run("http", url=f"{server}/rows", params=asked(kind, ranges=1))
+
+    assert await ids(log, box) == list(range(ROWS))
+    assert len(log.chunks) == 3
+    assert result.details["http"]["status"] == 200
+    assert int(result.details["http"]["headers"]["x-sent"]) == log.chunks[0].position["offset"] > 4_000_000
+
+
+@both
+async def test_a_broken_connection_leaves_what_was_told(
+    run: Any, box: Toolbox, server: str, kind: str
+) -> None:
+    log = box.chunks = ListLog(wanted=True)
+    url = f"{server}/rows"
+    with pytest.raises(ToolError) as caught:
+        await run("http", url=url, params=asked(kind, ranges=1, cut=9_000_000))
+
+    assert caught.value.retryable
+    assert [chunk.more for chunk in log.chunks] == [True]
+    await run("http", url=url, params=asked(kind, ranges=1))
+    assert await ids(log, box) == list(range(ROWS))
+
+
+@both
+async def test_without_ranges_it_is_read_again_and_compared(
+    run: Any, box: Toolbox, server: str, kind: str
+) -> None:
+    log = box.chunks = ListLog(wanted=True)
+    log.stops_after = 2
+    with pytest.raises(Killed):
+        await run("http", url=f"{server}/rows", params=asked(kind))
+    log.stops_after = None
+
+    result = await run("http", url=f"{server}/rows", params=asked(kind))
+
+    assert result.details["http"]["headers"]["x-sent"] == "0"
+    assert await ids(log, box) == list(range(ROWS))
+
+
+async def test_another_version_is_read_from_its_beginning(run: Any, box: Toolbox, server: str) -> None:
+    log = box.chunks = ListLog(wanted=True)
+    log.stops_after = 1
+    with pytest.raises(Killed):
+        await run("http", url=f"{server}/rows", params=asked("jsonl", ranges=1))
+    log.stops_after = None
+
+    with pytest.raises(ToolError, match="is not what it was"):
+        await run("http", url=f"{server}/rows", params=asked("csv", ranges=1, tag=2))
+
+
+async def test_reading_waits_for_room(run: Any, box: Toolbox, server: str) -> None:
+    log = box.chunks = ListLog(wanted=True, room=0)
+    running = asyncio.ensure_future(run("http", url=f"{server}/rows", params=asked("jsonl"), timeout=1))
+    await until(lambda: len(log.chunks) == 1)
+    await asyncio.sleep(1.5)  # longer than the server may take for a part of its answer
+    assert len(log.chunks) == 1
+
+    await log.make_room(None)
+    await running
+    assert await ids(log, box) == list(range(ROWS))
+
+
+async def test_formats_of_no_rows_are_refused(run: Any, server: str) -> None:
+    with pytest.raises(ToolError, match="rows come in format csv or jsonl, not parquet"):
+        await run("http", url=f"{server}/rows", format="parquet")
+    with pytest.raises(ToolError, match="a line after byte 0 is no JSON"):
+        await run("http", url=f"{server}/text", format="jsonl")
+
+
+QUOTED = '\ufeffid,text\r\n1,"a\r\nb, ""c"""\r\n\r\n2,\r\n3\r\n4,é'.encode()
+LINES = b'{"id": 1}\n\n{"id": "\\n"}\r\n[2]\n"x"'
+
+
+@pytest.mark.parametrize(
+    ("format", "content", "rows"),
+    [
+        (
+            RowFormat.CSV,
+            QUOTED,
+            [
+                {"id": "1", "text": 'a\r\nb, "c"'},
+                {"id": "2", "text": None},
+                {"id": "3", "text": None},
+                {"id": "4", "text": "é"},
+            ],
+        ),
+        (RowFormat.JSONL, LINES, [{"id": 1}, {"id": "\n"}, [2], "x"]),
+    ],
+)
+@pytest.mark.parametrize("size", [1, 12, 1000])
+def test_pieces_are_the_same_however_the_bytes_come(
+    format: RowFormat, content: bytes, rows: list[Any], size: int
+) -> None:
+    def pieces(step: int, offset: int = 0, columns: list[str] | None = None) -> list[Piece]:
+        cutter = RowCutter(format, size, offset=offset, columns=columns)
+        found = [
+            piece
+            for start in range(offset, len(content), step)
+            for piece in cutter.feed(content[start : start + step])
+        ]
+        return [*found, *filter(None, [cutter.end()])]
+
+    whole = pieces(len(content))
+
+    assert [row for piece in whole for row in piece.rows] == rows
+    for step in range(1, 20):
+        assert pieces(step) == whole
+    columns = ["id", "text"] if format is RowFormat.CSV else None
+    for place, piece in enumerate(whole):
+        assert pieces(5, piece.offset, columns) == whole[place + 1 :]
+
+
+@pytest.mark.parametrize(
+    ("format", "content", "message"),
+    [
+        (RowFormat.JSONL, b'{"a": 1}\n{"b"\n', 'is no JSON .*: {"b"'),
+        (RowFormat.JSONL, b"1,2\n", "is no JSON"),
+        (RowFormat.CSV, b"a,b\n1,2,3\n", "3 values for 2 columns"),
+        (RowFormat.CSV, b"a\n\xff\n", "no CSV from byte 0 on"),
+        (RowFormat.CSV, b'a\n"' + b"x\n" * (17 << 20), "quote that is never closed"),
+    ],
+)
+def test_what_is_not_of_the_format_is_refused(format: RowFormat, content: bytes, message: str) -> None:
+    cutter = RowCutter(format, 1000)
+
+    with pytest.raises(ToolError, match=message):
+        [*cutter.feed(content), cutter.end()]
