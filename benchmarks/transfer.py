@@ -37,7 +37,7 @@ from noetl_dagster.tools.base import Toolbox, ToolCall
 from noetl_dagster.tools.transfer.tool import TransferTool
 
 GOAL = 0.5
-ROWS_A_PAGE = 10_000_000
+ROWS_A_PAGE = 20_000
 MAKE = """
 CREATE TABLE bench_source AS
 SELECT n AS id, 'patient ' || n || ', ward "' || n % 7 || '"' AS name, n * 1.25::float8 AS weight,
@@ -184,11 +184,7 @@ async def measure(contest: Contest, bucket: str, rounds: int, only: str) -> None
     away = {"path": f"s3://{bucket}/bench/rows.parquet"}
     with pages_served(lines) as url:
         lines.clear()
-        paged = {
-            "kind": "http",
-            "url": url,
-            "rows": "data",
-        }
+        paged = {"kind": "http", "url": url, "rows": "data", "paging": {"next": "next", "param": "page"}}
         paths: dict[str, tuple[Action, Action]] = {
             "postgres -> postgres": (lambda: contest.transfer(table, target), contest.copy_through),
             "postgres -> parquet in the object store": (
@@ -200,9 +196,7 @@ async def measure(contest: Contest, bucket: str, rounds: int, only: str) -> None
                 contest.copy_in,
             ),
             "duckdb -> postgres": (
-                lambda: contest.transfer(
-                    {"kind": "duckdb", "database": "rows.db", "table": "rows"}, target
-                ),
+                lambda: contest.transfer({"kind": "duckdb", "database": "rows.db", "table": "rows"}, target),
                 contest.copy_in,
             ),
             "csv -> postgres": (lambda: contest.transfer({"path": "rows.csv"}, target), contest.copy_in),

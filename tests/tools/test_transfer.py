@@ -39,7 +39,15 @@ async def test_postgres_to_postgres_keeps_every_type(run: Any, source: asyncpg.P
         await run("transfer", source={"kind": "postgres", "table": "source"}, target=PG, chunk_size=1000)
     ).data
 
-    assert data == {"rows": 2500, "chunks": 3, "mode": "append", "source": "postgres", "target": "postgres"}
+    assert data == {
+        "rows": 2500,
+        "chunks": 3,
+        "mode": "append",
+        "source": "postgres",
+        "target": "postgres",
+        "checksum": None,
+        "verified": {"by": "rows", "read": 2500, "written": 2500},
+    }
     assert await source.fetchval(SAME) == 0
 
 

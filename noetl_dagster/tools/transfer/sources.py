@@ -1,121 +1,127 @@
-"""Where a transfer reads: PostgreSQL, DuckDB, files and objects, http, results by reference."""
+"""Where a transfer reads: opens the source of each kind of place; DuckDB and results by reference."""
 
 from __future__ import annotations
 
 import asyncio
-import tempfile
-from collections.abc import AsyncIterator, Iterator
-from dataclasses import replace
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
 import duckdb
-import obstore
+import pyarrow as pa
 
 from noetl_dagster.errors import ToolError
 from noetl_dagster.playbook.templates.sql_filters import sql_identifier
 from noetl_dagster.tools.base import Toolbox, ToolCall
-from noetl_dagster.tools.http import HttpTool
 from noetl_dagster.tools.references import as_result_ref
-from noetl_dagster.tools.rows.files import Row, in_chunks, read_file
-from noetl_dagster.tools.rows.formats import row_format
-from noetl_dagster.tools.rows.inside import rows_of
-from noetl_dagster.tools.sql.cursor import read_rows
+from noetl_dagster.tools.rows.files import Row
 from noetl_dagster.tools.sql.percent import without_percent
 from noetl_dagster.tools.sql.statements import BoundStatement, bind
+from noetl_dagster.tools.sql.tables import listed
 from noetl_dagster.tools.sql.views import mount_object_storage
-from noetl_dagster.tools.transfer.places import Place, PlaceKind, object_place
+from noetl_dagster.tools.transfer.chunks import Chunk, Source, threaded
+from noetl_dagster.tools.transfer.files import FileSource
+from noetl_dagster.tools.transfer.pages import HttpSource
+from noetl_dagster.tools.transfer.places import Place, PlaceKind
+from noetl_dagster.tools.transfer.postgres_source import open_postgres
 
-Chunks = AsyncIterator[list[Row]]
 
+@asynccontextmanager
+async def open_source(
+    place: Place, call: ToolCall, box: Toolbox, size: int, *, tables: bool, snapshot: bool
+) -> AsyncIterator[Source]:
+    """The source that a place describes, in chunks of at most ``size`` rows.
 
-def read_chunks(place: Place, call: ToolCall, box: Toolbox, size: int) -> Chunks:
-    """The rows of a place in chunks of at most ``size``, with the values of their source's own types."""
+    Args:
+        tables: the target takes Arrow tables.
+        snapshot: the source is read more than once.
+    """
     match place.kind:
         case PlaceKind.POSTGRES:
-            return read_rows(
-                _statement(place), replace(call, auth=place.auth), box, size, readonly=not place.query
-            )
+            async with open_postgres(
+                place, statement_of(place), call, box, size, tables=tables, snapshot=snapshot
+            ) as postgres:
+                yield postgres
         case PlaceKind.DUCKDB:
-            return _duckdb(place, call, box, size)
+            path = ":memory:" if place.database is None else str(Path(call.folder, place.database))
+            connection = await asyncio.to_thread(duckdb.connect, path)
+            try:
+                mount_object_storage(connection, box.settings)
+                yield DuckdbSource(connection, place, size, path)
+            finally:
+                await asyncio.to_thread(connection.close)
         case PlaceKind.OBJECT:
-            return _object(place, call, box, size)
+            yield await FileSource.of(place, call, box, size)
         case PlaceKind.HTTP:
-            return _http(place, call, box, size)
+            yield HttpSource(place, call, box, size)
         case PlaceKind.RESULT:
-            return _result(place, box, size)
+            yield ResultSource(place, box, size)
 
 
-def _statement(place: Place) -> BoundStatement:
+def statement_of(place: Place) -> BoundStatement:
+    """What a table or query is read with."""
     query = place.query or f"SELECT * FROM {sql_identifier(place.table)}"
     return bind(without_percent([query], place.params)[0], place.params)
 
 
-async def _duckdb(place: Place, call: ToolCall, box: Toolbox, size: int) -> Chunks:
-    path = ":memory:" if place.database is None else str(Path(call.folder, place.database))
-    statement = _statement(place)
-    connection = await asyncio.to_thread(duckdb.connect, path)
-    try:
-        mount_object_storage(connection, box.settings)
-        cursor = await asyncio.to_thread(connection.execute, statement.text, list(statement.values) or None)
-        columns = [column[0] for column in cursor.description or ()]
-        while rows := await asyncio.to_thread(cursor.fetchmany, size):
-            yield [dict(zip(columns, row, strict=True)) for row in rows]
-    finally:
-        await asyncio.to_thread(connection.close)
+class DuckdbSource:
+    """A table, whose rows keep their order, or a query; one with ``order_by`` can be gone on with."""
+
+    def __init__(self, connection: duckdb.DuckDBPyConnection, place: Place, size: int, path: str) -> None:
+        self._connection, self._place, self._size = connection, place, size
+        self._file = None if path == ":memory:" else Path(path)
+        self.seeks = bool(place.order_by or not place.query)
+        self.bytes = 0 if self._file is None else self._file.stat().st_size
+
+    async def identity(self) -> str:
+        return ""
+
+    async def chunks(self, after: Any = None) -> AsyncIterator[Chunk]:
+        statement = statement_of(self._place)
+        text = statement.text
+        if self._place.order_by or after:
+            order = f" ORDER BY {listed(self._place.order_by)}" if self._place.order_by else ""
+            text = f"SELECT * FROM ({text.rstrip().rstrip(';')}\n) AS source{order} OFFSET {int(after or 0)}"
+        reader = await asyncio.to_thread(self._read, text, list(statement.values) or None)
+        done = int(after or 0)
+        async for batch in threaded(reader):
+            done += batch.num_rows
+            if batch.num_rows:
+                yield Chunk(pa.Table.from_batches([batch]), done if self.seeks else None)
+
+    def _read(self, text: str, values: list[Any] | None) -> Any:
+        relation = self._connection.sql(text, params=values)
+        if relation is None:
+            raise ToolError("transfer: the query of the duckdb source gives no rows", kind="schema")
+        return relation.to_arrow_reader(self._size)
 
 
-async def _object(place: Place, call: ToolCall, box: Toolbox, size: int) -> Chunks:
-    """Streams an object to a local file first: Parquet can be read only from its end."""
-    format = row_format(place.format, place.path)
-    store, key = await object_place(place, call, box)
-    if store is None:
-        async for chunk in _threaded(read_file(Path(key), format, size)):
-            yield chunk
-        return
-    with tempfile.TemporaryDirectory(prefix="noetl-transfer-") as folder:
-        local = Path(folder, "source")
-        file = await asyncio.to_thread(local.open, "wb")
-        with file:
-            async for part in (await obstore.get_async(store, key)).stream():
-                file.write(part)
-        async for chunk in _threaded(read_file(local, format, size)):
-            yield chunk
+class ResultSource:
+    """The items of a stored result, always in the same order."""
 
+    seeks = True
+    bytes = 0
 
-async def _http(place: Place, call: ToolCall, box: Toolbox, size: int) -> Chunks:
-    """One response, whose rows are cut into chunks; ``rows`` is the dotted path of the list in its body."""
-    result = await HttpTool().run(replace(call, config=place.request, auth=place.auth), box)
-    body = result.data["data"]
-    if isinstance(body, str) and (place.format or "jsonl") != "json":
-        with tempfile.TemporaryDirectory(prefix="noetl-transfer-") as folder:
-            local = Path(folder, "source")
-            await asyncio.to_thread(local.write_text, body)
-            async for chunk in _threaded(read_file(local, row_format(place.format or "jsonl", ""), size)):
-                yield chunk
-        return
-    for name in filter(None, place.rows.split(".")):
-        if not isinstance(body, dict) or name not in body:
-            raise ToolError(f"transfer: the response has no {place.rows!r}", kind="schema")
-        body = body[name]
-    for chunk in in_chunks(iter(rows_of(body)), size):
-        yield chunk
+    def __init__(self, place: Place, box: Toolbox, size: int) -> None:
+        self._place, self._box, self._size = place, box, size
 
+    async def identity(self) -> str:
+        return str(self._place.ref)
 
-async def _result(place: Place, box: Toolbox, size: int) -> Chunks:
-    reference = as_result_ref(place.ref)
-    if reference is None:
-        raise ToolError("transfer: source.ref is no reference of a result", kind="schema")
-    chunk: list[Row] = []
-    async for item in box.results.items(reference):
-        chunk.append(item if isinstance(item, dict) else {"value": item})
-        if len(chunk) >= size:
-            yield chunk
-            chunk = []
-    if chunk:
-        yield chunk
-
-
-async def _threaded(chunks: Iterator[list[Any]]) -> Chunks:
-    while (chunk := await asyncio.to_thread(next, chunks, None)) is not None:
-        yield chunk
+    async def chunks(self, after: Any = None) -> AsyncIterator[Chunk]:
+        reference = as_result_ref(self._place.ref)
+        if reference is None:
+            raise ToolError("transfer: source.ref is no reference of a result", kind="schema")
+        rows: list[Row] = []
+        count = 0
+        async for item in self._box.results.items(reference):
+            count += 1
+            if count <= (after or 0):
+                continue
+            rows.append(item if isinstance(item, dict) else {"value": item})
+            if len(rows) >= self._size:
+                yield Chunk(rows, count)
+                rows = []
+        if rows:
+            yield Chunk(rows, count)
