@@ -95,7 +95,7 @@ class Copier:
             self._format = "binary" if same and not resumable else "text"
             chunks = source.copy(self._fixed, self._format, after)
         else:
-            chunks = source.chunks(after)
+            chunks = ahead(source.chunks(after), 1)
         self._chunks = self._chunks_of(chunks)
         self._next = await anext(self._chunks, None)
 

@@ -23,11 +23,13 @@ from noetl_dagster.tools.sql.tables import listed
 from noetl_dagster.tools.transfer.chunks import Chunk, Put, piped, sliced
 from noetl_dagster.tools.transfer.places import Place
 
-BLOCK = 4 << 20
+COPY_BLOCK = 128 << 10
+"""Bytes of COPY that another server is given at a time; a message of COPY has some kilobytes."""
+
+CSV_BLOCK = 4 << 20
 """Bytes of CSV that become one Arrow table."""
 
-BLOCKS_AHEAD = 64
-"""Messages of COPY, of some kilobytes each, that may wait for whoever takes them."""
+BLOCKS_AHEAD = 2
 
 _ARROW: Mapping[str, Any] = {
     **dict.fromkeys(("int2", "int4", "int8"), pa.int64()),
@@ -105,7 +107,7 @@ class PostgresSource:
         if self.order_by:
             query += f" ORDER BY {listed(self.order_by)}"
         places = [columns.index(name) for name in self.order_by]
-        async for block in self._out(query, values, format):
+        async for block in self._out(query, values, format, COPY_BLOCK):
             yield Chunk(block, _key(block, places) if places and format == "text" else None)
 
     async def count_until(self, after: Sequence[str]) -> int:
@@ -135,28 +137,35 @@ class PostgresSource:
         names = ("timezone", "datestyle", "intervalstyle", "extra_float_digits", "bytea_output")
         return {name: await self._connection.fetchval("SELECT current_setting($1)", name) for name in names}
 
-    async def _out(self, query: str, values: Sequence[Any], format: str) -> AsyncIterator[bytes]:
+    async def _out(
+        self, query: str, values: Sequence[Any], format: str, size: int
+    ) -> AsyncIterator[bytes]:
+        """COPY in blocks of whole rows, of at least so many bytes."""
+
         async def copied(put: Put[bytes]) -> None:
+            collected = bytearray()
+
+            async def collect(rows: bytes) -> None:
+                nonlocal collected
+                collected += rows
+                if len(collected) >= size:
+                    block, collected = bytes(collected), bytearray()
+                    await put(block)
+
             self._copying = asyncio.current_task()
-            tag = await self._connection.copy_from_query(query, *values, output=put, format=format)
+            tag = await self._connection.copy_from_query(query, *values, output=collect, format=format)
             self.copied = int(tag.rpartition(" ")[2])
+            if collected:
+                await put(bytes(collected))
 
         async with aclosing(cast(Any, piped(copied, BLOCKS_AHEAD))) as blocks:
             async for block in blocks:
-                yield bytes(block)  # it is a bytearray
+                yield block
 
     async def _tables(self) -> AsyncIterator[pa.Table]:
         known: dict[str, Any] = {}
-        blocks: list[bytes] = []
-        length = 0
-        async for block in self._out(self._query, self._values, "csv"):
-            blocks.append(block)  # whole rows, each in a message of its own
-            length += len(block)
-            if length >= BLOCK:
-                yield await asyncio.to_thread(self._table, b"".join(blocks), known)
-                blocks, length = [], 0
-        if blocks:
-            yield await asyncio.to_thread(self._table, b"".join(blocks), known)
+        async for block in self._out(self._query, self._values, "csv", CSV_BLOCK):
+            yield await asyncio.to_thread(self._table, block, known)
 
     def _table(self, block: bytes, known: dict[str, Any]) -> pa.Table:
         types = {name: _ARROW[column.type] for name, column in self.columns.items()}
