@@ -85,7 +85,7 @@ class Copier:
         self.columns: dict[str, None] = {}
 
     async def start(self, *, after: Any = None, resumable: bool = False) -> None:
-        """Takes the first chunk, behind a position."""
+        """Looks at the columns of a source that knows them, and begins to read behind a position."""
         source = self._source
         if isinstance(source, PostgresSource):
             self._fixed = await self._sorted(list(source.columns), lambda name: source.columns[name].type)
@@ -97,11 +97,12 @@ class Copier:
         else:
             chunks = ahead(source.chunks(after), 1)
         self._chunks = self._chunks_of(chunks)
-        self._next = await anext(self._chunks, None)
 
-    @property
-    def done(self) -> bool:
-        return self._next is None
+    async def ready(self) -> bool:
+        """Waits for the next chunk; False behind the last one."""
+        if self._next is None and self._chunks is not None:
+            self._next = await anext(self._chunks, None)
+        return self._next is not None
 
     async def step(self, seconds: float = math.inf) -> Any:
         """One COPY, which ends where the columns change or after so many seconds; where the source then goes on."""
@@ -115,11 +116,10 @@ class Copier:
             while (chunk := self._next) is not None and (fixed or frozenset(chunk.columns) == names):
                 yield await self._encoded(chunk, columns)
                 given += chunk.rows
-                after = chunk.after
-                assert self._chunks is not None
-                self._next = await anext(self._chunks, None)
+                after, self._next = chunk.after, None
                 if after is not None and time.monotonic() >= due:
                     break
+                await self.ready()
 
         schema, name = await self._connection.fetchrow(RELATION, self._into.name)
         source = blocks() if fixed else ahead(blocks())

@@ -137,9 +137,7 @@ class PostgresSource:
         names = ("timezone", "datestyle", "intervalstyle", "extra_float_digits", "bytea_output")
         return {name: await self._connection.fetchval("SELECT current_setting($1)", name) for name in names}
 
-    async def _out(
-        self, query: str, values: Sequence[Any], format: str, size: int
-    ) -> AsyncIterator[bytes]:
+    async def _out(self, query: str, values: Sequence[Any], format: str, size: int) -> AsyncIterator[bytes]:
         """COPY in blocks of whole rows, of at least so many bytes."""
 
         async def copied(put: Put[bytes]) -> None:
@@ -266,7 +264,7 @@ async def open_postgres(
 
 async def _estimate(connection: asyncpg.Connection, query: str, values: Sequence[Any]) -> int:
     """Bytes of all rows as the planner guesses them."""
-    [explained] = orjson.loads(await connection.fetchval(f"EXPLAIN (FORMAT json) {query}", *values))
+    [explained] = await connection.fetchval(f"EXPLAIN (FORMAT json) {query}", *values)
     return int(explained["Plan"]["Plan Rows"] * explained["Plan"]["Plan Width"])
 
 

@@ -102,7 +102,7 @@ async def _at_once(
     if not staged:
         copier = Copier(connection, table, drift, source, watch)
         await copier.start()
-        while not copier.done:
+        while await copier.ready():
             await copier.step()
         if options.verify is not Verify.NONE:
             compare(copier.read, copier.written, table)
@@ -111,7 +111,7 @@ async def _at_once(
     stage = await _make_stage(connection, table, STAGE, numbered=bool(keys), lasting=False)
     copier = Copier(connection, stage, drift, source, watch)
     await copier.start()
-    while not copier.done:
+    while await copier.ready():
         await copier.step()
     return await _finish(connection, table, stage, copier, drift, source, options, keys)
 
@@ -279,7 +279,7 @@ class _Staged:
             copier.columns = dict.fromkeys(found["columns"])
         async with connection.transaction():
             await copier.start(after=None if found is None else found["after"], resumable=True)
-        while not copier.done:
+        while await copier.ready():
             async with connection.transaction():
                 await connection.execute(FIT_FOR_KILLS)
                 after = await copier.step(COMMIT_SECONDS)
