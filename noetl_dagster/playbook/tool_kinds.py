@@ -179,6 +179,7 @@ TOOL_KINDS: Mapping[str, ToolKind] = {
             "mode": ("append", "replace", "upsert"),
             "verify": ("rows", "checksum", "none"),
             "on_drift": ("error", "ignore", "add"),
+            "resumable": ("true", "false", "auto"),
         },
         takes_references=True,
         keeps_to_driver=True,

@@ -323,7 +323,7 @@ async def test_a_trigger_that_keeps_rows_away_is_noticed(run: Any, source: async
     )
     whole = {"source": {"kind": "postgres", "table": "source"}, "target": PG}
 
-    with pytest.raises(ToolError, match="2500 rows were read, and table .* took 1250"):
+    with pytest.raises(ToolError, match=r"2500 rows were read, and table .* took 1250"):
         await run("transfer", **whole)
     assert await source.fetchval("select count(*) from target") == 0
 
@@ -360,11 +360,11 @@ def pages() -> Iterator[str]:
         how, given = request.path_params["how"], dict(request.query_params)
         start = {"number": lambda: (int(given["page"]) - 1) * 3, "offset": lambda: int(given["offset"])}
         begin = start[how]() if how in start else int(given.get("from", 0))
-        data = [{"id": n, "only": given.get("only")} for n in range(begin + 1, min(begin + 3, 10) + 1)]
+        data = [{"id": n, "kept": given.get("kept")} for n in range(begin + 1, min(begin + 3, 10) + 1)]
         more = begin + 3 < 10
         after = {
             "cursor": str(begin + 3),
-            "link": f"?from={begin + 3}&only={given.get('only')}",
+            "link": f"?from={begin + 3}&kept={given.get('kept')}",
             "away": "http://127.0.0.1:1/",
             "same": given.get("from", "0"),
         }
@@ -385,15 +385,15 @@ def pages() -> Iterator[str]:
     ],
 )
 async def test_pages(run: Any, pool: asyncpg.Pool, pages: str, how: str, paging: dict[str, Any]) -> None:
-    await pool.execute("create table t (id int, only text)")
-    place = {"kind": "http", "url": f"{pages}/{how}", "params": {"only": "x"}, "rows": "body.rows"}
+    await pool.execute("create table t (id int, kept text)")
+    place = {"kind": "http", "url": f"{pages}/{how}", "params": {"kept": "x"}, "rows": "body.rows"}
 
     data = (
         await run("transfer", source={**place, "paging": paging}, target={"kind": "postgres", "table": "t"})
     ).data
 
     assert (data["rows"], data["chunks"]) == (10, 4)
-    rows = await pool.fetch("select id, only from t order by id")
+    rows = await pool.fetch("select id, kept from t order by id")
     assert [tuple(row) for row in rows] == [(n, "x") for n in range(1, 11)]
 
 
@@ -401,7 +401,7 @@ async def test_pages(run: Any, pool: asyncpg.Pool, pages: str, how: str, paging:
 async def test_pages_that_lead_astray(
     run: Any, pool: asyncpg.Pool, pages: str, how: str, message: str
 ) -> None:
-    await pool.execute("create table t (id int, only text)")
+    await pool.execute("create table t (id int, kept text)")
     paging = {"next": "meta.next", **({"param": "from"} if how == "same" else {})}
     place = {"kind": "http", "url": f"{pages}/{how}", "rows": "body.rows", "paging": paging}
 
