@@ -33,7 +33,7 @@ from noetl_dagster.settings import Settings
 from noetl_dagster.storage.store import ResultStore
 from noetl_dagster.tools.access.clients import Clients
 from noetl_dagster.tools.access.credentials import Credentials
-from noetl_dagster.tools.base import Toolbox, ToolCall
+from noetl_dagster.tools.base import Removal, Toolbox, ToolCall
 from noetl_dagster.tools.transfer.tool import TransferTool
 
 GOAL = 0.5
@@ -44,6 +44,7 @@ SELECT n AS id, 'patient ' || n || ', ward "' || n % 7 || '"' AS name, n * 1.25:
        n % 3 = 0 AS active, timestamptz '2026-01-01 00:00+00' + n * interval '1 second' AS at
 FROM generate_series(1, {rows}) AS n;
 CREATE TABLE bench_target (LIKE bench_source);
+ALTER TABLE bench_source ADD PRIMARY KEY (id);
 ANALYZE bench_source;
 """
 Action = Callable[[], Awaitable[object]]
@@ -55,6 +56,8 @@ class Contest:
     def __init__(self, box: Toolbox, pool: asyncpg.Pool, folder: Path, rows: int) -> None:
         self.box, self.pool, self.folder, self.rows = box, pool, folder, rows
         self.text = b""
+        self.left: list[Removal] = []
+        box.after = lambda call, removal: self.left.append(removal)
 
     async def transfer(self, source: dict[str, Any], target: dict[str, Any], **more: Any) -> None:
         config = {"source": source, "target": target, **more}
@@ -69,6 +72,8 @@ class Contest:
         )
         result = await TransferTool().run(call, self.box)
         assert result.data["rows"] == self.rows, result.data
+        while self.left:
+            await self.left.pop()()
 
     async def copy_out(self) -> None:
         async def forget(data: bytes) -> None: ...
@@ -187,6 +192,14 @@ async def measure(contest: Contest, bucket: str, rounds: int, only: str) -> None
         paged = {"kind": "http", "url": url, "rows": "data", "paging": {"next": "next", "param": "page"}}
         paths: dict[str, tuple[Action, Action]] = {
             "postgres -> postgres": (lambda: contest.transfer(table, target), contest.copy_through),
+            "postgres -> postgres, resumable": (
+                lambda: contest.transfer({**table, "order_by": "id"}, target, resumable=True),
+                contest.copy_through,
+            ),
+            "csv -> postgres, resumable": (
+                lambda: contest.transfer({"path": "rows.csv"}, target, resumable=True),
+                contest.copy_in,
+            ),
             "postgres -> parquet in the object store": (
                 lambda: contest.transfer(table, away),
                 contest.copy_out,

@@ -303,6 +303,6 @@ def test_words_of_transfer(resumable: str) -> None:
 
 @pytest.mark.parametrize("field", ["mode", "verify", "on_drift", "resumable"])
 def test_a_word_that_transfer_does_not_know(field: str) -> None:
-    tool = "{kind: transfer, source: {table: a}, target: {table: b}, %s: perhaps}" % field
-    [error] = errors_of(f"- step: start\n  tool: {tool}\n")
+    ends = "source: {table: a}, target: {table: b}"
+    [error] = errors_of(f"- step: start\n  tool: {{kind: transfer, {ends}, {field}: perhaps}}\n")
     assert f"{field} is 'perhaps'; use one of" in error

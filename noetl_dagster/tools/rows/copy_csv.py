@@ -10,6 +10,7 @@ import base64
 import binascii
 import datetime as dt
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from decimal import Decimal
 from typing import Any
 from uuid import UUID
@@ -60,6 +61,9 @@ def _of_values(values: list[Any], type_name: str) -> Any:
         return pa.array(values, pa.bool_())
     if kinds == {float} and type_name in _NUMBERS:
         return pa.array(values, pa.float64())
+    if kinds == {int}:
+        with suppress(OverflowError):  # beyond 64 bits
+            return pa.array(values, pa.int64())
     return _one_by_one(values, type_name)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any, Protocol, TypeVar
 
 import pyarrow as pa
@@ -35,7 +36,7 @@ class Chunk:
         """The columns that the rows fill."""
         if isinstance(self.data, pa.Table):
             return tuple(self.data.column_names)
-        return tuple(dict.fromkeys(name for row in self.data for name in row))
+        return tuple(dict.fromkeys(chain.from_iterable(self.data)))
 
     def as_rows(self) -> list[Row]:
         rows: list[Row] = self.data.to_pylist() if isinstance(self.data, pa.Table) else self.data

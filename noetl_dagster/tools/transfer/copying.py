@@ -17,7 +17,7 @@ from noetl_dagster.tools.rows.copy_csv import csv_of_rows, csv_of_table
 from noetl_dagster.tools.sql.tables import Table, WriteMode, conflict_clause, listed, upsert_key
 from noetl_dagster.tools.transfer.chunks import Chunk, Source, ahead
 from noetl_dagster.tools.transfer.drift import Drift, postgres_type
-from noetl_dagster.tools.transfer.postgres_source import PostgresSource
+from noetl_dagster.tools.transfer.sources.postgres import PostgresSource
 
 ORDINAL = "noetl_ordinal"
 

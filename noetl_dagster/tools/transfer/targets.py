@@ -28,7 +28,7 @@ from noetl_dagster.tools.transfer.chunks import Chunk, Source, ahead
 from noetl_dagster.tools.transfer.drift import Drift, duckdb_type
 from noetl_dagster.tools.transfer.options import Options, Verify
 from noetl_dagster.tools.transfer.places import Place, PlaceKind, object_place
-from noetl_dagster.tools.transfer.postgres_target import Outcome, write_postgres
+from noetl_dagster.tools.transfer.postgres import Outcome, write_postgres
 
 Watch = Callable[[AsyncIterator[Chunk]], AsyncIterator[Chunk]]
 

@@ -16,8 +16,8 @@ from noetl_dagster.tools.sql.duckdb import kind_of_duckdb
 from noetl_dagster.tools.transfer.chunks import Chunk
 from noetl_dagster.tools.transfer.options import Options, Verify, read_options
 from noetl_dagster.tools.transfer.places import Place, PlaceKind, read_place
-from noetl_dagster.tools.transfer.postgres_target import Outcome
-from noetl_dagster.tools.transfer.sources import open_source
+from noetl_dagster.tools.transfer.postgres import Outcome
+from noetl_dagster.tools.transfer.sources.opening import open_source
 from noetl_dagster.tools.transfer.targets import write_to
 
 

@@ -54,12 +54,12 @@ def drive(settings: Settings, text: str, moment: str) -> None:
     """Runs a playbook in a process that is killed at a moment of its transfer."""
     import asyncio
 
-    from noetl_dagster.tools.transfer import copying, postgres_target, targets
+    from noetl_dagster.tools.transfer import copying, postgres, targets
 
     def killed() -> None:
         os.kill(os.getpid(), signal.SIGKILL)
 
-    postgres_target.COMMIT_SECONDS = 0.0
+    postgres.COMMIT_SECONDS = 0.0
     step, encoded, write = copying.Copier.step, copying.Copier._encoded, targets.write_postgres
     seen: Counter[str] = Counter()
 

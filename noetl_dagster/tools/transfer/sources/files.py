@@ -16,7 +16,7 @@ from noetl_dagster.tools.base import Toolbox, ToolCall
 from noetl_dagster.tools.rows.formats import RowFormat, row_format
 from noetl_dagster.tools.transfer.chunks import Chunk, threaded
 from noetl_dagster.tools.transfer.places import Place, object_place
-from noetl_dagster.tools.transfer.text import BLOCK, Blocks, csv_records, json_lines
+from noetl_dagster.tools.transfer.sources.text import BLOCK, Blocks, csv_records, json_lines
 
 READ_AT_ONCE = 8 << 20
 """Bytes of an object that are asked for at a time where it is not read as a stream."""

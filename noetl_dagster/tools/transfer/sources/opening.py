@@ -21,10 +21,10 @@ from noetl_dagster.tools.sql.statements import BoundStatement, bind
 from noetl_dagster.tools.sql.tables import listed
 from noetl_dagster.tools.sql.views import mount_object_storage
 from noetl_dagster.tools.transfer.chunks import Chunk, Source, threaded
-from noetl_dagster.tools.transfer.files import FileSource
-from noetl_dagster.tools.transfer.pages import HttpSource
 from noetl_dagster.tools.transfer.places import Place, PlaceKind
-from noetl_dagster.tools.transfer.postgres_source import open_postgres
+from noetl_dagster.tools.transfer.sources.files import FileSource
+from noetl_dagster.tools.transfer.sources.pages import HttpSource
+from noetl_dagster.tools.transfer.sources.postgres import open_postgres
 
 
 @asynccontextmanager

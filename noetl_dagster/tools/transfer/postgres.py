@@ -27,7 +27,7 @@ from noetl_dagster.tools.transfer.copying import ORDINAL, Copier, add_columns, c
 from noetl_dagster.tools.transfer.drift import Drift
 from noetl_dagster.tools.transfer.options import Options, Resumable, Verify
 from noetl_dagster.tools.transfer.places import Place
-from noetl_dagster.tools.transfer.postgres_source import PostgresSource
+from noetl_dagster.tools.transfer.sources.postgres import PostgresSource
 
 STAGE = "noetl_transfer_stage"
 AUTO_BYTES = 256 << 20

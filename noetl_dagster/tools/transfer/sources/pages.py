@@ -18,7 +18,7 @@ from noetl_dagster.tools.rows.formats import RowFormat, row_format
 from noetl_dagster.tools.rows.inside import rows_of
 from noetl_dagster.tools.transfer.chunks import Chunk, sliced
 from noetl_dagster.tools.transfer.places import Paging, Place
-from noetl_dagster.tools.transfer.text import Blocks, csv_records, json_lines
+from noetl_dagster.tools.transfer.sources.text import Blocks, csv_records, json_lines
 
 Page = dict[str, Any]
 """What leads to a page: ``{"url": ...}`` or ``{"param": value}``; empty for the first one as it is."""
