@@ -305,4 +305,4 @@ def test_words_of_transfer(resumable: str) -> None:
 def test_a_word_that_transfer_does_not_know(field: str) -> None:
     ends = "source: {table: a}, target: {table: b}"
     [error] = errors_of(f"- step: start\n  tool: {{kind: transfer, {ends}, {field}: perhaps}}\n")
-    assert f"{field} is 'perhaps'; use one of" in error
+    assert f"{field} is the text 'perhaps'; use one of" in error

@@ -205,7 +205,11 @@ class _ParquetTables:
             ]
             self._schema = pa.schema(fields)
             table = table.cast(self._schema)
-            self._writer = pq.ParquetWriter(self._path, self._schema, compression="zstd")
+            texts = [item.name for item in self._schema if pa.types.is_string(item.type)]
+            # of numbers and times it costs more than it saves
+            self._writer = pq.ParquetWriter(
+                self._path, self._schema, compression="zstd", use_dictionary=texts or False
+            )
         self._waiting.append(table)
         self._rows += len(table)
         if self._rows >= ROWS_OF_A_GROUP:
