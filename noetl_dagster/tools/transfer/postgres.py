@@ -12,6 +12,7 @@ import asyncpg
 import orjson
 
 from noetl_dagster.errors import ToolError
+from noetl_dagster.playbook.templates.sql_filters import sql_identifier
 from noetl_dagster.tools.base import Toolbox, ToolCall
 from noetl_dagster.tools.sql.connection import open_pool, postgres_errors
 from noetl_dagster.tools.sql.tables import (
@@ -53,6 +54,7 @@ FIRST_POSITION = "INSERT INTO {position} VALUES (0, NULL, '{{}}', $1, $2, NULL)"
 NOTE = "UPDATE {position} SET rows = $1, after = $2, columns = $3"
 NOTE_OUTCOME = "UPDATE {position} SET outcome = $1"
 DROP_BOTH = "DROP TABLE IF EXISTS {stage}, {position}"
+MAY_STAGE = "SELECT has_schema_privilege(relnamespace, 'CREATE') FROM pg_class WHERE oid = to_regclass($1)"
 SELECT_POSITION = "SELECT rows, after, columns, identity, number, outcome FROM {position}"
 FIT_FOR_KILLS = (
     "SET LOCAL synchronous_commit = off"  # a crash of the server is seen by the count of the stage's rows
@@ -84,7 +86,9 @@ async def write_postgres(
     own = replace(call, auth=place.auth)
     with postgres_errors(own, box):
         pool = await open_pool(own, box)
-        if _resumable(options, source, place, call, box):
+        if _resumable(options, source, call, box) and (
+            options.resumable is Resumable.TRUE or await pool.fetchval(MAY_STAGE, sql_identifier(place.table))
+        ):
             return await _Staged(place, source, options, call, box, watch, pool).run()
         async with pool.acquire() as connection, connection.transaction():
             return await _at_once(connection, place, source, options, watch)
@@ -194,7 +198,7 @@ async def _same_content(
     return written
 
 
-def _resumable(options: Options, source: Source, place: Place, call: ToolCall, box: Toolbox) -> bool:
+def _resumable(options: Options, source: Source, call: ToolCall, box: Toolbox) -> bool:
     if options.resumable is Resumable.FALSE:
         return False
     if options.resumable is Resumable.TRUE and not source.seeks:
