@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import datetime as dt
 import hashlib
 from collections.abc import Iterator
@@ -23,6 +24,7 @@ from starlette.routing import Route
 from noetl_dagster.errors import ToolError
 from noetl_dagster.tools.base import Toolbox
 from tests.serving import served
+from tests.waiting import until
 
 FILL = """
 create table source as
@@ -431,3 +433,26 @@ async def test_options_that_cannot_be(
         given = {}
     with pytest.raises(ToolError, match=message):
         await run("transfer", source=source, target={"kind": "postgres", "table": "t"}, **given)
+
+
+async def test_a_transfer_that_is_cancelled_changes_nothing(run: Any, source: asyncpg.Pool) -> None:
+    query = "select id, pg_sleep(case id when 2500 then 600 else 0 end)::text as name from source"
+    slow = {"kind": "postgres", "query": query}
+    transfer = asyncio.create_task(run("transfer", source=slow, target=PG, on_drift="ignore"))
+    asleep = """
+        select count(*) from pg_stat_activity where wait_event = 'PgSleep' and datname = current_database()
+    """
+    await until(lambda: source.fetchval(asleep), "the source to be asked")
+
+    transfer.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await transfer
+
+    await until(lambda: _none(source, asleep), "its query to end")
+    assert (await run("transfer", source={"kind": "postgres", "table": "source"}, target=PG)).data[
+        "rows"
+    ] == 2500
+
+
+async def _none(pool: asyncpg.Pool, query: str) -> bool:
+    return await pool.fetchval(query) == 0

@@ -23,6 +23,8 @@ from noetl_dagster.settings import Settings
 from tests.playbooks import playbook
 from tests.serving import served
 
+pytestmark = pytest.mark.long
+
 ROWS = 240_000
 PAGE = 24_000
 MOVE = """
@@ -218,3 +220,17 @@ async def test_a_key_that_is_not_unique_loses_nothing(
 
     assert await tables.fetchval("SELECT count(DISTINCT name) FROM moved") == ROWS
     assert await tables.fetchval("SELECT count(*) FROM moved") == ROWS
+
+
+async def test_a_transfer_that_fails_leaves_nothing(
+    engine: Engine, tables: asyncpg.Pool, tmp_path: Path
+) -> None:
+    text = text_of("jsonl", tmp_path, "")
+    with (tmp_path / "rows.jsonl").open("a") as file:
+        file.write('{"id": "seven"}\n')
+
+    state = await engine.run(playbook(text))
+
+    assert "invalid input syntax" in (state.error or "")
+    assert await tables.fetchval("SELECT count(*) FROM moved") == 0
+    assert await tables.fetch(POSITION) == []
