@@ -271,7 +271,9 @@ def _kind(name: str, kind: ToolKind) -> Schema:
 
 
 def _words_or_template(words: Iterable[str]) -> Schema:
-    return {"anyOf": [{"enum": list(words)}, {"type": "string", "pattern": "\\{\\{"}]}
+    named = list(words)
+    flags = [{"type": "boolean"}] if {"true", "false"} <= set(named) else []
+    return {"anyOf": [{"enum": named}, *flags, {"type": "string", "pattern": "\\{\\{"}]}
 
 
 def _spec() -> Schema:

@@ -177,9 +177,19 @@ TOOL_KINDS: Mapping[str, ToolKind] = {
         keeps_to_driver=True,
     ),
     "transfer": ToolKind(
-        _fields("source target mode schemas", ("chunk_size", "batch_size"), ("key", "keys", "key_columns")),
+        _fields(
+            "source target mode schemas verify on_drift resumable",
+            ("chunk_size", "batch_size"),
+            ("key", "keys", "key_columns"),
+        ),
         needs=("source", "target"),
         needs_all=True,
+        words={
+            "mode": ("append", "replace", "upsert"),
+            "verify": ("rows", "checksum", "none"),
+            "on_drift": ("error", "ignore", "add"),
+            "resumable": ("true", "false", "auto"),
+        },
         takes_references=True,
         keeps_to_driver=True,
     ),

@@ -293,3 +293,16 @@ def test_fields_of_a_container_in_kubernetes_own_spelling() -> None:
         "volume_mounts": mounts,
         "node_selector": {"disk": "fast"},
     }
+
+
+@pytest.mark.parametrize("resumable", ["true", "auto", '"{{ again }}"'])
+def test_words_of_transfer(resumable: str) -> None:
+    tool = "{kind: transfer, source: {table: a}, target: {table: b}, on_drift: add, resumable: %s}"
+    assert errors_of(f"- step: start\n  tool: {tool % resumable}\n") == []
+
+
+@pytest.mark.parametrize("field", ["mode", "verify", "on_drift", "resumable"])
+def test_a_word_that_transfer_does_not_know(field: str) -> None:
+    ends = "source: {table: a}, target: {table: b}"
+    [error] = errors_of(f"- step: start\n  tool: {{kind: transfer, {ends}, {field}: perhaps}}\n")
+    assert f"{field} is the text 'perhaps'; use one of" in error

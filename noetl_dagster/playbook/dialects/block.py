@@ -198,7 +198,8 @@ class Block:
     def check_word(self, key: str, words: tuple[str, ...]) -> None:
         """Reports a value that is none of ``words``, unless it is a template."""
         value = self.values.get(key)
-        if value is None or value in words or (isinstance(value, str) and "{{" in value):
+        word = str(value).lower() if isinstance(value, bool) else value
+        if word is None or word in words or (isinstance(word, str) and "{{" in word):
             return
         report = self.warn if self.reading.lenient else self.error
         report(f"{key} is {described(value)}; {suggestion(str(value), words, 'use one of')}", key)

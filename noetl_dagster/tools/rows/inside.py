@@ -26,5 +26,8 @@ def rows_of(value: Any) -> list[Mapping[str, Any]]:
                 return inner
         return [value]
     if isinstance(value, list | tuple):
-        return [item if isinstance(item, Mapping) else {"value": item} for item in value]
+        # the exact type first: asking an abstract class takes as long as the rest
+        return [
+            item if type(item) is dict or isinstance(item, Mapping) else {"value": item} for item in value
+        ]
     return [] if value is None else [{"value": value}]

@@ -1,5 +1,5 @@
 """``kind: transfer``: rows from one place to another, chunk by chunk.
 
-Gives ``TransferTool`` to the registry; ``sources`` and ``targets`` know every kind of place. Stands on
-``access``, ``base``, ``http``, ``references``, ``rows`` and ``sql``.
+Gives ``TransferTool`` to the registry; ``sources`` and ``targets`` know every kind of place, ``postgres`` how a
+transfer outlives its process. Stands on ``access``, ``base``, ``http``, ``references``, ``rows`` and ``sql``.
 """

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from enum import StrEnum
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 from urllib.parse import urlsplit
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from noetl_dagster.errors import CredentialError, ToolError
 from noetl_dagster.tools.access.credentials import CredentialType
@@ -35,6 +35,32 @@ _KINDS = {
 _REQUEST = ("url", "method", "headers", "params", "timeout", "verify_ssl")
 
 
+class Paging(BaseModel):
+    """How one page of http leads to the next.
+
+    Attributes:
+        next: dotted path in the body of what leads on: the next page's address, or with ``param`` its value; the last
+            page has none there, or null.
+        param: the query parameter that leads to a page: a cursor with ``next``; alone a number that counts up until a
+            page has no rows.
+        start: the number of the first page, or its offset.
+        step: by how much the number grows; ``rows``: by the rows of the page, as an offset does.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    next: str = ""
+    param: str = ""
+    start: int = 1
+    step: int | Literal["rows"] = 1
+
+    @model_validator(mode="after")
+    def _leads_on(self) -> Paging:
+        if not self.next and not self.param:
+            raise ValueError("needs 'next', a path in the body, or 'param', a query parameter")
+        return self
+
+
 class Place(BaseModel):
     """One end of a transfer.
 
@@ -45,6 +71,9 @@ class Place(BaseModel):
         format: parquet, jsonl, json or csv; default: the path's ending.
         request: of http: ``url``, ``method``, ``headers``, ``params``, ``timeout``.
         rows: of http: dotted path of the list of rows in the body.
+        paging: of http: how one page leads to the next.
+        order_by: of postgres and duckdb: unique columns that are never null, in whose order the rows are read, so
+            that a transfer can go on in the middle.
         ref: of a result: its reference.
         key: unique columns, for upsert.
     """
@@ -61,6 +90,8 @@ class Place(BaseModel):
     format: str | None = None
     request: dict[str, Any] = Field(default_factory=dict)
     rows: str = ""
+    paging: Paging | None = None
+    order_by: tuple[str, ...] = ()
     ref: Any = None
     mode: str | None = None
     key: tuple[str, ...] = ()
@@ -85,8 +116,9 @@ def read_place(value: Any, end: str, call: ToolCall) -> Place:
         fields["request"] = {name: fields.pop(name) for name in _REQUEST if name in fields}
     elif "uri" in fields or "url" in fields:
         fields["path"] = fields.pop("uri", None) or fields.pop("url")
-    if isinstance(fields.get("key"), str):
-        fields["key"] = (fields["key"],)
+    for name in ("key", "order_by"):
+        if isinstance(fields.get(name), str):
+            fields[name] = (fields[name],)
     try:
         return Place.model_validate(fields)
     except ValidationError as error:

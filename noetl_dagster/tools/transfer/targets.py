@@ -1,199 +1,235 @@
-"""Where a transfer writes: PostgreSQL with COPY, DuckDB, files and objects, http."""
+"""Where a transfer writes beside PostgreSQL: DuckDB, files and objects, http."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import hashlib
 import os
 import tempfile
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import asyncpg
 import duckdb
 import obstore
+import pyarrow as pa
+import pyarrow.parquet as pq
 
 from noetl_dagster.errors import ToolError
 from noetl_dagster.playbook.templates.sql_filters import sql_identifier
 from noetl_dagster.tools.base import Toolbox, ToolCall
 from noetl_dagster.tools.http import HttpTool
-from noetl_dagster.tools.rows.copy_text import copy_lines
-from noetl_dagster.tools.rows.files import Row, arrow_rows, json_row, row_writer
-from noetl_dagster.tools.rows.formats import row_format
-from noetl_dagster.tools.sql.connection import open_pool, postgres_errors
-from noetl_dagster.tools.sql.tables import (
-    DELETE_ALL_ROWS,
-    Table,
-    WriteMode,
-    columns_of,
-    conflict_clause,
-    describe_table,
-    listed,
-    upsert_key,
-)
+from noetl_dagster.tools.rows.files import RowWriter, json_row, row_writer
+from noetl_dagster.tools.rows.formats import RowFormat, row_format
+from noetl_dagster.tools.sql.tables import WriteMode
+from noetl_dagster.tools.transfer.chunks import Chunk, Source, ahead
+from noetl_dagster.tools.transfer.drift import Drift, duckdb_type
+from noetl_dagster.tools.transfer.options import Options, Verify
 from noetl_dagster.tools.transfer.places import Place, PlaceKind, object_place
-from noetl_dagster.tools.transfer.sources import Chunks
+from noetl_dagster.tools.transfer.postgres import Outcome, write_postgres
 
-STAGE = "noetl_transfer_stage"
-ORDINAL = "noetl_ordinal"
-
-# quoted identifiers only; the rows travel by COPY
-CREATE_STAGE = "CREATE TEMP TABLE {stage} ON COMMIT DROP AS SELECT {columns} FROM {table} WITH NO DATA"
-NUMBER_STAGE = "ALTER TABLE {stage} ADD COLUMN {ordinal} bigserial"
-MERGE_STAGE = (
-    "INSERT INTO {table} ({columns}) SELECT DISTINCT ON ({key}) {columns} FROM {stage} "
-    "ORDER BY {key}, {ordinal} DESC"
-)
+Watch = Callable[[AsyncIterator[Chunk]], AsyncIterator[Chunk]]
 
 
-async def write_chunks(place: Place, chunks: Chunks, mode: WriteMode, call: ToolCall, box: Toolbox) -> int:
-    """Writes all rows to a place, and gives their number. Tables change all at once or not at all."""
+async def write_to(
+    place: Place, source: Source, options: Options, call: ToolCall, box: Toolbox, watch: Watch
+) -> Outcome:
+    """Writes all rows to a place. Tables change all at once or not at all.
+
+    Args:
+        watch: is given the chunks on their way.
+    """
     match place.kind:
         case PlaceKind.POSTGRES:
-            return await _postgres(place, chunks, mode, call, box)
+            return await write_postgres(place, source, options, call, box, watch)
         case PlaceKind.DUCKDB:
-            return await _duckdb(place, chunks, mode, call)
+            return await _duckdb(place, watch(source.chunks()), options, call)
         case PlaceKind.OBJECT:
-            return await _object(place, chunks, mode, call, box)
+            return await _object(place, watch(source.chunks()), options, call, box)
         case PlaceKind.HTTP:
-            return await _http(place, chunks, call, box)
+            return await _http(place, watch(source.chunks()), call, box)
         case PlaceKind.RESULT:
             raise ToolError("transfer: a result is no target; use the artifact tool", kind="schema")
 
 
-async def _postgres(place: Place, chunks: Chunks, mode: WriteMode, call: ToolCall, box: Toolbox) -> int:
-    with postgres_errors(call, box):
-        pool = await open_pool(replace(call, auth=place.auth), box)
-        async with pool.acquire() as connection, connection.transaction():
-            table = await describe_table(connection, place.table)
-            if mode is WriteMode.REPLACE:
-                await connection.execute(DELETE_ALL_ROWS.format(table=table.name))
-            first = await anext(chunks, None)
-            if first is None:
-                return 0
-            columns = columns_of(first, table)
-            if mode is WriteMode.UPSERT:
-                return await _merge(connection, table, columns, place, first, chunks)
-            schema, name = await connection.fetchrow(SELECT_RELATION, table.name)
-            return await _copy(connection, name, table, columns, first, chunks, schema=schema)
-
-
-SELECT_RELATION = """
-SELECT namespace.nspname, class.relname
-FROM pg_class AS class JOIN pg_namespace AS namespace ON namespace.oid = class.relnamespace
-WHERE class.oid = to_regclass($1)
-"""
-
-
-async def _merge(
-    connection: asyncpg.Connection,
-    table: Table,
-    columns: list[str],
-    place: Place,
-    first: list[Row],
-    rest: Chunks,
-) -> int:
-    """Copies into a stage, then upserts from it; of rows with the same key the last one wins."""
-    key = upsert_key(table, place.key)
-    names = {"stage": STAGE, "table": table.name, "columns": listed(columns), "ordinal": ORDINAL}
-    await connection.execute(CREATE_STAGE.format(**names))
-    await connection.execute(NUMBER_STAGE.format(**names))
-    count = await _copy(connection, STAGE, table, columns, first, rest)
-    merge = MERGE_STAGE.format(**names, key=listed(key)) + conflict_clause(key, columns)
-    await connection.execute(merge)
-    return count
-
-
-async def _copy(
-    connection: asyncpg.Connection,
-    name: str,
-    table: Table,
-    columns: list[str],
-    first: list[Row],
-    rest: Chunks,
-    *,
-    schema: str | None = None,
-) -> int:
-    count = 0
-
-    async def lines() -> AsyncIterator[bytes]:
-        nonlocal count
-        async for rows in _chain(first, rest):
-            columns_of(rows, table)
-            count += len(rows)
-            yield copy_lines(rows, columns, table.columns)
-
-    await connection.copy_to_table(name, schema_name=schema, source=lines(), columns=columns, format="text")
-    return count
-
-
-async def _chain(first: list[Row], rest: Chunks) -> Chunks:
-    yield first
-    async for chunk in rest:
-        yield chunk
-
-
-async def _duckdb(place: Place, chunks: Chunks, mode: WriteMode, call: ToolCall) -> int:
+async def _duckdb(place: Place, chunks: AsyncIterator[Chunk], options: Options, call: ToolCall) -> Outcome:
     """Makes the table when it is missing, from the first chunk."""
     if place.database is None:
         raise ToolError("transfer: a duckdb target needs 'database', a file", kind="schema")
-    connection = await asyncio.to_thread(duckdb.connect, str(Path(call.folder, place.database)))
-    table, key = sql_identifier(place.table), list(place.key)
-    if mode is WriteMode.UPSERT and not key:
+    if options.mode is WriteMode.UPSERT and not place.key:
         raise ToolError("transfer: upsert into duckdb needs 'key': its unique columns", kind="schema")
+    connection = await asyncio.to_thread(duckdb.connect, str(Path(call.folder, place.database)))
+    table: _DuckdbTable | None = None
+    read = written = 0
     try:
         await asyncio.to_thread(connection.execute, "BEGIN")
-        count = 0
-        async for rows in chunks:
-            await asyncio.to_thread(_insert_arrow, connection, table, rows, mode if not count else None, key)
-            count += len(rows)
+        async for chunk in chunks:
+            if table is None:
+                table = await asyncio.to_thread(_DuckdbTable, connection, place, options, chunk)
+            written += await asyncio.to_thread(table.insert, chunk)
+            read += chunk.rows
+        if options.verify is not Verify.NONE and read != written:
+            raise ToolError(f"{read} rows were read, and duckdb took {written}", kind="db")
         await asyncio.to_thread(connection.execute, "COMMIT")
-        return count
     finally:
         await asyncio.to_thread(connection.close)
+    return Outcome(read, written, drift={} if table is None else table.drift.report())
 
 
-def _insert_arrow(
-    connection: duckdb.DuckDBPyConnection,
-    table: str,
-    rows: list[Row],
-    first: WriteMode | None,
-    key: list[str],
-) -> None:
-    connection.register("noetl_chunk", arrow_rows(rows))
-    if first is not None:
-        connection.execute(f"CREATE TABLE IF NOT EXISTS {table} AS SELECT * FROM noetl_chunk LIMIT 0")
-    if first is WriteMode.REPLACE:
-        connection.execute(f"DELETE FROM {table}")
-    if key:
-        same = " AND ".join(f"{table}.{name} = noetl_chunk.{name}" for name in map(sql_identifier, key))
-        connection.execute(f"DELETE FROM {table} USING noetl_chunk WHERE {same}")
-    connection.execute(f"INSERT INTO {table} BY NAME SELECT * FROM noetl_chunk")
-    connection.unregister("noetl_chunk")
+class _DuckdbTable:
+    """A table of a file, which takes chunks."""
+
+    def __init__(
+        self, connection: duckdb.DuckDBPyConnection, place: Place, options: Options, first: Chunk
+    ) -> None:
+        self._connection = connection
+        self._table, self._key = sql_identifier(place.table), place.key
+        connection.register("noetl_chunk", first.as_table())
+        connection.execute(f"CREATE TABLE IF NOT EXISTS {self._table} AS SELECT * FROM noetl_chunk LIMIT 0")
+        connection.unregister("noetl_chunk")
+        if options.mode is WriteMode.REPLACE:
+            connection.execute(f"DELETE FROM {self._table}")
+        columns = [row[0] for row in connection.execute(f"DESCRIBE {self._table}").fetchall()]
+        self.drift = Drift(options.on_drift, f"duckdb table {self._table}", columns)
+
+    def insert(self, chunk: Chunk) -> int:
+        """Takes a chunk, and says how many rows that were."""
+        columns, new = self.drift.sort(chunk.columns, lambda name: duckdb_type(chunk, name))
+        for name, type_name in new.items():
+            self._connection.execute(
+                f"ALTER TABLE {self._table} ADD COLUMN {sql_identifier(name)} {type_name}"
+            )
+        self._connection.register("noetl_chunk", chunk.only(columns).as_table())
+        if self._key:
+            names = map(sql_identifier, self._key)
+            same = " AND ".join(f"{self._table}.{name} = noetl_chunk.{name}" for name in names)
+            self._connection.execute(f"DELETE FROM {self._table} USING noetl_chunk WHERE {same}")
+        inserted = self._connection.execute(f"INSERT INTO {self._table} BY NAME SELECT * FROM noetl_chunk")
+        [count] = inserted.fetchone() or (0,)
+        self._connection.unregister("noetl_chunk")
+        return int(count)
 
 
-async def _object(place: Place, chunks: Chunks, mode: WriteMode, call: ToolCall, box: Toolbox) -> int:
+async def _object(
+    place: Place, chunks: AsyncIterator[Chunk], options: Options, call: ToolCall, box: Toolbox
+) -> Outcome:
     """Writes a local file, then moves or uploads it as a whole: readers never see half of it."""
-    if mode is not WriteMode.REPLACE:
+    if options.mode is not WriteMode.REPLACE:
         raise ToolError("transfer: an object can only be replaced; write mode: replace", kind="schema")
     format = row_format(place.format, place.path)
     store, key = await object_place(place, call, box)
-    local, count = await asyncio.to_thread(_new_file, None if store is not None else Path(key).parent), 0
+    local = await asyncio.to_thread(_new_file, None if store is not None else Path(key).parent)
+    count, drift = 0, None
     try:
-        writer = row_writer(local, format)
+        writer: _ParquetTables | _Rows = (
+            _ParquetTables(local) if format is RowFormat.PARQUET else _Rows(local, format)
+        )
         with contextlib.closing(writer):
-            async for rows in chunks:
-                await asyncio.to_thread(writer.write, rows)
-                count += len(rows)
+            async for chunk in ahead(chunks):
+                if drift is None:
+                    drift = Drift(options.on_drift, f"the file {place.path}", chunk.columns)
+                columns, _ = drift.sort(chunk.columns, str)
+                await asyncio.to_thread(writer.write, chunk.only(columns))
+                count += chunk.rows
+        outcome = await asyncio.to_thread(_described, local, format, count, options.verify)
         if store is None:
             await asyncio.to_thread(local.replace, key)
         else:
             await obstore.put_async(store, key, local)
+            if options.verify is not Verify.NONE:
+                size = (await obstore.head_async(store, key))["size"]
+                _equal("bytes", outcome.verified["bytes"], size, place)
     finally:
         await asyncio.to_thread(local.unlink, missing_ok=True)
-    return count
+    outcome.drift = {} if drift is None else drift.report()
+    return outcome
+
+
+def _described(path: Path, format: RowFormat, count: int, verify: Verify) -> Outcome:
+    """What a file holds, by its own account where it has one."""
+    outcome = Outcome(count, count)
+    if verify is Verify.NONE:
+        return outcome
+    if format is RowFormat.PARQUET:
+        outcome.written = pq.read_metadata(path).num_rows
+        _equal("rows", count, outcome.written, path)
+    with path.open("rb") as file:
+        outcome.checksum = f"sha256:{hashlib.file_digest(file, 'sha256').hexdigest()}"
+    outcome.verified["bytes"] = path.stat().st_size
+    return outcome
+
+
+def _equal(what: str, given: int, found: int, where: Any) -> None:
+    if given != found:
+        raise ToolError(
+            f"transfer: {given} {what} were written to {where}, which has {found}", kind="storage"
+        )
+
+
+class _Rows:
+    """Chunks as text of a format."""
+
+    def __init__(self, path: Path, format: RowFormat) -> None:
+        self._writer: RowWriter = row_writer(path, format)
+
+    def write(self, chunk: Chunk) -> None:
+        self._writer.write(chunk.as_rows())
+
+    def close(self) -> None:
+        self._writer.close()
+
+
+class _ParquetTables:
+    """Parquet with the schema of the first chunk; columns that are null there become text."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._writer: pq.ParquetWriter | None = None
+        self._schema: pa.Schema | None = None
+        self._waiting: list[pa.Table] = []
+        self._rows = 0
+
+    def write(self, chunk: Chunk) -> None:
+        try:
+            table = chunk.as_table(self._schema)
+        except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
+            raise ToolError(
+                f"rows of different types in one column: {error}; convert the column in the source",
+                kind="schema",
+            ) from None
+        if self._writer is None:
+            fields = [
+                item.with_type(pa.string()) if pa.types.is_null(item.type) else item for item in table.schema
+            ]
+            self._schema = pa.schema(fields)
+            table = table.cast(self._schema)
+            texts = [item.name for item in self._schema if pa.types.is_string(item.type)]
+            # of numbers and times it costs more than it saves
+            self._writer = pq.ParquetWriter(
+                self._path, self._schema, compression="zstd", use_dictionary=texts or False
+            )
+        self._waiting.append(table)
+        self._rows += len(table)
+        if self._rows >= ROWS_OF_A_GROUP:
+            self._flush()
+
+    def _flush(self) -> None:
+        if self._waiting and self._writer is not None:
+            self._writer.write_table(pa.concat_tables(self._waiting))
+        self._waiting, self._rows = [], 0
+
+    def close(self) -> None:
+        if self._writer is None:
+            pq.write_table(pa.table({}), self._path)
+        else:
+            self._flush()
+            self._writer.close()
+
+
+ROWS_OF_A_GROUP = 100_000
+"""Small groups make Parquet slow to read and large; a transfer that goes on skips whole ones."""
 
 
 def _new_file(folder: Path | None) -> Path:
@@ -206,11 +242,12 @@ def _new_file(folder: Path | None) -> Path:
     return Path(name)
 
 
-async def _http(place: Place, chunks: Chunks, call: ToolCall, box: Toolbox) -> int:
+async def _http(place: Place, chunks: AsyncIterator[Chunk], call: ToolCall, box: Toolbox) -> Outcome:
     """Sends each chunk as a JSON list."""
     tool, count = HttpTool(), 0
-    async for rows in chunks:
-        config: dict[str, Any] = {"method": "POST", **place.request, "json": [json_row(row) for row in rows]}
+    async for chunk in chunks:
+        rows = [json_row(row) for row in chunk.as_rows()]
+        config: dict[str, Any] = {"method": "POST", **place.request, "json": rows}
         await tool.run(replace(call, config=config, auth=place.auth), box)
         count += len(rows)
-    return count
+    return Outcome(count, count)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator
 from contextlib import aclosing
 from typing import Any, cast
 
@@ -10,14 +11,14 @@ import obstore
 
 from noetl_dagster.errors import StorageError, ToolError
 from noetl_dagster.tools.base import Tool, Toolbox, ToolCall, ToolResult
-from noetl_dagster.tools.rows.files import Row
+from noetl_dagster.tools.rows.formats import RowFormat, row_format
 from noetl_dagster.tools.sql.duckdb import kind_of_duckdb
-from noetl_dagster.tools.sql.tables import WriteMode, write_mode
+from noetl_dagster.tools.transfer.chunks import Chunk
+from noetl_dagster.tools.transfer.options import Options, Verify, read_options
 from noetl_dagster.tools.transfer.places import Place, PlaceKind, read_place
-from noetl_dagster.tools.transfer.sources import Chunks, read_chunks
-from noetl_dagster.tools.transfer.targets import write_chunks
-
-DEFAULT_CHUNK = 10_000
+from noetl_dagster.tools.transfer.postgres import Outcome
+from noetl_dagster.tools.transfer.sources.opening import open_source
+from noetl_dagster.tools.transfer.targets import write_to
 
 
 class TransferTool(Tool):
@@ -26,10 +27,13 @@ class TransferTool(Tool):
     Input: ``source`` and ``target``, each ``{kind, auth, ...}`` with kind postgres, duckdb, object (s3, gcs
     or a file), http; a source may also be a result (``ref``); fields as in
     :class:`~noetl_dagster.tools.transfer.places.Place`. ``mode``: append (the default for tables), replace
-    (for objects) or upsert by ``key``. ``chunk_size`` rows (10,000) are in memory at a time; only the body of
-    an http source is held as a whole.
+    (for objects) or upsert by ``key``. ``chunk_size`` rows (10,000) are in memory at a time; only a response of
+    http and a JSON file are held as a whole. ``verify``: rows (the default), checksum or none; ``on_drift``: error (the
+    default), ignore or add; ``resumable``: true, false or auto (the default).
 
-    Output: ``{rows, chunks, mode, source, target}``, the last two being the kinds.
+    Output: ``{rows, chunks, mode, source, target, checksum, verified}``: ``source`` and ``target`` are the kinds,
+    ``verified`` is ``{by, read, written}``; where they are, ``added`` and ``ignored`` columns, and the rows that an
+    earlier process had ``resumed`` from.
 
     Raises ``ToolError``; a table is then as it was before.
     """
@@ -42,46 +46,71 @@ class TransferTool(Tool):
         if "key" in call.config and not target.key:
             key = call.config["key"]
             target = target.model_copy(update={"key": (key,) if isinstance(key, str) else tuple(key)})
-        mode = _mode(call.config.get("mode") or target.mode, target)
-        size = max(1, int(call.config.get("chunk_size") or DEFAULT_CHUNK))
+        options = read_options(call, source, target)
         progress = _Progress(call, box)
         try:
-            async with aclosing(cast(Any, read_chunks(source, call, box, size))) as chunks:
-                counted = progress.over(chunks)
-                rows = await write_chunks(target, counted, mode, call, box)
+            async with open_source(
+                source,
+                call,
+                box,
+                options.size,
+                tables=_takes_tables(target),
+                snapshot=options.verify is Verify.CHECKSUM,
+            ) as opened:
+                outcome = await write_to(target, opened, options, call, box, progress.over)
         except (duckdb.Error, obstore.exceptions.BaseError, StorageError, OSError, ValueError) as error:
             text = f"transfer in step {call.step}: {type(error).__name__}: {error}"
             kind = "parse" if isinstance(error, ValueError) else kind_of_duckdb(error)
             raise ToolError(box.credentials.redact(text), kind=kind) from None
-        data = {
-            "rows": rows,
-            "chunks": progress.chunks,
-            "mode": mode.value,
-            "source": source.kind.value,
-            "target": target.kind.value,
-        }
-        return ToolResult(data=data)
+        return ToolResult(data=_data(outcome, progress.chunks, options, source, target))
+
+
+def _takes_tables(target: Place) -> bool:
+    if target.kind is PlaceKind.OBJECT:
+        return row_format(target.format, target.path) is RowFormat.PARQUET
+    return target.kind is PlaceKind.DUCKDB
+
+
+def _data(outcome: Outcome, chunks: int, options: Options, source: Place, target: Place) -> dict[str, Any]:
+    verified: dict[str, Any] = {"by": options.verify.value}
+    if options.verify is not Verify.NONE:
+        verified |= {"read": outcome.rows, "written": outcome.written, **outcome.verified}
+    data = {
+        "rows": outcome.rows,
+        "chunks": chunks or -(-outcome.rows // options.size),
+        "mode": options.mode.value,
+        "source": source.kind.value,
+        "target": target.kind.value,
+        "checksum": outcome.checksum,
+        "verified": verified,
+        **outcome.drift,
+    }
+    return data if outcome.resumed is None else {**data, "resumed": outcome.resumed}
 
 
 class _Progress:
-    """Counts chunks on their way and tells the worker, so that a long transfer keeps its claim."""
+    """Counts chunks on their way and tells the worker, so that a long transfer keeps its claim.
+
+    Attributes:
+        chunks: of rows; bytes of COPY have none.
+    """
 
     def __init__(self, call: ToolCall, box: Toolbox) -> None:
         self._call = call
         self._box = box
-        self.chunks = 0
-        self.rows = 0
+        self._rows = self._bytes = self.chunks = 0
 
-    async def over(self, chunks: Chunks) -> Chunks:
-        chunk: list[Row]
-        async for chunk in chunks:
-            self.chunks += 1
-            self.rows += len(chunk)
-            yield chunk
-            self._box.progress(self._call, f"{self.rows} rows transferred")
+    async def over(self, chunks: AsyncIterator[Chunk]) -> AsyncIterator[Chunk]:
+        async with aclosing(cast(Any, chunks)) as stream:
+            async for chunk in stream:
+                yield chunk
+                self._count(chunk)
 
-
-def _mode(given: Any, target: Place) -> WriteMode:
-    if given is None:
-        return WriteMode.REPLACE if target.kind is PlaceKind.OBJECT else WriteMode.APPEND
-    return write_mode(str(given))
+    def _count(self, chunk: Chunk) -> None:
+        if isinstance(chunk.data, bytes):
+            self._bytes += len(chunk.data)
+            self._box.progress(self._call, f"{self._bytes >> 20} MB transferred")
+            return
+        self.chunks += 1
+        self._rows += chunk.rows
+        self._box.progress(self._call, f"{self._rows} rows transferred")

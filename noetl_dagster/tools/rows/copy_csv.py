@@ -1,0 +1,154 @@
+"""Columns in the CSV format of PostgreSQL's COPY, where the server turns text into its column types.
+
+An unquoted empty field is null, a quoted one is empty text. Columns whose text Arrow writes as the server reads it are
+never Python objects; the others go value by value.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import datetime as dt
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from decimal import Decimal
+from typing import Any
+from uuid import UUID
+
+import orjson
+import pyarrow as pa
+import pyarrow.compute as pc
+from pyarrow import csv as arrow_csv
+
+from noetl_dagster.tools.rows.jsonable import to_jsonable
+from noetl_dagster.tools.rows.values import parameter, row_value
+
+_OPTIONS = arrow_csv.WriteOptions(include_header=False, batch_size=65_536)
+_JSON = frozenset({"json", "jsonb"})
+_NOT_PLAIN = _JSON | {"bytea"}
+_NUMBERS = frozenset({"float4", "float8", "numeric"})
+_MOMENTS = frozenset({"timestamptz", "timestamp", "date", "time"})
+
+
+def csv_of_rows(rows: Sequence[Mapping[str, Any]], columns: Sequence[str], types: Mapping[str, str]) -> bytes:
+    """Rows as CSV; a column that a row lacks is null.
+
+    Args:
+        types: column to type name as ``pg_type.typname`` says it (arrays begin with ``_``).
+    """
+    return _written([_of_values([row.get(name) for row in rows], types[name]) for name in columns])
+
+
+def csv_of_table(table: pa.Table, columns: Sequence[str], types: Mapping[str, str]) -> bytes:
+    """An Arrow table as CSV, as :func:`csv_of_rows` of the same rows."""
+    return _written([_of_arrow(table.column(name), types[name]) for name in columns])
+
+
+def _written(columns: Sequence[Any]) -> bytes:
+    out = pa.BufferOutputStream()
+    arrow_csv.write_csv(pa.table(list(columns), names=list(map(str, range(len(columns))))), out, _OPTIONS)
+    text: bytes = out.getvalue().to_pybytes()
+    return text.replace(b"\0", b"") if b"\0" in text else text  # no text of PostgreSQL holds one
+
+
+def _of_values(values: list[Any], type_name: str) -> Any:
+    kinds = set(map(type, values)) - {type(None)}
+    if not kinds:
+        return pa.nulls(len(values), pa.string())
+    if kinds == {str} and type_name not in _NOT_PLAIN:
+        return pa.array(values, pa.string())
+    if kinds == {bool} and type_name == "bool":
+        return pa.array(values, pa.bool_())
+    if kinds == {float} and type_name in _NUMBERS:
+        return pa.array(values, pa.float64())
+    if kinds == {int}:
+        with suppress(OverflowError):  # beyond 64 bits
+            return pa.array(values, pa.int64())
+    return _one_by_one(values, type_name)
+
+
+def _of_arrow(column: Any, type_name: str) -> Any:
+    kind = column.type
+    if pa.types.is_dictionary(kind):
+        return _of_arrow(column.cast(kind.value_type), type_name)
+    if pa.types.is_null(kind):
+        return pa.nulls(len(column), pa.string())
+    if (pa.types.is_string(kind) or pa.types.is_large_string(kind)) and type_name not in _NOT_PLAIN:
+        return column
+    if pa.types.is_integer(kind) or pa.types.is_decimal(kind):
+        return column
+    if pa.types.is_floating(kind) and type_name in _NUMBERS:
+        return column if type_name == "float4" else column.cast(pa.float64())
+    if pa.types.is_boolean(kind) and type_name == "bool":
+        return column
+    if pa.types.is_date(kind) and type_name in _MOMENTS:
+        return column
+    if pa.types.is_time(kind) and type_name in _MOMENTS:
+        return column.cast(pa.string())
+    if pa.types.is_timestamp(kind) and type_name in _MOMENTS:
+        return _moments(column)
+    return _one_by_one(column.to_pylist(maps_as_pydicts="strict"), type_name)
+
+
+def _moments(column: Any) -> Any:
+    """Timestamps as text. Those with a zone in UTC: Arrow looks each one's offset up otherwise, which takes long."""
+    kind = column.type
+    if kind.tz is None:
+        return column.cast(pa.string())
+    text = column.cast(pa.timestamp(kind.unit, "UTC")).cast(pa.timestamp(kind.unit)).cast(pa.string())
+    return pc.binary_join_element_wise(text, "+00", "")
+
+
+def _one_by_one(values: Sequence[Any], type_name: str) -> Any:
+    return pa.array(
+        [None if value is None else plain_text(value, type_name) for value in values], pa.string()
+    )
+
+
+def plain_text(value: Any, type_name: str) -> str:
+    """The text of which the server makes a value of that type."""
+    if isinstance(value, str) and type_name not in _NOT_PLAIN:
+        return value
+    if isinstance(value, int | Decimal) and not isinstance(value, bool):
+        return str(value)
+    if type_name in _JSON:
+        return orjson.dumps(parameter(row_value(value), type_name)).decode()
+    if isinstance(value, bool):
+        return "t" if value else "f"
+    if isinstance(value, float | UUID):
+        return str(value)
+    if isinstance(value, bytes | bytearray | memoryview):
+        return f"\\x{bytes(value).hex()}"
+    if type_name == "bytea":
+        return f"\\x{_from_base64(value).hex()}"
+    if isinstance(value, dt.datetime | dt.date | dt.time):
+        return value.isoformat()
+    if isinstance(value, dt.timedelta):
+        return f"{value.total_seconds()} seconds"
+    if isinstance(value, pa.MonthDayNano):
+        return f"{value.months} months {value.days} days {value.nanoseconds / 1000} microseconds"
+    if isinstance(value, list | tuple) and type_name.startswith("_"):
+        return _array(value, type_name[1:])
+    plain = row_value(value)
+    return plain if isinstance(plain, str) else orjson.dumps(to_jsonable(plain)).decode()
+
+
+def _from_base64(text: str) -> bytes:
+    try:
+        return base64.b64decode(text, validate=True)
+    except binascii.Error:
+        return text.encode()
+
+
+def _array(values: Sequence[Any], element: str) -> str:
+    """An array literal: ``{"a",NULL,{...}}``."""
+    parts = []
+    for value in values:
+        if value is None:
+            parts.append("NULL")
+        elif isinstance(value, list | tuple) and element not in _JSON:
+            parts.append(_array(value, element))
+        else:
+            escaped = plain_text(value, element).replace("\\", "\\\\").replace('"', '\\"')
+            parts.append(f'"{escaped}"')
+    return "{" + ",".join(parts) + "}"

@@ -1,0 +1,134 @@
+"""Rows on their way from one end to the other."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
+from dataclasses import dataclass
+from itertools import chain
+from typing import Any, Protocol, TypeVar
+
+import pyarrow as pa
+
+from noetl_dagster.tools.rows.files import Row, arrow_rows
+
+T = TypeVar("T")
+Put = Callable[[T], Awaitable[None]]
+
+
+@dataclass(frozen=True, slots=True)
+class Chunk:
+    """Some rows: mappings, an Arrow table, or bytes of COPY.
+
+    ``after``, JSON, is where a source that can seek goes on behind them.
+    """
+
+    data: Any
+    after: Any = None
+
+    @property
+    def rows(self) -> int:
+        """Their number; of bytes only in the text format, where each is a line."""
+        return self.data.count(b"\n") if isinstance(self.data, bytes) else len(self.data)
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """The columns that the rows fill."""
+        if isinstance(self.data, pa.Table):
+            return tuple(self.data.column_names)
+        return tuple(dict.fromkeys(chain.from_iterable(self.data)))
+
+    def as_rows(self) -> list[Row]:
+        rows: list[Row] = self.data.to_pylist() if isinstance(self.data, pa.Table) else self.data
+        return rows
+
+    def as_table(self, schema: pa.Schema | None = None) -> pa.Table:
+        """An Arrow table of the given schema, or of the one that the values show."""
+        if not isinstance(self.data, pa.Table):
+            return arrow_rows(self.data, schema)
+        return self.data if schema is None else fitted(self.data, schema)
+
+    def only(self, columns: Sequence[str]) -> Chunk:
+        """Without other columns than these."""
+        if isinstance(self.data, pa.Table):
+            return Chunk(self.data.select(list(columns)), self.after)
+        kept = frozenset(columns)
+        return Chunk(
+            [{name: value for name, value in row.items() if name in kept} for row in self.data], self.after
+        )
+
+
+def fitted(table: pa.Table, schema: pa.Schema) -> pa.Table:
+    """A table with the columns and types of a schema; columns that it lacks are null."""
+    columns = [
+        table.column(field.name).cast(field.type)
+        if field.name in table.column_names
+        else pa.nulls(len(table), field.type)
+        for field in schema
+    ]
+    return pa.table(columns, schema=schema)
+
+
+class Source(Protocol):
+    """Where rows come from.
+
+    Attributes:
+        seeks: it can go on in the middle, so that what is stored is not read again.
+        bytes: about how large it is, where that is known beforehand.
+    """
+
+    seeks: bool
+    bytes: int
+
+    async def identity(self) -> str:
+        """Changes when the source is another one than before; empty where nobody can say."""
+        ...
+
+    def chunks(self, after: Any = None) -> AsyncIterator[Chunk]:
+        """The rows, from the beginning or behind what an earlier chunk called ``after``."""
+        ...
+
+
+async def sliced(rows: list[Row] | pa.Table, size: int, after: Any = None) -> AsyncIterator[Chunk]:
+    """Rows in chunks; only behind the last one can be gone on."""
+    for start in range(0, len(rows), size):
+        part = rows.slice(start, size) if isinstance(rows, pa.Table) else rows[start : start + size]
+        yield Chunk(part, after if start + size >= len(rows) else None)
+
+
+async def threaded(items: Iterable[T]) -> AsyncIterator[T]:
+    """Takes each item in a thread."""
+    iterator, nothing = iter(items), object()
+    while (item := await asyncio.to_thread(next, iterator, nothing)) is not nothing:
+        yield item  # type: ignore[misc]
+
+
+async def piped(fill: Callable[[Put[T]], Awaitable[object]], most: int) -> AsyncIterator[T]:
+    """What ``fill`` puts, at most so many items ahead of their use; then what it raised."""
+    queue: asyncio.Queue[tuple[T] | None] = asyncio.Queue()
+    room = asyncio.Semaphore(most)
+
+    async def put(item: T) -> None:
+        await room.acquire()
+        queue.put_nowait((item,))
+
+    filling = asyncio.ensure_future(fill(put))
+    filling.add_done_callback(lambda _: queue.put_nowait(None))
+    try:
+        while (found := await queue.get()) is not None:
+            room.release()
+            yield found[0]
+        await filling
+    finally:
+        filling.cancel()
+        await asyncio.gather(filling, return_exceptions=True)
+
+
+def ahead(items: AsyncIterator[T], most: int = 2) -> AsyncIterator[T]:
+    """The same items, of which the next are made while one is used."""
+
+    async def forward(put: Put[T]) -> None:
+        async for item in items:
+            await put(item)
+
+    return piped(forward, most)

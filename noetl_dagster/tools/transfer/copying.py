@@ -1,0 +1,202 @@
+"""Rows into a table of PostgreSQL by COPY, and from a stage into the table that they are for."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import time
+from collections.abc import AsyncIterator, Sequence
+from contextlib import aclosing
+from typing import Any, cast
+
+import asyncpg
+import pyarrow as pa
+
+from noetl_dagster.errors import ToolError
+from noetl_dagster.tools.rows.copy_csv import csv_of_rows, csv_of_table
+from noetl_dagster.tools.sql.tables import Table, WriteMode, conflict_clause, listed, upsert_key
+from noetl_dagster.tools.transfer.chunks import Chunk, Source, ahead
+from noetl_dagster.tools.transfer.drift import Drift, postgres_type
+from noetl_dagster.tools.transfer.sources.postgres import PostgresSource
+
+ORDINAL = "noetl_ordinal"
+
+# quoted identifiers only; the rows travel by COPY
+MERGE = (
+    "INSERT INTO {table} ({columns}) OVERRIDING SYSTEM VALUE SELECT DISTINCT ON ({key}) {columns} FROM {stage} "
+    "ORDER BY {key}, {ordinal} DESC"
+)
+MOVE = "INSERT INTO {table} ({columns}) OVERRIDING SYSTEM VALUE SELECT {columns} FROM {stage}"
+ADD_COLUMN = "ALTER TABLE {table} ADD COLUMN {column} {type}"
+
+_SAME_BYTES = frozenset(
+    (
+        *(
+            "bool",
+            "int2",
+            "int4",
+            "int8",
+            "float4",
+            "float8",
+            "numeric",
+            "text",
+            "varchar",
+            "bpchar",
+            "name",
+            "bytea",
+        ),
+        *(
+            "date",
+            "time",
+            "timetz",
+            "timestamp",
+            "timestamptz",
+            "interval",
+            "uuid",
+            "json",
+            "jsonb",
+            "inet",
+            "cidr",
+        ),
+        *("macaddr", "bit", "varbit"),
+    )
+)
+"""Types whose binary form is the same in every server."""
+
+
+class Copier:
+    """Copies what a source gives, one COPY for each run of chunks that fill the same columns.
+
+    Attributes:
+        read, written: rows that the source gave, and that COPY says the table took.
+        columns: those that were filled.
+    """
+
+    def __init__(
+        self, connection: asyncpg.Connection, into: Table, drift: Drift, source: Source, chunks_of: Any
+    ) -> None:
+        self._connection, self._into, self._drift, self._source = connection, into, drift, source
+        self._chunks_of = chunks_of
+        self._fixed: list[str] | None = None
+        self._format = "csv"
+        self._chunks: AsyncIterator[Chunk] | None = None
+        self._next: Chunk | None = None
+        self.read = self.written = 0
+        self.columns: dict[str, None] = {}
+
+    async def start(self, *, after: Any = None, resumable: bool = False) -> None:
+        """Looks at the columns of a source that knows them, and begins to read behind a position."""
+        source = self._source
+        if isinstance(source, PostgresSource):
+            self._fixed = await self._sorted(list(source.columns), lambda name: source.columns[name].type)
+            same = all(
+                _same_bytes(source.columns[name].type, self._into.columns[name]) for name in self._fixed
+            )
+            self._format = "binary" if same and not resumable else "text"
+            chunks = source.copy(self._fixed, self._format, after)
+        else:
+            chunks = ahead(source.chunks(after), 1)
+        self._chunks = self._chunks_of(chunks)
+
+    async def ready(self) -> bool:
+        """Waits for the next chunk; False behind the last one."""
+        if self._next is None and self._chunks is not None:
+            self._next = await anext(self._chunks, None)
+        return self._next is not None
+
+    async def step(self, seconds: float = math.inf) -> Any:
+        """One COPY, which ends where the columns change or after so many seconds; where the source then goes on."""
+        assert self._next is not None
+        columns = self._fixed or await self._of_chunk(self._next)
+        fixed, due, after, given = self._fixed is not None, time.monotonic() + seconds, None, 0
+        names = frozenset() if fixed else frozenset(self._next.columns)
+
+        async def blocks() -> AsyncIterator[bytes]:
+            nonlocal after, given
+            while (chunk := self._next) is not None and (fixed or frozenset(chunk.columns) == names):
+                yield await self._encoded(chunk, columns)
+                given += chunk.rows
+                after, self._next = chunk.after, None
+                if after is not None and time.monotonic() >= due:
+                    break
+                await self.ready()
+
+        schema, name = await self._connection.fetchrow(RELATION, self._into.name)
+        source = blocks() if fixed else ahead(blocks())
+        async with aclosing(cast(Any, source)) as stream:
+            tag = await self._connection.copy_to_table(
+                name, schema_name=schema, source=stream, columns=columns, format=self._format
+            )
+        if self._format == "binary":  # whose rows only the server can count
+            given = cast(PostgresSource, self._source).copied or 0
+        self.read += given
+        self.written += int(tag.rpartition(" ")[2])
+        self.columns |= dict.fromkeys(columns)
+        return after
+
+    async def _encoded(self, chunk: Chunk, columns: Sequence[str]) -> bytes:
+        if isinstance(chunk.data, bytes):
+            return chunk.data
+        encode = csv_of_table if isinstance(chunk.data, pa.Table) else csv_of_rows
+        return await asyncio.to_thread(encode, chunk.data, columns, self._into.columns)
+
+    async def _of_chunk(self, chunk: Chunk) -> list[str]:
+        return await self._sorted(chunk.columns, lambda name: postgres_type(chunk, name))
+
+    async def _sorted(self, names: Sequence[str], type_of: Any) -> list[str]:
+        columns, new = self._drift.sort(names, type_of)
+        if names and not columns:
+            raise ToolError(f"the source has none of the columns of table {self._into.name}", kind="schema")
+        await add_columns(self._connection, self._into, new)
+        return columns
+
+
+RELATION = """
+SELECT namespace.nspname, class.relname
+FROM pg_class AS class JOIN pg_namespace AS namespace ON namespace.oid = class.relnamespace
+WHERE class.oid = to_regclass($1)
+"""
+TYPE_NAME = """
+SELECT typname FROM pg_attribute JOIN pg_type ON pg_type.oid = atttypid
+WHERE attrelid = to_regclass($1) AND attname = $2
+"""
+
+
+async def add_columns(connection: asyncpg.Connection, table: Table, columns: dict[str, str]) -> None:
+    """Adds columns, by name and type, to a table and to what is known of it."""
+    for name, type_name in columns.items():
+        await connection.execute(ADD_COLUMN.format(table=table.name, column=listed([name]), type=type_name))
+        table.columns[name] = await connection.fetchval(TYPE_NAME, table.name, name)
+
+
+async def merge(
+    connection: asyncpg.Connection,
+    stage: str,
+    table: Table,
+    columns: Sequence[str],
+    mode: WriteMode,
+    key: Sequence[str],
+) -> int:
+    """Moves a stage's rows into the table, and says how many it took; of rows with the same key the last one wins."""
+    names = {"stage": stage, "table": table.name, "columns": listed(columns), "ordinal": ORDINAL}
+    if mode is WriteMode.UPSERT:
+        keys = upsert_key(table, key)
+        statement = MERGE.format(**names, key=listed(keys)) + conflict_clause(keys, columns)
+    else:
+        statement = MOVE.format(**names)
+    tag = await connection.execute(statement)
+    return int(tag.rpartition(" ")[2])
+
+
+def compare(read: int, written: int, table: Table) -> None:
+    """Raises ``ToolError`` where the target did not take as many rows as the source gave."""
+    if read != written:
+        raise ToolError(
+            f"{read} rows were read, and table {table.name} took {written}; a trigger or rule keeps some away? "
+            "The table is as it was. With verify: none this is no error",
+            kind="db",
+        )
+
+
+def _same_bytes(one: str, other: str) -> bool:
+    return one == other and one.removeprefix("_") in _SAME_BYTES

@@ -1,0 +1,144 @@
+"""Files and objects as sources: Parquet by row groups, JSON lines and CSV by blocks, JSON as a whole."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+from typing import Any
+
+import obstore
+import orjson
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from noetl_dagster.tools.base import Toolbox, ToolCall
+from noetl_dagster.tools.rows.formats import RowFormat, row_format
+from noetl_dagster.tools.transfer.chunks import Chunk, threaded
+from noetl_dagster.tools.transfer.places import Place, object_place
+from noetl_dagster.tools.transfer.sources.text import BLOCK, Blocks, csv_records, json_lines
+
+READ_AT_ONCE = 8 << 20
+"""Bytes of an object that are asked for at a time where it is not read as a stream."""
+
+
+class FileSource:
+    """A file, or an object where it lies: nothing of it is copied first."""
+
+    seeks = True
+
+    def __init__(self, place: Place, store: Any, key: str, size: int) -> None:
+        self._format = row_format(place.format, place.path)
+        self._store, self._key, self._size = store, key, size
+        self.bytes = 0
+        self._identity = ""
+
+    @classmethod
+    async def of(cls, place: Place, call: ToolCall, box: Toolbox, size: int) -> FileSource:
+        source = cls(place, *await object_place(place, call, box), size)
+        if source._store is None:
+            found = await asyncio.to_thread(Path(source._key).stat)
+            source.bytes, source._identity = found.st_size, f"{found.st_size}:{found.st_mtime_ns}"
+        else:
+            meta = await obstore.head_async(source._store, source._key)
+            source.bytes = meta["size"]
+            source._identity = f"{meta['size']}:{meta['e_tag'] or meta['last_modified']}"
+        return source
+
+    async def identity(self) -> str:
+        return self._identity
+
+    def chunks(self, after: Any = None) -> AsyncIterator[Chunk]:
+        match self._format:
+            case RowFormat.PARQUET:
+                return threaded(self._parquet(after or 0))
+            case RowFormat.JSONL:
+                return json_lines(self._blocks(after or 0), self._size, after or 0)
+            case RowFormat.CSV:
+                if after is None:
+                    return csv_records(self._blocks(0), self._size)
+                start = after["byte"]
+                return csv_records(self._blocks(start), self._size, after["columns"], start)
+            case RowFormat.JSON:
+                return self._json(after or 0)
+
+    def _parquet(self, done: int) -> Iterator[Chunk]:
+        """From a row on; row groups before it are not read."""
+        with pq.ParquetFile(self._opened(), pre_buffer=True) as file:
+            first, before = 0, 0
+            while first < file.num_row_groups:
+                rows = file.metadata.row_group(first).num_rows
+                if before + rows > done:
+                    break
+                first, before = first + 1, before + rows
+            groups = list(range(first, file.num_row_groups))
+            for batch in file.iter_batches(batch_size=self._size, row_groups=groups):
+                table = pa.Table.from_batches([batch])
+                if before < done:
+                    table = table.slice(done - before)
+                before += batch.num_rows
+                if len(table):
+                    yield Chunk(table, before)
+
+    def _opened(self) -> Any:
+        if self._store is None:
+            return self._key
+        reader = obstore.open_reader(self._store, self._key, buffer_size=READ_AT_ONCE)
+        return pa.PythonFile(_Ranges(reader), mode="r")
+
+    async def _blocks(self, start: int) -> Blocks:
+        if self._store is not None:
+            if start >= self.bytes:
+                return
+            options: Any = {"range": {"offset": start}}
+            answer = await obstore.get_async(self._store, self._key, options=options)
+            async for part in answer.stream(min_chunk_size=BLOCK):
+                yield bytes(part)
+            return
+        with await asyncio.to_thread(Path(self._key).open, "rb") as file:
+            file.seek(start)
+            while block := await asyncio.to_thread(file.read, BLOCK):
+                yield block
+
+    async def _json(self, done: int) -> AsyncIterator[Chunk]:
+        whole = b"".join([block async for block in self._blocks(0)])
+        value = await asyncio.to_thread(orjson.loads, whole)
+        rows = value if isinstance(value, list) else [value]
+        for start in range(done, len(rows), self._size):
+            part = rows[start : start + self._size]
+            mapped = [row if isinstance(row, dict) else {"value": row} for row in part]
+            yield Chunk(mapped, start + len(part))
+
+
+class _Ranges:
+    """An object as the file that Arrow reads."""
+
+    def __init__(self, reader: Any) -> None:
+        self._reader = reader
+        self.closed = False
+
+    def read(self, size: int = -1) -> bytes:
+        return bytes(self._reader.read(None if size < 0 else size))
+
+    def seek(self, offset: int, whence: int = 0) -> int:
+        return int(self._reader.seek(offset, whence))
+
+    def tell(self) -> int:
+        return int(self._reader.tell())
+
+    def size(self) -> int:
+        return int(self._reader.size())
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def writable(self) -> bool:
+        return False
+
+    def close(self) -> None:
+        self.closed = True
+
+    def flush(self) -> None: ...

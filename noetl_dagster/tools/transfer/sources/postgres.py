@@ -1,0 +1,275 @@
+"""PostgreSQL as a source: COPY out, whose bytes another PostgreSQL takes as they are, or as Arrow tables."""
+
+from __future__ import annotations
+
+import asyncio
+import io
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import aclosing, asynccontextmanager
+from dataclasses import dataclass, replace
+from typing import Any, cast
+
+import asyncpg
+import orjson
+import pyarrow as pa
+from pyarrow import csv as arrow_csv
+
+from noetl_dagster.errors import ToolError
+from noetl_dagster.tools.base import Toolbox, ToolCall
+from noetl_dagster.tools.rows.values import parameter
+from noetl_dagster.tools.sql.connection import open_pool, postgres_errors
+from noetl_dagster.tools.sql.statements import BoundStatement, split_statements
+from noetl_dagster.tools.sql.tables import listed
+from noetl_dagster.tools.transfer.chunks import Chunk, Put, piped, sliced
+from noetl_dagster.tools.transfer.places import Place
+
+COPY_BLOCK = 128 << 10
+"""Bytes of COPY that another server is given at a time; a message of COPY has some kilobytes."""
+
+CSV_BLOCK = 4 << 20
+"""Bytes of CSV that become one Arrow table."""
+
+BLOCKS_AHEAD = 2
+
+_ARROW: Mapping[str, Any] = {
+    **dict.fromkeys(("int2", "int4", "int8"), pa.int64()),
+    **dict.fromkeys(("float8", "numeric"), pa.float64()),
+    **dict.fromkeys(("text", "varchar", "bpchar", "name", "uuid", "json", "jsonb"), pa.string()),
+    "float4": pa.float32(),
+    "bool": pa.bool_(),
+    "date": pa.date32(),
+    "timestamp": pa.timestamp("us"),
+    "timestamptz": pa.timestamp("us", "UTC"),
+}
+"""What CSV of COPY is read as, by the names of the server's types; a row with another goes value by value."""
+
+_JSON = frozenset({"json", "jsonb"})
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """A column of a query: the server's type by name and number."""
+
+    type: str
+    oid: int
+
+
+class PostgresSource:
+    """A table or query. It can be gone on with where ``order_by`` names unique columns.
+
+    Attributes:
+        columns: what it gives, in order.
+        copied: rows that the last COPY said it gave, None before its end.
+    """
+
+    def __init__(
+        self,
+        connection: asyncpg.Connection,
+        place: Place,
+        query: str,
+        values: Sequence[Any],
+        columns: Mapping[str, Column],
+        size: int,
+        *,
+        tables: bool,
+    ) -> None:
+        self._tables_wanted = tables
+        self._connection, self._query, self._values, self._size = connection, query, values, size
+        self.order_by = place.order_by
+        self.columns = columns
+        self.seeks = bool(place.order_by)
+        self.copied: int | None = None
+        self.bytes = 0
+        self._copying: asyncio.Task[Any] | None = None
+
+    async def identity(self) -> str:
+        return ""
+
+    async def chunks(self, after: Any = None) -> AsyncIterator[Chunk]:
+        """Rows with the values that the server's types have in Python, in Arrow tables where those hold them all."""
+        if self._tables_wanted and all(column.type in _ARROW for column in self.columns.values()):
+            async for table in self._tables():
+                async for chunk in sliced(table, self._size):
+                    yield chunk
+            return
+        cursor = await self._connection.cursor(self._query, *self._values)
+        while records := await cursor.fetch(self._size):
+            yield Chunk([dict(record) for record in records])
+
+    async def copy(self, columns: Sequence[str], format: str, after: Any = None) -> AsyncIterator[Chunk]:
+        """COPY of these columns as bytes; in the text format behind the row of a key, in the order of ``order_by``."""
+        query, values = self._query, list(self._values)
+        if tuple(columns) != tuple(self.columns) or self.order_by:
+            query = f"SELECT {listed(columns)} FROM ({query}\n) AS source"
+        if after is not None:
+            query += f" WHERE {self._compared('>')}"
+            values += after
+        if self.order_by:
+            query += f" ORDER BY {listed(self.order_by)}"
+        places = [columns.index(name) for name in self.order_by]
+        async for block in self._out(query, values, format, COPY_BLOCK):
+            yield Chunk(block, _key(block, places) if places and format == "text" else None)
+
+    async def count_until(self, after: Sequence[str]) -> int:
+        """How many rows there are up to the one of that key."""
+        query = f"SELECT count(*) FROM ({self._query}\n) AS source WHERE {self._compared('<=')}"
+        return int(await self._connection.fetchval(query, *self._values, *after))
+
+    def _compared(self, sign: str) -> str:
+        """A condition on the key, whose values are the parameters behind those of the query."""
+        numbered = enumerate(self.order_by, len(self._values) + 1)
+        places = (f"${number}::text::{self.columns[name].type}" for number, name in numbered)
+        return f"({listed(self.order_by)}) {sign} ({', '.join(places)})"
+
+    async def checksum(self, expressions: Sequence[str], digest: str) -> str:
+        """A digest of all rows, made of these expressions over the columns, by the server."""
+        query = f"SELECT {', '.join(expressions)} FROM ({self._query}\n) AS source"
+        return str(await self._connection.fetchval(digest.format(rows=query), *self._values))
+
+    async def close(self) -> None:
+        """Ends a COPY whose rows nobody takes any more."""
+        if self._copying is not None:
+            self._copying.cancel()
+            await asyncio.gather(self._copying, return_exceptions=True)
+
+    async def settings(self) -> dict[str, str]:
+        """What values' texts depend on, as this connection has it."""
+        names = ("timezone", "datestyle", "intervalstyle", "extra_float_digits", "bytea_output")
+        return {name: await self._connection.fetchval("SELECT current_setting($1)", name) for name in names}
+
+    async def _out(self, query: str, values: Sequence[Any], format: str, size: int) -> AsyncIterator[bytes]:
+        """COPY in blocks of whole rows, of at least so many bytes."""
+
+        async def copied(put: Put[bytes]) -> None:
+            collected = bytearray()
+
+            async def collect(rows: bytes) -> None:
+                nonlocal collected
+                collected += rows
+                if len(collected) >= size:
+                    block, collected = bytes(collected), bytearray()
+                    await put(block)
+
+            self._copying = asyncio.current_task()
+            tag = await self._connection.copy_from_query(query, *values, output=collect, format=format)
+            self.copied = int(tag.rpartition(" ")[2])
+            if collected:
+                await put(bytes(collected))
+
+        async with aclosing(cast(Any, piped(copied, BLOCKS_AHEAD))) as blocks:
+            async for block in blocks:
+                yield block
+
+    async def _tables(self) -> AsyncIterator[pa.Table]:
+        known: dict[str, Any] = {}
+        async for block in self._out(self._query, self._values, "csv", CSV_BLOCK):
+            yield await asyncio.to_thread(self._table, block, known)
+
+    def _table(self, block: bytes, known: dict[str, Any]) -> pa.Table:
+        types = {name: _ARROW[column.type] for name, column in self.columns.items()}
+        table = arrow_csv.read_csv(
+            io.BytesIO(block),
+            read_options=arrow_csv.ReadOptions(column_names=list(types), use_threads=False),
+            parse_options=arrow_csv.ParseOptions(newlines_in_values=True, ignore_empty_lines=False),
+            convert_options=arrow_csv.ConvertOptions(
+                column_types=types,
+                null_values=[""],
+                true_values=["t"],
+                false_values=["f"],
+                strings_can_be_null=True,
+                quoted_strings_can_be_null=False,
+            ),
+        )
+        for index, (name, column) in enumerate(self.columns.items()):
+            if column.type == "float4":
+                table = table.set_column(index, name, table.column(index).cast(pa.float64()))
+            elif column.type in _JSON:
+                values = [None if text is None else orjson.loads(text) for text in table[name].to_pylist()]
+                array = pa.array(values, known.get(name))
+                if not pa.types.is_null(array.type):
+                    known[name] = array.type
+                table = table.set_column(index, name, array)
+        return table
+
+
+def _key(block: bytes, places: Sequence[int]) -> list[str] | None:
+    """The key of the last line of COPY text; None where a part of it is null, or text with escapes."""
+    line = block[block.rfind(b"\n", 0, -1) + 1 : -1]
+    fields = line.split(b"\t")
+    values = [fields[place] for place in places]
+    return None if any(b"\\" in value for value in values) else [value.decode() for value in values]
+
+
+@asynccontextmanager
+async def open_postgres(
+    place: Place,
+    statement: BoundStatement,
+    call: ToolCall,
+    box: Toolbox,
+    size: int,
+    *,
+    tables: bool,
+    snapshot: bool,
+) -> AsyncIterator[PostgresSource]:
+    """The source, in one transaction on a connection of its own.
+
+    Args:
+        tables: its chunks are Arrow tables where those hold its types.
+        snapshot: it is read more than once, and is to be the same each time.
+
+    Raises:
+        ToolError: for whatever the server refuses.
+    """
+    own = replace(call, auth=place.auth)
+    statements = split_statements(statement.text)
+    if len(statements) != 1:
+        raise ToolError(
+            f"transfer in step {call.step}: source.query must be one statement that gives rows", kind="schema"
+        )
+    isolation = "repeatable_read" if snapshot or place.order_by else None
+    with postgres_errors(own, box):
+        pool = await open_pool(own, box)
+        async with (
+            pool.acquire() as connection,
+            connection.transaction(isolation=isolation, readonly=not place.query),
+        ):
+            await connection.execute("SET LOCAL datestyle = 'ISO'; SET LOCAL intervalstyle = 'postgres'")
+            prepared = await connection.prepare(statements[0])
+            types = [item.name for item in prepared.get_parameters()]
+            values = [parameter(value, name) for value, name in zip(statement.values, types, strict=True)]
+            columns: dict[str, Column] = {}
+            for attribute in prepared.get_attributes():
+                if attribute.name in columns:
+                    raise ToolError(
+                        f"transfer in step {call.step}: source.query gives two columns {attribute.name}; "
+                        "name one of them otherwise",
+                        kind="schema",
+                    )
+                columns[attribute.name] = Column(_type_name(attribute.type), attribute.type.oid)
+            missing = [name for name in place.order_by if name not in columns]
+            if missing:
+                raise ToolError(
+                    f"transfer in step {call.step}: source.order_by names {', '.join(missing)}, which the "
+                    f"source does not give; it gives {', '.join(columns)}",
+                    kind="schema",
+                )
+            source = PostgresSource(connection, place, statements[0], values, columns, size, tables=tables)
+            if place.order_by:
+                source.bytes = await _estimate(connection, statements[0], values)
+            try:
+                yield source
+            finally:
+                await source.close()
+
+
+async def _estimate(connection: asyncpg.Connection, query: str, values: Sequence[Any]) -> int:
+    """Bytes of all rows as the planner guesses them."""
+    [explained] = await connection.fetchval(f"EXPLAIN (FORMAT json) {query}", *values)
+    return int(explained["Plan"]["Plan Rows"] * explained["Plan"]["Plan Width"])
+
+
+def _type_name(type: Any) -> str:
+    """As ``pg_type.typname`` has it, with the schema where that is a user's."""
+    element = type.name.removesuffix("[]")
+    name = f"_{element}" if element != type.name else element
+    return name if type.schema == "pg_catalog" else f'"{type.schema}"."{name}"'

@@ -1,0 +1,116 @@
+"""CSV and JSON lines as they come: blocks of bytes, cut where a row ends."""
+
+from __future__ import annotations
+
+import asyncio
+import csv
+import io
+from collections.abc import AsyncIterator, Callable, Sequence
+from typing import Any
+
+import orjson
+import pyarrow as pa
+from pyarrow import csv as arrow_csv
+
+from noetl_dagster.tools.rows.files import Row
+from noetl_dagster.tools.transfer.chunks import Chunk, sliced
+
+BLOCK = 1 << 20
+Blocks = AsyncIterator[bytes]
+
+
+async def json_lines(blocks: Blocks, size: int, at: int = 0) -> AsyncIterator[Chunk]:
+    """The rows of JSON lines; ``after`` is the number of bytes behind which the next line begins.
+
+    Args:
+        at: where in the file the blocks begin.
+    """
+    async for block, end in _records(blocks, _last_line, at):
+        async for chunk in sliced(await asyncio.to_thread(_of_lines, block), size, end):
+            yield chunk
+
+
+async def csv_records(
+    blocks: Blocks, size: int, columns: Sequence[str] | None = None, at: int = 0
+) -> AsyncIterator[Chunk]:
+    """The rows of CSV, whose values are text, empty ones null; ``after`` as of :func:`json_lines`, with the columns.
+
+    Args:
+        columns: where the blocks begin behind the header.
+    """
+    names = None if columns is None else list(columns)
+    async for block, end in _records(blocks, _last_record, at):
+        skip = 0
+        if names is None:
+            names, skip = _header(block)
+        rows = await asyncio.to_thread(_of_csv, block, names, skip)
+        async for chunk in sliced(rows, size, {"byte": end, "columns": names}):
+            yield chunk
+
+
+async def _records(
+    blocks: Blocks, last_end: Callable[[bytes], int], at: int
+) -> AsyncIterator[tuple[bytes, int]]:
+    """Blocks that end where a record does, each with where in the file that is."""
+    rest = b""
+    async for block in blocks:
+        rest += block
+        end = last_end(rest)
+        if end:
+            at += end
+            yield rest[:end], at
+            rest = rest[end:]
+    if rest.strip():
+        yield rest, at + len(rest)
+
+
+def _last_line(block: bytes) -> int:
+    return block.rfind(b"\n") + 1
+
+
+def _last_record(block: bytes) -> int:
+    """Behind the last line end that stands in no quotes."""
+    open_quotes = block.count(b'"') % 2
+    end = len(block)
+    while end > 0:
+        found = block.rfind(b"\n", 0, end)
+        open_quotes ^= block.count(b'"', max(found, 0), end) % 2
+        if found >= 0 and not open_quotes:
+            return found + 1
+        end = found
+    return 0
+
+
+def _of_lines(block: bytes) -> list[Row]:
+    lines = [line for line in block.splitlines() if line.strip()]
+    values = orjson.loads(b"[" + b",".join(lines) + b"]")
+    return [value if isinstance(value, dict) else {"value": value} for value in values]
+
+
+def _header(block: bytes) -> tuple[list[str], int]:
+    """The columns, and how many lines they take."""
+    reader = csv.reader(io.StringIO(block.decode("utf-8-sig"), newline=""))
+    names = next((row for row in reader if row), [])
+    return names, reader.line_num
+
+
+def _of_csv(block: bytes, names: list[str], skip: int) -> Any:
+    """An Arrow table of text; rows that are too short as mappings, which are filled up."""
+    text = pa.string()
+    try:
+        return arrow_csv.read_csv(
+            io.BytesIO(block),
+            read_options=arrow_csv.ReadOptions(column_names=names, skip_rows=skip, use_threads=False),
+            parse_options=arrow_csv.ParseOptions(newlines_in_values=True),
+            convert_options=arrow_csv.ConvertOptions(
+                column_types=dict.fromkeys(names, text),
+                null_values=[""],
+                strings_can_be_null=True,
+                quoted_strings_can_be_null=True,
+            ),
+        )
+    except pa.ArrowInvalid:
+        lines = io.StringIO(block.decode("utf-8-sig"), newline="")
+        reader = csv.DictReader(lines, names)
+        rows = [{name: value or None for name, value in row.items()} for row in reader]
+        return rows[1:] if skip else rows

@@ -1,0 +1,236 @@
+"""Transfers whose process is killed: whoever runs their command again goes on where they were, each row once."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+from collections import Counter
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+from typing import Any
+
+import asyncpg
+import duckdb
+import pytest
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import JSONResponse
+from starlette.routing import Route
+
+from noetl_dagster.engine.engine import Engine
+from noetl_dagster.settings import Settings
+from tests.playbooks import playbook
+from tests.serving import served
+
+pytestmark = pytest.mark.long
+
+ROWS = 240_000
+PAGE = 24_000
+MOVE = """
+workflow:
+  - step: move
+    tool:
+      kind: transfer
+      source: {source}
+      target: {{kind: postgres, table: moved, auth: pg}}
+      mode: {mode}
+      chunk_size: 20000
+      resumable: true
+"""
+SOURCES = {
+    "postgres": "{kind: postgres, table: numbers, order_by: id, auth: pg}",
+    "duckdb": "{kind: duckdb, database: FOLDER/rows.db, table: rows}",
+    "parquet": "{path: FOLDER/rows.parquet}",
+    "csv": "{path: FOLDER/rows.csv}",
+    "jsonl": "{path: FOLDER/rows.jsonl}",
+    "json": "{path: FOLDER/rows.json}",
+    "http": "{kind: http, url: 'URL/rows', rows: data, paging: {next: next}}",
+}
+BETWEEN = "between two chunks"
+EXECUTION = "SELECT max(execution_id) FROM noetl.event WHERE event_type = 'playbook.initialized'"
+POSITION = "SELECT relname FROM pg_class WHERE relname LIKE 'noetl\\_transfer\\_%' AND relkind = 'r'"
+
+
+def drive(settings: Settings, text: str, moment: str) -> None:
+    """Runs a playbook in a process that is killed at a moment of its transfer."""
+    import asyncio
+
+    from noetl_dagster.tools.transfer import copying, postgres, targets
+
+    def killed() -> None:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    postgres.COMMIT_SECONDS = 0.0
+    step, encoded, write = copying.Copier.step, copying.Copier._encoded, targets.write_postgres
+    seen: Counter[str] = Counter()
+
+    async def stepped(self: Any, *arguments: Any) -> Any:
+        seen["steps"] += 1
+        if moment == BETWEEN and seen["steps"] == 4:
+            killed()
+        return await step(self, *arguments)
+
+    async def encoding(self: Any, *arguments: Any) -> Any:
+        data = await encoded(self, *arguments)
+        if moment == "within a chunk" and seen["steps"] == 4:
+            killed()
+        return data
+
+    async def written(*arguments: Any) -> Any:
+        outcome = await write(*arguments)
+        if moment == "after the end":
+            killed()
+        return outcome
+
+    copying.Copier.step = stepped  # type: ignore[method-assign]
+    copying.Copier._encoded = encoding  # type: ignore[method-assign]
+    targets.write_postgres = written  # type: ignore[assignment]
+
+    async def run() -> None:
+        engine = await Engine.open(settings)
+        state = await engine.run(playbook(text))
+        raise AssertionError(f"it was not killed: {state.error}")
+
+    asyncio.run(run())
+
+
+@pytest.fixture
+def settings(settings: Settings) -> Settings:
+    return settings.model_copy(update={"default_postgres_credential": "embedded"})
+
+
+@pytest.fixture
+async def engine(settings: Settings) -> AsyncIterator[Engine]:
+    engine = await Engine.open(settings)
+    yield engine
+    await engine.close()
+
+
+@pytest.fixture
+def asked() -> Counter[int]:
+    """How often each page was asked for."""
+    return Counter()
+
+
+@pytest.fixture
+def url(asked: Counter[int]) -> Iterator[str]:
+    async def rows(request: Request) -> JSONResponse:
+        page = int(request.query_params.get("page", "0"))
+        asked[page] += 1
+        data = [{"id": n, "name": f"n {n}"} for n in range(page * PAGE + 1, (page + 1) * PAGE + 1)]
+        last = (page + 1) * PAGE >= ROWS
+        return JSONResponse({"data": data, "next": None if last else f"/rows?page={page + 1}"})
+
+    with served(Starlette(routes=[Route("/rows", rows)])) as address:
+        yield address
+
+
+@pytest.fixture
+async def tables(pool: asyncpg.Pool) -> asyncpg.Pool:
+    made = f"SELECT n AS id, 'n ' || n AS name FROM generate_series(1, {ROWS}) AS n"
+    await pool.execute(f"CREATE TABLE numbers AS {made}")
+    await pool.execute("CREATE TABLE moved (id int PRIMARY KEY, name text)")
+    return pool
+
+
+def text_of(kind: str, folder: Path, url: str, mode: str = "append") -> str:
+    connection = duckdb.connect(str(folder / "rows.db"))
+    made = f"SELECT n::int AS id, 'n ' || n AS name FROM range(1, {ROWS + 1}) AS r(n)"
+    connection.execute(f"CREATE TABLE rows AS {made}")
+    if kind == "parquet":
+        connection.execute(f"COPY rows TO '{folder}/rows.parquet' (ROW_GROUP_SIZE 10000)")
+    if kind in ("csv", "jsonl", "json"):
+        options = "csv, header" if kind == "csv" else f"json{', array true' if kind == 'json' else ''}"
+        connection.execute(f"COPY rows TO '{folder}/rows.{kind}' (FORMAT {options})")
+    connection.close()
+    source = SOURCES[kind].replace("FOLDER", str(folder)).replace("URL", url)
+    return MOVE.format(source=source, mode=mode)
+
+
+def killed(settings: Settings, text: str, moment: str) -> None:
+    process = multiprocessing.get_context("spawn").Process(target=drive, args=(settings, text, moment))
+    process.start()
+    process.join()
+    assert process.exitcode == -signal.SIGKILL
+
+
+@pytest.mark.parametrize(
+    ("kind", "moment"),
+    [*((kind, "within a chunk") for kind in SOURCES), ("postgres", BETWEEN), ("http", BETWEEN)],
+)
+async def test_goes_on_where_a_killed_process_was(
+    settings: Settings, engine: Engine, tables: asyncpg.Pool, tmp_path: Path, url: str, kind: str, moment: str,
+    asked: Counter[int],
+) -> None:  # fmt: skip
+    text = text_of(kind, tmp_path, url)
+    killed(settings, text, moment)
+    assert await tables.fetchval("SELECT count(*) FROM moved") == 0
+    [stage] = [row[0] for row in await tables.fetch(POSITION) if not row[0].endswith("_position")]
+    staged = await tables.fetchval(f"SELECT count(*) FROM {stage}")
+    assert 0 < staged < ROWS
+
+    state = await engine.resume(await tables.fetchval(EXECUTION))
+
+    assert state.error is None
+    [row] = await tables.fetch("SELECT count(*), count(DISTINCT id), min(id), max(id) FROM moved")
+    assert tuple(row) == (ROWS, ROWS, 1, ROWS)
+    result = state.latest["move"].envelope["data"]
+    assert result["resumed"] == staged
+    assert result["rows"] == ROWS
+    assert await tables.fetch(POSITION) == []
+    if kind == "http":
+        assert all(asked[page] == 1 for page in range(staged // PAGE))
+
+
+@pytest.mark.parametrize("mode", ["append", "replace", "upsert"])
+async def test_a_transfer_that_was_over_is_not_made_again(
+    settings: Settings, engine: Engine, tables: asyncpg.Pool, tmp_path: Path, mode: str
+) -> None:
+    killed(settings, text_of("jsonl", tmp_path, "", mode), "after the end")
+    assert await tables.fetchval("SELECT count(*) FROM moved") == ROWS
+    await tables.execute("DELETE FROM moved WHERE id = 1")  # as another would
+
+    state = await engine.resume(await tables.fetchval(EXECUTION))
+
+    assert state.error is None
+    assert await tables.fetchval("SELECT count(*) FROM moved") == ROWS - 1
+    assert await tables.fetch(POSITION) == []
+
+
+async def test_a_source_that_is_another_by_now_is_read_from_its_beginning(
+    settings: Settings, engine: Engine, tables: asyncpg.Pool, tmp_path: Path
+) -> None:
+    killed(settings, text_of("jsonl", tmp_path, ""), "within a chunk")
+    (tmp_path / "rows.jsonl").write_text('{"id": 7, "name": "other"}\n')
+
+    await engine.resume(await tables.fetchval(EXECUTION))
+
+    assert [tuple(row) for row in await tables.fetch("SELECT * FROM moved")] == [(7, "other")]
+
+
+async def test_a_key_that_is_not_unique_loses_nothing(
+    settings: Settings, engine: Engine, tables: asyncpg.Pool, tmp_path: Path
+) -> None:
+    await tables.execute("UPDATE numbers SET id = 1")
+    await tables.execute("ALTER TABLE moved DROP CONSTRAINT moved_pkey")
+    killed(settings, text_of("postgres", tmp_path, ""), "within a chunk")
+
+    await engine.resume(await tables.fetchval(EXECUTION))
+
+    assert await tables.fetchval("SELECT count(DISTINCT name) FROM moved") == ROWS
+    assert await tables.fetchval("SELECT count(*) FROM moved") == ROWS
+
+
+async def test_a_transfer_that_fails_leaves_nothing(
+    engine: Engine, tables: asyncpg.Pool, tmp_path: Path
+) -> None:
+    text = text_of("jsonl", tmp_path, "")
+    with (tmp_path / "rows.jsonl").open("a") as file:
+        file.write('{"id": "seven"}\n')
+
+    state = await engine.run(playbook(text))
+
+    assert "invalid input syntax" in (state.error or "")
+    assert await tables.fetchval("SELECT count(*) FROM moved") == 0
+    assert await tables.fetch(POSITION) == []
