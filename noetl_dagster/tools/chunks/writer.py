@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import mmap
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Self
@@ -23,6 +24,33 @@ class _Held:
     index: int
     ref: ResultRef
     position: Any
+
+
+class _Lines:
+    """Lines of the chunk that is being made, in pages of its own: they go back to the system when it is stored, while
+    those of a growing ``bytearray`` may stay with the process."""
+
+    def __init__(self, capacity: int) -> None:
+        self._pages = _pages(capacity)
+        self.size = 0
+        self.rows = 0
+
+    def take(self, lines: JsonLines) -> None:
+        end = self.size + len(lines.data)
+        if end > len(self._pages):
+            before, self._pages = self._pages, _pages(2 * end)
+            self._pages[: self.size] = before[: self.size]
+            before.close()
+        self._pages[self.size : end] = bytes(lines.data)
+        self.size, self.rows = end, self.rows + lines.rows
+
+    @property
+    def data(self) -> memoryview:
+        return memoryview(self._pages)[: self.size]
+
+
+def _pages(capacity: int) -> mmap.mmap:
+    return mmap.mmap(-1, capacity, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
 
 
 class ChunkWriter:
@@ -53,8 +81,7 @@ class ChunkWriter:
         self._last = stored[-1].position if stored else None
         self._limit = box.settings.chunk_bytes
         self._size = size
-        self._lines = bytearray()
-        self._count = 0
+        self._lines: _Lines | None = None
         self._columns: Mapping[str, str] | None = None
         self._at: Any = None
         self._storing: asyncio.Task[None] | None = None
@@ -94,7 +121,8 @@ class ChunkWriter:
     @property
     def room(self) -> int | None:
         """Rows until the chunk that is being made is full; None where only its bytes count."""
-        return None if self._size is None else self._size - self._count
+        taken = 0 if self._lines is None else self._lines.rows
+        return None if self._size is None else self._size - taken
 
     async def add(self, rows: Sequence[Any], position: Any = None) -> None:
         """Takes rows of JSON values as they come, and stores a chunk whenever there are enough for one.
@@ -116,14 +144,14 @@ class ChunkWriter:
 
     async def take(self, lines: JsonLines, position: Any = None) -> None:
         """As :meth:`add`, of at most :attr:`room` rows that are JSON already."""
-        self._lines += lines.data
-        self._count += lines.rows
+        held = self._lines = self._lines or _Lines(self._limit + self._limit // 8)
+        held.take(lines)
         self.rows += lines.rows
         self._columns = lines.columns
         self._at = position
-        if self._storing is not None and (self._storing.done() or 8 * len(self._lines) >= self._limit):
+        if self._storing is not None and (self._storing.done() or 8 * held.size >= self._limit):
             await self._stored()  # so that there are never two whole chunks
-        if len(self._lines) >= self._limit or self.room == 0:
+        if held.size >= self._limit or self.room == 0:
             await self._cut()
 
     async def put(self, rows: Any, position: Any = None) -> None:
@@ -169,7 +197,7 @@ class ChunkWriter:
             at: dotted paths in ``fields`` where the rows stand.
         """
         await self._stored()
-        if self._count:
+        if self._lines is not None:
             await self._cut()
             await self._stored()
         if self.is_whole:
@@ -200,8 +228,9 @@ class ChunkWriter:
 
     async def _cut(self) -> None:
         await self._stored()
-        lines = JsonLines(self._lines, self._count, self._columns)
-        self._lines, self._count = bytearray(), 0
+        held, self._lines = self._lines, None
+        assert held is not None
+        lines = JsonLines(held.data, held.rows, self._columns)
         self._storing = asyncio.create_task(self._put(lines, self._at))
 
     async def _stored(self) -> None:

@@ -256,6 +256,7 @@ async def test_duckdb_reads_many_rows_as_few(run: Any, box: Toolbox, price: str,
     expected = (await run("duckdb", command=AGGREGATE, input={"load": few})).data["rows"]
     assert expected[0]["n"] == 3000
     assert (await run("duckdb", command=AGGREGATE, input={"load": ref})).data["rows"] == expected
+    box.settings = box.settings.model_copy(update={"chunk_bytes": 1024**2})
     listed = (
         await run("duckdb", command="select * from load order by id limit 20", input={"load": ref})
     ).data
