@@ -196,7 +196,7 @@ async def test_source_that_changed_is_an_error_only_where_a_step_took_the_chunks
         await run("postgres", command="select * from t order by id")
     told.stops = None
     before = list(told.chunks)
-    await pool.execute("update t set price = 1 where id <= 10; delete from t where id > 150")
+    await pool.execute("update t set price = 1 where id <= 10; delete from t where id > 400")
 
     told.takes = True
     with pytest.raises(ToolError, match="chunk 0 is not what it was"):
@@ -204,7 +204,7 @@ async def test_source_that_changed_is_an_error_only_where_a_step_took_the_chunks
     told.takes, told.chunks = False, before
     result = await run("postgres", command="select * from t order by id")
     value = result.data or await small.results.get(result.ref)
-    assert [row["id"] for row in value["rows"]] == list(range(1, 151))
+    assert [row["id"] for row in value["rows"]] == list(range(1, 401))
     assert value["rows"][0]["price"] == 1
 
 
