@@ -65,7 +65,8 @@ class ChunkWriter:
         stored: chunks that an earlier run of the call has stored.
         position: where a producer that can seek goes on: what came with the last stored chunk; None at the beginning.
         rows: of the result so far: of the chunks before ``position``, and those that came since.
-        is_whole: an earlier run has stored all of them; ``finish()`` is all that is left to do.
+        is_whole: an earlier run has stored all of them, ``finish()`` is all that is left to do; known from the
+            beginning where the producer seeks or a step takes the chunks, else never.
         holds_back: chunks are told of at the end only, by a producer whose work may be undone until then.
     """
 
@@ -85,6 +86,7 @@ class ChunkWriter:
         self._columns: Mapping[str, str] | None = None
         self._at: Any = None
         self._storing: asyncio.Task[None] | None = None
+        self._asked = True
         self.holds_back = False
         self.rows = sum(ref.rows or 0 for ref in self._parts) if seeks else 0
         self.stored = len(stored)
@@ -101,8 +103,11 @@ class ChunkWriter:
             seeks: the producer begins at ``position``; else it begins anew, and what is stored is only compared.
             size: rows of the chunks that ``add`` and ``take`` cut, at most; None bounds only their bytes.
         """
-        stored = [] if box.chunks is None else await box.chunks.told(call)
-        return cls(call, box, stored, seeks=seeks, size=size)
+        at_once = seeks or cls.is_wanted(call, box)
+        stored = await box.chunks.told(call) if box.chunks is not None and at_once else []
+        writer = cls(call, box, stored, seeks=seeks, size=size)
+        writer._asked = box.chunks is None or at_once
+        return writer
 
     @classmethod
     def is_wanted(cls, call: ToolCall, box: Toolbox) -> bool:
@@ -166,6 +171,11 @@ class ChunkWriter:
         await self._put(value, position)
 
     async def _put(self, value: Any, position: Any) -> None:
+        if not self._asked:  # most calls have no chunks, and need not ask the log for any
+            self._asked = True
+            assert self._box.chunks is not None
+            self._parts = [chunk.ref for chunk in await self._box.chunks.told(self._call)]
+            self.stored = len(self._parts)
         place, self._place = self._place, self._place + 1
         if place < self.stored and await self._is_same(place, value):
             return
