@@ -154,9 +154,11 @@ class ResultReader:
         _require_object(ref)
         if ref.bytes_size >= THREAD_ABOVE:
             digest = RunningDigest()
-            whole = bytearray()
+            whole, size = bytearray(ref.bytes_size), 0
             async for chunk in self._chunks(ref, digest):
-                whole += chunk
+                whole[size : size + len(chunk)] = chunk
+                size += len(chunk)
+            del whole[size:]
             _verify(ref, await digest.hexdigest())
             return memoryview(whole)
         try:

@@ -225,6 +225,8 @@ def _values(part: StoredPart, stored: bytes, schema: pa.Schema) -> Iterator[pa.R
 def lines_of(part: StoredPart, stored: bytes) -> bytes:
     """The elements of a stored JSON list or text, each with a line feed behind it."""
     plain = bytes(codec.decompress(stored, codec.Compression(part.compression)))
+    if part.content_type == codec.JSON_LINES:
+        return plain
     if not codec.is_json(part.content_type):
         return b"".join(line.encode() + b"\n" for line in plain.decode().splitlines())
     return b"".join(codec.dump_json(item) + b"\n" for item in json_items(orjson.loads(plain), part.depth))
@@ -234,6 +236,8 @@ def elements(data: bytes, content_type: str, depth: int = 1) -> list[str]:
     """The elements of a JSON list as JSON texts, the lines of a text, or the one value there is."""
     if codec.is_json(content_type):
         return json_elements(orjson.loads(data), depth)
+    if content_type == codec.JSON_LINES:  # in whose texts there may be other ends of lines
+        return data.decode().removesuffix("\n").split("\n") if data else []
     return data.decode().splitlines()
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import mmap
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Self
@@ -25,6 +26,33 @@ class _Held:
     position: Any
 
 
+class _Lines:
+    """Lines of the chunk that is being made, in pages of its own: they go back to the system when it is stored, while
+    those of a growing ``bytearray`` may stay with the process."""
+
+    def __init__(self, capacity: int) -> None:
+        self._pages = _pages(capacity)
+        self.size = 0
+        self.rows = 0
+
+    def take(self, lines: JsonLines) -> None:
+        end = self.size + len(lines.data)
+        if end > len(self._pages):
+            before, self._pages = self._pages, _pages(2 * end)
+            self._pages[: self.size] = before[: self.size]
+            before.close()
+        self._pages[self.size : end] = bytes(lines.data)
+        self.size, self.rows = end, self.rows + lines.rows
+
+    @property
+    def data(self) -> memoryview:
+        return memoryview(self._pages)[: self.size]
+
+
+def _pages(capacity: int) -> mmap.mmap:
+    return mmap.mmap(-1, capacity, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+
+
 class ChunkWriter:
     """The chunks of one call's result.
 
@@ -37,7 +65,8 @@ class ChunkWriter:
         stored: chunks that an earlier run of the call has stored.
         position: where a producer that can seek goes on: what came with the last stored chunk; None at the beginning.
         rows: of the result so far: of the chunks before ``position``, and those that came since.
-        is_whole: an earlier run has stored all of them; ``finish()`` is all that is left to do.
+        is_whole: an earlier run has stored all of them, ``finish()`` is all that is left to do; known from the
+            beginning where the producer seeks or a step takes the chunks, else never.
         holds_back: chunks are told of at the end only, by a producer whose work may be undone until then.
     """
 
@@ -53,11 +82,11 @@ class ChunkWriter:
         self._last = stored[-1].position if stored else None
         self._limit = box.settings.chunk_bytes
         self._size = size
-        self._lines = bytearray()
-        self._count = 0
+        self._lines: _Lines | None = None
         self._columns: Mapping[str, str] | None = None
         self._at: Any = None
         self._storing: asyncio.Task[None] | None = None
+        self._asked = True
         self.holds_back = False
         self.rows = sum(ref.rows or 0 for ref in self._parts) if seeks else 0
         self.stored = len(stored)
@@ -74,8 +103,11 @@ class ChunkWriter:
             seeks: the producer begins at ``position``; else it begins anew, and what is stored is only compared.
             size: rows of the chunks that ``add`` and ``take`` cut, at most; None bounds only their bytes.
         """
-        stored = [] if box.chunks is None else await box.chunks.told(call)
-        return cls(call, box, stored, seeks=seeks, size=size)
+        at_once = seeks or cls.is_wanted(call, box)
+        stored = await box.chunks.told(call) if box.chunks is not None and at_once else []
+        writer = cls(call, box, stored, seeks=seeks, size=size)
+        writer._asked = box.chunks is None or at_once
+        return writer
 
     @classmethod
     def is_wanted(cls, call: ToolCall, box: Toolbox) -> bool:
@@ -94,7 +126,8 @@ class ChunkWriter:
     @property
     def room(self) -> int | None:
         """Rows until the chunk that is being made is full; None where only its bytes count."""
-        return None if self._size is None else self._size - self._count
+        taken = 0 if self._lines is None else self._lines.rows
+        return None if self._size is None else self._size - taken
 
     async def add(self, rows: Sequence[Any], position: Any = None) -> None:
         """Takes rows of JSON values as they come, and stores a chunk whenever there are enough for one.
@@ -116,14 +149,14 @@ class ChunkWriter:
 
     async def take(self, lines: JsonLines, position: Any = None) -> None:
         """As :meth:`add`, of at most :attr:`room` rows that are JSON already."""
-        self._lines += lines.data
-        self._count += lines.rows
+        held = self._lines = self._lines or _Lines(self._limit + self._limit // 8)
+        held.take(lines)
         self.rows += lines.rows
         self._columns = lines.columns
         self._at = position
-        if self._storing is not None and (self._storing.done() or 8 * len(self._lines) >= self._limit):
+        if self._storing is not None and (self._storing.done() or 8 * held.size >= self._limit):
             await self._stored()  # so that there are never two whole chunks
-        if len(self._lines) >= self._limit or self.room == 0:
+        if held.size >= self._limit or self.room == 0:
             await self._cut()
 
     async def put(self, rows: Any, position: Any = None) -> None:
@@ -138,6 +171,11 @@ class ChunkWriter:
         await self._put(value, position)
 
     async def _put(self, value: Any, position: Any) -> None:
+        if not self._asked:  # most calls have no chunks, and need not ask the log for any
+            self._asked = True
+            assert self._box.chunks is not None
+            self._parts = [chunk.ref for chunk in await self._box.chunks.told(self._call)]
+            self.stored = len(self._parts)
         place, self._place = self._place, self._place + 1
         if place < self.stored and await self._is_same(place, value):
             return
@@ -169,7 +207,7 @@ class ChunkWriter:
             at: dotted paths in ``fields`` where the rows stand.
         """
         await self._stored()
-        if self._count:
+        if self._lines is not None:
             await self._cut()
             await self._stored()
         if self.is_whole:
@@ -200,8 +238,9 @@ class ChunkWriter:
 
     async def _cut(self) -> None:
         await self._stored()
-        lines = JsonLines(self._lines, self._count, self._columns)
-        self._lines, self._count = bytearray(), 0
+        held, self._lines = self._lines, None
+        assert held is not None
+        lines = JsonLines(held.data, held.rows, self._columns)
         self._storing = asyncio.create_task(self._put(lines, self._at))
 
     async def _stored(self) -> None:

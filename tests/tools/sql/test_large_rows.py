@@ -183,6 +183,13 @@ async def test_killed_call_goes_on_without_a_chunk_twice(
     rows = [row for chunk in told.chunks for row in await small.results.get(chunk.ref)]
     assert [row["id"] for row in rows] == list(range(1, 2001))
     assert rows == (await small.results.get(ref))["rows"]
+    if key is None:  # who cannot seek runs again, and tells of nothing again
+        count = len(told.chunks)
+        assert await small.results.get((await run("postgres", command=sql)).ref) == await small.results.get(
+            ref
+        )
+        assert len(told.chunks) == count
+        return
     again = (await run("postgres", command="select * from there_is_no_such_table", **extra)).ref
     assert await small.results.get(again) == await small.results.get(ref)
 
@@ -196,7 +203,7 @@ async def test_source_that_changed_is_an_error_only_where_a_step_took_the_chunks
         await run("postgres", command="select * from t order by id")
     told.stops = None
     before = list(told.chunks)
-    await pool.execute("update t set price = 1 where id <= 10; delete from t where id > 150")
+    await pool.execute("update t set price = 1 where id <= 10; delete from t where id > 400")
 
     told.takes = True
     with pytest.raises(ToolError, match="chunk 0 is not what it was"):
@@ -204,7 +211,7 @@ async def test_source_that_changed_is_an_error_only_where_a_step_took_the_chunks
     told.takes, told.chunks = False, before
     result = await run("postgres", command="select * from t order by id")
     value = result.data or await small.results.get(result.ref)
-    assert [row["id"] for row in value["rows"]] == list(range(1, 151))
+    assert [row["id"] for row in value["rows"]] == list(range(1, 401))
     assert value["rows"][0]["price"] == 1
 
 
@@ -256,6 +263,7 @@ async def test_duckdb_reads_many_rows_as_few(run: Any, box: Toolbox, price: str,
     expected = (await run("duckdb", command=AGGREGATE, input={"load": few})).data["rows"]
     assert expected[0]["n"] == 3000
     assert (await run("duckdb", command=AGGREGATE, input={"load": ref})).data["rows"] == expected
+    box.settings = box.settings.model_copy(update={"chunk_bytes": 1024**2})
     listed = (
         await run("duckdb", command="select * from load order by id limit 20", input={"load": ref})
     ).data
