@@ -16,12 +16,14 @@ class ListLog:
         chunks: of the one call that is tested.
         room: how many further ones those who take them have room for; None is any number.
         stops_after: the process "is killed" when it tells of the chunk with this index, before it is written.
+        stops_with: the same when it is written.
     """
 
     def __init__(self, *, wanted: bool = False, room: int | None = None) -> None:
         self.chunks: list[Chunk] = []
         self.room = room
         self.stops_after: int | None = None
+        self.stops_with: int | None = None
         self._wanted = wanted
         self._changed = asyncio.Condition()
 
@@ -38,6 +40,8 @@ class ListLog:
             assert chunk.index == len(self.chunks)
             self.chunks.append(chunk)
             self._changed.notify_all()
+            if chunk.index == self.stops_with:
+                raise Killed
             if self.room is not None:
                 await self._changed.wait_for(lambda: self.room is None or len(self.chunks) <= self.room)
 

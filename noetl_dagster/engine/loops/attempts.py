@@ -22,7 +22,7 @@ from noetl_dagster.playbook.templates.failures import seen_error
 from noetl_dagster.playbook.templates.rendering import holds_async, render_async
 from noetl_dagster.playbook.templates.scope import Scope
 from noetl_dagster.playbook.templates.views import ReferenceCache, ResultView
-from noetl_dagster.tools.base import Chunk, ToolCall
+from noetl_dagster.result_ref import ResultRef
 from noetl_dagster.worker.command import Command, Outcome
 from noetl_dagster.worker.execution import Execution
 from noetl_dagster.worker.policy import delay_before
@@ -96,9 +96,7 @@ class Attempts:
             sequence.count(outcome)
             follower = None
             if program.retries:
-                follower = await self._follower(
-                    execution, program, command, outcome, sequence, replayed=replayed
-                )
+                follower = await self._follower(execution, program, command, outcome, sequence)
             # a resumed execution tries once more
             if follower is None and outcome.failed and (replayed or sequence.failures <= spare):
                 follower = replace(command, attempt=command.attempt + 1, follows=False)
@@ -151,8 +149,6 @@ class Attempts:
         command: Command,
         outcome: Outcome,
         sequence: _Sequence,
-        *,
-        replayed: bool,
     ) -> Command | None:
         """The next attempt that a rule asks for, or None."""
         cache = ReferenceCache()
@@ -166,10 +162,7 @@ class Attempts:
             wanted = await self._holds(continuation, scope)
             more = wanted and made < rule.max_attempts
             if rule.collect is not None:
-                body = await self._body(outcome.envelope)
-                await self._collect(
-                    rule.collect, body, program, command, sequence, replayed=replayed, more=more
-                )
+                await self._page(sequence, rule.collect, command, await self._body(outcome.envelope))
             if sequence.pages.failure is not None:
                 return None
             if not more:
@@ -186,29 +179,11 @@ class Attempts:
             return replace(follower, overrides=_merged(command.overrides, changes))
         return None
 
-    async def _collect(
-        self,
-        collect: Collect,
-        body: Any,
-        program: StepProgram,
-        command: Command,
-        sequence: _Sequence,
-        *,
-        replayed: bool,
-        more: bool,
-    ) -> None:
-        """Adds a page to the sequence, and tells of it where a step takes pages as they come.
-
-        The next call is not made before that step has room for its page.
-        """
-        chunks, task = self._runtime.box.chunks, program.tasks[-1].task
-        call = ToolCall(command.execution_id, command.step, task, {}, {}, command_id=command.command_id)
-        wanted = chunks is not None and chunks.wanted(call)
-        place = sequence.pages.count
-        ref = await sequence.pages.add(collect, body, command, alone=wanted)
-        if chunks is None or ref is None or (replayed and await chunks.told(call)):
-            return
-        await chunks.tell(call, Chunk(place, ref, more=more))
+    async def _page(
+        self, sequence: _Sequence, collect: Collect, command: Command, body: Any, *, alone: bool = False
+    ) -> ResultRef | None:
+        """Adds a page to the sequence; the reference of one that is stored alone, as a part of its own."""
+        return await sequence.pages.add(collect, body, command, alone=alone)
 
     async def _holds(self, continuation: Continuation, scope: Scope) -> bool:
         try:

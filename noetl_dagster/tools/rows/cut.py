@@ -10,6 +10,7 @@ import io
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from itertools import zip_longest
 from typing import Any
 
 import orjson
@@ -87,9 +88,13 @@ class RowCutter:
         for line in lines[:-1]:
             begun.append(line)
             quotes += line.count(b'"') if self._csv else 0
-            if quotes % 2 == 0:
-                yield from self._add(b"\n".join(begun) + b"\n")
-                begun, quotes = [], 0
+            if quotes % 2:
+                continue
+            self._records.append(b"\n".join(begun) + b"\n")
+            self._bytes += len(self._records[-1])
+            begun, quotes = [], 0
+            if self._bytes >= self._size and (piece := self._piece()).rows:
+                yield piece
         self._rest = bytearray(b"\n".join((*begun, lines[-1])))
 
     def end(self) -> Piece | None:
@@ -100,14 +105,6 @@ class RowCutter:
             self._rest = bytearray()
         piece = self._piece()
         return piece if piece.rows else None
-
-    def _add(self, record: bytes) -> Iterator[Piece]:
-        self._records.append(record)
-        self._bytes += len(record)
-        if self._bytes >= self._size:
-            piece = self._piece()
-            if piece.rows:
-                yield piece
 
     def _piece(self) -> Piece:
         records, self._records = self._records, []
@@ -134,8 +131,7 @@ class RowCutter:
                 f"a CSV row has {len(values)} values for {len(names)} columns: {values!r:.{_EXCERPT}}",
                 kind="parse",
             )
-        padded = [value or None for value in values] + [None] * (len(names) - len(values))
-        return dict(zip(names, padded, strict=True))
+        return dict(zip_longest(names, [value or None for value in values]))
 
 
 def _parsed_lines(records: list[bytes], start: int) -> list[Any]:

@@ -13,13 +13,15 @@ import pytest
 from noetl_dagster.engine.engine import Engine
 from noetl_dagster.engine.executions.overview import overview
 from noetl_dagster.engine.executions.progress import loop_progress
+from noetl_dagster.engine.loops.pages import Pages
 from noetl_dagster.events.state import ExecutionState, ExecutionStatus
 from noetl_dagster.events.types import Event, EventType
+from noetl_dagster.playbook.models import Collect, CollectStrategy
 from noetl_dagster.result_ref import RefKind
+from noetl_dagster.worker.command import Command
 from tests.corpus.server import serving
 from tests.playbooks import playbook
-from tests.tools.chunk_log import ListLog
-from tests.waiting import PATIENCE_SECONDS, until
+from tests.waiting import PATIENCE_SECONDS
 
 pytestmark = pytest.mark.long
 
@@ -219,18 +221,20 @@ async def test_large_pages_are_stored_one_by_one_and_are_one_list(engine: Engine
     assert len(await events_of(engine, state.execution_id, EventType.COMMAND_COMPLETED)) == 6
 
 
-async def test_pages_are_told_of_where_a_step_takes_them(engine: Engine, api: str) -> None:
-    log = engine.runtime.box.chunks = ListLog(wanted=True, room=2)
-    execution = await engine.lifecycle.create(playbook(PAGES.format(loop="")), {"api": api})
-    driver = asyncio.create_task(engine.walker.run(execution))
-    await until(lambda: len(log.chunks) == 3)  # one more than there is room for
-    await asyncio.sleep(1)
-    issued = await events_of(engine, execution.id, EventType.COMMAND_ISSUED)
-    await log.make_room(None)
-    await driver
+async def test_a_page_alone_is_a_part_of_its_own(engine: Engine) -> None:
+    execution = await engine.lifecycle.create(playbook(PAGES.format(loop="")))
+    results, pages = engine.runtime.results, Pages(engine.runtime.results)
+    command = Command(execution.id, "fetch")
+    append, last = Collect(path="rows"), Collect(strategy=CollectStrategy.REPLACE, path="rows")
 
-    assert len(issued) == 3, "the next call waits for room"
-    assert [[row["id"] for row in rows] for rows in await log.rows(engine.runtime.box)] == [
-        list(range(start, min(start + 4, 23))) for start in range(0, 23, 4)
-    ]
-    assert [chunk.more for chunk in log.chunks] == [True] * 5 + [False]
+    refs = [await pages.add(append, {"rows": [n, n]}, command, alone=True) for n in range(2)]
+    unstored = await pages.add(append, {"rows": [2]}, command, alone=False)
+    whole = await pages.envelope(command)
+
+    assert unstored is None
+    assert [await results.get(ref) for ref in refs if ref is not None] == [[0, 0], [1, 1]]
+    assert await results.get(whole["ref"]) == [0, 0, 1, 1, 2]
+    replaced = Pages(results)
+    ref = await replaced.add(last, {"rows": "one"}, command, alone=True)
+    assert ref is not None
+    assert await results.get(ref) == (await replaced.envelope(command))["data"] == "one"
