@@ -28,7 +28,7 @@ from noetl_dagster.tools.access.web import (
     same_origin,
 )
 from noetl_dagster.tools.base import Tool, Toolbox, ToolCall, ToolResult
-from noetl_dagster.tools.chunks.gather import CHUNK_BYTES, Gathered
+from noetl_dagster.tools.chunks.gather import Gathered
 from noetl_dagster.tools.chunks.result import ChunkedResult
 from noetl_dagster.tools.rows.cut import CUT_FORMATS, Piece, RowCutter
 from noetl_dagster.tools.rows.formats import RowFormat, row_format
@@ -288,7 +288,7 @@ async def _take_rows(response: ClientResponse, format: RowFormat, chunks: Chunke
     version = at["version"] if at is not None else _version(response)
     cutter = RowCutter(
         format,
-        CHUNK_BYTES,
+        chunks.most_bytes,
         offset=0 if at is None else at["offset"],
         columns=None if at is None else at.get("columns"),
         encoding=response.charset or "utf-8",

@@ -133,9 +133,15 @@ class StepProgram:
         return self.step.settings | {name: text for own in inside for name, text in own.items()}
 
     @property
-    def last_task(self) -> str:
-        """Name of the task whose result is the step's."""
-        return self.tasks[-1].name if self.tasks else ""
+    def telling_task(self) -> str:
+        """The task whose calls may tell of chunks of the step's result: the last one. None where a success of it
+        may be followed by another attempt, whose result counts then.
+        """
+        if not self.tasks or any(
+            entry.rule.continues_success or entry.when.names for entry in self.tasks[-1].continuations
+        ):
+            return ""
+        return self.tasks[-1].name
 
     @property
     def in_loop(self) -> bool:

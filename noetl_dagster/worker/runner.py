@@ -133,7 +133,7 @@ class CommandRunner:
         if not claimed:
             await self._buffer.post([self._events.claimed(command)])
         cache = ReferenceCache()
-        with self._heartbeats.beating(command), self._streams.running(command, program.last_task):
+        with self._heartbeats.beating(command), self._streams.running(command, program.telling_task):
             outcome = await self.outcome(call.execution, program, command, cache, call.values, span)
             if claimed and program.retries:
                 outcome.values = call.values or {}  # the next attempt may run anywhere

@@ -22,12 +22,12 @@ from noetl_dagster.playbook.templates.failures import seen_error
 from noetl_dagster.playbook.templates.rendering import holds_async, render_async
 from noetl_dagster.playbook.templates.scope import Scope
 from noetl_dagster.playbook.templates.views import ReferenceCache, ResultView
-from noetl_dagster.result_ref import ResultRef
 from noetl_dagster.worker.command import Command, Outcome
 from noetl_dagster.worker.execution import Execution
 from noetl_dagster.worker.policy import delay_before
 from noetl_dagster.worker.program import Continuation, StepProgram
 from noetl_dagster.worker.runner import Call
+from noetl_dagster.worker.streams.chunks import place_of
 
 
 @dataclass(slots=True)
@@ -162,7 +162,8 @@ class Attempts:
             wanted = await self._holds(continuation, scope)
             more = wanted and made < rule.max_attempts
             if rule.collect is not None:
-                await self._page(sequence, rule.collect, command, await self._body(outcome.envelope))
+                body = await self._body(outcome.envelope)
+                await self._page(sequence, rule.collect, command, body, more=more)
             if sequence.pages.failure is not None:
                 return None
             if not more:
@@ -180,10 +181,15 @@ class Attempts:
         return None
 
     async def _page(
-        self, sequence: _Sequence, collect: Collect, command: Command, body: Any, *, alone: bool = False
-    ) -> ResultRef | None:
-        """Adds a page to the sequence; the reference of one that is stored alone, as a part of its own."""
-        return await sequence.pages.add(collect, body, command, alone=alone)
+        self, sequence: _Sequence, collect: Collect, command: Command, body: Any, *, more: bool
+    ) -> None:
+        """Adds a page to the sequence. Where a step takes the pages as they come, each is a chunk."""
+        streams = self._runtime.streams
+        is_chunk = command.index is None and streams.of(place_of(command)) is not None
+        ref = await sequence.pages.add(collect, body, command, alone=is_chunk)
+        if is_chunk and ref is not None:
+            number = sequence.pages.count - 1
+            await streams.tell_result(command, number, {"status": OK, "ref": ref}, more=more)
 
     async def _holds(self, continuation: Continuation, scope: Scope) -> bool:
         try:

@@ -10,6 +10,7 @@ from noetl_dagster.engine.runtime import Runtime
 from noetl_dagster.events.envelopes import OK, Envelope
 from noetl_dagster.playbook.models import LoopMode
 from noetl_dagster.worker.command import Command, Outcome
+from noetl_dagster.worker.streams.chunks import place_of
 
 
 class IterationChunks:
@@ -64,6 +65,6 @@ def _numbers(used: set[int]) -> Iterator[int]:
 
 async def tell_whole(runtime: Runtime, command: Command, outcome: Outcome) -> None:
     """Tells of the result of a command without iterations as one chunk, where its tool has told of none."""
-    stream = runtime.streams.of((command.execution_id, command.step, command.visit))
+    stream = runtime.streams.of(place_of(command))
     if stream is not None and not outcome.failed and not stream.told:
         await runtime.streams.tell_result(command, 0, outcome.envelope, more=False)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from noetl_dagster.errors import ReferenceNotAvailableError
 from noetl_dagster.storage import locations
 from noetl_dagster.tools.base import Toolbox, ToolCall, ToolResult
-from noetl_dagster.tools.chunks.gather import CHUNK_BYTES, Gathered, Gathering
+from noetl_dagster.tools.chunks.gather import Gathered, Gathering
 from noetl_dagster.tools.chunks.result import ChunkedResult
 from noetl_dagster.tools.rows.cut import CUT_FORMATS, RowCutter
 from noetl_dagster.tools.rows.formats import RowFormat
@@ -59,6 +59,7 @@ class _File:
     """
 
     def __init__(self, uri: str, box: Toolbox) -> None:
+        self._chunk_bytes = box.settings.chunk_bytes
         self._filesystem, path = locations.arrow_filesystem(box.settings, uri)
         info = self._filesystem.get_file_info(path)
         if not info.is_file:
@@ -72,7 +73,7 @@ class _File:
     def pieces(self, format: RowFormat, position: dict[str, Any]) -> Iterator[Gathered]:
         """The chunks of a file of text, from the bytes that a position names."""
         offset = position.get("offset", 0)
-        cutter = RowCutter(format, CHUNK_BYTES, offset=offset, columns=position.get("columns"))
+        cutter = RowCutter(format, self._chunk_bytes, offset=offset, columns=position.get("columns"))
         self._file.seek(offset)
         while data := self._file.read(_READ_BYTES):
             for piece in cutter.feed(data):
@@ -86,7 +87,7 @@ class _File:
         import pyarrow as pa
         import pyarrow.parquet as pq
 
-        gathering = Gathering(CHUNK_BYTES)
+        gathering = Gathering(self._chunk_bytes)
         row = position.get("row", 0)
         file = pq.ParquetFile(self._file, pre_buffer=False)
         if file.metadata.num_rows == 0:

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from noetl_dagster.tools.base import Toolbox, ToolCall, ToolResult
-from noetl_dagster.tools.chunks.gather import CHUNK_BYTES, Gathered
+from noetl_dagster.tools.chunks.gather import Gathered
 from noetl_dagster.tools.chunks.writer import ChunkWriter
 
 
@@ -14,6 +14,7 @@ class ChunkedResult:
     """Takes gathered rows and gives one result of them.
 
     Attributes:
+        most_bytes: the size that a source cuts for which cuts its rows itself.
         chunk_bytes: the size to gather for; 0 where a step takes every addition as a chunk of its own.
         position: where a producer that can seek goes on; None at the beginning, and for all others.
         wanted: a step takes the chunks as they come, so that a small result is one too.
@@ -25,7 +26,8 @@ class ChunkedResult:
         self._writer: ChunkWriter | None = None
         self._rest: Any = []
         self.wanted = box.chunks is not None and box.chunks.wanted(call)
-        self.chunk_bytes = 0 if self.wanted else CHUNK_BYTES
+        self.most_bytes = box.settings.chunk_bytes
+        self.chunk_bytes = 0 if self.wanted else self.most_bytes
         self.position: Any = None
 
     async def seek(self) -> bool:
@@ -71,6 +73,6 @@ class ChunkedResult:
             details: further parts of the envelope.
         """
         if self._writer is not None:
-            return ToolResult(ref=await self._writer.finish(fields), details=dict(details or {}))
+            return ToolResult(ref=await self._writer.finish(fields, ("data",)), details=dict(details or {}))
         data = self._rest if fields is None else {**fields, "data": self._rest}
         return ToolResult(data=data, details=dict(details or {}))

@@ -22,12 +22,17 @@ Place = tuple[int, str, int]
 """Execution, step and visit: what has one stream of chunks."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class _Running:
-    """A command whose tool may tell of chunks: in its last task, whose result is the step's."""
+    """A command whose tool may tell of chunks: in its last task, whose result is the step's.
+
+    Attributes:
+        told_by: the number of the call that has told of its last chunk. A policy may have the task called again.
+    """
 
     command: Command
     task: str
+    told_by: int | None = None
 
 
 class Streams:
@@ -73,13 +78,13 @@ class Streams:
 
     def wanted(self, call: ToolCall) -> bool:
         running = self._of_call(call)
-        return running is not None and _place(running.command) in self._open
+        return running is not None and place_of(running.command) in self._open
 
     async def told(self, call: ToolCall) -> Sequence[Chunk]:
         running = self._of_call(call)
         if running is None:
             return ()
-        rows = await self._pool.fetch(CHUNKS_TOLD, *_named(_place(running.command)))
+        rows = await self._pool.fetch(CHUNKS_TOLD, *_named(place_of(running.command)))
         return [_chunk(row) for row in rows]
 
     async def tell(self, call: ToolCall, chunk: Chunk) -> None:
@@ -89,10 +94,14 @@ class Streams:
         envelope: Envelope = {"status": OK, "ref": chunk.ref}
         meta = {"chunk_index": chunk.index, "has_more": chunk.more, "row_count": chunk.ref.rows}
         await self._tell(running.command, envelope, meta, {"position": chunk.position})
+        if not chunk.more:
+            running.told_by = call.number
 
     def _of_call(self, call: ToolCall) -> _Running | None:
         running = self._running.get(call.command_id)
-        return running if running is not None and running.task == call.task.name else None
+        if running is None or running.task != call.task.name:
+            return None
+        return running if running.told_by in (None, call.number) else None
 
     # -- what the engine sees ------------------------------------------------------------------------
 
@@ -121,7 +130,7 @@ class Streams:
     ) -> None:
         """Writes the event, and returns when there is room for another chunk."""
         await self._buffer.append([self._events.partial(command, envelope, meta, context)])
-        place = _place(command)
+        place = place_of(command)
         stream = self._open.get(place)
         if stream is None:
             return
@@ -130,7 +139,8 @@ class Streams:
             await stream.changed()
 
 
-def _place(command: Command) -> Place:
+def place_of(command: Command) -> Place:
+    """What has the stream that a command's chunks are in."""
     return command.execution_id, command.step, command.visit
 
 
