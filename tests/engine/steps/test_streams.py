@@ -13,6 +13,7 @@ import pytest
 from noetl_dagster.engine.engine import Engine
 from noetl_dagster.events.state import ExecutionStatus, StepStatus
 from noetl_dagster.settings import Settings
+from tests.corpus.server import serving
 from tests.engine.conftest import Run
 from tests.playbooks import playbook
 from tests.waiting import until
@@ -360,3 +361,88 @@ async def test_a_select_is_taken_in_chunks_while_it_is_read(engine: Engine, run:
     assert state.latest["end"].envelope["data"] == [10000, 10000, {"id": 10000, "name": "x" * 20}]
     told = await engine.runtime.pool.fetch(CHUNKS, state.execution_id)
     assert [(row["chunk"], row["rows"]) for row in told] == [(number, "1000") for number in range(10)]
+
+
+PAGES = """
+workload: {api: "", told: 3}
+workflow:
+  - step: start
+    tool: {kind: http, url: "{{ api }}/pages", params: {page: 1, size: 4}}
+    retry:
+      - when: "{{ response.paging.hasMore }}"
+        then:
+          max_attempts: 20
+          next_call: {params: {page: "{{ response.paging.page + 1 }}"}}
+          collect: {strategy: append, path: data}
+    next: {arcs: [{step: take, on: call.partial}, {step: end}]}
+  - step: take
+    tool:
+      kind: python
+      input: {chunk: "{{ chunk }}"}
+      code: "result = [chunk['chunk_index'], [row['id'] for row in chunk['rows']], chunk['has_more']]"
+  - step: end
+    tool: {kind: python, input: {rows: "{{ start.data }}"}, code: "result = [row['id'] for row in rows]"}
+"""
+
+
+async def test_pages_are_taken_as_they_come(run: Run) -> None:
+    with serving() as api:
+        state = await run(PAGES, api=api)
+    assert state.status is ExecutionStatus.COMPLETED, state.error
+    taken = [item["data"] for item in state.latest["take"].envelope["results"]]
+    assert [number for number, _, _ in taken] == list(range(len(taken)))
+    assert [more for _, _, more in taken] == [True] * (len(taken) - 1) + [False]
+    assert [row for _, rows, _ in taken for row in rows] == state.latest["end"].envelope["data"]
+    assert len(taken) > 1
+
+
+async def test_a_generator_is_taken_chunk_by_chunk(run: Run) -> None:
+    state = await run("""
+workflow:
+  - step: start
+    tool:
+      kind: python
+      code: |
+        def main():
+            for n in range(5):
+                yield [n, n + 10]
+    next: {arcs: [{step: take, on: call.partial}, {step: end}]}
+  - step: take
+    tool: {kind: python, input: {rows: "{{ chunk.rows }}"}, code: "result = rows"}
+  - step: end
+    tool: {kind: python, input: {rows: "{{ start.data }}"}, code: "result = rows"}
+""")
+    assert state.status is ExecutionStatus.COMPLETED, state.error
+    assert [item["data"] for item in state.latest["take"].envelope["results"]] == [
+        [n, n + 10] for n in range(5)
+    ]
+    assert state.latest["end"].envelope["data"] == [row for n in range(5) for row in (n, n + 10)]
+
+
+async def test_a_task_that_is_called_again_gives_its_own_result_each_time(engine: Engine) -> None:
+    settings = engine.runtime.settings.model_copy(update={"chunk_bytes": 1024})
+    other = await Engine.open(settings)
+    state = await other.run(
+        playbook("""
+workflow:
+  - step: start
+    tool:
+      - {name: count, kind: noop, set: {step.n: "{{ step.n | default(0) + 1 }}"}}
+      - name: read
+        kind: postgres
+        auth: pg_local
+        command: "SELECT n, :turn AS turn FROM generate_series(1, 500) AS n"
+        params: {turn: "{{ step.n }}"}
+        spec:
+          policy:
+            rules:
+              - {when: "{{ step.n < 3 }}", then: {do: jump, to: count}}
+    next: [end]
+  - step: end
+    tool: {kind: python, input: {row: "{{ start.rows | last }}", count: "{{ start.row_count }}"}, code: "result = [row, count]"}
+""")
+    )
+    await other.close()
+    assert state.status is ExecutionStatus.COMPLETED, state.error
+    row, count = state.latest["end"].envelope["data"]
+    assert (row["n"], int(row["turn"]), count) == (500, 3, 500)
