@@ -249,7 +249,8 @@ WHERE execution_id = $1 AND node_name = $2 AND meta ->> 'visit' = $3 AND event_t
 
 # Where a call goes on whose chunks are in the log.
 CHUNKS_TOLD = """
-SELECT (meta ->> 'chunk_index')::int AS chunk_index, (meta -> 'has_more')::bool AS has_more, result, context
+SELECT (meta ->> 'chunk_index')::int AS chunk_index, (meta -> 'has_more')::bool AS has_more,
+       meta ->> 'command_id' AS command_id, result, context
 FROM noetl.event
 WHERE execution_id = $1 AND node_name = $2 AND meta ->> 'visit' = $3 AND event_type = 'call.partial'
   AND context ? 'position'

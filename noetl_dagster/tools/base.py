@@ -103,8 +103,8 @@ class ChunkLog(Protocol):
         """The chunks of the call's result that are in the log, from the first: of a run that did not end."""
         ...
 
-    async def tell(self, call: ToolCall, chunk: Chunk) -> None:
-        """Writes of a chunk to the log; returns when those who take them have room for the next."""
+    async def tell(self, call: ToolCall, *chunks: Chunk) -> None:
+        """Writes of chunks to the log at once; returns when those who take them have room for the next."""
         ...
 
 

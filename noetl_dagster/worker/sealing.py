@@ -10,6 +10,7 @@ from noetl_dagster.errors import ToolError
 from noetl_dagster.events.connection import encode_json
 from noetl_dagster.events.envelopes import Envelope
 from noetl_dagster.playbook.models import ResultSpec, Task
+from noetl_dagster.playbook.templates.chunks import noted_rows
 from noetl_dagster.settings import Settings, StoreTier
 from noetl_dagster.storage.codec import select_fields
 from noetl_dagster.worker.command import Command
@@ -62,6 +63,7 @@ class Sealer:
             spec=spec,
             tier=spec.store,
             select=spec.select,
+            extra=noted_rows(data),
         )
         sealed = {key: value for key, value in envelope.items() if key != "data"}
         sealed["ref"] = reference

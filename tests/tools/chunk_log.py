@@ -33,7 +33,11 @@ class ListLog:
     async def told(self, call: ToolCall) -> Sequence[Chunk]:
         return tuple(self.chunks)
 
-    async def tell(self, call: ToolCall, chunk: Chunk) -> None:
+    async def tell(self, call: ToolCall, *chunks: Chunk) -> None:
+        for chunk in chunks:
+            await self._tell(chunk)
+
+    async def _tell(self, chunk: Chunk) -> None:
         if chunk.index == self.stops_after:
             raise Killed
         async with self._changed:

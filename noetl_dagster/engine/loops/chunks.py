@@ -30,19 +30,29 @@ class IterationChunks:
         self._free = _numbers(set(told))
 
     @classmethod
-    async def of(cls, runtime: Runtime, activation: Activation) -> IterationChunks | None:
-        """For a loop whose chunks somebody takes, with all told that the log knows of; else None."""
+    async def of(cls, runtime: Runtime, activation: Activation, stop: int) -> IterationChunks | None:
+        """For a loop whose chunks somebody takes, with all told that the log knows of; else None.
+
+        Args:
+            stop: the index after the last iteration that an earlier run may have done.
+        """
         place = (activation.execution.id, activation.step, activation.visit)
         if runtime.streams.of(place) is None:
             return None
         chunks = cls(runtime, activation, await runtime.streams.iterations(place))
-        if activation.resumed:
-            ends = iteration_ends(
-                runtime, place[0], activation.loop_ids, sequences=activation.program.retries
-            )
-            async for end in ends:
-                await chunks.tell(activation.command(end.index, None, end.attempt), end.envelope)
+        loop = activation.program.step.loop
+        replayed = activation.program.retries and loop is not None and loop.cursor is None
+        if activation.resumed and not replayed:
+            async for end in iteration_ends(runtime, place[0], activation.loop_ids, 0, stop):
+                if not end.failed:
+                    await chunks.tell(activation.command(end.index, None, end.attempt), end.envelope)
         return chunks
+
+    async def leave_out(self, command: Command) -> None:
+        """Tells that nothing is made of a chunk that the loop takes."""
+        if command.index is not None and command.index not in self._told:
+            self._told[command.index] = command.index
+            await self._streams.leave_out(command, command.index)
 
     async def tell(self, command: Command, envelope: Envelope) -> None:
         """Tells of an iteration that succeeded, once; returns when there is room for another chunk."""

@@ -64,9 +64,9 @@ class CursorLoops:
             await release_frames(self._runtime, execution.id, loop_ids)
         activation = Activation(execution, program, visit, loop_ids, Collection())
         await self._loops.start(activation, {})
-        chunks = await IterationChunks.of(self._runtime, activation)
         claim = _Claim(self._runtime, activation, loop.cursor, loop.frame)
         first_index = await self._runtime.pool.fetchval(LOOP_NEXT_INDEX, execution.id, loop_ids)
+        chunks = await IterationChunks.of(self._runtime, activation, first_index)
         if loop.cursor.release is None:
             taking = _Taking(self._runtime, activation, claim, first_index)
         else:

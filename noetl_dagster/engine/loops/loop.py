@@ -43,7 +43,7 @@ class Loops:
         loop = program.step.loop
         assert loop is not None
         size = len(activation.items)
-        chunks = await IterationChunks.of(self._runtime, activation)
+        chunks = await IterationChunks.of(self._runtime, activation, size)
         if loop.mode is LoopMode.SEQUENTIAL:
             if activation.resumed:
                 await self.restore_context(activation, size)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from noetl_dagster.engine.loops.attempts import Attempts
@@ -53,8 +53,8 @@ class StreamLoops:
         stream = self._runtime.streams.of(place)
         assert stream is not None, f"the steps {source} and {step} are walked together"
         activation = await self._activate(execution, program, visit, place)
-        arriving = _Arriving(self._runtime, activation, stream, place)
-        own = await IterationChunks.of(self._runtime, activation)
+        own = await IterationChunks.of(self._runtime, activation, stream.told)
+        arriving = _Arriving(self._runtime, activation, stream, place, own)
         if loop.is_sequential and activation.resumed:
             await self._loops.restore_context(activation, stream.told)
 
@@ -126,8 +126,16 @@ class _Arriving:
     Beside each stands whether somebody may have run it before, so that the log is to be asked.
     """
 
-    def __init__(self, runtime: Runtime, activation: Activation, stream: Stream, place: Place) -> None:
+    def __init__(
+        self,
+        runtime: Runtime,
+        activation: Activation,
+        stream: Stream,
+        place: Place,
+        own: IterationChunks | None,
+    ) -> None:
         self._runtime = runtime
+        self._own = own
         self._activation = activation
         self._stream = stream
         self._place = place
@@ -166,23 +174,27 @@ class _Arriving:
     async def _issue(self, start: int, stop: int) -> None:
         """Issues the commands of chunks that are in the log, but for those that are done or not wanted."""
         resumed = self._activation.resumed
-        for first, last in [run async for run in self._wanted(start, stop)]:
+        for first, last in await self._wanted(start, stop):
             async for commands in issue(self._runtime, self._activation, first, last):
                 self._ready.extend((command, resumed) for command in commands)
                 self._open.update(command.index or 0 for command in commands)
         self._position = stop
         self._settle()
 
-    async def _wanted(self, start: int, stop: int) -> AsyncIterator[tuple[int, int]]:
-        """Runs of chunks, half-open, which the arc's ``when`` lets pass and which are no failures."""
-        first = start
+    async def _wanted(self, start: int, stop: int) -> list[tuple[int, int]]:
+        """Runs of chunks, half-open, which the arc's ``when`` lets pass and of which there is something."""
+        runs, first = [], start
         for number, item in enumerate(await self._activation.items.slice(start, stop), start):
-            if "error" in item or not await self._passes(item):
-                if first < number:
-                    yield first, number
-                first = number + 1
+            if "left_out" not in item and await self._passes(item):
+                continue
+            if first < number:
+                runs.append((first, number))
+            first = number + 1
+            if self._own is not None:
+                await self._own.leave_out(self._activation.command(number, None))
         if first < stop:
-            yield first, stop
+            runs.append((first, stop))
+        return runs
 
     async def _passes(self, item: dict[str, Any]) -> bool:
         if self._when is None:

@@ -137,7 +137,11 @@ class Steps:
         try:
             yield stream
         finally:
-            self._runtime.streams.close(place)
+            self._runtime.streams.close(place, stream)
+
+    async def refresh(self, execution: Execution, step: str, stream: Stream, visit: int = 1) -> None:
+        """Tells a stream of the chunks in the log, which another driver may have written."""
+        await self._runtime.streams.refresh((execution.id, step, visit), stream)
 
     async def _run(
         self, execution: Execution, program: StepProgram, visit: int, entered: Callable[[], None] | None

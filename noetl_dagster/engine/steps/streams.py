@@ -63,6 +63,7 @@ class _Walk:
             begun = False
 
             async def take(taker: str) -> None:
+                await self._steps.refresh(self._execution, name, stream)
                 try:
                     await self.step(taker)
                 finally:
@@ -71,10 +72,12 @@ class _Walk:
             def begin() -> None:
                 nonlocal begun
                 begun = True
+                stream.begin()
                 for taker in takers:
                     group.create_task(take(taker))
 
             end = await self._run(name, begin)
+            await self._steps.refresh(self._execution, name, stream)
             stream.end(failed=end is None or end.status is not StepStatus.COMPLETED)
             if not begun and end is not None and end.status is StepStatus.COMPLETED:
                 begin()

@@ -7,6 +7,9 @@ from typing import Any
 
 from noetl_dagster.playbook.templates.views import DataView, LazyMapping, ReferenceCache, as_reference
 
+ROW_COUNT = "row_count"
+"""What is noted beside the reference of a stored mapping: how many ``rows`` it has."""
+
 
 class ChunkView(LazyMapping):
     """``chunk_index``, ``row_count``, ``has_more``, ``rows``, and ``data``: the result that the chunk is.
@@ -23,7 +26,9 @@ class ChunkView(LazyMapping):
         if "ref" in item:
             reference = as_reference(item["ref"])
             values["data"] = DataView(None, reference=reference, cache=cache)
-            values["rows"] = _Rows(None, reference=reference, cache=cache)
+            values["rows"] = _Rows(
+                None, reference=reference.rows_alone if reference.around else reference, cache=cache
+            )
         else:
             values["data"], values["rows"] = item.get("data"), rows_of(item.get("data"))
         self._values = values
@@ -61,8 +66,15 @@ def rows_of(value: Any) -> Any:
     return [value]
 
 
+def noted_rows(value: Any) -> dict[str, int]:
+    """What is noted of a value beside its reference, so that its rows are counted without fetching it."""
+    rows = value.get("rows") if isinstance(value, Mapping) else None
+    return {ROW_COUNT: len(rows)} if isinstance(rows, list) else {}
+
+
 def row_count(envelope: Mapping[str, Any]) -> int | None:
     """How many rows a result has as a chunk; None where it would have to be fetched to know."""
     if envelope.get("ref") is not None:
-        return as_reference(envelope["ref"]).rows
+        reference = as_reference(envelope["ref"])
+        return reference.rows if reference.rows is not None else reference.extra.get(ROW_COUNT)
     return len(rows_of(envelope.get("data")))

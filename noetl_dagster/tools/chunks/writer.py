@@ -253,10 +253,10 @@ class ChunkWriter:
         held, self._held = self._held, []
         if self._box.chunks is None:
             return
-        for place, one in enumerate(held):
-            is_last = not more and place == len(held) - 1
-            chunk = Chunk(one.index, one.ref, last if is_last else one.position, not is_last)
-            await self._box.chunks.tell(self._call, chunk)
+        chunks = [Chunk(one.index, one.ref, one.position) for one in held]
+        if chunks and not more:
+            chunks[-1] = Chunk(held[-1].index, held[-1].ref, last, more=False)
+        await self._box.chunks.tell(self._call, *chunks)
 
     async def _is_same(self, place: int, value: Any) -> bool:
         """Whether a chunk is stored already as it comes now. Another one is an error where its step has had it."""

@@ -5,18 +5,24 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from hashlib import sha256
 from typing import Any
 
 import asyncpg
+import orjson
 
 from noetl_dagster.events.buffer import EventBuffer
 from noetl_dagster.events.envelopes import OK, Envelope, from_result
 from noetl_dagster.events.queries import CHUNK_ITERATIONS, CHUNKS, CHUNKS_TOLD
+from noetl_dagster.events.types import Event
 from noetl_dagster.playbook.templates.chunks import row_count
 from noetl_dagster.result_ref import ResultRef
 from noetl_dagster.tools.base import Chunk, ToolCall
 from noetl_dagster.worker.command import Command, CommandEvents
 from noetl_dagster.worker.streams.stream import Stream
+
+LEFT_OUT = "skipped"
+"""Status of a chunk of which a step that takes it makes none."""
 
 Place = tuple[int, str, int]
 """Execution, step and visit: what has one stream of chunks."""
@@ -46,23 +52,34 @@ class Streams:
         self._buffer = buffer
         self._events = events
         self._pool = pool
-        self._open: dict[Place, Stream] = {}
+        self._open: dict[Place, list[Stream]] = {}
         self._running: dict[str, _Running] = {}
 
     async def open(self, place: Place, takers: Mapping[str, int]) -> Stream:
-        """The stream of a visit, whose chunks are taken in this process from now on; see :class:`Stream`."""
-        stream = self._open[place] = Stream(takers)
-        for number in await self.iterations(place):
-            stream.tell(number)
+        """The stream of a visit, whose chunks are taken in this process from now on; see :class:`Stream`.
+
+        Whoever follows another driver of the visit has a stream of its own, which is told the same.
+        """
+        stream = Stream(takers)
+        self._open.setdefault(place, []).append(stream)
         return stream
 
-    def close(self, place: Place) -> None:
-        """Nobody takes chunks of a visit here any more."""
-        self._open.pop(place, None)
+    async def refresh(self, place: Place, stream: Stream) -> None:
+        """Tells a stream of all chunks that are in the log, which another driver may have written."""
+        for number in await self.iterations(place):
+            stream.tell(number)
+
+    def close(self, place: Place, stream: Stream) -> None:
+        """Nobody takes chunks of a stream any more."""
+        streams = self._open[place]
+        streams.remove(stream)
+        if not streams:
+            del self._open[place]
 
     def of(self, place: Place) -> Stream | None:
-        """The stream of a visit whose chunks are taken in this process."""
-        return self._open.get(place)
+        """The stream of a visit whose chunks are taken in this process: of several drivers', the one that works."""
+        streams = self._open.get(place, ())
+        return next((stream for stream in streams if stream.is_taken), streams[-1] if streams else None)
 
     @contextmanager
     def running(self, command: Command, task: str) -> Iterator[None]:
@@ -81,21 +98,30 @@ class Streams:
         return running is not None and place_of(running.command) in self._open
 
     async def told(self, call: ToolCall) -> Sequence[Chunk]:
+        """What a call goes on from: chunks that a step may have taken, or its own, told before its process died."""
         running = self._of_call(call)
         if running is None:
             return ()
         rows = await self._pool.fetch(CHUNKS_TOLD, *_named(place_of(running.command)))
+        if rows and not self.wanted(call):
+            first = rows[0]
+            if (first["command_id"], first["context"].get("call")) != (call.command_id, _digest(call)):
+                return ()
         return [_chunk(row) for row in rows]
 
-    async def tell(self, call: ToolCall, chunk: Chunk) -> None:
+    async def tell(self, call: ToolCall, *chunks: Chunk) -> None:
         running = self._of_call(call)
-        if running is None:
+        if running is None or not chunks:
             return
-        envelope: Envelope = {"status": OK, "ref": chunk.ref}
-        meta = {"chunk_index": chunk.index, "has_more": chunk.more, "row_count": chunk.ref.rows}
-        await self._tell(running.command, envelope, meta, {"position": chunk.position})
-        if not chunk.more:
+        events = []
+        for chunk in chunks:
+            meta = {"chunk_index": chunk.index, "has_more": chunk.more, "row_count": chunk.ref.rows}
+            kept = {"position": chunk.position} | ({} if chunk.index else {"call": _digest(call)})
+            envelope: Envelope = {"status": OK, "ref": chunk.ref}
+            events.append(self._events.partial(running.command, envelope, meta, kept))
+        if not chunks[-1].more:
             running.told_by = call.number
+        await self._tell(running.command, events)
 
     def _of_call(self, call: ToolCall) -> _Running | None:
         running = self._running.get(call.command_id)
@@ -109,7 +135,12 @@ class Streams:
         """Tells of a result as one chunk: of an iteration, or of a tool that gives no others."""
         kept: Envelope = {key: envelope[key] for key in ("status", "data", "ref", "error") if key in envelope}
         meta = {"chunk_index": index, "has_more": more, "row_count": row_count(kept)}
-        await self._tell(command, kept, meta)
+        await self._tell(command, [self._events.partial(command, kept, meta)])
+
+    async def leave_out(self, command: Command, index: int) -> None:
+        """Tells that a step makes nothing of a chunk that it takes, so that nobody waits for it."""
+        meta = {"chunk_index": index, "has_more": True, "row_count": 0}
+        await self._tell(command, [self._events.partial(command, {"status": LEFT_OUT}, meta)])
 
     async def iterations(self, place: Place) -> dict[int, int | None]:
         """By number of each chunk of a visit that is in the log, the iteration whose result it is."""
@@ -121,22 +152,16 @@ class Streams:
         rows = await self._pool.fetch(CHUNKS, *_named(place), start, stop)
         return [_item(row) for row in rows]
 
-    async def _tell(
-        self,
-        command: Command,
-        envelope: Envelope,
-        meta: dict[str, Any],
-        context: dict[str, Any] | None = None,
-    ) -> None:
-        """Writes the event, and returns when there is room for another chunk."""
-        await self._buffer.append([self._events.partial(command, envelope, meta, context)])
-        place = place_of(command)
-        stream = self._open.get(place)
-        if stream is None:
-            return
-        stream.tell(meta["chunk_index"])
-        while not stream.has_room:
-            await stream.changed()
+    async def _tell(self, command: Command, events: Sequence[Event]) -> None:
+        """Writes of chunks to the log at once, and returns when there is room for another one."""
+        await self._buffer.append(events)
+        streams = tuple(self._open.get(place_of(command), ()))
+        for stream in streams:
+            for event in events:
+                stream.tell(event.meta["chunk_index"])
+        for stream in streams:
+            while not stream.has_room:
+                await stream.changed()
 
 
 def place_of(command: Command) -> Place:
@@ -154,6 +179,12 @@ def _chunk(row: Any) -> Chunk:
     return Chunk(row["chunk_index"], ref, row["context"]["position"], row["has_more"])
 
 
+def _digest(call: ToolCall) -> str:
+    """What tells a call from others of its task: its number, and what it was rendered to."""
+    asked = [call.task.name, call.number, call.config, call.input]
+    return sha256(orjson.dumps(asked, default=str, option=orjson.OPT_NON_STR_KEYS)).hexdigest()
+
+
 def _item(row: Any) -> dict[str, Any]:
     item = {key: row[key] for key in ("chunk_index", "row_count", "has_more")}
     envelope = from_result(row["result"])
@@ -161,5 +192,5 @@ def _item(row: Any) -> dict[str, Any]:
     if reference is not None:
         return item | {"ref": reference.model_dump(mode="json", exclude_defaults=True)}
     if envelope["status"] != OK:
-        return item | {"error": envelope.get("error")}
+        return item | {"left_out": envelope["status"]}
     return item | {"data": envelope.get("data")}

@@ -16,6 +16,7 @@ class Stream:
     def __init__(self, takers: Mapping[str, int]) -> None:
         self.has_ended = False
         self.has_failed = False
+        self.is_taken = False
         self.told = 0
         self._ahead: set[int] = set()
         self._room = dict(takers)
@@ -24,16 +25,23 @@ class Stream:
 
     @property
     def has_room(self) -> bool:
-        """Whether every taker has room for one more chunk."""
-        return all(self.told - taken < self._room[taker] for taker, taken in self._taken.items())
+        """Whether every taker has room for one more chunk; nobody waits for takers that have not begun."""
+        return not self.is_taken or all(
+            self.told - taken < self._room[taker] for taker, taken in self._taken.items()
+        )
 
     def tell(self, number: int) -> None:
         """A chunk is in the log. ``told`` counts them from the first without a gap."""
-        self._ahead.add(number)
+        if number >= self.told:
+            self._ahead.add(number)
         while self.told in self._ahead:
             self._ahead.remove(self.told)
             self.told += 1
         self._wake()
+
+    def begin(self) -> None:
+        """The takers begin: from now on they are waited for."""
+        self.is_taken = True
 
     def take(self, taker: str, count: int) -> None:
         """A taker is done with so many chunks, from the first without a gap."""

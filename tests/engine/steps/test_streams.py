@@ -446,3 +446,89 @@ workflow:
     assert state.status is ExecutionStatus.COMPLETED, state.error
     row, count = state.latest["end"].envelope["data"]
     assert (row["n"], int(row["turn"]), count) == (500, 3, 500)
+
+
+FILTERED = """
+workflow:
+  - step: start
+    loop: {in: "{{ range(8) | list }}", iterator: page, spec: {mode: sequential}}
+    tool: {kind: python, input: {page: "{{ page }}"}, code: "result = [page]"}
+    next: [{step: change, on: call.partial, when: "{{ event.payload.rows[0] != 2 }}"}]
+  - step: change
+    loop: {spec: {max_in_flight: 2, allow_partial: true}}
+    tool:
+      kind: python
+      input: {page: "{{ chunk.rows[0] }}"}
+      code: |
+        if page == 4:
+            raise ValueError('not this one')
+        result = [page]
+    next: [{step: again, on: call.partial}]
+  - step: again
+    tool: {kind: python, input: {rows: "{{ chunk.rows }}"}, code: "result = rows"}
+    next: [{step: load, on: call.partial}]
+  - step: load
+    tool: {kind: postgres, auth: pg_local, command: "INSERT INTO loaded VALUES (:page)", params: {page: "{{ chunk.rows[0] }}"}}
+"""
+
+
+async def test_what_is_left_out_on_the_way_holds_up_nobody(engine: Engine) -> None:
+    state = await engine.run(playbook(FILTERED))
+    assert state.status is ExecutionStatus.COMPLETED, state.error
+    assert await loaded(engine) == [0, 1, 3, 5, 6, 7]
+    assert state.latest["load"].envelope["done"] == 6
+
+
+ROWS = """
+workload: {rows: 3}
+workflow:
+  - step: start
+    loop: {in: [1, 2], iterator: n, spec: {mode: sequential}}
+    tool:
+      kind: postgres
+      auth: pg_local
+      command: "SELECT n, repeat('x', 20) AS text FROM generate_series(1, :rows) AS n"
+      params: {rows: "{{ rows }}"}
+    next:
+      - {step: take, on: call.partial, when: "{{ event.payload.row_count > 0 }}"}
+  - step: take
+    tool:
+      kind: python
+      input: {rows: "{{ chunk.rows }}", count: "{{ chunk.row_count }}", length: "{{ chunk.rows | length }}", last: "{{ chunk.data.rows | last }}"}
+      code: "result = [len(rows), count, length, last['n']]"
+"""
+
+
+@pytest.mark.parametrize("rows", [3, 3000, 30000])
+async def test_rows_of_an_iteration_are_the_same_however_many(
+    engine: Engine, settings: Settings, rows: int
+) -> None:
+    small = {"chunk_bytes": 100_000, "default_postgres_credential": "embedded"}
+    other = await Engine.open(settings.model_copy(update=small))
+    state = await other.run(playbook(ROWS), {"rows": rows})
+    await other.close()
+    assert state.status is ExecutionStatus.COMPLETED, state.error
+    assert [item["data"] for item in state.latest["take"].envelope["results"]] == [[rows] * 4] * 2
+
+
+async def test_another_driver_goes_on_with_all_chunks(
+    engine: Engine, settings: Settings, tmp_path: Path
+) -> None:
+    """One that followed until the first died has what that has told meanwhile."""
+    gate, pool = tmp_path / "gate", engine.runtime.pool
+    other = await Engine.open(engine.runtime.settings)
+    execution = await engine.lifecycle.create(playbook(SLOW), {"gate": str(gate)})
+    first = asyncio.create_task(engine.guard(execution, engine.walker.run(execution)))
+    await until(lambda: pool.fetchval(CLAIMED, execution.id, "start"), "the first driver")
+    again = await other.runtime.load(execution.id)
+    second = asyncio.create_task(other.walker.run(again))
+    most = 3 + 2 + engine.runtime.settings.chunks_ahead
+    await until(lambda: _is(pool.fetchval(TOLD, execution.id), most), "the stream to fill up")
+    first.cancel()
+    with suppress(asyncio.CancelledError):
+        await first
+    gate.touch()
+    await second
+    assert again.state.status is ExecutionStatus.COMPLETED, again.state.error
+    assert await loaded(engine) == list(range(20))
+    await other.close()

@@ -54,10 +54,11 @@ class Told:
     async def told(self, call: ToolCall) -> Sequence[Chunk]:
         return list(self.chunks)
 
-    async def tell(self, call: ToolCall, chunk: Chunk) -> None:
-        if chunk.index == self.stops:
-            raise Killed
-        self.chunks.append(chunk)
+    async def tell(self, call: ToolCall, *chunks: Chunk) -> None:
+        for chunk in chunks:
+            if chunk.index == self.stops:
+                raise Killed
+            self.chunks.append(chunk)
 
 
 @pytest.fixture
