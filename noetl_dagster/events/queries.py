@@ -253,7 +253,7 @@ SELECT (meta ->> 'chunk_index')::int AS chunk_index, (meta -> 'has_more')::bool 
        meta ->> 'command_id' AS command_id, result, context
 FROM noetl.event
 WHERE execution_id = $1 AND node_name = $2 AND meta ->> 'visit' = $3 AND event_type = 'call.partial'
-  AND context ? 'position'
+  AND (context ->> 'ended')::int = $4
 ORDER BY (meta ->> 'chunk_index')::int
 """
 

@@ -33,12 +33,14 @@ class _Running:
     """A command whose tool may tell of chunks: in its last task, whose result is the step's.
 
     Attributes:
-        told_by: the number of the call that has told of its last chunk. A policy may have the task called again.
+        ended: how many calls have told of their last chunk. A policy may have the task called again, for the next page.
+        first: the number of the first chunk of the present call, after those of the calls before.
     """
 
     command: Command
     task: str
-    told_by: int | None = None
+    ended: int = 0
+    first: int = 0
 
 
 class Streams:
@@ -102,12 +104,15 @@ class Streams:
         running = self._of_call(call)
         if running is None:
             return ()
-        rows = await self._pool.fetch(CHUNKS_TOLD, *_named(place_of(running.command)))
-        if rows and not self.wanted(call):
-            first = rows[0]
-            if (first["command_id"], first["context"].get("call")) != (call.command_id, _digest(call)):
-                return ()
-        return [_chunk(row) for row in rows]
+        rows = await self._pool.fetch(CHUNKS_TOLD, *_named(place_of(running.command)), running.ended)
+        if not rows:
+            return ()
+        first = rows[0]
+        own = (first["command_id"], first["context"].get("call")) == (call.command_id, _digest(call))
+        if not own and not self.wanted(call):
+            return ()
+        running.first = first["chunk_index"]
+        return [_chunk(row, running.first) for row in rows]
 
     async def tell(self, call: ToolCall, *chunks: Chunk) -> None:
         running = self._of_call(call)
@@ -115,19 +120,19 @@ class Streams:
             return
         events = []
         for chunk in chunks:
-            meta = {"chunk_index": chunk.index, "has_more": chunk.more, "row_count": chunk.ref.rows}
-            kept = {"position": chunk.position} | ({} if chunk.index else {"call": _digest(call)})
+            number = running.first + chunk.index
+            meta = {"chunk_index": number, "has_more": chunk.more, "row_count": chunk.ref.rows}
+            kept = {"position": chunk.position, "ended": running.ended}
+            kept |= {} if chunk.index else {"call": _digest(call)}
             envelope: Envelope = {"status": OK, "ref": chunk.ref}
             events.append(self._events.partial(running.command, envelope, meta, kept))
-        if not chunks[-1].more:
-            running.told_by = call.number
+            if not chunk.more:
+                running.ended, running.first = running.ended + 1, number + 1
         await self._tell(running.command, events)
 
     def _of_call(self, call: ToolCall) -> _Running | None:
         running = self._running.get(call.command_id)
-        if running is None or running.task != call.task.name:
-            return None
-        return running if running.told_by in (None, call.number) else None
+        return running if running is not None and running.task == call.task.name else None
 
     # -- what the engine sees ------------------------------------------------------------------------
 
@@ -174,9 +179,9 @@ def _named(place: Place) -> tuple[int, str, str]:
     return execution_id, step, str(visit)
 
 
-def _chunk(row: Any) -> Chunk:
+def _chunk(row: Any, first: int) -> Chunk:
     ref = ResultRef.model_validate(row["result"]["reference"])
-    return Chunk(row["chunk_index"], ref, row["context"]["position"], row["has_more"])
+    return Chunk(row["chunk_index"] - first, ref, row["context"]["position"], row["has_more"])
 
 
 def _digest(call: ToolCall) -> str:

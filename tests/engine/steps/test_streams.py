@@ -532,3 +532,32 @@ async def test_another_driver_goes_on_with_all_chunks(
     assert again.state.status is ExecutionStatus.COMPLETED, again.state.error
     assert await loaded(engine) == list(range(20))
     await other.close()
+
+
+TURNS = """
+workflow:
+  - step: start
+    tool:
+      - {name: count, kind: noop, set: {step.n: "{{ step.n | default(0) + 1 }}"}}
+      - name: read
+        kind: postgres
+        auth: pg_local
+        command: "SELECT n + 100 * :turn::int AS n FROM generate_series(1, 4) AS n"
+        params: {turn: "{{ step.n }}"}
+        as: rows
+        chunk_size: 3
+        spec:
+          policy:
+            rules:
+              - {when: "{{ step.n < 3 }}", then: {do: jump, to: count}}
+    next: [{step: load, on: call.partial}]
+  - step: load
+    tool: {kind: python, input: {rows: "{{ chunk.rows }}"}, code: "result = [{'page': row['n']} for row in rows]"}
+    sink: {tool: postgres, auth: pg_local, table: loaded}
+"""
+
+
+async def test_each_call_of_a_task_goes_on_with_the_stream(engine: Engine) -> None:
+    state = await engine.run(playbook(TURNS))
+    assert state.status is ExecutionStatus.COMPLETED, state.error
+    assert await loaded(engine) == [100 * turn + n for turn in (1, 2, 3) for n in (1, 2, 3, 4)]
