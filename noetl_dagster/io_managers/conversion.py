@@ -101,13 +101,19 @@ def to_path(settings: Settings, stored: Stored) -> Path:
     place = locations.local_path(settings, stored.uri)
     if place is not None:
         return place
-    folder = Path(tempfile.mkdtemp(prefix="noetl-"))
-    atexit.register(shutil.rmtree, folder, ignore_errors=True)  # whoever got the path may read it until then
+    folder = passing_folder()
     if stored.kind is not RefKind.DATASET:
         name = stored.uri.rstrip("/").rpartition("/")[2]
         return _download(settings, stored.uri, folder / name)
     for uri in _file_uris(settings, stored):
         _download(settings, uri, folder / uri.removeprefix(stored.uri).lstrip("/"))
+    return folder
+
+
+def passing_folder() -> Path:
+    """A new folder that goes when the process does: whoever gets a path in it may read it until then."""
+    folder = Path(tempfile.mkdtemp(prefix="noetl-"))
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
     return folder
 
 
@@ -125,8 +131,8 @@ def _file_uris(settings: Settings, stored: Stored) -> Iterable[str]:
     return locations.list_files(settings, stored.uri)
 
 
-def to_spark(settings: Settings, stored: Stored) -> SparkFrame:
-    """A Spark frame over the stored Parquet.
+def to_spark(settings: Settings, *stored: Stored) -> SparkFrame:
+    """A Spark frame over the stored Parquet, of one value or of several end to end.
 
     Files of the shared volume are read in place by driver and executors. Objects of a bucket are first
     copied to this machine: Spark's own S3 client is not part of PySpark, so that only works in local mode.
@@ -135,14 +141,18 @@ def to_spark(settings: Settings, stored: Stored) -> SparkFrame:
 
     from noetl_dagster.spark.sessions import SparkSessions
 
-    if stored.content_type != codec.PARQUET:
-        raise StorageError(f"{stored.uri} is {stored.content_type}; Spark reads Parquet results only")
+    for one in stored:
+        if one.content_type != codec.PARQUET:
+            raise StorageError(f"{one.uri} is {one.content_type}; Spark reads Parquet results only")
     session = SparkSession.getActiveSession() or SparkSessions(settings).get()
-    place = locations.local_path(settings, stored.uri)
-    if place is None:
-        require_local_spark(session, stored.uri)
-        place = to_path(settings, stored)
-    return session.read.parquet(place.as_uri())
+    places = []
+    for one in stored:
+        place = locations.local_path(settings, one.uri)
+        if place is None:
+            require_local_spark(session, one.uri)
+            place = to_path(settings, one)
+        places.append(place.as_uri())
+    return session.read.parquet(*places)
 
 
 def require_local_spark(session: Any, uri: str) -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 from dagster import (
@@ -25,8 +27,9 @@ from noetl_dagster.io_managers.metadata import (
     storage_metadata,
     with_origins,
 )
-from noetl_dagster.result_ref import REF_METADATA, ResultRef
+from noetl_dagster.result_ref import REF_METADATA, RefKind, ResultRef
 from noetl_dagster.settings import StoreTier
+from noetl_dagster.storage import codec
 from noetl_dagster.storage.codec import byte_length, is_table
 from noetl_dagster.storage.store import ResultStore, fits_inline
 
@@ -110,19 +113,47 @@ class NoetlResultIOManager(IOManager):
         annotation = context.dagster_type.typing_type
         wanted = conversion.kind_of_annotation(annotation)
         store = self._open_store()
-        stored = conversion.Stored(
-            ref.physical_uri, ref.kind, ref.content_type, tuple(ref.extra.get("files", ()))
-        )
+        stored = _stored(ref)
         match wanted:
             case "ref":
                 return ref
+            case "path" if ref.kind is RefKind.MANIFEST:
+                return run_sync(_written(store, ref))
             case "path":
                 return conversion.to_path(store.settings, stored)
+            case "spark" if ref.kind is RefKind.MANIFEST:
+                return conversion.to_spark(store.settings, *run_sync(_stored_parts(store, ref)))
             case "spark":
                 return conversion.to_spark(store.settings, stored)
-            case "bytes" if ref.kind == "object":
+            case "bytes" if ref.kind is not RefKind.DATASET:
                 return run_sync(store.get_bytes(ref))
         return conversion.convert(run_sync(store.get(ref)), wanted, ref.ref)
+
+
+def _stored(ref: ResultRef) -> conversion.Stored:
+    return conversion.Stored(
+        ref.physical_uri, ref.kind, ref.content_type, tuple(ref.extra.get("files", ()))
+    )
+
+
+async def _stored_parts(store: ResultStore, ref: ResultRef) -> list[conversion.Stored]:
+    """What a manifest's value is made of, where that is one table; else the manifest."""
+    if await store.content_type(ref) != codec.PARQUET:
+        return [_stored(ref)]
+    parts = []
+    async for part in store.parts(ref):
+        parts += await _stored_parts(store, part) if part.kind is RefKind.MANIFEST else [_stored(part)]
+    return parts
+
+
+async def _written(store: ResultStore, ref: ResultRef) -> Path:
+    """A file with the value of a manifest, which lasts as long as the process."""
+    extension = codec.EXTENSIONS[await store.content_type(ref)]
+    path = conversion.passing_folder() / f"{ref.ref_id}{extension}"
+    with path.open("wb") as file:
+        async for data in store.stream(ref):
+            await asyncio.to_thread(file.write, data)
+    return path
 
 
 def metadata_of(ref: ResultRef, *, partitioned: bool = False) -> dict[str, MetadataValue]:

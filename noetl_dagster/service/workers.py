@@ -77,17 +77,17 @@ async def resolve_result(ref: Ref, plane: ThePlane) -> ResultRef:
 
 @router.get("/results/content", dependencies=[FOR_ALL], tags=["results"], response_class=StreamingResponse)
 async def result_content(ref: Ref, plane: ThePlane) -> StreamingResponse:
-    """The bytes of a stored object, decompressed, in constant memory."""
+    """The bytes of a stored object, decompressed, in constant memory; of parts that make one value, that value's."""
     results = plane.engine.runtime.results
     found = await results.find(_clean(ref))
-    if found.kind is not RefKind.OBJECT:
-        raise Problem(409, f"{ref[:200]} is a {found.kind}; resolve it and read its parts")
+    if found.kind is RefKind.DATASET:
+        raise Problem(409, f"{ref[:200]} is a {found.kind}; resolve it and read its files")
 
     async def chunks() -> AsyncIterator[bytes]:
         async for chunk in results.stream(found):
             yield bytes(chunk)
 
-    return StreamingResponse(chunks(), media_type=found.content_type)
+    return StreamingResponse(chunks(), media_type=await results.content_type(found))
 
 
 def _clean(ref: str) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import uuid
 from collections.abc import AsyncIterable, AsyncIterator, Iterable, Mapping
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, TypeVar
@@ -213,6 +214,108 @@ async def _batches_of_one(reader: PartReader, ref: ResultRef) -> AsyncIterator[B
             yield batch
         return
     yield list(_elements(value))
+
+
+async def content_type(reader: PartReader, ref: ResultRef) -> str:
+    """What :func:`content` gives: Parquet of tables that are joined end to end, JSON of anything else."""
+    if strategy_of(ref) is not Strategy.CONCAT:
+        return codec.JSON
+    kinds: set[str] = set()
+    async for part in reader.parts(ref):
+        nested = part.kind is RefKind.MANIFEST
+        kinds.add(await content_type(reader, part) if nested else part.content_type)
+        if kinds != {codec.PARQUET}:
+            return codec.JSON
+    return codec.PARQUET if kinds else codec.JSON
+
+
+async def content(reader: PartReader, ref: ResultRef) -> AsyncIterator[bytes]:
+    """A manifest's value as the bytes of one object, with one part in memory at most."""
+    as_parquet = await content_type(reader, ref) == codec.PARQUET
+    async for data in _parquet(reader, ref) if as_parquet else _json(reader, ref):
+        yield data
+
+
+async def _json(reader: PartReader, ref: ResultRef) -> AsyncIterator[bytes]:
+    if ref.kind is not RefKind.MANIFEST:
+        yield _json_of(await reader.get(ref))
+        return
+    match strategy_of(ref):
+        case Strategy.APPEND:
+            before = b"["
+            async for part in reader.parts(ref):
+                yield before
+                async for data in _json(reader, part):
+                    yield data
+                before = b","
+            yield b"[]" if before == b"[" else b"]"
+        case Strategy.CONCAT:
+            before = b"["
+            async for batch in batches(reader, ref):
+                items = batch if isinstance(batch, list) else batch.to_pylist()
+                if items:
+                    yield before + codec.dump_json(items)[1:-1]
+                    before = b","
+            yield b"[]" if before == b"[" else b"]"
+        case Strategy.ROWS:
+            around = ref.around
+            assert around is not None
+            stored = {name: await reader.get(one) for name, one in around.stored.items()}
+            place = uuid.uuid4().hex  # stands for the rows
+            *pieces, end = _json_of(around.mapping(place, stored)).split(codec.dump_json(place))
+            for piece in pieces:
+                yield piece
+                async for data in _json(reader, ref.rows_alone):
+                    yield data
+            yield end
+        case Strategy.MERGE | Strategy.REPLACE:
+            yield _json_of(await assemble(reader, ref))
+
+
+def _json_of(value: Any) -> bytes:
+    return codec.dump_json(value.to_pylist() if codec.is_table(value) else value)
+
+
+async def _parquet(reader: PartReader, ref: ResultRef) -> AsyncIterator[bytes]:
+    """Reads the parts twice: a column may have its type from a later one."""
+    import pyarrow as pa
+    from pyarrow import parquet
+
+    schema = pa.schema([])
+    async for part in reader.parts(ref):
+        found = (await reader.get(part)).schema
+        schema = pa.unify_schemas([schema, found], promote_options="default")
+    sink = _Sink()
+    writer = parquet.ParquetWriter(sink, schema)
+    async for part in reader.parts(ref):
+        table = pa.concat_tables([schema.empty_table(), await reader.get(part)], promote_options="default")
+        await asyncio.to_thread(writer.write_table, table)
+        yield sink.taken()
+    writer.close()
+    yield sink.taken()
+
+
+class _Sink:
+    """A file that is taken away while it is written."""
+
+    closed = False
+
+    def __init__(self) -> None:
+        self._data = bytearray()
+
+    def write(self, data: Any) -> int:
+        self._data += data
+        return len(data)
+
+    def flush(self) -> None:
+        """Nothing is kept back."""
+
+    def close(self) -> None:
+        self.closed = True
+
+    def taken(self) -> bytes:
+        data, self._data = bytes(self._data), bytearray()
+        return data
 
 
 def read_dataset(settings: Settings, ref: ResultRef) -> pa.Table:

@@ -56,8 +56,10 @@ class ResultReader:
         return codec.decode(data, ref.content_type, ref.compression)
 
     async def get_bytes(self, ref: ResultRef | str) -> bytes:
-        """The bytes of one object, decompressed and verified, whatever they mean."""
+        """The bytes that :meth:`stream` gives, verified, whatever they mean."""
         ref = await self._resolve(ref)
+        if ref.kind is RefKind.MANIFEST:
+            return b"".join([data async for data in manifests.content(self, ref)])
         data = codec.decompress(await self._read(ref), Compression(ref.compression))
         return data if isinstance(data, bytes) else bytes(data)
 
@@ -69,14 +71,23 @@ class ResultReader:
             yield rows
 
     async def stream(self, ref: ResultRef | str) -> AsyncIterator[Bytes]:
-        """The bytes of one object, decompressed, in constant memory.
+        """The bytes of one object, decompressed, in constant memory; of a manifest those that its value would have.
 
         Raises:
             IntegrityError: after the last chunk, when the whole was not what had been stored.
         """
         ref = await self._resolve(ref)
+        if ref.kind is RefKind.MANIFEST:
+            async for data in manifests.content(self, ref):
+                yield data
+            return
         async for chunk in codec.decompress_stream(self._verified_chunks(ref), Compression(ref.compression)):
             yield chunk
+
+    async def content_type(self, ref: ResultRef | str) -> str:
+        """What the bytes are that :meth:`stream` gives."""
+        ref = await self._resolve(ref)
+        return await manifests.content_type(self, ref) if ref.kind is RefKind.MANIFEST else ref.content_type
 
     async def parts(
         self, ref: ResultRef | str, start: int = 0, stop: int | None = None

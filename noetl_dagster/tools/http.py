@@ -103,7 +103,7 @@ class HttpTool(Tool):
         chunks = ChunkedResult(call, box)
         may_be_rows = format is not None or (chunks.wanted and call.task.kind == self.kind)
         if may_be_rows and not await chunks.seek():
-            return await chunks.result()
+            return await chunks.result({})
         if chunks.position is not None:
             request = _for_the_rest(request, chunks.position)
         session = box.clients.http(verify_ssl=_truth(config.get("verify_ssl", True)))

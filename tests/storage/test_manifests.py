@@ -4,15 +4,17 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 
+import orjson
 import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
 from noetl_dagster.errors import ReferenceNotAvailableError, StorageError
-from noetl_dagster.result_ref import RefKind, ResultRef
+from noetl_dagster.result_ref import RefKind, ResultRef, RowsAround
 from noetl_dagster.settings import Settings, StoreTier
-from noetl_dagster.storage import locations
+from noetl_dagster.storage import codec, locations
+from noetl_dagster.storage.codec import JsonLines
 from noetl_dagster.storage.manifests import Strategy
 from noetl_dagster.storage.store import NewResult, ResultStore
 
@@ -99,3 +101,56 @@ async def test_a_dataset_written_in_place_is_registered(
     assert locations.list_files(settings, uri) == [] if tier is StoreTier.MINIO else True
     with pytest.raises(ReferenceNotAvailableError):
         await store.get(ref)
+
+
+async def streamed(store: ResultStore, ref: ResultRef) -> bytes:
+    return b"".join([bytes(data) async for data in store.stream(ref)])
+
+
+@pytest.mark.parametrize(
+    ("strategy", "values"),
+    [
+        (Strategy.APPEND, [[1], {"a": 2}, "é"]),
+        (Strategy.APPEND, []),
+        (Strategy.CONCAT, [[1, 2], [], [{"a": None}]]),
+        (Strategy.CONCAT, [[], []]),
+        (Strategy.CONCAT, []),
+        (Strategy.MERGE, [{"a": 1, "b": 1}, {"b": 2}]),
+        (Strategy.REPLACE, [1, 2, 3]),
+    ],
+)
+async def test_the_bytes_of_a_manifest_are_those_of_its_value(
+    store: ResultStore, strategy: Strategy, values: list[object]
+) -> None:
+    ref = await store.manifest(9, "loop", "result", await parts_of(store, values), strategy)
+
+    assert orjson.loads(await streamed(store, ref)) == await store.get(ref)
+    assert await store.get_bytes(ref) == await streamed(store, ref)
+    assert await store.content_type(ref) == codec.JSON
+
+
+async def test_the_bytes_of_rows_beside_fields_are_those_of_the_mapping(store: ResultStore) -> None:
+    rows = [{"id": n, "text": 'a "b"\n'} for n in range(3000)]
+    lines = [JsonLines(codec.json_lines(some), len(some)) for some in (rows[:2500], rows[2500:])]
+    large = await store.put("large", execution_id=9, step="sql", name="large")
+    fields = {"row_count": 3000, "command_1": {"row_count": 3000}}
+    around = RowsAround(fields=fields, at=("rows", "command_1.rows"), stored={"note": large})
+    ref = await store.manifest(9, "sql", "result", await parts_of(store, lines), around=around)
+    loop = await store.manifest(9, "loop", "result", [ref, large])
+
+    value = fields | {"note": "large", "rows": rows, "command_1": {"row_count": 3000, "rows": rows}}
+    assert orjson.loads(await streamed(store, ref)) == value
+    assert orjson.loads(await streamed(store, ref.rows_alone)) == rows
+    assert orjson.loads(await streamed(store, loop)) == [value, "large"]
+
+
+async def test_the_bytes_of_tables_are_one_of_parquet(store: ResultStore) -> None:
+    tables = [pa.table({"a": pa.nulls(2)}), pa.table({"a": [3]}), pa.table({"a": [4], "b": ["x"]})]
+    ref = await store.manifest(9, "sql", "result", await parts_of(store, tables), Strategy.CONCAT)
+    mixed = await parts_of(store, [tables[1], [{"a": 5}]])
+    rows = await store.manifest(9, "sql", "rows", mixed, Strategy.CONCAT)
+
+    assert await store.content_type(ref) == codec.PARQUET
+    assert pq.read_table(pa.BufferReader(await streamed(store, ref))) == await store.get(ref)
+    assert await store.content_type(rows) == codec.JSON
+    assert orjson.loads(await streamed(store, rows)) == [{"a": 3}, {"a": 5}]

@@ -46,6 +46,12 @@ async def box(settings: Settings, pool: asyncpg.Pool, tmp_path: Path) -> AsyncIt
 
 
 @pytest.fixture
+def chunks_of_4_mib(box: Toolbox) -> None:
+    """Chunks of which some megabytes make several."""
+    box.settings = box.settings.model_copy(update={"chunk_bytes": 4 << 20})
+
+
+@pytest.fixture
 def run(box: Toolbox, tmp_path: Path) -> Run:
     """Runs one call: ``await run("http", url=...)``; ``input``, ``auth``, ``scope`` beside its config."""
 

@@ -14,6 +14,8 @@ from noetl_dagster.tools.rows.formats import RowFormat
 from tests.tools.chunk_log import Killed, ListLog
 from tests.waiting import until
 
+pytestmark = pytest.mark.usefixtures("chunks_of_4_mib")
+
 ROWS = 12_000  # some 12 MB: three chunks
 both = pytest.mark.parametrize("kind", ["csv", "jsonl"])
 
@@ -84,6 +86,18 @@ async def test_the_rest_is_asked_for_after_a_restart(run: Any, box: Toolbox, ser
     assert len(log.chunks) == 3
     assert result.details["http"]["status"] == 200
     assert int(result.details["http"]["headers"]["x-sent"]) == log.chunks[0].position["offset"] > 4_000_000
+
+
+@pytest.mark.parametrize("wanted", [True, False])
+async def test_one_whose_last_chunk_is_in_the_log_is_not_asked_for(
+    run: Any, box: Toolbox, server: str, wanted: bool
+) -> None:
+    box.chunks = ListLog(wanted=wanted)
+    first = await run("http", url=f"{server}/rows", params=asked("jsonl"), format="jsonl")
+
+    again = await run("http", url=f"{server}/status/404", format="jsonl")
+
+    assert await box.results.get(again.ref) == await box.results.get(first.ref)
 
 
 @both

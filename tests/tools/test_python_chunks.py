@@ -18,6 +18,8 @@ from noetl_dagster.tools.base import Toolbox
 from tests.tools.chunk_log import Killed, ListLog
 from tests.waiting import until
 
+pytestmark = pytest.mark.usefixtures("chunks_of_4_mib")
+
 THREAD, PROCESS = {}, {"isolation": "subprocess"}
 everywhere = pytest.mark.parametrize("options", [THREAD, PROCESS], ids=["thread", "subprocess"])
 
@@ -160,6 +162,8 @@ async def test_one_that_asks_for_its_position_goes_on_there(
     assert [record.message for record in caplog.records] == ["stage: 2", "stage: 3", "stage: 4"]
     assert await box.results.get(result.ref) == [0, 1, 2, 3, 4]
     assert [chunk.position for chunk in log.chunks] == [1, 2, 3, 4, 5]
+    again = await run("python", code=code.replace("print(i)", "raise ValueError"), options=options)
+    assert await box.results.get(again.ref) == [0, 1, 2, 3, 4]
 
 
 @everywhere

@@ -201,23 +201,22 @@ class ChunkWriter:
     ) -> ResultRef:
         """Tells of the last chunk and makes one result of all: a list of rows, or one beside ``fields``.
 
-        Of a result that ``is_whole``, ``fields`` are those that the earlier run has given.
-
         Args:
+            fields: of a result that ``is_whole`` those count that the earlier run has given.
             at: dotted paths in ``fields`` where the rows stand.
         """
         await self._stored()
         if self._lines is not None:
             await self._cut()
             await self._stored()
+        around: RowsAround | None = None
         if self.is_whole:
-            around = None if self._last is None else RowsAround.model_validate(self._last)
+            if fields is not None and self._last is not None:
+                around = RowsAround.model_validate(self._last)
         else:
             self._end()
             around = None if fields is None else await self._around(fields, at)
-        await self._tell(
-            more=False, last=None if around is None else around.model_dump(mode="json", exclude_defaults=True)
-        )
+        await self._tell(more=False, around=around)
         spec = self._call.task.spec.result
         return await self._box.results.manifest(
             self._call.execution_id,
@@ -248,14 +247,17 @@ class ChunkWriter:
         if storing is not None:
             await storing
 
-    async def _tell(self, *, more: bool, last: Any = None) -> None:
-        """Tells of the chunks that are held back; the last one's position says what stands beside its rows."""
+    async def _tell(self, *, more: bool, around: RowsAround | None = None) -> None:
+        """Tells of the chunks that are held back; the last one's position is what stands around the rows, if any."""
         held, self._held = self._held, []
         if self._box.chunks is None:
             return
         chunks = [Chunk(one.index, one.ref, one.position) for one in held]
         if chunks and not more:
-            chunks[-1] = Chunk(held[-1].index, held[-1].ref, last, more=False)
+            position = held[-1].position
+            if around is not None:
+                position = around.model_dump(mode="json", exclude_defaults=True)
+            chunks[-1] = Chunk(held[-1].index, held[-1].ref, position, more=False)
         await self._box.chunks.tell(self._call, *chunks)
 
     async def _is_same(self, place: int, value: Any) -> bool:

@@ -64,7 +64,7 @@ class DuckdbTool(Tool):
         try:
             async with await ChunkWriter.open(call, box, size=_size(call)) as writer:
                 if writer.is_whole:
-                    return ToolResult(ref=await writer.finish())
+                    return ToolResult(ref=await writer.finish({}))
                 rows = _LastRows(writer, call, box, asyncio.get_running_loop())
                 connection = await asyncio.to_thread(duckdb.connect, path)
                 try:

@@ -60,7 +60,7 @@ async def run_call(
     key = call.config.get("key")
     async with await ChunkWriter.open(call, box, seeks=bool(key), size=_size(call)) as writer:
         if writer.is_whole:
-            return ToolResult(ref=await writer.finish())
+            return ToolResult(ref=await writer.finish({}))
         if any(needs_own_transaction(statement.text) for statement in statements):
             return ToolResult(data=await run_statements(connection, statements, shapes))
         statement = statements[-1] if not key else _by_key(statements[-1], str(key), writer.position)
