@@ -169,7 +169,7 @@ def main() -> None:
     url = environment["NOETL_CREDENTIAL_RECORDS_API"]
     print(f"{os.cpu_count()} cores")
     for name in arguments.sizes:
-        size, best = SIZES[name], {}
+        size, best = SIZES[name], dict[str, Measured]()
         for _ in range(arguments.turns):
             for who in ("by-hand", "ours"):
                 if arguments.only in (None, who):
