@@ -9,8 +9,9 @@ from noetl_dagster.spark.startup.ahead import start_ahead
 from noetl_dagster.worker.execution import Execution
 
 SPARK = "spark"
-_ALWAYS = (None, "step.done", "call.done", "step.exit")
-"""Words of an arc's ``on`` that a step's good end is; see ``steps/routing.py``."""
+_ALWAYS = (None, "step.done", "call.done", "step.exit", "call.partial")
+"""Words of an arc's ``on`` that a step which does well comes by: its good end, see ``steps/routing.py``, and chunks,
+whose takers begin with it."""
 
 
 def prepare_spark(runtime: Runtime, execution: Execution) -> bool:
@@ -58,7 +59,7 @@ def _sure_targets(step: Step) -> list[str]:
         unconditional = arc.when in (None, True) and arc.on in _ALWAYS
         if unconditional:
             sure.append(arc.step)
-        if step.routing.mode is RoutingMode.EXCLUSIVE:
+        if step.routing.mode is RoutingMode.EXCLUSIVE and not arc.is_stream:
             break  # the first one that matches is taken, and nobody knows whether this one does
     return sure
 

@@ -54,6 +54,15 @@ def flow(arcs: str, rest: str = CRUNCH) -> str:
         ),
         (flow("- step: crunch", CRUNCH + "    spec: {admit: '{{ x }}'}\n"), []),
         (flow("- step: crunch", CRUNCH + "    spec: {dispatch: workers}\n"), []),
+        (flow("- {step: crunch, on: call.partial}"), ["crunch"]),
+        (flow("- {step: crunch, on: call.partial, when: '{{ event.payload.data }}'}"), []),
+        (
+            flow(
+                "- {step: other, on: call.partial}\n- step: crunch",
+                CRUNCH + "  - {step: other, tool: {kind: noop}}\n",
+            ),
+            ["crunch"],
+        ),
         (flow("- step: last", "  - step: last\n    tool: {kind: noop}\n" + CRUNCH), []),
         (
             flow(
