@@ -86,7 +86,8 @@ def greatest_of_column(result: Any, key: str, step: str) -> Value | None:
 
 async def greatest_of_batches(batches: AsyncIterable[Any], key: str, step: str) -> Value | None:
     """As :func:`greatest_of_column`, of a list or table that comes some rows at a time."""
-    path, first, has_column = key.split("."), [], False
+    path, has_column = key.split("."), False
+    first: list[Mapping[str, Any]] = []
     found: Value | None = None
     async for batch in batches:
         rows = rows_of(batch)
