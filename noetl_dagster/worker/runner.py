@@ -18,9 +18,19 @@ from noetl_dagster.playbook.models import Sink
 from noetl_dagster.playbook.templates.rendering import render_async
 from noetl_dagster.playbook.templates.scope import Scope
 from noetl_dagster.playbook.templates.views import ReferenceCache, ResultView
+from noetl_dagster.result_ref import RefKind, ResultRef
+from noetl_dagster.storage import codec
+from noetl_dagster.storage.manifests import Strategy, strategy_of
 from noetl_dagster.tools.base import Toolbox
+from noetl_dagster.tools.references import as_result_ref
 from noetl_dagster.tools.rows.inside import rows_of
-from noetl_dagster.tools.rows.watermarks import greatest, greatest_of_column, moved
+from noetl_dagster.tools.rows.watermarks import (
+    Value,
+    greatest,
+    greatest_of_batches,
+    greatest_of_column,
+    moved,
+)
 from noetl_dagster.tools.sinks.parts import PartSinks
 from noetl_dagster.tools.sinks.place import PartPlace, part_prefix
 from noetl_dagster.tools.sql.sinks import Complete, SinkWriter
@@ -237,7 +247,14 @@ class CommandRunner:
         view = ResultView(outcome.envelope, cache)
         try:
             names = await self._result_scope(call, view, cache)
-            outcome.reached = await self._reached(call, await self._sink_value(outcome, view), names)
+            state, ref = call.program.step.state, as_result_ref(outcome.envelope.get("ref"))
+            rows = _listed(ref) if isinstance(ref, ResultRef) and call.program.reached is None else None
+            if rows is None or state is None:
+                outcome.reached = await self._reached(call, await self._sink_value(outcome, view), names)
+            else:
+                batches = self._box.results.batches(rows)
+                found = await greatest_of_batches(batches, state.key, call.command.step)
+                outcome.reached = self._said(call, found)
         except (ToolError, TemplateError, CredentialError, StorageError) as error:
             return Outcome(error_envelope(error), tasks=outcome.tasks, duration=outcome.duration)
         return outcome
@@ -255,7 +272,13 @@ class CommandRunner:
         else:
             found = await render_async(program.reached, names, self._box.results.get)
             reached = greatest([found], command.step)
-        if reached is None:
+        return self._said(call, reached)
+
+    def _said(self, call: Call, reached: Value | None) -> dict[str, Any]:
+        """What a command's end says of the greatest value of its rows."""
+        program, command = call.program, call.command
+        kept = call.execution.state.watermarks.get((command.step, command.visit))
+        if reached is None or kept is None:
             return {}
         watermark = moved(kept, reached, command.step)
         said: dict[str, Any] = {"reached": reached}
@@ -292,6 +315,16 @@ class CommandRunner:
         if "ref" in outcome.envelope:
             return await self._box.results.get(outcome.envelope["ref"])
         return view.plain()
+
+
+def _listed(ref: ResultRef) -> ResultRef | None:
+    """What gives the rows of a stored result some at a time; None where its value has to be seen."""
+    if (around := ref.around) is not None:
+        return ref.rows_alone if "rows" in around.at and "status_code" not in around.fields else None
+    if ref.kind is RefKind.MANIFEST:
+        return ref if strategy_of(ref) in (Strategy.CONCAT, Strategy.APPEND) else None
+    is_list = ref.kind is RefKind.DATASET or ref.content_type in (codec.JSON_LINES, codec.PARQUET)
+    return ref if is_list else None
 
 
 def _part_name(command: Command) -> str:

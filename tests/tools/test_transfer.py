@@ -65,6 +65,17 @@ async def test_postgres_to_postgres_keeps_every_type(run: Any, source: asyncpg.P
     assert await source.fetchval(SAME) == 0
 
 
+async def test_more_transfers_at_once_than_the_pool_has_connections(run: Any, source: asyncpg.Pool) -> None:
+    await source.execute("alter table target drop constraint target_pkey")
+    calls = [run("transfer", source={"kind": "postgres", "table": "source"}, target=PG) for _ in range(20)]
+
+    transfers = [asyncio.create_task(call) for call in calls]
+    await until(lambda: all(one.done() for one in transfers), "all of them")
+
+    assert [(await one).data["rows"] for one in transfers] == [2500] * 20
+    assert await source.fetchval("select count(*) from target") == 20 * 2500
+
+
 async def test_modes_of_a_table(run: Any, source: asyncpg.Pool) -> None:
     query = {
         "kind": "postgres",

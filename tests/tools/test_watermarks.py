@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from datetime import UTC, date, datetime
 from decimal import Decimal
 from typing import Any
@@ -10,7 +11,7 @@ import pandas as pd
 import pytest
 
 from noetl_dagster.errors import ToolError
-from noetl_dagster.tools.rows.watermarks import Value, greatest, greatest_of_column, rank
+from noetl_dagster.tools.rows.watermarks import Value, greatest, greatest_of_batches, greatest_of_column, rank
 
 IN_ORDER: tuple[tuple[Value, ...], ...] = (
     (-7, -1.5, 0, 0.25, 1, 2**53, 2**53 + 1),
@@ -90,3 +91,21 @@ def test_a_column_of_a_table() -> None:
 def test_what_is_none(result: Any, why: str) -> None:
     with pytest.raises(ToolError, match=why):
         greatest_of_column(result, "n", "s")
+
+
+@pytest.mark.parametrize(
+    "rows",
+    [[], [{"id": 3}, {}], [{"id": 2}, {"id": 9.5}, {"id": None}], [{"x": 1}], [{"id": 1}, {"id": "a"}]],
+)
+async def test_rows_some_at_a_time_go_as_far_as_all_together(rows: list[Any]) -> None:
+    async def batches() -> Any:
+        for row in rows:
+            yield [row]
+
+    try:
+        whole: Any = greatest_of_column(rows, "id", "s")
+    except ToolError as error:
+        with pytest.raises(ToolError, match=re.escape(str(error))):
+            await greatest_of_batches(batches(), "id", "s")
+    else:
+        assert await greatest_of_batches(batches(), "id", "s") == whole

@@ -84,6 +84,20 @@ class Clients:
                 state.postgres[key] = pool
         return pool
 
+    async def connect_postgres(self, credential: Credential) -> asyncpg.Connection:
+        """A connection as those of :meth:`postgres`, outside of the pool; whoever asked for it closes it.
+
+        Raises:
+            CredentialError: when the credential names no server.
+        """
+        connection = await asyncpg.connect(**postgres_arguments(credential), timeout=CONNECT_SECONDS)
+        try:
+            await _prepare_connection(connection)
+        except BaseException:
+            connection.terminate()
+            raise
+        return connection
+
     def statements(self, pool: asyncpg.Pool) -> dict[str, Any]:
         """What is known of the statements that ran on a pool of :meth:`postgres`, by their text."""
         return self._open().statements.setdefault(id(pool), {})

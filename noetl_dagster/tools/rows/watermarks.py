@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import AsyncIterable, Iterable, Mapping
 from datetime import UTC, datetime
 from typing import Any
 
@@ -80,9 +80,24 @@ def greatest_of_column(result: Any, key: str, step: str) -> Value | None:
         return None
     values = [_at(row, path) for row in rows]
     if all(value is _MISSING for value in values):
-        columns = ", ".join(map(str, list(rows[0])[:_COLUMNS_SHOWN])) or "none"
-        raise _unfit(step, f"no row of the result has the column {key!r} of state.key; columns: {columns}")
+        raise _no_column(rows[0], key, step)
     return greatest((value for value in values if value is not _MISSING), step)
+
+
+async def greatest_of_batches(batches: AsyncIterable[Any], key: str, step: str) -> Value | None:
+    """As :func:`greatest_of_column`, of a list or table that comes some rows at a time."""
+    path, has_column = key.split("."), False
+    first: list[Mapping[str, Any]] = []
+    found: Value | None = None
+    async for batch in batches:
+        rows = rows_of(batch)
+        first = first or rows[:1]
+        values = [value for row in rows if (value := _at(row, path)) is not _MISSING]
+        has_column = has_column or bool(values)
+        found = greatest([found, *values], step)
+    if first and not has_column:
+        raise _no_column(first[0], key, step)
+    return found
 
 
 def moved(kept: Mapping[str, Any], value: Value | None, step: str) -> dict[str, Any] | None:
@@ -134,6 +149,11 @@ def _plain(value: Any, step: str) -> Value | None:
     if plain is None or (isinstance(plain, int | float | str) and not isinstance(plain, bool)):
         return plain
     raise _unfit(step, f"state.key gives {plain!r:.80}; a watermark is a number, a time or a text")
+
+
+def _no_column(row: Mapping[str, Any], key: str, step: str) -> ToolError:
+    columns = ", ".join(map(str, list(row)[:_COLUMNS_SHOWN])) or "none"
+    return _unfit(step, f"no row of the result has the column {key!r} of state.key; columns: {columns}")
 
 
 def _unfit(step: str, why: str) -> ToolError:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable, Iterator
 from typing import Any
 
 import asyncpg
 
 from noetl_dagster.errors import CredentialError, ErrorKind, ToolError
-from noetl_dagster.tools.access.credentials import CredentialType
+from noetl_dagster.tools.access.credentials import Credential, CredentialType
 from noetl_dagster.tools.base import Toolbox, ToolCall
 
 KINDS: tuple[tuple[str, ErrorKind], ...] = (
@@ -32,6 +32,11 @@ RETRYABLE_STATES = frozenset(
     {"55P03", "57P01", "57P02", "57P03"}
 )  # lock not available, server going or coming
 
+CLOSE_SECONDS = 10.0
+
+NEVER_IDLE = "SET LOCAL idle_in_transaction_session_timeout = 0"
+"""For a transaction that waits for those who take its rows."""
+
 
 async def open_pool(call: ToolCall, box: Toolbox) -> asyncpg.Pool:
     """The pool of the call's postgres credential.
@@ -39,12 +44,56 @@ async def open_pool(call: ToolCall, box: Toolbox) -> asyncpg.Pool:
     Raises:
         ToolError: when no fitting credential is named.
     """
-    auth = call.auth if call.auth is not None else call.config.get("credential")
+    with _credential_errors(call):
+        return await box.clients.postgres(await _credential(call, box))
+
+
+@contextlib.asynccontextmanager
+async def open_connection(call: ToolCall, box: Toolbox, *, lone: bool) -> AsyncIterator[asyncpg.Connection]:
+    """A connection of the call's postgres credential.
+
+    Args:
+        lone: it is none of the pool's, for a call that holds it while it waits for others, which may need the pool's.
+
+    Raises:
+        ToolError: when no fitting credential is named, or the server has no connection left.
+    """
+    if not lone:
+        async with (await open_pool(call, box)).acquire() as connection:
+            yield connection
+        return
     try:
-        credential = await box.credentials.resolve(auth, CredentialType.POSTGRES)
-        if credential is None:
-            raise CredentialError("no credential is named; write auth: <name of a postgres credential>")
-        return await box.clients.postgres(credential)
+        with _credential_errors(call):
+            connection = await box.clients.connect_postgres(await _credential(call, box))
+    except asyncpg.TooManyConnectionsError as error:
+        state = error.sqlstate
+        raise ToolError(
+            f"{call.task.kind} in step {call.step}: the server has no connection left for a call that holds one of "
+            f"its own ({error}); raise its max_connections, or let fewer such calls run at once",
+            kind="db_connection",
+            retryable=True,
+            code=state,
+            details={"pg": {"sqlstate": state, "code": state}},
+        ) from None
+    try:
+        yield connection
+    finally:
+        with contextlib.suppress(TimeoutError, asyncpg.PostgresError, asyncpg.InterfaceError, OSError):
+            await connection.close(timeout=CLOSE_SECONDS)
+
+
+async def _credential(call: ToolCall, box: Toolbox) -> Credential:
+    auth = call.auth if call.auth is not None else call.config.get("credential")
+    credential = await box.credentials.resolve(auth, CredentialType.POSTGRES)
+    if credential is None:
+        raise CredentialError("no credential is named; write auth: <name of a postgres credential>")
+    return credential
+
+
+@contextlib.contextmanager
+def _credential_errors(call: ToolCall) -> Iterator[None]:
+    try:
+        yield
     except CredentialError as error:
         message = f"{call.task.kind} in step {call.step}: {error}"
         raise ToolError(message, kind="credential", retryable=error.retryable) from None
@@ -62,7 +111,10 @@ def postgres_errors(call: ToolCall, box: Toolbox) -> Any:
         raise postgres_error(where, error, box.credentials.redact) from None
     except (TimeoutError, asyncpg.InterfaceError, asyncpg.InternalClientError, OSError) as error:
         lost = not isinstance(error, asyncpg.InterfaceError) or "connection" in str(error).lower()
-        message = box.credentials.redact(f"{where}: {type(error).__name__}: {error}")
+        what = f"{type(error).__name__}: {error}"
+        if isinstance(error, asyncpg.InterfaceError) and "connection is closed" in str(error):
+            what = "the connection to the server was lost; the transaction is undone"
+        message = box.credentials.redact(f"{where}: {what}")
         raise ToolError(
             message,
             kind=_kind_of_loss(error) if lost else "db",

@@ -6,13 +6,14 @@ from collections.abc import AsyncIterator, Mapping
 from typing import Any
 
 from noetl_dagster.tools.base import Toolbox, ToolCall
+from noetl_dagster.tools.chunks.writer import ChunkWriter
 from noetl_dagster.tools.rows.values import parameter
-from noetl_dagster.tools.sql.connection import open_pool, postgres_errors
+from noetl_dagster.tools.sql.connection import NEVER_IDLE, open_connection, postgres_errors
 from noetl_dagster.tools.sql.statements import BoundStatement
 
 
 async def read_rows(
-    statement: BoundStatement, call: ToolCall, box: Toolbox, size: int, *, readonly: bool = False
+    statement: BoundStatement, call: ToolCall, box: Toolbox, size: int
 ) -> AsyncIterator[list[Mapping[str, Any]]]:
     """The rows of a statement in chunks of at most ``size``, with the values of the server's own types.
 
@@ -20,8 +21,10 @@ async def read_rows(
         ToolError: for whatever the server refuses.
     """
     with postgres_errors(call, box):
-        pool = await open_pool(call, box)
-        async with pool.acquire() as connection, connection.transaction(readonly=readonly):
+        wanted = ChunkWriter.is_wanted(call, box)
+        async with open_connection(call, box, lone=wanted) as connection, connection.transaction():
+            if wanted:
+                await connection.execute(NEVER_IDLE)
             prepared = await connection.prepare(statement.text)
             types = [item.name for item in prepared.get_parameters()]
             values = [parameter(value, name) for value, name in zip(statement.values, types, strict=True)]

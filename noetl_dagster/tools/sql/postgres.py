@@ -6,8 +6,9 @@ import asyncpg
 
 from noetl_dagster.errors import ToolError
 from noetl_dagster.tools.base import Tool, Toolbox, ToolCall, ToolResult
+from noetl_dagster.tools.chunks.writer import ChunkWriter
 from noetl_dagster.tools.limits import time_limit
-from noetl_dagster.tools.sql.connection import open_pool, postgres_errors
+from noetl_dagster.tools.sql.connection import open_connection, open_pool, postgres_errors
 from noetl_dagster.tools.sql.large.stream import run_call, table_of
 from noetl_dagster.tools.sql.prepare import prepare_statements
 from noetl_dagster.tools.sql.statements import BoundStatement
@@ -53,9 +54,8 @@ class PostgresTool(Tool):
 
     async def _run(self, call: ToolCall, box: Toolbox, statements: list[BoundStatement]) -> ToolResult:
         with postgres_errors(call, box):
-            pool = await open_pool(call, box)
-            shapes = box.clients.statements(pool)
-            async with pool.acquire() as connection:
+            shapes = box.clients.statements(await open_pool(call, box))
+            async with open_connection(call, box, lone=ChunkWriter.is_wanted(call, box)) as connection:
                 try:
                     return await run_call(connection, statements, shapes, call, box)
                 except asyncpg.InvalidCachedStatementError:

@@ -14,7 +14,7 @@ import orjson
 from noetl_dagster.errors import ToolError
 from noetl_dagster.playbook.templates.sql_filters import sql_identifier
 from noetl_dagster.tools.base import Toolbox, ToolCall
-from noetl_dagster.tools.sql.connection import open_pool, postgres_errors
+from noetl_dagster.tools.sql.connection import open_connection, open_pool, postgres_errors
 from noetl_dagster.tools.sql.tables import (
     DELETE_ALL_ROWS,
     Table,
@@ -85,13 +85,17 @@ async def write_postgres(
     """
     own = replace(call, auth=place.auth)
     with postgres_errors(own, box):
-        pool = await open_pool(own, box)
-        if _resumable(options, source, call, box) and (
-            options.resumable is Resumable.TRUE or await pool.fetchval(MAY_STAGE, sql_identifier(place.table))
-        ):
-            return await _Staged(place, source, options, call, box, watch, pool).run()
-        async with pool.acquire() as connection, connection.transaction():
-            return await _at_once(connection, place, source, options, watch)
+        # a source that has a connection of the pool must not wait for another one, as others of its kind do
+        lone = isinstance(source, PostgresSource)
+        async with open_connection(own, box, lone=lone) as connection:
+            if _resumable(options, source, call, box) and (
+                options.resumable is Resumable.TRUE
+                or await connection.fetchval(MAY_STAGE, sql_identifier(place.table))
+            ):
+                pool = await open_pool(own, box)
+                return await _Staged(place, source, options, call, box, watch, pool).run(connection)
+            async with connection.transaction():
+                return await _at_once(connection, place, source, options, watch)
 
 
 async def _at_once(
@@ -238,16 +242,15 @@ class _Staged:
         self._names: tuple[str, str] | None = None
         self._digest = hashlib.blake2b(text, digest_size=8).hexdigest()
 
-    async def run(self) -> Outcome:
+    async def run(self, connection: asyncpg.Connection) -> Outcome:
         assert self._box.after is not None
         self._box.after(self._call, self._remove)
-        async with self._pool.acquire() as connection:
-            table = await describe_table(connection, self._place.table)
-            schema = await connection.fetchval(SCHEMA_OF, table.name)
-            name = f"{schema}.{PREFIX}{self._digest}"
-            self._names = name, f"{name}_position"
-            async with _alone(connection, self._digest):
-                return await self._run(connection, table, *self._names)
+        table = await describe_table(connection, self._place.table)
+        schema = await connection.fetchval(SCHEMA_OF, table.name)
+        name = f"{schema}.{PREFIX}{self._digest}"
+        self._names = name, f"{name}_position"
+        async with _alone(connection, self._digest):
+            return await self._run(connection, table, *self._names)
 
     async def _run(
         self, connection: asyncpg.Connection, table: Table, stage_name: str, position: str

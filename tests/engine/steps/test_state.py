@@ -15,7 +15,7 @@ from noetl_dagster.engine.engine import Engine
 from noetl_dagster.engine.steps.watermarks import set_watermark, watermarks
 from noetl_dagster.errors import ToolError
 from noetl_dagster.events.queries import WATERMARK
-from noetl_dagster.events.state import ExecutionState
+from noetl_dagster.events.state import ExecutionState, ExecutionStatus
 from noetl_dagster.playbook.assets import Partition, PartitionKey
 from noetl_dagster.settings import Settings
 from noetl_dagster.tools.sinks.parts import PartSinks
@@ -441,3 +441,27 @@ async def test_the_latest_is_found_by_its_index(run: Run, pool: asyncpg.Pool[Any
     text = "\n".join(row[0] for row in plan)
     assert "Merge Append" in text  # of each month its first, none of which is sorted
     assert "Sort  (" not in text
+
+
+async def test_rows_in_chunks_are_never_fetched_together(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    box = engine.runtime.box
+    box.settings = box.settings.model_copy(update={"chunk_bytes": 4096, "inline_result_bytes": 256})
+
+    async def whole(ref: Any) -> Any:
+        raise AssertionError(f"{ref} is fetched as a whole")
+
+    monkeypatch.setattr(box.results, "get", whole)
+    state = await engine.run(
+        playbook("""
+workflow:
+  - step: load
+    state: {key: id, initial: 0}
+    tool: {kind: postgres, auth: pg_local, command: "SELECT n AS id FROM generate_series(1, 5000) AS n"}
+"""),
+        {},
+    )
+    assert state.status is ExecutionStatus.COMPLETED, state.error
+    assert "ref" in state.latest["load"].envelope
+    assert state.latest["load"].envelope["ref"].rows == 5000

@@ -7,6 +7,8 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
+from urllib.parse import urlsplit
+from uuid import uuid4
 
 import asyncpg
 import pytest
@@ -15,7 +17,9 @@ from noetl_dagster.errors import ToolError
 from noetl_dagster.playbook.templates.rendering import compile_value, render_async
 from noetl_dagster.playbook.templates.views import ReferenceCache, ResultView
 from noetl_dagster.settings import dump_settings
+from noetl_dagster.tools.access.clients import POSTGRES_POOL_SIZE
 from noetl_dagster.tools.base import Chunk, Toolbox, ToolCall
+from tests.waiting import until
 
 SMALL = 2048
 """Bytes of a chunk here."""
@@ -232,6 +236,101 @@ async def test_small_result_is_told_of_where_a_step_takes_chunks(run: Any, small
     [chunk] = told.chunks
     assert (chunk.index, chunk.more, await small.results.get(chunk.ref)) == (0, False, [{"one": 1}])
     assert (await small.results.get(ref))["rows"] == [{"one": 1}]
+
+
+@dataclass
+class Waiting(Told):
+    """Those who take the chunks have no room for a second one until it is made."""
+
+    takes: bool = True
+    begun: int = 0
+    room: asyncio.Event = field(default_factory=asyncio.Event)
+
+    async def told(self, call: ToolCall) -> Sequence[Chunk]:
+        return []
+
+    async def tell(self, call: ToolCall, chunk: Chunk) -> None:
+        self.begun += chunk.index == 0
+        await self.room.wait()
+
+
+async def connections(pool: asyncpg.Pool, mark: str) -> int:
+    """Those whose latest statement has a mark."""
+    sql = (
+        "select count(*) from pg_stat_activity where query like '%' || $1 || '%' and pid <> pg_backend_pid()"
+    )
+    return int(await pool.fetchval(sql, mark))
+
+
+@pytest.mark.parametrize("kind", ["rows", "table"])
+async def test_sources_that_wait_for_takers_leave_the_pool_to_them(
+    run: Any, small: Toolbox, pool: asyncpg.Pool, kind: str
+) -> None:
+    small.chunks = waiting = Waiting()
+    mark = f"source_of_{kind}"
+    sql = f"select n as {mark} from generate_series(1, 9) as n"
+    calls = [
+        run("postgres", command=sql, chunk_size=3, **{"as": kind}) for _ in range(POSTGRES_POOL_SIZE + 1)
+    ]
+    sources = [asyncio.create_task(call) for call in calls]
+    await until(lambda: waiting.begun == len(sources), "the first chunk of each")
+
+    assert await connections(pool, mark) == len(sources)
+    waiting.room.set()
+    assert [(await source).ref.rows for source in sources] == [9] * len(sources)
+
+    async def closed() -> bool:
+        return await connections(pool, mark) == 0
+
+    await until(closed, "their connections to be closed")
+
+
+@pytest.mark.parametrize("kind", ["rows", "table"])
+async def test_source_may_be_idle_as_long_as_its_takers_need(
+    run: Any, small: Toolbox, pool: asyncpg.Pool, kind: str
+) -> None:
+    small.chunks = waiting = Waiting()
+    [database] = await pool.fetchrow("select quote_ident(current_database())")
+    await pool.execute(f"alter database {database} set idle_in_transaction_session_timeout = 200")
+    sql = "select n as patient from generate_series(1, 9) as n"
+    source = asyncio.create_task(run("postgres", command=sql, chunk_size=3, **{"as": kind}))
+    await until(lambda: waiting.begun, "the first chunk")
+    await asyncio.sleep(0.6)
+    waiting.room.set()
+
+    assert (await source).ref.rows == 9
+
+
+async def test_lost_connection_in_the_middle_is_retryable(
+    run: Any, small: Toolbox, pool: asyncpg.Pool
+) -> None:
+    small.chunks = waiting = Waiting()
+    sql = "select n as interrupted from generate_series(1, 9) as n"
+    source = asyncio.create_task(run("postgres", command=sql, chunk_size=3, **{"as": "rows"}))
+    await until(lambda: waiting.begun, "the first chunk")
+    end = "select pg_terminate_backend(pid) from pg_stat_activity where query like '%interrupted%' and pid <> pg_backend_pid()"
+    assert await pool.fetch(end)
+    waiting.room.set()
+
+    with pytest.raises(ToolError, match="connection to the server was lost") as caught:
+        await source
+    assert (caught.value.kind, caught.value.retryable) == ("db_connection", True)
+
+
+async def test_server_without_a_connection_left_says_what_helps(
+    run: Any, small: Toolbox, pool: asyncpg.Pool
+) -> None:
+    user = f"limited_{uuid4().hex}"
+    await pool.execute(f"create role {user} login password 'x' connection limit 0")
+    small.chunks = Told(takes=True)
+    parts = urlsplit(small.settings.db_url)
+    auth = {"type": "postgres", "url": f"postgresql://{user}:x@{parts.netloc.rpartition('@')[2]}{parts.path}"}
+    try:
+        with pytest.raises(ToolError, match=r"too many connections.*raise its max_connections") as caught:
+            await run("postgres", command="select 1", auth=auth)
+    finally:
+        await pool.execute(f"drop role {user}")
+    assert (caught.value.kind, caught.value.code, caught.value.retryable) == ("db_connection", "53300", True)
 
 
 async def test_chunks_have_as_many_rows_as_the_task_says(run: Any, small: Toolbox) -> None:

@@ -13,6 +13,7 @@ from noetl_dagster.errors import ToolError
 from noetl_dagster.result_ref import ResultRef
 from noetl_dagster.tools.base import Toolbox, ToolCall, ToolResult
 from noetl_dagster.tools.chunks.writer import ChunkWriter
+from noetl_dagster.tools.sql.connection import NEVER_IDLE
 from noetl_dagster.tools.sql.cursor import read_rows
 from noetl_dagster.tools.sql.large.repeating import is_repeatable
 from noetl_dagster.tools.sql.running import (
@@ -133,6 +134,8 @@ class _LastRows:
 
     async def through_cursor(self) -> dict[str, Any]:
         """The result inside of a transaction, without its rows where they are in chunks."""
+        if self._wanted:
+            await self._connection.execute(NEVER_IDLE)
         prepared = await self._connection.prepare(self._statement.text)
         shape = self._shapes.get(self._statement.text)
         if shape is None or self._key:

@@ -211,7 +211,7 @@ async def open_postgres(
     tables: bool,
     snapshot: bool,
 ) -> AsyncIterator[PostgresSource]:
-    """The source, in one transaction on a connection of its own.
+    """The source, in one transaction on a connection of the pool.
 
     Args:
         tables: its chunks are Arrow tables where those hold its types.
