@@ -131,9 +131,7 @@ class NoetlResultIOManager(IOManager):
 
 
 def _stored(ref: ResultRef) -> conversion.Stored:
-    return conversion.Stored(
-        ref.physical_uri, ref.kind, ref.content_type, tuple(ref.extra.get("files", ()))
-    )
+    return conversion.Stored(ref.physical_uri, ref.kind, ref.content_type, tuple(ref.extra.get("files", ())))
 
 
 async def _stored_parts(store: ResultStore, ref: ResultRef) -> list[conversion.Stored]:
