@@ -61,7 +61,10 @@ class StoredRows:
 
     async def add(self, ref: ResultRef, store: ResultStore, *, depth: int = 1) -> None:
         """Follows a reference down to objects and datasets; fetches nothing that executors can read."""
-        if ref.kind is RefKind.MANIFEST:
+        if ref.around is not None:  # one mapping, though its rows are stored in parts
+            self.fetched += elements(await store.get_bytes(ref), codec.JSON, depth)
+            self.fetched_bytes += ref.bytes_size
+        elif ref.kind is RefKind.MANIFEST:
             async for part in store.parts(ref):
                 await self.add(part, store, depth=depth)
         elif ref.kind is RefKind.DATASET:

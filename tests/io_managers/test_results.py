@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,24 +14,14 @@ from dagster import DagsterInstance, asset, job, materialize, op
 
 from noetl_dagster.errors import ReferenceNotAvailableError
 from noetl_dagster.event_loop import run_sync
-from noetl_dagster.events.connection import open_pool
 from noetl_dagster.io_managers import NoetlResultIOManager
 from noetl_dagster.result_ref import ResultRef, RowsAround
-from noetl_dagster.settings import Settings, StoreTier
+from noetl_dagster.settings import StoreTier
 from noetl_dagster.storage import codec
 from noetl_dagster.storage.codec import JsonLines
 from noetl_dagster.storage.manifests import Strategy
 from noetl_dagster.storage.store import ResultStore
 from tests.io_managers.readers import reader_of
-
-
-@pytest.fixture
-def shared(settings: Settings) -> Iterator[ResultStore]:
-    """A store on the background loop, as a process that runs ops has it."""
-    assert settings.db_url is not None
-    pool = run_sync(open_pool(settings.db_url, size=2))
-    yield ResultStore(settings, pool)
-    pool.terminate()
 
 
 @pytest.fixture
