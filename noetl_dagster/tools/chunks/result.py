@@ -33,14 +33,8 @@ class ChunkedResult:
     async def seek(self) -> bool:
         """Asks where an earlier run of the call stopped; False when there is nothing left to do."""
         writer = await ChunkWriter.open(self._call, self._box, seeks=True)
-<<<<<<< HEAD
-        if (
-            writer.stored and writer.position is None and not writer.is_whole
-        ):  # it gave no positions: what is stored is compared
-=======
         if writer.stored and writer.position is None and not writer.is_whole:
             # it gave no positions: what is stored is compared
->>>>>>> fixb
             writer = await ChunkWriter.open(self._call, self._box)
         self.position = writer.position
         if not writer.stored:
