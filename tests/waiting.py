@@ -32,9 +32,9 @@ async def until(condition: Callable[[], T | Awaitable[T]], what: str = "") -> T:
         await asyncio.sleep(0.02)
 
 
-def until_now(condition: Callable[[], T], what: str = "") -> T:
+def until_now(condition: Callable[[], T], what: str = "", *, seconds: float = PATIENCE_SECONDS) -> T:
     """``until`` for tests without an event loop."""
-    deadline = time.monotonic() + PATIENCE_SECONDS
+    deadline = time.monotonic() + seconds
     while not (found := condition()):
         assert time.monotonic() < deadline, f"waited in vain for {what or condition}"
         time.sleep(0.02)

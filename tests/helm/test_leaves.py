@@ -45,7 +45,11 @@ TOGETHER: dict[str, dict[str, Any]] = {
         "dagster": {"computeLogs": {"manager": "custom", "custom": {"module": "a", "class": "A"}}}
     },
     "spark.remote": {"spark": {"mode": "connect", "remote": "sc://spark:15002"}},
-    "api.enabled": {"workers": {"serverUrl": "https://api.example.com"}},
+    "api.enabled": {
+        "workers": {"serverUrl": "https://api.example.com"},
+        "ingress": {"api": {"host": ""}},
+    },
+    "dagster.enabled": {"ingress": {"webserver": {"host": ""}}},
     "serviceAccounts.create": {"rbac": {"create": False}},
     "postgresql.": {"postgresql": {"enabled": True}},
     "nats.": {"nats": {"enabled": True}},

@@ -28,7 +28,7 @@ from noetl_dagster.settings import Settings
 from tests.helm.chart import KIND, NAMESPACE, Manifest, dagster_yaml, manifests, of_kind, overlaid
 from tests.kubernetes.cluster import Cluster
 from tests.playbooks import text_of
-from tests.waiting import until_now
+from tests.waiting import PROCESS_SECONDS, until_now
 
 NAME = "trial-noetl-dagster"
 FIRST_KINDS = ("ServiceAccount", "Role", "RoleBinding", "ConfigMap", "Secret")
@@ -86,8 +86,9 @@ class Place:
         return run
 
     def until(self, condition: Callable[[], Any], run_id: str) -> Any:
+        """Waits as long as processes take that start one another on a busy machine."""
         try:
-            return until_now(condition)
+            return until_now(condition, seconds=PROCESS_SECONDS)
         except AssertionError as error:
             told = "\n".join(entry.user_message for entry in self.instance.all_logs(run_id))
             raise AssertionError(f"{error}; the run said {told}\n{self.cluster.said()}") from None
