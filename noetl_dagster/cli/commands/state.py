@@ -15,7 +15,8 @@ from noetl_dagster.engine.steps.watermarks import Watermark, set_watermark, wate
 from noetl_dagster.event_loop import run_sync
 
 app = typer.Typer(
-    no_args_is_help=True, help="How far steps have loaded their sources (state), and from where on."
+    no_args_is_help=True,
+    help="How far the steps of a playbook have loaded their sources (state), and where they go on.",
 )
 
 Path = Annotated[str, typer.Argument(help="of the playbook, as its metadata has it", metavar="PATH")]
