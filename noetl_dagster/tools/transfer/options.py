@@ -51,7 +51,7 @@ class Options:
     resumable: Resumable
 
 
-def read_options(call: ToolCall, source: Place, target: Place) -> Options:
+def read_options(call: ToolCall, target: Place) -> Options:
     """The options of a call.
 
     Raises:
@@ -69,8 +69,11 @@ def read_options(call: ToolCall, source: Place, target: Place) -> Options:
         _word(Resumable, "resumable", config.get("resumable"), Resumable.AUTO, call),
     )
     where = f"transfer in step {call.step}"
-    if options.verify is Verify.CHECKSUM and {source.kind, target.kind} != {PlaceKind.POSTGRES}:
-        raise ToolError(f"{where}: verify: checksum is for postgres to postgres; write rows", kind="schema")
+    if options.verify is Verify.CHECKSUM and target.kind is PlaceKind.HTTP:
+        raise ToolError(
+            f"{where}: verify: checksum reads the target back, which target.kind: http cannot; write verify: rows",
+            kind="schema",
+        )
     if options.on_drift is OnDrift.ADD and target.kind not in _TABLES:
         raise ToolError(f"{where}: on_drift: add is for tables; write error or ignore", kind="schema")
     if options.resumable is Resumable.TRUE and target.kind is not PlaceKind.POSTGRES:

@@ -56,13 +56,14 @@ def drive(settings: Settings, text: str, moment: str) -> None:
     """Runs a playbook in a process that is killed at a moment of its transfer."""
     import asyncio
 
-    from noetl_dagster.tools.transfer import copying, postgres, targets
+    from noetl_dagster.tools.transfer import copying, postgres
+    from noetl_dagster.tools.transfer.targets import writing
 
     def killed() -> None:
         os.kill(os.getpid(), signal.SIGKILL)
 
     postgres.COMMIT_SECONDS = 0.0
-    step, encoded, write = copying.Copier.step, copying.Copier._encoded, targets.write_postgres
+    step, encoded, write = copying.Copier.step, copying.Copier._encoded, writing.write_postgres
     seen: Counter[str] = Counter()
 
     async def stepped(self: Any, *arguments: Any) -> Any:
@@ -85,7 +86,7 @@ def drive(settings: Settings, text: str, moment: str) -> None:
 
     copying.Copier.step = stepped  # type: ignore[method-assign]
     copying.Copier._encoded = encoding  # type: ignore[method-assign]
-    targets.write_postgres = written  # type: ignore[assignment]
+    writing.write_postgres = written  # type: ignore[assignment]
 
     async def run() -> None:
         engine = await Engine.open(settings)

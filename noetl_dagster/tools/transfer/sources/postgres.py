@@ -44,6 +44,7 @@ _ARROW: Mapping[str, Any] = {
 """What CSV of COPY is read as, by the names of the server's types; a row with another goes value by value."""
 
 _JSON = frozenset({"json", "jsonb"})
+_DECIMAL = {"numeric": ("float8", "numeric"), "_numeric": ("float8[]", "numeric[]")}
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,10 +122,26 @@ class PostgresSource:
         places = (f"${number}::text::{self.columns[name].type}" for number, name in numbered)
         return f"({listed(self.order_by)}) {sign} ({', '.join(places)})"
 
-    async def checksum(self, expressions: Sequence[str], digest: str) -> str:
-        """A digest of all rows, made of these expressions over the columns, by the server."""
-        query = f"SELECT {', '.join(expressions)} FROM ({self._query}\n) AS source"
-        return str(await self._connection.fetchval(digest.format(rows=query), *self._values))
+    async def checksum(self, digest: str) -> str:
+        """What this SQL of an aggregate makes of all rows."""
+        return str(
+            await self._connection.fetchval(
+                f"SELECT {digest} FROM ({self._query}\n) AS source", *self._values
+            )
+        )
+
+    async def inexact(self) -> list[str]:
+        """The columns with decimal numbers that a double, as which Arrow tables have them, does not hold."""
+        columns = [name for name, column in self.columns.items() if column.type in _DECIMAL]
+        tests = []
+        for name in columns:
+            quoted, (double, own) = listed([name]), _DECIMAL[self.columns[name].type]
+            tests.append(f"coalesce(bool_or({quoted} <> {quoted}::text::{double}::text::{own}), false)")
+        if not tests:
+            return []
+        query = f"SELECT {', '.join(tests)} FROM ({self._query}\n) AS source"
+        row = await self._connection.fetchrow(query, *self._values)
+        return [name for name, changed in zip(columns, row, strict=True) if changed]
 
     async def close(self) -> None:
         """Ends a COPY whose rows nobody takes any more."""
