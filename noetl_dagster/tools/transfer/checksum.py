@@ -58,16 +58,18 @@ def compare_checksums(read: object, written: object, where: str, *, kind: ErrorK
         )
 
 
-def rows_digest(expressions: Mapping[str, str]) -> str:
+def rows_digest(values: Mapping[str, str], types: Mapping[str, str]) -> str:
     """SQL of the checksum of all rows: of each one's values that are not null, with their columns' names and lengths.
 
     Args:
-        expressions: SQL of each column's value, by its name.
+        values: SQL of each column's value, by its name.
+        types: what type each value has, as ``pg_type.typname`` says it: 1.50 and 1.5 are one number.
     """
     parts = []
-    for name, value in sorted(expressions.items()):
+    for name, value in sorted(values.items()):
         label = name.replace("'", "''")
-        parts.append(f"'{label}=' || length({value}::text) || ':' || {value}::text")
+        text = f"trim_scale({value})::text" if types[name] == "numeric" else f"{value}::text"
+        parts.append(f"'{label}=' || length({text}) || ':' || {text}")
     return _DIGEST.format(text=f"array_to_string(ARRAY[{', '.join(parts)}]::text[], '')")
 
 
@@ -81,9 +83,10 @@ class TableSums:
         """Of two tables of the same columns and types the same where their rows are."""
         columns = listed(sorted(table.column_names))
         self._connection.register("noetl_rows", table)
-        found = self._connection.execute(f"SELECT sum(hash({columns})::HUGEINT) FROM noetl_rows").fetchone()
+        query = f"SELECT sum(hash({columns})::HUGEINT) FROM noetl_rows"
+        [(total,)] = self._connection.execute(query).fetchall()
         self._connection.unregister("noetl_rows")
-        return Checksum(len(table), int((found and found[0]) or 0))
+        return Checksum(len(table), int(total or 0))
 
 
 def as_read(stored: pa.Table, read: pa.Table, where: str) -> tuple[pa.Table, pa.Table]:

@@ -179,7 +179,9 @@ class Copier:
             READ_AS_TEXT, source=_each(blocks), columns=columns, format=self._format
         )
         types = await base_types(self._connection, self._into.name)
-        digest = rows_digest({name: f"{listed([name])}::{types[name]}" for name in columns})
+        digest = rows_digest(
+            {name: f"{listed([name])}::{types[name]}" for name in columns}, self._into.columns
+        )
         found = await self._connection.fetchval(f"SELECT {digest} FROM {READ_AS_TEXT}")
         await self._connection.execute(DROP_READ.format(read=READ_AS_TEXT))
         return Checksum.of_text(found)
@@ -248,10 +250,10 @@ async def merge(
     return int(tag.rpartition(" ")[2])
 
 
-async def stage_checksum(connection: asyncpg.Connection, stage: str, columns: Sequence[str]) -> Checksum:
-    """Of what a stage holds."""
-    digest = rows_digest({name: listed([name]) for name in columns})
-    return Checksum.of_text(await connection.fetchval(f"SELECT {digest} FROM {stage}"))
+async def checksum_of(connection: asyncpg.Connection, table: Table, columns: Sequence[str]) -> Checksum:
+    """Of what a table holds."""
+    digest = rows_digest({name: listed([name]) for name in columns}, table.columns)
+    return Checksum.of_text(await connection.fetchval(f"SELECT {digest} FROM {table.name}"))
 
 
 async def move_checked(
@@ -259,7 +261,7 @@ async def move_checked(
 ) -> Checksum:
     """Moves a stage's rows into the table; the checksum of what that keeps of them, after its triggers."""
     move = MOVE.format(stage=stage, table=table.name, columns=listed(columns))
-    digest = rows_digest({name: listed([name]) for name in columns})
+    digest = rows_digest({name: listed([name]) for name in columns}, table.columns)
     statement = DIGEST_MOVED.format(move=move, columns=listed(columns), digest=digest)
     return Checksum.of_text(await connection.fetchval(statement))
 

@@ -30,10 +30,10 @@ from noetl_dagster.tools.transfer.copying import (
     Copier,
     add_columns,
     base_types,
+    checksum_of,
     compare,
     merge,
     move_checked,
-    stage_checksum,
 )
 from noetl_dagster.tools.transfer.drift import Drift
 from noetl_dagster.tools.transfer.options import Options, Resumable, Verify
@@ -155,7 +155,7 @@ async def _finish(
     if options.verify is Verify.CHECKSUM and columns:
         read = await _given(connection, stage, columns, source, copier)
         if keys:
-            kept = await stage_checksum(connection, stage.name, columns)
+            kept = await checksum_of(connection, stage, columns)
         else:
             kept = await move_checked(connection, stage.name, table, columns)
         compare_checksums(read, kept, f"table {table.name}", kind="db")
@@ -199,7 +199,7 @@ async def _given(
         else f"{listed([name])}::text::{types[name]}"
         for name in columns
     }
-    return await source.checksum(rows_digest(values))
+    return await source.checksum(rows_digest(values, stage.columns))
 
 
 def _resumable(options: Options, source: Source, call: ToolCall, box: Toolbox) -> bool:

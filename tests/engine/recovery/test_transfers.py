@@ -184,6 +184,21 @@ async def test_goes_on_where_a_killed_process_was(
         assert all(asked[page] == 1 for page in range(staged // PAGE))
 
 
+@pytest.mark.parametrize("kind", ["csv", "postgres"])
+async def test_a_checksum_is_of_what_both_processes_read(
+    settings: Settings, engine: Engine, tables: asyncpg.Pool, tmp_path: Path, kind: str
+) -> None:
+    killed(settings, text_of(kind, tmp_path, "") + "      verify: checksum\n", "within a chunk")
+
+    state = await engine.resume(await tables.fetchval(EXECUTION))
+
+    assert state.error is None
+    result = state.latest["move"].envelope["data"]
+    assert 0 < result["resumed"] < ROWS
+    assert result["checksum"].startswith(f"{ROWS}:")
+    assert await tables.fetchval("SELECT count(*) FROM moved") == ROWS
+
+
 @pytest.mark.parametrize("mode", ["append", "replace", "upsert"])
 async def test_a_transfer_that_was_over_is_not_made_again(
     settings: Settings, engine: Engine, tables: asyncpg.Pool, tmp_path: Path, mode: str
