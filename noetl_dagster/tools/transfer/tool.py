@@ -11,11 +11,11 @@ import obstore
 
 from noetl_dagster.errors import StorageError, ToolError
 from noetl_dagster.tools.base import Tool, Toolbox, ToolCall, ToolResult
-from noetl_dagster.tools.rows.formats import RowFormat, row_format
+from noetl_dagster.tools.rows.formats import RowFormat
 from noetl_dagster.tools.sql.duckdb import kind_of_duckdb
 from noetl_dagster.tools.transfer.chunks import Chunk
 from noetl_dagster.tools.transfer.options import Options, Verify, read_options
-from noetl_dagster.tools.transfer.places import Place, PlaceKind, read_place
+from noetl_dagster.tools.transfer.places import Place, PlaceKind, place_format, read_place
 from noetl_dagster.tools.transfer.postgres import Outcome
 from noetl_dagster.tools.transfer.sources.opening import open_source
 from noetl_dagster.tools.transfer.sources.postgres import PostgresSource
@@ -80,7 +80,7 @@ async def _refuse_inexact(source: PostgresSource, target: Place, call: ToolCall)
 
 def _takes_tables(target: Place) -> bool:
     if target.kind is PlaceKind.OBJECT:
-        return row_format(target.format, target.path) is RowFormat.PARQUET
+        return place_format(target) is RowFormat.PARQUET
     return target.kind is PlaceKind.DUCKDB
 
 

@@ -44,6 +44,9 @@ _ARROW: Mapping[str, Any] = {
 """What CSV of COPY is read as, by the names of the server's types; a row with another goes value by value."""
 
 _JSON = frozenset({"json", "jsonb"})
+_KEYS = frozenset({"int2", "int4", "int8", "text", "varchar", "uuid", "date", "timestamp", "timestamptz"})
+"""Types whose values in Python and Arrow have a text that the server reads as the same value."""
+
 _DECIMAL = {"numeric": ("float8", "numeric"), "_numeric": ("float8[]", "numeric[]")}
 
 
@@ -60,6 +63,7 @@ class PostgresSource:
 
     Attributes:
         columns: what it gives, in order.
+        seeks_by_row: its chunks, not only COPY, say where they end.
         copied: rows that the last COPY said it gave, None before its end.
     """
 
@@ -79,6 +83,7 @@ class PostgresSource:
         self.order_by = place.order_by
         self.columns = columns
         self.seeks = bool(place.order_by)
+        self.seeks_by_row = self.seeks and all(columns[name].type in _KEYS for name in place.order_by)
         self.copied: int | None = None
         self.bytes = 0
         self._copying: asyncio.Task[Any] | None = None
@@ -88,14 +93,29 @@ class PostgresSource:
 
     async def chunks(self, after: Any = None) -> AsyncIterator[Chunk]:
         """Rows with the values that the server's types have in Python, in Arrow tables where those hold them all."""
+        query, values = self._query, list(self._values)
+        if after is not None:
+            query = f"SELECT * FROM ({query}\n) AS source WHERE {self._compared('>')}"
+            values += after
+        if self.order_by:
+            query = f"SELECT * FROM ({query}\n) AS source ORDER BY {listed(self.order_by)}"
         if self._tables_wanted and all(column.type in _ARROW for column in self.columns.values()):
-            async for table in self._tables():
+            async for table in self._tables(query, values):
                 async for chunk in sliced(table, self._size):
-                    yield chunk
+                    yield Chunk(
+                        chunk.data, self._key_of(chunk.data.slice(len(chunk.data) - 1).to_pylist()[0])
+                    )
             return
-        cursor = await self._connection.cursor(self._query, *self._values)
+        cursor = await self._connection.cursor(query, *values)
         while records := await cursor.fetch(self._size):
-            yield Chunk([dict(record) for record in records])
+            yield Chunk([dict(record) for record in records], self._key_of(records[-1]))
+
+    def _key_of(self, row: Mapping[str, Any]) -> list[str] | None:
+        """The key of a row as text; None where a part of it is null, or its text is not the server's."""
+        if not self.seeks_by_row:
+            return None
+        values = [row[name] for name in self.order_by]
+        return None if None in values else [str(value) for value in values]
 
     async def copy(self, columns: Sequence[str], format: str, after: Any = None) -> AsyncIterator[Chunk]:
         """COPY of these columns as bytes; in the text format behind the row of a key, in the order of ``order_by``."""
@@ -177,9 +197,9 @@ class PostgresSource:
             async for block in blocks:
                 yield block
 
-    async def _tables(self) -> AsyncIterator[pa.Table]:
+    async def _tables(self, query: str, values: Sequence[Any]) -> AsyncIterator[pa.Table]:
         known: dict[str, Any] = {}
-        async for block in self._out(self._query, self._values, "csv", CSV_BLOCK):
+        async for block in self._out(query, values, "csv", CSV_BLOCK):
             yield await asyncio.to_thread(self._table, block, known)
 
     def _table(self, block: bytes, known: dict[str, Any]) -> pa.Table:

@@ -43,7 +43,7 @@ async def write_file(
         raise ToolError("transfer: an object can only be replaced; write mode: replace", kind="schema")
     format = row_format(place.format, place.path)
     store, key = await object_place(place, call, box)
-    local = await asyncio.to_thread(_new_file, None if store is not None else Path(key).parent)
+    local = await asyncio.to_thread(new_file, None if store is not None else Path(key).parent)
     count, drift = 0, None
     try:
         checked = options.verify is Verify.CHECKSUM
@@ -68,7 +68,7 @@ async def write_file(
             await obstore.put_async(store, key, local)
             if options.verify is not Verify.NONE:
                 size = (await obstore.head_async(store, key))["size"]
-                _equal("bytes", outcome.verified["bytes"], size, place)
+                equal("bytes", outcome.verified["bytes"], size, place)
     finally:
         await asyncio.to_thread(local.unlink, missing_ok=True)
     outcome.drift = {} if drift is None else drift.report()
@@ -82,14 +82,14 @@ def _described(path: Path, format: RowFormat, count: int, verify: Verify) -> Out
         return outcome
     if format is RowFormat.PARQUET:
         outcome.written = pq.read_metadata(path).num_rows
-        _equal("rows", count, outcome.written, path)
+        equal("rows", count, outcome.written, path)
     with path.open("rb") as file:
         outcome.checksum = f"sha256:{hashlib.file_digest(file, 'sha256').hexdigest()}"
     outcome.verified["bytes"] = path.stat().st_size
     return outcome
 
 
-def _equal(what: str, given: int, found: int, where: Any) -> None:
+def equal(what: str, given: int, found: int, where: Any) -> None:
     if given != found:
         raise ToolError(
             f"transfer: {given} {what} were written to {where}, which has {found}", kind="storage"
@@ -124,16 +124,17 @@ class TextRows:
 
 
 class ParquetTables:
-    """Parquet with the schema of the first chunk; columns that are null there become text.
+    """Parquet with the schema that is given, else of the first chunk; columns that are null there become text.
 
     Attributes:
         read: as of :class:`TextRows`.
+        schema: known from the first chunk on.
     """
 
-    def __init__(self, path: Path, checked: bool) -> None:
+    def __init__(self, path: Path, checked: bool, schema: pa.Schema | None = None) -> None:
         self._path, self._checked = path, checked
         self._writer: pq.ParquetWriter | None = None
-        self._schema: pa.Schema | None = None
+        self.schema = schema
         self._waiting: list[pa.Table] = []
         self._rows = 0
         self._sums = TableSums(duckdb.connect()) if checked else None
@@ -141,7 +142,7 @@ class ParquetTables:
 
     def write(self, chunk: Chunk) -> None:
         try:
-            table = chunk.as_table(self._schema)
+            table = chunk.as_table(self.schema)
         except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
             raise ToolError(
                 f"rows of different types in one column: {error}; convert the column in the source",
@@ -151,12 +152,12 @@ class ParquetTables:
             fields = [
                 item.with_type(pa.string()) if pa.types.is_null(item.type) else item for item in table.schema
             ]
-            self._schema = pa.schema(fields)
-            table = table.cast(self._schema)
-            texts = [item.name for item in self._schema if pa.types.is_string(item.type)]
+            self.schema = pa.schema(fields)
+            table = table.cast(self.schema)
+            texts = [item.name for item in self.schema if pa.types.is_string(item.type)]
             # of numbers and times it costs more than it saves
             self._writer = pq.ParquetWriter(
-                self._path, self._schema, compression="zstd", use_dictionary=texts or False
+                self._path, self.schema, compression="zstd", use_dictionary=texts or False
             )
         if self._sums is not None:
             self.read += self._sums.of(table)
@@ -189,7 +190,7 @@ ROWS_OF_A_GROUP = 100_000
 """Small groups make Parquet slow to read and large; a transfer that goes on skips whole ones."""
 
 
-def _new_file(folder: Path | None) -> Path:
+def new_file(folder: Path | None) -> Path:
     """An empty file beside the one that it will replace, readable to other workers; else a temporary one."""
     if folder is not None:
         folder.mkdir(parents=True, exist_ok=True)

@@ -16,6 +16,7 @@ from noetl_dagster.tools.transfer.places import Place, PlaceKind
 from noetl_dagster.tools.transfer.postgres import Outcome, write_postgres
 from noetl_dagster.tools.transfer.targets.duckdb import write_duckdb
 from noetl_dagster.tools.transfer.targets.files import write_file
+from noetl_dagster.tools.transfer.targets.parts import write_parts
 
 Watch = Callable[[AsyncIterator[Chunk]], AsyncIterator[Chunk]]
 
@@ -33,6 +34,8 @@ async def write_to(
             return await write_postgres(place, source, options, call, box, watch)
         case PlaceKind.DUCKDB:
             return await write_duckdb(place, watch(source.chunks()), options, call)
+        case PlaceKind.OBJECT if place.is_folder:
+            return await write_parts(place, source, options, call, box, watch)
         case PlaceKind.OBJECT:
             return await write_file(place, watch(source.chunks()), options, call, box)
         case PlaceKind.HTTP:
