@@ -44,7 +44,6 @@ class Position:
     """What of a transfer lies in the folder's staging.
 
     Attributes:
-        number: which call of its task wrote it.
         parts: rows of each part, in their order.
         after: where the source goes on behind them.
         fields: the Arrow schema of the parts, where they have one.
@@ -52,7 +51,6 @@ class Position:
         outcome: all are published.
     """
 
-    number: int
     identity: str
     parts: list[int] = field(default_factory=list)
     after: Any = None
@@ -114,8 +112,10 @@ class _Parts:
     ) -> None:  # fmt: skip
         self._place, self._source, self._options, self._call = place, source, options, call
         self._box, self._folder, self._lasting = box, folder, lasting
-        words = [call.execution_id, call.command_id, call.task.name, call.config.get("source"), place.path]
-        text = orjson.dumps([*words, options.mode], default=str, option=orjson.OPT_SORT_KEYS)
+        words = [call.execution_id, call.command_id, call.task.name, call.number, place.path]
+        text = orjson.dumps(
+            [*words, call.config.get("source"), options.mode], default=str, option=orjson.OPT_SORT_KEYS
+        )
         own = hashlib.blake2b(text, digest_size=8).hexdigest() if lasting else uuid.uuid4().hex[:16]
         self._format = place_format(place)
         self._staging, self._prefix = f"{STAGING}{own}", f"part-{own}-"
@@ -136,19 +136,18 @@ class _Parts:
             outcome.drift = {"ignored": position.ignored}
         position.outcome = asdict(outcome)
         await self._note(position)
+        await self._delete([self._key(self._name(number)) for number in range(len(position.parts))])
         return outcome
 
     async def _begin(self) -> tuple[Position, int | None]:
         """The position of an earlier process and its rows, or a new one."""
         identity = await self._source.identity()
         found = await self._found() if self._lasting else None
-        if found is not None and found.outcome is not None and self._call.number <= found.number:
-            return found, None
-        if found is not None and found.outcome is None and await self._fits(found, identity):
-            found.number = self._call.number
+        if found is not None and await self._fits(found, identity):
             return found, found.rows
-        await self.clean()
-        position = Position(self._call.number, identity)
+        if self._lasting:
+            await self.clean()
+        position = Position(identity)
         if self._options.mode is WriteMode.APPEND and self._format is RowFormat.PARQUET:
             names, _ = await data_files(self._folder)
             if names:
@@ -229,11 +228,12 @@ class _Parts:
         store, key = self._folder.store, self._folder.key
         await self._delete([key(SUCCESS)])
         names = [self._name(number) for number in range(len(position.parts))]
+        there, _ = await data_files(self._folder)
         for name in names:
-            await obstore.copy_async(store, self._key(name), key(name))
+            if name not in there:
+                await obstore.copy_async(store, self._key(name), key(name))
         if self._options.mode is WriteMode.REPLACE:
-            others, _ = await data_files(self._folder)
-            await self._delete([key(name) for name in others if name not in names])
+            await self._delete([key(name) for name in there if name not in names])
         await obstore.put_async(store, key(SUCCESS), b"")
 
     async def _note(self, position: Position) -> None:
