@@ -102,18 +102,17 @@ class PostgresSource:
         if self._tables_wanted and all(column.type in _ARROW for column in self.columns.values()):
             async for table in self._tables(query, values):
                 async for chunk in sliced(table, self._size):
-                    yield Chunk(
-                        chunk.data, self._key_of(chunk.data.slice(len(chunk.data) - 1).to_pylist()[0])
-                    )
+                    yield Chunk(chunk.data, self._key_of(chunk.data.slice(len(chunk.data) - 1)))
             return
         cursor = await self._connection.cursor(query, *values)
         while records := await cursor.fetch(self._size):
-            yield Chunk([dict(record) for record in records], self._key_of(records[-1]))
+            yield Chunk([dict(record) for record in records], self._key_of(records[-1:]))
 
-    def _key_of(self, row: Mapping[str, Any]) -> list[str] | None:
-        """The key of a row as text; None where a part of it is null, or its text is not the server's."""
+    def _key_of(self, last: pa.Table | Sequence[Mapping[str, Any]]) -> list[str] | None:
+        """The key of a single row as text; None where a part of it is null, or its text is not the server's."""
         if not self.seeks_by_row:
             return None
+        [row] = last.to_pylist() if isinstance(last, pa.Table) else last
         values = [row[name] for name in self.order_by]
         return None if None in values else [str(value) for value in values]
 
