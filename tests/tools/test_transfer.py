@@ -430,7 +430,6 @@ async def test_pages_that_lead_astray(
         ({"verify": "sum"}, "verify: 'sum' is unknown; write rows, checksum, none"),
         ({"on_drift": "drop"}, "on_drift: 'drop' is unknown; write error, ignore, add"),
         ({"resumable": "maybe"}, "resumable: 'maybe' is unknown; write true, false, auto"),
-        ({"verify": "checksum"}, "postgres to postgres"),
         ({"resumable": True}, "a source that can go on in the middle"),
         ({"paging": {}}, r"source\.paging: .*needs 'next'"),
     ],

@@ -30,25 +30,36 @@ _NUMBERS = frozenset({"float4", "float8", "numeric"})
 _MOMENTS = frozenset({"timestamptz", "timestamp", "date", "time"})
 
 
-def csv_of_rows(rows: Sequence[Mapping[str, Any]], columns: Sequence[str], types: Mapping[str, str]) -> bytes:
+def csv_of_rows(
+    rows: Sequence[Mapping[str, Any]],
+    columns: Sequence[str],
+    types: Mapping[str, str],
+    *,
+    keep_nul: bool = False,
+) -> bytes:
     """Rows as CSV; a column that a row lacks is null.
 
     Args:
         types: column to type name as ``pg_type.typname`` says it (arrays begin with ``_``).
+        keep_nul: leave characters NUL, which the server refuses, in their texts.
     """
-    return _written([_of_values([row.get(name) for row in rows], types[name]) for name in columns])
+    return _written([_of_values([row.get(name) for row in rows], types[name]) for name in columns], keep_nul)
 
 
-def csv_of_table(table: pa.Table, columns: Sequence[str], types: Mapping[str, str]) -> bytes:
+def csv_of_table(
+    table: pa.Table, columns: Sequence[str], types: Mapping[str, str], *, keep_nul: bool = False
+) -> bytes:
     """An Arrow table as CSV, as :func:`csv_of_rows` of the same rows."""
-    return _written([_of_arrow(table.column(name), types[name]) for name in columns])
+    return _written([_of_arrow(table.column(name), types[name]) for name in columns], keep_nul)
 
 
-def _written(columns: Sequence[Any]) -> bytes:
+def _written(columns: Sequence[Any], keep_nul: bool) -> bytes:
     out = pa.BufferOutputStream()
     arrow_csv.write_csv(pa.table(list(columns), names=list(map(str, range(len(columns))))), out, _OPTIONS)
     text: bytes = out.getvalue().to_pybytes()
-    return text.replace(b"\0", b"") if b"\0" in text else text  # no text of PostgreSQL holds one
+    return (
+        text if keep_nul or b"\0" not in text else text.replace(b"\0", b"")
+    )  # no text of PostgreSQL holds one
 
 
 def _of_values(values: list[Any], type_name: str) -> Any:

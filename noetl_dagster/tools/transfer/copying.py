@@ -14,7 +14,8 @@ import pyarrow as pa
 
 from noetl_dagster.errors import ToolError
 from noetl_dagster.tools.rows.copy_csv import csv_of_rows, csv_of_table
-from noetl_dagster.tools.sql.tables import Table, WriteMode, conflict_clause, listed, upsert_key
+from noetl_dagster.tools.sql.tables import Table, conflict_clause, listed
+from noetl_dagster.tools.transfer.checksum import Checksum, rows_digest
 from noetl_dagster.tools.transfer.chunks import Chunk, Source, ahead
 from noetl_dagster.tools.transfer.drift import Drift, postgres_type
 from noetl_dagster.tools.transfer.sources.postgres import PostgresSource
@@ -27,6 +28,10 @@ MERGE = (
     "ORDER BY {key}, {ordinal} DESC"
 )
 MOVE = "INSERT INTO {table} ({columns}) OVERRIDING SYSTEM VALUE SELECT {columns} FROM {stage}"
+DIGEST_MOVED = "WITH moved AS ({move} RETURNING {columns}) SELECT {digest} FROM moved"
+READ_AS_TEXT = "noetl_transfer_read"
+CREATE_READ = "CREATE TEMP TABLE {read} ({columns})"
+DROP_READ = "DROP TABLE {read}"
 ADD_COLUMN = "ALTER TABLE {table} ADD COLUMN {column} {type}"
 
 _SAME_BYTES = frozenset(
@@ -63,6 +68,9 @@ _SAME_BYTES = frozenset(
 )
 """Types whose binary form is the same in every server."""
 
+CHECKED_BYTES = 16 << 20
+"""So much of a source whose checksum is made is in memory, to be copied a second time."""
+
 
 class Copier:
     """Copies what a source gives, one COPY for each run of chunks that fill the same columns.
@@ -70,13 +78,24 @@ class Copier:
     Attributes:
         read, written: rows that the source gave, and that COPY says the table took.
         columns: those that were filled.
+        checksum: of what the source gave, of one that is no PostgreSQL and where it is asked for.
     """
 
     def __init__(
-        self, connection: asyncpg.Connection, into: Table, drift: Drift, source: Source, chunks_of: Any
+        self,
+        connection: asyncpg.Connection,
+        into: Table,
+        drift: Drift,
+        source: Source,
+        chunks_of: Any,
+        *,
+        checked: bool = False,
     ) -> None:
         self._connection, self._into, self._drift, self._source = connection, into, drift, source
         self._chunks_of = chunks_of
+        self._checked = checked and not isinstance(source, PostgresSource)
+        self._resumable = False
+        self.checksum = Checksum()
         self._fixed: list[str] | None = None
         self._format = "csv"
         self._chunks: AsyncIterator[Chunk] | None = None
@@ -86,7 +105,7 @@ class Copier:
 
     async def start(self, *, after: Any = None, resumable: bool = False) -> None:
         """Looks at the columns of a source that knows them, and begins to read behind a position."""
-        source = self._source
+        source, self._resumable = self._source, resumable
         if isinstance(source, PostgresSource):
             self._fixed = await self._sorted(list(source.columns), lambda name: source.columns[name].type)
             same = all(
@@ -110,14 +129,22 @@ class Copier:
         columns = self._fixed or await self._of_chunk(self._next)
         fixed, due, after, given = self._fixed is not None, time.monotonic() + seconds, None, 0
         names = frozenset() if fixed else frozenset(self._next.columns)
+        kept: list[bytes] = []
+        size = 0
 
         async def blocks() -> AsyncIterator[bytes]:
-            nonlocal after, given
+            nonlocal after, given, size
             while (chunk := self._next) is not None and (fixed or frozenset(chunk.columns) == names):
-                yield await self._encoded(chunk, columns)
+                block = await self._encoded(chunk, columns)
+                yield block
+                if self._checked:
+                    kept.append(block)
+                    size += len(block)
                 given += chunk.rows
                 after, self._next = chunk.after, None
                 if after is not None and time.monotonic() >= due:
+                    break
+                if size >= CHECKED_BYTES and (after is not None or not self._resumable):
                     break
                 await self.ready()
 
@@ -127,6 +154,8 @@ class Copier:
             tag = await self._connection.copy_to_table(
                 name, schema_name=schema, source=stream, columns=columns, format=self._format
             )
+        if self._checked:
+            self.checksum += await self._checksum(kept, columns)
         if self._format == "binary":  # whose rows only the server can count
             given = cast(PostgresSource, self._source).copied or 0
         self.read += given
@@ -138,7 +167,24 @@ class Copier:
         if isinstance(chunk.data, bytes):
             return chunk.data
         encode = csv_of_table if isinstance(chunk.data, pa.Table) else csv_of_rows
-        return await asyncio.to_thread(encode, chunk.data, columns, self._into.columns)
+        return await asyncio.to_thread(
+            encode, chunk.data, columns, self._into.columns, keep_nul=self._checked
+        )
+
+    async def _checksum(self, blocks: Sequence[bytes], columns: Sequence[str]) -> Checksum:
+        """Of rows as they were read: the server takes them as text, and casts each value to its column's type."""
+        texts = ", ".join(f"{listed([name])} text" for name in columns)
+        await self._connection.execute(CREATE_READ.format(read=READ_AS_TEXT, columns=texts))
+        await self._connection.copy_to_table(
+            READ_AS_TEXT, source=_each(blocks), columns=columns, format=self._format
+        )
+        types = await base_types(self._connection, self._into.name)
+        digest = rows_digest(
+            {name: f"{listed([name])}::{types[name]}" for name in columns}, self._into.columns
+        )
+        found = await self._connection.fetchval(f"SELECT {digest} FROM {READ_AS_TEXT}")
+        await self._connection.execute(DROP_READ.format(read=READ_AS_TEXT))
+        return Checksum.of_text(found)
 
     async def _of_chunk(self, chunk: Chunk) -> list[str]:
         return await self._sorted(chunk.columns, lambda name: postgres_type(chunk, name))
@@ -162,6 +208,21 @@ WHERE attrelid = to_regclass($1) AND attname = $2
 """
 
 
+BASE_TYPES = """
+SELECT attname, format_type(atttypid, -1) FROM pg_attribute WHERE attrelid = to_regclass($1) AND attnum > 0
+"""
+
+
+async def base_types(connection: asyncpg.Connection, table: str) -> dict[str, str]:
+    """The types of a table's columns, quoted and without their lengths and scales."""
+    return dict(await connection.fetch(BASE_TYPES, table))
+
+
+async def _each(blocks: Sequence[bytes]) -> AsyncIterator[bytes]:
+    for block in blocks:
+        yield block
+
+
 async def add_columns(connection: asyncpg.Connection, table: Table, columns: dict[str, str]) -> None:
     """Adds columns, by name and type, to a table and to what is known of it."""
     for name, type_name in columns.items():
@@ -174,18 +235,35 @@ async def merge(
     stage: str,
     table: Table,
     columns: Sequence[str],
-    mode: WriteMode,
-    key: Sequence[str],
+    keys: Sequence[str],
 ) -> int:
-    """Moves a stage's rows into the table, and says how many it took; of rows with the same key the last one wins."""
+    """Moves a stage's rows into the table, and says how many it took.
+
+    Args:
+        keys: of an upsert: of rows with the same key the last one wins; empty to insert every row.
+    """
     names = {"stage": stage, "table": table.name, "columns": listed(columns), "ordinal": ORDINAL}
-    if mode is WriteMode.UPSERT:
-        keys = upsert_key(table, key)
+    statement = MOVE.format(**names)
+    if keys:
         statement = MERGE.format(**names, key=listed(keys)) + conflict_clause(keys, columns)
-    else:
-        statement = MOVE.format(**names)
     tag = await connection.execute(statement)
     return int(tag.rpartition(" ")[2])
+
+
+async def checksum_of(connection: asyncpg.Connection, table: Table, columns: Sequence[str]) -> Checksum:
+    """Of what a table holds."""
+    digest = rows_digest({name: listed([name]) for name in columns}, table.columns)
+    return Checksum.of_text(await connection.fetchval(f"SELECT {digest} FROM {table.name}"))
+
+
+async def move_checked(
+    connection: asyncpg.Connection, stage: str, table: Table, columns: Sequence[str]
+) -> Checksum:
+    """Moves a stage's rows into the table; the checksum of what that keeps of them, after its triggers."""
+    move = MOVE.format(stage=stage, table=table.name, columns=listed(columns))
+    digest = rows_digest({name: listed([name]) for name in columns}, table.columns)
+    statement = DIGEST_MOVED.format(move=move, columns=listed(columns), digest=digest)
+    return Checksum.of_text(await connection.fetchval(statement))
 
 
 def compare(read: int, written: int, table: Table) -> None:

@@ -12,6 +12,7 @@ from noetl_dagster.tools.sql.tables import WriteMode, write_mode
 from noetl_dagster.tools.transfer.places import Place, PlaceKind
 
 DEFAULT_CHUNK = 10_000
+DEFAULT_PART = 500_000
 _TABLES = (PlaceKind.POSTGRES, PlaceKind.DUCKDB)
 
 
@@ -42,16 +43,17 @@ Word = TypeVar("Word", bound=StrEnum)
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """``size``: rows of a chunk."""
+    """``size``: rows of a chunk; ``part``: the least rows of a file in a folder."""
 
     mode: WriteMode
     size: int
+    part: int
     verify: Verify
     on_drift: OnDrift
     resumable: Resumable
 
 
-def read_options(call: ToolCall, source: Place, target: Place) -> Options:
+def read_options(call: ToolCall, target: Place) -> Options:
     """The options of a call.
 
     Raises:
@@ -64,17 +66,25 @@ def read_options(call: ToolCall, source: Place, target: Place) -> Options:
     options = Options(
         write_mode(str(mode)),
         max(1, int(config.get("chunk_size") or DEFAULT_CHUNK)),
+        max(1, int(config.get("chunk_size") or DEFAULT_PART)),
         _word(Verify, "verify", config.get("verify"), Verify.ROWS, call),
         _word(OnDrift, "on_drift", config.get("on_drift"), OnDrift.ERROR, call),
         _word(Resumable, "resumable", config.get("resumable"), Resumable.AUTO, call),
     )
     where = f"transfer in step {call.step}"
-    if options.verify is Verify.CHECKSUM and {source.kind, target.kind} != {PlaceKind.POSTGRES}:
-        raise ToolError(f"{where}: verify: checksum is for postgres to postgres; write rows", kind="schema")
+    if options.verify is Verify.CHECKSUM and target.kind is PlaceKind.HTTP:
+        raise ToolError(
+            f"{where}: verify: checksum reads the target back, which target.kind: http cannot; write verify: rows",
+            kind="schema",
+        )
     if options.on_drift is OnDrift.ADD and target.kind not in _TABLES:
         raise ToolError(f"{where}: on_drift: add is for tables; write error or ignore", kind="schema")
-    if options.resumable is Resumable.TRUE and target.kind is not PlaceKind.POSTGRES:
-        raise ToolError(f"{where}: resumable: true is for postgres targets; leave it out", kind="schema")
+    if options.resumable is Resumable.TRUE and target.kind is not PlaceKind.POSTGRES and not target.is_folder:
+        raise ToolError(
+            f"{where}: resumable: true is for postgres targets, and folders (target.path: s3://lake/rows/); "
+            "leave it out",
+            kind="schema",
+        )
     return options
 
 

@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 from typing import Any, Literal
 from urllib.parse import urlsplit
 
+import obstore
+from obstore.store import LocalStore
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from noetl_dagster.errors import CredentialError, ToolError
 from noetl_dagster.tools.access.credentials import CredentialType
 from noetl_dagster.tools.access.objects import open_bucket
 from noetl_dagster.tools.base import Toolbox, ToolCall
+from noetl_dagster.tools.rows.formats import RowFormat, row_format
 
 
 class PlaceKind(StrEnum):
@@ -67,7 +71,8 @@ class Place(BaseModel):
     Attributes:
         query, table, params: of postgres and duckdb; a query reads, a table reads or is written.
         database: file of duckdb, relative to the playbook's folder.
-        path: of an object: ``s3://bucket/key``, ``gs://bucket/key``, ``file:///path`` or a path.
+        path: of an object: ``s3://bucket/key``, ``gs://bucket/key``, ``file:///path`` or a path; one that ends with
+            ``/`` is a folder of files.
         format: parquet, jsonl, json or csv; default: the path's ending.
         request: of http: ``url``, ``method``, ``headers``, ``params``, ``timeout``.
         rows: of http: dotted path of the list of rows in the body.
@@ -95,6 +100,11 @@ class Place(BaseModel):
     ref: Any = None
     mode: str | None = None
     key: tuple[str, ...] = ()
+
+    @property
+    def is_folder(self) -> bool:
+        """Whether it is a folder of files."""
+        return self.kind is PlaceKind.OBJECT and self.path.endswith("/")
 
 
 def read_place(value: Any, end: str, call: ToolCall) -> Place:
@@ -154,3 +164,42 @@ async def object_place(place: Place, call: ToolCall, box: Toolbox) -> tuple[Any,
     except CredentialError as error:
         message = f"transfer in step {call.step}: {error}"
         raise ToolError(message, kind="credential", retryable=error.retryable) from None
+
+
+@dataclass(frozen=True, slots=True)
+class Folder:
+    """A folder of a bucket, or a ``local`` one, whose store begins there."""
+
+    store: Any
+    prefix: str
+    local: Path | None = None
+
+    def key(self, name: str) -> str:
+        return f"{self.prefix}{name}"
+
+
+async def open_folder(place: Place, call: ToolCall, box: Toolbox) -> Folder:
+    """The folder of a place; a local one is made where it is missing."""
+    store, path = await object_place(place, call, box)
+    if store is not None:
+        return Folder(store, f"{path.strip('/')}/" if path.strip("/") else "")
+    return Folder(LocalStore(path, mkdir=True), "", Path(path))
+
+
+async def data_files(folder: Folder) -> tuple[list[str], list[str]]:
+    """The names of a folder's files, and of the folders in it, but for those that begin with ``_`` or ``.``."""
+    found = await obstore.list_with_delimiter_async(folder.store, prefix=folder.prefix or None)
+    files = [meta["path"].rpartition("/")[2] for meta in found["objects"]]
+    below = [name.rstrip("/").rpartition("/")[2] for name in found["common_prefixes"]]
+    return _seen(files), _seen(below)
+
+
+def _seen(names: list[str]) -> list[str]:
+    return sorted(name for name in names if name and name[0] not in "_.")
+
+
+def place_format(place: Place) -> RowFormat:
+    """The format of a file, and of the files that a folder is given: Parquet where nothing says another."""
+    if place.is_folder and not place.format:
+        return RowFormat.PARQUET
+    return row_format(place.format, place.path)

@@ -23,8 +23,18 @@ from noetl_dagster.tools.sql.tables import (
     listed,
     upsert_key,
 )
+from noetl_dagster.tools.transfer.checksum import Checksum, compare_checksums, rows_digest
 from noetl_dagster.tools.transfer.chunks import Chunk, Source
-from noetl_dagster.tools.transfer.copying import ORDINAL, Copier, add_columns, compare, merge
+from noetl_dagster.tools.transfer.copying import (
+    ORDINAL,
+    Copier,
+    add_columns,
+    base_types,
+    checksum_of,
+    compare,
+    merge,
+    move_checked,
+)
 from noetl_dagster.tools.transfer.drift import Drift
 from noetl_dagster.tools.transfer.options import Options, Resumable, Verify
 from noetl_dagster.tools.transfer.places import Place
@@ -43,19 +53,21 @@ PREFIX = "noetl_transfer_"
 CREATE_STAGE = "CREATE {kind} TABLE {stage} {options} AS SELECT {columns} FROM {table} WITH NO DATA"
 NUMBER_STAGE = "ALTER TABLE {stage} ADD COLUMN {ordinal} bigserial"
 CREATE_POSITION = """
-CREATE TABLE {position} (rows bigint, after jsonb, columns text[], identity text, number int, outcome jsonb)
+CREATE TABLE {position} (
+    rows bigint, after jsonb, columns text[], checksum text, identity text, number int, outcome jsonb
+)
 """
 SCHEMA_OF = """
 SELECT quote_ident(nspname) FROM pg_class JOIN pg_namespace ON pg_namespace.oid = relnamespace
 WHERE pg_class.oid = to_regclass($1)
 """
 NAME_STAGE = "COMMENT ON TABLE {name} IS {text}"
-FIRST_POSITION = "INSERT INTO {position} VALUES (0, NULL, '{{}}', $1, $2, NULL)"
-NOTE = "UPDATE {position} SET rows = $1, after = $2, columns = $3"
+FIRST_POSITION = "INSERT INTO {position} VALUES (0, NULL, '{{}}', '0:0', $1, $2, NULL)"
+NOTE = "UPDATE {position} SET rows = $1, after = $2, columns = $3, checksum = $4"
 NOTE_OUTCOME = "UPDATE {position} SET outcome = $1"
 DROP_BOTH = "DROP TABLE IF EXISTS {stage}, {position}"
 MAY_STAGE = "SELECT has_schema_privilege(relnamespace, 'CREATE') FROM pg_class WHERE oid = to_regclass($1)"
-SELECT_POSITION = "SELECT rows, after, columns, identity, number, outcome FROM {position}"
+SELECT_POSITION = "SELECT rows, after, columns, checksum, identity, number, outcome FROM {position}"
 FIT_FOR_KILLS = (
     "SET LOCAL synchronous_commit = off"  # a crash of the server is seen by the count of the stage's rows
 )
@@ -117,7 +129,7 @@ async def _at_once(
         return Outcome(copier.read, copier.written, drift=drift.report())
     keys = upsert_key(table, place.key) if options.mode is WriteMode.UPSERT else ()
     stage = await _make_stage(connection, table, STAGE, numbered=bool(keys), lasting=False)
-    copier = Copier(connection, stage, drift, source, watch)
+    copier = Copier(connection, stage, drift, source, watch, checked=options.verify is Verify.CHECKSUM)
     await copier.start()
     while await copier.ready():
         await copier.step()
@@ -139,11 +151,17 @@ async def _finish(
     columns = list(copier.columns)
     if options.verify is not Verify.NONE:
         compare(copier.read, copier.written, stage)
+    await add_columns(connection, table, dict(drift.added))
     if options.verify is Verify.CHECKSUM and columns:
-        outcome.checksum = await _same_content(connection, stage, columns, source)
-    if columns:
-        await add_columns(connection, table, dict(drift.added))
-        outcome.written = await merge(connection, stage.name, table, columns, options.mode, keys)
+        read = await _given(connection, stage, columns, source, copier)
+        if keys:
+            kept = await checksum_of(connection, stage, columns)
+        else:
+            kept = await move_checked(connection, stage.name, table, columns)
+        compare_checksums(read, kept, f"table {table.name}", kind="db")
+        outcome.checksum, outcome.written = str(kept), kept.rows
+    if columns and (keys or outcome.checksum is None):
+        outcome.written = await merge(connection, stage.name, table, columns, keys)
     if options.verify is not Verify.NONE and options.mode is not WriteMode.UPSERT:
         compare(copier.read, outcome.written, table)
     outcome.drift = drift.report()
@@ -166,40 +184,22 @@ async def _make_stage(
     return Table(name, dict(table.columns), ())
 
 
-DIGEST = """
-SELECT count(*) || ':' || coalesce(sum(('x' || left(md5(r::text), 16))::bit(64)::bigint::numeric), 0)
-FROM ({rows}) AS r
-"""
-"""Of rows in any order: how many they are, and the sum of what md5 makes of each one's text."""
-
-
-async def _same_content(
-    connection: asyncpg.Connection, stage: Table, columns: Sequence[str], source: Source
-) -> str:
-    """The checksum of what is staged, which is that of what the source has; both servers make their own.
-
-    Raises:
-        ToolError: they differ.
-    """
-    assert isinstance(source, PostgresSource)
+async def _given(
+    connection: asyncpg.Connection, stage: Table, columns: Sequence[str], source: Source, copier: Copier
+) -> object:
+    """The checksum of what was read, with the values that it has in the types of the table."""
+    if not isinstance(source, PostgresSource):
+        return copier.checksum
     for name, value in (await source.settings()).items():
         await connection.execute("SELECT set_config($1, $2, true)", name, value)
-    rows = f"SELECT {listed(columns)} FROM {stage.name}"
-    written = str(await connection.fetchval(DIGEST.format(rows=rows)))
-    casts = [
-        listed([name])
+    types = await base_types(connection, stage.name)
+    values = {
+        name: listed([name])
         if source.columns[name].type == stage.columns[name]
-        else f"{listed([name])}::text::{stage.columns[name]} AS {listed([name])}"
+        else f"{listed([name])}::text::{types[name]}"
         for name in columns
-    ]
-    read = await source.checksum(casts, DIGEST)
-    if read != written:
-        raise ToolError(
-            f"the checksum of what was read is {read}, of what was written {written}: the target's types change "
-            "values, or a trigger did. The table is as it was",
-            kind="db",
-        )
-    return written
+    }
+    return await source.checksum(rows_digest(values, stage.columns))
 
 
 def _resumable(options: Options, source: Source, call: ToolCall, box: Toolbox) -> bool:
@@ -278,12 +278,14 @@ class _Staged:
             stage.columns.pop(ORDINAL, None)
         drift = Drift(self._options.on_drift, f"table {table.name}", stage.columns)
         drift.added = {name: kind for name, kind in stage.columns.items() if name not in table.columns}
-        copier = Copier(connection, stage, drift, self._source, self._watch)
+        checked = self._options.verify is Verify.CHECKSUM
+        copier = Copier(connection, stage, drift, self._source, self._watch, checked=checked)
         resumed = None
         if found is not None:
             await connection.execute(f"UPDATE {position} SET number = $1", self._call.number)
             resumed = copier.read = copier.written = found["rows"]
             copier.columns = dict.fromkeys(found["columns"])
+            copier.checksum = Checksum.of_text(found["checksum"])
         async with connection.transaction():
             await copier.start(after=None if found is None else found["after"], resumable=True)
         while await copier.ready():
@@ -291,7 +293,11 @@ class _Staged:
                 await connection.execute(FIT_FOR_KILLS)
                 after = await copier.step(COMMIT_SECONDS)
                 await connection.execute(
-                    NOTE.format(position=position), copier.written, after, list(copier.columns)
+                    NOTE.format(position=position),
+                    copier.written,
+                    after,
+                    list(copier.columns),
+                    str(copier.checksum),
                 )
         async with connection.transaction():
             if self._options.mode is WriteMode.REPLACE:

@@ -11,14 +11,15 @@ import obstore
 
 from noetl_dagster.errors import StorageError, ToolError
 from noetl_dagster.tools.base import Tool, Toolbox, ToolCall, ToolResult
-from noetl_dagster.tools.rows.formats import RowFormat, row_format
+from noetl_dagster.tools.rows.formats import RowFormat
 from noetl_dagster.tools.sql.duckdb import kind_of_duckdb
 from noetl_dagster.tools.transfer.chunks import Chunk
 from noetl_dagster.tools.transfer.options import Options, Verify, read_options
-from noetl_dagster.tools.transfer.places import Place, PlaceKind, read_place
+from noetl_dagster.tools.transfer.places import Place, PlaceKind, place_format, read_place
 from noetl_dagster.tools.transfer.postgres import Outcome
 from noetl_dagster.tools.transfer.sources.opening import open_source
-from noetl_dagster.tools.transfer.targets import write_to
+from noetl_dagster.tools.transfer.sources.postgres import PostgresSource
+from noetl_dagster.tools.transfer.targets.writing import write_to
 
 
 class TransferTool(Tool):
@@ -46,7 +47,7 @@ class TransferTool(Tool):
         if "key" in call.config and not target.key:
             key = call.config["key"]
             target = target.model_copy(update={"key": (key,) if isinstance(key, str) else tuple(key)})
-        options = read_options(call, source, target)
+        options = read_options(call, target)
         progress = _Progress(call, box)
         try:
             async with open_source(
@@ -57,6 +58,8 @@ class TransferTool(Tool):
                 tables=_takes_tables(target),
                 snapshot=options.verify is Verify.CHECKSUM,
             ) as opened:
+                if options.verify is Verify.CHECKSUM and isinstance(opened, PostgresSource):
+                    await _refuse_inexact(opened, target, call)
                 outcome = await write_to(target, opened, options, call, box, progress.over)
         except (duckdb.Error, obstore.exceptions.BaseError, StorageError, OSError, ValueError) as error:
             text = f"transfer in step {call.step}: {type(error).__name__}: {error}"
@@ -65,9 +68,19 @@ class TransferTool(Tool):
         return ToolResult(data=_data(outcome, progress.chunks, options, source, target))
 
 
+async def _refuse_inexact(source: PostgresSource, target: Place, call: ToolCall) -> None:
+    if _takes_tables(target) and (columns := await source.inexact()):
+        raise ToolError(
+            f"transfer in step {call.step}: numbers of column {', '.join(columns)} have more digits than a double, as "
+            "which the target would have them. Read them as text or double precision with source.query, or write "
+            "verify: rows",
+            kind="schema",
+        )
+
+
 def _takes_tables(target: Place) -> bool:
     if target.kind is PlaceKind.OBJECT:
-        return row_format(target.format, target.path) is RowFormat.PARQUET
+        return place_format(target) is RowFormat.PARQUET
     return target.kind is PlaceKind.DUCKDB
 
 

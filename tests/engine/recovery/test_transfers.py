@@ -56,13 +56,14 @@ def drive(settings: Settings, text: str, moment: str) -> None:
     """Runs a playbook in a process that is killed at a moment of its transfer."""
     import asyncio
 
-    from noetl_dagster.tools.transfer import copying, postgres, targets
+    from noetl_dagster.tools.transfer import copying, postgres
+    from noetl_dagster.tools.transfer.targets import writing
 
     def killed() -> None:
         os.kill(os.getpid(), signal.SIGKILL)
 
     postgres.COMMIT_SECONDS = 0.0
-    step, encoded, write = copying.Copier.step, copying.Copier._encoded, targets.write_postgres
+    step, encoded, write = copying.Copier.step, copying.Copier._encoded, writing.write_postgres
     seen: Counter[str] = Counter()
 
     async def stepped(self: Any, *arguments: Any) -> Any:
@@ -85,7 +86,7 @@ def drive(settings: Settings, text: str, moment: str) -> None:
 
     copying.Copier.step = stepped  # type: ignore[method-assign]
     copying.Copier._encoded = encoding  # type: ignore[method-assign]
-    targets.write_postgres = written  # type: ignore[assignment]
+    writing.write_postgres = written  # type: ignore[assignment]
 
     async def run() -> None:
         engine = await Engine.open(settings)
@@ -181,6 +182,21 @@ async def test_goes_on_where_a_killed_process_was(
     assert await tables.fetch(POSITION) == []
     if kind == "http":
         assert all(asked[page] == 1 for page in range(staged // PAGE))
+
+
+@pytest.mark.parametrize("kind", ["csv", "postgres"])
+async def test_a_checksum_is_of_what_both_processes_read(
+    settings: Settings, engine: Engine, tables: asyncpg.Pool, tmp_path: Path, kind: str
+) -> None:
+    killed(settings, text_of(kind, tmp_path, "") + "      verify: checksum\n", "within a chunk")
+
+    state = await engine.resume(await tables.fetchval(EXECUTION))
+
+    assert state.error is None
+    result = state.latest["move"].envelope["data"]
+    assert 0 < result["resumed"] < ROWS
+    assert result["checksum"].startswith(f"{ROWS}:")
+    assert await tables.fetchval("SELECT count(*) FROM moved") == ROWS
 
 
 @pytest.mark.parametrize("mode", ["append", "replace", "upsert"])

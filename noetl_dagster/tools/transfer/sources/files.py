@@ -48,6 +48,11 @@ class FileSource:
     async def identity(self) -> str:
         return self._identity
 
+    def schema(self) -> pa.Schema:
+        """Of a Parquet file."""
+        with pq.ParquetFile(self._opened()) as file:
+            return file.schema_arrow.remove_metadata()
+
     def chunks(self, after: Any = None) -> AsyncIterator[Chunk]:
         match self._format:
             case RowFormat.PARQUET:

@@ -23,6 +23,7 @@ from noetl_dagster.tools.sql.views import mount_object_storage
 from noetl_dagster.tools.transfer.chunks import Chunk, Source, threaded
 from noetl_dagster.tools.transfer.places import Place, PlaceKind
 from noetl_dagster.tools.transfer.sources.files import FileSource
+from noetl_dagster.tools.transfer.sources.folders import FolderSource
 from noetl_dagster.tools.transfer.sources.pages import HttpSource
 from noetl_dagster.tools.transfer.sources.postgres import open_postgres
 
@@ -52,11 +53,17 @@ async def open_source(
             finally:
                 await asyncio.to_thread(connection.close)
         case PlaceKind.OBJECT:
-            yield await FileSource.of(place, call, box, size)
+            yield await (FolderSource if place.is_folder else FileSource).of(place, call, box, size)
         case PlaceKind.HTTP:
             yield HttpSource(place, call, box, size)
         case PlaceKind.RESULT:
             yield ResultSource(place, box, size)
+
+
+async def parquet_schema(folder: Place, name: str, call: ToolCall, box: Toolbox) -> pa.Schema:
+    """The schema of a file in a folder."""
+    file = await FileSource.of(folder.model_copy(update={"path": folder.path + name}), call, box, 1)
+    return await asyncio.to_thread(file.schema)
 
 
 def statement_of(place: Place) -> BoundStatement:

@@ -44,6 +44,10 @@ _ARROW: Mapping[str, Any] = {
 """What CSV of COPY is read as, by the names of the server's types; a row with another goes value by value."""
 
 _JSON = frozenset({"json", "jsonb"})
+_KEYS = frozenset({"int2", "int4", "int8", "text", "varchar", "uuid", "date", "timestamp", "timestamptz"})
+"""Types whose values in Python and Arrow have a text that the server reads as the same value."""
+
+_DECIMAL = {"numeric": ("float8", "numeric"), "_numeric": ("float8[]", "numeric[]")}
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +63,7 @@ class PostgresSource:
 
     Attributes:
         columns: what it gives, in order.
+        seeks_by_row: its chunks, not only COPY, say where they end.
         copied: rows that the last COPY said it gave, None before its end.
     """
 
@@ -78,6 +83,7 @@ class PostgresSource:
         self.order_by = place.order_by
         self.columns = columns
         self.seeks = bool(place.order_by)
+        self.seeks_by_row = self.seeks and all(columns[name].type in _KEYS for name in place.order_by)
         self.copied: int | None = None
         self.bytes = 0
         self._copying: asyncio.Task[Any] | None = None
@@ -87,14 +93,28 @@ class PostgresSource:
 
     async def chunks(self, after: Any = None) -> AsyncIterator[Chunk]:
         """Rows with the values that the server's types have in Python, in Arrow tables where those hold them all."""
+        query, values = self._query, list(self._values)
+        if after is not None:
+            query = f"SELECT * FROM ({query}\n) AS source WHERE {self._compared('>')}"
+            values += after
+        if self.order_by:
+            query = f"SELECT * FROM ({query}\n) AS source ORDER BY {listed(self.order_by)}"
         if self._tables_wanted and all(column.type in _ARROW for column in self.columns.values()):
-            async for table in self._tables():
+            async for table in self._tables(query, values):
                 async for chunk in sliced(table, self._size):
-                    yield chunk
+                    yield Chunk(chunk.data, self._key_of(chunk.data.slice(len(chunk.data) - 1)))
             return
-        cursor = await self._connection.cursor(self._query, *self._values)
+        cursor = await self._connection.cursor(query, *values)
         while records := await cursor.fetch(self._size):
-            yield Chunk([dict(record) for record in records])
+            yield Chunk([dict(record) for record in records], self._key_of(records[-1:]))
+
+    def _key_of(self, last: pa.Table | Sequence[Mapping[str, Any]]) -> list[str] | None:
+        """The key of a single row as text; None where a part of it is null, or its text is not the server's."""
+        if not self.seeks_by_row:
+            return None
+        [row] = last.to_pylist() if isinstance(last, pa.Table) else last
+        values = [row[name] for name in self.order_by]
+        return None if None in values else [str(value) for value in values]
 
     async def copy(self, columns: Sequence[str], format: str, after: Any = None) -> AsyncIterator[Chunk]:
         """COPY of these columns as bytes; in the text format behind the row of a key, in the order of ``order_by``."""
@@ -121,10 +141,26 @@ class PostgresSource:
         places = (f"${number}::text::{self.columns[name].type}" for number, name in numbered)
         return f"({listed(self.order_by)}) {sign} ({', '.join(places)})"
 
-    async def checksum(self, expressions: Sequence[str], digest: str) -> str:
-        """A digest of all rows, made of these expressions over the columns, by the server."""
-        query = f"SELECT {', '.join(expressions)} FROM ({self._query}\n) AS source"
-        return str(await self._connection.fetchval(digest.format(rows=query), *self._values))
+    async def checksum(self, digest: str) -> str:
+        """What this SQL of an aggregate makes of all rows."""
+        return str(
+            await self._connection.fetchval(
+                f"SELECT {digest} FROM ({self._query}\n) AS source", *self._values
+            )
+        )
+
+    async def inexact(self) -> list[str]:
+        """The columns with decimal numbers that a double, as which Arrow tables have them, does not hold."""
+        columns = [name for name, column in self.columns.items() if column.type in _DECIMAL]
+        tests = []
+        for name in columns:
+            quoted, (double, own) = listed([name]), _DECIMAL[self.columns[name].type]
+            tests.append(f"coalesce(bool_or({quoted} <> {quoted}::text::{double}::text::{own}), false)")
+        if not tests:
+            return []
+        query = f"SELECT {', '.join(tests)} FROM ({self._query}\n) AS source"
+        row = await self._connection.fetchrow(query, *self._values)
+        return [name for name, changed in zip(columns, row, strict=True) if changed]
 
     async def close(self) -> None:
         """Ends a COPY whose rows nobody takes any more."""
@@ -160,9 +196,9 @@ class PostgresSource:
             async for block in blocks:
                 yield block
 
-    async def _tables(self) -> AsyncIterator[pa.Table]:
+    async def _tables(self, query: str, values: Sequence[Any]) -> AsyncIterator[pa.Table]:
         known: dict[str, Any] = {}
-        async for block in self._out(self._query, self._values, "csv", CSV_BLOCK):
+        async for block in self._out(query, values, "csv", CSV_BLOCK):
             yield await asyncio.to_thread(self._table, block, known)
 
     def _table(self, block: bytes, known: dict[str, Any]) -> pa.Table:

@@ -1,0 +1,168 @@
+"""Checksums of rows in any order, by which what was read is compared with what a target keeps.
+
+PostgreSQL makes its own, by :func:`rows_digest`; of Arrow tables and of JSON rows this process does. Each is the sum of
+a hash of every row, so checksums of parts add up to that of the whole.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import duckdb
+import orjson
+import pyarrow as pa
+
+from noetl_dagster.errors import ErrorKind, ToolError
+from noetl_dagster.tools.rows.files import Row, json_row
+from noetl_dagster.tools.rows.formats import RowFormat
+from noetl_dagster.tools.sql.tables import listed
+
+_DIGEST = "count(*) || ':' || coalesce(sum(('x' || left(md5({text}), 16))::bit(64)::bigint::numeric), 0)"
+
+_LOST = {"lost": True}
+"""Stands for a value that the format has no word for, and equals nothing that is read back."""
+
+
+@dataclass(frozen=True, slots=True)
+class Checksum:
+    """Of so many rows; ``str`` of it is what the result shows."""
+
+    rows: int = 0
+    total: int = 0
+
+    @classmethod
+    def of_text(cls, text: str) -> Checksum:
+        rows, total = text.split(":")
+        return cls(int(rows), int(total))
+
+    def __add__(self, other: Checksum) -> Checksum:
+        return Checksum(self.rows + other.rows, self.total + other.total)
+
+    def __str__(self) -> str:
+        return f"{self.rows}:{self.total}"
+
+
+def compare_checksums(read: object, written: object, where: str, *, kind: ErrorKind) -> None:
+    """Raises ``ToolError`` where they differ."""
+    if str(read) != str(written):
+        raise ToolError(
+            f"transfer: the checksum of what was read is {read}, of what was written {written}: {where} changes "
+            "values, by its types or a trigger. It is as it was. Convert the values in the source, or write "
+            "verify: rows",
+            kind=kind,
+        )
+
+
+def rows_digest(values: Mapping[str, str], types: Mapping[str, str]) -> str:
+    """SQL of the checksum of all rows: of each one's values that are not null, with their columns' names and lengths.
+
+    Args:
+        values: SQL of each column's value, by its name.
+        types: what type each value has, as ``pg_type.typname`` says it: 1.50 and 1.5 are one number.
+    """
+    parts = []
+    for name, value in sorted(values.items()):
+        label = name.replace("'", "''")
+        text = f"trim_scale({value})::text" if types[name] == "numeric" else f"{value}::text"
+        parts.append(f"'{label}=' || length({text}) || ':' || {text}")
+    return _DIGEST.format(text=f"array_to_string(ARRAY[{', '.join(parts)}]::text[], '')")
+
+
+class TableSums:
+    """Checksums of Arrow tables, which DuckDB makes on this connection. Not for several threads at once."""
+
+    def __init__(self, connection: duckdb.DuckDBPyConnection) -> None:
+        self._connection = connection
+
+    def of(self, table: pa.Table) -> Checksum:
+        """Of two tables of the same columns and types the same where their rows are."""
+        columns = listed(sorted(table.column_names))
+        self._connection.register("noetl_rows", table)
+        query = f"SELECT sum(hash({columns})::HUGEINT) FROM noetl_rows"
+        [(total,)] = self._connection.execute(query).fetchall()
+        self._connection.unregister("noetl_rows")
+        return Checksum(len(table), int(total or 0))
+
+
+def as_read(stored: pa.Table, read: pa.Table, where: str) -> tuple[pa.Table, pa.Table]:
+    """What was stored and what was read, with the types in which it was read.
+
+    Raises:
+        ToolError: a column's values have no form in both.
+    """
+    columns, others = [], []
+    for field in read.schema:
+        kind = field.type.value_type if pa.types.is_dictionary(field.type) else field.type
+        given, kept = read.column(field.name).cast(kind), stored.column(field.name)
+        if pa.types.is_null(kind):
+            kind, given = kept.type, given.cast(kept.type)
+        try:
+            if _is_text(kind) and not _is_text(kept.type):
+                raise pa.ArrowNotImplementedError
+            columns.append(kept.cast(kind))
+        except (pa.ArrowInvalid, pa.ArrowNotImplementedError):
+            raise ToolError(
+                f"transfer: verify: checksum cannot compare column {field.name}, which was read as {kind} and is "
+                f"{kept.type} in {where}. It is as it was. Convert the column in the source, or write verify: rows",
+                kind="schema",
+            ) from None
+        others.append(given)
+    names = read.column_names
+    return pa.table(columns, names=names), pa.table(others, names=names)
+
+
+def _is_text(kind: Any) -> bool:
+    return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind))
+
+
+def sum_of_given(rows: Iterable[Row], format: RowFormat) -> Checksum:
+    """Of rows as they are to be written as text of a format; a value that it cannot hold equals nothing."""
+    plain = []
+    for row in rows:
+        values = json_row(row)
+        values |= {name: _LOST for name, value in row.items() if _not_a_number(value)}
+        plain.append(_csv_values(values) if format is RowFormat.CSV else values)
+    return _sum(plain)
+
+
+def sum_of_kept(rows: Iterable[Row], format: RowFormat) -> Checksum:
+    """Of rows as they were read back from text of a format."""
+    if format is RowFormat.CSV:
+        return _sum({name: value for name, value in row.items() if value is not None} for row in rows)
+    return _sum(rows)
+
+
+def _sum(rows: Iterable[Row]) -> Checksum:
+    count = total = 0
+    for row in rows:
+        text = orjson.dumps(row, option=orjson.OPT_SORT_KEYS)
+        total += int.from_bytes(hashlib.blake2b(text, digest_size=8).digest())
+        count += 1
+    return Checksum(count, total)
+
+
+def _csv_values(row: Row) -> dict[str, Any]:
+    """As CSV has them: text, which is never empty."""
+    return {
+        name: value if value is _LOST else _csv_text(value)
+        for name, value in row.items()
+        if value is not None
+    }
+
+
+def _csv_text(value: Any) -> Any:
+    text = json.dumps(value) if isinstance(value, dict | list) else str(value)
+    return text or _LOST
+
+
+def _not_a_number(value: Any) -> bool:
+    if isinstance(value, float):
+        return not math.isfinite(value)
+    if isinstance(value, dict):
+        return any(map(_not_a_number, value.values()))
+    return isinstance(value, list | tuple) and any(map(_not_a_number, value))

@@ -1,0 +1,128 @@
+"""Transfers into folders whose process is killed: who goes on has each row once, and readers never see half."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+from collections import Counter
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import asyncpg
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.dataset as ds
+import pytest
+
+from noetl_dagster.engine.engine import Engine
+from noetl_dagster.settings import Settings
+from tests.playbooks import playbook
+
+pytestmark = pytest.mark.long
+
+ROWS = 20_000
+MOVE = """
+workflow:
+  - step: move
+    tool:
+      kind: transfer
+      source: {source}
+      target: {{path: {folder}/lake/}}
+      mode: {mode}
+      chunk_size: 3000
+      resumable: true
+      verify: checksum
+"""
+SOURCES = {
+    "postgres": "{kind: postgres, table: numbers, order_by: id, auth: pg}",
+    "jsonl": "{path: FOLDER/rows.jsonl}",
+}
+EXECUTION = "SELECT max(execution_id) FROM noetl.event WHERE event_type = 'playbook.initialized'"
+
+
+def drive(settings: Settings, text: str, method: str, times: int) -> None:
+    """Runs a playbook in a process that is killed when its transfer begins something for the so many-th time."""
+    import asyncio
+
+    from noetl_dagster.tools.transfer.targets import parts
+
+    seen: Counter[str] = Counter()
+    place = parts.obstore if method == "copy_async" else parts._Parts
+    real = getattr(place, method)
+
+    async def counted(*arguments: Any, **named: Any) -> Any:
+        seen[method] += 1
+        if method == "run":
+            await real(*arguments, **named)
+        if seen[method] == times:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return await real(*arguments, **named)
+
+    setattr(place, method, counted)
+
+    async def run() -> None:
+        engine = await Engine.open(settings)
+        state = await engine.run(playbook(text))
+        raise AssertionError(f"it was not killed: {state.error}")
+
+    asyncio.run(run())
+
+
+@pytest.fixture
+def settings(settings: Settings) -> Settings:
+    return settings.model_copy(update={"default_postgres_credential": "embedded"})
+
+
+@pytest.fixture
+async def engine(settings: Settings) -> AsyncIterator[Engine]:
+    engine = await Engine.open(settings)
+    yield engine
+    await engine.close()
+
+
+@pytest.mark.parametrize(
+    ("kind", "mode", "method", "times", "seen"),
+    [
+        pytest.param("postgres", "replace", "_store", 4, 1, id="while parts are staged"),
+        pytest.param("jsonl", "append", "_store", 4, 1, id="while parts of a file are staged"),
+        pytest.param("postgres", "replace", "_note", 4, 1, id="between a part and its position"),
+        pytest.param("postgres", "append", "copy_async", 3, None, id="while parts are published"),
+        pytest.param("postgres", "replace", "copy_async", 3, None, id="while parts take the place of others"),
+        pytest.param("postgres", "append", "run", 1, None, id="after the end"),
+    ],
+)
+async def test_goes_on_where_a_killed_process_was(
+    settings: Settings, engine: Engine, pool: asyncpg.Pool, tmp_path: Path, kind: str, mode: str, method: str,
+    times: int, seen: int | None,
+) -> None:  # fmt: skip
+    await pool.execute(
+        f"CREATE TABLE numbers AS SELECT n AS id, 'n ' || n AS name, n::text AS more FROM generate_series(1, {ROWS}) n"
+    )
+    lines = "".join(f'{{"id": {n}, "name": "n {n}", "more": "{n:0200}"}}\n' for n in range(1, ROWS + 1))
+    (tmp_path / "rows.jsonl").write_text(lines)
+    lake = tmp_path / "lake"
+    ds.write_dataset(pa.table({"id": [0], "name": ["old"], "more": [""]}), lake, format="parquet")
+    source = SOURCES[kind].replace("FOLDER", str(tmp_path))
+    text = MOVE.format(source=source, folder=tmp_path, mode=mode)
+
+    process = multiprocessing.get_context("spawn").Process(target=drive, args=(settings, text, method, times))
+    process.start()
+    process.join()
+    assert process.exitcode == -signal.SIGKILL
+    if seen is not None:
+        assert ds.dataset(lake).count_rows() == seen
+
+    state = await engine.resume(await pool.fetchval(EXECUTION))
+
+    assert state.error is None
+    ids = ds.dataset(lake).to_table()["id"]
+    old = 1 if mode == "append" else 0
+    assert (len(ids), pc.count_distinct(ids).as_py(), pc.max(ids).as_py()) == (ROWS + old, ROWS + old, ROWS)
+    result = state.latest["move"].envelope["data"]
+    assert result["rows"] == ROWS
+    assert result["checksum"].startswith(f"{ROWS}:")
+    if method == "_store":
+        assert 0 < result["resumed"] < ROWS
+    assert [path.name for path in lake.iterdir() if path.name[0] == "_"] == ["_SUCCESS"]

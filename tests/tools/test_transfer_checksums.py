@@ -1,0 +1,299 @@
+"""``verify: checksum`` between real stores: what was read and what the target keeps, whatever their types."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import asyncpg
+import duckdb
+import orjson
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import JSONResponse
+from starlette.routing import Route
+
+from noetl_dagster.errors import ToolError
+from noetl_dagster.tools.base import Toolbox
+from noetl_dagster.tools.transfer.targets.files import ParquetTables
+from tests.serving import served
+
+FILL = """
+create table source as
+select n as id, case n % 4 when 0 then '' when 1 then null else E'n\\t''"\\\\\\n' || n end as name,
+       n * 1.50::numeric as price, sqrt(n) * 1e12 as root, (n * 0.1)::real as small,
+       timestamptz '2026-03-29 00:30+00' + n * interval '61.000001 s' as at, timestamp '1969-12-31 23:59:59.5' as local,
+       date '2026-01-01' - n as day, time '23:59:59.000001' as clock, n % 2 = 0 as even, gen_random_uuid() as uid,
+       jsonb_build_object('n', n, 'deep', jsonb_build_array(1, null, 2)) as doc,
+       array['a', 'b "q"', null, ''] as tags, decode('00ff', 'hex') as raw, interval '1 mon 90 s' as took
+from generate_series(1, 500) as n
+"""
+PLAIN = "id, name, price, root, small, at, local, day, even, uid"
+PG = {"kind": "postgres", "table": "target"}
+SAME = "select count(*) from (select * from source except select * from target) as missing"
+
+
+@pytest.fixture
+async def source(pool: asyncpg.Pool) -> asyncpg.Pool:
+    await pool.execute(FILL)
+    await pool.execute("create table target (like source); alter table target add primary key (id)")
+    return pool
+
+
+@pytest.mark.parametrize("end", ["parquet", "jsonl", "json", "duckdb", "s3"])
+@pytest.mark.parametrize("columns", [PLAIN, "*"])
+async def test_out_of_postgres_and_back(
+    run: Any, source: asyncpg.Pool, box: Toolbox, tmp_path: Path, end: str, columns: str
+) -> None:
+    if end == "duckdb":  # whose intervals Arrow cannot compare
+        await source.execute("alter table source drop column took; alter table target drop column took")
+    query = {"kind": "postgres", "query": f"select {columns} from source"}
+    away: dict[str, Any] = {"path": f"rows.{end}"}
+    if end == "duckdb":
+        away = {"kind": "duckdb", "database": "own.db", "table": "rows"}
+    if end == "s3":
+        away = {"path": f"s3://{box.settings.minio_bucket}/{tmp_path.name}/rows.parquet"}
+
+    there = (await run("transfer", source=query, target=away, verify="checksum", chunk_size=120)).data
+    back = (await run("transfer", source=away, target=PG, verify="checksum", chunk_size=70)).data
+
+    for data in (there, back):
+        assert data["checksum"].startswith("500:")
+        assert data["verified"]["by"] == "checksum"
+        assert data["verified"]["read"] == data["verified"]["written"] == 500
+    listed = "id, name, price, root, at, local, day, even, uid" + ("" if columns == PLAIN else ", tags, raw")
+    missing = f"select {listed} from source except select {listed} from target"
+    assert await source.fetch(missing) == []
+
+
+@pytest.fixture
+def url() -> Iterator[str]:
+    async def rows(request: Request) -> JSONResponse:
+        first = int(request.query_params.get("from", "0"))
+        data = [
+            {"id": n, "price": n + 0.25, "doc": {"b": 1, "a": [n, None]}} for n in range(first, first + 50)
+        ]
+        return JSONResponse({"data": data, "next": first + 50 if first < 450 else None})
+
+    with served(Starlette(routes=[Route("/rows", rows)])) as address:
+        yield f"{address}/rows"
+
+
+@pytest.fixture
+async def inputs(run: Any, box: Toolbox, tmp_path: Path, url: str) -> dict[str, dict[str, Any]]:
+    """The same 500 rows, whose prices have a fraction, in every kind of place."""
+    rows = [{"id": n, "price": n + 0.25, "doc": {"b": 1, "a": [n, None]}} for n in range(500)]
+    pq.write_table(pa.Table.from_pylist(rows), tmp_path / "rows.parquet")
+    (tmp_path / "rows.jsonl").write_bytes(b"\n".join(map(orjson.dumps, rows)))
+    (tmp_path / "rows.json").write_bytes(orjson.dumps(rows))
+    lines = [f'{n},{n}.250,"{{""a"": [{n}, null], ""b"":1}}"' for n in range(500)]
+    (tmp_path / "rows.csv").write_text("\n".join(["id,price,doc", *lines]))
+    with duckdb.connect(str(tmp_path / "rows.db")) as connection:
+        connection.execute(f"create table rows as from '{tmp_path}/rows.parquet'")
+    ref = await box.results.put(rows, execution_id=7001, step="load", name="rows")
+    return {
+        **{end: {"path": f"rows.{end}"} for end in ("parquet", "jsonl", "json", "csv")},
+        "duckdb": {"kind": "duckdb", "database": "rows.db", "table": "rows"},
+        "http": {"kind": "http", "url": url, "rows": "data", "paging": {"next": "next", "param": "from"}},
+        "result": {"ref": ref},
+    }
+
+
+KINDS = ["parquet", "jsonl", "json", "csv", "duckdb", "http", "result"]
+
+
+@pytest.mark.parametrize(
+    ("kind", "mode"), [*((kind, "append") for kind in KINDS), ("csv", "replace"), ("http", "upsert")]
+)
+async def test_into_postgres(
+    run: Any, pool: asyncpg.Pool, inputs: dict[str, dict[str, Any]], kind: str, mode: str
+) -> None:
+    await pool.execute(
+        "create table target (doc jsonb, id bigint primary key, price numeric(10, 2), note text)"
+    )
+    await pool.execute("insert into target select null, n, 1 from generate_series(1000, 1100) as n")
+
+    data = (
+        await run("transfer", source=inputs[kind], target=PG, mode=mode, verify="checksum", chunk_size=60)
+    ).data
+
+    assert data["checksum"].startswith("500:")
+    assert await pool.fetchval("select sum(price) from target where id < 500") == 500 * 499 / 2 + 125
+    assert await pool.fetchval("select count(*) from target") == (500 if mode == "replace" else 601)
+
+
+@pytest.mark.parametrize(("kind", "mode"), [*((kind, "append") for kind in KINDS), ("jsonl", "upsert")])
+async def test_values_that_the_column_changes_are_seen(
+    run: Any, pool: asyncpg.Pool, inputs: dict[str, dict[str, Any]], kind: str, mode: str
+) -> None:
+    await pool.execute("create table target (doc jsonb, id bigint primary key, price numeric(10, 1))")
+    await pool.execute("insert into target values (null, 7, 1)")
+    if mode == "append":
+        await pool.execute("delete from target; insert into target values (null, 1000, 1)")
+
+    with pytest.raises(
+        ToolError, match=r"checksum of what was read is 500:.*table \"target\" changes values"
+    ):
+        await run("transfer", source=inputs[kind], target=PG, mode=mode, verify="checksum")
+
+    assert [tuple(row)[1:] for row in await pool.fetch("select * from target")] in ([(7, 1)], [(1000, 1)])
+    assert (await run("transfer", source=inputs[kind], target=PG, mode=mode)).data["rows"] == 500
+
+
+@pytest.mark.parametrize("kind", ["postgres", "csv"])
+async def test_a_trigger_that_changes_values_is_seen(
+    run: Any, source: asyncpg.Pool, tmp_path: Path, kind: str
+) -> None:
+    await source.execute(
+        """
+        create function other() returns trigger language plpgsql as
+          $$begin new.even := not new.even; return new; end$$;
+        create trigger t before insert on target for each row execute function other()
+        """
+    )
+    (tmp_path / "in.csv").write_text("id,even\n1,true\n2,false\n")
+    rows = {"kind": "postgres", "table": "source"} if kind == "postgres" else {"path": "in.csv"}
+
+    with pytest.raises(ToolError, match="checksum of what was read"):
+        await run("transfer", source=rows, target=PG, verify="checksum")
+
+    assert await source.fetchval("select count(*) from target") == 0
+
+
+async def test_columns_that_come_and_go(run: Any, pool: asyncpg.Pool, tmp_path: Path) -> None:
+    await pool.execute("create table target (id int, tag char(5), f real)")
+    (tmp_path / "in.jsonl").write_text('{"id": 1}\n{"tag": "a", "f": 0.1}\n{"id": 3, "new": {"k": 1}}\n')
+
+    data = (
+        await run(
+            "transfer",
+            source={"path": "in.jsonl"},
+            target=PG,
+            verify="checksum",
+            on_drift="add",
+            chunk_size=1,
+        )
+    ).data
+
+    assert data["checksum"].startswith("3:")
+    assert data["added"] == ["new"]
+
+
+@pytest.mark.parametrize(
+    ("end", "line"),
+    [("csv", '{"id": 1, "name": ""}'), ("csv", '{"id": 1, "name": [""], "x": {"a": 1}}')],
+)
+async def test_csv_holds_what_is_no_empty_text(run: Any, tmp_path: Path, end: str, line: str) -> None:
+    (tmp_path / "in.jsonl").write_text(line)
+    (tmp_path / f"out.{end}").write_text("old")
+    transfer = run("transfer", source={"path": "in.jsonl"}, target={"path": f"out.{end}"}, verify="checksum")
+
+    if '""' in line and "[" not in line:
+        with pytest.raises(ToolError, match=r"checksum of what was read.*the file out\.csv"):
+            await transfer
+        assert (tmp_path / f"out.{end}").read_text() == "old"
+    else:
+        assert (await transfer).data["checksum"].startswith("1:")
+
+
+async def test_json_has_no_word_for_nan(run: Any, tmp_path: Path) -> None:
+    pq.write_table(pa.table({"n": [1.5, float("nan")]}), tmp_path / "in.parquet")
+
+    with pytest.raises(ToolError, match="checksum of what was read"):
+        await run("transfer", source={"path": "in.parquet"}, target={"path": "out.jsonl"}, verify="checksum")
+    data = (
+        await run(
+            "transfer", source={"path": "in.parquet"}, target={"path": "out.parquet"}, verify="checksum"
+        )
+    ).data
+
+    assert not (tmp_path / "out.jsonl").exists()
+    assert data["checksum"].startswith("2:")
+    assert data["verified"]["sha256"].startswith("sha256:")
+
+
+async def test_a_file_that_holds_other_rows_is_not_published(
+    run: Any, source: asyncpg.Pool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    flush = ParquetTables._flush
+
+    def doubled(self: ParquetTables) -> None:
+        if self._waiting:
+            table = self._waiting[0]
+            self._waiting = [pa.concat_tables([table.slice(1), table.slice(1, 1)]), *self._waiting[1:]]
+        flush(self)
+
+    monkeypatch.setattr(ParquetTables, "_flush", doubled)
+    (tmp_path / "out.parquet").write_text("old")
+    given = {"source": {"kind": "postgres", "table": "source"}, "target": {"path": "out.parquet"}}
+
+    with pytest.raises(ToolError, match=r"500:\d+, of what was written 500:\d+"):
+        await run("transfer", **given, verify="checksum")
+
+    assert (tmp_path / "out.parquet").read_text() == "old"
+
+
+async def test_numbers_that_a_double_changes_are_refused(run: Any, pool: asyncpg.Pool) -> None:
+    await pool.execute(
+        "create table source as select 1.1 as fine, 12345678901234567.89 as long, array[0.1] as some"
+    )
+    given = {"source": {"kind": "postgres", "table": "source"}, "verify": "checksum"}
+
+    with pytest.raises(
+        ToolError, match=r"numbers of column long have more digits than a double.*source\.query"
+    ):
+        await run("transfer", **given, target={"path": "out.parquet"})
+
+    assert (await run("transfer", **given, target={"path": "out.jsonl"})).data["checksum"].startswith("1:")
+
+
+@pytest.mark.parametrize(
+    ("column", "value", "message"),
+    [
+        ("INTEGER", 1.5, "checksum of what was read is 1:"),
+        ("DECIMAL(10, 1)", 1.55, "checksum of what was read is 1:"),
+        ("INTEGER", "1", "cannot compare column n, which was read as string and is int32"),
+        ("JSON", {"a": 1}, "cannot compare column n, which was read as struct"),
+    ],
+)
+async def test_what_duckdb_makes_of_values(
+    run: Any, tmp_path: Path, column: str, value: Any, message: str
+) -> None:
+    with duckdb.connect(str(tmp_path / "own.db")) as connection:
+        connection.execute(f"create table t (n {column})")
+    (tmp_path / "in.jsonl").write_bytes(orjson.dumps({"n": value}))
+    target = {"kind": "duckdb", "database": "own.db", "table": "t"}
+
+    with pytest.raises(ToolError, match=message):
+        await run("transfer", source={"path": "in.jsonl"}, target=target, verify="checksum")
+
+    with duckdb.connect(str(tmp_path / "own.db")) as connection:
+        assert connection.execute("from t").fetchall() == []
+
+
+async def test_text_that_postgres_cannot_hold_is_not_cut(
+    run: Any, pool: asyncpg.Pool, tmp_path: Path
+) -> None:
+    await pool.execute("create table target (name text)")
+    pq.write_table(pa.table({"name": ["a\0b"]}), tmp_path / "in.parquet")
+    given = {"source": {"path": "in.parquet"}, "target": PG}
+
+    with pytest.raises(ToolError, match="0x00"):
+        await run("transfer", **given, verify="checksum")
+
+    await run("transfer", **given)
+    assert await pool.fetchval("select name from target") == "ab"
+
+
+async def test_what_cannot_be_read_back_is_refused(run: Any) -> None:
+    with pytest.raises(ToolError, match=r"target\.kind: http cannot; write verify: rows"):
+        await run(
+            "transfer",
+            source={"path": "in.csv"},
+            target={"kind": "http", "url": "http://127.0.0.1:1/"},
+            verify="checksum",
+        )
