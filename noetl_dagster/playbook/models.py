@@ -270,6 +270,12 @@ class Loop(Model):
         alone = self.mode is LoopMode.STREAM and self.max_in_flight == 1
         return alone or self.mode is LoopMode.SEQUENTIAL
 
+    @property
+    def may_fail_in_part(self) -> bool:
+        """Whether failed iterations leave the loop a success. Not in a stream that ``fail_fast`` cuts off: nothing
+        would say how many chunks nobody took."""
+        return self.allow_partial and not (self.fail_fast and self.mode is LoopMode.STREAM)
+
 
 CALL_PARTIAL = "call.partial"
 """What an arc listens to (``on``) that leads the chunks of a step to another one while they are made."""

@@ -22,15 +22,8 @@ from noetl_dagster.result_ref import RefKind, ResultRef
 from noetl_dagster.storage import codec
 from noetl_dagster.storage.manifests import Strategy, strategy_of
 from noetl_dagster.tools.base import Toolbox
-from noetl_dagster.tools.references import as_result_ref
-from noetl_dagster.tools.rows.inside import rows_of
-from noetl_dagster.tools.rows.watermarks import (
-    Value,
-    greatest,
-    greatest_of_batches,
-    greatest_of_column,
-    moved,
-)
+from noetl_dagster.tools.rows.stored import StoredRows, batches_of, has_rows
+from noetl_dagster.tools.rows.watermarks import greatest, greatest_of_batches, moved
 from noetl_dagster.tools.sinks.parts import PartSinks
 from noetl_dagster.tools.sinks.place import PartPlace, part_prefix
 from noetl_dagster.tools.sql.sinks import Complete, SinkWriter
@@ -213,7 +206,7 @@ class CommandRunner:
         await self._buffer.flush()
         completed = False
         try:
-            value = await self._sink_value(outcome, view)
+            value = await self._result(outcome, view)
             outcome.reached = await self._reached(call, value, names)
             if sink.is_staged:
                 outcome.sink = await self._parts.stage(
@@ -247,14 +240,7 @@ class CommandRunner:
         view = ResultView(outcome.envelope, cache)
         try:
             names = await self._result_scope(call, view, cache)
-            state, ref = call.program.step.state, as_result_ref(outcome.envelope.get("ref"))
-            rows = _listed(ref) if isinstance(ref, ResultRef) and call.program.reached is None else None
-            if rows is None or state is None:
-                outcome.reached = await self._reached(call, await self._sink_value(outcome, view), names)
-            else:
-                batches = self._box.results.batches(rows)
-                found = await greatest_of_batches(batches, state.key, call.command.step)
-                outcome.reached = self._said(call, found)
+            outcome.reached = await self._reached(call, await self._result(outcome, view), names)
         except (ToolError, TemplateError, CredentialError, StorageError) as error:
             return Outcome(error_envelope(error), tasks=outcome.tasks, duration=outcome.duration)
         return outcome
@@ -266,19 +252,13 @@ class CommandRunner:
         if spec is None or kept is None:
             return {}
         if program.reached is None:
-            reached = greatest_of_column(value, spec.key, command.step)
-        elif not rows_of(value):
+            reached = await greatest_of_batches(batches_of(value), spec.key, command.step)
+        elif not await has_rows(value):
             return {}
         else:
             found = await render_async(program.reached, names, self._box.results.get)
             reached = greatest([found], command.step)
-        return self._said(call, reached)
-
-    def _said(self, call: Call, reached: Value | None) -> dict[str, Any]:
-        """What a command's end says of the greatest value of its rows."""
-        program, command = call.program, call.command
-        kept = call.execution.state.watermarks.get((command.step, command.visit))
-        if reached is None or kept is None:
+        if reached is None:
             return {}
         watermark = moved(kept, reached, command.step)
         said: dict[str, Any] = {"reached": reached}
@@ -311,16 +291,24 @@ class CommandRunner:
 
         return complete
 
-    async def _sink_value(self, outcome: Outcome, view: ResultView) -> Any:
-        if "ref" in outcome.envelope:
-            return await self._box.results.get(outcome.envelope["ref"])
-        return view.plain()
+    async def _result(self, outcome: Outcome, view: ResultView) -> Any:
+        """The value of a result, or where its rows are when they are more than a chunk."""
+        ref, results = outcome.envelope.get("ref"), self._box.results
+        if ref is None:
+            return view.plain()
+        rows = _listed(ref) if isinstance(ref, ResultRef) else None
+        if rows is None or (
+            rows.kind is RefKind.OBJECT and rows.bytes_size <= self._box.settings.chunk_bytes
+        ):
+            return await results.get(ref)
+        return StoredRows(lambda: results.batches(rows), lambda: results.get(ref))
 
 
 def _listed(ref: ResultRef) -> ResultRef | None:
     """What gives the rows of a stored result some at a time; None where its value has to be seen."""
     if (around := ref.around) is not None:
-        return ref.rows_alone if "rows" in around.at and "status_code" not in around.fields else None
+        place = "data" if "status_code" in around.fields else "rows"
+        return ref.rows_alone if place in around.at else None
     if ref.kind is RefKind.MANIFEST:
         return ref if strategy_of(ref) in (Strategy.CONCAT, Strategy.APPEND) else None
     is_list = ref.kind is RefKind.DATASET or ref.content_type in (codec.JSON_LINES, codec.PARQUET)

@@ -11,7 +11,8 @@ import pandas as pd
 import pytest
 
 from noetl_dagster.errors import ToolError
-from noetl_dagster.tools.rows.watermarks import Value, greatest, greatest_of_batches, greatest_of_column, rank
+from noetl_dagster.tools.rows.stored import batches_of
+from noetl_dagster.tools.rows.watermarks import Value, greatest, greatest_of_batches, rank
 
 IN_ORDER: tuple[tuple[Value, ...], ...] = (
     (-7, -1.5, 0, 0.25, 1, 2**53, 2**53 + 1),
@@ -69,13 +70,14 @@ def test_what_is_no_time_is_a_text(text: str) -> None:
         (None, None),
     ],
 )
-def test_a_column(result: Any, found: Value | None) -> None:
-    assert greatest_of_column(result, "at.n", "s") == found
+async def test_a_column(result: Any, found: Value | None) -> None:
+    assert await greatest_of_batches(batches_of(result), "at.n", "s") == found
 
 
-def test_a_column_of_a_table() -> None:
+async def test_a_column_of_a_table() -> None:
     times = pd.to_datetime(pd.Series(["2026-01-02", None, "2026-01-01"]))
-    assert greatest_of_column(pd.DataFrame({"at": times}), "at", "s") == "2026-01-02T00:00:00"
+    table = batches_of(pd.DataFrame({"at": times}))
+    assert await greatest_of_batches(table, "at", "s") == "2026-01-02T00:00:00"
 
 
 @pytest.mark.parametrize(
@@ -88,9 +90,9 @@ def test_a_column_of_a_table() -> None:
         ([{"m": 1, "o": 2}], "no row of the result has the column 'n' of state.key; columns: m, o"),
     ],
 )
-def test_what_is_none(result: Any, why: str) -> None:
+async def test_what_is_none(result: Any, why: str) -> None:
     with pytest.raises(ToolError, match=why):
-        greatest_of_column(result, "n", "s")
+        await greatest_of_batches(batches_of(result), "n", "s")
 
 
 @pytest.mark.parametrize(
@@ -103,7 +105,7 @@ async def test_rows_some_at_a_time_go_as_far_as_all_together(rows: list[Any]) ->
             yield [row]
 
     try:
-        whole: Any = greatest_of_column(rows, "id", "s")
+        whole: Any = await greatest_of_batches(batches_of(rows), "id", "s")
     except ToolError as error:
         with pytest.raises(ToolError, match=re.escape(str(error))):
             await greatest_of_batches(batches(), "id", "s")

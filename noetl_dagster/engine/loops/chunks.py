@@ -25,7 +25,7 @@ class IterationChunks:
         assert loop is not None
         self._streams = runtime.streams
         self._ordered = loop.mode is LoopMode.STREAM
-        self._tells_failures = self._ordered and loop.allow_partial
+        self._tells_failures = self._ordered and loop.may_fail_in_part
         self._told = {iteration: number for number, iteration in told.items()}
         self._free = _numbers(set(told))
 
@@ -48,9 +48,13 @@ class IterationChunks:
                     await chunks.tell(activation.command(end.index, None, end.attempt), end.envelope)
         return chunks
 
+    def has_told(self, index: int) -> bool:
+        """Whether an iteration's chunk, or that there is none of it, is in the log."""
+        return index in self._told
+
     async def leave_out(self, command: Command) -> None:
         """Tells that nothing is made of a chunk that the loop takes."""
-        if command.index is not None and command.index not in self._told:
+        if command.index is not None and not self.has_told(command.index):
             self._told[command.index] = command.index
             await self._streams.leave_out(command, command.index)
 

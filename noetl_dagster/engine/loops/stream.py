@@ -69,7 +69,7 @@ class StreamLoops:
                         assign(execution.state.ctx, path, value)
                 if own is not None:
                     await own.tell(command, outcome.envelope)
-                if outcome.failed and (loop.fail_fast or (own is not None and not loop.allow_partial)):
+                if outcome.failed and (loop.fail_fast or (own is not None and not loop.may_fail_in_part)):
                     arriving.stop()
                 arriving.ended(command)
 
@@ -182,15 +182,19 @@ class _Arriving:
         self._settle()
 
     async def _wanted(self, start: int, stop: int) -> list[tuple[int, int]]:
-        """Runs of chunks, half-open, which the arc's ``when`` lets pass and of which there is something."""
+        """Runs of chunks, half-open, which the arc's ``when`` lets pass and of which there is something.
+
+        What was made of a chunk stands once others have been told of it, also that it failed and is left out.
+        """
         runs, first = [], start
         for number, item in enumerate(await self._activation.items.slice(start, stop), start):
-            if "left_out" not in item and await self._passes(item):
+            told = self._own is not None and self._own.has_told(number)
+            if not told and "left_out" not in item and await self._passes(item):
                 continue
             if first < number:
                 runs.append((first, number))
             first = number + 1
-            if self._own is not None:
+            if self._own is not None and not told:
                 await self._own.leave_out(self._activation.command(number, None))
         if first < stop:
             runs.append((first, stop))

@@ -286,7 +286,7 @@ class Steps:
         loop = program.step.loop
         assert loop is not None
         envelope = result.envelope
-        allow_partial = loop.allow_partial or loop.fanout.allow_partial
+        allow_partial = loop.may_fail_in_part or loop.fanout.allow_partial
         if envelope["failed"] and not allow_partial:
             errors = "; ".join(result.errors)
             message = f"{envelope['failed']} of {envelope['total']} iterations failed: {errors}"

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import csv
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import AsyncIterable, Iterator, Mapping, Sequence
 from decimal import Decimal
 from pathlib import Path
 from typing import Any, Protocol
@@ -59,10 +60,15 @@ class RowWriter(Protocol):
     def close(self) -> None: ...
 
 
-def row_writer(path: Path, format: RowFormat) -> RowWriter:
+def row_writer(path: Path, format: RowFormat, schema: pa.Schema | None = None) -> RowWriter:
+    """A writer of files.
+
+    Args:
+        schema: of Parquet, where the first chunk does not show it.
+    """
     match format:
         case RowFormat.PARQUET:
-            return _ParquetRows(path)
+            return _ParquetRows(path, schema)
         case RowFormat.CSV:
             return _CsvRows(path)
         case _:
@@ -116,12 +122,12 @@ class _CsvRows:
 
 
 class _ParquetRows:
-    """Parquet with the schema of the first chunk; columns that are null there become text."""
+    """Parquet with a given schema or that of the first chunk; columns that are null there become text."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, schema: pa.Schema | None) -> None:
         self._path = path
         self._writer: pq.ParquetWriter | None = None
-        self._schema: pa.Schema | None = None
+        self._schema = schema
 
     def write(self, rows: Sequence[Row]) -> None:
         table = arrow_rows(rows, self._schema)
@@ -149,17 +155,49 @@ def arrow_rows(rows: Sequence[Row], schema: pa.Schema | None = None) -> pa.Table
     try:
         if schema is not None:
             return pa.Table.from_pylist(plain, schema=schema)
-        columns = dict.fromkeys(name for row in plain for name in row)  # not every row has every one
-        table = pa.table({name: [row.get(name) for row in plain] for name in columns})
-        fields = [
-            field.with_type(pa.string()) if pa.types.is_null(field.type) else field for field in table.schema
-        ]
-        return table.cast(pa.schema(fields))
+        table = _inferred(plain)
+        return table.cast(_without_null(table.schema))
     except (pa.ArrowInvalid, pa.ArrowTypeError) as error:
-        raise ToolError(
-            f"rows of different types in one column: {error}; convert the column in the source",
-            kind="schema",
-        ) from None
+        raise _mixed(error) from None
+
+
+async def arrow_schema(batches: AsyncIterable[Sequence[Row]]) -> pa.Schema:
+    """The schema that the values of all rows show together, as :func:`arrow_rows` finds it.
+
+    Raises:
+        ToolError: no type of a column is that of all its values.
+    """
+    known = pa.schema([])
+    async for rows in batches:
+        known = await asyncio.to_thread(_widened, known, rows)
+    return _without_null(known)
+
+
+def _widened(known: pa.Schema, rows: Sequence[Row]) -> pa.Schema:
+    """A schema for rows, and for those that had one before."""
+    plain = [{name: _arrow_value(value) for name, value in row.items()} for row in rows]
+    try:
+        return pa.unify_schemas([known, _inferred(plain).schema], promote_options="permissive")
+    except (pa.ArrowInvalid, pa.ArrowTypeError) as error:
+        raise _mixed(error) from None
+
+
+def _inferred(plain: Sequence[Row]) -> pa.Table:
+    columns = dict.fromkeys(name for row in plain for name in row)  # not every row has every one
+    return pa.table({name: [row.get(name) for row in plain] for name in columns})
+
+
+def _without_null(schema: pa.Schema) -> pa.Schema:
+    """Columns that are null in every row become text."""
+    return pa.schema(
+        [field.with_type(pa.string()) if pa.types.is_null(field.type) else field for field in schema]
+    )
+
+
+def _mixed(error: Exception) -> ToolError:
+    return ToolError(
+        f"rows of different types in one column: {error}; convert the column in the source", kind="schema"
+    )
 
 
 def _arrow_value(value: Any) -> Any:

@@ -69,23 +69,15 @@ def greatest(values: Iterable[Any], step: str) -> Value | None:
     return found
 
 
-def greatest_of_column(result: Any, key: str, step: str) -> Value | None:
-    """The greatest value of a column (a dotted path) among the rows of a result; None when it has no rows.
+async def greatest_of_batches(batches: AsyncIterable[Any], key: str, step: str) -> Value | None:
+    """The greatest value of a column (a dotted path) among the rows of a result, which come some at a time.
+
+    Returns:
+        None when there are no rows.
 
     Raises:
         ToolError: there are rows and none of them has the column; or as :func:`greatest`.
     """
-    rows, path = rows_of(result), key.split(".")
-    if not rows:
-        return None
-    values = [_at(row, path) for row in rows]
-    if all(value is _MISSING for value in values):
-        raise _no_column(rows[0], key, step)
-    return greatest((value for value in values if value is not _MISSING), step)
-
-
-async def greatest_of_batches(batches: AsyncIterable[Any], key: str, step: str) -> Value | None:
-    """As :func:`greatest_of_column`, of a list or table that comes some rows at a time."""
     path, has_column = key.split("."), False
     first: list[Mapping[str, Any]] = []
     found: Value | None = None

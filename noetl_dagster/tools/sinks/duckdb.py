@@ -7,22 +7,26 @@ and waited for while another process has it.
 from __future__ import annotations
 
 import asyncio
+import tempfile
 import time
 from collections import defaultdict
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar, cast
 from weakref import WeakKeyDictionary
 
 import duckdb
+import pyarrow as pa
+from pyarrow import dataset
 
 from noetl_dagster.errors import ToolError
 from noetl_dagster.playbook.templates.sql_filters import sql_identifier
-from noetl_dagster.tools.rows.files import Row, arrow_rows
+from noetl_dagster.tools.rows.files import arrow_rows, arrow_schema
+from noetl_dagster.tools.rows.stored import StoredRows, batches_of
 from noetl_dagster.tools.sinks.place import PartPlace
 from noetl_dagster.tools.sql.duckdb import kind_of_duckdb
-from noetl_dagster.tools.sql.tables import WriteMode
+from noetl_dagster.tools.sql.tables import WriteMode, listed
 
 T = TypeVar("T")
 
@@ -46,6 +50,7 @@ WHERE schema_name = 'noetl' AND table_name = ? AND database_name = current_datab
 """
 
 # {table} is the playbook's table, {staged} the one of its parts; both are quoted
+ROWS = "CREATE OR REPLACE TEMP VIEW noetl_rows AS SELECT * {without} FROM noetl_given"
 CREATE_TABLE = "CREATE TABLE IF NOT EXISTS {table} AS SELECT * FROM noetl_rows LIMIT 0"
 CREATE_STAGED = (
     "CREATE TABLE IF NOT EXISTS {staged} AS SELECT ''::VARCHAR AS noetl_part, * FROM {table} LIMIT 0"
@@ -87,23 +92,10 @@ _running: set[asyncio.Task[None]] = set()
 
 
 class DuckdbParts:
-    async def stage(self, place: PartPlace, rows: Sequence[Row]) -> None:
-        def stage(connection: duckdb.DuckDBPyConnection) -> None:
-            if _is_published(connection, place):
-                return
-            names = _names(place)
-            connection.register("noetl_rows", arrow_rows(rows))
-            connection.execute(CREATE_TABLE.format(**names))
-            columns = {name for (name,) in connection.execute(COLUMNS.format(**names)).fetchall()}
-            own = {name: value for name, value in place.own.items() if name in columns}
-            if own:
-                connection.register("noetl_rows", arrow_rows([{**own, **row} for row in rows]))
-            _refuse_changes(connection, names)
-            connection.execute(CREATE_STAGED.format(**names))
-            connection.execute(FORGET.format(**names), [place.part])
-            connection.execute(STAGE.format(**names), [place.part])
-
-        await _change(place, stage)
+    async def stage(self, place: PartPlace, result: Any) -> None:
+        with tempfile.TemporaryDirectory(prefix="noetl-sink-") as folder:
+            given = await _given(result, place.own, Path(folder, "rows.arrow"))
+            await _change(place, lambda connection: _stage(connection, place, given))
 
     async def publish(self, target: PartPlace, parts: Collection[PartPlace]) -> None:
         """A part that was published before is left as it is."""
@@ -151,6 +143,59 @@ class DuckdbParts:
             _drop_if_empty(connection, _names(target))
 
         await _change(target, discard)
+
+
+@dataclass(frozen=True, slots=True)
+class _Given:
+    """The rows of a part as Arrow has them, with the columns that name the iteration.
+
+    Attributes:
+        added: names of those that the rows do not have of themselves.
+    """
+
+    rows: pa.Table | dataset.Dataset
+    added: frozenset[str]
+
+    def view(self, without: frozenset[str]) -> str:
+        """The statement that names the rows for others."""
+        return ROWS.format(without=f"EXCLUDE ({listed(sorted(without))})" if without else "")
+
+
+async def _given(result: Any, own: Mapping[str, Any], path: Path) -> _Given:
+    """What DuckDB reads: a table, or of a stored result a file at the path."""
+    names: set[str] = set()
+
+    async def named() -> AsyncIterator[list[dict[str, Any]]]:
+        async for rows in batches_of(result):
+            names.update(name for row in rows for name in row)
+            yield [{**row, **own, **row} for row in rows]
+
+    rows: pa.Table | dataset.Dataset
+    if isinstance(result, StoredRows):
+        schema = await arrow_schema(named())
+        with pa.ipc.new_file(path, schema) as file:
+            async for some in named():
+                file.write_table(await asyncio.to_thread(arrow_rows, some, schema))
+        rows = dataset.dataset(path, format="ipc")
+    else:
+        [together] = [rows async for rows in named()]
+        rows = await asyncio.to_thread(arrow_rows, together)
+    return _Given(rows, frozenset(own) - names)
+
+
+def _stage(connection: duckdb.DuckDBPyConnection, place: PartPlace, given: _Given) -> None:
+    if _is_published(connection, place):
+        return
+    names = _names(place)
+    connection.register("noetl_given", given.rows)
+    connection.execute(given.view(given.added))
+    connection.execute(CREATE_TABLE.format(**names))
+    columns = {name for (name,) in connection.execute(COLUMNS.format(**names)).fetchall()}
+    connection.execute(given.view(given.added - columns))
+    _refuse_changes(connection, names)
+    connection.execute(CREATE_STAGED.format(**names))
+    connection.execute(FORGET.format(**names), [place.part])
+    connection.execute(STAGE.format(**names), [place.part])
 
 
 def _names(place: PartPlace) -> dict[str, str]:

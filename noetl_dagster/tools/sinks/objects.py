@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import tempfile
 from collections import defaultdict
-from collections.abc import Collection, Sequence
+from collections.abc import Collection
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -16,7 +16,9 @@ from obstore.store import LocalStore
 from noetl_dagster.tools.access.credentials import CredentialType
 from noetl_dagster.tools.access.objects import open_bucket
 from noetl_dagster.tools.base import Toolbox
-from noetl_dagster.tools.rows.files import Row, row_writer
+from noetl_dagster.tools.rows.files import arrow_schema, row_writer
+from noetl_dagster.tools.rows.formats import RowFormat
+from noetl_dagster.tools.rows.stored import StoredRows, batches_of
 from noetl_dagster.tools.sinks.place import STAGED, PartPlace, PlaceKind
 
 
@@ -26,11 +28,11 @@ class ObjectParts:
     def __init__(self, box: Toolbox) -> None:
         self._box = box
 
-    async def stage(self, place: PartPlace, rows: Sequence[Row]) -> None:
+    async def stage(self, place: PartPlace, result: Any) -> None:
         store = await self._store(place)
         with tempfile.TemporaryDirectory(prefix="noetl-sink-") as folder:
             local = Path(folder, "part")
-            await asyncio.to_thread(_write, local, place, rows)
+            await _write(local, place, result)
             await obstore.put_async(store, _key(place, place.staged), local)
 
     async def publish(self, target: PartPlace, parts: Collection[PartPlace]) -> None:
@@ -93,7 +95,11 @@ def _execution_of(part: str) -> int:
     return int(part.partition(".")[0] or 0)
 
 
-def _write(path: Path, place: PartPlace, rows: Sequence[Row]) -> None:
-    writer = row_writer(path, place.format)
+async def _write(path: Path, place: PartPlace, result: Any) -> None:
+    schema = None
+    if isinstance(result, StoredRows) and place.format is RowFormat.PARQUET:
+        schema = await arrow_schema(batches_of(result))
+    writer = row_writer(path, place.format, schema)
     with contextlib.closing(writer):
-        writer.write(rows)
+        async for rows in batches_of(result):
+            await asyncio.to_thread(writer.write, rows)

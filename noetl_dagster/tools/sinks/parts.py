@@ -4,24 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 from noetl_dagster.errors import CredentialError, ToolError, kind_of
 from noetl_dagster.playbook.models import Sink
 from noetl_dagster.playbook.templates.rendering import compile_value, render_async
 from noetl_dagster.tools.base import Toolbox
-from noetl_dagster.tools.rows.inside import rows_of
+from noetl_dagster.tools.rows.stored import has_rows
 from noetl_dagster.tools.sinks.place import PartPlace, PlaceKind, place_of
-
-if TYPE_CHECKING:
-    from noetl_dagster.tools.rows.files import Row
 
 
 class Parts(Protocol):
     """Parts in one kind of place. All of it may be done again."""
 
-    async def stage(self, place: PartPlace, rows: Sequence[Row]) -> None:
-        """Writes a part where no reader looks, in place of one of the same name."""
+    async def stage(self, place: PartPlace, result: Any) -> None:
+        """Writes the rows of a result, of which there are some, where no reader looks, in place of a part of the same
+        name."""
 
     async def publish(self, target: PartPlace, parts: Collection[PartPlace]) -> None:
         """Shows parts to readers, each once."""
@@ -57,6 +55,7 @@ class PartSinks:
         """Renders a sink's fields and stages the rows of one result; None when it has none.
 
         Args:
+            value: the result; see :func:`batches_of`.
             name: of the part; the same for every try of the command whose result it is.
             own: columns that name the iteration; filled in where a table has them.
 
@@ -68,11 +67,11 @@ class PartSinks:
         rendered = await render_async(compile_value(fields), scope, self._box.results.get)
         ready = sink.model_copy(update=rendered)
         place = place_of(ready, name, dict(own), folder)
-        rows = rows_of(ready.args or value)
-        if not rows:
+        result = ready.args or value
+        if not await has_rows(result):
             return None
         with _errors(place, self._box):
-            await self._parts(place).stage(place, rows)
+            await self._parts(place).stage(place, result)
         return place
 
     async def publish(self, places: Iterable[PartPlace]) -> None:

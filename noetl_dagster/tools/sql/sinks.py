@@ -6,7 +6,7 @@ architecture: if the sink fails, the iteration or attempt fails.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 from urllib.parse import urlsplit
@@ -20,12 +20,20 @@ from noetl_dagster.settings import Settings
 from noetl_dagster.tools.access.clients import postgres_arguments
 from noetl_dagster.tools.access.credentials import Credential, CredentialType
 from noetl_dagster.tools.base import Toolbox
-from noetl_dagster.tools.rows.inside import rows_of
+from noetl_dagster.tools.rows.stored import StoredRows, batches_of
 from noetl_dagster.tools.sql.connection import postgres_error
 from noetl_dagster.tools.sql.percent import without_percent
 from noetl_dagster.tools.sql.running import run_statements
 from noetl_dagster.tools.sql.statements import bind, split_statements
-from noetl_dagster.tools.sql.tables import WriteMode, delete_rows, describe_table, write_mode, write_rows
+from noetl_dagster.tools.sql.tables import (
+    Table,
+    WriteMode,
+    delete_rows,
+    describe_table,
+    known_columns,
+    write_mode,
+    write_rows,
+)
 
 WHOLE_ROW_COLUMNS = ("data", "result", "payload", "value")
 """Columns that take a whole row as JSON when none of its keys is a column."""
@@ -59,7 +67,7 @@ class SinkWriter:
         """Renders a sink's fields and writes one result, in one transaction.
 
         Args:
-            value: the result; see :func:`rows_of`.
+            value: the result; see :func:`batches_of`.
             scope: names for the sink's templates (``result``, ``output``, the iterator, ...).
             identity: columns that name the iteration; filled in where the table has them.
             complete: writes the completion on the connection it gets; called, in the same transaction,
@@ -116,7 +124,8 @@ async def write_sink(
         ToolError: for a sink without table and command, unknown columns, or a missing upsert key.
     """
     if sink.command is not None:
-        params = {**identity, "result": value, **sink.args}
+        whole = await value.whole() if isinstance(value, StoredRows) else value
+        params = {**identity, "result": whole, **sink.args}
         [command] = without_percent([sink.command], params)
         statements = [bind(statement, params) for statement in split_statements(command)]
         outcome = await run_statements(connection, statements)
@@ -126,10 +135,26 @@ async def write_sink(
     table = await describe_table(connection, sink.table)
     mode = write_mode(sink.mode)
     own = {name: item for name, item in identity.items() if name in table.columns}
-    rows = [{**own, **_fitting(row, table.columns)} for row in rows_of(sink.args or value)]
+
+    def batches() -> AsyncIterator[list[dict[str, Any]]]:
+        return _fitted(sink.args or value, own, table)
+
+    columns = known_columns([name async for rows in batches() for name in _names(rows)], table)
     if mode is WriteMode.REPLACE:
         await delete_rows(connection, table, own)
-    return await write_rows(connection, table, rows, mode, sink.key)
+    return sum(
+        [await write_rows(connection, table, columns, rows, mode, sink.key) async for rows in batches()]
+    )
+
+
+async def _fitted(result: Any, own: Mapping[str, Any], table: Table) -> AsyncIterator[list[dict[str, Any]]]:
+    """The rows of a result as they go into a table."""
+    async for rows in batches_of(result):
+        yield [{**own, **_fitting(row, table.columns)} for row in rows]
+
+
+def _names(rows: Iterable[Mapping[str, Any]]) -> dict[str, None]:
+    return dict.fromkeys(name for row in rows for name in row)
 
 
 def _fitting(row: Mapping[str, Any], columns: Mapping[str, str]) -> Mapping[str, Any]:

@@ -83,23 +83,24 @@ async def describe_table(connection: asyncpg.Connection, name: str) -> Table:
 async def write_rows(
     connection: asyncpg.Connection,
     table: Table,
+    columns: Sequence[str],
     rows: Sequence[Mapping[str, Any]],
     mode: WriteMode,
     key: Sequence[str] = (),
 ) -> int:
     """Inserts or upserts rows; ``REPLACE`` inserts too, after :func:`delete_rows` by the caller.
 
-    A column that only some rows have is null in the others. Of rows with the same key the last one wins.
+    A column that a row does not have is null there. Of rows with the same key the last one wins.
+
+    Args:
+        columns: that these rows, and those written with them in other calls, fill; see :func:`known_columns`.
 
     Returns:
         The number of rows written.
 
     Raises:
-        ToolError: for columns that the table lacks, and for an upsert without a key.
+        ToolError: for an upsert without a key.
     """
-    if not rows:
-        return 0
-    columns = columns_of(rows, table)
     statement = INSERT_ROWS.format(table=table.name, columns=listed(columns))
     if mode is WriteMode.UPSERT:
         keys = upsert_key(table, key)
@@ -121,13 +122,13 @@ async def delete_rows(connection: asyncpg.Connection, table: Table, identity: Ma
     await connection.execute(DELETE_OWN_ROWS.format(table=table.name, same=same), to_jsonable(own))
 
 
-def columns_of(rows: Iterable[Mapping[str, Any]], table: Table) -> list[str]:
-    """The columns that rows fill.
+def known_columns(names: Iterable[str], table: Table) -> list[str]:
+    """The columns that rows fill, each once.
 
     Raises:
         ToolError: the table lacks one of them.
     """
-    names = dict.fromkeys(name for row in rows for name in row)
+    names = dict.fromkeys(names)
     unknown = [name for name in names if name not in table.columns]
     if unknown:
         raise ToolError(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import sys
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
@@ -11,11 +12,15 @@ from typing import Any
 
 import duckdb
 import obstore
+import pyarrow.parquet as pq
 import pytest
 
 from noetl_dagster.engine.engine import Engine
 from noetl_dagster.errors import ToolError
+from noetl_dagster.events.state import ExecutionState, ExecutionStatus
+from noetl_dagster.result_ref import RefKind, ResultRef
 from noetl_dagster.settings import Settings
+from noetl_dagster.storage.reading import ResultReader
 from noetl_dagster.tools.access.objects import open_bucket
 from noetl_dagster.tools.sinks import duckdb as duckdb_parts
 from noetl_dagster.tools.sinks.parts import PartSinks
@@ -439,3 +444,124 @@ async def test_changes_that_wait_for_a_database_share_a_connection(
     assert [type(end) for end in ends] == [type(None), ToolError, *[type(None)] * 7]
     assert len(await parts.staged(places[0].target, "1.each.1.")) == 8
     assert len(connections) < 9
+
+
+CHANGING = """
+workflow:
+  - step: start
+    tool:
+      kind: python
+      code: |
+        def main():
+            for part in range(4):
+                yield [
+                    {"n": n, "x": n, "z": None} if part < 2 else {"n": n, "x": n + 0.5, "late": f"r{n}", "z": [n]}
+                    for n in range(500 * part, 500 * part + 500)
+                ]
+    sink: SINK
+"""
+ROWS = [
+    {"n": n, "x": float(n), "late": None, "z": None}
+    if n < 1000
+    else {"n": n, "x": n + 0.5, "late": f"r{n}", "z": [n]}
+    for n in range(2000)
+]
+
+
+@pytest.fixture(params=[1024, 8 << 20], ids=["in parts", "at once"])
+async def parted(settings: Settings, request: pytest.FixtureRequest) -> AsyncIterator[Engine]:
+    """An engine whose results are stored in parts that are much smaller, or larger, than those of the tests."""
+    own = {"chunk_bytes": request.param, "default_postgres_credential": "embedded"}
+    engine = await Engine.open(settings.model_copy(update=own))
+    yield engine
+    await engine.close()
+
+
+async def _ended(engine: Engine, sink: str, text: str = CHANGING) -> ExecutionState:
+    state = await engine.run(playbook(text.replace("SINK", sink)))
+    assert state.status is ExecutionStatus.COMPLETED, state.error
+    return state
+
+
+@pytest.mark.parametrize("mode", ["append", "upsert, key: [n]"])
+async def test_rows_of_parts_fill_columns_of_a_table_as_rows_at_once(parted: Engine, mode: str) -> None:
+    pool = parted.runtime.pool
+    await pool.execute(
+        "CREATE TABLE sunk (n int UNIQUE, x float8, late text DEFAULT 'none', z jsonb, execution_id bigint)"
+    )
+    state = await _ended(parted, f"{{tool: postgres, auth: pg, table: sunk, mode: {mode}}}")
+    found = await pool.fetch("SELECT * FROM sunk ORDER BY n")
+    assert [dict(row) for row in found] == [row | {"execution_id": state.execution_id} for row in ROWS]
+
+
+async def test_a_row_that_fails_late_leaves_nothing_in_a_table(parted: Engine) -> None:
+    pool = parted.runtime.pool
+    await pool.execute("CREATE TABLE sunk (n int CHECK (n < 1900), x float8, late text, z jsonb)")
+    sink = "{tool: postgres, auth: pg, table: sunk, mode: append}"
+    state = await parted.run(playbook(CHANGING.replace("SINK", sink)))
+    assert state.status is ExecutionStatus.FAILED
+    assert await pool.fetchval("SELECT count(*) FROM sunk") == 0
+
+
+async def test_rows_of_parts_are_in_duckdb_as_rows_at_once(parted: Engine, tmp_path: Path) -> None:
+    path = tmp_path / "rows.duckdb"
+    with duckdb.connect(str(path)) as connection:
+        connection.execute("CREATE TABLE named (n INT, x DOUBLE, late TEXT, z INT[], execution_id BIGINT)")
+    await _ended(parted, f"{{tool: duckdb, database: {path}, table: made}}")
+    state = await _ended(parted, f"{{tool: duckdb, database: {path}, table: named}}")
+    with duckdb.connect(str(path)) as connection:
+        columns = connection.execute("SELECT column_name, column_type FROM (DESCRIBE made)").fetchall()
+        made = connection.execute("SELECT n, x, late, z FROM made ORDER BY n").fetchall()
+        named = connection.execute("SELECT n, x, late, z FROM named ORDER BY n").fetchall()
+        ids = connection.execute("SELECT DISTINCT execution_id FROM named").fetchall()
+    assert dict(columns) == {"n": "BIGINT", "x": "DOUBLE", "z": "BIGINT[]", "late": "VARCHAR"}
+    assert made == named == [(row["n"], row["x"], row["late"], row["z"]) for row in ROWS]
+    assert ids == [(state.execution_id,)]
+
+
+async def test_rows_of_parts_are_in_files_as_rows_at_once(parted: Engine, tmp_path: Path) -> None:
+    await _ended(parted, f"{{tool: file, path: {tmp_path}/rows.parquet}}")
+    await _ended(parted, f"{{tool: file, path: {tmp_path}/rows.jsonl}}")
+    table = pq.read_table(tmp_path / "rows.parquet")
+    assert [str(field.type) for field in table.schema] == [
+        "int64",
+        "double",
+        "list<element: int64>",
+        "string",
+    ]
+    assert table.to_pylist() == ROWS
+    lines = (tmp_path / "rows.jsonl").read_text().splitlines()
+    assert [{"late": None, **json.loads(line)} for line in lines] == ROWS
+
+
+async def test_a_large_result_never_stands_in_memory_for_its_sink(
+    parted: Engine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nobody asks the store for the whole of a result that is in parts."""
+    asked: list[ResultRef] = []
+    get = ResultReader.get
+
+    async def noting(reader: ResultReader, ref: ResultRef) -> Any:
+        asked.append(ref)
+        return await get(reader, ref)
+
+    monkeypatch.setattr(ResultReader, "get", noting)
+    await parted.runtime.pool.execute("CREATE TABLE sunk (n int)")
+    text = """
+workflow:
+  - step: start
+    tool: {kind: postgres, auth: pg, command: "SELECT n FROM generate_series(1, 3000) AS n"}
+    state: {key: n, initial: 0}
+    sink: SINK
+"""
+    for sink in (
+        "{tool: postgres, auth: pg, table: sunk}",
+        f"{{tool: duckdb, database: {tmp_path}/rows.duckdb, table: sunk}}",
+        f"{{tool: file, path: {tmp_path}/parts}}",
+    ):
+        await _ended(parted, sink, text)
+    assert [ref for ref in asked if ref.kind is RefKind.MANIFEST] == []
+    assert await parted.runtime.pool.fetchval("SELECT sum(n) FROM sunk") == 3000 * 3001 // 2
+    with duckdb.connect(str(tmp_path / "rows.duckdb")) as connection:
+        assert connection.execute("SELECT sum(n) FROM sunk").fetchall() == [(3000 * 3001 // 2,)]
+    assert sum(pq.read_table(tmp_path / "parts")["n"].to_pylist()) == 3000 * 3001 // 2

@@ -182,6 +182,71 @@ async def test_chunks_that_may_fail_are_left_out(engine: Engine) -> None:
     assert await loaded(engine) == [0, 1, 2, 4, 5, 6, 7]
 
 
+FAILED_ONCE = """
+workload: {flag: ""}
+workflow:
+  - step: start
+    loop: {in: "{{ range(8) | list }}", iterator: page, spec: {mode: sequential}}
+    tool:
+      kind: python
+      input: {page: "{{ page }}", flag: "{{ flag }}"}
+      code: |
+        import os, time
+        while page >= 6 and not os.path.exists(flag):
+            time.sleep(0.01)
+        result = [page]
+    next: [{step: change, on: call.partial}]
+  - step: change
+    loop: {spec: {max_in_flight: 2, allow_partial: true}}
+    tool:
+      kind: python
+      input: {page: "{{ chunk.rows[0] }}", flag: "{{ flag }}"}
+      retry: RETRY
+      code: |
+        import os
+        if page == 3 and not os.path.exists(flag):
+            raise ValueError('not this time')
+        result = [page]
+    next: [{step: load, on: call.partial}]
+  - step: load
+    tool: {kind: postgres, auth: pg_local, command: "INSERT INTO loaded VALUES (:page)", params: {page: "{{ chunk.rows[0] }}"}}
+"""
+
+
+@pytest.mark.parametrize("retry", ["[]", "[{when: '{{ error }}', then: {max_attempts: 2, delay: 0}}]"])
+async def test_what_was_left_out_for_others_is_not_made_by_a_resumed_run(
+    engine: Engine, tmp_path: Path, retry: str
+) -> None:
+    text = FAILED_ONCE.replace("RETRY", retry)
+    flag, pool = tmp_path / "mended", engine.runtime.pool
+    execution = await engine.lifecycle.create(playbook(text), {"flag": str(flag)})
+    work = asyncio.create_task(engine.guard(execution, engine.walker.run(execution)))
+    await until(lambda: _is(pool.fetchval("SELECT max(page) FROM loaded"), 5), "the fifth chunk")
+    work.cancel()
+    with suppress(asyncio.CancelledError):
+        await work
+    flag.touch()
+    state = await engine.resume(execution.id)
+    assert state.status is ExecutionStatus.COMPLETED, state.error
+    assert await loaded(engine) == [0, 1, 2, 4, 5, 6, 7]
+    change = state.latest["change"].envelope
+    assert (change["done"], change["failed"], state.latest["load"].envelope["done"]) == (7, 1, 7)
+
+
+async def test_a_stream_that_fails_fast_fails_though_it_may_be_partial(
+    engine: Engine, tmp_path: Path
+) -> None:
+    flag = tmp_path / "mended"
+    text = FAILING.replace("SPEC", ", allow_partial: true, fail_fast: true")
+    state = await engine.run(playbook(text), {"bad": 3, "flag": str(flag)})
+    assert state.status is ExecutionStatus.FAILED
+    assert await loaded(engine) == [0, 1, 2]
+    flag.touch()
+    state = await engine.resume(state.execution_id)
+    assert state.status is ExecutionStatus.COMPLETED, state.error
+    assert await loaded(engine) == list(range(8))
+
+
 SOURCE_FAILS = """
 workload: {flag: ""}
 workflow:
