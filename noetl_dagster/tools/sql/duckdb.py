@@ -29,7 +29,7 @@ FETCHED = 2048
 """Rows that are asked for at a time."""
 
 AHEAD_BYTES = 64 * 1024
-"""Rows that DuckDB makes ahead of those that are fetched, as it counts them: they take several times as much."""
+"""Rows that DuckDB makes ahead of those that are fetched, as it counts them."""
 
 FREED_BYTES = 16 * 1024**2
 """Size of what DuckDB frees at once that goes back to the system then: the buffer that it reads a file of lines in."""
