@@ -3,10 +3,11 @@
     python -m benchmarks.streams memory --rows 500000 2000000 10000000
     python -m benchmarks.streams arcs --chunks 300 --turns 3
 
-``memory``: rows of postgres into the store, and from there through duckdb, at several sizes. Each size runs in a
+``memory``: rows of postgres into the store, from there through duckdb, and rows of duckdb into the store, at several
+sizes. Each size runs in a
 process of its own, which tells its peak of resident memory above that of an idle process (its own account in
 ``/proc``, with the peak reset before), beside a chunk; and rows a second beside asyncpg's cursor with the same bytes
-written to the same store in the same run. The last line extrapolates the peak to 100 GB.
+written to the same store in the same run. The last lines extrapolate the peaks to 100 GB, by least squares.
 
 ``arcs``: small chunks through python, python and a sink to postgres, joined by arcs ``on: call.partial``, from a
 loop and from a generator, beside the same three steps as loops one after another. In turns in one engine; prints the
@@ -19,10 +20,12 @@ from __future__ import annotations
 import argparse
 import asyncio
 import cProfile
+import ctypes
 import gc
 import json
 import pstats
 import re
+import statistics
 import subprocess
 import sys
 import time
@@ -50,6 +53,9 @@ from noetl_dagster.tools.base import Toolbox, ToolCall, ToolResult
 from noetl_dagster.tools.registry import tool_for
 
 SELECT = "SELECT n AS id, 'name ' || n AS name, n * 0.5::float8 AS price FROM generate_series(1, {rows}) AS n"
+MAKE = (
+    "SELECT n AS id, 'name ' || n AS name, n * 0.5::DOUBLE AS price FROM generate_series(1, {rows}) AS t(n)"
+)
 AGGREGATE = "SELECT count(*) AS n, sum(id) AS total, max(name) AS name FROM load"
 MB = 1e6
 
@@ -116,6 +122,7 @@ class Peak:
 
     def __enter__(self) -> Peak:
         gc.collect()
+        ctypes.CDLL(None).malloc_trim(0)  # what earlier work freed is no part of what there is
         self._idle, self._start = memory("VmRSS"), time.perf_counter()
         Path("/proc/self/clear_refs").write_text("5")  # the peak begins anew
         return self
@@ -161,18 +168,23 @@ async def measure(settings: Settings, rows: int) -> dict[str, float]:
             await call(box, "postgres", SELECT.format(rows=200_000))
         ).ref  # imports, connects, starts threads
         await call(box, "duckdb", AGGREGATE, load=few)
-        plain = await bare(settings, results, rows)
+        await call(box, "duckdb", MAKE.format(rows=200_000))
         with Peak() as stored:
             ref = (await call(box, "postgres", SELECT.format(rows=rows))).ref
         with Peak() as read:
             found = (await call(box, "duckdb", AGGREGATE, load=ref)).data["rows"]
+        with Peak() as made:
+            own = (await call(box, "duckdb", MAKE.format(rows=rows))).ref
+        plain = await bare(settings, results, rows)
         assert ref is not None
-        assert ref.rows == found[0]["n"] == rows
+        assert own is not None
+        assert ref.rows == own.rows == found[0]["n"] == rows
     await clients.close()
     await pool.close()
     return {
-        "rows": rows, "bytes": ref.bytes_size, "stored": stored.bytes, "read": read.bytes,
-        "store_seconds": stored.seconds, "read_seconds": read.seconds, "bare_seconds": plain,
+        "rows": rows, "bytes": ref.bytes_size, "stored": stored.bytes, "read": read.bytes, "made": made.bytes,
+        "store_seconds": stored.seconds, "read_seconds": read.seconds, "make_seconds": made.seconds,
+        "bare_seconds": plain,
     }  # fmt: skip
 
 
@@ -184,14 +196,17 @@ def report(settings: Settings, found: list[dict[str, float]]) -> None:
             f"{one['rows']:,} rows, {one['bytes'] / MB:.0f} MB: peak above idle {one['stored'] / MB:.1f} MB into the "
             f"store, {one['stored'] / chunk:.2f} chunks; {rate:,.0f} rows a second, "
             f"{one['store_seconds'] / one['bare_seconds']:.2f} of the time of a plain cursor; "
-            f"through duckdb {one['read'] / MB:.1f} MB, {one['rows'] / one['read_seconds']:,.0f} rows a second"
+            f"through duckdb {one['read'] / MB:.1f} MB, {one['rows'] / one['read_seconds']:,.0f} rows a second; "
+            f"from duckdb {one['made'] / MB:.1f} MB, {one['rows'] / one['make_seconds']:,.0f} rows a second"
         )
-    first, last = found[0], found[-1]
-    if last["bytes"] > first["bytes"]:
-        for name, what in (("stored", "into the store"), ("read", "through duckdb")):
-            slope = (last[name] - first[name]) / (last["bytes"] - first["bytes"])
-            at = last[name] + slope * (100e9 - last["bytes"])
-            print(f"{what}, 100 GB by the line through the ends: {at / MB:.0f} MB above idle")
+    if len({one["bytes"] for one in found}) > 1:
+        for name, what in (("stored", "into the store"), ("read", "through duckdb"), ("made", "from duckdb")):
+            line = statistics.linear_regression([one["bytes"] for one in found], [one[name] for one in found])
+            at = line.intercept + line.slope * 100e9
+            print(
+                f"{what}, 100 GB by least squares: {at / MB:.0f} MB above idle, "
+                f"{line.slope * chunk / 1000:.1f} KB a chunk"
+            )
 
 
 @dataclass(frozen=True)

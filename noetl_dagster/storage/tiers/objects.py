@@ -20,7 +20,7 @@ from obstore.store import S3Store
 
 from noetl_dagster.errors import StorageError
 from noetl_dagster.settings import Settings
-from noetl_dagster.storage.tiers.base import CHUNK, Bytes, TierUnavailableError
+from noetl_dagster.storage.tiers.base import Bytes, TierUnavailableError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -31,6 +31,10 @@ PART = 8 * 1024 * 1024
 """Bytes per part of a multipart upload; S3 allows 10,000 parts, which makes 80 GB."""
 
 PARTS_IN_FLIGHT = 3
+
+PIECE = 512 * 1024
+"""Bytes of a stream that is read, at least: the client takes several times as much for each."""
+
 _RETRIES: RetryConfig = {"max_retries": 3, "retry_timeout": timedelta(seconds=10)}
 WHOLE = 16 * 1024 * 1024
 """Objects up to this size go up in one request."""
@@ -228,7 +232,7 @@ class S3Tier:
                         self._store, key, options={"range": {"offset": done}} if done else None
                     )
                     size = response.meta["size"]
-                    async for chunk in response.stream(min_chunk_size=CHUNK):
+                    async for chunk in response.stream(min_chunk_size=PIECE):
                         done += len(chunk)
                         yield memoryview(chunk)
                 except FileNotFoundError as error:

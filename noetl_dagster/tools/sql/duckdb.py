@@ -28,6 +28,12 @@ IN_MEMORY = ":memory:"
 FETCHED = 2048
 """Rows that are asked for at a time."""
 
+AHEAD_BYTES = 64 * 1024
+"""Rows that DuckDB makes ahead of those that are fetched, as it counts them."""
+
+FREED_BYTES = 16 * 1024**2
+"""Size of what DuckDB frees at once that goes back to the system then: the buffer that it reads a file of lines in."""
+
 HELD = 1 / 8
 """Part of a chunk up to which a result is no chunk, but a value."""
 
@@ -128,6 +134,8 @@ def _bound(connection: duckdb.DuckDBPyConnection, settings: Settings, folder: Pa
     if memory is not None:
         connection.execute(f"SET memory_limit = {sql_literal(memory)}")
     connection.execute(f"SET temp_directory = {sql_literal(str(folder / 'spilled'))}")
+    connection.execute(f"SET streaming_buffer_size = '{AHEAD_BYTES} bytes'")
+    connection.execute(f"SET allocator_bulk_deallocation_flush_threshold = '{FREED_BYTES} bytes'")
 
 
 def kind_of_duckdb(error: BaseException) -> ErrorKind:

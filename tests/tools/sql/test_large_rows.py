@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import subprocess
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 from uuid import uuid4
 
 import asyncpg
+import orjson
 import pytest
 
 from noetl_dagster.errors import ToolError
@@ -19,6 +22,7 @@ from noetl_dagster.playbook.templates.views import ReferenceCache, ResultView
 from noetl_dagster.settings import dump_settings
 from noetl_dagster.tools.access.clients import POSTGRES_POOL_SIZE
 from noetl_dagster.tools.base import Chunk, Toolbox, ToolCall
+from noetl_dagster.tools.sql.large import spool
 from tests.waiting import until
 
 SMALL = 2048
@@ -443,3 +447,38 @@ async def test_duckdb_reads_rows_that_are_long(run: Any, small: Toolbox) -> None
 
     found = await run("duckdb", command="select sum(length(text)) as n from load", input={"load": ref})
     assert found.data["rows"] == [{"n": 20000299}]
+
+
+async def test_lines_for_duckdb_are_cut_where_a_row_ends(
+    run: Any, small: Toolbox, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(spool, "LINES_BYTES", 1000)
+    sql = "select n as id, repeat('x', case n % 50 when 0 then 3000 else 20 end) as text from generate_series(1, 900) n"
+    ref = (await run("postgres", command=sql)).ref
+
+    files = await spool.laid_down(small.results, ref.rows_alone, tmp_path, lambda rows: pytest.fail("values"))
+    assert files is not None
+    data = [path.read_bytes() for path in files.paths]
+    assert len(data) > 30
+    assert max(map(len, data)) == files.largest < 1000 + 3100
+    assert all(len(one) >= 1000 for one in data[:-1])
+    rows = [[orjson.loads(line) for line in one.splitlines()] for one in data]
+    assert [row["id"] for some in rows for row in some] == list(range(1, 901))
+
+
+def test_lines_of_many_rows_leave_no_holes() -> None:
+    program = """
+import re
+from pathlib import Path
+from noetl_dagster.storage.codec import json_lines
+def memory(name):
+    return int(re.search(name + r":\\s+(\\d+) kB", Path("/proc/self/status").read_text())[1]) * 1024
+rows = [{"id": n} for n in range(100_000)]
+json_lines(rows[:1])
+idle = memory("VmRSS")
+Path("/proc/self/clear_refs").write_text("5")
+size = len(json_lines(rows))
+print((memory("VmHWM") - idle) / size)
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert float(done.stdout) < 6

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, Self
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -18,8 +18,14 @@ from noetl_dagster.storage.reading import ResultReader
 FILE_ROWS = 20_000
 """Rows of a Parquet file that is made of JSON."""
 
-LINE_BYTES = 1024**2
-"""Room for a line of JSON at least."""
+LINES_BYTES = 3 * 512 * 1024
+"""Bytes of a file of JSON lines, about: each thread of DuckDB holds the file that it reads."""
+
+LINE_BYTES = 16 * 1024**2
+"""Room for a line of JSON at least. DuckDB reserves no less, and touches what the file has."""
+
+_LOOK = 64 * 1024
+"""Bytes that are looked through for the end of a line at a time."""
 
 TYPES = {
     **dict.fromkeys(("int2", "int4", "int8", "oid"), "BIGINT"),
@@ -41,12 +47,12 @@ class Files:
 
     Attributes:
         columns: in their order; the types of DuckDB where the files are JSON lines, None where they are Parquet.
-        longest: bytes of the longest line, of which DuckDB makes room for several.
+        largest: bytes of the largest file of lines; no line is longer.
     """
 
     paths: Sequence[Path]
     columns: Mapping[str, str | None]
-    longest: int = 0
+    largest: int = 0
 
     @property
     def select(self) -> str:
@@ -57,7 +63,7 @@ class Files:
         if not types:
             return f"SELECT {names} FROM read_parquet({paths}, union_by_name = true)"
         fields = ", ".join(f"{_quoted(name)}: {sql_literal(kind)}" for name, kind in types.items())
-        options = f"format = 'newline_delimited', maximum_object_size = {max(LINE_BYTES, 2 * self.longest)}"
+        options = f"format = 'newline_delimited', maximum_object_size = {max(LINE_BYTES, self.largest)}"
         return f"SELECT {names} FROM read_json({paths}, {options}, columns = {{{fields}}})"
 
 
@@ -95,23 +101,59 @@ def _types(ref: ResultRef) -> dict[str, str] | None:
 
 
 async def _lines(results: ResultReader, ref: ResultRef, folder: Path, types: Mapping[str, str]) -> Files:
-    """The parts as they are."""
-    paths, longest = [], 0
-    async for part in results.parts(ref):
-        paths.append(folder / f"{part.ref_id}.jsonl")
-        rest = 0
-        with paths[-1].open("wb") as file:
+    """The lines as they are, cut anew: a part may be larger than a file should be, or much smaller."""
+    with _LineFiles(folder, str(ref.ref_id)) as files:
+        async for part in results.parts(ref):
             async for piece in results.stream(part):
-                lengths = await asyncio.to_thread(_write, file, bytes(piece))
-                longest = max(longest, rest + lengths[0], *lengths)
-                rest = lengths[-1] + (rest if len(lengths) == 1 else 0)
-    return Files(paths, types, longest)
+                await asyncio.to_thread(files.write, memoryview(piece))
+    return Files(files.paths, types, files.largest)
 
 
-def _write(file: BinaryIO, piece: bytes) -> list[int]:
-    """Writes a piece and gives the lengths of its lines, the first and last of which may be parts of one."""
-    file.write(piece)
-    return [len(line) for line in piece.split(b"\n")]
+class _LineFiles:
+    """Files of whole lines, each ending with the line that fills it."""
+
+    def __init__(self, folder: Path, name: str) -> None:
+        self._folder = folder
+        self._name = name
+        self._file: BinaryIO | None = None
+        self._size = 0
+        self.paths: list[Path] = []
+        self.largest = 0
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self._close()
+
+    def write(self, piece: memoryview) -> None:
+        """Writes what follows, which may begin and end within a line."""
+        while piece:
+            if self._file is None:
+                self.paths.append(self._folder / f"{self._name}-{len(self.paths)}.jsonl")
+                self._file = self.paths[-1].open("wb")
+            end = _line_end(piece, LINES_BYTES - self._size)
+            self._file.write(piece[:end])
+            self._size += len(piece[:end])
+            self.largest = max(self.largest, self._size)
+            if end is None:
+                return
+            self._close()
+            piece = piece[end:]
+
+    def _close(self) -> None:
+        if self._file is not None:
+            self._file.close()
+        self._file, self._size = None, 0
+
+
+def _line_end(piece: memoryview, start: int) -> int | None:
+    """Where the first line ends that ends after ``start`` bytes; None where none does."""
+    for at in range(max(0, start - 1), len(piece), _LOOK):
+        found = bytes(piece[at : at + _LOOK]).find(b"\n")
+        if found >= 0:
+            return at + found + 1
+    return None
 
 
 async def _tables(results: ResultReader, ref: ResultRef, table: MakeTable) -> AsyncIterator[pa.Table]:
