@@ -15,7 +15,7 @@ from noetl_dagster.result_ref import ResultRef
 from noetl_dagster.settings import StoreTier
 from noetl_dagster.storage import codec, locations
 from noetl_dagster.tools.base import Tool, Toolbox, ToolCall, ToolResult
-from noetl_dagster.tools.chunks.files import file_rows
+from noetl_dagster.tools.chunks.files import file_rows, holds_array
 from noetl_dagster.tools.chunks.parts import tell_stored
 from noetl_dagster.tools.references import as_result_ref
 from noetl_dagster.tools.rows.formats import RowFormat
@@ -26,6 +26,7 @@ _CONTENT_TYPES = {".json": "application/json", ".parquet": "application/vnd.apac
 
 _ROW_ENDINGS = {
     ".csv": RowFormat.CSV,
+    ".json": RowFormat.JSON,
     ".jsonl": RowFormat.JSONL,
     ".ndjson": RowFormat.JSONL,
     ".parquet": RowFormat.PARQUET,
@@ -48,9 +49,9 @@ class ArtifactTool(Tool):
 
     Output: the value by reference: ``output.ref`` is the reference, and touching the result fetches it. With
     ``uri``, and of a step whose result was stored nowhere, the value itself: parsed JSON, a Parquet table, text, or
-    bytes. With ``format`` (jsonl, csv) it is the list of the rows at ``uri``, and so it is of files that end in
-    .jsonl and .csv where a step takes the chunks. Rows and Parquet tables come chunk by chunk, and are given by
-    reference where they are more than one.
+    bytes. With ``format`` (jsonl, csv, json) it is the list of the rows at ``uri``, and so it is of files that end in
+    .jsonl and .csv where a step takes the chunks. Rows, JSON arrays and Parquet tables come chunk by chunk, and are
+    given by reference where they are more than one.
 
     Raises ``ToolError``, with code ``REFERENCE_NOT_AVAILABLE`` when there is none.
     """
@@ -62,7 +63,7 @@ class ArtifactTool(Tool):
         uri = call.config.get("uri")
         try:
             if uri and action is ArtifactAction.GET and as_result_ref(uri) is None:
-                if (format := _row_format(call, box, str(uri))) is not None:
+                if (format := await _row_format(call, box, str(uri))) is not None:
                     return await file_rows(str(uri), format, call, box)
                 return ToolResult(data=await asyncio.to_thread(_read, box, str(uri)))
             found = await (_put(call, box) if action is ArtifactAction.PUT else _get(call, box))
@@ -85,13 +86,16 @@ def _action(call: ToolCall) -> ArtifactAction:
     return _choice(call, "action", given, ArtifactAction)
 
 
-def _row_format(call: ToolCall, box: Toolbox, uri: str) -> RowFormat | None:
+async def _row_format(call: ToolCall, box: Toolbox, uri: str) -> RowFormat | None:
     """The format of a file that is read chunk by chunk."""
     if not uri.startswith(("s3://", "gs://")) and locations.local_path(box.settings, uri) is None:
         return None
     given = str(call.config.get("format") or "").lower()
     format = _ROW_ENDINGS.get(f".{given}" if given else PurePosixPath(uri).suffix.lower())
     wanted = box.chunks is not None and box.chunks.wanted(call)
+    if format is RowFormat.JSON and not given:
+        least = 0 if wanted else box.settings.chunk_bytes
+        return format if await asyncio.to_thread(holds_array, uri, box, at_least=least) else None
     return format if given or wanted or format is RowFormat.PARQUET else None
 
 

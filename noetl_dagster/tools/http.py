@@ -30,7 +30,8 @@ from noetl_dagster.tools.access.web import (
 from noetl_dagster.tools.base import Tool, Toolbox, ToolCall, ToolResult
 from noetl_dagster.tools.chunks.gather import Gathered
 from noetl_dagster.tools.chunks.result import ChunkedResult
-from noetl_dagster.tools.rows.cut import CUT_FORMATS, Piece, RowCutter
+from noetl_dagster.tools.rows.arrays import begins_array, cutter_for, ends_value
+from noetl_dagster.tools.rows.cut import CUT_FORMATS, Piece
 from noetl_dagster.tools.rows.formats import RowFormat, row_format
 from noetl_dagster.tools.rows.jsonable import NotJsonableError, to_jsonable
 from noetl_dagster.tracing import trace
@@ -41,6 +42,7 @@ if TYPE_CHECKING:
 
 DEFAULT_SECONDS = 30.0
 EXCERPT = 300
+_LOOK = 1024  # bytes of a body that show what it is
 RETRYABLE_STATUSES = frozenset({408, 425, 429})
 _NOT_STREAMED = (StoreTier.EVENTLOG, StoreTier.MEMORY)
 _ROW_TYPES = {
@@ -78,9 +80,10 @@ class HttpTool(Tool):
     than ``NOETL_HTTP_BODY_BYTES`` goes to the result store as it comes: ``data`` is its reference then, which
     other tools take as an input, and ``encoding: reference`` stands beside it.
 
-    With ``format`` (jsonl, csv) ``data`` is the list of the body's rows, cut into chunks as it comes. So it is too of
-    a body whose content type says so where a step takes the chunks. After a restart the server is asked for the rest
-    if it takes ranges and says what version a body is of; else the body is read again and must have the same rows.
+    With ``format`` (jsonl, csv, json) ``data`` is the list of the body's rows, cut into chunks as it comes. So it is
+    too of a body whose content type says so where a step takes the chunks, and always of a JSON array of more than a
+    chunk. After a restart the server is asked for the rest where a ``format`` or a step has asked for rows, if it takes
+    ranges and says what version a body is of; else the body is read again and must have the same rows.
 
     Raises ``ToolError`` for a status from 400 on and for connections that fail. Retryable
     are 408, 425, 429, 5xx, connection errors and time-outs; ``retry_after`` carries the server's wish.
@@ -110,10 +113,13 @@ class HttpTool(Tool):
         follow = _truth(config.get("follow_redirects", True))
         try:
             async with answered(session, request, seconds=seconds, follow=follow) as response:
-                rows = format or _format_of(response) if may_be_rows and response.status < 400 else None
+                body = _Body(response)
+                rows = None
+                if response.status < 400 and call.task.kind == self.kind:
+                    rows = format or await _format_of(body, chunks, box)
                 if rows is not None:
-                    await _take_rows(response, rows, chunks)
-                answer = await _answer(response, call, box)
+                    await _take_rows(body, rows, chunks)
+                answer = await _answer(body, call, box)
         except WebError as error:
             raise _unanswered(request, error, box) from None
         except ValueError as error:
@@ -234,19 +240,56 @@ class _Answer:
     encoding: str | None
 
 
-async def _answer(response: ClientResponse, call: ToolCall, box: Toolbox) -> _Answer:
+class _Body:
+    """The body of a response, whose beginning can be looked at before it is taken.
+
+    Attributes:
+        has_ended: nothing follows the beginning.
+    """
+
+    def __init__(self, response: ClientResponse) -> None:
+        self.response = response
+        self.has_ended = False
+        self._begun: list[bytes] = []
+        self._size = 0
+        self._following = response.content.iter_any()
+
+    async def beginning(self, most: int) -> bytes:
+        """All of it, or where it is longer than ``most`` bytes a few more than these."""
+        while self._size <= most and not self.has_ended:
+            block = await anext(self._following, None)
+            if block is None:
+                self.has_ended = True
+            else:
+                self._begun.append(block)
+                self._size += len(block)
+        if len(self._begun) > 1:
+            self._begun = [b"".join(self._begun)]
+        return self._begun[0] if self._begun else b""
+
+    async def blocks(self) -> AsyncIterator[bytes]:
+        """All of it, which is not kept."""
+        begun, self._begun, self._size = self._begun, [], 0
+        for block in begun:
+            yield block
+        async for block in self._following:
+            yield block
+
+
+async def _answer(body: _Body, call: ToolCall, box: Toolbox) -> _Answer:
     """Reads an answer, in memory as far as it may be there."""
+    response = body.response
     redact = box.credentials.redact
     headers: dict[str, str] = {}
     for name, value in response.headers.items():
         key = name.lower()
         headers[key] = redact(f"{headers[key]}, {value}" if key in headers else value)
-    content, rest = await _read(response, box.settings.http_body_bytes)
+    content = await body.beginning(box.settings.http_body_bytes)
     failed = response.status >= 400
-    if rest is None or failed:
+    if body.has_ended or failed:
         data, encoding = _body(content, response)
     else:
-        data, encoding = await _stored(content, rest, response, call, box), "reference"
+        data, encoding = await _stored(body, call, box), "reference"
     text = redact(_text(content, response))[:EXCERPT] if failed and encoding is None else ""
     url = redact(public(response.url))
     return _Answer(response.status, response.reason or "", headers, url, data, text, encoding)
@@ -259,13 +302,26 @@ def _format(call: ToolCall) -> RowFormat | None:
         return None
     format = row_format(str(given), "")
     if format not in CUT_FORMATS:
-        raise _failed(f"http in step {call.step}: rows come in format {' or '.join(sorted(CUT_FORMATS))}, "
-                      f"not {format}; leave it out for the body as one value")  # fmt: skip
+        raise _failed(f"http in step {call.step}: format {format} is none of rows; write one of "
+                      f"{', '.join(sorted(CUT_FORMATS))}, or leave it out for the body as one value")  # fmt: skip
     return format
 
 
-def _format_of(response: ClientResponse) -> RowFormat | None:
-    return _ROW_TYPES.get(response.headers.get("Content-Type", "").partition(";")[0].strip().lower())
+async def _format_of(body: _Body, chunks: ChunkedResult, box: Toolbox) -> RowFormat | None:
+    """The format that a body has rows in, by its type: of a JSON array, and of others where a step takes them."""
+    media_type = _media_type(body.response)
+    if media_type != "application/json" and not media_type.endswith("+json"):
+        return _ROW_TYPES.get(media_type) if chunks.wanted else None
+    if chunks.wanted:
+        is_array = chunks.position is not None or begins_array(await body.beginning(_LOOK))
+        return RowFormat.JSON if is_array else None
+    beginning = await body.beginning(chunks.most_bytes)
+    if begins_array(beginning) and not body.has_ended and not ends_value(beginning):
+        beginning = await body.beginning(
+            box.settings.http_body_bytes
+        )  # a large value, which may be all there is
+    is_array = not body.has_ended and begins_array(beginning) and ends_value(beginning)
+    return RowFormat.JSON if is_array else None
 
 
 def _for_the_rest(request: Request, position: Mapping[str, Any]) -> Request:
@@ -274,35 +330,33 @@ def _for_the_rest(request: Request, position: Mapping[str, Any]) -> Request:
     return replace(request, headers={**request.headers, **headers})
 
 
-async def _take_rows(response: ClientResponse, format: RowFormat, chunks: ChunkedResult) -> None:
+async def _take_rows(body: _Body, format: RowFormat, chunks: ChunkedResult) -> None:
     """Cuts the body into chunks as it comes, each stored before more is read than one further.
 
     Raises:
         ToolError: it is not of the format, or has changed.
         WebError: it broke off.
     """
-    at = chunks.position
+    response, at = body.response, chunks.position
     if at is not None and not response.headers.get("Content-Range", "").startswith(f"bytes {at['offset']}-"):
         await chunks.begin_again()
         at = None
     version = at["version"] if at is not None else _version(response)
-    cutter = RowCutter(
-        format,
-        chunks.most_bytes,
-        offset=0 if at is None else at["offset"],
-        columns=None if at is None else at.get("columns"),
-        encoding=response.charset or "utf-8",
-    )
+    cutter = cutter_for(format, chunks.most_bytes, at or {}, response.charset or "utf-8")
 
     def gathered(piece: Piece, *, full: bool) -> Gathered:
         position = {"offset": piece.offset, "version": version, "columns": cutter.columns}
         return Gathered(piece.rows, None if version is None else position, full)
 
-    async for data in response.content.iter_any():
+    async for data in body.blocks():
         for piece in await asyncio.to_thread(list, cutter.feed(data)):
             await chunks.put(gathered(piece, full=True))
     if (rest := cutter.end()) is not None:
         await chunks.put(gathered(rest, full=False))
+
+
+def _media_type(response: ClientResponse) -> str:
+    return response.headers.get("Content-Type", "").partition(";")[0].strip().lower()
 
 
 def _version(response: ClientResponse) -> str | None:
@@ -314,37 +368,17 @@ def _version(response: ClientResponse) -> str | None:
     return tag if tag.startswith('"') else headers.get("Last-Modified")
 
 
-async def _read(response: ClientResponse, most: int) -> tuple[bytes, AsyncIterator[bytes] | None]:
-    """The body, or where it is longer than ``most`` bytes its beginning and what follows."""
-    chunks, size = [], 0
-    following = response.content.iter_any()
-    async for chunk in following:
-        chunks.append(chunk)
-        size += len(chunk)
-        if size > most:
-            return b"".join(chunks), following
-    return chunks[0] if len(chunks) == 1 else b"".join(chunks), None
-
-
-async def _stored(
-    beginning: bytes, rest: AsyncIterator[bytes], response: ClientResponse, call: ToolCall, box: Toolbox
-) -> dict[str, Any]:
+async def _stored(body: _Body, call: ToolCall, box: Toolbox) -> dict[str, Any]:
     """The reference of a body that is stored while it comes."""
-
-    async def chunks() -> AsyncIterator[bytes]:
-        yield beginning
-        async for chunk in rest:
-            yield chunk
-
     spec = call.task.spec.result
     ref = await box.results.put_stream(
-        chunks(),
+        body.blocks(),
         execution_id=call.execution_id,
         step=call.step,
         name=f"{spec.name or call.task.name}-body",
         spec=spec.model_copy(update={"name": None}),
         tier=box.settings.default_store_tier if spec.store in _NOT_STREAMED else None,
-        content_type=response.headers.get("Content-Type", "application/octet-stream").partition(";")[0],
+        content_type=_media_type(body.response) or "application/octet-stream",
     )
     return ref.model_dump(mode="json", exclude_defaults=True)
 

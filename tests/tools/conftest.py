@@ -94,6 +94,11 @@ async def echo(request: Request) -> Response:
     )
 
 
+async def same(request: Request) -> Response:
+    """The JSON that was sent."""
+    return Response(await request.body(), media_type="application/json")
+
+
 async def status(request: Request) -> Response:
     code = request.path_params["code"]
     headers = {"Retry-After": request.query_params["wait"]} if "wait" in request.query_params else {}
@@ -150,15 +155,18 @@ async def large(request: Request) -> Response:
 
 
 async def rows(request: Request) -> Response:
-    """``count`` rows of some 1 KB as CSV or JSON lines; with ``ranges`` a part of them may be asked for.
+    """``count`` rows of some 1 KB as CSV, JSON lines or a JSON array; with ``ranges`` a part of them may be asked for.
 
-    ``cut`` ends the connection after so many bytes; ``tag`` says what version it is. The header ``X-Sent`` says where
-    the answer begins.
+    ``cut`` ends the connection after so many bytes; ``end`` is that of an array; ``tag`` says what version it is. The
+    header ``X-Sent`` says where the answer begins.
     """
     asked = request.query_params
     text = "x" * 1000
     if asked.get("as") == "csv":
         body = "id,text\r\n" + "".join(f'{n},"{text}\r\n""{n}"""\r\n' for n in range(int(asked["count"])))
+    elif asked.get("as") == "json":
+        lines = ",\n".join(f'{{"id": {n}, "text": "{text}"}}' for n in range(int(asked["count"])))
+        body = f"[{lines}{asked.get('end', ']')}"
     else:
         body = "".join(f'{{"id": {n}, "text": "{text}"}}\n' for n in range(int(asked["count"])))
     content, tag, headers = body.encode(), f'"{asked.get("tag", "1")}"', {}
@@ -176,7 +184,8 @@ async def rows(request: Request) -> Response:
         if "cut" in asked:
             raise ConnectionResetError("as asked")
 
-    kind = "text/csv" if asked.get("as") == "csv" else "application/x-ndjson"
+    kinds = {"csv": "text/csv", "json": "application/json"}
+    kind = kinds.get(asked.get("as", ""), "application/x-ndjson")
     return StreamingResponse(chunks(), status, headers | {"X-Sent": str(start)}, media_type=kind)
 
 
@@ -203,6 +212,7 @@ def application() -> Starlette:
             Route("/forever", forever),
             Route("/large", large),
             Route("/rows", rows),
+            Route("/same", same, methods=["POST"]),
             Route("/twice", twice),
             Route("/{path:path}", echo, methods=anything),
         ]

@@ -5,11 +5,15 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
+import orjson
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from noetl_dagster.errors import ToolError
 from noetl_dagster.tools.base import Toolbox
-from noetl_dagster.tools.rows.cut import Piece, RowCutter
+from noetl_dagster.tools.rows.arrays import ArrayCutter, cutter_for
+from noetl_dagster.tools.rows.cut import Piece
 from noetl_dagster.tools.rows.formats import RowFormat
 from tests.tools.chunk_log import Killed, ListLog
 from tests.waiting import until
@@ -17,7 +21,7 @@ from tests.waiting import until
 pytestmark = pytest.mark.usefixtures("chunks_of_4_mib")
 
 ROWS = 12_000  # some 12 MB: three chunks
-both = pytest.mark.parametrize("kind", ["csv", "jsonl"])
+every = pytest.mark.parametrize("kind", ["csv", "jsonl", "json"])
 
 
 def asked(kind: str, **more: Any) -> dict[str, Any]:
@@ -28,7 +32,7 @@ async def ids(log: ListLog, box: Toolbox) -> list[int]:
     return [int(row["id"]) for rows in await log.rows(box) for row in rows]
 
 
-@both
+@every
 async def test_a_small_body_of_rows_is_a_list(run: Any, server: str, kind: str) -> None:
     result = await run("http", url=f"{server}/rows", params={"as": kind, "count": 2}, format=kind)
 
@@ -37,7 +41,7 @@ async def test_a_small_body_of_rows_is_a_list(run: Any, server: str, kind: str) 
     assert result.details["http"]["status"] == 200
 
 
-@both
+@every
 async def test_a_large_one_is_stored_in_chunks(run: Any, box: Toolbox, server: str, kind: str) -> None:
     log = box.chunks = ListLog()
 
@@ -60,7 +64,7 @@ async def test_a_body_is_what_it_was_where_nobody_speaks_of_rows(run: Any, box: 
     assert log.chunks == []
 
 
-@both
+@every
 async def test_a_step_that_takes_chunks_gets_rows_of_what_its_type_says_has_some(
     run: Any, box: Toolbox, server: str, kind: str
 ) -> None:
@@ -72,7 +76,7 @@ async def test_a_step_that_takes_chunks_gets_rows_of_what_its_type_says_has_some
     assert [chunk.more for chunk in log.chunks] == [False]
 
 
-@both
+@every
 async def test_the_rest_is_asked_for_after_a_restart(run: Any, box: Toolbox, server: str, kind: str) -> None:
     log = box.chunks = ListLog(wanted=True)
     log.stops_after = 1
@@ -100,7 +104,7 @@ async def test_one_whose_last_chunk_is_in_the_log_is_not_asked_for(
     assert await box.results.get(again.ref) == await box.results.get(first.ref)
 
 
-@both
+@every
 async def test_a_broken_connection_leaves_what_was_told(
     run: Any, box: Toolbox, server: str, kind: str
 ) -> None:
@@ -115,7 +119,7 @@ async def test_a_broken_connection_leaves_what_was_told(
     assert await ids(log, box) == list(range(ROWS))
 
 
-@both
+@every
 async def test_without_ranges_it_is_read_again_and_compared(
     run: Any, box: Toolbox, server: str, kind: str
 ) -> None:
@@ -155,14 +159,61 @@ async def test_reading_waits_for_room(run: Any, box: Toolbox, server: str) -> No
 
 
 async def test_formats_of_no_rows_are_refused(run: Any, server: str) -> None:
-    with pytest.raises(ToolError, match="rows come in format csv or jsonl, not parquet"):
+    with pytest.raises(ToolError, match="format parquet is none of rows; write one of csv, json, jsonl"):
         await run("http", url=f"{server}/rows", format="parquet")
     with pytest.raises(ToolError, match="a line after byte 0 is no JSON"):
         await run("http", url=f"{server}/text", format="jsonl")
+    with pytest.raises(ToolError, match="no JSON array from byte 0 on"):
+        await run("http", url=f"{server}/text", format="json")
+
+
+async def test_a_large_array_is_rows_with_no_word_of_it(run: Any, box: Toolbox, server: str) -> None:
+    log = box.chunks = ListLog()
+    small = await run("http", url=f"{server}/rows", params={"as": "json", "count": 2})
+
+    large = await run("http", url=f"{server}/rows", params=asked("json"))
+
+    assert await ids(log, box) == list(range(ROWS))
+    assert [chunk.more for chunk in log.chunks] == [True, True, False]
+    value = await box.results.get(large.ref)
+    assert [row["id"] for row in value["data"]] == list(range(ROWS))
+    assert value.keys() == small.data.keys()
+    assert small.data["data"] == value["data"][:2]
+
+
+async def test_a_large_value_of_an_array_is_not_cut(run: Any, box: Toolbox, server: str) -> None:
+    log = box.chunks = ListLog()
+    value = [{"items": ["x" * 1000] * 9000}]
+    whole = await run("http", method="POST", url=f"{server}/same", json=value)
+    box.settings = box.settings.model_copy(update={"http_body_bytes": 5_000_000})
+
+    stored = await run("http", method="POST", url=f"{server}/same", json=value)
+
+    assert whole.data["data"] == value
+    assert stored.data["encoding"] == "reference"
+    assert await box.results.get(stored.data["data"]["ref"]) == value
+    assert log.chunks == []
+
+
+@pytest.mark.parametrize("end", ["", ",]", "] []", r',"\ud800"]'])
+@pytest.mark.parametrize("wanted", [True, False])
+async def test_a_broken_array_is_no_result(
+    run: Any, box: Toolbox, server: str, end: str, wanted: bool
+) -> None:
+    log = box.chunks = ListLog(wanted=wanted)
+
+    with pytest.raises(ToolError, match=r"no JSON array from byte [1-9]") as caught:
+        await run("http", url=f"{server}/rows", params=asked("json", end=end))
+
+    assert caught.value.kind == "parse"
+    assert all(chunk.more for chunk in log.chunks)
 
 
 QUOTED = '\ufeffid,text\r\n1,"a\r\nb, ""c"""\r\n\r\n2,\r\n3\r\n4,é'.encode()
 LINES = b'{"id": 1}\n\n{"id": "\\n"}\r\n[2]\n"x"'
+
+
+ARRAY = b'\n[{"id": 0, "id": 1, "a,": [1, {}]},"\\\\\\"]" ,\n [2,3],4, 18446744073709551616,null ]\n'
 
 
 @pytest.mark.parametrize(
@@ -179,14 +230,15 @@ LINES = b'{"id": 1}\n\n{"id": "\\n"}\r\n[2]\n"x"'
             ],
         ),
         (RowFormat.JSONL, LINES, [{"id": 1}, {"id": "\n"}, [2], "x"]),
+        (RowFormat.JSON, ARRAY, [{"id": 1, "a,": [1, {}]}, '\\"]', [2, 3], 4, 2.0**64, None]),
     ],
 )
-@pytest.mark.parametrize("size", [1, 12, 1000])
+@pytest.mark.parametrize("size", [1, 12, 40, 1000])
 def test_pieces_are_the_same_however_the_bytes_come(
     format: RowFormat, content: bytes, rows: list[Any], size: int
 ) -> None:
     def pieces(step: int, offset: int = 0, columns: list[str] | None = None) -> list[Piece]:
-        cutter = RowCutter(format, size, offset=offset, columns=columns)
+        cutter = cutter_for(format, size, {"offset": offset, "columns": columns})
         found = [
             piece
             for start in range(offset, len(content), step)
@@ -197,10 +249,11 @@ def test_pieces_are_the_same_however_the_bytes_come(
     whole = pieces(len(content))
 
     assert [row for piece in whole for row in piece.rows] == rows
+    assert len(whole) == 1 or size < len(content)
     for step in range(1, 20):
         assert pieces(step) == whole
     columns = ["id", "text"] if format is RowFormat.CSV else None
-    for place, piece in enumerate(whole):
+    for place, piece in enumerate(whole[:-1]):
         assert pieces(5, piece.offset, columns) == whole[place + 1 :]
 
 
@@ -212,10 +265,69 @@ def test_pieces_are_the_same_however_the_bytes_come(
         (RowFormat.CSV, b"a,b\n1,2,3\n", "3 values for 2 columns"),
         (RowFormat.CSV, b"a\n\xff\n", "no CSV from byte 0 on"),
         (RowFormat.CSV, b'a\n"' + b"x\n" * (17 << 20), "quote that is never closed"),
+        (RowFormat.JSON, b"", "no JSON array"),
+        (RowFormat.JSON, b'{"a": [1, 2]}', "another value"),
+        (RowFormat.JSON, b"[1, 2", "no JSON array"),
+        (RowFormat.JSON, b'["%s",]' % (b"x" * 1000), "missing after a comma"),
+        (RowFormat.JSON, b"[1] [2]", "no JSON array"),
+        (RowFormat.JSON, b'["\xff"]', "no JSON array"),
+        (RowFormat.JSON, b'["' + b"x" * (33 << 20), "quote or bracket that is never closed"),
     ],
 )
 def test_what_is_not_of_the_format_is_refused(format: RowFormat, content: bytes, message: str) -> None:
-    cutter = RowCutter(format, 1000)
+    cutter = cutter_for(format, 1000, {})
 
     with pytest.raises(ToolError, match=message):
         [*cutter.feed(content), cutter.end()]
+
+
+VALUES = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers(-(2**63), 2**64 - 1)
+    | st.floats(allow_nan=False)
+    | st.text('ab"\\[]{},é'),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text('a"\\{,'), inner, max_size=3),
+    max_leaves=8,
+)
+
+
+@given(st.lists(VALUES, max_size=8), st.integers(1, 60), st.integers(1, 60), st.booleans())
+def test_any_array_is_cut_as_orjson_reads_it(rows: list[Any], size: int, step: int, pretty: bool) -> None:
+    content = orjson.dumps(rows, option=orjson.OPT_INDENT_2 if pretty else None)
+
+    assert _cut(content, size, step) == orjson.loads(content)
+
+
+@given(st.lists(VALUES, min_size=1, max_size=4), st.integers(1, 30), st.integers(1, 30), st.data())
+def test_what_is_no_array_is_never_whole(rows: list[Any], size: int, step: int, data: st.DataObject) -> None:
+    content = bytearray(orjson.dumps(rows))
+    place = data.draw(st.integers(0, len(content) - 1))
+    broken = data.draw(
+        st.sampled_from([content[:place], content + content[place:], content[:place] + content[place + 1 :]])
+    )
+    try:
+        expected = orjson.loads(broken)
+    except orjson.JSONDecodeError:
+        expected = None
+
+    if isinstance(expected, list):
+        assert _cut(bytes(broken), size, step) == expected
+    else:
+        with pytest.raises(ToolError):
+            _cut(bytes(broken), size, step)
+
+
+def test_what_strings_hold_is_not_counted() -> None:
+    rows = [text * times for times in range(5) for text in ('"', "\\", "[", "}", ',"', '\\",')]
+    content = orjson.dumps(rows)
+
+    for size in range(1, len(content), 9):
+        for step in (7, len(content)):
+            assert _cut(content, size, step) == rows
+
+
+def _cut(content: bytes, size: int, step: int) -> list[Any]:
+    cutter = ArrayCutter(size)
+    pieces = [piece for at in range(0, len(content), step) for piece in cutter.feed(content[at : at + step])]
+    return [row for piece in (*pieces, cutter.end()) if piece is not None for row in piece.rows]

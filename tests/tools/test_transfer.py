@@ -167,6 +167,30 @@ async def test_http_both_ways(run: Any, source: asyncpg.Pool, server: str) -> No
     assert data["rows"] == 2
 
 
+async def test_an_array_larger_than_memory_may_hold(
+    run: Any, box: Toolbox, server: str, pool: asyncpg.Pool
+) -> None:
+    box.settings = box.settings.model_copy(update={"http_body_bytes": 1_000_000})
+    source = {"kind": "http", "url": f"{server}/rows", "params": {"as": "json", "count": 3000}}
+    await pool.execute("create table target (id int, text text)")
+
+    data = (await run("transfer", source=source, target=PG, chunk_size=500)).data
+    assert (data["rows"], await pool.fetchval("select sum(id) from target")) == (3000, 2999 * 1500)
+    broken = {**source, "params": {"as": "json", "count": 3000, "end": ""}}
+    with pytest.raises(ToolError, match=r"no JSON array from byte [1-9]"):
+        await run("transfer", source=broken, target=PG, mode="replace", chunk_size=500)
+    assert await pool.fetchval("select count(*) from target") == 3000
+
+
+async def test_json_that_is_no_array_is_one_row(run: Any, pool: asyncpg.Pool, tmp_path: Path) -> None:
+    (tmp_path / "one.json").write_text('{"id": 1, "text": "[a"}')
+    await pool.execute("create table target (id int, text text)")
+
+    await run("transfer", source={"path": "one.json"}, target=PG)
+
+    assert [tuple(row) for row in await pool.fetch("select * from target")] == [(1, "[a")]
+
+
 async def test_result_by_reference_to_a_file(run: Any, box: Toolbox, tmp_path: Path) -> None:
     ref = await box.results.put([{"a": n} for n in range(50)], execution_id=7001, step="load", name="rows")
 

@@ -11,7 +11,8 @@ from noetl_dagster.storage import locations
 from noetl_dagster.tools.base import Toolbox, ToolCall, ToolResult
 from noetl_dagster.tools.chunks.gather import Gathered, Gathering
 from noetl_dagster.tools.chunks.result import ChunkedResult
-from noetl_dagster.tools.rows.cut import CUT_FORMATS, RowCutter
+from noetl_dagster.tools.rows.arrays import begins_array, cutter_for
+from noetl_dagster.tools.rows.cut import CUT_FORMATS
 from noetl_dagster.tools.rows.formats import RowFormat
 
 if TYPE_CHECKING:
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
 
 CHUNKED_FORMATS = CUT_FORMATS | {RowFormat.PARQUET}
 _READ_BYTES = 1 << 20
+_LOOK = 1024  # bytes that show what a file is
 _BATCH_ROWS = 1024
 
 
@@ -51,10 +53,20 @@ async def file_rows(uri: str, format: RowFormat, call: ToolCall, box: Toolbox) -
         await asyncio.to_thread(file.close)
 
 
+def holds_array(uri: str, box: Toolbox, *, at_least: int) -> bool:
+    """Whether a file begins as a JSON array does, and has so many bytes."""
+    file = _File(uri, box)
+    try:
+        return file.size >= at_least and begins_array(file.beginning(_LOOK))
+    finally:
+        file.close()
+
+
 class _File:
     """An open file.
 
     Attributes:
+        size: in bytes.
         version: another one when its bytes have changed: its size and when it was written.
     """
 
@@ -64,17 +76,20 @@ class _File:
         info = self._filesystem.get_file_info(path)
         if not info.is_file:
             raise ReferenceNotAvailableError(f"no file is at {uri}")
+        self.size: int = info.size
         self.version = f"{info.size}-{info.mtime_ns}"
         self._file = self._filesystem.open_input_file(path)
 
     def close(self) -> None:
         self._file.close()
 
+    def beginning(self, size: int) -> bytes:
+        return bytes(self._file.read(size))
+
     def pieces(self, format: RowFormat, position: dict[str, Any]) -> Iterator[Gathered]:
         """The chunks of a file of text, from the bytes that a position names."""
-        offset = position.get("offset", 0)
-        cutter = RowCutter(format, self._chunk_bytes, offset=offset, columns=position.get("columns"))
-        self._file.seek(offset)
+        cutter = cutter_for(format, self._chunk_bytes, position)
+        self._file.seek(position.get("offset", 0))
         while data := self._file.read(_READ_BYTES):
             for piece in cutter.feed(data):
                 at = {"version": self.version, "offset": piece.offset, "columns": cutter.columns}

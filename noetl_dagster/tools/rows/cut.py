@@ -18,7 +18,7 @@ import orjson
 from noetl_dagster.errors import ToolError
 from noetl_dagster.tools.rows.formats import RowFormat
 
-CUT_FORMATS = frozenset({RowFormat.JSONL, RowFormat.CSV})
+CUT_FORMATS = frozenset({RowFormat.JSONL, RowFormat.CSV, RowFormat.JSON})
 
 RECORD_BYTES = 32 << 20
 """The longest record."""
@@ -40,7 +40,7 @@ class Piece:
 
 
 class RowCutter:
-    """Cuts one file. CSV values are text, empty ones null.
+    """Cuts one file of lines. CSV values are text, empty ones null.
 
     Args:
         size: bytes from which on whole records are a piece.

@@ -171,6 +171,34 @@ async def test_same_statement_with_few_rows_and_then_many_runs_its_functions_onc
         assert (result.ref.rows if result.ref else result.data["row_count"]) == rows
 
 
+@pytest.mark.parametrize(
+    ("sql", "begun"),
+    [
+        ("insert into t (id) values (:id), (:id + 10) returning id", 0),
+        ('/* its */ insert into public."t" as x values (:id) on conflict do nothing returning id', 0),
+        ("insert into t select :id::int union all values (:id + 10) returning id", 2),
+        ("update t set id = id + :id returning id", 2),
+        ("with new as (insert into t values (:id) returning id) select new.id from new", 2),
+    ],
+)
+async def test_rows_that_a_statement_lists_take_no_transaction_of_their_own(
+    run: Any, pool: asyncpg.Pool, monkeypatch: pytest.MonkeyPatch, sql: str, begun: int
+) -> None:
+    await pool.execute("create table t (id int primary key)")
+    transaction, seen = asyncpg.Connection.transaction, []
+
+    def watched(connection: asyncpg.Connection, **options: Any) -> Any:
+        seen.append(connection)
+        return transaction(connection, **options)
+
+    monkeypatch.setattr(asyncpg.Connection, "transaction", watched)
+    for place in (1, 2):
+        data = (await run("postgres", command=sql, params={"id": place})).data
+        assert data["columns"] == ["id"]
+
+    assert len(seen) == begun
+
+
 @pytest.mark.parametrize("key", [None, "id"])
 @pytest.mark.parametrize("stops", [1, 4])
 async def test_killed_call_goes_on_without_a_chunk_twice(

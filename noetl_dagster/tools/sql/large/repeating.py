@@ -1,8 +1,9 @@
-"""Whether running a statement twice is the same as running it once."""
+"""What the text of a statement says of its rows: whether they can be asked for twice, and whether they are few."""
 
 from __future__ import annotations
 
 import re
+from functools import lru_cache
 
 import asyncpg
 
@@ -13,6 +14,12 @@ _CHANGES = frozenset(
     {"insert", "update", "delete", "merge", "into", "share", "call", "do", "execute", "fetch", "move", "set"}
 )
 _READS = re.compile(r"\s*\(*\s*(?:select|with|values|table)\b", re.IGNORECASE)
+
+_LISTS = re.compile(
+    r"""\s* insert \s+ into \s+ [\w.]+ (?:\s+ as \s+ \w+)? \s* (?:\([^()]*\))? \s*
+    (?:overriding \s+ \w+ \s+ value \s+)? values \b""",
+    re.IGNORECASE | re.VERBOSE,
+)
 
 # functions that may do something, and views and foreign tables, behind which there may be any
 MAY_DO_SOMETHING = """
@@ -36,3 +43,12 @@ async def is_repeatable(connection: asyncpg.Connection, text: str) -> bool:
     if not _READS.match(plain) or words & _CHANGES:
         return False
     return not await connection.fetchval(MAY_DO_SOMETHING, list(words))
+
+
+@lru_cache(maxsize=512)
+def lists_rows(text: str) -> bool:
+    """Whether a statement returns no more rows than it writes out: ``INSERT ... VALUES (...)``."""
+    parts = (
+        "x" if kind is Part.QUOTED else " " if kind is Part.COMMENT else part for kind, part in scan(text)
+    )
+    return _LISTS.match("".join(parts)) is not None

@@ -15,7 +15,7 @@ from noetl_dagster.tools.base import Toolbox, ToolCall, ToolResult
 from noetl_dagster.tools.chunks.writer import ChunkWriter
 from noetl_dagster.tools.sql.connection import NEVER_IDLE
 from noetl_dagster.tools.sql.cursor import read_rows
-from noetl_dagster.tools.sql.large.repeating import is_repeatable
+from noetl_dagster.tools.sql.large.repeating import is_repeatable, lists_rows
 from noetl_dagster.tools.sql.running import (
     ENOUGH,
     Shape,
@@ -109,15 +109,15 @@ class _LastRows:
     async def at_once(self) -> dict[str, Any] | None:
         """The result, where it takes no transaction; None where it does.
 
-        That is where there are no rows, and where few came the last time from a statement that can run again
-        should there be many now.
+        That is where there are no rows, or no more than the statement lists, and where few came the last time from one
+        that can run again should there be many now.
         """
         text, connection = self._statement.text, self._connection
         shape = self._shapes.get(text)
         if shape is None:
             shape = Shape.of(await connection.prepare(text))
             remember(self._shapes, text, shape)
-        if not shape.returns_rows:
+        if not shape.returns_rows or (lists_rows(text) and not self._wanted):
             return await run_one(connection, self._statement, self._shapes, self.index)
         if self._wanted or self._key or shape.rows is None:
             return None

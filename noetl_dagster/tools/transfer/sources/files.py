@@ -1,11 +1,12 @@
-"""Files and objects as sources: Parquet by row groups, JSON lines and CSV by blocks, JSON as a whole."""
+"""Files and objects as sources: Parquet by row groups, JSON lines, arrays and CSV by blocks."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Iterator
+from contextlib import aclosing
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import obstore
 import orjson
@@ -13,10 +14,18 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from noetl_dagster.tools.base import Toolbox, ToolCall
+from noetl_dagster.tools.rows.arrays import begins_array
 from noetl_dagster.tools.rows.formats import RowFormat, row_format
 from noetl_dagster.tools.transfer.chunks import Chunk, threaded
 from noetl_dagster.tools.transfer.places import Place, object_place
-from noetl_dagster.tools.transfer.sources.text import BLOCK, Blocks, csv_records, json_lines
+from noetl_dagster.tools.transfer.sources.text import (
+    BLOCK,
+    Blocks,
+    as_rows,
+    csv_records,
+    json_array,
+    json_lines,
+)
 
 READ_AT_ONCE = 8 << 20
 """Bytes of an object that are asked for at a time where it is not read as a stream."""
@@ -65,7 +74,7 @@ class FileSource:
                 start = after["byte"]
                 return csv_records(self._blocks(start), self._size, after["columns"], start)
             case RowFormat.JSON:
-                return self._json(after or 0)
+                return self._json(after)
 
     def _parquet(self, done: int) -> Iterator[Chunk]:
         """From a row on; row groups before it are not read."""
@@ -105,14 +114,17 @@ class FileSource:
             while block := await asyncio.to_thread(file.read, BLOCK):
                 yield block
 
-    async def _json(self, done: int) -> AsyncIterator[Chunk]:
+    async def _json(self, after: Any) -> AsyncIterator[Chunk]:
+        """The values of an array; another value is one row."""
+        start = 0 if after is None else after["byte"]
+        async with aclosing(cast(Any, self._blocks(0))) as looking:
+            is_array = start > 0 or begins_array(await anext(looking, b""))
+        if is_array:
+            async for chunk in json_array(self._blocks(start), self._size, start):
+                yield chunk
+            return
         whole = b"".join([block async for block in self._blocks(0)])
-        value = await asyncio.to_thread(orjson.loads, whole)
-        rows = value if isinstance(value, list) else [value]
-        for start in range(done, len(rows), self._size):
-            part = rows[start : start + self._size]
-            mapped = [row if isinstance(row, dict) else {"value": row} for row in part]
-            yield Chunk(mapped, start + len(part))
+        yield Chunk(as_rows([await asyncio.to_thread(orjson.loads, whole)]), {"byte": len(whole)})
 
 
 class _Ranges:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
+from contextlib import aclosing
 from dataclasses import replace
-from typing import Any
+from typing import Any, cast
 
 from yarl import URL
 
@@ -13,12 +14,13 @@ from noetl_dagster.tools.access.web import public, same_origin
 from noetl_dagster.tools.base import Toolbox, ToolCall
 from noetl_dagster.tools.http import HttpTool
 from noetl_dagster.tools.references import as_result_ref
+from noetl_dagster.tools.rows.arrays import begins_array
 from noetl_dagster.tools.rows.files import Row
 from noetl_dagster.tools.rows.formats import RowFormat, row_format
 from noetl_dagster.tools.rows.inside import rows_of
 from noetl_dagster.tools.transfer.chunks import Chunk, sliced
 from noetl_dagster.tools.transfer.places import Paging, Place
-from noetl_dagster.tools.transfer.sources.text import Blocks, csv_records, json_lines
+from noetl_dagster.tools.transfer.sources.text import Blocks, csv_records, json_array, json_lines
 
 Page = dict[str, Any]
 """What leads to a page: ``{"url": ...}`` or ``{"param": value}``; empty for the first one as it is."""
@@ -85,8 +87,16 @@ class HttpSource:
             async for chunk in parsed(blocks, self._size):
                 yield chunk
             return
+        if stored and not self._place.rows and await self._is_array(answer["data"]):
+            async for chunk in json_array(self._blocks(answer["data"]), self._size):
+                yield chunk
+            return
         async for chunk in sliced(self._rows(answer), self._size):
             yield chunk
+
+    async def _is_array(self, body: Any) -> bool:
+        async with aclosing(cast(Any, self._blocks(body))) as blocks:
+            return begins_array(await anext(blocks, b""))
 
     async def _blocks(self, body: Any) -> Blocks:
         if isinstance(body, str):

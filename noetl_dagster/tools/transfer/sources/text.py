@@ -1,4 +1,4 @@
-"""CSV and JSON lines as they come: blocks of bytes, cut where a row ends."""
+"""CSV, JSON lines and JSON arrays as they come: blocks of bytes, cut where a row ends."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ import orjson
 import pyarrow as pa
 from pyarrow import csv as arrow_csv
 
+from noetl_dagster.tools.rows.arrays import ArrayCutter
 from noetl_dagster.tools.rows.files import Row
 from noetl_dagster.tools.transfer.chunks import Chunk, sliced
 
@@ -27,6 +28,19 @@ async def json_lines(blocks: Blocks, size: int, at: int = 0) -> AsyncIterator[Ch
     """
     async for block, end in _records(blocks, _last_line, at):
         async for chunk in sliced(await asyncio.to_thread(_of_lines, block), size, end):
+            yield chunk
+
+
+async def json_array(blocks: Blocks, size: int, at: int = 0) -> AsyncIterator[Chunk]:
+    """The values of a JSON array; ``after`` says the ``byte`` behind which the next one begins, or the file ends."""
+    cutter, ended = ArrayCutter(BLOCK, offset=at), at > 0
+    async for block in blocks:
+        ended = False
+        for piece in await asyncio.to_thread(list, cutter.feed(block)):
+            async for chunk in sliced(as_rows(piece.rows), size, {"byte": piece.offset}):
+                yield chunk
+    if not ended and (rest := cutter.end()) is not None:
+        async for chunk in sliced(as_rows(rest.rows), size, {"byte": rest.offset}):
             yield chunk
 
 
@@ -83,7 +97,10 @@ def _last_record(block: bytes) -> int:
 
 def _of_lines(block: bytes) -> list[Row]:
     lines = [line for line in block.splitlines() if line.strip()]
-    values = orjson.loads(b"[" + b",".join(lines) + b"]")
+    return as_rows(orjson.loads(b"[" + b",".join(lines) + b"]"))
+
+
+def as_rows(values: list[Any]) -> list[Row]:
     return [value if isinstance(value, dict) else {"value": value} for value in values]
 
 
