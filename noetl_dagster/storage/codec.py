@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gzip
+import re
 import zlib
 from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
@@ -43,9 +44,14 @@ _JSON_OPTIONS = orjson.OPT_NON_STR_KEYS | orjson.OPT_SERIALIZE_NUMPY
 _BLOCK = 256 * 1024
 """Bytes of JSON lines that are parsed at a time."""
 
-
 _LINES = 256
 """Rows whose lines are joined at a time: each alone leaves a hole of kilobytes, the rest of what it was written in."""
+
+_IN_PIECES = 1024 * 1024
+"""Bytes of an array from which on it is parsed line by line: orjson takes up to seventeen times as much meanwhile."""
+
+_NEXT_LINE = re.compile(rb",\n")
+_OPENS, _CLOSES = b"[]"
 
 
 class Compression(StrEnum):
@@ -108,6 +114,14 @@ def dump_json(value: Any) -> bytes:
         ) from error
 
 
+def _in_lines(value: Any) -> bytes:
+    """A value as JSON, a list with some hundred items in each of its lines."""
+    if not isinstance(value, list) or len(value) <= _LINES:
+        return dump_json(value)
+    parts = (value[at : at + _LINES] for at in range(0, len(value), _LINES))
+    return b"[" + b",\n".join(dump_json(part)[1:-1] for part in parts) + b"]"
+
+
 def json_lines(rows: Iterable[Any]) -> bytes:
     """Rows as JSON, a line each.
 
@@ -137,6 +151,26 @@ def rows_of_lines(data: Bytes) -> Iterator[list[Any]]:
             end = block.rfind(b"\n") + 1
         yield orjson.loads(b"[" + block[:end].rstrip(b"\n").replace(b"\n", b",") + b"]")
         start += end
+
+
+def _parsed(text: Bytes) -> Any:
+    """A JSON value; an array whose lines are whole items, as :func:`_in_lines` writes it, line by line."""
+    view = memoryview(text)
+    if len(view) >= _IN_PIECES and view[0] == _OPENS and view[-1] == _CLOSES:
+        items, start = list[Any](), 1
+        ends = [*(found.start() for found in _NEXT_LINE.finditer(view)), len(view) - 1]
+        try:
+            for end in ends:
+                line = orjson.loads(b"".join((b"[", view[start:end], b"]")))
+                if not line:
+                    break
+                items += line
+                start = end + 2
+            else:
+                return items
+        except orjson.JSONDecodeError:
+            pass  # somebody else's lines
+    return orjson.loads(view)
 
 
 def _json_default(value: Any) -> Any:
@@ -204,7 +238,7 @@ def _plain(
         data = table_to_parquet(table)
         preview = preview_of_table(table, preview_bytes)
         return data, PARQUET, table.num_rows, preview, describe_schema(table.schema)
-    data = dump_json(value)
+    data = _in_lines(value)
     rows = len(value) if isinstance(value, (list, tuple)) else None
     return data, JSON, rows, clip(data, preview_bytes), {}
 
@@ -214,7 +248,7 @@ def decode(data: Bytes, content_type: str, compression: str = "none") -> Any:
     else bytes."""
     plain = decompress(data, Compression(compression))
     if is_json(content_type):
-        return orjson.loads(plain)
+        return _parsed(plain)
     if content_type == JSON_LINES:
         return [row for rows in rows_of_lines(plain) for row in rows]
     if content_type == PARQUET:

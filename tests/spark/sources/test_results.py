@@ -112,7 +112,9 @@ async def test_object_tiers_take_parquet_only(run: Run) -> None:
 async def test_rows_that_only_the_executors_have_are_an_error(
     run: Run, settings: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(datasets, "sizes_of_files", lambda *_: {})  # as if they were written on other machines
+    monkeypatch.setattr(
+        datasets, "sizes_of_files", lambda *_: {}
+    )  # as if they were written on other machines
     with pytest.raises(
         Exception, match=r"wrote 3 rows to .* no file is there; mount the volume in executors"
     ):
