@@ -6,6 +6,7 @@ import pytest
 
 from noetl_dagster.errors import PlaybookError
 from noetl_dagster.playbook.loader import load_playbook, load_report, parse_playbook, parse_report
+from noetl_dagster.playbook.models import ARC_WORDS
 from tests.playbook.playbooks import HEAD, errors_of, problems_of, warnings_of, with_steps
 
 OK_TOOL = "tool: {kind: noop}"
@@ -287,6 +288,14 @@ BROKEN_STEPS = {
         + f"  loop: {{in: [1], iterator: x}}\n  spec: {{loop_mode: fanout}}\n- step: take\n  {OK_TOOL}\n",
         "cannot leave a fan-out",
     ),
+    "an arc that listens to nothing": (
+        f"- step: start\n  {OK_TOOL}\n  next: [{{step: take, on: call.partail}}]\n- step: take\n  {OK_TOOL}\n",
+        "sample.yaml:7:29: step 'start', arc 1: on is the text 'call.partail'; did you mean 'call.partial'?",
+    ),
+    "an arc that listens to another event of the log": (
+        f"- step: start\n  {OK_TOOL}\n  next: [{{step: take, on: loop.item}}]\n- step: take\n  {OK_TOOL}\n",
+        "on is the text 'loop.item'; use one of: step.done, call.done, loop.done",
+    ),
     "retry without then": (
         "- step: start\n  tool: {kind: noop}\n  retry: [{when: true}]\n",
         "'then' is missing; a retry rule is {when, then: {max_attempts, ...}}",
@@ -366,6 +375,21 @@ def test_lenient_loading_warns_about_unsupported_kinds() -> None:
     text = with_steps("- step: start\n  tool: {kind: snowflake, command: SELECT 1}\n")
     assert parse_playbook(text, lenient=True).steps[0].tasks[0].kind == "snowflake"
     playbook, problems = parse_report(text, lenient=True)
+    assert playbook is not None
+    assert [problem.severity for problem in problems] == ["warning"]
+
+
+@pytest.mark.parametrize("word", ARC_WORDS)
+def test_what_an_arc_may_listen_to(word: str) -> None:
+    steps = f"- step: start\n  {OK_TOOL}\n  next: [{{step: take, on: {word}}}]\n- step: take\n  {OK_TOOL}\n"
+    assert problems_of(steps) == []
+
+
+def test_an_execution_whose_arc_listens_to_nothing_goes_on() -> None:
+    steps = (
+        f"- step: start\n  {OK_TOOL}\n  next: [{{step: take, on: call.dome}}]\n- step: take\n  {OK_TOOL}\n"
+    )
+    playbook, problems = parse_report(with_steps(steps), lenient=True)
     assert playbook is not None
     assert [problem.severity for problem in problems] == ["warning"]
 

@@ -16,7 +16,7 @@ from noetl_dagster.playbook.dialects.spelling import (
     ROUTING_KEYS,
     WHEN,
 )
-from noetl_dagster.playbook.models import CALL_PARTIAL, Arc, Routing, RoutingMode
+from noetl_dagster.playbook.models import ARC_WORDS, CALL_PARTIAL, Arc, Routing, RoutingMode
 from noetl_dagster.playbook.wording import described
 
 
@@ -94,6 +94,7 @@ def _arc(block: Block) -> Arc | None:
     targets = read_set(block)
     # values handed to the target directly: it reads them by name, as it reads ctx
     targets |= {f"ctx.{name}": value for name, value in block.mapping(*INPUT).items()}
+    block.check_word("on", ARC_WORDS)
     on = block.text("on")
     block.drop(*DESCRIPTION, "spec", "name", "label")
     block.close(ARC_KEYS, remedies=ARC_REMEDIES)
