@@ -290,11 +290,19 @@ BROKEN_STEPS = {
     ),
     "an arc that listens to nothing": (
         f"- step: start\n  {OK_TOOL}\n  next: [{{step: take, on: call.partail}}]\n- step: take\n  {OK_TOOL}\n",
-        "sample.yaml:7:29: step 'start', arc 1: on is the text 'call.partail'; did you mean 'call.partial'?",
+        "sample.yaml:7:29: step 'start', arc 1: no event of a step is called 'call.partail'; did you mean 'call.partial'?",
     ),
     "an arc that listens to another event of the log": (
         f"- step: start\n  {OK_TOOL}\n  next: [{{step: take, on: loop.item}}]\n- step: take\n  {OK_TOOL}\n",
-        "on is the text 'loop.item'; use one of: step.done, call.done, loop.done",
+        "no event of a step is called 'loop.item'; use one of: step.done, call.done, loop.done",
+    ),
+    "no chunk at a time": (
+        FEEDING + f"- step: take\n  {OK_TOOL}\n  loop: {{spec: {{max_in_flight: 0}}}}\n",
+        "sample.yaml:10:34: step 'take', loop, spec: max_in_flight must be 1 or more, found 0",
+    ),
+    "a loop over chunks told in the step's spec": (
+        FEEDING + f"- step: take\n  {OK_TOOL}\n  spec: {{allow_partial: true}}\n",
+        "allow_partial has no effect on a step that takes chunks; write loop: {spec: {allow_partial: ...}}",
     ),
     "retry without then": (
         "- step: start\n  tool: {kind: noop}\n  retry: [{when: true}]\n",
