@@ -34,7 +34,7 @@ def _check_size(block: Block, names: tuple[str, ...]) -> None:
             raise ValueError
     except (TypeError, ValueError):
         message = f"{key} must be a number of rows, 1 or more, found {described(block[key])}"
-        block.error(f"{message}; leave it out for chunks by size", key)
+        block.error(f"{message}; leave it out for the usual size", key)
 
 
 def _check_key(block: Block) -> None:
