@@ -1,4 +1,4 @@
-"""What cannot be a stream: steps that arcs ``on: call.partial`` join, and nothing else may."""
+"""What cannot be a stream, whose steps arcs ``on: call.partial`` join and nothing else may; names no chunk has."""
 
 from __future__ import annotations
 
