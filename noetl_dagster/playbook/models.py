@@ -6,6 +6,7 @@ in the file and are compiled by :mod:`noetl_dagster.playbook.templates.rendering
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from enum import StrEnum
 from functools import cached_property
 from typing import Any, Self
@@ -279,6 +280,25 @@ class Loop(Model):
 
 CALL_PARTIAL = "call.partial"
 """What an arc listens to (``on``) that leads the chunks of a step to another one while they are made."""
+
+STEP_DONE = "step.done"
+LOOP_DONE = "loop.done"
+STEP_FAILED = "step.failed"
+
+ARC_EVENTS: Mapping[str, frozenset[str]] = {
+    "step.done": frozenset({STEP_DONE, LOOP_DONE}),
+    "call.done": frozenset({STEP_DONE, LOOP_DONE}),
+    "loop.done": frozenset({LOOP_DONE}),
+    "fanin.completed": frozenset({LOOP_DONE}),
+    "loop.fanin.completed": frozenset({LOOP_DONE}),
+    "step.failed": frozenset({STEP_FAILED}),
+    "call.error": frozenset({STEP_FAILED}),
+    "step.exit": frozenset({STEP_DONE, LOOP_DONE, STEP_FAILED}),
+}
+"""Words for the end of a step, in an arc's ``on`` and for ``event.name``, and the events that they mean."""
+
+ARC_WORDS = (*ARC_EVENTS, CALL_PARTIAL)
+"""What an arc may listen to."""
 
 
 class Arc(Model):

@@ -22,6 +22,7 @@ from noetl_dagster.playbook.assets import (
 )
 from noetl_dagster.playbook.dialects import spelling
 from noetl_dagster.playbook.models import (
+    ARC_WORDS,
     Backoff,
     CollectStrategy,
     Directive,
@@ -370,7 +371,7 @@ def _arc() -> Schema:
         {
             "step": TEXT,
             **spelled(spelling.WHEN, CONDITION),
-            "on": TEXT,
+            "on": {"enum": [*ARC_WORDS]},
             **_set_blocks(),
             **spelled(spelling.INPUT, MAPPING),
             **_description(),

@@ -33,7 +33,7 @@ SECRET_PROVIDERS: tuple[Spellings, ...] = (
 
 def secret_provider(text: str) -> str | None:
     """The provider that a text names, in any of its spellings; None for an unknown one."""
-    return next((names[0] for names in SECRET_PROVIDERS if text in names), None)
+    return next((names[0] for names in SECRET_PROVIDERS if text.lower() in names), None)
 
 
 def _fields(names: str, *more: Spellings) -> tuple[Spellings, ...]:
@@ -69,6 +69,36 @@ class ToolKind:
 
 
 CHUNK_SIZE = ("chunk_size", "batch_size", "fetch_size")
+AS_WORDS = ("rows", "table", "arrow", "parquet")
+"""What SQL gives its rows as."""
+
+TEXT_FORMATS = ("jsonl", "ndjson", "csv", "json")
+ROW_FORMATS = ("parquet", *TEXT_FORMATS)
+
+PLACE_KINDS: Mapping[str, str] = {
+    **{kind: kind for kind in ("postgres", "duckdb", "object", "http", "result")},
+    **dict.fromkeys(("s3", "minio", "gcs", "gs", "file"), "object"),
+    "ref": "result",
+}
+"""Words for the kind of a transfer's source or target, and what they mean."""
+
+REQUEST_FIELDS = ("url", "method", "headers", "params", "timeout", "verify_ssl")
+PAGING_FIELDS = ("next", "param", "start", "step")
+PLACE_FIELDS = (
+    *("kind", "type", "auth", "credential", "query", "command", "sql", "table", "params", "database", "path"),
+    *("format", "request", "rows", "paging", "order_by", "ref", "mode", "key"),
+)
+"""Fields of a transfer's source and target; of http those of the request beside them, of files ``uri`` or ``url``."""
+
+
+def likely_place(fields: Mapping[str, object]) -> str:
+    """The kind of a source or target that says none."""
+    if "ref" in fields:
+        return "result"
+    if "path" in fields or "uri" in fields:
+        return "object"
+    return "http" if "url" in fields else "postgres"
+
 
 _ARTIFACT = ToolKind(
     _fields(
@@ -118,6 +148,7 @@ TOOL_KINDS: Mapping[str, ToolKind] = {
             PARAMS,
         ),
         needs=("command", "script"),
+        words={"as": AS_WORDS},
         without_effect=("read_only",),
         takes_references=True,
         keeps_to_driver=True,
@@ -134,6 +165,7 @@ TOOL_KINDS: Mapping[str, ToolKind] = {
             TIMEOUT,
         ),
         needs=("url",),
+        words={"format": TEXT_FORMATS},
         without_effect=("stream", "response_type", "response_format"),
     ),
     "nats": ToolKind(
@@ -155,6 +187,7 @@ TOOL_KINDS: Mapping[str, ToolKind] = {
     "postgres": ToolKind(
         _fields("script as key", CHUNK_SIZE, SQL_FIELD, PARAMS, TIMEOUT),
         needs=("command", "script"),
+        words={"as": AS_WORDS},
         without_effect=("pool", "db_schema", "fetch", "autocommit", "transaction"),
     ),
     "python": ToolKind(_fields("code script libs env isolation memory", TIMEOUT), needs=("code", "script")),

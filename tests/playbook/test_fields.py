@@ -30,7 +30,8 @@ def task_with(kind: str, **fields: object) -> str:
 
 def needed_by(kind: str) -> dict[str, object]:
     needs = TOOL_KINDS[kind].needs if TOOL_KINDS[kind].needs_all else TOOL_KINDS[kind].needs[:1]
-    return {name: ENDS.get(name, "x") for name in needs}
+    words = TOOL_KINDS[kind].words
+    return {name: ENDS.get(name, words.get(name, ("x",))[0]) for name in needs}
 
 
 @pytest.mark.parametrize("kind", TOOL_KINDS)
@@ -306,3 +307,92 @@ def test_a_word_that_transfer_does_not_know(field: str) -> None:
     ends = "source: {table: a}, target: {table: b}"
     [error] = errors_of(f"- step: start\n  tool: {{kind: transfer, {ends}, {field}: perhaps}}\n")
     assert f"{field} is the text 'perhaps'; use one of" in error
+
+
+LITERAL_MISTAKES = {
+    "{kind: postgres, command: SELECT 1, as: row}": "as is the text 'row'; did you mean 'rows'?",
+    "{kind: duckdb, command: SELECT 1, as: row}": "as is the text 'row'; did you mean 'rows'?",
+    "{kind: postgres, command: SELECT 1, key: [id, b]}": "key must be the name of one column, found a list",
+    "{kind: postgres, command: SELECT 1, chunk_size: -5}": "chunk_size must be a number of rows, 1 or more, found -5",
+    "{kind: postgres, command: SELECT 1, chunk_size: 0}": "chunk_size must be a number of rows, 1 or more, found 0",
+    "{kind: duckdb, command: SELECT 1, batch_size: lots}": (
+        "batch_size must be a number of rows, 1 or more, found the text 'lots'"
+    ),
+    "{kind: http, url: x, format: json lines}": "format is the text 'json lines'; use one of: jsonl, ndjson, csv, json",
+    "{kind: nats, operation: subscribe, max_messages: 4}": "subscribe needs 'stream' or 'subject'",
+    "{kind: transfer, source: {kind: nats}, target: {table: b}}": (
+        "source: kind is the text 'nats'; use one of: postgres, duckdb, object, http, result, s3"
+    ),
+    "{kind: transfer, source: {table: a, query: SELECT 1}, target: {table: b}}": (
+        "source: 'table' and 'query' both say what to read; keep one"
+    ),
+    "{kind: transfer, source: {tabel: a}, target: {table: b}}": (
+        "source: unknown key 'tabel'; did you mean 'table'?"
+    ),
+    "{kind: transfer, source: {path: a.txt, format: parket}, target: {table: b}}": (
+        "source: format is the text 'parket'; did you mean 'parquet'?"
+    ),
+    "{kind: transfer, source: {url: x, paging: {nxt: a}}, target: {table: b}}": (
+        "source, paging: unknown key 'nxt'; did you mean 'next'?"
+    ),
+    "{kind: transfer, source: {url: x, paging: {param: a, steps: rows}}, target: {table: b}}": (
+        "source, paging: unknown key 'steps'; did you mean 'step'?"
+    ),
+    "{kind: transfer, source: {url: x, paging: {start: 1}}, target: {table: b}}": "paging needs 'next'",
+    "{kind: transfer, source: {url: x, paging: {param: a, step: cols}}, target: {table: b}}": (
+        "step must be a whole number or 'rows', found the text 'cols'"
+    ),
+    "{kind: transfer, source: {table: a}, target: {url: x}, verify: checksum}": (
+        "verify: checksum reads the target back, which http cannot"
+    ),
+    "{kind: transfer, source: {table: a}, target: {path: x.parquet}, mode: append}": (
+        "mode: append is not for one file, which is replaced as a whole; write mode: replace, or a folder"
+    ),
+    "{kind: transfer, source: {table: a}, target: {path: x.parquet, mode: upsert}}": (
+        "mode: upsert is not for one file"
+    ),
+    "{kind: transfer, source: {table: a}, target: {path: x/}, mode: upsert}": "mode: upsert is for tables",
+    "{kind: transfer, source: {table: a}, target: {kind: duckdb, table: b}, mode: upsert}": (
+        "upsert into duckdb needs 'key'"
+    ),
+    "{kind: transfer, source: {table: a}, target: {path: x.parquet}, on_drift: add}": "on_drift: add is for tables",
+    "{kind: transfer, source: {table: a}, target: {kind: duckdb, table: b}, resumable: true}": (
+        "resumable: true is for postgres targets, and folders"
+    ),
+    "{kind: transfer, source: {table: a}, target: {ref: x}}": "a result is no target",
+}
+
+
+@pytest.mark.parametrize(("tool", "expected"), LITERAL_MISTAKES.items())
+def test_what_a_tool_would_refuse_is_found_beforehand(tool: str, expected: str) -> None:
+    [error] = errors_of(f"- step: start\n  tool: {tool}\n")
+    assert expected in error
+
+
+@pytest.mark.parametrize("tool", LITERAL_MISTAKES)
+def test_an_execution_that_began_with_it_goes_on(tool: str) -> None:
+    playbook, problems = parse_report(with_steps(f"- step: start\n  tool: {tool}\n"), lenient=True)
+    assert playbook is not None
+    assert [problem.severity for problem in problems] == ["warning"]
+
+
+@pytest.mark.parametrize(
+    "tool",
+    [
+        '{kind: postgres, command: SELECT 1, as: Table, chunk_size: "20000"}',
+        '{kind: postgres, command: SELECT 1, as: "{{ kind }}", chunk_size: "{{ n }}", key: "{{ key }}"}',
+        '{kind: http, url: x, format: "{{ format }}"}',
+        '{kind: nats, operation: "{{ what }}"}',
+        "{kind: nats, operation: subscribe, subject: orders.>}",
+        '{kind: transfer, source: "{{ from }}", target: {path: "{{ to }}"}, mode: append, resumable: true}',
+        '{kind: transfer, source: {kind: "{{ kind }}", tabel: a}, target: {table: b}}',
+        '{kind: transfer, source: {url: x, paging: "{{ paging }}"}, target: {table: b, mode: upsert}}',
+        "{kind: transfer, source: {url: x, paging: {param: o, start: 0, step: rows}}, target: {path: x/, mode: append}}",
+        "{kind: transfer, source: {kind: duckdb, database: a.db, table: y}, target: {table: b}, verify: checksum}",
+        "{kind: transfer, source: {table: a}, target: {kind: s3, url: s3://lake/x/}, resumable: true}",
+        "{kind: transfer, source: {kind: http, url: x, method: POST, verify_ssl: false}, target: {kind: http, url: y}}",
+    ],
+)
+def test_what_a_tool_takes_or_learns_when_it_runs_is_no_mistake(tool: str) -> None:
+    workload = "workload: {kind: a, n: 1, key: a, format: a, what: a, from: a, to: a, paging: a}"
+    assert problems_of(f"- step: start\n  tool: {tool}\n", root=workload + "\n") == []

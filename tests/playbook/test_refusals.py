@@ -6,6 +6,7 @@ import pytest
 
 from noetl_dagster.errors import PlaybookError
 from noetl_dagster.playbook.loader import load_playbook, load_report, parse_playbook, parse_report
+from noetl_dagster.playbook.models import ARC_WORDS
 from tests.playbook.playbooks import HEAD, errors_of, problems_of, warnings_of, with_steps
 
 OK_TOOL = "tool: {kind: noop}"
@@ -287,6 +288,22 @@ BROKEN_STEPS = {
         + f"  loop: {{in: [1], iterator: x}}\n  spec: {{loop_mode: fanout}}\n- step: take\n  {OK_TOOL}\n",
         "cannot leave a fan-out",
     ),
+    "an arc that listens to nothing": (
+        f"- step: start\n  {OK_TOOL}\n  next: [{{step: take, on: call.partail}}]\n- step: take\n  {OK_TOOL}\n",
+        "sample.yaml:7:29: step 'start', arc 1: no event of a step is called 'call.partail'; did you mean 'call.partial'?",
+    ),
+    "an arc that listens to another event of the log": (
+        f"- step: start\n  {OK_TOOL}\n  next: [{{step: take, on: loop.item}}]\n- step: take\n  {OK_TOOL}\n",
+        "no event of a step is called 'loop.item'; use one of: step.done, call.done, loop.done",
+    ),
+    "no chunk at a time": (
+        FEEDING + f"- step: take\n  {OK_TOOL}\n  loop: {{spec: {{max_in_flight: 0}}}}\n",
+        "sample.yaml:10:34: step 'take', loop, spec: max_in_flight must be 1 or more, found 0",
+    ),
+    "a loop over chunks told in the step's spec": (
+        FEEDING + f"- step: take\n  {OK_TOOL}\n  spec: {{allow_partial: true}}\n",
+        "allow_partial has no effect on a step that takes chunks; write loop: {spec: {allow_partial: ...}}",
+    ),
     "retry without then": (
         "- step: start\n  tool: {kind: noop}\n  retry: [{when: true}]\n",
         "'then' is missing; a retry rule is {when, then: {max_attempts, ...}}",
@@ -370,6 +387,21 @@ def test_lenient_loading_warns_about_unsupported_kinds() -> None:
     assert [problem.severity for problem in problems] == ["warning"]
 
 
+@pytest.mark.parametrize("word", ARC_WORDS)
+def test_what_an_arc_may_listen_to(word: str) -> None:
+    steps = f"- step: start\n  {OK_TOOL}\n  next: [{{step: take, on: {word}}}]\n- step: take\n  {OK_TOOL}\n"
+    assert problems_of(steps) == []
+
+
+def test_an_execution_whose_arc_listens_to_nothing_goes_on() -> None:
+    steps = (
+        f"- step: start\n  {OK_TOOL}\n  next: [{{step: take, on: call.dome}}]\n- step: take\n  {OK_TOOL}\n"
+    )
+    playbook, problems = parse_report(with_steps(steps), lenient=True)
+    assert playbook is not None
+    assert [problem.severity for problem in problems] == ["warning"]
+
+
 def test_missing_file_is_a_problem_with_its_path(tmp_path) -> None:
     missing = tmp_path / "missing.yaml"
     assert load_report(missing)[0] is None
@@ -427,6 +459,53 @@ def test_tools_compared_with_kinds_of_error_are_pointed_out() -> None:
     assert [str(problem).partition("write ")[2] for problem in problems] == [
         "error.source == 'http'",
         "error.source == 'postgres'",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("source", "taker", "expected"),
+    [
+        ("", "input: {r: '{{ page.row }}'}", "r: a chunk has no 'row'; did you mean 'rows'?"),
+        ("", "input: {r: \"{{ page['size'] }}\"}", "it has: rows, row_count, chunk_index, has_more, data"),
+        (
+            "when: '{{ event.payload.rowcount > 0 }}'",
+            "",
+            "a chunk has no 'rowcount'; did you mean 'row_count'?",
+        ),
+    ],
+)
+def test_names_that_no_chunk_has_are_pointed_out(source: str, taker: str, expected: str) -> None:
+    arc = f"{{step: take, on: call.partial{', ' if source else ''}{source}}}"
+    loop = "loop: {iterator: page}"
+    steps = f"- step: start\n  {OK_TOOL}\n  next: [{arc}]\n- step: take\n  {OK_TOOL}\n  {loop}\n  {taker}\n"
+    [warning] = warnings_of(steps)
+    assert expected in warning
+
+
+@pytest.mark.parametrize(
+    "taker",
+    [
+        "{{ page.rows | length + page.row_count + page.chunk_index }} {{ page.has_more }} {{ page.data.found }}",
+        "{{ page.row | default(1) }} {{ page.row is defined }} {{ page.get('rows') }} {{ iter.page.rows }}",
+        "{{ ctx.page }}",
+    ],
+)
+def test_names_that_a_chunk_has_are_not(taker: str) -> None:
+    arc = "{step: take, on: call.partial, when: '{{ event.payload.row_count > output.chunk_index }}'}"
+    steps = (
+        f"- step: start\n  {OK_TOOL}\n  next: [{arc}]\n"
+        f'- step: take\n  {OK_TOOL}\n  loop: {{iterator: page}}\n  input: {{r: "{taker}"}}\n'
+    )
+    assert problems_of(steps) == []
+
+
+def test_events_that_no_arc_sees_are_pointed_out() -> None:
+    when = "{{ event.name == 'call.dome' or event.name in ['step.done', \\\"loop.itm\\\"] }}"
+    steps = f'- step: start\n  {OK_TOOL}\n  next: [{{step: end, when: "{when}"}}]\n- step: end\n  {OK_TOOL}\n'
+    found = warnings_of(steps)
+    assert [warning.partition("event.name is never ")[2] for warning in found] == [
+        "'call.dome'; did you mean 'call.done'?",
+        "'loop.itm'; names of events: " + ", ".join(ARC_WORDS),
     ]
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import datetime as dt
 import hashlib
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -200,8 +201,17 @@ async def test_result_by_reference_to_a_file(run: Any, box: Toolbox, tmp_path: P
 
 
 async def test_mistakes_name_the_end_and_the_field(run: Any) -> None:
-    with pytest.raises(ToolError, match=r"target\.tabel"):
-        await run("transfer", source={"ref": "noetl://x"}, target={"kind": "postgres", "tabel": "t"})
+    for source, said in (
+        ({"tabel": "t"}, "source has no field 'tabel'; did you mean 'table'"),
+        (
+            {"url": "x", "paging": {"param": "o", "steps": 1}},
+            "source.paging has no field 'steps'; did you mean 'step'",
+        ),
+        ({"url": "x", "paging": {"start": 1}}, "source.paging: Value error, needs 'next'"),
+        ({"kind": "nats"}, "source.kind is 'nats'; kinds: postgres, duckdb, object, http, result, s3"),
+    ):
+        with pytest.raises(ToolError, match=f"step stage: {re.escape(said)}"):
+            await run("transfer", source=source, target={"kind": "postgres", "table": "t"})
     with pytest.raises(ToolError, match="source must be a mapping"):
         await run("transfer", source="x", target={"kind": "postgres"})
 

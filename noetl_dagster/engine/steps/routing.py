@@ -7,26 +7,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from noetl_dagster.errors import TemplateError
-from noetl_dagster.playbook.models import Arc, RoutingMode
+from noetl_dagster.playbook.models import ARC_EVENTS, STEP_FAILED, Arc, RoutingMode
 from noetl_dagster.playbook.templates.rendering import Fetch, holds_async, with_references
 from noetl_dagster.playbook.templates.scope import CompiledSet, Scope
 from noetl_dagster.worker.program import StepProgram
-
-STEP_DONE = "step.done"
-LOOP_DONE = "loop.done"
-STEP_FAILED = "step.failed"
-
-_LISTENS: dict[str, frozenset[str]] = {
-    "step.done": frozenset({STEP_DONE, LOOP_DONE}),
-    "call.done": frozenset({STEP_DONE, LOOP_DONE}),
-    "loop.done": frozenset({LOOP_DONE}),
-    "fanin.completed": frozenset({LOOP_DONE}),
-    "loop.fanin.completed": frozenset({LOOP_DONE}),
-    "step.failed": frozenset({STEP_FAILED}),
-    "call.error": frozenset({STEP_FAILED}),
-    "step.exit": frozenset({STEP_DONE, LOOP_DONE, STEP_FAILED}),
-}
-"""Words of an arc's ``on`` and the events that they mean."""
 
 
 @dataclass(slots=True)
@@ -64,7 +48,7 @@ async def route(program: StepProgram, scope: Scope, event_name: str, fetch: Fetc
 
 def _may_fire(arc: Arc, event_name: str) -> bool:
     if arc.on is not None:
-        return event_name in _LISTENS.get(arc.on, frozenset({arc.on}))
+        return event_name in ARC_EVENTS.get(arc.on, frozenset({arc.on}))
     return event_name != STEP_FAILED or arc.when is not None
 
 
@@ -83,7 +67,7 @@ class EventName(str):
     __slots__ = ()
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, str) and str(self) in _LISTENS.get(other, (other,))
+        return isinstance(other, str) and str(self) in ARC_EVENTS.get(other, (other,))
 
     def __ne__(self, other: object) -> bool:
         return not self == other

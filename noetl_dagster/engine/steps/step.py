@@ -18,14 +18,7 @@ from noetl_dagster.engine.loops.stream import StreamLoops
 from noetl_dagster.engine.runtime import Runtime
 from noetl_dagster.engine.steps.checks import blocking_failure, evaluate
 from noetl_dagster.engine.steps.reads import reads_of
-from noetl_dagster.engine.steps.routing import (
-    LOOP_DONE,
-    STEP_DONE,
-    STEP_FAILED,
-    Routed,
-    event_names,
-    route,
-)
+from noetl_dagster.engine.steps.routing import Routed, event_names, route
 from noetl_dagster.engine.steps.settings import settings_of
 from noetl_dagster.engine.steps.sinks import settle_sink
 from noetl_dagster.engine.steps.turns import Turns
@@ -42,7 +35,7 @@ from noetl_dagster.events.envelopes import ERROR, OK, Envelope, error_envelope, 
 from noetl_dagster.events.state import PASSED, CheckOutcome, StepEnd, assign
 from noetl_dagster.events.types import Event, EventType
 from noetl_dagster.playbook.assets import key_text
-from noetl_dagster.playbook.models import Loop, LoopMode
+from noetl_dagster.playbook.models import LOOP_DONE, STEP_DONE, STEP_FAILED, Loop, LoopMode
 from noetl_dagster.playbook.templates.failures import seen_error
 from noetl_dagster.playbook.templates.rendering import holds_async, render_async, with_references
 from noetl_dagster.playbook.templates.scope import Scope

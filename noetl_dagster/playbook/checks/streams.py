@@ -1,16 +1,28 @@
-"""What cannot be a stream: steps that arcs ``on: call.partial`` join, and nothing else may."""
+"""What cannot be a stream, whose steps arcs ``on: call.partial`` join and nothing else may; names no chunk has."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
+
+from jinja2 import TemplateSyntaxError
 
 from noetl_dagster.errors import Problem, ProblemKind
+from noetl_dagster.playbook.checks.templates import texts_in
+from noetl_dagster.playbook.dialects.spelling import WHEN
+from noetl_dagster.playbook.document import Document
 from noetl_dagster.playbook.graph import StepGraph
-from noetl_dagster.playbook.models import Arc, LoopMode, Playbook, Step
+from noetl_dagster.playbook.models import CALL_PARTIAL, Arc, LoopMode, Playbook, Step
+from noetl_dagster.playbook.templates.chunks import CHUNK_NAMES
+from noetl_dagster.playbook.templates.rendering import paths_in
+from noetl_dagster.playbook.wording import suggestion
+
+_OF_MAPPINGS = frozenset({"get", "items", "keys", "values"})
 
 
-def check_streams(playbook: Playbook) -> Iterator[Problem]:
+def check_streams(playbook: Playbook, document: Document) -> Iterator[Problem]:
     """A stream has one source for each step that takes it, and its steps are joined by nothing else."""
+    yield from _check_names(playbook, document)
     graph = StepGraph(playbook)
     for step in playbook.steps:
         if step.streams_to:
@@ -19,6 +31,39 @@ def check_streams(playbook: Playbook) -> Iterator[Problem]:
         for arc in step.routing.arcs:
             if arc.is_stream:
                 yield from _check_stream(playbook, graph, step, arc)
+
+
+def _check_names(playbook: Playbook, document: Document) -> Iterator[Problem]:
+    """What templates read of a chunk: in the step that takes it, and in the arc that leads there."""
+    steps = document.root.get("workflow") if isinstance(document.root, dict) else None
+    written = {str(entry.get("step")): entry for entry in steps or () if isinstance(entry, dict)}
+    for step in playbook.steps:
+        if step.loop is not None and step.loop.mode is LoopMode.STREAM:
+            entry = written.get(step.name, {})
+            yield from _misread(
+                document, entry, [key for key in entry if key != "next"], (step.loop.iterator,)
+            )
+        following = written.get(step.name, {}).get("next")
+        arcs = following.get("arcs", [following]) if isinstance(following, dict) else following
+        for arc in arcs if isinstance(arcs, list) else ():
+            if isinstance(arc, dict) and arc.get("on") == CALL_PARTIAL:
+                yield from _misread(document, arc, [key for key in WHEN if key in arc], ("event", "payload"))
+
+
+def _misread(
+    document: Document, entry: dict[str, Any], keys: list[str], chunk: tuple[str, ...]
+) -> Iterator[Problem]:
+    """Names behind the path of a chunk that it does not have."""
+    seen: set[int] = set()
+    for place, key, text in (found for name in keys for found in texts_in(document, entry, name, seen)):
+        try:
+            paths = paths_in(text)
+        except TemplateSyntaxError:
+            continue  # reported as such
+        names = {path[len(chunk)] for path in paths if path[: len(chunk)] == chunk and len(path) > len(chunk)}
+        for name in sorted(names.difference(CHUNK_NAMES, _OF_MAPPINGS)):
+            message = f"{key}: a chunk has no {name!r}; {suggestion(name, CHUNK_NAMES, 'it has')}"
+            yield Problem(place, message, "warning", ProblemKind.UNDEFINED_NAME)
 
 
 def _check_source(playbook: Playbook, step: Step) -> Iterator[Problem]:

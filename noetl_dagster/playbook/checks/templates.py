@@ -10,13 +10,18 @@ from noetl_dagster.errors import ERROR_KINDS, Place, Problem, ProblemKind, Templ
 from noetl_dagster.playbook.dialects.block import Hints
 from noetl_dagster.playbook.dialects.spelling import DESCRIPTION, LITERAL_FIELDS, WHEN
 from noetl_dagster.playbook.document import Document
-from noetl_dagster.playbook.models import Input, Loop, Playbook, Task
+from noetl_dagster.playbook.models import ARC_WORDS, Input, Loop, Playbook, Task
 from noetl_dagster.playbook.templates.rendering import Compiled, compile_value, condition
 from noetl_dagster.playbook.tool_kinds import TOOL_KINDS
+from noetl_dagster.playbook.wording import is_template, suggestion
 
 _SKIPPED_KEYS = frozenset({*LITERAL_FIELDS, *DESCRIPTION, "libs"})
 _KIND_TEST = re.compile(
     r"""\berror\s*(?:\.\s*kind|\[\s*['"]kind['"]\s*\])\s*(?:[=!]=|(?:not\s+)?in\b)"""
+    r"""\s*(\[[^\]]*\]|\([^)]*\)|'[^']*'|"[^"]*")"""
+)
+_EVENT_TEST = re.compile(
+    r"""\bevent\s*(?:\.\s*name|\[\s*['"]name['"]\s*\])\s*(?:[=!]=|(?:not\s+)?in\b)"""
     r"""\s*(\[[^\]]*\]|\([^)]*\)|'[^']*'|"[^"]*")"""
 )
 _QUOTED = re.compile(r"""['"]([^'"]*)['"]""")
@@ -73,7 +78,7 @@ def check_templates(playbook: Playbook, document: Document) -> Iterator[Problem]
     seen: set[int] = set()
     hints = Hints(sorted(known), "")
     for section in ("workflow", "workbook", "executor"):
-        for place, key, text in _texts(document, root, section, seen):
+        for place, key, text in texts_in(document, root, section, seen):
             yield from check_text(place, key, text, known, hints)
 
 
@@ -116,7 +121,9 @@ def _bare(targets: dict[str, Any]) -> Iterator[str]:
         yield from target.split(".")[:2]
 
 
-def _texts(document: Document, container: Any, key: Any, seen: set[int]) -> Iterator[tuple[Place, str, str]]:
+def texts_in(
+    document: Document, container: Any, key: Any, seen: set[int]
+) -> Iterator[tuple[Place, str, str]]:
     """Texts with place and label (``url``, ``cmds[2]``), in file order; what an alias repeats comes once."""
     waiting: list[tuple[Any, Any, str]] = [(container, key, str(key))]
     while waiting:
@@ -147,6 +154,7 @@ def check_text(place: Place, key: str, text: str, known: frozenset[str], hints: 
         message = f"{key}: nothing in the playbook defines {name!r}; {hint}"
         yield Problem(place, message, "warning", ProblemKind.UNDEFINED_NAME)
     yield from _check_kinds(place, key, text)
+    yield from _check_events(place, key, text)
     if key in _CONDITION_KEYS:
         yield from _check_condition(place, key, text, compiled)
 
@@ -161,6 +169,16 @@ def _check_kinds(place: Place, key: str, text: str) -> Iterator[Problem]:
                 f"and {word!r} is a tool; write error.source == {word!r}"
             )
             yield Problem(place, message, "warning", ProblemKind.TOOL_AS_ERROR_KIND)
+
+
+def _check_events(place: Place, key: str, text: str) -> Iterator[Problem]:
+    """Comparisons of ``event.name`` with what no arc ever sees."""
+    compared = (word for test in _EVENT_TEST.findall(text) for word in _QUOTED.findall(test))
+    for word in dict.fromkeys(compared):
+        if word not in ARC_WORDS and not is_template(word):
+            hint = suggestion(word, ARC_WORDS, "names of events")
+            message = f"{key}: event.name is never {word!r}; {hint}"
+            yield Problem(place, message, "warning", ProblemKind.UNDEFINED_NAME)
 
 
 def _check_condition(place: Place, key: str, text: str, compiled: Compiled) -> Iterator[Problem]:

@@ -37,11 +37,11 @@ def check_playbook(
     problems = [*_check_targets(playbook), *_check_graph(playbook), *_check_workbook(playbook)]
     problems += [*_check_sources(playbook), *_check_own_results(playbook), *_check_pools(playbook)]
     problems += [*_check_partitions(playbook), *_check_sinks(playbook), *_check_state(playbook)]
-    problems += check_streams(playbook)
     pods = _check_pods(playbook)
     problems += (replace(problem, severity="warning") for problem in pods) if lenient else pods
     if document is None:
         document = Document(playbook.source, playbook.file)
+    problems += check_streams(playbook, document)
     problems += check_templates(playbook, document)
     return problems
 

@@ -196,9 +196,9 @@ class Block:
         return value
 
     def check_word(self, key: str, words: tuple[str, ...]) -> None:
-        """Reports a value that is none of ``words``, unless it is a template."""
+        """Reports a value that is none of ``words``, in any case, unless it is a template."""
         value = self.values.get(key)
-        word = str(value).lower() if isinstance(value, bool) else value
+        word = str(value).lower() if isinstance(value, bool | str) else value
         if word is None or word in words or (isinstance(word, str) and "{{" in word):
             return
         report = self.warn if self.reading.lenient else self.error

@@ -76,6 +76,18 @@ FED = Loop(iterator="chunk", mode=LoopMode.STREAM, max_in_flight=1)
 """The loop of a step that takes the chunks of another one and says nothing else: one after another."""
 
 
+def check_fed_spec(spec: Block) -> None:
+    """Points out what a step's spec says to a loop over chunks, which has a spec of its own."""
+    for name in ("allow_partial", "fail_fast", *MAX_IN_FLIGHT):
+        if name in spec:
+            report = spec.warn if spec.reading.lenient else spec.error
+            report(
+                f"{name} has no effect on a step that takes chunks; write loop: {{spec: {{{name}: ...}}}}",
+                name,
+                ProblemKind.MISPLACED_FIELD,
+            )
+
+
 def read_fed_loop(block: Block) -> Loop | None:
     """The loop of a step that takes the chunks of another one: what a chunk is called, and how many at a time."""
     own = _settings(block)
@@ -97,7 +109,7 @@ def read_fed_loop(block: Block) -> Loop | None:
         Loop,
         iterator=iterator or FED.iterator,
         mode=LoopMode.STREAM,
-        max_in_flight=own.whole(*MAX_IN_FLIGHT) or FED.max_in_flight,
+        max_in_flight=_width(own),
         fail_fast=own.flag("fail_fast"),
         allow_partial=own.flag("allow_partial"),
         strict_ctx=own.flag("strict_ctx"),
@@ -108,6 +120,17 @@ def read_fed_loop(block: Block) -> Loop | None:
     block.close(LOOP_KEYS)
     _check_iterator(block, iterator)
     return loop
+
+
+def _width(own: Block) -> int:
+    """Chunks that are taken at a time; an execution that began with none takes one after another."""
+    width = own.whole(*MAX_IN_FLIGHT)
+    if width is not None and width < 1:
+        key = next(name for name in MAX_IN_FLIGHT if name in own)
+        report = own.warn if own.reading.lenient else own.error
+        report(f"{key} must be 1 or more, found {width}", key)
+        width = None
+    return width or FED.max_in_flight
 
 
 def _settings(block: Block) -> Block:

@@ -16,8 +16,8 @@ from noetl_dagster.playbook.dialects.spelling import (
     ROUTING_KEYS,
     WHEN,
 )
-from noetl_dagster.playbook.models import CALL_PARTIAL, Arc, Routing, RoutingMode
-from noetl_dagster.playbook.wording import described
+from noetl_dagster.playbook.models import ARC_WORDS, CALL_PARTIAL, Arc, Routing, RoutingMode
+from noetl_dagster.playbook.wording import described, suggestion
 
 
 def read_next(step: Block) -> Routing:
@@ -95,6 +95,9 @@ def _arc(block: Block) -> Arc | None:
     # values handed to the target directly: it reads them by name, as it reads ctx
     targets |= {f"ctx.{name}": value for name, value in block.mapping(*INPUT).items()}
     on = block.text("on")
+    if on is not None and on not in ARC_WORDS:
+        report = block.warn if block.reading.lenient else block.error
+        report(f"no event of a step is called {on!r}; {suggestion(on, ARC_WORDS, 'use one of')}", "on")
     block.drop(*DESCRIPTION, "spec", "name", "label")
     block.close(ARC_KEYS, remedies=ARC_REMEDIES)
     if target is None:

@@ -9,7 +9,7 @@ from typing import Any
 from noetl_dagster.errors import ProblemKind
 from noetl_dagster.playbook.dialects.assets.step import read_asset, read_checks, read_sources
 from noetl_dagster.playbook.dialects.block import Block
-from noetl_dagster.playbook.dialects.loop import FED, read_fed_loop, read_loop
+from noetl_dagster.playbook.dialects.loop import FED, check_fed_spec, read_fed_loop, read_loop
 from noetl_dagster.playbook.dialects.next import read_next
 from noetl_dagster.playbook.dialects.retry import read_retry, read_sink
 from noetl_dagster.playbook.dialects.set import read_set
@@ -53,7 +53,10 @@ def read_step(block: Block) -> Step | None:
     block.reading.templates = {}
     own_spec = block.child("spec") or Block(block.reading, {}, f"{block.what}, spec", block.place)
     spec = layered_block(own_spec, own_spec.what, block.reading.executor_spec)
-    loop = _loop(block, spec, fed=name in block.reading.fed)
+    fed = name in block.reading.fed
+    loop = _loop(block, spec, fed=fed)
+    if fed:
+        check_fed_spec(own_spec)
     loop_spec = _loop_spec(block)
     outer = (
         outer_task_spec(block.document, block.reading.executor_spec),

@@ -10,6 +10,7 @@ from typing import Any
 from noetl_dagster.errors import Place, ProblemKind
 from noetl_dagster.playbook.dialects.block import Block
 from noetl_dagster.playbook.dialects.cluster.container import check_container
+from noetl_dagster.playbook.dialects.literal.task import check_task
 from noetl_dagster.playbook.dialects.retry import read_retry, read_sink
 from noetl_dagster.playbook.dialects.set import read_set
 from noetl_dagster.playbook.dialects.spec import read_keeping, read_task_spec, read_timeout
@@ -134,6 +135,7 @@ def read_task(
         block.check_word(field, words)
     if kind == "http":
         _check_method(block, config)
+    check_task(block, kind)
     return block.build(
         Task,
         name=named or default_name,

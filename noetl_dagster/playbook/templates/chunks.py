@@ -11,6 +11,10 @@ ROW_COUNT = "row_count"
 """What is noted beside the reference of a stored mapping: how many ``rows`` it has."""
 
 
+CHUNK_NAMES = ("rows", ROW_COUNT, "chunk_index", "has_more", "data")
+"""What a chunk has."""
+
+
 class ChunkView(LazyMapping):
     """``chunk_index``, ``row_count``, ``has_more``, ``rows``, and ``data``: the result that the chunk is.
 

@@ -37,6 +37,7 @@ __all__ = [
     "condition",
     "holds_async",
     "is_true",
+    "paths_in",
     "render_async",
     "render_input",
     "with_references",
@@ -278,6 +279,46 @@ def _parse(source: str) -> nodes.Template:
     if _GO_BLOCK.search(text):
         text = _GO_WORD.sub(_RAW, text)
     return ENVIRONMENT.parse(text)
+
+
+_LENIENT = frozenset({"default", "d", "defined", "undefined"})
+"""Filters and tests of what may be missing."""
+
+
+def paths_in(source: str) -> frozenset[tuple[str, ...]]:
+    """The paths that templates of a text read, such as ``("event", "payload", "row_count")``; not those of which they
+    say what becomes when they lead nowhere.
+
+    Raises:
+        TemplateSyntaxError: it does not parse.
+    """
+    found: set[tuple[str, ...]] = set()
+    waiting: list[nodes.Node] = [_parse(source)]
+    while waiting:
+        node = waiting.pop()
+        path = _path_of(node)
+        if path is not None:
+            found.add(path)
+        elif not (isinstance(node, nodes.Filter | nodes.Test) and node.name in _LENIENT):
+            waiting.extend(node.iter_child_nodes())
+    return frozenset(found)
+
+
+def _path_of(node: nodes.Node) -> tuple[str, ...] | None:
+    path: list[str] = []
+    while not isinstance(node, nodes.Name):
+        if isinstance(node, nodes.Getattr):
+            path.append(node.attr)
+        elif (
+            isinstance(node, nodes.Getitem)
+            and isinstance(node.arg, nodes.Const)
+            and isinstance(node.arg.value, str)
+        ):
+            path.append(node.arg.value)
+        else:
+            return None
+        node = node.node
+    return (node.name, *reversed(path))
 
 
 def _whole_expression(tree: nodes.Template) -> nodes.Expr | None:

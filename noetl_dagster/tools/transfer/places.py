@@ -12,8 +12,11 @@ from urllib.parse import urlsplit
 import obstore
 from obstore.store import LocalStore
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic_core import ErrorDetails
 
 from noetl_dagster.errors import CredentialError, ToolError
+from noetl_dagster.playbook.tool_kinds import PLACE_KINDS, REQUEST_FIELDS, likely_place
+from noetl_dagster.playbook.wording import suggestion
 from noetl_dagster.tools.access.credentials import CredentialType
 from noetl_dagster.tools.access.objects import open_bucket
 from noetl_dagster.tools.base import Toolbox, ToolCall
@@ -26,17 +29,6 @@ class PlaceKind(StrEnum):
     OBJECT = "object"
     HTTP = "http"
     RESULT = "result"
-
-
-_KINDS = {
-    "s3": "object",
-    "minio": "object",
-    "gcs": "object",
-    "gs": "object",
-    "file": "object",
-    "ref": "result",
-}
-_REQUEST = ("url", "method", "headers", "params", "timeout", "verify_ssl")
 
 
 class Paging(BaseModel):
@@ -116,14 +108,14 @@ def read_place(value: Any, end: str, call: ToolCall) -> Place:
     if not isinstance(value, Mapping):
         raise ToolError(f"transfer in step {call.step}: {end} must be a mapping with 'kind'", kind="schema")
     fields = {str(name): item for name, item in value.items() if item is not None}
-    kind = str(fields.pop("kind", fields.pop("type", "")) or _likely_kind(fields)).lower()
-    fields["kind"] = _KINDS.get(kind, kind)
+    kind = str(fields.pop("kind", fields.pop("type", "")) or likely_place(fields)).lower()
+    fields["kind"] = PLACE_KINDS.get(kind, kind)
     fields["auth"] = fields.get("auth", fields.pop("credential", None))
     for old in ("command", "sql"):
         if old in fields:
             fields["query"] = fields.pop(old)
     if fields["kind"] == PlaceKind.HTTP:
-        fields["request"] = {name: fields.pop(name) for name in _REQUEST if name in fields}
+        fields["request"] = {name: fields.pop(name) for name in REQUEST_FIELDS if name in fields}
     elif "uri" in fields or "url" in fields:
         fields["path"] = fields.pop("uri", None) or fields.pop("url")
     for name in ("key", "order_by"):
@@ -132,20 +124,21 @@ def read_place(value: Any, end: str, call: ToolCall) -> Place:
     try:
         return Place.model_validate(fields)
     except ValidationError as error:
-        first = error.errors()[0]
-        where = ".".join(map(str, first["loc"])) or "kind"
         raise ToolError(
-            f"transfer in step {call.step}: {end}.{where}: {first['msg']}; kinds: {', '.join(PlaceKind)}",
-            kind="schema",
+            f"transfer in step {call.step}: {_wrong(end, error.errors()[0])}", kind="schema"
         ) from None
 
 
-def _likely_kind(fields: Mapping[str, Any]) -> str:
-    if "ref" in fields:
-        return "result"
-    if "path" in fields or "uri" in fields:
-        return "object"
-    return "http" if "url" in fields else "postgres"
+def _wrong(end: str, detail: ErrorDetails) -> str:
+    """What is wrong with a field, and what may stand there."""
+    *path, name = (str(part) for part in detail["loc"])
+    where = ".".join((end, *path))
+    if detail["type"] == "extra_forbidden":
+        known = tuple((Paging if path else Place).model_fields)
+        return f"{where} has no field {name!r}; {suggestion(name, known, 'fields')}"
+    if detail["loc"] == ("kind",):
+        return f"{where}.kind is {detail['input']!r}; {suggestion(str(detail['input']), tuple(PLACE_KINDS), 'kinds')}"
+    return f"{where}.{name}: {detail['msg']}"
 
 
 async def object_place(place: Place, call: ToolCall, box: Toolbox) -> tuple[Any, str]:

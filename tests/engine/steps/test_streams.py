@@ -281,6 +281,38 @@ async def test_without_the_end_of_the_source_nothing_is_routed(engine: Engine, t
     assert "end" in state.latest
 
 
+GENERATOR_FAILS = """
+workload: {flag: ""}
+workflow:
+  - step: start
+    tool:
+      kind: python
+      input: {flag: "{{ flag }}"}
+      code: |
+        import os
+        for page in range(5):
+            if page == 3 and not os.path.exists(flag):
+                raise ValueError('no page')
+            yield [page]
+    next: {arcs: [{step: load, on: call.partial}]}
+  - step: load
+    tool: {kind: postgres, auth: pg_local, command: "INSERT INTO loaded VALUES (:page)", params: {page: "{{ chunk.rows[0] }}"}}
+"""
+
+
+async def test_the_latest_chunk_of_a_generator_that_raises_comes_again(
+    engine: Engine, tmp_path: Path
+) -> None:
+    flag = tmp_path / "mended"
+    state = await engine.run(playbook(GENERATOR_FAILS), {"flag": str(flag)})
+    assert state.status is ExecutionStatus.FAILED
+    assert await loaded(engine) == [0, 1]  # nobody knew of the third whether another one follows
+    flag.touch()
+    state = await engine.resume(state.execution_id)
+    assert state.status is ExecutionStatus.COMPLETED, state.error
+    assert await loaded(engine) == [0, 1, 2, 3, 4]
+
+
 async def test_a_failure_of_the_source_that_is_handled_leaves_the_takers_out(engine: Engine) -> None:
     text = SOURCE_FAILS.replace("HANDLED", ", {step: other, on: step.failed}")
     state = await engine.run(playbook(text))
