@@ -76,6 +76,28 @@ async def test_a_step_that_takes_chunks_gets_rows_of_what_its_type_says_has_some
     assert [chunk.more for chunk in log.chunks] == [False]
 
 
+@pytest.mark.parametrize(
+    ("kind", "body"),
+    [
+        ("text/csv", "id,name\n"),
+        ("text/csv", "<html>error</html>"),
+        ("application/x-ndjson", ""),
+        ("application/json", "[]"),
+    ],
+)
+async def test_a_body_without_rows_is_one_chunk_of_none(
+    run: Any, box: Toolbox, server: str, kind: str, body: str
+) -> None:
+    log = box.chunks = ListLog(wanted=True)
+
+    result = await run("http", url=f"{server}/as", params={"type": kind, "body": body})
+
+    assert [(chunk.ref.rows, chunk.more) for chunk in log.chunks] == [(0, False)]
+    assert await log.rows(box) == [[]]
+    whole = await box.results.get(result.ref)
+    assert (whole["status_code"], whole["data"]) == (200, [])
+
+
 @every
 async def test_the_rest_is_asked_for_after_a_restart(run: Any, box: Toolbox, server: str, kind: str) -> None:
     log = box.chunks = ListLog(wanted=True)
