@@ -16,8 +16,8 @@ import orjson
 from noetl_dagster.errors import ToolError
 from noetl_dagster.tools.rows.cut import RECORD_BYTES, Piece, RowCutter
 from noetl_dagster.tools.rows.formats import RowFormat
+from noetl_dagster.tools.rows.parsing import BOM, Where
 
-_BOM = b"\xef\xbb\xbf"
 _SPACE = b" \t\r\n"
 _ESCAPED = re.compile(rb"\\.", re.DOTALL)
 _NO_MARKS = bytes(set(range(256)) - set(b'"[]{}'))
@@ -28,7 +28,7 @@ _IN_ARRAY = re.compile(rb'[^"\[\]{},]*+')
 
 def begins_array(beginning: bytes) -> bool:
     """Whether a file that begins so can be a JSON array."""
-    return beginning.removeprefix(_BOM).lstrip(_SPACE).startswith(b"[")
+    return beginning.removeprefix(BOM).lstrip(_SPACE).startswith(b"[")
 
 
 def ends_value(beginning: bytes) -> bool:
@@ -37,7 +37,7 @@ def ends_value(beginning: bytes) -> bool:
     Raises:
         ToolError: it is no JSON.
     """
-    return next(ArrayCutter(1).feed(beginning[:RECORD_BYTES]), None) is not None
+    return next(ArrayCutter(1, name="the body").feed(beginning[:RECORD_BYTES]), None) is not None
 
 
 class ArrayCutter:
@@ -46,13 +46,15 @@ class ArrayCutter:
 
     Args:
         size: bytes from which on whole values are a piece.
+        name: what errors call the file.
         offset: where in the file the bytes begin that come; the end of an earlier piece.
     """
 
     columns = None
 
-    def __init__(self, size: int, *, offset: int = 0) -> None:
+    def __init__(self, size: int, *, name: str, offset: int = 0) -> None:
         self._size = size
+        self._name = name
         self._offset = offset
         self._rest = bytearray()  # what follows the offset
         self._at = 0  # how far it has been looked at
@@ -75,10 +77,9 @@ class ArrayCutter:
             self._offset += comma + 1
             yield Piece(rows, self._offset)
         if len(self._rest) > self._size + RECORD_BYTES:
-            raise ToolError(
-                f"a value of more than {RECORD_BYTES} bytes is in the JSON array after byte {self._offset}; "
-                "is there a quote or bracket that is never closed?",
-                kind="parse",
+            raise Where(self._name, self._offset).error(
+                f"a value of more than {RECORD_BYTES} bytes is in the JSON array; is there a quote or bracket that is "
+                "never closed?"
             )
 
     def end(self) -> Piece | None:
@@ -126,7 +127,7 @@ class ArrayCutter:
 
     def _parsed(self, text: bytes) -> list[Any]:
         try:
-            rows = orjson.loads(b"[" + text if self._offset else text.removeprefix(_BOM))
+            rows = orjson.loads(b"[" + text if self._offset else text.removeprefix(BOM))
         except orjson.JSONDecodeError as error:
             raise self._not_json(str(error)) from None
         if not isinstance(rows, list):
@@ -134,14 +135,14 @@ class ArrayCutter:
         return rows
 
     def _not_json(self, why: str) -> ToolError:
-        return ToolError(f"no JSON array from byte {self._offset} on: {why}", kind="parse")
+        return Where(self._name, self._offset).error(f"no JSON array: {why}")
 
 
 def cutter_for(
-    format: RowFormat, size: int, position: dict[str, Any], encoding: str = "utf-8"
+    format: RowFormat, size: int, position: dict[str, Any], name: str, encoding: str = "utf-8"
 ) -> RowCutter | ArrayCutter:
     """What cuts a file of a format, from the beginning or from a position with its ``offset`` and ``columns``."""
-    offset = position.get("offset", 0)
+    offset, columns = position.get("offset", 0), position.get("columns")
     if format is RowFormat.JSON:
-        return ArrayCutter(size, offset=offset)
-    return RowCutter(format, size, offset=offset, columns=position.get("columns"), encoding=encoding)
+        return ArrayCutter(size, name=name, offset=offset)
+    return RowCutter(format, size, name=name, offset=offset, columns=columns, encoding=encoding)
