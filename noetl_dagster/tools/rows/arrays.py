@@ -15,10 +15,11 @@ import orjson
 
 from noetl_dagster.errors import ToolError
 from noetl_dagster.tools.rows.cut import RECORD_BYTES, Piece, RowCutter
-from noetl_dagster.tools.rows.formats import RowFormat
+from noetl_dagster.tools.rows.formats import CHUNK_ROWS, RowFormat
 from noetl_dagster.tools.rows.parsing import BOM, Where
 
 _SPACE = b" \t\r\n"
+_BLOCK = 1 << 20  # bytes that are values at a time
 _ESCAPED = re.compile(rb"\\.", re.DOTALL)
 _NO_MARKS = bytes(set(range(256)) - set(b'"[]{}'))
 _IN_STRING = re.compile(rb'[^"\\]*+(?:\\.[^"\\]*+)*+', re.DOTALL)
@@ -45,7 +46,7 @@ class ArrayCutter:
     that no bracket was counted wrongly.
 
     Args:
-        size: bytes from which on whole values are a piece.
+        size: bytes from which on whole values are a piece; some more than ``CHUNK_ROWS`` of them are one too.
         name: what errors call the file.
         offset: where in the file the bytes begin that come; the end of an earlier piece.
     """
@@ -54,6 +55,9 @@ class ArrayCutter:
 
     def __init__(self, size: int, *, name: str, offset: int = 0) -> None:
         self._size = size
+        self._block = min(size, _BLOCK)
+        self._rows: list[Any] = []  # those of the piece that is being made, which end at the offset
+        self._bytes = 0
         self._name = name
         self._offset = offset
         self._rest = bytearray()  # what follows the offset
@@ -75,8 +79,11 @@ class ArrayCutter:
             del self._rest[: comma + 1]
             self._at = 0
             self._offset += comma + 1
-            yield Piece(rows, self._offset)
-        if len(self._rest) > self._size + RECORD_BYTES:
+            self._rows += rows
+            self._bytes += comma + 1
+            if self._bytes >= self._size or len(self._rows) >= CHUNK_ROWS:
+                yield self._piece()
+        if len(self._rest) > self._block + RECORD_BYTES:
             raise Where(self._name, self._offset).error(
                 f"a value of more than {RECORD_BYTES} bytes is in the JSON array; is there a quote or bracket that is "
                 "never closed?"
@@ -91,11 +98,18 @@ class ArrayCutter:
         rows = self._parsed(bytes(self._rest))
         if not rows and self._offset:
             raise self._not_json("a value is missing after a comma")
-        return Piece(rows, self._offset + len(self._rest)) if rows else None
+        self._rows += rows
+        self._offset += len(self._rest)
+        self._rest.clear()
+        return self._piece() if self._rows else None
+
+    def _piece(self) -> Piece:
+        rows, self._rows, self._bytes = self._rows, [], 0
+        return Piece(rows, self._offset)
 
     def _comma(self) -> int | None:
-        """Where the first comma between values stands from the size on; None where it has not come."""
-        self._skip(min(self._size, len(self._rest)))
+        """Where the first comma between values stands from the block's size on; None where it has not come."""
+        self._skip(min(self._block, len(self._rest)))
         rest = self._rest
         while self._at < len(rest):
             pattern = _IN_STRING if self._quoted else _IN_ARRAY if self._depth == 1 else _IN_VALUE
@@ -105,7 +119,7 @@ class ArrayCutter:
             mark = bytes(rest[self._at : self._at + 1])
             if mark in (b"", b"\\"):  # a string that ends in half an escape has not all come
                 break
-            if mark == b"," and self._at >= self._size:
+            if mark == b"," and self._at >= self._block:
                 return self._at
             self._at += 1
             if mark == b'"':

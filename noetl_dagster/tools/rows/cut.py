@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from noetl_dagster.tools.rows.formats import RowFormat
+from noetl_dagster.tools.rows.formats import CHUNK_ROWS, RowFormat
 from noetl_dagster.tools.rows.parsing import BOM, Where, csv_rows, json_rows
 
 CUT_FORMATS = frozenset({RowFormat.JSONL, RowFormat.CSV, RowFormat.JSON})
@@ -34,7 +34,7 @@ class RowCutter:
     """Cuts one file of lines. CSV values are text, empty ones null.
 
     Args:
-        size: bytes from which on whole records are a piece.
+        size: bytes from which on whole records are a piece; ``CHUNK_ROWS`` of them are one too.
         name: what errors call the file.
         offset: where in the file the bytes begin that come; the end of an earlier piece.
         columns: of CSV whose bytes do not begin with their names.
@@ -84,7 +84,8 @@ class RowCutter:
             self._records.append(b"\n".join(begun) + b"\n")
             self._bytes += len(self._records[-1])
             begun, quotes = [], 0
-            if self._bytes >= self._size and (piece := self._piece()).rows:
+            full = self._bytes >= self._size or len(self._records) >= CHUNK_ROWS
+            if full and (piece := self._piece()).rows:
                 yield piece
         self._rest = bytearray(b"\n".join((*begun, lines[-1])))
 
