@@ -133,11 +133,15 @@ class Sink(Model):
         return self.tool in ("duckdb", "file") or (self.path or "").startswith("file:")
 
 
+ATTEMPTS = 3
+"""Attempts of a call that fails, the first among them, where its rule names no number."""
+
+
 class RetryRule(Model):
     """One entry of the seeds' ``retry`` block. With ``next_call`` or ``collect`` it continues a success."""
 
     when: str | bool
-    max_attempts: int = Field(3, ge=1)
+    max_attempts: int | None = Field(None, ge=1, description="None: 3, but any number of pages")
     backoff: Backoff = Backoff.NONE
     delay: float = Field(1.0, ge=0, description="seconds")
     max_delay: float | None = Field(None, ge=0, description="seconds that a delay grows to, at most")
@@ -148,6 +152,12 @@ class RetryRule(Model):
     @property
     def continues_success(self) -> bool:
         return self.next_call is not None or self.collect is not None
+
+    def allows(self, made: int) -> bool:
+        """Whether another attempt may follow so many."""
+        if self.max_attempts is None:
+            return self.continues_success or made < ATTEMPTS
+        return made < self.max_attempts
 
 
 class ResultSpec(Model):

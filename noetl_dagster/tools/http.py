@@ -118,7 +118,7 @@ class HttpTool(Tool):
                 if response.status < 400 and call.task.kind == self.kind:
                     rows = format or await _format_of(body, chunks, box)
                 if rows is not None:
-                    await _take_rows(body, rows, chunks)
+                    await _take_rows(body, rows, chunks, _where(request, box))
                 answer = await _answer(body, call, box)
         except WebError as error:
             raise _unanswered(request, error, box) from None
@@ -330,7 +330,7 @@ def _for_the_rest(request: Request, position: Mapping[str, Any]) -> Request:
     return replace(request, headers={**request.headers, **headers})
 
 
-async def _take_rows(body: _Body, format: RowFormat, chunks: ChunkedResult) -> None:
+async def _take_rows(body: _Body, format: RowFormat, chunks: ChunkedResult, where: str) -> None:
     """Cuts the body into chunks as it comes, each stored before more is read than one further.
 
     Raises:
@@ -342,7 +342,7 @@ async def _take_rows(body: _Body, format: RowFormat, chunks: ChunkedResult) -> N
         await chunks.begin_again()
         at = None
     version = at["version"] if at is not None else _version(response)
-    cutter = cutter_for(format, chunks.most_bytes, at or {}, response.charset or "utf-8")
+    cutter = cutter_for(format, chunks.most_bytes, at or {}, where, response.charset or "utf-8")
 
     def gathered(piece: Piece, *, full: bool) -> Gathered:
         position = {"offset": piece.offset, "version": version, "columns": cutter.columns}

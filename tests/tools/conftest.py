@@ -120,6 +120,11 @@ async def text(request: Request) -> Response:
     return PlainTextResponse("héllo")
 
 
+async def given(request: Request) -> Response:
+    """``body`` as it is asked for, as ``type``."""
+    return Response(request.query_params["body"], media_type=request.query_params["type"])
+
+
 async def away(request: Request) -> Response:
     return RedirectResponse(request.query_params["to"])
 
@@ -206,6 +211,7 @@ def application() -> Starlette:
             Route("/slow", slow),
             Route("/binary", binary),
             Route("/text", text),
+            Route("/as", given),
             Route("/away", away),
             Route("/lines", lines),
             Route("/moved/{code:int}", moved, methods=anything),

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import csv
+import io
 from typing import Any
 
 import orjson
@@ -74,6 +76,28 @@ async def test_a_step_that_takes_chunks_gets_rows_of_what_its_type_says_has_some
 
     assert await ids(log, box) == [0, 1, 2]
     assert [chunk.more for chunk in log.chunks] == [False]
+
+
+@pytest.mark.parametrize(
+    ("kind", "body"),
+    [
+        ("text/csv", "id,name\n"),
+        ("text/csv", "<html>error</html>"),
+        ("application/x-ndjson", ""),
+        ("application/json", "[]"),
+    ],
+)
+async def test_a_body_without_rows_is_one_chunk_of_none(
+    run: Any, box: Toolbox, server: str, kind: str, body: str
+) -> None:
+    log = box.chunks = ListLog(wanted=True)
+
+    result = await run("http", url=f"{server}/as", params={"type": kind, "body": body})
+
+    assert [(chunk.ref.rows, chunk.more) for chunk in log.chunks] == [(0, False)]
+    assert await log.rows(box) == [[]]
+    whole = await box.results.get(result.ref)
+    assert (whole["status_code"], whole["data"]) == (200, [])
 
 
 @every
@@ -161,9 +185,9 @@ async def test_reading_waits_for_room(run: Any, box: Toolbox, server: str) -> No
 async def test_formats_of_no_rows_are_refused(run: Any, server: str) -> None:
     with pytest.raises(ToolError, match="format parquet is none of rows; write one of csv, json, jsonl"):
         await run("http", url=f"{server}/rows", format="parquet")
-    with pytest.raises(ToolError, match="a line after byte 0 is no JSON"):
+    with pytest.raises(ToolError, match=r"GET http://.*/text, line 1: no JSON"):
         await run("http", url=f"{server}/text", format="jsonl")
-    with pytest.raises(ToolError, match="no JSON array from byte 0 on"):
+    with pytest.raises(ToolError, match=r"GET http://.*, from byte 0 on: no JSON array"):
         await run("http", url=f"{server}/text", format="json")
 
 
@@ -202,14 +226,14 @@ async def test_a_broken_array_is_no_result(
 ) -> None:
     log = box.chunks = ListLog(wanted=wanted)
 
-    with pytest.raises(ToolError, match=r"no JSON array from byte [1-9]") as caught:
+    with pytest.raises(ToolError, match=r"from byte [1-9]\d* on: no JSON array") as caught:
         await run("http", url=f"{server}/rows", params=asked("json", end=end))
 
     assert caught.value.kind == "parse"
     assert all(chunk.more for chunk in log.chunks)
 
 
-QUOTED = '\ufeffid,text\r\n1,"a\r\nb, ""c"""\r\n\r\n2,\r\n3\r\n4,é'.encode()
+QUOTED = '\ufeffid,text\r\n1,"a\r\nb, ""c"""\r\n\r\n2,\r\n3,\r\n4,é'.encode()
 LINES = b'{"id": 1}\n\n{"id": "\\n"}\r\n[2]\n"x"'
 
 
@@ -238,7 +262,7 @@ def test_pieces_are_the_same_however_the_bytes_come(
     format: RowFormat, content: bytes, rows: list[Any], size: int
 ) -> None:
     def pieces(step: int, offset: int = 0, columns: list[str] | None = None) -> list[Piece]:
-        cutter = cutter_for(format, size, {"offset": offset, "columns": columns})
+        cutter = cutter_for(format, size, {"offset": offset, "columns": columns}, "f")
         found = [
             piece
             for start in range(offset, len(content), step)
@@ -260,11 +284,19 @@ def test_pieces_are_the_same_however_the_bytes_come(
 @pytest.mark.parametrize(
     ("format", "content", "message"),
     [
-        (RowFormat.JSONL, b'{"a": 1}\n{"b"\n', 'is no JSON .*: {"b"'),
-        (RowFormat.JSONL, b"1,2\n", "is no JSON"),
-        (RowFormat.CSV, b"a,b\n1,2,3\n", "3 values for 2 columns"),
-        (RowFormat.CSV, b"a\n\xff\n", "no CSV from byte 0 on"),
-        (RowFormat.CSV, b'a\n"' + b"x\n" * (17 << 20), "quote that is never closed"),
+        (RowFormat.JSONL, b'{"a": 1}\n\n{"b"\n', 'f, line 3: no JSON .*: {"b"'),
+        (RowFormat.JSONL, b'{"a": "%s"}\n1,2\n' % (b"x" * 1000), "f, line 1 after byte 1010: no JSON"),
+        (RowFormat.CSV, b'a,b\n"1\n",2\n1,2,3\n', "f, line 4: a CSV row has 3 values for 2 columns"),
+        (RowFormat.CSV, b"a,b\n1\n", "f, line 2: a CSV row has 1 values for 2 columns"),
+        (RowFormat.CSV, b"%s,b\n1\n" % (b"a" * 1000), "f, line 1 after byte 1003: a CSV row has 1 values"),
+        (RowFormat.CSV, b"a,b,a\n1,2,3\n", "f, line 1: the header names column 'a' twice"),
+        (RowFormat.CSV, b"a\n\xff\n", "f, from byte 0 on: no CSV"),
+        (RowFormat.CSV, b'a\n"' + b"x\n" * (17 << 20), "f, line 2: the quote at byte 2 opens"),
+        (RowFormat.CSV, b'a,b\n1,"c\n2,d\n', "f, line 2: the quote at byte 6 opens"),
+        (RowFormat.CSV, b'a,b\n1,"c"\n2,"d', "f, line 3: the quote at byte 12 opens"),
+        (RowFormat.CSV, b'a,b\n1,"c\n2,"d"\n', "f, line 2: the quote at byte 6 opens"),
+        (RowFormat.CSV, b'"a";"b"\n"1";"2"\n', "f, line 1: the quote at byte 0 opens"),
+        (RowFormat.CSV, b"a" * (33 << 20), "f, from byte 0 on: a record of more than"),
         (RowFormat.JSON, b"", "no JSON array"),
         (RowFormat.JSON, b'{"a": [1, 2]}', "another value"),
         (RowFormat.JSON, b"[1, 2", "no JSON array"),
@@ -275,10 +307,59 @@ def test_pieces_are_the_same_however_the_bytes_come(
     ],
 )
 def test_what_is_not_of_the_format_is_refused(format: RowFormat, content: bytes, message: str) -> None:
-    cutter = cutter_for(format, 1000, {})
+    cutter = cutter_for(format, 1000, {}, "f")
 
     with pytest.raises(ToolError, match=message):
         [*cutter.feed(content), cutter.end()]
+
+
+@given(st.lists(st.lists(st.text('a",\r\n'), min_size=2, max_size=2)), st.booleans(), st.integers(1, 60))
+def test_csv_is_read_as_it_was_written(rows: list[list[str]], all_quoted: bool, size: int) -> None:
+    text = io.StringIO()
+    writer = csv.writer(text, quoting=csv.QUOTE_ALL if all_quoted else csv.QUOTE_MINIMAL)
+    writer.writerows([["one", "two"], *rows])
+    cutter = cutter_for(RowFormat.CSV, size, {}, "f")
+
+    pieces = [*cutter.feed(text.getvalue().encode()), cutter.end()]
+
+    found = [row for piece in pieces if piece is not None for row in piece.rows]
+    assert found == [{"one": one or None, "two": two or None} for one, two in rows]
+
+
+@pytest.mark.parametrize("step", [100_000, 1 << 20])
+@pytest.mark.parametrize(
+    ("format", "content"),
+    [
+        (RowFormat.CSV, b"id\n" + b"1\n" * 450_000),
+        (RowFormat.JSONL, b"[1]\n" * 450_000),
+        (RowFormat.JSON, b"[" + b'{"a": 1},' * 449_999 + b"2]"),
+    ],
+)
+def test_small_rows_are_a_piece_by_their_number(format: RowFormat, content: bytes, step: int) -> None:
+    cutter = cutter_for(format, 1 << 30, {}, "f")
+
+    pieces = [piece for at in range(0, len(content), step) for piece in cutter.feed(content[at : at + step])]
+    pieces += filter(None, [cutter.end()])
+
+    assert sum(len(piece.rows) for piece in pieces) == 450_000
+    assert all(len(piece.rows) >= 49_999 for piece in pieces[:-1])
+    assert max(len(piece.rows) for piece in pieces) < 50_000 + (1 << 20) // 9
+    for piece in pieces[:-1]:
+        position = {"offset": piece.offset, "columns": cutter.columns}
+        rest = cutter_for(format, 1 << 30, position, "f")
+        again = [*rest.feed(content[piece.offset :]), rest.end()][0]
+        assert again is not None
+        assert again.offset == pieces[pieces.index(piece) + 1].offset
+
+
+def test_a_quote_within_a_value_is_a_part_of_it() -> None:
+    cutter = cutter_for(RowFormat.CSV, 1000, {}, "f")
+
+    assert list(cutter.feed(b'id,size\n1,5" pipe\n2,x\n')) == []
+    piece = cutter.end()
+
+    assert piece is not None
+    assert piece.rows == [{"id": "1", "size": '5" pipe'}, {"id": "2", "size": "x"}]
 
 
 VALUES = st.recursive(
@@ -328,6 +409,6 @@ def test_what_strings_hold_is_not_counted() -> None:
 
 
 def _cut(content: bytes, size: int, step: int) -> list[Any]:
-    cutter = ArrayCutter(size)
+    cutter = ArrayCutter(size, name="f")
     pieces = [piece for at in range(0, len(content), step) for piece in cutter.feed(content[at : at + step])]
     return [row for piece in (*pieces, cutter.end()) if piece is not None for row in piece.rows]

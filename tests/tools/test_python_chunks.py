@@ -48,6 +48,17 @@ async def test_a_small_result_is_the_list_of_its_rows(
 
 
 @everywhere
+async def test_small_rows_are_a_chunk_by_their_number(run: Any, box: Toolbox, options: Any) -> None:
+    log = box.chunks = ListLog()
+
+    code = "for i in range(n):\n    yield list(range(10_000))"
+    result = await run("python", code=code, input={"n": 12}, options=options)
+
+    assert [chunk.ref.rows for chunk in log.chunks] == [50_000, 50_000, 20_000]
+    assert result.ref.rows == 120_000
+
+
+@everywhere
 @pytest.mark.parametrize("code", WAYS)
 async def test_each_yield_is_a_chunk_where_a_step_takes_them(
     run: Any, box: Toolbox, code: str, options: Any

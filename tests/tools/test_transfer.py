@@ -178,7 +178,7 @@ async def test_an_array_larger_than_memory_may_hold(
     data = (await run("transfer", source=source, target=PG, chunk_size=500)).data
     assert (data["rows"], await pool.fetchval("select sum(id) from target")) == (3000, 2999 * 1500)
     broken = {**source, "params": {"as": "json", "count": 3000, "end": ""}}
-    with pytest.raises(ToolError, match=r"no JSON array from byte [1-9]"):
+    with pytest.raises(ToolError, match=r"from byte [1-9]\d* on: no JSON array"):
         await run("transfer", source=broken, target=PG, mode="replace", chunk_size=500)
     assert await pool.fetchval("select count(*) from target") == 3000
 
@@ -261,11 +261,11 @@ async def test_json_lines_keep_json_and_null(run: Any, pool: asyncpg.Pool, tmp_p
 
 
 async def test_csv_of_any_shape(run: Any, pool: asyncpg.Pool, tmp_path: Path) -> None:
-    """Quotes with line ends in them at the edges of blocks, a byte order mark, rows that are too short."""
+    """Quotes with line ends in them at the edges of blocks, a byte order mark, an empty value at the end."""
     await pool.execute("create table odd (id int, note text)")
     note = 'line\nend, "quote" ' + "x" * 500
     long = "".join(f'{n},"{note.replace(chr(34), chr(34) * 2)}"\r\n' for n in range(1, 5001))
-    (tmp_path / "odd.csv").write_bytes(b"\xef\xbb\xbfid,note\r\n" + long.encode() + b"5001\r\n")
+    (tmp_path / "odd.csv").write_bytes(b"\xef\xbb\xbfid,note\r\n" + long.encode() + b"5001,\r\n")
 
     result = (
         await run("transfer", source={"path": "odd.csv"}, target={"kind": "postgres", "table": "odd"})
@@ -500,3 +500,50 @@ async def test_a_transfer_that_is_cancelled_changes_nothing(run: Any, source: as
 
 async def _none(pool: asyncpg.Pool, query: str) -> bool:
     return await pool.fetchval(query) == 0
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("id,id,name\n1,2,x\n", "line 1: the header names column 'id' twice"),
+        ("id,name\n1,x\n2\n", "line 3: a CSV row has 1 values for 2 columns"),
+        ("id,name\n1,x\n2,y,z\n", "line 3: a CSV row has 3 values for 2 columns"),
+        ('id,name\n1,"x\n2,y\n', "line 1 after byte 8: the quote at byte 10 opens"),
+        ('id,name\n1,"x\n2,"y"\n', "line 1 after byte 8: the quote at byte 10 opens"),
+        ('{"id": 1}\n{"id"\n', "line 2: no JSON"),
+    ],
+)
+async def test_what_is_not_of_the_format_is_refused(
+    run: Any, pool: asyncpg.Pool, tmp_path: Path, text: str, message: str
+) -> None:
+    await pool.execute("create table broken (id int, name text)")
+    path = "in.jsonl" if text.startswith("{") else "in.csv"
+    (tmp_path / path).write_text(text)
+
+    with pytest.raises(ToolError, match=rf"{path}, {message}") as caught:
+        await run("transfer", source={"path": path}, target={"kind": "postgres", "table": "broken"})
+
+    assert caught.value.kind == "parse"
+    assert await pool.fetchval("select count(*) from broken") == 0
+
+
+@pytest.mark.parametrize("target", [{"kind": "postgres", "table": "twice"}, {"path": "out.jsonl"}])
+async def test_a_column_that_a_file_has_twice_is_an_error(
+    run: Any, pool: asyncpg.Pool, tmp_path: Path, target: dict[str, Any]
+) -> None:
+    await pool.execute("create table twice (id int)")
+    pq.write_table(pa.table([[1], [2]], names=["id", "id"]), tmp_path / "in.parquet")
+
+    with pytest.raises(ToolError, match="column 'id' twice"):
+        await run("transfer", source={"path": "in.parquet"}, target=target)
+
+
+async def test_a_body_without_its_rows_is_named(run: Any, server: str) -> None:
+    source = {
+        "kind": "http",
+        "url": f"{server}/as",
+        "params": {"type": "application/json", "body": '{"rows": ['},
+    }
+
+    with pytest.raises(ToolError, match=r"http://.*/as\?.* has no 'rows'; .* is text: '\{\"rows\": \['"):
+        await run("transfer", source={**source, "rows": "rows"}, target={"path": "out.jsonl"})

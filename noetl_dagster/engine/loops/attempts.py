@@ -128,7 +128,7 @@ class Attempts:
         continuation = _on_error(program)
 
         def is_final(outcome: Outcome) -> bool:
-            return continuation is None or sequence.failures + 1 >= continuation.rule.max_attempts
+            return continuation is None or not continuation.rule.allows(sequence.failures + 1)
 
         call = Call(execution, program, command, sequence.values, is_final)
         return await self._runtime.runner_of(program).run(call)
@@ -160,13 +160,14 @@ class Attempts:
         for continuation in _applicable(program, outcome):
             rule = continuation.rule
             wanted = await self._holds(continuation, scope)
-            more = wanted and made < rule.max_attempts
             if rule.collect is not None:
                 body = await self._body(outcome.envelope)
-                await self._page(sequence, rule.collect, command, body, more=more)
+                await self._page(sequence, rule.collect, command, body, more=wanted)
+            if wanted and rule.continues_success and not rule.allows(made):
+                sequence.pages.fail(_more_follow(rule, command))
             if sequence.pages.failure is not None:
                 return None
-            if not more:
+            if not (wanted and rule.allows(made)):
                 continue
             follower = replace(
                 command,
@@ -236,6 +237,14 @@ def _applicable(program: StepProgram, outcome: Outcome) -> Iterator[Continuation
                     yield entry
             elif outcome.failed or entry.when.names:
                 yield entry
+
+
+def _more_follow(rule: RetryRule, command: Command) -> ToolError:
+    return ToolError(
+        f"retry in step {command.step}: page {rule.max_attempts} is the last that max_attempts allows, and its 'when' "
+        "says that another one follows; raise max_attempts, or leave it out for any number of pages",
+        kind="schema",
+    )
 
 
 def _due(rule: RetryRule, made: int) -> float:

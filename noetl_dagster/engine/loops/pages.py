@@ -28,7 +28,7 @@ class Pages:
 
     Attributes:
         count: pages collected.
-        failure: why one could not be.
+        failure: why one could not be, or why they are not all.
     """
 
     def __init__(self, store: ResultStore) -> None:
@@ -42,7 +42,11 @@ class Pages:
 
     @property
     def is_used(self) -> bool:
-        return self._strategy is not None
+        return self._strategy is not None or self.failure is not None
+
+    def fail(self, error: ToolError) -> None:
+        """They are no result, unless they were none before."""
+        self.failure = self.failure or error
 
     async def add(self, collect: Collect, body: Any, command: Command, *, alone: bool) -> ResultRef | None:
         """Takes what a page has at the path.

@@ -60,13 +60,16 @@ class _Rows(DataView):
 
 
 def rows_of(value: Any) -> Any:
-    """A list as it is, a table as its rows, ``rows`` of a mapping; anything else is one row, and nothing is none."""
+    """A list as it is, a table as its rows, ``rows`` of a mapping, of an http result those of its body; anything
+    else is one row, and nothing is none."""
     if value is None or isinstance(value, list):
         return value or []
     if hasattr(value, "to_pylist"):
         return value.to_pylist()
     if isinstance(value, Mapping) and isinstance(value.get("rows"), list):
         return value["rows"]
+    if isinstance(value, Mapping) and "status_code" in value and "data" in value:
+        return rows_of(value["data"])
     return [value]
 
 

@@ -71,6 +71,7 @@ class _File:
     """
 
     def __init__(self, uri: str, box: Toolbox) -> None:
+        self._uri = uri
         self._chunk_bytes = box.settings.chunk_bytes
         self._filesystem, path = locations.arrow_filesystem(box.settings, uri)
         info = self._filesystem.get_file_info(path)
@@ -88,7 +89,7 @@ class _File:
 
     def pieces(self, format: RowFormat, position: dict[str, Any]) -> Iterator[Gathered]:
         """The chunks of a file of text, from the bytes that a position names."""
-        cutter = cutter_for(format, self._chunk_bytes, position)
+        cutter = cutter_for(format, self._chunk_bytes, position, self._uri)
         self._file.seek(position.get("offset", 0))
         while data := self._file.read(_READ_BYTES):
             for piece in cutter.feed(data):

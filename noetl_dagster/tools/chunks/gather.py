@@ -11,11 +11,10 @@ from typing import TYPE_CHECKING, Any
 
 import orjson
 
+from noetl_dagster.tools.rows.formats import CHUNK_ROWS
+
 if TYPE_CHECKING:
     import pyarrow as pa
-
-CHUNK_BYTES = 4 << 20
-"""Bytes that rows take, as JSON or in Arrow, from which on they make a chunk."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,14 +36,15 @@ class Gathering:
     """Rows on their way into chunks; lists and tables never share one.
 
     Args:
-        chunk_bytes: size of a chunk; with 0 the rows of every call of ``add`` are one.
+        chunk_bytes: size of a chunk, as JSON or in Arrow, which ``CHUNK_ROWS`` rows are too; with 0 the rows of every
+            call of ``add`` are one.
     """
 
-    def __init__(self, chunk_bytes: int = CHUNK_BYTES) -> None:
+    def __init__(self, chunk_bytes: int) -> None:
         self._chunk_bytes = chunk_bytes
         self._rows: list[Any] = []
         self._tables: list[pa.Table] = []
-        self._bytes = 0
+        self._bytes = self._count = 0
         self._position: Any = None
 
     def add(self, rows: list[Any] | pa.Table, position: Any = None) -> Iterator[Gathered]:
@@ -59,8 +59,9 @@ class Gathering:
         else:
             self._tables.append(rows)
             self._bytes += rows.nbytes
+        self._count += len(rows)
         self._position = position
-        if self._bytes >= self._chunk_bytes:
+        if self._bytes >= self._chunk_bytes or self._count >= CHUNK_ROWS:
             yield self._taken(full=True)
 
     def rest(self) -> Gathered | None:
@@ -80,5 +81,5 @@ class Gathering:
 
             rows = pa.concat_tables(self._tables)
         taken = Gathered(rows, self._position, full)
-        self._rows, self._tables, self._bytes = [], [], 0
+        self._rows, self._tables, self._bytes, self._count = [], [], 0, 0
         return taken

@@ -73,6 +73,8 @@ class ChunkedResult:
             fields: the result is a mapping of them and the rows as its ``data``; else it is the rows, a list or table.
             details: further parts of the envelope.
         """
+        if self._writer is None and self.wanted and fields is not None:
+            await self.put(Gathered([], full=False))  # a chunk of its own, so that the fields are no row
         if self._writer is not None:
             return ToolResult(ref=await self._writer.finish(fields, ("data",)), details=dict(details or {}))
         data = self._rest if fields is None else {**fields, "data": self._rest}

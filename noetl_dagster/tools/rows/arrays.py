@@ -15,10 +15,11 @@ import orjson
 
 from noetl_dagster.errors import ToolError
 from noetl_dagster.tools.rows.cut import RECORD_BYTES, Piece, RowCutter
-from noetl_dagster.tools.rows.formats import RowFormat
+from noetl_dagster.tools.rows.formats import CHUNK_ROWS, RowFormat
+from noetl_dagster.tools.rows.parsing import BOM, Where
 
-_BOM = b"\xef\xbb\xbf"
 _SPACE = b" \t\r\n"
+_BLOCK = 1 << 20  # bytes that are values at a time
 _ESCAPED = re.compile(rb"\\.", re.DOTALL)
 _NO_MARKS = bytes(set(range(256)) - set(b'"[]{}'))
 _IN_STRING = re.compile(rb'[^"\\]*+(?:\\.[^"\\]*+)*+', re.DOTALL)
@@ -28,7 +29,7 @@ _IN_ARRAY = re.compile(rb'[^"\[\]{},]*+')
 
 def begins_array(beginning: bytes) -> bool:
     """Whether a file that begins so can be a JSON array."""
-    return beginning.removeprefix(_BOM).lstrip(_SPACE).startswith(b"[")
+    return beginning.removeprefix(BOM).lstrip(_SPACE).startswith(b"[")
 
 
 def ends_value(beginning: bytes) -> bool:
@@ -37,7 +38,7 @@ def ends_value(beginning: bytes) -> bool:
     Raises:
         ToolError: it is no JSON.
     """
-    return next(ArrayCutter(1).feed(beginning[:RECORD_BYTES]), None) is not None
+    return next(ArrayCutter(1, name="the body").feed(beginning[:RECORD_BYTES]), None) is not None
 
 
 class ArrayCutter:
@@ -45,14 +46,19 @@ class ArrayCutter:
     that no bracket was counted wrongly.
 
     Args:
-        size: bytes from which on whole values are a piece.
+        size: bytes from which on whole values are a piece; some more than ``CHUNK_ROWS`` of them are one too.
+        name: what errors call the file.
         offset: where in the file the bytes begin that come; the end of an earlier piece.
     """
 
     columns = None
 
-    def __init__(self, size: int, *, offset: int = 0) -> None:
+    def __init__(self, size: int, *, name: str, offset: int = 0) -> None:
         self._size = size
+        self._block = min(size, _BLOCK)
+        self._rows: list[Any] = []  # those of the piece that is being made, which end at the offset
+        self._bytes = 0
+        self._name = name
         self._offset = offset
         self._rest = bytearray()  # what follows the offset
         self._at = 0  # how far it has been looked at
@@ -73,12 +79,14 @@ class ArrayCutter:
             del self._rest[: comma + 1]
             self._at = 0
             self._offset += comma + 1
-            yield Piece(rows, self._offset)
-        if len(self._rest) > self._size + RECORD_BYTES:
-            raise ToolError(
-                f"a value of more than {RECORD_BYTES} bytes is in the JSON array after byte {self._offset}; "
-                "is there a quote or bracket that is never closed?",
-                kind="parse",
+            self._rows += rows
+            self._bytes += comma + 1
+            if self._bytes >= self._size or len(self._rows) >= CHUNK_ROWS:
+                yield self._piece()
+        if len(self._rest) > self._block + RECORD_BYTES:
+            raise Where(self._name, self._offset).error(
+                f"a value of more than {RECORD_BYTES} bytes is in the JSON array; is there a quote or bracket that is "
+                "never closed?"
             )
 
     def end(self) -> Piece | None:
@@ -90,11 +98,18 @@ class ArrayCutter:
         rows = self._parsed(bytes(self._rest))
         if not rows and self._offset:
             raise self._not_json("a value is missing after a comma")
-        return Piece(rows, self._offset + len(self._rest)) if rows else None
+        self._rows += rows
+        self._offset += len(self._rest)
+        self._rest.clear()
+        return self._piece() if self._rows else None
+
+    def _piece(self) -> Piece:
+        rows, self._rows, self._bytes = self._rows, [], 0
+        return Piece(rows, self._offset)
 
     def _comma(self) -> int | None:
-        """Where the first comma between values stands from the size on; None where it has not come."""
-        self._skip(min(self._size, len(self._rest)))
+        """Where the first comma between values stands from the block's size on; None where it has not come."""
+        self._skip(min(self._block, len(self._rest)))
         rest = self._rest
         while self._at < len(rest):
             pattern = _IN_STRING if self._quoted else _IN_ARRAY if self._depth == 1 else _IN_VALUE
@@ -104,7 +119,7 @@ class ArrayCutter:
             mark = bytes(rest[self._at : self._at + 1])
             if mark in (b"", b"\\"):  # a string that ends in half an escape has not all come
                 break
-            if mark == b"," and self._at >= self._size:
+            if mark == b"," and self._at >= self._block:
                 return self._at
             self._at += 1
             if mark == b'"':
@@ -126,7 +141,7 @@ class ArrayCutter:
 
     def _parsed(self, text: bytes) -> list[Any]:
         try:
-            rows = orjson.loads(b"[" + text if self._offset else text.removeprefix(_BOM))
+            rows = orjson.loads(b"[" + text if self._offset else text.removeprefix(BOM))
         except orjson.JSONDecodeError as error:
             raise self._not_json(str(error)) from None
         if not isinstance(rows, list):
@@ -134,14 +149,14 @@ class ArrayCutter:
         return rows
 
     def _not_json(self, why: str) -> ToolError:
-        return ToolError(f"no JSON array from byte {self._offset} on: {why}", kind="parse")
+        return Where(self._name, self._offset).error(f"no JSON array: {why}")
 
 
 def cutter_for(
-    format: RowFormat, size: int, position: dict[str, Any], encoding: str = "utf-8"
+    format: RowFormat, size: int, position: dict[str, Any], name: str, encoding: str = "utf-8"
 ) -> RowCutter | ArrayCutter:
     """What cuts a file of a format, from the beginning or from a position with its ``offset`` and ``columns``."""
-    offset = position.get("offset", 0)
+    offset, columns = position.get("offset", 0), position.get("columns")
     if format is RowFormat.JSON:
-        return ArrayCutter(size, offset=offset)
-    return RowCutter(format, size, offset=offset, columns=position.get("columns"), encoding=encoding)
+        return ArrayCutter(size, name=name, offset=offset)
+    return RowCutter(format, size, name=name, offset=offset, columns=columns, encoding=encoding)

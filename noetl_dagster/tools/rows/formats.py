@@ -7,6 +7,9 @@ from pathlib import Path
 
 from noetl_dagster.errors import ToolError
 
+CHUNK_ROWS = 50_000
+"""Rows that make a chunk, however small they are: as objects, each takes several hundred bytes."""
+
 
 class RowFormat(StrEnum):
     PARQUET = "parquet"

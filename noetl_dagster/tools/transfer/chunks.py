@@ -10,6 +10,7 @@ from typing import Any, Protocol, TypeVar
 
 import pyarrow as pa
 
+from noetl_dagster.errors import ToolError
 from noetl_dagster.tools.rows.files import Row, arrow_rows
 
 T = TypeVar("T")
@@ -33,13 +34,23 @@ class Chunk:
 
     @property
     def columns(self) -> tuple[str, ...]:
-        """The columns that the rows fill."""
+        """The columns that the rows fill.
+
+        Raises:
+            ToolError: a table has one twice.
+        """
         if isinstance(self.data, pa.Table):
-            return tuple(self.data.column_names)
+            names = tuple(self.data.column_names)
+            if len(set(names)) < len(names):
+                twice = next(name for name in names if names.count(name) > 1)
+                raise ToolError(f"transfer: the source has column {twice!r} twice", kind="schema")
+            return names
         return tuple(dict.fromkeys(chain.from_iterable(self.data)))
 
     def as_rows(self) -> list[Row]:
-        rows: list[Row] = self.data.to_pylist() if isinstance(self.data, pa.Table) else self.data
+        rows: list[Row] = self.data
+        if isinstance(self.data, pa.Table) and self.columns:
+            rows = self.data.to_pylist()
         return rows
 
     def as_table(self, schema: pa.Schema | None = None) -> pa.Table:

@@ -160,6 +160,54 @@ async def test_a_rule_may_wait_for_what_a_success_says(engine: Engine) -> None:
     assert state.latest["poll"].envelope["data"] == {"state": 3}
 
 
+MANY = """
+    workload: {pages: 7}
+    workflow:
+      - step: fetch
+        tool: {kind: python, input: {page: "{{ _attempt }}"}, code: "result = {'rows': [page], 'page': page}"}
+        retry:
+          - when: "{{ response.page < pages }}"
+            then: {THEN}
+    """
+COLLECTED = "collect: {strategy: append, path: rows}"
+
+
+async def test_pages_are_as_many_as_there_are(engine: Engine) -> None:
+    state = await engine.run(playbook(MANY.replace("THEN", COLLECTED)))
+
+    assert state.status is ExecutionStatus.COMPLETED, state.error
+    assert state.latest["fetch"].envelope["data"] == [1, 2, 3, 4, 5, 6, 7]
+
+
+@pytest.mark.parametrize("then", [COLLECTED, 'next_call: {input: {page: "{{ response.page + 1 }}"}}'])
+async def test_pages_that_max_attempts_leaves_out_are_an_error(engine: Engine, then: str) -> None:
+    text = MANY.replace("THEN", f"max_attempts: 5, {then}")
+
+    state = await engine.run(playbook(text))
+    exact = await engine.run(playbook(text), workload={"pages": 5})
+
+    assert state.status is ExecutionStatus.FAILED
+    assert "page 5 is the last that max_attempts allows" in str(state.error)
+    resumed = await engine.resume(state.execution_id)
+    assert resumed.status is ExecutionStatus.FAILED
+    assert exact.status is ExecutionStatus.COMPLETED, exact.error
+
+
+async def test_a_failure_is_tried_three_times_where_no_number_is_given(engine: Engine) -> None:
+    text = """
+        workflow:
+          - step: fetch
+            tool: {kind: python, input: {n: "{{ _attempt }}"}, code: "if n < LAST: raise ValueError(n)\\nresult = n"}
+            retry: [{when: "{{ error is defined }}", then: {delay: 0.01}}]
+        """
+
+    third = await engine.run(playbook(text.replace("LAST", "3")))
+    fourth = await engine.run(playbook(text.replace("LAST", "4")))
+
+    assert third.latest["fetch"].envelope["data"] == 3
+    assert fourth.status is ExecutionStatus.FAILED
+
+
 @pytest.mark.parametrize("mode", ["sequential", "parallel"])
 async def test_an_iteration_whose_second_page_fails_has_failed(engine: Engine, mode: str) -> None:
     code = (

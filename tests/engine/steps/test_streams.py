@@ -493,6 +493,35 @@ async def test_pages_are_taken_as_they_come(run: Run) -> None:
     assert len(taken) > 1
 
 
+async def test_pages_that_max_attempts_leaves_out_are_no_end(run: Run) -> None:
+    with serving() as api:
+        state = await run(PAGES.replace("max_attempts: 20", "max_attempts: 2"), api=api)
+    assert state.status is ExecutionStatus.FAILED
+    assert "page 2 is the last that max_attempts allows" in str(state.error)
+    assert "end" not in state.latest
+
+
+async def test_the_row_of_an_http_result_is_its_body(run: Run) -> None:
+    with serving() as api:
+        state = await run(
+            """
+workload: {api: ""}
+workflow:
+  - step: start
+    tool: {kind: http, url: "{{ api }}/echo"}
+    next: {arcs: [{step: take, on: call.partial}]}
+  - step: take
+    tool:
+      kind: python
+      input: {chunk: "{{ chunk }}"}
+      code: "result = [[row['method'] for row in chunk['rows']], chunk['row_count'], chunk['data']['status_code']]"
+""",
+            api=api,
+        )
+    assert state.status is ExecutionStatus.COMPLETED, state.error
+    assert [item["data"] for item in state.latest["take"].envelope["results"]] == [[["GET"], 1, 200]]
+
+
 async def test_a_generator_is_taken_chunk_by_chunk(run: Run) -> None:
     state = await run("""
 workflow:

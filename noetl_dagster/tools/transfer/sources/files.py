@@ -38,7 +38,7 @@ class FileSource:
 
     def __init__(self, place: Place, store: Any, key: str, size: int) -> None:
         self._format = row_format(place.format, place.path)
-        self._store, self._key, self._size = store, key, size
+        self._store, self._key, self._size, self._name = store, key, size, place.path
         self.bytes = 0
         self._identity = ""
 
@@ -67,12 +67,12 @@ class FileSource:
             case RowFormat.PARQUET:
                 return threaded(self._parquet(after or 0))
             case RowFormat.JSONL:
-                return json_lines(self._blocks(after or 0), self._size, after or 0)
+                return json_lines(self._blocks(after or 0), self._size, self._name, after or 0)
             case RowFormat.CSV:
                 if after is None:
-                    return csv_records(self._blocks(0), self._size)
+                    return csv_records(self._blocks(0), self._size, self._name)
                 start = after["byte"]
-                return csv_records(self._blocks(start), self._size, after["columns"], start)
+                return csv_records(self._blocks(start), self._size, self._name, after["columns"], start)
             case RowFormat.JSON:
                 return self._json(after)
 
@@ -120,7 +120,7 @@ class FileSource:
         async with aclosing(cast(Any, self._blocks(0))) as looking:
             is_array = start > 0 or begins_array(await anext(looking, b""))
         if is_array:
-            async for chunk in json_array(self._blocks(start), self._size, start):
+            async for chunk in json_array(self._blocks(start), self._size, self._name, start):
                 yield chunk
             return
         whole = b"".join([block async for block in self._blocks(0)])

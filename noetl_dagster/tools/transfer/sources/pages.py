@@ -26,6 +26,9 @@ Page = dict[str, Any]
 """What leads to a page: ``{"url": ...}`` or ``{"param": value}``; empty for the first one as it is."""
 
 
+_EXCERPT = 80
+
+
 class HttpSource:
     """The rows of a response. With ``paging`` each page is a chunk or several, and is asked for when it is needed."""
 
@@ -73,7 +76,12 @@ class HttpSource:
             )
         for name in filter(None, self._place.rows.split(".")):
             if not isinstance(body, dict) or name not in body:
-                raise ToolError(f"transfer: the response has no {self._place.rows!r}", kind="schema")
+                found = f"text: {body[:_EXCERPT]!r}" if isinstance(body, str) else "another value"
+                raise ToolError(
+                    f"transfer: {answer['url']} has no {self._place.rows!r}; "
+                    f"where {name!r} should be is {'a mapping without it' if isinstance(body, dict) else found}",
+                    kind="schema",
+                )
             body = body[name]
         return rows_of(body)
 
@@ -84,11 +92,11 @@ class HttpSource:
         if streamed and (isinstance(answer["data"], str) or (stored and self._place.format)):
             blocks = self._blocks(answer["data"])
             parsed = json_lines if format is RowFormat.JSONL else csv_records
-            async for chunk in parsed(blocks, self._size):
+            async for chunk in parsed(blocks, self._size, answer["url"]):
                 yield chunk
             return
         if stored and not self._place.rows and await self._is_array(answer["data"]):
-            async for chunk in json_array(self._blocks(answer["data"]), self._size):
+            async for chunk in json_array(self._blocks(answer["data"]), self._size, answer["url"]):
                 yield chunk
             return
         async for chunk in sliced(self._rows(answer), self._size):

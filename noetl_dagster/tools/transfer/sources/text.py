@@ -8,32 +8,35 @@ import io
 from collections.abc import AsyncIterator, Callable, Sequence
 from typing import Any
 
-import orjson
 import pyarrow as pa
 from pyarrow import csv as arrow_csv
 
 from noetl_dagster.tools.rows.arrays import ArrayCutter
+from noetl_dagster.tools.rows.cut import RECORD_BYTES
 from noetl_dagster.tools.rows.files import Row
+from noetl_dagster.tools.rows.parsing import Where, check_columns, csv_rows, json_rows
 from noetl_dagster.tools.transfer.chunks import Chunk, sliced
 
 BLOCK = 1 << 20
 Blocks = AsyncIterator[bytes]
 
 
-async def json_lines(blocks: Blocks, size: int, at: int = 0) -> AsyncIterator[Chunk]:
+async def json_lines(blocks: Blocks, size: int, name: str, at: int = 0) -> AsyncIterator[Chunk]:
     """The rows of JSON lines; ``after`` is the number of bytes behind which the next line begins.
 
     Args:
+        name: what errors call the file.
         at: where in the file the blocks begin.
     """
-    async for block, end in _records(blocks, _last_line, at):
-        async for chunk in sliced(await asyncio.to_thread(_of_lines, block), size, end):
+    async for block, where in _records(blocks, _last_line, name, at):
+        rows = as_rows(await asyncio.to_thread(json_rows, block.split(b"\n"), where))
+        async for chunk in sliced(rows, size, where.byte + len(block)):
             yield chunk
 
 
-async def json_array(blocks: Blocks, size: int, at: int = 0) -> AsyncIterator[Chunk]:
+async def json_array(blocks: Blocks, size: int, name: str, at: int = 0) -> AsyncIterator[Chunk]:
     """The values of a JSON array; ``after`` says the ``byte`` behind which the next one begins, or the file ends."""
-    cutter, ended = ArrayCutter(BLOCK, offset=at), at > 0
+    cutter, ended = ArrayCutter(BLOCK, name=name, offset=at), at > 0
     async for block in blocks:
         ended = False
         for piece in await asyncio.to_thread(list, cutter.feed(block)):
@@ -45,7 +48,7 @@ async def json_array(blocks: Blocks, size: int, at: int = 0) -> AsyncIterator[Ch
 
 
 async def csv_records(
-    blocks: Blocks, size: int, columns: Sequence[str] | None = None, at: int = 0
+    blocks: Blocks, size: int, name: str, columns: Sequence[str] | None = None, at: int = 0
 ) -> AsyncIterator[Chunk]:
     """The rows of CSV, whose values are text, empty ones null; ``after`` as of :func:`json_lines`, with the columns.
 
@@ -53,29 +56,29 @@ async def csv_records(
         columns: where the blocks begin behind the header.
     """
     names = None if columns is None else list(columns)
-    async for block, end in _records(blocks, _last_record, at):
-        skip = 0
-        if names is None:
-            names, skip = _header(block)
-        rows = await asyncio.to_thread(_of_csv, block, names, skip)
-        async for chunk in sliced(rows, size, {"byte": end, "columns": names}):
+    async for block, where in _records(blocks, _last_record, name, at):
+        names, rows = await asyncio.to_thread(_of_csv, block, names, where)
+        after = {"byte": where.byte + len(block), "columns": names}
+        async for chunk in sliced(rows, size, after):
             yield chunk
 
 
 async def _records(
-    blocks: Blocks, last_end: Callable[[bytes], int], at: int
-) -> AsyncIterator[tuple[bytes, int]]:
-    """Blocks that end where a record does, each with where in the file that is."""
+    blocks: Blocks, last_end: Callable[[bytes], int], name: str, at: int
+) -> AsyncIterator[tuple[bytes, Where]]:
+    """Blocks that begin and end where a record does, each with where in the file it begins."""
     rest = b""
     async for block in blocks:
         rest += block
         end = last_end(rest)
         if end:
+            yield rest[:end], Where(name, at)
             at += end
-            yield rest[:end], at
             rest = rest[end:]
+        elif len(rest) > RECORD_BYTES:
+            raise Where(name, at).never_ends(RECORD_BYTES, rest)
     if rest.strip():
-        yield rest, at + len(rest)
+        yield rest, Where(name, at)
 
 
 def _last_line(block: bytes) -> int:
@@ -95,27 +98,18 @@ def _last_record(block: bytes) -> int:
     return 0
 
 
-def _of_lines(block: bytes) -> list[Row]:
-    lines = [line for line in block.splitlines() if line.strip()]
-    return as_rows(orjson.loads(b"[" + b",".join(lines) + b"]"))
-
-
 def as_rows(values: list[Any]) -> list[Row]:
     return [value if isinstance(value, dict) else {"value": value} for value in values]
 
 
-def _header(block: bytes) -> tuple[list[str], int]:
-    """The columns, and how many lines they take."""
-    reader = csv.reader(io.StringIO(block.decode("utf-8-sig"), newline=""))
-    names = next((row for row in reader if row), [])
-    return names, reader.line_num
-
-
-def _of_csv(block: bytes, names: list[str], skip: int) -> Any:
-    """An Arrow table of text; rows that are too short as mappings, which are filled up."""
+def _of_csv(block: bytes, columns: list[str] | None, where: Where) -> tuple[list[str] | None, Any]:
+    """The columns, and an Arrow table of text."""
+    if (broken := where.broken_quote(block)) is not None:
+        raise broken
+    names, skip = (columns, 0) if columns is not None else _header(block, where)
     text = pa.string()
     try:
-        return arrow_csv.read_csv(
+        return names, arrow_csv.read_csv(
             io.BytesIO(block),
             read_options=arrow_csv.ReadOptions(column_names=names, skip_rows=skip, use_threads=False),
             parse_options=arrow_csv.ParseOptions(newlines_in_values=True),
@@ -126,8 +120,13 @@ def _of_csv(block: bytes, names: list[str], skip: int) -> Any:
                 quoted_strings_can_be_null=True,
             ),
         )
-    except pa.ArrowInvalid:
-        lines = io.StringIO(block.decode("utf-8-sig"), newline="")
-        reader = csv.DictReader(lines, names)
-        rows = [{name: value or None for name, value in row.items()} for row in reader]
-        return rows[1:] if skip else rows
+    except pa.ArrowInvalid:  # what says where, or reads it after all
+        return csv_rows(block, columns, where)
+
+
+def _header(block: bytes, where: Where) -> tuple[list[str], int]:
+    """The columns, and how many lines they take."""
+    reader = csv.reader(io.StringIO(block.decode("utf-8-sig"), newline=""))
+    names = next((row for row in reader if row), [])
+    check_columns(names, where)
+    return names, reader.line_num

@@ -1,0 +1,118 @@
+"""Rows of CSV and JSON lines, and errors that say where what is none stands."""
+
+from __future__ import annotations
+
+import csv
+import io
+import re
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any
+
+import orjson
+
+from noetl_dagster.errors import ToolError
+
+BOM = b"\xef\xbb\xbf"
+_EXCERPT = 80
+# text without quotes; a value in quotes, which ends where they do; a quote within a value that has none around it
+_QUOTED_WELL = re.compile(
+    rb'(?:[^"]++|(?:\A|(?<=[,\r\n]))"[^"]*+(?:""[^"]*+)*+"(?=[,\r\n]|\Z)|(?<=[^,\r\n])")*+'
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Where:
+    """What bytes are of, and where in it they begin."""
+
+    name: str
+    byte: int = 0
+
+    def error(self, what: str, line: int | None = None) -> ToolError:
+        """An error of the bytes from there on, in a line of them, counted from 1."""
+        after = f" after byte {self.byte}" if self.byte else ""
+        place = f"from byte {self.byte} on" if line is None else f"line {line}{after}"
+        return ToolError(f"{self.name}, {place}: {what}", kind="parse")
+
+    def never_ends(self, most: int, data: bytes) -> ToolError:
+        """The error of a record that is longer than any may be."""
+        return self.broken_quote(data) or self.error(f"a record of more than {most} bytes")
+
+    def broken_quote(self, data: bytes) -> ToolError | None:
+        """What is wrong with the quotes of CSV, if anything."""
+        if b'"' not in data:
+            return None
+        found = _QUOTED_WELL.match(data)
+        assert found is not None  # it may be empty
+        at = found.end()
+        if at == len(data):
+            return None
+        what = f"the quote at byte {self.byte + at} opens a value that does not end with a quote before a comma or line"
+        return self.error(f"{what}: {_excerpt(data[at:])}", data.count(b"\n", 0, at) + 1)
+
+
+def csv_rows(
+    data: bytes, columns: Sequence[str] | None, where: Where, encoding: str = "utf-8"
+) -> tuple[list[str] | None, list[dict[str, str | None]]]:
+    """The columns and rows of CSV; values are text, empty ones null.
+
+    Args:
+        columns: None where the first row names them.
+
+    Returns:
+        None for columns that no row names.
+
+    Raises:
+        ToolError: it is no CSV, names a column twice, or has a row with more or fewer values than columns.
+    """
+    if (error := where.broken_quote(data)) is not None:
+        raise error
+    names = None if columns is None else list(columns)
+    try:
+        text = data.removeprefix(BOM if where.byte == 0 else b"").decode(encoding)
+        reader = csv.reader(io.StringIO(text, newline=""))
+        if names is None and (names := next(filter(None, reader), None)) is not None:
+            check_columns(names, where)
+        rows = []
+        for values in reader:
+            if len(values) == len(names or ()):
+                rows.append(dict(zip(names or (), [value or None for value in values], strict=True)))
+            elif values:
+                what = f"a CSV row has {len(values)} values for {len(names or ())} columns"
+                raise where.error(f"{what}: {values!r:.{_EXCERPT}}", reader.line_num)
+    except (csv.Error, UnicodeDecodeError) as error:
+        raise where.error(f"no CSV: {error}") from None
+    return names, rows
+
+
+def check_columns(names: Sequence[str], where: Where) -> None:
+    """Raises ``ToolError`` where a column is named twice."""
+    twice = next((name for name in names if names.count(name) > 1), None)
+    if twice is not None:
+        raise where.error(f"the header names column {twice!r} twice; rows could hold only one of them", 1)
+
+
+def json_rows(lines: Sequence[bytes], where: Where) -> list[Any]:
+    """The values of JSON lines; empty lines are none.
+
+    Raises:
+        ToolError: one is no JSON.
+    """
+    filled = [stripped for line in lines if (stripped := line.strip())]
+    with suppress(orjson.JSONDecodeError):
+        rows: list[Any] = orjson.loads(b"[%s]" % b",".join(filled))
+        if len(rows) == len(filled):
+            return rows
+    return [_value(stripped, n, where) for n, line in enumerate(lines, 1) if (stripped := line.strip())]
+
+
+def _value(line: bytes, number: int, where: Where) -> Any:
+    try:
+        return orjson.loads(line)
+    except orjson.JSONDecodeError as error:
+        raise where.error(f"no JSON ({error}): {_excerpt(line)}", number) from None
+
+
+def _excerpt(data: bytes) -> str:
+    return data[:_EXCERPT].decode(errors="replace")
