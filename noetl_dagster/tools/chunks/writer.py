@@ -15,6 +15,7 @@ from noetl_dagster.storage import codec
 from noetl_dagster.storage.codec import JsonLines
 from noetl_dagster.storage.manifests import Strategy
 from noetl_dagster.tools.base import Chunk, Toolbox, ToolCall
+from noetl_dagster.tools.rows.formats import CHUNK_ROWS
 
 
 @dataclass(slots=True)
@@ -101,9 +102,13 @@ class ChunkWriter:
 
         Args:
             seeks: the producer begins at ``position``; else it begins anew, and what is stored is only compared.
-            size: rows of the chunks that ``add`` and ``take`` cut, at most; None bounds only their bytes.
+            size: rows of the chunks that ``add`` and ``take`` cut, at most; None bounds only their bytes, or those
+                that a step takes at ``CHUNK_ROWS``: as Python's values small rows are many times their bytes.
         """
-        at_once = seeks or cls.is_wanted(call, box)
+        is_wanted = cls.is_wanted(call, box)
+        at_once = seeks or is_wanted
+        if size is None and is_wanted:
+            size = CHUNK_ROWS
         stored = await box.chunks.told(call) if box.chunks is not None and at_once else []
         writer = cls(call, box, stored, seeks=seeks, size=size)
         writer._asked = box.chunks is None or at_once
