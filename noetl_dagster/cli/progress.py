@@ -12,7 +12,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextC
 from noetl_dagster.cli.console import notes
 from noetl_dagster.engine.engine import Engine
 from noetl_dagster.engine.executions.estimate import Estimate, past_of
-from noetl_dagster.engine.executions.overview import LoopView, Overview, StepView, overview
+from noetl_dagster.engine.executions.overview import LoopView, Overview, StepView, chunks_made, overview
 from noetl_dagster.engine.executions.progress import Pace, duration, running_notes
 from noetl_dagster.errors import ExecutionNotFoundError
 from noetl_dagster.event_loop import run_sync
@@ -139,8 +139,7 @@ class _Lines:
             if self._shown.get(step.step) == step.status and not due:
                 continue
             self._shown[step.step], self._at[step.step] = step.status, now
-            total, done = _counts(step)
-            counts = f" {done}/{total}" if step.loop is not None else ""
+            counts = f" {_counted(step.loop)}" if step.loop is not None else ""
             notes.print(
                 f"{found.seconds:7.1f} s  {step.step}: {step.status.lower()}{counts}{note}",
                 markup=False,
@@ -151,8 +150,15 @@ class _Lines:
 
 def _counts(step: StepView) -> tuple[int, int]:
     if step.loop is not None:
-        return step.loop.total, step.loop.done + step.loop.failed
+        return step.loop.total or step.loop.so_far or 0, step.loop.done + step.loop.failed
     return 1, int(step.status != "RUNNING")
+
+
+def _counted(loop: LoopView) -> str:
+    ended = loop.done + loop.failed
+    if loop.so_far is not None:
+        return f"{ended} of {loop.so_far} so far"
+    return f"{ended}/{loop.total}" if loop.total else str(ended)
 
 
 class Paces:
@@ -173,6 +179,8 @@ class Paces:
 
 def _note(step: StepView, paces: Paces, said: Mapping[str, str]) -> str:
     parts = []
+    if step.chunks is not None:
+        parts.append(chunks_made(step.chunks))
     if step.loop is not None:
         parts.append(f"{step.loop.failed} failed" if step.loop.failed else "")
         parts.append(paces.describe(step.loop) if step.status == "RUNNING" else "")

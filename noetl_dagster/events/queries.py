@@ -241,6 +241,12 @@ SELECT node_name, count(*) AS chunks, sum((meta ->> 'row_count')::bigint)::bigin
 FROM noetl.event WHERE execution_id = $1 AND event_type = 'call.partial' GROUP BY node_name
 """
 
+# By step that takes chunks, the one that makes them.
+TAKERS = """
+SELECT DISTINCT node_name AS taker, meta ->> 'source' AS source
+FROM noetl.event WHERE execution_id = $1 AND event_type = 'loop.started' AND meta ? 'source'
+"""
+
 # By number of each chunk of a visit, the iteration whose result it is.
 CHUNK_ITERATIONS = """
 SELECT (meta ->> 'chunk_index')::int AS chunk_index, current_index FROM noetl.event

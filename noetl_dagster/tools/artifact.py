@@ -15,7 +15,7 @@ from noetl_dagster.result_ref import ResultRef
 from noetl_dagster.settings import StoreTier
 from noetl_dagster.storage import codec, locations
 from noetl_dagster.tools.base import Tool, Toolbox, ToolCall, ToolResult
-from noetl_dagster.tools.chunks.files import file_rows, holds_array
+from noetl_dagster.tools.chunks.files import file_rows, holds_array, reading
 from noetl_dagster.tools.chunks.parts import tell_stored
 from noetl_dagster.tools.references import as_result_ref
 from noetl_dagster.tools.rows.formats import RowFormat
@@ -65,7 +65,8 @@ class ArtifactTool(Tool):
             if uri and action is ArtifactAction.GET and as_result_ref(uri) is None:
                 if (format := await _row_format(call, box, str(uri))) is not None:
                     return await file_rows(str(uri), format, call, box)
-                return ToolResult(data=await asyncio.to_thread(_read, box, str(uri)))
+                with reading(str(uri)):
+                    return ToolResult(data=await asyncio.to_thread(_read, box, str(uri)))
             found = await (_put(call, box) if action is ArtifactAction.PUT else _get(call, box))
         except StorageError as error:
             code = getattr(error, "code", None)

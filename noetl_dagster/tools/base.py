@@ -141,6 +141,7 @@ class Tool(Protocol):
         """Runs the call.
 
         Raises:
-            ToolError: for every failure of the tool itself; anything else is a defect.
+            ToolError: for every failure of the tool itself. What is neither one of the project's errors nor one of
+                a connection is a defect: the task fails with its type and message.
         """
         ...

@@ -1,4 +1,4 @@
-"""Time limits that a tool's own ``timeout`` field asks for, beside the task's ``spec.timeout``."""
+"""Limits that a tool's own fields ask for: ``timeout``, beside the task's ``spec.timeout``, and numbers of rows."""
 
 from __future__ import annotations
 
@@ -49,3 +49,25 @@ def seconds_of(call: ToolCall) -> float | None:
             f"{call.task.kind} in step {call.step}: timeout {given!r} is no number of seconds",
             kind="schema",
         ) from None
+
+
+def count_of(call: ToolCall, field: str) -> int | None:
+    """A number of rows in a call's config, such as ``chunk_size``; None where there is none, or 0.
+
+    Raises:
+        ToolError: it is no whole number, or less than 0.
+    """
+    given = call.config.get(field)
+    if not given:
+        return None
+    try:
+        count = int(given)
+    except (TypeError, ValueError, OverflowError):
+        count = 0
+    if count < 1:
+        raise ToolError(
+            f"{call.task.kind} in step {call.step}: {field} {given!r} is no number of rows; "
+            "write a whole number from 1",
+            kind="schema",
+        )
+    return count

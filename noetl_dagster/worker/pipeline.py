@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from collections.abc import Callable
 from contextlib import nullcontext
@@ -11,7 +12,8 @@ from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any, TypeVar
 
-from noetl_dagster.errors import CredentialError, StorageError, TemplateError, ToolError
+from noetl_dagster.errors import CredentialError, NoetlError, StorageError, TemplateError, ToolError
+from noetl_dagster.events.connection import DATABASE_AWAY
 from noetl_dagster.events.envelopes import ERROR, OK, Envelope, error_envelope
 from noetl_dagster.playbook.models import Directive, PolicyAction, Task
 from noetl_dagster.playbook.templates.failures import seen_error
@@ -29,6 +31,14 @@ from noetl_dagster.worker.spans import CommandSpan
 
 JUMP_LIMIT = 10_000
 """Jumps of one run of a pipeline, at most (DSL section 5)."""
+
+TASK_ERRORS = (ToolError, TemplateError, CredentialError, StorageError)
+"""How a task fails as it should: with what went wrong, and where."""
+
+PLATFORM_ERRORS = (NoetlError, *DATABASE_AWAY)
+"""What says nothing of a task: the log is out of reach, or the execution was cancelled, for example."""
+
+logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
@@ -84,7 +94,7 @@ class Pipeline:
             envelope = await self._run_tasks(run, folder)
             if envelope["status"] == OK:
                 envelope = await self._finish(run, envelope)
-        except (ToolError, TemplateError, CredentialError, StorageError) as error:
+        except TASK_ERRORS as error:
             envelope = error_envelope(error)
         return Outcome(
             envelope=envelope,
@@ -158,9 +168,11 @@ class Pipeline:
         retry_after = None
         try:
             envelope = await self._call_tool(run, task, attempt, folder)
-        except (ToolError, TemplateError, CredentialError, StorageError) as error:
+        except TASK_ERRORS as error:
             envelope = error_envelope(error, task.task.kind)
             retry_after = getattr(error, "retry_after", None)
+        except Exception as error:
+            envelope = error_envelope(defect(error, task.task.kind, run.command.step), task.task.kind)
         envelope["meta"] = {
             "attempt": attempt,
             "duration_ms": round((time.perf_counter() - started) * 1000, 3),
@@ -286,6 +298,27 @@ class Pipeline:
     @property
     def _fetch(self) -> Callable[[Any], Any]:
         return self._box.results.get
+
+
+def defect(error: Exception, tool: str, step: str) -> ToolError:
+    """The failure of a task whose tool raised what a tool should not: the same again, however often it is resumed.
+
+    Raises:
+        Exception: ``error`` itself, where it is of the platform or of a process that is ending. The command stays
+            open, and runs again when the execution is resumed.
+    """
+    if _is_of_platform(error):
+        raise error
+    logger.error("%s in step %s: a defect in the tool", tool, step, exc_info=error)
+    name = type(error).__name__
+    return ToolError(f"{tool} in step {step}: {name}: {error}", kind="unknown", code=name)
+
+
+def _is_of_platform(error: BaseException) -> bool:
+    if isinstance(error, BaseExceptionGroup):
+        return any(map(_is_of_platform, error.exceptions))
+    is_ending = isinstance(error, RuntimeError) and "cannot schedule new futures" in str(error)
+    return is_ending or isinstance(error, PLATFORM_ERRORS) or not isinstance(error, Exception)
 
 
 def _as_failure(envelope: Envelope, task: TaskProgram) -> Envelope:

@@ -39,11 +39,16 @@ class Rule:
 
 @dataclass(frozen=True, slots=True)
 class Continuation:
-    """One entry of a ``retry`` block."""
+    """One entry of a ``retry`` block.
+
+    Attributes:
+        is_for_failures: nothing of it follows a success.
+    """
 
     rule: RetryRule
     when: Condition
     next_call: Compiled | None
+    is_for_failures: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,7 +143,7 @@ class StepProgram:
         may be followed by another attempt, whose result counts then.
         """
         if not self.tasks or any(
-            entry.rule.continues_success or entry.when.names for entry in self.tasks[-1].continuations
+            not entry.is_for_failures for task in self.tasks for entry in task.continuations
         ):
             return ""
         return self.tasks[-1].name
@@ -238,6 +243,7 @@ def _compile_task(playbook: Playbook, task: Task, *, in_loop: bool) -> TaskProgr
                 next_call=None
                 if rule.next_call is None
                 else compile_value(rule.next_call.model_dump(exclude_defaults=True)),
+                is_for_failures=not rule.continues_success and condition(rule.when).is_about_failures,
             )
             for rule in task.retry
         ),

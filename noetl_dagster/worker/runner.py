@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from noetl_dagster.about import About
-from noetl_dagster.errors import CredentialError, StorageError, TemplateError, ToolError
+from noetl_dagster.errors import ToolError
 from noetl_dagster.events.buffer import EventBuffer
 from noetl_dagster.events.context import event_context
 from noetl_dagster.events.envelopes import error_envelope
@@ -31,7 +31,7 @@ from noetl_dagster.worker.command import Command, CommandEvents, Outcome
 from noetl_dagster.worker.execution import Execution
 from noetl_dagster.worker.heartbeat import Heartbeats
 from noetl_dagster.worker.leftovers import Leftovers
-from noetl_dagster.worker.pipeline import Pipeline
+from noetl_dagster.worker.pipeline import TASK_ERRORS, Pipeline, defect
 from noetl_dagster.worker.program import StepProgram
 from noetl_dagster.worker.spans import CommandSpan, step_span
 from noetl_dagster.worker.streams.chunks import Streams
@@ -175,7 +175,7 @@ class CommandRunner:
         """Runs the tasks of a command, without its events and sink; never raises for their failure."""
         try:
             scope = await execution.command_scope(program, command, cache, self._box.results.get, values)
-        except (ToolError, TemplateError, CredentialError, StorageError) as error:
+        except TASK_ERRORS as error:
             return Outcome(error_envelope(error))
         loop = program.step.loop
         limit = loop.fanout.shard_ttl if command.shard and loop is not None else None
@@ -218,8 +218,11 @@ class CommandRunner:
                     sink, value, names, identity=identity, complete=complete
                 )
                 completed = written.completed
-        except (ToolError, TemplateError, CredentialError, StorageError) as error:
-            failed = Outcome(error_envelope(error, sink.tool), tasks=outcome.tasks, duration=outcome.duration)
+        except Exception as error:
+            known = (
+                error if isinstance(error, TASK_ERRORS) else defect(error, f"sink {sink.tool}", command.step)
+            )
+            failed = Outcome(error_envelope(known, sink.tool), tasks=outcome.tasks, duration=outcome.duration)
             await self._buffer.post([self._ended(call, failed)])
             return failed
         if not completed:
@@ -241,7 +244,7 @@ class CommandRunner:
         try:
             names = await self._result_scope(call, view, cache)
             outcome.reached = await self._reached(call, await self._result(outcome, view), names)
-        except (ToolError, TemplateError, CredentialError, StorageError) as error:
+        except TASK_ERRORS as error:
             return Outcome(error_envelope(error), tasks=outcome.tasks, duration=outcome.duration)
         return outcome
 

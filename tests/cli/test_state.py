@@ -50,3 +50,16 @@ def test_how_far_it_is(cli: Cli, tmp_path: Path) -> None:
     ran = cli("run", str(file), "--json")
     (step,) = json.loads(ran.stdout)["steps"]
     assert (step["data"], step["watermark"]) == ([{"n": 1}, {"n": 2}], {"value": 2, "previous": 0})
+
+
+def test_a_name_that_the_playbook_does_not_have(cli: Cli, tmp_path: Path) -> None:
+    file = tmp_path / "numbers.yaml"
+    file.write_text(NUMBERS)
+    early = cli("state", "set", "tests/numbers", "lod", "1")
+    assert (early.returncode, "is not registered and has not run" in early.stderr) == (0, True), early.stderr
+    assert "load begins anew" not in cli("state", "reset", "tests/numbers", "lod").stdout
+    cli("run", str(file))
+    refused = cli("state", "set", "tests/numbers", "laod", "7")
+    assert refused.returncode == 1
+    assert "playbook tests/numbers keeps no state as 'laod'; what it keeps: load" in refused.stderr
+    assert "load goes on from 7" in cli("state", "set", "tests/numbers", "load", "7").stdout

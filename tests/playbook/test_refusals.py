@@ -273,7 +273,20 @@ BROKEN_STEPS = {
     ),
     "chunks that set": (
         FEEDING.replace("}]", ", set: {ctx.n: 1}}]") + f"- step: take\n  {OK_TOOL}\n",
-        "has a 'set', which would be written once for each chunk",
+        "has a 'set', which would be written once for each chunk; write it in the task of 'take', which sees",
+    ),
+    "a step that sets by the chunk": (
+        FEEDING + f"- step: take\n  {OK_TOOL}\n  set: {{ctx.n: '{{{{ chunk.row_count }}}}'}}\n",
+        "sample.yaml:8:11: step 'take': set ctx.n: there is no 'chunk' when the step has ended; write it in its task",
+    ),
+    "a step whose output is of the chunk": (
+        FEEDING + f"- step: take\n  {OK_TOOL}\n  output: {{n: '{{{{ chunk.row_count }}}}'}}\n",
+        "step 'take': output: there is no 'chunk' when the step has ended; write it in its task",
+    ),
+    "a step that sets by the chunk of its own name": (
+        FEEDING
+        + f"- step: take\n  {OK_TOOL}\n  loop: {{iterator: page}}\n  set: {{ctx.a: {{b: ['{{{{ page.rows }}}}']}}}}\n",
+        "step 'take': set ctx.a: there is no 'page' when the step has ended",
     ),
     "a stream in a cycle": (
         FEEDING + f"- step: take\n  {OK_TOOL}\n  next: [start]\n",
@@ -542,3 +555,14 @@ def test_settings_know_what_there_is_when_their_step_is_entered() -> None:
     assert "max_in_flight is settled when the step is entered, and 'iter' is not known then" in refused
     [refused] = errors_of(steps % "workload.width - 3", root=root)
     assert "max_in_flight: input should be greater than or equal to 1, found 0" in refused
+
+
+def _retried(retry: str) -> str:
+    tool = "tool: {kind: postgres, auth: pg, command: SELECT 1}"
+    return f"- step: start\n  {tool}\n  retry: {retry}\n  next: [{{step: take, on: call.partial}}]\n- step: take\n  {OK_TOOL}\n"
+
+
+def test_a_retry_that_looks_at_results_keeps_a_stream_from_its_chunks() -> None:
+    found = warnings_of(_retried("{max_attempts: 3, stop_when: '{{ output.data }}'}"))
+    assert any("gives its result as one chunk, since its 'retry' looks at results" in one for one in found)
+    assert not warnings_of(_retried("{max_attempts: 3, retry_on: [connection]}"))

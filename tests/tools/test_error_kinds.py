@@ -133,3 +133,20 @@ def test_other_errors() -> None:
     assert kind_of(ReferenceNotAvailableError("gone")) == "not_found"
     assert kind_of(IntegrityError("other")) == "storage"
     assert kind_of(ValueError("x")) == "unknown"
+
+
+@pytest.mark.parametrize(
+    ("kind", "config"),
+    [
+        ("postgres", {"command": "select 1 as id"}),
+        ("postgres", {"command": "select 1 as id", "as": "rows"}),
+        ("duckdb", {"command": "select 1 as id"}),
+        ("transfer", {"source": {"kind": "http", "url": "http://127.0.0.1:1/"},
+                      "target": {"kind": "postgres", "table": "t"}}),
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("size", ["lots", -1, [5]])
+async def test_a_chunk_size_that_is_no_number(run: Any, kind: str, config: dict[str, Any], size: Any) -> None:
+    with pytest.raises(ToolError, match=r"in step stage: chunk_size .* is no number of rows") as caught:
+        await run(kind, chunk_size=size, **config)
+    assert caught.value.kind == "schema"

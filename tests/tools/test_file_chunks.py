@@ -181,3 +181,26 @@ def _told_of(box: Toolbox, monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
     monkeypatch.setattr(box.results, "put", watched)
     return places
+
+
+@pytest.mark.parametrize("wanted", [False, True])
+@pytest.mark.parametrize("cut", [0, 9, 40, 1 << 20])
+async def test_a_damaged_parquet_file(run: Any, box: Toolbox, mount: Path, wanted: bool, cut: int) -> None:
+    box.chunks = ListLog(wanted=wanted)
+    path = write(mount / "rows.parquet")
+    content = path.read_bytes()
+    path.write_bytes(content[:cut] if cut < 1 << 20 else b"PAR1" + bytes(len(content) - 200) + content[-196:])
+
+    with pytest.raises(ToolError, match=r"rows\.parquet") as caught:
+        await run("artifact", action="get", uri=str(path))
+
+    assert caught.value.kind in ("parse", "storage")
+
+
+async def test_a_damaged_json_file(run: Any, mount: Path) -> None:
+    (mount / "value.json").write_text('{"a": ')
+
+    with pytest.raises(ToolError, match=r"value\.json is not what its name or 'format' says") as caught:
+        await run("artifact", action="get", uri=str(mount / "value.json"))
+
+    assert caught.value.kind == "parse"

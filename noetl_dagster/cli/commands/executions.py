@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated
+from typing import Annotated, Any
 
 import orjson
 import typer
@@ -15,9 +15,11 @@ from noetl_dagster.cli.session import open_session
 from noetl_dagster.engine.engine import Engine
 from noetl_dagster.engine.executions.listing import newest_executions
 from noetl_dagster.engine.executions.overview import (
+    ChunksView,
     LoopView,
     Overview,
     StepView,
+    chunks_made,
     full_overview,
     small_results,
 )
@@ -25,7 +27,7 @@ from noetl_dagster.engine.executions.pooled import MOST_WAITING, PoolView
 from noetl_dagster.engine.executions.progress import brief, duration, per_second
 from noetl_dagster.errors import ExecutionNotFoundError
 from noetl_dagster.event_loop import run_sync
-from noetl_dagster.events.types import Event
+from noetl_dagster.events.types import Event, EventType
 from noetl_dagster.transport.attendance import no_worker
 
 ExecutionId = Annotated[int, typer.Argument(help="as 'run' printed it", metavar="EXECUTION_ID")]
@@ -106,7 +108,7 @@ def show(engine: Engine, found: Overview) -> None:
     table = Table("step", "state", "iterations", Column("result", overflow="fold"), box=None)
     for step in found.steps:
         outcome = Text(_outcome(step, found, small))
-        table.add_row(step.step, _coloured(step.status), _counts(step.loop), outcome)
+        table.add_row(step.step, _coloured(step.status), _counts(step.loop, step.chunks), outcome)
     console.print(table)
     if any(step.checks for step in found.steps):
         console.print(check_table(found))
@@ -163,11 +165,12 @@ def _outcome(step: StepView, found: Overview, small: Mapping[str, str]) -> str:
     return text if len(text) <= RESULT_CHARACTERS else text[: RESULT_CHARACTERS - 1] + "…"
 
 
-def _counts(loop: LoopView | None) -> str:
+def _counts(loop: LoopView | None, chunks: ChunksView | None = None) -> str:
+    made = [] if chunks is None else [chunks_made(chunks)]
     if loop is None:
-        return ""
+        return ", ".join(made)
     counts = f"{loop.done}/{loop.total}" if loop.total or loop.done == loop.failed == 0 else str(loop.done)
-    parts = [counts]
+    parts = [counts if loop.so_far is None else f"{loop.done} of {loop.so_far} so far", *made]
     if loop.failed:
         parts.append(f"{loop.failed} failed")
     if loop.waiting:
@@ -211,4 +214,10 @@ def _as_line(event: Event, as_json: bool) -> str:
     index = f"[{event.current_index}]" if event.current_index is not None else ""
     when = f"{event.created_at:%H:%M:%S.%f}"[:-3] if event.created_at else ""
     error = f"  {event.error}" if event.error else ""
-    return f"{when}  {event.event_id}  {event.event_type:<24} {event.node_name or ''}{index}{error}"
+    chunk = f"  {_chunk(event.meta)}" if event.event_type == EventType.CALL_PARTIAL else ""
+    return f"{when}  {event.event_id}  {event.event_type:<24} {event.node_name or ''}{index}{chunk}{error}"
+
+
+def _chunk(meta: Mapping[str, Any]) -> str:
+    rows = "" if meta.get("row_count") is None else f", {meta['row_count']} rows"
+    return f"chunk {meta.get('chunk_index')}{rows}{'' if meta.get('has_more') else ', the last'}"

@@ -9,10 +9,12 @@ from typing import Annotated
 import typer
 from rich.table import Table
 
-from noetl_dagster.cli.console import console, fail, print_json
+from noetl_dagster.cli.console import console, fail, notes, print_json
 from noetl_dagster.cli.session import open_session
 from noetl_dagster.engine.steps.watermarks import Watermark, set_watermark, watermarks
 from noetl_dagster.event_loop import run_sync
+from noetl_dagster.playbook.models import Playbook
+from noetl_dagster.playbook.wording import is_template
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -58,10 +60,15 @@ def set_(
     partition: Partition = "",
     as_text: Annotated[bool, typer.Option("--text", help="a text, though it looks like a number")] = False,
 ) -> None:
-    """Have the next run of a step go on from a value; executions that have begun move it no more."""
+    """Have the next run of a step go on from a value; executions that have begun move it no more.
+
+    The step is looked up in the playbook where that is registered, or has run.
+    """
     with open_session(quickly=True) as session:
         runtime = session.engine.runtime
         before = _of(run_sync(watermarks(runtime.pool, path)), step, partition)
+        if before is None:
+            _look_up(run_sync(runtime.registered.that_ran(path)), path, step)
         was_text = before is not None and isinstance(before.value, str)
         given = value if as_text or was_text else _number(value)
         run_sync(set_watermark(runtime.log, path, step, given, partition=partition))
@@ -84,6 +91,17 @@ def reset(path: Path, step: Step, partition: Partition = "") -> None:
         )
         fail(f"playbook {path} has not loaded anything as {step!r}; what it has loaded: {known or 'nothing'}")
     typer.echo(f"{path}: {step} begins anew; it was {_shown(before.value, 'reset')}")
+
+
+def _look_up(playbook: Playbook | None, path: str, name: str) -> None:
+    """Refuses a name under which a playbook keeps nothing; of one that is not known a warning says so."""
+    if playbook is None:
+        warning = f"warning: playbook {path} is not registered and has not run, so {name!r} is taken as it is"
+        notes.print(warning, style="yellow", markup=False, highlight=False)
+        return
+    kept = [step.state.name or step.name for step in playbook.steps if step.state is not None]
+    if name not in kept and not any(map(is_template, kept)):
+        fail(f"playbook {path} keeps no state as {name!r}; what it keeps: {', '.join(kept) or 'none'}")
 
 
 def _of(found: list[Watermark], name: str, partition: str) -> Watermark | None:

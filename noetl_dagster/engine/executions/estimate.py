@@ -89,6 +89,10 @@ class Estimate:
         for step in running:
             self._began.setdefault(step.step, now)
         open_loops = [step for step in running if step.loop is not None and step.loop.total]
+        if any(
+            not self._left_of(step, now) for step in running if step.loop is not None and not step.loop.total
+        ):
+            return None
         parts = [self._left_of(step, now) for step in running if step not in open_loops]
         if open_loops:
             parts.append(self._pace.remaining(sum(loop.total for loop in loops)))

@@ -15,9 +15,20 @@ from noetl_dagster.errors import ExecutionNotFoundError
 from noetl_dagster.events.envelopes import OK, Envelope, from_result
 from noetl_dagster.events.projection.execution import ProjectedExecution
 from noetl_dagster.events.projection.projector import read_execution
-from noetl_dagster.events.queries import CHECKS, SMALL_RESULTS, STEP_RESULTS, TEXT_OF_EXECUTION
+from noetl_dagster.events.queries import (
+    CHECKS,
+    CHUNK_COUNTS,
+    SMALL_RESULTS,
+    STEP_RESULTS,
+    TAKERS,
+    TEXT_OF_EXECUTION,
+)
 from noetl_dagster.events.state import PASSED, ExecutionStatus
+from noetl_dagster.playbook.models import LoopMode
 from noetl_dagster.result_ref import ResultRef
+
+OPEN = "OPEN"
+"""Status of a step that has not ended in an execution that has failed."""
 
 UNCLAIMED = """
 SELECT loop_id FROM unnest($2::text[]) AS loop_id
@@ -28,7 +39,8 @@ WHERE NOT EXISTS (
 
 
 class LoopView(BaseModel):
-    """Counts of a loop's iterations; ``total`` is 0 while a cursor loop has not come to its end.
+    """Counts of a loop's iterations; ``total`` is 0 while a loop goes on of which nobody knows how many there will be:
+    over a cursor, or over the chunks of another step, of which ``so_far`` have been made.
 
     While it runs, ``rate`` is how many a second ended lately and ``remaining_seconds`` how long the others take
     at that rate; None when nobody can tell. ``waiting``: no iteration has begun, for want of somebody to run it.
@@ -44,6 +56,16 @@ class LoopView(BaseModel):
     rate: float | None = None
     remaining_seconds: float | None = None
     waiting: bool = False
+    so_far: int | None = None
+
+
+class ChunksView(BaseModel):
+    """What a step has made for those that take its chunks; ``rows`` is None where nobody has counted them."""
+
+    model_config = ConfigDict(frozen=True)
+
+    made: int
+    rows: int | None = None
 
 
 class CheckView(BaseModel):
@@ -87,7 +109,8 @@ class WatermarkView(BaseModel):
 
 
 class StepView(BaseModel):
-    """The latest visit of a step.
+    """The latest visit of a step. Its status is ``OPEN`` when it had not ended as the execution failed: of a step that
+    takes chunks, which a resumed execution goes on with. ``chunks`` is of a step whose chunks others take.
 
     ``result`` is the address of a stored result, None for a small one. :func:`full_overview` tells the result itself,
     once the step has ended: ``data`` where the log has it, ``ref`` where it is stored; of a loop ``data`` is the list
@@ -109,6 +132,7 @@ class StepView(BaseModel):
     pool: PoolView | None = None
     checks: tuple[CheckView, ...] = ()
     watermark: WatermarkView | None = None
+    chunks: ChunksView | None = None
 
 
 class Overview(BaseModel):
@@ -158,8 +182,9 @@ async def overview(runtime: Runtime, execution_id: int) -> Overview:
     if found is None:
         raise ExecutionNotFoundError(f"no execution {execution_id} in the event log")
     if found.status != ExecutionStatus.RUNNING or not found.has_open_loop:
-        return overview_of(found, {})
+        return await _with_chunks(runtime, found, overview_of(found, {}))
     seen = overview_of(found, await loop_rates(runtime.pool, execution_id))
+    seen = await _with_chunks(runtime, found, seen)
     return seen.with_waiting(await _unclaimed(runtime, execution_id, seen))
 
 
@@ -172,7 +197,7 @@ async def full_overview(runtime: Runtime, execution_id: int) -> Overview:
     found = await overview(runtime, execution_id)
     pooled = await pool_views(runtime.pool, execution_id, [step.step for step in found.steps])
     checks = await _checks(runtime, execution_id)
-    results = await _results(runtime, execution_id)
+    results = await _results(runtime, execution_id, found.status)
 
     def told(step: StepView) -> StepView:
         view = pooled.get(step.step)
@@ -186,22 +211,45 @@ async def full_overview(runtime: Runtime, execution_id: int) -> Overview:
     return found.model_copy(update={"steps": tuple(map(told, found.steps)), **text})
 
 
+async def _with_chunks(runtime: Runtime, execution: ProjectedExecution, seen: Overview) -> Overview:
+    """The same with the counts of chunks, where steps take any."""
+    loops = execution.state.get("loop", {})
+    if not any(entry.get("mode") == LoopMode.STREAM for entry in loops.values()):
+        return seen
+    sources = {
+        row["taker"]: row["source"] for row in await runtime.pool.fetch(TAKERS, execution.execution_id)
+    }
+    rows = await runtime.pool.fetch(CHUNK_COUNTS, execution.execution_id)
+    made = {row["node_name"]: ChunksView(made=row["chunks"], rows=row["rows"]) for row in rows}
+    counts = {source: made.get(source, ChunksView(made=0)) for source in sources.values()}
+
+    def told(step: StepView) -> StepView:
+        loop, source = step.loop, sources.get(step.step)
+        if loop is not None and source is not None and not loop.total:
+            loop = loop.model_copy(update={"so_far": counts[source].made})
+        return step.model_copy(update={"loop": loop, "chunks": counts.get(step.step)})
+
+    return seen.model_copy(update={"steps": tuple(map(told, seen.steps))})
+
+
 async def _text(runtime: Runtime, execution_id: int) -> dict[str, Any]:
     """Path, version and digest of the text that an execution runs."""
     row = await runtime.pool.fetchrow(TEXT_OF_EXECUTION, execution_id)
     return {} if row is None else {**row, "version": row["version"] or None}
 
 
-async def _results(runtime: Runtime, execution_id: int) -> dict[str, dict[str, Any]]:
+async def _results(runtime: Runtime, execution_id: int, status: str) -> dict[str, dict[str, Any]]:
     """By step, ``data`` or ``ref`` of its latest result, and its ``watermark``."""
     rows = await runtime.pool.fetch(STEP_RESULTS, execution_id)
     return {
-        row["node_name"]: _result(from_result(row["result"])) | _watermark(row["watermark"]) for row in rows
+        row["node_name"]: _result(from_result(row["result"])) | _watermark(row["watermark"], status)
+        for row in rows
     }
 
 
-def _watermark(moved: dict[str, Any] | None) -> dict[str, Any]:
-    if moved is None:
+def _watermark(moved: dict[str, Any] | None, status: str) -> dict[str, Any]:
+    """How far a step has loaded; nothing while its rows are on their way to others, as long as that does not count."""
+    if moved is None or ("pending" in moved and status != ExecutionStatus.COMPLETED):
         return {}
     return {"watermark": WatermarkView(value=moved["value"], previous=moved["previous"])}
 
@@ -278,16 +326,17 @@ def overview_of(execution: ProjectedExecution, rates: Mapping[str, float]) -> Ov
         ended_at=execution.end_time,
         seconds=round((end - start).total_seconds(), 3) if start else 0.0,
         error=execution.error,
-        steps=tuple(_step(state, step, rates) for step in state.get("steps", [])),
+        steps=tuple(_step(state, step, rates, execution.status) for step in state.get("steps", [])),
         warnings=tuple(state.get("warnings", ())),
         workload=state.get("workload", {}),
     )
 
 
-def _step(state: dict[str, Any], step: dict[str, Any], rates: Mapping[str, float]) -> StepView:
+def _step(state: dict[str, Any], step: dict[str, Any], rates: Mapping[str, float], status: str) -> StepView:
+    is_open = status == ExecutionStatus.FAILED and step["status"] == ExecutionStatus.RUNNING
     return StepView(
         step=step["step"],
-        status=step["status"],
+        status=OPEN if is_open else step["status"],
         visits=step["visits"],
         loop=_loop(state, step["step"], rates),
         result=step.get("result"),
@@ -312,3 +361,8 @@ def _loop(state: dict[str, Any], step: str, rates: Mapping[str, float]) -> LoopV
         rate=rate,
         remaining_seconds=round(left / rate, 1) if rate and left > 0 else None,
     )
+
+
+def chunks_made(chunks: ChunksView) -> str:
+    """For people: ``60 chunks, 300000 rows``."""
+    return f"{chunks.made} chunks" + ("" if chunks.rows is None else f", {chunks.rows} rows")

@@ -89,7 +89,9 @@ class Pace:
         return max(0, total - self._seen[-1][1]) / rate if rate else None
 
     def describe(self, total: int) -> str:
-        """For example ``2300/s, 40 s left``; empty while nobody can tell."""
+        """For example ``2300/s, 40 s left``; empty while nobody can tell. A total of 0 is one that nobody knows."""
+        if not total:
+            return per_second(self.rate) if self.rate else ""
         remaining = self.remaining(total)
         return "" if remaining is None else f"{per_second(self.rate)}, {duration(remaining)} left"
 

@@ -235,7 +235,7 @@ def _applicable(program: StepProgram, outcome: Outcome) -> Iterator[Continuation
             if entry.rule.continues_success:
                 if not outcome.failed:
                     yield entry
-            elif outcome.failed or entry.when.names:
+            elif outcome.failed or not entry.is_for_failures:
                 yield entry
 
 

@@ -130,6 +130,8 @@ class Loops:
             "mode": loop.mode.value,
             ("total_shards" if activation.shard else "collection_size"): size,
         }
+        if loop.mode is LoopMode.STREAM:
+            meta["source"] = activation.execution.program.graph.fed_by(activation.step)
         if len(activation.loop_ids) > 1:
             meta["continues"] = activation.loop_ids[-2]
         type_ = EventType.LOOP_FANOUT_STARTED if activation.shard else EventType.LOOP_STARTED

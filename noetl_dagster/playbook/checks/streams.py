@@ -7,14 +7,14 @@ from typing import Any
 
 from jinja2 import TemplateSyntaxError
 
-from noetl_dagster.errors import Problem, ProblemKind
+from noetl_dagster.errors import Problem, ProblemKind, TemplateError
 from noetl_dagster.playbook.checks.templates import texts_in
 from noetl_dagster.playbook.dialects.spelling import WHEN
 from noetl_dagster.playbook.document import Document
 from noetl_dagster.playbook.graph import StepGraph
 from noetl_dagster.playbook.models import CALL_PARTIAL, Arc, LoopMode, Playbook, Step
 from noetl_dagster.playbook.templates.chunks import CHUNK_NAMES
-from noetl_dagster.playbook.templates.rendering import paths_in
+from noetl_dagster.playbook.templates.rendering import Condition, compile_value, condition, paths_in
 from noetl_dagster.playbook.wording import suggestion
 
 _OF_MAPPINGS = frozenset({"get", "items", "keys", "values"})
@@ -71,6 +71,10 @@ def _check_source(playbook: Playbook, step: Step) -> Iterator[Problem]:
     if not step.tasks:
         message = f"{what} waits for chunks, and without a 'tool' it makes none"
         yield Problem(place, f"{message}; give it one, or leave out 'on'", kind=ProblemKind.MISSING_FIELD)
+    if step.loop is None and _looks_again(step):
+        message = f"{what} gives its result as one chunk, since its 'retry' looks at results that went well"
+        remedy = "let its 'when' ask for 'error' alone, such as {{ error.retryable }}"
+        yield Problem(place, f"{message}; {remedy}", "warning")
     if step.is_fanout:
         message = f"{what} cannot leave a fan-out, whose groups are ops of their own"
         yield Problem(place, f"{message}; use loop mode {LoopMode.PARALLEL}, or leave out 'on'")
@@ -82,6 +86,40 @@ def _check_source(playbook: Playbook, step: Step) -> Iterator[Problem]:
             "warning",
             ProblemKind.FIELD_WITHOUT_EFFECT,
         )
+
+
+def _looks_again(step: Step) -> bool:
+    """Whether another attempt may follow a success of the last task, so that nobody knows which result counts."""
+    rules = step.tasks[-1].retry if step.tasks else ()
+    return any(not rule.continues_success and not _when(rule.when).is_about_failures for rule in rules)
+
+
+def _when(text: str | bool) -> Condition:
+    try:
+        return condition(text)
+    except TemplateError:  # another check says so
+        return condition(True)
+
+
+def _check_end(playbook: Playbook, name: str) -> Iterator[Problem]:
+    """``set`` and ``output`` of a step that takes chunks are of its end, where there is no chunk any more."""
+    step = next((step for step in playbook.steps if step.name == name), None)
+    if step is None or step.loop is None:
+        return
+    chunk = step.loop.iterator
+    written = {"output": step.output, **{f"set {target}": value for target, value in step.set.items()}}
+    for what, value in written.items():
+        try:
+            names = compile_value(value).names
+        except TemplateError:  # another check says so
+            continue
+        if chunk in names - playbook.workload.keys():
+            message = f"step {name!r}: {what}: there is no {chunk!r} when the step has ended"
+            yield Problem(
+                playbook.place_of(step),
+                f"{message}; write it in its task, which runs once for each chunk",
+                kind=ProblemKind.UNDEFINED_NAME,
+            )
 
 
 def _check_ways_back(playbook: Playbook, graph: StepGraph, step: Step) -> Iterator[Problem]:
@@ -114,12 +152,13 @@ def _check_stream(playbook: Playbook, graph: StepGraph, step: Step, arc: Arc) ->
         message = f"{what} is not the only one into that step: there is one from {others} as well"
         remedy = "a step that takes chunks runs as long as they come; give the other arc a step of its own"
         yield Problem(place, f"{message}; {remedy}", kind=ProblemKind.CONFLICTING_FIELDS)
+    yield from _check_end(playbook, arc.step)
     if arc.step == graph.entry:
         yield Problem(place, f"{what} leads to where the playbook starts, before there is a chunk")
     if arc.set:
         message = f"{what} has a 'set', which would be written once for each chunk"
         yield Problem(
             place,
-            f"{message}; write it in the step, which sees the chunk",
+            f"{message}; write it in the task of {arc.step!r}, which sees the chunk",
             kind=ProblemKind.CONFLICTING_FIELDS,
         )

@@ -425,6 +425,19 @@ class Condition:
         """
         return is_true(self._compiled.evaluate(scope))
 
+    @property
+    def is_about_failures(self) -> bool:
+        """Whether it holds of failures only: it looks at ``error`` alone, and does not hold without one.
+
+        One without any name does not say what it is about, and counts as one about failures.
+        """
+        if self.names - {"error"}:
+            return False
+        try:
+            return not self.names or not self.holds({})
+        except TemplateError:
+            return True
+
 
 @lru_cache(maxsize=CACHED_TEMPLATES, typed=True)
 def condition(value: str | bool | None) -> Condition:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from noetl_dagster.errors import ReferenceNotAvailableError
+from noetl_dagster.errors import ReferenceNotAvailableError, StorageError, ToolError
 from noetl_dagster.storage import locations
 from noetl_dagster.tools.base import Toolbox, ToolCall, ToolResult
 from noetl_dagster.tools.chunks.gather import Gathered, Gathering
@@ -40,13 +41,17 @@ async def file_rows(uri: str, format: RowFormat, call: ToolCall, box: Toolbox) -
     chunks = ChunkedResult(call, box)
     if not await chunks.seek():
         return await chunks.result()
-    file = await asyncio.to_thread(_File, uri, box)
+    file = await asyncio.to_thread(_opened, uri, box)
     try:
         if chunks.position is not None and chunks.position["version"] != file.version:
             await chunks.begin_again()
         pieces = file.tables if format is RowFormat.PARQUET else file.pieces
         found = pieces(format, chunks.position or {})
-        while (chunk := await asyncio.to_thread(next, found, None)) is not None:
+        while True:
+            with reading(uri):
+                chunk = await asyncio.to_thread(next, found, None)
+            if chunk is None:
+                break
             await chunks.put(chunk)
         return await chunks.result()
     finally:
@@ -55,11 +60,34 @@ async def file_rows(uri: str, format: RowFormat, call: ToolCall, box: Toolbox) -
 
 def holds_array(uri: str, box: Toolbox, *, at_least: int) -> bool:
     """Whether a file begins as a JSON array does, and has so many bytes."""
-    file = _File(uri, box)
+    file = _opened(uri, box)
     try:
         return file.size >= at_least and begins_array(file.beginning(_LOOK))
     finally:
         file.close()
+
+
+@contextmanager
+def reading(uri: str) -> Iterator[None]:
+    """Lets a block read a file whose content is the playbook's business.
+
+    Raises:
+        StorageError: it cannot be read.
+        ToolError: it is not what its name says, or is damaged.
+    """
+    try:
+        yield
+    except OSError as error:
+        raise StorageError(f"{uri} cannot be read: {error}") from error
+    except ValueError as error:  # of Arrow and of JSON
+        raise ToolError(
+            f"{uri} is not what its name or 'format' says, or is damaged: {error}", kind="parse"
+        ) from error
+
+
+def _opened(uri: str, box: Toolbox) -> _File:
+    with reading(uri):
+        return _File(uri, box)
 
 
 class _File:

@@ -24,6 +24,7 @@ from noetl_dagster.result_ref import RefKind, ResultRef
 from noetl_dagster.settings import StoreTier
 from noetl_dagster.storage import locations
 from noetl_dagster.tools.base import Tool, Toolbox, ToolCall, ToolResult
+from noetl_dagster.tools.limits import count_of
 from noetl_dagster.tools.python.code import (
     CodeFailure,
     Printed,
@@ -322,7 +323,7 @@ def _kept(value: Any, work: _Work) -> _Produced:
 
     config = work.call.config
     if config.get("collect"):
-        most = int(config.get("max_rows") or MOST_COLLECTED_ROWS)
+        most = count_of(work.call, "max_rows") or MOST_COLLECTED_ROWS
         if isinstance(value, DataFrame):
             return _Produced(_collected(value, most, work))
         if isinstance(value, Mapping):
@@ -398,7 +399,7 @@ def _written(frame: DataFrame, name: str, work: _Work) -> WrittenDataset | pa.Ta
     activate(frame.sparkSession)
     settings = work.box.settings
     if not work.layout.has_folder(settings):
-        most = int(work.call.config.get("max_rows") or MOST_COLLECTED_ROWS)
+        most = count_of(work.call, "max_rows") or MOST_COLLECTED_ROWS
         tier = work.layout.tier_for(settings).value
         return _fetched(frame, most, work, f"choose minio or pvc: tier {tier} holds single objects")
     uri = work.box.results.dataset_uri(

@@ -17,6 +17,7 @@ from noetl_dagster.settings import Settings
 from noetl_dagster.storage import codec
 from noetl_dagster.tools.base import Tool, Toolbox, ToolCall, ToolResult
 from noetl_dagster.tools.chunks.writer import ChunkWriter
+from noetl_dagster.tools.limits import count_of
 from noetl_dagster.tools.rows.jsonable import NotJsonableError, to_jsonable
 from noetl_dagster.tools.sql.prepare import prepare_statements
 from noetl_dagster.tools.sql.running import promoted
@@ -68,7 +69,7 @@ class DuckdbTool(Tool):
         database = str(call.config.get("database") or IN_MEMORY)
         path = database if database == IN_MEMORY else str(Path(call.folder, database))
         try:
-            async with await ChunkWriter.open(call, box, size=_size(call)) as writer:
+            async with await ChunkWriter.open(call, box, size=count_of(call, "chunk_size")) as writer:
                 if writer.is_whole:
                     return ToolResult(ref=await writer.finish({}))
                 rows = _LastRows(writer, call, box, asyncio.get_running_loop())
@@ -120,11 +121,6 @@ class _LastRows:
     @property
     def count(self) -> int:
         return self._writer.rows
-
-
-def _size(call: ToolCall) -> int | None:
-    size = call.config.get("chunk_size")
-    return None if not size else max(1, int(size))
 
 
 def _bound(connection: duckdb.DuckDBPyConnection, settings: Settings, folder: Path) -> None:

@@ -7,7 +7,7 @@ import asyncpg
 from noetl_dagster.errors import ToolError
 from noetl_dagster.tools.base import Tool, Toolbox, ToolCall, ToolResult
 from noetl_dagster.tools.chunks.writer import ChunkWriter
-from noetl_dagster.tools.limits import time_limit
+from noetl_dagster.tools.limits import count_of, time_limit
 from noetl_dagster.tools.sql.connection import open_connection, open_pool, postgres_errors
 from noetl_dagster.tools.sql.large.stream import run_call, table_of
 from noetl_dagster.tools.sql.prepare import prepare_statements
@@ -70,7 +70,7 @@ class PostgresTool(Tool):
                 kind="schema",
             )
         async with time_limit(call):
-            size = int(call.config.get("chunk_size") or TABLE_ROWS)
+            size = count_of(call, "chunk_size") or TABLE_ROWS
             return ToolResult(ref=await table_of(statements[0], call, box, size))
 
 

@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 
 from noetl_dagster.errors import ToolError
 from noetl_dagster.tools.base import ToolCall
+from noetl_dagster.tools.limits import count_of
 from noetl_dagster.tools.sql.tables import WriteMode, write_mode
 from noetl_dagster.tools.transfer.places import Place, PlaceKind
 
@@ -63,10 +64,11 @@ def read_options(call: ToolCall, target: Place) -> Options:
     mode = config.get("mode") or target.mode
     if mode is None:
         mode = WriteMode.REPLACE if target.kind is PlaceKind.OBJECT else WriteMode.APPEND
+    size = count_of(call, "chunk_size")
     options = Options(
         write_mode(str(mode)),
-        max(1, int(config.get("chunk_size") or DEFAULT_CHUNK)),
-        max(1, int(config.get("chunk_size") or DEFAULT_PART)),
+        size or DEFAULT_CHUNK,
+        size or DEFAULT_PART,
         _word(Verify, "verify", config.get("verify"), Verify.ROWS, call),
         _word(OnDrift, "on_drift", config.get("on_drift"), OnDrift.ERROR, call),
         _word(Resumable, "resumable", config.get("resumable"), Resumable.AUTO, call),

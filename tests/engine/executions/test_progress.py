@@ -6,9 +6,9 @@ import asyncio
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
-from noetl_dagster.cli.commands.executions import _counts
+from noetl_dagster.cli.commands.executions import _as_line, _counts
 from noetl_dagster.engine.engine import Engine
-from noetl_dagster.engine.executions.overview import LoopView, overview
+from noetl_dagster.engine.executions.overview import ChunksView, LoopView, overview
 from noetl_dagster.engine.executions.progress import Pace, duration, loop_progress, loop_rates
 from noetl_dagster.events.types import Event, EventType
 from tests.engine.conftest import Run
@@ -121,3 +121,22 @@ def test_the_status_line_of_a_loop() -> None:
     assert _counts(LoopView(loop_id="1", total=20, done=20, failed=0, fanout=True)) == "20/20"
     cursor = LoopView(loop_id="1", total=0, done=7, failed=0, fanout=False, rate=12.4)
     assert _counts(cursor) == "7, 12/s", "how many there are is not known before the end"
+    taker = LoopView(loop_id="1", total=0, done=24, failed=0, fanout=False, rate=2.4, so_far=60)
+    assert _counts(taker) == "24 of 60 so far, 2.4/s"
+    assert _counts(None, ChunksView(made=60, rows=300_000)) == "60 chunks, 300000 rows"
+    assert _counts(taker, ChunksView(made=24)) == "24 of 60 so far, 24 chunks, 2.4/s"
+
+
+def test_a_loop_whose_end_nobody_knows_has_a_pace_and_no_estimate() -> None:
+    pace = Pace()
+    pace.see(0, 0.0)
+    pace.see(24, 10.0)
+    assert pace.describe(0) == "2.4/s"
+
+
+def test_the_line_of_a_chunk() -> None:
+    event = Event(execution_id=1, event_id=2, event_type=EventType.CALL_PARTIAL, node_name="read")
+    event.meta = {"chunk_index": 3, "row_count": 5000, "has_more": True}
+    assert _as_line(event, as_json=False).endswith("call.partial             read  chunk 3, 5000 rows")
+    event.meta |= {"row_count": None, "has_more": False}
+    assert _as_line(event, as_json=False).endswith("read  chunk 3, the last")

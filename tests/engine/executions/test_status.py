@@ -4,12 +4,21 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import asdict
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from noetl_dagster.engine.engine import Engine
-from noetl_dagster.engine.executions.overview import LoopView, overview
+from noetl_dagster.engine.executions.estimate import Estimate, Past
+from noetl_dagster.engine.executions.overview import (
+    ChunksView,
+    LoopView,
+    WatermarkView,
+    full_overview,
+    overview,
+)
+from noetl_dagster.engine.steps.watermarks import watermarks
 from noetl_dagster.errors import ExecutionNotFoundError
 from noetl_dagster.events.projection import projector as projection
 from noetl_dagster.events.projection.projector import BackgroundProjection, Projection, read_execution
@@ -106,3 +115,70 @@ async def projected(engine: Engine, execution_id: int, status: str) -> bool:
 async def test_an_unknown_execution_is_said_to_be_unknown(engine: Engine) -> None:
     with pytest.raises(ExecutionNotFoundError, match="42"):
         await overview(engine.runtime, 42)
+
+
+STREAM = """
+workload: {flag: "", fails: false}
+workflow:
+  - step: read
+    state: {key: n, initial: 0}
+    tool:
+      kind: python
+      input: {flag: "{{ flag }}", fails: "{{ fails }}"}
+      code: |
+        import os, time
+        for n in range(1, 5):
+            while n == 4 and flag and not os.path.exists(flag):
+                time.sleep(0.01)
+            if n == 4 and fails:
+                raise ValueError('planned')
+            yield [{'n': n}, {'n': n}]
+    next: {arcs: [{step: take, on: call.partial}, {step: end}]}
+  - step: take
+    tool: {kind: python, input: {rows: "{{ chunk.rows }}"}, code: "result = len(rows)"}
+  - step: end
+    tool: {kind: python, input: {fails: "{{ fails }}"}, code: "result = 1"}
+"""
+
+
+async def test_the_overview_counts_chunks_while_they_are_made(engine: Engine, tmp_path: Path) -> None:
+    flag = tmp_path / "on"
+    execution = await engine.lifecycle.create(playbook(STREAM), {"flag": str(flag)})
+    work = asyncio.create_task(engine.guard(execution, engine.walker.run(execution)))
+
+    async def two() -> bool:
+        found = {step.step: step for step in (await overview(engine.runtime, execution.id)).steps}
+        return "take" in found and found["take"].loop is not None and found["take"].loop.done >= 2
+
+    await until(two, "two chunks to be taken: the third waits to know whether it is the last")
+    found = await overview(engine.runtime, execution.id)
+    read, take, *_ = found.steps
+    assert (read.chunks, take.chunks) == (ChunksView(made=2, rows=4), None)
+    assert take.loop is not None
+    assert (take.loop.total, take.loop.so_far, take.loop.done) == (0, 2, 2)
+    assert take.loop.remaining_seconds is None
+    assert Estimate(Past({"take": 0.0}, {"take": 0.0})).remaining(found, 1.0) is None
+    flag.touch()
+    await work
+    read, take, *_ = (await overview(engine.runtime, execution.id)).steps
+    assert take.loop is not None
+    assert (read.chunks, take.loop.total, take.loop.so_far) == (ChunksView(made=4, rows=8), 4, None)
+
+
+async def test_who_took_the_chunks_of_a_failed_step_is_open(engine: Engine) -> None:
+    state = await engine.run(playbook(STREAM), {"fails": True})
+    found = await overview(engine.runtime, state.execution_id)
+    assert found.status == "FAILED"
+    assert [(step.step, step.status) for step in found.steps] == [("read", "FAILED"), ("take", "OPEN")]
+
+
+async def test_a_watermark_is_told_when_it_counts(engine: Engine) -> None:
+    text = playbook(STREAM.replace("result = len(rows)", "1 / (rows[0]['n'] - 2)"))
+    state = await engine.run(text)
+    found = await full_overview(engine.runtime, state.execution_id)
+    assert (found.status, found.steps[0].status) == ("FAILED", "COMPLETED")
+    assert [step.watermark for step in found.steps] == [None] * len(found.steps)
+    assert await watermarks(engine.runtime.pool, text.metadata.path) == []
+    state = await engine.run(playbook(STREAM))
+    found = await full_overview(engine.runtime, state.execution_id)
+    assert found.steps[0].watermark == WatermarkView(value=4, previous=0)

@@ -687,3 +687,84 @@ async def test_each_call_of_a_task_goes_on_with_the_stream(engine: Engine) -> No
     state = await engine.run(playbook(TURNS))
     assert state.status is ExecutionStatus.COMPLETED, state.error
     assert await loaded(engine) == [100 * turn + n for turn in (1, 2, 3) for n in (1, 2, 3, 4)]
+
+
+RETRIED = """
+workload: {flag: ""}
+workflow:
+  - step: start
+    tool:
+      kind: python
+      input: {flag: "{{ flag }}"}
+      code: |
+        from pathlib import Path
+        for n in range(6):
+            if n == 4 and len(Path(flag).read_text()) < 2:
+                Path(flag).write_text(Path(flag).read_text() + '.')
+                raise ValueError('not this time')
+            yield [{'n': n}]
+    retry: RETRY
+    next: {arcs: [{step: load, on: call.partial}, {step: end}]}
+  - step: load
+    tool: {kind: postgres, auth: pg_local, command: "INSERT INTO loaded VALUES (:page)", params: {page: "{{ chunk.rows[0].n }}"}}
+  - step: end
+    tool: {kind: python, input: {rows: "{{ start.data }}"}, code: "result = [row['n'] for row in rows]"}
+"""
+
+
+@pytest.mark.parametrize(
+    "retry",
+    [
+        "{max_attempts: 3, delay: 0}",
+        "{max_attempts: 3, delay: 0, retry_on: [python]}",
+        "[{when: '{{ error and not error.retryable }}', then: {max_attempts: 3, delay: 0}}]",
+    ],
+)
+async def test_attempts_of_a_retry_give_each_chunk_once(engine: Engine, tmp_path: Path, retry: str) -> None:
+    flag = tmp_path / "failures"
+    flag.write_text("")
+    state = await engine.run(playbook(RETRIED.replace("RETRY", retry)), {"flag": str(flag)})
+    assert state.status is ExecutionStatus.COMPLETED, state.error
+    assert await loaded(engine) == list(range(6))
+    assert (state.latest["load"].envelope["done"], state.latest["end"].envelope["data"]) == (6, [*range(6)])
+    attempts = "SELECT count(*) FROM noetl.event WHERE event_type = 'command.failed'"
+    assert await engine.runtime.pool.fetchval(attempts) == 2
+
+
+@pytest.mark.parametrize("key", ["", ", key: id"])
+async def test_a_select_that_is_tried_again_gives_each_chunk_once(engine: Engine, run: Run, key: str) -> None:
+    await engine.runtime.pool.execute(
+        "CREATE TABLE items (id int PRIMARY KEY); INSERT INTO items SELECT generate_series(1, 10000)"
+    )
+    state = await run(f"""
+workflow:
+  - step: start
+    tool:
+      kind: postgres
+      auth: pg_local
+      command: >-
+        SET LOCAL enable_sort = off;
+        SELECT id, 1 / CASE WHEN id < 9500 OR EXISTS (SELECT FROM loaded) THEN 1 ELSE 0 END AS one FROM items
+      as: rows
+      chunk_size: 1000{key.replace(", ", chr(10) + "      ")}
+    retry: {{max_attempts: 2, delay: 0}}
+    next: {{arcs: [{{step: load, on: call.partial}}]}}
+  - step: load
+    tool: {{kind: postgres, auth: pg_local, command: "INSERT INTO loaded VALUES (:page)", params: {{page: "{{{{ chunk.rows[0].id }}}}"}}}}
+""")
+    assert state.status is ExecutionStatus.COMPLETED, state.error
+    assert await loaded(engine) == list(range(1, 10_000, 1000))
+
+
+async def test_a_large_result_that_is_tried_again_is_told_in_chunks(engine: Engine, tmp_path: Path) -> None:
+    flag = tmp_path / "failures"
+    flag.write_text("")
+    load = RETRIED[RETRIED.index("  - step: load") : RETRIED.index("  - step: end")]
+    text = RETRIED.replace("RETRY", "{max_attempts: 3, delay: 0}").replace(load, "")
+    text = text.replace("{step: load, on: call.partial}, ", "")
+    other = await Engine.open(engine.runtime.settings.model_copy(update={"chunk_bytes": 2}))
+    state = await other.run(playbook(text), {"flag": str(flag)})
+    await other.close()
+    assert state.status is ExecutionStatus.COMPLETED, state.error
+    assert state.latest["end"].envelope["data"] == [*range(6)]
+    assert len(await engine.runtime.pool.fetch(CHUNKS, state.execution_id)) == 6

@@ -13,6 +13,7 @@ from noetl_dagster.errors import ToolError
 from noetl_dagster.result_ref import ResultRef
 from noetl_dagster.tools.base import Toolbox, ToolCall, ToolResult
 from noetl_dagster.tools.chunks.writer import ChunkWriter
+from noetl_dagster.tools.limits import count_of
 from noetl_dagster.tools.sql.connection import NEVER_IDLE
 from noetl_dagster.tools.sql.cursor import read_rows
 from noetl_dagster.tools.sql.large.repeating import is_repeatable, lists_rows
@@ -59,7 +60,9 @@ async def run_call(
         The tool's mapping, or its reference where the last statement has many rows.
     """
     key = call.config.get("key")
-    async with await ChunkWriter.open(call, box, seeks=bool(key), size=_size(call)) as writer:
+    async with await ChunkWriter.open(
+        call, box, seeks=bool(key), size=count_of(call, "chunk_size")
+    ) as writer:
         if writer.is_whole:
             return ToolResult(ref=await writer.finish({}))
         if any(needs_own_transaction(statement.text) for statement in statements):
@@ -227,11 +230,6 @@ def _by_key(statement: BoundStatement, key: str, position: Any) -> BoundStatemen
         values = (*values, position)
         after = f" WHERE {column} > ${len(values)}"
     return BoundStatement(f"SELECT * FROM (\n{text}\n) AS keyed{after} ORDER BY {column}", values)
-
-
-def _size(call: ToolCall) -> int | None:
-    size = call.config.get("chunk_size")
-    return None if not size else max(1, int(size))
 
 
 async def table_of(statement: BoundStatement, call: ToolCall, box: Toolbox, size: int) -> ResultRef:
