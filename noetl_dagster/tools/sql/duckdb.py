@@ -19,6 +19,7 @@ from noetl_dagster.tools.base import Tool, Toolbox, ToolCall, ToolResult
 from noetl_dagster.tools.chunks.writer import ChunkWriter
 from noetl_dagster.tools.limits import count_of
 from noetl_dagster.tools.rows.jsonable import NotJsonableError, to_jsonable
+from noetl_dagster.tools.sql.large.stream import HELD
 from noetl_dagster.tools.sql.prepare import prepare_statements
 from noetl_dagster.tools.sql.running import promoted
 from noetl_dagster.tools.sql.statements import BoundStatement
@@ -34,9 +35,6 @@ AHEAD_BYTES = 64 * 1024
 
 FREED_BYTES = 16 * 1024**2
 """Size of what DuckDB frees at once that goes back to the system then: the buffer that it reads a file of lines in."""
-
-HELD = 1 / 8
-"""Part of a chunk up to which a result is no chunk, but a value."""
 
 
 class DuckdbTool(Tool):
@@ -110,11 +108,13 @@ class _LastRows:
         """All rows of a cursor; None where they are in chunks."""
         while found := cursor.fetchmany(FETCHED):
             rows = [dict(zip(columns, map(to_jsonable, row), strict=True)) for row in found]
-            self._held += rows
-            self._size += codec.byte_length(rows)
-            self.in_chunks = self.in_chunks or self._size > self._most
+            if not self.in_chunks:
+                self._held += rows
+                self._size += codec.byte_length(rows)
+                self.in_chunks = self._size > self._most
+                rows = self._held
             if self.in_chunks:
-                rows, self._held = self._held, []
+                self._held = []
                 asyncio.run_coroutine_threadsafe(self._writer.add(rows), self._loop).result()
         return None if self.in_chunks else self._held
 
