@@ -6,6 +6,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable
+from concurrent.futures import BrokenExecutor
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from functools import lru_cache, partial
@@ -35,8 +36,11 @@ JUMP_LIMIT = 10_000
 TASK_ERRORS = (ToolError, TemplateError, CredentialError, StorageError)
 """How a task fails as it should: with what went wrong, and where."""
 
-PLATFORM_ERRORS = (NoetlError, *DATABASE_AWAY)
+PLATFORM_ERRORS = (NoetlError, *DATABASE_AWAY, MemoryError, BrokenExecutor)
 """What says nothing of a task: the log is out of reach, or the execution was cancelled, for example."""
+
+_ENDING = ("cannot schedule new futures", "can't start new thread", "Session is closed")
+"""How the errors begin of a process that is ending, or has no room for more."""
 
 logger = logging.getLogger(__name__)
 
@@ -172,7 +176,8 @@ class Pipeline:
             envelope = error_envelope(error, task.task.kind)
             retry_after = getattr(error, "retry_after", None)
         except Exception as error:
-            envelope = error_envelope(defect(error, task.task.kind, run.command.step), task.task.kind)
+            failed = defect(error, task.task.kind, run.command.step, self._box)
+            envelope = error_envelope(failed, task.task.kind)
         envelope["meta"] = {
             "attempt": attempt,
             "duration_ms": round((time.perf_counter() - started) * 1000, 3),
@@ -208,6 +213,8 @@ class Pipeline:
             async with _UNLIMITED if limit is None else limit:
                 result = await tool_for(task.task.kind).run(call, self._box)
         except TimeoutError:
+            if limit is None or not limit.expired():
+                raise
             raise ToolError(
                 f"{run.command.step}.{task.name} took longer than its timeout of {spec.timeout:g} s",
                 kind="timeout",
@@ -300,7 +307,7 @@ class Pipeline:
         return self._box.results.get
 
 
-def defect(error: Exception, tool: str, step: str) -> ToolError:
+def defect(error: Exception, tool: str, step: str, box: Toolbox) -> ToolError:
     """The failure of a task whose tool raised what a tool should not: the same again, however often it is resumed.
 
     Raises:
@@ -311,14 +318,16 @@ def defect(error: Exception, tool: str, step: str) -> ToolError:
         raise error
     logger.error("%s in step %s: a defect in the tool", tool, step, exc_info=error)
     name = type(error).__name__
-    return ToolError(f"{tool} in step {step}: {name}: {error}", kind="unknown", code=name)
+    text = box.credentials.redact(f"{tool} in step {step}: {name}: {error}")
+    return ToolError(text, kind="unknown", code=name)
 
 
 def _is_of_platform(error: BaseException) -> bool:
     if isinstance(error, BaseExceptionGroup):
         return any(map(_is_of_platform, error.exceptions))
-    is_ending = isinstance(error, RuntimeError) and "cannot schedule new futures" in str(error)
-    return is_ending or isinstance(error, PLATFORM_ERRORS) or not isinstance(error, Exception)
+    if isinstance(error, RuntimeError) and str(error).startswith(_ENDING):
+        return True
+    return isinstance(error, PLATFORM_ERRORS) or not isinstance(error, Exception)
 
 
 def _as_failure(envelope: Envelope, task: TaskProgram) -> Envelope:

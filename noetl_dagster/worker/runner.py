@@ -219,9 +219,9 @@ class CommandRunner:
                 )
                 completed = written.completed
         except Exception as error:
-            known = (
-                error if isinstance(error, TASK_ERRORS) else defect(error, f"sink {sink.tool}", command.step)
-            )
+            known = error
+            if not isinstance(error, TASK_ERRORS):
+                known = defect(error, f"sink {sink.tool}", command.step, self._box)
             failed = Outcome(error_envelope(known, sink.tool), tasks=outcome.tasks, duration=outcome.duration)
             await self._buffer.post([self._ended(call, failed)])
             return failed

@@ -113,7 +113,7 @@ def _check_end(playbook: Playbook, name: str) -> Iterator[Problem]:
             names = compile_value(value).names
         except TemplateError:  # another check says so
             continue
-        if chunk in names - playbook.workload.keys():
+        if chunk in names - playbook.workload.keys() - {step.name for step in playbook.steps}:
             message = f"step {name!r}: {what}: there is no {chunk!r} when the step has ended"
             yield Problem(
                 playbook.place_of(step),

@@ -61,6 +61,8 @@ async def test_policies_see_a_defect(run: Run, monkeypatch: pytest.MonkeyPatch) 
         asyncpg.ConnectionDoesNotExistError("away"),
         ExceptionGroup("both", [ValueError("lost"), ConnectionResetError("away")]),
         RuntimeError("cannot schedule new futures after interpreter shutdown"),
+        TimeoutError("no connection in time"),
+        MemoryError(),
     ],
 )
 async def test_what_is_no_failure_of_the_task_is_resumed(
@@ -74,6 +76,18 @@ async def test_what_is_no_failure_of_the_task_is_resumed(
     assert (await engine.runtime.load(execution_id)).state.status is ExecutionStatus.RUNNING
     state = await engine.resume(execution_id)
     assert state.status is ExecutionStatus.COMPLETED
+
+
+async def test_the_text_of_a_defect_has_no_secrets(
+    run: Run, engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(
+        "NOETL_CREDENTIAL_DOOR", '{"type": "postgres", "data": {"dsn": "postgresql://u:opensesame@h/d"}}'
+    )
+    await engine.runtime.box.credentials.resolve("door")
+    monkeypatch.setattr(NoopTool, "run", raising(ValueError("invalid DSN postgresql://u:opensesame@h/d")))
+    state = await run(ONE)
+    assert "opensesame" not in state.latest["start"].envelope["error"]["message"]
 
 
 async def test_a_defect_of_a_sink_fails_its_task(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:

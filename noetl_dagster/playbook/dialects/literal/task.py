@@ -30,7 +30,7 @@ def _check_size(block: Block, names: tuple[str, ...]) -> None:
     if key is None or (isinstance(block[key], str) and is_template(block[key])):
         return
     try:
-        if isinstance(block[key], bool) or int(block[key]) < 1:
+        if isinstance(block[key], bool) or int(block[key]) < 0:
             raise ValueError
     except (TypeError, ValueError):
         message = f"{key} must be a number of rows, 1 or more, found {described(block[key])}"
