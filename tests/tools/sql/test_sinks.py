@@ -90,7 +90,8 @@ async def test_command_with_arguments(table: asyncpg.Pool) -> None:
 
 
 @pytest.mark.parametrize(
-    "fields", [{"table": "out"}, {"command": "insert into out select * from jsonb_to_recordset(:result) as r(id int)"}]
+    "fields",
+    [{"table": "out"}, {"command": "insert into out select * from jsonb_to_recordset(:result) as r(id int)"}],
 )
 async def test_a_stored_result_may_take_long_to_read(
     table: asyncpg.Pool, box: Toolbox, fields: dict[str, str]
