@@ -290,6 +290,21 @@ def test_pieces_are_the_same_however_the_bytes_come(
         (RowFormat.CSV, b"a,b\n1\n", "f, line 2: a CSV row has 1 values for 2 columns"),
         (RowFormat.CSV, b"%s,b\n1\n" % (b"a" * 1000), "f, line 1 after byte 1003: a CSV row has 1 values"),
         (RowFormat.CSV, b"a,b,a\n1,2,3\n", "f, line 1: the header names column 'a' twice"),
+        (
+            RowFormat.CSV,
+            b"a,,\n1,,\n2,,x\n",
+            "f, line 3: 'x' stands in column 3, which the header does not name",
+        ),
+        (
+            RowFormat.CSV,
+            b'a,b\n1,"c"\n"2" ,d\n',
+            "f, line 3: blanks follow the closing quote of the value at byte 10",
+        ),
+        (
+            RowFormat.CSV,
+            b'a,b\n1,"c"\t\r\n',
+            "f, line 2: blanks follow the closing quote of the value at byte 6",
+        ),
         (RowFormat.CSV, b"a\n\xff\n", "f, from byte 0 on: no CSV"),
         (RowFormat.CSV, b'a\n"' + b"x\n" * (17 << 20), "f, line 2: the quote at byte 2 opens"),
         (RowFormat.CSV, b'a,b\n1,"c\n2,d\n', "f, line 2: the quote at byte 6 opens"),
@@ -311,6 +326,16 @@ def test_what_is_not_of_the_format_is_refused(format: RowFormat, content: bytes,
 
     with pytest.raises(ToolError, match=message):
         [*cutter.feed(content), cutter.end()]
+
+
+@pytest.mark.parametrize("size", [1, 1000])
+def test_columns_without_name_and_values_are_none(size: int) -> None:
+    cutter = cutter_for(RowFormat.CSV, size, {}, "f")
+
+    pieces = [*cutter.feed(b"a,,b,\n1,,2,\n3,,4,\n"), cutter.end()]
+
+    rows = [row for piece in pieces if piece is not None for row in piece.rows]
+    assert rows == [{"a": "1", "b": "2"}, {"a": "3", "b": "4"}]
 
 
 @given(st.lists(st.lists(st.text('a",\r\n'), min_size=2, max_size=2)), st.booleans(), st.integers(1, 60))

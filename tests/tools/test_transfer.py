@@ -510,6 +510,8 @@ async def _none(pool: asyncpg.Pool, query: str) -> bool:
         ("id,name\n1,x\n2,y,z\n", "line 3: a CSV row has 3 values for 2 columns"),
         ('id,name\n1,"x\n2,y\n', "line 1 after byte 8: the quote at byte 10 opens"),
         ('id,name\n1,"x\n2,"y"\n', "line 1 after byte 8: the quote at byte 10 opens"),
+        ("id,name,,\n1,x,,\n2,y,,z\n", "line 3: 'z' stands in column 4, which the header does not name"),
+        ('id,name\n"1" ,x\n', "line 2: blanks follow the closing quote of the value at byte 8"),
         ('{"id": 1}\n{"id"\n', "line 2: no JSON"),
     ],
 )
@@ -525,6 +527,15 @@ async def test_what_is_not_of_the_format_is_refused(
 
     assert caught.value.kind == "parse"
     assert await pool.fetchval("select count(*) from broken") == 0
+
+
+async def test_trailing_commas_of_csv_are_no_columns(run: Any, pool: asyncpg.Pool, tmp_path: Path) -> None:
+    await pool.execute("create table trailed (id int, name text)")
+    (tmp_path / "in.csv").write_text("id,,name,\n1,,x,\n2,,y,\n")
+
+    await run("transfer", source={"path": "in.csv"}, target={"kind": "postgres", "table": "trailed"})
+
+    assert await pool.fetch("select * from trailed order by id") == [(1, "x"), (2, "y")]
 
 
 @pytest.mark.parametrize("target", [{"kind": "postgres", "table": "twice"}, {"path": "out.jsonl"}])

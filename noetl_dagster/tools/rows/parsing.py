@@ -20,6 +20,7 @@ _EXCERPT = 80
 _QUOTED_WELL = re.compile(
     rb'(?:[^"]++|(?:\A|(?<=[,\r\n]))"[^"]*+(?:""[^"]*+)*+"(?=[,\r\n]|\Z)|(?<=[^,\r\n])")*+'
 )
+_QUOTED_THEN_BLANK = re.compile(rb'"[^"]*+(?:""[^"]*+)*+"[ \t]++(?=[,\r\n]|\Z)')
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +49,11 @@ class Where:
         at = found.end()
         if at == len(data):
             return None
-        what = f"the quote at byte {self.byte + at} opens a value that does not end with a quote before a comma or line"
+        place = f"at byte {self.byte + at}"
+        if _QUOTED_THEN_BLANK.match(data, at):
+            what = f"blanks follow the closing quote of the value {place}, where the comma or the line's end has to"
+        else:
+            what = f"the quote {place} opens a value that does not end with a quote before a comma or line"
         return self.error(f"{what}: {_excerpt(data[at:])}", data.count(b"\n", 0, at) + 1)
 
 
@@ -61,10 +66,11 @@ def csv_rows(
         columns: None where the first row names them.
 
     Returns:
-        None for columns that no row names.
+        None for columns that no row names. Rows have none of the :func:`unnamed_columns`.
 
     Raises:
-        ToolError: it is no CSV, names a column twice, or has a row with more or fewer values than columns.
+        ToolError: it is no CSV, names a column twice, has a row with more or fewer values than columns, or a value
+            in one of the unnamed.
     """
     if (error := where.broken_quote(data)) is not None:
         raise error
@@ -74,10 +80,14 @@ def csv_rows(
         reader = csv.reader(io.StringIO(text, newline=""))
         if names is None and (names := next(filter(None, reader), None)) is not None:
             check_columns(names, where)
+        unnamed = unnamed_columns(names or ())
         rows = []
         for values in reader:
             if len(values) == len(names or ()):
                 rows.append(dict(zip(names or (), [value or None for value in values], strict=True)))
+                if unnamed:
+                    rows[-1].pop("")
+                    _check_empty(values, unnamed, where, reader.line_num)
             elif values:
                 what = f"a CSV row has {len(values)} values for {len(names or ())} columns"
                 raise where.error(f"{what}: {values!r:.{_EXCERPT}}", reader.line_num)
@@ -88,9 +98,22 @@ def csv_rows(
 
 def check_columns(names: Sequence[str], where: Where) -> None:
     """Raises ``ToolError`` where a column is named twice."""
-    twice = next((name for name in names if names.count(name) > 1), None)
+    twice = next((name for name in names if name and names.count(name) > 1), None)
     if twice is not None:
         raise where.error(f"the header names column {twice!r} twice; rows could hold only one of them", 1)
+
+
+def unnamed_columns(names: Sequence[str]) -> list[int]:
+    """Places of columns without a name where there are several, as those of trailing commas: they hold nothing."""
+    return [n for n, name in enumerate(names) if not name] if names.count("") > 1 else []
+
+
+def _check_empty(values: Sequence[str], unnamed: Sequence[int], where: Where, line: int) -> None:
+    """Raises ``ToolError`` where a value stands in an unnamed column."""
+    for n in unnamed:
+        if values[n]:
+            what = f"{values[n]!r:.{_EXCERPT}} stands in column {n + 1}, which the header does not name"
+            raise where.error(f"{what}; name it, or leave it empty", line)
 
 
 def json_rows(lines: Sequence[bytes], where: Where) -> list[Any]:

@@ -55,7 +55,7 @@ CREATE_TABLE = "CREATE TABLE IF NOT EXISTS {table} AS SELECT * FROM noetl_rows L
 CREATE_STAGED = (
     "CREATE TABLE IF NOT EXISTS {staged} AS SELECT ''::VARCHAR AS noetl_part, * FROM {table} LIMIT 0"
 )
-COLUMNS = "SELECT column_name FROM (DESCRIBE {table})"
+COLUMNS = "SELECT lower(column_name) FROM (DESCRIBE {table})"
 TYPES = "SELECT lower(column_name), column_name, column_type FROM (DESCRIBE {table})"
 CHANGED = """
 SELECT {column}::VARCHAR FROM noetl_rows
@@ -173,6 +173,7 @@ async def _given(result: Any, own: Mapping[str, Any], path: Path) -> _Given:
     rows: pa.Table | dataset.Dataset
     if isinstance(result, StoredRows):
         schema = await arrow_schema(named())
+        schema = pa.schema([field for field in schema if field.name not in _taken(own, names)])
         with pa.ipc.new_file(path, schema) as file:
             async for some in named():
                 file.write_table(await asyncio.to_thread(arrow_rows, some, schema))
@@ -180,7 +181,14 @@ async def _given(result: Any, own: Mapping[str, Any], path: Path) -> _Given:
     else:
         [together] = [rows async for rows in named()]
         rows = await asyncio.to_thread(arrow_rows, together)
-    return _Given(rows, frozenset(own) - names)
+        rows = rows.drop_columns(list(_taken(own, names)))
+    return _Given(rows, frozenset(own) - names - _taken(own, names))
+
+
+def _taken(own: Mapping[str, Any], names: set[str]) -> set[str]:
+    """The columns of the iteration that rows have in another case, which DuckDB does not tell apart."""
+    folded = {name.casefold() for name in names}
+    return {name for name in own if name not in names and name.casefold() in folded}
 
 
 def _stage(connection: duckdb.DuckDBPyConnection, place: PartPlace, given: _Given) -> None:

@@ -21,7 +21,7 @@ from noetl_dagster.tools.access.clients import postgres_arguments
 from noetl_dagster.tools.access.credentials import Credential, CredentialType
 from noetl_dagster.tools.base import Toolbox
 from noetl_dagster.tools.rows.stored import StoredRows, batches_of
-from noetl_dagster.tools.sql.connection import postgres_error
+from noetl_dagster.tools.sql.connection import NEVER_IDLE, postgres_error
 from noetl_dagster.tools.sql.percent import without_percent
 from noetl_dagster.tools.sql.running import run_statements
 from noetl_dagster.tools.sql.statements import bind, split_statements
@@ -123,6 +123,8 @@ async def write_sink(
     Raises:
         ToolError: for a sink without table and command, unknown columns, or a missing upsert key.
     """
+    if isinstance(value, StoredRows):
+        await connection.execute(NEVER_IDLE)
     if sink.command is not None:
         whole = await value.whole() if isinstance(value, StoredRows) else value
         params = {**identity, "result": whole, **sink.args}

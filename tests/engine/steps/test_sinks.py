@@ -22,9 +22,11 @@ from noetl_dagster.result_ref import RefKind, ResultRef
 from noetl_dagster.settings import Settings
 from noetl_dagster.storage.reading import ResultReader
 from noetl_dagster.tools.access.objects import open_bucket
+from noetl_dagster.tools.rows.stored import StoredRows
 from noetl_dagster.tools.sinks import duckdb as duckdb_parts
 from noetl_dagster.tools.sinks.parts import PartSinks
 from noetl_dagster.tools.sinks.place import PartPlace, PlaceKind
+from noetl_dagster.tools.sql.tables import WriteMode
 from noetl_dagster.worker.command import Command
 from noetl_dagster.worker.runner import Call
 from tests.playbooks import playbook
@@ -418,6 +420,60 @@ async def test_values_that_columns_hold_unchanged_are_written(engine: Engine, tm
         ).fetchall() == [(2, "0.10", "2024-01-02", '{"a":[1]}', "5", None)]
 
 
+def duckdb_place(folder: Path, **fields: Any) -> PartPlace:
+    path = str(folder / "rows.duckdb")
+    return PartPlace(
+        **{"kind": PlaceKind.DUCKDB, "path": path, "part": "1.each.1.0.1", "table": "t"} | fields
+    )
+
+
+async def staged_and_published(place: PartPlace, result: Any) -> None:
+    parts = duckdb_parts.DuckdbParts()
+    await parts.stage(place, result)
+    await parts.publish(place.target, [place])
+
+
+@pytest.mark.parametrize("stored", [False, True])
+async def test_a_column_that_differs_in_case_from_one_that_names_the_iteration_is_kept(
+    tmp_path: Path, stored: bool
+) -> None:
+    rows = [{"n": 1, "Execution_Id": "mine", "ITER_INDEX": 7}, {"n": 2}]
+
+    async def in_two() -> AsyncIterator[Any]:
+        for row in rows:
+            yield [row]
+
+    async def whole() -> Any:
+        raise AssertionError("nobody needs the whole")
+
+    result = StoredRows(in_two, whole) if stored else rows
+    with duckdb.connect(str(tmp_path / "rows.duckdb")) as connection:
+        connection.execute("CREATE TABLE there (n INT, execution_id VARCHAR, iter_index INT)")
+    for table in ("made", "there"):
+        place = duckdb_place(tmp_path, table=table, own={"execution_id": 5, "iter_index": 0})
+        await staged_and_published(place, result)
+        with duckdb.connect(place.path) as connection:
+            found = connection.execute(
+                f"SELECT n, execution_id, iter_index FROM {table} ORDER BY n"
+            ).fetchall()
+        assert found == [(1, "mine", 7), (2, None, None)]
+
+
+async def test_columns_that_name_the_iteration_are_found_in_any_case(tmp_path: Path) -> None:
+    with duckdb.connect(str(tmp_path / "rows.duckdb")) as connection:
+        connection.execute("CREATE TABLE t (n INT, EXECUTION_ID BIGINT)")
+    for execution_id in (5, 6):
+        place = duckdb_place(
+            tmp_path,
+            part=f"{execution_id}.each.1.0.1",
+            own={"execution_id": execution_id},
+            mode=WriteMode.REPLACE,
+        )
+        await staged_and_published(place, [{"n": execution_id}])
+    with duckdb.connect(place.path) as connection:
+        assert connection.execute("SELECT * FROM t ORDER BY n").fetchall() == [(5, 5), (6, 6)]
+
+
 async def test_changes_that_wait_for_a_database_share_a_connection(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -430,12 +486,7 @@ async def test_changes_that_wait_for_a_database_share_a_connection(
 
     monkeypatch.setattr(duckdb_parts, "_opened", noted)
     parts = duckdb_parts.DuckdbParts()
-    places = [
-        PartPlace(
-            kind=PlaceKind.DUCKDB, path=str(tmp_path / "rows.duckdb"), part=f"1.each.1.{n}.1", table="t"
-        )
-        for n in range(9)
-    ]
+    places = [duckdb_place(tmp_path, part=f"1.each.1.{n}.1") for n in range(9)]
     values = [1, 2.5, *range(2, 9)]
     ends = await asyncio.gather(
         *(parts.stage(place, [{"n": n}]) for place, n in zip(places, values, strict=True)),

@@ -176,6 +176,11 @@ async def test_same_statement_with_few_rows_and_then_many_runs_its_functions_onc
     [
         ("insert into t (id) values (:id), (:id + 10) returning id", 0),
         ('/* its */ insert into public."t" as x values (:id) on conflict do nothing returning id', 0),
+        ("insert into t values (:id) on conflict (id) do update set id = excluded.id returning id", 0),
+        ("insert into t values (case 'f(x)' when 'f(x)' then :id::int end) /* f(x) */ returning id", 0),
+        ("insert into t values (unnest(array[:id::int, :id + 10])) returning id", 2),
+        ("insert into t values (pg_catalog.generate_series /* many */ (:id::int, :id)) returning id", 2),
+        ('insert into t values ("unnest"(array[:id::int])) on conflict (id) do nothing returning id', 2),
         ("insert into t select :id::int union all values (:id + 10) returning id", 2),
         ("update t set id = id + :id returning id", 2),
         ("with new as (insert into t values (:id) returning id) select new.id from new", 2),

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import AsyncIterator
+from typing import Any
+
 import asyncpg
 import pytest
 
@@ -10,6 +14,7 @@ from noetl_dagster.playbook.models import Sink
 from noetl_dagster.tools.access.credentials import Credential, CredentialType
 from noetl_dagster.tools.base import Toolbox
 from noetl_dagster.tools.rows.inside import rows_of
+from noetl_dagster.tools.rows.stored import StoredRows
 from noetl_dagster.tools.sql.sinks import SinkWriter, is_event_log, write_sink
 
 TABLE = """
@@ -82,6 +87,31 @@ async def test_command_with_arguments(table: asyncpg.Pool) -> None:
         "name": "7",
         "iter_index": 3,
     }
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [{"table": "out"}, {"command": "insert into out select * from jsonb_to_recordset(:result) as r(id int)"}],
+)
+async def test_a_stored_result_may_take_long_to_read(
+    table: asyncpg.Pool, box: Toolbox, fields: dict[str, str]
+) -> None:
+    [database] = await table.fetchrow("select quote_ident(current_database())")
+    await table.execute(f"alter database {database} set idle_in_transaction_session_timeout = 200")
+    rows = [{"id": 1}, {"id": 2}]
+
+    async def parts() -> AsyncIterator[Any]:
+        await asyncio.sleep(0.6)
+        yield rows
+
+    async def whole() -> Any:
+        await asyncio.sleep(0.6)
+        return rows
+
+    written = await SinkWriter(box).write(Sink(auth="main", **fields), StoredRows(parts, whole), {})
+
+    assert written.rows == 2
+    assert [row["id"] for row in await table.fetch("select id from out order by id")] == [1, 2]
 
 
 async def test_sink_and_completion_are_one_transaction(table: asyncpg.Pool, box: Toolbox) -> None:

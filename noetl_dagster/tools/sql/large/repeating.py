@@ -20,6 +20,8 @@ _LISTS = re.compile(
     (?:overriding \s+ \w+ \s+ value \s+)? values \b""",
     re.IGNORECASE | re.VERBOSE,
 )
+_CONFLICT = re.compile(r"\bon\s+conflict\b", re.IGNORECASE)
+_CALL = re.compile(r"[\w$]\s*\(")
 
 # functions that may do something, and views and foreign tables, behind which there may be any
 MAY_DO_SOMETHING = """
@@ -47,8 +49,13 @@ async def is_repeatable(connection: asyncpg.Connection, text: str) -> bool:
 
 @lru_cache(maxsize=512)
 def lists_rows(text: str) -> bool:
-    """Whether a statement returns no more rows than it writes out: ``INSERT ... VALUES (...)``."""
+    """Whether a statement returns no more rows than it writes out: ``INSERT ... VALUES (...)``.
+
+    One that calls a function counts as one that may return more, as with ``VALUES (unnest($1))``.
+    """
     parts = (
         "x" if kind is Part.QUOTED else " " if kind is Part.COMMENT else part for kind, part in scan(text)
     )
-    return _LISTS.match("".join(parts)) is not None
+    plain = "".join(parts)
+    found = _LISTS.match(plain)
+    return found is not None and not _CALL.search(_CONFLICT.sub("", plain[found.end() :]))

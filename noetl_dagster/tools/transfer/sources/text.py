@@ -14,7 +14,7 @@ from pyarrow import csv as arrow_csv
 from noetl_dagster.tools.rows.arrays import ArrayCutter
 from noetl_dagster.tools.rows.cut import RECORD_BYTES
 from noetl_dagster.tools.rows.files import Row
-from noetl_dagster.tools.rows.parsing import Where, check_columns, csv_rows, json_rows
+from noetl_dagster.tools.rows.parsing import Where, check_columns, csv_rows, json_rows, unnamed_columns
 from noetl_dagster.tools.transfer.chunks import Chunk, sliced
 
 BLOCK = 1 << 20
@@ -109,7 +109,7 @@ def _of_csv(block: bytes, columns: list[str] | None, where: Where) -> tuple[list
     names, skip = (columns, 0) if columns is not None else _header(block, where)
     text = pa.string()
     try:
-        return names, arrow_csv.read_csv(
+        table = arrow_csv.read_csv(
             io.BytesIO(block),
             read_options=arrow_csv.ReadOptions(column_names=names, skip_rows=skip, use_threads=False),
             parse_options=arrow_csv.ParseOptions(newlines_in_values=True),
@@ -122,6 +122,10 @@ def _of_csv(block: bytes, columns: list[str] | None, where: Where) -> tuple[list
         )
     except pa.ArrowInvalid:  # what says where, or reads it after all
         return csv_rows(block, columns, where)
+    unnamed = unnamed_columns(names)
+    if any(table.column(n).null_count < table.num_rows for n in unnamed):
+        return csv_rows(block, columns, where)
+    return names, table.select([n for n in range(len(names)) if n not in unnamed]) if unnamed else table
 
 
 def _header(block: bytes, where: Where) -> tuple[list[str], int]:
