@@ -30,6 +30,7 @@ from noetl_dagster.tools.access.web import (
 from noetl_dagster.tools.base import Tool, Toolbox, ToolCall, ToolResult
 from noetl_dagster.tools.chunks.gather import Gathered
 from noetl_dagster.tools.chunks.result import ChunkedResult
+from noetl_dagster.tools.limits import seconds_of
 from noetl_dagster.tools.rows.arrays import begins_array, cutter_for, ends_value
 from noetl_dagster.tools.rows.cut import CUT_FORMATS, Piece
 from noetl_dagster.tools.rows.formats import RowFormat, row_format
@@ -99,7 +100,7 @@ class HttpTool(Tool):
         try:
             format = _format(call)
             request = _request(url, access, config, box)
-            seconds = float(config.get("timeout") or DEFAULT_SECONDS)
+            seconds = (seconds_of(call) if config.get("timeout") else None) or DEFAULT_SECONDS
         except (NotJsonableError, ValueError) as error:
             where = f"{_method(config)} {box.credentials.redact(url)}"
             raise _failed(f"{where} cannot be sent: {box.credentials.redact(str(error))}") from None

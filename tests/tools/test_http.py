@@ -82,6 +82,14 @@ def test_retry_after_understands_dates() -> None:
     assert retry_after_seconds("soon") is None
 
 
+async def test_a_timeout_that_is_no_number_is_an_error_of_the_playbook(run: Any, server: str) -> None:
+    with pytest.raises(
+        ToolError, match="http in step stage: timeout 'soon' is no number of seconds"
+    ) as caught:
+        await run("http", url=f"{server}/text", timeout="soon")
+    assert (caught.value.kind, caught.value.retryable) == ("schema", False)
+
+
 async def test_time_out_and_refused_connection_are_retryable(run: Any, server: str) -> None:
     with pytest.raises(ToolError, match="timed out") as late:
         await run("http", url=f"{server}/slow", timeout=0.1)

@@ -257,6 +257,24 @@ async def test_source_that_changed_is_an_error_only_where_a_step_took_the_chunks
     assert value["rows"][0]["price"] == 1
 
 
+async def test_chunks_that_a_step_takes_are_cut_alike_whatever_ran_before(run: Any, box: Toolbox) -> None:
+    sql = "select n, repeat('x', :width::int) as x from generate_series(1, :rows::int) as n"
+    wide = {"command": sql, "params": {"width": 200, "rows": 3000}}
+    told = Told(takes=True, stops=2)
+    small, large = (box.settings.model_copy(update={"chunk_bytes": size}) for size in (1 << 16, 1 << 24))
+    box.settings, box.chunks = small, told
+    with pytest.raises(Killed):
+        await run("postgres", **wide)
+    before, told.stops = list(told.chunks), None
+
+    box.settings, told.takes, told.chunks = large, False, []
+    assert (await run("postgres", command=sql, params={"width": 1, "rows": 1000})).data["row_count"] == 1000
+    box.settings, told.takes, told.chunks = small, True, list(before)
+    ref = (await run("postgres", **wide)).ref
+
+    assert (told.chunks[:2], ref.rows) == (before, 3000)
+
+
 async def test_key_has_to_be_a_unique_column(run: Any, small: Toolbox) -> None:
     sql = "select n / 500 as half, nullif(n, 1999) as id from generate_series(1, 2000) as n"
     with pytest.raises(ToolError, match="key 'half' is 0 in two rows"):

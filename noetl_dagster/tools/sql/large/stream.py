@@ -145,7 +145,9 @@ class _LastRows:
             shape = Shape.of(prepared)
         # the iterator of a cursor binds and fetches in one round trip
         portal = prepared.cursor(*values_of(self._statement, shape, self.index), prefetch=1).__aiter__()
-        records = await portal._bind_exec(self._room(shape.enough), None)
+        # a step that takes chunks has to get the same ones again from a process that knows nothing of the last time
+        first = ENOUGH if self._wanted else shape.enough
+        records = await portal._bind_exec(self._room(first), None)
         if records and tuple(records[0].keys()) != shape.columns:  # select * of a table that was altered
             shape = Shape.of(prepared, shape)
         remember(self._shapes, self._statement.text, shape)
