@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
 from typing import Any
 
@@ -94,6 +95,33 @@ async def test_a_transfer_that_fails_leaves_the_folder_as_it_was(
         await run("transfer", source=broken, target={"path": "rows/"}, chunk_size=100)
 
     assert {path.name: path.read_bytes() for path in (tmp_path / "rows").iterdir()} == before
+
+
+async def test_a_transfer_that_is_cancelled_when_it_is_published_does_too(
+    run: Any, source: asyncpg.Pool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await run("transfer", source=ROWS, target={"path": "rows/"})
+    before = ds.dataset(tmp_path / "rows").files
+    copy, copies = obstore.copy_async, 0
+
+    async def copying(*arguments: Any) -> Any:
+        nonlocal copies
+        copies += 1
+        if copies == 2:
+            transfer.cancel()
+            await asyncio.sleep(0.05)  # the store is slow
+        return await copy(*arguments)
+
+    monkeypatch.setattr(obstore, "copy_async", copying)
+    transfer = asyncio.create_task(
+        run("transfer", source=ROWS, target={"path": "rows/"}, mode="append", chunk_size=1000)
+    )
+
+    with pytest.raises(asyncio.CancelledError):
+        await transfer
+
+    assert copies == 2
+    assert ds.dataset(tmp_path / "rows").files == before
 
 
 async def test_parts_of_other_columns(run: Any, source: asyncpg.Pool, tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import asyncpg
+import obstore
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.dataset as ds
@@ -32,12 +33,13 @@ workflow:
       target: {{path: {folder}/lake/}}
       mode: {mode}
       chunk_size: 3000
-      resumable: true
+      resumable: {resumable}
       verify: checksum
 """
 SOURCES = {
     "postgres": "{kind: postgres, table: numbers, order_by: id, auth: pg}",
     "jsonl": "{path: FOLDER/rows.jsonl}",
+    "query": "{kind: postgres, query: 'select * from numbers', auth: pg}",
 }
 EXECUTION = "SELECT max(execution_id) FROM noetl.event WHERE event_type = 'playbook.initialized'"
 
@@ -91,6 +93,10 @@ async def engine(settings: Settings) -> AsyncIterator[Engine]:
         pytest.param("postgres", "append", "copy_async", 3, None, id="while parts are published"),
         pytest.param("postgres", "replace", "copy_async", 3, None, id="while parts take the place of others"),
         pytest.param("postgres", "append", "run", 1, None, id="after the end"),
+        pytest.param(
+            "query", "append", "copy_async", 3, None, id="while parts that begin again are published"
+        ),
+        pytest.param("query", "append", "run", 1, None, id="after the end of what begins again"),
     ],
 )
 async def test_goes_on_where_a_killed_process_was(
@@ -105,7 +111,9 @@ async def test_goes_on_where_a_killed_process_was(
     lake = tmp_path / "lake"
     ds.write_dataset(pa.table({"id": [0], "name": ["old"], "more": [""]}), lake, format="parquet")
     source = SOURCES[kind].replace("FOLDER", str(tmp_path))
-    text = MOVE.format(source=source, folder=tmp_path, mode=mode)
+    text = MOVE.format(
+        source=source, folder=tmp_path, mode=mode, resumable="auto" if kind == "query" else "true"
+    )
 
     process = multiprocessing.get_context("spawn").Process(target=drive, args=(settings, text, method, times))
     process.start()
@@ -126,3 +134,93 @@ async def test_goes_on_where_a_killed_process_was(
     if method == "_store":
         assert 0 < result["resumed"] < ROWS
     assert [path.name for path in lake.iterdir() if path.name[0] == "_"] == ["_SUCCESS"]
+
+
+RETRY = """
+      spec: {policy: {rules: [{when: "{{ error is defined }}", then: {do: retry, attempts: 2, delay: 0}}]}}
+"""
+AGAIN = """
+      spec: {policy: {rules: [
+        {when: "{{ error is not defined and _attempt == 1 }}", then: {do: retry, attempts: 2, delay: 0}}]}}
+"""
+
+
+@pytest.fixture
+async def numbers(pool: asyncpg.Pool) -> asyncpg.Pool:
+    await pool.execute(
+        f"CREATE TABLE numbers AS SELECT n AS id, 'n ' || n AS name, n::text AS more FROM generate_series(1, {ROWS}) n"
+    )
+    return pool
+
+
+def broken(monkeypatch: pytest.MonkeyPatch, *, away: bool) -> None:
+    """Lets the third copy fail; where the store is ``away``, nothing can be deleted."""
+    copy, delete = obstore.copy_async, obstore.delete_async
+    copies = 0
+    is_away = False
+
+    async def copying(*arguments: Any) -> Any:
+        nonlocal copies, is_away
+        copies += 1
+        if copies == 3:
+            is_away = away
+            raise obstore.exceptions.GenericError("503 Slow Down")
+        return await copy(*arguments)
+
+    async def deleting(*arguments: Any) -> Any:
+        if is_away:
+            raise obstore.exceptions.GenericError("503 Slow Down")
+        return await delete(*arguments)
+
+    monkeypatch.setattr(obstore, "copy_async", copying)
+    monkeypatch.setattr(obstore, "delete_async", deleting)
+
+
+@pytest.mark.parametrize("kind", ["postgres", "query"])
+@pytest.mark.parametrize("how", ["policy", "resume", "resume when the store is back"])
+async def test_what_failed_when_it_was_published_is_there_once(
+    engine: Engine,
+    numbers: asyncpg.Pool,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    kind: str,
+    how: str,
+) -> None:
+    lake = tmp_path / "lake"
+    ds.write_dataset(pa.table({"id": [0], "name": ["old"], "more": [""]}), lake, format="parquet")
+    text = MOVE.format(source=SOURCES[kind], folder=tmp_path, mode="append", resumable="auto")
+    with monkeypatch.context() as patched:
+        broken(patched, away=how == "resume when the store is back")
+        state = await engine.run(playbook(text + (RETRY if how == "policy" else "")))
+    if how != "policy":
+        assert "503 Slow Down" in str(state.error)
+        assert (ds.dataset(lake).count_rows() > 1) == (how == "resume when the store is back")
+        state = await engine.resume(await numbers.fetchval(EXECUTION))
+
+    assert state.error is None
+    ids = ds.dataset(lake).to_table()["id"]
+    assert (len(ids), pc.count_distinct(ids).as_py()) == (ROWS + 1, ROWS + 1)
+    assert state.latest["move"].envelope["data"]["rows"] == ROWS
+    assert [path.name for path in lake.iterdir() if path.name[0] == "_"] == ["_SUCCESS"]
+
+
+@pytest.mark.parametrize("kind", ["postgres", "query"])
+async def test_calls_that_succeed_append_each(
+    engine: Engine, numbers: asyncpg.Pool, tmp_path: Path, kind: str
+) -> None:
+    text = MOVE.format(source=SOURCES[kind], folder=tmp_path, mode="append", resumable="auto")
+
+    state = await engine.run(playbook(text + AGAIN))
+
+    assert state.error is None
+    assert ds.dataset(tmp_path / "lake").count_rows() == 2 * ROWS
+
+
+async def test_iterations_append_each(engine: Engine, numbers: asyncpg.Pool, tmp_path: Path) -> None:
+    text = MOVE.format(source=SOURCES["query"], folder=tmp_path, mode="append", resumable="auto")
+    loop = "    loop: {in: [1, 2, 3], iterator: item}\n"
+
+    state = await engine.run(playbook(text + loop))
+
+    assert state.error is None
+    assert ds.dataset(tmp_path / "lake").count_rows() == 3 * ROWS

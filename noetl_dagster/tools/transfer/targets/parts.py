@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import logging
 import uuid
 from base64 import b64decode, b64encode
 from collections.abc import AsyncIterator, Callable
@@ -31,6 +32,8 @@ from noetl_dagster.tools.transfer.sources.opening import parquet_schema
 from noetl_dagster.tools.transfer.sources.postgres import PostgresSource
 from noetl_dagster.tools.transfer.targets.files import ParquetTables, TextRows, equal, new_file
 
+logger = logging.getLogger(__name__)
+
 STAGING = "_noetl_transfer_"
 POSITION = "position.json"
 SUCCESS = "_SUCCESS"
@@ -44,14 +47,16 @@ class Position:
     """What of a transfer lies in the folder's staging.
 
     Attributes:
+        prefix: how the names of the parts begin; no other transfer's do.
         parts: rows of each part, in their order.
         after: where the source goes on behind them.
         fields: the Arrow schema of the parts, where they have one.
         complete: all parts are there, and are being published.
-        outcome: all are published.
+        ended: the number of the last call of the command that has published its parts, and what came of it.
     """
 
-    identity: str
+    identity: str = ""
+    prefix: str = ""
     parts: list[int] = field(default_factory=list)
     after: Any = None
     read: str = "0:0"
@@ -60,6 +65,7 @@ class Position:
     ignored: list[str] = field(default_factory=list)
     fields: str | None = None
     complete: bool = False
+    ended: int = 0
     outcome: dict[str, Any] | None = None
 
     @property
@@ -97,14 +103,18 @@ async def write_parts(
         try:
             return await parts.run(watch)
         finally:
-            await asyncio.shield(parts.clean())
+            await asyncio.shield(parts.clean_if_possible())
     assert box.after is not None
     box.after(call, parts.clean)
     return await parts.run(watch)
 
 
 class _Parts:
-    """The parts of one transfer: ``part-<digest>-00000.parquet`` and so on, the digest of its command."""
+    """The parts of one transfer: ``part-<digest>-00000.parquet`` and so on, the digest of its call.
+
+    They are staged in one folder for all attempts of the command and all calls of its task, so that a later one finds
+    what an earlier one has published and could not take back.
+    """
 
     def __init__(
         self, place: Place, source: Source, options: Options, call: ToolCall, box: Toolbox, folder: Folder, *,
@@ -112,53 +122,56 @@ class _Parts:
     ) -> None:  # fmt: skip
         self._place, self._source, self._options, self._call = place, source, options, call
         self._box, self._folder, self._lasting = box, folder, lasting
-        words = [call.execution_id, call.command_id, call.task.name, call.number, place.path]
-        text = orjson.dumps(
-            [*words, call.config.get("source"), options.mode], default=str, option=orjson.OPT_SORT_KEYS
-        )
-        own = hashlib.blake2b(text, digest_size=8).hexdigest() if lasting else uuid.uuid4().hex[:16]
+        work, _, attempt = call.command_id.rpartition(":")
+        words = [work or uuid.uuid4(), call.task.name, place.path, call.config.get("source"), options.mode]
+        self._attempt = int(attempt or 1)
+        self._staging = f"{STAGING}{_digest(words)}"
+        self._prefix = f"part-{_digest([*words, self._attempt, call.number])}-"
         self._format = place_format(place)
-        self._staging, self._prefix = f"{STAGING}{own}", f"part-{own}-"
         self._checked = options.verify is Verify.CHECKSUM
 
     async def run(self, watch: Watch) -> Outcome:
         position, resumed = await self._begin()
-        if position.outcome is not None:
+        if position.outcome is not None and self._call.number <= position.ended:
             return Outcome(**position.outcome)
-        if not position.complete:
+        again = position.complete
+        if not again:
             await self._stage(position, watch)
-        await self._publish(position)
+        await self._publish(position, again=again)
         outcome = Outcome(position.rows, position.rows, resumed=resumed)
         if self._checked:
             outcome.checksum = position.kept
         outcome.verified["parts"] = len(position.parts)
         if position.ignored:
             outcome.drift = {"ignored": position.ignored}
-        position.outcome = asdict(outcome)
-        await self._note(position)
-        await self._delete([self._key(self._name(number)) for number in range(len(position.parts))])
+        await self._delete([self._key(name) for name in self._names(position)])
+        # from here on the parts stay: nothing may fail behind it
+        await self._note(Position(ended=self._call.number, outcome=asdict(outcome)))
         return outcome
 
     async def _begin(self) -> tuple[Position, int | None]:
-        """The position of an earlier process and its rows, or a new one."""
+        """The position of an earlier process or call and its rows, or a new one."""
         identity = await self._source.identity()
-        found = await self._found() if self._lasting else None
-        if found is not None and await self._fits(found, identity):
+        await self._clear(self._attempt - 1)
+        found = await self._found(self._attempt) if self._lasting else None
+        if found is not None and (self._call.number <= found.ended or await self._fits(found, identity)):
             return found, found.rows
-        if self._lasting:
-            await self.clean()
-        position = Position(identity)
+        await self.clean()
+        position = Position(identity, self._prefix)
+        if found is not None:
+            position.ended, position.outcome = found.ended, found.outcome
         if self._options.mode is WriteMode.APPEND and self._format is RowFormat.PARQUET:
             names, _ = await data_files(self._folder)
             if names:
                 schema = await parquet_schema(self._place, names[0], self._call, self._box)
                 position.columns, position.fields = schema.names, _packed(schema)
-        await self._note(position)
+        if self._lasting:
+            await self._note(position)
         return position, None
 
-    async def _found(self) -> Position | None:
+    async def _found(self, attempt: int) -> Position | None:
         with suppress(FileNotFoundError):
-            answer = await obstore.get_async(self._folder.store, self._key(POSITION))
+            answer = await obstore.get_async(self._folder.store, self._key(POSITION, attempt))
             return Position(**orjson.loads(bytes(await answer.bytes_async())))
         return None
 
@@ -213,56 +226,103 @@ class _Parts:
                 kept = await asyncio.to_thread(part.writer.kept, self._options.size)
                 compare_checksums(part.writer.read, kept, where, kind="storage")
                 position.kept = str(Checksum.of_text(position.kept) + kept)
-            key = self._key(self._name(len(position.parts)))
+            key = self._key(self._name(position, len(position.parts)))
             await obstore.put_async(self._folder.store, key, part.path)
             if self._options.verify is not Verify.NONE:
                 equal("bytes", size, (await obstore.head_async(self._folder.store, key))["size"], where)
             position.fields = part.fields
             position.parts.append(part.rows)
-            await self._note(position)
+            if self._lasting:
+                await self._note(position)
         finally:
             await asyncio.to_thread(part.remove)
 
-    async def _publish(self, position: Position) -> None:
-        """Copies the parts to where readers look; may be done again after a kill anywhere."""
+    async def _publish(self, position: Position, *, again: bool) -> None:
+        """Copies the parts to where readers look; may be done again after a kill anywhere.
+
+        Args:
+            again: some of them may be there already.
+        """
         store, key = self._folder.store, self._folder.key
         await self._delete([key(SUCCESS)])
-        names = [self._name(number) for number in range(len(position.parts))]
+        names = self._names(position)
+        if not again:  # a process whose position is lost was killed
+            await self._take_back(position)
         there, _ = await data_files(self._folder)
         for name in names:
             if name not in there:
-                await obstore.copy_async(store, self._key(name), key(name))
+                await self._copy(name)
         if self._options.mode is WriteMode.REPLACE:
             await self._delete([key(name) for name in there if name not in names])
         await obstore.put_async(store, key(SUCCESS), b"")
 
+    async def _copy(self, name: str) -> None:
+        """Returns or raises when nothing is under way any more: what is taken back must not come after all."""
+        copying = asyncio.ensure_future(
+            obstore.copy_async(self._folder.store, self._key(name), self._folder.key(name))
+        )
+        try:
+            await asyncio.shield(copying)
+        finally:
+            await asyncio.wait([copying])
+
+    async def _take_back(self, position: Position) -> None:
+        there, _ = await data_files(self._folder)
+        await self._delete([self._folder.key(name) for name in there if name.startswith(position.prefix)])
+
     async def _note(self, position: Position) -> None:
-        if self._lasting:
-            await obstore.put_async(self._folder.store, self._key(POSITION), orjson.dumps(asdict(position)))
+        await obstore.put_async(self._folder.store, self._key(POSITION), orjson.dumps(asdict(position)))
 
     async def clean(self) -> None:
-        """Removes what is staged."""
+        """Removes what is staged, and of an append what is published in part."""
         try:
-            found = await obstore.list(
-                self._folder.store, prefix=self._folder.key(self._staging)
-            ).collect_async()
-            await self._delete([meta["path"] for meta in found])
-            if self._folder.local is not None:
-                with suppress(FileNotFoundError):
-                    await asyncio.to_thread((self._folder.local / self._staging).rmdir)
+            await self._clear(self._attempt)
         except (obstore.exceptions.BaseError, OSError) as error:
             raise ToolError(f"transfer: cannot clean {self._place.path}: {error}", kind="storage") from None
+
+    async def clean_if_possible(self) -> None:
+        """Where it is not, the next attempt does it."""
+        try:
+            await self.clean()
+        except ToolError as error:
+            logger.warning("step %s: %s", self._call.step, error)
+
+    async def _clear(self, last: int) -> None:
+        """Removes what the attempts up to the ``last`` have left."""
+        staging = self._folder.key(self._staging)
+        try:
+            found = await obstore.list(self._folder.store, prefix=staging).collect_async()
+        except obstore.exceptions.BaseError as error:
+            if "NoSuchBucket" not in str(error):
+                raise
+            return
+        names = [meta["path"].rpartition("/")[2] for meta in found]
+        old = [name for name in names if int(name.partition(".")[0]) <= last]
+        for attempt in {int(name.partition(".")[0]) for name in old}:
+            position = await self._found(attempt)
+            if position is not None and position.complete and self._options.mode is WriteMode.APPEND:
+                await self._take_back(position)
+        # the position goes last, so that what is left is known
+        await self._delete(
+            [f"{staging}/{name}" for name in sorted(old, key=lambda name: name.endswith(POSITION))]
+        )
+        if self._folder.local is not None and len(old) == len(names):
+            with suppress(OSError):  # another process has begun
+                await asyncio.to_thread((self._folder.local / self._staging).rmdir)
 
     async def _delete(self, keys: list[str]) -> None:
         for key in keys:
             with suppress(FileNotFoundError):
                 await obstore.delete_async(self._folder.store, key)
 
-    def _key(self, name: str) -> str:
-        return self._folder.key(f"{self._staging}/{name}")
+    def _key(self, name: str, attempt: int | None = None) -> str:
+        return self._folder.key(f"{self._staging}/{attempt or self._attempt}.{name}")
 
-    def _name(self, number: int) -> str:
-        return f"{self._prefix}{number:05}.{self._format}"
+    def _names(self, position: Position) -> list[str]:
+        return [self._name(position, number) for number in range(len(position.parts))]
+
+    def _name(self, position: Position, number: int) -> str:
+        return f"{position.prefix}{number:05}.{self._format}"
 
 
 class _Part:
@@ -297,6 +357,11 @@ class _Part:
 
     def remove(self) -> None:
         self.path.unlink(missing_ok=True)
+
+
+def _digest(words: list[Any]) -> str:
+    text = orjson.dumps(words, default=str, option=orjson.OPT_SORT_KEYS)
+    return hashlib.blake2b(text, digest_size=8).hexdigest()
 
 
 def _packed(schema: pa.Schema) -> str:
