@@ -109,6 +109,25 @@ async def test_a_large_array_comes_in_chunks_with_no_word_of_it(run: Any, box: T
     assert len((await run("artifact", uri=str(path))).data["rows"]) == ROWS
 
 
+async def test_a_value_of_an_array_may_be_large_where_nobody_said_that_it_is_one(
+    run: Any, box: Toolbox, mount: Path
+) -> None:
+    box.chunks = ListLog()
+    text = "x" * (41 << 20)
+    path = mount / "rows.json"
+    path.write_bytes(orjson.dumps([{"id": 1, "text": text}, {"id": 2, "text": ""}]))
+
+    value = await box.results.get((await run("artifact", uri=str(path))).ref)
+
+    assert [(row["id"], len(row["text"])) for row in value] == [(1, len(text)), (2, 0)]
+    box.chunks = ListLog()
+    with pytest.raises(ToolError, match="more than 33554432 bytes"):
+        await run("artifact", uri=str(path), format="json")
+    box.chunks = ListLog(wanted=True)
+    with pytest.raises(ToolError, match="more than 33554432 bytes"):
+        await run("artifact", uri=str(path))
+
+
 @every
 async def test_reading_goes_on_where_it_stopped(
     run: Any, box: Toolbox, mount: Path, format: str, monkeypatch: pytest.MonkeyPatch

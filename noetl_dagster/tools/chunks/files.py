@@ -13,7 +13,7 @@ from noetl_dagster.tools.base import Toolbox, ToolCall, ToolResult
 from noetl_dagster.tools.chunks.gather import Gathered, Gathering
 from noetl_dagster.tools.chunks.result import ChunkedResult
 from noetl_dagster.tools.rows.arrays import begins_array, cutter_for
-from noetl_dagster.tools.rows.cut import CUT_FORMATS
+from noetl_dagster.tools.rows.cut import CUT_FORMATS, RECORD_BYTES
 from noetl_dagster.tools.rows.formats import RowFormat
 
 if TYPE_CHECKING:
@@ -45,8 +45,10 @@ async def file_rows(uri: str, format: RowFormat, call: ToolCall, box: Toolbox) -
     try:
         if chunks.position is not None and chunks.position["version"] != file.version:
             await chunks.begin_again()
-        pieces = file.tables if format is RowFormat.PARQUET else file.pieces
-        found = pieces(format, chunks.position or {})
+        # of a file that nobody has asked to take apart a value may be all there is
+        longest = RECORD_BYTES if call.config.get("format") or chunks.wanted else file.size
+        at = chunks.position or {}
+        found = file.tables(at) if format is RowFormat.PARQUET else file.pieces(format, at, longest)
         while True:
             with reading(uri):
                 chunk = await asyncio.to_thread(next, found, None)
@@ -115,9 +117,9 @@ class _File:
     def beginning(self, size: int) -> bytes:
         return bytes(self._file.read(size))
 
-    def pieces(self, format: RowFormat, position: dict[str, Any]) -> Iterator[Gathered]:
+    def pieces(self, format: RowFormat, position: dict[str, Any], longest: int) -> Iterator[Gathered]:
         """The chunks of a file of text, from the bytes that a position names."""
-        cutter = cutter_for(format, self._chunk_bytes, position, self._uri)
+        cutter = cutter_for(format, self._chunk_bytes, position, self._uri, longest=longest)
         self._file.seek(position.get("offset", 0))
         while data := self._file.read(_READ_BYTES):
             for piece in cutter.feed(data):
@@ -126,7 +128,7 @@ class _File:
         if (rest := cutter.end()) is not None:
             yield Gathered(rest.rows, full=False)
 
-    def tables(self, format: RowFormat, position: dict[str, Any]) -> Iterator[Gathered]:
+    def tables(self, position: dict[str, Any]) -> Iterator[Gathered]:
         """The chunks of a Parquet file, from the row that a position names."""
         import pyarrow as pa
         import pyarrow.parquet as pq

@@ -49,11 +49,13 @@ class ArrayCutter:
         size: bytes from which on whole values are a piece; some more than ``CHUNK_ROWS`` of them are one too.
         name: what errors call the file.
         offset: where in the file the bytes begin that come; the end of an earlier piece.
+        longest: bytes that a value may have.
     """
 
     columns = None
 
-    def __init__(self, size: int, *, name: str, offset: int = 0) -> None:
+    def __init__(self, size: int, *, name: str, offset: int = 0, longest: int = RECORD_BYTES) -> None:
+        self._longest = max(longest, RECORD_BYTES)
         self._size = size
         self._block = min(size, _BLOCK)
         self._rows: list[Any] = []  # those of the piece that is being made, which end at the offset
@@ -83,9 +85,9 @@ class ArrayCutter:
             self._bytes += comma + 1
             if self._bytes >= self._size or len(self._rows) >= CHUNK_ROWS:
                 yield self._piece()
-        if len(self._rest) > self._block + RECORD_BYTES:
+        if len(self._rest) > self._block + self._longest:
             raise Where(self._name, self._offset).error(
-                f"a value of more than {RECORD_BYTES} bytes is in the JSON array; is there a quote or bracket that is "
+                f"a value of more than {self._longest} bytes is in the JSON array; is there a quote or bracket that is "
                 "never closed?"
             )
 
@@ -153,10 +155,19 @@ class ArrayCutter:
 
 
 def cutter_for(
-    format: RowFormat, size: int, position: dict[str, Any], name: str, encoding: str = "utf-8"
+    format: RowFormat,
+    size: int,
+    position: dict[str, Any],
+    name: str,
+    encoding: str = "utf-8",
+    longest: int = RECORD_BYTES,
 ) -> RowCutter | ArrayCutter:
-    """What cuts a file of a format, from the beginning or from a position with its ``offset`` and ``columns``."""
+    """What cuts a file of a format, from the beginning or from a position with its ``offset`` and ``columns``.
+
+    Args:
+        longest: bytes that a value of an array may have.
+    """
     offset, columns = position.get("offset", 0), position.get("columns")
     if format is RowFormat.JSON:
-        return ArrayCutter(size, name=name, offset=offset)
+        return ArrayCutter(size, name=name, offset=offset, longest=longest)
     return RowCutter(format, size, name=name, offset=offset, columns=columns, encoding=encoding)

@@ -62,6 +62,7 @@ SELECT quote_ident(nspname) FROM pg_class JOIN pg_namespace ON pg_namespace.oid 
 WHERE pg_class.oid = to_regclass($1)
 """
 NAME_STAGE = "COMMENT ON TABLE {name} IS {text}"
+HAS_CHECKSUM = "ALTER TABLE {position} ADD COLUMN IF NOT EXISTS checksum text"
 FIRST_POSITION = "INSERT INTO {position} VALUES (0, NULL, '{{}}', '0:0', $1, $2, NULL)"
 NOTE = "UPDATE {position} SET rows = $1, after = $2, columns = $3, checksum = $4"
 NOTE_OUTCOME = "UPDATE {position} SET outcome = $1"
@@ -314,10 +315,13 @@ class _Staged:
         """The position of an earlier process, or its outcome; None where the transfer has to begin again."""
         if not await connection.fetchval("SELECT to_regclass($1) IS NOT NULL", position):
             return None
+        await connection.execute(HAS_CHECKSUM.format(position=position))  # as an earlier version makes none
         found = await connection.fetchrow(SELECT_POSITION.format(position=position))
         if found is None or found["outcome"] is not None:
             return found if found is not None and self._call.number <= found["number"] else None
-        if not await connection.fetchval("SELECT to_regclass($1) IS NOT NULL", stage):
+        if found["checksum"] is None or not await connection.fetchval(
+            "SELECT to_regclass($1) IS NOT NULL", stage
+        ):
             return None
         if found["identity"] != await self._source.identity() or (found["rows"] and found["after"] is None):
             return None

@@ -214,6 +214,23 @@ async def test_a_transfer_that_was_over_is_not_made_again(
     assert await tables.fetch(POSITION) == []
 
 
+@pytest.mark.parametrize(("moment", "rows"), [("within a chunk", ROWS), ("after the end", ROWS - 1)])
+async def test_a_position_of_an_earlier_version_has_no_checksum(
+    settings: Settings, engine: Engine, tables: asyncpg.Pool, tmp_path: Path, moment: str, rows: int
+) -> None:
+    killed(settings, text_of("jsonl", tmp_path, ""), moment)
+    [position] = [row[0] for row in await tables.fetch(POSITION) if row[0].endswith("_position")]
+    await tables.execute(f"ALTER TABLE {position} DROP COLUMN checksum")
+    await tables.execute("DELETE FROM moved WHERE id = 1")
+
+    state = await engine.resume(await tables.fetchval(EXECUTION))
+
+    assert state.error is None
+    assert state.latest["move"].envelope["data"].get("resumed") is None
+    assert await tables.fetchval("SELECT count(*) FROM moved") == rows
+    assert await tables.fetch(POSITION) == []
+
+
 async def test_a_source_that_is_another_by_now_is_read_from_its_beginning(
     settings: Settings, engine: Engine, tables: asyncpg.Pool, tmp_path: Path
 ) -> None:

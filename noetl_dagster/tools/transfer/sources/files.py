@@ -15,6 +15,7 @@ import pyarrow.parquet as pq
 
 from noetl_dagster.tools.base import Toolbox, ToolCall
 from noetl_dagster.tools.rows.arrays import begins_array
+from noetl_dagster.tools.rows.cut import RECORD_BYTES
 from noetl_dagster.tools.rows.formats import RowFormat, row_format
 from noetl_dagster.tools.transfer.chunks import Chunk, threaded
 from noetl_dagster.tools.transfer.places import Place, object_place
@@ -38,6 +39,7 @@ class FileSource:
 
     def __init__(self, place: Place, store: Any, key: str, size: int) -> None:
         self._format = row_format(place.format, place.path)
+        self._named = bool(place.format)
         self._store, self._key, self._size, self._name = store, key, size, place.path
         self.bytes = 0
         self._identity = ""
@@ -120,7 +122,10 @@ class FileSource:
         async with aclosing(cast(Any, self._blocks(0))) as looking:
             is_array = start > 0 or begins_array(await anext(looking, b""))
         if is_array:
-            async for chunk in json_array(self._blocks(start), self._size, self._name, start):
+            longest = RECORD_BYTES if self._named else self.bytes
+            async for chunk in json_array(
+                self._blocks(start), self._size, self._name, start, longest=longest
+            ):
                 yield chunk
             return
         whole = b"".join([block async for block in self._blocks(0)])

@@ -34,9 +34,11 @@ async def json_lines(blocks: Blocks, size: int, name: str, at: int = 0) -> Async
             yield chunk
 
 
-async def json_array(blocks: Blocks, size: int, name: str, at: int = 0) -> AsyncIterator[Chunk]:
+async def json_array(
+    blocks: Blocks, size: int, name: str, at: int = 0, *, longest: int = RECORD_BYTES
+) -> AsyncIterator[Chunk]:
     """The values of a JSON array; ``after`` says the ``byte`` behind which the next one begins, or the file ends."""
-    cutter, ended = ArrayCutter(BLOCK, name=name, offset=at), at > 0
+    cutter, ended = ArrayCutter(BLOCK, name=name, offset=at, longest=longest), at > 0
     async for block in blocks:
         ended = False
         for piece in await asyncio.to_thread(list, cutter.feed(block)):
