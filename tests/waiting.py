@@ -16,6 +16,9 @@ PATIENCE_SECONDS = 240.0
 PROCESS_SECONDS = 840.0
 """For a process to run to its end: just less than pytest waits for a test, so that its output is seen."""
 
+HERE = "database = (SELECT oid FROM pg_database WHERE datname = current_database())"
+"""Condition of ``pg_locks``, which shows the locks of all databases, those of tests beside this one too."""
+
 T = TypeVar("T")
 
 

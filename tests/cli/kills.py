@@ -11,10 +11,12 @@ from typing import Any
 import asyncpg
 
 from tests.cli.conftest import COMMAND
-from tests.waiting import until
+from tests.waiting import HERE, until
 
 LOCK = 4711
-WAITING = f"SELECT pid FROM pg_locks WHERE locktype = 'advisory' AND objid = {LOCK} AND NOT granted"
+WAITING = (
+    f"SELECT pid FROM pg_locks WHERE locktype = 'advisory' AND objid = {LOCK} AND NOT granted AND {HERE}"
+)
 
 
 def held_up(condition: str) -> str:

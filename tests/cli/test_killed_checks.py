@@ -20,7 +20,7 @@ from noetl_dagster import embedded
 from noetl_dagster.settings import Settings
 from tests.cli.conftest import COMMAND, Cli
 from tests.playbooks import text_of
-from tests.waiting import until
+from tests.waiting import HERE, until
 
 MAKER = text_of(
     "maker",
@@ -67,7 +67,7 @@ END $$;
 CREATE TRIGGER held BEFORE INSERT ON noetl.event FOR EACH ROW WHEN (NEW.event_type = '{type}' AND NEW.node_name = 'start')
 EXECUTE FUNCTION held();
 """
-WAITING = "SELECT pid FROM pg_locks WHERE locktype = 'advisory' AND objid = 4711 AND NOT granted"
+WAITING = f"SELECT pid FROM pg_locks WHERE locktype = 'advisory' AND objid = 4711 AND NOT granted AND {HERE}"
 
 
 @pytest.fixture

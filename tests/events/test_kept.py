@@ -14,7 +14,7 @@ from noetl_dagster.events.kept import KeptConnection
 from noetl_dagster.events.log import EventLog
 from noetl_dagster.events.types import EventType
 from noetl_dagster.settings import Settings
-from tests.waiting import until
+from tests.waiting import HERE, until
 
 from .conftest import MakeEvent
 
@@ -38,7 +38,7 @@ async def test_statements_at_the_same_time_do_not_wait_for_each_other(
         asyncio.create_task(kept.fetchval("SELECT pg_backend_pid() FROM pg_advisory_lock_shared(1)"))
         for _ in range(4)
     ]
-    at_the_gate = "SELECT count(*) = 4 FROM pg_locks WHERE locktype = 'advisory' AND NOT granted"
+    at_the_gate = f"SELECT count(*) = 4 FROM pg_locks WHERE locktype = 'advisory' AND NOT granted AND {HERE}"
     await until(lambda: gate.fetchval(at_the_gate), "all four to run at once")
     await gate.close()
     assert len(set(await asyncio.gather(*waiting))) == 4

@@ -21,7 +21,7 @@ from noetl_dagster.settings import Settings
 from noetl_dagster.tools.sinks.parts import PartSinks
 from tests.engine.conftest import Run
 from tests.playbooks import playbook
-from tests.waiting import until
+from tests.waiting import HERE, until
 
 PATH = "tests/sample"
 
@@ -214,7 +214,9 @@ async def test_a_slower_execution_does_not_turn_it_back(
     async with pool.acquire() as holder:
         await holder.execute("SELECT pg_advisory_lock(7)")
         slower = asyncio.create_task(engine.run(playbook(slow)))
-        while not await pool.fetchval("SELECT count(*) FROM pg_locks WHERE NOT granted AND objid = 7"):
+        while not await pool.fetchval(
+            f"SELECT count(*) FROM pg_locks WHERE NOT granted AND objid = 7 AND {HERE}"
+        ):
             assert not slower.done(), slower.result().error
             await asyncio.sleep(0.02)
         await add(pool, 4)
