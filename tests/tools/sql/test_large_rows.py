@@ -304,9 +304,10 @@ class Waiting(Told):
     async def told(self, call: ToolCall) -> Sequence[Chunk]:
         return []
 
-    async def tell(self, call: ToolCall, chunk: Chunk) -> None:
-        self.begun += chunk.index == 0
-        await self.room.wait()
+    async def tell(self, call: ToolCall, *chunks: Chunk) -> None:
+        if chunks:
+            self.begun += chunks[0].index == 0
+            await self.room.wait()
 
 
 async def connections(pool: asyncpg.Pool, mark: str) -> int:
