@@ -58,10 +58,13 @@ class Pages:
         Returns:
             The part of a page that is one alone.
         """
-        part = _part(body, collect.path)
         self._strategy = collect.strategy
         self.count += 1
         try:
+            part = _part(body, collect.path)
+            if part is MISSING:
+                message = f"collect: page {self.count} has no {collect.path!r}"
+                raise ToolError(f"{message}; name the path of what a page brings", kind="schema")
             if collect.strategy is CollectStrategy.REPLACE:
                 self._value = part
             elif collect.strategy is CollectStrategy.MERGE:
@@ -126,13 +129,10 @@ def _rows(part: Any) -> list[Any]:
 
 
 def _part(body: Any, path: str | None) -> Any:
-    if not path:
-        return body
+    """What stands at a path, of the body or of its ``data``; ``MISSING`` where neither has it."""
     value = body
-    for key in path.split("."):
+    for key in path.split(".") if path else ():
         value = value.get(key, MISSING) if isinstance(value, Mapping) else MISSING
-        if value is MISSING:
-            break
     if value is MISSING and isinstance(body, Mapping) and isinstance(body.get("data"), Mapping):
         return _part(body["data"], path)
-    return None if value is MISSING else value
+    return value

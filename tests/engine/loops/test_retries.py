@@ -193,6 +193,14 @@ async def test_pages_that_max_attempts_leaves_out_are_an_error(engine: Engine, t
     assert exact.status is ExecutionStatus.COMPLETED, exact.error
 
 
+@pytest.mark.parametrize("path", ["row", "rows.more"])
+async def test_a_page_without_what_is_collected_fails_the_step(engine: Engine, path: str) -> None:
+    state = await engine.run(playbook(MANY.replace("THEN", COLLECTED.replace("rows", path))))
+
+    assert state.status is ExecutionStatus.FAILED
+    assert f"collect: page 1 has no '{path}'" in str(state.error)
+
+
 async def test_a_failure_is_tried_three_times_where_no_number_is_given(engine: Engine) -> None:
     text = """
         workflow:
