@@ -13,12 +13,13 @@ from noetl_dagster.engine.loops.collection import Partitions
 from noetl_dagster.engine.loops.gather import gather
 from noetl_dagster.engine.loops.issue import Activation, issue
 from noetl_dagster.engine.runtime import Runtime
-from noetl_dagster.engine.steps.step import STEP_ERRORS, Entry, Steps
+from noetl_dagster.engine.steps.step import Entry, Steps
 from noetl_dagster.errors import ToolError
 from noetl_dagster.events.queries import FANIN_COUNT
 from noetl_dagster.events.state import StepEnd
 from noetl_dagster.playbook.models import FanoutEngine
 from noetl_dagster.worker.execution import Execution
+from noetl_dagster.worker.pipeline import TASK_ERRORS
 from noetl_dagster.worker.program import StepProgram
 from noetl_dagster.worker.spans import step_names
 
@@ -66,7 +67,7 @@ class Fanouts:
         try:
             activation = await self._steps.loops.activate(execution, program, visit, shard=True)
             await _check_keys(activation)
-        except STEP_ERRORS as error:
+        except TASK_ERRORS as error:
             return Expanded(end=await self._steps.fail(execution, program, visit, error))
         total = len(activation.items)
         if not _on_spark(program):  # whose tasks issue the commands of their slices themselves, side by side

@@ -25,9 +25,7 @@ from noetl_dagster.engine.steps.turns import Turns
 from noetl_dagster.engine.steps.watermarks import entered_watermark, moved_watermark
 from noetl_dagster.errors import (
     AssetNotFoundError,
-    CredentialError,
     NoetlError,
-    StorageError,
     TemplateError,
     ToolError,
 )
@@ -42,12 +40,10 @@ from noetl_dagster.playbook.templates.scope import Scope
 from noetl_dagster.playbook.templates.views import ReferenceCache, ResultView
 from noetl_dagster.worker.command import Command
 from noetl_dagster.worker.execution import Execution
+from noetl_dagster.worker.pipeline import TASK_ERRORS
 from noetl_dagster.worker.program import StepProgram
 from noetl_dagster.worker.spans import step_ended, step_names
 from noetl_dagster.worker.streams.stream import Stream
-
-STEP_ERRORS = (ToolError, TemplateError, CredentialError, StorageError)
-"""Failures that a playbook may route on; anything else is a defect or a lost connection."""
 
 Patches = list[tuple[list[str], Any]]
 
@@ -148,7 +144,7 @@ class Steps:
                 resumed = execution.state.epoch > 1 or entry.turn > 1
                 program = execution.step(program.step.name, visit)
                 ending = await self._work(execution, program, visit, resumed)
-            except STEP_ERRORS as error:
+            except TASK_ERRORS as error:
                 ending = _Ending(error_envelope(error))
             return await self._end(execution, program, visit, ending)
 
@@ -165,7 +161,7 @@ class Steps:
         missing: NoetlError | None = None
         try:
             event.context = await self._kept(execution, program, visit, event)
-        except (AssetNotFoundError, *STEP_ERRORS) as error:
+        except (AssetNotFoundError, *TASK_ERRORS) as error:
             missing = error
         async with self._turns.turn(execution, event) as turn:
             if turn is None:
@@ -205,7 +201,7 @@ class Steps:
         try:
             scope = execution.scope(ReferenceCache(), program.step.name, entered)
             admitted = await holds_async(program.admit, scope, self._runtime.results.get)
-        except STEP_ERRORS as error:
+        except TASK_ERRORS as error:
             execution.state.apply(entered)
             return await self.fail(execution, program, visit, error)
         execution.state.apply(entered)
@@ -215,7 +211,7 @@ class Steps:
         """Publishes what an earlier run left, before newer parts; the end of a visit where that fails."""
         try:
             await settle_sink(self._runtime, execution, program, visit, is_over=False)
-        except STEP_ERRORS as error:
+        except TASK_ERRORS as error:
             return await self.fail(execution, program, visit, error)
         return None
 
@@ -240,7 +236,7 @@ class Steps:
         }
         try:
             ending = await self._loop_ending(execution, program, result)
-        except STEP_ERRORS as error:
+        except TASK_ERRORS as error:
             ending = _Ending(error_envelope(error), loop=result)
         ending.fanin = fanin
         return await self._end(execution, program, visit, ending)
@@ -315,7 +311,7 @@ class Steps:
         try:
             await settle_sink(self._runtime, execution, program, visit)
             watermark = await self._moved(execution, program, visit, ending)
-        except STEP_ERRORS as error:
+        except TASK_ERRORS as error:
             ending.envelope = error_envelope(error)
         cache = ReferenceCache()
         scope = _with_reached(execution.scope(cache, step), watermark).with_step_values(ending.step_values)
@@ -326,7 +322,7 @@ class Steps:
             if not ending.failed:
                 await self._shape(program, ending, scope, cache)
                 outcomes = await self._checked(program, visit, ending, scope, cache)
-        except STEP_ERRORS as error:
+        except TASK_ERRORS as error:
             ending.envelope = error_envelope(error)
         routed = await self._route(program, visit, ending, scope, cache)
         stuck = bool(routed.undefined) and not routed.fired
@@ -398,7 +394,7 @@ class Steps:
             named = scope.with_locals(self._names(program, visit, ending, cache))
             try:
                 return await route(program, named, ending.event_name, self._runtime.results.get)
-            except STEP_ERRORS as error:
+            except TASK_ERRORS as error:
                 ending.envelope = error_envelope(error)
         return Routed()
 
