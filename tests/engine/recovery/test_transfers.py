@@ -6,7 +6,7 @@ import multiprocessing
 import os
 import signal
 from collections import Counter
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -99,13 +99,6 @@ def drive(settings: Settings, text: str, moment: str) -> None:
 @pytest.fixture
 def settings(settings: Settings) -> Settings:
     return settings.model_copy(update={"default_postgres_credential": "embedded"})
-
-
-@pytest.fixture
-async def engine(settings: Settings) -> AsyncIterator[Engine]:
-    engine = await Engine.open(settings)
-    yield engine
-    await engine.close()
 
 
 @pytest.fixture

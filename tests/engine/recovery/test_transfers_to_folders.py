@@ -6,7 +6,6 @@ import multiprocessing
 import os
 import signal
 from collections import Counter
-from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
@@ -75,13 +74,6 @@ def drive(settings: Settings, text: str, method: str, times: int) -> None:
 @pytest.fixture
 def settings(settings: Settings) -> Settings:
     return settings.model_copy(update={"default_postgres_credential": "embedded"})
-
-
-@pytest.fixture
-async def engine(settings: Settings) -> AsyncIterator[Engine]:
-    engine = await Engine.open(settings)
-    yield engine
-    await engine.close()
 
 
 @pytest.mark.parametrize(
