@@ -26,14 +26,14 @@ from nats.aio.client import Client as NatsClient
 
 from noetl_dagster.errors import ServiceError
 from noetl_dagster.events.ids import Snowflake
+from noetl_dagster.events.transport.http import ApiClient
+from noetl_dagster.events.transport.intake import ENDS_CHANNEL
+from noetl_dagster.events.transport.nats.connection import connect
+from noetl_dagster.events.transport.nats.names import Names
+from noetl_dagster.events.transport.nats.streams import EVENT_BYTES
+from noetl_dagster.events.transport.nats.transport import HEADER_BYTES, MESSAGE_ID
 from noetl_dagster.pool_worker.worker import CHANGE_SECONDS, LINGER_MILLISECONDS
 from noetl_dagster.settings import Settings
-from noetl_dagster.transport.http import ApiClient
-from noetl_dagster.transport.intake import ENDS_CHANNEL
-from noetl_dagster.transport.nats.connection import connect
-from noetl_dagster.transport.nats.names import Names
-from noetl_dagster.transport.nats.streams import EVENT_BYTES
-from noetl_dagster.transport.nats.transport import HEADER_BYTES, MESSAGE_ID
 
 CONNECT_AT_ONCE = 20
 AGAIN_SECONDS = 1.0

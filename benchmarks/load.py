@@ -36,9 +36,9 @@ from benchmarks._played_workers import Fleet
 from benchmarks.fanout import database
 from benchmarks.pool import Processes, process, services, serving
 from noetl_dagster import embedded
+from noetl_dagster.events.transport.nats.connection import connect
+from noetl_dagster.events.transport.nats.names import Names
 from noetl_dagster.settings import Settings
-from noetl_dagster.transport.nats.connection import connect
-from noetl_dagster.transport.nats.names import Names
 
 GOAL = 1e9 / 86_400
 """Events a second."""

@@ -24,15 +24,15 @@ from noetl_dagster.events.ids import Snowflake, command_id
 from noetl_dagster.events.log import EventLog, as_row
 from noetl_dagster.events.queries import COLUMNS
 from noetl_dagster.events.schema import apply_schema
+from noetl_dagster.events.transport.ingest import BATCH, Ingestor
+from noetl_dagster.events.transport.intake import EventIntake
+from noetl_dagster.events.transport.nats.connection import connect
+from noetl_dagster.events.transport.nats.names import Names
+from noetl_dagster.events.transport.nats.pull import Pull
+from noetl_dagster.events.transport.nats.streams import ensure_ingest_consumer, ensure_streams
+from noetl_dagster.events.transport.nats.transport import NatsTransport
 from noetl_dagster.events.types import Event, EventType
 from noetl_dagster.settings import Settings
-from noetl_dagster.transport.ingest import BATCH, Ingestor
-from noetl_dagster.transport.intake import EventIntake
-from noetl_dagster.transport.nats.connection import connect
-from noetl_dagster.transport.nats.names import Names
-from noetl_dagster.transport.nats.pull import Pull
-from noetl_dagster.transport.nats.streams import ensure_ingest_consumer, ensure_streams
-from noetl_dagster.transport.nats.transport import NatsTransport
 
 DATABASE = "noetl_bench_transport"
 ITERATIONS = 1_000

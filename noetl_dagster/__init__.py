@@ -14,8 +14,8 @@ if TYPE_CHECKING:
     from noetl_dagster.code_location.loading import load_playbooks
     from noetl_dagster.code_location.materialize import MaterializedPlaybook, materialize_playbook
     from noetl_dagster.code_location.translation import PlaybookStep
+    from noetl_dagster.compiler.executors.threaded import threaded_executor
     from noetl_dagster.errors import ExecutionFailedError, NoetlError, PlaybookError, WorkloadError
-    from noetl_dagster.executors.threaded import threaded_executor
     from noetl_dagster.io_managers.results import NoetlResultIOManager
     from noetl_dagster.io_managers.tiered import GcsIOManager, MinioIOManager, PvcIOManager
     from noetl_dagster.playbook.loader import load_playbook

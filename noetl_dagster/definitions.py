@@ -6,8 +6,8 @@ import gc
 
 from dagster import Definitions
 
-from noetl_dagster import logs
 from noetl_dagster.code_location.definitions import build_definitions
+from noetl_dagster.process import logs
 from noetl_dagster.settings import get_settings
 
 logs.set_up(get_settings())

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
+from noetl_dagster.events.transport.nats import streams
+from noetl_dagster.events.transport.nats.connection import connect
+from noetl_dagster.events.transport.nats.names import Names
 from noetl_dagster.settings import Settings
-from noetl_dagster.transport.nats import streams
-from noetl_dagster.transport.nats.connection import connect
-from noetl_dagster.transport.nats.names import Names
 
 
 async def redelivered_after(settings: Settings, seconds: float) -> None:

@@ -64,7 +64,7 @@ def serve_api(settings: Settings, listener: socket.socket, ready: Callable[[], N
         create_app(settings, plane),
         ssl_certfile=settings.service_tls_cert,
         ssl_keyfile=settings.service_tls_key,
-        log_config=None,  # its lines are ours: see noetl_dagster.logs
+        log_config=None,  # its lines are ours: see noetl_dagster.process.logs
         log_level="warning",
         access_log=False,
         timeout_graceful_shutdown=GRACE_SECONDS,

@@ -11,10 +11,11 @@ import typer
 from pydantic import ValidationError
 from pydantic_settings import SettingsError
 
-from noetl_dagster import __version__, logs
+from noetl_dagster import __version__
 from noetl_dagster.cli.console import fail, notes_become_records
 from noetl_dagster.cli.lazy import LazyGroup, Place
 from noetl_dagster.errors import NoetlError
+from noetl_dagster.process import logs
 from noetl_dagster.settings import LogFormat, get_settings
 
 COLLECT_AFTER = 20_000
@@ -124,7 +125,8 @@ class Commands(LazyGroup):
             "noetl_dagster.cli.commands.services:app", "The embedded PostgreSQL, NATS and object store."
         ),
         "records-api": Place(
-            "noetl_dagster.records_api.__main__:serve", "Serve made-up clinical records until interrupted."
+            "noetl_dagster.embedded.records_api.__main__:serve",
+            "Serve made-up clinical records until interrupted.",
         ),
     }
 

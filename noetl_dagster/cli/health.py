@@ -24,8 +24,8 @@ from prometheus_client.registry import Collector
 
 from noetl_dagster.cli.console import fail, warn
 from noetl_dagster.errors import ServiceError, VersionError
-from noetl_dagster.event_loop import cancel_and_wait
 from noetl_dagster.events.connection import DATABASE_AWAY
+from noetl_dagster.process.event_loop import cancel_and_wait
 from noetl_dagster.service.metrics import Metrics
 from noetl_dagster.settings import Settings
 

@@ -15,7 +15,7 @@ from noetl_dagster.engine.executions.estimate import Estimate, past_of
 from noetl_dagster.engine.executions.overview import LoopView, Overview, StepView, chunks_made, overview
 from noetl_dagster.engine.executions.progress import Pace, duration, running_notes
 from noetl_dagster.errors import ExecutionNotFoundError
-from noetl_dagster.event_loop import run_sync
+from noetl_dagster.process.event_loop import run_sync
 
 POLL_SECONDS = 0.5
 PLAIN_SECONDS = 10.0

@@ -25,10 +25,10 @@ from dagster.components.utils.translation import TranslationFn, TranslationFnRes
 from pydantic import BaseModel, Field
 
 from noetl_dagster.code_location.loading import load_playbooks
+from noetl_dagster.code_location.scaffold.playbook import new_playbook
 from noetl_dagster.code_location.translation import PlaybookStep
 from noetl_dagster.compiler.session import NOETL
 from noetl_dagster.resources.noetl import NoetlResource
-from noetl_dagster.scaffold.playbook import new_playbook
 
 
 class PlaybooksScaffoldParams(BaseModel):

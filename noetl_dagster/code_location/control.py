@@ -10,10 +10,10 @@ from noetl_dagster.compiler.assets.automation import build_automation_sensor, bu
 from noetl_dagster.compiler.assets.observing import build_observation_sensor
 from noetl_dagster.compiler.job import PlaybookJob
 from noetl_dagster.resources.engines import EngineProvider
-from noetl_dagster.schedules.upkeep import build_upkeep
 from noetl_dagster.sensors.nats import build_event_sensor
 from noetl_dagster.sensors.projection import build_projection_sensor
 from noetl_dagster.sensors.recovery import build_recovery_sensor
+from noetl_dagster.sensors.upkeep import build_upkeep
 
 
 def control_of(

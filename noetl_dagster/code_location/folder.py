@@ -13,8 +13,8 @@ from dagster import AssetKey, AssetsDefinition
 from noetl_dagster.code_location.broken import Broken, meant_by
 from noetl_dagster.code_location.translation import Specs, Translation, translated
 from noetl_dagster.compiler.job import PlaybookJob, compile_playbook
+from noetl_dagster.compiler.lineage.tables import PlaybookWriters
 from noetl_dagster.errors import PlaybookError
-from noetl_dagster.lineage.tables import PlaybookWriters
 from noetl_dagster.playbook.catalog import find_playbooks
 from noetl_dagster.playbook.loader import load_playbook
 from noetl_dagster.playbook.models import Playbook

@@ -17,6 +17,7 @@ from noetl_dagster.compiler.assets.automation import set_limits
 from noetl_dagster.compiler.assets.partitions import chosen_partition, partition_tags, register
 from noetl_dagster.compiler.attach import RESUME_TAG, execution_tags
 from noetl_dagster.compiler.job import PlaybookJob, compile_playbook
+from noetl_dagster.compiler.lineage.tables import FolderWriters
 from noetl_dagster.dagster_internals import (
     InMemoryJob,
     LoadableTargetOrigin,
@@ -26,7 +27,6 @@ from noetl_dagster.dagster_internals import (
     execute_run,
 )
 from noetl_dagster.errors import ExecutionNotFoundError, WorkloadError
-from noetl_dagster.lineage.tables import FolderWriters
 from noetl_dagster.playbook.assets import Partition
 from noetl_dagster.playbook.models import Playbook
 from noetl_dagster.resources.engines import EngineProvider

@@ -12,11 +12,11 @@ from dagster import Definitions, SourceAsset
 
 from noetl_dagster.compiler.assets.observing import source_assets
 from noetl_dagster.compiler.job import PlaybookJob, compile_playbook
+from noetl_dagster.compiler.lineage.tables import PlaybookWriters
 from noetl_dagster.compiler.ops import RESULTS_IO, needs_spark
 from noetl_dagster.compiler.session import NOETL, PYSPARK
 from noetl_dagster.compiler.tokens import TOKENS, token_io_manager
 from noetl_dagster.io_managers.results import NoetlResultIOManager
-from noetl_dagster.lineage.tables import PlaybookWriters
 from noetl_dagster.playbook.models import Playbook
 from noetl_dagster.resources.engines import EngineProvider
 

@@ -15,7 +15,7 @@ from noetl_dagster.errors import ExecutionNotFoundError, ExecutionStateError
 from noetl_dagster.events.state import ExecutionStatus
 from noetl_dagster.playbook.assets import Partition
 from noetl_dagster.playbook.models import Playbook
-from noetl_dagster.tracing.trace import Trace
+from noetl_dagster.process.tracing.trace import Trace
 from noetl_dagster.worker.execution import Execution
 
 EXECUTION_TAG = "noetl/execution_id"

@@ -21,7 +21,7 @@ from noetl_dagster.engine.executions.progress import (
     stream_progress,
 )
 from noetl_dagster.errors import ExecutionCancelledError
-from noetl_dagster.event_loop import background_loop, run_sync
+from noetl_dagster.process.event_loop import background_loop, run_sync
 
 T = TypeVar("T")
 

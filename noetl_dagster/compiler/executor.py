@@ -24,11 +24,11 @@ from dagster import (
     multiprocess_executor,
 )
 
+from noetl_dagster.compiler.executors import threaded_executor
+from noetl_dagster.compiler.executors.storages import settle
+from noetl_dagster.compiler.executors.threaded import ThreadedExecutor
 from noetl_dagster.compiler.pods.holding import hold_execution
 from noetl_dagster.dagster_internals import process_config
-from noetl_dagster.executors import threaded_executor
-from noetl_dagster.executors.storages import settle
-from noetl_dagster.executors.threaded import ThreadedExecutor
 
 PROCESSES = "processes"
 KUBERNETES = "kubernetes"

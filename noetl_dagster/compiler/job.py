@@ -23,10 +23,10 @@ from noetl_dagster.compiler.assets.schedules import schedules_of
 from noetl_dagster.compiler.assets.specs import asset_spec, check_specs, condition_of
 from noetl_dagster.compiler.executor import noetl_executor
 from noetl_dagster.compiler.graph import PlaybookGraph, asset_deps, build_graph
+from noetl_dagster.compiler.lineage.tables import PlaybookWriters, Writers
 from noetl_dagster.compiler.names import asset_key, dagster_name, tag_key
 from noetl_dagster.compiler.pods.tags import run_tags
 from noetl_dagster.dagster_internals import UnresolvedAssetJobDefinition
-from noetl_dagster.lineage.tables import PlaybookWriters, Writers
 from noetl_dagster.playbook.graph import StepGraph
 from noetl_dagster.playbook.models import Playbook
 

@@ -21,6 +21,7 @@ from dagster import (
 from noetl_dagster.compiler.assets.lineage import prepare_lineage
 from noetl_dagster.compiler.assets.reading import Reading
 from noetl_dagster.compiler.config import WORKLOAD
+from noetl_dagster.compiler.lineage.tables import Writers, no_writers
 from noetl_dagster.compiler.names import FANIN_SUFFIX, GROUP_SUFFIX, dagster_name
 from noetl_dagster.compiler.pods.tags import op_tags
 from noetl_dagster.compiler.session import NOETL, PYSPARK, OpSession
@@ -29,7 +30,6 @@ from noetl_dagster.engine.executions.ahead import uses_spark
 from noetl_dagster.engine.fanout.shards import GroupReport
 from noetl_dagster.engine.steps.region import run_region
 from noetl_dagster.engine.steps.streams import run_streams
-from noetl_dagster.lineage.tables import Writers, no_writers
 from noetl_dagster.playbook.graph import Region
 from noetl_dagster.playbook.models import Playbook, Step
 from noetl_dagster.result_ref import ResultRef

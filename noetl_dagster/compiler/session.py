@@ -19,7 +19,6 @@ from dagster import (
     TableSchema,
 )
 
-from noetl_dagster.about import About
 from noetl_dagster.compiler.assets.elsewhere import Elsewhere
 from noetl_dagster.compiler.assets.lineage import lineage_metadata, rows_metadata
 from noetl_dagster.compiler.assets.partitions import chosen_partition
@@ -27,19 +26,20 @@ from noetl_dagster.compiler.assets.specs import relation_metadata
 from noetl_dagster.compiler.attach import attach
 from noetl_dagster.compiler.drive import drive
 from noetl_dagster.compiler.executor import processes_of, runs_in_one_process
+from noetl_dagster.compiler.lineage.tables import Writers
 from noetl_dagster.compiler.names import asset_key
 from noetl_dagster.compiler.pipes import Pipes, hearing, told
 from noetl_dagster.engine.engine import Engine
 from noetl_dagster.engine.executions.ahead import prepare_spark
 from noetl_dagster.engine.executions.progress import loop_progress
 from noetl_dagster.engine.executions.results import reference_of
-from noetl_dagster.event_loop import run_sync
 from noetl_dagster.events.state import CheckOutcome, ExecutionStatus, StepEnd, StepStatus
 from noetl_dagster.io_managers.metadata import LINEAGE, with_origins
-from noetl_dagster.lineage.tables import Writers
 from noetl_dagster.playbook.assets import Severity
 from noetl_dagster.playbook.graph import are_alike
 from noetl_dagster.playbook.models import Playbook, Step
+from noetl_dagster.process.about import About
+from noetl_dagster.process.event_loop import run_sync
 from noetl_dagster.resources.engines import EngineProvider
 from noetl_dagster.worker.execution import Execution
 

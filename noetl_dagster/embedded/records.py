@@ -13,7 +13,7 @@ from noetl_dagster.settings import Settings
 
 
 class RecordsApi:
-    """``python -m noetl_dagster.records_api``; one that runs already keeps its seed and share of faults."""
+    """``python -m noetl_dagster.embedded.records_api``; one that runs already keeps its seed and share of faults."""
 
     name = ServiceName.RECORDS_API
     listeners: tuple[str, ...] = ("http",)
@@ -30,7 +30,7 @@ class RecordsApi:
     def prepare(self, folder: Path, ports: Ports) -> Launch:
         options = {"--port": ports["http"], "--seed": self._seed, "--faults": self._faults}
         arguments = [text for name, value in options.items() for text in (name, str(value))]
-        return Launch([sys.executable, "-m", "noetl_dagster.records_api", *arguments])
+        return Launch([sys.executable, "-m", "noetl_dagster.embedded.records_api", *arguments])
 
     def ready(self, ports: Ports) -> bool:
         import httpx

@@ -26,9 +26,9 @@ from noetl_dagster.engine.walker import Walker
 from noetl_dagster.errors import ExecutionCancelledError
 from noetl_dagster.events.projection.projector import BackgroundProjection, Projection
 from noetl_dagster.events.state import ExecutionState
+from noetl_dagster.events.transport.intake import EventIntake
 from noetl_dagster.playbook.models import Playbook
 from noetl_dagster.settings import Settings
-from noetl_dagster.transport.intake import EventIntake
 from noetl_dagster.worker.execution import Execution
 
 if TYPE_CHECKING:

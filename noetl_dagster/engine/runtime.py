@@ -24,6 +24,7 @@ from noetl_dagster.playbook.assets import Key, Partition
 from noetl_dagster.playbook.graph import StepGraph
 from noetl_dagster.playbook.loader import parse_playbook
 from noetl_dagster.playbook.models import Playbook
+from noetl_dagster.process.tracing import exporter as tracing
 from noetl_dagster.settings import Settings
 from noetl_dagster.spark.sessions import SparkSessions
 from noetl_dagster.storage.store import ResultStore
@@ -31,7 +32,6 @@ from noetl_dagster.tools.access.clients import Clients
 from noetl_dagster.tools.access.credentials import Credentials
 from noetl_dagster.tools.access.keychain import Keychain
 from noetl_dagster.tools.base import Toolbox
-from noetl_dagster.tracing import exporter as tracing
 from noetl_dagster.worker.command import CommandEvents
 from noetl_dagster.worker.execution import Execution, PlaybookProgram
 from noetl_dagster.worker.heartbeat import Heartbeats

@@ -12,7 +12,7 @@ from typing import Any, Protocol
 import asyncpg
 
 from noetl_dagster.events.types import Event
-from noetl_dagster.retrying import Patience, patiently
+from noetl_dagster.process.retrying import Patience, patiently
 
 RETRYABLE = (
     OSError,

@@ -11,7 +11,7 @@ import asyncpg
 import orjson
 
 from noetl_dagster.errors import ServiceError
-from noetl_dagster.retrying import Patience, patiently
+from noetl_dagster.process.retrying import Patience, patiently
 
 DATABASE_AWAY = (OSError, asyncpg.PostgresError, asyncpg.InterfaceError, asyncpg.InternalClientError)
 """What a call raises while the server is restarted or unreachable; the last when it goes in mid-statement."""

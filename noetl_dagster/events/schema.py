@@ -19,7 +19,7 @@ import asyncpg
 from noetl_dagster.errors import ServiceError, VersionError
 from noetl_dagster.events.connection import open_pool
 from noetl_dagster.events.ids import snowflake_floor
-from noetl_dagster.retrying import Patience, patiently
+from noetl_dagster.process.retrying import Patience, patiently
 from noetl_dagster.settings import Settings
 
 logger = logging.getLogger(__name__)

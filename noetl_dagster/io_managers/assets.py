@@ -21,9 +21,9 @@ from upath import UPath
 
 from noetl_dagster.dagster_internals import escape_dotdot_segments, escape_leading_slash
 from noetl_dagster.errors import IntegrityError, StorageError
-from noetl_dagster.event_loop import run_sync
 from noetl_dagster.io_managers import conversion
 from noetl_dagster.io_managers.metadata import is_partitioned, storage_metadata
+from noetl_dagster.process.event_loop import run_sync
 from noetl_dagster.result_ref import STORED_METADATA, RefKind, ResultRef
 from noetl_dagster.settings import Settings, StoreTier
 from noetl_dagster.storage import codec

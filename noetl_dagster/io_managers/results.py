@@ -18,7 +18,6 @@ from dagster import (
 )
 
 from noetl_dagster.errors import ReferenceNotAvailableError, StorageError
-from noetl_dagster.event_loop import run_sync
 from noetl_dagster.io_managers import conversion
 from noetl_dagster.io_managers.metadata import (
     LINEAGE,
@@ -27,6 +26,7 @@ from noetl_dagster.io_managers.metadata import (
     storage_metadata,
     with_origins,
 )
+from noetl_dagster.process.event_loop import run_sync
 from noetl_dagster.result_ref import REF_METADATA, RefKind, ResultRef
 from noetl_dagster.settings import StoreTier
 from noetl_dagster.storage import codec

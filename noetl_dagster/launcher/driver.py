@@ -19,6 +19,7 @@ import psutil
 from dagster import DagsterInstance, DagsterRunStatus, RunsFilter
 
 from noetl_dagster.code_location.launch import Prepared, launch, prepare
+from noetl_dagster.compiler.executors.storages import settle
 from noetl_dagster.compiler.runs import bury, latest_run
 from noetl_dagster.dagster_internals import (
     InstanceRef,
@@ -27,8 +28,6 @@ from noetl_dagster.dagster_internals import (
     deserialize_value,
 )
 from noetl_dagster.errors import NoetlError
-from noetl_dagster.event_loop import run_sync
-from noetl_dagster.executors.storages import settle
 from noetl_dagster.launcher import compute_logs
 from noetl_dagster.launcher.address import Address
 from noetl_dagster.launcher.marks import Mark, driver_of
@@ -36,6 +35,7 @@ from noetl_dagster.launcher.messages import Channel, Message
 from noetl_dagster.launcher.tags import LAUNCHER_TAG, PRIORITY_TAG, priority_of
 from noetl_dagster.playbook.catalog import names_version
 from noetl_dagster.playbook.loader import load_playbook
+from noetl_dagster.process.event_loop import run_sync
 from noetl_dagster.resources.engines import EngineProvider, close_engines
 
 logger = logging.getLogger(__name__)

@@ -17,7 +17,6 @@ from typing import Any
 
 from dagster import Field, Noneable, StringSource
 
-from noetl_dagster import aws
 from noetl_dagster.dagster_internals import (
     CapturedLogContext,
     CapturedLogMetadata,
@@ -28,10 +27,11 @@ from noetl_dagster.dagster_internals import (
     ConfigurableClassData,
 )
 from noetl_dagster.errors import StorageError
-from noetl_dagster.event_loop import run_sync
 from noetl_dagster.launcher.compute_logs import EXTENSIONS, RunLogs
 from noetl_dagster.launcher.uploads import Uploads
+from noetl_dagster.process.event_loop import run_sync
 from noetl_dagster.settings import Settings, StoreTier, settings_with
+from noetl_dagster.tools.access import aws
 
 logger = logging.getLogger(__name__)
 

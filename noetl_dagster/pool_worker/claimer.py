@@ -10,12 +10,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from noetl_dagster.errors import ServiceError
-from noetl_dagster.event_loop import cancel_and_wait
 from noetl_dagster.events.connection import DATABASE_AWAY
 from noetl_dagster.events.ids import Snowflake
 from noetl_dagster.pool_worker.control import ControlPlane
 from noetl_dagster.pool_worker.executions import Executions
 from noetl_dagster.pool_worker.places import Places
+from noetl_dagster.process.event_loop import cancel_and_wait
 from noetl_dagster.worker.context import MOST_AT_ONCE, Grant
 
 logger = logging.getLogger(__name__)

@@ -12,12 +12,12 @@ from noetl_dagster.errors import ExecutionNotFoundError, TransportError
 from noetl_dagster.events.buffer import RETRYABLE
 from noetl_dagster.events.connection import encode_json
 from noetl_dagster.events.log import EventLog
+from noetl_dagster.events.transport.capacity import WorkerReport, put_worker
+from noetl_dagster.events.transport.http import ApiClient
+from noetl_dagster.events.transport.wire import EventMessage, kept_event
 from noetl_dagster.events.types import Event
-from noetl_dagster.retrying import Patience, patiently
+from noetl_dagster.process.retrying import Patience, patiently
 from noetl_dagster.settings import DEFAULT_POOL
-from noetl_dagster.transport.capacity import WorkerReport, put_worker
-from noetl_dagster.transport.http import ApiClient
-from noetl_dagster.transport.wire import EventMessage, kept_event
 from noetl_dagster.worker.context import Batch, Grant
 
 HAND_BACK_SECONDS = 5.0

@@ -16,15 +16,15 @@ from nats.aio.client import Client as NatsClient
 from nats.aio.msg import Msg
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from noetl_dagster.event_loop import cancel_and_wait
-from noetl_dagster.settings import DEFAULT_POOL, Settings
-from noetl_dagster.transport.nats.names import Names
-from noetl_dagster.transport.nats.pull import ConsumerGoneError, Pull
-from noetl_dagster.transport.nats.streams import (
+from noetl_dagster.events.transport.nats.names import Names
+from noetl_dagster.events.transport.nats.pull import ConsumerGoneError, Pull
+from noetl_dagster.events.transport.nats.streams import (
     ensure_broadcast_consumer,
     ensure_streams,
     ensure_targeted_consumer,
 )
+from noetl_dagster.process.event_loop import cancel_and_wait
+from noetl_dagster.settings import DEFAULT_POOL, Settings
 
 logger = logging.getLogger(__name__)
 

@@ -14,27 +14,27 @@ import nats.errors
 from nats.aio.client import Client as NatsClient
 from nats.aio.msg import Msg
 
-from noetl_dagster.about import About
 from noetl_dagster.engine.driving.liveness import Liveness
 from noetl_dagster.engine.driving.watch import Watch
 from noetl_dagster.engine.runtime import Runtime
 from noetl_dagster.errors import ExecutionCancelledError, NoetlError, ServiceError
-from noetl_dagster.event_loop import cancel_and_wait
 from noetl_dagster.events.connection import DATABASE_AWAY
 from noetl_dagster.events.envelopes import error_envelope
+from noetl_dagster.events.transport.base import TransportOutlet
+from noetl_dagster.events.transport.capacity import WorkerReport, publish_report, wake_all
+from noetl_dagster.events.transport.http import ApiClient
+from noetl_dagster.events.transport.nats.connection import connect
+from noetl_dagster.events.transport.nats.names import Names
+from noetl_dagster.events.transport.nats.transport import NatsTransport
+from noetl_dagster.events.transport.open import open_transport
 from noetl_dagster.pool_worker.claimer import Claimer
 from noetl_dagster.pool_worker.control import ControlPlane, DirectControl, HttpControl
 from noetl_dagster.pool_worker.executions import Executions
 from noetl_dagster.pool_worker.notices import Notices
 from noetl_dagster.pool_worker.single import SingleClaims
+from noetl_dagster.process.about import About
+from noetl_dagster.process.event_loop import cancel_and_wait
 from noetl_dagster.settings import EventTransport, Settings
-from noetl_dagster.transport.base import TransportOutlet
-from noetl_dagster.transport.capacity import WorkerReport, publish_report, wake_all
-from noetl_dagster.transport.http import ApiClient
-from noetl_dagster.transport.nats.connection import connect
-from noetl_dagster.transport.nats.names import Names
-from noetl_dagster.transport.nats.transport import NatsTransport
-from noetl_dagster.transport.open import open_transport
 from noetl_dagster.worker.command import Command, Outcome, own_worker_id
 from noetl_dagster.worker.context import Grant
 from noetl_dagster.worker.execution import Execution

@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 
 from noetl_dagster import embedded
 from noetl_dagster.engine.engine import Engine
-from noetl_dagster.event_loop import run_sync
+from noetl_dagster.process.event_loop import run_sync
 from noetl_dagster.settings import Settings, dump_settings, get_settings
 
 T = TypeVar("T")
@@ -24,7 +24,7 @@ class EngineProvider:
     """Gives ops, sensors and schedules the engine of their process.
 
     The engine opens on first use and stays open for later runs in the same process; its coroutines run on
-    the background loop, see :func:`noetl_dagster.event_loop.run_sync`.
+    the background loop, see :func:`noetl_dagster.process.event_loop.run_sync`.
 
     Args:
         settings: default: the environment's.

@@ -23,13 +23,13 @@ from noetl_dagster.engine.executions.finished import Position, finished_outside
 from noetl_dagster.engine.executions.results import reference_of
 from noetl_dagster.errors import ServiceError
 from noetl_dagster.events.state import StepEnd, StepStatus
+from noetl_dagster.events.transport.intake import EventIntake
 from noetl_dagster.io_managers.results import metadata_of
 from noetl_dagster.resources.engines import EngineProvider
-from noetl_dagster.transport.intake import EventIntake
 from noetl_dagster.worker.execution import Execution
 
 if TYPE_CHECKING:
-    from noetl_dagster.transport.ingest import IngestReport
+    from noetl_dagster.events.transport.ingest import IngestReport
 
 logger = logging.getLogger(__name__)
 
@@ -80,8 +80,10 @@ def build_event_sensor(noetl: EngineProvider) -> SensorDefinition:
 
 async def drain(engine: Engine) -> IngestReport:
     """Takes what the stream holds now."""
-    from noetl_dagster.transport.ingest import Ingestor  # not before a tick: NATS takes 0.3 s to import
-    from noetl_dagster.transport.nats.connection import connect
+    from noetl_dagster.events.transport.ingest import (
+        Ingestor,  # not before a tick: NATS takes 0.3 s to import
+    )
+    from noetl_dagster.events.transport.nats.connection import connect
 
     runtime = engine.runtime
     client = await connect(runtime.settings, "sensor")

@@ -7,13 +7,13 @@ from typing import Annotated
 from fastapi import APIRouter, Path
 from pydantic import BaseModel, Field
 
+from noetl_dagster.events.transport.capacity import wake_all
+from noetl_dagster.events.transport.wire import Id, Name
 from noetl_dagster.service.access import FOR_ALL, FOR_WORKERS
 from noetl_dagster.service.hot import HotRouter
 from noetl_dagster.service.plane import ThePlane
 from noetl_dagster.service.problems import RESPONSES, Problem
 from noetl_dagster.settings import DEFAULT_POOL, POOL_NAME
-from noetl_dagster.transport.capacity import wake_all
-from noetl_dagster.transport.wire import Id, Name
 from noetl_dagster.worker.context import MOST_AT_ONCE, Batch, Grant
 
 router = APIRouter(prefix="/api", tags=["commands"], responses=RESPONSES)

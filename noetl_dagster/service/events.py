@@ -8,12 +8,12 @@ from typing import Annotated
 
 from pydantic import BaseModel, Field
 
+from noetl_dagster.events.transport.wire import EventMessage, accepted
 from noetl_dagster.events.types import EventType
 from noetl_dagster.service.access import FOR_WORKERS
 from noetl_dagster.service.hot import HotRouter
 from noetl_dagster.service.plane import Plane, ThePlane
 from noetl_dagster.service.problems import RESPONSES, Problem
-from noetl_dagster.transport.wire import EventMessage, accepted
 
 hot = HotRouter(prefix="/api/events", needs=FOR_WORKERS, tags=["events"], responses=RESPONSES)
 

@@ -12,12 +12,12 @@ from starlette.responses import PlainTextResponse
 
 from noetl_dagster.events.connection import DATABASE_AWAY
 from noetl_dagster.events.projection.projector import Projection
+from noetl_dagster.events.transport.nats.names import Names
+from noetl_dagster.events.transport.queries import DEAD_LETTER_COUNT, QUEUE_DEPTH
 from noetl_dagster.service.access import FOR_READERS
 from noetl_dagster.service.metrics import Queued, Situation
 from noetl_dagster.service.plane import Plane, ThePlane
 from noetl_dagster.service.problems import RESPONSES, Problem
-from noetl_dagster.transport.nats.names import Names
-from noetl_dagster.transport.queries import DEAD_LETTER_COUNT, QUEUE_DEPTH
 
 router = APIRouter(tags=["health"])
 

@@ -14,8 +14,8 @@ from typing import Any
 import orjson
 
 from noetl_dagster.engine.engine import Engine
-from noetl_dagster.event_loop import cancel_and_wait
 from noetl_dagster.playbook.models import Playbook
+from noetl_dagster.process.event_loop import cancel_and_wait
 
 logger = logging.getLogger(__name__)
 

@@ -23,8 +23,8 @@ from prometheus_client.multiprocess import MultiProcessCollector
 from prometheus_client.registry import Collector
 
 from noetl_dagster.errors import ServiceError
+from noetl_dagster.events.transport.capacity import WorkerReport
 from noetl_dagster.settings import DEFAULT_POOL, METRICS_FOLDER
-from noetl_dagster.transport.capacity import WorkerReport
 
 BOUNDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
 """Upper bounds of a latency histogram, in seconds."""

@@ -13,14 +13,14 @@ from nats.aio.client import Client as NatsClient
 
 from noetl_dagster.engine.engine import Engine
 from noetl_dagster.engine.pool.claims import Claims
+from noetl_dagster.events.transport.capacity import CapacityKeeper
+from noetl_dagster.events.transport.ingest import Ingestor
+from noetl_dagster.events.transport.intake import EventIntake
+from noetl_dagster.events.transport.nats.connection import connect
 from noetl_dagster.playbook.catalog import Catalog
 from noetl_dagster.playbook.models import Playbook
 from noetl_dagster.service.metrics import Metrics
 from noetl_dagster.settings import Settings
-from noetl_dagster.transport.capacity import CapacityKeeper
-from noetl_dagster.transport.ingest import Ingestor
-from noetl_dagster.transport.intake import EventIntake
-from noetl_dagster.transport.nats.connection import connect
 
 
 class Launcher(Protocol):

@@ -13,11 +13,11 @@ from pydantic import BaseModel
 from starlette.responses import StreamingResponse
 
 from noetl_dagster.events.queries import NEXT_NODE
+from noetl_dagster.events.transport.capacity import WorkerReport, publish_report, put_worker
 from noetl_dagster.result_ref import RefKind, ResultRef
 from noetl_dagster.service.access import FOR_ALL, FOR_READERS, FOR_WORKERS
 from noetl_dagster.service.plane import ThePlane
 from noetl_dagster.service.problems import RESPONSES, Problem
-from noetl_dagster.transport.capacity import WorkerReport, publish_report, put_worker
 
 router = APIRouter(prefix="/api", responses=RESPONSES)
 

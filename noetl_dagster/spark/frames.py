@@ -14,7 +14,7 @@ from pyspark.sql.pandas.types import from_arrow_schema
 from pyspark.sql.types import StructType
 
 from noetl_dagster.errors import StorageError
-from noetl_dagster.event_loop import run_sync
+from noetl_dagster.process.event_loop import run_sync
 from noetl_dagster.result_ref import RefKind, ResultRef
 from noetl_dagster.settings import Settings, StoreTier
 from noetl_dagster.spark.metrics import InputBytes

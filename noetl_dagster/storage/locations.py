@@ -30,7 +30,7 @@ import obstore
 from obstore.store import LocalStore
 
 from noetl_dagster.errors import IntegrityError, ReferenceNotAvailableError, StorageError
-from noetl_dagster.event_loop import run_sync
+from noetl_dagster.process.event_loop import run_sync
 from noetl_dagster.settings import Settings, StoreTier
 from noetl_dagster.storage.tiers import open_tier
 from noetl_dagster.storage.tiers.files import confined, path_of_uri

@@ -16,6 +16,8 @@ import orjson
 from yarl import URL
 
 from noetl_dagster.errors import CredentialError, ErrorKind, ToolError, kind_of_status
+from noetl_dagster.process.tracing import trace
+from noetl_dagster.process.tracing.ids import TRACEPARENT
 from noetl_dagster.settings import StoreTier
 from noetl_dagster.tools.access.credentials import HTTP_TYPES, Credential, CredentialType
 from noetl_dagster.tools.access.web import (
@@ -35,8 +37,6 @@ from noetl_dagster.tools.rows.arrays import begins_array, cutter_for, ends_value
 from noetl_dagster.tools.rows.cut import CUT_FORMATS, Piece
 from noetl_dagster.tools.rows.formats import RowFormat, row_format
 from noetl_dagster.tools.rows.jsonable import NotJsonableError, to_jsonable
-from noetl_dagster.tracing import trace
-from noetl_dagster.tracing.ids import TRACEPARENT
 
 if TYPE_CHECKING:
     from aiohttp import ClientResponse

@@ -8,10 +8,10 @@ from typing import Any, NamedTuple
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from noetl_dagster.events.transport.wire import EventMessage, Id, kept_event
 from noetl_dagster.events.types import Event
 from noetl_dagster.result_ref import ResultRef
 from noetl_dagster.settings import DEFAULT_POOL
-from noetl_dagster.transport.wire import EventMessage, Id, kept_event
 from noetl_dagster.worker.command import Command
 
 MOST_AT_ONCE = 1_000

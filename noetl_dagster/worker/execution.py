@@ -19,8 +19,8 @@ from noetl_dagster.playbook.templates.chunks import ChunkView
 from noetl_dagster.playbook.templates.rendering import Fetch, render_input
 from noetl_dagster.playbook.templates.scope import Scope
 from noetl_dagster.playbook.templates.views import LazyMapping, ReferenceCache, ResultView
+from noetl_dagster.process.tracing.trace import Trace
 from noetl_dagster.result_ref import ResultRef
-from noetl_dagster.tracing.trace import Trace
 from noetl_dagster.worker.command import Command
 from noetl_dagster.worker.pipeline import playbook_folder
 from noetl_dagster.worker.program import StepProgram, compile_step

@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-from noetl_dagster.event_loop import cancel_and_wait
 from noetl_dagster.events.buffer import EventBuffer
+from noetl_dagster.process.event_loop import cancel_and_wait
 from noetl_dagster.tools.base import ToolCall
 from noetl_dagster.worker.command import Command, CommandEvents
 

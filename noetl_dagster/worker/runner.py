@@ -8,7 +8,6 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from noetl_dagster.about import About
 from noetl_dagster.errors import ToolError
 from noetl_dagster.events.buffer import EventBuffer
 from noetl_dagster.events.context import event_context
@@ -18,6 +17,7 @@ from noetl_dagster.playbook.models import Sink
 from noetl_dagster.playbook.templates.rendering import render_async
 from noetl_dagster.playbook.templates.scope import Scope
 from noetl_dagster.playbook.templates.views import ReferenceCache, ResultView
+from noetl_dagster.process.about import About
 from noetl_dagster.result_ref import RefKind, ResultRef
 from noetl_dagster.storage import codec
 from noetl_dagster.storage.manifests import Strategy, strategy_of

@@ -11,18 +11,18 @@ from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
-from noetl_dagster import about
-from noetl_dagster.about import About
 from noetl_dagster.errors import Place
 from noetl_dagster.events.envelopes import OK, Envelope
 from noetl_dagster.events.ids import snowflake_milliseconds
 from noetl_dagster.events.state import ExecutionState, ExecutionStatus
 from noetl_dagster.events.types import Event
 from noetl_dagster.playbook.models import Playbook, Task
+from noetl_dagster.process import about
+from noetl_dagster.process.about import About
+from noetl_dagster.process.tracing.ids import Position, any_span_id, span_id_of
+from noetl_dagster.process.tracing.span import Attributes, Failure, Span
+from noetl_dagster.process.tracing.trace import Trace, names, open_trace
 from noetl_dagster.settings import Settings
-from noetl_dagster.tracing.ids import Position, any_span_id, span_id_of
-from noetl_dagster.tracing.span import Attributes, Failure, Span
-from noetl_dagster.tracing.trace import Trace, names, open_trace
 from noetl_dagster.worker.command import Command, Outcome
 
 if TYPE_CHECKING:

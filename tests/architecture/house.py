@@ -92,12 +92,6 @@ def circles_of(package: str) -> list[str]:
     return []
 
 
-def stands_on(package: str) -> set[str]:
-    """The doors of the hall around a package, modules and packages beside it, that it imports."""
-    hall, _, own = package.rpartition(".")
-    return {other for door, other in _ties(hall) if door == own} - {"__init__"}
-
-
 @cache
 def _ties(package: str) -> Mapping[tuple[str, str], str]:
     """Which door of a package imports which other, with the first place that does."""

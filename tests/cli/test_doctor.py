@@ -25,8 +25,8 @@ from noetl_dagster.cli.doctor.servers import server_checks
 from noetl_dagster.embedded.service import program
 from noetl_dagster.events.schema import SCHEMA_VERSION
 from noetl_dagster.settings import Settings, StoreTier
+from tests.process.tracing.collector import collecting
 from tests.service.conftest import serving
-from tests.tracing.collector import collecting
 from tests.waiting import until
 
 from .conftest import COMMAND, Cli

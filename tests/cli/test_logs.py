@@ -130,7 +130,7 @@ def test_a_worker_names_the_command(
 
 CRASH = """
 import asyncio, threading, warnings
-from noetl_dagster import about, logs
+from noetl_dagster.process import about, logs
 from noetl_dagster.settings import get_settings
 logs.set_up(get_settings())
 logs.set_up(get_settings())

@@ -16,19 +16,19 @@ from nats.aio.client import Client as NatsClient
 from noetl_dagster.engine.engine import Engine
 from noetl_dagster.events.log import EventLog
 from noetl_dagster.events.state import ExecutionStatus
+from noetl_dagster.events.transport.nats.connection import connect
+from noetl_dagster.events.transport.nats.names import Names
+from noetl_dagster.events.transport.nats.streams import ensure_streams
+from noetl_dagster.events.transport.nats.transport import NatsTransport
+from noetl_dagster.events.transport.wire import message_of
 from noetl_dagster.events.types import Event
 from noetl_dagster.settings import Settings
 from noetl_dagster.storage.tiers.objects import minio_store
-from noetl_dagster.transport.nats.connection import connect
-from noetl_dagster.transport.nats.names import Names
-from noetl_dagster.transport.nats.streams import ensure_streams
-from noetl_dagster.transport.nats.transport import NatsTransport
-from noetl_dagster.transport.wire import message_of
 from tests.cli.conftest import Cli
 from tests.cli.services import ServiceProcess
 from tests.conftest import aws_environment
+from tests.events.transport.conftest import IDS, ended, started
 from tests.playbooks import playbook
-from tests.transport.conftest import IDS, ended, started
 from tests.waiting import PATIENCE_SECONDS, until
 
 Start = Callable[..., ServiceProcess]

@@ -7,9 +7,9 @@ import time
 
 from dagster import DagsterInstance, DagsterRunStatus
 
-from noetl_dagster.event_loop import run_sync
 from noetl_dagster.events.queries import EXECUTIONS
 from noetl_dagster.events.state import ExecutionStatus
+from noetl_dagster.process.event_loop import run_sync
 from noetl_dagster.resources.engines import EngineProvider
 
 from .test_jobs import Launch

@@ -13,7 +13,7 @@ from dagster import AssetKey, DagsterInstance
 from noetl_dagster.cli import progress
 from noetl_dagster.compiler import drive
 from noetl_dagster.compiler.drive import PROGRESS_TAG
-from noetl_dagster.event_loop import background_loop, run_sync
+from noetl_dagster.process.event_loop import background_loop, run_sync
 from noetl_dagster.resources.engines import EngineProvider
 from tests.playbooks import playbook
 from tests.waiting import until_now

@@ -12,12 +12,12 @@ from dagster_k8s.job import get_user_defined_k8s_config
 
 from noetl_dagster.code_location.launch import launch
 from noetl_dagster.code_location.playbooks import definitions_of
+from noetl_dagster.compiler.executors.pods import POD_TAG
 from noetl_dagster.compiler.pods.tags import CONFIG_TAG, config_of
 from noetl_dagster.dagster_internals import InMemoryJob, execute_run
 from noetl_dagster.engine.executions.ahead import spark_steps_ahead
-from noetl_dagster.event_loop import run_sync
-from noetl_dagster.executors.pods import POD_TAG
 from noetl_dagster.playbook.pods import Amount, Pod
+from noetl_dagster.process.event_loop import run_sync
 from noetl_dagster.resources.engines import EngineProvider
 from tests.playbooks import playbook
 

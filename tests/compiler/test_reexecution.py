@@ -15,8 +15,8 @@ from noetl_dagster.code_location.playbooks import definitions_of
 from noetl_dagster.compiler import attach as attach_module
 from noetl_dagster.compiler.attach import EXECUTION_TAG, attach, execution_tags
 from noetl_dagster.dagster_internals import InMemoryJob, execute_run
-from noetl_dagster.event_loop import run_sync
 from noetl_dagster.events.state import ExecutionState, ExecutionStatus
+from noetl_dagster.process.event_loop import run_sync
 from noetl_dagster.resources.engines import EngineProvider
 from noetl_dagster.worker.execution import Execution
 from tests.playbooks import playbook

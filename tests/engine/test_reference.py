@@ -9,10 +9,10 @@ from hypothesis import HealthCheck, given, settings
 
 from noetl_dagster.compiler.job import compile_playbook
 from noetl_dagster.engine.engine import Engine
-from noetl_dagster.event_loop import run_sync
 from noetl_dagster.events.state import ExecutionState, ExecutionStatus
 from noetl_dagster.events.types import EventType
 from noetl_dagster.playbook.loader import parse_playbook
+from noetl_dagster.process.event_loop import run_sync
 from noetl_dagster.settings import Settings
 
 from .generated import WORDS, Words, as_yaml, playbooks

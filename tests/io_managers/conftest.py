@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from noetl_dagster.event_loop import run_sync
 from noetl_dagster.events.connection import open_pool
+from noetl_dagster.process.event_loop import run_sync
 from noetl_dagster.settings import Settings
 from noetl_dagster.storage.store import ResultStore
 

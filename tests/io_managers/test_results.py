@@ -13,8 +13,8 @@ import pytest
 from dagster import DagsterInstance, asset, job, materialize, op
 
 from noetl_dagster.errors import ReferenceNotAvailableError
-from noetl_dagster.event_loop import run_sync
 from noetl_dagster.io_managers import NoetlResultIOManager
+from noetl_dagster.process.event_loop import run_sync
 from noetl_dagster.result_ref import ResultRef, RowsAround
 from noetl_dagster.settings import StoreTier
 from noetl_dagster.storage import codec

@@ -21,8 +21,8 @@ from dagster_graphql.client.query import LAUNCH_PIPELINE_EXECUTION_MUTATION
 from kubernetes import client, config
 
 from noetl_dagster import embedded
-from noetl_dagster.event_loop import run_sync
 from noetl_dagster.events.state import ExecutionState, ExecutionStatus
+from noetl_dagster.process.event_loop import run_sync
 from noetl_dagster.resources.engines import EngineProvider
 from noetl_dagster.settings import Settings
 from tests.helm.chart import KIND, NAMESPACE, Manifest, dagster_yaml, manifests, of_kind, overlaid

@@ -24,9 +24,9 @@ from noetl_dagster.code_location.launch import _origin, prepare
 from noetl_dagster.compiler.attach import EXECUTION_TAG, RESUME_EPOCH_TAG
 from noetl_dagster.compiler.runs import latest_run
 from noetl_dagster.engine.recovery.abandoned import Abandoned, Verdict
-from noetl_dagster.event_loop import run_sync
 from noetl_dagster.events.state import ExecutionState, ExecutionStatus
 from noetl_dagster.playbook.loader import load_playbook
+from noetl_dagster.process.event_loop import run_sync
 from noetl_dagster.resources.engines import EngineProvider
 from noetl_dagster.settings import Settings, get_settings
 from tests.launcher.jobs_api import Cluster, Pod, jobs_api

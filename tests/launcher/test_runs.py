@@ -15,11 +15,11 @@ from noetl_dagster.compiler.job import compile_playbook
 from noetl_dagster.compiler.names import asset_key
 from noetl_dagster.engine.engine import Engine
 from noetl_dagster.engine.recovery.abandoned import Verdict
-from noetl_dagster.event_loop import run_sync
 from noetl_dagster.events.state import ExecutionStatus
 from noetl_dagster.launcher.server import _stamp
 from noetl_dagster.launcher.tags import LAUNCHER_TAG
 from noetl_dagster.playbook.loader import load_playbook
+from noetl_dagster.process.event_loop import run_sync
 from noetl_dagster.resources.engines import EngineProvider, close_engines
 from noetl_dagster.sensors.recovery import build_recovery_sensor
 from noetl_dagster.settings import Settings

@@ -23,12 +23,12 @@ from noetl_dagster.compiler.attach import EXECUTION_TAG, RESUME_EPOCH_TAG, attac
 from noetl_dagster.compiler.runs import latest_run
 from noetl_dagster.engine.engine import Engine
 from noetl_dagster.errors import ExecutionStateError, LaunchError, NotDeployedError
-from noetl_dagster.event_loop import run_sync
 from noetl_dagster.events.state import ExecutionStatus
 from noetl_dagster.launcher.tags import PRIORITY_TAG
 from noetl_dagster.launcher.workspace.executions import WorkspaceLauncher
 from noetl_dagster.launcher.workspace.jobs import Workspace
 from noetl_dagster.playbook.loader import load_playbook
+from noetl_dagster.process.event_loop import run_sync
 from noetl_dagster.resources.engines import EngineProvider, close_engines
 from noetl_dagster.service.app import create_app
 from noetl_dagster.service.plane import Plane

@@ -16,8 +16,8 @@ import pytest
 
 from noetl_dagster.engine.engine import Engine
 from noetl_dagster.events.state import ExecutionStatus
+from noetl_dagster.events.transport.nats.names import Names
 from noetl_dagster.settings import EventTransport, Settings
-from noetl_dagster.transport.nats.names import Names
 from tests.playbooks import playbook
 from tests.service.conftest import serving
 from tests.waiting import PATIENCE_SECONDS, until

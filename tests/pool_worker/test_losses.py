@@ -13,10 +13,10 @@ from noetl_dagster import embedded
 from noetl_dagster.engine.engine import Engine
 from noetl_dagster.engine.pool.claims import Claims
 from noetl_dagster.events.state import ExecutionState, ExecutionStatus
+from noetl_dagster.events.transport.capacity import WorkerReport, publish_report
+from noetl_dagster.events.transport.nats.connection import connect
+from noetl_dagster.events.transport.nats.names import Names
 from noetl_dagster.settings import EventTransport, Settings
-from noetl_dagster.transport.capacity import WorkerReport, publish_report
-from noetl_dagster.transport.nats.connection import connect
-from noetl_dagster.transport.nats.names import Names
 from tests.playbooks import playbook
 from tests.pool import working
 from tests.pool_worker.conftest import soon_missed

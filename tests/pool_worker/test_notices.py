@@ -9,11 +9,11 @@ import orjson
 import pytest
 from nats.aio.client import Client as NatsClient
 
+from noetl_dagster.events.transport.nats import streams
+from noetl_dagster.events.transport.nats.connection import connect
+from noetl_dagster.events.transport.nats.names import Names
 from noetl_dagster.pool_worker.notices import Notices
 from noetl_dagster.settings import Settings
-from noetl_dagster.transport.nats import streams
-from noetl_dagster.transport.nats.connection import connect
-from noetl_dagster.transport.nats.names import Names
 from tests.waiting import PATIENCE_SECONDS, until
 
 

@@ -18,10 +18,10 @@ from noetl_dagster.embedded.state import read_state
 from noetl_dagster.engine.engine import Engine
 from noetl_dagster.engine.pool.link import Link
 from noetl_dagster.events.schema import apply_schema
+from noetl_dagster.events.transport.nats.connection import connect
+from noetl_dagster.events.transport.nats.names import Names
 from noetl_dagster.pool_worker.claimer import Claimer
 from noetl_dagster.settings import EventTransport, Settings
-from noetl_dagster.transport.nats.connection import connect
-from noetl_dagster.transport.nats.names import Names
 from tests.pool import working
 from tests.pool_worker.conftest import control_plane
 from tests.waiting import until

@@ -14,10 +14,10 @@ from noetl_dagster.engine.engine import Engine
 from noetl_dagster.engine.pool import link
 from noetl_dagster.engine.steps.watermarks import watermarks
 from noetl_dagster.events.state import ExecutionStatus
+from noetl_dagster.events.transport.nats.connection import connect
+from noetl_dagster.events.transport.nats.names import Names
 from noetl_dagster.pool_worker import notices
 from noetl_dagster.settings import EventTransport, Settings
-from noetl_dagster.transport.nats.connection import connect
-from noetl_dagster.transport.nats.names import Names
 from tests.playbooks import playbook
 from tests.pool import working
 from tests.pool_worker.conftest import control_plane

@@ -9,15 +9,15 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 from dagster import AssetKey, DagsterInstance, SensorResult, build_sensor_context
 
-from noetl_dagster.event_loop import run_sync
+from noetl_dagster.events.transport.nats.connection import connect
+from noetl_dagster.events.transport.nats.names import Names
+from noetl_dagster.events.transport.nats.transport import NatsTransport
+from noetl_dagster.process.event_loop import run_sync
 from noetl_dagster.resources.engines import EngineProvider, close_engines
 from noetl_dagster.sensors.nats import build_event_sensor
 from noetl_dagster.settings import Settings
-from noetl_dagster.transport.nats.connection import connect
-from noetl_dagster.transport.nats.names import Names
-from noetl_dagster.transport.nats.transport import NatsTransport
+from tests.events.transport.conftest import ended, started
 from tests.playbooks import playbook
-from tests.transport.conftest import ended, started
 from tests.waiting import until_now
 
 

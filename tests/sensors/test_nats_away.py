@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pytest
 from dagster import DagsterInstance
 
-from noetl_dagster.event_loop import run_sync
+from noetl_dagster.process.event_loop import run_sync
 from noetl_dagster.resources.engines import EngineProvider, close_engines
 from noetl_dagster.settings import Settings
 from tests.playbooks import playbook

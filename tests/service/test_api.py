@@ -13,15 +13,15 @@ import httpx
 import pytest
 from pydantic import SecretStr
 
+from noetl_dagster.events.transport.capacity import CapacityListener
+from noetl_dagster.events.transport.nats.connection import connect
+from noetl_dagster.events.transport.wire import message_of
 from noetl_dagster.events.types import Event, EventType
 from noetl_dagster.service.launching import ProcessLauncher
 from noetl_dagster.settings import Settings
-from noetl_dagster.transport.capacity import CapacityListener
-from noetl_dagster.transport.nats.connection import connect
-from noetl_dagster.transport.wire import message_of
+from tests.events.transport.conftest import IDS, ended, started
 from tests.playbooks import text_of
 from tests.service.conftest import Service, samples, serving
-from tests.transport.conftest import IDS, ended, started
 from tests.waiting import until
 
 PLAYBOOK = text_of(

@@ -11,10 +11,10 @@ from fastapi import FastAPI, Path
 from pydantic import BaseModel, Field, SecretStr
 from starlette.types import ASGIApp
 
+from noetl_dagster.events.transport.wire import Id
 from noetl_dagster.service.access import FOR_WORKERS, Tokens
 from noetl_dagster.service.hot import HotRouter, HotRoutes
 from noetl_dagster.service.problems import RESPONSES, handle_problems
-from noetl_dagster.transport.wire import Id
 from tests.service.conftest import Service
 
 hot = HotRouter(prefix="/hot", needs=FOR_WORKERS, tags=["hot"], responses=RESPONSES)

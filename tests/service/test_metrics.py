@@ -11,14 +11,14 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from noetl_dagster.errors import ServiceError
+from noetl_dagster.events.transport.capacity import WorkerReport
+from noetl_dagster.events.transport.nats.names import Names
+from noetl_dagster.events.transport.nats.transport import NatsTransport
+from noetl_dagster.events.transport.wire import message_of
 from noetl_dagster.service.metrics import BOUNDS, MOST_STEPS, OTHERS, Metrics, Queued, Situation
-from noetl_dagster.transport.capacity import WorkerReport
-from noetl_dagster.transport.nats.names import Names
-from noetl_dagster.transport.nats.transport import NatsTransport
-from noetl_dagster.transport.wire import message_of
+from tests.events.transport.conftest import IDS, ended
 from tests.service.conftest import Service, samples
 from tests.service.test_api import queue, running_execution
-from tests.transport.conftest import IDS, ended
 from tests.waiting import until
 
 

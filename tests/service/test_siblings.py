@@ -15,12 +15,12 @@ from pydantic import SecretStr
 
 from noetl_dagster.cli.siblings import Parent
 from noetl_dagster.events.log import EventLog
+from noetl_dagster.events.transport.http import ApiClient
+from noetl_dagster.events.transport.wire import encode_batch, encode_event
 from noetl_dagster.events.types import EventType
 from noetl_dagster.settings import Settings
-from noetl_dagster.transport.http import ApiClient
-from noetl_dagster.transport.wire import encode_batch, encode_event
+from tests.events.transport.conftest import IDS, ended, started
 from tests.service.conftest import Process, Start, samples
-from tests.transport.conftest import IDS, ended, started
 from tests.waiting import ended as is_gone
 from tests.waiting import until, until_now
 

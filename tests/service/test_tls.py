@@ -26,8 +26,8 @@ from noetl_dagster.embedded.service import program
 from noetl_dagster.engine.engine import Engine
 from noetl_dagster.errors import ServiceError
 from noetl_dagster.events.state import ExecutionStatus
+from noetl_dagster.events.transport.nats.connection import connect
 from noetl_dagster.settings import EventTransport, Settings
-from noetl_dagster.transport.nats.connection import connect
 from tests.cli.services import ServiceProcess
 from tests.playbooks import playbook
 from tests.waiting import PATIENCE_SECONDS, until_now

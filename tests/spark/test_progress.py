@@ -13,8 +13,8 @@ from noetl_dagster.code_location.playbooks import definitions_of
 from noetl_dagster.compiler import drive
 from noetl_dagster.compiler.attach import EXECUTION_TAG
 from noetl_dagster.engine.executions.progress import running_notes
-from noetl_dagster.event_loop import run_sync
 from noetl_dagster.playbook.loader import parse_playbook
+from noetl_dagster.process.event_loop import run_sync
 from noetl_dagster.resources.engines import EngineProvider, close_engines
 from noetl_dagster.settings import Settings
 from noetl_dagster.spark.progress import _named

@@ -16,9 +16,9 @@ from pyspark.sql import SparkSession
 from noetl_dagster.code_location.beside import _module, definitions_beside
 from noetl_dagster.code_location.definitions import build_definitions
 from noetl_dagster.code_location.playbooks import definitions_of, resources_of
-from noetl_dagster.event_loop import run_sync
+from noetl_dagster.embedded.records_api import create_app
 from noetl_dagster.playbook.loader import load_playbook
-from noetl_dagster.records_api import create_app
+from noetl_dagster.process.event_loop import run_sync
 from noetl_dagster.resources.engines import EngineProvider, close_engines
 from noetl_dagster.resources.spark import PySparkResource
 from noetl_dagster.settings import Settings, StoreTier

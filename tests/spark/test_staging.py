@@ -274,7 +274,7 @@ def test_a_file_goes_to_the_store_and_back_whatever_its_size(settings: Settings,
     source, back = tmp_path / "source", tmp_path / "back"
     source.write_bytes(gzip.compress(b"x") + os.urandom(WHOLE + 5))
     uri = "s3://noetl-staging-test/large"
-    from noetl_dagster.event_loop import run_sync
+    from noetl_dagster.process.event_loop import run_sync
     from noetl_dagster.storage.store import ResultStore
 
     async def ready() -> None:

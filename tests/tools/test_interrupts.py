@@ -18,7 +18,7 @@ from typing import Any
 
 import pytest
 
-from noetl_dagster.interrupts import Interrupted
+from noetl_dagster.process.interrupts import Interrupted
 from noetl_dagster.tools.python.threads import CodeThreads
 from tests.waiting import PATIENCE_SECONDS, until
 

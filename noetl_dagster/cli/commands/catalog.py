@@ -11,9 +11,9 @@ from noetl_dagster.cli.commands.executions import Json
 from noetl_dagster.cli.console import fail, notes, print_json
 from noetl_dagster.cli.session import open_session
 from noetl_dagster.errors import PlaybookError
-from noetl_dagster.event_loop import run_sync
 from noetl_dagster.events.catalog import Draft, draft_of
 from noetl_dagster.playbook.catalog import find_playbooks
+from noetl_dagster.process.event_loop import run_sync
 
 
 def register(

@@ -15,9 +15,9 @@ from noetl_dagster.cli.commands.run import run_playbook
 from noetl_dagster.cli.console import console, fail, notes
 from noetl_dagster.cli.session import Session, open_session
 from noetl_dagster.engine.executions.overview import Overview
-from noetl_dagster.event_loop import run_sync
 from noetl_dagster.events.state import ExecutionStatus
 from noetl_dagster.playbook.loader import load_playbook
+from noetl_dagster.process.event_loop import run_sync
 from noetl_dagster.settings import get_settings
 
 SIZES: dict[str, dict[str, int]] = {

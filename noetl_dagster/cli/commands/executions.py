@@ -26,9 +26,9 @@ from noetl_dagster.engine.executions.overview import (
 from noetl_dagster.engine.executions.pooled import MOST_WAITING, PoolView
 from noetl_dagster.engine.executions.progress import brief, duration, per_second
 from noetl_dagster.errors import ExecutionNotFoundError
-from noetl_dagster.event_loop import run_sync
+from noetl_dagster.events.transport.attendance import no_worker
 from noetl_dagster.events.types import Event, EventType
-from noetl_dagster.transport.attendance import no_worker
+from noetl_dagster.process.event_loop import run_sync
 
 ExecutionId = Annotated[int, typer.Argument(help="as 'run' printed it", metavar="EXECUTION_ID")]
 Json = Annotated[bool, typer.Option("--json", help="for programs")]

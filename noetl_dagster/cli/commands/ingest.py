@@ -18,11 +18,11 @@ from noetl_dagster.errors import ServiceError
 from noetl_dagster.events.ids import Snowflake, process_node
 from noetl_dagster.events.log import EventLog
 from noetl_dagster.events.schema import open_settled_pool
+from noetl_dagster.events.transport.capacity import CapacityKeeper
+from noetl_dagster.events.transport.ingest import BATCH, Ingestor
+from noetl_dagster.events.transport.intake import EventIntake
+from noetl_dagster.events.transport.nats.connection import connect
 from noetl_dagster.settings import Settings, get_settings
-from noetl_dagster.transport.capacity import CapacityKeeper
-from noetl_dagster.transport.ingest import BATCH, Ingestor
-from noetl_dagster.transport.intake import EventIntake
-from noetl_dagster.transport.nats.connection import connect
 
 
 def ingest(

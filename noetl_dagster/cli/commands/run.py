@@ -15,7 +15,6 @@ from noetl_dagster.cli.progress import showing
 from noetl_dagster.cli.session import Session, open_session
 from noetl_dagster.engine.executions.overview import Overview, full_overview
 from noetl_dagster.errors import ExecutionNotFoundError, ExecutionStateError, ServiceError
-from noetl_dagster.event_loop import run_sync
 from noetl_dagster.events.state import ExecutionStatus
 from noetl_dagster.launcher.foreground import drive
 from noetl_dagster.playbook.catalog import SUFFIXES
@@ -23,6 +22,7 @@ from noetl_dagster.playbook.checks.code import check_code
 from noetl_dagster.playbook.document import Document
 from noetl_dagster.playbook.loader import load_report, required
 from noetl_dagster.playbook.models import Playbook
+from noetl_dagster.process.event_loop import run_sync
 
 Set = Annotated[
     list[str] | None,

@@ -12,9 +12,9 @@ from rich.table import Table
 from noetl_dagster.cli.console import console, fail, notes, print_json
 from noetl_dagster.cli.session import open_session
 from noetl_dagster.engine.steps.watermarks import Watermark, set_watermark, watermarks
-from noetl_dagster.event_loop import run_sync
 from noetl_dagster.playbook.models import Playbook
 from noetl_dagster.playbook.wording import is_template
+from noetl_dagster.process.event_loop import run_sync
 
 app = typer.Typer(
     no_args_is_help=True,

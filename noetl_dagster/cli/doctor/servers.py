@@ -20,11 +20,11 @@ from noetl_dagster.cli.doctor.finding import (
     warning,
     wrong,
 )
+from noetl_dagster.events.transport.http import ApiClient
+from noetl_dagster.events.transport.nats.connection import connect
+from noetl_dagster.events.transport.nats.streams import look_at_streams
+from noetl_dagster.process.tracing.exporter import try_collector
 from noetl_dagster.settings import EventTransport, Settings
-from noetl_dagster.tracing.exporter import try_collector
-from noetl_dagster.transport.http import ApiClient
-from noetl_dagster.transport.nats.connection import connect
-from noetl_dagster.transport.nats.streams import look_at_streams
 
 CONNECT_SECONDS = 5.0
 

@@ -10,9 +10,9 @@ from typing import Any
 
 from dagster import AssetKey, MetadataValue, TableColumn, TableColumnDep, TableColumnLineage, TableSchema
 
+from noetl_dagster.compiler.lineage.tables import SQL_KINDS, Writers
 from noetl_dagster.events.envelopes import Envelope, from_result
 from noetl_dagster.events.state import ExecutionState, StepEnd
-from noetl_dagster.lineage.tables import SQL_KINDS, Writers
 from noetl_dagster.playbook.models import Playbook, Step
 
 logger = logging.getLogger(__name__)
@@ -22,7 +22,7 @@ ROWS_LOOKED_AT = 100
 
 _JSON: Mapping[type, str] = {bool: "boolean", int: "number", float: "number", str: "string", list: "array"}
 
-_READER = "noetl_dagster.lineage.steps"
+_READER = "noetl_dagster.compiler.lineage.steps"
 """Imports a parser of SQL, which takes a tenth of a second: only where a step has SQL, and while that runs."""
 
 

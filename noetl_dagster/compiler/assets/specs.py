@@ -21,9 +21,9 @@ from dagster import (
 )
 
 from noetl_dagster.compiler.assets.partitions import partitions_of
+from noetl_dagster.compiler.lineage.tables import tables_written
 from noetl_dagster.compiler.names import asset_key, dagster_name
 from noetl_dagster.errors import Place
-from noetl_dagster.lineage.tables import tables_written
 from noetl_dagster.playbook.assets import AutomationKind, AutomationSpec, CheckSpec, FreshnessSpec
 from noetl_dagster.playbook.models import Playbook, Step
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from noetl_dagster.compiler.attach import ending_of, execution_id_of
-from noetl_dagster.executors.pods import POD_TAG
+from noetl_dagster.compiler.executors.pods import POD_TAG
 from noetl_dagster.resources.engines import EngineProvider
 
 NOETL = "noetl"

@@ -8,8 +8,8 @@ from typing import Any
 
 import orjson
 
+from noetl_dagster.compiler.executors.pods import POD_TAG
 from noetl_dagster.errors import Place, PlaybookError, Problem
-from noetl_dagster.executors.pods import POD_TAG
 from noetl_dagster.playbook.models import Playbook
 from noetl_dagster.playbook.pods import Pod
 

@@ -16,10 +16,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from noetl_dagster import about, machine
+from noetl_dagster import machine
 from noetl_dagster.engine.crew.team import CANCELLED, Job, Share, Tally, Team
 from noetl_dagster.engine.crew.wire import Line, Message, packed
-from noetl_dagster.event_loop import cancel_and_wait
+from noetl_dagster.process import about
+from noetl_dagster.process.event_loop import cancel_and_wait
 from noetl_dagster.settings import Settings, dump_settings
 
 logger = logging.getLogger(__name__)

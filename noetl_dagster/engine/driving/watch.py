@@ -16,13 +16,13 @@ from typing import Any, TypeVar
 
 import asyncpg
 
-from noetl_dagster import about
 from noetl_dagster.engine.driving.liveness import Liveness
 from noetl_dagster.errors import ExecutionCancelledError, ExecutionStateError, NoetlError
-from noetl_dagster.event_loop import cancel_and_wait
 from noetl_dagster.events.connection import DATABASE_AWAY
 from noetl_dagster.events.queries import INTERRUPTIONS
 from noetl_dagster.events.types import EventType
+from noetl_dagster.process import about
+from noetl_dagster.process.event_loop import cancel_and_wait
 
 logger = logging.getLogger(__name__)
 

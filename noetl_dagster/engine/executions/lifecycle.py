@@ -22,11 +22,11 @@ from noetl_dagster.events.envelopes import to_result
 from noetl_dagster.events.log import as_event
 from noetl_dagster.events.queries import CLOSE_GATE, HAS_SINK_PARTS, RUNNING_CHILDREN, UNENDED
 from noetl_dagster.events.state import ExecutionState, ExecutionStatus, StepEnd
+from noetl_dagster.events.transport.queries import WITHDRAW_ALL
 from noetl_dagster.events.types import Event, EventType
 from noetl_dagster.playbook.assets import Partition
 from noetl_dagster.playbook.loader import parse_playbook
 from noetl_dagster.playbook.models import Playbook
-from noetl_dagster.transport.queries import WITHDRAW_ALL
 from noetl_dagster.worker.command import Command
 from noetl_dagster.worker.execution import Execution
 from noetl_dagster.worker.leftovers import remove_orphans

@@ -8,8 +8,8 @@ from typing import Any
 import asyncpg
 from pydantic import BaseModel, ConfigDict
 
+from noetl_dagster.events.transport.attendance import MISSED_REPORTS
 from noetl_dagster.settings import DEFAULT_POOL
-from noetl_dagster.transport.attendance import MISSED_REPORTS
 
 LATEST = 1_000
 """So many of a step's commands are looked at, and as many more as run now, however many there were."""

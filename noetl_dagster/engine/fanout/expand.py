@@ -6,7 +6,6 @@ from array import array
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 
-from noetl_dagster.about import About
 from noetl_dagster.engine.fanout.shards import Group, GroupReport, InlineShards, ShardEngine
 from noetl_dagster.engine.fanout.spark import SparkShards
 from noetl_dagster.engine.loops.collection import Partitions
@@ -18,6 +17,7 @@ from noetl_dagster.errors import ToolError
 from noetl_dagster.events.queries import FANIN_COUNT
 from noetl_dagster.events.state import StepEnd
 from noetl_dagster.playbook.models import FanoutEngine
+from noetl_dagster.process.about import About
 from noetl_dagster.worker.execution import Execution
 from noetl_dagster.worker.pipeline import TASK_ERRORS
 from noetl_dagster.worker.program import StepProgram

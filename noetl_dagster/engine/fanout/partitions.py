@@ -10,13 +10,13 @@ from collections import deque
 from time import perf_counter
 from typing import Any
 
-from noetl_dagster.about import About
 from noetl_dagster.engine.loops.collection import Partitions
 from noetl_dagster.engine.loops.loop import run_workers
 from noetl_dagster.engine.runtime import Runtime
 from noetl_dagster.errors import StorageError, ToolError
 from noetl_dagster.events.envelopes import OK, Envelope, error_envelope
 from noetl_dagster.playbook.templates.views import ReferenceCache
+from noetl_dagster.process.about import About
 from noetl_dagster.result_ref import ResultRef
 from noetl_dagster.worker.command import Command, Outcome
 from noetl_dagster.worker.execution import Execution

@@ -17,14 +17,15 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from noetl_dagster import logs, machine
+from noetl_dagster import machine
 from noetl_dagster.engine.fanout.shards import Group, GroupReport, InlineShards
 from noetl_dagster.engine.loops.issue import Activation
 from noetl_dagster.engine.loops.loop import Loops
 from noetl_dagster.engine.runtime import Runtime
 from noetl_dagster.errors import ToolError
-from noetl_dagster.event_loop import run_sync
 from noetl_dagster.playbook.models import ShardGranularity
+from noetl_dagster.process import logs
+from noetl_dagster.process.event_loop import run_sync
 from noetl_dagster.settings import Settings
 from noetl_dagster.spark.failures import failure_of
 from noetl_dagster.spark.sessions import cancel, own_session, release

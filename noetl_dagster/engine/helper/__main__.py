@@ -13,9 +13,9 @@ import signal
 import socket
 import sys
 
-from noetl_dagster import logs
 from noetl_dagster.engine.crew.wire import read_message
 from noetl_dagster.engine.helper.work import help_driver
+from noetl_dagster.process import logs
 from noetl_dagster.settings import Settings, load_settings
 from noetl_dagster.tools.registry import tool_for
 

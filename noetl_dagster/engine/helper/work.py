@@ -16,7 +16,7 @@ from noetl_dagster.engine.fanout.shards import InlineShards
 from noetl_dagster.engine.loops.loop import Loops
 from noetl_dagster.engine.runtime import Runtime
 from noetl_dagster.errors import ExecutionStateError
-from noetl_dagster.event_loop import cancel_and_wait
+from noetl_dagster.process.event_loop import cancel_and_wait
 from noetl_dagster.settings import Settings
 
 CONNECTIONS = 4

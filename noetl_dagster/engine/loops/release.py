@@ -19,6 +19,7 @@ import asyncpg
 from noetl_dagster.engine.runtime import Runtime
 from noetl_dagster.errors import CredentialError, NoetlError, StorageError, TemplateError, ToolError
 from noetl_dagster.events.envelopes import Envelope, error_envelope, from_result
+from noetl_dagster.events.transport.intake import EventIntake
 from noetl_dagster.playbook.models import CursorSpec, Task
 from noetl_dagster.playbook.templates.rendering import compile_value, render_async
 from noetl_dagster.playbook.templates.views import ReferenceCache
@@ -26,7 +27,6 @@ from noetl_dagster.tools.base import ToolCall
 from noetl_dagster.tools.sql.connection import open_pool, postgres_errors
 from noetl_dagster.tools.sql.prepare import prepare_statements
 from noetl_dagster.tools.sql.running import run_statements
-from noetl_dagster.transport.intake import EventIntake
 from noetl_dagster.worker.command import Command, Outcome
 from noetl_dagster.worker.execution import Execution
 

@@ -9,10 +9,10 @@ from typing import Any
 import asyncpg
 
 from noetl_dagster.events.connection import encode_json
+from noetl_dagster.events.transport import queries
+from noetl_dagster.events.transport.wire import message_of
 from noetl_dagster.events.types import Event
 from noetl_dagster.settings import DEFAULT_POOL
-from noetl_dagster.transport import queries
-from noetl_dagster.transport.wire import message_of
 from noetl_dagster.worker.context import CommandContext, Grant
 
 Observe = Callable[[str, str, Sequence[float]], None]

@@ -6,10 +6,10 @@ import asyncio
 import contextlib
 from typing import TYPE_CHECKING, Any
 
-from noetl_dagster import about
 from noetl_dagster.engine.runtime import Runtime
 from noetl_dagster.events.connection import DATABASE_AWAY, encode_json
-from noetl_dagster.transport import queries
+from noetl_dagster.events.transport import queries
+from noetl_dagster.process import about
 from noetl_dagster.worker.command import CURRENT_ITEM_BYTES, Outcome
 from noetl_dagster.worker.context import Shared, own_context
 from noetl_dagster.worker.runner import Call
@@ -72,7 +72,7 @@ class Dispatcher:
 
     async def _connect(self) -> Link:
         from noetl_dagster.engine.pool.link import Link
-        from noetl_dagster.transport.nats.connection import connect
+        from noetl_dagster.events.transport.nats.connection import connect
 
         link = Link(self._runtime, await connect(self._runtime.settings, "dispatch"))
         await link.open()

@@ -12,12 +12,12 @@ import asyncpg
 import orjson
 
 from noetl_dagster.errors import ToolError
-from noetl_dagster.event_loop import cancel_and_wait
 from noetl_dagster.events.connection import DATABASE_AWAY
 from noetl_dagster.events.envelopes import error_envelope, from_result
-from noetl_dagster.retrying import Note, Patience, patiently
-from noetl_dagster.transport.intake import ENDS_CHANNEL
-from noetl_dagster.transport.queries import COMMAND_ENDS
+from noetl_dagster.events.transport.intake import ENDS_CHANNEL
+from noetl_dagster.events.transport.queries import COMMAND_ENDS
+from noetl_dagster.process.event_loop import cancel_and_wait
+from noetl_dagster.process.retrying import Note, Patience, patiently
 from noetl_dagster.worker.command import Outcome
 
 logger = logging.getLogger(__name__)

@@ -25,21 +25,21 @@ from nats.js import JetStreamContext
 from noetl_dagster.engine.pool.ends import CommandEnds
 from noetl_dagster.engine.runtime import Runtime
 from noetl_dagster.errors import ToolError
-from noetl_dagster.event_loop import cancel_and_wait
 from noetl_dagster.events.connection import DATABASE_AWAY
 from noetl_dagster.events.envelopes import error_envelope
+from noetl_dagster.events.transport import queries
+from noetl_dagster.events.transport.attendance import MISSED_REPORTS, no_worker
+from noetl_dagster.events.transport.capacity import CapacityListener, wake_all
+from noetl_dagster.events.transport.ingest import Ingestor
+from noetl_dagster.events.transport.intake import EventIntake
+from noetl_dagster.events.transport.nats.names import Names
+from noetl_dagster.events.transport.nats.streams import ensure_streams
+from noetl_dagster.events.transport.nats.transport import MESSAGE_ID
 from noetl_dagster.playbook.models import StepSpec
-from noetl_dagster.retrying import Patience, patiently
+from noetl_dagster.process.event_loop import cancel_and_wait
+from noetl_dagster.process.retrying import Patience, patiently
+from noetl_dagster.process.tracing import trace
 from noetl_dagster.settings import DEFAULT_POOL, EventTransport
-from noetl_dagster.tracing import trace
-from noetl_dagster.transport import queries
-from noetl_dagster.transport.attendance import MISSED_REPORTS, no_worker
-from noetl_dagster.transport.capacity import CapacityListener, wake_all
-from noetl_dagster.transport.ingest import Ingestor
-from noetl_dagster.transport.intake import EventIntake
-from noetl_dagster.transport.nats.names import Names
-from noetl_dagster.transport.nats.streams import ensure_streams
-from noetl_dagster.transport.nats.transport import MESSAGE_ID
 from noetl_dagster.worker.command import Command, Outcome
 from noetl_dagster.worker.context import CommandContext, Shared
 

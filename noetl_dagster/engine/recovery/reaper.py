@@ -15,8 +15,8 @@ import asyncpg
 
 from noetl_dagster.errors import NoetlError
 from noetl_dagster.events.ids import Snowflake
+from noetl_dagster.events.transport.intake import EventIntake
 from noetl_dagster.events.types import Event, EventType
-from noetl_dagster.transport.intake import EventIntake
 from noetl_dagster.worker.context import CommandContext
 from noetl_dagster.worker.leftovers import remove_orphans
 

@@ -7,7 +7,6 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
-from noetl_dagster.about import About
 from noetl_dagster.engine.loops.attempts import Attempts
 from noetl_dagster.engine.loops.chunks import tell_whole
 from noetl_dagster.engine.loops.cursor import CursorLoops
@@ -38,6 +37,7 @@ from noetl_dagster.playbook.templates.failures import seen_error
 from noetl_dagster.playbook.templates.rendering import holds_async, render_async, with_references
 from noetl_dagster.playbook.templates.scope import Scope
 from noetl_dagster.playbook.templates.views import ReferenceCache, ResultView
+from noetl_dagster.process.about import About
 from noetl_dagster.worker.command import Command
 from noetl_dagster.worker.execution import Execution
 from noetl_dagster.worker.pipeline import TASK_ERRORS

@@ -18,11 +18,11 @@ from typing import Any
 
 import asyncpg
 
-from noetl_dagster import about
-from noetl_dagster.event_loop import cancel_and_wait
 from noetl_dagster.events.connection import DATABASE_AWAY
 from noetl_dagster.events.projection import queries
 from noetl_dagster.events.projection.execution import Done, ProjectedExecution
+from noetl_dagster.process import about
+from noetl_dagster.process.event_loop import cancel_and_wait
 
 logger = logging.getLogger(__name__)
 

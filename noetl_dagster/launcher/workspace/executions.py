@@ -18,12 +18,12 @@ from noetl_dagster.compiler.job import compile_playbook
 from noetl_dagster.compiler.runs import latest_run
 from noetl_dagster.engine.engine import Engine
 from noetl_dagster.errors import LaunchError, NoetlError
-from noetl_dagster.event_loop import cancel_and_wait
 from noetl_dagster.events.connection import DATABASE_AWAY
 from noetl_dagster.launcher.tags import PRIORITY_TAG
 from noetl_dagster.launcher.workspace.jobs import Workspace
 from noetl_dagster.playbook.assets import Partition
 from noetl_dagster.playbook.models import Playbook
+from noetl_dagster.process.event_loop import cancel_and_wait
 
 logger = logging.getLogger(__name__)
 

@@ -9,11 +9,11 @@ from fastapi import APIRouter, Path, Query, Response
 from pydantic import BaseModel, ConfigDict, Field
 
 from noetl_dagster.events.catalog import Version, draft_of
+from noetl_dagster.events.transport.wire import Name, Text
 from noetl_dagster.playbook.catalog import names_version, split_version
 from noetl_dagster.service.access import FOR_OPERATORS, FOR_READERS
 from noetl_dagster.service.plane import ThePlane
 from noetl_dagster.service.problems import RESPONSES, Problem
-from noetl_dagster.transport.wire import Name, Text
 
 router = APIRouter(prefix="/api/catalog", tags=["catalog"], responses=RESPONSES)
 

@@ -14,14 +14,14 @@ from noetl_dagster.engine.executions.overview import Overview, full_overview
 from noetl_dagster.errors import LaunchError, NotDeployedError, WorkloadError
 from noetl_dagster.events.log import as_event
 from noetl_dagster.events.queries import EVENTS
+from noetl_dagster.events.transport.wire import EventMessage, Id, Name, message_of
 from noetl_dagster.playbook.assets import Partition
 from noetl_dagster.playbook.catalog import names_version
 from noetl_dagster.playbook.models import Playbook
+from noetl_dagster.process.tracing.trace import origin_of_request
 from noetl_dagster.service.access import FOR_ALL, FOR_OPERATORS, FOR_READERS
 from noetl_dagster.service.plane import Plane, ThePlane
 from noetl_dagster.service.problems import RESPONSES, Problem
-from noetl_dagster.tracing.trace import origin_of_request
-from noetl_dagster.transport.wire import EventMessage, Id, Name, message_of
 
 router = APIRouter(prefix="/api/executions", tags=["executions"], responses=RESPONSES)
 

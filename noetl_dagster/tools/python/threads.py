@@ -19,7 +19,7 @@ from functools import partial
 from typing import Any
 from weakref import WeakKeyDictionary
 
-from noetl_dagster.interrupts import Interrupted, interrupt, let_arrive
+from noetl_dagster.process.interrupts import Interrupted, interrupt, let_arrive
 
 THREADS = 32
 REPEAT_SECONDS = 5.0  # between interrupts of the same code: long enough for its `finally` to clean up

@@ -12,7 +12,7 @@ from noetl_dagster.engine.crew.wire import Message
 from noetl_dagster.engine.engine import Engine
 from noetl_dagster.engine.helper import work
 from noetl_dagster.engine.helper.work import RemoteShare
-from noetl_dagster.event_loop import cancel_and_wait
+from noetl_dagster.process.event_loop import cancel_and_wait
 
 JOB = Job(1, "fan", 1, "loop", True)
 

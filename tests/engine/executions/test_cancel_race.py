@@ -12,8 +12,8 @@ from noetl_dagster.engine.engine import Engine
 from noetl_dagster.engine.pool.claims import Claims
 from noetl_dagster.errors import ExecutionCancelledError, ExecutionStateError
 from noetl_dagster.events.buffer import EventBuffer
+from noetl_dagster.events.transport import queries
 from noetl_dagster.settings import Settings
-from noetl_dagster.transport import queries
 from noetl_dagster.worker.command import Command
 from noetl_dagster.worker.context import Shared, own_context
 from noetl_dagster.worker.runner import Call

@@ -16,11 +16,11 @@ import pytest
 from noetl_dagster.engine.engine import Engine
 from noetl_dagster.engine.pool.claims import Claims, Granted
 from noetl_dagster.errors import ExecutionCancelledError
+from noetl_dagster.events.transport import queries
+from noetl_dagster.events.transport.intake import EventIntake
 from noetl_dagster.pool_worker.claimer import Claimer
 from noetl_dagster.pool_worker.control import DirectControl
 from noetl_dagster.pool_worker.executions import Executions
-from noetl_dagster.transport import queries
-from noetl_dagster.transport.intake import EventIntake
 from noetl_dagster.worker.command import Command, Outcome
 from noetl_dagster.worker.context import Batch, Shared, own_context
 from tests.playbooks import playbook

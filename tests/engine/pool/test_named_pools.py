@@ -12,9 +12,9 @@ from noetl_dagster.engine.engine import Engine
 from noetl_dagster.engine.executions.overview import full_overview
 from noetl_dagster.engine.pool.claims import Claims
 from noetl_dagster.events.state import ExecutionStatus
+from noetl_dagster.events.transport import queries
+from noetl_dagster.events.transport.capacity import CapacityRegistry, WorkerReport
 from noetl_dagster.settings import Settings
-from noetl_dagster.transport import queries
-from noetl_dagster.transport.capacity import CapacityRegistry, WorkerReport
 from tests.engine.pool.test_claims import enqueue, execution_of, names
 from tests.playbooks import playbook
 from tests.pool import working

@@ -10,7 +10,7 @@ from noetl_dagster.engine.pool.claims import Claims
 from noetl_dagster.events.connection import open_pool
 from noetl_dagster.events.ids import Snowflake, process_node
 from noetl_dagster.events.log import EventLog
-from noetl_dagster.transport.intake import EventIntake
+from noetl_dagster.events.transport.intake import EventIntake
 from noetl_dagster.worker.command import CommandEvents, Outcome
 
 

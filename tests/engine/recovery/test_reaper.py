@@ -15,8 +15,8 @@ import pytest
 from noetl_dagster.engine.engine import Engine
 from noetl_dagster.engine.pool.claims import Claims
 from noetl_dagster.engine.recovery.reaper import Reaper, Requeued
+from noetl_dagster.events.transport.intake import EventIntake
 from noetl_dagster.settings import Settings
-from noetl_dagster.transport.intake import EventIntake
 from noetl_dagster.worker.command import Command
 from noetl_dagster.worker.context import Shared, own_context
 from tests.playbooks import playbook

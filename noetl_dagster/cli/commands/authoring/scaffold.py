@@ -9,9 +9,9 @@ import typer
 
 from noetl_dagster import __version__
 from noetl_dagster.cli.console import fail
+from noetl_dagster.code_location.scaffold.playbook import new_playbook, new_step, with_step
+from noetl_dagster.code_location.scaffold.project import new_project
 from noetl_dagster.playbook.loader import parse_playbook
-from noetl_dagster.scaffold.playbook import new_playbook, new_step, with_step
-from noetl_dagster.scaffold.project import new_project
 
 Name = Annotated[str, typer.Argument(metavar="NAME")]
 

@@ -20,15 +20,15 @@ from noetl_dagster.cli.session import open_session
 from noetl_dagster.engine.loops.release import release_expired
 from noetl_dagster.engine.recovery.reaper import Reaper
 from noetl_dagster.engine.runtime import Runtime
-from noetl_dagster.event_loop import run_sync
 from noetl_dagster.events.connection import DATABASE_AWAY, open_pool
 from noetl_dagster.events.ids import Snowflake, process_node
 from noetl_dagster.events.log import EventLog
 from noetl_dagster.events.projection.projector import INTERVAL, Projection
 from noetl_dagster.events.schema import open_settled_pool
+from noetl_dagster.events.transport.intake import EventIntake
+from noetl_dagster.process.event_loop import run_sync
 from noetl_dagster.settings import Settings, get_settings
 from noetl_dagster.storage.store import ResultStore
-from noetl_dagster.transport.intake import EventIntake
 
 LONGEST_REAP_SECONDS = 600.0
 """Rows that dead drivers held are given back in databases of playbooks, which may be slow."""

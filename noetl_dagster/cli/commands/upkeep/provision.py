@@ -24,19 +24,19 @@ from noetl_dagster.cli.doctor.finding import place_of
 from noetl_dagster.errors import NoetlError, ServiceError, StorageError
 from noetl_dagster.events.connection import check_certificates
 from noetl_dagster.events.schema import apply_schema
-from noetl_dagster.retrying import Patience, patiently
-from noetl_dagster.settings import Settings, StoreTier, get_settings
-from noetl_dagster.storage.readiness import configured
-from noetl_dagster.storage.tiers import open_tier
-from noetl_dagster.storage.tiers.base import MakesBuckets, TierUnavailableError
-from noetl_dagster.transport.nats.connection import connect
-from noetl_dagster.transport.nats.names import Names
-from noetl_dagster.transport.nats.streams import (
+from noetl_dagster.events.transport.nats.connection import connect
+from noetl_dagster.events.transport.nats.names import Names
+from noetl_dagster.events.transport.nats.streams import (
     ensure_broadcast_consumer,
     ensure_ingest_consumer,
     ensure_streams,
     look_at_streams,
 )
+from noetl_dagster.process.retrying import Patience, patiently
+from noetl_dagster.settings import Settings, StoreTier, get_settings
+from noetl_dagster.storage.readiness import configured
+from noetl_dagster.storage.tiers import open_tier
+from noetl_dagster.storage.tiers.base import MakesBuckets, TierUnavailableError
 
 T = TypeVar("T")
 

@@ -6,9 +6,9 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from noetl_dagster import aws
 from noetl_dagster.errors import CredentialError
 from noetl_dagster.settings import Settings
+from noetl_dagster.tools.access import aws
 
 _MISSING = {"ResourceNotFoundException", "ParameterNotFound", "ParameterVersionNotFound"}
 _DENIED = {"AccessDeniedException", "AccessDenied", "UnauthorizedOperation"}

@@ -1,0 +1,386 @@
+"""Ready steps side by side, on threads of the run's own process.
+
+For steps that wait: on an API, a database, a Spark job, an event loop of their own. Dagster's in-process
+executor runs them one after another, its multiprocess executor pays a process, with all its imports, for each.
+Here a step costs what it costs in process, and as many as ``max_concurrent`` wait at the same time.
+
+Everything else is as in process: one set of resources, one file of compute logs, retries, hooks, dynamic
+outputs, pools and tag concurrency limits, asset checks, re-execution. Three differences:
+
+- IO managers, resources and hooks are shared by steps that run at the same time, and must be safe for threads.
+- A step with the tag ``noetl/pod`` runs in a pod of its own where the instance launches runs on Kubernetes; its
+  thread waits for it, and its hooks run there.
+- Python cannot end a thread. Termination raises ``DagsterExecutionInterruptedError`` inside each step, again
+  every second, and never where a lock is being taken; a step that is inside a call of C code then ends when that
+  returns, or is left behind after ``GRACE_SECONDS``.
+"""
+
+from __future__ import annotations
+
+import contextvars
+import os
+import queue
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+from dagster import (
+    DagsterEvent,
+    DagsterExecutionInterruptedError,
+    DagsterInvariantViolationError,
+    Executor,
+    Field,
+    InitExecutorContext,
+    Int,
+    Noneable,
+    executor,
+)
+
+from noetl_dagster.compiler.executors.pods import StepPods, pods_of, wants_pod
+from noetl_dagster.dagster_internals import (
+    EngineEventData,
+    ExecuteRunWithPlanIterable,
+    InstanceConcurrencyContext,
+    PlanExecutionContextManager,
+    RetryMode,
+    StepDependencyConfig,
+    _trigger_hook,
+    create_compute_log_file_key,
+    dagster_event_sequence_for_step,
+    get_retries_config,
+    get_step_dependency_config_field,
+    get_tag_concurrency_limits_config,
+    serializable_error_info_from_exc_info,
+)
+from noetl_dagster.process.interrupts import interrupt, let_arrive
+
+MAX_CONCURRENT = 16
+"""Steps at the same time, where the run's config does not say."""
+
+POLL_SECONDS = 0.2
+"""A termination is noticed after so long at the latest."""
+
+INTERRUPT_SECONDS = 1.0
+GENTLE_SECONDS = 5.0
+"""For so long no step is interrupted inside of what the whole process shares, as a log."""
+
+GRACE_SECONDS = 30.0
+"""Steps that do not end so long after a termination are left behind; their threads end with the process."""
+
+
+@executor(
+    name="threaded",
+    config_schema=Field(
+        {
+            "max_concurrent": Field(
+                Noneable(Int),
+                default_value=None,
+                description=f"The number of steps that may run at the same time. By default {MAX_CONCURRENT}.",
+            ),
+            "tag_concurrency_limits": get_tag_concurrency_limits_config(),
+            "retries": get_retries_config(),
+            "step_dependency_config": get_step_dependency_config_field(),
+        },
+        description="Execute ready steps at the same time, on threads of one process.",
+    ),
+)
+def threaded_executor(context: InitExecutorContext) -> Executor:
+    """Runs ready steps at the same time on threads of the run's process; for steps that mostly wait.
+
+    .. code-block:: yaml
+
+        execution:
+          config:
+            max_concurrent: 8
+            tag_concurrency_limits:
+              - {key: database, value: small, limit: 2}
+    """
+    config: dict[str, Any] = dict(context.executor_config)
+    return ThreadedExecutor(
+        max_concurrent=config.get("max_concurrent") or MAX_CONCURRENT,
+        tag_concurrency_limits=config.get("tag_concurrency_limits") or [],
+        retries=RetryMode.from_config(config["retries"]) or RetryMode.ENABLED,
+        step_dependency_config=StepDependencyConfig.from_config(config.get("step_dependency_config")),
+    )
+
+
+class ThreadedExecutor(Executor):
+    """See :func:`threaded_executor`.
+
+    Attributes:
+        beside: called with the context of each step that runs in a pod, again and again while it does.
+    """
+
+    def __init__(
+        self,
+        *,
+        max_concurrent: int,
+        tag_concurrency_limits: list[dict[str, Any]],
+        retries: RetryMode,
+        step_dependency_config: StepDependencyConfig,
+    ) -> None:
+        self._max_concurrent = max_concurrent
+        self._tag_concurrency_limits = tag_concurrency_limits
+        self._retries = retries
+        self._step_dependency_config = step_dependency_config
+        self.beside: Callable[[Any], bool] | None = None
+
+    @property
+    def retries(self) -> RetryMode:
+        return self._retries
+
+    @property
+    def step_dependency_config(self) -> StepDependencyConfig:
+        return self._step_dependency_config
+
+    def execute(self, plan_context: Any, execution_plan: Any) -> Iterator[DagsterEvent]:
+        if plan_context.resume_from_failure:  # the steps that had begun are no longer known, nor their pods
+            raise DagsterInvariantViolationError(
+                "the threaded executor cannot go on with a run whose process was lost; set max_resume_run_attempts "
+                "of run_monitoring in dagster.yaml to 0: recovery starts another run, which goes on"
+            )
+        keys = execution_plan.step_keys_to_execute
+        yield DagsterEvent.engine_event(
+            plan_context,
+            f"Executing steps on {self._max_concurrent} threads of one process (pid: {os.getpid()})",
+            event_specific_data=EngineEventData.in_process(os.getpid(), keys),
+        )
+        began = time.monotonic()
+        yield from ExecuteRunWithPlanIterable(
+            execution_plan=plan_context.execution_plan,
+            iterator=self._steps,
+            execution_context_manager=PlanExecutionContextManager(
+                job=plan_context.job,
+                retry_mode=plan_context.retry_mode,
+                execution_plan=plan_context.execution_plan,
+                run_config=plan_context.run_config,
+                dagster_run=plan_context.dagster_run,
+                instance=plan_context.instance,
+                raise_on_error=plan_context.raise_on_error,
+                output_capture=plan_context.output_capture,
+                step_dependency_config=self._step_dependency_config,
+            ),
+        )
+        yield DagsterEvent.engine_event(
+            plan_context,
+            f"Finished steps in process (pid: {os.getpid()}) in {time.monotonic() - began:.2f}s",
+            event_specific_data=EngineEventData.in_process(os.getpid(), keys),
+        )
+
+    def _steps(self, job_context: Any, execution_plan: Any) -> Iterator[DagsterEvent]:
+        with (
+            InstanceConcurrencyContext(job_context.instance, job_context.dagster_run) as pools,
+            execution_plan.start(
+                retry_mode=job_context.retry_mode,
+                max_concurrent=self._max_concurrent,
+                tag_concurrency_limits=self._tag_concurrency_limits,
+                instance_concurrency_context=pools,
+                step_dependency_config=self._step_dependency_config,
+            ) as active,
+        ):
+            keys = [step.key for step in execution_plan.get_steps_to_execute_in_topo_order()]
+            with _ComputeLogs(job_context, keys) as logs:
+                yield from logs.events
+                yield from _Threads(job_context, active, self._pods(job_context, execution_plan)).run()
+            yield from logs.events
+
+    def _pods(self, job_context: Any, execution_plan: Any) -> StepPods | None:
+        """What makes the pods that steps ask for; without a cluster one line of the log says so."""
+        steps = map(execution_plan.get_step, execution_plan.step_handles_to_execute)
+        asking = [step.key for step in steps if wants_pod(step)]
+        if not asking:
+            return None
+        pods = pods_of(job_context, self._retries, self.beside)
+        if isinstance(pods, str):
+            job_context.log.info(f"{', '.join(asking)}: asked for pods of their own and run here: {pods}")
+            return None
+        return pods
+
+
+@dataclass(slots=True)
+class _Step:
+    """A step that runs: on its thread, or in a pod that its thread waits for until ``stop`` is set."""
+
+    context: Any
+    known_state: Any
+    in_pod: bool = False
+    stop: threading.Event = field(default_factory=threading.Event)
+    events: list[DagsterEvent] = field(default_factory=list)
+    lock: threading.Lock = field(default_factory=threading.Lock)
+    thread: int | None = None  # while it may be interrupted
+    interrupted_at: float = -INTERRUPT_SECONDS
+
+
+@dataclass(frozen=True, slots=True)
+class _Ended:
+    """The last word of a step's thread; ``error`` is what the run must end with."""
+
+    error: BaseException | None
+
+
+class _Threads:
+    """The steps of one run: starts those that are ready, and takes their events one by one."""
+
+    def __init__(self, job_context: Any, active: Any, pods: StepPods | None) -> None:
+        self._job_context = job_context
+        self._active = active
+        self._pods = pods
+        self._running: dict[str, _Step] = {}
+        self._events: queue.SimpleQueue[tuple[_Step, DagsterEvent | _Ended]] = queue.SimpleQueue()
+        self._error: BaseException | None = None
+        self._stopping_since: float | None = None
+
+    def run(self) -> Iterator[DagsterEvent]:
+        active = self._active
+        try:
+            while self._running or not (self._stopping_since is not None or active.is_complete):
+                if active.check_for_interrupts():
+                    yield self._terminated()
+                if self._stopping_since is None:
+                    self._start_ready()
+                    yield from active.concurrency_event_iterator(self._job_context)
+                elif not self._wait_on():
+                    break
+                yield from self._next_events()
+                if self._stopping_since is None:
+                    yield from active.plan_events_iterator(self._job_context)
+        finally:
+            if self._stopping_since is None and self._running:  # whoever reads the events has gone
+                self._stop()
+                while self._running and self._wait_on():
+                    for _ in self._next_events():
+                        pass
+        if self._error is not None:
+            raise self._error
+
+    def _start_ready(self) -> None:
+        for step in self._active.get_steps_to_execute():
+            known_state = self._active.get_known_state()
+            in_pod = self._pods is not None and wants_pod(step)
+            started = _Step(self._job_context.for_step(step, known_state), known_state, in_pod)
+            self._running[step.key] = started
+            body = contextvars.copy_context().run
+            threading.Thread(
+                target=body, args=(self._work, started), name=f"step {step.key}", daemon=True
+            ).start()
+
+    def _work(self, step: _Step) -> None:
+        """A step's thread. An interrupt arrives inside ``try``; none comes once the step has no thread."""
+        error: BaseException | None = None
+        try:
+            try:
+                step.thread = threading.get_ident()
+                for event in self._events_of(step):
+                    self._events.put((step, event))
+            except BaseException as raised:
+                error = raised
+            with step.lock:
+                step.thread = None
+            let_arrive()
+        except BaseException as late:
+            error = error or late
+            with step.lock:
+                step.thread = None
+        self._events.put((step, _Ended(error)))
+
+    def _events_of(self, step: _Step) -> Iterator[DagsterEvent]:
+        if self._pods is not None and step.in_pod:
+            return self._pods.events(step.context, step.known_state, step.stop)
+        return dagster_event_sequence_for_step(step.context)
+
+    def _next_events(self) -> Iterator[DagsterEvent]:
+        """What the threads have said since, or say soon."""
+        pause = min(POLL_SECONDS, self._active.sleep_interval() or POLL_SECONDS)
+        try:
+            step, said = self._events.get(timeout=max(pause, 0.001))
+        except queue.Empty:
+            return
+        if isinstance(said, _Ended):
+            yield from self._ended(step, said)
+            return
+        step.events.append(said)
+        yield said
+        self._active.handle_event(said)
+
+    def _ended(self, step: _Step, end: _Ended) -> Iterator[DagsterEvent]:
+        key = step.context.step.key
+        if self._running.get(key) is step:  # else it is tried again, and its next try has begun
+            del self._running[key]
+            self._active.verify_complete(self._job_context, key)
+        if end.error is not None:
+            if self._error is None:
+                self._error = end.error
+            if self._stopping_since is None:
+                self._stop()
+            return
+        if not step.in_pod:  # whose process has run the hooks
+            yield from _trigger_hook(step.context, step.events)
+
+    def _terminated(self) -> DagsterEvent:
+        self._error = DagsterExecutionInterruptedError()
+        self._active.mark_interrupted()
+        self._stop()
+        return DagsterEvent.engine_event(
+            self._job_context,
+            "Threaded executor: received termination signal - interrupting the steps that run",
+            EngineEventData.interrupted(list(self._running)),
+        )
+
+    def _stop(self) -> None:
+        self._stopping_since = time.monotonic()
+
+    def _wait_on(self) -> bool:
+        """Interrupts the steps that still run; false when they have had their time."""
+        now = time.monotonic()
+        stopping = 0.0 if self._stopping_since is None else now - self._stopping_since
+        if stopping > GRACE_SECONDS:
+            return False
+        for step in self._running.values():
+            if step.in_pod:
+                step.stop.set()
+                continue
+            with step.lock:
+                if step.thread is not None and now >= step.interrupted_at + INTERRUPT_SECONDS:
+                    sent = interrupt(
+                        step.thread,
+                        _Threads._work.__code__,
+                        everywhere=stopping > GENTLE_SECONDS,
+                        error=DagsterExecutionInterruptedError,
+                    )
+                    step.interrupted_at = now if sent else step.interrupted_at
+        return True
+
+
+class _ComputeLogs:
+    """The capture of stdout and stderr, for all steps in one file; a failure to capture is an event, no more."""
+
+    def __init__(self, job_context: Any, step_keys: list[str]) -> None:
+        self._job_context = job_context
+        self._step_keys = step_keys
+        self._stack = ExitStack()
+        self.events: list[DagsterEvent] = []
+
+    def __enter__(self) -> _ComputeLogs:
+        manager = self._job_context.instance.compute_log_manager
+        key = manager.build_log_key_for_run(self._job_context.run_id, create_compute_log_file_key())
+        with self._reported("Exception while setting up compute log capture"):
+            captured = self._stack.enter_context(manager.capture_logs(key))
+            self.events = [DagsterEvent.capture_logs(self._job_context, self._step_keys, key, captured)]
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.events = []
+        with self._reported("Exception while cleaning up compute log capture"):
+            self._stack.close()
+
+    @contextmanager
+    def _reported(self, message: str) -> Iterator[None]:
+        try:
+            yield
+        except Exception:
+            data = EngineEventData(error=serializable_error_info_from_exc_info(sys.exc_info()))
+            self.events = [DagsterEvent.engine_event(self._job_context, message, event_specific_data=data)]

@@ -1,0 +1,234 @@
+"""The tables that steps write, found without a parser: cheap enough for every playbook of a code location."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from noetl_dagster.compiler.lineage.text import MARK, folded, settled_text
+from noetl_dagster.errors import PlaybookError
+from noetl_dagster.playbook.assets import Key
+from noetl_dagster.playbook.catalog import find_playbooks
+from noetl_dagster.playbook.loader import load_playbook
+from noetl_dagster.playbook.models import Playbook, Sink, Step, Task
+from noetl_dagster.tools.sql.statements import Part, scan, split_statements
+
+SQL_KINDS = frozenset({"postgres", "duckdb", "spark"})
+IN_MEMORY = ":memory:"
+
+_NAME = r'(?P<name>(?:"(?:[^"]|"")+"|`[^`]+`|\w+)(?:\s*\.\s*(?:"(?:[^"]|"")+"|`[^`]+`|\w+)){0,2})'
+_INSERT = re.compile(
+    rf"\b(?:INSERT\s+(?:OR\s+\w+\s+)?INTO|INSERT\s+OVERWRITE|MERGE\s+INTO)\s+(?:TABLE\s+)?{_NAME}",
+    re.IGNORECASE,
+)
+_CREATE = re.compile(
+    rf"^\s*CREATE\s+(?:OR\s+REPLACE\s+)?(?:UNLOGGED\s+)?TABLE\s+(?:IF\s+NOT\s+EXISTS\s+)?{_NAME}"
+    r".*?\bAS\s*\(?\s*(?:SELECT|WITH|FROM|VALUES|TABLE)\b",
+    re.IGNORECASE | re.DOTALL,
+)
+
+_FILLS = re.compile(r"\b(into|overwrite|create)\b|\btable['\"]?\s*:")
+"""What the text of a playbook has, in small letters, that fills tables or observes them."""
+
+_TEMPORARY = re.compile(
+    r"^\s*CREATE\s+(?:OR\s+REPLACE\s+)?(?:(?:GLOBAL|LOCAL)\s+)?TEMP(?:ORARY)?\s+TABLE\s+"
+    rf"(?:IF\s+NOT\s+EXISTS\s+)?{_NAME}",
+    re.IGNORECASE,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """A table, named so that two playbooks that mean the same one say the same.
+
+    Attributes:
+        kind: ``postgres``, ``duckdb`` or ``spark``.
+        where: the credential's name, '' for the default one, or the database's file; None where nobody can know it.
+        name: as the database compares it, with its schema where the playbook writes that.
+    """
+
+    kind: str
+    where: str | None
+    name: str
+
+
+Writers = Callable[[Table], Iterable[Key]]
+"""The assets whose steps write a table."""
+
+
+def no_writers(table: Table) -> Iterable[Key]:
+    return ()
+
+
+def tables_written(
+    playbook: Playbook, step: Step, workload: Mapping[str, Any] | None = None
+) -> tuple[Table, ...]:
+    """The tables that a step fills, by sinks, ``INSERT``, ``MERGE``, ``CREATE TABLE AS`` and ``transfer``.
+
+    Args:
+        workload: of an execution; default: the playbook's own.
+    """
+    names = visible(playbook, step, playbook.workload if workload is None else workload)
+    found = (table for task in step.tasks for table in _of_task(playbook, task, without(names, task.input)))
+    return tuple(dict.fromkeys(table for table in found if MARK not in table.name))
+
+
+def visible(playbook: Playbook, step: Step, workload: Mapping[str, Any]) -> dict[str, Any]:
+    """The workload as a step's templates see it by bare names."""
+    names = without(workload, step.input)
+    if step.loop is not None:
+        names.pop(step.loop.iterator, None)
+    return names
+
+
+def without(names: Mapping[str, Any], hiding: Any) -> dict[str, Any]:
+    """Names without those that a mapping of input hides."""
+    hidden = hiding if isinstance(hiding, Mapping) else {}
+    return {name: value for name, value in names.items() if name not in hidden}
+
+
+def place_of(playbook: Playbook, task: Task, names: Mapping[str, Any]) -> str | None:
+    """Where a task's tables are: what :class:`Table` calls ``where``."""
+    match task.kind:
+        case "spark":
+            return ""
+        case "duckdb":
+            database = settled_text(task.config.get("database") or IN_MEMORY, names)
+            if database is None or MARK in database or database == IN_MEMORY:
+                return None
+            return str((Path(playbook.file).parent / database).absolute())
+    return _credential(task.auth if task.auth is not None else task.config.get("credential"), names)
+
+
+def sql_of(task: Task, names: Mapping[str, Any]) -> str | None:
+    """The SQL of a task as one script; None where it has none in the playbook, or nobody can know it yet."""
+    if task.kind not in SQL_KINDS or task.config.get("script") is not None:
+        return None
+    command = task.config.get("command")
+    texts = [
+        settled_text(text, names) for text in (command if isinstance(command, list | tuple) else [command])
+    ]
+    return None if None in texts else ";\n".join(text for text in texts if text is not None)
+
+
+def _of_task(playbook: Playbook, task: Task, names: Mapping[str, Any]) -> Iterator[Table]:
+    sql = sql_of(task, names)
+    if sql is not None:
+        where = place_of(playbook, task, names)
+        yield from (Table(task.kind, where, name) for name in _targets(sql, task.kind))
+    for sink in (task.sink, *(rule.sink for rule in task.retry)):
+        if sink is not None and sink.tool == "postgres":
+            yield from _of_sink(sink, names)
+    if task.kind == "transfer":
+        yield from _of_transfer(task.config.get("target"), names)
+
+
+def _of_sink(sink: Sink, names: Mapping[str, Any]) -> Iterator[Table]:
+    where = _credential(sink.auth, names)
+    table = settled_text(sink.table, names)
+    if table:
+        yield Table("postgres", where, table)  # quoted as it is: a sink keeps the case
+    command = settled_text(sink.command, names)
+    if command is not None:
+        yield from (Table("postgres", where, name) for name in _targets(command, "postgres"))
+
+
+def _of_transfer(target: Any, names: Mapping[str, Any]) -> Iterator[Table]:
+    if not isinstance(target, Mapping) or (target.get("kind") or target.get("type")) != "postgres":
+        return
+    table = settled_text(target.get("table"), names)
+    if table:
+        yield Table("postgres", _credential(target.get("auth", target.get("credential")), names), table)
+
+
+def _credential(auth: Any, names: Mapping[str, Any]) -> str | None:
+    if auth is None:
+        return ""
+    text = settled_text(auth, names)
+    return None if text is None or MARK in text else text
+
+
+def _targets(sql: str, kind: str) -> list[str]:
+    """Names of the tables that a script fills."""
+    if not re.search("into|overwrite|create", sql, re.IGNORECASE):
+        return []
+    found: list[str] = []
+    temporary: set[str] = set()
+    for statement in split_statements(sql):
+        words = "".join(map(_word, *zip(*scan(statement), strict=True)))
+        if (made := _TEMPORARY.match(words)) is not None:
+            temporary.add(folded(made["name"], kind))
+        matches = [_CREATE.match(words), *_INSERT.finditer(words)]
+        found += [folded(match["name"], kind) for match in matches if match is not None]
+    return [name for name in found if name not in temporary]
+
+
+def _word(part: Part, text: str) -> str:
+    """A part of SQL without comments, and without what stands in text."""
+    if part is Part.COMMENT:
+        return " "
+    return text if part is not Part.QUOTED or text.startswith('"') else "''"
+
+
+class PlaybookWriters:
+    """The writers among given playbooks; nothing is looked at before somebody asks."""
+
+    def __init__(self, playbooks: Iterable[Playbook]) -> None:
+        self._playbooks = playbooks
+        self._found: dict[Table, list[Key]] | None = None
+
+    def __call__(self, table: Table) -> Iterable[Key]:
+        if self._found is None:
+            self._found = {}
+            for playbook in self._playbooks:
+                for made, key in _made(playbook):
+                    self._found.setdefault(made, []).append(key)
+        return self._found.get(table, ())
+
+
+class FolderWriters:
+    """The writers among the playbooks of a folder, for a run that has loaded one of them only.
+
+    A playbook is read when its text has the table's name.
+
+    Args:
+        own: the playbook of the run, which may stand elsewhere.
+    """
+
+    def __init__(self, folder: Path, own: Playbook) -> None:
+        self._folder = folder
+        self._own = PlaybookWriters([own])
+        self._texts: dict[Path, str] | None = None
+        self._made: dict[Path, list[tuple[Table, Key]]] = {}
+
+    def __call__(self, table: Table) -> Iterable[Key]:
+        if self._texts is None:
+            self._texts = {
+                path: path.read_text(encoding="utf-8").lower() for path in find_playbooks(self._folder)
+            }
+        name = table.name.rpartition(".")[2].lower()
+        files = [path for path, text in self._texts.items() if name in text and _FILLS.search(text)]
+        others = (key for path in files for made, key in self._of(path) if made == table)
+        return dict.fromkeys([*self._own(table), *others])
+
+    def _of(self, path: Path) -> list[tuple[Table, Key]]:
+        if path not in self._made:
+            try:
+                self._made[path] = list(_made(load_playbook(path)))
+            except PlaybookError:  # whoever runs it hears of that
+                self._made[path] = []
+        return self._made[path]
+
+
+def _made(playbook: Playbook) -> Iterator[tuple[Table, Key]]:
+    """Every table that a playbook's assets stand for: written by their steps, or observed."""
+    for step in playbook.steps:
+        if step.is_asset:
+            yield from ((table, playbook.asset_key(step.name)) for table in tables_written(playbook, step))
+    for source in playbook.dagster.observe:
+        if source.table is not None:
+            where = _credential(source.auth, playbook.workload)
+            yield Table("postgres", where, folded(source.table, "postgres")), source.asset

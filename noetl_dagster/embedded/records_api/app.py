@@ -1,0 +1,148 @@
+"""The service: routes, paging, faults. ``create_app`` gives a plain ASGI application."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from typing import Any
+
+import orjson
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+from starlette.types import Receive, Scope, Send
+
+from noetl_dagster.embedded.records_api.faults import Fault, FaultPlan
+from noetl_dagster.embedded.records_api.records import PAGE_SIZE, DataType, RecordBook, patient_id
+
+MOST_ROWS = 1000
+"""Largest page size that is served."""
+
+
+class Json(Response):
+    media_type = "application/json"
+
+    def render(self, content: Any) -> bytes:
+        return orjson.dumps(content)
+
+
+class DroppedConnection(Response):
+    """Announces a body, sends half of it and leaves; the server then closes the connection."""
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        headers = [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(self.body))]
+        await send({"type": "http.response.start", "status": 200, "headers": headers})
+        await send(
+            {"type": "http.response.body", "body": self.body[: len(self.body) // 2], "more_body": True}
+        )
+
+
+def create_app(
+    *, seed: int = 0, faults: float | FaultPlan = 0.0, facilities: int = 5, patients: int = 100
+) -> Starlette:
+    """The records service.
+
+    Args:
+        seed: what the records are made from.
+        faults: share of attempts that fault, or a whole plan.
+        facilities: how many ``GET /facilities`` lists; any facility can be asked for.
+        patients: how many a facility has in ``GET /facilities`` and ``GET /expected``.
+    """
+    book = RecordBook(seed)
+    plan = faults if isinstance(faults, FaultPlan) else FaultPlan(seed, faults)
+
+    async def health(request: Request) -> Response:
+        return Json({"status": "ok", "seed": seed, "faults": plan.share})
+
+    async def list_facilities(request: Request) -> Response:
+        listed = [
+            {"facility": number, "facility_id": f"F{number:03d}", "patients": patients}
+            for number in range(1, facilities + 1)
+        ]
+        return Json({"data": listed})
+
+    async def expected(request: Request) -> Response:
+        of_facility = _whole(request, "patients", default=patients)
+        return Json(seeded(book, request.path_params["facility"], of_facility))
+
+    async def records(request: Request) -> Response:
+        answer = _answer(book, request)
+        fault = plan.fault(f"{request.url.path}?{request.url.query}", _attempt(request))
+        if fault is None:
+            return answer
+        if fault is Fault.THROTTLED:
+            return Json(
+                {"error": "too many requests"},
+                status_code=429,
+                headers={"retry-after": str(plan.retry_after)},
+            )
+        if fault is Fault.BROKEN:
+            return Json({"error": "internal error"}, status_code=500)
+        if fault is Fault.DROPPED:
+            return DroppedConnection(bytes(answer.body))
+        await asyncio.sleep(plan.slow_seconds)
+        return answer
+
+    routes = [
+        Route("/facilities/{facility:int}/patients/{patient:int}/{data_type}", records),
+        Route("/health", health),
+        Route("/facilities", list_facilities),
+        Route("/expected/{facility:int}", expected),
+    ]
+    return Starlette(routes=routes, exception_handlers={HTTPException: _refuse})
+
+
+def seeded(book: RecordBook, facility: int, patients: int) -> dict[str, Any]:
+    """What a facility with patients 1 to ``patients`` holds, after de-duplication."""
+    return {
+        "facility": facility,
+        "patients": [patient_id(facility, patient) for patient in range(1, patients + 1)],
+        "records": {
+            data_type.value: sum(
+                book.record_count(facility, patient, data_type) for patient in range(1, patients + 1)
+            )
+            for data_type in DataType
+        },
+    }
+
+
+def _answer(book: RecordBook, request: Request) -> Json:
+    where = request.path_params
+    try:
+        data_type = DataType(where["data_type"])
+    except ValueError:
+        raise HTTPException(
+            404, f"no data type {where['data_type']!r}; there are {', '.join(DataType)}"
+        ) from None
+    number = _whole(request, "page", default=1)
+    size = min(_whole(request, "pageSize", default=PAGE_SIZE), MOST_ROWS)
+    page = book.page(where["facility"], where["patient"], data_type, number, size)
+    if not data_type.is_paged:
+        return Json({"data": page.records})
+    paging = {"page": number, "pageSize": size, "total": page.total, "hasMore": page.has_more}
+    return Json({"data": page.records, "paging": paging})
+
+
+def _attempt(request: Request) -> int:
+    """The attempt that the client says this is; without the header, a throw of the dice below the limit."""
+    sent = request.headers.get("x-attempt", "")
+    if sent.isdecimal():
+        return int(sent)
+    # negative numbers draw from the same share and are never beyond the worst streak
+    return -int.from_bytes(os.urandom(4), "big")
+
+
+def _whole(request: Request, name: str, *, default: int) -> int:
+    text = request.query_params.get(name)
+    if text is None:
+        return default
+    if not text.isdecimal() or int(text) < 1:
+        raise HTTPException(400, f"{name} is a whole number from 1, not {text!r}")
+    return int(text)
+
+
+async def _refuse(request: Request, error: Exception) -> Response:
+    assert isinstance(error, HTTPException)
+    return Json({"error": error.detail}, status_code=error.status_code)

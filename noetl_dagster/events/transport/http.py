@@ -1,0 +1,186 @@
+"""The HTTP API as workers call it, and the transport over it: ``POST /api/events/batch``."""
+
+from __future__ import annotations
+
+import asyncio
+import ssl
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+from urllib.request import getproxies
+
+import orjson
+
+from noetl_dagster.errors import EventRefusedError, EventTooLargeError, TransportError
+from noetl_dagster.events.connection import encode_json
+from noetl_dagster.events.transport.wire import message_of
+from noetl_dagster.events.types import Event
+from noetl_dagster.process.retrying import Patience, patiently
+from noetl_dagster.process.tracing import trace
+from noetl_dagster.settings import Settings
+
+if TYPE_CHECKING:
+    from aiohttp import ClientSession
+
+RETRIED_STATUS = frozenset({408, 425, 429, 500, 502, 503, 504})
+CONNECTIONS = 64
+ANSWER_SECONDS = 30.0
+PATIENCE_SECONDS = 300.0
+"""For so long an unreachable server is tried again."""
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What the API said. ``url``: what was asked, for messages."""
+
+    status: int
+    content: bytes
+    url: str
+
+    @property
+    def is_error(self) -> bool:
+        return self.status >= 400
+
+    @property
+    def text(self) -> str:
+        return self.content.decode("utf-8", "replace")
+
+    def json(self) -> Any:
+        return orjson.loads(self.content)
+
+    def checked(self) -> Answer:
+        """Itself.
+
+        Raises:
+            TransportError: it is an error.
+        """
+        if self.is_error:
+            raise TransportError(f"{self.url}: {self.status} {self.text[:300]}")
+        return self
+
+
+class ApiClient:
+    """Calls the HTTP API of the settings, with their token and certificate authority.
+
+    Every call may be sent twice: what it asks for has a name of the caller's.
+    """
+
+    def __init__(self, settings: Settings) -> None:
+        self._url = settings.server_url.rstrip("/")
+        self._ca = settings.server_ca
+        self._headers = {"content-type": "application/json"}
+        if settings.server_token is not None:
+            self._headers["authorization"] = f"Bearer {settings.server_token.get_secret_value()}"
+        self._session: ClientSession | None = None
+
+    async def request(
+        self,
+        method: str,
+        path: str,
+        *,
+        content: bytes | None = None,
+        patience: float = PATIENCE_SECONDS,
+        headers: dict[str, str] | None = None,
+    ) -> Answer:
+        """Sends a request again and again until it is answered.
+
+        Args:
+            patience: for how many seconds.
+            headers: further ones; default: the trace that is under way here, where one is recorded.
+
+        Raises:
+            TransportError: no answer within that time.
+        """
+        from aiohttp import ClientError
+
+        url = self._url + path
+        carried = trace.headers() if headers is None else headers
+
+        def unanswered(reason: str, retry_after: str | None = None) -> _Unanswered:
+            hint = "check NOETL_SERVER_URL and 'noetl-dagster serve'"
+            return _Unanswered(f"{method} {url}: {reason}; {hint}", retry_after)
+
+        async def send() -> Answer:
+            try:
+                async with self._open().request(method, url, data=content, headers=carried) as response:
+                    answer = Answer(response.status, await response.read(), url)
+                    retry_after = response.headers.get("retry-after")
+            except (ClientError, TimeoutError, OSError) as error:
+                raise unanswered(repr(error)) from error
+            if answer.status in RETRIED_STATUS:
+                raise unanswered(f"status {answer.status}", retry_after)
+            return answer
+
+        return await patiently(send, Patience((_Unanswered,), seconds=patience))
+
+    async def close(self) -> None:
+        if self._session is not None:
+            await self._session.close()
+            await asyncio.sleep(0)  # the transports close in the loop's next turn
+            self._session = None
+
+    def _open(self) -> ClientSession:
+        """The session of the running event loop, opened on first use."""
+        from aiohttp import ClientSession, ClientTimeout, DummyCookieJar, TCPConnector
+
+        if self._session is None:
+            trusted = ssl.create_default_context(cafile=str(self._ca)) if self._ca is not None else True
+            self._session = ClientSession(
+                connector=TCPConnector(limit=CONNECTIONS, ssl=trusted),
+                cookie_jar=DummyCookieJar(),
+                headers=self._headers,
+                timeout=ClientTimeout(total=ANSWER_SECONDS),
+                trust_env=bool(getproxies()),  # which is looked up for each request
+            )
+        return self._session
+
+
+class HttpTransport:
+    """Posts events in batches and tries again while the server is away or overloaded.
+
+    Args:
+        patience: seconds for which an unreachable server is tried again.
+    """
+
+    transactional = False
+
+    def __init__(self, client: ApiClient, *, patience: float = PATIENCE_SECONDS) -> None:
+        self._client = client
+        self._patience = patience
+
+    async def publish(self, events: Sequence[Event]) -> None:
+        content = encode_json({"events": [message_of(event) for event in events]})
+        answer = await self._client.request(
+            "POST",
+            "/api/events/batch",
+            content=content,
+            patience=self._patience,
+            headers=trace.headers_about(events[0].execution_id, events[0].meta.get("command_id")),
+        )
+        if answer.status == 413:
+            if len(events) > 1:
+                middle = len(events) // 2
+                await self.publish(events[:middle])
+                await self.publish(events[middle:])
+                return
+            raise EventTooLargeError(f"event of {len(content)} bytes: {answer.text[:300]}")
+        if answer.is_error:
+            raise EventRefusedError(f"the HTTP API refuses events: {answer.status} {answer.text[:500]}")
+
+    async def close(self) -> None:
+        await self._client.close()
+
+
+class _Unanswered(TransportError):
+    """No answer, or one that says to come again; after ``retry_after`` seconds where the server wishes so."""
+
+    def __init__(self, message: str, retry_after: str | None = None) -> None:
+        super().__init__(message)
+        self.retry_after = _seconds(retry_after)
+
+
+def _seconds(text: str | None) -> float:
+    try:
+        return float(text or 0)
+    except ValueError:
+        return 0.0

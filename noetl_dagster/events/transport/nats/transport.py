@@ -1,0 +1,168 @@
+"""The transport over JetStream: events are safe as soon as the stream has confirmed them.
+
+Events of one execution that are published together share messages, as many as the stream's limit on a message
+lets them: a message costs far more than an event in it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Iterable, Iterator, Sequence
+from typing import NamedTuple
+
+import nats.errors
+import nats.js.errors
+from nats.aio.client import Client as NatsClient
+
+from noetl_dagster.errors import EventTooLargeError, TransportError
+from noetl_dagster.events.transport.base import EventTransport
+from noetl_dagster.events.transport.nats.names import Names
+from noetl_dagster.events.transport.nats.streams import EVENT_BYTES
+from noetl_dagster.events.transport.wire import BATCH_TYPE, encode_batch, encode_event
+from noetl_dagster.events.types import Event
+from noetl_dagster.process.retrying import Patience, patiently
+from noetl_dagster.process.tracing import trace
+
+HEADER_BYTES = 512
+"""What a message's own headers may add to its payload."""
+
+MESSAGE_ID = "Nats-Msg-Id"
+CONFIRM_SECONDS = 5.0
+LONGEST_PAUSE_SECONDS = 2.0
+
+
+class _Message(NamedTuple):
+    """A message and what identifies it to the stream, so that one sent twice is stored once.
+
+    Attributes:
+        trace: header of the trace that its first event belongs to.
+    """
+
+    subject: str
+    name: str
+    content: bytes
+    trace: dict[str, str]
+
+
+class NatsTransport:
+    """Publishes events under ``noetl.events.<execution id>.<event type>`` and waits for the confirmations.
+
+    Attributes:
+        batches: whether the ingestors take messages of several events, under ``noetl.events.<execution id>.batch``.
+
+    Args:
+        large: transport of events above the stream's message limit; without one they are refused.
+        patience: seconds for which an unreachable server is tried again.
+    """
+
+    transactional = False
+
+    def __init__(
+        self,
+        client: NatsClient,
+        names: Names,
+        *,
+        large: EventTransport | None = None,
+        patience: float = 300.0,
+    ) -> None:
+        self._stream = client.jetstream(publish_async_max_pending=4_000)
+        self.batches = False
+        self._names = names
+        self._large = large
+        self._patience = Patience((TransportError,), seconds=patience, longest_pause=LONGEST_PAUSE_SECONDS)
+        self._first = asyncio.Lock()  # nats-py sets up its inbox of confirmations on first use, unguarded
+        self._used = False
+
+    async def publish(self, events: Sequence[Event]) -> None:
+        encoded, oversize = [], []
+        for event in events:
+            content = encode_event(event)
+            if len(content) + HEADER_BYTES > EVENT_BYTES:
+                oversize.append(event)
+            else:
+                encoded.append((event, content))
+        if oversize:
+            await self._publish_large(oversize)
+        waiting = list(self._messages(encoded))
+
+        async def confirm() -> None:
+            nonlocal waiting
+            waiting, error = await self._attempt(waiting)
+            if waiting:
+                raise TransportError(f"NATS did not confirm {len(waiting)} messages: {error!r}") from error
+
+        if waiting:
+            await patiently(confirm, self._patience)
+
+    async def close(self) -> None:
+        if self._large is not None:
+            await self._large.close()
+
+    def _messages(self, encoded: Iterable[tuple[Event, bytes]]) -> Iterator[_Message]:
+        """The events as messages; those of one execution stay in order."""
+        together: dict[int, list[tuple[Event, bytes]]] = {}
+        for event, content in encoded:
+            if not self.batches:
+                yield self._message([(event, content)])
+            else:
+                together.setdefault(event.execution_id, []).append((event, content))
+        for entries in together.values():
+            begin, size = 0, HEADER_BYTES
+            for place, (_, content) in enumerate(entries):
+                if place > begin and size + len(content) + 1 > EVENT_BYTES:
+                    yield self._message(entries[begin:place])
+                    begin, size = place, HEADER_BYTES
+                size += len(content) + 1
+            yield self._message(entries[begin:])
+
+    def _message(self, entries: Sequence[tuple[Event, bytes]]) -> _Message:
+        event, content = entries[0]
+        carried = trace.headers_about(event.execution_id, event.meta.get("command_id"))
+        if len(entries) == 1:
+            subject = self._names.event_subject(event.execution_id, event.event_type)
+            return _Message(subject, str(event.event_id), content, carried)
+        subject = self._names.event_subject(event.execution_id, BATCH_TYPE)
+        name = f"{event.event_id}+{len(entries) - 1}"
+        return _Message(subject, name, encode_batch([content for _, content in entries]), carried)
+
+    async def _attempt(self, waiting: list[_Message]) -> tuple[list[_Message], BaseException | None]:
+        """Publishes all at once; returns those that were not confirmed, and why."""
+        futures = []
+        error: BaseException | None = None
+        async with contextlib.nullcontext() if self._used else self._first:
+            for message in waiting:
+                try:
+                    futures.append(
+                        await self._stream.publish_async(
+                            message.subject,
+                            message.content,
+                            wait_stall=CONFIRM_SECONDS,
+                            headers={MESSAGE_ID: message.name, **message.trace},
+                        )
+                    )
+                except (nats.errors.Error, OSError) as failure:
+                    error = failure
+                    break
+                self._used = True
+        if futures:
+            await asyncio.wait(futures, timeout=CONFIRM_SECONDS)
+        unconfirmed = waiting[len(futures) :]
+        for entry, future in zip(waiting, futures, strict=False):
+            if not future.done():
+                future.cancel()
+                error = error or TimeoutError("no confirmation")
+                unconfirmed.append(entry)
+            elif future.exception() is not None:
+                error = future.exception()
+                unconfirmed.append(entry)
+        return unconfirmed, error
+
+    async def _publish_large(self, events: list[Event]) -> None:
+        if self._large is None:
+            first = events[0]
+            raise EventTooLargeError(
+                f"event {first.event_type} of step {first.node_name} is larger than the {EVENT_BYTES} bytes of a "
+                "NATS message; store the result, or let large events go over HTTP (NOETL_SERVER_URL)"
+            )
+        await self._large.publish(events)

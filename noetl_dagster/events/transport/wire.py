@@ -1,0 +1,196 @@
+"""Events as JSON messages: the form that workers send and the API speaks (docs/protocol.md)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from typing import Annotated, Any, NamedTuple
+
+from pydantic import (
+    AfterValidator,
+    AwareDatetime,
+    BaseModel,
+    ConfigDict,
+    Field,
+    PlainSerializer,
+    ValidationError,
+)
+from pydantic_core import from_json, to_json
+
+from noetl_dagster.errors import EventRefusedError
+from noetl_dagster.events.connection import encode_json
+from noetl_dagster.events.transport.base import WORKER_EVENTS
+from noetl_dagster.events.types import Event
+
+CLOCK_SKEW_SECONDS = 30.0
+"""A worker's clock may be off by so much before the receiver's time is written in its place."""
+
+_RESULT_KEYS = frozenset({"status", "context", "reference", "data", "extracted"})
+
+
+def _without_nul(text: str) -> str:
+    return text.replace("\x00", "\ufffd")
+
+
+def _result(value: dict[str, Any]) -> dict[str, Any]:
+    if "status" not in value or not value.keys() <= _RESULT_KEYS:
+        raise ValueError(f"a result has 'status' and may have {', '.join(sorted(_RESULT_KEYS - {'status'}))}")
+    return value
+
+
+Id = Annotated[
+    int,
+    Field(ge=0, lt=2**63, description="63-bit identifier, as text or as a number"),
+    PlainSerializer(str, when_used="json"),  # not every language's numbers hold 63 bits
+]
+Text = Annotated[str, AfterValidator(_without_nul)]
+Name = Annotated[str, Field(max_length=512), AfterValidator(_without_nul)]
+
+
+BATCH_TYPE = "batch"
+"""What stands in the place of the event type in the subject of a message with several events."""
+
+
+class Refused(NamedTuple):
+    """What stands in a batch and is no event: its place, its JSON, and why it is refused."""
+
+    place: int
+    content: bytes
+    reason: str
+
+
+class EventPayload(BaseModel):
+    """The parts of an event that say what happened."""
+
+    model_config = ConfigDict(frozen=True)
+
+    node_name: Name | None = None
+    node_type: Name | None = None
+    status: Name | None = None
+    catalog_id: Id | None = None
+    parent_event_id: Id | None = None
+    parent_execution_id: Id | None = None
+    duration: Annotated[float, Field(ge=0, allow_inf_nan=False, description="seconds")] | None = None
+    context: dict[str, Any] | None = None
+    result: Annotated[dict[str, Any], AfterValidator(_result)] | None = None
+    error: Text | None = None
+    current_index: Annotated[int, Field(ge=0, lt=2**31)] | None = None
+    current_item: Any = None
+
+
+class EventMessage(BaseModel):
+    """One event on its way. ``event_id`` is given by the emitter, so that sending it twice is harmless."""
+
+    model_config = ConfigDict(frozen=True)
+
+    execution_id: Id
+    event_id: Id
+    event_type: Annotated[str, Field(max_length=64)]
+    payload: EventPayload = EventPayload()
+    meta: dict[str, Any] = Field(default_factory=dict)
+    worker_id: Name | None = None
+    timestamp: AwareDatetime | None = Field(None, description="when the emitter made it, by its own clock")
+
+    def event(self, received: datetime) -> Event:
+        """The row of the log.
+
+        A timestamp that is off by more than :data:`CLOCK_SKEW_SECONDS` from ``received`` is replaced by it;
+        ``meta.clock_skew`` then says by how many seconds the emitter's clock was ahead.
+        """
+        meta, made = self.meta, self.timestamp or received
+        skew = (made - received).total_seconds()
+        if abs(skew) > CLOCK_SKEW_SECONDS:
+            made, meta = received, {**meta, "clock_skew": round(skew, 3)}
+        return Event(
+            execution_id=self.execution_id,
+            event_id=self.event_id,
+            event_type=self.event_type,
+            meta=meta,
+            worker_id=self.worker_id,
+            created_at=made,
+            **vars(self.payload),
+        )
+
+
+def kept_event(message: EventMessage) -> Event:
+    """An event of the log that was sent to a worker, as it was written."""
+    event = message.event(message.timestamp or datetime.now(UTC))
+    event.meta = message.meta
+    return event
+
+
+_PAYLOAD = tuple(EventPayload.model_fields)
+_IDS = frozenset({"catalog_id", "parent_event_id", "parent_execution_id"})
+
+
+def message_of(event: Event) -> dict[str, Any]:
+    """An event as a message. Identifiers are text, as in :data:`Id`."""
+    payload = {}
+    for name in _PAYLOAD:
+        value = getattr(event, name)
+        if value is not None:
+            payload[name] = str(value) if name in _IDS else value
+    return {
+        "execution_id": str(event.execution_id),
+        "event_id": str(event.event_id),
+        "event_type": str(event.event_type),
+        "payload": payload,
+        "meta": event.meta,
+        "worker_id": event.worker_id,
+        "timestamp": (event.created_at or datetime.now(UTC)).isoformat(),
+    }
+
+
+def encode_event(event: Event) -> bytes:
+    """An event as the bytes of one message."""
+    return encode_json(message_of(event))
+
+
+def encode_batch(contents: Sequence[bytes]) -> bytes:
+    """Encoded events as the bytes of one message: ``{"events": [...]}``, as ``POST /api/events/batch`` takes them."""
+    return b'{"events":[' + b",".join(contents) + b"]}"
+
+
+def decode_message(content: bytes, received: datetime) -> list[Event | Refused]:
+    """The events of a worker's message, one or a batch. Of a batch, what is no event harms no other.
+
+    Raises:
+        EventRefusedError: the message is no event and no batch, or its only event is none that a worker may emit.
+    """
+    try:
+        found = from_json(content)  # which keeps whole numbers of any length
+    except ValueError as error:
+        raise EventRefusedError(f"not an event: {error}") from None
+    if not isinstance(found, dict) or not isinstance(found.get("events"), list):
+        return [_event(found, received)]
+    events: list[Event | Refused] = []
+    for place, one in enumerate(found["events"]):
+        try:
+            events.append(_event(one, received))
+        except EventRefusedError as error:
+            events.append(Refused(place, to_json(one), str(error)))
+    return events
+
+
+def _event(found: Any, received: datetime) -> Event:
+    try:
+        message = EventMessage.model_validate(found)
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_input=False)[0]
+        where = ".".join(str(part) for part in first["loc"]) or "message"
+        raise EventRefusedError(f"not an event: {where}: {first['msg']}") from None
+    return accepted(message, received)
+
+
+def accepted(message: EventMessage, received: datetime) -> Event:
+    """The event of a well-formed message.
+
+    Raises:
+        EventRefusedError: a worker may not emit it.
+    """
+    if message.event_type not in WORKER_EVENTS:
+        allowed = ", ".join(sorted(WORKER_EVENTS))
+        raise EventRefusedError(f"a worker may not emit {message.event_type[:64]!r}; it may emit {allowed}")
+    if not isinstance(message.meta.get("command_id"), str):
+        raise EventRefusedError("meta.command_id is missing: events of workers belong to a command")
+    return message.event(received)

@@ -1,0 +1,1 @@
+"""What every process has: logs, traces, an event loop, interrupts and retries of infrastructure."""

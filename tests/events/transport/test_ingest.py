@@ -1,0 +1,318 @@
+"""Events over NATS reach the log once each, whatever happens on the way."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+from datetime import UTC, datetime, timedelta
+from typing import Any
+from urllib.parse import urlsplit
+
+import asyncpg
+import orjson
+import pytest
+from nats.aio.client import Client as NatsClient
+
+from noetl_dagster.errors import EventTooLargeError
+from noetl_dagster.events.log import EventLog
+from noetl_dagster.events.transport.base import TransportOutlet
+from noetl_dagster.events.transport.direct import DirectTransport
+from noetl_dagster.events.transport.ingest import Ingestor
+from noetl_dagster.events.transport.intake import EventIntake
+from noetl_dagster.events.transport.nats.names import Names
+from noetl_dagster.events.transport.nats.streams import ensure_streams
+from noetl_dagster.events.transport.nats.transport import NatsTransport
+from noetl_dagster.events.transport.wire import encode_event, message_of
+from noetl_dagster.events.types import Event, EventType
+from noetl_dagster.settings import Settings
+from tests.events.transport.conftest import IDS, Drain, Ids, ended
+from tests.waiting import PATIENCE_SECONDS, until
+
+
+async def dead_letters(pool: asyncpg.Pool) -> list[Any]:
+    return await pool.fetch("SELECT subject, payload, error, deliveries FROM noetl.dead_letter ORDER BY 1")
+
+
+async def publish(client: NatsClient, names: Names, content: bytes, execution_id: int = 1) -> None:
+    await client.jetstream().publish(names.event_subject(execution_id, "command.completed"), content)
+
+
+async def test_events_arrive_as_they_were_sent(
+    client: NatsClient, names: Names, ingestor: Ingestor, drain: Drain, log: EventLog, execution_id: int
+) -> None:
+    made = ended(execution_id, 3, created_at=datetime.now(UTC), context={"patches": [[["a"], 1]]})
+    await NatsTransport(client, names).publish([made])
+    report = await drain(ingestor)
+    assert report.events == 1
+    stored = [event async for event in log.events(execution_id, after=made.event_id - 1)]
+    assert stored == [made]
+
+
+async def test_the_streams_are_the_seeds(client: NatsClient, settings: Settings) -> None:
+    plain = settings.model_copy(
+        update={"nats_namespace": "noetl", "event_nats_subject_prefix": "noetl.events"}
+    )
+    assert Names.of(plain).event_stream == "NOETL_WORKER_EVENTS"
+    assert Names.of(plain).commands == "noetl.commands"
+    assert await ensure_streams(client.jetstream(), settings) == []
+    config = (await client.jetstream().stream_info(Names.of(settings).event_stream)).config
+    assert (config.max_age, config.max_msg_size, config.num_replicas) == (3600, 65_536, 1)
+    assert (config.retention, config.storage) == ("workqueue", "file")
+
+
+async def test_a_stream_that_differs_is_reported_and_left_alone(
+    client: NatsClient, settings: Settings
+) -> None:
+    name = Names.of(settings).event_stream
+    stream = client.jetstream()
+    await stream.add_stream(name=name, subjects=[f"{settings.event_nats_subject_prefix}.>"], max_age=60)
+    differences = await ensure_streams(stream, settings)
+    assert any("max_age is 60" in line and name in line for line in differences)
+    assert any("retention is limits" in line for line in differences)
+    assert (await stream.stream_info(name)).config.max_age == 60
+
+
+async def test_duplicates_change_nothing(
+    client: NatsClient, names: Names, ingestor: Ingestor, drain: Drain, execution_id: int, logged: Ids
+) -> None:
+    events = [ended(execution_id, index) for index in range(50)]
+    transport = NatsTransport(client, names)
+    await transport.publish(events)
+    await transport.publish(events)  # the stream knows their message ids
+    for event in events[:10]:  # without message ids only the log can know
+        await publish(client, names, encode_event(event), execution_id)
+    again = ended(execution_id, 0)  # another worker's end of a command that has ended
+    await transport.publish([again])
+    report = await drain(ingestor)
+    assert (report.events, report.duplicates) == (50, 11)
+    assert await logged(execution_id) == {event.event_id for event in events}
+
+
+async def test_order_does_not_matter(
+    client: NatsClient, names: Names, ingestor: Ingestor, drain: Drain, execution_id: int, logged: Ids
+) -> None:
+    end = ended(execution_id, 0)
+    late = ended(execution_id, 0, event_type=EventType.COMMAND_HEARTBEAT, result=None)
+    transport = NatsTransport(client, names)
+    await transport.publish([late])
+    await transport.publish([end])
+    await transport.publish([ended(execution_id, 0, event_type=EventType.COMMAND_HEARTBEAT, result=None)])
+    assert (await drain(ingestor)).events == 3
+    assert {end.event_id, late.event_id} < await logged(execution_id)
+
+
+@pytest.mark.parametrize(
+    ("content", "complaint"),
+    [
+        (b"\xff\x00 no json", "not an event"),
+        (b"{}", "execution_id: Field required"),
+        (b"[1, 2]", "not an event"),
+        (b'{"execution_id": "-5", "event_id": "1", "event_type": "command.completed"}', "greater than"),
+        (b'{"execution_id": "1e40", "event_id": "1", "event_type": "command.completed"}', "execution_id"),
+        (b'{"execution_id": 1, "event_id": 1, "event_type": "playbook.completed"}', "may not emit"),
+        (b'{"execution_id": 1, "event_id": 1, "event_type": "command.completed"}', "command_id is missing"),
+        (
+            b'{"execution_id": 1, "event_id": 1, "event_type": "command.completed",'
+            b' "meta": {"command_id": "c"}, "payload": {"result": {"rows": []}}}',
+            "a result has 'status'",
+        ),
+    ],
+)
+async def test_garbage_is_put_aside(
+    client: NatsClient,
+    names: Names,
+    ingestor: Ingestor,
+    drain: Drain,
+    pool: asyncpg.Pool,
+    content: bytes,
+    complaint: str,
+) -> None:
+    await publish(client, names, content)
+    report = await drain(ingestor)
+    assert (report.events, report.put_aside) == (0, 1)
+    [letter] = await dead_letters(pool)
+    assert letter["payload"] == content
+    assert complaint in letter["error"]
+    assert (await client.jetstream().stream_info(names.event_stream)).state.messages == 0
+
+
+async def test_garbage_does_not_hold_up_its_neighbours(
+    client: NatsClient,
+    names: Names,
+    ingestor: Ingestor,
+    drain: Drain,
+    execution_id: int,
+    logged: Ids,
+    pool: asyncpg.Pool,
+) -> None:
+    good = [ended(execution_id, index) for index in range(20)]
+    for event in good[:10]:
+        await publish(client, names, encode_event(event), execution_id)
+    await publish(client, names, b"garbage", execution_id)
+    # well-formed, and yet the log refuses it: no index takes a name of 9,000 characters
+    bad = message_of(ended(execution_id, 99)) | {"meta": {"command_id": os.urandom(4_500).hex()}}
+    await publish(client, names, orjson.dumps(bad), execution_id)
+    for event in good[10:]:
+        await publish(client, names, encode_event(event), execution_id)
+    await drain(ingestor)
+    assert await logged(execution_id) == {event.event_id for event in good}
+    assert len(await dead_letters(pool)) == 2
+
+
+@pytest.mark.parametrize(
+    ("subject", "header"),
+    [(b"\xff\xfe", b""), (b"x", b"Nats-Msg-Id: \xff\xfe\r\n"), (b"x", b"no colon\r\n"), (b"x", b"\xff:\r\n")],
+)
+async def test_bytes_that_are_no_text_end_no_connection(
+    settings: Settings,
+    names: Names,
+    client: NatsClient,
+    ingestor: Ingestor,
+    drain: Drain,
+    execution_id: int,
+    logged: Ids,
+    pool: asyncpg.Pool,
+    subject: bytes,
+    header: bytes,
+) -> None:
+    server = urlsplit(settings.nats_url)
+    reader, writer = await asyncio.open_connection(server.hostname, server.port)
+    await reader.readline()
+    writer.write(b'CONNECT {"verbose": false, "headers": true}\r\n')
+    head = b"NATS/1.0\r\n" + header + b"\r\n"
+    place = names.event_prefix.encode() + b"." + subject
+    writer.write(b"HPUB %s %d %d\r\n%s{}\r\nPING\r\n" % (place, len(head), len(head) + 2, head))
+    assert await reader.readline() == b"PONG\r\n"
+    writer.close()
+    event = ended(execution_id, 0)
+    await publish(client, names, encode_event(event), execution_id)
+    await drain(ingestor)
+    assert await logged(execution_id) == {event.event_id}
+    [letter] = await dead_letters(pool)
+    assert letter["payload"] == b"{}"
+
+
+async def test_an_unknown_execution_is_waited_for_and_then_put_aside(
+    client: NatsClient,
+    names: Names,
+    ingestor: Ingestor,
+    drain: Drain,
+    pool: asyncpg.Pool,
+    log: EventLog,
+    logged: Ids,
+) -> None:
+    early, lost = IDS.next(), IDS.next()
+    await NatsTransport(client, names).publish([ended(early, 0), ended(lost, 0)])
+    async with asyncio.timeout(PATIENCE_SECONDS):
+        while ingestor.total.put_off < 2:
+            await ingestor.drain(quiet_seconds=0.02)
+    await log.append([Event(early, IDS.next(), EventType.PLAYBOOK_INITIALIZED, meta={"epoch": 1})])
+    await drain(ingestor)
+    assert len(await logged(early)) == 1
+    [letter] = await dead_letters(pool)
+    assert f"no execution {lost}" in letter["error"]
+    assert letter["deliveries"] == 3
+
+
+async def test_an_oversize_event_takes_another_way(
+    client: NatsClient, names: Names, intake: EventIntake, execution_id: int, logged: Ids
+) -> None:
+    event = ended(execution_id, 0, context={"patches": [[["text"], "x" * 70_000]]})
+    with pytest.raises(EventTooLargeError, match="larger than the 65536 bytes"):
+        await NatsTransport(client, names).publish([event])
+    await NatsTransport(client, names, large=DirectTransport(intake)).publish([event])
+    assert await logged(execution_id) == {event.event_id}
+
+
+@pytest.mark.parametrize("ahead", [timedelta(hours=5), timedelta(hours=-5), timedelta(seconds=3)])
+async def test_a_wrong_clock_is_corrected(
+    client: NatsClient,
+    names: Names,
+    ingestor: Ingestor,
+    drain: Drain,
+    log: EventLog,
+    execution_id: int,
+    ahead: timedelta,
+) -> None:
+    now = datetime.now(UTC)
+    event = ended(execution_id, 0, created_at=now + ahead)
+    await NatsTransport(client, names).publish([event])
+    await drain(ingestor)
+    [stored] = [event async for event in log.events(execution_id, after=event.event_id - 1)]
+    assert stored.created_at is not None
+    if abs(ahead) < timedelta(seconds=30):
+        assert stored.created_at == now + ahead
+        assert "clock_skew" not in stored.meta
+    else:
+        assert abs(stored.created_at - now) < timedelta(seconds=10)
+        assert stored.meta["clock_skew"] == pytest.approx(ahead.total_seconds(), abs=10)
+
+
+async def test_three_ingestors_share_the_work(
+    client: NatsClient,
+    names: Names,
+    drain: Drain,
+    intake: EventIntake,
+    settings: Settings,
+    execution_id: int,
+    logged: Ids,
+) -> None:
+    ingestors = [Ingestor(client, intake, settings, batch=40) for _ in range(3)]
+    for ingestor in ingestors:
+        await ingestor.open()
+    stop = asyncio.Event()
+    running = [asyncio.create_task(ingestor.run(stop)) for ingestor in ingestors[:2]]
+    events = [ended(execution_id, index) for index in range(1_500)]
+    transport = NatsTransport(client, names)
+    for start in range(0, len(events), 300):
+        await transport.publish(events[start : start + 300])
+        await ingestors[2].drain(quiet_seconds=0.01)
+
+    async def complete() -> bool:
+        return len(await logged(execution_id)) == len(events)
+
+    await until(complete)
+    await drain(ingestors[2])  # until all is acknowledged
+    stop.set()
+    await asyncio.gather(*running)
+    for ingestor in ingestors:
+        await ingestor.close()
+    assert await logged(execution_id) == {event.event_id for event in events}
+    assert sum(ingestor.total.events for ingestor in ingestors) == len(events)
+
+
+@pytest.mark.parametrize("count", [3, 150])
+async def test_numbers_that_no_event_can_hold_end_no_ingestor(
+    client: NatsClient,
+    names: Names,
+    ingestor: Ingestor,
+    drain: Drain,
+    pool: asyncpg.Pool,
+    execution_id: int,
+    logged: Ids,
+    count: int,
+) -> None:
+    """JSON has whole numbers of any length, our encoder has not. Few events and many go different ways."""
+    made = [message_of(ended(execution_id, index)) for index in range(count)]
+    guilty, refused = made[0], made[1]
+    guilty["meta"]["large"] = refused["large"] = refused["event_type"] = 10**30
+    content = json.dumps({"events": made}).encode()
+    assert content.count(b"1" + b"0" * 30) == 3
+    await client.jetstream().publish(names.event_subject(execution_id, "batch"), content)
+    await drain(ingestor)
+    assert await logged(execution_id) >= {int(one["event_id"]) for one in made[2:]}
+    letters = await dead_letters(pool)
+    assert len(letters) == 2
+    assert all(str(10**30).encode() in letter["payload"] for letter in letters)
+
+
+async def test_a_sender_in_a_transaction_is_told_that_its_command_has_ended(
+    pool: asyncpg.Pool, intake: EventIntake, execution_id: int
+) -> None:
+    """So that it takes back what it wrote of a sink."""
+    outlet = TransportOutlet(DirectTransport(intake))
+    first, late = ended(execution_id, 0), ended(execution_id, 0)
+    async with pool.acquire() as connection, connection.transaction():
+        assert await outlet.append([first], connection=connection) == {first.event_id}
+        assert await outlet.append([late], connection=connection) == set()

@@ -1,1 +1,0 @@
-"""What a process may use of its machine."""
