@@ -242,8 +242,7 @@ class Runtime:
 def _program(
     text: str, file: str, state: ExecutionState, *, workload: dict[str, Any] | None = None
 ) -> PlaybookProgram:
-    # lenient: what was taken for right when the execution started goes on, whatever is refused by now
-    playbook = parse_playbook(text, file=file, lenient=True, workload=workload, renamed=state.renamed)
+    playbook = parse_playbook(text, file=file, workload=workload, renamed=state.renamed)
     if not state.named_pools:
         playbook = _with_one_pool(playbook)
     return PlaybookProgram(playbook, StepGraph(playbook))

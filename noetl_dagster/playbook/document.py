@@ -32,8 +32,9 @@ class Document:
         problems: what is wrong with the YAML itself.
     """
 
-    def __init__(self, text: str, file: str) -> None:
+    def __init__(self, text: str, file: str, *, lenient: bool = False) -> None:
         self.file = file
+        self.lenient = lenient
         self.problems: list[Problem] = []
         self.root: Any = None
         self._key_marks: dict[int, dict[str, Any]] = {}
@@ -94,6 +95,10 @@ class Document:
         kind: ProblemKind = ProblemKind.INVALID_VALUE,
     ) -> None:
         self.problems.append(Problem(place, message, severity, kind))
+
+    def report_unsupported(self, place: Place, message: str, kind: ProblemKind) -> None:
+        """Reports a tool kind or field that other engines may know: an error, or a warning when reading leniently."""
+        self.report(place, message, "warning" if self.lenient else "error", kind)
 
     def _value(self, node: Node, depth: int) -> Any:
         if isinstance(node, ScalarNode):

@@ -16,12 +16,11 @@ from noetl_dagster.playbook.document import Document
 from noetl_dagster.playbook.graph import with_ends_as_assets
 from noetl_dagster.playbook.models import Playbook
 
-
 def load_playbook(path: Path | str, *, lenient: bool = False) -> Playbook:
     """Loads a playbook file.
 
     Args:
-        lenient: tool kinds that are not supported are no errors.
+        lenient: unsupported tool kinds and unknown fields of tools are reported as warnings.
 
     Raises:
         PlaybookError: with every error found, in file order.
@@ -75,12 +74,12 @@ def parse_report(
 ) -> tuple[Playbook | None, list[Problem]]:
     """Like :func:`load_report`, from text."""
     with collector_paused():
-        document = Document(text, file)
-        playbook = normalise(document, text, lenient=lenient, workload=workload or {})
+        document = Document(text, file, lenient=lenient)
+        playbook = normalise(document, text, workload=workload or {})
         problems = list(document.problems)
         if playbook is not None:
             playbook = with_ends_as_assets(playbook)
-            problems += check_playbook(playbook, document, lenient=lenient)
+            problems += check_playbook(playbook, document)
         if playbook is not None and code:
             problems += check_code(playbook, document)
     problems = sorted(dict.fromkeys(problems), key=lambda problem: (problem.place.line, problem.place.column))
@@ -101,9 +100,7 @@ def with_settings(
         PlaybookError: one of them is none of what may stand there.
     """
     document = Document(playbook.source, playbook.file)
-    read = normalise(
-        document, playbook.source, lenient=True, workload=workload, settings=settings, only=step
-    )  # what else was found wrong since has been running
+    read = normalise(document, playbook.source, workload=workload, settings=settings, only=step)
     read = required(read, document.problems)
     [given], known = read.steps, playbook.step(step)
     spec = given.spec.model_copy(update={"pool": known.spec.pool})  # no template, and maybe left out

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from enum import StrEnum
 from functools import cached_property
-from typing import Any, Self
+from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -478,6 +478,3 @@ class Playbook(Model):
         """The key that an asset goes by, which the playbook calls ``key``."""
         renamed = self.renamed.get(key_text(key)) if self.renamed else None
         return key if renamed is None else tuple(renamed.split("/"))
-
-    def with_workload(self, overrides: dict[str, Any]) -> Self:
-        return self.model_copy(update={"workload": {**self.workload, **overrides}})

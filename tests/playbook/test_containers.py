@@ -9,8 +9,7 @@ import pytest
 
 from noetl_dagster.errors import ProblemKind
 from noetl_dagster.playbook.dialects.cluster import container
-from noetl_dagster.playbook.loader import parse_playbook, parse_report
-from tests.playbook.playbooks import errors_of, load, problems_of, with_steps
+from tests.playbook.playbooks import errors_of, load, problems_of
 
 
 def running(fields: str) -> str:
@@ -207,14 +206,6 @@ def test_a_mount_names_one_of_the_volumes() -> None:
     assert errors_of(running(fields)) == [
         "sample.yaml:10:30: step 'start', volume_mounts 1: no volume 'scrach'; did you mean 'scratch'?"
     ]
-
-
-def test_an_execution_that_began_before_goes_on() -> None:
-    text = with_steps(running("command: 5\nresources: {limit: 1}"))
-    problems = parse_report(text, lenient=True)[1]
-    assert len(problems) == 3
-    assert {problem.severity for problem in problems} == {"warning"}
-    assert parse_playbook(text, lenient=True).steps[0].tasks[0].config["command"] == 5
 
 
 @pytest.mark.parametrize(

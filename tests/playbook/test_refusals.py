@@ -406,15 +406,6 @@ def test_what_an_arc_may_listen_to(word: str) -> None:
     assert problems_of(steps) == []
 
 
-def test_an_execution_whose_arc_listens_to_nothing_goes_on() -> None:
-    steps = (
-        f"- step: start\n  {OK_TOOL}\n  next: [{{step: take, on: call.dome}}]\n- step: take\n  {OK_TOOL}\n"
-    )
-    playbook, problems = parse_report(with_steps(steps), lenient=True)
-    assert playbook is not None
-    assert [problem.severity for problem in problems] == ["warning"]
-
-
 def test_missing_file_is_a_problem_with_its_path(tmp_path) -> None:
     missing = tmp_path / "missing.yaml"
     assert load_report(missing)[0] is None

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from noetl_dagster.playbook.loader import parse_report
-from tests.playbook.playbooks import load, problems_of, with_steps
+from tests.playbook.playbooks import load, problems_of
 
 WORKERS = "- {step: start, tool: {kind: noop}, spec: {dispatch: workers, pool: %s}}"
 
@@ -55,19 +54,3 @@ def test_the_executors_pool_is_for_steps_that_go_to_workers() -> None:
     ).steps
     assert (first.worker_pool, first.dagster_pool) == ("default", None)
     assert second.dagster_pool == "api"
-
-
-def test_an_execution_under_way_goes_on_with_names_and_pods_that_are_refused_now() -> None:
-    spec = "{dispatch: workers, pool: My_Slots, kubernetes: {cpu: plenty, memory: 1, tolerations: 7}}"
-    steps = with_steps(f"- step: start\n  tool: {{kind: noop}}\n  spec: {spec}")
-    assert parse_report(steps)[0] is None
-    playbook, problems = parse_report(steps, lenient=True)
-    assert playbook is not None
-    assert {problem.severity for problem in problems} == {"warning"}
-    assert (playbook.steps[0].worker_pool, playbook.steps[0].spec.pod) == ("default", None)
-    cycle = with_steps(
-        "- {step: start, tool: {kind: noop}, spec: {kubernetes: {cpu: 1}}, next: [back]}\n"
-        "- {step: back, tool: {kind: noop}, spec: {kubernetes: {cpu: 2}}, next: [start]}"
-    )
-    assert parse_report(cycle)[0] is None
-    assert parse_report(cycle, lenient=True)[0] is not None

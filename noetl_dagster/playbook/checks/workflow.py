@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from dataclasses import replace
 
 from noetl_dagster.errors import Problem, ProblemKind
 from noetl_dagster.playbook.checks.streams import check_streams
@@ -25,20 +24,16 @@ from noetl_dagster.playbook.wording import suggestion
 from noetl_dagster.settings import POOL_NAME
 
 
-def check_playbook(
-    playbook: Playbook, document: Document | None = None, *, lenient: bool = False
-) -> list[Problem]:
+def check_playbook(playbook: Playbook, document: Document | None = None) -> list[Problem]:
     """Everything found, errors and warnings.
 
     Args:
         document: the YAML behind the playbook, for exact places; read again from its source when not given.
-        lenient: an execution that began when nobody looked at pods goes on: what is wrong with them is a warning.
     """
     problems = [*_check_targets(playbook), *_check_graph(playbook), *_check_workbook(playbook)]
     problems += [*_check_sources(playbook), *_check_own_results(playbook), *_check_pools(playbook)]
     problems += [*_check_partitions(playbook), *_check_sinks(playbook), *_check_state(playbook)]
-    pods = _check_pods(playbook)
-    problems += (replace(problem, severity="warning") for problem in pods) if lenient else pods
+    problems += _check_pods(playbook)
     if document is None:
         document = Document(playbook.source, playbook.file)
     problems += check_streams(playbook, document)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import replace
 from enum import StrEnum
 from typing import Any, TypeVar
 
@@ -45,9 +44,8 @@ class Reading:
         fed: steps that take the chunks of another one while they are made.
     """
 
-    def __init__(self, document: Document, *, lenient: bool = False) -> None:
+    def __init__(self, document: Document) -> None:
         self.document = document
-        self.lenient = lenient
         self.workload: dict[str, Any] = {}
         self.given: Mapping[str, Any] = {}
         self.templates: dict[str, str] = {}
@@ -71,17 +69,6 @@ class Reading:
             number += 1
             name = f"{first} ({number})"
         return name
-
-    def softened(self, before: int) -> bool:
-        """Whether there are errors behind the first ``before`` problems; they are warnings from here on.
-
-        Always False of a playbook that is not read leniently: its errors stay.
-        """
-        problems = self.document.problems
-        if not self.lenient or all(problem.severity != "error" for problem in problems[before:]):
-            return False
-        problems[before:] = [replace(problem, severity="warning") for problem in problems[before:]]
-        return True
 
     def block(self, container: Any, key: Any, what: str) -> Block | None:
         """The mapping at ``container[key]``; anything else is reported and gives None."""
@@ -201,8 +188,7 @@ class Block:
         word = str(value).lower() if isinstance(value, bool | str) else value
         if word is None or word in words or (isinstance(word, str) and "{{" in word):
             return
-        report = self.warn if self.reading.lenient else self.error
-        report(f"{key} is {described(value)}; {suggestion(str(value), words, 'use one of')}", key)
+        self.error(f"{key} is {described(value)}; {suggestion(str(value), words, 'use one of')}", key)
 
     def child(self, *names: str) -> Block | None:
         """A nested mapping as a block, None when missing."""

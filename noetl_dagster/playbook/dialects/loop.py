@@ -80,8 +80,7 @@ def check_fed_spec(spec: Block) -> None:
     """Points out what a step's spec says to a loop over chunks, which has a spec of its own."""
     for name in ("allow_partial", "fail_fast", *MAX_IN_FLIGHT):
         if name in spec:
-            report = spec.warn if spec.reading.lenient else spec.error
-            report(
+            spec.error(
                 f"{name} has no effect on a step that takes chunks; write loop: {{spec: {{{name}: ...}}}}",
                 name,
                 ProblemKind.MISPLACED_FIELD,
@@ -127,8 +126,7 @@ def _width(own: Block) -> int:
     width = own.whole(*MAX_IN_FLIGHT)
     if width is not None and width < 1:
         key = next(name for name in MAX_IN_FLIGHT if name in own)
-        report = own.warn if own.reading.lenient else own.error
-        report(f"{key} must be 1 or more, found {width}", key)
+        own.error(f"{key} must be 1 or more, found {width}", key)
         width = None
     return width or FED.max_in_flight
 

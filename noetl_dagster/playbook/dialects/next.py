@@ -96,8 +96,7 @@ def _arc(block: Block) -> Arc | None:
     targets |= {f"ctx.{name}": value for name, value in block.mapping(*INPUT).items()}
     on = block.text("on")
     if on is not None and on not in ARC_WORDS:
-        report = block.warn if block.reading.lenient else block.error
-        report(f"no event of a step is called {on!r}; {suggestion(on, ARC_WORDS, 'use one of')}", "on")
+        block.error(f"no event of a step is called {on!r}; {suggestion(on, ARC_WORDS, 'use one of')}", "on")
     block.drop(*DESCRIPTION, "spec", "name", "label")
     block.close(ARC_KEYS, remedies=ARC_REMEDIES)
     if target is None:

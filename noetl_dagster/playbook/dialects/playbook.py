@@ -39,7 +39,6 @@ def normalise(
     document: Document,
     source: str,
     *,
-    lenient: bool = False,
     workload: Mapping[str, Any] = MappingProxyType({}),
     settings: Mapping[str, Any] = MappingProxyType({}),
     only: str | None = None,
@@ -51,7 +50,7 @@ def normalise(
         settings: of a step that is entered, its settings that are templates, rendered.
         only: the name of that step; no other is read.
     """
-    reading = Reading(document, lenient=lenient)
+    reading = Reading(document)
     reading.given = settings
     if document.root is None:
         if not document.problems:
@@ -109,18 +108,16 @@ def _tracing(root: Block) -> Tracing | None:
     block = root.child("tracing")
     if block is None:
         return None
-    # an execution that began when nobody looked at these words goes on
-    wrong = block.warn if root.reading.lenient else block.error
     sampling, endpoint = block.take(*SAMPLING), block.text("endpoint")
     try:
         share = None if sampling is None or isinstance(sampling, bool) else float(sampling)
     except (TypeError, ValueError):
         share = -1.0
     if share is not None and not 0 <= share <= 1:
-        wrong(f"sampling must be a number from 0 to 1, found {described(sampling)}")
+        block.error(f"sampling must be a number from 0 to 1, found {described(sampling)}")
         share = None
     if endpoint is not None and not endpoint.startswith(("http://", "https://")):
-        wrong(
+        block.error(
             f"endpoint must be http://host:4318, a collector of OTLP over HTTP; found {endpoint!r}",
             "endpoint",
         )

@@ -113,8 +113,7 @@ def _kinds(block: Block) -> list[str]:
     for name in named:
         if name not in known:
             hint = suggestion(name, known, "kinds of errors")
-            report = block.warn if block.reading.lenient else block.error
-            report(f"retry_on: no error is of kind {name!r}; {hint}", "retry_on")
+            block.error(f"retry_on: no error is of kind {name!r}; {hint}", "retry_on")
     return named
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from itertools import chain
 from typing import Any
 
@@ -33,7 +32,6 @@ from noetl_dagster.playbook.dialects.state import read_state
 from noetl_dagster.playbook.dialects.tool import UNKNOWN, read_task, read_tasks
 from noetl_dagster.playbook.models import Loop, LoopMode, ResultSpec, Step, Task
 from noetl_dagster.playbook.tool_kinds import TOOL_KINDS
-from noetl_dagster.settings import DEFAULT_POOL, POOL_NAME
 
 _FIELDS_OF_TOOLS = frozenset(
     chain.from_iterable(words for kind in TOOL_KINDS.values() for words in kind.fields)
@@ -86,21 +84,11 @@ def read_step(block: Block) -> Step | None:
     if step is not None and step.wants_workers and "pool" not in own_spec.values:
         spec_of = step.spec.model_copy(update={"pool": block.reading.worker_pool})
         step = step.model_copy(update={"spec": spec_of})
-    if step is not None and block.reading.lenient:
-        step = _with_known_pool(block, step)
     check_step_spec(own_spec)
     if "tool" not in block and "next" not in block:
         _check_empty(block)
     _close(block)
     return step
-
-
-def _with_known_pool(block: Block, step: Step) -> Step:
-    """A step that began when its pool was Dagster's, which may have any name, goes to the default one."""
-    if re.fullmatch(POOL_NAME, step.worker_pool) is not None:
-        return step
-    block.warn(f"no pool of workers can be called {step.worker_pool!r}; its commands go to {DEFAULT_POOL!r}")
-    return step.model_copy(update={"spec": step.spec.model_copy(update={"pool": None})})
 
 
 def _check_empty(block: Block) -> None:

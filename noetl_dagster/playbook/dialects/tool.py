@@ -126,11 +126,9 @@ def read_task(
     _unfold_script(block, config, kind)
     if own_name is not None and known.name_fills is not None:
         config.setdefault(known.name_fills, own_name)
-    before = len(block.document.problems)
     _check_required(block, kind, known, config)
     if kind == "container":
         check_container(block)
-        block.reading.softened(before)
     for field, words in known.words.items():
         block.check_word(field, words)
     if kind == "http":
@@ -197,8 +195,8 @@ def _kind(block: Block) -> str | None:
         near = suggestion(kind, SUPPORTED_KINDS, "")
         hint = near if near.startswith("did") else ""
         message = f"tool kind {kind!r} is not supported; supported: {', '.join(SUPPORTED_KINDS)}"
-        report = block.warn if block.reading.lenient else block.error
-        report(f"{message}; {hint}" if hint else message, "kind", ProblemKind.UNSUPPORTED_KIND)
+        message = f"{block.what}: {message}; {hint}" if hint else f"{block.what}: {message}"
+        block.document.report_unsupported(block.place_of("kind"), message, ProblemKind.UNSUPPORTED_KIND)
     return kind
 
 
@@ -275,8 +273,7 @@ def _check_rest(block: Block, kind: str, known: ToolKind) -> None:
             continue
         remedy = TASK_REMEDIES.get(key) or suggestion(key, names, f"fields of {kind}")
         message = f"{block.what}: {kind} has no field {key!r}; {remedy}"
-        severity = "warning" if block.reading.lenient else "error"
-        block.document.report(place, message, severity, ProblemKind.UNKNOWN_FIELD)
+        block.document.report_unsupported(place, message, ProblemKind.UNKNOWN_FIELD)
 
 
 def _unfold_script(block: Block, config: dict[str, Any], kind: str) -> None:

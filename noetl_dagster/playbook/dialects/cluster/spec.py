@@ -39,16 +39,7 @@ _TOLERATION = {
 
 
 def read_pod(spec: Block) -> Pod | None:
-    """``kubernetes`` of a spec; None where it asks for no pod. An empty mapping asks for one like the run's.
-
-    An execution that began when nobody looked at these words goes on without a pod of its own where they are wrong.
-    """
-    before = len(spec.document.problems)
-    pod = _read_pod(spec)
-    return None if spec.reading.softened(before) else pod
-
-
-def _read_pod(spec: Block) -> Pod | None:
+    """``kubernetes`` of a spec; None where it asks for no pod. An empty mapping asks for one like the run's."""
     key = spec.spelled("kubernetes")
     if key is None or spec[key] is None or spec[key] is False:
         return None

@@ -10,8 +10,7 @@ from noetl_dagster.playbook.wording import described, is_template
 
 
 def check_task(block: Block, kind: str) -> None:
-    """Reports what is wrong with the fields of a task; of a playbook that is read leniently as warnings."""
-    before = len(block.document.problems)
+    """Reports what is wrong with the fields of a task."""
     for names in TOOL_KINDS[kind].fields if kind in TOOL_KINDS else ():
         if names[0] == CHUNK_SIZE[0]:
             _check_size(block, names)
@@ -21,7 +20,6 @@ def check_task(block: Block, kind: str) -> None:
         _check_subscription(block)
     elif kind == "transfer":
         check_transfer(block)
-    block.reading.softened(before)
 
 
 def _check_size(block: Block, names: tuple[str, ...]) -> None:
