@@ -1,14 +1,17 @@
-"""The contract between the pipeline that runs tasks and the tools."""
+"""The contract between the pipeline that runs tasks and the tools, and the fields that several tools share."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any, Protocol
 
+from pydantic import ValidationError
+
+from noetl_dagster.errors import ToolError
 from noetl_dagster.playbook.models import Task
 from noetl_dagster.result_ref import ResultRef
 from noetl_dagster.settings import Settings
@@ -145,3 +148,83 @@ class Tool(Protocol):
                 a connection is a defect: the task fails with its type and message.
         """
         ...
+
+
+LOGICAL_PREFIX = "noetl://"
+
+
+def as_result_ref(value: Any) -> ResultRef | str | None:
+    """The reference that a value is: a model, or a logical name to look up; None for anything else."""
+    if isinstance(value, ResultRef):
+        return value
+    if isinstance(value, str):
+        return value if value.startswith(LOGICAL_PREFIX) else None
+    if isinstance(value, Mapping) and "physical_uri" in value and "ref" in value:
+        try:
+            return ResultRef.model_validate(value)
+        except ValidationError:
+            return None
+    return None
+
+
+@asynccontextmanager
+async def time_limit(call: ToolCall) -> AsyncIterator[None]:
+    """Cancels the block after ``timeout`` seconds of the call's config; no limit when there is none.
+
+    Raises:
+        ToolError: of kind ``timeout``, retryable; of kind ``schema`` when ``timeout`` is no number.
+    """
+    seconds = seconds_of(call)
+    if seconds is None:
+        yield
+        return
+    limit = asyncio.timeout(seconds)
+    try:
+        async with limit:
+            yield
+    except TimeoutError:
+        if not limit.expired():
+            raise
+        raise ToolError(
+            f"{call.task.kind} in step {call.step} took longer than its timeout of {seconds:g} s",
+            kind="timeout",
+            retryable=True,
+        ) from None
+
+
+def seconds_of(call: ToolCall) -> float | None:
+    """The ``timeout`` of a call's config.
+
+    Raises:
+        ToolError: it is no number.
+    """
+    given = call.config.get("timeout")
+    try:
+        return None if given is None else float(given)
+    except (TypeError, ValueError):
+        raise ToolError(
+            f"{call.task.kind} in step {call.step}: timeout {given!r} is no number of seconds",
+            kind="schema",
+        ) from None
+
+
+def count_of(call: ToolCall, field: str) -> int | None:
+    """A number of rows in a call's config, such as ``chunk_size``; None where there is none, or 0.
+
+    Raises:
+        ToolError: it is no whole number, or less than 0.
+    """
+    given = call.config.get(field)
+    if not given:
+        return None
+    try:
+        count = int(given)
+    except (TypeError, ValueError, OverflowError):
+        count = 0
+    if count < 1:
+        raise ToolError(
+            f"{call.task.kind} in step {call.step}: {field} {given!r} is no number of rows; "
+            "write a whole number from 1",
+            kind="schema",
+        )
+    return count

@@ -29,12 +29,10 @@ from noetl_dagster.tools.access.web import (
     public,
     same_origin,
 )
-from noetl_dagster.tools.base import Tool, Toolbox, ToolCall, ToolResult
+from noetl_dagster.tools.base import Tool, Toolbox, ToolCall, ToolResult, seconds_of
 from noetl_dagster.tools.chunks.gather import Gathered
-from noetl_dagster.tools.chunks.result import ChunkedResult
-from noetl_dagster.tools.limits import seconds_of
-from noetl_dagster.tools.rows.arrays import begins_array, cutter_for, ends_value
-from noetl_dagster.tools.rows.cut import CUT_FORMATS, Piece
+from noetl_dagster.tools.chunks.writer import ChunkedResult
+from noetl_dagster.tools.rows.cutters import CUT_FORMATS, Piece, begins_array, cutter_for, ends_value
 from noetl_dagster.tools.rows.formats import RowFormat, row_format
 from noetl_dagster.tools.rows.jsonable import NotJsonableError, to_jsonable
 

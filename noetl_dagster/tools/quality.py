@@ -19,7 +19,7 @@ from noetl_dagster.playbook.templates.sql_filters import sql_literal
 from noetl_dagster.playbook.wording import suggestion
 from noetl_dagster.settings import Settings
 from noetl_dagster.tools.rows.jsonable import to_jsonable
-from noetl_dagster.tools.sql.views import NoRowsError, Source, create_view, mount_object_storage
+from noetl_dagster.tools.sql.views import NoRowsError, RowsSource, create_view, mount_object_storage
 
 EXAMPLES = 5
 LEADING = 3
@@ -44,7 +44,7 @@ class _Question:
     about: tuple[str, ...] = ()
 
 
-async def answers(checks: Sequence[CheckSpec], source: Source | None, settings: Settings) -> list[Answer]:
+async def answers(checks: Sequence[CheckSpec], source: RowsSource | None, settings: Settings) -> list[Answer]:
     """The answer to each of the ready-made checks, in order.
 
     Args:
@@ -69,7 +69,7 @@ def _of_nothing(check: CheckSpec) -> Answer:
     return Answer(answer.passed, answer.why, {"rows": 0, **answer.facts})
 
 
-def _answers(checks: Sequence[CheckSpec], source: Source, settings: Settings) -> list[Answer]:
+def _answers(checks: Sequence[CheckSpec], source: RowsSource, settings: Settings) -> list[Answer]:
     with closing(duckdb.connect()) as connection:
         mount_object_storage(connection, settings)
         create_view(connection, settings, _VIEW, source)

@@ -22,11 +22,11 @@ from noetl_dagster.result_ref import RefKind, ResultRef
 from noetl_dagster.storage import codec
 from noetl_dagster.storage.manifests import Strategy, strategy_of
 from noetl_dagster.tools.base import Toolbox
-from noetl_dagster.tools.rows.stored import StoredRows, batches_of, has_rows
+from noetl_dagster.tools.rows.batches import StoredRows, batches_of, has_rows
 from noetl_dagster.tools.rows.watermarks import greatest, greatest_of_batches, moved
 from noetl_dagster.tools.sinks.parts import PartSinks
 from noetl_dagster.tools.sinks.place import PartPlace, part_prefix
-from noetl_dagster.tools.sql.sinks import Complete, SinkWriter
+from noetl_dagster.tools.sinks.postgres import Complete, SinkWriter
 from noetl_dagster.worker.command import Command, CommandEvents, Outcome
 from noetl_dagster.worker.execution import Execution
 from noetl_dagster.worker.heartbeat import Heartbeats

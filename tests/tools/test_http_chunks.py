@@ -14,8 +14,7 @@ from hypothesis import strategies as st
 
 from noetl_dagster.errors import ToolError
 from noetl_dagster.tools.base import Toolbox
-from noetl_dagster.tools.rows.arrays import ArrayCutter, cutter_for
-from noetl_dagster.tools.rows.cut import Piece
+from noetl_dagster.tools.rows.cutters import ArrayCutter, Piece, cutter_for
 from noetl_dagster.tools.rows.formats import RowFormat
 from tests.tools.chunk_log import Killed, ListLog
 from tests.waiting import until

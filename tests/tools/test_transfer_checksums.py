@@ -19,7 +19,7 @@ from starlette.routing import Route
 
 from noetl_dagster.errors import ToolError
 from noetl_dagster.tools.base import Toolbox
-from noetl_dagster.tools.transfer.targets.files import ParquetTables
+from noetl_dagster.tools.transfer.files import ParquetTables
 from tests.serving import served
 
 FILL = """

@@ -11,7 +11,7 @@ import pandas as pd
 import pytest
 
 from noetl_dagster.errors import ToolError
-from noetl_dagster.tools.rows.stored import batches_of
+from noetl_dagster.tools.rows.batches import batches_of
 from noetl_dagster.tools.rows.watermarks import Value, greatest, greatest_of_batches, rank
 
 IN_ORDER: tuple[tuple[Value, ...], ...] = (

@@ -29,8 +29,7 @@ from noetl_dagster.playbook.templates.views import ReferenceCache
 from noetl_dagster.tools.base import ToolCall
 from noetl_dagster.tools.registry import tool_for
 from noetl_dagster.tools.sql.connection import open_pool, postgres_errors
-from noetl_dagster.tools.sql.prepare import prepare_statements
-from noetl_dagster.tools.sql.running import run_statements
+from noetl_dagster.tools.sql.running import prepare_statements, run_statements
 from noetl_dagster.worker.command import Command, Outcome
 from noetl_dagster.worker.execution import Execution
 from noetl_dagster.worker.program import StepProgram

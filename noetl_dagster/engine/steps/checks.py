@@ -18,7 +18,7 @@ from noetl_dagster.result_ref import ResultRef
 from noetl_dagster.worker.program import StepProgram
 
 if TYPE_CHECKING:  # DuckDB is loaded where a check asks about rows
-    from noetl_dagster.tools.sql.views import Source
+    from noetl_dagster.tools.sql.views import RowsSource
 
 
 async def evaluate(
@@ -69,7 +69,7 @@ async def _measured(
         return [Answer(False, str(error))] * len(checks)
 
 
-async def _rows_of(runtime: Runtime, envelope: Envelope, step: str, folder: Path) -> Source | None:
+async def _rows_of(runtime: Runtime, envelope: Envelope, step: str, folder: Path) -> RowsSource | None:
     """The rows of a result: a list of mappings, a mapping that holds one under ``rows``, or a table.
 
     A loop's are the results of its items. None where there are no rows at all.

@@ -16,7 +16,7 @@ from noetl_dagster.events.connection import encode_json, prepare_connection
 from noetl_dagster.settings import Settings
 from noetl_dagster.tools.access.credentials import Credential
 
-if TYPE_CHECKING:  # loaded with the first client of each: most playbooks need neither
+if TYPE_CHECKING:
     from aiohttp import ClientSession
     from nats.aio.client import Client as NatsClient
 

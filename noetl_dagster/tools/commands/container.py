@@ -9,7 +9,7 @@ from functools import partial
 from typing import Any
 
 from noetl_dagster.errors import ToolError
-from noetl_dagster.tools.base import JobMessages, Tool, Toolbox, ToolCall, ToolResult
+from noetl_dagster.tools.base import JobMessages, Tool, Toolbox, ToolCall, ToolResult, time_limit
 from noetl_dagster.tools.commands.cluster import EXCERPT, Cluster, asked, connect, own_namespace
 from noetl_dagster.tools.commands.jobs import (
     CALL,
@@ -23,7 +23,6 @@ from noetl_dagster.tools.commands.jobs import (
     later_number,
 )
 from noetl_dagster.tools.commands.pipes import pipes_variables
-from noetl_dagster.tools.limits import time_limit
 from noetl_dagster.tools.scripts import load_script
 
 logger = logging.getLogger(__name__)

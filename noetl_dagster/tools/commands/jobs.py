@@ -12,8 +12,7 @@ from typing import Any
 import orjson
 
 from noetl_dagster.errors import ToolError
-from noetl_dagster.tools.base import ToolCall
-from noetl_dagster.tools.limits import seconds_of
+from noetl_dagster.tools.base import ToolCall, seconds_of
 
 KEPT_SECONDS = 86_400
 """An ended job is there so long for who goes on with its command, unless the command's end removes it before."""

@@ -13,10 +13,9 @@ from typing import Any
 import orjson
 
 from noetl_dagster.errors import ToolError, kind_of
-from noetl_dagster.tools.base import JobMessages, Tool, Toolbox, ToolCall, ToolResult
+from noetl_dagster.tools.base import JobMessages, Tool, Toolbox, ToolCall, ToolResult, time_limit
 from noetl_dagster.tools.commands.pipes import pipes_variables
 from noetl_dagster.tools.commands.processes import Finished, run_process
-from noetl_dagster.tools.limits import time_limit
 from noetl_dagster.tools.rows.jsonable import to_jsonable
 from noetl_dagster.tools.scripts import load_script
 

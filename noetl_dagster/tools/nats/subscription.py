@@ -18,7 +18,7 @@ from nats.js.client import JetStreamContext
 from noetl_dagster.errors import ToolError
 from noetl_dagster.tools.base import Toolbox, ToolCall, ToolResult
 from noetl_dagster.tools.chunks.gather import Gathered, Gathering
-from noetl_dagster.tools.chunks.result import ChunkedResult
+from noetl_dagster.tools.chunks.writer import ChunkedResult
 from noetl_dagster.tools.nats.values import decoded
 
 BATCH = 500

@@ -17,7 +17,7 @@ import pyarrow as pa
 from noetl_dagster.errors import ToolError
 from noetl_dagster.tools.base import ToolResult
 from noetl_dagster.tools.chunks.gather import Gathered
-from noetl_dagster.tools.chunks.result import ChunkedResult
+from noetl_dagster.tools.chunks.writer import ChunkedResult
 from noetl_dagster.tools.commands.processes import Finished, run_process
 from noetl_dagster.tools.python.child import ENOUGH, MORE, REQUEST, RESULT, STREAMED, TABLE
 from noetl_dagster.tools.python.code import NO_POSITION, CodeFailure, Printed

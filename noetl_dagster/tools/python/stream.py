@@ -10,7 +10,7 @@ from typing import Any
 
 from noetl_dagster.tools.base import ToolResult
 from noetl_dagster.tools.chunks.gather import Gathered
-from noetl_dagster.tools.chunks.result import ChunkedResult
+from noetl_dagster.tools.chunks.writer import ChunkedResult
 from noetl_dagster.tools.python.code import CodeFailure, Program
 from noetl_dagster.tools.python.yields import async_chunks_of, chunks_of
 

@@ -17,9 +17,8 @@ import orjson
 from noetl_dagster.errors import TemplateError, ToolError
 from noetl_dagster.playbook.models import Task
 from noetl_dagster.playbook.templates.rendering import compile_value, render_async
-from noetl_dagster.tools.base import Tool, Toolbox, ToolCall, ToolResult
-from noetl_dagster.tools.chunks.result import ChunkedResult
-from noetl_dagster.tools.limits import time_limit
+from noetl_dagster.tools.base import Tool, Toolbox, ToolCall, ToolResult, time_limit
+from noetl_dagster.tools.chunks.writer import ChunkedResult
 from noetl_dagster.tools.python.code import (
     FAILURES,
     NO_POSITION,

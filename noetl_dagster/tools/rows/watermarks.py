@@ -9,7 +9,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from noetl_dagster.errors import ToolError
-from noetl_dagster.tools.rows.inside import rows_of
+from noetl_dagster.tools.rows.batches import rows_of
 from noetl_dagster.tools.rows.jsonable import NotJsonableError, to_jsonable
 
 Value = int | float | str

@@ -16,9 +16,9 @@ from obstore.store import LocalStore
 from noetl_dagster.tools.access.credentials import CredentialType
 from noetl_dagster.tools.access.objects import open_bucket
 from noetl_dagster.tools.base import Toolbox
+from noetl_dagster.tools.rows.batches import StoredRows, batches_of
 from noetl_dagster.tools.rows.files import arrow_schema, row_writer
 from noetl_dagster.tools.rows.formats import RowFormat
-from noetl_dagster.tools.rows.stored import StoredRows, batches_of
 from noetl_dagster.tools.sinks.place import STAGED, PartPlace, PlaceKind
 
 

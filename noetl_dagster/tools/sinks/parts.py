@@ -1,39 +1,17 @@
-"""Parts of sinks: staged, published once their iterations are complete, or discarded."""
+"""Where a part of a sink is: what the completion of its iteration keeps, with no template left."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any, Protocol
+from typing import Any
 
 from noetl_dagster.errors import CredentialError, ToolError, kind_of
 from noetl_dagster.playbook.models import Sink
 from noetl_dagster.playbook.templates.rendering import compile_value, render_async
 from noetl_dagster.tools.base import Toolbox
-from noetl_dagster.tools.rows.stored import has_rows
-from noetl_dagster.tools.sinks.place import PartPlace, PlaceKind, place_of
-
-
-class Parts(Protocol):
-    """Parts in one kind of place. All of it may be done again."""
-
-    async def stage(self, place: PartPlace, result: Any) -> None:
-        """Writes the rows of a result, of which there are some, where no reader looks, in place of a part of the same
-        name."""
-
-    async def publish(self, target: PartPlace, parts: Collection[PartPlace]) -> None:
-        """Shows parts to readers, each once."""
-
-    async def staged(self, target: PartPlace, prefix: str) -> set[str]:
-        """Names of parts that are not published and begin so."""
-        ...
-
-    async def missing(self, target: PartPlace, parts: Collection[PartPlace]) -> list[str]:
-        """Names of those parts, none of them staged, that are not published here either."""
-        ...
-
-    async def discard(self, target: PartPlace, names: Collection[str]) -> None:
-        """Removes parts that are not published."""
+from noetl_dagster.tools.rows.batches import has_rows
+from noetl_dagster.tools.sinks.place import PartPlace, Parts, PlaceKind, place_of
 
 
 class PartSinks:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import hashlib
 import re
+from collections.abc import Collection
 from enum import StrEnum
 from pathlib import Path, PurePosixPath
-from typing import Any
+from typing import Any, Protocol
 from urllib.parse import urlsplit
 
 from pydantic import BaseModel, ConfigDict
@@ -17,8 +18,11 @@ from noetl_dagster.tools.rows.formats import RowFormat, row_format
 from noetl_dagster.tools.sql.tables import WriteMode, write_mode
 
 SCHEMES = {"s3": "s3", "minio": "s3", "gs": "gcs", "gcs": "gcs", "file": "file"}
+
+
 STAGED = "_staged"
 """Folder of parts that are not published; readers of a folder of parts pass over names with an underscore."""
+
 
 _UNSAFE = re.compile(r"[^A-Za-z0-9_-]+")
 
@@ -141,3 +145,25 @@ def part_prefix(execution_id: int, step: str, visit: int) -> str:
     if safe != step:  # what had to be replaced is told apart by a few letters of its hash
         safe = f"{safe}-{hashlib.sha256(step.encode()).hexdigest()[:8]}"
     return f"{execution_id}.{safe}.{visit}."
+
+
+class Parts(Protocol):
+    """Parts in one kind of place. All of it may be done again."""
+
+    async def stage(self, place: PartPlace, result: Any) -> None:
+        """Writes the rows of a result, of which there are some, where no reader looks, in place of a part of the same
+        name."""
+
+    async def publish(self, target: PartPlace, parts: Collection[PartPlace]) -> None:
+        """Shows parts to readers, each once."""
+
+    async def staged(self, target: PartPlace, prefix: str) -> set[str]:
+        """Names of parts that are not published and begin so."""
+        ...
+
+    async def missing(self, target: PartPlace, parts: Collection[PartPlace]) -> list[str]:
+        """Names of those parts, none of them staged, that are not published here either."""
+        ...
+
+    async def discard(self, target: PartPlace, names: Collection[str]) -> None:
+        """Removes parts that are not published."""

@@ -23,8 +23,7 @@ from noetl_dagster.errors import (
 from noetl_dagster.result_ref import RefKind, ResultRef
 from noetl_dagster.settings import StoreTier
 from noetl_dagster.storage import locations
-from noetl_dagster.tools.base import Tool, Toolbox, ToolCall, ToolResult
-from noetl_dagster.tools.limits import count_of
+from noetl_dagster.tools.base import Tool, Toolbox, ToolCall, ToolResult, count_of
 from noetl_dagster.tools.python.code import (
     CodeFailure,
     Printed,

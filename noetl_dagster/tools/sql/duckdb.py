@@ -15,15 +15,19 @@ from noetl_dagster.machine import memory_limit
 from noetl_dagster.playbook.templates.sql_filters import sql_literal
 from noetl_dagster.settings import Settings
 from noetl_dagster.storage import codec
-from noetl_dagster.tools.base import Tool, Toolbox, ToolCall, ToolResult
+from noetl_dagster.tools.base import Tool, Toolbox, ToolCall, ToolResult, count_of
 from noetl_dagster.tools.chunks.writer import ChunkWriter
-from noetl_dagster.tools.limits import count_of
 from noetl_dagster.tools.rows.jsonable import NotJsonableError, to_jsonable
-from noetl_dagster.tools.sql.large.stream import HELD
-from noetl_dagster.tools.sql.prepare import prepare_statements
-from noetl_dagster.tools.sql.running import promoted
+from noetl_dagster.tools.sql.postgres import HELD
+from noetl_dagster.tools.sql.running import prepare_statements, promoted
 from noetl_dagster.tools.sql.statements import BoundStatement
-from noetl_dagster.tools.sql.views import NoRowsError, Source, create_view, mount_object_storage, source_of
+from noetl_dagster.tools.sql.views import (
+    NoRowsError,
+    RowsSource,
+    create_view,
+    mount_object_storage,
+    source_of,
+)
 
 IN_MEMORY = ":memory:"
 
@@ -169,9 +173,9 @@ def _as_table(call: ToolCall) -> bool:
     return str(call.config.get("as") or "rows").lower() in ("table", "arrow", "parquet")
 
 
-async def _views(call: ToolCall, box: Toolbox, folder: Path) -> dict[str, Source]:
+async def _views(call: ToolCall, box: Toolbox, folder: Path) -> dict[str, RowsSource]:
     """What can be read as a table, by the name of the input."""
-    found: dict[str, Source] = {}
+    found: dict[str, RowsSource] = {}
     for name, value in call.input.items():
         try:
             source = await source_of(value, box.results, name, folder)

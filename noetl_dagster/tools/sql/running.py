@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,8 +11,16 @@ import asyncpg
 from noetl_dagster.errors import ToolError
 from noetl_dagster.storage import codec
 from noetl_dagster.storage.codec import JsonLines
+from noetl_dagster.tools.base import Toolbox, ToolCall
 from noetl_dagster.tools.rows.values import column_converter, parameter
-from noetl_dagster.tools.sql.statements import BoundStatement, needs_own_transaction
+from noetl_dagster.tools.scripts import sql_text
+from noetl_dagster.tools.sql.statements import (
+    BoundStatement,
+    bind,
+    needs_own_transaction,
+    split_statements,
+    without_percent,
+)
 
 SHAPES_KEPT = 512
 
@@ -184,3 +192,27 @@ def _affected(message: str | None) -> int:
     """The row count of a status such as ``INSERT 0 5`` or ``UPDATE 3``; 0 where there is none."""
     tail = (message or "").rpartition(" ")[2]
     return int(tail) if tail.isdigit() else 0
+
+
+Params = Mapping[str, Any] | Sequence[Any]
+
+
+async def prepare_statements(call: ToolCall, box: Toolbox) -> list[BoundStatement]:
+    """The call's statements with their parameters placed.
+
+    Raises:
+        ToolError: without any statement, and for a ``$n`` that has no value.
+    """
+    params: Params = call.config.get("params") or call.input
+    texts = without_percent(await sql_text(call, box), params)
+    statements = [statement for text in texts for statement in split_statements(text)]
+    if not statements:
+        raise ToolError(f"{call.task.kind} in step {call.step} has no SQL in 'command'", kind="schema")
+    try:
+        return [bind(statement, params) for statement in statements]
+    except KeyError as error:
+        raise ToolError(
+            f"{call.task.kind} in step {call.step}: no value for {error.args[0]}; "
+            f"'params' has {len(params)} values",
+            kind="schema",
+        ) from None

@@ -21,7 +21,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from functools import lru_cache
+from itertools import groupby
 from typing import Any
+
+import asyncpg
 
 _LETTER = r"[A-Za-z_\u0080-\U0010ffff]"
 _WORD = rf"{_LETTER}[A-Za-z0-9_$\u0080-\U0010ffff]*+"
@@ -188,3 +191,106 @@ def _placed(statement: str, known: frozenset[str] | None) -> tuple[str, tuple[st
         else:
             pieces.append(text)
     return "".join(pieces), tuple(places)
+
+
+_PLACE = re.compile(r"%(?:%|s(?![A-Za-z0-9_])|\(([A-Za-z_][A-Za-z0-9_]*)\)s(?![A-Za-z0-9_]))")
+_PLAIN = frozenset({Part.TEXT, Part.END})
+
+
+def without_percent(texts: Sequence[str], params: Mapping[str, Any] | Sequence[Any]) -> list[str]:
+    """The texts of one call with the placeholders of this project; ``%s`` are counted through all of them.
+
+    In SQL that has placeholders ``%%`` stands for ``%``, in quotes too, as for psycopg.
+    """
+    if not params or not any("%" in text for text in texts):
+        return list(texts)
+    named = isinstance(params, Mapping)
+    parts = [list(_parts(text)) for text in texts]
+    if not any(_has_place(plain, text, params) for each in parts for plain, text in each):
+        return list(texts)
+    if not named and any(part is Part.NUMBERED for text in texts for part, _ in scan(text)):
+        return list(texts)
+    count = 0
+
+    def native(match: re.Match[str]) -> str:
+        nonlocal count
+        if match[0] == "%%":
+            return "%"
+        if match[1] is not None:
+            return f":{match[1]}" if match[1] in params else match[0]
+        if named:
+            return match[0]
+        count += 1
+        return f"${count}"
+
+    return [
+        "".join(_PLACE.sub(native, text) if plain else text.replace("%%", "%") for plain, text in each)
+        for each in parts
+    ]
+
+
+def _parts(sql: str) -> Iterator[tuple[bool, str]]:
+    """The text in pieces: whether it is plain SQL, neither quoted nor comment nor parameter."""
+    for plain, group in groupby(scan(sql), key=lambda item: item[0] in _PLAIN):
+        yield plain, "".join(text for _, text in group)
+
+
+def _has_place(plain: bool, text: str, params: Mapping[str, Any] | Sequence[Any]) -> bool:
+    if not plain:
+        return False
+    found = [match for match in _PLACE.finditer(text) if match[0] != "%%"]
+    if isinstance(params, Mapping):
+        return any(match[1] in params for match in found if match[1] is not None)
+    return any(match[1] is None for match in found)
+
+
+_NAME = re.compile(r"[^\W\d]\w*")
+_CHANGES = frozenset(
+    {"insert", "update", "delete", "merge", "into", "share", "call", "do", "execute", "fetch", "move", "set"}
+)
+_READS = re.compile(r"\s*\(*\s*(?:select|with|values|table)\b", re.IGNORECASE)
+
+_LISTS = re.compile(
+    r"""\s* insert \s+ into \s+ [\w.]+ (?:\s+ as \s+ \w+)? \s* (?:\([^()]*\))? \s*
+    (?:overriding \s+ \w+ \s+ value \s+)? values \b""",
+    re.IGNORECASE | re.VERBOSE,
+)
+_CONFLICT = re.compile(r"\bon\s+conflict\b", re.IGNORECASE)
+_CALL = re.compile(r"[\w$]\s*\(")
+
+# functions that may do something, and views and foreign tables, behind which there may be any
+MAY_DO_SOMETHING = """
+SELECT EXISTS (SELECT FROM pg_proc WHERE proname = ANY($1::text[]) AND provolatile = 'v')
+    OR EXISTS (
+        SELECT FROM pg_class JOIN pg_namespace ON pg_namespace.oid = relnamespace
+        WHERE relname = ANY($1::text[]) AND relkind IN ('v', 'f')
+          AND nspname NOT IN ('pg_catalog', 'information_schema')
+    )
+"""
+
+
+async def is_repeatable(connection: asyncpg.Connection, text: str) -> bool:
+    """Whether a statement only reads: it names nothing that changes data or that may do something by itself.
+
+    Names are compared as words, so that a column that is called as a volatile function is counts too.
+    """
+    plain = "".join(part.lower() for kind, part in scan(text) if kind in (Part.TEXT, Part.NUMBERED))
+    quoted = "".join(part for kind, part in scan(text) if kind is Part.QUOTED and part.startswith('"'))
+    words = {*_NAME.findall(plain), *_NAME.findall(quoted)}
+    if not _READS.match(plain) or words & _CHANGES:
+        return False
+    return not await connection.fetchval(MAY_DO_SOMETHING, list(words))
+
+
+@lru_cache(maxsize=512)
+def lists_rows(text: str) -> bool:
+    """Whether a statement returns no more rows than it writes out: ``INSERT ... VALUES (...)``.
+
+    One that calls a function counts as one that may return more, as with ``VALUES (unnest($1))``.
+    """
+    parts = (
+        "x" if kind is Part.QUOTED else " " if kind is Part.COMMENT else part for kind, part in scan(text)
+    )
+    plain = "".join(parts)
+    found = _LISTS.match(plain)
+    return found is not None and not _CALL.search(_CONFLICT.sub("", plain[found.end() :]))

@@ -16,9 +16,8 @@ from noetl_dagster.errors import ToolError
 from noetl_dagster.tools.rows.copy_csv import csv_of_rows, csv_of_table
 from noetl_dagster.tools.sql.tables import Table, conflict_clause, listed
 from noetl_dagster.tools.transfer.checksum import Checksum, rows_digest
-from noetl_dagster.tools.transfer.chunks import Chunk, Source, ahead
-from noetl_dagster.tools.transfer.drift import Drift, postgres_type
-from noetl_dagster.tools.transfer.sources.postgres import PostgresSource
+from noetl_dagster.tools.transfer.chunks import Chunk, Drift, Source, ahead, postgres_type
+from noetl_dagster.tools.transfer.postgres_source import PostgresSource
 
 ORDINAL = "noetl_ordinal"
 

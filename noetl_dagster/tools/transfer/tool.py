@@ -1,25 +1,140 @@
-"""``kind: transfer``: rows from one place to another, chunk by chunk."""
+"""Where a transfer reads: opens the source of each kind of place; DuckDB and results by reference."""
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
-from contextlib import aclosing
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import aclosing, asynccontextmanager
+from dataclasses import replace
+from pathlib import Path
 from typing import Any, cast
 
 import duckdb
 import obstore
 
 from noetl_dagster.errors import StorageError, ToolError
-from noetl_dagster.tools.base import Tool, Toolbox, ToolCall, ToolResult
+from noetl_dagster.tools.base import Tool, Toolbox, ToolCall, ToolResult, as_result_ref
+from noetl_dagster.tools.http import HttpTool
+from noetl_dagster.tools.rows.files import Row, json_row
 from noetl_dagster.tools.rows.formats import RowFormat
 from noetl_dagster.tools.sql.duckdb import kind_of_duckdb
-from noetl_dagster.tools.transfer.chunks import Chunk
-from noetl_dagster.tools.transfer.options import Options, Verify, read_options
-from noetl_dagster.tools.transfer.places import Place, PlaceKind, place_format, read_place
-from noetl_dagster.tools.transfer.postgres import Outcome
-from noetl_dagster.tools.transfer.sources.opening import open_source
-from noetl_dagster.tools.transfer.sources.postgres import PostgresSource
-from noetl_dagster.tools.transfer.targets.writing import write_to
+from noetl_dagster.tools.sql.views import mount_object_storage
+from noetl_dagster.tools.transfer.chunks import Chunk, Source
+from noetl_dagster.tools.transfer.duckdb import DuckdbSource, write_duckdb
+from noetl_dagster.tools.transfer.files import FileSource, FolderSource, write_file
+from noetl_dagster.tools.transfer.folders import write_parts
+from noetl_dagster.tools.transfer.http import HttpSource
+from noetl_dagster.tools.transfer.options import (
+    Options,
+    Place,
+    PlaceKind,
+    Verify,
+    place_format,
+    read_options,
+    read_place,
+    statement_of,
+)
+from noetl_dagster.tools.transfer.postgres_source import PostgresSource, open_postgres
+from noetl_dagster.tools.transfer.postgres_target import Outcome, write_postgres
+
+
+@asynccontextmanager
+async def open_source(
+    place: Place, call: ToolCall, box: Toolbox, size: int, *, tables: bool, snapshot: bool
+) -> AsyncIterator[Source]:
+    """The source that a place describes, in chunks of at most ``size`` rows.
+
+    Args:
+        tables: the target takes Arrow tables.
+        snapshot: the source is read more than once.
+    """
+    match place.kind:
+        case PlaceKind.POSTGRES:
+            async with open_postgres(
+                place, statement_of(place), call, box, size, tables=tables, snapshot=snapshot
+            ) as postgres:
+                yield postgres
+        case PlaceKind.DUCKDB:
+            path = ":memory:" if place.database is None else str(Path(call.folder, place.database))
+            connection = await asyncio.to_thread(duckdb.connect, path)
+            try:
+                mount_object_storage(connection, box.settings)
+                yield DuckdbSource(connection, place, size, path)
+            finally:
+                await asyncio.to_thread(connection.close)
+        case PlaceKind.OBJECT:
+            yield await (FolderSource if place.is_folder else FileSource).of(place, call, box, size)
+        case PlaceKind.HTTP:
+            yield HttpSource(place, call, box, size)
+        case PlaceKind.RESULT:
+            yield ResultSource(place, box, size)
+
+
+class ResultSource:
+    """The items of a stored result, always in the same order."""
+
+    seeks = True
+    bytes = 0
+
+    def __init__(self, place: Place, box: Toolbox, size: int) -> None:
+        self._place, self._box, self._size = place, box, size
+
+    async def identity(self) -> str:
+        return str(self._place.ref)
+
+    async def chunks(self, after: Any = None) -> AsyncIterator[Chunk]:
+        reference = as_result_ref(self._place.ref)
+        if reference is None:
+            raise ToolError("transfer: source.ref is no reference of a result", kind="schema")
+        rows: list[Row] = []
+        count = 0
+        async for item in self._box.results.items(reference):
+            count += 1
+            if count <= (after or 0):
+                continue
+            rows.append(item if isinstance(item, dict) else {"value": item})
+            if len(rows) >= self._size:
+                yield Chunk(rows, count)
+                rows = []
+        if rows:
+            yield Chunk(rows, count)
+
+
+Watch = Callable[[AsyncIterator[Chunk]], AsyncIterator[Chunk]]
+
+
+async def write_to(
+    place: Place, source: Source, options: Options, call: ToolCall, box: Toolbox, watch: Watch
+) -> Outcome:
+    """Writes all rows to a place. Tables change all at once or not at all.
+
+    Args:
+        watch: is given the chunks on their way.
+    """
+    match place.kind:
+        case PlaceKind.POSTGRES:
+            return await write_postgres(place, source, options, call, box, watch)
+        case PlaceKind.DUCKDB:
+            return await write_duckdb(place, watch(source.chunks()), options, call)
+        case PlaceKind.OBJECT if place.is_folder:
+            return await write_parts(place, source, options, call, box, watch)
+        case PlaceKind.OBJECT:
+            return await write_file(place, watch(source.chunks()), options, call, box)
+        case PlaceKind.HTTP:
+            return await _http(place, watch(source.chunks()), call, box)
+        case PlaceKind.RESULT:
+            raise ToolError("transfer: a result is no target; use the artifact tool", kind="schema")
+
+
+async def _http(place: Place, chunks: AsyncIterator[Chunk], call: ToolCall, box: Toolbox) -> Outcome:
+    """Sends each chunk as a JSON list."""
+    tool, count = HttpTool(), 0
+    async for chunk in chunks:
+        rows = [json_row(row) for row in chunk.as_rows()]
+        config: dict[str, Any] = {"method": "POST", **place.request, "json": rows}
+        await tool.run(replace(call, config=config, auth=place.auth), box)
+        count += len(rows)
+    return Outcome(count, count)
 
 
 class TransferTool(Tool):
@@ -27,7 +142,7 @@ class TransferTool(Tool):
 
     Input: ``source`` and ``target``, each ``{kind, auth, ...}`` with kind postgres, duckdb, object (s3, gcs
     or a file), http; a source may also be a result (``ref``); fields as in
-    :class:`~noetl_dagster.tools.transfer.places.Place`. ``mode``: append (the default for tables), replace
+    :class:`~noetl_dagster.tools.transfer.options.Place`. ``mode``: append (the default for tables), replace
     (for objects) or upsert by ``key``. ``chunk_size`` rows (10,000) are in memory at a time; only a response of
     http and a JSON file are held as a whole. ``verify``: rows (the default), checksum or none; ``on_drift``: error (the
     default), ignore or add; ``resumable``: true, false or auto (the default).

@@ -56,14 +56,13 @@ def drive(settings: Settings, text: str, moment: str) -> None:
     """Runs a playbook in a process that is killed at a moment of its transfer."""
     import asyncio
 
-    from noetl_dagster.tools.transfer import copying, postgres
-    from noetl_dagster.tools.transfer.targets import writing
+    from noetl_dagster.tools.transfer import copying, postgres_target, tool
 
     def killed() -> None:
         os.kill(os.getpid(), signal.SIGKILL)
 
-    postgres.COMMIT_SECONDS = 0.0
-    step, encoded, write = copying.Copier.step, copying.Copier._encoded, writing.write_postgres
+    postgres_target.COMMIT_SECONDS = 0.0
+    step, encoded, write = copying.Copier.step, copying.Copier._encoded, tool.write_postgres
     seen: Counter[str] = Counter()
 
     async def stepped(self: Any, *arguments: Any) -> Any:
@@ -86,7 +85,7 @@ def drive(settings: Settings, text: str, moment: str) -> None:
 
     copying.Copier.step = stepped  # type: ignore[method-assign]
     copying.Copier._encoded = encoding  # type: ignore[method-assign]
-    writing.write_postgres = written  # type: ignore[assignment]
+    tool.write_postgres = written  # type: ignore[assignment]
 
     async def run() -> None:
         engine = await Engine.open(settings)

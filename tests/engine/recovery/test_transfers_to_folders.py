@@ -47,10 +47,10 @@ def drive(settings: Settings, text: str, method: str, times: int) -> None:
     """Runs a playbook in a process that is killed when its transfer begins something for the so many-th time."""
     import asyncio
 
-    from noetl_dagster.tools.transfer.targets import parts
+    from noetl_dagster.tools.transfer import folders
 
     seen: Counter[str] = Counter()
-    place = parts.obstore if method == "copy_async" else parts._Parts
+    place = folders.obstore if method == "copy_async" else folders._Parts
     real = getattr(place, method)
 
     async def counted(*arguments: Any, **named: Any) -> Any:

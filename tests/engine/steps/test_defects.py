@@ -10,8 +10,8 @@ import pytest
 from noetl_dagster.engine.engine import Engine
 from noetl_dagster.errors import TransportError
 from noetl_dagster.events.state import ExecutionStatus
-from noetl_dagster.tools.noop import NoopTool
-from noetl_dagster.tools.sql.sinks import SinkWriter
+from noetl_dagster.tools.control import NoopTool
+from noetl_dagster.tools.sinks.postgres import SinkWriter
 from tests.engine.conftest import Run
 from tests.playbooks import playbook
 

@@ -22,7 +22,7 @@ from noetl_dagster.playbook.templates.views import ReferenceCache, ResultView
 from noetl_dagster.settings import dump_settings
 from noetl_dagster.tools.access.clients import POSTGRES_POOL_SIZE
 from noetl_dagster.tools.base import Chunk, Toolbox, ToolCall
-from noetl_dagster.tools.sql.large import spool
+from noetl_dagster.tools.sql import views
 from tests.waiting import until
 
 SMALL = 2048
@@ -504,11 +504,11 @@ async def test_duckdb_reads_rows_that_are_long(run: Any, small: Toolbox) -> None
 async def test_lines_for_duckdb_are_cut_where_a_row_ends(
     run: Any, small: Toolbox, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(spool, "LINES_BYTES", 1000)
+    monkeypatch.setattr(views, "LINES_BYTES", 1000)
     sql = "select n as id, repeat('x', case n % 50 when 0 then 3000 else 20 end) as text from generate_series(1, 900) n"
     ref = (await run("postgres", command=sql)).ref
 
-    files = await spool.laid_down(small.results, ref.rows_alone, tmp_path, lambda rows: pytest.fail("values"))
+    files = await views.laid_down(small.results, ref.rows_alone, tmp_path, lambda rows: pytest.fail("values"))
     assert files is not None
     data = [path.read_bytes() for path in files.paths]
     assert len(data) > 30

@@ -13,9 +13,8 @@ from noetl_dagster.errors import ToolError
 from noetl_dagster.playbook.models import Sink
 from noetl_dagster.tools.access.credentials import Credential, CredentialType
 from noetl_dagster.tools.base import Toolbox
-from noetl_dagster.tools.rows.inside import rows_of
-from noetl_dagster.tools.rows.stored import StoredRows
-from noetl_dagster.tools.sql.sinks import SinkWriter, is_event_log, write_sink
+from noetl_dagster.tools.rows.batches import StoredRows, rows_of
+from noetl_dagster.tools.sinks.postgres import SinkWriter, is_event_log, write_sink
 
 TABLE = """
 create table out (

@@ -11,8 +11,13 @@ from hypothesis import strategies as st
 
 from noetl_dagster.errors import TemplateError
 from noetl_dagster.playbook.templates.sql_filters import sql_identifier, sql_list, sql_literal
-from noetl_dagster.tools.sql.percent import without_percent
-from noetl_dagster.tools.sql.statements import BoundStatement, bind, needs_own_transaction, split_statements
+from noetl_dagster.tools.sql.statements import (
+    BoundStatement,
+    bind,
+    needs_own_transaction,
+    split_statements,
+    without_percent,
+)
 
 FUNCTION = "create function f() returns int begin atomic select case when true then 1 end; select 2; end"
 

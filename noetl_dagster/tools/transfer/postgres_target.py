@@ -24,7 +24,7 @@ from noetl_dagster.tools.sql.tables import (
     upsert_key,
 )
 from noetl_dagster.tools.transfer.checksum import Checksum, compare_checksums, rows_digest
-from noetl_dagster.tools.transfer.chunks import Chunk, Source
+from noetl_dagster.tools.transfer.chunks import Chunk, Drift, Source
 from noetl_dagster.tools.transfer.copying import (
     ORDINAL,
     Copier,
@@ -35,10 +35,8 @@ from noetl_dagster.tools.transfer.copying import (
     merge,
     move_checked,
 )
-from noetl_dagster.tools.transfer.drift import Drift
-from noetl_dagster.tools.transfer.options import Options, Resumable, Verify
-from noetl_dagster.tools.transfer.places import Place
-from noetl_dagster.tools.transfer.sources.postgres import PostgresSource
+from noetl_dagster.tools.transfer.options import Options, Place, Resumable, Verify
+from noetl_dagster.tools.transfer.postgres_source import PostgresSource
 
 STAGE = "noetl_transfer_stage"
 AUTO_BYTES = 256 << 20

@@ -1,9 +1,18 @@
-"""``kind: playbook``: hands the call to the engine's hook, which runs a child execution."""
+"""Tools that run nothing themselves: ``noop``, and ``playbook``, which runs a child execution."""
 
 from __future__ import annotations
 
 from noetl_dagster.errors import ToolError
 from noetl_dagster.tools.base import Tool, Toolbox, ToolCall, ToolResult
+
+
+class NoopTool(Tool):
+    """Input: anything. Output: the field ``result`` as it is, or an empty mapping."""
+
+    kind = "noop"
+
+    async def run(self, call: ToolCall, box: Toolbox) -> ToolResult:
+        return ToolResult(data=call.config.get("result", {}))
 
 
 class PlaybookTool(Tool):

@@ -23,14 +23,20 @@ from noetl_dagster.tools.base import Toolbox, ToolCall
 from noetl_dagster.tools.rows.formats import RowFormat
 from noetl_dagster.tools.sql.tables import WriteMode
 from noetl_dagster.tools.transfer.checksum import Checksum, compare_checksums
-from noetl_dagster.tools.transfer.chunks import Chunk, Source, ahead
-from noetl_dagster.tools.transfer.drift import Drift
-from noetl_dagster.tools.transfer.options import Options, Resumable, Verify
-from noetl_dagster.tools.transfer.places import Folder, Place, data_files, open_folder, place_format
-from noetl_dagster.tools.transfer.postgres import Outcome
-from noetl_dagster.tools.transfer.sources.opening import parquet_schema
-from noetl_dagster.tools.transfer.sources.postgres import PostgresSource
-from noetl_dagster.tools.transfer.targets.files import ParquetTables, TextRows, equal, new_file
+from noetl_dagster.tools.transfer.chunks import Chunk, Drift, Source, ahead
+from noetl_dagster.tools.transfer.files import ParquetTables, TextRows, equal, new_file, parquet_schema
+from noetl_dagster.tools.transfer.options import (
+    Folder,
+    Options,
+    Place,
+    Resumable,
+    Verify,
+    data_files,
+    open_folder,
+    place_format,
+)
+from noetl_dagster.tools.transfer.postgres_source import PostgresSource
+from noetl_dagster.tools.transfer.postgres_target import Outcome
 
 logger = logging.getLogger(__name__)
 

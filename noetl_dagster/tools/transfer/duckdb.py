@@ -5,19 +5,19 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Any
 
 import duckdb
+import pyarrow as pa
 
 from noetl_dagster.errors import ToolError
 from noetl_dagster.playbook.templates.sql_filters import sql_identifier
 from noetl_dagster.tools.base import ToolCall
 from noetl_dagster.tools.sql.tables import WriteMode, listed
 from noetl_dagster.tools.transfer.checksum import Checksum, TableSums, as_read, compare_checksums
-from noetl_dagster.tools.transfer.chunks import Chunk
-from noetl_dagster.tools.transfer.drift import Drift, duckdb_type
-from noetl_dagster.tools.transfer.options import Options, Verify
-from noetl_dagster.tools.transfer.places import Place
-from noetl_dagster.tools.transfer.postgres import Outcome
+from noetl_dagster.tools.transfer.chunks import Chunk, Drift, duckdb_type, threaded
+from noetl_dagster.tools.transfer.options import Options, Place, Verify, statement_of
+from noetl_dagster.tools.transfer.postgres_target import Outcome
 
 
 async def write_duckdb(
@@ -100,3 +100,35 @@ class _DuckdbTable:
             [count] = self._connection.execute(insert).fetchone() or (0,)
         self._connection.unregister("noetl_chunk")
         return int(count)
+
+
+class DuckdbSource:
+    """A table, whose rows keep their order, or a query; one with ``order_by`` can be gone on with."""
+
+    def __init__(self, connection: duckdb.DuckDBPyConnection, place: Place, size: int, path: str) -> None:
+        self._connection, self._place, self._size = connection, place, size
+        self._file = None if path == ":memory:" else Path(path)
+        self.seeks = bool(place.order_by or not place.query)
+        self.bytes = 0 if self._file is None else self._file.stat().st_size
+
+    async def identity(self) -> str:
+        return ""
+
+    async def chunks(self, after: Any = None) -> AsyncIterator[Chunk]:
+        statement = statement_of(self._place)
+        text = statement.text
+        if self._place.order_by or after:
+            order = f" ORDER BY {listed(self._place.order_by)}" if self._place.order_by else ""
+            text = f"SELECT * FROM ({text.rstrip().rstrip(';')}\n) AS source{order} OFFSET {int(after or 0)}"
+        reader = await asyncio.to_thread(self._read, text, list(statement.values) or None)
+        done = int(after or 0)
+        async for batch in threaded(reader):
+            done += batch.num_rows
+            if batch.num_rows:
+                yield Chunk(pa.Table.from_batches([batch]), done if self.seeks else None)
+
+    def _read(self, text: str, values: list[Any] | None) -> Any:
+        relation = self._connection.sql(text, params=values)
+        if relation is None:
+            raise ToolError("transfer: the query of the duckdb source gives no rows", kind="schema")
+        return relation.to_arrow_reader(self._size)

@@ -20,11 +20,10 @@ from noetl_dagster.settings import Settings
 from noetl_dagster.tools.access.clients import postgres_arguments
 from noetl_dagster.tools.access.credentials import Credential, CredentialType
 from noetl_dagster.tools.base import Toolbox
-from noetl_dagster.tools.rows.stored import StoredRows, batches_of
+from noetl_dagster.tools.rows.batches import StoredRows, batches_of
 from noetl_dagster.tools.sql.connection import NEVER_IDLE, postgres_error
-from noetl_dagster.tools.sql.percent import without_percent
 from noetl_dagster.tools.sql.running import run_statements
-from noetl_dagster.tools.sql.statements import bind, split_statements
+from noetl_dagster.tools.sql.statements import bind, split_statements, without_percent
 from noetl_dagster.tools.sql.tables import (
     Table,
     WriteMode,

@@ -11,16 +11,15 @@ from yarl import URL
 
 from noetl_dagster.errors import ToolError
 from noetl_dagster.tools.access.web import public, same_origin
-from noetl_dagster.tools.base import Toolbox, ToolCall
+from noetl_dagster.tools.base import Toolbox, ToolCall, as_result_ref
 from noetl_dagster.tools.http import HttpTool
-from noetl_dagster.tools.references import as_result_ref
-from noetl_dagster.tools.rows.arrays import begins_array
+from noetl_dagster.tools.rows.batches import rows_of
+from noetl_dagster.tools.rows.cutters import begins_array
 from noetl_dagster.tools.rows.files import Row
 from noetl_dagster.tools.rows.formats import RowFormat, row_format
-from noetl_dagster.tools.rows.inside import rows_of
 from noetl_dagster.tools.transfer.chunks import Chunk, sliced
-from noetl_dagster.tools.transfer.places import Paging, Place
-from noetl_dagster.tools.transfer.sources.text import Blocks, csv_records, json_array, json_lines
+from noetl_dagster.tools.transfer.options import Paging, Place
+from noetl_dagster.tools.transfer.text import Blocks, csv_records, json_array, json_lines
 
 Page = dict[str, Any]
 """What leads to a page: ``{"url": ...}`` or ``{"param": value}``; empty for the first one as it is."""

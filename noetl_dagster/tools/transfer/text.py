@@ -11,8 +11,7 @@ from typing import Any
 import pyarrow as pa
 from pyarrow import csv as arrow_csv
 
-from noetl_dagster.tools.rows.arrays import ArrayCutter
-from noetl_dagster.tools.rows.cut import RECORD_BYTES
+from noetl_dagster.tools.rows.cutters import RECORD_BYTES, ArrayCutter
 from noetl_dagster.tools.rows.files import Row
 from noetl_dagster.tools.rows.parsing import Where, check_columns, csv_rows, json_rows, unnamed_columns
 from noetl_dagster.tools.transfer.chunks import Chunk, sliced

@@ -21,7 +21,7 @@ from noetl_dagster.tools.sql.connection import open_pool, postgres_errors
 from noetl_dagster.tools.sql.statements import BoundStatement, split_statements
 from noetl_dagster.tools.sql.tables import listed
 from noetl_dagster.tools.transfer.chunks import Chunk, Put, piped, sliced
-from noetl_dagster.tools.transfer.places import Place
+from noetl_dagster.tools.transfer.options import Place
 
 COPY_BLOCK = 128 << 10
 """Bytes of COPY that another server is given at a time; a message of COPY has some kilobytes."""
