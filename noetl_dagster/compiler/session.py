@@ -38,8 +38,8 @@ from noetl_dagster.io_managers.metadata import LINEAGE, with_origins
 from noetl_dagster.playbook.assets import Severity
 from noetl_dagster.playbook.graph import are_alike
 from noetl_dagster.playbook.models import Playbook, Step
-from noetl_dagster.process.about import About
 from noetl_dagster.process.event_loop import run_sync
+from noetl_dagster.process.log_context import LogContext
 from noetl_dagster.resources.engines import EngineProvider
 from noetl_dagster.worker.execution import Execution
 
@@ -104,7 +104,7 @@ class OpSession:
         pyspark = getattr(context.resources, PYSPARK, None)
         if pyspark is not None:  # the run's own, with the configuration of this run
             engine.runtime.box.spark = lambda: pyspark.spark_session
-        with About(run_id=context.run_id):
+        with LogContext(run_id=context.run_id):
             execution = run_sync(attach(engine, context.instance, context.run, playbook, workload))
         processes = processes_of(context.run.run_config)
         if processes is not None:
@@ -116,7 +116,7 @@ class OpSession:
     def drive(self, work: Any, step: str, stream: Sequence[str] = ()) -> Any:
         work = self.engine.guard(self.execution, work)
         with (
-            About(execution_id=self.execution.id, step=step, run_id=self.context.run_id),
+            LogContext(execution_id=self.execution.id, step=step, run_id=self.context.run_id),
             hearing(self.execution.id, self.context, self.asset_keys),
         ):
             return drive(

@@ -12,7 +12,7 @@ from typing import Any, Protocol
 import asyncpg
 
 from noetl_dagster.events.types import Event
-from noetl_dagster.process.retrying import Patience, patiently
+from noetl_dagster.process.retrying import RetryLimits, with_retries
 
 RETRYABLE = (
     OSError,
@@ -26,7 +26,7 @@ RETRYABLE = (
 )
 """Failures of the connection or of chance, not of the events: the same batch is tried again."""
 
-_PATIENCE = Patience(RETRYABLE, seconds=30.0, longest_pause=2.0)
+_PATIENCE = RetryLimits(RETRYABLE, seconds=30.0, longest_pause=2.0)
 
 
 class Outlet(Protocol):
@@ -220,4 +220,4 @@ class EventBuffer:
                 broken = True
                 raise
 
-        return await patiently(append, _PATIENCE)
+        return await with_retries(append, _PATIENCE)

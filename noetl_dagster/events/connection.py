@@ -11,12 +11,12 @@ import asyncpg
 import orjson
 
 from noetl_dagster.errors import ServiceError
-from noetl_dagster.process.retrying import Patience, patiently
+from noetl_dagster.process.retrying import RetryLimits, with_retries
 
 DATABASE_AWAY = (OSError, asyncpg.PostgresError, asyncpg.InterfaceError, asyncpg.InternalClientError)
 """What a call raises while the server is restarted or unreachable; the last when it goes in mid-statement."""
 
-_STARTING = Patience(
+_STARTING = RetryLimits(
     (OSError, asyncpg.CannotConnectNowError, asyncpg.ConnectionDoesNotExistError),
     seconds=30.0,
     longest_pause=0.5,
@@ -134,7 +134,7 @@ async def open_pool(url: str, *, size: int = 8, application: str = "noetl") -> a
         )
 
     try:
-        return await patiently(connect, _STARTING)
+        return await with_retries(connect, _STARTING)
     except _STARTING.failures as error:
         raise ServiceError(
             f"the event log does not answer: {error}; check NOETL_DB_URL or run 'noetl-dagster services up'"

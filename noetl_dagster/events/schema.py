@@ -19,7 +19,7 @@ import asyncpg
 from noetl_dagster.errors import ServiceError, VersionError
 from noetl_dagster.events.connection import open_pool
 from noetl_dagster.events.ids import snowflake_floor
-from noetl_dagster.process.retrying import Patience, patiently
+from noetl_dagster.process.retrying import RetryLimits, with_retries
 from noetl_dagster.settings import Settings
 
 logger = logging.getLogger(__name__)
@@ -42,7 +42,7 @@ LOCK_PATIENCE_SECONDS = 120.0
 _BEFORE_NUMBERS = "873d59a70cd71db5d2683c582ada3e66b6a57544459518879469ef13082f64e4"
 """What the version before numbers takes for its own schema: with this mark it leaves ours alone when it starts."""
 
-_HELD = Patience(
+_HELD = RetryLimits(
     (asyncpg.LockNotAvailableError, asyncpg.DeadlockDetectedError), seconds=LOCK_PATIENCE_SECONDS
 )
 
@@ -145,7 +145,7 @@ async def apply_schema_on(connection: asyncpg.Connection, *, now: datetime | Non
     if found is not None and found.serves and ahead <= set(await partitions(connection)):
         return _noted(Applied(found, changed=False))  # without a lock: whoever starts, does so often
     try:
-        return await patiently(partial(_apply, connection, moment), _HELD, note=_held)
+        return await with_retries(partial(_apply, connection, moment), _HELD, on_failure=_held)
     except _HELD.failures as error:
         raise ServiceError(
             f"the schema of the event log cannot be changed: {error}; tables are held by long transactions, "
@@ -180,7 +180,7 @@ async def make_partitions(connection: asyncpg.Connection, now: datetime) -> list
             await connection.execute(f"SET LOCAL lock_timeout = '{LOCK_TIMEOUT}'")
             return await ensure_partitions(connection, now)
 
-    return await patiently(make, _HELD, note=_held)
+    return await with_retries(make, _HELD, on_failure=_held)
 
 
 def _noted(applied: Applied) -> Applied:

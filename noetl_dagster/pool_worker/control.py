@@ -16,7 +16,7 @@ from noetl_dagster.events.transport.capacity import WorkerReport, put_worker
 from noetl_dagster.events.transport.http import ApiClient
 from noetl_dagster.events.transport.wire import EventMessage, kept_event
 from noetl_dagster.events.types import Event
-from noetl_dagster.process.retrying import Patience, patiently
+from noetl_dagster.process.retrying import RetryLimits, with_retries
 from noetl_dagster.settings import DEFAULT_POOL
 from noetl_dagster.worker.context import Batch, Grant
 
@@ -25,7 +25,7 @@ HAND_BACK_SECONDS = 5.0
 
 _ONE_POOL = "the control plane is of an earlier version, which knows one pool, not {pool!r}; update it first"
 
-_PATIENCE = Patience(RETRYABLE, seconds=300.0)
+_PATIENCE = RetryLimits(RETRYABLE, seconds=300.0)
 
 
 class ControlPlane(Protocol):
@@ -100,7 +100,7 @@ class DirectControl:
         self, worker_id: str, event_ids: Sequence[int], limits: Mapping[str, int], known: Mapping[int, str]
     ) -> Batch:
         claim = partial(self._claims.claim_many, worker_id, event_ids, limits, self._pool)
-        granted = await patiently(claim, _PATIENCE)
+        granted = await with_retries(claim, _PATIENCE)
         return Batch.model_validate_json(self._claims.answer(granted, pool=self._pool))
 
     async def report(self, report: WorkerReport) -> None:

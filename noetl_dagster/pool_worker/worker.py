@@ -32,8 +32,8 @@ from noetl_dagster.pool_worker.control import ControlPlane, DirectControl, HttpC
 from noetl_dagster.pool_worker.executions import Executions
 from noetl_dagster.pool_worker.notices import Notices
 from noetl_dagster.pool_worker.single import SingleClaims
-from noetl_dagster.process.about import About
 from noetl_dagster.process.event_loop import cancel_and_wait
+from noetl_dagster.process.log_context import LogContext
 from noetl_dagster.settings import EventTransport, Settings
 from noetl_dagster.worker.command import Command, Outcome, own_worker_id
 from noetl_dagster.worker.context import Grant
@@ -258,7 +258,7 @@ class PoolWorker:
             self._changed.set()
             grant, begun = claimed.grant, clock()
             try:
-                with About(execution_id=grant.execution_id, command_id=grant.command_id):
+                with LogContext(execution_id=grant.execution_id, command_id=grant.command_id):
                     await self._work(grant)
             except (Exception, asyncio.CancelledError):
                 task = asyncio.current_task()

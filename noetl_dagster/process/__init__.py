@@ -1,1 +1,1 @@
-"""What every process has: logs, traces, an event loop, interrupts and retries of infrastructure."""
+"""Services that every process needs: logs, traces, the event loop, interrupts, and retries of infrastructure."""

@@ -1,8 +1,7 @@
-"""The bridge from synchronous code to the project's coroutines.
+"""Runs coroutines from synchronous code.
 
-Dagster calls ops, IO managers and sensors synchronously; the core is async. One event loop runs in a
-daemon thread of each process, and everything that owns a connection (pools, clients, stores) lives on it,
-so that a pool opened in one op is still usable in the next.
+Dagster calls ops, IO managers and sensors synchronously, but the core is async. Each process has one event loop in a
+daemon thread. Connection pools, clients and stores live on that loop, so a pool that one op opens serves the next op.
 """
 
 from __future__ import annotations
@@ -24,9 +23,9 @@ _owner_pid: int | None = None
 
 
 def background_loop() -> asyncio.AbstractEventLoop:
-    """The event loop of this process, started on first use.
+    """Returns the event loop of this process and starts it on first use.
 
-    A forked child gets a loop of its own: threads do not survive ``fork``.
+    A forked child gets its own loop, since threads do not survive ``fork``.
     """
     global _loop, _thread, _owner_pid
     with _lock:
@@ -39,17 +38,17 @@ def background_loop() -> asyncio.AbstractEventLoop:
 
 
 def run_sync(coroutine: Coroutine[Any, Any, T], *, timeout: float | None = None) -> T:
-    """Runs a coroutine on the background loop and waits for its outcome.
+    """Runs a coroutine on the background loop and returns its result.
 
     An interrupt of the waiting thread (Dagster's termination, Ctrl-C) cancels the coroutine.
 
     Args:
-        coroutine: what to run; it is closed unrun when the call itself is wrong.
-        timeout: seconds to wait before the coroutine is cancelled; None waits for ever.
+        coroutine: is closed without running if the call itself is wrong.
+        timeout: seconds until the coroutine is cancelled; None waits without end.
 
     Raises:
-        RuntimeError: when called from the background loop itself, where waiting would never end.
-        TimeoutError: when ``timeout`` has passed.
+        RuntimeError: the caller runs on the background loop, so waiting would never end.
+        TimeoutError: ``timeout`` has passed.
     """
     loop = background_loop()
     if threading.current_thread() is _thread:
@@ -66,7 +65,7 @@ def run_sync(coroutine: Coroutine[Any, Any, T], *, timeout: float | None = None)
 
 
 async def cancel_and_wait(*tasks: asyncio.Task[Any]) -> None:
-    """Cancels tasks, all at once, and returns when they have ended."""
+    """Cancels all tasks at once and waits until they have ended."""
     for task in tasks:
         task.cancel()
     for task in tasks:
@@ -83,7 +82,7 @@ def _serve(loop: asyncio.AbstractEventLoop) -> None:
 
 
 def _forget_after_fork() -> None:
-    """A lock held by another thread at the moment of the fork would never be released in the child."""
+    """Replaces the lock: one that another thread holds during the fork is never released in the child."""
     global _lock, _loop, _thread, _owner_pid
     _lock = threading.Lock()
     _loop, _thread, _owner_pid = None, None, None

@@ -1,8 +1,8 @@
-"""Raising an exception in another thread, and only where that thread runs the code that it is meant for.
+"""Raises an exception in another thread, but only while that thread runs the code to be interrupted.
 
-Python raises such an exception at whatever instruction the thread comes to next. That may be one of the
-program's own: a hook that the interpreter calls, a log's lock that the whole process needs. So the thread's
-frames are looked at first.
+Python raises such an exception at the next instruction of the thread. That instruction may belong to the program
+itself: to a hook that the interpreter calls, or to a logging lock that the whole process needs. So the frames of the
+thread are inspected first.
 """
 
 from __future__ import annotations
@@ -18,11 +18,12 @@ from types import CodeType, FrameType
 from typing import Any
 
 SHARED_MODULES = frozenset({"logging", "importlib._bootstrap"})
-"""Their locks belong to the process, and an exception between taking one and the ``try`` after it keeps it."""
+"""Their locks belong to the process. An exception after acquiring one, before the ``try``, would
+leave it locked."""
 
 LOCKING = frozenset({"__enter__", "__exit__", "acquire", "release", "_acquire_restore", "_release_save"})
-"""Functions of ``threading`` in which a lock is being taken or given back. Others wait for it: an event loop that is to
-end a future, for example."""
+"""Functions of ``threading`` that acquire or release a lock. Other threads wait for it, such as an event loop that
+completes a future."""
 
 _raise_in = ctypes.pythonapi.PyThreadState_SetAsyncExc
 _raise_in.argtypes = (ctypes.c_ulong, ctypes.py_object)
@@ -30,28 +31,27 @@ _raise_in.restype = ctypes.c_int
 
 
 class Interrupted(BaseException):
-    """Raised inside code whose time is up. ``except Exception`` lets it through."""
+    """Interrupts code that ran out of time. ``except Exception`` does not catch it."""
 
 
 def interrupt(
     thread: int, caller: CodeType, *, everywhere: bool, error: type[BaseException] = Interrupted
 ) -> bool:
-    """Raises ``error`` in a thread, if it is in code that was called from a frame of ``caller``.
+    """Raises ``error`` in a thread that runs code called from a frame of ``caller``.
 
-    Never in a hook of the interpreter, which is not that code's, and never where a lock is being taken or given
-    back. In what else the process shares, and in a ``__del__``, which may be of anyone's object, only when
-    ``everywhere`` is set.
+    Hooks of the interpreter, and functions that acquire or release a lock, are never interrupted. Modules that the
+    process shares, and ``__del__`` methods, are interrupted only if ``everywhere`` is set.
 
     Returns:
-        Whether the exception was sent. It arrives in the frame that was seen, or in one of its code that the
-        frame returns to.
+        True if the exception was sent. It arrives in the inspected frame, or in a frame of that code to which the
+        inspected one returns.
     """
     seen = sys._current_frames().get(thread)
     if seen is None or not _belongs(seen, caller, everywhere):
         return False
     innermost = map(itemgetter(thread), iter(sys._current_frames, None))
-    # Python changes threads after calls and at jumps back, never within `for`, `is` and `if`: where the frame
-    # is still the one that was judged, the thread cannot move on before the exception is sent
+    # Python switches threads after calls and backward jumps, never within `for`, `is` and `if`. If the frame is still
+    # the inspected one, the thread cannot proceed before the exception is sent
     for frame in innermost:
         if frame is seen:
             _raise_in(thread, error)
@@ -61,31 +61,31 @@ def interrupt(
 
 
 def let_arrive() -> None:
-    """Raises here what was sent to this thread and has not arrived.
+    """Gives a pending exception of this thread the chance to be raised here.
 
-    It must not be taken back, with a null pointer: Python 3.11 would go on looking for it, in every thread, for as
-    long as the process lives, and for ever where a profiler or debugger watches.
+    It must not be withdrawn with a null pointer: Python 3.11 would then keep looking for it, in every thread, for as
+    long as the process lives.
     """
     for _ in range(10):  # Python looks at every jump back
         pass
 
 
 def _belongs(innermost: FrameType, caller: CodeType, everywhere: bool) -> bool:
-    """Whether a frame is of code that ``caller`` called and that may be interrupted here."""
+    """Returns True if ``caller`` called the code of a frame and that code may be interrupted here."""
     if innermost.f_code is caller:
-        return False  # before the code, or after it
+        return False  # the code has not started, or has ended
     if innermost.f_code.co_name in LOCKING and innermost.f_globals.get("__name__") == "threading":
         return False
     hooks = set(_hooks())
     frame: FrameType | None = innermost
     while frame is not None and frame.f_code is not caller:
-        if frame.f_code in hooks or _is_kept(frame, everywhere):
+        if frame.f_code in hooks or _is_protected(frame, everywhere):
             return False
         frame = frame.f_back
     return frame is not None
 
 
-def _is_kept(frame: FrameType, everywhere: bool) -> bool:
+def _is_protected(frame: FrameType, everywhere: bool) -> bool:
     name = frame.f_code.co_name
     if frame.f_globals.get("__name__") in SHARED_MODULES:
         return not everywhere or "acquire" in name or "release" in name
@@ -93,7 +93,7 @@ def _is_kept(frame: FrameType, everywhere: bool) -> bool:
 
 
 def _hooks() -> Iterator[CodeType]:
-    """The code of what the interpreter itself calls in any thread, between any two instructions."""
+    """Yields the code that the interpreter itself calls in any thread, between any two instructions."""
     hooks: list[Any] = [sys.unraisablehook, threading.gettrace(), threading.getprofile(), *gc.callbacks]
     for hook in hooks:
         while isinstance(hook, functools.partial):

@@ -1,7 +1,7 @@
-"""Logs of every process: set up in one place, as text for people or as JSON lines for machines.
+"""Configures the logs of every process: as text for people, or as JSON lines for machines.
 
-structlog, because Dagster, which every process has, formats its own JSON with it. What a line is about is in a context
-variable (:mod:`noetl_dagster.process.about`): no logger need be passed on.
+structlog formats the JSON, since Dagster depends on it already. The fields of a line come from a context variable
+(:mod:`noetl_dagster.process.log_context`), so no logger is passed around.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import orjson
 
-from noetl_dagster.process import about
+from noetl_dagster.process import log_context
 from noetl_dagster.settings import LogFormat, Settings
 
 if TYPE_CHECKING:
@@ -26,15 +26,15 @@ TEXT = "%(levelname)s %(name)s: %(message)s"
 
 
 def set_up(settings: Settings) -> None:
-    """Has this process log as the settings say, on standard error.
+    """Configures logging to standard error according to the settings.
 
-    A process whose root logger has a handler already is somebody else's, who has decided.
+    Does nothing if the root logger has a handler already: then the surrounding program has configured logging.
     """
     root = logging.getLogger()
     if root.handlers:
         return
     handler = logging.StreamHandler()
-    handler.addFilter(_is_unwritten)
+    handler.addFilter(_has_no_handler)
     root.setLevel(settings.log_level)
     if settings.log_format is LogFormat.JSON:
         handler.setFormatter(_json_formatter())
@@ -46,18 +46,18 @@ def set_up(settings: Settings) -> None:
     root.addHandler(handler)
 
 
-def _is_unwritten(record: logging.LogRecord) -> bool:
-    """False for the lines of a library that writes them itself, as Dagster's servers do."""
+def _has_no_handler(record: logging.LogRecord) -> bool:
+    """Returns False for lines of a library that has its own handlers, such as Dagster's servers."""
     return not logging.getLogger(record.name.partition(".")[0]).handlers
 
 
 def _json_formatter() -> logging.Formatter:
-    """No ``extra`` of a record is shown and no local variable of a traceback: nobody took the secrets out."""
-    import structlog  # 0.1 s of the command line's start, where nobody wants JSON
+    """Omits ``extra`` fields and local variables of tracebacks, because they may contain secrets."""
+    import structlog  # its import takes 0.1 s, which text output does not need
 
     return structlog.stdlib.ProcessorFormatter(
         foreign_pre_chain=[
-            _with_what_it_is_about,
+            _add_context,
             structlog.stdlib.add_logger_name,
             structlog.stdlib.add_log_level,
             structlog.processors.TimeStamper(fmt="iso", utc=True),
@@ -66,18 +66,18 @@ def _json_formatter() -> logging.Formatter:
             structlog.stdlib.ProcessorFormatter.remove_processors_meta,
             structlog.processors.format_exc_info,
             structlog.processors.EventRenamer("message"),
-            _plain,
+            _drop_empty,
             structlog.processors.JSONRenderer(serializer=_dumps),
         ],
     )
 
 
-def _with_what_it_is_about(_: WrappedLogger, method: str, line: EventDict) -> EventDict:
-    return {**about.known(), **line}
+def _add_context(_: WrappedLogger, method: str, line: EventDict) -> EventDict:
+    return {**log_context.current(), **line}
 
 
-def _plain(_: WrappedLogger, method: str, line: EventDict) -> EventDict:
-    """Only what is known; identifiers as text, which JSON numbers are too small for."""
+def _drop_empty(_: WrappedLogger, method: str, line: EventDict) -> EventDict:
+    """Drops empty fields, and renders identifiers as text because JSON numbers cannot hold them."""
     return {
         name: str(value) if name == "execution_id" else value
         for name, value in line.items()

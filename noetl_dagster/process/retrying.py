@@ -1,8 +1,7 @@
-"""The one way in which infrastructure that is away is tried again: PostgreSQL, NATS, the HTTP API.
+"""Retries of infrastructure that is unavailable: PostgreSQL, NATS and the HTTP API.
 
-Pauses double up to a bound and are drawn at random below it, so that what waited for one server together does
-not come back together. What a playbook asks for in its own ``retry`` policies is no business of this module, and
-neither is looking again and again for something that is not there yet.
+Pauses double up to a limit, with jitter, so that processes that lost the same server do not return all at once. The
+``retry`` policies of playbooks are not handled here, and neither is polling for something that does not exist yet.
 """
 
 from __future__ import annotations
@@ -23,22 +22,23 @@ from tenacity import (
 
 T = TypeVar("T")
 
-Note = Callable[[BaseException, float], Awaitable[None] | None]
-"""Told of each failure and of the seconds until the next try."""
+OnFailure = Callable[[BaseException, float], Awaitable[None] | None]
+"""Receives each failure, and the seconds until the next attempt."""
 
 FIRST_PAUSE_SECONDS = 0.1
 SHORTEST_PAUSE_SECONDS = 0.02
 
 
 @dataclass(frozen=True, slots=True)
-class Patience:
-    """What is tried again, and for how long.
+class RetryLimits:
+    """Defines which failures are retried, and for how long.
 
     Attributes:
-        failures: of the connection or of chance; everything else is raised at once.
-        final: kinds of ``failures`` that are raised at once all the same.
-        seconds: from the first failure; the latest one is raised when the next try would come later. None: for ever.
-        longest_pause: in seconds. A failure's own ``retry_after``, where its peer asked for one, counts up to here.
+        failures: failures of the connection or by chance; every other exception is raised at once.
+        final: subclasses of ``failures`` that are raised at once nevertheless.
+        seconds: time since the first failure. The latest failure is raised when the next attempt would start later;
+            None retries without end.
+        longest_pause: seconds between two attempts at most. A failure's own ``retry_after`` counts up to this limit.
     """
 
     failures: tuple[type[BaseException], ...]
@@ -47,23 +47,25 @@ class Patience:
     longest_pause: float = 5.0
 
     def covers(self, error: BaseException) -> bool:
-        """Whether a failure is worth another try."""
+        """Returns True if a failure is retried."""
         return isinstance(error, self.failures) and not isinstance(error, self.final)
 
 
-async def patiently(work: Callable[[], Awaitable[T]], patience: Patience, *, note: Note | None = None) -> T:
-    """Does work again and again until it succeeds.
+async def with_retries(
+    work: Callable[[], Awaitable[T]], limits: RetryLimits, *, on_failure: OnFailure | None = None
+) -> T:
+    """Repeats work until it succeeds.
 
     Args:
-        work: may be done twice: it may have succeeded although its answer was lost.
+        work: must be safe to repeat: an attempt may have succeeded although its answer was lost.
 
     Raises:
-        BaseException: of the latest try, when it is not covered or the time is over.
+        BaseException: the latest failure, if ``limits`` do not cover it or the time is over.
     """
     try:
-        return await work()  # the library starts with the first failure: its own calls cost 0.1 ms each
+        return await work()  # tenacity starts with the first failure, since each of its calls costs 0.1 ms
     except Exception as error:
-        if not patience.covers(error):
+        if not limits.covers(error):
             raise
         first: list[BaseException] = [error]
 
@@ -72,18 +74,18 @@ async def patiently(work: Callable[[], Awaitable[T]], patience: Patience, *, not
             raise first.pop()
         return await work()
 
-    async def tell(state: RetryCallState) -> None:
-        if note is None:
+    async def report(state: RetryCallState) -> None:
+        if on_failure is None:
             return
-        telling = note(_failure(state), state.upcoming_sleep)
-        if inspect.isawaitable(telling):
-            await telling
+        reporting = on_failure(_failure(state), state.upcoming_sleep)
+        if inspect.isawaitable(reporting):
+            await reporting
 
     retrying = AsyncRetrying(
-        retry=retry_if_exception(patience.covers),
-        wait=_Pause(patience.longest_pause),
-        stop=stop_never if patience.seconds is None else stop_before_delay(patience.seconds),
-        before_sleep=tell,
+        retry=retry_if_exception(limits.covers),
+        wait=_Pause(limits.longest_pause),
+        stop=stop_never if limits.seconds is None else stop_before_delay(limits.seconds),
+        before_sleep=report,
         reraise=True,
     )
     return await retrying(attempt)
@@ -101,5 +103,5 @@ class _Pause(wait_random_exponential):
 
 def _failure(state: RetryCallState) -> BaseException:
     error = state.outcome.exception() if state.outcome is not None else None
-    assert error is not None, "only failures are tried again"
+    assert error is not None, "only failures are retried"
     return error

@@ -17,7 +17,7 @@ from yarl import URL
 
 from noetl_dagster.errors import CredentialError, ErrorKind, ToolError, kind_of_status
 from noetl_dagster.process.tracing import trace
-from noetl_dagster.process.tracing.ids import TRACEPARENT
+from noetl_dagster.process.tracing.spans import TRACEPARENT
 from noetl_dagster.settings import StoreTier
 from noetl_dagster.tools.access.credentials import HTTP_TYPES, Credential, CredentialType
 from noetl_dagster.tools.access.web import (

@@ -17,7 +17,7 @@ from noetl_dagster.playbook.models import Sink
 from noetl_dagster.playbook.templates.rendering import render_async
 from noetl_dagster.playbook.templates.scope import Scope
 from noetl_dagster.playbook.templates.views import ReferenceCache, ResultView
-from noetl_dagster.process.about import About
+from noetl_dagster.process.log_context import LogContext
 from noetl_dagster.result_ref import RefKind, ResultRef
 from noetl_dagster.storage import codec
 from noetl_dagster.storage.manifests import Strategy, strategy_of
@@ -102,7 +102,7 @@ class CommandRunner:
         if call.execution.trace is not None:
             span = self.span(call.execution, command)
         names = {} if span is None else span.names
-        with About(
+        with LogContext(
             execution_id=command.execution_id, step=command.step, command_id=command.command_id, **names
         ):
             outcome = await self.cleared(command, self._run(call, claimed, span))

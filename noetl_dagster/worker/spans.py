@@ -17,11 +17,17 @@ from noetl_dagster.events.ids import snowflake_milliseconds
 from noetl_dagster.events.state import ExecutionState, ExecutionStatus
 from noetl_dagster.events.types import Event
 from noetl_dagster.playbook.models import Playbook, Task
-from noetl_dagster.process import about
-from noetl_dagster.process.about import About
-from noetl_dagster.process.tracing.ids import Position, any_span_id, span_id_of
-from noetl_dagster.process.tracing.span import Attributes, Failure, Span
-from noetl_dagster.process.tracing.trace import Trace, names, open_trace
+from noetl_dagster.process import log_context
+from noetl_dagster.process.log_context import LogContext
+from noetl_dagster.process.tracing.spans import (
+    Attributes,
+    Span,
+    SpanFailure,
+    SpanRef,
+    any_span_id,
+    span_id_of,
+)
+from noetl_dagster.process.tracing.trace import Trace, log_fields, open_trace
 from noetl_dagster.settings import Settings
 from noetl_dagster.worker.command import Command, Outcome
 
@@ -74,7 +80,7 @@ class CommandSpan:
     @property
     def names(self) -> dict[str, str]:
         """What is logged and called while it runs is the command's."""
-        return names(self._position)
+        return log_fields(self._position)
 
     def calling(self, task: Task, attempt: int) -> Calling:
         """A call of a tool within the block."""
@@ -122,7 +128,7 @@ class Calling:
 
     __slots__ = ("_about", "_span", "attempt", "envelope", "position", "start", "task")
 
-    def __init__(self, span: CommandSpan, task: Task, attempt: int, position: Position) -> None:
+    def __init__(self, span: CommandSpan, task: Task, attempt: int, position: SpanRef) -> None:
         self._span = span
         self.task = task
         self.attempt = attempt
@@ -131,7 +137,7 @@ class Calling:
 
     def __enter__(self) -> Calling:
         self.start = time.time_ns()
-        self._about = About(**{**about.known(), **names(self.position)})
+        self._about = LogContext(**{**log_context.current(), **log_fields(self.position)})
         self._about.__enter__()
         return self
 
@@ -150,7 +156,7 @@ def step_span(trace: Trace, state: ExecutionState, step: str, visit: int) -> int
 
 def step_names(trace: Trace | None, state: ExecutionState, step: str, visit: int) -> dict[str, str]:
     """What log lines say of the span of a visit; nothing where no trace is recorded."""
-    return {} if trace is None else names(trace.at(step_span(trace, state, step, visit)))
+    return {} if trace is None else log_fields(trace.at(step_span(trace, state, step, visit)))
 
 
 def step_ended(trace: Trace, playbook: Playbook, state: ExecutionState, end: Event, redact: Redact) -> None:
@@ -168,7 +174,9 @@ def execution_ended(trace: Trace, state: ExecutionState, end: Event, redact: Red
     """Records an execution, and what of its steps had not ended: its end is written and not in the state yet."""
     failure = _failure_of(end, redact)
     for step, visit in state.entered:
-        lost = Failure(failure.kind if failure is not None else "interrupted", "it ended with its execution")
+        lost = SpanFailure(
+            failure.kind if failure is not None else "interrupted", "it ended with its execution"
+        )
         _record_step(trace, state, step, visit, _of_end(trace, state, end), lost)
     own = trace.execution_span(state.stops)
     attributes = _of_end(trace, state, end)
@@ -205,7 +213,7 @@ def commands_cancelled(trace: Trace, state: ExecutionState, begun: Sequence[Even
                 _nanoseconds(event.event_id),
                 time.time_ns(),
                 attributes,
-                Failure("cancelled", reason),
+                SpanFailure("cancelled", reason),
             )
         )
 
@@ -216,7 +224,7 @@ def _record_step(
     step: str,
     visit: int,
     attributes: Attributes,
-    failure: Failure | None,
+    failure: SpanFailure | None,
 ) -> None:
     now = time.time_ns()
     entered = state.entered.get((step, visit))
@@ -304,19 +312,19 @@ def _place(place: Place | None) -> Attributes:
     return {"code.file.path": place.file, "code.line.number": place.line}
 
 
-def _failure(envelope: Envelope, redact: Redact) -> Failure | None:
+def _failure(envelope: Envelope, redact: Redact) -> SpanFailure | None:
     if envelope["status"] == OK:
         return None
     error = envelope.get("error") or {}
-    return Failure(str(error.get("kind", "unknown")), redact(str(error.get("message", ""))))
+    return SpanFailure(str(error.get("kind", "unknown")), redact(str(error.get("message", ""))))
 
 
-def _failure_of(end: Event, redact: Redact) -> Failure | None:
+def _failure_of(end: Event, redact: Redact) -> SpanFailure | None:
     if end.error is None:
         return None
     error = ((end.result or {}).get("context") or {}).get("error") or {}
     kind = "cancelled" if end.status == ExecutionStatus.CANCELLED else str(error.get("kind", "playbook"))
-    return Failure(kind, redact(end.error))
+    return SpanFailure(kind, redact(end.error))
 
 
 def _nanoseconds(event_id: int) -> int:

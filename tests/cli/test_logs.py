@@ -130,7 +130,7 @@ def test_a_worker_names_the_command(
 
 CRASH = """
 import asyncio, threading, warnings
-from noetl_dagster.process import about, logs
+from noetl_dagster.process import log_context, logs
 from noetl_dagster.settings import get_settings
 logs.set_up(get_settings())
 logs.set_up(get_settings())
@@ -146,8 +146,8 @@ thread.join()
 async def main():
     async def beside():
         raise LookupError("in a task")
-    with about.About(execution_id=2**60, step="s", command_id="c"):
-        outside = asyncio.get_running_loop().create_task(beside(), context=about.nothing())
+    with log_context.LogContext(execution_id=2**60, step="s", command_id="c"):
+        outside = asyncio.get_running_loop().create_task(beside(), context=log_context.empty())
         await asyncio.sleep(0)
         raise ZeroDivisionError("at last")
 asyncio.run(main())

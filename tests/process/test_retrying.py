@@ -8,7 +8,7 @@ from typing import NoReturn
 
 import pytest
 
-from noetl_dagster.process.retrying import FIRST_PAUSE_SECONDS, Patience, patiently
+from noetl_dagster.process.retrying import FIRST_PAUSE_SECONDS, RetryLimits, with_retries
 from tests.waiting import PATIENCE_SECONDS
 
 
@@ -29,8 +29,8 @@ class Failing:
 async def test_until_it_succeeds() -> None:
     noted: list[tuple[str, float]] = []
     work = Failing(ConnectionResetError("one"), BrokenPipeError("two"))
-    answer = await patiently(
-        work, Patience((OSError,)), note=lambda error, pause: noted.append((str(error), pause))
+    answer = await with_retries(
+        work, RetryLimits((OSError,)), on_failure=lambda error, pause: noted.append((str(error), pause))
     )
     assert answer == 3
     assert [text for text, _ in noted] == ["one", "two"]
@@ -44,7 +44,7 @@ async def test_a_note_may_take_its_time() -> None:
         await asyncio.sleep(0)
         told.set()
 
-    assert await patiently(Failing(OSError()), Patience((OSError,)), note=note) == 2
+    assert await with_retries(Failing(OSError()), RetryLimits((OSError,)), on_failure=note) == 2
     assert told.is_set()
 
 
@@ -53,7 +53,7 @@ async def test_what_is_not_covered_is_raised_at_once(error: Exception) -> None:
     for before in ([], [OSError("away")]):
         work = Failing(*before, error)
         with pytest.raises(type(error)) as raised:
-            await patiently(work, Patience((OSError,), final=(PermissionError,)))
+            await with_retries(work, RetryLimits((OSError,), final=(PermissionError,)))
         assert raised.value is error
         assert work.tries == len(before) + 1
 
@@ -64,15 +64,15 @@ async def test_the_latest_failure_is_raised_when_the_time_is_over() -> None:
 
     started = time.monotonic()
     with pytest.raises(ConnectionRefusedError, match="still away"):
-        await patiently(away, Patience((OSError,), seconds=0.4, longest_pause=0.1))
+        await with_retries(away, RetryLimits((OSError,), seconds=0.4, longest_pause=0.1))
     assert 0.2 < time.monotonic() - started < PATIENCE_SECONDS
 
 
 async def test_pauses_grow_up_to_the_longest() -> None:
     pauses: list[float] = []
     work = Failing(*(OSError(str(count)) for count in range(40)))
-    await patiently(
-        work, Patience((OSError,), longest_pause=0.05), note=lambda _, pause: pauses.append(pause)
+    await with_retries(
+        work, RetryLimits((OSError,), longest_pause=0.05), on_failure=lambda _, pause: pauses.append(pause)
     )
     assert max(pauses) <= 0.05
     assert len(set(pauses)) > 30  # drawn at random: what failed together does not come back together
@@ -84,9 +84,13 @@ class Busy(OSError):
 
 async def test_a_peer_may_ask_for_a_longer_pause() -> None:
     pauses: list[float] = []
-    await patiently(Failing(Busy()), Patience((OSError,)), note=lambda _, pause: pauses.append(pause))
-    await patiently(
-        Failing(Busy()), Patience((OSError,), longest_pause=0.1), note=lambda _, pause: pauses.append(pause)
+    await with_retries(
+        Failing(Busy()), RetryLimits((OSError,)), on_failure=lambda _, pause: pauses.append(pause)
+    )
+    await with_retries(
+        Failing(Busy()),
+        RetryLimits((OSError,), longest_pause=0.1),
+        on_failure=lambda _, pause: pauses.append(pause),
     )
     assert pauses[0] == pytest.approx(0.3)
     assert pauses[1] == pytest.approx(0.1)
@@ -96,7 +100,7 @@ async def test_a_cancellation_ends_it() -> None:
     async def away() -> NoReturn:
         raise OSError
 
-    task = asyncio.create_task(patiently(away, Patience((OSError,), longest_pause=30)))
+    task = asyncio.create_task(with_retries(away, RetryLimits((OSError,), longest_pause=30)))
     await asyncio.sleep(0.2)
     task.cancel()
     with pytest.raises(asyncio.CancelledError):

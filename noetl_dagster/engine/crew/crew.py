@@ -19,7 +19,7 @@ from pathlib import Path
 from noetl_dagster import machine
 from noetl_dagster.engine.crew.team import CANCELLED, Job, Share, Tally, Team
 from noetl_dagster.engine.crew.wire import Line, Message, packed
-from noetl_dagster.process import about
+from noetl_dagster.process import log_context
 from noetl_dagster.process.event_loop import cancel_and_wait
 from noetl_dagster.settings import Settings, dump_settings
 
@@ -102,7 +102,9 @@ class Crew:
         for helper in self._helpers:
             team.join(helper, wanted, at_once=True)
         if self._watching is None or self._watching.done():
-            self._watching = asyncio.get_running_loop().create_task(self._watch(), context=about.nothing())
+            self._watching = asyncio.get_running_loop().create_task(
+                self._watch(), context=log_context.empty()
+            )
         try:
             yield team
         finally:
@@ -169,7 +171,7 @@ class Crew:
             logger.warning("this run works in one process: its helpers cannot be started: %s", error)
 
     def _listen(self, helper: Helper) -> None:
-        task = asyncio.get_running_loop().create_task(self._hear(helper), context=about.nothing())
+        task = asyncio.get_running_loop().create_task(self._hear(helper), context=log_context.empty())
         self._listening.add(task)
         task.add_done_callback(self._listening.discard)
 

@@ -21,7 +21,7 @@ from noetl_dagster.errors import ExecutionCancelledError, ExecutionStateError, N
 from noetl_dagster.events.connection import DATABASE_AWAY
 from noetl_dagster.events.queries import INTERRUPTIONS
 from noetl_dagster.events.types import EventType
-from noetl_dagster.process import about
+from noetl_dagster.process import log_context
 from noetl_dagster.process.event_loop import cancel_and_wait
 
 logger = logging.getLogger(__name__)
@@ -80,7 +80,9 @@ class Watch:
         self._guarded.add(guarded)
         try:
             if self._poller is None or self._poller.done():
-                self._poller = asyncio.get_running_loop().create_task(self._poll(), context=about.nothing())
+                self._poller = asyncio.get_running_loop().create_task(
+                    self._poll(), context=log_context.empty()
+                )
             if epoch is not None:  # the execution of a command was open when it was claimed, just now
                 await self.open()
                 await self._look([execution_id])

@@ -17,7 +17,7 @@ from noetl_dagster.errors import ToolError
 from noetl_dagster.events.queries import FANIN_COUNT
 from noetl_dagster.events.state import StepEnd
 from noetl_dagster.playbook.models import FanoutEngine
-from noetl_dagster.process.about import About
+from noetl_dagster.process.log_context import LogContext
 from noetl_dagster.worker.execution import Execution
 from noetl_dagster.worker.pipeline import TASK_ERRORS
 from noetl_dagster.worker.program import StepProgram
@@ -109,7 +109,7 @@ class Fanouts:
         if ended is not None:
             return ended
         program = execution.program.step(step)
-        with About(
+        with LogContext(
             execution_id=execution.id, step=step, **step_names(execution.trace, execution.state, step, visit)
         ):
             async with self._steps.entering(execution, program, visit) as entry:

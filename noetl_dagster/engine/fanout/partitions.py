@@ -16,7 +16,7 @@ from noetl_dagster.engine.runtime import Runtime
 from noetl_dagster.errors import StorageError, ToolError
 from noetl_dagster.events.envelopes import OK, Envelope, error_envelope
 from noetl_dagster.playbook.templates.views import ReferenceCache
-from noetl_dagster.process.about import About
+from noetl_dagster.process.log_context import LogContext
 from noetl_dagster.result_ref import ResultRef
 from noetl_dagster.worker.command import Command, Outcome
 from noetl_dagster.worker.execution import Execution
@@ -40,7 +40,7 @@ class PartitionRunner:
         span = runtime.runner.span(call.execution, command)
         if span is None:
             return await runtime.runner.cleared(command, self._run(call))
-        with About(
+        with LogContext(
             execution_id=command.execution_id, command_id=command.command_id, step=command.step, **span.names
         ):
             outcome = await runtime.runner.cleared(command, self._run(call))

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from noetl_dagster.engine.runtime import Runtime
 from noetl_dagster.events.connection import DATABASE_AWAY, encode_json
 from noetl_dagster.events.transport import queries
-from noetl_dagster.process import about
+from noetl_dagster.process import log_context
 from noetl_dagster.worker.command import CURRENT_ITEM_BYTES, Outcome
 from noetl_dagster.worker.context import Shared, own_context
 from noetl_dagster.worker.runner import Call
@@ -66,7 +66,7 @@ class Dispatcher:
     async def _open(self) -> Link:
         async with self._opening:
             if self._link is None:
-                linking = asyncio.get_running_loop().create_task(self._connect(), context=about.nothing())
+                linking = asyncio.get_running_loop().create_task(self._connect(), context=log_context.empty())
                 self._link = await linking
             return self._link
 

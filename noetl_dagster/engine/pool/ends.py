@@ -17,12 +17,12 @@ from noetl_dagster.events.envelopes import error_envelope, from_result
 from noetl_dagster.events.transport.intake import ENDS_CHANNEL
 from noetl_dagster.events.transport.queries import COMMAND_ENDS
 from noetl_dagster.process.event_loop import cancel_and_wait
-from noetl_dagster.process.retrying import Note, Patience, patiently
+from noetl_dagster.process.retrying import OnFailure, RetryLimits, with_retries
 from noetl_dagster.worker.command import Outcome
 
 logger = logging.getLogger(__name__)
 
-PATIENCE = Patience(DATABASE_AWAY)
+PATIENCE = RetryLimits(DATABASE_AWAY)
 
 
 class CommandEnds:
@@ -73,8 +73,8 @@ class CommandEnds:
 
     async def _listen(self) -> None:
         while True:
-            connection = await patiently(
-                lambda: asyncpg.connect(self._url), PATIENCE, note=_cannot("listen for")
+            connection = await with_retries(
+                lambda: asyncpg.connect(self._url), PATIENCE, on_failure=_cannot("listen for")
             )
             gone = asyncio.Event()
             connection.add_termination_listener(lambda _, gone=gone: gone.set())
@@ -98,8 +98,10 @@ class CommandEnds:
             asked = [name for name in self._ended if name in self._waiting]
             self._ended.clear()
             executions = [self._waiting[name][0] for name in asked]
-            rows = await patiently(
-                partial(self._pool.fetch, COMMAND_ENDS, executions, asked), PATIENCE, note=_cannot("read")
+            rows = await with_retries(
+                partial(self._pool.fetch, COMMAND_ENDS, executions, asked),
+                PATIENCE,
+                on_failure=_cannot("read"),
             )
             for row in rows:
                 waiting = self._waiting.get(row["command_id"])
@@ -107,7 +109,7 @@ class CommandEnds:
                     waiting[1].set_result(_outcome(row))
 
 
-def _cannot(do: str) -> Note:
+def _cannot(do: str) -> OnFailure:
     def note(error: BaseException, pause: float) -> None:
         logger.warning("cannot %s the ends of commands: %s; trying again in %.2g s", do, error, pause)
 

@@ -37,7 +37,7 @@ from noetl_dagster.events.transport.nats.streams import ensure_streams
 from noetl_dagster.events.transport.nats.transport import MESSAGE_ID
 from noetl_dagster.playbook.models import StepSpec
 from noetl_dagster.process.event_loop import cancel_and_wait
-from noetl_dagster.process.retrying import Patience, patiently
+from noetl_dagster.process.retrying import RetryLimits, with_retries
 from noetl_dagster.process.tracing import trace
 from noetl_dagster.settings import DEFAULT_POOL, EventTransport
 from noetl_dagster.worker.command import Command, Outcome
@@ -55,7 +55,7 @@ CONFIRM_SECONDS = 5.0
 SWEEP_SECONDS = 5.0
 """Longest interval at which claims and notices are looked after; ends never wait for it."""
 
-PATIENCE = Patience(DATABASE_AWAY)
+PATIENCE = RetryLimits(DATABASE_AWAY)
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,7 +139,7 @@ class Link:
             if not batch:
                 continue
             try:
-                await patiently(partial(self._enqueue, batch), PATIENCE, note=self._note_delay)
+                await with_retries(partial(self._enqueue, batch), PATIENCE, on_failure=self._note_delay)
             except Exception as error:
                 for request in batch:
                     if not request.done.done():

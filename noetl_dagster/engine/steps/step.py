@@ -37,7 +37,7 @@ from noetl_dagster.playbook.templates.failures import seen_error
 from noetl_dagster.playbook.templates.rendering import holds_async, render_async, with_references
 from noetl_dagster.playbook.templates.scope import Scope
 from noetl_dagster.playbook.templates.views import ReferenceCache, ResultView
-from noetl_dagster.process.about import About
+from noetl_dagster.process.log_context import LogContext
 from noetl_dagster.worker.command import Command
 from noetl_dagster.worker.execution import Execution
 from noetl_dagster.worker.pipeline import TASK_ERRORS
@@ -108,7 +108,7 @@ class Steps:
         ended = execution.state.end_of(step, visit)
         if ended is not None:
             return ended
-        with About(
+        with LogContext(
             execution_id=execution.id, step=step, **step_names(execution.trace, execution.state, step, visit)
         ):
             return await self._run(execution, execution.program.step(step), visit, entered)

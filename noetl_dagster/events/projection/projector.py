@@ -21,7 +21,7 @@ import asyncpg
 from noetl_dagster.events.connection import DATABASE_AWAY
 from noetl_dagster.events.projection import queries
 from noetl_dagster.events.projection.execution import Done, ProjectedExecution
-from noetl_dagster.process import about
+from noetl_dagster.process import log_context
 from noetl_dagster.process.event_loop import cancel_and_wait
 
 logger = logging.getLogger(__name__)
@@ -161,7 +161,7 @@ class BackgroundProjection:
         """The projection runs at least until the block ends."""
         self._users += 1
         if self._task is None or self._task.done():
-            self._task = asyncio.get_running_loop().create_task(self._run(), context=about.nothing())
+            self._task = asyncio.get_running_loop().create_task(self._run(), context=log_context.empty())
         try:
             yield
         finally:

@@ -15,7 +15,7 @@ from noetl_dagster.errors import EventRefusedError, EventTooLargeError, Transpor
 from noetl_dagster.events.connection import encode_json
 from noetl_dagster.events.transport.wire import message_of
 from noetl_dagster.events.types import Event
-from noetl_dagster.process.retrying import Patience, patiently
+from noetl_dagster.process.retrying import RetryLimits, with_retries
 from noetl_dagster.process.tracing import trace
 from noetl_dagster.settings import Settings
 
@@ -111,7 +111,7 @@ class ApiClient:
                 raise unanswered(f"status {answer.status}", retry_after)
             return answer
 
-        return await patiently(send, Patience((_Unanswered,), seconds=patience))
+        return await with_retries(send, RetryLimits((_Unanswered,), seconds=patience))
 
     async def close(self) -> None:
         if self._session is not None:

@@ -30,7 +30,7 @@ from noetl_dagster.events.transport.nats.pull import ConsumerGoneError, Pull
 from noetl_dagster.events.transport.nats.streams import ACK_SECONDS, ensure_ingest_consumer, ensure_streams
 from noetl_dagster.events.transport.wire import Refused, decode_message, message_of
 from noetl_dagster.events.types import Event
-from noetl_dagster.process.retrying import Patience, patiently
+from noetl_dagster.process.retrying import RetryLimits, with_retries
 from noetl_dagster.settings import Settings
 
 T = TypeVar("T")
@@ -49,7 +49,7 @@ POISON = (asyncpg.DataError, asyncpg.IntegrityConstraintViolationError, asyncpg.
 REDELIVERY_SECONDS = (1.0, 5.0, 15.0, 30.0)
 """Pauses before a message that failed is delivered again; after the last one it is put aside."""
 
-DATABASE_PATIENCE = Patience(DATABASE_AWAY, final=POISON)
+DATABASE_PATIENCE = RetryLimits(DATABASE_AWAY, final=POISON)
 
 
 @dataclass(slots=True)
@@ -326,7 +326,7 @@ class Ingestor:
                 for message in messages:
                     await message.in_progress()
 
-        return await patiently(work, DATABASE_PATIENCE, note=note)
+        return await with_retries(work, DATABASE_PATIENCE, on_failure=note)
 
 
 def _stored(message: Msg) -> datetime:

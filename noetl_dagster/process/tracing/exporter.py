@@ -1,6 +1,10 @@
-"""Sends spans to a collector from a thread of its own, which begins with the first span.
+"""Sends spans to a collector from a separate thread, which starts with the first span.
 
-Whoever records a span never waits: what a collector that is away or slow does not take is dropped.
+Recording a span never waits. Spans are dropped if the collector is unavailable or too slow.
+
+OpenTelemetry's ``BatchSpanProcessor`` does not fit. Its ``force_flush`` ignores the time limit, so a process could not
+end while the collector is unavailable. It must also be imported in the thread that records spans, where a fork may
+interrupt the import.
 """
 
 from __future__ import annotations
@@ -14,17 +18,17 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from urllib.parse import urlsplit
 
-from noetl_dagster.process.tracing.span import Span
+from noetl_dagster.process.tracing.spans import Span
 
 logger = logging.getLogger(__name__)
 
-MOST_WAITING = 20_000
-"""Spans that wait to be sent, at most; some 20 MB."""
+MAX_WAITING = 20_000
+"""Spans that wait to be sent, about 20 MB."""
 
 BATCH = 1_000
 LINGER_SECONDS = 1.0
 FLUSH_SECONDS = 3.0
-"""A process that ends waits so long for a collector, once."""
+"""Time that a process waits for a collector before it ends."""
 
 _PATH = "/v1/traces"
 _PLAIN_HEADERS = frozenset(
@@ -40,95 +44,99 @@ _PLAIN_HEADERS = frozenset(
 )
 
 Send = Callable[[Sequence[Span]], str | None]
-"""Sends spans; gives what went wrong."""
+"""Sends spans, and returns the error or None."""
 
 
 class Exporter:
-    """The spans for one collector. Use :func:`exporter_of`."""
+    """Sends spans to one collector. Use :func:`exporter_of`.
+
+    Attributes:
+        dropped: number of spans that were not sent.
+    """
 
     def __init__(self, endpoint: str, *, trusted: bool) -> None:
         self.endpoint = endpoint
         self._trusted = trusted
         self._warned = False
-        self.begin_anew()
+        self.reset()
 
-    def begin_anew(self) -> None:
-        """Forgets what another process, from which this one was forked, has to send; its thread is not here."""
+    def reset(self) -> None:
+        """Forgets the spans and the thread of the process from which this one was forked."""
         self._waiting: deque[Span] = deque()
         self._thread: threading.Thread | None = None
-        self._some = threading.Event()
-        self._hurry = threading.Event()
+        self._queued = threading.Event()
+        self._wake = threading.Event()
         self._sent = threading.Condition()
         self._adding = threading.Lock()
-        self._begun = self._done = self.dropped = 0
-        self._away = self._useless = False
+        self._added = self._done = self.dropped = 0
+        self._unavailable = self._disabled = False
 
     def add(self, spans: Sequence[Span]) -> None:
-        """Hands spans over, or drops them where too many wait."""
-        if self._useless or len(self._waiting) >= MOST_WAITING:
+        """Queues spans, or drops them if too many are waiting."""
+        if self._disabled or len(self._waiting) >= MAX_WAITING:
             self.dropped += len(spans)
             return
         with self._adding:
             self._waiting.extend(spans)
-            self._begun += len(spans)
+            self._added += len(spans)
             if self._thread is None:
                 self._start()
-        if not self._some.is_set():
-            self._some.set()
+        if not self._queued.is_set():
+            self._queued.set()
         if len(self._waiting) >= BATCH:
-            self._hurry.set()
+            self._wake.set()
 
     def flush(self, deadline: float) -> None:
-        """Waits until what was handed over is sent, or ``time.monotonic()`` is ``deadline``.
+        """Waits until all queued spans are sent, or ``time.monotonic()`` reaches ``deadline``.
 
-        A collector that is known to be away is not waited for.
+        Does not wait for a collector that is known to be unavailable.
         """
-        wanted = self._begun
-        self._hurry.set()
+        wanted = self._added
+        self._wake.set()
         with self._sent:
-            while self._done < wanted and not self._away:
+            while self._done < wanted and not self._unavailable:
                 left = deadline - time.monotonic()
                 if left <= 0 or not self._sent.wait(left):
-                    self._away = True
+                    self._unavailable = True
 
     @property
     def _shown(self) -> str:
-        """The endpoint, without a password."""
+        """The endpoint without its password."""
         parts = urlsplit(self.endpoint)
         return parts._replace(netloc=parts.netloc.rpartition("@")[2]).geturl()
 
     def _start(self) -> None:
-        thread = threading.Thread(target=self._work, name="noetl-traces", daemon=True)
+        thread = threading.Thread(target=self._send_batches, name="noetl-traces", daemon=True)
         try:
             thread.start()
             self._thread = thread
-        except RuntimeError:  # the interpreter is about to end
-            self._useless = True
+        except RuntimeError:  # the interpreter is shutting down
+            self._disabled = True
 
-    def _work(self) -> None:
-        send = self._open()
+    def _send_batches(self) -> None:
+        send = self._open_sender()
         while True:
-            self._some.wait()
-            self._hurry.wait(LINGER_SECONDS)
-            self._some.clear()
-            self._hurry.clear()
+            self._queued.wait()
+            self._wake.wait(LINGER_SECONDS)
+            self._queued.clear()
+            self._wake.clear()
             while self._waiting:
                 batch = [self._waiting.popleft() for _ in range(min(BATCH, len(self._waiting)))]
                 try:
-                    wrong = send(batch) if send is not None else ""
-                except Exception as error:  # a defect here, or in OpenTelemetry: the thread goes on
-                    wrong = repr(error)
+                    error_text = send(batch) if send is not None else ""
+                except Exception as error:  # a defect here or in OpenTelemetry must not end the thread
+                    error_text = repr(error)
                 with self._sent:
-                    self._note(wrong, len(batch))
+                    self._record_outcome(error_text, len(batch))
                     self._done += len(batch)
                     self._sent.notify_all()
 
-    def _open(self) -> Send | None:
+    def _open_sender(self) -> Send | None:
         try:
             with _importing:
-                from noetl_dagster.process.tracing.otlp import opened
+                from noetl_dagster.process.tracing.otlp import open_sender
         except ImportError as error:
-            self._useless = True
+            self._disabled = True
             logger.warning(
                 "no traces are sent to %s: %s is not installed; pip install 'noetl-dagster[tracing]'",
                 self._shown,
@@ -136,24 +144,24 @@ class Exporter:
             )
             return None
         try:
-            return opened(_url(self.endpoint), keep=None if self._trusted else _PLAIN_HEADERS)
-        except Exception as error:  # a wrong variable of OpenTelemetry's
-            self._useless = True
+            return open_sender(_url(self.endpoint), keep=None if self._trusted else _PLAIN_HEADERS)
+        except Exception as error:  # an invalid OTEL_EXPORTER_OTLP_* variable
+            self._disabled = True
             logger.warning("no traces are sent to %s: %r; look at OTEL_EXPORTER_OTLP_*", self._shown, error)
             return None
 
-    def _note(self, wrong: str | None, spans: int) -> None:
-        self._away = wrong is not None
-        if wrong is None:
+    def _record_outcome(self, error_text: str | None, spans: int) -> None:
+        self._unavailable = error_text is not None
+        if error_text is None:
             return
         self.dropped += spans
-        if not self._warned and wrong:
+        if not self._warned and error_text:
             self._warned = True
             logger.warning(
                 "%s does not take traces: %s; work goes on, spans are dropped (NOETL_TRACING_ENDPOINT, or "
                 "tracing.endpoint of the playbook)",
                 self._shown,
-                wrong,
+                error_text,
             )
 
 
@@ -163,14 +171,14 @@ def _url(endpoint: str) -> str:
 
 
 def try_collector(endpoint: str, seconds: float) -> str | None:
-    """Sends a collector nothing; what is wrong with it, None where it answers well.
+    """Sends an empty request to a collector, and returns the error or None.
 
     Raises:
         ImportError: OpenTelemetry is not installed.
     """
-    from noetl_dagster.process.tracing.otlp import opened
+    from noetl_dagster.process.tracing.otlp import open_sender
 
-    return opened(_url(endpoint), seconds=seconds)([])
+    return open_sender(_url(endpoint), seconds=seconds)([])
 
 
 _exporters: dict[tuple[str, bool], Exporter] = {}
@@ -178,7 +186,7 @@ _lock = threading.Lock()
 
 
 def exporter_of(endpoint: str, *, trusted: bool) -> Exporter:
-    """This process's exporter for a collector."""
+    """Returns this process's exporter for a collector."""
     with _lock:
         found = _exporters.get((endpoint, trusted))
         if found is None:
@@ -187,12 +195,12 @@ def exporter_of(endpoint: str, *, trusted: bool) -> Exporter:
 
 
 def is_used() -> bool:
-    """Whether this process has recorded anything."""
+    """Returns True if this process has recorded a span."""
     return bool(_exporters)
 
 
 def flush() -> None:
-    """Waits for a moment until the spans of this process are sent."""
+    """Waits at most :data:`FLUSH_SECONDS` until the spans of this process are sent."""
     deadline = time.monotonic() + FLUSH_SECONDS
     for exporter in list(_exporters.values()):
         exporter.flush(deadline)
@@ -202,11 +210,11 @@ def _after_fork() -> None:
     global _lock
     _lock = threading.Lock()
     for exporter in _exporters.values():
-        exporter.begin_anew()
+        exporter.reset()
 
 
 _importing = threading.Lock()
-"""A process that is forked in the middle of an import would have half a module for good."""
+"""Prevents a fork during the import, which would leave the child with half a module."""
 
 os.register_at_fork(
     before=_importing.acquire, after_in_parent=_importing.release, after_in_child=_importing.release

@@ -1,4 +1,7 @@
-"""Spans as OpenTelemetry has them, and its exporter. The one module that imports it, in the exporter's thread."""
+"""Converts spans for OpenTelemetry and sends them with its exporter.
+
+Only this module imports OpenTelemetry. It is imported in the thread of the exporter.
+"""
 
 from __future__ import annotations
 
@@ -19,8 +22,7 @@ from opentelemetry.sdk.trace.export import SpanExportResult
 from opentelemetry.sdk.util.instrumentation import InstrumentationScope
 from opentelemetry.trace import Link, SpanContext, SpanKind, Status, StatusCode, TraceFlags
 
-from noetl_dagster.process.tracing.ids import Position
-from noetl_dagster.process.tracing.span import Span
+from noetl_dagster.process.tracing.spans import Span, SpanRef
 
 _SAMPLED = TraceFlags(TraceFlags.SAMPLED)
 _UNSET = Status(StatusCode.UNSET)
@@ -28,65 +30,65 @@ _SCOPE = InstrumentationScope("noetl_dagster", version("noetl-dagster"))
 _SOURCES = ("opentelemetry.exporter.otlp", "opentelemetry.exporter.http")
 
 
-class _Kept(logging.Filter):
-    """Keeps what the library logs in this thread to ourselves, who warn once."""
+class _CapturedLog(logging.Filter):
+    """Captures the log of the library in this thread. The caller warns once instead."""
 
     def __init__(self) -> None:
         super().__init__()
         self._thread = threading.get_ident()
-        self.said = ""
+        self.message = ""
 
     def filter(self, record: logging.LogRecord) -> bool:
         if record.thread != self._thread:
             return True
-        self.said = record.getMessage()
+        self.message = record.getMessage()
         return False
 
 
-def opened(
+def open_sender(
     url: str, *, keep: frozenset[str] | None = None, seconds: float | None = None
 ) -> Callable[[Sequence[Span]], str | None]:
-    """A function that sends spans to ``url`` from this thread and gives what went wrong.
+    """Returns a function that sends spans to ``url`` from this thread, and returns the error or None.
 
-    ``OTEL_EXPORTER_OTLP_*`` are heeded.
+    The variables ``OTEL_EXPORTER_OTLP_*`` apply.
 
     Args:
-        keep: names of the only headers that may be sent; None: all.
-        seconds: for an answer, with what is tried again; None: as OpenTelemetry's variables say.
+        keep: names of the only headers that may be sent; None allows all.
+        seconds: time limit of an answer, including retries; None uses OpenTelemetry's variables.
     """
     session = requests.Session()
     if keep is not None:
-        session.auth = partial(_only, keep)
+        session.auth = partial(_drop_headers, keep)
     exporter = OTLPSpanExporter(endpoint=url, session=session, timeout=seconds)
-    kept = _Kept()
+    captured = _CapturedLog()
     for name in list(logging.Logger.manager.loggerDict):
         if name.startswith(_SOURCES):
-            logging.getLogger(name).addFilter(kept)
+            logging.getLogger(name).addFilter(captured)
 
     def send(spans: Sequence[Span]) -> str | None:
-        kept.said = ""
+        captured.message = ""
         try:
             result = exporter.export([_readable(span) for span in spans])
         except Exception as error:
             return repr(error)
-        return None if result is SpanExportResult.SUCCESS else kept.said or "it failed"
+        return None if result is SpanExportResult.SUCCESS else captured.message or "it failed"
 
     return send
 
 
-def _only(keep: frozenset[str], request: requests.PreparedRequest) -> requests.PreparedRequest:
+def _drop_headers(keep: frozenset[str], request: requests.PreparedRequest) -> requests.PreparedRequest:
     for name in [name for name in request.headers if name.lower() not in keep]:
         del request.headers[name]
     return request
 
 
 def _readable(span: Span) -> ReadableSpan:
-    own = _context(span.position)
+    own = _context(span.ref)
     failure = span.failure
     return ReadableSpan(
         span.name,
         own,
-        None if span.parent is None else _context(Position(span.position.trace_id, span.parent)),
+        None if span.parent is None else _context(SpanRef(span.ref.trace_id, span.parent)),
         _resource(os.getpid(), span.service),
         span.attributes if failure is None else {**span.attributes, "error.type": failure.kind},
         links=() if span.link is None else (Link(_context(span.link)),),
@@ -98,13 +100,13 @@ def _readable(span: Span) -> ReadableSpan:
     )
 
 
-def _context(position: Position) -> SpanContext:
-    return SpanContext(*position, is_remote=False, trace_flags=_SAMPLED)
+def _context(span: SpanRef) -> SpanContext:
+    return SpanContext(*span, is_remote=False, trace_flags=_SAMPLED)
 
 
 @cache
 def _resource(process: int, service: str | None) -> Resource:
-    """Who speaks; ``OTEL_SERVICE_NAME`` and ``OTEL_RESOURCE_ATTRIBUTES`` say more, and go before our own name."""
+    """Describes this process. ``OTEL_SERVICE_NAME`` and ``OTEL_RESOURCE_ATTRIBUTES`` take precedence."""
     attributes: dict[str, Any] = {"host.name": socket.gethostname(), "process.pid": process}
     named = Resource.create(attributes)
     default = str(named.attributes.get("service.name", "")).startswith("unknown_service")

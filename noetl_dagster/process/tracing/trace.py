@@ -1,4 +1,4 @@
-"""The trace of one execution, as one process adds to it."""
+"""The trace of one execution, to which this process adds spans."""
 
 from __future__ import annotations
 
@@ -7,10 +7,16 @@ from dataclasses import dataclass
 from typing import Any
 from weakref import WeakValueDictionary
 
-from noetl_dagster.process import about
+from noetl_dagster.process import log_context
 from noetl_dagster.process.tracing.exporter import Exporter, exporter_of
-from noetl_dagster.process.tracing.ids import TRACEPARENT, Position, is_sampled, span_id_of, trace_id_of
-from noetl_dagster.process.tracing.span import Span
+from noetl_dagster.process.tracing.spans import (
+    TRACEPARENT,
+    Span,
+    SpanRef,
+    is_sampled,
+    span_id_of,
+    trace_id_of,
+)
 
 ORIGIN = "trace"
 """Part of ``playbook.initialized``'s meta: ``{"parent": traceparent}`` of a child, ``{"link": traceparent}``."""
@@ -18,20 +24,20 @@ ORIGIN = "trace"
 
 @dataclass(frozen=True, slots=True, weakref_slot=True, eq=False)
 class Trace:
-    """A trace that is recorded; an execution that is not has none.
+    """A sampled trace. Executions that are not sampled have no trace.
 
     Attributes:
-        parent: span of another execution that this one belongs to; None for the root.
-        link: of whoever asked for the execution.
+        parent: span of the parent execution; None for a root.
+        link: span of the request that started the execution.
         playbook, path: the playbook's name, and its path in the catalog.
-        service: ``service.name`` of its spans; None: the process's own.
+        service: ``service.name`` of its spans; None uses the name of the process.
     """
 
     execution_id: int
     trace_id: int
     exporter: Exporter
     parent: int | None = None
-    link: Position | None = None
+    link: SpanRef | None = None
     playbook: str = ""
     path: str = ""
     service: str | None = None
@@ -39,19 +45,20 @@ class Trace:
     def __post_init__(self) -> None:
         _live.setdefault(self.execution_id, self)
 
-    def at(self, span_id: int) -> Position:
-        return Position(self.trace_id, span_id)
+    def at(self, span_id: int) -> SpanRef:
+        """Returns the reference of a span in this trace."""
+        return SpanRef(self.trace_id, span_id)
 
     def execution_span(self, stops: int) -> int:
-        """Of an execution that has stopped so many times before, and was resumed each time."""
+        """Returns the span id of an execution that was stopped and resumed ``stops`` times before."""
         return span_id_of(f"{self.execution_id}/{stops}")
 
     def step_span(self, step: str, visit: int, ends: int) -> int:
-        """Of a visit that has ended so many times before."""
+        """Returns the span id of a visit that has ended ``ends`` times before."""
         return span_id_of(f"{self.execution_id}:{step}:{visit}/{ends}")
 
     def record(self, *spans: Span) -> None:
-        """Hands spans over to be sent."""
+        """Queues spans to be sent."""
         for span in spans:
             span.attributes["noetl.execution_id"] = str(self.execution_id)
             span.service = self.service
@@ -59,7 +66,7 @@ class Trace:
 
 
 _live: WeakValueDictionary[int, Trace] = WeakValueDictionary()
-"""The traces that this process adds to, by execution."""
+"""The traces to which this process adds spans, by execution."""
 
 
 def open_trace(
@@ -74,19 +81,20 @@ def open_trace(
     path: str,
     service: str | None = None,
 ) -> Trace | None:
-    """The trace of an execution; None where it is not recorded.
-
-    A child's is its parent's, so it has none where its parent has none.
+    """Opens the trace of an execution.
 
     Args:
-        endpoint: base URL of a collector that takes OTLP over HTTP.
-        sampling: share of the executions that are recorded, 0..1.
-        trusted: the endpoint may be sent the headers of ``OTEL_EXPORTER_OTLP_HEADERS``.
-        origin: what :data:`ORIGIN` has of it.
+        endpoint: base URL of a collector that accepts OTLP over HTTP.
+        sampling: share of the executions that is recorded, 0..1.
+        trusted: the endpoint may receive the headers of ``OTEL_EXPORTER_OTLP_HEADERS``.
+        origin: the value stored under :data:`ORIGIN`.
+
+    Returns:
+        None if the execution is not sampled. A child execution belongs to the trace of its parent.
     """
-    link = Position.parse(str(origin.get("link", "")))
+    link = SpanRef.parse(str(origin.get("link", "")))
     if is_child:
-        above = Position.parse(str(origin.get("parent", "")))
+        above = SpanRef.parse(str(origin.get("parent", "")))
         if above is None:
             return None
         trace_id, parent = above.trace_id, above.span_id
@@ -98,21 +106,21 @@ def open_trace(
     return Trace(execution_id, trace_id, exporter, parent, link, playbook, path, service)
 
 
-def names(position: Position) -> dict[str, str]:
-    """What log lines say of the span that is under way; see :mod:`noetl_dagster.process.about`."""
-    return {"trace_id": f"{position.trace_id:032x}", "span_id": f"{position.span_id:016x}"}
+def log_fields(span: SpanRef) -> dict[str, str]:
+    """Returns the log fields of a span; see :mod:`noetl_dagster.process.log_context`."""
+    return {"trace_id": f"{span.trace_id:032x}", "span_id": f"{span.span_id:016x}"}
 
 
 def headers() -> dict[str, str]:
-    """The header for a request that is sent here and now; nothing where no trace is recorded."""
-    known = about.known()
+    """Returns the header for a request that is sent here and now; empty if no trace is recorded."""
+    known = log_context.current()
     if "trace_id" not in known:
         return {}
     return {TRACEPARENT: f"00-{known['trace_id']}-{known['span_id']}-01"}
 
 
 def headers_about(execution_id: int, command_id: str | None) -> dict[str, str]:
-    """The header for a message about a command, or about the execution as a whole."""
+    """Returns the header for a message about a command, or about the execution as a whole."""
     trace = _live.get(execution_id) if _live else None
     if trace is None:
         return {}
@@ -121,18 +129,18 @@ def headers_about(execution_id: int, command_id: str | None) -> dict[str, str]:
 
 
 def origin_of_child() -> dict[str, Any]:
-    """What a child that the present command starts keeps of its parent's trace.
+    """Returns the origin of a child execution that the current command starts.
 
-    The parent is the command, whose span is there also when another process runs the command again.
+    The parent is the span of the command, since that exists even if another process runs the command again.
     """
-    known = about.known()
+    known = log_context.current()
     if "trace_id" not in known or known.get("command_id") is None:
         return {}
-    position = Position(int(known["trace_id"], 16), span_id_of(known["command_id"]))
-    return {ORIGIN: {"parent": position.traceparent}}
+    command = SpanRef(int(known["trace_id"], 16), span_id_of(known["command_id"]))
+    return {ORIGIN: {"parent": command.traceparent}}
 
 
 def origin_of_request(header: str | None) -> dict[str, Any]:
-    """What an execution keeps of the request that asked for it: a link, since it outlives the request."""
-    position = Position.parse(header or "")
-    return {} if position is None else {ORIGIN: {"link": position.traceparent}}
+    """Returns the origin of an execution that a request starts: a link, since the execution outlives the request."""
+    request = SpanRef.parse(header or "")
+    return {} if request is None else {ORIGIN: {"link": request.traceparent}}

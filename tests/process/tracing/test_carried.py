@@ -28,7 +28,7 @@ from noetl_dagster.events.transport.nats.connection import connect
 from noetl_dagster.events.transport.nats.names import Names
 from noetl_dagster.launcher.tags import LAUNCHER_TAG
 from noetl_dagster.process import logs
-from noetl_dagster.process.tracing.ids import Position, span_id_of, trace_id_of
+from noetl_dagster.process.tracing.spans import SpanRef, span_id_of, trace_id_of
 from noetl_dagster.resources.engines import EngineProvider
 from noetl_dagster.settings import EventTransport, LogFormat, Settings
 from tests.playbooks import playbook, text_of
@@ -244,5 +244,5 @@ async def test_notices_of_commands_carry_the_trace(settings: Settings, collector
     await engine.close()
     await client.close()
     await collector.whole("sample")
-    command = Position(trace_id_of(execution.id), span_id_of(f"{execution.id}:start:1:1"))
+    command = SpanRef(trace_id_of(execution.id), span_id_of(f"{execution.id}:start:1:1"))
     assert set(published) == {command.traceparent}

@@ -14,7 +14,7 @@ from noetl_dagster.engine.engine import Engine
 from noetl_dagster.events.state import ExecutionState, ExecutionStatus
 from noetl_dagster.playbook.loader import parse_playbook
 from noetl_dagster.process.tracing import exporter
-from noetl_dagster.process.tracing.ids import Position, is_sampled, trace_id_of
+from noetl_dagster.process.tracing.spans import SpanRef, is_sampled, trace_id_of
 from noetl_dagster.settings import Settings
 from noetl_dagster.worker.spans import trace_of
 from tests.playbooks import playbook, text_of
@@ -42,7 +42,7 @@ def test_executions_are_chosen_by_their_ids(settings: Settings, share: float, ex
 
 
 def test_a_child_goes_with_its_parent(settings: Settings) -> None:
-    parent = Position(5, 6).traceparent
+    parent = SpanRef(5, 6).traceparent
     traced = ExecutionState(1, parent_execution_id=2, trace={"parent": parent})
     none = settings.model_copy(update={"tracing_sampling": 0.0})
     found = trace_of(none, playbook(BODY), traced)
@@ -102,7 +102,7 @@ async def test_a_collector_that_is_away_is_said_once_and_waited_for_in_vain(
 def test_what_a_collector_does_not_take_is_dropped(
     monkeypatch: pytest.MonkeyPatch, settings: Settings
 ) -> None:
-    monkeypatch.setattr(exporter, "MOST_WAITING", 3)
+    monkeypatch.setattr(exporter, "MAX_WAITING", 3)
     monkeypatch.setattr(exporter.Exporter, "_start", lambda self: None)  # nobody takes anything
     sender = exporter.Exporter("http://127.0.0.1:9", trusted=True)
     for _ in range(10):
@@ -169,7 +169,7 @@ def test_an_endpoint_that_is_none_is_refused() -> None:
     ],
 )
 def test_headers_of_others(header: str, valid: bool) -> None:
-    assert (Position.parse(header) is not None) is valid
+    assert (SpanRef.parse(header) is not None) is valid
 
 
 @pytest.mark.parametrize("when", [[], ["while the exporter is imported"]])
@@ -188,24 +188,24 @@ def test_a_forked_process_sends_what_is_its_own(
 FORKED = """
 import os, sys, time
 from noetl_dagster.process.tracing import exporter
-from noetl_dagster.process.tracing.ids import Position
-from noetl_dagster.process.tracing.span import Span
+from noetl_dagster.process.tracing.spans import SpanRef
+from noetl_dagster.process.tracing.spans import Span
 
 def flush():
-    while sender._done < sender._begun:
+    while sender._done < sender._added:
         exporter.flush()
 
 sender = exporter.exporter_of(sys.argv[1], trusted=True)
-sender.add([Span(Position(1, 2), None, "before", 1, 2, {})])
+sender.add([Span(SpanRef(1, 2), None, "before", 1, 2, {})])
 if len(sys.argv) < 3:
     flush()
 else:
     while "noetl_dagster.process.tracing.otlp" not in sys.modules:
         time.sleep(0.0001)
-sender.add([Span(Position(1, 3), 2, "parent", 1, 2, {})])
+sender.add([Span(SpanRef(1, 3), 2, "parent", 1, 2, {})])
 child = os.fork()
 if not child:
-    sender.add([Span(Position(1, 4), 2, "child", 1, 2, {})])
+    sender.add([Span(SpanRef(1, 4), 2, "child", 1, 2, {})])
     flush()
     os._exit(0)
 os.waitpid(child, 0)

@@ -32,7 +32,7 @@ from noetl_dagster.events.transport.nats.streams import (
     ensure_streams,
     look_at_streams,
 )
-from noetl_dagster.process.retrying import Patience, patiently
+from noetl_dagster.process.retrying import RetryLimits, with_retries
 from noetl_dagster.settings import Settings, StoreTier, get_settings
 from noetl_dagster.storage.readiness import configured
 from noetl_dagster.storage.tiers import open_tier
@@ -245,8 +245,8 @@ async def _until(
     deadline: float, work: Callable[[], Awaitable[T]], failures: tuple[type[Exception], ...]
 ) -> T:
     """Does work until it succeeds or the time is over."""
-    patience = Patience(failures, seconds=max(deadline - time.monotonic(), 0.0), longest_pause=2.0)
-    return await patiently(work, patience)
+    patience = RetryLimits(failures, seconds=max(deadline - time.monotonic(), 0.0), longest_pause=2.0)
+    return await with_retries(work, patience)
 
 
 async def _has_consumer(stream: JetStreamContext, owner: str, name: str) -> bool:

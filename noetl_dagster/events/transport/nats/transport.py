@@ -21,7 +21,7 @@ from noetl_dagster.events.transport.nats.names import Names
 from noetl_dagster.events.transport.nats.streams import EVENT_BYTES
 from noetl_dagster.events.transport.wire import BATCH_TYPE, encode_batch, encode_event
 from noetl_dagster.events.types import Event
-from noetl_dagster.process.retrying import Patience, patiently
+from noetl_dagster.process.retrying import RetryLimits, with_retries
 from noetl_dagster.process.tracing import trace
 
 HEADER_BYTES = 512
@@ -70,7 +70,7 @@ class NatsTransport:
         self.batches = False
         self._names = names
         self._large = large
-        self._patience = Patience((TransportError,), seconds=patience, longest_pause=LONGEST_PAUSE_SECONDS)
+        self._patience = RetryLimits((TransportError,), seconds=patience, longest_pause=LONGEST_PAUSE_SECONDS)
         self._first = asyncio.Lock()  # nats-py sets up its inbox of confirmations on first use, unguarded
         self._used = False
 
@@ -93,7 +93,7 @@ class NatsTransport:
                 raise TransportError(f"NATS did not confirm {len(waiting)} messages: {error!r}") from error
 
         if waiting:
-            await patiently(confirm, self._patience)
+            await with_retries(confirm, self._patience)
 
     async def close(self) -> None:
         if self._large is not None:
