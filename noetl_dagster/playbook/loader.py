@@ -16,6 +16,7 @@ from noetl_dagster.playbook.document import Document
 from noetl_dagster.playbook.graph import with_ends_as_assets
 from noetl_dagster.playbook.models import Playbook
 
+
 def load_playbook(path: Path | str, *, lenient: bool = False) -> Playbook:
     """Loads a playbook file.
 
