@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from noetl_dagster.errors import Place, PlaybookError, Problem, ProblemKind
-from noetl_dagster.playbook.checks.code import check_code
+from noetl_dagster.playbook.checks.templates import check_code
 from noetl_dagster.playbook.checks.workflow import check_playbook
 from noetl_dagster.playbook.dialects.playbook import normalise
 from noetl_dagster.playbook.document import Document

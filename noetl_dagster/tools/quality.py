@@ -15,7 +15,7 @@ from typing import Any
 import duckdb
 
 from noetl_dagster.playbook.assets import Answer, CheckKind, CheckSpec
-from noetl_dagster.playbook.templates.sql_filters import sql_literal
+from noetl_dagster.playbook.templates.environment import sql_literal
 from noetl_dagster.playbook.wording import suggestion
 from noetl_dagster.settings import Settings
 from noetl_dagster.tools.rows.jsonable import to_jsonable

@@ -17,7 +17,7 @@ from noetl_dagster.playbook.assets import (
     ScheduleStatus,
     Severity,
 )
-from noetl_dagster.playbook.dialects.assets.cron import ever_comes, is_cron
+from noetl_dagster.playbook.dialects.words import ever_comes, is_cron
 from noetl_dagster.playbook.loader import parse_playbook, parse_report
 from tests.playbook.playbooks import HEAD, errors_of, load, step_of, warnings_of
 

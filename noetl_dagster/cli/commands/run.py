@@ -18,7 +18,7 @@ from noetl_dagster.errors import ExecutionNotFoundError, ExecutionStateError, Se
 from noetl_dagster.events.state import ExecutionStatus
 from noetl_dagster.launcher.foreground import drive
 from noetl_dagster.playbook.catalog import SUFFIXES
-from noetl_dagster.playbook.checks.code import check_code
+from noetl_dagster.playbook.checks.templates import check_code
 from noetl_dagster.playbook.document import Document
 from noetl_dagster.playbook.loader import load_report, required
 from noetl_dagster.playbook.models import Playbook

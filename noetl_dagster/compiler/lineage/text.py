@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from noetl_dagster.errors import TemplateError
-from noetl_dagster.playbook.templates.sql_filters import sql_identifier
+from noetl_dagster.playbook.templates.environment import sql_identifier
 
 MARK = "noetl_value"
 """Stands for a template whose value is known only where the SQL runs; nothing is said of a name that has it."""

@@ -7,7 +7,7 @@ from typing import Any
 
 from noetl_dagster.errors import ProblemKind
 from noetl_dagster.playbook.dialects.block import Block
-from noetl_dagster.playbook.dialects.set import read_set
+from noetl_dagster.playbook.dialects.policy import read_set
 from noetl_dagster.playbook.dialects.spelling import (
     ARC_KEYS,
     ARC_REMEDIES,

@@ -1,17 +1,18 @@
-"""One step of the workflow."""
+"""Reads one step of the workflow."""
 
 from __future__ import annotations
 
+import re
 from itertools import chain
 from typing import Any
 
 from noetl_dagster.errors import ProblemKind
-from noetl_dagster.playbook.dialects.assets.step import read_asset, read_checks, read_sources
+from noetl_dagster.playbook.dialects.asset import read_asset, read_checks, read_sources
 from noetl_dagster.playbook.dialects.block import Block
 from noetl_dagster.playbook.dialects.loop import FED, check_fed_spec, read_fed_loop, read_loop
 from noetl_dagster.playbook.dialects.next import read_next
+from noetl_dagster.playbook.dialects.policy import read_set
 from noetl_dagster.playbook.dialects.retry import read_retry, read_sink
-from noetl_dagster.playbook.dialects.set import read_set
 from noetl_dagster.playbook.dialects.spec import (
     check_step_spec,
     kept_as,
@@ -25,13 +26,46 @@ from noetl_dagster.playbook.dialects.spelling import (
     DESCRIPTION,
     DOCUMENTARY,
     INPUT,
+    STATE_KEYS,
     STEP_KEYS,
     STEP_REMEDIES,
 )
-from noetl_dagster.playbook.dialects.state import read_state
 from noetl_dagster.playbook.dialects.tool import UNKNOWN, read_task, read_tasks
-from noetl_dagster.playbook.models import Loop, LoopMode, ResultSpec, Step, Task
+from noetl_dagster.playbook.models import Loop, LoopMode, ResultSpec, StateSpec, Step, Task
 from noetl_dagster.playbook.tool_kinds import TOOL_KINDS
+from noetl_dagster.playbook.wording import described, is_template
+
+_COLUMN = re.compile(r"\w[\w-]*(\.\w[\w-]*)*")
+_EXAMPLE = 'state: {key: updated_at, initial: "1970-01-01T00:00:00Z"}'
+
+
+def read_state(block: Block) -> StateSpec | None:
+    """``{key, initial, name}``; None where the step keeps nothing."""
+    value = block.take("state")
+    if value is None:
+        return None
+    if not isinstance(value, dict):
+        block.error(f"state must be a mapping such as {_EXAMPLE}, found {described(value)}", "state")
+        return None
+    child = block.child("state")
+    assert child is not None
+    key, name = child.text("key"), child.text("name")
+    initial = child.take("initial")
+    child.close(STATE_KEYS)
+    for missing in (one for one in ("key", "initial") if one not in child):
+        child.error(f"{child.what} needs {missing!r}; write {_EXAMPLE}", kind=ProblemKind.MISSING_FIELD)
+    if isinstance(initial, (dict, list, bool)):
+        child.error(f"initial is one number or text, or a template, found {described(initial)}", "initial")
+    if key is None:
+        return None
+    if not is_template(key) and _COLUMN.fullmatch(key) is None:
+        child.error(
+            f"key is {described(key)}; name a column of the result's rows, as updated_at or meta.updated_at, "
+            'or write a template over output, as "{{ output.next }}"',
+            "key",
+        )
+    return child.build(StateSpec, key=key, initial=initial, name=name)
+
 
 _FIELDS_OF_TOOLS = frozenset(
     chain.from_iterable(words for kind in TOOL_KINDS.values() for words in kind.fields)

@@ -17,8 +17,8 @@ from ruamel.yaml.nodes import MappingNode, Node, ScalarNode, SequenceNode
 
 from noetl_dagster.errors import Place, Problem, ProblemKind
 from noetl_dagster.playbook.loader import parse_report
-from noetl_dagster.playbook.migration.merging import merged
 from noetl_dagster.playbook.migration.words import Words
+from noetl_dagster.playbook.migration.yaml_text import merged
 from noetl_dagster.playbook.models import Playbook
 
 _UNWRAPPED = 1_000_000

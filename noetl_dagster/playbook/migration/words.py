@@ -25,7 +25,7 @@ from noetl_dagster.playbook.dialects.spelling import (
     SPEC_WORDS,
     WHEN,
 )
-from noetl_dagster.playbook.migration.nodes import (
+from noetl_dagster.playbook.migration.yaml_text import (
     Entries,
     Pair,
     entries,
@@ -34,7 +34,7 @@ from noetl_dagster.playbook.migration.nodes import (
     scalar,
     sequence,
 )
-from noetl_dagster.playbook.templates.assignment import SCOPES
+from noetl_dagster.playbook.templates.scope import SCOPES
 from noetl_dagster.playbook.tool_kinds import HTTP_BODY, SQL_FIELD, TIMEOUT, TOOL_KINDS, URL, ToolKind
 
 _LOOP_SETTINGS = (

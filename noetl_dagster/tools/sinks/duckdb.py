@@ -21,7 +21,7 @@ import pyarrow as pa
 from pyarrow import dataset
 
 from noetl_dagster.errors import ToolError
-from noetl_dagster.playbook.templates.sql_filters import sql_identifier
+from noetl_dagster.playbook.templates.environment import sql_identifier
 from noetl_dagster.tools.rows.batches import StoredRows, batches_of
 from noetl_dagster.tools.rows.files import arrow_rows, arrow_schema
 from noetl_dagster.tools.sinks.place import PartPlace

@@ -12,7 +12,7 @@ import duckdb
 
 from noetl_dagster.errors import ErrorKind, NoetlError, ToolError, kind_of
 from noetl_dagster.machine import memory_limit
-from noetl_dagster.playbook.templates.sql_filters import sql_literal
+from noetl_dagster.playbook.templates.environment import sql_literal
 from noetl_dagster.settings import Settings
 from noetl_dagster.storage import codec
 from noetl_dagster.tools.base import Tool, Toolbox, ToolCall, ToolResult, count_of

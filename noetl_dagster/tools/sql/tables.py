@@ -10,7 +10,7 @@ from typing import Any
 import asyncpg
 
 from noetl_dagster.errors import ToolError
-from noetl_dagster.playbook.templates.sql_filters import sql_identifier
+from noetl_dagster.playbook.templates.environment import sql_identifier
 from noetl_dagster.tools.rows.jsonable import to_jsonable
 
 ROWS_PER_STATEMENT = 5_000

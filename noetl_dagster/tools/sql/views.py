@@ -15,7 +15,7 @@ from fsspec.implementations.arrow import ArrowFSWrapper
 from obstore.fsspec import FsspecStore
 
 from noetl_dagster.errors import NoetlError
-from noetl_dagster.playbook.templates.sql_filters import sql_literal
+from noetl_dagster.playbook.templates.environment import sql_literal
 from noetl_dagster.result_ref import RefKind, ResultRef
 from noetl_dagster.settings import Settings
 from noetl_dagster.storage import locations

@@ -11,7 +11,7 @@ import duckdb
 import pyarrow as pa
 
 from noetl_dagster.errors import ToolError
-from noetl_dagster.playbook.templates.sql_filters import sql_identifier
+from noetl_dagster.playbook.templates.environment import sql_identifier
 from noetl_dagster.tools.base import ToolCall
 from noetl_dagster.tools.sql.tables import WriteMode, listed
 from noetl_dagster.tools.transfer.checksum import Checksum, TableSums, as_read, compare_checksums

@@ -15,7 +15,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 from pydantic_core import ErrorDetails
 
 from noetl_dagster.errors import CredentialError, ToolError
-from noetl_dagster.playbook.templates.sql_filters import sql_identifier
+from noetl_dagster.playbook.templates.environment import sql_identifier
 from noetl_dagster.playbook.tool_kinds import PLACE_KINDS, REQUEST_FIELDS, likely_place
 from noetl_dagster.playbook.wording import suggestion
 from noetl_dagster.tools.access.credentials import CredentialType

@@ -12,7 +12,7 @@ import asyncpg
 import orjson
 
 from noetl_dagster.errors import ToolError
-from noetl_dagster.playbook.templates.sql_filters import sql_identifier
+from noetl_dagster.playbook.templates.environment import sql_identifier
 from noetl_dagster.tools.base import Toolbox, ToolCall
 from noetl_dagster.tools.sql.connection import open_connection, open_pool, postgres_errors
 from noetl_dagster.tools.sql.tables import (

@@ -10,7 +10,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from noetl_dagster.errors import TemplateError
-from noetl_dagster.playbook.templates.sql_filters import sql_identifier, sql_list, sql_literal
+from noetl_dagster.playbook.templates.environment import sql_identifier, sql_list, sql_literal
 from noetl_dagster.tools.sql.statements import (
     BoundStatement,
     bind,

@@ -1,4 +1,4 @@
-"""What a step says of its result: ``asset``, ``checks`` and ``from``."""
+"""Reads a step's ``asset``, ``checks`` and ``from``."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from noetl_dagster.playbook.assets import (
     SourceSpec,
     call_name,
 )
-from noetl_dagster.playbook.dialects.assets import words
+from noetl_dagster.playbook.dialects import words
 from noetl_dagster.playbook.dialects.block import Block
 from noetl_dagster.playbook.dialects.spelling import LITERAL_FIELDS
 from noetl_dagster.playbook.wording import described

@@ -1,4 +1,4 @@
-"""The root's ``dagster`` block: where a playbook belongs, when it runs and how its results are partitioned."""
+"""Reads the root's ``dagster`` block: grouping, schedules, partitions, automation, freshness and observed sources."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ from noetl_dagster.playbook.assets import (
     ScheduleSpec,
     ScheduleStatus,
 )
-from noetl_dagster.playbook.dialects.assets import words
-from noetl_dagster.playbook.dialects.assets.cron import ever_comes, is_cron
+from noetl_dagster.playbook.dialects import words
 from noetl_dagster.playbook.dialects.block import Block
+from noetl_dagster.playbook.dialects.words import ever_comes, is_cron
 from noetl_dagster.playbook.wording import described, suggestion
 
 ONLY = "partition"
