@@ -33,6 +33,7 @@ from noetl_dagster.events.connection import open_pool
 from noetl_dagster.resources.engines import EngineProvider
 from noetl_dagster.settings import Settings, get_settings
 from noetl_dagster.spark.sessions import SparkSessions
+from tests.databases import Databases
 from tests.processes import end_run_servers
 
 PROJECT = Path(__file__).parents[1]
@@ -128,6 +129,7 @@ def administrator(services: Settings) -> Iterator[psycopg2.extensions.cursor]:
         if cursor.fetchone() != ("off",):
             cursor.execute("ALTER SYSTEM SET fsync = off")
             cursor.execute("ALTER SYSTEM SET full_page_writes = off")
+            cursor.execute("ALTER SYSTEM SET synchronous_commit = off")
             cursor.execute("SELECT pg_reload_conf()")
         cursor.execute("SELECT pg_advisory_unlock(hashtext('fsync'))")
         yield cursor
@@ -157,38 +159,35 @@ def database_template(
     return name
 
 
+@pytest.fixture(scope="session")
+def databases(
+    services: Settings, administrator: psycopg2.extensions.cursor, database_template: str
+) -> Iterator[Databases]:
+    """Empty databases with the schema, which the tests of this process use in turn."""
+    owner = Databases(services, administrator, database_template)
+    yield owner
+    owner.close()
+
+
 @pytest.fixture
-def settings(
-    services: Settings,
-    administrator: psycopg2.extensions.cursor,
-    database_template: str,
-    tmp_path: Path,
-) -> Iterator[Settings]:
+def settings(services: Settings, databases: Databases, tmp_path: Path) -> Iterator[Settings]:
     """Settings of one test: its own database, bucket, shared volume, NATS names and state folder."""
-    with _own_settings(services, administrator, database_template, tmp_path) as own:
+    with _own_settings(services, databases, tmp_path) as own:
         yield own
 
 
 @pytest.fixture(scope="module")
 def module_settings(
-    services: Settings,
-    administrator: psycopg2.extensions.cursor,
-    database_template: str,
-    tmp_path_factory: pytest.TempPathFactory,
+    services: Settings, databases: Databases, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Settings]:
     """Like ``settings``, shared by the tests of a module."""
-    with _own_settings(services, administrator, database_template, tmp_path_factory.mktemp("module")) as own:
+    with _own_settings(services, databases, tmp_path_factory.mktemp("module")) as own:
         yield own
 
 
 @contextmanager
-def _own_settings(
-    services: Settings,
-    administrator: psycopg2.extensions.cursor,
-    database_template: str,
-    tmp_path: Path,
-) -> Iterator[Settings]:
-    with isolated(services, tmp_path, template=database_template, administrator=administrator) as own:
+def _own_settings(services: Settings, databases: Databases, tmp_path: Path) -> Iterator[Settings]:
+    with isolated(services, tmp_path, database=databases.one()) as own:
         yield own
         end_run_servers(embedded.run_server_folder(own))
         if (own.home / "services.json").exists():  # the test started servers of its own

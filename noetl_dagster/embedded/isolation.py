@@ -1,11 +1,11 @@
-"""Settings that share nothing with others but the servers: for tests that run side by side."""
+"""Settings for tests that run side by side: they share the servers and nothing else."""
 
 from __future__ import annotations
 
 import asyncio
 import uuid
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -15,47 +15,61 @@ from noetl_dagster.settings import Settings
 
 @contextmanager
 def isolated(
-    services: Settings, folder: Path, *, template: str | None = None, administrator: Any = None
+    services: Settings, folder: Path, *, database: AbstractContextManager[str] | None = None
 ) -> Iterator[Settings]:
-    """Settings with a database, bucket, volume, NATS names and state folder of their own, removed at the end.
+    """Yields settings with a database, bucket, volume, NATS names and state folder of their own.
+
+    All but the folder is deleted at the end.
 
     Args:
         services: settings with the addresses of running servers.
-        folder: where the state and the volume go; it stays.
-        template: a database to copy; default: an empty one, to which whoever opens it first applies the schema.
-        administrator: a cursor of :func:`administering` to use.
+        folder: where the state and the volume are stored; it stays.
+        database: yields the name of the database, which becomes the name of everything else; default: a new
+            database, to which the first process that opens it applies the schema.
     """
-    name = f"test-{uuid.uuid4().hex[:12]}"
     home, volume = folder / "home", folder / "pvc"
     home.mkdir()
     volume.mkdir()
-    copied = f' TEMPLATE "{template}"' if template is not None else ""
-    url = database_url(services, name)
-    own = services.model_copy(
-        update={
-            "home": home,
-            "db_url": url,
-            "dagster_db_url": url,
-            "minio_bucket": name,
-            "pvc_mount_path": volume,
-            "nats_namespace": name,
-            "event_nats_subject_prefix": f"{name}.events",
-        }
-    )
-    with ExitStack() as stack:
-        cursor = administrator or stack.enter_context(administering(services))
-        cursor.execute(f'CREATE DATABASE "{name}"{copied}')
+    with database or new_database(services) as name:
+        url = database_url(services, name)
+        own = services.model_copy(
+            update={
+                "home": home,
+                "db_url": url,
+                "dagster_db_url": url,
+                "minio_bucket": name,
+                "pvc_mount_path": volume,
+                "nats_namespace": name,
+                "event_nats_subject_prefix": f"{name}.events",
+            }
+        )
         try:
             yield own
         finally:
-            cursor.execute(f'DROP DATABASE "{name}" WITH (FORCE)')
             _delete_bucket(own)
             asyncio.run(_delete_streams(own))
 
 
 @contextmanager
+def new_database(services: Settings) -> Iterator[str]:
+    """Creates an empty database, yields its name and drops it at the end."""
+    name = unique_name()
+    with administering(services) as cursor:
+        cursor.execute(f'CREATE DATABASE "{name}"')
+        try:
+            yield name
+        finally:
+            cursor.execute(f'DROP DATABASE "{name}" WITH (FORCE)')
+
+
+def unique_name() -> str:
+    """Returns a new name for a database, a bucket and NATS streams."""
+    return f"test-{uuid.uuid4().hex[:12]}"
+
+
+@contextmanager
 def administering(services: Settings) -> Iterator[Any]:
-    """A cursor on the server's own database, for CREATE and DROP DATABASE."""
+    """Yields a cursor on the server's own database, for CREATE and DROP DATABASE."""
     import psycopg2
 
     connection = psycopg2.connect(database_url(services, "postgres"))
@@ -67,7 +81,7 @@ def administering(services: Settings) -> Iterator[Any]:
 
 
 def database_url(services: Settings, database: str) -> str:
-    """Address of a database of the server that ``services`` names."""
+    """Returns the address of a database on the server that ``services`` names."""
     assert services.db_url is not None
     return f"{services.db_url.rpartition('/')[0]}/{database}"
 
