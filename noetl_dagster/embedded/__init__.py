@@ -1,9 +1,7 @@
 """Embedded services: PostgreSQL, NATS and S3 from the package index, started on first use.
 
-All processes of a project share them through the state folder (``Settings.home``). They listen on 127.0.0.1
-only, outlive the process that started them, and keep their ports and data across restarts.
-
-Gives addresses of running servers, as ``Settings``, to whoever starts. Stands on the ground floor.
+All processes of a project share the services through the state folder (``Settings.home``). The services listen on
+127.0.0.1 only, outlive the process that started them, and keep their ports and data across restarts.
 """
 
 from __future__ import annotations
@@ -37,20 +35,20 @@ __all__ = [
 
 
 def ensure(settings: Settings, only: Collection[str] | None = None) -> Settings:
-    """Starts the services whose addresses the settings leave empty, and fills the addresses in.
+    """Starts the services that have no address in the settings, and adds their addresses.
 
-    Cheap when they run already (a few milliseconds), so every process calls it at its start.
+    The call takes a few milliseconds if the services are running, so every process makes it when it starts.
 
     Args:
-        only: names of the services that are needed; default: all but the records API.
+        only: names of the required services; default: all except the records API.
 
     Returns:
-        A copy with ``db_url``, ``dagster_db_url``, ``nats_url`` and ``minio_endpoint`` filled where they were
-        empty, and ``pvc_mount_path`` when the event log is embedded; the same object when nothing is missing
+        A copy in which the missing ones of ``db_url``, ``dagster_db_url``, ``nats_url`` and ``minio_endpoint`` are
+        set, and ``pvc_mount_path`` too if the event log is embedded. Returns ``settings`` itself if nothing is missing
         or ``settings.embedded`` is off.
 
     Raises:
-        ServiceError: a service does not start; the message holds the tail of its log.
+        ServiceError: a service does not start; the message contains the end of its log.
     """
     if not settings.embedded:
         return settings
@@ -61,7 +59,9 @@ def ensure(settings: Settings, only: Collection[str] | None = None) -> Settings:
     found: dict[str, Any] = {}
     for name, record in supervisor.start(settings, names).items():
         found |= _addresses(name, record)
-    if "db_url" in found and settings.db_url is None:  # one machine: a folder is a volume that all share
+    if (
+        "db_url" in found and settings.db_url is None
+    ):  # on a single machine, a folder serves as the shared volume
         volume = home / "pvc"
         volume.mkdir(exist_ok=True)
         found["pvc_mount_path"] = volume
@@ -70,25 +70,25 @@ def ensure(settings: Settings, only: Collection[str] | None = None) -> Settings:
 
 
 def up(settings: Settings) -> list[ServiceStatus]:
-    """Starts every embedded service that the settings leave to us and tells how all are."""
+    """Starts every service that has no address in the settings, and returns the status of all services."""
     ensure(settings)
     return status(settings)
 
 
 def down(settings: Settings) -> None:
-    """Stops every embedded service of the state folder, the records API included. Data stays."""
+    """Stops every embedded service of the state folder, including the records API. Their data is kept."""
     supervisor.stop(settings)
 
 
 def status(settings: Settings) -> list[ServiceStatus]:
-    """How every embedded service is; starts none."""
+    """Returns the status of every embedded service. Starts none."""
     return supervisor.inspect(settings)
 
 
 def environment(settings: Settings) -> dict[str, str]:
-    """The ``NOETL_*`` variables with which a child process has these settings and uses the same services.
+    """Returns the ``NOETL_*`` variables that give a child process the same settings and services.
 
-    Holds secret values in clear, as an environment must.
+    Secret values are in clear text, since environment variables have no other form.
     """
     dumped = settings.model_dump(mode="json", exclude_none=True, exclude_defaults=True)
     variables = {}
@@ -100,10 +100,7 @@ def environment(settings: Settings) -> dict[str, str]:
 
 
 def demo_environment(settings: Settings) -> dict[str, str]:
-    """Credentials with which the example playbooks run on the embedded services, as ``NOETL_*`` variables.
-
-    Starts the records API.
-    """
+    """Starts the records API and returns the credentials of the example playbooks, as ``NOETL_*`` variables."""
     return {
         "NOETL_DEFAULT_POSTGRES_CREDENTIAL": "embedded",
         "NOETL_CREDENTIAL_RECORDS_API": records_api_url(settings),
@@ -111,7 +108,7 @@ def demo_environment(settings: Settings) -> dict[str, str]:
 
 
 def records_api_url(settings: Settings) -> str:
-    """Address of the made-up clinical records API, which is started when it does not run."""
+    """Returns the address of the simulated clinical records API, and starts it if it is not running."""
     return supervisor.start(settings, [ServiceName.RECORDS_API])[ServiceName.RECORDS_API].url
 
 

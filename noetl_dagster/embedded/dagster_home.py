@@ -1,4 +1,4 @@
-"""Dagster's instance folder, with its storage in PostgreSQL."""
+"""Writes Dagster's instance folder, with its storage in PostgreSQL."""
 
 from __future__ import annotations
 
@@ -32,12 +32,12 @@ def dagster_home(settings: Settings) -> Path:
 
 
 def run_server_folder(settings: Settings) -> Path:
-    """Where run servers listen, and keep their logs and the marks of their runs."""
+    """Returns the folder in which run servers listen and keep their logs and the locks of their runs."""
     return settings.home.resolve() / "runs"
 
 
 def driver_url(url: str) -> str:
-    """The address for Dagster: SQLAlchemy 2.1 takes a bare ``postgresql://`` for psycopg 3, which Dagster has not."""
+    """Returns the address for Dagster. SQLAlchemy 2.1 maps a bare ``postgresql://`` to psycopg 3 instead."""
     return re.sub(r"^postgres(ql)?://", "postgresql+psycopg2://", url)
 
 
@@ -62,7 +62,7 @@ def _instance(settings: Settings, url: str, folder: Path) -> dict[str, object]:
 
 
 def _compute_logs(settings: Settings, folder: str) -> dict[str, object]:
-    """In the object store too, where there is one. Its keys stay in the settings: Dagster's UI shows this file."""
+    """Adds the object store if there is one. Its keys stay in the settings, since Dagster's UI shows this file."""
     if settings.minio_endpoint is None:
         return {
             "module": "noetl_dagster.launcher.compute_logs",

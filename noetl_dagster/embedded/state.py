@@ -1,4 +1,4 @@
-"""The state folder: which service runs where, and the lock that makes starting safe."""
+"""The state folder: a record of each service, and the lock that serialises starts."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class ServiceName(StrEnum):
 
 
 class ServiceRecord(BaseModel):
-    """What is remembered of one service. Ports are kept when it stops, so that URLs stay the same."""
+    """The record of one service. Ports are kept when it stops, so that URLs stay the same."""
 
     model_config = ConfigDict(frozen=True)
 
@@ -34,30 +34,32 @@ class ServiceRecord(BaseModel):
     url: str = Field("", description="Where clients connect")
 
 
-class State(BaseModel):
+class ServicesFile(BaseModel):
     """The file ``services.json`` in the state folder."""
 
     model_config = ConfigDict(frozen=True)
 
     services: dict[ServiceName, ServiceRecord] = Field(default_factory=dict)
 
-    def with_record(self, name: ServiceName, record: ServiceRecord) -> State:
-        return State(services={**self.services, name: record})
+    def with_record(self, name: ServiceName, record: ServiceRecord) -> ServicesFile:
+        """Returns a copy with another record for one service."""
+        return ServicesFile(services={**self.services, name: record})
 
     def taken_ports(self) -> set[int]:
+        """Returns the ports of all services."""
         return {port for record in self.services.values() for port in record.ports.values()}
 
 
-def read_state(home: Path) -> State:
-    """What was last written; empty when nothing was."""
+def read_state(home: Path) -> ServicesFile:
+    """Reads the file; an absent file is empty."""
     path = home / "services.json"
     if not path.exists():
-        return State()
-    return State.model_validate_json(path.read_bytes())
+        return ServicesFile()
+    return ServicesFile.model_validate_json(path.read_bytes())
 
 
-def write_state(home: Path, state: State) -> None:
-    """Replaces the file in one step: a reader sees the old state or the new."""
+def write_state(home: Path, state: ServicesFile) -> None:
+    """Replaces the file atomically: a reader sees the old state or the new one."""
     fresh = home / "services.json.new"
     fresh.write_text(state.model_dump_json(indent=2))
     fresh.replace(home / "services.json")
@@ -65,13 +67,13 @@ def write_state(home: Path, state: State) -> None:
 
 @contextmanager
 def locked(home: Path) -> Iterator[None]:
-    """Holds the state folder against every other process and thread."""
+    """Locks the state folder against every other process and thread."""
     try:
         home.mkdir(parents=True, exist_ok=True)
         handle = (home / "services.lock").open("w")
     except OSError as error:
         raise ServiceError(
-            f"the state folder {home} cannot be used: {error}; set NOETL_HOME to another"
+            f"the state folder {home} cannot be used: {error}; set NOETL_HOME to another folder"
         ) from None
     with handle:
         fcntl.flock(handle, fcntl.LOCK_EX)

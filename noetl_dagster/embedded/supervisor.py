@@ -1,4 +1,4 @@
-"""Keeps the embedded services running: starts what is missing, mends what died, stops on request."""
+"""Starts the embedded services, restarts those that died, and stops them."""
 
 from __future__ import annotations
 
@@ -8,15 +8,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from noetl_dagster.embedded import processes
-from noetl_dagster.embedded.nats import Nats
-from noetl_dagster.embedded.object_store import ObjectStore
 from noetl_dagster.embedded.postgres import Postgres
-from noetl_dagster.embedded.records import RecordsApi
-from noetl_dagster.embedded.service import Service
+from noetl_dagster.embedded.servers import Nats, ObjectStore, RecordsApi, Service
 from noetl_dagster.embedded.state import (
     ServiceName,
     ServiceRecord,
-    State,
+    ServicesFile,
     locked,
     read_state,
     write_state,
@@ -39,7 +36,7 @@ class ServiceStatus:
 
 
 def service(name: ServiceName, settings: Settings) -> Service:
-    """The service of a name, as the settings want it."""
+    """Returns the service of a name, configured by the settings."""
     match name:
         case ServiceName.POSTGRES:
             return Postgres()
@@ -52,12 +49,12 @@ def service(name: ServiceName, settings: Settings) -> Service:
 
 
 def start(settings: Settings, names: Iterable[ServiceName]) -> dict[ServiceName, ServiceRecord]:
-    """Brings services up, or finds them up, and returns their records.
+    """Starts the services that are not running, and returns the records of all of them.
 
-    Each is started once, however many processes ask at the same time; the slow ones start side by side.
+    Each service is started once, even if several processes call this at the same time. Services start in parallel.
 
     Raises:
-        ServiceError: one does not start; the message ends with the tail of its log.
+        ServiceError: a service does not start; the message contains the end of its log.
     """
     home = settings.home.resolve()
     wanted = [service(name, settings) for name in names]
@@ -66,7 +63,9 @@ def start(settings: Settings, names: Iterable[ServiceName]) -> dict[ServiceName,
         for one in wanted:
             if not _is_up(one, state.services.get(one.name)):
                 state = _launch(one, home, state)
-                write_state(home, state)  # at once: whatever happens next, ``stop`` finds the process
+                write_state(
+                    home, state
+                )  # write now, so that ``stop`` finds the process whatever happens next
         for one in wanted:
             record = state.services[one.name]
             if not record.ready:
@@ -77,7 +76,7 @@ def start(settings: Settings, names: Iterable[ServiceName]) -> dict[ServiceName,
 
 
 def stop(settings: Settings) -> None:
-    """Ends every embedded service of the state folder. Data and ports are kept for the next start."""
+    """Stops every embedded service of the state folder. Data and ports are kept for the next start."""
     home = settings.home.resolve()
     with locked(home):
         state = read_state(home)
@@ -88,7 +87,7 @@ def stop(settings: Settings) -> None:
 
 
 def inspect(settings: Settings) -> list[ServiceStatus]:
-    """What is known of every embedded service, started or not. Starts nothing and waits for nothing."""
+    """Returns the status of every embedded service. Starts nothing and waits for nothing."""
     home = settings.home.resolve()
     records = read_state(home).services
     found = []
@@ -108,7 +107,7 @@ def inspect(settings: Settings) -> list[ServiceStatus]:
 
 
 def _is_up(one: Service, record: ServiceRecord | None) -> bool:
-    """The recorded process is that very process, and listens unless it is still starting."""
+    """Returns True if the recorded process still exists, and listens unless it is starting."""
     if record is None or not _lives(record) or one.fixed_port not in (0, record.ports[one.front]):
         return False
     return not record.ready or processes.answers(record.ports[one.front])
@@ -118,12 +117,12 @@ def _lives(record: ServiceRecord) -> bool:
     return record.pid is not None and processes.start_mark(record.pid) == record.started
 
 
-def _launch(one: Service, home: Path, state: State) -> State:
+def _launch(one: Service, home: Path, state: ServicesFile) -> ServicesFile:
     folder = _folder(home, one.name)
     folder.mkdir(parents=True, exist_ok=True)
     record = state.services.get(one.name)
     if record is not None:
-        _end(one, record)  # it may live and not answer
+        _end(one, record)  # it may be alive without answering
     ports = _ports(one, record, state)
     log = folder / "log"
     log.unlink(missing_ok=True)
@@ -137,14 +136,14 @@ def _launch(one: Service, home: Path, state: State) -> State:
     return state.with_record(one.name, fresh)
 
 
-def _ports(one: Service, record: ServiceRecord | None, state: State) -> dict[str, int]:
-    """The remembered ports; new ones at the first start, or when another program took one meanwhile."""
-    remembered = record.ports if record is not None else {}
+def _ports(one: Service, record: ServiceRecord | None, state: ServicesFile) -> dict[str, int]:
+    """Returns the recorded ports, or new ones at the first start or if another program has taken one."""
+    recorded = record.ports if record is not None else {}
     if one.fixed_port:
-        remembered = {**remembered, one.front: one.fixed_port}
-    if set(remembered) == set(one.listeners):
-        if processes.become_free(remembered.values(), patience=2.0):
-            return remembered
+        recorded = {**recorded, one.front: one.fixed_port}
+    if set(recorded) == set(one.listeners):
+        if processes.become_free(recorded.values(), patience=2.0):
+            return recorded
         if one.fixed_port:
             raise ServiceError(
                 f"port {one.fixed_port} of the embedded {one.name} is taken by another program; "
@@ -173,8 +172,8 @@ def _end(one: Service, record: ServiceRecord) -> None:
 
 def _failure(one: Service, what: str, log: Path) -> str:
     return (
-        f"embedded {one.name} {what}. Mend what its log says and try again, or set the address of a server "
-        f"of your own (noetl-dagster services env names the settings).\n{log}:\n{processes.tail(log)}"
+        f"embedded {one.name} {what}. Fix the problem that its log reports and try again, or set the address of your "
+        f"own server (noetl-dagster services env names the settings).\n{log}:\n{processes.tail(log)}"
     )
 
 
@@ -183,7 +182,7 @@ def _folder(home: Path, name: ServiceName) -> Path:
 
 
 def names_missing(settings: Settings, only: Collection[str] | None) -> list[ServiceName]:
-    """Which services the settings leave to us: those without an address, of ``only`` where given.
+    """Returns the services that have no address in the settings, restricted to ``only`` if given.
 
     Raises:
         ServiceError: ``only`` names a service that does not exist.

@@ -22,7 +22,7 @@ from noetl_dagster import embedded
 from noetl_dagster.cli.doctor.examination import examine
 from noetl_dagster.cli.doctor.finding import Check, Finding, State, in_background, ok
 from noetl_dagster.cli.doctor.servers import server_checks
-from noetl_dagster.embedded.service import program
+from noetl_dagster.embedded.servers import program
 from noetl_dagster.events.schema import SCHEMA_VERSION
 from noetl_dagster.settings import Settings, StoreTier
 from tests.process.tracing.collector import collecting

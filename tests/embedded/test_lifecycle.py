@@ -13,7 +13,7 @@ import pytest
 
 from noetl_dagster import embedded
 from noetl_dagster.embedded import ServiceName, processes
-from noetl_dagster.embedded.service import program
+from noetl_dagster.embedded.servers import program
 from noetl_dagster.embedded.state import read_state
 from noetl_dagster.errors import ServiceError
 from noetl_dagster.settings import Settings
@@ -134,7 +134,7 @@ def test_failure_to_start_shows_the_log_and_a_remedy(tmp_path: Path) -> None:
     (tmp_path / "nats" / "jetstream").write_text("a file where the folder should be")
     with pytest.raises(
         ServiceError,
-        match=r"(?s)embedded nats ended while starting. Mend .*JetStream: storage directory is not",
+        match=r"(?s)embedded nats ended while starting. Fix .*JetStream: storage directory is not",
     ):
         embedded.ensure(Settings(home=tmp_path), only=["nats"])
     assert not [one for one in embedded.status(Settings(home=tmp_path)) if one.running]

@@ -22,7 +22,7 @@ from cryptography.x509.oid import NameOID
 from pydantic import SecretStr
 
 from noetl_dagster import embedded
-from noetl_dagster.embedded.service import program
+from noetl_dagster.embedded.servers import program
 from noetl_dagster.engine.engine import Engine
 from noetl_dagster.errors import ServiceError
 from noetl_dagster.events.state import ExecutionStatus

