@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from noetl_dagster.code_location.component import PlaybooksComponent
-    from noetl_dagster.code_location.loading import load_playbooks
+    from noetl_dagster.code_location.definitions import load_playbooks
     from noetl_dagster.code_location.materialize import MaterializedPlaybook, materialize_playbook
     from noetl_dagster.code_location.translation import PlaybookStep
     from noetl_dagster.compiler.executors.threaded import threaded_executor
@@ -54,11 +54,11 @@ __all__ = [
 
 _HOMES = {
     "code_location.component": ("PlaybooksComponent",),
-    "code_location.loading": ("load_playbooks",),
+    "code_location.definitions": ("load_playbooks",),
     "code_location.materialize": ("MaterializedPlaybook", "materialize_playbook"),
     "code_location.translation": ("PlaybookStep",),
     "errors": ("ExecutionFailedError", "NoetlError", "PlaybookError", "WorkloadError"),
-    "executors.threaded": ("threaded_executor",),
+    "compiler.executors.threaded": ("threaded_executor",),
     "io_managers.results": ("NoetlResultIOManager",),
     "io_managers.tiered": ("GcsIOManager", "MinioIOManager", "PvcIOManager"),
     "playbook.loader": ("load_playbook",),

@@ -121,7 +121,7 @@ _STEP_HANDLER = "k8s_job_executor for the whole run, which launches and watches 
 INTERNALS = {
     "process_config": Internal(
         "dagster._config",
-        "compiler/executor.py: the config of an executor that is imported when a run chooses it",
+        "compiler/executors/noetl.py: the config of an executor that is imported when a run chooses it",
         "import dagster-k8s always, and the executor's own schema",
     ),
     "DynamicCollectDependencyDefinition": Internal(
@@ -136,7 +136,7 @@ INTERNALS = {
     ),
     "UnresolvedAssetJobDefinition": Internal(
         "dagster._core.definitions.unresolved_asset_job_definition",
-        "compiler/job.py and code_location/beside.py: the type of what define_asset_job gives",
+        "compiler/job.py and code_location/python_assets.py: the type of what define_asset_job gives",
         "type(define_asset_job('any'))",
     ),
     "execute_run": Internal(

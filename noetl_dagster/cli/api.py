@@ -20,7 +20,7 @@ from noetl_dagster.launcher.address import Address
 from noetl_dagster.launcher.executions import WarmLauncher
 
 if TYPE_CHECKING:
-    from noetl_dagster.launcher.workspace.executions import WorkspaceLauncher
+    from noetl_dagster.launcher.workspace import WorkspaceLauncher
 from noetl_dagster.service.app import create_app
 from noetl_dagster.service.plane import Plane
 from noetl_dagster.settings import METRICS_FOLDER, RunLauncher, Settings
@@ -85,7 +85,7 @@ def _through_dagster(engine: Engine, settings: Settings, environment: dict[str, 
     """Dagster, which takes seconds to import, reads its instance and code locations from the environment."""
     from dagster import DagsterInstance
 
-    from noetl_dagster.launcher.workspace.executions import WorkspaceLauncher
+    from noetl_dagster.launcher.workspace import WorkspaceLauncher
 
     for name, value in environment.items():
         os.environ.setdefault(name, value)

@@ -1,22 +1,64 @@
-"""The commands, and what every one of them does with errors."""
+"""The commands of ``noetl-dagster``, loaded when they are called, and their error handling."""
 
 from __future__ import annotations
 
 import gc
 import sys
 from collections.abc import Mapping
-from typing import Annotated, ClassVar
+from importlib import import_module
+from typing import Annotated, Any, ClassVar, NamedTuple
 
 import typer
 from pydantic import ValidationError
 from pydantic_settings import SettingsError
+from typer.core import TyperCommand, TyperGroup
+from typer.main import get_command
 
 from noetl_dagster import __version__
 from noetl_dagster.cli.console import fail, notes_become_records
-from noetl_dagster.cli.lazy import LazyGroup, Place
 from noetl_dagster.errors import NoetlError
 from noetl_dagster.process import logs
 from noetl_dagster.settings import LogFormat, get_settings
+
+
+class Place(NamedTuple):
+    """Where a command is defined, as ``module:function`` or ``module:app``, and its line in the overview."""
+
+    target: str
+    help: str
+
+
+class LazyCommand(TyperCommand):
+    """Stands for a command in its group's overview, and becomes the real one when called."""
+
+    def __init__(self, name: str, place: Place) -> None:
+        super().__init__(name, help=place.help)
+        self._target = place.target
+
+    def load(self) -> Any:
+        """The command itself, a ``TyperCommand`` or a ``TyperGroup``."""
+        module, _, attribute = self._target.partition(":")
+        defined = getattr(import_module(module), attribute)
+        if isinstance(defined, typer.Typer):
+            return get_command(defined)
+        app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+        app.command(self.name)(defined)
+        return get_command(app)
+
+    def make_context(self, info_name: str | None, args: list[str], parent: Any = None, **extra: Any) -> Any:
+        return self.load().make_context(info_name, args, parent, **extra)
+
+
+class LazyGroup(TyperGroup):
+    """A group of lazy commands, in the order of :attr:`places`."""
+
+    places: ClassVar[Mapping[str, Place]] = {}
+
+    def __init__(self, **attributes: Any) -> None:
+        super().__init__(**attributes)
+        for name, place in self.places.items():
+            self.add_command(LazyCommand(name, place))
+
 
 COLLECT_AFTER = 20_000
 """Objects until the collector looks for garbage: imports make hundreds of thousands and leave none."""
@@ -51,11 +93,11 @@ class Commands(LazyGroup):
             "How far the steps of a playbook have loaded their sources (state), and where they go on.",
         ),
         "check": Place(
-            "noetl_dagster.cli.commands.authoring.language:check",
+            "noetl_dagster.cli.commands.check:check",
             "Find the mistakes of playbooks without running them; exit code 1 when there are errors.",
         ),
         "migrate": Place(
-            "noetl_dagster.cli.commands.authoring.migration:migrate",
+            "noetl_dagster.cli.commands.authoring:migrate",
             "Rewrite playbooks in the words of today; prints what changes, and keeps comments, order and styles.",
         ),
         "register": Place(
@@ -63,15 +105,15 @@ class Commands(LazyGroup):
             "Register playbooks as versions of their paths, which then run without their files.",
         ),
         "schema": Place(
-            "noetl_dagster.cli.commands.authoring.language:schema",
+            "noetl_dagster.cli.commands.check:schema",
             "Print the JSON Schema of the playbook language, for editors.",
         ),
         "init": Place(
-            "noetl_dagster.cli.commands.authoring.scaffold:init",
+            "noetl_dagster.cli.commands.authoring:init",
             "Make a project that works: a playbook, the Definitions that load it, and a test that runs it.",
         ),
         "new": Place(
-            "noetl_dagster.cli.commands.authoring.scaffold:app",
+            "noetl_dagster.cli.commands.authoring:app",
             "Write a commented start of a playbook, or of a step in one.",
         ),
         "demo": Place(
@@ -91,34 +133,34 @@ class Commands(LazyGroup):
             "Move worker events from NATS into the event log until interrupted. Any number may run at once.",
         ),
         "project": Place(
-            "noetl_dagster.cli.commands.upkeep.control:project",
+            "noetl_dagster.cli.commands.upkeep:project",
             "Keep noetl.execution up to date until interrupted. Any number may run at once.",
         ),
         "replay": Place(
-            "noetl_dagster.cli.commands.replay:replay", "Rebuild noetl.execution from the event log alone."
+            "noetl_dagster.cli.commands.upkeep:replay", "Rebuild noetl.execution from the event log alone."
         ),
         "reap": Place(
-            "noetl_dagster.cli.commands.upkeep.control:reap",
+            "noetl_dagster.cli.commands.upkeep:reap",
             "Give the commands of silent workers to others, until interrupted. Any number may run at once.",
         ),
         "maintain": Place(
-            "noetl_dagster.cli.commands.upkeep.control:maintain",
+            "noetl_dagster.cli.commands.upkeep:maintain",
             "Make the coming months' partitions, drop old ones (NOETL_RETENTION_DAYS), delete expired results.",
         ),
         "provision": Place(
-            "noetl_dagster.cli.commands.upkeep.provision:provision",
+            "noetl_dagster.cli.commands.provision:provision",
             "Make what a deployment needs: schema, partitions, streams, buckets, Dagster's storage. Safe twice.",
         ),
         "missing": Place(
-            "noetl_dagster.cli.commands.upkeep.control:missing",
+            "noetl_dagster.cli.commands.upkeep:missing",
             "List results that the log knows and whose bytes are gone; exit code 1 when there are any.",
         ),
         "settings": Place(
-            "noetl_dagster.cli.commands.documents:settings",
+            "noetl_dagster.cli.commands.settings:settings",
             "Show the settings of this process; secrets are hidden.",
         ),
         "doctor": Place(
-            "noetl_dagster.cli.commands.doctor:doctor",
+            "noetl_dagster.cli.commands.settings:doctor",
             "Try every address, credential, folder and program of the settings; exit code 1 when something is wrong.",
         ),
         "services": Place(

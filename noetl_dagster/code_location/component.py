@@ -24,8 +24,8 @@ from dagster.components.component.component import ComponentTypeSpec
 from dagster.components.utils.translation import TranslationFn, TranslationFnResolver
 from pydantic import BaseModel, Field
 
-from noetl_dagster.code_location.loading import load_playbooks
-from noetl_dagster.code_location.scaffold.playbook import new_playbook
+from noetl_dagster.code_location.definitions import load_playbooks
+from noetl_dagster.code_location.scaffold import new_playbook
 from noetl_dagster.code_location.translation import PlaybookStep
 from noetl_dagster.compiler.session import NOETL
 from noetl_dagster.resources.noetl import NoetlResource

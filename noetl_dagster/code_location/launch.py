@@ -11,13 +11,13 @@ from typing import Any, NamedTuple
 
 from dagster import DagsterInstance, DagsterInvalidConfigError, DagsterRun, Definitions, JobDefinition
 
-from noetl_dagster.code_location.beside import checks_beside
 from noetl_dagster.code_location.playbooks import definitions_of_jobs
-from noetl_dagster.compiler.assets.automation import set_limits
-from noetl_dagster.compiler.assets.partitions import chosen_partition, partition_tags, register
-from noetl_dagster.compiler.attach import RESUME_TAG, execution_tags
+from noetl_dagster.code_location.python_assets import checks_beside
+from noetl_dagster.compiler.automation import set_limits
 from noetl_dagster.compiler.job import PlaybookJob, compile_playbook
 from noetl_dagster.compiler.lineage.tables import FolderWriters
+from noetl_dagster.compiler.partitions import chosen_partition, partition_tags, register
+from noetl_dagster.compiler.runs import RESUME_TAG, execution_tags
 from noetl_dagster.dagster_internals import (
     InMemoryJob,
     LoadableTargetOrigin,

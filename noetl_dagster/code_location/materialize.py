@@ -17,9 +17,9 @@ from dagster import (
     DagsterInstance,
 )
 
+from noetl_dagster.code_location.definitions import default_resource
 from noetl_dagster.code_location.launch import Launch, launch, prepare
-from noetl_dagster.code_location.loading import default_resource
-from noetl_dagster.compiler.assets.partitions import chosen_partition
+from noetl_dagster.compiler.partitions import chosen_partition
 from noetl_dagster.compiler.session import NOETL
 from noetl_dagster.engine.executions.overview import Overview, full_overview
 from noetl_dagster.engine.executions.results import value_of

@@ -10,7 +10,7 @@ from weakref import WeakValueDictionary
 
 from dagster import Definitions, SourceAsset
 
-from noetl_dagster.compiler.assets.observing import source_assets
+from noetl_dagster.compiler.automation import source_assets
 from noetl_dagster.compiler.job import PlaybookJob, compile_playbook
 from noetl_dagster.compiler.lineage.tables import PlaybookWriters
 from noetl_dagster.compiler.ops import RESULTS_IO, needs_spark

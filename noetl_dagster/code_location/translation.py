@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from dagster import AssetSpec, DagsterInvalidDefinitionError
 
-from noetl_dagster.compiler.assets.specs import asset_spec
+from noetl_dagster.compiler.specs import asset_spec
 from noetl_dagster.playbook.assets import key_text
 from noetl_dagster.playbook.models import Playbook, Step
 

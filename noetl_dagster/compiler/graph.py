@@ -17,12 +17,12 @@ from dagster import (
     OutputMapping,
 )
 
-from noetl_dagster.compiler.assets.reading import Partitioned, Reading, readings_of
-from noetl_dagster.compiler.assets.specs import check_specs
 from noetl_dagster.compiler.config import workload_mapping
 from noetl_dagster.compiler.lineage.tables import Writers
 from noetl_dagster.compiler.names import FANIN_SUFFIX, GROUP_SUFFIX, asset_key, dagster_name, unique_names
 from noetl_dagster.compiler.ops import EXPANDED, GROUPS, RESULT, TOKENS_IN, OpMaker, arc_output, check_output
+from noetl_dagster.compiler.readings import Partitioned, Reading, readings_of
+from noetl_dagster.compiler.specs import check_specs
 from noetl_dagster.dagster_internals import DynamicCollectDependencyDefinition
 from noetl_dagster.playbook.graph import Region, StepGraph
 from noetl_dagster.playbook.models import Playbook

@@ -17,15 +17,14 @@ from dagster import (
     define_asset_job,
 )
 
-from noetl_dagster.compiler.assets.partitions import partitions_of
-from noetl_dagster.compiler.assets.reading import Partitioned
-from noetl_dagster.compiler.assets.schedules import schedules_of
-from noetl_dagster.compiler.assets.specs import asset_spec, check_specs, condition_of
-from noetl_dagster.compiler.executor import noetl_executor
+from noetl_dagster.compiler.executors.noetl import noetl_executor
 from noetl_dagster.compiler.graph import PlaybookGraph, asset_deps, build_graph
 from noetl_dagster.compiler.lineage.tables import PlaybookWriters, Writers
 from noetl_dagster.compiler.names import asset_key, dagster_name, tag_key
-from noetl_dagster.compiler.pods.tags import run_tags
+from noetl_dagster.compiler.partitions import partitions_of, schedules_of
+from noetl_dagster.compiler.pod_tags import run_tags
+from noetl_dagster.compiler.readings import Partitioned
+from noetl_dagster.compiler.specs import asset_spec, check_specs, condition_of
 from noetl_dagster.dagster_internals import UnresolvedAssetJobDefinition
 from noetl_dagster.playbook.graph import StepGraph
 from noetl_dagster.playbook.models import Playbook

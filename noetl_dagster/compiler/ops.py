@@ -18,12 +18,12 @@ from dagster import (
     Output,
 )
 
-from noetl_dagster.compiler.assets.lineage import prepare_lineage
-from noetl_dagster.compiler.assets.reading import Reading
 from noetl_dagster.compiler.config import WORKLOAD
+from noetl_dagster.compiler.lineage.metadata import prepare_lineage
 from noetl_dagster.compiler.lineage.tables import Writers, no_writers
 from noetl_dagster.compiler.names import FANIN_SUFFIX, GROUP_SUFFIX, dagster_name
-from noetl_dagster.compiler.pods.tags import op_tags
+from noetl_dagster.compiler.pod_tags import op_tags
+from noetl_dagster.compiler.readings import Reading
 from noetl_dagster.compiler.session import NOETL, PYSPARK, OpSession
 from noetl_dagster.compiler.tokens import TOKENS
 from noetl_dagster.engine.executions.ahead import uses_spark

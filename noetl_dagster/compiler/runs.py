@@ -1,10 +1,234 @@
-"""Dagster runs of an execution."""
+"""The execution that a Dagster run drives, and the runs of an execution."""
 
 from __future__ import annotations
 
+import hashlib
+from typing import Any
+
 from dagster import DagsterInstance, DagsterRun, DagsterRunStatus, RunsFilter
 
-from noetl_dagster.compiler.attach import EXECUTION_TAG, ending_among_others
+from noetl_dagster.compiler.names import dagster_name
+from noetl_dagster.compiler.partitions import PARTITION_TAG, partition_of
+from noetl_dagster.engine.engine import Engine
+from noetl_dagster.engine.recovery.abandoned import RECOVERY
+from noetl_dagster.errors import ExecutionNotFoundError, ExecutionStateError
+from noetl_dagster.events.state import ExecutionStatus
+from noetl_dagster.playbook.assets import Partition
+from noetl_dagster.playbook.models import Playbook
+from noetl_dagster.process.tracing.trace import Trace
+from noetl_dagster.worker.execution import Execution
+
+EXECUTION_TAG = "noetl/execution_id"
+"""Run tag that names the execution."""
+
+OWNER_TAG = "noetl/run_id"
+"""Run tag: the run which the execution tag was written for. Re-executions inherit their parent's."""
+
+RESUME_TAG = "noetl/resume"
+"""Run tag of a run that goes on with an execution; its value is the run's own id."""
+
+RESUME_EPOCH_TAG = "noetl/resume_epoch"
+"""Run tag of a run that was requested to go on with an execution, by whoever cannot know the run's id
+beforehand; its value is the epoch that the run is to open."""
+
+TRACE_TAG = "noetl/trace_id"
+"""Run tag that names the trace of the execution, where one is recorded."""
+
+_driven: dict[tuple[str, str], int] = {}
+"""Executions by the runs of this process that drive them and by playbook, so that each op need not read its run
+again."""
+
+_LONGEST = 50
+"""Characters of a playbook's name in a tag: Dagster allows 63 after the slash."""
+
+_FROM_FAILURE_TAG = "dagster/is_resume_retry"
+
+
+def execution_tags(
+    execution_id: int, run_id: str, own: str = "", *, trace: Trace | None = None
+) -> dict[str, str]:
+    """Tags of a run that drives an execution.
+
+    Args:
+        own: what the tags of this playbook end with, from :func:`tag_ending`; the plain ones are written too.
+    """
+    plain = {EXECUTION_TAG: str(execution_id), OWNER_TAG: run_id}
+    if trace is not None:
+        plain[TRACE_TAG] = f"{trace.trace_id:032x}"
+    return plain | {f"{name}{own}": value for name, value in plain.items()}
+
+
+def tag_ending(run: DagsterRun, playbook: Playbook) -> str:
+    """What tells a playbook's execution from others of the same run: nothing in a run of its own job.
+
+    A run that materialises chosen assets, from the UI, a backfill or automation, may be of several playbooks.
+    """
+    return ending_of(run, playbook.name)
+
+
+def ending_of(run: DagsterRun, playbook: str) -> str:
+    """:func:`tag_ending` of a playbook of that name."""
+    return "" if run.job_name == dagster_name(playbook) else ending_among_others(playbook)
+
+
+def ending_among_others(playbook: str) -> str:
+    """What the tags of a playbook's execution end with in a run that may be of several."""
+    name = dagster_name(playbook)
+    if len(name) > _LONGEST:
+        name = f"{name[: _LONGEST - 9]}-{hashlib.sha256(name.encode()).hexdigest()[:8]}"
+    return f".{name}"
+
+
+def is_continuation(run: DagsterRun, *, starts: bool = False) -> bool:
+    """Whether a run goes on with an execution: from failure, with selected steps, or on request.
+
+    A run that re-executes the whole of its parent starts an execution of its own.
+
+    Args:
+        starts: the step that starts executions is among those that the run executes.
+    """
+    tags = run.tags
+    if tags.get(_FROM_FAILURE_TAG) == "true" or tags.get(RESUME_TAG) == run.run_id:
+        return True
+    if RESUME_EPOCH_TAG in tags and run.parent_run_id is None:  # re-executions inherit the tag
+        return True
+    return bool(run.parent_run_id and run.step_keys_to_execute) and not starts
+
+
+def execution_id_of(
+    instance: DagsterInstance, run: DagsterRun, own: str, *, starts: bool = False
+) -> int | None:
+    """The execution of a playbook that a run drives or continues; None when it has not started one yet.
+
+    Args:
+        own: from :func:`tag_ending`.
+    """
+    known: DagsterRun | None = instance.get_run_by_id(run.run_id) or run
+    while known is not None:
+        tags = known.tags
+        continues = is_continuation(known, starts=starts and known.run_id == run.run_id)
+        found = tags.get(EXECUTION_TAG + own)
+        if found is not None and (tags.get(OWNER_TAG + own) == known.run_id or continues):
+            return int(found)
+        if not continues or known.parent_run_id is None:
+            return None
+        known = instance.get_run_by_id(known.parent_run_id)
+    return None
+
+
+async def attach(
+    engine: Engine,
+    instance: DagsterInstance,
+    run: DagsterRun,
+    playbook: Playbook,
+    workload: dict[str, Any] | None,
+) -> Execution:
+    """The execution of a run: started by its first op, continued by a run that re-executes from failure.
+
+    Args:
+        workload: overrides from the run config; None for ops that cannot start an execution.
+
+    Raises:
+        ExecutionStateError: another run has taken the execution over, it has ended, or the run is of no
+            partition of a playbook that has them.
+    """
+    own = tag_ending(run, playbook)
+    driven = (run.run_id, playbook.name)
+    execution_id = _driven.get(driven) or execution_id_of(instance, run, own, starts=workload is not None)
+    if execution_id is not None and (workload is None or await _exists(engine, execution_id)):
+        execution = await _join(engine, instance, run, execution_id, own)
+    elif workload is None:
+        raise ExecutionStateError(
+            f"run {run.run_id} has no {EXECUTION_TAG} tag; launch the job again from its first step"
+        )
+    else:
+        origin = {"dagster_run_id": run.run_id}
+        execution = await engine.lifecycle.create(
+            playbook,
+            workload,
+            execution_id=execution_id,
+            origin=origin,
+            partition=_partition(instance, run, playbook),
+        )
+        instance.add_run_tags(
+            run.run_id, execution_tags(execution.id, run.run_id, own, trace=execution.trace)
+        )
+    await engine.liveness.hold(execution.id)
+    _driven[driven] = execution.id
+    return execution
+
+
+def _partition(instance: DagsterInstance, run: DagsterRun, playbook: Playbook) -> Partition | None:
+    """The partition of a run, None where the playbook has none."""
+    if not playbook.dagster.partitions:
+        return None
+    key = run.tags.get(PARTITION_TAG)
+    if key is None:
+        raise ExecutionStateError(
+            f"playbook {playbook.name} has partitions, and this run is of none; launch it with one of them"
+        )
+    return partition_of(playbook, key, instance)
+
+
+async def _join(
+    engine: Engine, instance: DagsterInstance, run: DagsterRun, execution_id: int, own: str
+) -> Execution:
+    """An execution that there is: the run's own, or one that it takes over in a new epoch."""
+    execution = await engine.runtime.load(execution_id)
+    state = execution.state
+    if state.status is ExecutionStatus.CANCELLED:
+        raise ExecutionStateError(f"execution {execution_id} was cancelled: {state.error}")
+    if state.run_id == run.run_id:
+        return execution
+    continues = is_continuation(run)
+    nobodys = state.epoch == 1 and state.run_id is None  # accepted over HTTP
+    if nobodys and not state.is_running and not continues:
+        raise ExecutionStateError(
+            f"execution {execution_id} ended before its run began: {state.error}; this run stops"
+        )
+    if not nobodys and not continues:
+        raise ExecutionStateError(
+            f"execution {execution_id} was taken over by run {state.run_id}; this run stops"
+        )
+    _check_epoch(execution, run)
+    origin = {"dagster_run_id": run.run_id}
+    if RESUME_EPOCH_TAG in run.tags and run.parent_run_id is None:
+        origin[RECOVERY] = run.tags[RESUME_EPOCH_TAG]
+    execution = await _continue(engine, execution, run, origin)
+    instance.add_run_tags(run.run_id, execution_tags(execution.id, run.run_id, own, trace=execution.trace))
+    return execution
+
+
+def _check_epoch(execution: Execution, run: DagsterRun) -> None:
+    """Refuses a requested run that comes too late: somebody else has resumed the execution."""
+    wanted = run.tags.get(RESUME_EPOCH_TAG) if run.parent_run_id is None else None
+    if wanted is not None and int(wanted) != execution.state.epoch + 1:
+        raise ExecutionStateError(
+            f"execution {execution.id} is in epoch {execution.state.epoch}; "
+            f"this run was to open {wanted} and stops"
+        )
+
+
+async def _exists(engine: Engine, execution_id: int) -> bool:
+    try:
+        await engine.runtime.load(execution_id)
+    except ExecutionNotFoundError:
+        return False
+    return True
+
+
+async def _continue(
+    engine: Engine, execution: Execution, run: DagsterRun, origin: dict[str, Any]
+) -> Execution:
+    """Opens the run's epoch; of several ops that start at once, one opens it and the others find it open."""
+    try:
+        return await engine.lifecycle.resume(execution.id, origin=origin, after=execution.state.epoch)
+    except ExecutionStateError:
+        execution = await engine.runtime.load(execution.id)
+        if execution.state.run_id != run.run_id:
+            raise
+        return execution
+
 
 _ENDED = frozenset({DagsterRunStatus.SUCCESS, DagsterRunStatus.FAILURE, DagsterRunStatus.CANCELED})
 

@@ -19,16 +19,16 @@ from dagster import (
     TableSchema,
 )
 
-from noetl_dagster.compiler.assets.elsewhere import Elsewhere
-from noetl_dagster.compiler.assets.lineage import lineage_metadata, rows_metadata
-from noetl_dagster.compiler.assets.partitions import chosen_partition
-from noetl_dagster.compiler.assets.specs import relation_metadata
-from noetl_dagster.compiler.attach import attach
 from noetl_dagster.compiler.drive import drive
-from noetl_dagster.compiler.executor import processes_of, runs_in_one_process
+from noetl_dagster.compiler.executors.noetl import processes_of, runs_in_one_process
+from noetl_dagster.compiler.external_assets import Elsewhere
+from noetl_dagster.compiler.lineage.metadata import lineage_metadata, rows_metadata
 from noetl_dagster.compiler.lineage.tables import Writers
 from noetl_dagster.compiler.names import asset_key
+from noetl_dagster.compiler.partitions import chosen_partition
 from noetl_dagster.compiler.pipes import Pipes, hearing, told
+from noetl_dagster.compiler.runs import attach
+from noetl_dagster.compiler.specs import relation_metadata
 from noetl_dagster.engine.engine import Engine
 from noetl_dagster.engine.executions.ahead import prepare_spark
 from noetl_dagster.engine.executions.progress import loop_progress

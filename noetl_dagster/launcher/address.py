@@ -1,4 +1,7 @@
-"""Where a run server listens: one for each environment, since runs have the environment of their server."""
+"""Run servers from the outside: where one listens, how to talk to it, and the run tags that name it.
+
+There is one run server for each environment, since runs have the environment of their server.
+"""
 
 from __future__ import annotations
 
@@ -13,9 +16,73 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
+
+import orjson
 
 from noetl_dagster.errors import ServiceError
-from noetl_dagster.launcher.messages import Channel
+
+Message = dict[str, Any]
+
+READ_BYTES = 1 << 16
+
+
+class Channel:
+    """One end of a connection. Reading never blocks where the socket does not."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        self.sock = sock
+        self._unread = b""
+
+    def fileno(self) -> int:
+        return self.sock.fileno()
+
+    def send(self, message: Message) -> None:
+        """Sends a message, whole.
+
+        Raises:
+            OSError: the other side is gone.
+        """
+        self.sock.sendall(orjson.dumps(message) + b"\n")
+
+    def arrived(self) -> list[Message] | None:
+        """Messages that are here after one read from the socket; None when the other side is gone."""
+        try:
+            more = self.sock.recv(READ_BYTES)
+        except BlockingIOError:
+            return []
+        except OSError:
+            return None
+        if not more:
+            return None
+        *lines, self._unread = (self._unread + more).split(b"\n")
+        return [orjson.loads(line) for line in lines]
+
+    def receive(self) -> Message | None:
+        """The next message, waited for; None when the other side is gone. For one message at a time."""
+        while True:
+            found = self.arrived()
+            if found is None or found:
+                return found[0] if found else None
+
+    def close(self) -> None:
+        self.sock.close()
+
+
+LAUNCHER_TAG = "noetl/run_server"
+"""Run tag that names the run server which was given the run."""
+
+PRIORITY_TAG = "dagster/priority"
+"""Run tag of Dagster's own queue: the run with the larger number goes first."""
+
+
+def priority_of(tags: Mapping[str, str]) -> int:
+    """Priority of a run by its tags; 0 where there is none, or none that is a number."""
+    try:
+        return int(tags.get(PRIORITY_TAG, "0"))
+    except ValueError:
+        return 0
+
 
 START_SECONDS = 60.0
 """How long a run server may take until it listens."""

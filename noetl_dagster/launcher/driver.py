@@ -29,10 +29,8 @@ from noetl_dagster.dagster_internals import (
 )
 from noetl_dagster.errors import NoetlError
 from noetl_dagster.launcher import compute_logs
-from noetl_dagster.launcher.address import Address
-from noetl_dagster.launcher.marks import Mark, driver_of
-from noetl_dagster.launcher.messages import Channel, Message
-from noetl_dagster.launcher.tags import LAUNCHER_TAG, PRIORITY_TAG, priority_of
+from noetl_dagster.launcher.address import LAUNCHER_TAG, PRIORITY_TAG, Address, Channel, Message, priority_of
+from noetl_dagster.launcher.run_locks import Mark, driver_of
 from noetl_dagster.playbook.catalog import names_version
 from noetl_dagster.playbook.loader import load_playbook
 from noetl_dagster.process.event_loop import run_sync

@@ -12,8 +12,7 @@ import orjson
 
 from noetl_dagster.engine.engine import Engine
 from noetl_dagster.errors import ServiceError
-from noetl_dagster.launcher.address import Address
-from noetl_dagster.launcher.messages import Message
+from noetl_dagster.launcher.address import Address, Message
 from noetl_dagster.playbook.models import Playbook
 from noetl_dagster.process.event_loop import cancel_and_wait
 from noetl_dagster.service.launching import ProcessLauncher

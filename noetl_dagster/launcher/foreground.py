@@ -11,9 +11,8 @@ from typing import Any
 
 from noetl_dagster import embedded
 from noetl_dagster.errors import ServiceError
-from noetl_dagster.launcher.address import Address
-from noetl_dagster.launcher.marks import driver_of, interrupt
-from noetl_dagster.launcher.messages import Channel
+from noetl_dagster.launcher.address import Address, Channel
+from noetl_dagster.launcher.run_locks import driver_of, interrupt
 from noetl_dagster.playbook.models import Playbook
 from noetl_dagster.settings import Settings
 

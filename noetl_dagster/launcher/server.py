@@ -23,8 +23,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from noetl_dagster.launcher.address import Address
-from noetl_dagster.launcher.messages import Channel, Message
+from noetl_dagster.launcher.address import Address, Channel, Message
 from noetl_dagster.process import logs
 from noetl_dagster.settings import get_settings
 

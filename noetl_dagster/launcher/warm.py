@@ -19,10 +19,8 @@ from noetl_dagster.dagster_internals import (
     serialize_value,
 )
 from noetl_dagster.errors import ServiceError
-from noetl_dagster.launcher.address import Address
-from noetl_dagster.launcher.marks import driver_of, interrupt
-from noetl_dagster.launcher.messages import Message
-from noetl_dagster.launcher.tags import LAUNCHER_TAG, priority_of
+from noetl_dagster.launcher.address import LAUNCHER_TAG, Address, Message, priority_of
+from noetl_dagster.launcher.run_locks import driver_of, interrupt
 
 logger = logging.getLogger(__name__)
 

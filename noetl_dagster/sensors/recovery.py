@@ -18,11 +18,10 @@ from dagster import (
     sensor,
 )
 
-from noetl_dagster.compiler.assets.partitions import partition_tags
-from noetl_dagster.compiler.attach import EXECUTION_TAG, RESUME_EPOCH_TAG
 from noetl_dagster.compiler.job import PlaybookJob
 from noetl_dagster.compiler.names import sensor_name
-from noetl_dagster.compiler.runs import bury, latest_run
+from noetl_dagster.compiler.partitions import partition_tags
+from noetl_dagster.compiler.runs import EXECUTION_TAG, RESUME_EPOCH_TAG, bury, latest_run
 from noetl_dagster.engine.recovery.abandoned import Abandoned, Request, Verdict, remember, remembered
 from noetl_dagster.playbook.assets import Partition
 from noetl_dagster.resources.engines import EngineProvider

@@ -20,11 +20,11 @@ Cli = Callable[..., subprocess.CompletedProcess[str]]
 COMMAND = [sys.executable, "-m", "noetl_dagster"]
 
 IMPORTED = [
-    "noetl_dagster.cli.commands.upkeep.control",
+    "noetl_dagster.cli.commands.upkeep",
     "noetl_dagster.cli.commands.executions",
     "noetl_dagster.cli.commands.ingest",
-    "noetl_dagster.cli.commands.authoring.language",
-    "noetl_dagster.cli.commands.authoring.migration",
+    "noetl_dagster.cli.commands.check",
+    "noetl_dagster.cli.commands.authoring",
     "noetl_dagster.cli.commands.run",
     "dagster_postgres",
 ]

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from noetl_dagster.cli.commands.authoring.reports import Findings, ReportFormat, report
+from noetl_dagster.cli.commands.check import Findings, ReportFormat, report
 from noetl_dagster.errors import Place, Problem, ProblemKind
 from noetl_dagster.playbook.loader import parse_report
 from tests.cli.conftest import Cli

@@ -19,7 +19,7 @@ import pytest
 from pydantic import SecretStr
 
 from noetl_dagster import embedded
-from noetl_dagster.cli.doctor.examination import examine
+from noetl_dagster.cli.commands.settings import examine
 from noetl_dagster.cli.doctor.finding import Check, Finding, State, in_background, ok
 from noetl_dagster.cli.doctor.servers import server_checks
 from noetl_dagster.embedded.servers import program

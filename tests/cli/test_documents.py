@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 import noetl_dagster
-from noetl_dagster.cli.commands.documents import settings_page
+from noetl_dagster.cli.commands.settings import settings_page
 from noetl_dagster.playbook.loader import parse_report
 
 PROJECT = Path(__file__).parents[2]

@@ -10,8 +10,7 @@ from importlib.metadata import version
 import pytest
 from typer.testing import CliRunner
 
-from noetl_dagster.cli.app import Commands, app
-from noetl_dagster.cli.lazy import LazyCommand
+from noetl_dagster.cli.app import Commands, LazyCommand, app
 
 HEAVY = {"dagster", "fastapi", "pyarrow", "pyspark", "nats", "asyncpg"}
 

@@ -18,9 +18,9 @@ from dagster import (
     asset,
 )
 
-from noetl_dagster.code_location.loading import load_playbooks
+from noetl_dagster.code_location.definitions import load_playbooks
 from noetl_dagster.code_location.translation import PlaybookStep
-from noetl_dagster.compiler.attach import EXECUTION_TAG
+from noetl_dagster.compiler.runs import EXECUTION_TAG
 from noetl_dagster.resources.engines import EngineProvider
 from noetl_dagster.resources.noetl import NoetlResource
 from tests.playbooks import text_of

@@ -18,7 +18,7 @@ from dagster import (
 )
 
 from noetl_dagster.code_location.playbooks import definitions_of
-from noetl_dagster.compiler.attach import EXECUTION_TAG
+from noetl_dagster.compiler.runs import EXECUTION_TAG
 from noetl_dagster.events.state import ExecutionState
 from noetl_dagster.process.event_loop import run_sync
 from noetl_dagster.resources.engines import EngineProvider

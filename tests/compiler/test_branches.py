@@ -11,7 +11,7 @@ from dagster import DagsterInstance
 
 from noetl_dagster.code_location.launch import launch
 from noetl_dagster.code_location.playbooks import definitions_of
-from noetl_dagster.compiler.attach import EXECUTION_TAG
+from noetl_dagster.compiler.runs import EXECUTION_TAG
 from noetl_dagster.dagster_internals import InMemoryJob, execute_run
 from noetl_dagster.process.event_loop import run_sync
 from noetl_dagster.resources.engines import EngineProvider

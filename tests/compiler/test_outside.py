@@ -22,9 +22,8 @@ from dagster import (
 )
 
 from noetl_dagster.code_location.playbooks import definitions_of
-from noetl_dagster.compiler.assets.automation import build_pool_sensor, limits_of
-from noetl_dagster.compiler.assets.observing import build_observation_sensor
-from noetl_dagster.compiler.attach import EXECUTION_TAG
+from noetl_dagster.compiler.automation import build_observation_sensor, build_pool_sensor, limits_of
+from noetl_dagster.compiler.runs import EXECUTION_TAG
 from noetl_dagster.events.state import ExecutionState
 from noetl_dagster.io_managers import MinioIOManager, PvcIOManager
 from noetl_dagster.process.event_loop import run_sync

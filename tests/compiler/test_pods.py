@@ -13,7 +13,7 @@ from dagster_k8s.job import get_user_defined_k8s_config
 from noetl_dagster.code_location.launch import launch
 from noetl_dagster.code_location.playbooks import definitions_of
 from noetl_dagster.compiler.executors.pods import POD_TAG
-from noetl_dagster.compiler.pods.tags import CONFIG_TAG, config_of
+from noetl_dagster.compiler.pod_tags import CONFIG_TAG, config_of
 from noetl_dagster.dagster_internals import InMemoryJob, execute_run
 from noetl_dagster.engine.executions.ahead import spark_steps_ahead
 from noetl_dagster.playbook.pods import Amount, Pod

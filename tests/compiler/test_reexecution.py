@@ -13,7 +13,7 @@ from dagster._core.execution.plan.state import KnownExecutionState
 
 from noetl_dagster.code_location.playbooks import definitions_of
 from noetl_dagster.compiler import attach as attach_module
-from noetl_dagster.compiler.attach import EXECUTION_TAG, attach, execution_tags
+from noetl_dagster.compiler.runs import EXECUTION_TAG, attach, execution_tags
 from noetl_dagster.dagster_internals import InMemoryJob, execute_run
 from noetl_dagster.events.state import ExecutionState, ExecutionStatus
 from noetl_dagster.process.event_loop import run_sync

@@ -188,7 +188,7 @@ def test_the_api_serves_is_healthy_and_ends(
 def test_the_code_location_answers(platform: Image, settings: Settings, tmp_path: Path) -> None:
     """With its instance mounted as a ConfigMap would be, and the probe of its pod."""
     storage = {
-        "module": "noetl_dagster.compiler.executors.postgres",
+        "module": "noetl_dagster.compiler.executors.storages",
         "class": "PostgresStorage",
         "config": {"postgres_url": {"env": "NOETL_DAGSTER_DB_URL"}},
     }

@@ -17,9 +17,7 @@ from dagster._core.definitions.reconstruct import ReconstructableRepository
 
 from noetl_dagster import embedded
 from noetl_dagster.code_location.launch import _origin, prepare
-from noetl_dagster.launcher.address import Address
-from noetl_dagster.launcher.messages import Message
-from noetl_dagster.launcher.tags import PRIORITY_TAG
+from noetl_dagster.launcher.address import PRIORITY_TAG, Address, Message
 from noetl_dagster.playbook.loader import load_playbook
 from noetl_dagster.resources.engines import EngineProvider
 from noetl_dagster.settings import Settings, get_settings

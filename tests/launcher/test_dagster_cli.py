@@ -12,7 +12,7 @@ import pytest
 from dagster import DagsterInstance, DagsterRunStatus
 
 from noetl_dagster import embedded
-from noetl_dagster.launcher.tags import LAUNCHER_TAG
+from noetl_dagster.launcher.address import LAUNCHER_TAG
 from noetl_dagster.settings import Settings
 from tests.launcher.conftest import GATED
 from tests.waiting import PROCESS_SECONDS, until_now

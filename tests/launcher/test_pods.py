@@ -21,8 +21,7 @@ from dagster._core.definitions.reconstruct import ReconstructableRepository
 
 from noetl_dagster import embedded
 from noetl_dagster.code_location.launch import _origin, prepare
-from noetl_dagster.compiler.attach import EXECUTION_TAG, RESUME_EPOCH_TAG
-from noetl_dagster.compiler.runs import latest_run
+from noetl_dagster.compiler.runs import EXECUTION_TAG, RESUME_EPOCH_TAG, latest_run
 from noetl_dagster.engine.recovery.abandoned import Abandoned, Verdict
 from noetl_dagster.events.state import ExecutionState, ExecutionStatus
 from noetl_dagster.playbook.loader import load_playbook

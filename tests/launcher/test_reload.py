@@ -13,7 +13,7 @@ from dagster._core.workspace.context import WorkspaceProcessContext
 from dagster._core.workspace.load_target import ModuleTarget
 
 from noetl_dagster.code_location.launch import LOCATION
-from noetl_dagster.compiler.attach import EXECUTION_TAG, RESUME_EPOCH_TAG
+from noetl_dagster.compiler.runs import EXECUTION_TAG, RESUME_EPOCH_TAG
 from noetl_dagster.engine.engine import Engine
 from noetl_dagster.events.state import ExecutionState
 from noetl_dagster.process.event_loop import run_sync

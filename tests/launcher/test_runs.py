@@ -10,14 +10,14 @@ from pathlib import Path
 import psutil
 from dagster import DagsterRunStatus, SensorResult, build_sensor_context
 
-from noetl_dagster.compiler.attach import EXECUTION_TAG, RESUME_EPOCH_TAG
 from noetl_dagster.compiler.job import compile_playbook
 from noetl_dagster.compiler.names import asset_key
+from noetl_dagster.compiler.runs import EXECUTION_TAG, RESUME_EPOCH_TAG
 from noetl_dagster.engine.engine import Engine
 from noetl_dagster.engine.recovery.abandoned import Verdict
 from noetl_dagster.events.state import ExecutionStatus
+from noetl_dagster.launcher.address import LAUNCHER_TAG
 from noetl_dagster.launcher.server import _stamp
-from noetl_dagster.launcher.tags import LAUNCHER_TAG
 from noetl_dagster.playbook.loader import load_playbook
 from noetl_dagster.process.event_loop import run_sync
 from noetl_dagster.resources.engines import EngineProvider, close_engines

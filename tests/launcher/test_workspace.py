@@ -19,14 +19,12 @@ import httpx
 import pytest
 from dagster import DagsterRun, DagsterRunStatus
 
-from noetl_dagster.compiler.attach import EXECUTION_TAG, RESUME_EPOCH_TAG, attach
-from noetl_dagster.compiler.runs import latest_run
+from noetl_dagster.compiler.runs import EXECUTION_TAG, RESUME_EPOCH_TAG, attach, latest_run
 from noetl_dagster.engine.engine import Engine
 from noetl_dagster.errors import ExecutionStateError, LaunchError, NotDeployedError
 from noetl_dagster.events.state import ExecutionStatus
-from noetl_dagster.launcher.tags import PRIORITY_TAG
-from noetl_dagster.launcher.workspace.executions import WorkspaceLauncher
-from noetl_dagster.launcher.workspace.jobs import Workspace
+from noetl_dagster.launcher.address import PRIORITY_TAG
+from noetl_dagster.launcher.workspace import Workspace, WorkspaceLauncher
 from noetl_dagster.playbook.loader import load_playbook
 from noetl_dagster.process.event_loop import run_sync
 from noetl_dagster.resources.engines import EngineProvider, close_engines
@@ -228,7 +226,7 @@ async def test_an_outage_while_a_run_is_made_fails_its_execution(
             patched.setattr(api.engine.liveness, "hold", away)
         else:
             patched.setattr(api.engine.liveness, "release", away)
-            patched.setattr("noetl_dagster.launcher.workspace.executions.compile_playbook", None)
+            patched.setattr("noetl_dagster.launcher.workspace.compile_playbook", None)
         workload = {"name": "never"}
         answer = await api.client.post(
             "/api/executions/execute", json={"path": "tests/gated", "workload": workload}

@@ -26,11 +26,10 @@ from dagster import (
     build_sensor_context,
 )
 
-from noetl_dagster.code_location.control import control_of
+from noetl_dagster.code_location.definitions import control_of
 from noetl_dagster.code_location.playbooks import definitions_of
-from noetl_dagster.compiler.attach import execution_tags
 from noetl_dagster.compiler.job import PlaybookJob, compile_playbook
-from noetl_dagster.compiler.runs import latest_run
+from noetl_dagster.compiler.runs import execution_tags, latest_run
 from noetl_dagster.engine.engine import Engine
 from noetl_dagster.engine.recovery.abandoned import Abandoned, Request, Verdict, remember, remembered
 from noetl_dagster.errors import PlaybookError

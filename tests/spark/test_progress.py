@@ -11,7 +11,7 @@ from dagster import DagsterInstance
 from noetl_dagster.cli.progress import _Lines, _refresh
 from noetl_dagster.code_location.playbooks import definitions_of
 from noetl_dagster.compiler import drive
-from noetl_dagster.compiler.attach import EXECUTION_TAG
+from noetl_dagster.compiler.runs import EXECUTION_TAG
 from noetl_dagster.engine.executions.progress import running_notes
 from noetl_dagster.playbook.loader import parse_playbook
 from noetl_dagster.process.event_loop import run_sync

@@ -8,7 +8,7 @@
 {{- $variables := dict "root" . "component" (omit $run "dagster") "pod" $pod }}{{/* Dagster sets DAGSTER_HOME */}}
 storage:
   custom:
-    module: noetl_dagster.compiler.executors.postgres
+    module: noetl_dagster.compiler.executors.storages
     class: PostgresStorage
     config:
       postgres_url: {env: NOETL_DAGSTER_DB_URL}

@@ -117,7 +117,7 @@ def run_playbook(
 
 def _of_partition(session: Session, playbook: Playbook, workload: dict[str, Any], key: str | None) -> int:
     """Begins an execution of a partition: it is in the log before its run."""
-    from noetl_dagster.compiler.assets.partitions import chosen_partition
+    from noetl_dagster.compiler.partitions import chosen_partition
 
     partition = chosen_partition(playbook, workload, key)
     return run_sync(session.engine.lifecycle.create(playbook, workload, partition=partition)).id

@@ -1,4 +1,4 @@
-"""Dagster's storages for a process that drives runs: connections stay open, and what is known is not asked again."""
+"""Dagster's storages for processes that drive runs: connections stay open, and table columns are looked up once."""
 
 from __future__ import annotations
 
@@ -9,9 +9,13 @@ from typing import Any
 from weakref import WeakSet
 
 from dagster import DagsterInstance
+from dagster_postgres import DagsterPostgresStorage
 from sqlalchemy import event
 from sqlalchemy.exc import DisconnectionError
 from sqlalchemy.pool import QueuePool
+
+from noetl_dagster.dagster_internals import ConfigurableClassData
+from noetl_dagster.embedded.dagster_home import driver_url
 
 STATEMENT_MILLISECONDS = 0
 """No statement of a run is given up: 0 is PostgreSQL's own word for that."""
@@ -86,3 +90,18 @@ def _remember(storage: Any, question: str) -> None:
         return known
 
     setattr(storage, question, answer)
+
+
+class PostgresStorage(DagsterPostgresStorage):
+    """``DagsterPostgresStorage``, whose ``postgres_url`` may be a bare ``postgresql://``.
+
+    So that one Secret serves ``dagster.yaml`` and ``NOETL_DAGSTER_DB_URL``. Its configuration is that of the class
+    it stands on.
+    """
+
+    @classmethod
+    def from_config_value(cls, inst_data: ConfigurableClassData | None, config_value: Any) -> Any:
+        given: Any = dict(config_value)
+        if given.get("postgres_url") is not None:
+            given["postgres_url"] = driver_url(given["postgres_url"])
+        return super().from_config_value(inst_data, given)

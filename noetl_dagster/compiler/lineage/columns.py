@@ -15,7 +15,7 @@ from sqlglot.optimizer.qualify import qualify
 from sqlglot.optimizer.scope import build_scope, traverse_scope
 from sqlglot.schema import MappingSchema
 
-from noetl_dagster.compiler.lineage.text import MARK
+from noetl_dagster.compiler.lineage.tables import MARK
 
 logging.getLogger("sqlglot").setLevel(
     logging.CRITICAL

@@ -10,15 +10,16 @@ from typing import Any
 
 from noetl_dagster.compiler.lineage.columns import Column, Columns, script_of
 from noetl_dagster.compiler.lineage.tables import (
+    MARK,
     Table,
     Writers,
+    folded,
     no_writers,
     place_of,
     sql_of,
     visible,
     without,
 )
-from noetl_dagster.compiler.lineage.text import MARK, folded
 from noetl_dagster.playbook.assets import Key, ReadPartition, call_name
 from noetl_dagster.playbook.models import Playbook, Step, Task
 

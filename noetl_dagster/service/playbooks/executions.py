@@ -163,7 +163,7 @@ async def _playbook(plane: Plane, path: str) -> Playbook:
 def _partition(playbook: Playbook, request: Execute) -> Partition | None:
     if request.partition is None and not playbook.dagster.partitions:
         return None
-    from noetl_dagster.compiler.assets.partitions import chosen_partition  # Dagster takes seconds to import
+    from noetl_dagster.compiler.partitions import chosen_partition  # Dagster takes seconds to import
 
     try:
         return chosen_partition(playbook, request.workload, request.partition)

@@ -6,8 +6,13 @@ from pathlib import Path
 
 import pytest
 
-from noetl_dagster.compiler.lineage.tables import FolderWriters, PlaybookWriters, Table, tables_written
-from noetl_dagster.compiler.lineage.text import settled_text
+from noetl_dagster.compiler.lineage.tables import (
+    FolderWriters,
+    PlaybookWriters,
+    Table,
+    settled_text,
+    tables_written,
+)
 from tests.playbooks import playbook, text_of
 
 

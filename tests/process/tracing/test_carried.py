@@ -26,7 +26,7 @@ from noetl_dagster.engine.engine import Engine
 from noetl_dagster.events.state import ExecutionStatus
 from noetl_dagster.events.transport.nats.connection import connect
 from noetl_dagster.events.transport.nats.names import Names
-from noetl_dagster.launcher.tags import LAUNCHER_TAG
+from noetl_dagster.launcher.address import LAUNCHER_TAG
 from noetl_dagster.process import logs
 from noetl_dagster.process.tracing.spans import SpanRef, span_id_of, trace_id_of
 from noetl_dagster.resources.engines import EngineProvider

@@ -1,4 +1,4 @@
-"""Results of assets that no playbook makes: ordinary Python assets of the same Dagster."""
+"""Values of assets that no playbook makes: ordinary Python assets of the same Dagster instance."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 from dagster import AssetKey, AssetMaterialization, AssetRecordsFilter, OpExecutionContext
 
-from noetl_dagster.compiler.assets.observing import DATA_VERSION
+from noetl_dagster.compiler.automation import DATA_VERSION
 from noetl_dagster.engine.runtime import Runtime
 from noetl_dagster.errors import AssetNotFoundError
 from noetl_dagster.events.envelopes import OK, to_result

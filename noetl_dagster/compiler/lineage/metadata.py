@@ -1,4 +1,4 @@
-"""The columns of what a step has made, and what they were made of, as Dagster shows it."""
+"""Columns of a step's result and their lineage, as metadata of its asset."""
 
 from __future__ import annotations
 

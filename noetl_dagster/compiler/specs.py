@@ -1,4 +1,4 @@
-"""What Dagster shows of each step's asset: owners, tags, kinds, metadata, where it stands in the playbook."""
+"""Dagster's description of each step's asset: owners, tags, kinds, metadata, and its line in the playbook."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ from dagster import (
     PreviewWarning,
 )
 
-from noetl_dagster.compiler.assets.partitions import partitions_of
 from noetl_dagster.compiler.lineage.tables import tables_written
 from noetl_dagster.compiler.names import asset_key, dagster_name
+from noetl_dagster.compiler.partitions import partitions_of
 from noetl_dagster.errors import Place
 from noetl_dagster.playbook.assets import AutomationKind, AutomationSpec, CheckSpec, FreshnessSpec
 from noetl_dagster.playbook.models import Playbook, Step

@@ -1,4 +1,4 @@
-"""Ordinary Dagster assets beside the playbooks: ``*_assets.py`` in their folder.
+"""Ordinary Dagster assets next to the playbooks: ``*_assets.py`` in their folder.
 
 Such an asset takes the result of a playbook's step by its key, ``[<parts of metadata.path>..., <step>]``.
 """

@@ -1,4 +1,4 @@
-"""How the ops of a run are executed: on threads of the run's process, one by one in it, in a process or a pod each."""
+"""The executor of playbook jobs: threads of the run's process, in process, one process or one pod for each step."""
 
 from __future__ import annotations
 
@@ -25,10 +25,12 @@ from dagster import (
 )
 
 from noetl_dagster.compiler.executors import threaded_executor
+from noetl_dagster.compiler.executors.pods import POD_TAG
 from noetl_dagster.compiler.executors.storages import settle
 from noetl_dagster.compiler.executors.threaded import ThreadedExecutor
-from noetl_dagster.compiler.pods.holding import hold_execution
+from noetl_dagster.compiler.runs import ending_of, execution_id_of
 from noetl_dagster.dagster_internals import process_config
+from noetl_dagster.resources.engines import EngineProvider
 
 PROCESSES = "processes"
 KUBERNETES = "kubernetes"
@@ -130,3 +132,26 @@ def runs_in_one_process(context: OpExecutionContext) -> bool:
     for key in ("execution", "config"):
         config = config.get(key) or {}
     return not {"multiprocess", KUBERNETES} & set(config) and STEP_OF_POD not in os.environ
+
+
+NOETL = "noetl"
+
+
+def hold_execution(context: Any) -> bool:
+    """Marks the execution of a step as driven by this process: between two pods nobody else does.
+
+    Args:
+        context: of a step that runs in a pod.
+
+    Again for one that is held: its mark comes back after an outage of the database.
+
+    Returns:
+        False as long as the step's pod has not started the execution.
+    """
+    run = context.dagster_run
+    execution_id = execution_id_of(context.instance, run, ending_of(run, context.step.tags[POD_TAG]))
+    if execution_id is None:
+        return False
+    noetl: EngineProvider = getattr(context.resources, NOETL)
+    noetl.run(noetl.engine().liveness.hold(execution_id))
+    return True

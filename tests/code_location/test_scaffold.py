@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from noetl_dagster.code_location.scaffold.playbook import new_playbook, new_step, with_step
+from noetl_dagster.code_location.scaffold import new_playbook, new_step, with_step
 from noetl_dagster.errors import PlaybookError
 from noetl_dagster.playbook.loader import parse_report
 from noetl_dagster.playbook.tool_kinds import SUPPORTED_KINDS
@@ -66,8 +66,6 @@ def test_an_unknown_kind() -> None:
 
 
 def test_templates_are_in_the_package() -> None:
-    import noetl_dagster.code_location.scaffold
+    import noetl_dagster.code_location
 
-    assert (
-        Path(noetl_dagster.code_location.scaffold.__file__).parent / "templates" / "playbook.yaml"
-    ).is_file()
+    assert (Path(noetl_dagster.code_location.__file__).parent / "templates" / "playbook.yaml").is_file()
