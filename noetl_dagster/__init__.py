@@ -1,7 +1,7 @@
 """NoETL playbooks as Dagster assets: Dagster sees groups, PostgreSQL sees iterations, Spark sees rows.
 
-The names of ``__all__`` are public and loaded when they are first asked for; every other one may change. Fixtures for
-pytest are in :mod:`noetl_dagster.testing`.
+The names of ``__all__`` are public, and are imported on first use. Every other name may change. Fixtures for pytest are
+in :mod:`noetl_dagster.testing`.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Every error the project raises on purpose. Each names the thing, the place and the remedy."""
+"""The errors that the project raises. Each message names the thing, the place and the fix."""
 
 from __future__ import annotations
 
@@ -39,24 +39,24 @@ ErrorKind = Literal[
     "context",
     "worker",
 ]
-"""``error.kind``: what went wrong, in the same words for every tool; the last five name parts of the platform itself.
+"""The values of ``error.kind``, the same for every tool. The last five concern parts of the platform itself.
 
-``schema`` is what does not fit: a field of a task, a table without the column. ``transform`` is a result that cannot be
-made.
+``schema`` is a mismatch, such as an invalid field of a task or a missing column. ``transform`` is a result that cannot
+be computed.
 """
 
 ERROR_KINDS: tuple[str, ...] = get_args(ErrorKind)
 
 
 class NoetlError(Exception):
-    """Base of all errors raised on purpose. ``kind`` is what a playbook sees of one that ends a task."""
+    """Base class of all errors of the project. Playbooks see ``kind`` if the error ends a task."""
 
     kind: ErrorKind = "unknown"
 
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where in a playbook file something stands. Lines and columns count from 1."""
+    """A position in a playbook file. Lines and columns count from 1."""
 
     file: str
     line: int
@@ -67,7 +67,7 @@ class Place:
 
 
 class ProblemKind(StrEnum):
-    """What a problem of a playbook is about. The names are stable: reports of other programs go by them."""
+    """The kinds of problems of a playbook. The names are stable, since other programs rely on them."""
 
     UNREADABLE_FILE = "unreadable-file"
     MISSING_PLAYBOOK = "missing-playbook"
@@ -97,7 +97,7 @@ class ProblemKind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """One finding about a playbook: where, what, and how to mend it."""
+    """A problem of a playbook: its place, its cause and its fix."""
 
     place: Place
     message: str
@@ -110,7 +110,7 @@ class Problem:
 
 
 class PlaybookError(NoetlError):
-    """A playbook cannot be loaded. ``problems`` holds every finding, in file order."""
+    """A playbook cannot be loaded. ``problems`` contains all problems, in file order."""
 
     def __init__(self, problems: list[Problem]) -> None:
         self.problems = problems
@@ -124,19 +124,19 @@ class TemplateError(NoetlError):
 
 
 class UndefinedNameError(TemplateError):
-    """A template names something that is not known in its scope."""
+    """A template uses a name that its scope does not define."""
 
 
 class ToolError(NoetlError):
     """A tool ran and failed. Task policies see it as ``output.error``.
 
     Attributes:
-        kind: what went wrong; which tool it was is known to who called it.
-        retryable: whether the same call may succeed later.
-        status: HTTP status, where there is one.
+        kind: the cause, in the words of :data:`ErrorKind`.
+        retryable: True if the same call may succeed later.
+        status: HTTP status, if there is one.
         code: the tool's own error code (SQLSTATE, exit code, ...).
         details: tool-specific envelope parts, for example ``{"pg": {"sqlstate": "40001"}}``.
-        retry_after: seconds that the peer asked to wait, where it did.
+        retry_after: seconds that the server asked to wait, if it did.
     """
 
     def __init__(
@@ -160,16 +160,16 @@ class ToolError(NoetlError):
 
 
 class AssetNotFoundError(NoetlError):
-    """A step reads an asset that has no result, or not of the partition that is wanted."""
+    """A step reads an asset that has no result, or none for the requested partition."""
 
     kind = "asset"
 
 
 class CredentialError(NoetlError):
-    """A credential is missing or of the wrong type. Never carries secret values.
+    """A credential is missing or has the wrong type. The message never contains secret values.
 
     Attributes:
-        retryable: whether the same call may succeed later: who keeps the secret is out of reach.
+        retryable: True if the secret manager is unreachable, so that the same call may succeed later.
     """
 
     kind = "credential"
@@ -180,46 +180,46 @@ class CredentialError(NoetlError):
 
 
 class StorageError(NoetlError):
-    """A result cannot be stored or read; names key, bucket or path, and credential."""
+    """A result cannot be stored or read. The message names the key, the bucket or path, and the credential."""
 
     @property
     def kind(self) -> ErrorKind:  # type: ignore[override]
-        """By the exception that it was raised from."""
+        """The kind of the exception from which this one was raised."""
         found = kind_of(self.__cause__)
         return found if found in ("storage_access", "storage_quota") else "storage"
 
 
 class ReferenceNotAvailableError(StorageError):
-    """A result reference points at nothing (expired, deleted or never finished)."""
+    """The result of a reference does not exist: it is expired, deleted or was never completed."""
 
     kind = "not_found"
     code = "REFERENCE_NOT_AVAILABLE"
 
 
 class IntegrityError(StorageError):
-    """Stored bytes do not have the checksum that was recorded."""
+    """The checksum of stored bytes differs from the recorded one."""
 
 
 class ExecutionNotFoundError(NoetlError):
-    """No event of the execution is in the log."""
+    """The log has no event of the execution."""
 
 
 class ExecutionStateError(NoetlError):
-    """The execution is not in a state that allows the request (already ended, still running, ...)."""
+    """The state of the execution does not allow the request, for example because it has ended."""
 
 
 class ExecutionCancelledError(ExecutionStateError):
-    """The execution was cancelled while it was being driven."""
+    """The execution was cancelled while this process drove it."""
 
     kind = "cancelled"
 
 
 class WorkloadError(NoetlError):
-    """A value given for the workload does not fit the playbook."""
+    """A workload value does not fit the playbook."""
 
 
 class ExecutionFailedError(NoetlError):
-    """An execution that was to complete has not."""
+    """An execution failed that was expected to complete."""
 
 
 class ServiceError(NoetlError):
@@ -229,34 +229,34 @@ class ServiceError(NoetlError):
 
 
 class VersionError(ServiceError):
-    """The schema of the event log is one with which this version may not work; waiting does not help."""
+    """This version cannot work with the schema of the event log; waiting does not help."""
 
 
 class LaunchError(ServiceError):
-    """A run cannot be started just now."""
+    """A run cannot be started at the moment."""
 
 
 class NotDeployedError(NoetlError):
-    """No code location has the job of a playbook."""
+    """No code location contains the job of a playbook."""
 
 
 class TransportError(ServiceError):
-    """Events or commands cannot be handed over now; the same call may succeed later."""
+    """Events or commands cannot be sent now; the same call may succeed later."""
 
 
 class EventTooLargeError(NoetlError):
-    """An event is larger than its transport carries; store the result and send a reference."""
+    """An event exceeds the limit of its transport. Store the result and send a reference."""
 
 
 class EventRefusedError(NoetlError):
-    """The receiver will never take this event: malformed, or not for a worker to emit."""
+    """The receiver rejects this event for good: it is malformed, or workers may not emit it."""
 
 
 _DENIED = frozenset({"PermissionDeniedError", "UnauthenticatedError", "Forbidden", "Unauthorized"})
 
 
 def kind_of(error: BaseException | None) -> ErrorKind:
-    """What an exception means: ours say it, others by their type (object stores' by name, for they load late)."""
+    """Returns the kind of an exception. Errors of object stores are recognised by name, since they load late."""
     match error:
         case NoetlError():
             return error.kind
@@ -276,7 +276,7 @@ def kind_of(error: BaseException | None) -> ErrorKind:
 
 
 def kind_of_status(status: int) -> ErrorKind:
-    """What an HTTP status from 400 on means."""
+    """Returns the kind of an HTTP status from 400 on."""
     match status:
         case 401 | 403:
             return "auth"

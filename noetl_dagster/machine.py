@@ -1,4 +1,4 @@
-"""The limits of this process's control groups, as the kernel shows them in files (versions 1 and 2)."""
+"""Limits of this process: those of its control groups (versions 1 and 2) rather than of the whole machine."""
 
 from __future__ import annotations
 
@@ -10,24 +10,24 @@ CGROUPS = Path("/sys/fs/cgroup")
 OWN = Path("/proc/self/cgroup")
 
 PROCESS_BYTES = 512 * 1024**2
-"""Memory that is counted for each process that works on a loop: its own, and of what it holds."""
+"""Estimated memory of one process that works on a loop."""
 
 DRIVER_BYTES = 2 * 1024**3
-"""Spark's driver has so much where nothing is limited."""
+"""Memory of Spark's driver if there is no limit."""
 
 LEAST_DRIVER_BYTES = 512 * 1024**2
-"""Spark starts no driver with less."""
+"""Spark does not start a driver with less memory."""
 
 _UNLIMITED = 2**60
-"""Version 1 writes a number near 2**63 where there is no limit."""
+"""Version 1 writes a number near 2**63 if there is no limit."""
 
 
 def cores(root: Path = CGROUPS, own: Path = OWN) -> int:
-    """Cores that this process may keep busy: those that it is scheduled on, or its quota where that is less.
+    """Returns the number of cores that this process may use: its CPU affinity or its quota, whichever is less.
 
     Args:
-        root: where the control groups are mounted.
-        own: the file that names those of this process.
+        root: mount point of the control groups.
+        own: the file that names the control groups of this process.
     """
     found = len(os.sched_getaffinity(0))
     for folder in _folders(root, own, "cpu"):
@@ -38,7 +38,7 @@ def cores(root: Path = CGROUPS, own: Path = OWN) -> int:
 
 
 def memory_limit(root: Path = CGROUPS, own: Path = OWN) -> int | None:
-    """Bytes that this process and its children may use together; None where nothing limits them."""
+    """Returns the bytes that this process and its children may use together; None if there is no limit."""
     limits = [
         limit
         for folder in _folders(root, own, "memory")
@@ -49,16 +49,16 @@ def memory_limit(root: Path = CGROUPS, own: Path = OWN) -> int | None:
 
 
 def processes(root: Path = CGROUPS, own: Path = OWN) -> int:
-    """Processes that may work side by side: one a core, and no more than there is memory for."""
+    """Returns the number of processes that may work in parallel: one per core, as far as the memory suffices."""
     limit = memory_limit(root, own)
     most = cores(root, own)
     return most if limit is None else max(1, min(most, limit // PROCESS_BYTES))
 
 
 def driver_memory(root: Path = CGROUPS, own: Path = OWN) -> str:
-    """Memory of a Spark driver in this process's container, in Spark's words: half of the limit, ``2g`` without one.
+    """Returns the memory of a Spark driver in Spark's notation: half of the limit, or ``2g`` without a limit.
 
-    The other half is for the JVM beside its heap, Spark's Python workers and this process.
+    The other half is for the JVM outside its heap, Spark's Python workers and this process.
     """
     limit = memory_limit(root, own)
     wanted = DRIVER_BYTES if limit is None else max(LEAST_DRIVER_BYTES, limit // 2)
@@ -67,7 +67,7 @@ def driver_memory(root: Path = CGROUPS, own: Path = OWN) -> str:
 
 
 def _folders(root: Path, own: Path, controller: str) -> Iterator[Path]:
-    """The control groups that hold this process: its own, and those around it up to the root."""
+    """Yields the control groups of this process, from its own up to the root."""
     try:
         lines = own.read_text().splitlines()
     except OSError:
@@ -86,7 +86,7 @@ def _folders(root: Path, own: Path, controller: str) -> Iterator[Path]:
 
 
 def _quota(folder: Path) -> float | None:
-    """Cores that a group may use; None without a quota."""
+    """Returns the cores that a group may use; None without a quota."""
     try:
         quota, period = (folder / "cpu.max").read_text().split()
         return None if quota == "max" else int(quota) / int(period)
@@ -99,7 +99,7 @@ def _quota(folder: Path) -> float | None:
 
 
 def _number(path: Path) -> int | None:
-    """What stands in a file, None for ``max`` or no file."""
+    """Returns the number in a file; None for ``max`` or if there is no file."""
     try:
         return int(path.read_text())
     except (OSError, ValueError):

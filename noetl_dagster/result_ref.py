@@ -1,4 +1,4 @@
-"""References to stored results: what travels through events in place of large values."""
+"""References to stored results, which events carry instead of large values."""
 
 from __future__ import annotations
 
@@ -12,16 +12,18 @@ from pydantic import BaseModel, ConfigDict, Field
 from noetl_dagster.settings import StoreTier
 
 REF_METADATA = "noetl/ref"
-"""Dagster metadata of a materialisation that names its result."""
+"""Metadata of a Dagster materialisation: the name of its result."""
 
 ROWS_ALONE = "#rows"
-"""End of the name of a result's rows, where it is a mapping that holds many beside other fields."""
+"""Suffix of the name of the rows of a mapping that contains many rows and other fields."""
 
 STORED_METADATA = "noetl/stored"
-"""Dagster metadata of a materialisation that says where its value lies: a whole reference."""
+"""Metadata of a Dagster materialisation: the complete reference to its value."""
 
 
 class ResultScope(StrEnum):
+    """Lifetimes of results."""
+
     STEP = "step"
     EXECUTION = "execution"
     WORKFLOW = "workflow"
@@ -29,7 +31,7 @@ class ResultScope(StrEnum):
 
 
 class RefKind(StrEnum):
-    """What a reference stands for: one object, a folder of part files, or a manifest of references."""
+    """The targets of references: one object, a folder of part files, or a manifest of references."""
 
     OBJECT = "object"
     DATASET = "dataset"
@@ -37,14 +39,14 @@ class RefKind(StrEnum):
 
 
 class ResultRef(BaseModel):
-    """A stored result. ``ref`` is its logical name, ``physical_uri`` where its bytes are.
+    """A stored result. ``ref`` is its logical name, ``physical_uri`` the location of its bytes.
 
     Attributes:
         ref: ``noetl://execution/<execution id>/result/<step>/<id>``.
         bytes_size: stored bytes (after compression).
         sha256: hex digest of the stored bytes; None for datasets and manifests.
-        preview: at most 1 KB of the beginning, for people.
-        extracted: fields copied out by ``output_select``, usable without fetching.
+        preview: the first 1 KB or less, for people.
+        extracted: fields that ``output_select`` copied, available without fetching the result.
         extra: facts of the format: columns, partitions, files.
     """
 
@@ -72,13 +74,13 @@ class ResultRef(BaseModel):
 
     @property
     def around(self) -> RowsAround | None:
-        """What stands around the rows of a mapping that holds many; None of any other result."""
+        """The fields around the rows of a mapping that contains many rows; None for other results."""
         around = self.extra.get("around")
         return None if around is None else RowsAround.model_validate(around)
 
     @property
     def rows_alone(self) -> ResultRef:
-        """The rows of a mapping that holds many, as a result of their own, whose name ends in ``#rows``."""
+        """The rows of such a mapping as a separate result, whose name ends in ``#rows``."""
         if self.is_rows:
             return self
         extra = {key: value for key, value in self.extra.items() if key != "around"}
@@ -86,24 +88,24 @@ class ResultRef(BaseModel):
 
     @property
     def is_rows(self) -> bool:
-        """Whether it is what :attr:`rows_alone` gives."""
+        """True for a result of :attr:`rows_alone`."""
         return self.ref.endswith(ROWS_ALONE)
 
     @property
     def first_part(self) -> ResultRef:
-        """What the first part of a manifest alone gives, as a result of its own."""
+        """The first part of a manifest as a separate result."""
         return self.model_copy(
             update={"ref": self.ref + "#first", "extra": {**self.extra, "only_first": True}}
         )
 
 
 class RowsAround(BaseModel):
-    """What stands around the rows of a mapping, as a SQL result is one.
+    """A mapping without its rows, for example a SQL result.
 
     Attributes:
         fields: the mapping without its rows.
-        at: dotted paths in it where the rows stand; there may be several to the same rows.
-        stored: large fields, each behind a reference.
+        at: dotted paths of the rows in the mapping; several paths may lead to the same rows.
+        stored: references to large fields.
     """
 
     model_config = ConfigDict(frozen=True)
@@ -113,7 +115,7 @@ class RowsAround(BaseModel):
     stored: dict[str, ResultRef] = Field(default_factory=dict)
 
     def mapping(self, rows: Any, stored: Mapping[str, Any]) -> dict[str, Any]:
-        """The mapping with rows in their places, and the values of what is stored."""
+        """Returns the complete mapping, with its rows and the values of its stored fields."""
         whole = {key: dict(value) if isinstance(value, dict) else value for key, value in self.fields.items()}
         whole |= stored
         for path in self.at:
@@ -126,5 +128,5 @@ class RowsAround(BaseModel):
 
 
 def logical_ref(execution_id: int, step: str, ref_id: int) -> str:
-    """The name of a result: ``noetl://execution/<eid>/result/<step>/<ref id>``."""
+    """Returns the name of a result: ``noetl://execution/<eid>/result/<step>/<ref id>``."""
     return f"noetl://execution/{execution_id}/result/{step}/{ref_id}"

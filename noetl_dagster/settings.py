@@ -1,4 +1,4 @@
-"""All settings, from ``NOETL_*`` environment variables. The one place that reads them."""
+"""All settings, from ``NOETL_*`` environment variables. No other module reads them."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import ssl
 from enum import StrEnum
 from functools import cache
 from pathlib import Path
-from typing import Annotated
 
 import orjson
 from pydantic import Field, SecretStr, field_validator
@@ -15,18 +14,18 @@ from pydantic_settings import BaseSettings, SettingsConfigDict
 from noetl_dagster import machine
 
 METRICS_FOLDER = "PROMETHEUS_MULTIPROC_DIR"
-"""A variable of ``prometheus_client``: the folder in which processes keep one account of what each of them counts."""
+"""A variable of ``prometheus_client``: the folder in which several processes combine their metrics."""
 
 
 DEFAULT_POOL = "default"
-"""The pool of workers that is meant where none is named."""
+"""The pool of steps and workers that name no pool."""
 
 POOL_NAME = r"^[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?$"
-"""Names of pools of workers stand in subjects of NATS and in names of Kubernetes objects."""
+"""Pool names are parts of NATS subjects and of names of Kubernetes objects."""
 
 
 class StoreTier(StrEnum):
-    """Where a result lives: the tiers of ``noetl.result_ref.store_tier``."""
+    """The tiers that store results, as in ``noetl.result_ref.store_tier``."""
 
     MEMORY = "memory"
     KV = "kv"
@@ -42,14 +41,14 @@ class StoreTier(StrEnum):
 
 
 class LogFormat(StrEnum):
-    """What a log line looks like."""
+    """Formats of log lines."""
 
     TEXT = "text"
     JSON = "json"
 
 
 class EventTransport(StrEnum):
-    """How a worker's events reach the log."""
+    """Ways in which a worker's events reach the log."""
 
     DIRECT = "direct"
     HTTP = "http"
@@ -57,14 +56,14 @@ class EventTransport(StrEnum):
 
 
 class RunLauncher(StrEnum):
-    """What starts the runs of executions that the HTTP API accepts."""
+    """Launchers for the executions that the HTTP API accepts."""
 
     WARM = "warm"
     DAGSTER = "dagster"
 
 
 class Settings(BaseSettings):
-    """Settings of one process. Fields left empty are filled by the embedded services."""
+    """Settings of one process. The embedded services fill empty addresses."""
 
     model_config = SettingsConfigDict(env_prefix="NOETL_", frozen=True, extra="ignore")
 
@@ -312,17 +311,18 @@ class Settings(BaseSettings):
         return value or None
 
     @property
-    def spark_address(self) -> Annotated[str, "master or Spark Connect address"]:
+    def spark_address(self) -> str:
+        """The Spark master, or the Spark Connect address."""
         return self.spark_remote or self.spark_master
 
     @property
     def driven_at_once(self) -> int:
-        """Runs that this machine drives at once; each has some ten connections to PostgreSQL."""
+        """Number of runs that this machine drives at once. Each run has about ten connections to PostgreSQL."""
         return self.runs_at_once or min(4 * machine.cores(), 16)
 
     @property
     def nats_tls(self) -> ssl.SSLContext | None:
-        """What connections to a ``tls://`` server of NATS trust; None: the system's authorities."""
+        """The TLS context for ``tls://`` servers of NATS; None means the system's authorities."""
         return None if self.nats_ca is None else _trusting(self.nats_ca)
 
 
@@ -333,19 +333,19 @@ def _trusting(authority: Path) -> ssl.SSLContext:
 
 @cache
 def get_settings() -> Settings:
-    """The settings of this process, read once."""
+    """Reads the settings of this process once, and returns them."""
     return Settings()
 
 
 def settings_with(**given: object) -> Settings:
-    """The settings of this process with what a command or a resource was given on top; None gives nothing."""
+    """Returns the settings of this process with some values replaced; None keeps the value."""
     return get_settings().model_copy(
         update={name: value for name, value in given.items() if value is not None}
     )
 
 
 def dump_settings(settings: Settings) -> str:
-    """Settings as JSON, secrets included: for processes on the same machine, never for storage."""
+    """Returns the settings as JSON, including secrets: for processes on the same machine, never for storage."""
     values = settings.model_dump(mode="json")
     for name in type(settings).model_fields:
         secret = getattr(settings, name)
@@ -355,5 +355,5 @@ def dump_settings(settings: Settings) -> str:
 
 
 def load_settings(text: str) -> Settings:
-    """What :func:`dump_settings` wrote."""
+    """Reads the output of :func:`dump_settings`."""
     return Settings.model_validate_json(text)

@@ -1,4 +1,4 @@
-"""The engine of a process: one for each set of settings, shared by all the runs there."""
+"""The engines of this process: one for each set of settings, shared by all its runs."""
 
 from __future__ import annotations
 
@@ -21,29 +21,29 @@ _lock = threading.Lock()
 
 
 class EngineProvider:
-    """Gives ops, sensors and schedules the engine of their process.
+    """Provides the engine of this process to ops, sensors and schedules.
 
-    The engine opens on first use and stays open for later runs in the same process; its coroutines run on
-    the background loop, see :func:`noetl_dagster.process.event_loop.run_sync`.
+    The engine opens on first use and stays open for later runs. Its coroutines run on the background loop, see
+    :func:`noetl_dagster.process.event_loop.run_sync`.
 
     Args:
-        settings: default: the environment's.
+        settings: default: the settings of the environment.
     """
 
     def __init__(self, settings: Settings | None = None) -> None:
         self._settings_given = settings
 
     def given_settings(self) -> Settings | None:
-        """The settings that were given; None: those of the environment."""
+        """Returns the configured settings; None means those of the environment."""
         return self._settings_given
 
     @property
     def settings(self) -> Settings:
-        """The settings with the addresses of the embedded services filled in, which are started if need be."""
+        """The settings with the addresses of the embedded services, which are started if necessary."""
         return embedded.ensure(self.given_settings() or get_settings())
 
     def engine(self) -> Engine:
-        """The engine of this process for these settings, opened if need be."""
+        """Returns the engine of this process for these settings, and opens it if necessary."""
         key = self._key()
         with _lock:
             engine = _engines.get(key)
@@ -52,7 +52,7 @@ class EngineProvider:
             return engine
 
     def close(self) -> None:
-        """Closes the engine of this process for these settings, where it is open; what is buffered is committed."""
+        """Commits buffered events and closes the engine of this process for these settings, if it is open."""
         with _lock:
             _close(self._key())
 
@@ -61,12 +61,12 @@ class EngineProvider:
         return os.getpid(), dump_settings(given) if given is not None else ""
 
     def run(self, coroutine: Coroutine[Any, Any, T]) -> T:
-        """Runs a coroutine of the engine and waits for it."""
+        """Runs a coroutine of the engine and returns its result."""
         return run_sync(coroutine)
 
 
 def close_engines() -> None:
-    """Closes the engines of this process; what is buffered is committed."""
+    """Commits buffered events and closes all engines of this process."""
     with _lock:
         for key in [key for key in _engines if key[0] == os.getpid()]:
             _close(key)

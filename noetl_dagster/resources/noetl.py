@@ -1,4 +1,4 @@
-"""The engine as a Dagster resource, with fields for what a project says of its deployment."""
+"""The engine as a Dagster resource, with fields for the settings of a deployment."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ from noetl_dagster.settings import Settings
 
 
 def _setting(name: str) -> Any:
-    """A field that stands for a setting: its description, and no value of its own."""
-    about = Settings.model_fields[name].description
-    return Field(None, description=f"{about}; default: NOETL_{name.upper()}")
+    """Returns a field for a setting, with its description and without a default value."""
+    description = Settings.model_fields[name].description
+    return Field(None, description=f"{description}; default: NOETL_{name.upper()}")
 
 
 class NoetlResource(ConfigurableResource[Any], EngineProvider):
-    """The NoETL engine: event log, transport and result tiers. What is not given comes from ``NOETL_*`` variables.
+    """The NoETL engine: event log, transport and result tiers. Empty fields come from ``NOETL_*`` variables.
 
-    Dagster keeps a resource's configuration in clear and shows it, so secrets, and addresses that hold a
-    password, are given as ``EnvVar`` only.
+    Dagster stores and shows a resource's configuration in clear text. So secrets, and addresses that contain a
+    password, must be given as ``EnvVar``.
 
     Examples:
         >>> load_playbooks(
@@ -34,7 +34,7 @@ class NoetlResource(ConfigurableResource[Any], EngineProvider):
         ... )
 
     Raises:
-        DagsterInvalidDefinitionError: in Definitions, when a secret is given in clear, or a setting is unknown.
+        DagsterInvalidDefinitionError: in Definitions, if a secret is in clear text or a setting is unknown.
     """
 
     home: str | None = _setting("home")
@@ -62,7 +62,8 @@ class NoetlResource(ConfigurableResource[Any], EngineProvider):
     _settled: Settings | None = PrivateAttr(None)
 
     def get_resource_definition(self) -> Any:
-        in_clear = {name: value for name, value in self._said().items() if _variable_in(value) is None}
+        """Checks the fields before Dagster uses the resource."""
+        in_clear = {name: value for name, value in self._given().items() if _variable_in(value) is None}
         for name, value in in_clear.items():
             if _is_secret(name) or _holds_password(name, value):
                 variable = f"NOETL_{name.upper()}"
@@ -74,22 +75,23 @@ class NoetlResource(ConfigurableResource[Any], EngineProvider):
         return super().get_resource_definition()
 
     def given_settings(self) -> Settings | None:
+        """Returns the settings that the fields define; None if all fields are empty."""
         if self._settled is None:
-            said = self._said()
-            if not said:
+            given = self._given()
+            if not given:
                 return None
-            self._settled = _settings_of({name: _value(value) for name, value in said.items()})
+            self._settled = _settings_of({name: _value(value) for name, value in given.items()})
         return self._settled
 
-    def _said(self) -> dict[str, Any]:
+    def _given(self) -> dict[str, Any]:
         fields = {name: getattr(self, name) for name in type(self).model_fields if name != "options"}
-        said = {name: value for name, value in fields.items() if value is not None} | self.options
-        for name in said:
+        given = {name: value for name, value in fields.items() if value is not None} | self.options
+        for name in given:
             if name not in Settings.model_fields:
                 near = get_close_matches(name, Settings.model_fields, n=1)
                 hint = f"did you mean {near[0]!r}?" if near else "docs/settings.md has their names"
                 raise DagsterInvalidDefinitionError(f"NoetlResource: there is no setting {name!r}; {hint}")
-        return said
+        return given
 
 
 _VARIABLES = (EnvVar, type(EnvVar.int("any")))
@@ -99,14 +101,14 @@ _SECRET = re.compile(r"secret|passw|token|credential", re.IGNORECASE)
 
 
 def _variable_in(value: Any) -> str | None:
-    """The variable that a value stands for: as ``EnvVar``, or as Dagster writes one in config."""
+    """Returns the variable to which a value refers: an ``EnvVar``, or Dagster's form of it in configuration."""
     if isinstance(value, _VARIABLES):
         return str(value.env_var_name)
     return str(value["env"]) if isinstance(value, Mapping) and set(value) == {"env"} else None
 
 
 def _value(value: Any) -> Any:
-    """What a field stands for: outside of a run nobody has looked its variable up."""
+    """Returns the value of a field. Outside of a run, Dagster has not resolved its variable."""
     variable = _variable_in(value)
     if variable is None:
         return value
@@ -116,10 +118,10 @@ def _value(value: Any) -> Any:
     return found
 
 
-def _settings_of(said: Mapping[str, Any]) -> Settings:
+def _settings_of(given: Mapping[str, Any]) -> Settings:
     try:
-        return Settings.model_validate(said)
-    except ValidationError as error:  # whose own text has the values in it
+        return Settings.model_validate(given)
+    except ValidationError as error:  # its text would contain the values
         reasons = "; ".join(f"{'.'.join(map(str, one['loc']))}: {one['msg']}" for one in error.errors())
         raise DagsterInvalidDefinitionError(f"NoetlResource: {reasons}") from None
 
@@ -129,7 +131,7 @@ def _is_secret(name: str) -> bool:
 
 
 def _holds_password(name: str, value: Any) -> bool:
-    """Whether an address or a connection string has a secret in it; of NATS a user alone may be a token."""
+    """Returns True if an address or connection string contains a secret. In a NATS URL, a user may be a token."""
     if isinstance(value, Mapping):
         return any(_SECRET.search(str(key)) or _holds_password(name, one) for key, one in value.items())
     if not isinstance(value, str):

@@ -1,4 +1,4 @@
-"""The Spark session as a Dagster resource, the same session that spark steps use."""
+"""The Spark session as a Dagster resource. Spark steps use the same session."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 class PySparkResource(LazyPySparkResource):
-    """dagster-pyspark's lazy resource over the session of this process; local where nothing else is said.
+    """dagster-pyspark's lazy resource over the session of this process, which is local by default.
 
     Example:
         .. code-block:: python
@@ -37,11 +37,11 @@ class PySparkResource(LazyPySparkResource):
     _sessions: SparkSessions | None = PrivateAttr(default=None)
 
     def setup_for_execution(self, context: InitResourceContext) -> None:
-        """Starts nothing: many runs that have the resource never touch Spark."""
+        """Starts no session, since many runs that have the resource never use Spark."""
         self._sessions = SparkSessions(self._settings())
 
     def _init_session(self) -> None:
-        # asked each time, because a session is replaced when its JVM has died
+        # get the session each time: it is replaced if its JVM has died
         if self._sessions is None:
             self._sessions = SparkSessions(self._settings())
         self._spark_session = self._sessions.get()
@@ -58,7 +58,7 @@ class PySparkResource(LazyPySparkResource):
 
 
 def _flat(config: dict[str, Any], prefix: str = "") -> dict[str, str]:
-    """dagster-pyspark also takes nested names: ``{"spark": {"executor": {"memory": "4g"}}}``."""
+    """Flattens nested names, which dagster-pyspark accepts too: ``{"spark": {"executor": {"memory": "4g"}}}``."""
     flat: dict[str, str] = {}
     for name, value in config.items():
         if isinstance(value, dict):

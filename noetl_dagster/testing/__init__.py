@@ -1,11 +1,78 @@
 """Fixtures for tests of playbooks on real servers: ``pytest_plugins = ["noetl_dagster.testing"]``.
 
-PostgreSQL, NATS and an S3 store of ``noetl-dagster[embedded]`` start with the first test that asks, in
-``.noetl-test`` below pytest's root folder (``NOETL_TEST_HOME``), are shared by everything that tests there at the
-same time, and stop with the last. Gives the fixture ``noetl`` to the tests of others: a database, bucket and subjects
-of each test. Stands on ``code_location``, ``compiler``, ``embedded``, ``playbook`` and ``resources``.
+PostgreSQL, NATS and an S3 store of ``noetl-dagster[embedded]`` start with the first test that needs them, in
+``.noetl-test`` below pytest's root folder (``NOETL_TEST_HOME``). All test sessions of that folder share the servers,
+and the last session stops them. The fixture ``noetl`` gives each test its own database, bucket and subjects.
 """
 
-from noetl_dagster.testing.fixtures import NoetlTest, noetl, noetl_services, noetl_settings
+from __future__ import annotations
+
+import fcntl
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from noetl_dagster import embedded
+from noetl_dagster.code_location.materialize import MaterializedPlaybook, materialize_playbook
+from noetl_dagster.compiler.session import NOETL
+from noetl_dagster.embedded.isolation import isolated
+from noetl_dagster.playbook.models import Playbook
+from noetl_dagster.resources.engines import EngineProvider
+from noetl_dagster.settings import Settings
 
 __all__ = ["NoetlTest", "noetl", "noetl_services", "noetl_settings"]
+
+
+@dataclass(frozen=True, slots=True)
+class NoetlTest:
+    """The servers and the engine of one test.
+
+    Attributes:
+        settings: the addresses of the servers, and names that only this test uses.
+        resource: the engine, for ``load_playbooks(..., resources={"noetl": ...})``.
+    """
+
+    settings: Settings
+    resource: EngineProvider
+
+    def materialize(
+        self, playbook: Path | str | Playbook, workload: Mapping[str, Any] | None = None, **options: Any
+    ) -> MaterializedPlaybook:
+        """Calls :func:`noetl_dagster.materialize_playbook` with this test's servers; ``options`` are passed on."""
+        resources = {**options.pop("resources", {}), NOETL: self.resource}
+        return materialize_playbook(playbook, workload, resources=resources, **options)
+
+
+@pytest.fixture(scope="session")
+def noetl_services(pytestconfig: pytest.Config) -> Iterator[Settings]:
+    """Returns settings with the addresses of the running servers."""
+    home = Path(os.environ.get("NOETL_TEST_HOME", pytestconfig.rootpath / ".noetl-test")).resolve()
+    home.mkdir(parents=True, exist_ok=True)
+    services = Settings(home=home)
+    with (home / "in-use.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_SH)
+        yield embedded.ensure(services)
+        with suppress(BlockingIOError):
+            fcntl.flock(lock, fcntl.LOCK_UN)
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            embedded.down(services)
+
+
+@pytest.fixture
+def noetl_settings(noetl_services: Settings, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Settings]:
+    """Returns the settings of one test."""
+    with isolated(noetl_services, tmp_path_factory.mktemp("noetl")) as own:
+        yield own
+
+
+@pytest.fixture
+def noetl(noetl_settings: Settings) -> Iterator[NoetlTest]:
+    """Returns the engine of one test: ``noetl.materialize("playbooks/squares.yaml")``."""
+    resource = EngineProvider(noetl_settings)
+    yield NoetlTest(noetl_settings, resource)
+    resource.close()
