@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Iterator
+from contextlib import aclosing, contextmanager
 from enum import StrEnum
 from pathlib import PurePosixPath
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar, cast
 
 from noetl_dagster.errors import ReferenceNotAvailableError, StorageError, ToolError
 from noetl_dagster.playbook.models import ResultSpec
@@ -19,13 +19,10 @@ from noetl_dagster.storage import codec, locations
 from noetl_dagster.storage.manifests import Strategy, strategy_of
 from noetl_dagster.tools.base import Chunk, Tool, Toolbox, ToolCall, ToolResult, as_result_ref
 from noetl_dagster.tools.chunks.gather import Gathered, Gathering
-from noetl_dagster.tools.chunks.writer import ChunkedResult
-from noetl_dagster.tools.rows.cutters import CUT_FORMATS, RECORD_BYTES, begins_array, cutter_for
+from noetl_dagster.tools.chunks.writer import ChunkedResult, ChunkWriter
+from noetl_dagster.tools.rows.cutters import RECORD_BYTES, cutter_for
 from noetl_dagster.tools.rows.formats import RowFormat
-
-if TYPE_CHECKING:
-    import pyarrow as pa
-    import pyarrow.parquet as pq
+from noetl_dagster.tools.rows.reader import RowFile, cut, threaded
 
 Choice = TypeVar("Choice", bound=StrEnum)
 
@@ -48,19 +45,19 @@ class ArtifactAction(StrEnum):
 class ArtifactTool(Tool):
     """Stores a value, or finds one that is stored.
 
-    Input: ``action`` (``get`` or ``put``; default ``put`` where ``value`` is given, else ``get``).
+    Input: ``action`` (``get`` or ``put``; default ``put`` if there is a ``value``, else ``get``).
     ``put``: ``value``, ``name`` (default: the task's), ``store`` (a tier), ``ttl`` seconds, ``compress``
     (none, gzip, lz4), ``content_type``. ``get``: ``ref`` (a reference, its logical name, or the name of a step),
-    ``step`` of this execution, with ``name`` where it stored several, or ``uri``, the physical address of an object
+    ``step`` of this execution, with ``name`` if it stored several, or ``uri``, the physical address of an object
     in a mount or in the minio tier.
 
-    Output: the value by reference: ``output.ref`` is the reference, and touching the result fetches it. With
-    ``uri``, and of a step whose result was stored nowhere, the value itself: parsed JSON, a Parquet table, text, or
-    bytes. With ``format`` (jsonl, csv, json) it is the list of the rows at ``uri``, and so it is of files that end in
-    .jsonl and .csv where a step takes the chunks. Rows, JSON arrays and Parquet tables come chunk by chunk, and are
-    given by reference where they are more than one.
+    Output: the value by reference: ``output.ref`` is the reference, and the first use of the result fetches it. With
+    ``uri``, and for a step whose result was not stored, the value itself: parsed JSON, a Parquet table, text, or
+    bytes. With ``format`` (jsonl, csv, json) it is the list of the rows at ``uri``; so it is for files that end in
+    .jsonl and .csv if a step takes the chunks. Rows, JSON arrays and Parquet tables are read chunk by chunk, and
+    returned by reference if they are more than one chunk.
 
-    Raises ``ToolError``, with code ``REFERENCE_NOT_AVAILABLE`` when there is none.
+    Raises ``ToolError``, with code ``REFERENCE_NOT_AVAILABLE`` when there is no such value.
     """
 
     kind = "artifact"
@@ -70,10 +67,7 @@ class ArtifactTool(Tool):
         uri = call.config.get("uri")
         try:
             if uri and action is ArtifactAction.GET and as_result_ref(uri) is None:
-                if (format := await _row_format(call, box, str(uri))) is not None:
-                    return await file_rows(str(uri), format, call, box)
-                with reading(str(uri)):
-                    return ToolResult(data=await asyncio.to_thread(_read, box, str(uri)))
+                return await _read(str(uri), call, box)
             found = await (_put(call, box) if action is ArtifactAction.PUT else _get(call, box))
         except StorageError as error:
             code = getattr(error, "code", None)
@@ -83,7 +77,7 @@ class ArtifactTool(Tool):
         if not isinstance(found, ResultRef):
             return ToolResult(data=found)
         if action is ArtifactAction.GET:
-            await tell_stored(found, call, box)
+            await _record_parts(found, call, box)
         return ToolResult(ref=found)
 
 
@@ -94,17 +88,29 @@ def _action(call: ToolCall) -> ArtifactAction:
     return _choice(call, "action", given, ArtifactAction)
 
 
-async def _row_format(call: ToolCall, box: Toolbox, uri: str) -> RowFormat | None:
-    """The format of a file that is read chunk by chunk."""
+async def _read(uri: str, call: ToolCall, box: Toolbox) -> ToolResult:
+    """Reads a physical address: chunk by chunk if its format allows that, else the value as a whole."""
+    format = _row_format(uri, call, box)
+    if format is RowFormat.JSON and not call.config.get("format"):
+        least = 0 if ChunkWriter.is_wanted(call, box) else box.settings.chunk_bytes
+        with reading(uri):
+            file = await asyncio.to_thread(RowFile.at, uri, box.settings)
+            if file.size < least or not await file.is_array():
+                format = None
+    if format is not None:
+        return await file_rows(uri, format, call, box)
+    with reading(uri):
+        return ToolResult(data=await asyncio.to_thread(_value_at, box, uri))
+
+
+def _row_format(uri: str, call: ToolCall, box: Toolbox) -> RowFormat | None:
+    """Returns the format of a file that may be read chunk by chunk."""
     if not uri.startswith(("s3://", "gs://")) and locations.local_path(box.settings, uri) is None:
         return None
     given = str(call.config.get("format") or "").lower()
     format = _ROW_ENDINGS.get(f".{given}" if given else PurePosixPath(uri).suffix.lower())
-    wanted = box.chunks is not None and box.chunks.wanted(call)
-    if format is RowFormat.JSON and not given:
-        least = 0 if wanted else box.settings.chunk_bytes
-        return format if await asyncio.to_thread(holds_array, uri, box, at_least=least) else None
-    return format if given or wanted or format is RowFormat.PARQUET else None
+    wanted = ChunkWriter.is_wanted(call, box)
+    return format if given or wanted or format in (RowFormat.JSON, RowFormat.PARQUET) else None
 
 
 def _choice(call: ToolCall, field: str, given: Any, known: type[Choice]) -> Choice:
@@ -137,7 +143,7 @@ async def _put(call: ToolCall, box: Toolbox) -> ResultRef:
 
 
 async def _get(call: ToolCall, box: Toolbox) -> Any:
-    """The reference of what is asked for, or its value where that was small enough to be stored nowhere."""
+    """Returns the requested reference, or the value of a step that was small enough not to be stored."""
     asked = {**call.input, **call.config}
     given = next((asked[key] for key in ("ref", "result_ref", "uri") if asked.get(key) is not None), None)
     if given is not None:
@@ -170,8 +176,8 @@ async def _of_step(call: ToolCall, box: Toolbox, step: str) -> Any:
     return result.stored or await with_references(result.plain, box.results.get)
 
 
-def _read(box: Toolbox, uri: str) -> Any:
-    """The value at a physical address, by the ending of its name."""
+def _value_at(box: Toolbox, uri: str) -> Any:
+    """Returns the value at a physical address, decoded by the ending of its name."""
     content = locations.read_bytes(box.settings, uri)
     content_type = _CONTENT_TYPES.get(PurePosixPath(uri).suffix.lower())
     if content_type is not None:
@@ -182,62 +188,72 @@ def _read(box: Toolbox, uri: str) -> Any:
         return content
 
 
-CHUNKED_FORMATS = CUT_FORMATS | {RowFormat.PARQUET}
-_READ_BYTES = 1 << 20
-_LOOK = 1024  # bytes that show what a file is
 _BATCH_ROWS = 1024
 
 
 async def file_rows(uri: str, format: RowFormat, call: ToolCall, box: Toolbox) -> ToolResult:
-    """The rows of a file: a list, of Parquet a table; by reference where they are more than a chunk.
+    """Returns the rows of a file: a list, of Parquet a table; by reference if they are more than a chunk.
 
-    After a restart it is read from where the stored chunks end, unless it has changed; then they are compared.
-
-    Args:
-        format: one of ``CHUNKED_FORMATS``.
+    After a restart, reading resumes after the stored chunks. If the file has changed, it is read again and compared
+    with them.
 
     Raises:
-        StorageError: it is not there, or cannot be read.
+        StorageError: the file cannot be read.
         ToolError: it is not of the format, or has changed.
     """
     chunks = ChunkedResult(call, box)
     if not await chunks.seek():
         return await chunks.result()
-    file = await asyncio.to_thread(_opened, uri, box)
-    try:
-        if chunks.position is not None and chunks.position["version"] != file.version:
-            await chunks.begin_again()
-        # of a file that nobody has asked to take apart a value may be all there is
+    with reading(uri):
+        file = await asyncio.to_thread(RowFile.at, uri, box.settings)
+    if chunks.position is not None and chunks.position["version"] != file.version:
+        await chunks.begin_again()
+    if format is RowFormat.PARQUET:
+        found = threaded(_tables(file, chunks.position or {}, chunks.most_bytes))
+    else:
+        # if the playbook does not ask for rows, one value may be the whole file
         longest = RECORD_BYTES if call.config.get("format") or chunks.wanted else file.size
-        at = chunks.position or {}
-        found = file.tables(at) if format is RowFormat.PARQUET else file.pieces(format, at, longest)
+        found = _pieces(file, format, chunks.position or {}, chunks.most_bytes, longest)
+    async with aclosing(cast(Any, found)) as stream:
         while True:
             with reading(uri):
-                chunk = await asyncio.to_thread(next, found, None)
+                chunk = await anext(stream, None)
             if chunk is None:
-                break
+                return await chunks.result()
             await chunks.put(chunk)
-        return await chunks.result()
-    finally:
-        await asyncio.to_thread(file.close)
 
 
-def holds_array(uri: str, box: Toolbox, *, at_least: int) -> bool:
-    """Whether a file begins as a JSON array does, and has so many bytes."""
-    file = _opened(uri, box)
-    try:
-        return file.size >= at_least and begins_array(file.beginning(_LOOK))
-    finally:
-        file.close()
+async def _pieces(
+    file: RowFile, format: RowFormat, position: dict[str, Any], size: int, longest: int
+) -> AsyncIterator[Gathered]:
+    """Yields the chunks of a file of text, from a position on."""
+    cutter = cutter_for(format, size, position, file.name, longest=longest)
+    async for piece in cut(file.blocks(position.get("offset", 0)), cutter):
+        after = {"version": file.version, "offset": piece.offset, "columns": cutter.columns}
+        yield Gathered(piece.rows, after if piece.full else None, full=piece.full)
+
+
+def _tables(file: RowFile, position: dict[str, Any], size: int) -> Iterator[Gathered]:
+    """Yields the chunks of a Parquet file, from a position on; an empty table if the file has no rows."""
+    import pyarrow as pa
+
+    gathering = Gathering(size)
+    after = start = position.get("row", 0)
+    for batch, after in file.parquet_batches(start, _BATCH_ROWS, pre_buffer=False):
+        yield from gathering.add(pa.Table.from_batches([batch]), {"version": file.version, "row": after})
+    if (rest := gathering.rest()) is not None:
+        yield rest
+    elif after == 0:
+        yield Gathered(file.parquet_schema().empty_table(), full=False)
 
 
 @contextmanager
 def reading(uri: str) -> Iterator[None]:
-    """Lets a block read a file whose content is the playbook's business.
+    """Turns the errors of reading a file into the project's.
 
     Raises:
-        StorageError: it cannot be read.
-        ToolError: it is not what its name says, or is damaged.
+        StorageError: the file cannot be read.
+        ToolError: it is not of the format of its name, or is damaged.
     """
     try:
         yield
@@ -249,89 +265,16 @@ def reading(uri: str) -> Iterator[None]:
         ) from error
 
 
-def _opened(uri: str, box: Toolbox) -> _File:
-    with reading(uri):
-        return _File(uri, box)
-
-
-class _File:
-    """An open file.
-
-    Attributes:
-        size: in bytes.
-        version: another one when its bytes have changed: its size and when it was written.
-    """
-
-    def __init__(self, uri: str, box: Toolbox) -> None:
-        self._uri = uri
-        self._chunk_bytes = box.settings.chunk_bytes
-        self._filesystem, path = locations.arrow_filesystem(box.settings, uri)
-        info = self._filesystem.get_file_info(path)
-        if not info.is_file:
-            raise ReferenceNotAvailableError(f"no file is at {uri}")
-        self.size: int = info.size
-        self.version = f"{info.size}-{info.mtime_ns}"
-        self._file = self._filesystem.open_input_file(path)
-
-    def close(self) -> None:
-        self._file.close()
-
-    def beginning(self, size: int) -> bytes:
-        return bytes(self._file.read(size))
-
-    def pieces(self, format: RowFormat, position: dict[str, Any], longest: int) -> Iterator[Gathered]:
-        """The chunks of a file of text, from the bytes that a position names."""
-        cutter = cutter_for(format, self._chunk_bytes, position, self._uri, longest=longest)
-        self._file.seek(position.get("offset", 0))
-        while data := self._file.read(_READ_BYTES):
-            for piece in cutter.feed(data):
-                at = {"version": self.version, "offset": piece.offset, "columns": cutter.columns}
-                yield Gathered(piece.rows, at)
-        if (rest := cutter.end()) is not None:
-            yield Gathered(rest.rows, full=False)
-
-    def tables(self, position: dict[str, Any]) -> Iterator[Gathered]:
-        """The chunks of a Parquet file, from the row that a position names."""
-        import pyarrow as pa
-        import pyarrow.parquet as pq
-
-        gathering = Gathering(self._chunk_bytes)
-        row = position.get("row", 0)
-        file = pq.ParquetFile(self._file, pre_buffer=False)
-        if file.metadata.num_rows == 0:
-            yield Gathered(file.schema_arrow.empty_table(), full=False)
-        for batch in self._batches(file, row):
-            row += batch.num_rows
-            table = pa.Table.from_batches([batch])
-            yield from gathering.add(table, {"version": self.version, "row": row})
-        if (rest := gathering.rest()) is not None:
-            yield rest
-
-    def _batches(self, file: pq.ParquetFile, start: int) -> Iterator[pa.RecordBatch]:
-        """The batches from a row on; groups of rows before it are not read."""
-        metadata, group = file.metadata, 0
-        while group < metadata.num_row_groups and metadata.row_group(group).num_rows <= start:
-            start -= metadata.row_group(group).num_rows
-            group += 1
-        groups = list(range(group, metadata.num_row_groups))
-        for batch in file.iter_batches(_BATCH_ROWS, row_groups=groups):
-            skipped = min(start, batch.num_rows)
-            start -= skipped
-            if skipped < batch.num_rows:
-                yield batch.slice(skipped)
-
-
-async def tell_stored(ref: ResultRef, call: ToolCall, box: Toolbox) -> None:
-    """Tells of the parts of a list of rows, of any other result as one chunk, where a step takes them."""
+async def _record_parts(ref: ResultRef, call: ToolCall, box: Toolbox) -> None:
+    """Records a stored result as chunks if a step takes them: the parts of a list of rows, any other as one chunk."""
     chunks = box.chunks
     if chunks is None or not chunks.wanted(call):
         return
-    if ref.kind is not RefKind.MANIFEST or strategy_of(ref) is not Strategy.CONCAT:
-        if not await chunks.told(call):
-            await chunks.tell(call, Chunk(0, ref, more=False))
-        return
-    place = len(await chunks.told(call))
-    last = int(ref.extra["parts"]) - 1
-    async for part in box.results.parts(ref, place):
-        await chunks.tell(call, Chunk(place, part, more=place < last))
-        place += 1
+    index = len(await chunks.told(call))
+    if ref.kind is RefKind.MANIFEST and strategy_of(ref) is Strategy.CONCAT:
+        last = int(ref.extra["parts"]) - 1
+        async for part in box.results.parts(ref, index):
+            await chunks.tell(call, Chunk(index, part, more=index < last))
+            index += 1
+    elif not index:
+        await chunks.tell(call, Chunk(0, ref, more=False))

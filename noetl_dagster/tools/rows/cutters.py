@@ -1,17 +1,17 @@
-"""Rows of JSON lines and CSV from bytes as they come, in pieces of whole records.
+"""Cuts rows of JSON lines, CSV and JSON arrays from bytes as they arrive, in pieces of whole records.
 
-Where a piece ends is a matter of the bytes alone, not of how they come: who reads them again gets the same pieces.
+The bytes alone decide where a piece ends, however they arrive: a second reading cuts the same pieces.
 """
 
-# Why a cutter of our own, and not ijson:
+# Why a cutter of our own for arrays, and not ijson:
 # - ijson takes up to twice as long as cutting and orjson together.
-# - Its numbers are others than orjson's, which a small body has.
-# - It does not say at which byte a value ends, so that nothing could go on there.
+# - It parses numbers in another way than orjson, which parses a small body.
+# - It does not report at which byte a value ends, so reading could not resume there.
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,12 +19,22 @@ import orjson
 
 from noetl_dagster.errors import ToolError
 from noetl_dagster.tools.rows.formats import CHUNK_ROWS, RowFormat
-from noetl_dagster.tools.rows.parsing import BOM, Where, csv_rows, json_rows
+from noetl_dagster.tools.rows.parsing import BOM, BlockOrigin, csv_rows, json_rows
 
 CUT_FORMATS = frozenset({RowFormat.JSONL, RowFormat.CSV, RowFormat.JSON})
 
 RECORD_BYTES = 32 << 20
 """The longest record."""
+
+ParseCsv = Callable[[bytes, Sequence[str] | None, BlockOrigin, str], tuple[list[str] | None, Any]]
+
+_SPACE = b" \t\r\n"
+_BLOCK = 1 << 20  # bytes of values that are parsed at a time
+_ESCAPED = re.compile(rb"\\.", re.DOTALL)
+_NO_MARKS = bytes(set(range(256)) - set(b'"[]{}'))
+_IN_STRING = re.compile(rb'[^"\\]*+(?:\\.[^"\\]*+)*+', re.DOTALL)
+_IN_VALUE = re.compile(rb'[^"\[\]{}]*+')
+_IN_ARRAY = re.compile(rb'[^"\[\]{},]*+')
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,22 +42,27 @@ class Piece:
     """Some rows of a file.
 
     Attributes:
-        offset: bytes from the beginning of the file to the end of them.
+        rows: a list of values, or the Arrow table of a ``parse_csv`` that makes one.
+        offset: bytes from the beginning of the file to the end of the rows.
+        full: False for the rows that are left at the end.
     """
 
-    rows: list[Any]
+    rows: Any
     offset: int
+    full: bool = True
 
 
 class RowCutter:
-    """Cuts one file of lines. CSV values are text, empty ones null.
+    """Cuts one file of lines.
 
     Args:
-        size: bytes from which on whole records are a piece; ``CHUNK_ROWS`` of them are one too.
-        name: what errors call the file.
-        offset: where in the file the bytes begin that come; the end of an earlier piece.
-        columns: of CSV whose bytes do not begin with their names.
-        encoding: one in which line breaks, commas and quotes are those of ASCII.
+        size: bytes after which a piece ends with the record; it also ends after ``CHUNK_ROWS`` lines.
+        name: of the file, for errors.
+        offset: position in the file of the first byte; the end of an earlier piece.
+        columns: of CSV whose bytes do not begin with the header.
+        encoding: one that encodes line breaks, commas and quotes as ASCII does.
+        longest: bytes that a record may have.
+        parse_csv: parses a block of CSV; see :func:`csv_rows`.
     """
 
     def __init__(
@@ -59,82 +74,107 @@ class RowCutter:
         offset: int = 0,
         columns: Sequence[str] | None = None,
         encoding: str = "utf-8",
+        longest: int = RECORD_BYTES,
+        parse_csv: ParseCsv = csv_rows,
     ) -> None:
+        self.columns = None if columns is None else list(columns)
         self._csv = format is RowFormat.CSV
         self._size = size
         self._name = name
         self._encoding = encoding
+        self._longest = longest
+        self._parse_csv = parse_csv
         self._offset = offset
-        self._rest = bytearray()  # of a record that has not ended
-        self._records: list[bytes] = []
-        self._bytes = 0
-        self.columns = None if columns is None else list(columns)
+        self._rest = bytearray()  # the bytes of the piece that has not ended
+        self._at = 0  # how many of them have been searched
+        self._lines = 0  # that end among the searched bytes
+        self._quoted = False  # the searched bytes end inside of quotes
 
     def feed(self, data: bytes) -> Iterator[Piece]:
-        """Takes further bytes; gives the pieces that are full with them.
+        """Takes further bytes and yields the pieces that end in them.
 
         Raises:
-            ToolError: what came is not of the format.
+            ToolError: the bytes are not of the format.
         """
         self._rest += data
-        if len(self._rest) > RECORD_BYTES:
-            where = Where(self._name, self._offset + self._bytes)
-            raise where.never_ends(RECORD_BYTES, bytes(self._rest))
-        if b"\n" not in data:
-            return
-        lines = bytes(self._rest).split(b"\n")
-        begun: list[bytes] = []  # lines of a record whose quotes are still open
-        quotes = 0
-        for line in lines[:-1]:
-            begun.append(line)
-            quotes += line.count(b'"') if self._csv else 0
-            if quotes % 2:
-                continue
-            self._records.append(b"\n".join(begun) + b"\n")
-            self._bytes += len(self._records[-1])
-            begun, quotes = [], 0
-            full = self._bytes >= self._size or len(self._records) >= CHUNK_ROWS
-            if full and (piece := self._piece()).rows:
+        while (end := self._piece_end()) is not None:
+            piece = self._piece(end, full=True)
+            if len(piece.rows):
                 yield piece
-        self._rest = bytearray(b"\n".join((*begun, lines[-1])))
+        if len(self._rest) > self._longest:
+            self._check_length()
 
     def end(self) -> Piece | None:
-        """The rows that are left; None where there are none."""
-        if self._rest:
-            self._records.append(bytes(self._rest))
-            self._bytes += len(self._rest)
-            self._rest = bytearray()
-        piece = self._piece()
-        return piece if piece.rows else None
+        """Returns the rows that are left; None when there are none."""
+        piece = self._piece(len(self._rest), full=False)
+        return piece if len(piece.rows) else None
 
-    def _piece(self) -> Piece:
-        records, self._records = self._records, []
-        where = Where(self._name, self._offset)
-        self._offset, self._bytes = self._offset + self._bytes, 0
+    def _piece_end(self) -> int | None:
+        """Returns the end of the first record that fills the piece; None while it has not arrived."""
+        rest = self._rest
+        skipped = min(self._size - 1, len(rest))  # no piece ends before because of its size
+        if skipped > self._at:
+            lines = rest.count(b"\n", self._at, skipped)
+            if self._lines + lines < CHUNK_ROWS:
+                self._count(skipped, lines)
+        while (found := rest.find(b"\n", self._at)) >= 0:
+            self._count(found + 1, 1)
+            if not self._quoted and (self._at >= self._size or self._lines >= CHUNK_ROWS):
+                return self._at
+        return None
+
+    def _count(self, to: int, lines: int) -> None:
         if self._csv:
-            self.columns, rows = csv_rows(b"".join(records), self.columns, where, self._encoding)
-            return Piece(rows, self._offset)
-        if where.byte == 0 and records:
-            records[0] = records[0].removeprefix(BOM)
-        return Piece(json_rows(records, where), self._offset)
+            self._quoted ^= self._rest.count(b'"', self._at, to) % 2 == 1
+        self._at, self._lines = to, self._lines + lines
+
+    def _check_length(self) -> None:
+        """Raises ``ToolError`` when the record at the end is longer than a record may be."""
+        rest = bytes(self._rest)
+        begin = last_record_end(rest) if self._csv else rest.rfind(b"\n") + 1
+        if len(rest) - begin > self._longest:
+            origin = BlockOrigin(self._name, self._offset)
+            raise origin.broken_quote(rest) or BlockOrigin(self._name, self._offset + begin).error(
+                f"a record of more than {self._longest} bytes"
+            )
+
+    def _piece(self, end: int, *, full: bool) -> Piece:
+        with memoryview(self._rest) as view:
+            block = bytes(view[:end])
+        del self._rest[:end]
+        origin = BlockOrigin(self._name, self._offset)
+        self._offset += end
+        self._at, self._lines, self._quoted = 0, 0, False
+        if not block:
+            return Piece([], self._offset, full)
+        if self._csv:
+            self.columns, rows = self._parse_csv(block, self.columns, origin, self._encoding)
+            return Piece(rows, self._offset, full)
+        if origin.byte == 0:
+            block = block.removeprefix(BOM)
+        return Piece(json_rows(block.split(b"\n"), origin), self._offset, full)
 
 
-_SPACE = b" \t\r\n"
-_BLOCK = 1 << 20  # bytes that are values at a time
-_ESCAPED = re.compile(rb"\\.", re.DOTALL)
-_NO_MARKS = bytes(set(range(256)) - set(b'"[]{}'))
-_IN_STRING = re.compile(rb'[^"\\]*+(?:\\.[^"\\]*+)*+', re.DOTALL)
-_IN_VALUE = re.compile(rb'[^"\[\]{}]*+')
-_IN_ARRAY = re.compile(rb'[^"\[\]{},]*+')
+def last_record_end(block: bytes) -> int:
+    """Returns the position after the last line end of CSV that is outside of quotes; 0 when there is none."""
+    quoted = block.count(b'"') % 2
+    end = len(block)
+    while end > 0:
+        found = block.rfind(b"\n", 0, end)
+        quoted ^= block.count(b'"', max(found, 0), end) % 2
+        if found >= 0 and not quoted:
+            return found + 1
+        end = found
+    return 0
 
 
 def begins_array(beginning: bytes) -> bool:
-    """Whether a file that begins so can be a JSON array."""
+    """Returns whether a file with this beginning can be a JSON array."""
     return beginning.removeprefix(BOM).lstrip(_SPACE).startswith(b"[")
 
 
 def ends_value(beginning: bytes) -> bool:
-    """Whether a comma follows the first value of an array.
+    """Returns whether a comma follows the first value of an array.
 
     Raises:
         ToolError: it is no JSON.
@@ -143,13 +183,14 @@ def ends_value(beginning: bytes) -> bool:
 
 
 class ArrayCutter:
-    """Cuts one array at commas of its own. orjson reads the pieces: that each is JSON proves that all of it is, and
-    that no bracket was counted wrongly.
+    """Cuts one array at its own commas.
+
+    orjson parses the pieces: if each is JSON, then all of it is, and the brackets were counted correctly.
 
     Args:
-        size: bytes from which on whole values are a piece; some more than ``CHUNK_ROWS`` of them are one too.
-        name: what errors call the file.
-        offset: where in the file the bytes begin that come; the end of an earlier piece.
+        size: bytes after which a piece ends with the value; it also ends after about ``CHUNK_ROWS`` values.
+        name: of the file, for errors.
+        offset: position in the file of the first byte; the end of an earlier piece.
         longest: bytes that a value may have.
     """
 
@@ -159,20 +200,20 @@ class ArrayCutter:
         self._longest = max(longest, RECORD_BYTES)
         self._size = size
         self._block = min(size, _BLOCK)
-        self._rows: list[Any] = []  # those of the piece that is being made, which end at the offset
+        self._rows: list[Any] = []  # those of the piece that has not ended; they end at the offset
         self._bytes = 0
         self._name = name
         self._offset = offset
-        self._rest = bytearray()  # what follows the offset
-        self._at = 0  # how far it has been looked at
+        self._rest = bytearray()  # the bytes after the offset
+        self._at = 0  # how many of them have been searched
         self._depth = 1 if offset else 0  # of brackets there
         self._quoted = False
 
     def feed(self, data: bytes) -> Iterator[Piece]:
-        """Takes further bytes; gives the pieces that are full with them.
+        """Takes further bytes and yields the pieces that end in them.
 
         Raises:
-            ToolError: what came is no JSON array.
+            ToolError: the bytes are no JSON array.
         """
         self._rest += data
         while (comma := self._comma()) is not None:
@@ -185,15 +226,15 @@ class ArrayCutter:
             self._rows += rows
             self._bytes += comma + 1
             if self._bytes >= self._size or len(self._rows) >= CHUNK_ROWS:
-                yield self._piece()
+                yield self._piece(full=True)
         if len(self._rest) > self._block + self._longest:
-            raise Where(self._name, self._offset).error(
+            raise BlockOrigin(self._name, self._offset).error(
                 f"a value of more than {self._longest} bytes is in the JSON array; is there a quote or bracket that is "
                 "never closed?"
             )
 
     def end(self) -> Piece | None:
-        """The rows that are left; None where there are none.
+        """Returns the rows that are left; None when there are none.
 
         Raises:
             ToolError: the array does not end here, or has ended before.
@@ -204,14 +245,14 @@ class ArrayCutter:
         self._rows += rows
         self._offset += len(self._rest)
         self._rest.clear()
-        return self._piece() if self._rows else None
+        return self._piece(full=False) if self._rows else None
 
-    def _piece(self) -> Piece:
+    def _piece(self, *, full: bool) -> Piece:
         rows, self._rows, self._bytes = self._rows, [], 0
-        return Piece(rows, self._offset)
+        return Piece(rows, self._offset, full)
 
     def _comma(self) -> int | None:
-        """Where the first comma between values stands from the block's size on; None where it has not come."""
+        """Returns the position of the first comma between values after a block; None while it has not arrived."""
         self._skip(min(self._block, len(self._rest)))
         rest = self._rest
         while self._at < len(rest):
@@ -220,7 +261,7 @@ class ArrayCutter:
             assert found is not None  # it may be empty
             self._at = found.end()
             mark = bytes(rest[self._at : self._at + 1])
-            if mark in (b"", b"\\"):  # a string that ends in half an escape has not all come
+            if mark in (b"", b"\\"):  # the rest of a string that ends in half an escape has not arrived
                 break
             if mark == b"," and self._at >= self._block:
                 return self._at
@@ -232,7 +273,7 @@ class ArrayCutter:
         return None
 
     def _skip(self, to: int) -> None:
-        """Counts quotes and brackets up to a place, many at a time."""
+        """Counts quotes and brackets up to a position, many at a time."""
         block = bytes(self._rest[self._at : to]).rstrip(b"\\")
         self._at += len(block)
         if b"\\" in block:
@@ -252,7 +293,7 @@ class ArrayCutter:
         return rows
 
     def _not_json(self, why: str) -> ToolError:
-        return Where(self._name, self._offset).error(f"no JSON array: {why}")
+        return BlockOrigin(self._name, self._offset).error(f"no JSON array: {why}")
 
 
 def cutter_for(
@@ -262,13 +303,17 @@ def cutter_for(
     name: str,
     encoding: str = "utf-8",
     longest: int = RECORD_BYTES,
+    parse_csv: ParseCsv = csv_rows,
 ) -> RowCutter | ArrayCutter:
-    """What cuts a file of a format, from the beginning or from a position with its ``offset`` and ``columns``.
+    """Returns the cutter for a file of a format.
 
     Args:
+        position: empty at the beginning of the file, else the ``offset`` and ``columns`` after an earlier piece.
         longest: bytes that a value of an array may have.
     """
     offset, columns = position.get("offset", 0), position.get("columns")
     if format is RowFormat.JSON:
         return ArrayCutter(size, name=name, offset=offset, longest=longest)
-    return RowCutter(format, size, name=name, offset=offset, columns=columns, encoding=encoding)
+    return RowCutter(
+        format, size, name=name, offset=offset, columns=columns, encoding=encoding, parse_csv=parse_csv
+    )

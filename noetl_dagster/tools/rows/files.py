@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import csv
 import json
-from collections.abc import AsyncIterable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterable, Mapping, Sequence
 from decimal import Decimal
 from pathlib import Path
 from typing import Any, Protocol
@@ -20,36 +20,6 @@ from noetl_dagster.tools.rows.jsonable import to_jsonable
 from noetl_dagster.tools.rows.values import row_value
 
 Row = Mapping[str, Any]
-
-
-def read_file(path: Path, format: RowFormat, size: int) -> Iterator[list[Row]]:
-    """The rows of a file in chunks. CSV values are text, empty ones null; a JSON file is read as a whole."""
-    match format:
-        case RowFormat.PARQUET:
-            with pq.ParquetFile(path) as file:
-                for batch in file.iter_batches(batch_size=size):
-                    yield batch.to_pylist()
-        case RowFormat.JSONL:
-            with path.open("rb") as lines:
-                yield from in_chunks((orjson.loads(line) for line in lines if line.strip()), size)
-        case RowFormat.CSV:
-            with path.open(newline="", encoding="utf-8-sig") as text:
-                rows = ({name: value or None for name, value in row.items()} for row in csv.DictReader(text))
-                yield from in_chunks(rows, size)
-        case RowFormat.JSON:
-            value = orjson.loads(path.read_bytes())
-            yield from in_chunks(iter(value if isinstance(value, list) else [value]), size)
-
-
-def in_chunks(rows: Iterator[Any], size: int) -> Iterator[list[Any]]:
-    chunk: list[Any] = []
-    for row in rows:
-        chunk.append(row)
-        if len(chunk) >= size:
-            yield chunk
-            chunk = []
-    if chunk:
-        yield chunk
 
 
 class RowWriter(Protocol):

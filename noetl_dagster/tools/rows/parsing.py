@@ -1,4 +1,4 @@
-"""Rows of CSV and JSON lines, and errors that say where what is none stands."""
+"""Parses CSV and JSON lines; errors name the file and the position."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from noetl_dagster.errors import ToolError
 
 BOM = b"\xef\xbb\xbf"
 _EXCERPT = 80
-# text without quotes; a value in quotes, which ends where they do; a quote within a value that has none around it
+# text without quotes, a value in quotes that ends with them, or a quote within an unquoted value
 _QUOTED_WELL = re.compile(
     rb'(?:[^"]++|(?:\A|(?<=[,\r\n]))"[^"]*+(?:""[^"]*+)*+"(?=[,\r\n]|\Z)|(?<=[^,\r\n])")*+'
 )
@@ -24,24 +24,20 @@ _QUOTED_THEN_BLANK = re.compile(rb'"[^"]*+(?:""[^"]*+)*+"[ \t]++(?=[,\r\n]|\Z)')
 
 
 @dataclass(frozen=True, slots=True)
-class Where:
-    """What bytes are of, and where in it they begin."""
+class BlockOrigin:
+    """The name of the file that a block of bytes is from, and the position of its first byte."""
 
     name: str
     byte: int = 0
 
-    def error(self, what: str, line: int | None = None) -> ToolError:
-        """An error of the bytes from there on, in a line of them, counted from 1."""
+    def error(self, text: str, line: int | None = None) -> ToolError:
+        """Returns an error in the block, with the line of the block if it is known, counted from 1."""
         after = f" after byte {self.byte}" if self.byte else ""
         place = f"from byte {self.byte} on" if line is None else f"line {line}{after}"
-        return ToolError(f"{self.name}, {place}: {what}", kind="parse")
-
-    def never_ends(self, most: int, data: bytes) -> ToolError:
-        """The error of a record that is longer than any may be."""
-        return self.broken_quote(data) or self.error(f"a record of more than {most} bytes")
+        return ToolError(f"{self.name}, {place}: {text}", kind="parse")
 
     def broken_quote(self, data: bytes) -> ToolError | None:
-        """What is wrong with the quotes of CSV, if anything."""
+        """Returns the error for the first misplaced quote in a block of CSV; None when there is none."""
         if b'"' not in data:
             return None
         found = _QUOTED_WELL.match(data)
@@ -51,35 +47,35 @@ class Where:
             return None
         place = f"at byte {self.byte + at}"
         if _QUOTED_THEN_BLANK.match(data, at):
-            what = f"blanks follow the closing quote of the value {place}, where the comma or the line's end has to"
+            text = f"blanks follow the closing quote of the value {place}, where the comma or the line's end has to"
         else:
-            what = f"the quote {place} opens a value that does not end with a quote before a comma or line"
-        return self.error(f"{what}: {_excerpt(data[at:])}", data.count(b"\n", 0, at) + 1)
+            text = f"the quote {place} opens a value that does not end with a quote before a comma or line"
+        return self.error(f"{text}: {_excerpt(data[at:])}", data.count(b"\n", 0, at) + 1)
 
 
 def csv_rows(
-    data: bytes, columns: Sequence[str] | None, where: Where, encoding: str = "utf-8"
+    data: bytes, columns: Sequence[str] | None, origin: BlockOrigin, encoding: str = "utf-8"
 ) -> tuple[list[str] | None, list[dict[str, str | None]]]:
-    """The columns and rows of CSV; values are text, empty ones null.
+    """Parses the columns and rows of CSV; values are text, empty ones null.
 
     Args:
-        columns: None where the first row names them.
+        columns: None when the first row names them.
 
     Returns:
-        None for columns that no row names. Rows have none of the :func:`unnamed_columns`.
+        The columns, None if there is no row that names them, and the rows without the :func:`unnamed_columns`.
 
     Raises:
         ToolError: it is no CSV, names a column twice, has a row with more or fewer values than columns, or a value
-            in one of the unnamed.
+            in an unnamed column.
     """
-    if (error := where.broken_quote(data)) is not None:
+    if (error := origin.broken_quote(data)) is not None:
         raise error
     names = None if columns is None else list(columns)
     try:
-        text = data.removeprefix(BOM if where.byte == 0 else b"").decode(encoding)
+        text = data.removeprefix(BOM if origin.byte == 0 else b"").decode(encoding)
         reader = csv.reader(io.StringIO(text, newline=""))
         if names is None and (names := next(filter(None, reader), None)) is not None:
-            check_columns(names, where)
+            check_columns(names, origin)
         unnamed = unnamed_columns(names or ())
         rows = []
         for values in reader:
@@ -87,54 +83,54 @@ def csv_rows(
                 rows.append(dict(zip(names or (), [value or None for value in values], strict=True)))
                 if unnamed:
                     rows[-1].pop("")
-                    _check_empty(values, unnamed, where, reader.line_num)
+                    _check_empty(values, unnamed, origin, reader.line_num)
             elif values:
                 what = f"a CSV row has {len(values)} values for {len(names or ())} columns"
-                raise where.error(f"{what}: {values!r:.{_EXCERPT}}", reader.line_num)
+                raise origin.error(f"{what}: {values!r:.{_EXCERPT}}", reader.line_num)
     except (csv.Error, UnicodeDecodeError) as error:
-        raise where.error(f"no CSV: {error}") from None
+        raise origin.error(f"no CSV: {error}") from None
     return names, rows
 
 
-def check_columns(names: Sequence[str], where: Where) -> None:
-    """Raises ``ToolError`` where a column is named twice."""
+def check_columns(names: Sequence[str], origin: BlockOrigin) -> None:
+    """Raises ``ToolError`` if a column is named twice."""
     twice = next((name for name in names if name and names.count(name) > 1), None)
     if twice is not None:
-        raise where.error(f"the header names column {twice!r} twice; rows could hold only one of them", 1)
+        raise origin.error(f"the header names column {twice!r} twice; rows could hold only one of them", 1)
 
 
 def unnamed_columns(names: Sequence[str]) -> list[int]:
-    """Places of columns without a name where there are several, as those of trailing commas: they hold nothing."""
+    """Returns the indexes of columns without a name if there are several, as from trailing commas: they stay empty."""
     return [n for n, name in enumerate(names) if not name] if names.count("") > 1 else []
 
 
-def _check_empty(values: Sequence[str], unnamed: Sequence[int], where: Where, line: int) -> None:
-    """Raises ``ToolError`` where a value stands in an unnamed column."""
+def _check_empty(values: Sequence[str], unnamed: Sequence[int], origin: BlockOrigin, line: int) -> None:
+    """Raises ``ToolError`` if an unnamed column has a value."""
     for n in unnamed:
         if values[n]:
             what = f"{values[n]!r:.{_EXCERPT}} stands in column {n + 1}, which the header does not name"
-            raise where.error(f"{what}; name it, or leave it empty", line)
+            raise origin.error(f"{what}; name it, or leave it empty", line)
 
 
-def json_rows(lines: Sequence[bytes], where: Where) -> list[Any]:
-    """The values of JSON lines; empty lines are none.
+def json_rows(lines: Sequence[bytes], origin: BlockOrigin) -> list[Any]:
+    """Parses JSON lines; skips empty ones.
 
     Raises:
-        ToolError: one is no JSON.
+        ToolError: a line is no JSON.
     """
     filled = [stripped for line in lines if (stripped := line.strip())]
     with suppress(orjson.JSONDecodeError):
         rows: list[Any] = orjson.loads(b"[%s]" % b",".join(filled))
         if len(rows) == len(filled):
             return rows
-    return [_value(stripped, n, where) for n, line in enumerate(lines, 1) if (stripped := line.strip())]
+    return [_value(stripped, n, origin) for n, line in enumerate(lines, 1) if (stripped := line.strip())]
 
 
-def _value(line: bytes, number: int, where: Where) -> Any:
+def _value(line: bytes, number: int, origin: BlockOrigin) -> Any:
     try:
         return orjson.loads(line)
     except orjson.JSONDecodeError as error:
-        raise where.error(f"no JSON ({error}): {_excerpt(line)}", number) from None
+        raise origin.error(f"no JSON ({error}): {_excerpt(line)}", number) from None
 
 
 def _excerpt(data: bytes) -> str:

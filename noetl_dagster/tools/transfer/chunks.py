@@ -108,13 +108,6 @@ async def sliced(rows: list[Row] | pa.Table, size: int, after: Any = None) -> As
         yield Chunk(part, after if start + size >= len(rows) else None)
 
 
-async def threaded(items: Iterable[T]) -> AsyncIterator[T]:
-    """Takes each item in a thread."""
-    iterator, nothing = iter(items), object()
-    while (item := await asyncio.to_thread(next, iterator, nothing)) is not nothing:
-        yield item  # type: ignore[misc]
-
-
 async def piped(fill: Callable[[Put[T]], Awaitable[object]], most: int) -> AsyncIterator[T]:
     """What ``fill`` puts, at most so many items ahead of their use; then what it raised."""
     queue: asyncio.Queue[tuple[T] | None] = asyncio.Queue()

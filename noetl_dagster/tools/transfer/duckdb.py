@@ -13,9 +13,10 @@ import pyarrow as pa
 from noetl_dagster.errors import ToolError
 from noetl_dagster.playbook.templates.environment import sql_identifier
 from noetl_dagster.tools.base import ToolCall
+from noetl_dagster.tools.rows.reader import threaded
 from noetl_dagster.tools.sql.tables import WriteMode, listed
 from noetl_dagster.tools.transfer.checksum import Checksum, TableSums, as_read, compare_checksums
-from noetl_dagster.tools.transfer.chunks import Chunk, Drift, duckdb_type, threaded
+from noetl_dagster.tools.transfer.chunks import Chunk, Drift, duckdb_type
 from noetl_dagster.tools.transfer.options import Options, Place, Verify, statement_of
 from noetl_dagster.tools.transfer.postgres_target import Outcome
 

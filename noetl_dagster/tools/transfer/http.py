@@ -18,8 +18,8 @@ from noetl_dagster.tools.rows.cutters import begins_array
 from noetl_dagster.tools.rows.files import Row
 from noetl_dagster.tools.rows.formats import RowFormat, row_format
 from noetl_dagster.tools.transfer.chunks import Chunk, sliced
+from noetl_dagster.tools.transfer.files import text_chunks
 from noetl_dagster.tools.transfer.options import Paging, Place
-from noetl_dagster.tools.transfer.text import Blocks, csv_records, json_array, json_lines
 
 Page = dict[str, Any]
 """What leads to a page: ``{"url": ...}`` or ``{"param": value}``; empty for the first one as it is."""
@@ -89,23 +89,19 @@ class HttpSource:
         stored = answer.get("encoding") == "reference"
         streamed = format in (RowFormat.JSONL, RowFormat.CSV) and not self._place.rows
         if streamed and (isinstance(answer["data"], str) or (stored and self._place.format)):
-            blocks = self._blocks(answer["data"])
-            parsed = json_lines if format is RowFormat.JSONL else csv_records
-            async for chunk in parsed(blocks, self._size, answer["url"]):
-                yield chunk
-            return
-        if stored and not self._place.rows and await self._is_array(answer["data"]):
-            async for chunk in json_array(self._blocks(answer["data"]), self._size, answer["url"]):
-                yield chunk
-            return
-        async for chunk in sliced(self._rows(answer), self._size):
+            chunks = text_chunks(self._blocks(answer["data"]), format, self._size, answer["url"])
+        elif stored and not self._place.rows and await self._is_array(answer["data"]):
+            chunks = text_chunks(self._blocks(answer["data"]), RowFormat.JSON, self._size, answer["url"])
+        else:
+            chunks = sliced(self._rows(answer), self._size)
+        async for chunk in chunks:
             yield chunk
 
     async def _is_array(self, body: Any) -> bool:
         async with aclosing(cast(Any, self._blocks(body))) as blocks:
             return begins_array(await anext(blocks, b""))
 
-    async def _blocks(self, body: Any) -> Blocks:
+    async def _blocks(self, body: Any) -> AsyncIterator[bytes]:
         if isinstance(body, str):
             yield body.encode()
             return
