@@ -10,9 +10,10 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
 from noetl_dagster.errors import Place
+from noetl_dagster.playbook.fields import Model
 
 Key = tuple[str, ...]
 """Parts of an asset's key: ``warehouse/patients`` has two."""
@@ -67,11 +68,7 @@ class ReadPartition(StrEnum):
     ALL = "all"
 
 
-class AssetModel(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-
-class PartitionsSpec(AssetModel):
+class PartitionsSpec(Model):
     """One dimension of a playbook's partitions."""
 
     name: str = Field(description="the dimension's name; of the only one: 'partition'")
@@ -84,7 +81,7 @@ class PartitionsSpec(AssetModel):
     dynamic: str | None = Field(None, description="name of the set of keys of a dynamic dimension")
 
 
-class ScheduleSpec(AssetModel):
+class ScheduleSpec(Model):
     name: str
     cron: str
     timezone: str = "UTC"
@@ -92,20 +89,20 @@ class ScheduleSpec(AssetModel):
     status: ScheduleStatus = ScheduleStatus.STOPPED
 
 
-class AutomationSpec(AssetModel):
+class AutomationSpec(Model):
     kind: AutomationKind
     cron: str | None = None
     timezone: str = "UTC"
 
 
-class FreshnessSpec(AssetModel):
+class FreshnessSpec(Model):
     """How old the newest result may become."""
 
     fail_after: float = Field(description="seconds")
     warn_after: float | None = Field(None, description="seconds")
 
 
-class ObservationSpec(AssetModel):
+class ObservationSpec(Model):
     """A source outside that is looked at again and again: objects of a bucket or folder, or a table."""
 
     asset: Key
@@ -115,7 +112,7 @@ class ObservationSpec(AssetModel):
     every: float = Field(600.0, gt=0, description="seconds")
 
 
-class DagsterSpec(AssetModel):
+class DagsterSpec(Model):
     """The root's ``dagster`` block."""
 
     group: str | None = None
@@ -129,7 +126,7 @@ class DagsterSpec(AssetModel):
     observe: tuple[ObservationSpec, ...] = ()
 
 
-class AssetSpec(AssetModel):
+class AssetSpec(Model):
     """A step's ``asset`` block."""
 
     key: Key | None = Field(None, description="None: the playbook's path and the step's name")
@@ -142,7 +139,7 @@ class AssetSpec(AssetModel):
     code_version: str | None = None
 
 
-class CheckSpec(AssetModel):
+class CheckSpec(Model):
     """One entry of a step's ``checks``.
 
     Attributes:
@@ -173,7 +170,7 @@ class Answer:
     facts: dict[str, Any] = field(default_factory=dict)
 
 
-class SourceSpec(AssetModel):
+class SourceSpec(Model):
     """One entry of a step's ``from``: an asset that the step reads, under a name of its own."""
 
     asset: Key
@@ -194,7 +191,7 @@ def key_text(key: Key) -> str:
     return "/".join(key)
 
 
-class PartitionKey(AssetModel):
+class PartitionKey(Model):
     """The key of one dimension; of a time dimension with its window, ISO 8601 with an offset."""
 
     key: str
@@ -202,7 +199,7 @@ class PartitionKey(AssetModel):
     end: str | None = None
 
 
-class Partition(AssetModel):
+class Partition(Model):
     """The partition that an execution belongs to.
 
     Attributes:

@@ -9,13 +9,15 @@ from __future__ import annotations
 from collections.abc import Mapping
 from enum import StrEnum
 from functools import cached_property
-from typing import Any
+from typing import Annotated, Any, ClassVar
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
 from noetl_dagster.errors import Place
 from noetl_dagster.playbook.assets import AssetSpec, CheckSpec, DagsterSpec, Key, SourceSpec, key_text
+from noetl_dagster.playbook.fields import Model, Seconds, Spelled
 from noetl_dagster.playbook.pods import Pod
+from noetl_dagster.playbook.tool_kinds import AUTH, HTTP_BODY, SQL_FIELD, URL
 from noetl_dagster.settings import DEFAULT_POOL, StoreTier
 
 
@@ -71,17 +73,18 @@ class CollectStrategy(StrEnum):
     MERGE = "merge"
 
 
-class Model(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid", arbitrary_types_allowed=True)
+AnyBackoff = Annotated[Backoff, Spelled(words={"constant": Backoff.NONE, "fixed": Backoff.NONE})]
+Delay = Annotated[Seconds, Spelled("initial_delay", "delay_seconds", "backoff_seconds")]
+SqlText = Annotated[str | None, Spelled(*SQL_FIELD[1:])]
 
 
 class PolicyAction(Model):
     """What a matching rule does. ``attempts`` counts all tries of the task, the first included."""
 
-    do: Directive
-    attempts: int = Field(3, ge=1)
-    backoff: Backoff = Backoff.NONE
-    delay: float = Field(1.0, ge=0, description="seconds")
+    do: Directive = Directive.CONTINUE
+    attempts: Annotated[int, Spelled("max_attempts")] = Field(3, ge=1)
+    backoff: AnyBackoff = Backoff.NONE
+    delay: Delay = Field(1.0, ge=0, description="seconds")
     to: str | None = Field(None, description="task to jump to; 'previous' is the one before")
     set: dict[str, Any] = Field(default_factory=dict)
 
@@ -96,11 +99,11 @@ class PolicyRule(Model):
 class NextCall(Model):
     """What changes in the next call of a paginated request; values are templates over ``response``."""
 
-    url: str | None = None
+    url: Annotated[str | None, Spelled(*URL[1:])] = None
     params: dict[str, Any] = Field(default_factory=dict)
     headers: dict[str, Any] = Field(default_factory=dict)
-    body: Any = None
-    input: dict[str, Any] = Field(default_factory=dict)
+    body: Annotated[Any, Spelled(*(name for name in HTTP_BODY if name != "body"))] = None
+    input: Annotated[dict[str, Any], Spelled("args")] = Field(default_factory=dict)
 
 
 class Collect(Model):
@@ -114,13 +117,15 @@ class Sink(Model):
     tool: str = "postgres"
     table: str | None = None
     database: str | None = Field(None, description="of duckdb: its file")
-    path: str | None = Field(None, description="of files and buckets: a folder of parts, or one file")
+    path: Annotated[str | None, Spelled("uri")] = Field(
+        None, description="of files and buckets: a folder of parts, or one file"
+    )
     format: str | None = Field(None, description="parquet or jsonl")
-    auth: str | None = None
+    auth: Annotated[str | None, Spelled(*AUTH[1:])] = None
     mode: str = Field("append", description="append, replace or upsert")
-    key: tuple[str, ...] = ()
-    command: str | None = Field(None, description="SQL instead of a table")
-    args: dict[str, Any] = Field(default_factory=dict)
+    key: Annotated[tuple[str, ...], Spelled("keys", "key_columns")] = ()
+    command: SqlText = Field(None, description="SQL instead of a table")
+    args: Annotated[dict[str, Any], Spelled("input")] = Field(default_factory=dict)
 
     @property
     def is_staged(self) -> bool:
@@ -141,10 +146,12 @@ class RetryRule(Model):
     """One entry of the seeds' ``retry`` block. With ``next_call`` or ``collect`` it continues a success."""
 
     when: str | bool
-    max_attempts: int | None = Field(None, ge=1, description="None: 3, but any number of pages")
-    backoff: Backoff = Backoff.NONE
-    delay: float = Field(1.0, ge=0, description="seconds")
-    max_delay: float | None = Field(None, ge=0, description="seconds that a delay grows to, at most")
+    max_attempts: Annotated[int | None, Spelled("attempts")] = Field(
+        None, ge=1, description="None: 3, but any number of pages"
+    )
+    backoff: AnyBackoff = Backoff.NONE
+    delay: Delay = Field(1.0, ge=0, description="seconds")
+    max_delay: Seconds | None = Field(None, ge=0, description="seconds that a delay grows to, at most")
     next_call: NextCall | None = None
     collect: Collect | None = None
     sink: Sink | None = None
@@ -187,7 +194,7 @@ class Assertion(Model):
 class TaskSpec(Model):
     """Run-time settings of a task. Tool-specific ones stay in ``options``."""
 
-    timeout: float | None = Field(None, description="seconds")
+    timeout: Seconds | None = Field(None, description="seconds")
     policy: tuple[PolicyRule, ...] = ()
     result: ResultSpec = ResultSpec()
     options: dict[str, Any] = Field(default_factory=dict)
@@ -223,17 +230,19 @@ class FanoutSpec(Model):
     max_shard_retries: int = Field(2, ge=0)
     fail_fast: bool = False
     allow_partial: bool = False
-    max_concurrent: int | None = Field(
+    max_concurrent: Annotated[int | None, Spelled("max_in_flight")] = Field(
         None, ge=1, description="shards of one group in flight; 64, in the pool 768"
     )
-    shard_ttl: float | None = Field(None, description="seconds")
+    shard_ttl: Seconds | None = Field(None, description="seconds")
     iter_key: str | None = Field(None, description="template of a shard's key; default: its index")
 
 
 class CursorSpec(Model):
+    unknown_keys: ClassVar[str] = "warning"
+
     kind: str = "postgres"
-    auth: Any = None
-    claim: str = Field(description="SQL that claims work and returns rows")
+    auth: Annotated[Any, Spelled(*AUTH[1:])] = None
+    claim: Annotated[str, Spelled(*SQL_FIELD)] = Field(description="SQL that claims work and returns rows")
     release: str | None = Field(
         None, description="SQL that gives a claimed row back; its columns are names in it"
     )
@@ -249,14 +258,16 @@ class FrameProcess(StrEnum):
 class FrameSpec(Model):
     """Bounds of one cursor claim."""
 
+    unknown_keys: ClassVar[str] = "warning"
+
     process: FrameProcess = FrameProcess.ROW
     max_rows: int = Field(100, ge=1)
-    max_seconds: float | None = None
+    max_seconds: Seconds | None = None
     max_bytes: int | None = Field(None, ge=1)
-    lease_seconds: float | None = Field(
+    lease_seconds: Seconds | None = Field(
         None, gt=0, description="seconds of silence after which claimed rows are given back; 300"
     )
-    heartbeat_seconds: float | None = Field(None, gt=0, description="a third of the lease")
+    heartbeat_seconds: Seconds | None = Field(None, gt=0, description="a third of the lease")
     row_concurrency: int = Field(1, ge=1)
 
 
@@ -416,8 +427,10 @@ class Metadata(Model):
 class Tracing(Model):
     """What a playbook says of its traces; where it says nothing, the settings do."""
 
+    unknown_keys: ClassVar[str] = "warning"
+
     enabled: bool = Field(True, description="false: its executions have no traces")
-    sampling: float | None = Field(
+    sampling: Annotated[float | None, Spelled("sample_rate", "sampling_rate")] = Field(
         None, ge=0, le=1, description="share of its executions whose traces are sent, 0 to 1"
     )
     endpoint: str | None = Field(

@@ -6,7 +6,9 @@ import re
 from decimal import Decimal
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
+
+from noetl_dagster.playbook.fields import Model
 
 _QUANTITY = re.compile(r"^(\d+(?:\.\d*)?|\.\d+)([numkMGTPE]|[KMGTPE]i|[eE][+-]?\d{1,3})?$", re.ASCII)
 _FACTORS = {
@@ -32,19 +34,15 @@ def amount_of(quantity: str) -> Decimal | None:
     return Decimal(number) * _FACTORS[suffix]
 
 
-class Amount(BaseModel):
+class Amount(Model):
     """How much of a resource: what is set aside, and what is allowed at most."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     request: str | None = None
     limit: str | None = None
 
 
-class Pod(BaseModel):
+class Pod(Model):
     """A pod, as far as a playbook chooses it; the rest comes from where runs are launched."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     image: str | None = Field(None, description="image of the container; None: that of the code location")
     image_pull_policy: str | None = Field(None, description="Always, IfNotPresent or Never")

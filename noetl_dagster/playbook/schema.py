@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from enum import StrEnum
-from typing import Any
+from typing import Any, get_origin
 
 from pydantic import BaseModel
 
@@ -21,23 +21,25 @@ from noetl_dagster.playbook.assets import (
     Severity,
 )
 from noetl_dagster.playbook.dialects import spelling
+from noetl_dagster.playbook.fields import Declaration, Seconds, declarations
 from noetl_dagster.playbook.models import (
     ARC_WORDS,
-    Backoff,
-    CollectStrategy,
-    Directive,
+    Assertion,
+    Collect,
+    CursorSpec,
     Dispatch,
     FanoutSpec,
-    FrameProcess,
     FrameSpec,
     LoopMode,
+    PolicyAction,
+    RetryRule,
     RoutingMode,
     Sink,
     StateSpec,
     Tracing,
 )
 from noetl_dagster.playbook.pods import Pod
-from noetl_dagster.playbook.tool_kinds import TOOL_KINDS, ToolKind
+from noetl_dagster.playbook.tool_kinds import AUTH, TOOL_KINDS, ToolKind
 from noetl_dagster.settings import StoreTier
 
 Schema = dict[str, Any]
@@ -51,6 +53,7 @@ CONDITION: Schema = {"type": ["string", "boolean"], "description": 'a template s
 MAPPING: Schema = {"type": ["object", "null"]}
 TEXTS: Schema = {"type": "array", "items": TEXT}
 ONE_OR_MORE: Schema = {"anyOf": [TEXT, TEXTS]}
+_TYPES: dict[Any, Schema] = {Seconds: SECONDS, Any: ANY, str: TEXT, int: NUMBER, float: NUMBER, bool: FLAG}
 ASSET_KEY: Schema = {**ONE_OR_MORE, "description": "'warehouse/patients' or [warehouse, patients]"}
 
 
@@ -70,7 +73,7 @@ def language_schema() -> Schema:
                 "workbook": {"type": ["array", "object", "null"]},
                 "executor": opened({"spec": {"$ref": "#/$defs/spec"}}),
                 "dagster": _dagster(),
-                "tracing": {"anyOf": [{"type": ["boolean", "null"]}, _tracing()]},
+                "tracing": {"anyOf": [{"type": ["boolean", "null"]}, opened(fields_of(Tracing))]},
             },
             required=("apiVersion", "kind", "workflow"),
         ),
@@ -84,7 +87,7 @@ def language_schema() -> Schema:
             "arc": _arc(),
             "loop": _loop(),
             "retry": _retry(),
-            "sink": opened({**fields_of(Sink), "tool": ANY, "auth": ANY}),
+            "sink": opened(fields_of(Sink, tool=ANY, auth=ANY)),
         },
     }
 
@@ -110,10 +113,28 @@ def words(kind: type[StrEnum], *others: str) -> Schema:
     return {"enum": [*kind, *others]}
 
 
-def fields_of(model: type[BaseModel]) -> Schema:
-    """Fields of a settings model, with what it says about them."""
-    described = model.model_json_schema()["properties"]
-    return {name: {"description": field.get("description", "")} for name, field in described.items()}
+def fields_of(model: type[BaseModel], **others: Schema) -> Schema:
+    """The fields of a model as it declares them, under every spelling; ``others`` have a schema of their own."""
+    fields: Schema = {}
+    for one in declarations(model):
+        schema = others.get(one.name, _schema_of(one))
+        about = {"description": one.description} if one.description else {}
+        fields |= spelled(one.spellings, {**schema, **about})
+    return fields
+
+
+def _schema_of(field: Declaration) -> Schema:
+    """The values that the reader of blocks accepts for a field."""
+    type_ = field.type
+    if type_ in _TYPES:
+        return _TYPES[type_]
+    if get_origin(type_) is dict:
+        return MAPPING
+    if get_origin(type_) is tuple:
+        return ONE_OR_MORE
+    if issubclass(type_, StrEnum):
+        return words(type_, *field.words)
+    return (closed if type_.unknown_keys == "error" else opened)(fields_of(type_))
 
 
 def _set_blocks() -> Schema:
@@ -126,11 +147,6 @@ def _description() -> Schema:
 
 def _documentary() -> Schema:
     return dict.fromkeys(spelling.DOCUMENTARY, ANY) | _description()
-
-
-def _tracing() -> Schema:
-    shown = fields_of(Tracing)
-    return opened({**shown, "enabled": FLAG, **spelled(spelling.SAMPLING, NUMBER), "endpoint": TEXT})
 
 
 def _step() -> Schema:
@@ -147,7 +163,7 @@ def _step() -> Schema:
             "asset": {"anyOf": [{"type": ["boolean", "null"]}, _asset()]},
             "checks": {"type": "array", "items": _check()},
             "from": {"type": "object", "additionalProperties": {"anyOf": [ASSET_KEY, _source()]}},
-            "state": closed(fields_of(StateSpec) | {"key": TEXT, "name": TEXT}, required=("key", "initial")),
+            "state": closed(fields_of(StateSpec), required=("key", "initial")),
             **_set_blocks(),
             **spelled(spelling.INPUT, MAPPING),
             **spelled(spelling.OUTPUT, ANY),
@@ -165,7 +181,7 @@ def _selection() -> Schema:
 
 
 def _asset() -> Schema:
-    return closed(fields_of(AssetSpec) | {"key": ASSET_KEY, "owners": TEXTS, "kinds": TEXTS})
+    return closed(fields_of(AssetSpec, key=ASSET_KEY, tags=ANY))
 
 
 def _check() -> Schema:
@@ -241,12 +257,12 @@ def _task() -> Schema:
         **_set_blocks(),
         **spelled(spelling.INPUT, {"type": ["object", "array", "null"]}),
         **spelled(spelling.OUTPUT, ANY),
-        **spelled(spelling.AUTH, ANY),
+        **spelled(AUTH, ANY),
         "output_select": _selection(),
         "spec": {"$ref": "#/$defs/spec"},
         "retry": {"$ref": "#/$defs/retry"},
         "sink": {"$ref": "#/$defs/sink"},
-        "assert": closed({"expects": ONE_OR_MORE, "returns": ONE_OR_MORE}),
+        "assert": closed(fields_of(Assertion)),
     }
     return opened(common, required=("kind",)) | {"allOf": [_kind(*entry) for entry in TOOL_KINDS.items()]}
 
@@ -334,7 +350,7 @@ def _pod() -> Schema:
         "annotations": texts,
         "priority_class": TEXT,
     }
-    described = {name: field["description"] for name, field in fields_of(Pod).items()}
+    described = {field.name: field.description for field in declarations(Pod)}
     described["env_from"] = "{secrets: [...], config_maps: [...]}: their keys become environment variables"
     fields: Schema = {}
     for name in spelling.POD_KEYS:
@@ -344,16 +360,7 @@ def _pod() -> Schema:
 
 
 def _policy() -> Schema:
-    action = closed(
-        {
-            "do": words(Directive),
-            **spelled(spelling.ATTEMPTS, NUMBER),
-            "backoff": words(Backoff, *spelling.BACKOFFS),
-            **spelled(spelling.DELAY, SECONDS),
-            "to": {**TEXT, "description": "task to jump to; 'previous' is the one before"},
-            **_set_blocks(),
-        }
-    )
+    action = closed({**fields_of(PolicyAction), **_set_blocks()})
     rule = closed({**spelled(spelling.WHEN, CONDITION), "then": action, **_description()}, required=("then",))
     otherwise = closed({"else": {"anyOf": [closed({"then": action}), action]}}, required=("else",))
     rules = {"type": "array", "items": {"anyOf": [rule, otherwise]}}
@@ -388,16 +395,13 @@ def _loop() -> Schema:
         "fail_fast": FLAG,
         "allow_partial": FLAG,
         "strict_ctx": FLAG,
-        "frame": opened({**fields_of(FrameSpec), "process": words(FrameProcess)}),
+        "frame": opened(fields_of(FrameSpec)),
     }
-    cursor = opened(
-        {"kind": {"const": "postgres"}, **spelled(spelling.AUTH, ANY), "claim": TEXT, "release": TEXT}
-    )
     return closed(
         {
             **spelled(spelling.LOOP_IN, ANY),
             **spelled(spelling.LOOP_ITERATOR, TEXT),
-            "cursor": cursor,
+            "cursor": opened(fields_of(CursorSpec, kind={"const": "postgres"})),
             "spec": opened(settings),
             **settings,
             "policy": MAPPING,
@@ -407,20 +411,12 @@ def _loop() -> Schema:
 
 
 def _retry() -> Schema:
-    collect = opened({"strategy": words(CollectStrategy), "path": TEXT})
-    then = opened(
-        {
-            **spelled(tuple(reversed(spelling.ATTEMPTS)), NUMBER),
-            "backoff": words(Backoff, *spelling.BACKOFFS),
-            **spelled(spelling.DELAY, SECONDS),
-            "next_call": MAPPING,
-            "collect": collect,
-            "sink": {"$ref": "#/$defs/sink"},
-        }
+    limits = fields_of(
+        RetryRule, when=CONDITION, sink={"$ref": "#/$defs/sink"}, collect=opened(fields_of(Collect))
     )
+    then = opened({name: schema for name, schema in limits.items() if name != "when"})
     rule = opened({"when": CONDITION, "then": then})
-    limits = {name: schema for name, schema in then["properties"].items() if name != "then"}
     statuses = {"type": ["array", "integer"]}
-    flat = opened({"when": CONDITION, **limits, "retry_on": ONE_OR_MORE, "retry_on_status": statuses})
+    flat = opened({**limits, "retry_on": ONE_OR_MORE, "retry_on_status": statuses})
     short = {"type": ["boolean", "integer", "null"]}
     return {"anyOf": [{"type": "array", "items": rule}, rule, flat, short]}

@@ -11,6 +11,7 @@ Spellings = tuple[str, ...]
 
 SQL_FIELD: Spellings = ("command", "query", "commands", "sql", "statement")
 URL: Spellings = ("url", "endpoint")
+AUTH: Spellings = ("auth", "credential", "credentials")
 PARAMS: Spellings = ("params", "parameters")
 QUERY_PARAMS: Spellings = ("params", "query", "query_params")
 COMMAND_LINES: Spellings = ("cmds", "cmd", "command", "commands")

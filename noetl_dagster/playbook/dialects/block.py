@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from enum import StrEnum
-from typing import Any, TypeVar
+from typing import Any, TypeVar, get_origin
 
 from pydantic import BaseModel, ValidationError
 
 from noetl_dagster.errors import Place, Problem, ProblemKind, TemplateError
 from noetl_dagster.playbook.document import Document
+from noetl_dagster.playbook.fields import Declaration, Model, Seconds, declarations
 from noetl_dagster.playbook.models import Input
 from noetl_dagster.playbook.pods import Pod
 from noetl_dagster.playbook.templates.rendering import compile_value
 from noetl_dagster.playbook.wording import described, is_template, suggestion
 
-M = TypeVar("M", bound=BaseModel)
+M = TypeVar("M", bound=Model)
 E = TypeVar("E", bound=StrEnum)
 
 _DURATION = re.compile(r"^\s*(\d+(?:\.\d+)?)\s*(ms|s|m|h|d)?\s*$")
@@ -238,7 +239,7 @@ class Block:
         """A whole number, also written as text."""
         number = self.number(*names)
         if number is not None and number != int(number):
-            self.error(f"{names[0]} must be a whole number, found {number}", self._present(names))
+            self.error(f"{names[0]} must be a whole number, found {number}", self.present(*names))
             return None
         return None if number is None else int(number)
 
@@ -254,7 +255,7 @@ class Block:
             return None
         return float(found[1]) * _SECONDS[found[2]]
 
-    def choice(self, kind: type[E], *names: str, also: dict[str, E] | None = None) -> E | None:
+    def choice(self, kind: type[E], *names: str, also: Mapping[str, E] | None = None) -> E | None:
         """One of the words of an enum, or of ``also``."""
         key = self.spelled(*names)
         value = None if key is None else self._word(key)
@@ -286,6 +287,36 @@ class Block:
                 self.error(message, name if name in self.values else None)
             return None
 
+    def read(self, model: type[M], **given: Any) -> M | None:
+        """Reads a model from the keys that its fields declare, and reports all other keys.
+
+        Args:
+            given: fields whose values the caller has read.
+        """
+        fields = self.fields(model, **given)
+        self.close(model.model_fields, severity=model.unknown_keys)
+        return self.build(model, **fields)
+
+    def fields(self, model: type[BaseModel], **given: Any) -> dict[str, Any]:
+        """Reads the fields of a model that are not ``given``, by their declarations."""
+        found = {one.name: self._declared(one) for one in declarations(model) if one.name not in given}
+        return found | given
+
+    def _declared(self, field: Declaration) -> Any:
+        names, type_ = field.spellings, field.type
+        if type_ is bool:
+            return self.flag(*names, default=field.default)
+        if get_origin(type_) is dict:
+            return self.mapping(*names)
+        if get_origin(type_) is tuple:
+            return self.names(*names)
+        if type_ in _READERS:
+            return _READERS[type_](self, *names)
+        if issubclass(type_, StrEnum):
+            return self.choice(type_, *names, also=field.words)
+        child = self.child(*names)
+        return None if child is None else child.read(type_)
+
     def close(
         self, known: Iterable[str], *, severity: str = "error", remedies: dict[str, str] | None = None
     ) -> None:
@@ -307,7 +338,8 @@ class Block:
         """Accepts keys that have no meaning here."""
         self._taken.update(names)
 
-    def _present(self, names: tuple[str, ...]) -> str | None:
+    def present(self, *names: str) -> str | None:
+        """Returns the first of several spellings that the mapping has."""
         return next((name for name in names if name in self.values), None)
 
     def _setting(self, key: str) -> Any:
@@ -351,6 +383,16 @@ class Block:
         workload = self.reading.workload
         self.reading.settled = True
         return compile_value(template).render({"workload": workload, **workload})
+
+
+_READERS: dict[Any, Callable[..., Any]] = {
+    Seconds: Block.seconds,
+    Any: Block.take,
+    str: Block.text,
+    int: Block.whole,
+    float: Block.number,
+}
+"""Reads a value of a type, under any of its spellings."""
 
 
 class Hints:

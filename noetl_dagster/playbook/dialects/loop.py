@@ -10,7 +10,6 @@ from noetl_dagster.errors import ProblemKind
 from noetl_dagster.playbook.dialects.block import Block
 from noetl_dagster.playbook.dialects.spec import read_fanout
 from noetl_dagster.playbook.dialects.spelling import (
-    AUTH,
     DESCRIPTION,
     LOOP_IN,
     LOOP_ITERATOR,
@@ -19,8 +18,7 @@ from noetl_dagster.playbook.dialects.spelling import (
     MAX_IN_FLIGHT,
     RESERVED_ITERATORS,
 )
-from noetl_dagster.playbook.models import CursorSpec, FrameProcess, FrameSpec, Loop, LoopMode
-from noetl_dagster.playbook.tool_kinds import SQL_FIELD
+from noetl_dagster.playbook.models import CursorSpec, FrameSpec, Loop, LoopMode
 from noetl_dagster.playbook.wording import described
 
 _SETTINGS = (
@@ -185,7 +183,7 @@ def _check_collection(block: Block, collection: Any) -> None:
 
 
 def _check_iterator(block: Block, iterator: str | None) -> None:
-    key = next((name for name in LOOP_ITERATOR if name in block), None)
+    key = block.present(*LOOP_ITERATOR)
     if iterator is None or key is None:
         return
     if not iterator.isidentifier():
@@ -198,35 +196,22 @@ def _cursor(block: Block) -> CursorSpec | None:
     cursor = block.child("cursor")
     if cursor is None:
         return None
-    kind = cursor.text("kind")
-    if kind not in (None, "postgres"):
-        cursor.error(f"cursor kind {kind!r} is not supported; use postgres", "kind")
-    claim = cursor.text("claim", *SQL_FIELD)
-    release = cursor.text("release")
-    auth = cursor.take(*AUTH)
-    cursor.close(("kind", "auth", "claim", "release"), severity="warning")
-    if claim is None:
+    if cursor.values.get("kind") not in (None, "postgres"):
+        cursor.error(f"cursor kind {cursor['kind']!r} is not supported; use postgres", "kind")
+    fields = cursor.fields(CursorSpec)
+    cursor.close(CursorSpec.model_fields, severity=CursorSpec.unknown_keys)
+    if fields["claim"] is None:
         message = "a cursor needs 'claim', SQL that claims work and returns rows"
         cursor.error(message, kind=ProblemKind.MISSING_FIELD)
         return None
-    return cursor.build(CursorSpec, kind=kind, auth=auth, claim=claim, release=release)
+    return cursor.build(CursorSpec, **fields)
 
 
 def _frame(own: Block) -> FrameSpec | None:
     frame = own.child("frame")
     if frame is None:
         return None
-    spec = frame.build(
-        FrameSpec,
-        process=frame.choice(FrameProcess, "process"),
-        max_rows=frame.whole("max_rows"),
-        max_seconds=frame.seconds("max_seconds"),
-        max_bytes=frame.whole("max_bytes"),
-        lease_seconds=frame.seconds("lease_seconds"),
-        heartbeat_seconds=frame.seconds("heartbeat_seconds"),
-        row_concurrency=frame.whole("row_concurrency"),
-    )
-    frame.close(FrameSpec.model_fields, severity="warning")
+    spec = frame.read(FrameSpec)
     if spec is not None and (spec.heartbeat_seconds or 0) >= (spec.lease_seconds or math.inf):
         frame.error(
             "heartbeat_seconds must be less than lease_seconds, or the lease runs out between two heartbeats; "

@@ -24,11 +24,11 @@ from noetl_dagster.playbook.dialects.spelling import (
     METADATA_KEYS,
     ROOT_KEYS,
     ROOT_REMEDIES,
-    SAMPLING,
 )
 from noetl_dagster.playbook.dialects.step import read_step
 from noetl_dagster.playbook.dialects.tool import read_assertion, read_task, read_tasks
 from noetl_dagster.playbook.document import Document
+from noetl_dagster.playbook.fields import spellings_of
 from noetl_dagster.playbook.models import Assertion, Metadata, Playbook, Step, Task, Tracing
 from noetl_dagster.playbook.pods import Pod
 from noetl_dagster.playbook.tool_kinds import SECRET_PROVIDERS
@@ -108,13 +108,13 @@ def _tracing(root: Block) -> Tracing | None:
     block = root.child("tracing")
     if block is None:
         return None
-    sampling, endpoint = block.take(*SAMPLING), block.text("endpoint")
+    given, endpoint = block.take(*spellings_of(Tracing, "sampling")), block.text("endpoint")
     try:
-        share = None if sampling is None or isinstance(sampling, bool) else float(sampling)
+        share = None if given is None or isinstance(given, bool) else float(given)
     except (TypeError, ValueError):
         share = -1.0
     if share is not None and not 0 <= share <= 1:
-        block.error(f"sampling must be a number from 0 to 1, found {described(sampling)}")
+        block.error(f"sampling must be a number from 0 to 1, found {described(given)}")
         share = None
     if endpoint is not None and not endpoint.startswith(("http://", "https://")):
         block.error(
@@ -122,16 +122,7 @@ def _tracing(root: Block) -> Tracing | None:
             "endpoint",
         )
         endpoint = None
-    service = block.text("service_name")
-    tracing = block.build(
-        Tracing,
-        enabled=block.flag("enabled", default=True),
-        sampling=share,
-        endpoint=endpoint,
-        service_name=service,
-    )
-    block.close(Tracing.model_fields, severity="warning")
-    return tracing
+    return block.read(Tracing, sampling=share, endpoint=endpoint)
 
 
 def _check_header(root: Block) -> None:
@@ -202,7 +193,7 @@ def _metadata(root: Block, file: str) -> Metadata | None:
 
 def _words(block: Block, *names: str) -> tuple[str, ...]:
     """A list of words, a text of words with commas, or a mapping (its keys and values)."""
-    key = next((name for name in names if name in block), None)
+    key = block.present(*names)
     if key is None:
         return ()
     value = block.take(*names)

@@ -7,16 +7,12 @@ from typing import Any
 from noetl_dagster.errors import ProblemKind, TemplateError
 from noetl_dagster.playbook.dialects.block import Block
 from noetl_dagster.playbook.dialects.spelling import (
-    ACTION_KEYS,
-    ATTEMPTS,
-    BACKOFFS,
-    DELAY,
     DESCRIPTION,
     RULE_KEYS,
     SET_BLOCKS,
     WHEN,
 )
-from noetl_dagster.playbook.models import Backoff, Directive, PolicyAction, PolicyRule
+from noetl_dagster.playbook.models import Directive, PolicyAction, PolicyRule
 from noetl_dagster.playbook.templates.scope import SCOPES, parse_target
 from noetl_dagster.playbook.wording import described
 
@@ -164,22 +160,11 @@ def _else_rule(block: Block, when: Any) -> PolicyRule | None:
 
 
 def _action(block: Block) -> PolicyAction | None:
-    do = block.choice(Directive, "do")
-    to = block.text("to")
-    targets = read_set(block)
-    attempts = block.whole(*ATTEMPTS)
-    backoff = block.choice(Backoff, "backoff", also=BACKOFFS)
-    delay = block.seconds(*DELAY)
     block.drop(*DESCRIPTION, "reason", "message")
-    block.close(ACTION_KEYS)
-    if "do" not in block:
-        do = Directive.CONTINUE
-    if do is None:
-        return None
-    if do is Directive.JUMP and to is None:
-        block.error("jump needs 'to', the name of a task of this step", kind=ProblemKind.MISSING_FIELD)
-    elif do is Directive.JUMP and to is not None:
-        block.reading.jumps.append((to, block))
-    return block.build(
-        PolicyAction, do=do, attempts=attempts, backoff=backoff, delay=delay, to=to, set=targets
-    )
+    action = block.read(PolicyAction, set=read_set(block))
+    if action is not None and action.do is Directive.JUMP:
+        if action.to is None:
+            block.error("jump needs 'to', the name of a task of this step", kind=ProblemKind.MISSING_FIELD)
+        else:
+            block.reading.jumps.append((action.to, block))
+    return action

@@ -6,16 +6,10 @@ from typing import Any
 
 from noetl_dagster.errors import ERROR_KINDS, ProblemKind
 from noetl_dagster.playbook.dialects.block import Block
-from noetl_dagster.playbook.dialects.spelling import (
-    ATTEMPTS,
-    AUTH,
-    BACKOFFS,
-    DELAY,
-    INPUT,
-)
-from noetl_dagster.playbook.models import Backoff, Collect, CollectStrategy, NextCall, RetryRule, Sink
+from noetl_dagster.playbook.fields import declarations
+from noetl_dagster.playbook.models import Backoff, Collect, RetryRule, Sink
 from noetl_dagster.playbook.templates.rendering import compile_value
-from noetl_dagster.playbook.tool_kinds import HTTP_BODY, SQL_FIELD, SUPPORTED_KINDS, URL
+from noetl_dagster.playbook.tool_kinds import AUTH, SUPPORTED_KINDS
 from noetl_dagster.playbook.wording import described, is_template, suggestion
 
 _ON_ERROR = "error is defined"
@@ -29,8 +23,12 @@ _ERROR_WORDS = {
     "5xx": "server_error",
 }
 _SHAPE = "a retry rule is {when, then: {max_attempts, ...}}"
+_LIMITS = ("max_attempts", "delay", "backoff")
 _RULE = ("when", "then")
-_FLAT = (*ATTEMPTS, *DELAY, "backoff", "backoff_multiplier", "retry_on", "retry_on_status", "stop_when")
+_FLAT = (
+    *(name for field in declarations(RetryRule) for name in field.spellings if field.name in _LIMITS),
+    *("backoff_multiplier", "retry_on", "retry_on_status", "stop_when"),
+)
 SINK_TOOL = "postgres"
 _OF_TABLES = ("table", "mode", "key")
 _OF_FILES = ("path", "format")
@@ -46,8 +44,6 @@ _SINK_TOOLS = {
 
 _SINK_MODES = ("append", "replace", "upsert")
 _SINK_FORMATS = ("parquet", "jsonl", "ndjson")
-_THEN = ("max_attempts", "backoff", "delay", "max_delay", "next_call", "collect", "sink")
-_SINK = ("tool", "table", "database", "path", "format", "auth", "mode", "key", "command", "args")
 
 
 def read_retry(block: Block) -> tuple[RetryRule, ...]:
@@ -139,55 +135,26 @@ def _expression(block: Block, key: str) -> str:
 
 
 def _limits(then: Block, when: str | bool) -> RetryRule | None:
-    attempts = then.whole(*reversed(ATTEMPTS))
     multiplier = then.number("backoff_multiplier")
-    backoff = then.choice(Backoff, "backoff", also=BACKOFFS)
-    if backoff is None and multiplier is not None and multiplier > 1:
-        backoff = Backoff.EXPONENTIAL
-    delay = then.seconds(*DELAY)
-    longest = then.seconds("max_delay")
-    next_call, collect, sink = _next_call(then), _collect(then), read_sink(then)
     then.drop("jitter")  # there always is some
-    then.close(_THEN)
-    return then.build(
+    rule = then.read(
         RetryRule,
         when=when if isinstance(when, bool) else str(when),
-        max_attempts=attempts,
-        backoff=backoff,
-        delay=delay,
-        max_delay=longest,
-        next_call=next_call,
-        collect=collect,
-        sink=sink,
+        collect=_collect(then),
+        sink=read_sink(then),
     )
-
-
-def _next_call(then: Block) -> NextCall | None:
-    block = then.child("next_call")
-    if block is None:
-        return None
-    call = block.build(
-        NextCall,
-        url=block.text(*URL),
-        params=block.mapping("params"),
-        headers=block.mapping("headers"),
-        body=block.take(*HTTP_BODY),
-        input=block.mapping(*INPUT),
-    )
-    block.close(("url", "params", "headers", "body", "input"))
-    return call
+    if rule is not None and "backoff" not in then and multiplier is not None and multiplier > 1:
+        return rule.model_copy(update={"backoff": Backoff.EXPONENTIAL})
+    return rule
 
 
 def _collect(then: Block) -> Collect | None:
     block = then.child("collect")
     if block is None:
         return None
-    strategy = block.choice(CollectStrategy, "strategy")
-    path = block.text("path")
     if block.spelled("into") is not None:
         block.warn("'into' is not needed: what was collected is the result of the step", "into")
-    block.close(("strategy", "path"))
-    return block.build(Collect, strategy=strategy, path=path)
+    return block.read(Collect)
 
 
 def read_sink(owner: Block) -> Sink | None:
@@ -197,7 +164,7 @@ def read_sink(owner: Block) -> Sink | None:
         return None
     values: dict[str, Any] = {}
     for part in _sink_parts(block):
-        values |= {name: value for name, value in part.items() if value is not None}
+        values |= {name: value for name, value in part.items() if value not in (None, (), {})}
     _check_sink(block, values)
     return block.build(Sink, **values)
 
@@ -230,32 +197,14 @@ def _check_sink(block: Block, values: dict[str, Any]) -> None:
 
 
 def _sink_parts(block: Block) -> list[dict[str, Any]]:
-    parts = []
-    if isinstance(block.values.get("tool"), dict):
-        tool = block.child("tool")
-        if tool is not None:
-            parts.append({"tool": tool.text("kind"), **_sink_fields(tool)})
-            tool.close(("kind", *_SINK[1:]))
-        block.drop("kind")
+    tool = block.child("tool") if isinstance(block.values.get("tool"), dict) else None
+    if tool is None:
+        parts = [block.fields(Sink, tool=block.text("tool", "kind"), auth=_credential(block))]
     else:
-        parts.append({"tool": block.text("tool", "kind")})
-    parts.append(_sink_fields(block))
-    block.close(_SINK)
+        parts = [part.fields(Sink, tool=part.text("kind"), auth=_credential(part)) for part in (tool, block)]
+        tool.close(("kind", *Sink.model_fields))
+    block.close(Sink.model_fields)
     return parts
-
-
-def _sink_fields(block: Block) -> dict[str, Any]:
-    return {
-        "table": block.text("table"),
-        "database": block.text("database"),
-        "path": block.text("path", "uri"),
-        "format": block.text("format"),
-        "auth": _credential(block),
-        "mode": block.text("mode"),
-        "key": block.names("key", "keys", "key_columns") or None,
-        "command": block.text(*SQL_FIELD),
-        "args": block.mapping(*INPUT) or None,
-    }
 
 
 def _credential(block: Block) -> str | None:

@@ -11,12 +11,9 @@ from noetl_dagster.playbook.dialects.policy import read_rules
 from noetl_dagster.playbook.dialects.spelling import OUTPUT, STEP_ONLY_SPEC
 from noetl_dagster.playbook.document import Document
 from noetl_dagster.playbook.models import (
-    Dispatch,
-    FanoutEngine,
     FanoutSpec,
     PolicyRule,
     ResultSpec,
-    ShardGranularity,
     StepSpec,
     TaskSpec,
 )
@@ -235,23 +232,13 @@ def read_step_spec(spec: Block, own: Block) -> StepSpec:
     """
     pod = read_pod(own)
     run_pod = spec.reading.run_pod
-    admit = _admission(spec)
-    lifecycle_timeout = _lifecycle_timeout(spec)
-    return (
-        spec.build(
-            StepSpec,
-            admit=admit,
-            dispatch=spec.choice(Dispatch, "dispatch"),
-            timeout=lifecycle_timeout if "timeout" not in spec else read_timeout(spec),
-            max_attempts=spec.whole("max_attempts"),
-            priority=spec.whole("priority"),
-            weight=spec.number("weight"),
-            pool=spec.text("pool"),
-            pod=run_pod.under(pod) if pod is not None and run_pod is not None else pod,
-            strict_ctx=spec.flag("strict_ctx"),
-        )
-        or StepSpec()
+    fields = spec.fields(
+        StepSpec,
+        admit=_admission(spec),
+        timeout=read_timeout(spec) if "timeout" in spec else _lifecycle_timeout(spec),
+        pod=run_pod.under(pod) if pod is not None and run_pod is not None else pod,
     )
+    return spec.build(StepSpec, **fields) or StepSpec()
 
 
 def check_step_spec(spec: Block) -> None:
@@ -321,18 +308,7 @@ def read_fanout(spec: Block) -> FanoutSpec:
     block = spec.child("fanout")
     if block is None:
         return FanoutSpec()
-    iter_key = block.text("iter_key")
-    fanout = block.build(
-        FanoutSpec,
-        engine=block.choice(FanoutEngine, "engine"),
-        granularity=block.choice(ShardGranularity, "granularity"),
-        max_groups=block.whole("max_groups"),
-        max_shard_retries=block.whole("max_shard_retries"),
-        fail_fast=block.flag("fail_fast", default=spec.flag("fail_fast")),
-        allow_partial=block.flag("allow_partial", default=spec.flag("allow_partial")),
-        max_concurrent=block.whole("max_concurrent", "max_in_flight"),
-        shard_ttl=block.seconds("shard_ttl"),
-        iter_key=iter_key,
-    )
-    block.close(FanoutSpec.model_fields)
-    return fanout or FanoutSpec()
+    either: dict[str, Any] = {
+        name: block.flag(name, default=spec.flag(name)) for name in ("fail_fast", "allow_partial")
+    }
+    return block.read(FanoutSpec, **either) or FanoutSpec()

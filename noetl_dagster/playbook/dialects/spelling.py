@@ -5,7 +5,7 @@ In every tuple of spellings the first word is the canonical one.
 
 from __future__ import annotations
 
-from noetl_dagster.playbook.models import Backoff, LoopMode
+from noetl_dagster.playbook.models import LoopMode
 
 API_VERSION = "noetl.io/v2"
 KIND = "Playbook"
@@ -33,10 +33,8 @@ ROOT_REMEDIES = {
 }
 METADATA_KEYS = ("name", "path", "version", "description", "tags", "owners", "schedule", "partitions")
 
-SAMPLING = ("sampling", "sample_rate", "sampling_rate")
 INPUT = ("input", "args")
 OUTPUT = ("output", "outcome")
-AUTH = ("auth", "credential", "credentials")
 SET_BLOCKS = {"set": None, "set_ctx": "ctx", "set_iter": "iter", "vars": "ctx"}
 """Key of a set block -> the scope that its bare names mean; None: ctx outside loops, iter inside."""
 DESCRIPTION = ("desc", "description")
@@ -51,7 +49,6 @@ STEP_KEYS = (
     *("step", "desc", "tool", "next", "loop", "set", "input", "output", "spec", "retry", "sink"),
     *("output_select", "asset", "checks", "from", "state"),
 )
-STATE_KEYS = ("key", "initial", "name")
 STEP_REMEDIES = {
     "case": "routes are written as next: {arcs: [{step, when}]}",
     "eval": "rules are written in the tool's spec: {policy: {rules: [{when, then}]}}",
@@ -73,12 +70,8 @@ LOOP_KEYS = ("in", "iterator", "cursor", "spec", "collection", "element", "mode"
 RESERVED_ITERATORS = frozenset({"workload", "ctx", "iter", "loop", "input", "execution_id", "output"})
 MAX_IN_FLIGHT = ("max_in_flight", "concurrency")
 LOOP_MODES = {"async": LoopMode.PARALLEL}
-BACKOFFS = {"constant": Backoff.NONE, "fixed": Backoff.NONE}
 
 RULE_KEYS = ("when", "then", "else")
-ACTION_KEYS = ("do", "attempts", "backoff", "delay", "to", "set")
-ATTEMPTS = ("attempts", "max_attempts")
-DELAY = ("delay", "initial_delay", "delay_seconds", "backoff_seconds")
 
 STEP_ONLY_SPEC = frozenset(
     {

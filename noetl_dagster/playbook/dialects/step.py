@@ -22,17 +22,15 @@ from noetl_dagster.playbook.dialects.spec import (
     read_step_spec,
 )
 from noetl_dagster.playbook.dialects.spelling import (
-    AUTH,
     DESCRIPTION,
     DOCUMENTARY,
     INPUT,
-    STATE_KEYS,
     STEP_KEYS,
     STEP_REMEDIES,
 )
 from noetl_dagster.playbook.dialects.tool import UNKNOWN, read_task, read_tasks
 from noetl_dagster.playbook.models import Loop, LoopMode, ResultSpec, StateSpec, Step, Task
-from noetl_dagster.playbook.tool_kinds import TOOL_KINDS
+from noetl_dagster.playbook.tool_kinds import AUTH, TOOL_KINDS
 from noetl_dagster.playbook.wording import described, is_template
 
 _COLUMN = re.compile(r"\w[\w-]*(\.\w[\w-]*)*")
@@ -51,7 +49,7 @@ def read_state(block: Block) -> StateSpec | None:
     assert child is not None
     key, name = child.text("key"), child.text("name")
     initial = child.take("initial")
-    child.close(STATE_KEYS)
+    child.close(StateSpec.model_fields)
     for missing in (one for one in ("key", "initial") if one not in child):
         child.error(f"{child.what} needs {missing!r}; write {_EXAMPLE}", kind=ProblemKind.MISSING_FIELD)
     if isinstance(initial, (dict, list, bool)):

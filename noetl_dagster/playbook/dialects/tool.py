@@ -15,7 +15,6 @@ from noetl_dagster.playbook.dialects.policy import read_set
 from noetl_dagster.playbook.dialects.retry import read_retry, read_sink
 from noetl_dagster.playbook.dialects.spec import read_keeping, read_task_spec, read_timeout
 from noetl_dagster.playbook.dialects.spelling import (
-    AUTH,
     DATABASE_FIELDS,
     DOCUMENTARY,
     ENCODED_FIELDS,
@@ -28,7 +27,7 @@ from noetl_dagster.playbook.dialects.spelling import (
     TASK_REMEDIES,
 )
 from noetl_dagster.playbook.models import Assertion, Input, Task
-from noetl_dagster.playbook.tool_kinds import SUPPORTED_KINDS, TIMEOUT, TOOL_KINDS, ToolKind
+from noetl_dagster.playbook.tool_kinds import AUTH, SUPPORTED_KINDS, TIMEOUT, TOOL_KINDS, ToolKind
 from noetl_dagster.playbook.wording import described, suggestion
 
 Specs = tuple[dict[str, Any], ...]
@@ -223,9 +222,7 @@ def read_assertion(block: Block) -> Assertion:
     asserted = block.child("assert")
     if asserted is None:
         return Assertion()
-    assertion = Assertion(expects=asserted.names("expects"), returns=asserted.names("returns"))
-    asserted.close(Assertion.model_fields)
-    return assertion
+    return asserted.read(Assertion) or Assertion()
 
 
 def _config(block: Block, kind: str, known: ToolKind) -> dict[str, Any]:

@@ -6,14 +6,11 @@ from collections.abc import Iterable, Mapping
 from enum import StrEnum
 from itertools import chain
 
+from pydantic import BaseModel
 from ruamel.yaml.nodes import MappingNode, Node, ScalarNode, SequenceNode
 
 from noetl_dagster.errors import Place, Problem, ProblemKind
 from noetl_dagster.playbook.dialects.spelling import (
-    ATTEMPTS,
-    AUTH,
-    BACKOFFS,
-    DELAY,
     DESCRIPTION,
     INPUT,
     LOOP_IN,
@@ -25,6 +22,7 @@ from noetl_dagster.playbook.dialects.spelling import (
     SPEC_WORDS,
     WHEN,
 )
+from noetl_dagster.playbook.fields import declarations
 from noetl_dagster.playbook.migration.yaml_text import (
     Entries,
     Pair,
@@ -34,8 +32,9 @@ from noetl_dagster.playbook.migration.yaml_text import (
     scalar,
     sequence,
 )
+from noetl_dagster.playbook.models import CursorSpec, FanoutSpec, NextCall, PolicyAction, RetryRule, Sink
 from noetl_dagster.playbook.templates.scope import SCOPES
-from noetl_dagster.playbook.tool_kinds import HTTP_BODY, SQL_FIELD, TIMEOUT, TOOL_KINDS, URL, ToolKind
+from noetl_dagster.playbook.tool_kinds import AUTH, TIMEOUT, TOOL_KINDS, ToolKind
 
 _LOOP_SETTINGS = (
     *("mode", *MAX_IN_FLIGHT, "chunk_size", "fail_fast", "allow_partial", "strict_ctx", "frame"),
@@ -207,7 +206,7 @@ class Words:
         self._value(spec, "loop_mode", LOOP_MODES)
         fanout = spec.inner("fanout")
         if fanout is not None:
-            self._spell(fanout, ("max_concurrent", "max_in_flight"))
+            self._spell_fields(fanout, FanoutSpec)
         policy = spec.value("policy")
         if isinstance(policy, SequenceNode):
             rules = scalar("rules", policy)
@@ -233,13 +232,8 @@ class Words:
     def _action(self, action: Entries | None) -> None:
         if action is None or self._is_known(action.node):
             return
-        self._spell(action, ATTEMPTS)
-        self._delay(action)
+        self._spell_fields(action, PolicyAction)
         self._sets(action)
-
-    def _delay(self, limits: Entries) -> None:
-        self._spell(limits, DELAY)
-        self._value(limits, "backoff", BACKOFFS)
 
     # -- loops, routes, and the oldest blocks
 
@@ -250,8 +244,7 @@ class Words:
             self._spell(loop, words)
         cursor = loop.inner("cursor")
         if cursor is not None:
-            self._spell(cursor, ("claim", *SQL_FIELD))
-            self._spell(cursor, AUTH)
+            self._spell_fields(cursor, CursorSpec)
         self._gather_settings(loop)
         spec = loop.inner("spec")
         if spec is not None:
@@ -319,13 +312,11 @@ class Words:
                 continue
             self._spell(rule, ("when", "retry_when"))
             then = rule.inner("then") or rule
-            self._spell(then, tuple(reversed(ATTEMPTS)))
-            self._delay(then)
+            self._spell_fields(then, RetryRule)
             self._sink(then.inner("sink"))
             call = then.inner("next_call")
             if call is not None:
-                for words in (URL, ("body", *HTTP_BODY), INPUT):
-                    self._spell(call, words)
+                self._spell_fields(call, NextCall)
 
     def _sink(self, sink: Entries | None) -> None:
         if sink is None or self._is_known(sink.node):
@@ -338,10 +329,17 @@ class Words:
                 place += 1
                 sink.add(tool.take(key), place)
             sink.replace("tool", kind if kind is not None else scalar("postgres", tool.node))
-        for words in (AUTH, SQL_FIELD, INPUT, ("key", "keys", "key_columns"), ("tool", "kind")):
+        self._spell_fields(sink, Sink)
+        for words in (INPUT, ("tool", "kind")):
             self._spell(sink, words)
 
     # -- single words
+
+    def _spell_fields(self, owner: Entries, model: type[BaseModel]) -> None:
+        """Rewrites older spellings of a model's fields, and older words of their values."""
+        for field in declarations(model):
+            self._spell(owner, field.spellings)
+            self._value(owner, field.name, field.words)
 
     def _spell(self, owner: Entries, words: Iterable[str]) -> None:
         """The first of ``words`` for whichever of them stands there."""

@@ -1,0 +1,87 @@
+"""Declares the fields of the canonical models: name, spellings, type and words, each in one place.
+
+The reader of blocks, the JSON Schema and the migration of older words all work from these declarations. Pydantic's
+own aliases cannot carry them: two spellings of one field in one mapping are an error or are merged, a setting may be a
+template that is rendered later, and every message names a place in the document.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
+from types import NoneType, UnionType
+from typing import Annotated, Any, ClassVar, Union, get_args, get_origin
+
+from pydantic import BaseModel, ConfigDict
+
+
+class Model(BaseModel):
+    """A frozen model that accepts no other fields.
+
+    Attributes:
+        unknown_keys: severity of a key that the model does not know.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid", arbitrary_types_allowed=True)
+    unknown_keys: ClassVar[str] = "error"
+
+
+class Spelled:
+    """Further spellings of a field, and further words for the values of an enum.
+
+    Args:
+        names: the other spellings.
+        words: words and the values that they stand for.
+    """
+
+    def __init__(self, *names: str, words: Mapping[str, Any] | None = None) -> None:
+        self.names = names
+        self.words = words or {}
+
+
+Seconds = Annotated[float, "seconds"]
+"""A duration, which may be written as ``30s``, ``5m`` or ``1h``."""
+
+
+@dataclass(frozen=True, slots=True)
+class Declaration:
+    """One field of a model.
+
+    Attributes:
+        spellings: the words for it, the canonical one first.
+        type: its type without None; ``Seconds`` for durations.
+        words: further words for the values of an enum.
+        default: the value of a field that is not required.
+    """
+
+    name: str
+    spellings: tuple[str, ...]
+    type: Any
+    words: Mapping[str, Any]
+    default: Any
+    description: str
+
+
+@cache
+def declarations(model: type[BaseModel]) -> tuple[Declaration, ...]:
+    """Returns the declarations of a model's fields, in their order."""
+    return tuple(_declaration(name, info) for name, info in model.model_fields.items())
+
+
+def spellings_of(model: type[BaseModel], name: str) -> tuple[str, ...]:
+    """Returns the words for one field of a model."""
+    return next(field.spellings for field in declarations(model) if field.name == name)
+
+
+def _declaration(name: str, info: Any) -> Declaration:
+    type_, metadata = info.annotation, [*info.metadata]
+    if get_origin(type_) in (Union, UnionType):
+        [type_, *_] = [one for one in get_args(type_) if one is not NoneType]
+    if get_origin(type_) is Annotated:
+        metadata += get_args(type_)[1:]
+    spelled = next((one for one in metadata if isinstance(one, Spelled)), Spelled())
+    type_ = Seconds if "seconds" in metadata else type_
+    return Declaration(
+        name, (name, *spelled.names), type_, spelled.words, info.default, info.description or ""
+    )
