@@ -23,7 +23,7 @@ async def main() -> None:
     engine = await Engine.open(embedded.ensure(Settings()).model_copy(update=own))
     try:
         await _fan(engine, WARM_ITEMS)
-        while len(engine.crew.pids) < processes - 1:
+        while len(engine.helpers.pids) < processes - 1:
             await _fan(engine, WARM_ITEMS)
         for _ in range(RUNS):
             with watch.running():

@@ -26,10 +26,9 @@ from noetl_dagster.compiler.pod_tags import op_tags
 from noetl_dagster.compiler.readings import Reading
 from noetl_dagster.compiler.session import NOETL, PYSPARK, OpSession
 from noetl_dagster.compiler.tokens import TOKENS
-from noetl_dagster.engine.executions.ahead import uses_spark
+from noetl_dagster.engine.executions.spark_ahead import uses_spark
 from noetl_dagster.engine.fanout.shards import GroupReport
-from noetl_dagster.engine.steps.region import run_region
-from noetl_dagster.engine.steps.streams import run_streams
+from noetl_dagster.engine.steps.regions import run_region, run_streams
 from noetl_dagster.playbook.graph import Region
 from noetl_dagster.playbook.models import Playbook, Step
 from noetl_dagster.result_ref import ResultRef

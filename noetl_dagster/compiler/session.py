@@ -30,9 +30,9 @@ from noetl_dagster.compiler.pipes import Pipes, hearing, told
 from noetl_dagster.compiler.runs import attach
 from noetl_dagster.compiler.specs import relation_metadata
 from noetl_dagster.engine.engine import Engine
-from noetl_dagster.engine.executions.ahead import prepare_spark
 from noetl_dagster.engine.executions.progress import loop_progress
 from noetl_dagster.engine.executions.results import reference_of
+from noetl_dagster.engine.executions.spark_ahead import prepare_spark
 from noetl_dagster.events.state import CheckOutcome, ExecutionStatus, StepEnd, StepStatus
 from noetl_dagster.io_managers.metadata import LINEAGE, with_origins
 from noetl_dagster.playbook.assets import Severity
@@ -108,7 +108,7 @@ class OpSession:
             execution = run_sync(attach(engine, context.instance, context.run, playbook, workload))
         processes = processes_of(context.run.run_config)
         if processes is not None:
-            engine.crew.set_processes(execution.id, processes)
+            engine.helpers.set_processes(execution.id, processes)
         if runs_in_one_process(context):
             prepare_spark(engine.runtime, execution)
         return cls(context, engine, execution, playbook, writers, steps)

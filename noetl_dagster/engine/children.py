@@ -6,8 +6,8 @@ import asyncio
 from pathlib import Path
 from typing import Any
 
-from noetl_dagster.engine.driving.watch import Watch
 from noetl_dagster.engine.executions.lifecycle import Lifecycle
+from noetl_dagster.engine.interruptions import Watch
 from noetl_dagster.engine.runtime import Runtime
 from noetl_dagster.engine.walker import Walker
 from noetl_dagster.errors import (

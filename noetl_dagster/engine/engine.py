@@ -9,19 +9,19 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from noetl_dagster.engine.children import Children
-from noetl_dagster.engine.crew.crew import Crew
-from noetl_dagster.engine.driving.liveness import Liveness
-from noetl_dagster.engine.driving.watch import Watch
 from noetl_dagster.engine.executions.lifecycle import Lifecycle
 from noetl_dagster.engine.fanout.expand import Fanouts
-from noetl_dagster.engine.loops.release import release_expired
+from noetl_dagster.engine.helpers import HelperProcesses
+from noetl_dagster.engine.interruptions import Watch
+from noetl_dagster.engine.liveness import Liveness
+from noetl_dagster.engine.loops.frames import release_expired
 from noetl_dagster.engine.pool.dispatch import Dispatcher
 from noetl_dagster.engine.recovery.abandoned import Recovery
 from noetl_dagster.engine.recovery.maintenance import Maintenance
 from noetl_dagster.engine.recovery.reaper import Reaper
 from noetl_dagster.engine.runtime import Runtime
 from noetl_dagster.engine.steps.step import Steps
-from noetl_dagster.engine.steps.turns import Turns
+from noetl_dagster.engine.steps.visits import Turns
 from noetl_dagster.engine.walker import Walker
 from noetl_dagster.errors import ExecutionCancelledError
 from noetl_dagster.events.projection.projector import BackgroundProjection, Projection
@@ -50,7 +50,7 @@ class Engine:
     liveness: Liveness
     watch: Watch
     dispatcher: Dispatcher
-    crew: Crew
+    helpers: HelperProcesses
     projecting: BackgroundProjection
 
     @classmethod
@@ -67,11 +67,13 @@ class Engine:
         projecting = BackgroundProjection(Projection(runtime.pool))
         dispatcher = Dispatcher(runtime)
         runtime.dispatcher = dispatcher
-        runtime.crew = crew = Crew(runtime.settings)
-        return cls(runtime, lifecycle, steps, fanouts, walker, liveness, watch, dispatcher, crew, projecting)
+        runtime.helpers = helpers = HelperProcesses(runtime.settings)
+        return cls(
+            runtime, lifecycle, steps, fanouts, walker, liveness, watch, dispatcher, helpers, projecting
+        )
 
     async def close(self) -> None:
-        await self.crew.close()
+        await self.helpers.close()
         await self.dispatcher.close()
         await self.watch.close()
         await self.liveness.close()

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import asyncpg
 
-from noetl_dagster.engine.crew.crew import Crew
+from noetl_dagster.engine.helpers import HelperProcesses
 from noetl_dagster.errors import ExecutionNotFoundError
 from noetl_dagster.events.buffer import EventBuffer, Outlet
 from noetl_dagster.events.catalog import RegisteredPlaybooks
@@ -32,16 +32,15 @@ from noetl_dagster.tools.access.clients import Clients
 from noetl_dagster.tools.access.credentials import Credentials
 from noetl_dagster.tools.access.keychain import Keychain
 from noetl_dagster.tools.base import Toolbox
+from noetl_dagster.worker.chunks import Streams
 from noetl_dagster.worker.command import CommandEvents
 from noetl_dagster.worker.execution import Execution, PlaybookProgram
-from noetl_dagster.worker.heartbeat import Heartbeats
-from noetl_dagster.worker.leftovers import Leftovers
 from noetl_dagster.worker.pipeline import Pipeline
 from noetl_dagster.worker.program import StepProgram
+from noetl_dagster.worker.results import Sealer
 from noetl_dagster.worker.runner import CommandRunner, Runner
-from noetl_dagster.worker.sealing import Sealer
+from noetl_dagster.worker.running import Heartbeats, Leftovers
 from noetl_dagster.worker.spans import trace_of
-from noetl_dagster.worker.streams.chunks import Streams
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -70,7 +69,7 @@ class Runtime:
     sealer: Sealer
     spark: SparkSessions | None
     dispatcher: Runner | None = None
-    crew: Crew | None = None
+    helpers: HelperProcesses | None = None
     partition_of: Callable[[Playbook, dict[str, Any]], Partition | None] | None = None
     elsewhere: Callable[[Key, str | None], Awaitable[dict[str, Any] | None]] | None = None
     _programs: dict[tuple[int, bool, frozenset[tuple[str, str]]], PlaybookProgram] = field(

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import asyncio
 
-from noetl_dagster.engine.executions.ahead import prepare_spark
 from noetl_dagster.engine.executions.lifecycle import Lifecycle
+from noetl_dagster.engine.executions.spark_ahead import prepare_spark
 from noetl_dagster.engine.fanout.expand import Fanouts
 from noetl_dagster.engine.runtime import Runtime
-from noetl_dagster.engine.steps.region import incoming, run_region
+from noetl_dagster.engine.steps.regions import incoming, run_region, run_streams
 from noetl_dagster.engine.steps.step import Steps
-from noetl_dagster.engine.steps.streams import run_streams
 from noetl_dagster.events.state import ExecutionStatus
 from noetl_dagster.playbook.graph import Region
 from noetl_dagster.worker.execution import Execution

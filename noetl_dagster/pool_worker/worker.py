@@ -14,8 +14,8 @@ import nats.errors
 from nats.aio.client import Client as NatsClient
 from nats.aio.msg import Msg
 
-from noetl_dagster.engine.driving.liveness import Liveness
-from noetl_dagster.engine.driving.watch import Watch
+from noetl_dagster.engine.interruptions import Watch
+from noetl_dagster.engine.liveness import Liveness
 from noetl_dagster.engine.runtime import Runtime
 from noetl_dagster.errors import ExecutionCancelledError, NoetlError, ServiceError
 from noetl_dagster.events.connection import DATABASE_AWAY

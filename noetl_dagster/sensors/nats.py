@@ -19,8 +19,7 @@ from pydantic import ValidationError
 
 from noetl_dagster.compiler.names import asset_key
 from noetl_dagster.engine.engine import Engine
-from noetl_dagster.engine.executions.finished import Position, finished_outside
-from noetl_dagster.engine.executions.results import reference_of
+from noetl_dagster.engine.executions.results import Position, finished_outside, reference_of
 from noetl_dagster.errors import ServiceError
 from noetl_dagster.events.state import StepEnd, StepStatus
 from noetl_dagster.events.transport.intake import EventIntake

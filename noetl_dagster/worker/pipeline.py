@@ -23,11 +23,10 @@ from noetl_dagster.playbook.templates.scope import CompiledSet, Patch, Scope
 from noetl_dagster.playbook.templates.views import DataView, ReferenceCache, ResultView
 from noetl_dagster.tools.base import Toolbox, ToolCall
 from noetl_dagster.tools.registry import tool_for
-from noetl_dagster.worker.assertions import check_input, check_result
 from noetl_dagster.worker.command import Command, Outcome
 from noetl_dagster.worker.policy import default_action, delay_before, matching_rule
 from noetl_dagster.worker.program import StepProgram, TaskProgram
-from noetl_dagster.worker.sealing import Sealer
+from noetl_dagster.worker.results import Sealer, check_input, check_result
 from noetl_dagster.worker.spans import CommandSpan
 
 JUMP_LIMIT = 10_000

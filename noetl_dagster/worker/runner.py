@@ -27,14 +27,13 @@ from noetl_dagster.tools.rows.watermarks import greatest, greatest_of_batches, m
 from noetl_dagster.tools.sinks.parts import PartSinks
 from noetl_dagster.tools.sinks.place import PartPlace, part_prefix
 from noetl_dagster.tools.sinks.postgres import Complete, SinkWriter
+from noetl_dagster.worker.chunks import Streams
 from noetl_dagster.worker.command import Command, CommandEvents, Outcome
 from noetl_dagster.worker.execution import Execution
-from noetl_dagster.worker.heartbeat import Heartbeats
-from noetl_dagster.worker.leftovers import Leftovers
 from noetl_dagster.worker.pipeline import TASK_ERRORS, Pipeline, defect
 from noetl_dagster.worker.program import StepProgram
+from noetl_dagster.worker.running import Heartbeats, Leftovers
 from noetl_dagster.worker.spans import CommandSpan, step_span
-from noetl_dagster.worker.streams.chunks import Streams
 
 logger = logging.getLogger(__name__)
 

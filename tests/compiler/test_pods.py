@@ -15,7 +15,7 @@ from noetl_dagster.code_location.playbooks import definitions_of
 from noetl_dagster.compiler.executors.pods import POD_TAG
 from noetl_dagster.compiler.pod_tags import CONFIG_TAG, config_of
 from noetl_dagster.dagster_internals import InMemoryJob, execute_run
-from noetl_dagster.engine.executions.ahead import spark_steps_ahead
+from noetl_dagster.engine.executions.spark_ahead import spark_steps_ahead
 from noetl_dagster.playbook.pods import Amount, Pod
 from noetl_dagster.process.event_loop import run_sync
 from noetl_dagster.resources.engines import EngineProvider

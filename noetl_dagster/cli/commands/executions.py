@@ -13,7 +13,6 @@ from rich.text import Text
 from noetl_dagster.cli.console import console, notes, print_json
 from noetl_dagster.cli.session import open_session
 from noetl_dagster.engine.engine import Engine
-from noetl_dagster.engine.executions.listing import newest_executions
 from noetl_dagster.engine.executions.overview import (
     ChunksView,
     LoopView,
@@ -21,10 +20,10 @@ from noetl_dagster.engine.executions.overview import (
     StepView,
     chunks_made,
     full_overview,
+    newest_executions,
     small_results,
 )
-from noetl_dagster.engine.executions.pooled import MOST_WAITING, PoolView
-from noetl_dagster.engine.executions.progress import brief, duration, per_second
+from noetl_dagster.engine.executions.progress import MOST_WAITING, PoolView, brief, duration, per_second
 from noetl_dagster.errors import ExecutionNotFoundError
 from noetl_dagster.events.transport.attendance import no_worker
 from noetl_dagster.events.types import Event, EventType

@@ -18,7 +18,7 @@ from noetl_dagster.cli.commands.ingest import stop_on_signals
 from noetl_dagster.cli.console import fail, notes
 from noetl_dagster.cli.health import Health, healthy, opened
 from noetl_dagster.cli.session import open_session
-from noetl_dagster.engine.loops.release import release_expired
+from noetl_dagster.engine.loops.frames import release_expired
 from noetl_dagster.engine.recovery.reaper import Reaper
 from noetl_dagster.engine.runtime import Runtime
 from noetl_dagster.events.connection import DATABASE_AWAY, open_pool

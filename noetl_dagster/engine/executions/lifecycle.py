@@ -10,12 +10,11 @@ from typing import Any, NamedTuple
 
 import asyncpg
 
-from noetl_dagster.engine.driving.watch import CHANNEL, NOTIFY
-from noetl_dagster.engine.loops.release import EXPIRE, release_expired
+from noetl_dagster.engine.interruptions import CHANNEL, NOTIFY
+from noetl_dagster.engine.loops.frames import EXPIRE, release_expired
 from noetl_dagster.engine.runtime import Runtime
-from noetl_dagster.engine.steps.region import TokenQueue
-from noetl_dagster.engine.steps.sinks import settle_sink
-from noetl_dagster.engine.steps.streams import streams_are_over
+from noetl_dagster.engine.steps.checks import settle_sink
+from noetl_dagster.engine.steps.regions import TokenQueue, streams_are_over
 from noetl_dagster.errors import ExecutionStateError, NoetlError
 from noetl_dagster.events.connection import DATABASE_AWAY
 from noetl_dagster.events.envelopes import to_result
@@ -29,7 +28,7 @@ from noetl_dagster.playbook.loader import parse_playbook
 from noetl_dagster.playbook.models import Playbook
 from noetl_dagster.worker.command import Command
 from noetl_dagster.worker.execution import Execution
-from noetl_dagster.worker.leftovers import remove_orphans
+from noetl_dagster.worker.running import remove_orphans
 from noetl_dagster.worker.spans import commands_cancelled, execution_ended
 
 logger = logging.getLogger(__name__)

@@ -6,10 +6,10 @@ from collections.abc import Collection, Mapping
 from datetime import UTC, datetime
 from typing import Any
 
+import asyncpg
 from pydantic import BaseModel, ConfigDict
 
-from noetl_dagster.engine.executions.pooled import PoolView, pool_views
-from noetl_dagster.engine.executions.progress import loop_rates
+from noetl_dagster.engine.executions.progress import PoolView, loop_rates, pool_views
 from noetl_dagster.engine.runtime import Runtime
 from noetl_dagster.errors import ExecutionNotFoundError
 from noetl_dagster.events.envelopes import OK, Envelope, from_result
@@ -18,6 +18,10 @@ from noetl_dagster.events.projection.projector import read_execution
 from noetl_dagster.events.queries import (
     CHECKS,
     CHUNK_COUNTS,
+    EXECUTIONS,
+    EXECUTIONS_OF_PARTITION,
+    EXECUTIONS_THAT_MADE,
+    EXECUTIONS_THAT_MADE_PARTITION,
     SMALL_RESULTS,
     STEP_RESULTS,
     TAKERS,
@@ -366,3 +370,30 @@ def _loop(state: dict[str, Any], step: str, rates: Mapping[str, float]) -> LoopV
 def chunks_made(chunks: ChunksView) -> str:
     """For people: ``60 chunks, 300000 rows``."""
     return f"{chunks.made} chunks" + ("" if chunks.rows is None else f", {chunks.rows} rows")
+
+
+async def newest_executions(
+    pool: asyncpg.Pool[Any],
+    limit: int,
+    *,
+    after: int = 0,
+    partition: str | None = None,
+    asset: str | None = None,
+) -> list[Mapping[str, Any]]:
+    """Executions, the newest first, whatever became of them.
+
+    Args:
+        after: only those with a larger id.
+        partition: only those of the partition with this key; of two dimensions ``2026-01-01|berlin``.
+        asset: only those that made a result of the asset with this key, its parts joined by slashes.
+    """
+    wanted = [one for one in (partition, asset) if one is not None]
+    queries = {
+        (False, False): EXECUTIONS,
+        (True, False): EXECUTIONS_OF_PARTITION,
+        (False, True): EXECUTIONS_THAT_MADE,
+        (True, True): EXECUTIONS_THAT_MADE_PARTITION,
+    }
+    query = queries[partition is not None, asset is not None]
+    found: list[Mapping[str, Any]] = await pool.fetch(query, after, limit, *wanted)
+    return found

@@ -4,22 +4,125 @@ from __future__ import annotations
 
 import asyncio
 import gc
+from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
-from typing import Protocol
+from time import perf_counter
+from typing import Any, Protocol
 
-from noetl_dagster.engine.crew.team import Share, Tally
-from noetl_dagster.engine.fanout.partitions import PartitionRunner
 from noetl_dagster.engine.loops.attempts import Attempts
 from noetl_dagster.engine.loops.collection import Partitions
 from noetl_dagster.engine.loops.issue import Activation
-from noetl_dagster.engine.loops.loop import SharedCommands, team_of
+from noetl_dagster.engine.loops.loop import SharedCommands, run_workers, shared_items
 from noetl_dagster.engine.runtime import Runtime
-from noetl_dagster.events.envelopes import from_result
+from noetl_dagster.engine.sharing import ItemSource, Tally
+from noetl_dagster.errors import StorageError, ToolError
+from noetl_dagster.events.envelopes import OK, Envelope, error_envelope, from_result
 from noetl_dagster.events.queries import COMMAND_END, LOOP_FAILED
+from noetl_dagster.playbook.templates.views import ReferenceCache
+from noetl_dagster.process.log_context import LogContext
+from noetl_dagster.result_ref import ResultRef
 from noetl_dagster.worker.command import Command, Outcome
+from noetl_dagster.worker.execution import Execution
+from noetl_dagster.worker.program import StepProgram
 from noetl_dagster.worker.runner import Call, Runner
+
+ERRORS_SHOWN = 3
+ITEMS_AT_ONCE = 64
+
+
+class PartitionRunner:
+    """Runs the command of a partition: its items, one after another or ``max_concurrent`` at once."""
+
+    def __init__(self, runtime: Runtime, partitions: Partitions) -> None:
+        self._runtime = runtime
+        self._partitions = partitions
+
+    async def run(self, call: Call) -> Outcome:
+        """Claims and runs an issued command. Its result is the list of its items' results, in order."""
+        runtime, command = self._runtime, call.command
+        span = runtime.runner.span(call.execution, command)
+        if span is None:
+            return await runtime.runner.cleared(command, self._run(call))
+        with LogContext(
+            execution_id=command.execution_id, command_id=command.command_id, step=command.step, **span.names
+        ):
+            outcome = await runtime.runner.cleared(command, self._run(call))
+        span.ended(outcome, runtime.commands.worker_id)
+        return outcome
+
+    async def _run(self, call: Call) -> Outcome:
+        runtime, command = self._runtime, call.command
+        await runtime.buffer.post([runtime.commands.claimed(command)])
+        started = perf_counter()
+        with runtime.heartbeats.beating(command):
+            try:
+                envelope, patches = await self._run_items(call.execution, call.program, command)
+            except (ToolError, StorageError) as error:
+                envelope, patches = error_envelope(error), []
+        outcome = Outcome(envelope, patches, duration=perf_counter() - started)
+        await runtime.buffer.post([runtime.commands.ended(command, outcome, final=call.is_final(outcome))])
+        return outcome
+
+    async def _run_items(
+        self, execution: Execution, program: StepProgram, command: Command
+    ) -> tuple[Envelope, list[tuple[list[str], Any]]]:
+        start, stop = command.item["start"], command.item["stop"]
+        items = await self._partitions.collection.slice(start, stop)
+        runner, total = self._runtime.runner, len(self._partitions.collection)
+        outcomes: list[Outcome | None] = [None] * len(items)
+        waiting = deque(enumerate(items))
+
+        async def work() -> None:
+            while waiting:
+                place, item = waiting.popleft()
+                one = Command(  # replace() would take a good part of an item's time
+                    command.execution_id,
+                    command.step,
+                    visit=command.visit,
+                    attempt=command.attempt,
+                    index=start + place,
+                    item=item,
+                    length=total,
+                    loop_id=command.loop_id,
+                    catalog_id=command.catalog_id,
+                    parent_execution_id=command.parent_execution_id,
+                    owner=command.command_id,
+                )
+                outcomes[place] = await runner.outcome(execution, program, one, ReferenceCache())
+
+        loop = program.step.loop
+        at_once = (loop.fanout.max_concurrent if loop is not None else None) or ITEMS_AT_ONCE
+        await run_workers(work, max(1, min(at_once, len(items))))
+        ended = [outcome for outcome in outcomes if outcome is not None]
+        _refuse_failures(ended, start)
+        patches = [patch for outcome in ended for patch in outcome.patches]
+        data: Envelope = {"status": OK, "data": [_kept(outcome.envelope) for outcome in ended]}
+        return await self._runtime.sealer.seal(data, command, None), patches
+
+
+def _refuse_failures(outcomes: list[Outcome], start: int) -> None:
+    failed = [(start + place, outcome.error) for place, outcome in enumerate(outcomes) if outcome.failed]
+    if not failed:
+        return
+    shown = "; ".join(f"item {index}: {message}" for index, message in failed[:ERRORS_SHOWN])
+    raise ToolError(
+        f"{len(failed)} of {len(outcomes)} items failed: {shown}",
+        kind="loop",
+        retryable=any(outcome.retryable for outcome in outcomes),
+    )
+
+
+def _kept(envelope: Envelope) -> Any:
+    """An item's result within the list: its data, or its envelope where the data is stored elsewhere."""
+    reference = envelope.get("ref")
+    if reference is None:
+        return envelope.get("data")
+    if isinstance(reference, ResultRef):
+        reference = reference.model_dump(mode="json", exclude_defaults=True)
+    return envelope | {"ref": reference}
+
 
 FAIL_FAST_SECONDS = 1.0
 """How often a group looks whether another group has failed."""
@@ -93,23 +196,25 @@ class InlineShards:
     async def run(self, activation: Activation, group: Group) -> GroupReport:
         program = activation.program
         started = asyncio.get_running_loop().time()
-        with team_of(self._runtime, activation, group.start, group.stop, program.shards_in_flight) as share:
-            tally = await self.work(activation, share)
+        with shared_items(
+            self._runtime, activation, group.start, group.stop, program.shards_in_flight
+        ) as items:
+            tally = await self.work(activation, items)
         seconds = asyncio.get_running_loop().time() - started
         skipped = max(0, len(group) - tally.done - tally.failed)
         return GroupReport(group, tally.done, tally.failed, skipped=skipped, seconds=seconds)
 
-    async def work(self, activation: Activation, share: Share) -> Tally:
+    async def work(self, activation: Activation, items: ItemSource) -> Tally:
         """Runs this process's share of a group and waits for the others; what all of them did."""
         loop = activation.program.step.loop
         assert loop is not None
         spec = loop.fanout
         fail_fast = loop.fail_fast or spec.fail_fast
         done = failed = 0
-        commands = SharedCommands(self._runtime, activation, share)
+        commands = SharedCommands(self._runtime, activation, items)
         pause = commands.paused if fail_fast else nullcontext
         if fail_fast and await self._failed_elsewhere(activation):
-            share.stop()
+            items.stop()
 
         async def work() -> None:
             nonlocal done, failed
@@ -123,17 +228,17 @@ class InlineShards:
                     continue
                 failed += 1
                 if fail_fast:
-                    share.stop()
+                    items.stop()
 
         async def watch() -> None:
             while not await self._failed_elsewhere(activation):  # noqa: ASYNC110 - another process's event
                 await asyncio.sleep(FAIL_FAST_SECONDS)
-            share.stop()
+            items.stop()
 
         watcher = asyncio.create_task(watch()) if fail_fast else None
         try:
             with rare_collections():
-                others = await share.run(work)
+                others = await items.run(work)
         finally:
             if watcher is not None:
                 watcher.cancel()

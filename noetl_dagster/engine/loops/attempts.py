@@ -22,12 +22,12 @@ from noetl_dagster.playbook.templates.failures import seen_error
 from noetl_dagster.playbook.templates.rendering import holds_async, render_async
 from noetl_dagster.playbook.templates.scope import Scope
 from noetl_dagster.playbook.templates.views import ReferenceCache, ResultView
+from noetl_dagster.worker.chunks import place_of
 from noetl_dagster.worker.command import Command, Outcome
 from noetl_dagster.worker.execution import Execution
 from noetl_dagster.worker.policy import delay_before
 from noetl_dagster.worker.program import Continuation, StepProgram
 from noetl_dagster.worker.runner import Call
-from noetl_dagster.worker.streams.chunks import place_of
 
 
 @dataclass(slots=True)

@@ -9,8 +9,8 @@ from noetl_dagster.engine.loops.issue import Activation
 from noetl_dagster.engine.runtime import Runtime
 from noetl_dagster.events.envelopes import OK, Envelope
 from noetl_dagster.playbook.models import LoopMode
+from noetl_dagster.worker.chunks import place_of
 from noetl_dagster.worker.command import Command, Outcome
-from noetl_dagster.worker.streams.chunks import place_of
 
 
 class IterationChunks:

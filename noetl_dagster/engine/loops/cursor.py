@@ -13,11 +13,10 @@ import asyncpg
 from noetl_dagster.engine.loops.attempts import Attempts
 from noetl_dagster.engine.loops.chunks import IterationChunks
 from noetl_dagster.engine.loops.collection import Collection
-from noetl_dagster.engine.loops.frames import Frames
+from noetl_dagster.engine.loops.frames import OWN_TRANSACTION, RELEASED, Frames, is_unfinished, release_frames
 from noetl_dagster.engine.loops.gather import IterationEnd, LoopResult, gather
 from noetl_dagster.engine.loops.issue import Activation, issue_events
 from noetl_dagster.engine.loops.loop import Loops, run_workers
-from noetl_dagster.engine.loops.release import OWN_TRANSACTION, RELEASED, is_unfinished, release_frames
 from noetl_dagster.engine.runtime import Runtime
 from noetl_dagster.errors import ExecutionCancelledError, ToolError
 from noetl_dagster.events.connection import encode_json

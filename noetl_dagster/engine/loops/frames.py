@@ -8,15 +8,30 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Sequence
+import logging
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from enum import Enum, auto
 from typing import Any
+
+import asyncpg
 
 from noetl_dagster.engine.loops.issue import Activation
 from noetl_dagster.engine.runtime import Runtime
+from noetl_dagster.errors import CredentialError, NoetlError, StorageError, TemplateError, ToolError
 from noetl_dagster.events.connection import DATABASE_AWAY
+from noetl_dagster.events.envelopes import Envelope, error_envelope, from_result
+from noetl_dagster.events.transport.intake import EventIntake
 from noetl_dagster.events.types import Event
-from noetl_dagster.playbook.models import FrameSpec
+from noetl_dagster.playbook.models import CursorSpec, FrameSpec, Task
+from noetl_dagster.playbook.templates.rendering import compile_value, render_async
+from noetl_dagster.playbook.templates.views import ReferenceCache
+from noetl_dagster.tools.base import ToolCall
+from noetl_dagster.tools.sql.connection import open_pool, postgres_errors
+from noetl_dagster.tools.sql.running import prepare_statements, run_statements
+from noetl_dagster.worker.command import Command, Outcome
+from noetl_dagster.worker.execution import Execution
 
 LEASE_SECONDS = 300.0
 """How long the driver of a frame may be silent, where the playbook does not say."""
@@ -95,3 +110,292 @@ class Frames:
                 await self._runtime.pool.execute(
                     BEAT, self._activation.execution.id, self._activation.loop_id, self._lease
                 )
+
+
+logger = logging.getLogger(__name__)
+
+RELEASED = "CLAIM_RELEASED"
+"""Code of the end of a command whose row was given back: it says nothing about the row, which is claimed again."""
+
+UNFINISHED = frozenset({RELEASED, "EXECUTION_CANCELLED", "LEASE_EXPIRED"})
+"""Codes of ends of commands that did not come to their end themselves."""
+
+TRIES = 20
+PAUSE_SECONDS = 0.25
+"""How often, and how long apart, a frame is looked at whose claim is just being committed."""
+
+# Frames to give back: all of activations of a loop, or those whose lease has run out.
+OF_LOOPS = """
+SELECT * FROM noetl.cursor_frame WHERE execution_id = $1 AND loop_id = ANY($2::text[]) ORDER BY loop_id, first_index
+"""
+EXPIRED = """
+SELECT * FROM noetl.cursor_frame WHERE lease_until <= now() AND ($1::bigint IS NULL OR execution_id = $1)
+ORDER BY execution_id, loop_id, first_index
+"""
+EXPIRE = "UPDATE noetl.cursor_frame SET lease_until = now() WHERE execution_id = $1"
+
+# The latest command of each row of a frame, and how it ended.
+COMMANDS = """
+SELECT issued.current_index, (issued.meta ->> 'attempt')::int AS attempt, ended.result,
+       COALESCE((ended.meta ->> 'final')::boolean, true) AS final
+FROM (
+    SELECT DISTINCT ON (current_index) current_index, meta FROM noetl.event
+    WHERE execution_id = $1 AND meta ->> 'loop_id' = $2 AND meta ? 'loop_id' AND event_type = 'command.issued'
+      AND current_index >= $3 AND current_index < $3 + $4
+    ORDER BY current_index, (meta ->> 'attempt')::int DESC) issued
+LEFT JOIN LATERAL (
+    SELECT result, meta FROM noetl.event
+    WHERE execution_id = $1 AND meta ->> 'command_id' = issued.meta ->> 'command_id' AND meta ? 'command_id'
+      AND event_type IN ('command.completed', 'command.failed')
+    LIMIT 1) ended ON true
+ORDER BY current_index
+"""
+
+STILL_THERE = """
+SELECT claim_xid, release_xid FROM noetl.cursor_frame WHERE execution_id = $1 AND loop_id = $2 AND first_index = $3
+"""
+# One process at a time gives a frame back: the one that wrote its transaction in the place of the one before.
+NOTE_RELEASE = """
+UPDATE noetl.cursor_frame SET release_xid = $5
+WHERE execution_id = $1 AND loop_id = $2 AND first_index = $3 AND release_xid IS NOT DISTINCT FROM $4
+RETURNING true
+"""
+FORGET = "DELETE FROM noetl.cursor_frame WHERE execution_id = $1 AND loop_id = $2 AND first_index = $3"
+
+# In the playbook's database. A transaction so old that the server forgot it has committed, as nearly all do.
+OWN_TRANSACTION = "SELECT txid_current()"
+BECAME = "SELECT COALESCE(txid_status($1), 'committed')"
+
+
+class Became(Enum):
+    """How giving a frame back went."""
+
+    RELEASED = auto()
+    NEVER_CLAIMED = auto()
+    ELSEWHERE = auto()
+    IN_PROGRESS = auto()
+
+
+@dataclass(frozen=True, slots=True)
+class Frame:
+    """Rows that were claimed together."""
+
+    execution_id: int
+    loop_id: str
+    first_index: int
+    step: str
+    visit: int
+    rows: list[Any]
+    by_row: bool
+
+    @classmethod
+    def of(cls, record: Mapping[str, Any]) -> Frame:
+        return cls(**{name: record[name] for name in cls.__slots__})
+
+    @property
+    def key(self) -> tuple[int, str, int]:
+        return self.execution_id, self.loop_id, self.first_index
+
+    @property
+    def items(self) -> list[list[Any]]:
+        """The rows of each of its commands."""
+        return [[row] for row in self.rows] if self.by_row else [self.rows]
+
+
+async def release_frames(runtime: Runtime, execution_id: int, loop_ids: Sequence[str]) -> int:
+    """Gives back what activations of a loop have claimed and not ended, whatever the leases say; how many claims.
+
+    Raises:
+        NoetlError: a claim could not be given back; the others are.
+    """
+    frames = await runtime.pool.fetch(OF_LOOPS, execution_id, list(loop_ids))
+    released, failures = await _release(runtime, frames)
+    for _, error in failures:
+        raise error
+    return released
+
+
+async def release_expired(runtime: Runtime, execution_id: int | None = None) -> int:
+    """Gives back what leases have run out of: of cancelled executions, and of drivers that are silent.
+
+    A claim that cannot be given back is left for the next time.
+    """
+    released, failures = await _release(runtime, await runtime.pool.fetch(EXPIRED, execution_id))
+    for frame, error in failures:
+        logger.warning(
+            "execution %s: step %s: rows that it had claimed were not given back, the reaper tries again: %s",
+            frame.execution_id,
+            frame.step,
+            error,
+        )
+    return released
+
+
+async def _release(runtime: Runtime, records: list[Any]) -> tuple[int, list[tuple[Frame, NoetlError]]]:
+    """How many frames were given back, and which could not be: one must not hold up the rows of others."""
+    released = 0
+    failures: list[tuple[Frame, NoetlError]] = []
+    executions: dict[int, Execution] = {}
+    for frame in map(Frame.of, records):
+        try:
+            execution = executions.get(frame.execution_id)
+            if execution is None:
+                execution = executions[frame.execution_id] = await runtime.load(frame.execution_id)
+            released += await _release_when_settled(runtime, execution, frame) is Became.RELEASED
+        except NoetlError as error:
+            failures.append((frame, error))
+    return released, failures
+
+
+async def _release_when_settled(runtime: Runtime, execution: Execution, frame: Frame) -> Became:
+    """Gives a frame back; one whose claim does not come to its end for long is left for later."""
+    for _ in range(TRIES):
+        became = await _release_frame(runtime, execution, frame)
+        if became is not Became.IN_PROGRESS:
+            break
+        await asyncio.sleep(PAUSE_SECONDS)
+    return became
+
+
+async def _release_frame(runtime: Runtime, execution: Execution, frame: Frame) -> Became:
+    loop = execution.step(frame.step, frame.visit).step.loop
+    assert loop is not None
+    assert loop.cursor is not None
+    known = await runtime.pool.fetchrow(STILL_THERE, *frame.key)
+    if known is None:
+        return Became.ELSEWHERE
+    await _end(runtime, execution, frame)
+    releasing = _Release(runtime, execution, loop.cursor, loop.iterator, frame)
+    claimed = await releasing.became(known["claim_xid"])
+    if claimed == "in progress":
+        return Became.IN_PROGRESS
+    if claimed == "committed":
+        before = known["release_xid"]
+        done = "aborted" if before is None else await releasing.became(before)
+        if done == "in progress":
+            return Became.IN_PROGRESS
+        if done == "aborted" and not await releasing.run(await _unfinished(runtime, frame), before):
+            return Became.IN_PROGRESS
+    await runtime.pool.execute(FORGET, *frame.key)
+    return Became.RELEASED if claimed == "committed" else Became.NEVER_CLAIMED
+
+
+async def _end(runtime: Runtime, execution: Execution, frame: Frame) -> None:
+    """Ends the frame's commands that have not ended: whoever still runs one is too late with its end and its sink."""
+    given_back = ToolError(
+        f"step {frame.step}: the claim of its rows ended before they did; they were given back",
+        kind="loop",
+        code=RELEASED,
+    )
+    state = execution.state
+    ends = [
+        runtime.commands.ended(
+            Command(
+                execution_id=frame.execution_id,
+                step=frame.step,
+                visit=frame.visit,
+                attempt=record["attempt"],
+                index=record["current_index"],
+                loop_id=frame.loop_id,
+                catalog_id=state.catalog_id,
+                parent_execution_id=state.parent_execution_id,
+            ),
+            Outcome(error_envelope(given_back)),
+        )
+        for record in await _commands(runtime, frame)
+        if record["result"] is None
+    ]
+    intake = EventIntake(runtime.log, runtime.settings.command_heartbeat_timeout_seconds)
+    await intake.handle_events(ends)
+
+
+async def _unfinished(runtime: Runtime, frame: Frame) -> list[Any]:
+    """The rows whose commands did not come to their end themselves."""
+    return [
+        row
+        for record in await _commands(runtime, frame)
+        if not record["final"] or is_unfinished(from_result(record["result"]))
+        for row in frame.items[record["current_index"] - frame.first_index]
+    ]
+
+
+async def _commands(runtime: Runtime, frame: Frame) -> list[Any]:
+    found = await runtime.pool.fetch(COMMANDS, *frame.key, len(frame.items))
+    return list(found)
+
+
+def is_unfinished(envelope: Envelope) -> bool:
+    """Whether a command ended without having come to its end itself, so that its rows are nobody's work."""
+    return (envelope.get("error") or {}).get("code") in UNFINISHED
+
+
+class _Release:
+    """The release of a cursor loop: its SQL once for each row, whose columns are names in it."""
+
+    def __init__(
+        self, runtime: Runtime, execution: Execution, cursor: CursorSpec, iterator: str, frame: Frame
+    ) -> None:
+        self._runtime = runtime
+        self._execution = execution
+        self._cursor = cursor
+        self._iterator = iterator
+        self._frame = frame
+
+    async def became(self, xid: int) -> str:
+        """What became of a transaction in the playbook's database: committed, aborted or in progress."""
+        call = await self._call(None)
+        with postgres_errors(call, self._runtime.box):
+            pool = await open_pool(call, self._runtime.box)
+            return str(await pool.fetchval(BECAME, xid))
+
+    async def run(self, rows: list[Any], before: int | None) -> bool:
+        """Gives rows back, all in one transaction. False when another process began to since ``before``.
+
+        The transaction is written down first: from then on others wait for what becomes of it.
+        """
+        runtime, box = self._runtime, self._runtime.box
+        try:
+            calls = [await self._call(row) for row in rows]
+            if not calls:
+                return True
+            with postgres_errors(calls[0], box):
+                pool = await open_pool(calls[0], box)
+                async with pool.acquire() as connection, connection.transaction():
+                    xid = await connection.fetchval(OWN_TRANSACTION)
+                    if not await runtime.pool.fetchval(NOTE_RELEASE, *self._frame.key, before, xid):
+                        return False
+                    for call in calls:
+                        await run_statements(connection, await prepare_statements(call, box))
+            return True
+        except (
+            ToolError,
+            TemplateError,
+            CredentialError,
+            StorageError,
+            asyncpg.InvalidCachedStatementError,
+        ) as error:
+            raise ToolError(
+                f"step {self._frame.step}: loop.cursor.release failed: {error}",
+                kind="loop",
+                retryable=bool(getattr(error, "retryable", True)),
+            ) from error
+
+    async def _call(self, row: Any) -> ToolCall:
+        """The call that gives a row back; of None one that only says where the table is."""
+        fetch = self._runtime.results.get
+        columns = row if isinstance(row, Mapping) else {}
+        scope = self._execution.scope(ReferenceCache(), self._frame.step)
+        command = None
+        if row is not None:
+            named = scope.with_locals({**columns, self._iterator: row})
+            command = await render_async(compile_value(self._cursor.release), named, fetch)
+        return ToolCall(
+            execution_id=self._execution.id,
+            step=self._frame.step,
+            task=Task(name="release", kind=self._cursor.kind),
+            config={"command": command},
+            input=dict(columns),
+            auth=await render_async(compile_value(self._cursor.auth), scope, fetch),
+            scope=scope,
+            folder=self._execution.folder,
+        )

@@ -9,13 +9,13 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
 from typing import Any
 
-from noetl_dagster.engine.crew.team import Job, Share, Tally, Team
 from noetl_dagster.engine.loops.attempts import Attempts
 from noetl_dagster.engine.loops.chunks import IterationChunks
 from noetl_dagster.engine.loops.collection import evaluate_collection, keep_collection, kept_collection
 from noetl_dagster.engine.loops.gather import LoopResult, gather, iteration_ends
 from noetl_dagster.engine.loops.issue import Activation, issue
 from noetl_dagster.engine.runtime import Runtime
+from noetl_dagster.engine.sharing import ItemSource, SharedItems, SharedLoop, Tally
 from noetl_dagster.events.state import assign
 from noetl_dagster.events.types import EventType
 from noetl_dagster.playbook.models import LoopMode
@@ -151,13 +151,13 @@ class Loops:
         applies_context: bool = False,
     ) -> None:
         """Runs the items of a range, so many at a time. Each iteration sees the context as it was issued."""
-        with team_of(self._runtime, activation, start, stop, concurrency) as share:
-            await self.work(activation, share, chunks, applies_context=applies_context)
+        with shared_items(self._runtime, activation, start, stop, concurrency) as items:
+            await self.work(activation, items, chunks, applies_context=applies_context)
 
     async def work(
         self,
         activation: Activation,
-        share: Share,
+        items: ItemSource,
         chunks: IterationChunks | None = None,
         *,
         applies_context: bool = False,
@@ -169,7 +169,7 @@ class Loops:
         """
         loop = activation.program.step.loop
         assert loop is not None
-        commands = SharedCommands(self._runtime, activation, share)
+        commands = SharedCommands(self._runtime, activation, items)
         state = activation.execution.state
 
         async def work() -> None:
@@ -188,9 +188,9 @@ class Loops:
                 if chunks is not None:
                     await chunks.tell(command, outcome.envelope)
                 if outcome.failed and loop.fail_fast:
-                    share.stop()
+                    items.stop()
 
-        return await share.run(work)
+        return await items.run(work)
 
     async def restore_context(self, activation: Activation, stop: int) -> None:
         """Takes what the iterations before an interruption wrote to ctx into the state.
@@ -211,18 +211,20 @@ class Loops:
                 assign(execution.state.ctx, path, value)
 
 
-def team_of(
+def shared_items(
     runtime: Runtime, activation: Activation, start: int, stop: int, places: int
-) -> AbstractContextManager[Share]:
+) -> AbstractContextManager[ItemSource]:
     """Who works on a range of a loop's items: this process, with helpers where its tools allow them."""
     program, execution = activation.program, activation.execution
     kinds = tuple(sorted({task.task.kind for task in program.tasks}))
-    job = Job(execution.id, activation.step, activation.visit, activation.loop_id, activation.shard, kinds)
+    shared = SharedLoop(
+        execution.id, activation.step, activation.visit, activation.loop_id, activation.shard, kinds
+    )
     places = max(1, min(places, stop - start))
-    crew = runtime.crew
-    if crew is None or runtime.runner_of(program) is not runtime.runner or program.keeps_to_driver:
-        return nullcontext(Team(job, start, stop, places))
-    return crew.team(job, start, stop, places)
+    helpers = runtime.helpers
+    if helpers is None or runtime.runner_of(program) is not runtime.runner or program.keeps_to_driver:
+        return nullcontext(SharedItems(shared, start, stop, places))
+    return helpers.share(shared, start, stop, places)
 
 
 class SharedCommands:
@@ -231,10 +233,10 @@ class SharedCommands:
     Beside each stands whether somebody may have run it before, so that the log is to be asked.
     """
 
-    def __init__(self, runtime: Runtime, activation: Activation, share: Share) -> None:
+    def __init__(self, runtime: Runtime, activation: Activation, items: ItemSource) -> None:
         self._runtime = runtime
         self._activation = activation
-        self._share = share
+        self._items = items
         self._slices = self._issued()
         self._ready: deque[tuple[Command, bool]] = deque()
         self._lock = asyncio.Lock()
@@ -257,7 +259,7 @@ class SharedCommands:
     async def next(self) -> tuple[Command, bool] | None:
         if not self._going.is_set():
             await self._going.wait()
-        if self._share.leaves():
+        if self._items.must_end():
             return None
         while not self._ready:
             async with self._lock:
@@ -271,7 +273,7 @@ class SharedCommands:
         return self._ready.popleft()
 
     async def _issued(self) -> AsyncIterator[list[tuple[Command, bool]]]:
-        while (taken := await self._share.take()) is not None:
+        while (taken := await self._items.take()) is not None:
             activation = replace(self._activation, resumed=True) if taken.again else self._activation
             async for commands in issue(self._runtime, activation, taken.start, taken.stop):
                 yield [(command, activation.resumed) for command in commands]

@@ -19,11 +19,10 @@ from noetl_dagster.events.state import assign
 from noetl_dagster.playbook.templates.chunks import ChunkView
 from noetl_dagster.playbook.templates.rendering import Condition, holds_async
 from noetl_dagster.playbook.templates.views import ReferenceCache
+from noetl_dagster.worker.chunks import Place, Stream, Streams
 from noetl_dagster.worker.command import Command
 from noetl_dagster.worker.execution import Execution
 from noetl_dagster.worker.program import StepProgram
-from noetl_dagster.worker.streams.chunks import Place, Streams
-from noetl_dagster.worker.streams.stream import Stream
 
 
 class StreamBrokenError(NoetlError):

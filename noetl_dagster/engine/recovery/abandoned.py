@@ -15,8 +15,8 @@ from typing import Any
 
 import orjson
 
-from noetl_dagster.engine.driving.liveness import Liveness
 from noetl_dagster.engine.executions.lifecycle import Lifecycle
+from noetl_dagster.engine.liveness import Liveness
 from noetl_dagster.engine.runtime import Runtime
 from noetl_dagster.errors import NoetlError
 from noetl_dagster.events.projection.projector import Projection

@@ -20,7 +20,7 @@ from noetl_dagster.events.schema import (
     partitions,
 )
 from noetl_dagster.storage.store import ResultStore
-from noetl_dagster.worker.leftovers import remove_orphans
+from noetl_dagster.worker.running import remove_orphans
 
 logger = logging.getLogger(__name__)
 

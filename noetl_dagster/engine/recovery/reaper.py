@@ -18,7 +18,7 @@ from noetl_dagster.events.ids import Snowflake
 from noetl_dagster.events.transport.intake import EventIntake
 from noetl_dagster.events.types import Event, EventType
 from noetl_dagster.worker.context import CommandContext
-from noetl_dagster.worker.leftovers import remove_orphans
+from noetl_dagster.worker.running import remove_orphans
 
 logger = logging.getLogger(__name__)
 

@@ -10,14 +10,18 @@ from typing import TYPE_CHECKING, Any
 from noetl_dagster.engine.runtime import Runtime
 from noetl_dagster.errors import NoetlError, ToolError
 from noetl_dagster.events.envelopes import ERROR, OK, Envelope
+from noetl_dagster.events.queries import SINK_PARTS
 from noetl_dagster.events.state import CheckOutcome
 from noetl_dagster.playbook.assets import Answer, CheckSpec
 from noetl_dagster.playbook.templates.rendering import Condition, holds_async
 from noetl_dagster.playbook.templates.scope import Scope
 from noetl_dagster.result_ref import ResultRef
+from noetl_dagster.tools.sinks.parts import PartSinks
+from noetl_dagster.tools.sinks.place import PartPlace, part_prefix
+from noetl_dagster.worker.execution import Execution
 from noetl_dagster.worker.program import StepProgram
 
-if TYPE_CHECKING:  # DuckDB is loaded where a check asks about rows
+if TYPE_CHECKING:
     from noetl_dagster.tools.sql.views import RowsSource
 
 
@@ -117,3 +121,23 @@ def _outcome(step: str, visit: int, check: CheckSpec, answer: Answer) -> CheckOu
         why=answer.why,
         facts=answer.facts,
     )
+
+
+async def settle_sink(
+    runtime: Runtime, execution: Execution, program: StepProgram, visit: int, *, is_over: bool = True
+) -> None:
+    """Publishes what a process that died, or a worker of the pool, left staged.
+
+    Args:
+        is_over: no command of the visit runs any more; what did not complete is discarded.
+
+    Raises:
+        ToolError: the sink cannot be reached; what is staged stays so. Or a part is not there.
+    """
+    if program.sink is None or not program.sink.is_staged:
+        return
+    await runtime.buffer.flush()
+    step = program.step.name
+    records = await runtime.pool.fetch(SINK_PARTS, execution.id, step, visit)
+    places = [PartPlace.model_validate(record["place"]) for record in records]
+    await PartSinks(runtime.box).settle(places, part_prefix(execution.id, step, visit), is_over=is_over)

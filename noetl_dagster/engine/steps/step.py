@@ -10,17 +10,14 @@ from typing import Any
 from noetl_dagster.engine.loops.attempts import Attempts
 from noetl_dagster.engine.loops.chunks import tell_whole
 from noetl_dagster.engine.loops.cursor import CursorLoops
-from noetl_dagster.engine.loops.gather import LoopResult
+from noetl_dagster.engine.loops.gather import LoopResult, merge_patches
 from noetl_dagster.engine.loops.loop import Loops, fanin_status
-from noetl_dagster.engine.loops.merge import merge_patches
 from noetl_dagster.engine.loops.stream import StreamLoops
 from noetl_dagster.engine.runtime import Runtime
-from noetl_dagster.engine.steps.checks import blocking_failure, evaluate
-from noetl_dagster.engine.steps.reads import reads_of
+from noetl_dagster.engine.steps.checks import blocking_failure, evaluate, settle_sink
+from noetl_dagster.engine.steps.entry import reads_of, settings_of
 from noetl_dagster.engine.steps.routing import Routed, event_names, route
-from noetl_dagster.engine.steps.settings import settings_of
-from noetl_dagster.engine.steps.sinks import settle_sink
-from noetl_dagster.engine.steps.turns import Turns
+from noetl_dagster.engine.steps.visits import Turns
 from noetl_dagster.engine.steps.watermarks import entered_watermark, moved_watermark
 from noetl_dagster.errors import (
     AssetNotFoundError,
@@ -38,12 +35,12 @@ from noetl_dagster.playbook.templates.rendering import holds_async, render_async
 from noetl_dagster.playbook.templates.scope import Scope
 from noetl_dagster.playbook.templates.views import ReferenceCache, ResultView
 from noetl_dagster.process.log_context import LogContext
+from noetl_dagster.worker.chunks import Stream
 from noetl_dagster.worker.command import Command
 from noetl_dagster.worker.execution import Execution
 from noetl_dagster.worker.pipeline import TASK_ERRORS
 from noetl_dagster.worker.program import StepProgram
 from noetl_dagster.worker.spans import step_ended, step_names
-from noetl_dagster.worker.streams.stream import Stream
 
 Patches = list[tuple[list[str], Any]]
 

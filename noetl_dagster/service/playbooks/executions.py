@@ -9,8 +9,7 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Header, Path, Query
 from pydantic import BaseModel, ConfigDict, Field
 
-from noetl_dagster.engine.executions.listing import newest_executions
-from noetl_dagster.engine.executions.overview import Overview, full_overview
+from noetl_dagster.engine.executions.overview import Overview, full_overview, newest_executions
 from noetl_dagster.errors import LaunchError, NotDeployedError, WorkloadError
 from noetl_dagster.events.log import as_event
 from noetl_dagster.events.queries import EVENTS

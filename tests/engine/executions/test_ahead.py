@@ -13,7 +13,7 @@ from types import ModuleType
 import pytest
 
 from noetl_dagster.engine.engine import Engine
-from noetl_dagster.engine.executions.ahead import spark_steps_ahead
+from noetl_dagster.engine.executions.spark_ahead import spark_steps_ahead
 from noetl_dagster.errors import ServiceError
 from noetl_dagster.settings import Settings, dump_settings
 from noetl_dagster.spark.startup import ahead

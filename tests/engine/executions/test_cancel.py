@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from noetl_dagster.engine.driving.liveness import Liveness
-from noetl_dagster.engine.driving.watch import Watch
 from noetl_dagster.engine.engine import Engine
 from noetl_dagster.engine.executions.overview import overview
+from noetl_dagster.engine.interruptions import Watch
+from noetl_dagster.engine.liveness import Liveness
 from noetl_dagster.errors import ExecutionCancelledError, ExecutionStateError, TemplateError
 from noetl_dagster.events.state import ExecutionStatus
 from noetl_dagster.settings import Settings

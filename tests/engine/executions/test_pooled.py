@@ -13,8 +13,7 @@ from noetl_dagster.cli.commands.executions import _pool_figures, _pool_table
 from noetl_dagster.engine.engine import Engine
 from noetl_dagster.engine.executions import pooled
 from noetl_dagster.engine.executions.overview import Overview, StepView, full_overview
-from noetl_dagster.engine.executions.pooled import PoolView, pool_views
-from noetl_dagster.engine.executions.progress import brief
+from noetl_dagster.engine.executions.progress import PoolView, brief, pool_views
 from noetl_dagster.events.types import Event, EventType
 from noetl_dagster.process.event_loop import cancel_and_wait
 from noetl_dagster.settings import Settings

@@ -11,8 +11,7 @@ import asyncpg
 import pytest
 
 from noetl_dagster.engine.engine import Engine
-from noetl_dagster.engine.loops.frames import Frames
-from noetl_dagster.engine.loops.release import release_expired
+from noetl_dagster.engine.loops.frames import Frames, release_expired
 from noetl_dagster.errors import ExecutionCancelledError
 from noetl_dagster.settings import Settings
 from noetl_dagster.tools.sql.running import run_statements
@@ -262,7 +261,7 @@ async def test_rows_are_given_back_once_whoever_dies_after_it(
     await pool.execute("UPDATE noetl.cursor_frame SET lease_until = now()")
     with monkeypatch.context() as dying:
         dying.setattr(
-            "noetl_dagster.engine.loops.release.FORGET", "SELECT 1 / 0, $1::bigint, $2::text, $3::int"
+            "noetl_dagster.engine.loops.frames.FORGET", "SELECT 1 / 0, $1::bigint, $2::text, $3::int"
         )
         with pytest.raises(Exception, match="division by zero"):
             await release_expired(engine.runtime)

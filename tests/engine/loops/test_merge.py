@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from noetl_dagster.engine.loops.merge import merge_patches
+from noetl_dagster.engine.loops.gather import merge_patches
 
 
 def test_equal_values_stand() -> None:

@@ -11,7 +11,7 @@ import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
-from noetl_dagster.engine.driving.liveness import Liveness
+from noetl_dagster.engine.liveness import Liveness
 from noetl_dagster.engine.runtime import Runtime
 from noetl_dagster.events.log import as_event
 from noetl_dagster.events.queries import STEP_CHECKS, STEP_EXIT, STEP_TURNS

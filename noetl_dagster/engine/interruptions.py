@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 
 import asyncpg
 
-from noetl_dagster.engine.driving.liveness import Liveness
+from noetl_dagster.engine.liveness import Liveness
 from noetl_dagster.errors import ExecutionCancelledError, ExecutionStateError, NoetlError
 from noetl_dagster.events.connection import DATABASE_AWAY
 from noetl_dagster.events.queries import INTERRUPTIONS

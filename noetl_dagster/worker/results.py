@@ -1,7 +1,9 @@
-"""Makes results fit for the log: small ones stay in the event, large ones are stored and referenced."""
+"""Results of tasks: checks that they hold what the task promises, and stores those that are too large for the log."""
 
 from __future__ import annotations
 
+from collections.abc import Collection, Iterable, Mapping
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import orjson
@@ -11,12 +13,52 @@ from noetl_dagster.events.connection import encode_json
 from noetl_dagster.events.envelopes import Envelope
 from noetl_dagster.playbook.models import ResultSpec, Task
 from noetl_dagster.playbook.templates.chunks import noted_rows
+from noetl_dagster.playbook.templates.rendering import Fetch, with_references
+from noetl_dagster.playbook.templates.views import ReferenceCache, ResultView, holds_key, unwrapped
 from noetl_dagster.settings import Settings, StoreTier
 from noetl_dagster.storage.codec import select_fields
 from noetl_dagster.worker.command import Command
 
 if TYPE_CHECKING:
     from noetl_dagster.storage.store import ResultStore
+
+
+def check_input(task: Task, given: Mapping[str, Any]) -> None:
+    """Raises ``ToolError`` of kind ``schema`` where a key that the task expects is missing."""
+    missing = [name for name in task.asserts.expects if name not in given]
+    if missing:
+        raise ToolError(
+            f"task {task.name!r} expects {_named(missing)} in its input, which has {_named(given) or 'nothing'}",
+            kind="schema",
+        )
+
+
+async def check_result(
+    task: Task, envelopes: Iterable[Envelope], cache: ReferenceCache, fetch: Fetch
+) -> None:
+    """Raises ``ToolError`` of kind ``schema`` where a key that the task returns is in none of ``envelopes``.
+
+    Args:
+        envelopes: the tool's result, and what the task's ``output`` made of it.
+    """
+    views = [ResultView(envelope, cache) for envelope in envelopes]
+    results = [await with_references(partial(unwrapped, view), fetch) for view in views]
+    missing = [
+        name for name in task.asserts.returns if not any(holds_key(result, name) for result in results)
+    ]
+    if missing:
+        last = results[-1]
+        found = (
+            f"has {_named(last) or 'nothing'}" if isinstance(last, Mapping) else f"is a {type(last).__name__}"
+        )
+        raise ToolError(
+            f"task {task.name!r} promises {_named(missing)} in its result, which {found}", kind="schema"
+        )
+
+
+def _named(names: Collection[str]) -> str:
+    return ", ".join(map(repr, names))
+
 
 IN_EVENT = frozenset({StoreTier.EVENTLOG, StoreTier.MEMORY})
 _SMALL = (int, float, bool, type(None))

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from noetl_dagster.engine.crew import crew as crews
+from noetl_dagster.engine import helpers
 from noetl_dagster.engine.engine import Engine
 from noetl_dagster.events.state import ExecutionState, ExecutionStatus
 from noetl_dagster.settings import Settings
@@ -48,7 +48,7 @@ async def open_engine(settings: Settings) -> AsyncIterator[Open]:
         async def opened(processes: int, *, helped: bool = True) -> Engine:
             engine = await Engine.open(settings.model_copy(update={"run_processes": processes}))
             stack.push_async_callback(engine.close)
-            while helped and len(engine.crew.pids) < processes - 1:
+            while helped and len(engine.helpers.pids) < processes - 1:
                 await engine.run(playbook(text(ASLEEP, fanout=True, items=30)))
             return engine
 
@@ -72,12 +72,12 @@ workflow:
 async def once_helped(engine: Engine, ledger: Path, work: asyncio.Task[Any]) -> int:
     """Waits until a helper has begun an item; its process id."""
 
-    def helpers() -> set[int]:
+    def helper_pids() -> set[int]:
         assert not work.done(), work.result()
         return {pid for _, pid in lines(ledger)} - {os.getpid()} if ledger.exists() else set()
 
-    [pid, *_] = await until(helpers, "a helper's first item")
-    assert pid in engine.crew.pids
+    [pid, *_] = await until(helper_pids, "a helper's first item")
+    assert pid in engine.helpers.pids
     return pid
 
 
@@ -128,7 +128,7 @@ async def test_what_a_killed_helper_had_is_done_by_others(
     execution_id = await engine.runtime.pool.fetchval(NEWEST)
     await until(lambda: len(lines(ledger)) > 24, "items that wait")
     os.kill(pid, signal.SIGKILL)
-    await until(lambda: pid not in engine.crew.pids, "that the helper is missed")
+    await until(lambda: pid not in engine.helpers.pids, "that the helper is missed")
     finished = [row["current_index"] for row in await engine.runtime.pool.fetch(ENDS, execution_id)]
     go(ledger)
     state = await running
@@ -225,7 +225,7 @@ async def test_helpers_come_when_one_core_is_not_enough(
     few = text('{kind: python, input: {n: "{{ n }}"}, code: "result = n"}', fanout=True, items=20)
     small = await engine.run(playbook(few))
     assert small.status is ExecutionStatus.COMPLETED
-    assert not engine.crew.pids
+    assert not engine.helpers.pids
 
     burn = """{kind: python, input: {n: "{{ n }}"}, code: "import os, time\\nend = time.process_time() + 0.05\\n\\
 while time.process_time() < end: pass\\nresult = os.getpid()"}"""
@@ -242,7 +242,7 @@ async def test_what_waits_needs_no_helpers(open_engine: Open, monkeypatch: pytes
     state = await engine.run(playbook(text(ASLEEP, fanout=True, items=240)))
 
     assert state.status is ExecutionStatus.COMPLETED
-    assert not engine.crew.pids
+    assert not engine.helpers.pids
 
 
 @pytest.mark.parametrize("tool", ["kind: playbook, path: a/b", 'kind: duckdb, command: "SELECT 1"'])
@@ -256,7 +256,7 @@ async def test_some_tools_stay_with_the_driver(open_engine: Open, tool: str) -> 
 async def test_a_run_goes_on_alone_where_no_helper_can_start(
     open_engine: Open, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(crews, "TEMPLATE", "noetl_dagster.no_such_module")
+    monkeypatch.setattr(helpers, "PRELOADED_MODULE", "noetl_dagster.no_such_module")
     engine = await open_engine(2, helped=False)
 
     state: ExecutionState = await engine.run(playbook(text(ASLEEP, fanout=True, items=200)))
@@ -267,7 +267,7 @@ async def test_a_run_goes_on_alone_where_no_helper_can_start(
 
 async def test_helpers_end_with_their_engine(open_engine: Open) -> None:
     engine = await open_engine(3)
-    pids = engine.crew.pids
+    pids = engine.helpers.pids
     await engine.close()
 
     assert pids

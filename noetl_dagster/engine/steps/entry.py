@@ -1,7 +1,4 @@
-"""What a step reads of other assets (``from``, ``asset(...)``), settled once when the step is entered.
-
-Which result it was stands in ``step.enter``: who resumes the step, or runs its commands elsewhere, reads the same.
-"""
+"""Reads and settings of a step, which are determined once when the step is entered."""
 
 from __future__ import annotations
 
@@ -9,10 +6,13 @@ from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
 from noetl_dagster.engine.runtime import Runtime
-from noetl_dagster.errors import AssetNotFoundError
+from noetl_dagster.errors import AssetNotFoundError, PlaybookError, TemplateError, ToolError
 from noetl_dagster.events.envelopes import OK, to_result
 from noetl_dagster.events.queries import ASSET_PARTITIONS, ASSET_RESULT, ASSET_SPAN, PARTITION_RESULT
+from noetl_dagster.events.types import Event
 from noetl_dagster.playbook.assets import Key, Partition, ReadPartition, SourceSpec, key_text
+from noetl_dagster.playbook.templates.rendering import compile_value, render_async
+from noetl_dagster.playbook.templates.views import ReferenceCache
 from noetl_dagster.storage.codec import byte_length
 from noetl_dagster.storage.store import fits_inline
 from noetl_dagster.worker.execution import Execution
@@ -125,3 +125,31 @@ def _kept(asset: Key, row: Mapping[str, Any]) -> Kept:
         "event_id": str(row["event_id"]),
         "result": row["result"],
     }
+
+
+async def settings_of(
+    runtime: Runtime, execution: Execution, program: StepProgram, visit: int, entered: Event
+) -> dict[str, Any]:
+    """The settings of a visit, by where they stand in the step.
+
+    Raises:
+        TemplateError: one cannot be rendered.
+        ToolError: one comes to something that may not stand there; says which, and what may.
+    """
+    step = program.step.name
+    known = execution.state.settings.get((step, visit))
+    if known is not None or not program.settings:
+        return known or {}
+    scope = execution.scope(ReferenceCache(), step, entered)
+    settings = {}
+    for name, template in program.settings.items():
+        try:
+            settings[name] = await render_async(compile_value(template), scope, runtime.results.get)
+        except TemplateError as error:
+            raise TemplateError(f"step {step}: {name} cannot be settled: {error}") from None
+    try:
+        execution.program.step_with(step, settings, execution.state.workload)
+    except PlaybookError as error:
+        wrong = "; ".join(str(problem) for problem in error.problems if problem.severity == "error")
+        raise ToolError(wrong, kind="schema", code="SETTING") from None
+    return settings

@@ -1,0 +1,215 @@
+"""A helper process, and the preloaded process that forks it.
+
+``python -m noetl_dagster.engine.helper CONTROL LIFELINE`` is the preloaded process; both are file descriptors of the
+driver's. It imports everything once, without a thread or a connection, and then forks a helper process for each socket
+that comes over CONTROL. When the driver ends, CONTROL and LIFELINE close, and all these processes end too.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import os
+import signal
+import socket
+import sys
+import threading
+from collections import deque
+from typing import Any
+
+import orjson
+
+from noetl_dagster.engine.fanout.shards import InlineShards
+from noetl_dagster.engine.helpers import MessageSocket
+from noetl_dagster.engine.loops.loop import Loops
+from noetl_dagster.engine.runtime import Runtime
+from noetl_dagster.engine.sharing import CANCELLED, Message, Range, SharedLoop, Tally, Work
+from noetl_dagster.errors import ExecutionStateError
+from noetl_dagster.process import logs
+from noetl_dagster.process.event_loop import cancel_and_wait
+from noetl_dagster.settings import Settings, load_settings
+from noetl_dagster.tools.registry import tool_for
+
+CONNECTIONS = 4
+"""Connections to the event log of one helper process, at most."""
+
+
+class RemoteItems:
+    """The item source of a helper process: it asks the driver for items."""
+
+    def __init__(self, driver: MessageSocket, number: int) -> None:
+        self._driver = driver
+        self._number = number
+        self._asked: deque[asyncio.Future[Range | None]] = deque()
+        self._slots = 0
+        self._changed = asyncio.Event()
+        self._stopped = False
+        self._over = False
+
+    async def take(self) -> Range | None:
+        """Asks the driver for the next items."""
+        if self._stopped or self._over:
+            return None
+        future: asyncio.Future[Range | None] = asyncio.get_running_loop().create_future()
+        self._asked.append(future)
+        self._driver.send({"do": "take", "range": self._number})
+        return await future
+
+    def must_end(self) -> bool:
+        """Reports that the loop was stopped."""
+        return self._stopped
+
+    def stop(self) -> None:
+        """Stops the loop in all processes."""
+        self._stopped = True
+        self._driver.send({"do": "failed", "range": self._number})
+
+    async def run(self, work: Work) -> Tally:
+        """Works until the driver has nothing more; slots may be added meanwhile."""
+        async with asyncio.TaskGroup() as group:
+            while not self._over and not self._stopped:
+                self._changed.clear()
+                for _ in range(self._slots):
+                    group.create_task(work())
+                self._slots = 0
+                await self._changed.wait()
+        return Tally()
+
+    def handle(self, message: Message) -> None:
+        """Handles a message of the driver."""
+        match message["do"]:
+            case "work":
+                self._slots += message["slots"]
+            case "over":
+                self._over = True
+            case "stop":
+                self._stopped = True
+            case "items":
+                found = message["items"]
+                self._over = self._over or found is None
+                asked = self._asked.popleft()
+                if not asked.done():  # the coroutine that asked may have been cancelled meanwhile
+                    asked.set_result(None if found is None else Range(**found))
+        self._changed.set()
+
+
+class HelperWork:
+    """Everything that one helper process works on."""
+
+    def __init__(self, driver: MessageSocket, runtime: Runtime) -> None:
+        self._driver = driver
+        self._runtime = runtime
+        self._loops = Loops(runtime)
+        self._shards = InlineShards(runtime)
+        self._items: dict[int, RemoteItems] = {}
+        self._tasks: dict[int, asyncio.Task[None]] = {}
+
+    @classmethod
+    async def run_until_dismissed(cls, settings: Settings, connected: socket.socket) -> None:
+        """Works until the driver ends it, or is gone."""
+        driver = await MessageSocket.over(connected)
+        runtime = await Runtime.open(settings, apply=False)
+        work = cls(driver, runtime)
+        driver.send({"do": "ready", "pid": os.getpid()})
+        while (message := await driver.receive()) is not None and message["do"] != "end":
+            work.handle(message)
+        await work.cancel()
+        await runtime.close()
+
+    async def cancel(self) -> None:
+        """Cancels all work."""
+        await cancel_and_wait(*self._tasks.values())
+
+    def handle(self, message: Message) -> None:
+        """Handles a message of the driver."""
+        number = message["range"]
+        if message["do"] == "open":
+            items = self._items[number] = RemoteItems(self._driver, number)
+            self._tasks[number] = asyncio.create_task(
+                self._work_on(number, SharedLoop(**message["loop"]), items)
+            )
+        elif message["do"] == "cancel":
+            if number in self._tasks:
+                self._tasks[number].cancel()
+        elif number in self._items:
+            self._items[number].handle(message)
+
+    async def _work_on(self, number: int, loop: SharedLoop, items: RemoteItems) -> None:
+        over: dict[str, Any] = {"do": "over", "range": number}
+        tally = Tally()
+        try:
+            tally = await self._run(loop, items)
+        except asyncio.CancelledError:
+            over["error"] = CANCELLED  # what it had taken is not done, also when this process ends
+        except BaseException as error:
+            over["error"] = repr(error)
+        finally:
+            del self._items[number], self._tasks[number]
+            self._driver.send({**over, "done": tally.done, "failed": tally.failed})
+
+    async def _run(self, loop: SharedLoop, items: RemoteItems) -> Tally:
+        execution = await self._runtime.load(loop.execution_id)
+        program = execution.step(loop.step, loop.visit)
+        activation = await self._loops.activate(execution, program, loop.visit, shard=loop.shard)
+        if activation.loop_id != loop.loop_id:
+            raise ExecutionStateError(f"the driver works on loop {loop.loop_id}, not {activation.loop_id}")
+        try:
+            work = self._shards.work if loop.shard else self._loops.work
+            return await work(activation, items)
+        finally:
+            await self._runtime.buffer.flush()
+
+
+def main() -> None:
+    """Runs the preloaded process."""
+    control, lifeline = socket.socket(fileno=int(sys.argv[1])), int(sys.argv[2])
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the driver decides what an interrupt ends
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the kernel forgets helper processes that have ended
+    start = sys.stdin.buffer.read()
+    if not start:
+        return
+    options = orjson.loads(start)
+    settings = load_settings(options["settings"])
+    logs.set_up(settings)
+    for kind in options["tool_kinds"]:
+        tool_for(kind)
+    gc.collect()
+    gc.freeze()  # helper processes share these pages as long as none of them writes to them
+    while True:
+        request, descriptors, _, _ = socket.recv_fds(control, 1, 1)
+        if not request:
+            return
+        [descriptor] = descriptors
+        if not os.fork():
+            control.close()
+            _help(settings, descriptor, lifeline)
+        os.close(descriptor)
+
+
+def _help(settings: Settings, descriptor: int, lifeline: int) -> None:
+    """Runs a helper process from its fork to its end."""
+    status = 1
+    try:
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        threading.Thread(
+            target=_end_with_driver, args=(lifeline,), name="noetl-lifeline", daemon=True
+        ).start()
+        own = {"db_pool_size": min(CONNECTIONS, settings.db_pool_size), "run_processes": 1}
+        connected = socket.socket(fileno=descriptor)
+        connected.setblocking(False)
+        asyncio.run(HelperWork.run_until_dismissed(settings.model_copy(update=own), connected))
+        status = 0
+    except BaseException:
+        sys.excepthook(*sys.exc_info())
+    finally:
+        os._exit(status)
+
+
+def _end_with_driver(lifeline: int) -> None:
+    """Ends this process with its driver, since another process may resume the execution at once."""
+    os.read(lifeline, 1)
+    os._exit(1)
+
+
+if __name__ == "__main__":
+    main()

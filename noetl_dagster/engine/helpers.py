@@ -1,0 +1,302 @@
+"""Helper processes: forked from a preloaded process, they run iterations of large loops beside the driver.
+
+Driver and helper processes take ranges of a loop's items in turn, run their commands and write their events. Routing
+stays with the driver. The items of a helper process that is gone go back to the others; the log knows which are done.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import orjson
+
+from noetl_dagster import machine
+from noetl_dagster.engine.sharing import CANCELLED, ItemSource, Message, SharedItems, SharedLoop, Tally
+from noetl_dagster.process import log_context
+from noetl_dagster.process.event_loop import cancel_and_wait
+from noetl_dagster.settings import Settings, dump_settings
+
+logger = logging.getLogger(__name__)
+
+PRELOADED_MODULE = "noetl_dagster.engine.helper"
+"""Runs as the preloaded process: it imports all that helper processes need, and forks them."""
+
+LOOK_SECONDS = 0.25
+BUSY_SHARE = 0.7
+BUSY_LOOKS = 3
+"""After this many looks in a row at which this process wanted more than this share of a core, helpers are started."""
+
+IDLE_SECONDS = 30.0
+"""Helper processes without work for this long are ended."""
+
+CLOSE_SECONDS = 10.0
+
+
+class MessageSocket:
+    """One end of a connection that carries JSON objects, one a line. They are small and few: sending never waits."""
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._reader = reader
+        self._writer = writer
+
+    @classmethod
+    async def over(cls, connected: socket.socket) -> MessageSocket:
+        """Wraps a connected socket."""
+        return cls(*await asyncio.open_unix_connection(sock=connected))
+
+    def send(self, message: Message) -> None:
+        """Sends, or does nothing when the other end is gone: the receiver finds that out."""
+        if not self._writer.is_closing():
+            self._writer.write(orjson.dumps(message) + b"\n")
+
+    async def receive(self) -> Message | None:
+        """Returns the next message, or None when the other end is gone."""
+        try:
+            line = await self._reader.readuntil()
+        except (asyncio.IncompleteReadError, OSError):
+            return None
+        message: Message = orjson.loads(line)
+        return message
+
+    def close(self) -> None:
+        """Closes the connection."""
+        self._writer.close()
+
+
+class _Helper:
+    """A helper process, as the driver sees it."""
+
+    def __init__(self, messages: MessageSocket) -> None:
+        self.messages = messages
+        self.send = messages.send
+        self.pid: int | None = None
+
+    def kill(self) -> None:
+        """Ends the process at once; its items go to others."""
+        if self.pid is not None:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self.pid, signal.SIGKILL)
+
+
+class HelperProcesses:
+    """Starts and ends the helper processes of this process. Lives on this process's event loop.
+
+    The number of processes that work on an execution, this one included, is the execution's own number, or else the
+    settings'. With 0 this process decides: as many as there are cores, once it has been busy for a moment.
+    """
+
+    def __init__(self, settings: Settings) -> None:
+        self._settings = settings
+        self._wanted: dict[int, int] = {}
+        self._open: dict[int, SharedItems] = {}
+        self._helpers: set[_Helper] = set()
+        self._preloaded: _PreloadedProcess | None = None
+        self._starting: asyncio.Task[None] | None = None
+        self._watching: asyncio.Task[None] | None = None
+        self._serving: set[asyncio.Task[None]] = set()
+        self._broken = False
+        self._closing = False
+
+    @property
+    def pids(self) -> list[int]:
+        """Process ids of the helper processes that live."""
+        return [helper.pid for helper in self._helpers if helper.pid is not None]
+
+    def set_processes(self, execution_id: int, processes: int) -> None:
+        """Sets the number of processes of one execution; with 0 this process decides."""
+        self._wanted[execution_id] = processes
+
+    @contextmanager
+    def share(self, loop: SharedLoop, start: int, stop: int, slots: int) -> Iterator[ItemSource]:
+        """Shares the items ``start <= index < stop`` until the block ends, ``slots`` of them at the same time."""
+        wanted = self._processes(loop.execution_id)
+        if slots < 2 or stop - start < 2 or wanted == 1 or self._broken:
+            yield SharedItems(loop, start, stop, slots)
+            return
+        items = SharedItems(loop, start, stop, slots, wanted)
+        self._open[items.number] = items
+        for helper in self._helpers:
+            items.add_helper(helper, wanted, at_once=True)
+        if self._watching is None or self._watching.done():
+            self._watching = asyncio.get_running_loop().create_task(
+                self._watch(), context=log_context.empty()
+            )
+        try:
+            yield items
+        finally:
+            del self._open[items.number]
+
+    async def close(self) -> None:
+        """Ends the helper processes."""
+        if self._watching is not None:
+            await cancel_and_wait(self._watching)
+        if self._starting is not None:
+            await cancel_and_wait(self._starting)
+        await self._dismiss()
+
+    def _processes(self, execution_id: int) -> int:
+        wanted = self._wanted.get(execution_id) or self._settings.run_processes
+        return wanted or machine.processes()
+
+    def _is_configured(self) -> bool:
+        """Reports that the execution or the settings name a number of processes."""
+        return any(
+            self._wanted.get(items.loop.execution_id) or self._settings.run_processes > 1
+            for items in self._open.values()
+        )
+
+    async def _watch(self) -> None:
+        """Starts helper processes when there is work for them, and ends them when there is none."""
+        busy, idle_since = 0, time.monotonic()
+        before, cpu = time.monotonic(), _wanted_cpu()
+        while self._open or self._helpers:
+            if self._is_configured() and not self._serving:
+                busy = BUSY_LOOKS
+            if busy >= BUSY_LOOKS and (self._starting is None or self._starting.done()):
+                self._starting = asyncio.create_task(self._start())
+                await asyncio.wait({self._starting})
+                busy = 0
+            await asyncio.sleep(LOOK_SECONDS)
+            now, used = time.monotonic(), _wanted_cpu()
+            busy = busy + 1 if self._open and used - cpu > BUSY_SHARE * (now - before) else 0
+            before, cpu = now, used
+            if self._open:
+                idle_since = now
+            elif now - idle_since > IDLE_SECONDS:
+                await self._dismiss()
+
+    async def _start(self) -> None:
+        """Starts the helper processes that are missing."""
+        if not self._open or self._broken:
+            return
+        processes = max(self._processes(items.loop.execution_id) for items in self._open.values())
+        missing = processes - 1 - len(self._serving)
+        if missing <= 0:
+            return
+        kinds = sorted({kind for items in self._open.values() for kind in items.loop.tool_kinds})
+        try:
+            if self._preloaded is not None and not self._preloaded.lives:
+                self._preloaded.close()
+                self._preloaded = None
+            if self._preloaded is None:
+                self._preloaded = _PreloadedProcess(self._settings, kinds)
+            for _ in range(missing):
+                helper = _Helper(await MessageSocket.over(self._preloaded.fork()))
+                task = asyncio.get_running_loop().create_task(
+                    self._serve(helper), context=log_context.empty()
+                )
+                self._serving.add(task)
+                task.add_done_callback(self._serving.discard)
+        except OSError as error:
+            self._broken = True
+            logger.warning("this run works in one process: its helpers cannot be started: %s", error)
+
+    async def _serve(self, helper: _Helper) -> None:
+        """Answers a helper process until it is gone; its items then go to others."""
+        try:
+            while (message := await helper.messages.receive()) is not None:
+                self._answer(helper, message)
+        finally:
+            if helper in self._helpers:
+                self._helpers.discard(helper)
+                logger.info("helper %s of this run is gone", helper.pid)
+            elif not self._closing:
+                self._broken = True
+                logger.warning("this run works in one process: a helper ended before it could begin")
+            helper.messages.close()
+            for items in self._open.values():
+                items.helper_ended(helper, Tally(), well=False)
+
+    def _answer(self, helper: _Helper, message: Message) -> None:
+        if message["do"] == "ready":
+            helper.pid = message["pid"]
+            self._helpers.add(helper)
+            for known in self._open.values():
+                known.add_helper(helper, self._processes(known.loop.execution_id), at_once=False)
+            return
+        if (items := self._open.get(message["range"])) is None:
+            return
+        match message["do"]:
+            case "take":
+                items.send_items(helper)
+            case "failed":
+                items.stop()
+            case "over":
+                error = message.get("error")
+                if error not in (None, CANCELLED):
+                    logger.warning("helper %s left step %s: %s", helper.pid, items.loop.step, error)
+                tally = Tally(message["done"], message["failed"])
+                items.helper_ended(helper, tally, well=error is None)
+
+    async def _dismiss(self) -> None:
+        self._closing = True
+        for helper in list(self._helpers):
+            helper.send({"do": "end"})
+        if self._serving and self._helpers:
+            await asyncio.wait(self._serving, timeout=CLOSE_SECONDS)
+        if self._preloaded is not None:
+            self._preloaded.close()
+            self._preloaded = None
+        await cancel_and_wait(*self._serving)
+        self._closing = False
+
+
+def _wanted_cpu() -> float:
+    """Returns the seconds for which this process has run or, on a busy machine, waited for a core."""
+    waited = 0
+    for thread in Path("/proc/self/task").glob("*/schedstat"):
+        with contextlib.suppress(OSError):  # a thread that has ended
+            waited += int(thread.read_text().split()[1])
+    return time.process_time() + waited / 1e9
+
+
+class _PreloadedProcess:
+    """A process with one thread that has imported all that helper processes need, and forks them on request.
+
+    It and its helper processes end with this process: they read from a pipe that only this process writes to.
+    """
+
+    def __init__(self, settings: Settings, kinds: list[str]) -> None:
+        self._control, theirs = socket.socketpair()
+        reading, self._lifeline = os.pipe()
+        with theirs:
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", PRELOADED_MODULE, str(theirs.fileno()), str(reading)],
+                pass_fds=(theirs.fileno(), reading),
+                stdin=subprocess.PIPE,
+            )
+        os.close(reading)
+        assert self._process.stdin is not None
+        with self._process.stdin as start:
+            start.write(orjson.dumps({"settings": dump_settings(settings), "tool_kinds": kinds}))
+
+    @property
+    def lives(self) -> bool:
+        """Reports that the process runs."""
+        return self._process.poll() is None
+
+    def fork(self) -> socket.socket:
+        """Returns the socket of a new helper process, which reports when it is ready."""
+        own, theirs = socket.socketpair()
+        with theirs:
+            socket.send_fds(self._control, [b"f"], [theirs.fileno()])
+        own.setblocking(False)
+        return own
+
+    def close(self) -> None:
+        """Ends the preloaded process, and with it every helper process that still lives."""
+        self._control.close()
+        os.close(self._lifeline)
+        threading.Thread(target=self._process.wait, daemon=True).start()  # so that no zombie stays
