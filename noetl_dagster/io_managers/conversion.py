@@ -119,9 +119,7 @@ def passing_folder() -> Path:
 
 def _download(settings: Settings, uri: str, target: Path) -> Path:
     target.parent.mkdir(parents=True, exist_ok=True)
-    source = locations.open_reader(settings, uri)
-    with target.open("wb") as file:
-        shutil.copyfileobj(source, file, 4 * 1024 * 1024)
+    locations.copy_to_file(settings, uri, target)
     return target
 
 

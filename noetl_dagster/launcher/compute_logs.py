@@ -1,4 +1,4 @@
-"""Compute logs of runs without the four processes a run that Dagster's own manager starts to copy them."""
+"""Compute logs of runs, without the four processes that Dagster's own manager starts for each run to copy them."""
 
 from __future__ import annotations
 
@@ -20,18 +20,19 @@ from noetl_dagster.dagster_internals import (
 )
 
 mirrored = True
-"""Whether what a step prints also goes where its process prints, as with Dagster's own manager."""
+"""Whether the output of a step also goes to its process's own output, as with Dagster's own manager."""
 
 POLL_SECONDS = 0.1
 
 
 class RunLogs(LocalComputeLogManager):
-    """``LocalComputeLogManager``, where a thread copies what is written, or nobody does."""
+    """``LocalComputeLogManager`` with a thread instead of processes that copy the output, or without copies."""
 
     @classmethod
     def from_config_value(
         cls, inst_data: ConfigurableClassData | None, config_value: Mapping[str, Any]
     ) -> RunLogs:
+        """Makes the manager from its configuration."""
         return cls(inst_data=inst_data, **config_value)
 
     @contextmanager
@@ -47,11 +48,11 @@ class RunLogs(LocalComputeLogManager):
         Path(self.get_captured_local_path(log_key, "complete")).touch()
 
     def follow(self, subscription: CapturedLogSubscription) -> None:
-        """Tells a subscription, also one of another manager, what comes to the files of its key."""
+        """Sends what is added to the files of a key to a subscription, which may be another manager's."""
         self._subscription_manager.add_subscription(subscription)
 
     def leave(self, subscription: CapturedLogSubscription) -> None:
-        """Tells it nothing more."""
+        """Ends a subscription."""
         self._subscription_manager.remove_subscription(subscription)
 
 
@@ -67,7 +68,7 @@ def _captured(stream: IO[str], path: Path) -> Iterator[None]:
 
 @contextmanager
 def _copied(stream: IO[str], path: Path) -> Iterator[None]:
-    """Copies what is added to a file to where a stream leads now, until the block has ended and all is copied."""
+    """Copies additions to a file to the stream's present target, until the block has ended and all is copied."""
     descriptor = _descriptor(stream)
     if not mirrored or descriptor is None:
         yield
@@ -76,7 +77,7 @@ def _copied(stream: IO[str], path: Path) -> Iterator[None]:
     ended = threading.Event()
 
     def copy() -> None:
-        with path.open("rb") as file, suppress(OSError):  # nobody reads any more
+        with path.open("rb") as file, suppress(OSError):  # the reader has gone
             file.seek(0, os.SEEK_END)
             while True:
                 last = ended.wait(POLL_SECONDS)

@@ -1,7 +1,8 @@
-"""Compute logs in the object store too, so that every machine can read what a step printed.
+"""Compute logs in the object store too, so that every machine can read the output of a step.
 
-They lie where dagster-aws's ``S3ComputeLogManager`` looks for them, and it is what reads them; in GCS ``GcsLogs`` does.
-Runs write them with the result store's own client, which is loaded anyway: boto3 takes as long to load as a small run.
+Objects have the names that dagster-aws's ``S3ComputeLogManager`` gives them, so it can read them as well. This module
+doesn't build on it: boto3 takes as long to load as a small run, it can't read Google Cloud Storage, and runs have the
+result store's own client loaded anyway.
 """
 
 from __future__ import annotations
@@ -9,11 +10,12 @@ from __future__ import annotations
 import logging
 import os
 import threading
-from collections.abc import Generator, Iterator, Mapping, Sequence
+from collections import deque
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from dagster import Field, Noneable, StringSource
 
@@ -25,13 +27,15 @@ from noetl_dagster.dagster_internals import (
     ComputeIOType,
     ConfigurableClass,
     ConfigurableClassData,
+    PollingComputeLogSubscriptionManager,
 )
 from noetl_dagster.errors import StorageError
 from noetl_dagster.launcher.compute_logs import EXTENSIONS, RunLogs
-from noetl_dagster.launcher.uploads import Uploads
 from noetl_dagster.process.event_loop import run_sync
 from noetl_dagster.settings import Settings, StoreTier, settings_with
-from noetl_dagster.tools.access import aws
+
+if TYPE_CHECKING:
+    from noetl_dagster.storage.tiers.base import Bucket
 
 logger = logging.getLogger(__name__)
 
@@ -39,17 +43,21 @@ PREFIX = "compute-logs"
 TIERS = (StoreTier.MINIO, StoreTier.S3, StoreTier.GCS)
 
 MOST_VARIABLE = "DAGSTER_TRUNCATE_COMPUTE_LOGS_UPLOAD_BYTES"
-"""Dagster's own variable: bytes of a file that go up at most; 0: all."""
+"""Dagster's own variable: bytes of a file that are uploaded at most; 0: all."""
 
 MOST_BYTES = 50 * 1024**2
-WHOLE = 8 * 1024**2
-"""Files up to this size go up in one request."""
+
+SEND_SECONDS = 30.0
+"""Seconds for which an upload is repeated while Google does not answer."""
+
+LOOK_SECONDS = 5.0
+"""Seconds for which a question is repeated while Google does not answer; a page of the UI waits for it."""
 
 
 class StoredRunLogs(CloudStorageComputeLogManager[Any], ConfigurableClass):
-    """``RunLogs``, whose files go up when a capture has ended, beside the run.
+    """``RunLogs`` whose files are uploaded when a capture has ended, without delaying the run.
 
-    The files stay: on this machine they are what is read, there and then. Elsewhere it is the store.
+    The files stay. On their machine they are read directly; other machines read the store.
 
     Args:
         base_dir: folder of the files.
@@ -57,7 +65,7 @@ class StoredRunLogs(CloudStorageComputeLogManager[Any], ConfigurableClass):
         prefix: folder in the bucket.
         tier: ``minio``, with ``NOETL_MINIO_*``, ``s3``, with the AWS environment, or ``gcs``, with Google's.
         endpoint_url: of the minio tier; None: ``NOETL_MINIO_ENDPOINT``.
-        upload_interval: seconds after which what a run has printed so far goes up, again and again.
+        upload_interval: seconds between uploads of the output so far, while the run prints.
     """
 
     def __init__(
@@ -72,17 +80,18 @@ class StoredRunLogs(CloudStorageComputeLogManager[Any], ConfigurableClass):
     ) -> None:
         if tier not in TIERS:
             raise StorageError(f"compute_logs: tier is {tier!r}; use one of {', '.join(TIERS)}")
-        self._folder = base_dir
         self._tier = StoreTier(tier)
         self._prefix = prefix.strip("/")
         self._inst_data = inst_data
         self._upload_interval = upload_interval
         self._local = RunLogs(base_dir)
         self._uploads = Uploads(self._send)
+        self._subscriptions = PollingComputeLogSubscriptionManager(self)
         self._settings = _settings(self._tier, bucket, endpoint_url)
 
     @classmethod
     def config_type(cls) -> dict[str, Any]:
+        """Returns the fields of ``compute_logs.config`` in ``dagster.yaml``."""
         return {
             "base_dir": StringSource,
             "bucket": Field(StringSource, is_required=False),
@@ -96,36 +105,40 @@ class StoredRunLogs(CloudStorageComputeLogManager[Any], ConfigurableClass):
     def from_config_value(
         cls, inst_data: ConfigurableClassData | None, config_value: Mapping[str, Any]
     ) -> StoredRunLogs:
+        """Makes the manager from its configuration."""
         return cls(inst_data=inst_data, **config_value)
 
     @property
     def inst_data(self) -> ConfigurableClassData | None:
+        """Returns the configuration that Dagster made this object from."""
         return self._inst_data
 
     @property
     def local_manager(self) -> RunLogs:
+        """Returns the manager of the files on this machine."""
         return self._local
 
     @property
     def upload_interval(self) -> int | None:
+        """Returns the seconds between uploads of the output so far; None: only when a capture has ended."""
         return self._upload_interval
 
     # -- writing -------------------------------------------------------------------------------------
 
     @contextmanager
     def capture_logs(self, log_key: Sequence[str]) -> Generator[CapturedLogContext]:
+        """Captures standard output and error until the block ends, then hands the files to the upload thread."""
         try:
-            with self._sent_now_and_then(log_key), self._local.capture_logs(log_key) as context:
+            with self._uploaded_at_intervals(log_key), self._local.capture_logs(log_key) as context:
                 yield context
-        finally:  # a run that was interrupted has printed something too
+        finally:  # an interrupted run has printed something too
             self._uploads.add(log_key)
 
     def _on_capture_complete(self, log_key: Sequence[str]) -> None:
         self._uploads.add(log_key)
 
     @contextmanager
-    def _sent_now_and_then(self, log_key: Sequence[str]) -> Iterator[None]:
-        """What there is so far goes up every ``upload_interval`` seconds."""
+    def _uploaded_at_intervals(self, log_key: Sequence[str]) -> Iterator[None]:
         interval = self._upload_interval
         if not interval:
             yield
@@ -147,14 +160,14 @@ class StoredRunLogs(CloudStorageComputeLogManager[Any], ConfigurableClass):
             ended.set()
 
     def _send(self, log_key: Sequence[str], partial: bool = False) -> None:
-        # standard error last: where it is, the capture is complete
+        # standard error last: its presence marks the capture as complete
         for io_type in (ComputeIOType.STDOUT, ComputeIOType.STDERR):
             self.upload_to_cloud_storage(log_key, io_type, partial)
 
     def upload_to_cloud_storage(
         self, log_key: Sequence[str], io_type: ComputeIOType, partial: bool = False
     ) -> None:
-        """Sends one file, up to the size that ``DAGSTER_TRUNCATE_COMPUTE_LOGS_UPLOAD_BYTES`` allows."""
+        """Uploads one file, up to the size that ``DAGSTER_TRUNCATE_COMPUTE_LOGS_UPLOAD_BYTES`` allows."""
         path = Path(self._local.get_captured_local_path(log_key, EXTENSIONS[io_type]))
         if not path.exists():  # sensors and schedules write one of the two
             return
@@ -172,86 +185,71 @@ class StoredRunLogs(CloudStorageComputeLogManager[Any], ConfigurableClass):
     def _put(self, key: str, path: Path) -> None:
         size, most = path.stat().st_size, int(os.environ.get(MOST_VARIABLE, MOST_BYTES))
         with path.open("rb") as file:
-            self._write(key, _pieces(file, min(size, most) if most else size), size)
+            self._bucket(SEND_SECONDS).write(key, file, min(size, most) if most else size, "text/plain")
 
-    def _write(self, key: str, pieces: Iterator[bytes], size: int) -> None:
-        if self._tier is StoreTier.GCS:
-            self._stored.put(key, b"".join(pieces))
-            return
-        import obstore
-
-        from noetl_dagster.storage.tiers.objects import minio_store, s3_store
-
-        store = (minio_store if self._tier is StoreTier.MINIO else s3_store)(self._settings)
-        data = b"".join(pieces) if size <= WHOLE else pieces
-        obstore.put(store, key, data, attributes={"Content-Type": "text/plain"}, chunk_size=WHOLE)
-
-    def _key(self, log_key: Sequence[str], io_type: ComputeIOType, partial: bool) -> str:
-        """As ``S3ComputeLogManager`` names it."""
+    def _key(self, log_key: Sequence[str], io_type: ComputeIOType, partial: bool = False) -> str:
+        """Returns the name that ``S3ComputeLogManager`` gives the object."""
         *folders, name = log_key
         file = f"{name}.{EXTENSIONS[io_type]}{'.partial' if partial else ''}"
         return "/".join(part for part in (self._prefix, "storage", *folders, file) if part)
 
     def dispose(self) -> None:
+        """Waits for the uploads and releases everything."""
         self._uploads.wait()
         self._local.dispose()
-        if "_stored" in self.__dict__:
-            self._stored.dispose()
+        self._subscriptions.dispose()
 
     # -- reading -------------------------------------------------------------------------------------
 
     @cached_property
-    def _stored(self) -> Any:
-        """What reads the store: ``S3ComputeLogManager``, or ``GcsLogs``."""
-        settings, s3 = self._settings, {}
-        if self._tier is StoreTier.GCS:
-            from noetl_dagster.launcher.buckets.gcs import GcsLogs
+    def _stored(self) -> Bucket:
+        return self._bucket(LOOK_SECONDS)
 
-            return GcsLogs(self._local, settings, self._key)
-        if self._tier is StoreTier.MINIO:
-            s3 = {
-                "endpoint_url": settings.minio_endpoint,
-                "region_name": settings.minio_region,
-                "aws_access_key_id": settings.minio_access_key,
-                "aws_secret_access_key": settings.minio_secret_key.get_secret_value(),
-                "aws_session_token": settings.minio_session_token.get_secret_value() or None,
-                "verify": None if settings.minio_verify else False,
-            }
-        return aws.compute_logs(self._folder, bucket=self._bucket, prefix=self._prefix, s3=s3)
+    def _bucket(self, patience: float) -> Bucket:
+        if self._tier is StoreTier.GCS:
+            from noetl_dagster.storage.tiers.gcs import GcsBucket
+
+            return GcsBucket(self._settings, self._bucket_name, patience=patience)
+        from noetl_dagster.storage.tiers.objects import S3Bucket, minio_store, s3_store
+
+        return S3Bucket((minio_store if self._tier is StoreTier.MINIO else s3_store)(self._settings))
 
     @property
-    def _bucket(self) -> str:
+    def _bucket_name(self) -> str:
         settings = self._settings
         buckets = {StoreTier.MINIO: settings.minio_bucket, StoreTier.S3: settings.s3_bucket}
         return buckets.get(self._tier, settings.gcs_bucket) or ""
 
     def is_capture_complete(self, log_key: Sequence[str]) -> bool:
+        """Reports whether a capture has ended and its whole output can be read here."""
         if self._local.is_capture_complete(log_key):
             return True
-        if self.has_local_file(log_key, ComputeIOType.STDERR):  # it goes on, or its process was killed
+        if self.has_local_file(log_key, ComputeIOType.STDERR):  # it still runs, or its process was killed
             return False
         return self.cloud_storage_has_logs(log_key, ComputeIOType.STDERR)
 
     def cloud_storage_has_logs(
         self, log_key: Sequence[str], io_type: ComputeIOType, partial: bool = False
     ) -> bool:
-        from botocore.exceptions import BotoCoreError
-
+        """Reports whether the store has an object; False with a warning if it does not answer."""
         try:
-            return bool(self._stored.cloud_storage_has_logs(log_key, io_type, partial=partial))
-        except BotoCoreError as error:
-            logger.warning("the store of compute logs cannot be asked: %s", error)
+            return self._stored.exists(self._key(log_key, io_type, partial))
+        except Exception as error:  # each client has its own errors
+            logger.warning("the store of compute logs does not answer: %s", str(error).partition("\n")[0])
             return False
 
     def download_from_cloud_storage(
         self, log_key: Sequence[str], io_type: ComputeIOType, partial: bool = False
     ) -> None:
-        self._stored.download_from_cloud_storage(log_key, io_type, partial=partial)
+        """Copies an object to the file on this machine that Dagster then reads."""
+        path = Path(self._local.get_captured_local_path(log_key, EXTENSIONS[io_type], partial=partial))
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(self._stored.read(self._key(log_key, io_type, partial)))
         if io_type is ComputeIOType.STDERR and not partial:
             Path(self._local.get_captured_local_path(log_key, "complete")).touch()
 
     def get_log_metadata(self, log_key: Sequence[str]) -> CapturedLogMetadata:
-        """The webserver hands files out wherever they are: a browser need not reach the store."""
+        """Returns places and addresses of both files. The webserver serves them, so browsers need no store access."""
         here = self._local.get_log_metadata(log_key)
         if self.has_local_file(log_key, ComputeIOType.STDERR):
             return here
@@ -263,51 +261,107 @@ class StoredRunLogs(CloudStorageComputeLogManager[Any], ConfigurableClass):
         )
 
     def display_path_for_type(self, log_key: Sequence[str], io_type: ComputeIOType) -> str:
+        """Returns the URI of an object."""
         scheme = "gs" if self._tier is StoreTier.GCS else "s3"
-        return f"{scheme}://{self._bucket}/{self._key(log_key, io_type, partial=False)}"
+        return f"{scheme}://{self._bucket_name}/{self._key(log_key, io_type)}"
 
     def download_url_for_type(self, log_key: Sequence[str], io_type: ComputeIOType) -> str | None:
-        url: str | None = self._stored.download_url_for_type(log_key, io_type)
-        return url
+        """Returns None: the webserver serves the files, see :meth:`get_log_metadata`."""
+        return None
 
     def get_log_keys_for_log_key_prefix(
         self, log_key_prefix: Sequence[str], io_type: ComputeIOType
     ) -> Sequence[list[str]]:
-        stored = self._stored.get_log_keys_for_log_key_prefix(log_key_prefix, io_type)
+        """Returns the log keys below a prefix, of this machine and of the store."""
+        ending = f".{EXTENSIONS[io_type]}"
+        names = (name.rpartition("/")[2] for name in self._names(log_key_prefix))
+        stored = {(*log_key_prefix, name.removesuffix(ending)) for name in names if name.endswith(ending)}
         try:
             here = self._local.get_log_keys_for_log_key_prefix(log_key_prefix, io_type)
         except FileNotFoundError:
             here = []
-        return [list(key) for key in sorted({tuple(key) for key in (*stored, *here)})]
+        return [list(key) for key in sorted(stored | {tuple(key) for key in here})]
 
     def delete_logs(self, log_key: Sequence[str] | None = None, prefix: Sequence[str] | None = None) -> None:
-        self._uploads.wait()  # else they would come back
+        """Removes the logs of a key or below a prefix, here and in the store."""
+        self._uploads.wait()  # otherwise a waiting upload would store them again
         self._local.delete_logs(log_key=log_key, prefix=prefix)
-        self._stored.delete_logs(log_key=log_key, prefix=prefix)
+        if log_key:
+            sides = [(side, partial) for side in EXTENSIONS for partial in (False, True)]
+            self._stored.delete([self._key(log_key, side, partial) for side, partial in sides])
+        else:
+            self._stored.delete(self._names(prefix or ()))
+
+    def _names(self, prefix: Sequence[str]) -> list[str]:
+        """Returns the names of the objects below a prefix of log keys."""
+        folder = self._key([*prefix, ""], ComputeIOType.STDOUT).rpartition("/")[0]
+        return list(self._stored.sizes(f"{folder}/"))
 
     def on_subscribe(self, subscription: CapturedLogSubscription) -> None:
+        """Starts to send output to a subscription: from the file on this machine, else from the store."""
         if self.has_local_file(subscription.log_key, ComputeIOType.STDERR):
             self._local.follow(subscription)
         else:
-            self._stored.on_subscribe(subscription)
+            self._subscriptions.add_subscription(subscription)
 
     def on_unsubscribe(self, subscription: CapturedLogSubscription) -> None:
+        """Ends a subscription."""
         self._local.leave(subscription)
-        if "_stored" in self.__dict__:
-            self._stored.on_unsubscribe(subscription)
+        self._subscriptions.remove_subscription(subscription)
+
+
+class Uploads:
+    """Uploads compute logs one after another, on a thread that exists while there is something to upload.
+
+    The thread is no daemon: a process does not end before everything was uploaded or has failed.
+
+    Args:
+        send: uploads the files of a log key; its errors become warnings in the log.
+    """
+
+    def __init__(self, send: Callable[[Sequence[str]], None]) -> None:
+        self._send = send
+        self._waiting: deque[Sequence[str]] = deque()
+        self._lock = threading.Lock()
+        self._thread: threading.Thread | None = None
+
+    def add(self, key: Sequence[str]) -> None:
+        """Queues the files of a log key."""
+        with self._lock:
+            self._waiting.append(key)
+            if self._thread is None:
+                self._thread = threading.Thread(
+                    target=self._send_waiting, name="compute-logs-up", daemon=False
+                )
+                self._thread.start()
+
+    def wait(self) -> None:
+        """Returns when everything was uploaded or has failed."""
+        while (thread := self._thread) is not None:
+            thread.join()
+
+    def _send_waiting(self) -> None:
+        while True:
+            with self._lock:
+                if not self._waiting:
+                    self._thread = None
+                    return
+                key = self._waiting.popleft()
+            try:
+                self._send(key)
+            except Exception as error:
+                logger.warning(
+                    "compute logs %s are on this machine only: %s: %s",
+                    "/".join(key),
+                    type(error).__name__,
+                    str(error).partition("\n")[0],
+                )
 
 
 def _settings(tier: StoreTier, bucket: str | None, endpoint: str | None) -> Settings:
-    """The settings with what ``dagster.yaml`` says of the store."""
+    """Returns the settings with the store that ``dagster.yaml`` specifies."""
     if tier is StoreTier.MINIO:
         return settings_with(minio_bucket=bucket, minio_endpoint=endpoint)
     if tier is StoreTier.GCS:
         return settings_with(gcs_bucket=bucket)
     return settings_with(s3_bucket=bucket)
-
-
-def _pieces(file: Any, size: int) -> Iterator[bytes]:
-    """The first bytes of a file that may grow meanwhile."""
-    while size > 0 and (piece := file.read(min(size, 1 << 20))):
-        size -= len(piece)
-        yield piece

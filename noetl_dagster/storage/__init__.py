@@ -1,5 +1,4 @@
-"""Results: the store that chooses between tiers, manifests of parts, and what removes them.
+"""Results of steps: the store that chooses a tier, manifests of parts, removal, and access by URI.
 
-Gives ``ResultStore`` to the data and the control plane, and synchronous access by URI to Spark and DuckDB.
-Stands on ``events`` and ``playbook``.
+``ResultStore`` is asynchronous; ``locations`` serves Spark, DuckDB and IO managers without an event loop.
 """

@@ -11,7 +11,7 @@ import asyncpg
 import orjson
 
 from noetl_dagster.errors import ReferenceNotAvailableError, StorageError
-from noetl_dagster.result_ref import ROWS_ALONE, ResultRef, ResultScope
+from noetl_dagster.result_ref import ROWS_ALONE, ResultRef
 from noetl_dagster.settings import StoreTier
 from noetl_dagster.storage import queries
 from noetl_dagster.storage.codec import dump_json
@@ -76,16 +76,6 @@ class RefCatalog:
         """Up to a page of expired references, held until the block ends."""
         async with self.connection() as connection, connection.transaction():
             rows = await connection.fetch(queries.LOCK_EXPIRED, now, _PAGE)
-            yield connection, [ref_from_row(row) for row in rows]
-
-    @asynccontextmanager
-    async def locked_scope(
-        self, execution_id: int, scopes: Sequence[ResultScope], step: str | None
-    ) -> AsyncIterator[tuple[Any, list[ResultRef]]]:
-        """Up to a page of an execution's references of these scopes, held until the block ends."""
-        async with self.connection() as connection, connection.transaction():
-            names = [scope.value for scope in scopes]
-            rows = await connection.fetch(queries.LOCK_SCOPE, execution_id, names, step, _PAGE)
             yield connection, [ref_from_row(row) for row in rows]
 
     async def unrecorded(self, owners: Sequence[tuple[int, int]], *, unknown: bool) -> set[int]:

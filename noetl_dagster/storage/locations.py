@@ -1,13 +1,13 @@
-"""Stored results from outside the event loop: synchronous, picklable functions over URIs.
+"""Synchronous, picklable functions that read and write stored results by URI, without an event loop.
 
-For Spark executors, DuckDB and IO managers, which have settings and a URI but no store object.
+Spark executors, DuckDB and IO managers use them: they have settings and a URI but no store object.
 Forms: ``s3://bucket/key`` (minio and s3 tiers), ``gs://bucket/key``, ``file:///path`` or an absolute path
 (pvc and disk tiers), ``kv://bucket/key``, ``db://result_blob/key``, ``duckdb://file/key``, and ``data:``
 (eventlog).
 
-Which engine reads what in place:
+Each engine reads some of them in place:
 
-- DuckDB: files of pvc and disk by path. Objects through the store's own file system (obstore's fsspec face):
+- DuckDB: files of pvc and disk by path. Objects through the store's own file system (obstore's fsspec interface):
   DuckDB's S3 reader is an extension that is downloaded on first use, which closed networks do not allow.
 - Spark: files of pvc by path, on driver and executors. Objects through the data source ``noetl_results``, which
   reads and writes them with the functions below: PySpark ships without Hadoop's S3 client.
@@ -17,36 +17,27 @@ Which engine reads what in place:
 from __future__ import annotations
 
 import hashlib
-import os
 import shutil
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import closing
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO, cast
+from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 import asyncpg
-import obstore
-from obstore.store import LocalStore
 
 from noetl_dagster.errors import IntegrityError, ReferenceNotAvailableError, StorageError
 from noetl_dagster.process.event_loop import run_sync
 from noetl_dagster.settings import Settings, StoreTier
 from noetl_dagster.storage.tiers import open_tier
 from noetl_dagster.storage.tiers.files import confined, path_of_uri
-from noetl_dagster.storage.tiers.objects import (
-    PART,
-    PARTS_IN_FLIGHT,
-    WHOLE,
-    aws_endpoint,
-    minio_store,
-    s3_store,
-)
+from noetl_dagster.storage.tiers.objects import S3Bucket, aws_endpoint, minio_store, s3_store
 
 if TYPE_CHECKING:
-    from obstore.store import ObjectStore
     from pyarrow import dataset as arrow_dataset
     from pyarrow import fs as arrow_fs
+
+    from noetl_dagster.storage.tiers.base import Bucket
 
 _TIERS = {
     "gs": StoreTier.GCS,
@@ -66,18 +57,14 @@ _ARROW_NAMES = {
     "boolean": "bool",
     "date": "date32",
 }
-"""Spark's names of the types that partition columns have, as Arrow calls them."""
+"""Arrow's names of the types that partition columns have, by Spark's names."""
 
 _COPIED = 4 * 1024 * 1024
 """Bytes that are copied at once."""
 
-MOST_CLIENTS = 8
-_clients: dict[Hashable, ObjectStore] = {}
-"""Clients by bucket and all that they are made of, at most ``MOST_CLIENTS``."""
-
 
 def split_uri(uri: str) -> tuple[str, str, str]:
-    """Scheme, bucket (empty for files) and key or path of a URI."""
+    """Returns the scheme, bucket (empty for files) and key or path of a URI."""
     if uri.startswith("/"):
         return "file", "", uri
     parts = urlsplit(uri)
@@ -87,13 +74,13 @@ def split_uri(uri: str) -> tuple[str, str, str]:
 
 
 def mounts(settings: Settings) -> list[Path]:
-    """Folders below which results are files: the shared volume and the disk tier."""
+    """Returns the folders that hold results as files: the shared volume and the disk tier."""
     disk = (settings.home / "results").absolute()
     return [disk] if settings.pvc_mount_path is None else [settings.pvc_mount_path.absolute(), disk]
 
 
 def is_below(mount: Path | None, uri: str) -> bool:
-    """Whether a file URI lies below a mount, links followed."""
+    """Reports whether a file URI lies below a mount, links followed."""
     if mount is None:
         return False
     path = path_of_uri(uri)
@@ -101,7 +88,7 @@ def is_below(mount: Path | None, uri: str) -> bool:
 
 
 def local_path(settings: Settings, uri: str) -> Path | None:
-    """The file or folder of a pvc or disk URI, for engines that read in place; None for other tiers.
+    """Returns the file or folder of a pvc or disk URI, for engines that read in place; None for other tiers.
 
     Raises:
         StorageError: for paths outside the mounts.
@@ -115,48 +102,29 @@ def local_path(settings: Settings, uri: str) -> Path | None:
     raise StorageError(f"{path} is below no mount of results ({', '.join(map(str, mounts(settings)))})")
 
 
-def object_store(settings: Settings, uri: str) -> ObjectStore:
-    """An obstore client for the bucket or mount of a URI; keys are those of :func:`object_key`."""
+def bucket_of(settings: Settings, uri: str) -> Bucket:
+    """Returns the bucket of an ``s3://`` or ``gs://`` URI; its keys are those of :func:`object_key`.
+
+    Raises:
+        StorageError: for other URIs.
+    """
     scheme, bucket, _ = split_uri(uri)
-    if scheme == "file":
-        local_path(settings, uri)
-        return LocalStore("/")
+    if scheme == "gs":
+        from noetl_dagster.storage.tiers.gcs import GcsBucket
+
+        return GcsBucket(settings, bucket)
     if scheme == "s3":
-        return _bucket_client(settings, bucket)
-    raise StorageError(f"{uri[:200]}: no object store for {scheme}://; expected s3:// or file:///")
-
-
-def _bucket_client(settings: Settings, bucket: str) -> ObjectStore:
-    """A bucket's client, made once: it reads the system's certificates, 7 ms of processor time, which is
-    more than a small object takes."""
-    environment = frozenset(item for item in os.environ.items() if item[0].startswith("AWS_"))
-    key = (
-        bucket,
-        settings.minio_endpoint,
-        settings.minio_access_key,
-        settings.minio_secret_key,
-        settings.minio_session_token,
-        settings.minio_region,
-        settings.minio_verify,
-        settings.minio_retries,
-        environment,
-    )
-    client = _clients.get(key)
-    if client is None:
-        if len(_clients) >= MOST_CLIENTS:
-            _clients.clear()
-        client = minio_store(settings) if bucket == settings.minio_bucket else s3_store(settings)
-        _clients[key] = client
-    return client
+        return S3Bucket(minio_store(settings) if bucket == settings.minio_bucket else s3_store(settings))
+    raise StorageError(f"{uri[:200]}: no object store for {scheme}://; expected s3:// or gs://")
 
 
 def object_key(uri: str) -> str:
-    """The key of a URI inside its bucket; of a file, its path below ``/``."""
+    """Returns the key of a URI inside its bucket; for a file, its path below ``/``."""
     return split_uri(uri)[2].lstrip("/")
 
 
 def tier_of_uri(uri: str, settings: Settings) -> StoreTier:
-    """The tier whose bucket, folder or table a URI is in.
+    """Returns the tier whose bucket, folder or table a URI is in.
 
     Raises:
         StorageError: no tier holds it.
@@ -172,33 +140,20 @@ def tier_of_uri(uri: str, settings: Settings) -> StoreTier:
 
 
 def read_bytes(settings: Settings, uri: str) -> bytes:
-    """The stored bytes at a URI of any tier that other processes can see, unverified.
+    """Returns the stored bytes at a URI of any tier that other processes can read, unverified.
 
     Raises:
-        ReferenceNotAvailableError: nothing is there.
+        ReferenceNotAvailableError: nothing is stored there.
     """
     try:
         path = local_path(settings, uri)
         if path is not None:
             return path.read_bytes()
-        if uri.startswith("s3://"):
-            return bytes(obstore.get(object_store(settings, uri), object_key(uri)).bytes())
-        if uri.startswith("gs://"):
-            return _gcs_bytes(settings, uri)
+        if uri.startswith(("s3://", "gs://")):
+            return bucket_of(settings, uri).read(object_key(uri))
         return run_sync(_read_from_tier(settings, uri))
     except (FileNotFoundError, KeyError) as error:
         raise _not_there(uri) from error
-
-
-def _gcs_bytes(settings: Settings, uri: str) -> bytes:
-    from google.api_core.exceptions import NotFound
-
-    _, bucket, key = split_uri(uri)
-    try:
-        data: bytes = _gcs_client(settings).bucket(bucket).blob(key).download_as_bytes(timeout=120)
-    except NotFound as error:
-        raise KeyError(uri) from error
-    return data
 
 
 async def _read_from_tier(settings: Settings, uri: str) -> bytes:
@@ -214,46 +169,32 @@ async def _read_from_tier(settings: Settings, uri: str) -> bytes:
             await pool.close()
 
 
-def open_reader(settings: Settings, uri: str) -> BinaryIO:
-    """A file-like reader of the bytes at a URI, fetched as they are read."""
-    path = local_path(settings, uri)
-    if path is not None:
-        return path.open("rb")
-    if split_uri(uri)[0] == "gs":
-        _, bucket, key = split_uri(uri)
-        return cast("BinaryIO", _gcs_client(settings).bucket(bucket).blob(key).open("rb"))
-    reader = obstore.open_reader(object_store(settings, uri), object_key(uri), buffer_size=_COPIED)
-    return cast("BinaryIO", reader)
-
-
 def copy_to_file(settings: Settings, uri: str, path: Path, *, sha256: str | None = None) -> None:
-    """Lays the bytes at a URI down in a file, in constant memory.
+    """Copies the bytes at a URI to a file, in constant memory.
 
     Args:
-        sha256: of the stored bytes, where somebody has it.
+        sha256: of the stored bytes, if it is known.
 
     Raises:
-        ReferenceNotAvailableError: nothing is there.
-        IntegrityError: the bytes are not those that were stored.
+        ReferenceNotAvailableError: nothing is stored there.
+        IntegrityError: the bytes differ from those that were stored.
     """
     digest = hashlib.sha256()
     try:
-        with closing(open_reader(settings, uri)) as source, path.open("wb") as target:
+        local = local_path(settings, uri)
+        reader = local.open("rb") if local is not None else bucket_of(settings, uri).open(object_key(uri))
+        with closing(reader) as source, path.open("wb") as target:
             while chunk := source.read(_COPIED):
                 digest.update(chunk)
                 target.write(chunk)
-    except (FileNotFoundError, KeyError) as error:
+    except FileNotFoundError as error:
         raise _not_there(uri) from error
-    except Exception as error:
-        if type(error).__name__ == "NotFound":  # of Google's client, which only gs:// imports
-            raise _not_there(uri) from error
-        raise
     if sha256 is not None and digest.hexdigest() != sha256:
         raise damaged(uri, digest.hexdigest(), sha256)
 
 
 def copy_from_file(settings: Settings, path: Path, uri: str) -> str:
-    """Stores a file at a URI of an object tier, in constant memory.
+    """Stores a file at a URI of a bucket, in constant memory.
 
     Returns:
         The sha256 of the bytes that were sent.
@@ -261,26 +202,12 @@ def copy_from_file(settings: Settings, path: Path, uri: str) -> str:
     with path.open("rb") as file:
         digest = hashlib.file_digest(file, "sha256").hexdigest()
         file.seek(0)
-        if uri.startswith("gs://"):
-            _, bucket, key = split_uri(uri)
-            # Google compares its checksum with the client's
-            _gcs_client(settings).bucket(bucket).blob(key).upload_from_file(
-                file, checksum="crc32c", timeout=600
-            )
-        else:
-            large = path.stat().st_size > WHOLE
-            obstore.put(
-                object_store(settings, uri),
-                object_key(uri),
-                file if large else file.read(),
-                use_multipart=large,
-                chunk_size=PART,
-                max_concurrency=PARTS_IN_FLIGHT,
-            )
+        bucket_of(settings, uri).write(object_key(uri), file, path.stat().st_size)
     return digest
 
 
 def damaged(uri: str, digest: str, stored_as: str) -> IntegrityError:
+    """Returns the error for bytes that differ from those that were stored."""
     return IntegrityError(
         f"the bytes at {uri[:200]} were changed or damaged (sha256 {digest}, stored as {stored_as}); "
         "run the step that made them again"
@@ -292,72 +219,39 @@ def _not_there(uri: str) -> ReferenceNotAvailableError:
 
 
 def list_files(settings: Settings, uri: str, suffix: str = "") -> list[str]:
-    """URIs of all files below a folder URI, sorted; markers (``_SUCCESS``, ``.crc``) are left out."""
+    """Returns the sorted URIs of all files below a folder URI, without markers (``_SUCCESS``, ``.crc``)."""
     return list(file_sizes(settings, uri, suffix))
 
 
 def file_sizes(settings: Settings, uri: str, suffix: str = "") -> dict[str, int]:
-    """Bytes of all files below a folder URI by their own URI, in its order; see :func:`list_files`."""
+    """Returns the bytes of all files below a folder URI by their own URI, in its order; see :func:`list_files`."""
     folder = local_path(settings, uri)
     if folder is not None:
         found = [folder] if folder.is_file() else [path for path in folder.rglob("*") if path.is_file()]
         sizes = [(path.as_uri(), path.name, path.stat().st_size) for path in found]
     else:
-        scheme, bucket, _ = split_uri(uri)
+        scheme, bucket, key = split_uri(uri)
         sizes = [
-            (f"{scheme}://{bucket}/{key}", key.rpartition("/")[2], size)
-            for key, size in _object_sizes(settings, uri)
+            (f"{scheme}://{bucket}/{name}", name.rpartition("/")[2], size)
+            for name, size in bucket_of(settings, uri).sizes(key).items()
         ]
     return {uri: size for uri, name, size in sorted(sizes) if _is_data(name) and name.endswith(suffix)}
 
 
-def _object_sizes(settings: Settings, uri: str) -> list[tuple[str, int]]:
-    """Keys and bytes of the objects below a URI, or its own when it is an object itself."""
-    if uri.startswith("gs://"):
-        return _gcs_sizes(settings, uri)
-    store, key = object_store(settings, uri), object_key(uri).rstrip("/")
-    listed = (entry for page in obstore.list(store, prefix=key) for entry in page)
-    below = [(entry["path"], entry["size"]) for entry in listed if entry["path"] != key]
-    if below or uri.endswith("/"):
-        return below
-    try:
-        entry = obstore.head(store, key)
-    except FileNotFoundError:
-        return []
-    return [(entry["path"], entry["size"])]
-
-
-def _gcs_sizes(settings: Settings, uri: str) -> list[tuple[str, int]]:
-    """Through Google's client, as the tier: it takes the endpoint of an emulator."""
-    _, bucket, key = split_uri(uri)
-    key = key.rstrip("/")
-    blobs = _gcs_client(settings).list_blobs(bucket, prefix=key)
-    return [(blob.name, blob.size) for blob in blobs if blob.name == key or blob.name.startswith(key + "/")]
-
-
-def _gcs_client(settings: Settings) -> Any:
-    from noetl_dagster.storage.tiers.gcs import shared_client
-
-    return shared_client(settings.gcs_endpoint)
-
-
 def remove_below(settings: Settings, uri: str) -> None:
-    """Removes whatever lies below a folder URI."""
+    """Removes all files or objects below a folder URI."""
     folder = local_path(settings, uri)
     if folder is not None:
         shutil.rmtree(folder, ignore_errors=True)
         return
-    base = uri.rstrip("/") + "/"
-    remove_objects(settings, base, [key for key, _ in _object_sizes(settings, base)])
+    bucket = bucket_of(settings, uri)
+    bucket.delete(list(bucket.sizes(object_key(uri).rstrip("/") + "/")))
 
 
-def remove_objects(settings: Settings, uri: str, keys: Sequence[str]) -> None:
-    """Removes objects of a URI's bucket. Arrow would leave an empty one in the place of their folder."""
-    if uri.startswith("gs://"):
-        bucket = _gcs_client(settings).bucket(split_uri(uri)[1])
-        bucket.delete_blobs(keys, on_error=lambda _: None)  # another has just removed it
-    elif keys:
-        obstore.delete(object_store(settings, uri), list(keys))
+def remove_objects(settings: Settings, uris: Sequence[str]) -> None:
+    """Removes objects of one bucket. Arrow would leave an empty one in place of their folder."""
+    if uris:
+        bucket_of(settings, uris[0]).delete([object_key(uri) for uri in uris])
 
 
 def _is_data(name: str) -> bool:
@@ -365,7 +259,7 @@ def _is_data(name: str) -> bool:
 
 
 def arrow_filesystem(settings: Settings, uri: str) -> tuple[arrow_fs.FileSystem, str]:
-    """Arrow's own file system for a URI and the path in it."""
+    """Returns Arrow's own file system for a URI, and the path in it."""
     from pyarrow import fs
 
     scheme, bucket, key = split_uri(uri)
@@ -425,7 +319,7 @@ def dataset(
     files: Sequence[str] | None = None,
     columns: Mapping[str, str] | None = None,
 ) -> arrow_dataset.Dataset:
-    """A Parquet dataset in place, read lazily, its folders ``name=value`` as columns.
+    """Opens a Parquet dataset in place; it is read lazily, with its folders ``name=value`` as columns.
 
     Args:
         files: names below the URI; empty finds them.
@@ -448,7 +342,7 @@ def dataset(
 
 
 def _hive_partitioning(file: str, columns: Mapping[str, str]) -> Any:
-    """How the folders of a dataset are read; types that are not known are inferred."""
+    """Returns the partitioning of a dataset's folders; unknown types are inferred."""
     import pyarrow as pa
     from pyarrow import dataset as arrow_dataset
 
@@ -461,7 +355,7 @@ def _hive_partitioning(file: str, columns: Mapping[str, str]) -> Any:
 
 
 def arrow_filesystem_path(settings: Settings, uri: str) -> str:
-    """The path of a URI as Arrow's file systems want it: ``bucket/key`` or an absolute path."""
+    """Returns the path of a URI for Arrow's file systems: ``bucket/key`` or an absolute path."""
     path = local_path(settings, uri)
     if path is not None:
         return str(path)

@@ -43,14 +43,6 @@ LOCK_EXPIRED = f"""
     FOR UPDATE SKIP LOCKED
 """
 
-# references of one execution with a given scope, for when that scope ends
-LOCK_SCOPE = f"""
-    SELECT {_COLUMNS} FROM noetl.result_ref
-    WHERE execution_id = $1 AND scope = ANY($2::text[]) AND ($3::text IS NULL OR source_step = $3)
-    ORDER BY ref_id LIMIT $4
-    FOR UPDATE SKIP LOCKED
-"""
-
 # of objects found in a store: those of ended executions, and if asked of unknown ones, without a reference here
 UNRECORDED = """
     SELECT DISTINCT stored.ref_id

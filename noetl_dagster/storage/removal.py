@@ -4,13 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Sequence
-from contextlib import AbstractAsyncContextManager
 from datetime import datetime, timedelta
-from typing import Any
 
 from noetl_dagster.events.ids import snowflake_floor
-from noetl_dagster.result_ref import RefKind, ResultRef, ResultScope
+from noetl_dagster.result_ref import RefKind, ResultRef
 from noetl_dagster.settings import StoreTier
 from noetl_dagster.storage.catalog import RefCatalog
 from noetl_dagster.storage.placement import KEY_ROOT, Placement, owner_of
@@ -34,10 +31,16 @@ class Removal:
         await self._catalog.forget([ref.ref_id])
 
     async def expired(self, now: datetime) -> int:
-        return await self._paged(lambda: self._catalog.locked_expired(now))
-
-    async def scope(self, execution_id: int, scopes: Sequence[ResultScope], step: str | None) -> int:
-        return await self._paged(lambda: self._catalog.locked_scope(execution_id, scopes, step))
+        """Removes results that expired before a moment, a page at a time. Returns the number removed."""
+        removed = 0
+        while True:
+            async with self._catalog.locked_expired(now) as (connection, refs):
+                outcomes = await asyncio.gather(*map(self._bytes_of, refs), return_exceptions=True)
+                gone = [ref.ref_id for ref, outcome in zip(refs, outcomes, strict=True) if outcome is None]
+                await self._catalog.forget(gone, connection)
+            removed += len(gone)
+            if not gone:
+                return removed
 
     async def orphans(self, now: datetime, grace: timedelta, *, shared: bool) -> int:
         """Objects that no reference names and uploads that were cut off, in every tier of the settings.
@@ -77,19 +80,6 @@ class Removal:
         if removed:
             log.info("%s tier: removed %d objects that no reference names", tier_name.value, removed)
         return removed
-
-    async def _paged(
-        self, page: Callable[[], AbstractAsyncContextManager[tuple[Any, list[ResultRef]]]]
-    ) -> int:
-        removed = 0
-        while True:
-            async with page() as (connection, refs):
-                outcomes = await asyncio.gather(*map(self._bytes_of, refs), return_exceptions=True)
-                gone = [ref.ref_id for ref, outcome in zip(refs, outcomes, strict=True) if outcome is None]
-                await self._catalog.forget(gone, connection)
-            removed += len(gone)
-            if not gone:
-                return removed
 
     async def _bytes_of(self, ref: ResultRef) -> None:
         if ref.kind is not RefKind.MANIFEST:

@@ -331,16 +331,6 @@ class ResultStore(ResultReader):
         """
         return await self._removal.expired(now or datetime.now(UTC))
 
-    async def end_scope(
-        self,
-        execution_id: int,
-        scopes: Sequence[ResultScope] = (ResultScope.STEP,),
-        *,
-        step: str | None = None,
-    ) -> int:
-        """Removes the results of an execution (and of one step) whose scope is over. Returns how many."""
-        return await self._removal.scope(execution_id, scopes, step)
-
     async def sweep_orphans(self, now: datetime | None = None, grace: timedelta = ORPHAN_GRACE) -> int:
         """Removes bytes that no reference names: of puts that were killed or rolled back. Returns how many.
 

@@ -25,8 +25,7 @@ from starlette.routing import Route
 
 from noetl_dagster import embedded
 from noetl_dagster.dagster_internals import ComputeIOType
-from noetl_dagster.launcher import compute_logs
-from noetl_dagster.launcher.buckets import gcs
+from noetl_dagster.launcher import compute_logs, stored_logs
 from noetl_dagster.launcher.compute_logs import RunLogs
 from noetl_dagster.launcher.stored_logs import PREFIX, StoredRunLogs
 from noetl_dagster.settings import Settings, get_settings
@@ -372,7 +371,7 @@ def test_what_is_printed_so_far_is_in_google_s_bucket(google: str, tmp_path: Pat
 def test_google_that_does_not_answer_is_no_error_of_a_page(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(gcs, "AWAY_SECONDS", 0.1)
+    monkeypatch.setattr(stored_logs, "LOOK_SECONDS", 0.1)
     monkeypatch.setenv("NOETL_GCS_ENDPOINT", "http://127.0.0.1:9")
     get_settings.cache_clear()
     assert not in_google(tmp_path).is_capture_complete(KEY)

@@ -8,6 +8,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator
+from io import BytesIO
 from pathlib import Path
 from typing import Any
 
@@ -187,9 +188,7 @@ async def test_damage_is_named_and_nothing_stays_on_disk(run: Run, box: Toolbox)
 
 
 def overwrite(settings: Settings, uri: str, data: bytes) -> None:
-    import obstore
-
-    obstore.put(locations.object_store(settings, uri), locations.object_key(uri), data)
+    locations.bucket_of(settings, uri).write(locations.object_key(uri), BytesIO(data), len(data))
 
 
 async def test_large_objects_are_left_to_sparks_processes(
@@ -287,4 +286,4 @@ def test_a_file_goes_to_the_store_and_back_whatever_its_size(settings: Settings,
     assert back.read_bytes() == source.read_bytes()
     with pytest.raises(IntegrityError, match="large were changed or damaged"):
         locations.copy_to_file(settings, uri, back, sha256="0" * 64)
-    locations.remove_objects(settings, uri, ["large"])
+    locations.remove_objects(settings, [uri])

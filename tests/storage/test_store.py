@@ -17,7 +17,7 @@ import pytest
 
 from noetl_dagster.errors import IntegrityError, ReferenceNotAvailableError, StorageError
 from noetl_dagster.playbook.models import ResultSpec
-from noetl_dagster.result_ref import RefKind, ResultRef, ResultScope
+from noetl_dagster.result_ref import RefKind, ResultRef
 from noetl_dagster.settings import Settings, StoreTier
 from noetl_dagster.storage.locations import local_path
 from noetl_dagster.storage.store import NewResult, ResultStore, fits_inline
@@ -246,15 +246,6 @@ async def test_expired_results_are_refused_and_cleaned_up(store: ResultStore, po
     assert await store.get(kept) == "kept"
     with pytest.raises(ReferenceNotAvailableError):
         await store.get(short[0].model_copy(update={"expires_at": None}))
-
-
-async def test_a_scope_that_ends_takes_its_results(store: ResultStore) -> None:
-    step = await store.put(1, **WHERE, spec=ResultSpec(scope="step"))
-    execution = await store.put(2, **WHERE)
-    assert await store.end_scope(7, (ResultScope.STEP,), step="load") == 1
-    assert await store.get(execution.ref) == 2
-    with pytest.raises(ReferenceNotAvailableError):
-        await store.find(step.ref)
 
 
 async def test_a_store_without_a_database_hands_references_on(settings: Settings) -> None:

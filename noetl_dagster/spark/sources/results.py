@@ -316,8 +316,7 @@ class _Writer(DataSourceArrowWriter):
 
     def abort(self, messages: list[WriterCommitMessage | None]) -> None:
         written = [message for message in messages if isinstance(message, _Written)]
-        keys = [locations.object_key(uri) for message in written for uri in message.files]
-        locations.remove_objects(self._settings, self._path, keys)
+        locations.remove_objects(self._settings, [uri for message in written for uri in message.files])
 
 
 class _OpenFile:

@@ -1,8 +1,4 @@
-"""Tiers: the kinds of storage a result can live in.
-
-Gives a ``Tier`` by its name to the store, and loads no client of a tier that is not used. Stands on
-``queries``.
-"""
+"""The kinds of storage for results. ``open_tier`` loads only the client of the tier that it opens."""
 
 from __future__ import annotations
 
@@ -18,10 +14,10 @@ if TYPE_CHECKING:
 
 
 def open_tier(tier: StoreTier, settings: Settings, pool: asyncpg.Pool | None) -> Tier:
-    """The tier of this name. Nothing is connected or created before the first object.
+    """Returns the tier of this name. Nothing is connected or created before the first object.
 
     Raises:
-        StorageError: when the tier is not configured; names the setting.
+        StorageError: the tier is not configured; names the setting.
     """
     match tier:
         case StoreTier.MINIO:
@@ -75,10 +71,10 @@ def open_tier(tier: StoreTier, settings: Settings, pool: asyncpg.Pool | None) ->
 
             return GcsTier(settings)
         case StoreTier.DB:
-            from noetl_dagster.storage.tiers.database import DatabaseTier
+            from noetl_dagster.storage.tiers.databases import DatabaseTier
 
             return DatabaseTier(pool)
         case StoreTier.DUCKDB:
-            from noetl_dagster.storage.tiers.duckdb_file import DuckDbTier
+            from noetl_dagster.storage.tiers.databases import DuckDbTier
 
             return DuckDbTier(settings.home / "results.duckdb")

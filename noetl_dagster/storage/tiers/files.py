@@ -8,23 +8,28 @@ a whole file or none. No path leaves the mount, neither by ``..`` nor through a 
 from __future__ import annotations
 
 import asyncio
+import ctypes
 import os
+import secrets
 import shutil
 from collections.abc import AsyncIterator, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
 from noetl_dagster.errors import StorageError
 from noetl_dagster.storage.tiers.base import CHUNK, Bytes, TierUnavailableError
-from noetl_dagster.storage.tiers.new_file import NewFile
 
 _ONE_READ = 16 * 1024 * 1024
-"""Files up to this size are read at once: handing pieces from thread to thread costs more than it gains."""
+"""Files up to this size are read at once: passing pieces between threads would cost more than it saves."""
+
+_WRITE_OUT = 16 * 1024 * 1024
+_SYNC_FILE_RANGE_WRITE = 2
+_sync_file_range = getattr(ctypes.CDLL(None, use_errno=True), "sync_file_range", None)
 
 
 def path_of_uri(uri: str) -> Path:
-    """The path of a ``file://`` URI; a plain absolute path is one already."""
+    """Returns the path of a ``file://`` URI or of a plain absolute path."""
     if uri.startswith("/"):
         return Path(uri)
     parts = urlsplit(uri)
@@ -34,10 +39,10 @@ def path_of_uri(uri: str) -> Path:
 
 
 def confined(root: Path, path: Path) -> Path:
-    """``path`` when it lies below ``root`` after every symbolic link is followed.
+    """Returns ``path`` with every symbolic link followed, if it lies below ``root``.
 
     Raises:
-        StorageError: when it does not; names the path and the mount.
+        StorageError: it does not; names the path and the mount.
     """
     if ".." not in path.parts:
         resolved = path.resolve()
@@ -47,7 +52,7 @@ def confined(root: Path, path: Path) -> Path:
 
 
 class FileTier:
-    """Objects as files below ``root``. ``make_root`` creates the folder; a mount must be there already."""
+    """Objects as files below ``root``. ``make_root`` creates the folder; a mount must already exist."""
 
     def __init__(self, root: Path, *, name: str, make_root: bool) -> None:
         self._root = root.absolute()
@@ -55,16 +60,19 @@ class FileTier:
         self._make_root = make_root
 
     def uri(self, key: str) -> str:
+        """Returns the URI of an object stored under ``key``."""
         return (self._root / key).as_uri()
 
     async def ready(self) -> None:
+        """Returns when the store answers."""
         await asyncio.to_thread(self._check_root)
 
     async def put(self, key: str, data: Bytes) -> str:
+        """Stores an object and returns its URI."""
         return await asyncio.to_thread(self._write_whole, key, data)
 
     async def put_stream(self, key: str, chunks: AsyncIterator[Bytes]) -> str:
-        """Each chunk is written while the next one is made."""
+        """Writes each chunk while the next one is produced; if ``chunks`` raises, nothing is left."""
         file = await asyncio.to_thread(self._create, key)
         step: asyncio.Task[None] | None = None
         try:
@@ -84,6 +92,7 @@ class FileTier:
         return self.uri(key)
 
     async def get(self, uri: str) -> Bytes:
+        """Returns the bytes of an object."""
         path = self.path(uri)
         try:
             return await asyncio.to_thread(path.read_bytes)
@@ -93,6 +102,7 @@ class FileTier:
             raise StorageError(f"{self._name} tier: cannot read {path}: {error}") from error
 
     async def stream(self, uri: str) -> AsyncIterator[Bytes]:
+        """Yields the bytes of an object in order, in constant memory."""
         path = self.path(uri)
         try:
             file = await asyncio.to_thread(path.open, "rb")
@@ -110,22 +120,25 @@ class FileTier:
                     chunk = await ahead  # the file must not be closed under a thread that reads it
 
     async def exists(self, uri: str) -> bool:
+        """Reports whether an object is stored at a URI."""
         return await asyncio.to_thread(self.path(uri).exists)
 
     async def delete(self, uri: str) -> None:
+        """Removes an object; a missing one is no error."""
         await asyncio.to_thread(self._delete, self.path(uri))
 
     async def keys(self, prefix: str) -> AsyncIterator[list[str]]:
+        """Yields pages of the keys below a prefix."""
         folders = os.walk(self._root / prefix)
         while (found := await asyncio.to_thread(next, folders, None)) is not None:
             folder, _, names = found
             yield [Path(folder, name).relative_to(self._root).as_posix() for name in names]
 
     async def close(self) -> None:
-        return None
+        """Has nothing to release."""
 
     def path(self, uri: str) -> Path:
-        """The file of a URI, inside the mount."""
+        """Returns the file of a URI, inside the mount."""
         return confined(self._root, path_of_uri(uri))
 
     def _check_root(self) -> None:
@@ -188,3 +201,58 @@ class FileTier:
             shutil.rmtree(path, ignore_errors=True)
         else:
             path.unlink(missing_ok=True)
+
+
+class NewFile:
+    """A file that is written under a temporary name, synced and renamed. Every method blocks: call it in a thread.
+
+    The kernel is asked to write each block out while later ones are still coming, so the sync at the end, which
+    makes the file durable, has little left to do. Unlike a sync in between, this hint commits no journal and
+    makes a mounted bucket (gcsfuse) upload nothing early.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._temporary = path.with_name(f".{path.name}.{secrets.token_hex(6)}.part")
+        self._descriptor = os.open(self._temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o644)
+        self._written = 0
+        self._asked_for = 0
+
+    def write(self, data: Bytes) -> None:
+        """Appends bytes."""
+        view = memoryview(data)
+        while view:
+            count = os.write(self._descriptor, view[:_WRITE_OUT])
+            view = view[count:]
+            self._written += count
+            if self._written - self._asked_for >= _WRITE_OUT:
+                self._write_out()
+
+    def publish(self) -> None:
+        """Renames the finished file; the folder is synced so that the name survives a power cut."""
+        os.fsync(self._descriptor)
+        self._close()
+        self._temporary.replace(self.path)
+        folder = os.open(self.path.parent, os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            os.fsync(folder)
+        finally:
+            os.close(folder)
+
+    def discard(self) -> None:
+        """Removes an unfinished file; harmless after :meth:`publish`."""
+        self._close()
+        with suppress(FileNotFoundError):
+            self._temporary.unlink()
+
+    def _write_out(self) -> None:
+        if _sync_file_range is not None:  # Linux only, and a hint: the sync does the rest
+            length = self._written - self._asked_for
+            offset, size = ctypes.c_int64(self._asked_for), ctypes.c_int64(length)
+            _sync_file_range(self._descriptor, offset, size, _SYNC_FILE_RANGE_WRITE)
+        self._asked_for = self._written
+
+    def _close(self) -> None:
+        descriptor, self._descriptor = self._descriptor, -1
+        if descriptor >= 0:
+            os.close(descriptor)

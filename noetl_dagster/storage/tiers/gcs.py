@@ -1,16 +1,17 @@
-"""Tier ``gcs``: Google Cloud Storage through its own client.
+"""Tier ``gcs``: Google Cloud Storage through Google's client, which no other module uses.
 
-obstore's GCS client speaks the XML API, which the emulator used in tests does not answer; Google's client
-speaks the JSON API to both.
+obstore's client uploads through the XML API, which the emulator of the tests refuses (``invalid uploadType``).
+Google's client uses the JSON API, which both support.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+import os
+from collections.abc import AsyncIterator, Sequence
 from contextlib import contextmanager
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, BinaryIO, cast
 
 from noetl_dagster.errors import StorageError
 from noetl_dagster.settings import Settings
@@ -21,17 +22,15 @@ if TYPE_CHECKING:
 
 
 def gcs_client(settings: Settings) -> Any:
-    """A client with the credentials of the Google environment; with an endpoint set, anonymous."""
-    return _new_client(settings.gcs_endpoint)
+    """Returns this process's client: with the Google environment's credentials, or anonymous at an endpoint.
+
+    Processes make one client, since each asks Google for its own token.
+    """
+    return _client(settings.gcs_endpoint, os.getpid())
 
 
 @lru_cache(maxsize=8)
-def shared_client(endpoint: str | None) -> Any:
-    """As :func:`gcs_client`, made once a process: each client asks Google for a token of its own."""
-    return _new_client(endpoint)
-
-
-def _new_client(endpoint: str | None) -> Any:
+def _client(endpoint: str | None, process: int) -> Any:
     try:
         from google.auth.credentials import AnonymousCredentials
         from google.cloud import storage
@@ -46,6 +45,67 @@ def _new_client(endpoint: str | None) -> Any:
     return storage.Client()
 
 
+class GcsBucket:
+    """A bucket of Google Cloud Storage, see :class:`~noetl_dagster.storage.tiers.base.Bucket`.
+
+    Args:
+        patience: seconds for which a request is repeated while Google does not answer; None is the client's default.
+    """
+
+    def __init__(self, settings: Settings, bucket: str, *, patience: float | None = None) -> None:
+        self._bucket = gcs_client(settings).bucket(bucket)
+        from google.cloud.storage.retry import DEFAULT_RETRY
+
+        self._retry = DEFAULT_RETRY if patience is None else DEFAULT_RETRY.with_timeout(patience)
+
+    def read(self, key: str) -> bytes:
+        """Returns the bytes of an object."""
+        with _missing_as_file_error():
+            data: bytes = self._bucket.blob(key).download_as_bytes(timeout=120, retry=self._retry)
+        return data
+
+    def open(self, key: str) -> BinaryIO:
+        """Returns a reader that fetches an object while it is read."""
+        with _missing_as_file_error():
+            blob = self._bucket.blob(key)
+            blob.reload(timeout=30, retry=self._retry)
+            return cast("BinaryIO", blob.open("rb", chunk_size=CHUNK))
+
+    def write(self, key: str, file: BinaryIO, size: int, content_type: str | None = None) -> None:
+        """Stores the next ``size`` bytes of a file; Google compares its checksum with the client's."""
+        with _missing_as_file_error():
+            self._bucket.blob(key).upload_from_file(
+                file, size=size, content_type=content_type, checksum="crc32c", timeout=600, retry=self._retry
+            )
+
+    def sizes(self, prefix: str) -> dict[str, int]:
+        """Returns the bytes of all objects below a prefix by their keys, or those of the object of that name."""
+        name = prefix.rstrip("/")
+        with _missing_as_file_error():
+            blobs = list(self._bucket.list_blobs(prefix=name, timeout=30, retry=self._retry))
+        return {
+            blob.name: blob.size for blob in blobs if blob.name == name or blob.name.startswith(f"{name}/")
+        }
+
+    def exists(self, key: str) -> bool:
+        """Reports whether an object is stored under a key."""
+        return bool(self._bucket.blob(key).exists(timeout=30, retry=self._retry))
+
+    def delete(self, keys: Sequence[str]) -> None:
+        """Removes objects; missing ones are no error."""
+        self._bucket.delete_blobs(list(keys), on_error=lambda _: None, timeout=30, retry=self._retry)
+
+
+@contextmanager
+def _missing_as_file_error() -> Iterator[None]:
+    from google.api_core.exceptions import NotFound
+
+    try:
+        yield
+    except NotFound as error:
+        raise FileNotFoundError(str(error)) from error
+
+
 class GcsTier:
     """Objects of one bucket."""
 
@@ -54,41 +114,46 @@ class GcsTier:
             raise StorageError("gcs tier: no bucket; set NOETL_GCS_BUCKET")
         self._settings = settings
         self._bucket_name = settings.gcs_bucket
-        self._client: Any = None
 
     def uri(self, key: str) -> str:
+        """Returns the URI of an object stored under ``key``."""
         return f"gs://{self._bucket_name}/{key}"
 
     async def ready(self) -> None:
+        """Raises ``StorageError`` if the bucket is missing or the store does not answer."""
         with self._errors("reach", ""):
             there = await asyncio.to_thread(lambda: self._bucket().exists(timeout=10))
         if not there:
             raise StorageError(f"gcs tier: no bucket {self._bucket_name}; create it")
 
     async def put(self, key: str, data: Bytes) -> str:
+        """Stores an object and returns its URI."""
         with self._errors("write", key):
             await asyncio.to_thread(lambda: self._blob(key).upload_from_string(bytes(data), timeout=120))
         return self.uri(key)
 
     async def put_stream(self, key: str, chunks: AsyncIterator[Bytes]) -> str:
+        """Stores an object in constant memory; if ``chunks`` raises, nothing is left."""
         with self._errors("write", key):
             writer = await asyncio.to_thread(lambda: self._blob(key).open("wb", chunk_size=2 * CHUNK))
             try:
                 async for chunk in chunks:
                     await asyncio.to_thread(writer.write, chunk)
             except BaseException:
-                writer.terminate()  # an upload that is not finished leaves nothing
+                writer.terminate()  # an unfinished upload leaves nothing
                 raise
             await asyncio.to_thread(writer.close)
         return self.uri(key)
 
     async def get(self, uri: str) -> Bytes:
+        """Returns the bytes of an object."""
         key = self._key(uri)
         with self._errors("read", key):
             data: bytes = await asyncio.to_thread(lambda: self._blob(key).download_as_bytes(timeout=120))
         return data
 
     async def stream(self, uri: str) -> AsyncIterator[Bytes]:
+        """Yields the bytes of an object in order, in constant memory."""
         key = self._key(uri)
         with self._errors("read", key):
             reader = await asyncio.to_thread(lambda: self._blob(key).open("rb", chunk_size=CHUNK))
@@ -96,11 +161,13 @@ class GcsTier:
                 yield chunk
 
     async def exists(self, uri: str) -> bool:
+        """Reports whether an object is stored at a URI."""
         key = self._key(uri)
         with self._errors("read", key):
             return bool(await asyncio.to_thread(lambda: self._blob(key).exists(timeout=30)))
 
     async def delete(self, uri: str) -> None:
+        """Removes an object; a missing one is no error. A URI ending in ``/`` is a folder."""
         await asyncio.to_thread(self._delete, uri)
 
     def _delete(self, uri: str) -> None:
@@ -113,20 +180,17 @@ class GcsTier:
                 self._blob(key).delete()
 
     async def keys(self, prefix: str) -> AsyncIterator[list[str]]:
+        """Yields pages of the keys below a prefix."""
         with self._errors("list", prefix):
             pages = self._bucket().list_blobs(prefix=prefix).pages
             while (page := await asyncio.to_thread(next, pages, None)) is not None:
                 yield [blob.name for blob in page]
 
     async def close(self) -> None:
-        client, self._client = self._client, None
-        if client is not None:
-            client.close()
+        """Keeps the client, which belongs to the process."""
 
     def _bucket(self) -> Any:
-        if self._client is None:
-            self._client = gcs_client(self._settings)
-        return self._client.bucket(self._bucket_name)
+        return gcs_client(self._settings).bucket(self._bucket_name)
 
     def _blob(self, key: str) -> Any:
         return self._bucket().blob(key)

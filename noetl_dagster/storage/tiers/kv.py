@@ -33,12 +33,15 @@ class KvTier(WholeValues):
         self._opening = asyncio.Lock()
 
     def uri(self, key: str) -> str:
+        """Returns the URI of an object stored under ``key``."""
         return f"kv://{self._bucket_name}/{key}"
 
     async def ready(self) -> None:
+        """Returns when the store answers."""
         await self._open()
 
     async def put(self, key: str, data: Bytes) -> str:
+        """Stores an object and returns its URI."""
         bucket = await self._open()
         if len(data) > self._client.max_payload - _HEADERS:
             raise TierTooSmallError(
@@ -49,6 +52,7 @@ class KvTier(WholeValues):
         return self.uri(key)
 
     async def put_stream(self, key: str, chunks: AsyncIterator[Bytes]) -> str:
+        """Stores an object in constant memory; if ``chunks`` raises, nothing is left."""
         await self._open()
         whole = bytearray()
         async for chunk in chunks:
@@ -58,6 +62,7 @@ class KvTier(WholeValues):
         return await self.put(key, bytes(whole))
 
     async def get(self, uri: str) -> Bytes:
+        """Returns the bytes of an object."""
         bucket = await self._open()
         with self._errors(f"read {uri}"):
             try:
@@ -68,11 +73,13 @@ class KvTier(WholeValues):
         return value
 
     async def delete(self, uri: str) -> None:
+        """Removes an object; a missing one is no error."""
         bucket = await self._open()
         with self._errors(f"delete {uri}"):
             await bucket.purge(self._key(uri))
 
     async def keys(self, prefix: str) -> AsyncIterator[list[str]]:
+        """Yields pages of the keys below a prefix."""
         bucket = await self._open()
         with self._errors("list keys"):
             try:
@@ -82,6 +89,7 @@ class KvTier(WholeValues):
         yield [key for key in found if key.startswith(prefix)]
 
     async def close(self) -> None:
+        """Releases connections."""
         client, self._client, self._bucket = self._client, None, None
         if client is not None:
             await client.close()
@@ -124,9 +132,9 @@ class KvTier(WholeValues):
 
 
 async def _ignore(error: Exception) -> None:
-    """Connection errors are raised to the caller; the client's own report of them would come second."""
+    """Ignores the client's report of connection errors, which callers get as exceptions."""
 
 
 def _address(url: str | None) -> str:
-    """A server address without the credentials it may hold."""
+    """Returns a server address without the credentials it may contain."""
     return (url or "").rpartition("@")[2]

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from datetime import datetime, timedelta
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, BinaryIO, cast
 
 import obstore
 from obstore.exceptions import (
@@ -20,11 +20,9 @@ from obstore.store import S3Store
 
 from noetl_dagster.errors import StorageError
 from noetl_dagster.settings import Settings
-from noetl_dagster.storage.tiers.base import Bytes, TierUnavailableError
+from noetl_dagster.storage.tiers.base import CHUNK, Bytes, TierUnavailableError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from obstore.store import RetryConfig
 
 PART = 8 * 1024 * 1024
@@ -33,18 +31,20 @@ PART = 8 * 1024 * 1024
 PARTS_IN_FLIGHT = 3
 
 PIECE = 512 * 1024
-"""Bytes of a stream that is read, at least: the client takes several times as much for each."""
+"""Bytes of a stream that are read at once, at least: the client takes several times as much memory for each."""
 
 _RETRIES: RetryConfig = {"max_retries": 3, "retry_timeout": timedelta(seconds=10)}
 WHOLE = 16 * 1024 * 1024
 """Objects up to this size go up in one request."""
 
 CLIENTS = 8
-"""Clients of buckets that a process keeps."""
+"""Clients of buckets that a process keeps.
+
+A new client reads the system's certificates, 7 ms of processor time: more than a small object takes."""
 
 
 def minio_store(settings: Settings) -> S3Store:
-    """The minio tier's bucket. Gives up after a few seconds, so that a fallback is worth having."""
+    """Returns the client of the minio tier's bucket, which gives up soon so that a fallback tier helps."""
     if not settings.minio_endpoint:
         raise TierUnavailableError("minio tier: no endpoint; set NOETL_MINIO_ENDPOINT")
     return _minio_client(
@@ -59,7 +59,6 @@ def minio_store(settings: Settings) -> S3Store:
     )
 
 
-# a client reads the system's certificates, 7 ms of processor time: more than a small object takes
 @lru_cache(maxsize=CLIENTS)
 def _minio_client(
     endpoint: str,
@@ -85,7 +84,7 @@ def _minio_client(
 
 
 def s3_store(settings: Settings) -> S3Store:
-    """The s3 tier's bucket, with credentials, region and endpoint of the AWS environment."""
+    """Returns the client of the s3 tier's bucket, with credentials, region and endpoint of the AWS environment."""
     if not settings.s3_bucket:
         raise StorageError("s3 tier: no bucket; set NOETL_S3_BUCKET")
     environment = {name: value for name, value in os.environ.items() if name.startswith("AWS_")}
@@ -94,13 +93,13 @@ def s3_store(settings: Settings) -> S3Store:
 
 @lru_cache(maxsize=CLIENTS)
 def _s3_client(bucket: str, endpoint: str | None, environment: frozenset[tuple[str, str]]) -> S3Store:
-    """``environment`` is what the client finds by itself; another one makes another client."""
+    """The client reads ``environment`` itself; a changed environment makes another client."""
     given = {"endpoint": endpoint} if endpoint else {}
     return S3Store(bucket, **given, client_options=_client_options(endpoint or ""), retry_config=_RETRIES)
 
 
 def minio_admin(settings: Settings) -> Any:
-    """boto3's client of the minio tier."""
+    """Returns boto3's client of the minio tier."""
     return _boto_client(
         endpoint_url=settings.minio_endpoint,
         aws_access_key_id=settings.minio_access_key,
@@ -112,7 +111,7 @@ def minio_admin(settings: Settings) -> Any:
 
 
 def s3_admin() -> Any:
-    """boto3's client of the AWS environment."""
+    """Returns boto3's client of the AWS environment."""
     return _boto_client(endpoint_url=aws_endpoint())
 
 
@@ -125,12 +124,12 @@ def _boto_client(**given: Any) -> Any:
 
 
 def aws_endpoint() -> str | None:
-    """The S3 endpoint of the AWS environment; None is Amazon's own."""
+    """Returns the S3 endpoint of the AWS environment; None is Amazon's own."""
     return os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL")
 
 
 def aws_credential() -> str:
-    """The access key id of the AWS environment, or where else the client looks for credentials."""
+    """Returns the access key id of the AWS environment, or a text that says it is not set."""
     return os.environ.get("AWS_ACCESS_KEY_ID") or "of the AWS environment (AWS_ACCESS_KEY_ID is not set)"
 
 
@@ -142,6 +141,66 @@ def _client_options(endpoint: str) -> dict[str, Any]:
     }
 
 
+class S3Bucket:
+    """A bucket with the S3 protocol, see :class:`~noetl_dagster.storage.tiers.base.Bucket`."""
+
+    def __init__(self, store: S3Store) -> None:
+        self._store = store
+
+    def read(self, key: str) -> bytes:
+        """Returns the bytes of an object."""
+        return bytes(obstore.get(self._store, key).bytes())
+
+    def open(self, key: str) -> BinaryIO:
+        """Returns a reader that fetches an object while it is read."""
+        return cast("BinaryIO", obstore.open_reader(self._store, key, buffer_size=CHUNK))
+
+    def write(self, key: str, file: BinaryIO, size: int, content_type: str | None = None) -> None:
+        """Stores the next ``size`` bytes of a file, in constant memory if they are many."""
+        large = size > WHOLE
+        pieces: Iterable[bytes] = _pieces(file, size)
+        obstore.put(
+            self._store,
+            key,
+            pieces if large else b"".join(pieces),
+            attributes={"Content-Type": content_type} if content_type else None,
+            use_multipart=large,
+            chunk_size=PART,
+            max_concurrency=PARTS_IN_FLIGHT,
+        )
+
+    def sizes(self, prefix: str) -> dict[str, int]:
+        """Returns the bytes of all objects below a prefix by their keys, or those of the object of that name."""
+        name = prefix.rstrip("/")
+        listed = (entry for page in obstore.list(self._store, prefix=name) for entry in page)
+        below = {entry["path"]: entry["size"] for entry in listed if entry["path"] != name}
+        if below or prefix.endswith("/"):
+            return below
+        with suppress(FileNotFoundError):
+            return {name: obstore.head(self._store, name)["size"]}
+        return {}
+
+    def exists(self, key: str) -> bool:
+        """Reports whether an object is stored under a key."""
+        try:
+            obstore.head(self._store, key)
+        except FileNotFoundError:
+            return False
+        return True
+
+    def delete(self, keys: Sequence[str]) -> None:
+        """Removes objects; missing ones are no error."""
+        if keys:
+            obstore.delete(self._store, list(keys))
+
+
+def _pieces(file: BinaryIO, size: int) -> Iterator[bytes]:
+    """Yields the next bytes of a file, which may be growing."""
+    while size > 0 and (piece := file.read(min(size, CHUNK))):
+        size -= len(piece)
+        yield piece
+
+
 class S3Tier:
     """Objects of one bucket.
 
@@ -149,8 +208,8 @@ class S3Tier:
         store: the bucket's client.
         bucket: its name, for URIs and messages.
         name: tier name for messages.
-        admin: makes boto3's client, which knows of unfinished uploads; the bucket's own does not.
-        credential: what is used to sign (an access key id, never a secret), for messages.
+        admin: makes boto3's client, which can list unfinished uploads; obstore's cannot.
+        credential: the access key id that signs requests (never a secret), for messages.
         create_bucket: create the bucket when it is missing.
     """
 
@@ -174,12 +233,15 @@ class S3Tier:
 
     @property
     def made_bucket(self) -> bool:
+        """Reports whether this object has created the bucket."""
         return self._made_bucket
 
     def uri(self, key: str) -> str:
+        """Returns the URI of an object stored under ``key``."""
         return f"s3://{self._bucket}/{key}"
 
     async def ready(self) -> None:
+        """Returns when the bucket answers; creates it if it is missing and may be created."""
         with self._errors("reach", ""):
             try:
                 await obstore.list_with_delimiter_async(self._store, prefix=".noetl-ready")
@@ -187,6 +249,7 @@ class S3Tier:
                 await self._create(error)
 
     async def put(self, key: str, data: Bytes) -> str:
+        """Stores an object and returns its URI; creates a missing bucket as :meth:`ready` does."""
         try:
             return await self._put(key, data)
         except FileNotFoundError as error:
@@ -206,6 +269,7 @@ class S3Tier:
         return self.uri(key)
 
     async def put_stream(self, key: str, chunks: AsyncIterator[Bytes]) -> str:
+        """Stores an object in constant memory; if ``chunks`` raises, nothing is left."""
         with self._errors("write", key):
             await obstore.put_async(
                 self._store, key, chunks, use_multipart=True, chunk_size=PART, max_concurrency=PARTS_IN_FLIGHT
@@ -213,6 +277,7 @@ class S3Tier:
         return self.uri(key)
 
     async def get(self, uri: str) -> Bytes:
+        """Returns the bytes of an object."""
         key = self._key(uri)
         with self._errors("read", key):
             try:
@@ -222,7 +287,7 @@ class S3Tier:
                 raise KeyError(uri) from error
 
     async def stream(self, uri: str) -> AsyncIterator[Bytes]:
-        """A reader that takes longer than the client's time-out for one request goes on with another."""
+        """Yields the bytes of an object; continues with another request if a slow reader exceeds a time-out."""
         key, done, size = self._key(uri), 0, 1
         with self._errors("read", key):
             while done < size:
@@ -242,6 +307,7 @@ class S3Tier:
                         raise
 
     async def exists(self, uri: str) -> bool:
+        """Reports whether an object is stored at a URI."""
         key = self._key(uri)
         with self._errors("read", key):
             try:
@@ -251,6 +317,7 @@ class S3Tier:
         return True
 
     async def delete(self, uri: str) -> None:
+        """Removes an object; a missing one is no error. A URI ending in ``/`` is a folder."""
         key = self._key(uri)
         with self._errors("delete", key):
             if not uri.endswith("/"):
@@ -260,11 +327,13 @@ class S3Tier:
                 await obstore.delete_async(self._store, [entry["path"] for entry in page])
 
     async def keys(self, prefix: str) -> AsyncIterator[list[str]]:
+        """Yields pages of the keys below a prefix."""
         with self._errors("list", prefix), suppress(FileNotFoundError):  # no bucket, no keys
             async for page in obstore.list(self._store, prefix=prefix):
                 yield [entry["path"] for entry in page]
 
     async def abort_uploads(self, prefix: str, before: datetime) -> int:
+        """Removes the parts of uploads below a prefix that began before a moment. Returns the number of uploads."""
         return await asyncio.to_thread(self._abort_uploads, prefix, before)
 
     def _abort_uploads(self, prefix: str, before: datetime) -> int:
@@ -292,7 +361,7 @@ class S3Tier:
         return aborted
 
     async def close(self) -> None:
-        return None
+        """Keeps the client, which belongs to the process."""
 
     def _key(self, uri: str) -> str:
         prefix = f"s3://{self._bucket}/"
@@ -311,13 +380,13 @@ class S3Tier:
         url = await obstore.sign_async(self._store, "PUT", "", timedelta(minutes=1))
 
         async with httpx.AsyncClient(timeout=10) as client:
-            answer = await client.put(url)
-        if answer.status_code not in (200, 409):  # 409: somebody else has just created it
+            response = await client.put(url)
+        if response.status_code not in (200, 409):  # 409: another process has just created it
             raise StorageError(
                 f"{self._name} tier: bucket {self._bucket} cannot be created with access key "
-                f"{self._credential}: HTTP {answer.status_code} {answer.text[:200]}"
+                f"{self._credential}: HTTP {response.status_code} {response.text[:200]}"
             ) from cause
-        self._made_bucket = self._made_bucket or answer.status_code == 200
+        self._made_bucket = self._made_bucket or response.status_code == 200
 
     @contextmanager
     def _errors(self, verb: str, key: str) -> Iterator[None]:
@@ -342,6 +411,6 @@ def _first_line(error: Exception) -> str:
 
 
 def _code(error: Any) -> str:
-    """The S3 error code inside a client error, for example ``SignatureDoesNotMatch``."""
+    """Returns the S3 error code inside a client error, for example ``SignatureDoesNotMatch``."""
     _, _, rest = str(error).partition("<Code>")
     return rest.partition("</Code>")[0] or "HTTP 403"
