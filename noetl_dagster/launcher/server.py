@@ -49,7 +49,7 @@ IMPORTED = (
     "noetl_dagster.launcher.driver",
     "noetl_dagster.launcher.warm",
     "noetl_dagster.storage.tiers.objects",
-    "noetl_dagster.tools.http",
+    "noetl_dagster.tools.http.tool",
     "noetl_dagster.tools.python.tool",
 )
 

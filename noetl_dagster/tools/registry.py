@@ -12,7 +12,7 @@ _TOOLS = {
     "artifact": ("artifact", "ArtifactTool"),
     "container": ("commands.container", "ContainerTool"),
     "duckdb": ("sql.duckdb", "DuckdbTool"),
-    "http": ("http", "HttpTool"),
+    "http": ("http.tool", "HttpTool"),
     "nats": ("nats.tool", "NatsTool"),
     "noop": ("control", "NoopTool"),
     "playbook": ("control", "PlaybookTool"),

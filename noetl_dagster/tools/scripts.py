@@ -84,9 +84,9 @@ def script_file(uri: str, call: ToolCall, box: Toolbox) -> Path:
 
 
 async def _answer_text(url: str, where: str, box: Toolbox) -> str:
-    from noetl_dagster.tools.access.web import Request, WebError, address, answered
+    from noetl_dagster.tools.access.web import HttpRequest, WebError, address, answered
 
-    request = Request("GET", address(url))
+    request = HttpRequest("GET", address(url))
     try:
         async with answered(box.clients.http(), request, seconds=HTTP_SECONDS, follow=True) as response:
             status = response.status

@@ -13,7 +13,7 @@ from noetl_dagster.errors import ReferenceNotAvailableError, ToolError
 from noetl_dagster.result_ref import ResultRef
 from noetl_dagster.tools.access.credentials import Credential, CredentialType
 from noetl_dagster.tools.base import Toolbox
-from noetl_dagster.tools.http import retry_after_seconds
+from noetl_dagster.tools.http.tool import retry_after_seconds
 
 
 async def test_result_has_the_documented_shape(run: Any, server: str) -> None:

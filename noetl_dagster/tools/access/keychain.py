@@ -125,7 +125,7 @@ class Keychain:
 
     async def _ask(self, name: str, entry: Mapping[str, Any]) -> tuple[Mapping[str, Any], float]:
         """A new token and the seconds for which it may be handed out."""
-        from noetl_dagster.tools.access.web import Request, WebError, address, answered, form_encoded
+        from noetl_dagster.tools.access.web import HttpRequest, WebError, address, answered, form_encoded
 
         endpoint = str(entry.get("endpoint") or entry.get("url"))
         headers = {str(key): str(value) for key, value in (entry.get("headers") or {}).items()}
@@ -136,7 +136,7 @@ class Keychain:
             headers["Content-Type"] = "application/x-www-form-urlencoded"
         what = f"keychain entry {name!r}: {endpoint.partition('?')[0]}"
         try:
-            request = Request(str(entry.get("method", "POST")), address(endpoint), headers, body)
+            request = HttpRequest(str(entry.get("method", "POST")), address(endpoint), headers, body)
             async with answered(self._clients.http(), request, seconds=ASK_SECONDS) as answer:
                 content = await answer.read()
         except (WebError, ValueError) as error:

@@ -47,7 +47,7 @@ class WebError(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Request:
+class HttpRequest:
     """What is sent.
 
     Attributes:
@@ -86,11 +86,11 @@ def _patience(seconds: float) -> ClientTimeout:
 
 @asynccontextmanager
 async def answered(
-    session: ClientSession, request: Request, *, seconds: float, follow: bool = False
+    session: ClientSession, request: HttpRequest, *, seconds: float, follow: bool = False
 ) -> AsyncIterator[ClientResponse]:
     """The answer with its body still to be read, redirects followed where that is wanted.
 
-    What belongs to the first origin (``Request.secrets``, authorization, cookies) does not go to another one.
+    What belongs to the first origin (``HttpRequest.secrets``, authorization, cookies) does not go to another one.
 
     Args:
         seconds: patience with connecting, and with each part of the answer.
@@ -115,7 +115,9 @@ async def answered(
             response.release()
 
 
-async def _final(session: ClientSession, request: Request, seconds: float, follow: bool) -> ClientResponse:
+async def _final(
+    session: ClientSession, request: HttpRequest, seconds: float, follow: bool
+) -> ClientResponse:
     jar: Any = None
     for _ in range(MAX_REDIRECTS + 1):
         response = await session.request(
@@ -163,7 +165,7 @@ def _jar() -> Any:
     return CookieJar(unsafe=True)  # addresses without a name too
 
 
-def _redirected(request: Request, response: ClientResponse) -> Request | None:
+def _redirected(request: HttpRequest, response: ClientResponse) -> HttpRequest | None:
     """The request that an answer leads to (RFC 9110, 15.4), None when it is not a redirect."""
     location = response.headers.get("Location")
     if response.status not in _REDIRECTS or location is None:

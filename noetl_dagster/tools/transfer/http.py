@@ -12,7 +12,7 @@ from yarl import URL
 from noetl_dagster.errors import ToolError
 from noetl_dagster.tools.access.web import public, same_origin
 from noetl_dagster.tools.base import Toolbox, ToolCall, as_result_ref
-from noetl_dagster.tools.http import HttpTool
+from noetl_dagster.tools.http.tool import HttpTool
 from noetl_dagster.tools.rows.batches import rows_of
 from noetl_dagster.tools.rows.cutters import begins_array
 from noetl_dagster.tools.rows.files import Row

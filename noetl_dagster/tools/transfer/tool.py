@@ -14,7 +14,7 @@ import obstore
 
 from noetl_dagster.errors import StorageError, ToolError
 from noetl_dagster.tools.base import Tool, Toolbox, ToolCall, ToolResult, as_result_ref
-from noetl_dagster.tools.http import HttpTool
+from noetl_dagster.tools.http.tool import HttpTool
 from noetl_dagster.tools.rows.files import Row, json_row
 from noetl_dagster.tools.rows.formats import RowFormat
 from noetl_dagster.tools.sql.duckdb import kind_of_duckdb

@@ -1,0 +1,204 @@
+"""The body of an HTTP response: as a value, as a stored result, or as rows in chunks."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import orjson
+
+from noetl_dagster.settings import StoreTier
+from noetl_dagster.tools.access.web import public
+from noetl_dagster.tools.base import Toolbox, ToolCall
+from noetl_dagster.tools.chunks.gather import Gathered
+from noetl_dagster.tools.chunks.writer import ChunkedResult
+from noetl_dagster.tools.rows.cutters import Piece, begins_array, cutter_for, ends_value
+from noetl_dagster.tools.rows.formats import RowFormat
+
+if TYPE_CHECKING:
+    from aiohttp import ClientResponse
+
+EXCERPT = 300
+_LOOK = 1024  # bytes of a body that show its kind
+_NOT_STREAMED = (StoreTier.EVENTLOG, StoreTier.MEMORY)
+_ROW_TYPES = {
+    "application/x-ndjson": RowFormat.JSONL,
+    "application/ndjson": RowFormat.JSONL,
+    "application/jsonl": RowFormat.JSONL,
+    "application/x-jsonlines": RowFormat.JSONL,
+    "text/csv": RowFormat.CSV,
+}
+_TEXT_TYPES = ("text/", "json", "xml", "javascript", "x-www-form-urlencoded", "yaml", "graphql")
+
+
+@dataclass(frozen=True, slots=True)
+class HttpResponse:
+    """A response without secrets.
+
+    Attributes:
+        data: the parsed body.
+        text: the beginning of a refusal's body.
+        encoding: ``base64`` or ``reference`` if ``data`` is not the body itself.
+    """
+
+    status: int
+    reason: str
+    headers: dict[str, str]
+    url: str
+    data: Any
+    text: str
+    encoding: str | None
+
+
+class ResponseBody:
+    """The body of a response; its beginning can be examined before it is consumed.
+
+    Attributes:
+        has_ended: nothing follows the beginning.
+    """
+
+    def __init__(self, response: ClientResponse) -> None:
+        self.response = response
+        self.has_ended = False
+        self._begun: list[bytes] = []
+        self._size = 0
+        self._following = response.content.iter_any()
+
+    async def beginning(self, most: int) -> bytes:
+        """Returns the whole body, or at least ``most`` bytes of a longer one."""
+        while self._size <= most and not self.has_ended:
+            block = await anext(self._following, None)
+            if block is None:
+                self.has_ended = True
+            else:
+                self._begun.append(block)
+                self._size += len(block)
+        if len(self._begun) > 1:
+            self._begun = [b"".join(self._begun)]
+        return self._begun[0] if self._begun else b""
+
+    async def blocks(self) -> AsyncIterator[bytes]:
+        """Yields the whole body without keeping it."""
+        begun, self._begun, self._size = self._begun, [], 0
+        for block in begun:
+            yield block
+        async for block in self._following:
+            yield block
+
+
+async def read_response(body: ResponseBody, call: ToolCall, box: Toolbox) -> HttpResponse:
+    """Reads a response; a body above ``NOETL_HTTP_BODY_BYTES`` goes to the result store."""
+    response = body.response
+    redact = box.credentials.redact
+    headers: dict[str, str] = {}
+    for name, value in response.headers.items():
+        key = name.lower()
+        headers[key] = redact(f"{headers[key]}, {value}" if key in headers else value)
+    content = await body.beginning(box.settings.http_body_bytes)
+    failed = response.status >= 400
+    if body.has_ended or failed:
+        data, encoding = _value(content, response)
+    else:
+        data, encoding = await _stored(body, call, box), "reference"
+    text = redact(_text(content, response))[:EXCERPT] if failed and encoding is None else ""
+    url = redact(public(response.url))
+    return HttpResponse(response.status, response.reason or "", headers, url, data, text, encoding)
+
+
+async def format_of_body(body: ResponseBody, chunks: ChunkedResult, box: Toolbox) -> RowFormat | None:
+    """Returns the row format of a body by its type: of JSON arrays, and of other types if a step consumes chunks."""
+    media_type = _media_type(body.response)
+    if media_type != "application/json" and not media_type.endswith("+json"):
+        return _ROW_TYPES.get(media_type) if chunks.wanted else None
+    if chunks.wanted:
+        is_array = chunks.position is not None or begins_array(await body.beginning(_LOOK))
+        return RowFormat.JSON if is_array else None
+    beginning = await body.beginning(chunks.most_bytes)
+    if begins_array(beginning) and not body.has_ended and not ends_value(beginning):
+        beginning = await body.beginning(
+            box.settings.http_body_bytes
+        )  # a large value, which may be all there is
+    is_array = not body.has_ended and begins_array(beginning) and ends_value(beginning)
+    return RowFormat.JSON if is_array else None
+
+
+async def take_rows(body: ResponseBody, format: RowFormat, chunks: ChunkedResult, where: str) -> None:
+    """Cuts the body into chunks as it arrives; each is stored before more than one further chunk is read.
+
+    Raises:
+        ToolError: the body is not of the format, or has changed.
+        WebError: the connection broke off.
+    """
+    response, at = body.response, chunks.position
+    if at is not None and not response.headers.get("Content-Range", "").startswith(f"bytes {at['offset']}-"):
+        await chunks.begin_again()
+        at = None
+    version = at["version"] if at is not None else _version(response)
+    cutter = cutter_for(format, chunks.most_bytes, at or {}, where, response.charset or "utf-8")
+
+    def gathered(piece: Piece, *, full: bool) -> Gathered:
+        position = {"offset": piece.offset, "version": version, "columns": cutter.columns}
+        return Gathered(piece.rows, None if version is None else position, full)
+
+    async for data in body.blocks():
+        for piece in await asyncio.to_thread(list, cutter.feed(data)):
+            await chunks.put(gathered(piece, full=True))
+    if (rest := cutter.end()) is not None:
+        await chunks.put(gathered(rest, full=False))
+
+
+def _media_type(response: ClientResponse) -> str:
+    return response.headers.get("Content-Type", "").partition(";")[0].strip().lower()
+
+
+def _version(response: ClientResponse) -> str | None:
+    """Returns the validator of a later partial response; None if the server does not support ranges."""
+    headers = response.headers
+    if response.method != "GET" or "Content-Encoding" in headers or headers.get("Accept-Ranges") != "bytes":
+        return None
+    tag = headers.get("ETag", "")
+    return tag if tag.startswith('"') else headers.get("Last-Modified")
+
+
+async def _stored(body: ResponseBody, call: ToolCall, box: Toolbox) -> dict[str, Any]:
+    """Stores a body while it arrives. Returns its reference."""
+    spec = call.task.spec.result
+    ref = await box.results.put_stream(
+        body.blocks(),
+        execution_id=call.execution_id,
+        step=call.step,
+        name=f"{spec.name or call.task.name}-body",
+        spec=spec.model_copy(update={"name": None}),
+        tier=box.settings.default_store_tier if spec.store in _NOT_STREAMED else None,
+        content_type=_media_type(body.response) or "application/octet-stream",
+    )
+    return ref.model_dump(mode="json", exclude_defaults=True)
+
+
+def _value(content: bytes, response: ClientResponse) -> tuple[Any, str | None]:
+    if not content:
+        return None, None
+    content_type = response.headers.get("Content-Type", "").lower()
+    if "json" in content_type or not content_type:
+        try:
+            return orjson.loads(content), None
+        except orjson.JSONDecodeError:
+            pass
+    if "charset" in content_type or any(part in content_type for part in _TEXT_TYPES):
+        return _text(content, response), None
+    if not content_type:
+        try:
+            return content.decode(), None
+        except UnicodeDecodeError:
+            pass
+    return base64.b64encode(content).decode(), "base64"
+
+
+def _text(content: bytes, response: ClientResponse) -> str:
+    try:
+        return content.decode(response.charset or "utf-8", errors="replace")
+    except LookupError:  # an unknown encoding
+        return content.decode(errors="replace")
