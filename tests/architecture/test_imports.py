@@ -1,10 +1,8 @@
-"""Imports go one way, from floor to floor and inside the halls, and only the thin faces know Dagster."""
+"""Imports go one way, from layer to layer and inside packages, and few packages know Dagster."""
 
 from __future__ import annotations
 
-import pytest
-
-from tests.architecture.house import ROOT, circles_of, imports_of, modules, rooms
+from tests.architecture.imports import cycle_of, imports_of, modules, packages
 
 LAYERS = (
     {"errors", "settings", "result_ref", "machine", "dagster_internals"},
@@ -47,79 +45,73 @@ IMPORT_DAGSTER_TOO = {"noetl_dagster.tools.access.aws"}
 
 PRIVATE = ("dagster._", "dagster_pyspark._", "dagster_postgres._", "dagster_k8s._", "dagster_aws._")
 
-MOST_SIDE_BY_SIDE = 16
-
-NAMES = sorted(modules())
-PACKAGES = [name for name, _ in rooms()]
+MOST_MODULES = 16
+"""Modules directly in one package."""
 
 
-def part_of(module: str) -> str | None:
-    """The module or package below ``noetl_dagster`` that a dotted name belongs to."""
-    names = module.split(".")
-    return names[1] if names[0] == "noetl_dagster" and len(names) > 1 else None
-
-
-def layer_of(part: str) -> int:
-    for level, parts in enumerate(LAYERS):
-        if part in parts:
-            return level
-    pytest.fail(f"noetl_dagster.{part} stands on no floor: add it to LAYERS above all that it imports")
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_imports_go_down(name: str) -> None:
-    own = part_of(name)
-    if own is None:
-        return
-    for one in imports_of(modules()[name]):
-        other = part_of(one.module)
-        if other is None or other == own or (own in BOTTOM and other in BOTTOM):
-            continue
-        assert layer_of(other) < layer_of(own), (
-            f"{modules()[name].relative_to(ROOT)}:{one.line} imports {one.module}, but {other} does not stand "
-            f"below {own}. Move what is imported to the floor where both may reach it, hand it in as an "
-            f"argument, or let {own} name a Protocol that {other} fulfils"
-        )
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_only_the_faces_import_dagster(name: str) -> None:
-    own = part_of(name)
-    if own in IMPORT_DAGSTER or own is None or name in IMPORT_DAGSTER_TOO:
-        return
-    for one in imports_of(modules()[name]):
-        assert not one.module.startswith("dagster"), (
-            f"{modules()[name].relative_to(ROOT)}:{one.line} imports {one.module}; only "
-            f"{', '.join(sorted(IMPORT_DAGSTER))} know Dagster. Put the Dagster half into one of them, and let "
-            "it call this module"
-        )
-
-
-@pytest.mark.parametrize("package", PACKAGES)
-def test_no_circle_ties_a_hall(package: str) -> None:
-    circle = circles_of(package)
-    assert not circle, (
-        f"modules and rooms of {package} import each other in a circle:\n  "
-        + "\n  ".join(circle)
-        + "\nMove what both need into a module below both, or let the lower one name a Protocol that the "
-        "upper one fulfils; an import inside a function or for types alone is an import too"
+def test_imports_go_down() -> None:
+    levels = {part: level for level, parts in enumerate(LAYERS) for part in parts}
+    own_parts = {part for name in modules() if (part := part_of(name)) is not None}
+    assert not own_parts - levels.keys(), (
+        f"in no layer: {own_parts - levels.keys()}. Add each to LAYERS above all that it imports"
     )
-
-
-@pytest.mark.parametrize(("package", "side_by_side"), list(rooms()), ids=PACKAGES)
-def test_no_hall_is_crowded(package: str, side_by_side: list[str]) -> None:
-    assert len(side_by_side) <= MOST_SIDE_BY_SIDE, (
-        f"{package} has {len(side_by_side)} modules side by side, {MOST_SIDE_BY_SIDE} at most. Give those that "
-        "change together a room, a sub-package, whose __init__ says what lives there"
-    )
-
-
-def test_private_modules_of_dagster_stand_in_one_place() -> None:
     found = [
-        f"{path.relative_to(ROOT)}:{one.line} imports {one.module}"
-        for name, path in modules().items()
+        f"{one.place}, but {other} is not below {own}"
+        for name in modules()
+        if (own := part_of(name)) is not None
+        for one in imports_of(name)
+        if (other := part_of(one.module)) is not None
+        and other != own
+        and not (own in BOTTOM and other in BOTTOM)
+        and levels[other] >= levels[own]
+    ]
+    assert not found, (
+        "\n".join(found)
+        + "\nMove what is imported to a layer below both, pass it as an argument, or let the lower module "
+        "declare a Protocol that the upper one implements"
+    )
+
+
+def test_few_packages_import_dagster() -> None:
+    found = [
+        one.place
+        for name in modules()
+        if (own := part_of(name)) is not None and own not in IMPORT_DAGSTER and name not in IMPORT_DAGSTER_TOO
+        for one in imports_of(name)
+        if one.module.startswith("dagster")
+    ]
+    assert not found, (
+        "\n".join(found) + f"\nOnly {', '.join(sorted(IMPORT_DAGSTER))} know Dagster. Put the part that "
+        "needs Dagster into one of them, and let it call this module"
+    )
+
+
+def test_no_package_has_an_import_cycle() -> None:
+    found = [
+        f"{package}:\n  " + "\n  ".join(cycle) for package, _ in packages() if (cycle := cycle_of(package))
+    ]
+    assert not found, (
+        "modules and sub-packages import each other in a cycle\n"
+        + "\n".join(found)
+        + "\nMove what both need into a module below both, or let the lower one declare a Protocol that the "
+        "upper one implements; an import inside a function or for types alone is an import too"
+    )
+
+
+def test_no_package_is_crowded() -> None:
+    found = [f"{package} has {len(inside)}" for package, inside in packages() if len(inside) > MOST_MODULES]
+    assert not found, (
+        f"more than {MOST_MODULES} modules: {', '.join(found)}. Put modules that change together into a "
+        "sub-package, whose __init__ says what lives there"
+    )
+
+
+def test_one_module_imports_dagsters_private_modules() -> None:
+    found = [
+        one.place
+        for name in modules()
         if part_of(name) != "dagster_internals"
-        for one in imports_of(path)
+        for one in imports_of(name)
         if one.module.startswith(PRIVATE)
     ]
     assert not found, (
@@ -127,3 +119,9 @@ def test_private_modules_of_dagster_stand_in_one_place() -> None:
         + "\nDagster may move its private modules in any release. Look for a public way first; "
         "else add the name to noetl_dagster/dagster_internals.py with its use and what replaces it"
     )
+
+
+def part_of(module: str) -> str | None:
+    """Returns the module or package directly below ``noetl_dagster`` that contains a dotted name, if any."""
+    names = module.split(".")
+    return names[1] if names[0] == "noetl_dagster" and len(names) > 1 else None
