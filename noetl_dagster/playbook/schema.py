@@ -21,6 +21,7 @@ from noetl_dagster.playbook.assets import (
     Severity,
 )
 from noetl_dagster.playbook.dialects import spelling
+from noetl_dagster.playbook.dialects.kubernetes import EFFECTS, OPERATORS, PULL_POLICIES
 from noetl_dagster.playbook.fields import Declaration, Seconds, declarations
 from noetl_dagster.playbook.models import (
     ARC_WORDS,
@@ -324,9 +325,9 @@ def _pod() -> Schema:
     toleration = closed(
         {
             "key": TEXT,
-            "operator": {"enum": ["Exists", "Equal"]},
+            "operator": {"enum": list(OPERATORS)},
             "value": text_or_number,
-            "effect": {"enum": ["NoSchedule", "PreferNoSchedule", "NoExecute"]},
+            "effect": {"enum": list(EFFECTS)},
             **dict.fromkeys(("toleration_seconds", "tolerationSeconds"), NUMBER),
         }
     )
@@ -334,29 +335,20 @@ def _pod() -> Schema:
         dict.fromkeys(("secretRef", "configMapRef"), closed({"name": TEXT}, required=("name",)))
     )
     sources = closed({"secrets": ONE_OR_MORE, "config_maps": ONE_OR_MORE})
-    kinds: Schema = {
-        "image": TEXT,
-        "image_pull_policy": {"enum": ["Always", "IfNotPresent", "Never"]},
-        "cpu": amount,
-        "memory": amount,
-        "ephemeral_storage": amount,
-        "gpu": {"anyOf": [{"type": "integer"}, {"type": "object"}]},
-        "node_selector": texts,
-        "tolerations": {"type": "array", "items": toleration},
-        "service_account": TEXT,
-        "env": texts,
-        "env_from": {"anyOf": [sources, {"type": "array", "items": reference}]},
-        "labels": texts,
-        "annotations": texts,
-        "priority_class": TEXT,
+    env_from: Schema = {
+        "anyOf": [sources, {"type": "array", "items": reference}],
+        "description": "{secrets: [...], config_maps: [...]}: their keys become environment variables",
     }
-    described = {field.name: field.description for field in declarations(Pod)}
-    described["env_from"] = "{secrets: [...], config_maps: [...]}: their keys become environment variables"
-    fields: Schema = {}
-    for name in spelling.POD_KEYS:
-        for spelled_so in spelling.POD_SPELLINGS.get(name, (name,)):
-            fields[spelled_so] = {**kinds[name], "description": described[name]}
-    return closed(fields)
+    fields = fields_of(
+        Pod,
+        image_pull_policy={"enum": list(PULL_POLICIES)},
+        **dict.fromkeys(("cpu", "memory", "ephemeral_storage"), amount),
+        gpu={"anyOf": [{"type": "integer"}, {"type": "object"}]},
+        tolerations={"type": "array", "items": toleration},
+        **dict.fromkeys(("node_selector", "env", "labels", "annotations"), texts),
+    )
+    del fields["env_secrets"], fields["env_config_maps"]
+    return closed(fields | spelled(("env_from", "envFrom"), env_from))
 
 
 def _policy() -> Schema:

@@ -8,7 +8,8 @@ import kubernetes.client
 import pytest
 
 from noetl_dagster.errors import ProblemKind
-from noetl_dagster.playbook.dialects.cluster import container
+from noetl_dagster.playbook.dialects import container
+from noetl_dagster.playbook.dialects import kubernetes as shapes
 from tests.playbook.playbooks import errors_of, load, problems_of
 
 
@@ -215,11 +216,11 @@ def test_a_mount_names_one_of_the_volumes() -> None:
         (container.VARIABLES_FROM, "V1EnvFromSource"),
         (container.MOUNT, "V1VolumeMount"),
         (container.VOLUME, "V1Volume"),
-        (container.TOLERATION, "V1Toleration"),
+        (shapes.TOLERATION, "V1Toleration"),
         (container.SECURITY, "V1SecurityContext"),
         (container.RESOURCES, "V1ResourceRequirements"),
     ],
 )
-def test_the_shapes_are_those_of_kubernetes(shape: container.Shape, model: str) -> None:
+def test_the_shapes_are_those_of_kubernetes(shape: shapes.Shape, model: str) -> None:
     """None of what the cluster knows is refused; of what it knows later there is a newer client."""
     assert set(shape) == set(getattr(kubernetes.client, model).attribute_map.values())

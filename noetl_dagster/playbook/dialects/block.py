@@ -198,6 +198,10 @@ class Block:
             return None
         return self.reading.block(self.values, key, f"{self.what}, {key}")
 
+    def inner(self, key: str) -> Block | None:
+        """Returns the mapping at a key as a block; reports anything else."""
+        return self.reading.block(self.values, key, f"{self.what}, {key}")
+
     def items(self, *names: str) -> list[Any]:
         """A list, empty when missing; a single text or number counts as a list of one."""
         key = self.spelled(*names)

@@ -11,10 +11,10 @@ from typing import Any
 from noetl_dagster.errors import Place, ProblemKind
 from noetl_dagster.playbook.assets import DagsterSpec
 from noetl_dagster.playbook.dialects.block import Block, Reading
-from noetl_dagster.playbook.dialects.cluster.spec import read_pod
 from noetl_dagster.playbook.dialects.dagster import read_dagster
-from noetl_dagster.playbook.dialects.next import fed_steps
+from noetl_dagster.playbook.dialects.pod import read_pod
 from noetl_dagster.playbook.dialects.retry import read_sink
+from noetl_dagster.playbook.dialects.routing import fed_steps
 from noetl_dagster.playbook.dialects.spec import STEP_SPEC, check_step_spec
 from noetl_dagster.playbook.dialects.spelling import (
     API_VERSION,

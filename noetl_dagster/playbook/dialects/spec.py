@@ -6,8 +6,8 @@ import re
 from typing import Any
 
 from noetl_dagster.playbook.dialects.block import Block, Reading
-from noetl_dagster.playbook.dialects.cluster.spec import read_pod
-from noetl_dagster.playbook.dialects.policy import read_rules
+from noetl_dagster.playbook.dialects.pod import read_pod
+from noetl_dagster.playbook.dialects.routing import read_rules
 from noetl_dagster.playbook.dialects.spelling import OUTPUT, STEP_ONLY_SPEC
 from noetl_dagster.playbook.document import Document
 from noetl_dagster.playbook.models import (
@@ -143,7 +143,7 @@ def read_keeping(block: Block, result: ResultSpec) -> tuple[Any, ResultSpec]:
     key = block.spelled(*OUTPUT)
     output = None if key is None else block[key]
     if key is not None and _is_about_keeping(output):
-        kept = block.reading.block(block.values, key, f"{block.what}, {key}")
+        kept = block.inner(key)
         said += [] if kept is None else [_keeping(kept)]
         output = None
     return output, kept_as(*said, result)
@@ -191,7 +191,7 @@ def _selection(block: Block, *names: str) -> tuple[tuple[str, ...], int | None]:
         return (), None
     if not isinstance(value, dict) or "path" in value:
         return _paths(value), None
-    rule = block.reading.block(block.values, key, f"{block.what}, {key}")
+    rule = block.inner(key)
     if rule is None:
         return (), None
     paths = _paths(rule.take("paths", "fields", default=[]))

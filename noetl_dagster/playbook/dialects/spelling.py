@@ -96,38 +96,6 @@ STEP_ONLY_SPEC = frozenset(
 )
 """Keys of a step's, a loop's or the executor's spec that say nothing to its tasks."""
 
-POD_SPELLINGS = {
-    "image_pull_policy": ("image_pull_policy", "imagePullPolicy"),
-    "ephemeral_storage": ("ephemeral_storage", "ephemeral-storage", "ephemeralStorage"),
-    "node_selector": ("node_selector", "nodeSelector"),
-    "service_account": (
-        "service_account",
-        "serviceAccount",
-        "service_account_name",
-        "serviceAccountName",
-    ),
-    "env_from": ("env_from", "envFrom"),
-    "priority_class": ("priority_class", "priorityClass", "priority_class_name", "priorityClassName"),
-}
-"""Fields of ``spec.kubernetes`` that Kubernetes writes otherwise."""
-
-POD_KEYS = (
-    "image",
-    "image_pull_policy",
-    "cpu",
-    "memory",
-    "ephemeral_storage",
-    "gpu",
-    "node_selector",
-    "tolerations",
-    "service_account",
-    "env",
-    "env_from",
-    "labels",
-    "annotations",
-    "priority_class",
-)
-
 TASK_KEYS = (
     "name",
     "kind",

@@ -10,9 +10,8 @@ from noetl_dagster.errors import ProblemKind
 from noetl_dagster.playbook.dialects.asset import read_asset, read_checks, read_sources
 from noetl_dagster.playbook.dialects.block import Block
 from noetl_dagster.playbook.dialects.loop import FED, check_fed_spec, read_fed_loop, read_loop
-from noetl_dagster.playbook.dialects.next import read_next
-from noetl_dagster.playbook.dialects.policy import read_set
 from noetl_dagster.playbook.dialects.retry import read_retry, read_sink
+from noetl_dagster.playbook.dialects.routing import read_next, read_set
 from noetl_dagster.playbook.dialects.spec import (
     check_step_spec,
     kept_as,

@@ -9,10 +9,10 @@ from typing import Any
 
 from noetl_dagster.errors import Place, ProblemKind
 from noetl_dagster.playbook.dialects.block import Block
-from noetl_dagster.playbook.dialects.cluster.container import check_container
+from noetl_dagster.playbook.dialects.container import check_container
 from noetl_dagster.playbook.dialects.literals import check_task
-from noetl_dagster.playbook.dialects.policy import read_set
 from noetl_dagster.playbook.dialects.retry import read_retry, read_sink
+from noetl_dagster.playbook.dialects.routing import read_set
 from noetl_dagster.playbook.dialects.spec import read_keeping, read_task_spec, read_timeout
 from noetl_dagster.playbook.dialects.spelling import (
     DATABASE_FIELDS,

@@ -1,58 +1,56 @@
-"""What a task of ``kind: container`` says of its job, as far as it is literal: nothing that a cluster refuses."""
+"""Checks the literal fields of a task of ``kind: container`` against the rules of Kubernetes.
+
+The shapes are a table of Kubernetes' fields; a test compares their keys with the official client's models. The
+package kubernetes-validate would not replace it: it takes 108 MB, reports one error at a time, and accepts
+quantities and names that a cluster refuses.
+"""
 
 from __future__ import annotations
 
-from decimal import Decimal
 from typing import Any
 
 from noetl_dagster.errors import ProblemKind
 from noetl_dagster.playbook.dialects.block import Block
-from noetl_dagster.playbook.dialects.cluster.shapes import (
+from noetl_dagster.playbook.dialects.kubernetes import (
+    ANNOTATIONS,
+    LABELS,
+    LEAST_BYTES,
+    PULL_POLICIES,
+    VARIABLES,
     Check,
     Shape,
     any_text,
     check_shape,
+    devices_wrong,
     entries,
+    exceeds,
     flag,
     is_open,
     listed,
     mapping,
-    named,
+    name_wrong,
+    object_name,
+    object_wrong,
+    quantity,
     some_list,
     some_mapping,
     text,
+    texts,
+    tolerations,
     whole,
     word,
     words,
 )
-from noetl_dagster.playbook.dialects.cluster.values import (
-    ANNOTATIONS,
-    EFFECTS,
-    LABELS,
-    LEAST_BYTES,
-    OPERATORS,
-    PULL_POLICIES,
-    VARIABLES,
-    Texts,
-    check_toleration,
-    devices_wrong,
-    exceeds,
-    named_wrong,
-    object_wrong,
-    quantity_wrong,
-    valued_wrong,
-)
-from noetl_dagster.playbook.pods import amount_of
 from noetl_dagster.playbook.tool_kinds import TOOL_KINDS
 from noetl_dagster.playbook.wording import described, is_template, suggestion
 
 _QUANTITIES = {
-    "cpu": ("500m or 2", Decimal(0)),
-    "memory": ("512Mi or 4Gi", LEAST_BYTES),
-    "ephemeral-storage": ("20Gi", LEAST_BYTES),
+    "cpu": quantity("500m or 2"),
+    "memory": quantity("512Mi or 4Gi", LEAST_BYTES),
+    "ephemeral-storage": quantity("20Gi", LEAST_BYTES),
 }
 
-_REFERENCE: Shape = {"name": named, "optional": flag}
+_REFERENCE: Shape = {"name": object_name, "optional": flag}
 _KEY_OF: Shape = {**_REFERENCE, "key": text}
 _FILES: Shape = {"items": some_list, "defaultMode": whole, "optional": flag}
 
@@ -75,7 +73,7 @@ VARIABLES_FROM: Shape = {
     "prefix": any_text,
 }
 MOUNT: Shape = {
-    "name": named,
+    "name": object_name,
     "mountPath": text,
     "readOnly": flag,
     "recursiveReadOnly": word("Disabled", "IfPossible", "Enabled"),
@@ -89,21 +87,14 @@ _OTHER_VOLUMES = (
     "scaleIO storageos vsphereVolume"
 )
 VOLUME: Shape = {
-    "name": named,
-    "configMap": mapping({"name": named, **_FILES}, "name"),
-    "secret": mapping({"secretName": named, **_FILES}, "secretName"),
-    "emptyDir": mapping({"medium": any_text, "sizeLimit": lambda block, key: _quantity(block, key, "20Gi")}),
+    "name": object_name,
+    "configMap": mapping({"name": object_name, **_FILES}, "name"),
+    "secret": mapping({"secretName": object_name, **_FILES}, "secretName"),
+    "emptyDir": mapping({"medium": any_text, "sizeLimit": quantity("20Gi")}),
     "hostPath": mapping({"path": text, "type": any_text}, "path"),
     "nfs": mapping({"server": text, "path": text, "readOnly": flag}, "server", "path"),
-    "persistentVolumeClaim": mapping({"claimName": named, "readOnly": flag}, "claimName"),
+    "persistentVolumeClaim": mapping({"claimName": object_name, "readOnly": flag}, "claimName"),
     **dict.fromkeys(_OTHER_VOLUMES.split(), some_mapping),
-}
-TOLERATION: Shape = {
-    "key": text,
-    "operator": word(*OPERATORS),
-    "value": any_text,
-    "effect": word(*EFFECTS),
-    "tolerationSeconds": whole,
 }
 SECURITY: Shape = {
     "allowPrivilegeEscalation": flag,
@@ -159,41 +150,20 @@ def _args(block: Block, key: str) -> None:
 def _env(block: Block, key: str) -> None:
     """A mapping of names to texts, or Kubernetes' list."""
     if not isinstance(block[key], list):
-        _texts(VARIABLES)(block, key)
+        texts(VARIABLES)(block, key)
         return
     for entry in entries(block, key, "{name: TZ, value: UTC}"):
         check_shape(entry, VARIABLE, ("name",))
         if entry.values.get("value") and entry.values.get("valueFrom"):
             entry.error("'value' and 'valueFrom' exclude each other; keep one", "valueFrom")
         name = entry.values.get("name")
-        wrong = named_wrong("env", name, VARIABLES) if isinstance(name, str) and not is_open(name) else None
+        wrong = name_wrong("env", name, VARIABLES) if isinstance(name, str) and not is_open(name) else None
         if wrong is not None:
             entry.error(wrong, "name")
 
 
-def _texts(sort: Texts, *, quoted: bool = False) -> Check:
-    """A mapping of names to texts; ``quoted``: nothing else is taken for one."""
-
-    def check(block: Block, key: str) -> None:
-        child = block.reading.block(block.values, key, f"{block.what}, {key}")
-        if child is None:
-            return
-        for name, value in child.values.items():
-            wrong = None if is_template(str(name)) else named_wrong(key, name, sort)
-            if wrong is None and (isinstance(value, dict | list) or value is None):
-                wrong = f"{key}: {name!r} must be text, found {described(value)}"
-            elif wrong is None and quoted and not isinstance(value, str):
-                wrong = f"{key}: {name!r} must be text, found {described(value)}; write it in quotes"
-            elif wrong is None and not is_template(str(value)):
-                wrong = valued_wrong(key, str(value), sort)
-            if wrong is not None:
-                block.document.report(child.place_of(name), f"{block.what}: {wrong}")
-
-    return check
-
-
 def _resources(block: Block, key: str) -> None:
-    asked = block.reading.block(block.values, key, f"{block.what}, {key}")
+    asked = block.inner(key)
     if asked is None:
         return
     before = len(block.document.problems)
@@ -207,7 +177,7 @@ def _resources(block: Block, key: str) -> None:
         return
     for name, request in requests.items():
         limit = limits.get(name)
-        if limit is not None and exceeds(str(request), str(limit)):
+        if limit is not None and exceeds(request, limit):
             place = block.document.place(requests, name)
             message = f"{name}: request {request} is more than limit {limit}; raise the limit"
             block.document.report(place, f"{asked.what}: {message}")
@@ -215,16 +185,16 @@ def _resources(block: Block, key: str) -> None:
 
 def _amounts(block: Block, key: str) -> None:
     """``{cpu: 500m, memory: 4Gi, nvidia.com/gpu: 1}``."""
-    child = block.reading.block(block.values, key, f"{block.what}, {key}")
+    child = block.inner(key)
     if child is None:
         return
     for name, value in child.values.items():
         if is_template(str(name)) or is_open(value):
             continue
         if name in _QUANTITIES:
-            _quantity(child, name, *_QUANTITIES[name])
+            _QUANTITIES[name](child, name)
         elif str(name).startswith("hugepages-"):
-            _quantity(child, name, "128Mi")
+            quantity("128Mi")(child, name)
         elif "/" in str(name):
             wrong = devices_wrong(key, name, value)
             if wrong is not None:
@@ -234,22 +204,6 @@ def _amounts(block: Block, key: str) -> None:
             place = block.document.key_place(child.values, name)
             message = f"{child.what}: {name!r} is no resource; {remedy}"
             block.document.report(place, message, kind=ProblemKind.UNKNOWN_FIELD)
-
-
-def _quantity(block: Block, key: str, example: str, least: Decimal = Decimal(0)) -> None:
-    value = block[key]
-    nothing = not isinstance(value, bool) and amount_of(str(value).strip()) == 0
-    wrong = None if nothing else quantity_wrong(key, value, example, least)
-    if wrong is not None:
-        block.error(wrong, key)
-
-
-def _tolerations(block: Block, key: str) -> None:
-    for entry in entries(block, key, "{key, operator, value, effect}"):
-        check_shape(entry, TOLERATION)
-        said = {name: value for name, value in entry.values.items() if value is not None}
-        if said.get("operator") in (None, *OPERATORS):
-            check_toleration(entry, said)
 
 
 def _volumes(block: Block, key: str) -> None:
@@ -272,7 +226,7 @@ def _pull_secrets(block: Block, key: str) -> None:
         place = block.document.place(value, index) if value is not one else block.place_of(key)
         what = f"{block.what}, {key}"
         if isinstance(one, dict):
-            check_shape(Block(block.reading, one, what, place), {"name": named}, ("name",))
+            check_shape(Block(block.reading, one, what, place), {"name": object_name}, ("name",))
         elif not isinstance(one, str):
             block.document.report(place, f"{what}: write the name of a secret, found {described(one)}")
         elif not is_template(one) and (wrong := object_wrong(one)) is not None:
@@ -307,17 +261,17 @@ _FIELDS: dict[str, Check] = {
     "args": _args,
     "env": _env,
     "env_from": listed(VARIABLES_FROM, example="{secretRef: {name: keys}}"),
-    "namespace": named,
-    "service_account": named,
+    "namespace": object_name,
+    "service_account": object_name,
     "resources": _resources,
     "volumes": _volumes,
     "volume_mounts": listed(MOUNT, "name", "mountPath", example="{name: scratch, mountPath: /scratch}"),
     "working_dir": text,
-    "node_selector": _texts(LABELS, quoted=True),
-    "tolerations": _tolerations,
+    "node_selector": texts(LABELS, quoted=True),
+    "tolerations": tolerations,
     "image_pull_policy": word(*PULL_POLICIES),
     "image_pull_secrets": _pull_secrets,
     "security_context": mapping(SECURITY),
-    "labels": _texts(LABELS),
-    "annotations": _texts(ANNOTATIONS),
+    "labels": texts(LABELS),
+    "annotations": texts(ANNOTATIONS),
 }

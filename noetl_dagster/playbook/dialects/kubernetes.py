@@ -1,0 +1,278 @@
+"""Checks values, mappings and lists that a playbook writes as Kubernetes does.
+
+A check is called with a block and a key; the value is neither missing nor a template.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from decimal import Decimal
+from typing import Any, NamedTuple
+
+from noetl_dagster.errors import ProblemKind
+from noetl_dagster.playbook.dialects.block import Block
+from noetl_dagster.playbook.pods import GPU, amount_of
+from noetl_dagster.playbook.wording import described, is_template, suggestion
+
+Check = Callable[[Block, str], None]
+Shape = Mapping[str, Check]
+
+_LABEL = re.compile(r"^([A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?)?$")
+_KEY = re.compile(r"^([a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?/)?[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?$")
+_VARIABLE = re.compile(r"^[-._A-Za-z][-._A-Za-z0-9]*$")
+_OBJECT = re.compile(r"^[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?$")
+
+LEAST_BYTES = Decimal(1024 * 1024)
+"""Less memory than this means that the unit was forgotten: no process starts in it."""
+
+PULL_POLICIES = ("Always", "IfNotPresent", "Never")
+OPERATORS = ("Exists", "Equal")
+EFFECTS = ("NoSchedule", "PreferNoSchedule", "NoExecute")
+
+
+class TextMapping(NamedTuple):
+    """Patterns of the names and values of a mapping of texts, and the word for one entry."""
+
+    names: re.Pattern[str]
+    values: re.Pattern[str] | None
+    what: str
+
+
+LABELS = TextMapping(_KEY, _LABEL, "a label")
+ANNOTATIONS = TextMapping(_KEY, None, "an annotation")
+VARIABLES = TextMapping(_VARIABLE, None, "an environment variable")
+
+
+def is_open(value: Any) -> bool:
+    """Reports whether a value is missing, or a template that is rendered when the task runs."""
+    return value is None or (isinstance(value, str) and is_template(value))
+
+
+# -- single values
+
+
+def text(block: Block, key: str) -> None:
+    """Reports a value that is not text, or an empty one."""
+    value = block[key]
+    if not isinstance(value, str):
+        quotes = "" if isinstance(value, dict | list) else "; write it in quotes"
+        block.error(f"{key} must be text, found {described(value)}{quotes}", key)
+    elif not value.strip():
+        block.error(f"{key} is empty", key)
+
+
+def any_text(block: Block, key: str) -> None:
+    """Reports a value that is not text; it may be empty."""
+    if block[key] != "":
+        text(block, key)
+
+
+def object_name(block: Block, key: str) -> None:
+    """Reports a value that cannot be the name of an object of the cluster."""
+    text(block, key)
+    value = block[key]
+    wrong = object_wrong(value) if isinstance(value, str) and value.strip() else None
+    if wrong is not None:
+        block.error(f"{key} {wrong}", key)
+
+
+def word(*words: str) -> Check:
+    """Makes a check that reports a value that is none of the words."""
+
+    def check(block: Block, key: str) -> None:
+        value = str(block[key])
+        if value not in words:
+            block.error(f"{key} is {value!r}; {suggestion(value, words, 'use one of')}", key)
+
+    return check
+
+
+def flag(block: Block, key: str) -> None:
+    """Reports a value that is not a boolean."""
+    if not isinstance(block[key], bool):
+        block.error(f"{key} must be true or false, found {described(block[key])}", key)
+
+
+def whole(block: Block, key: str) -> None:
+    """Reports a value that is not a whole number."""
+    if not isinstance(block[key], int) or isinstance(block[key], bool):
+        block.error(f"{key} must be a whole number, found {described(block[key])}", key)
+
+
+def quantity(example: str, least: Decimal = Decimal(0), *, zero: bool = True) -> Check:
+    """Makes a check of a quantity such as ``500m`` or ``4Gi``; ``zero``: it may be 0."""
+
+    def check(block: Block, key: str) -> None:
+        value = block[key]
+        usable = isinstance(value, str | int | float) and not isinstance(value, bool)
+        amount = amount_of(str(value).strip()) if usable else None
+        if amount == 0 and zero:
+            return
+        if amount is None or amount <= 0:
+            block.error(f"{key} is no quantity: {described(value)}; write {example}", key)
+        elif amount < least:
+            found = f"{key} {value} is {amount.normalize():f} bytes"
+            block.error(f"{found}; write a unit, such as 512Mi or 4Gi", key)
+
+    return check
+
+
+def object_wrong(name: str) -> str | None:
+    """Explains why a text cannot be the name of an object of the cluster."""
+    if _OBJECT.match(name):
+        return None
+    return f"{name!r} is no name of Kubernetes; use small letters, digits, '-' and '.'"
+
+
+def devices_wrong(key: str, name: Any, number: Any) -> str | None:
+    """Explains what is wrong with ``nvidia.com/gpu: 1``."""
+    if not isinstance(number, bool) and str(number).strip().isdecimal() and _KEY.match(str(name)):
+        return None
+    return f"{key}: {name!r} is {described(number)}; write a whole number, or {{{GPU}: 1}}: devices are not shared"
+
+
+def name_wrong(key: str, name: Any, sort: TextMapping) -> str | None:
+    """Explains why a text cannot be the name of an entry."""
+    return None if sort.names.match(str(name)) else f"{key}: {name!r} cannot be the name of {sort.what}"
+
+
+def entry_wrong(key: str, name: Any, value: Any, sort: TextMapping, *, quoted: bool = False) -> str | None:
+    """Explains what is wrong with one entry of a mapping of texts; ``quoted``: the value must be a string."""
+    wrong = None if is_template(str(name)) else name_wrong(key, name, sort)
+    if wrong is not None:
+        return wrong
+    if isinstance(value, dict | list) or value is None:
+        return f"{key}: {name!r} must be text, found {described(value)}"
+    if quoted and not isinstance(value, str):
+        return f"{key}: {name!r} must be text, found {described(value)}; write it in quotes"
+    if sort.values is None or is_template(str(value)) or sort.values.match(str(value)):
+        return None
+    return f"{key}: {str(value)!r} cannot be the value of {sort.what}; 63 letters, digits, '-_.'"
+
+
+# -- lists and mappings
+
+
+def words(block: Block, key: str) -> None:
+    """Reports a value that is not a list of texts, numbers and booleans."""
+    value = block[key]
+    if not isinstance(value, list):
+        block.error(f"{key} must be a list, found {described(value)}", key)
+        return
+    for index, part in enumerate(value):
+        if isinstance(part, dict | list) or part is None:
+            place = block.document.place(value, index)
+            message = f"{block.what}, {key} {index + 1}: must be text, found {described(part)}"
+            block.document.report(place, message)
+
+
+def some_mapping(block: Block, key: str) -> None:
+    """Reports a value that is not a mapping."""
+    block.inner(key)
+
+
+def some_list(block: Block, key: str) -> None:
+    """Reports a value that is not a list."""
+    if not isinstance(block[key], list):
+        block.error(f"{key} must be a list, found {described(block[key])}", key)
+
+
+def texts(sort: TextMapping, *, quoted: bool = False) -> Check:
+    """Makes a check of a mapping of names to texts."""
+
+    def check(block: Block, key: str) -> None:
+        child = block.inner(key)
+        for name, value in {} if child is None else child.values.items():
+            wrong = entry_wrong(key, name, value, sort, quoted=quoted)
+            if wrong is not None:
+                assert child is not None
+                block.document.report(child.place_of(name), f"{block.what}: {wrong}")
+
+    return check
+
+
+def check_shape(block: Block, shape: Shape, needs: tuple[str, ...] = ()) -> None:
+    """Reports unknown and missing keys of a mapping, and checks the values of the others."""
+    for key in tuple(block.values):
+        if key in shape or is_template(str(key)):
+            block.drop(key)
+        if key in shape and not is_open(block[key]):
+            shape[key](block, key)
+    for key in needs:
+        if block.values.get(key) is None and not any(block.rest()):  # else it may be misspelled
+            block.error(f"{key!r} is missing", kind=ProblemKind.MISSING_FIELD)
+    camel = {key: re.sub(r"[_-]([a-z])", lambda found: found[1].upper(), str(key)) for key in block.rest()}
+    remedies = {key: f"Kubernetes writes {theirs!r}" for key, theirs in camel.items() if theirs in shape}
+    block.close(shape, remedies=remedies)
+
+
+def mapping(shape: Shape, *needs: str) -> Check:
+    """Makes a check of a mapping with the keys of a shape."""
+
+    def check(block: Block, key: str) -> None:
+        child = block.inner(key)
+        if child is not None:
+            check_shape(child, shape, needs)
+
+    return check
+
+
+def entries(block: Block, key: str, example: str) -> list[Block]:
+    """Returns the mappings of a list, without templates; reports everything else."""
+    value = block[key]
+    if not isinstance(value, list):
+        block.error(f"{key} must be a list of {example}, found {described(value)}", key)
+        return []
+    found = []
+    for index, entry in enumerate(value):
+        what = f"{block.what}, {key} {index + 1}"
+        place = block.document.place(value, index)
+        if isinstance(entry, dict):
+            found.append(Block(block.reading, entry, what, place))
+        elif not (isinstance(entry, str) and is_template(entry)):
+            block.document.report(place, f"{what}: write {example}, found {described(entry)}")
+    return found
+
+
+def listed(shape: Shape, *needs: str, example: str) -> Check:
+    """Makes a check of a list of mappings with the keys of a shape."""
+
+    def check(block: Block, key: str) -> None:
+        for entry in entries(block, key, example):
+            check_shape(entry, shape, needs)
+
+    return check
+
+
+_TOLERATION = "{key, operator, value, effect}"
+TOLERATION: Shape = {
+    "key": text,
+    "operator": word(*OPERATORS),
+    "value": any_text,
+    "effect": word(*EFFECTS),
+    "tolerationSeconds": whole,
+}
+
+
+def tolerations(block: Block, key: str) -> None:
+    """Reports tolerations that Kubernetes would refuse."""
+    for entry in entries(block, key, _TOLERATION):
+        check_shape(entry, TOLERATION)
+        check_operator(entry)
+
+
+def check_operator(toleration: Block) -> None:
+    """Reports a toleration that contradicts itself."""
+    given = {name: value for name, value in toleration.values.items() if value is not None}
+    if given.get("operator") not in (None, *OPERATORS):
+        return
+    if given.get("operator") == "Exists" and "value" in given:
+        toleration.error("operator Exists takes no value; leave it out, or write operator: Equal", "value")
+    if "key" not in given and given.get("operator") != "Exists":
+        toleration.error("a toleration needs 'key', or operator: Exists", kind=ProblemKind.MISSING_FIELD)
+
+
+def exceeds(request: Any, limit: Any) -> bool:
+    """Reports whether a request is more than its limit; both are quantities."""
+    return (amount_of(str(request)) or 0) > (amount_of(str(limit)) or 0)
