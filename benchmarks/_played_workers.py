@@ -26,12 +26,10 @@ from nats.aio.client import Client as NatsClient
 
 from noetl_dagster.errors import ServiceError
 from noetl_dagster.events.ids import Snowflake
+from noetl_dagster.events.transport.handler import ENDS_CHANNEL
 from noetl_dagster.events.transport.http import ApiClient
-from noetl_dagster.events.transport.intake import ENDS_CHANNEL
-from noetl_dagster.events.transport.nats.connection import connect
-from noetl_dagster.events.transport.nats.names import Names
-from noetl_dagster.events.transport.nats.streams import EVENT_BYTES
-from noetl_dagster.events.transport.nats.transport import HEADER_BYTES, MESSAGE_ID
+from noetl_dagster.events.transport.nats import EVENT_BYTES, NatsNames, connect
+from noetl_dagster.events.transport.nats_transport import HEADER_BYTES, MESSAGE_ID
 from noetl_dagster.pool_worker.worker import CHANGE_SECONDS, LINGER_MILLISECONDS
 from noetl_dagster.settings import Settings
 
@@ -51,7 +49,7 @@ class Fleet:
 
     def __init__(self, settings: Settings, workers: int, slots: int, sleep: float, jitter: float) -> None:
         self.settings = settings
-        self.names = Names.of(settings)
+        self.names = NatsNames.of(settings)
         self.slots = slots
         self._sleep = sleep
         self._jitter = jitter
@@ -117,11 +115,10 @@ class PlayedWorker:
         fleet, names = self._fleet, self._fleet.names
         self._http = ApiClient(fleet.settings)
         answer = await self._post("/api/workers", self._report())
-        assert answer["batch"]
         self._ids = Snowflake(answer["node"])
         self._client: NatsClient = await connect(fleet.settings, f"worker {self._id}")
         self._stream = self._client.jetstream(publish_async_max_pending=4_000)
-        for subject in (names.wake, names.wake_of(self._id)):
+        for subject in (names.commands, names.targeted(self._id)):
             await self._client.subscribe(subject, cb=self._woken)
         await self._client.subscribe(f"{names.capacity}.report.now", cb=self._asked)
         self._wanted.set()
@@ -151,7 +148,6 @@ class PlayedWorker:
             "available_slots": self._free,
             "active_tasks": slots - self._free,
             "interval": self._fleet.settings.worker_heartbeat_seconds,
-            "batch": True,
             "meta": {"host": "played", "transport": "nats"},
         }
 
@@ -262,8 +258,8 @@ class PlayedWorker:
 
     async def _woken(self, message: Any) -> None:
         self._wanted.set()
-        if message.subject != self._fleet.names.wake and not self._free:
-            await self._client.publish(self._fleet.names.wake, message.data)
+        if message.subject != self._fleet.names.commands and not self._free:
+            await self._client.publish(self._fleet.names.commands, message.data)
 
     async def _asked(self, message: Any) -> None:
         await self._send_report()

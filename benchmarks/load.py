@@ -36,8 +36,7 @@ from benchmarks._played_workers import Fleet
 from benchmarks.fanout import database
 from benchmarks.pool import Processes, process, services, serving
 from noetl_dagster import embedded
-from noetl_dagster.events.transport.nats.connection import connect
-from noetl_dagster.events.transport.nats.names import Names
+from noetl_dagster.events.transport.nats import NatsNames, connect
 from noetl_dagster.settings import Settings
 
 GOAL = 1e9 / 86_400
@@ -151,10 +150,9 @@ def apart(settings: Settings) -> Iterator[Settings]:
 
 
 async def _forget(settings: Settings) -> None:
-    client, names = await connect(settings, "load"), Names.of(settings)
-    for stream in (names.event_stream, names.command_stream):
-        with contextlib.suppress(nats.js.errors.NotFoundError):
-            await client.jetstream()._jsm.delete_stream(stream)
+    client, names = await connect(settings, "load"), NatsNames.of(settings)
+    with contextlib.suppress(nats.js.errors.NotFoundError):
+        await client.jetstream()._jsm.delete_stream(names.event_stream)
     await client.close()
 
 

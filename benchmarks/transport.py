@@ -24,13 +24,11 @@ from noetl_dagster.events.ids import Snowflake, command_id
 from noetl_dagster.events.log import EventLog, as_row
 from noetl_dagster.events.queries import COLUMNS
 from noetl_dagster.events.schema import apply_schema
+from noetl_dagster.events.transport.handler import EventHandler
 from noetl_dagster.events.transport.ingest import BATCH, Ingestor
-from noetl_dagster.events.transport.intake import EventIntake
-from noetl_dagster.events.transport.nats.connection import connect
-from noetl_dagster.events.transport.nats.names import Names
-from noetl_dagster.events.transport.nats.pull import Pull
-from noetl_dagster.events.transport.nats.streams import ensure_ingest_consumer, ensure_streams
-from noetl_dagster.events.transport.nats.transport import NatsTransport
+from noetl_dagster.events.transport.nats import NatsNames, connect, ensure_ingest_consumer, ensure_stream
+from noetl_dagster.events.transport.nats_transport import NatsTransport
+from noetl_dagster.events.transport.pull import Pull
 from noetl_dagster.events.types import Event, EventType
 from noetl_dagster.settings import Settings
 
@@ -47,7 +45,7 @@ P99_GOAL, P99_SEED = 0.010, 0.050
 RATE_GOAL = 20_000
 
 
-class TimedIntake(EventIntake):
+class TimedIntake(EventHandler):
     """Notes when each event was committed."""
 
     def __init__(self, log: EventLog) -> None:
@@ -84,12 +82,12 @@ async def new_execution(log: EventLog) -> int:
 
 async def delays(log: EventLog, settings: Settings, publisher: NatsClient, taker: NatsClient) -> list[float]:
     """Seconds from publish to commit of the events of 1,000 iterations at once."""
-    intake = TimedIntake(log)
-    ingestor = Ingestor(taker, intake, settings)
+    handler = TimedIntake(log)
+    ingestor = Ingestor(taker, handler)
     await ingestor.open()
     stop = asyncio.Event()
     running = asyncio.create_task(ingestor.run(stop))
-    transport = NatsTransport(publisher, Names.of(settings))
+    transport = NatsTransport(publisher)
     execution_id = await new_execution(log)
     published: dict[int, float] = {}
 
@@ -101,12 +99,12 @@ async def delays(log: EventLog, settings: Settings, publisher: NatsClient, taker
             await transport.publish([event])
 
     await asyncio.gather(*(iterate(number) for number in range(ITERATIONS)))
-    while len(intake.committed) < ITERATIONS * EVENTS_EACH:  # noqa: ASYNC110
+    while len(handler.committed) < ITERATIONS * EVENTS_EACH:  # noqa: ASYNC110
         await asyncio.sleep(0.01)
     stop.set()
     await running
     await ingestor.close()
-    return sorted(intake.committed[name] - at for name, at in published.items())
+    return sorted(handler.committed[name] - at for name, at in published.items())
 
 
 async def wake_ups(
@@ -114,13 +112,13 @@ async def wake_ups(
 ) -> list[float]:
     """Seconds from the end that a worker publishes to the wake-up of the op that waits for it, one at a time."""
     assert settings.db_url is not None
-    ingestor = Ingestor(taker, EventIntake(log, lease_seconds=300), settings)
+    ingestor = Ingestor(taker, EventHandler(log, lease_seconds=300))
     await ingestor.open()
     stop = asyncio.Event()
     running = asyncio.create_task(ingestor.run(stop))
     ends = CommandEnds(log.pool, settings.db_url)
     await ends.open()
-    transport = NatsTransport(publisher, Names.of(settings))
+    transport = NatsTransport(publisher)
     execution_id = await new_execution(log)
     waits = []
     for index in range(WAKE_UPS):
@@ -143,7 +141,7 @@ async def fill(log: EventLog, settings: Settings, client: NatsClient, count: int
     """Publishes the completions of a new execution, which then wait in the stream."""
     execution_id = await new_execution(log)
     events = [completion(log.ids, execution_id, index) for index in range(count)]
-    transport = NatsTransport(client, Names.of(settings))
+    transport = NatsTransport(client)
     for start in range(0, count, 2_000):
         await transport.publish(events[start : start + 2_000])
     return events
@@ -152,7 +150,7 @@ async def fill(log: EventLog, settings: Settings, client: NatsClient, count: int
 async def ingested(log: EventLog, settings: Settings, client: NatsClient, count: int) -> float:
     """Events a second from the stream into the log."""
     await fill(log, settings, client, count)
-    ingestor = Ingestor(client, EventIntake(log, 300), settings)
+    ingestor = Ingestor(client, EventHandler(log, 300))
     await ingestor.open()
     started = time.perf_counter()
     while ingestor.total.events < count:
@@ -165,7 +163,7 @@ async def ingested(log: EventLog, settings: Settings, client: NatsClient, count:
 async def consumed(log: EventLog, settings: Settings, client: NatsClient, count: int) -> float:
     """Messages a second from the stream, acknowledged and thrown away."""
     await fill(log, settings, client, count)
-    names = Names.of(settings)
+    names = NatsNames.of(settings)
     pull = Pull(client, names.event_stream, names.ingest_consumer, ahead=2 * BATCH)
     await pull.open()
     started, taken = time.perf_counter(), 0
@@ -219,8 +217,8 @@ async def main(count: int, rounds: int) -> None:
     log = EventLog(pool, Snowflake(1))
     publisher, taker = await connect(settings, "bench publisher"), await connect(settings, "bench taker")
     stream = taker.jetstream()
-    names = Names.of(settings)
-    await ensure_streams(stream, settings)
+    names = NatsNames.of(settings)
+    await ensure_stream(stream, NatsNames.of(settings))
     await stream.purge_stream(names.event_stream)
     await ensure_ingest_consumer(stream, names)
 
@@ -254,8 +252,7 @@ async def main(count: int, rounds: int) -> None:
     both = 1 / (1 / consume + 1 / copy)
     line("raw: one after the other", f"{both:,.0f}/s", f"ours is {ingest / both:.0%} of it")
 
-    for config in (names.event_stream, names.command_stream):
-        await stream.delete_stream(config)
+    await stream.delete_stream(names.event_stream)
     await publisher.close()
     await taker.close()
     await pool.close()

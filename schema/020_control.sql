@@ -55,43 +55,42 @@ CREATE TABLE IF NOT EXISTS noetl.catalog (
     sha256      text        NOT NULL,
     created_at  timestamptz NOT NULL DEFAULT now()
 );
-DO $$ BEGIN  -- one of before: every text that ran, with the version that its metadata gave
-    IF EXISTS (SELECT FROM information_schema.columns
-               WHERE table_schema = 'noetl' AND table_name = 'catalog' AND column_name = 'source') THEN
-        ALTER TABLE noetl.catalog RENAME COLUMN source TO content;
-        ALTER TABLE noetl.catalog RENAME COLUMN version TO named;
-        ALTER TABLE noetl.catalog
-            ADD COLUMN version integer NOT NULL DEFAULT 0,
-            ADD COLUMN kind text NOT NULL DEFAULT 'Playbook',
-            ADD COLUMN payload jsonb,
-            ADD COLUMN meta jsonb NOT NULL DEFAULT '{}',
-            DROP CONSTRAINT catalog_path_sha256_key;
-        UPDATE noetl.catalog SET meta = jsonb_build_object('version', named) WHERE named IS NOT NULL;
-        ALTER TABLE noetl.catalog DROP COLUMN named;
-    END IF;
-END $$;
 CREATE UNIQUE INDEX IF NOT EXISTS uidx_catalog_version ON noetl.catalog (path, version) WHERE version > 0;
 CREATE UNIQUE INDEX IF NOT EXISTS uidx_catalog_run ON noetl.catalog (path, sha256) WHERE version = 0;
 CREATE INDEX IF NOT EXISTS idx_catalog_sha256 ON noetl.catalog (path, sha256, version);
 
--- Commands that wait for a worker. A row lives from issue to end; the log keeps what happened.
+-- Commands that wait for a worker or run. A row lives from issue to end; the log keeps the history.
 CREATE TABLE IF NOT EXISTS noetl.queue (
-    execution_id  bigint      NOT NULL,
-    command_id    text        NOT NULL,
-    event_id      bigint      NOT NULL,
-    node_name     text        NOT NULL,
-    tool_kind     text        NOT NULL,
-    status        text        NOT NULL DEFAULT 'queued' CHECK (status IN ('queued', 'leased')),
-    priority      integer     NOT NULL DEFAULT 0,
-    attempts      integer     NOT NULL DEFAULT 0,
-    max_attempts  integer     NOT NULL DEFAULT 3,
-    available_at  timestamptz NOT NULL DEFAULT now(),
-    lease_until   timestamptz,
-    worker_id     text,
-    created_at    timestamptz NOT NULL DEFAULT now(),
+    execution_id    bigint      NOT NULL,
+    command_id      text        NOT NULL,
+    event_id        bigint      NOT NULL,
+    node_name       text        NOT NULL,
+    tool_kind       text        NOT NULL,
+    pool            text        NOT NULL DEFAULT 'default',  -- whose workers may claim the command
+    status          text        NOT NULL DEFAULT 'queued' CHECK (status IN ('queued', 'leased')),
+    priority        integer     NOT NULL DEFAULT 0,
+    -- Position among the commands of its priority, in thousandths: executions take turns by weight
+    -- (start-time fair queueing, Goyal et al. 1996).
+    turn            bigint      NOT NULL DEFAULT 0,
+    attempts        integer     NOT NULL DEFAULT 0,
+    max_attempts    integer     NOT NULL DEFAULT 3,
+    available_at    timestamptz NOT NULL DEFAULT now(),
+    lease_until     timestamptz,
+    worker_id       text,
+    claim_event_id  bigint,     -- the command.claimed event of the lease: recognises a claim that is sent twice
+    shared          jsonb       NOT NULL DEFAULT '{}',  -- the part of the context that commands of a loop share
+    context         jsonb       NOT NULL DEFAULT '{}',  -- the command's own part, which overrides the shared one
+    created_at      timestamptz NOT NULL DEFAULT now(),
     PRIMARY KEY (execution_id, command_id)
 );
 CREATE INDEX IF NOT EXISTS idx_queue_worker ON noetl.queue (worker_id) WHERE worker_id IS NOT NULL;
+CREATE INDEX IF NOT EXISTS idx_queue_pool_turn ON noetl.queue (pool, priority DESC, turn, event_id)
+    WHERE status = 'queued';
+CREATE INDEX IF NOT EXISTS idx_queue_execution_pool ON noetl.queue (execution_id, pool, priority, turn)
+    WHERE status = 'queued';
+-- Rows live for milliseconds, so dead rows are vacuumed early.
+ALTER TABLE noetl.queue SET (autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 5000,
+                             autovacuum_analyze_scale_factor = 0, autovacuum_analyze_threshold = 5000);
 
 -- Worker processes, as their heartbeats report them.
 CREATE TABLE IF NOT EXISTS noetl.runtime (
@@ -121,12 +120,14 @@ CREATE TABLE IF NOT EXISTS noetl.dead_letter (
     payload         bytea       NOT NULL,
     error           text        NOT NULL,
     deliveries      integer     NOT NULL DEFAULT 1,
+    message_id      text,       -- position in the source: a message that is delivered again is stored once
     created_at      timestamptz NOT NULL DEFAULT now()
 );
+CREATE UNIQUE INDEX IF NOT EXISTS uidx_dead_letter_message ON noetl.dead_letter (source, message_id);
 
--- Whether commands of an execution may still be issued, queued and claimed. Asking closes the gate of the
--- execution to cancellation until the asking transaction ends: what it writes is committed before the
--- execution.cancelled event, or not at all. Volatile, so that its look comes after the wait for the gate.
+-- Whether commands of an execution may still be issued, queued and claimed. The call keeps the execution from being
+-- cancelled until the calling transaction ends: its writes are committed before the execution.cancelled event, or not
+-- at all. Volatile, so that it looks into the log after it has waited for the lock.
 CREATE OR REPLACE FUNCTION noetl.is_open(execution bigint) RETURNS boolean
     LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE AS $$
 BEGIN
@@ -135,7 +136,7 @@ BEGIN
         SELECT FROM noetl.event WHERE execution_id = execution AND event_type = 'execution.cancelled');
 END $$;
 
--- Waits until nobody issues commands of an execution, and keeps it so until the end of the transaction.
+-- Waits until no other transaction issues commands of an execution, and keeps others from it until this one ends.
 CREATE OR REPLACE FUNCTION noetl.close_gate(execution bigint) RETURNS void
     LANGUAGE sql VOLATILE AS $$
     SELECT pg_advisory_xact_lock(hashtext('noetl.gate'), hashint8(execution))

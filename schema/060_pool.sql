@@ -1,31 +1,9 @@
--- The queue as the pool of workers takes from it: many commands in one claim, executions in turn.
+-- Claims from the queue: many commands at once, executions in turn.
 
--- What the commands of a loop share of their contexts; a command's own context lies over it.
-ALTER TABLE noetl.queue ADD COLUMN IF NOT EXISTS shared jsonb NOT NULL DEFAULT '{}';
--- When a command's turn is among those of its priority, in thousandths: executions take turns by weight
--- (start-time fair queueing, Goyal et al. 1996).
-ALTER TABLE noetl.queue ADD COLUMN IF NOT EXISTS turn bigint NOT NULL DEFAULT 0;
-
--- The pool whose workers may claim the command.
-ALTER TABLE noetl.queue ADD COLUMN IF NOT EXISTS pool text NOT NULL DEFAULT 'default';
-
--- The furthest turn that was claimed, in any pool: an execution that comes anew begins here, not at the beginning of time.
+-- The highest turn that was claimed, in any pool: a new execution begins here, not at zero.
 CREATE SEQUENCE IF NOT EXISTS noetl.queue_turn MINVALUE 0 START 0;
 
-DROP INDEX IF EXISTS noetl.idx_queue_status_available;
-CREATE INDEX IF NOT EXISTS idx_queue_pool_turn ON noetl.queue (pool, priority DESC, turn, event_id)
-    WHERE status = 'queued';
-DROP INDEX IF EXISTS noetl.idx_queue_turn;
-CREATE INDEX IF NOT EXISTS idx_queue_execution_pool ON noetl.queue (execution_id, pool, priority, turn)
-    WHERE status = 'queued';
-DROP INDEX IF EXISTS noetl.idx_queue_execution_turn;
-DROP INDEX IF EXISTS noetl.idx_queue_event_id;  -- commands are asked for by their own ids
-
--- Rows live for milliseconds: what they leave behind is cleared away early.
-ALTER TABLE noetl.queue SET (autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 5000,
-                             autovacuum_analyze_scale_factor = 0, autovacuum_analyze_threshold = 5000);
-
--- As noetl.is_open, without waiting: false too while a cancellation is being written. For who holds locks already.
+-- Like noetl.is_open, without waiting: also false while a cancellation is being written. For callers that hold locks.
 CREATE OR REPLACE FUNCTION noetl.is_open_now(execution bigint) RETURNS boolean
     LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE AS $$
 BEGIN
@@ -33,8 +11,8 @@ BEGIN
         SELECT FROM noetl.event WHERE execution_id = execution AND event_type = 'execution.cancelled');
 END $$;
 
--- The turn after which the next commands of an execution come: the last of its own that waits, but no earlier
--- than those that wait now for the same pool, or than the last that was claimed.
+-- The turn after which the next commands of an execution are queued: the last of its own waiting commands, but no
+-- earlier than the first waiting command of the same pool or, if none waits, than the last that was claimed.
 CREATE OR REPLACE FUNCTION noetl.last_turn(execution bigint, class integer, place text) RETURNS bigint
     LANGUAGE sql STABLE AS $$
     SELECT GREATEST(
@@ -46,11 +24,7 @@ CREATE OR REPLACE FUNCTION noetl.last_turn(execution bigint, class integer, plac
             (SELECT last_value FROM noetl.queue_turn)))
 $$;
 
--- For processes of a version that knows one pool.
-CREATE OR REPLACE FUNCTION noetl.last_turn(execution bigint, class integer) RETURNS bigint
-    LANGUAGE sql STABLE AS $$ SELECT noetl.last_turn(execution, class, 'default') $$;
-
--- The execution's state as a worker caches it: changes with every event that the state is folded from.
+-- The version of an execution's state, by which workers cache it: changes with every event of the state.
 CREATE OR REPLACE FUNCTION noetl.state_version(execution bigint) RETURNS text
     LANGUAGE sql STABLE AS $$
     SELECT count(*) || '-' || max(event_id) FROM noetl.event
@@ -61,9 +35,9 @@ CREATE OR REPLACE FUNCTION noetl.state_version(execution bigint) RETURNS text
         'loop.fanin.completed', 'warning')
 $$;
 
--- What follows from events: commands that ended leave the queue and are told to whoever waits for them, heartbeats
--- extend the leases of their commands. Gives how long the commands ran that left, by step and tool kind.
--- Rows are locked in the order of the primary key; whoever writes events and locks rows of the queue locks them first.
+-- Applies the consequences of events: ended commands leave the queue and are announced to the processes that wait for
+-- them, heartbeats extend the leases of their commands. Returns, by step and tool kind, how long the removed commands
+-- ran. Rows are locked in the order of the primary key; every transaction locks rows of the queue before it writes events.
 CREATE OR REPLACE FUNCTION noetl.settle(
         ended_of bigint[], ended text[], durations float8[],
         beats_of bigint[], beats text[], beat_workers text[], lease float8)
@@ -74,7 +48,7 @@ DECLARE
     notices int;
     ran jsonb;
 BEGIN
-    IF cardinality(ended) > 0 AND cardinality(beats) > 0 THEN  -- each by itself would lock in order, both would not
+    IF cardinality(ended) > 0 AND cardinality(beats) > 0 THEN  -- each statement locks in order, the two together do not
         PERFORM FROM noetl.queue WHERE execution_id = ANY(ended_of || beats_of) AND command_id = ANY(ended || beats)
         ORDER BY execution_id, command_id FOR UPDATE;
     END IF;
@@ -86,7 +60,7 @@ BEGIN
               AND ((execution_id, command_id) IN (SELECT * FROM unnest(ended_of, ended))) IS TRUE
             RETURNING command_id, node_name, tool_kind
         ), told AS (
-            -- in lists, each below the 8,000 bytes that PostgreSQL carries in a notice; no command id has 3,000
+            -- in lists below the 8,000 bytes of a notification; no command id has 3,000
             SELECT pg_notify('noetl_command_ends', jsonb_agg(command_id)::text) FROM (
                 SELECT command_id,
                     sum(octet_length(to_json(command_id)::text) + 2) OVER (ORDER BY command_id) / 4000 AS part
@@ -116,65 +90,76 @@ DO $$ BEGIN
     END IF;
 END $$;
 
--- Claims up to as many commands as there are names, in one transaction: by priority, then by turn, none that
--- another claim holds, has ended, or belongs to a cancelled execution. The names become the ids of the
--- command.claimed events; asking again with the same ones gives the same answer, without what is not the worker's
--- any more. ``limits`` bounds commands by tool kind; ``own_pool`` is the pool of the worker, and of what it claims. Gives one row for the commands of a step that share their
--- context: ``answer`` is their JSON.
-CREATE OR REPLACE FUNCTION noetl.claim_many(worker text, names bigint[], lease float8, limits jsonb, own_pool text)
+-- Claims up to as many commands as there are ``ids``, in one transaction: by priority, then by turn, none that another
+-- claim holds, has ended or belongs to a cancelled execution. The ids become those of the command.claimed events; a claim
+-- that is sent again with the same ids returns the same answer, without commands that the worker no longer holds.
+-- ``limits`` bounds the commands by tool kind; ``own_pool`` is the pool of the worker and of the commands; ``wanted_of``
+-- and ``wanted``, if given, are the executions and ids of the only commands to claim, which limits do not bound.
+-- Returns one row per step and shared context; ``answer`` is the JSON of its commands.
+CREATE OR REPLACE FUNCTION noetl.claim(
+        worker text, ids bigint[], lease float8, limits jsonb, own_pool text, wanted_of bigint[], wanted text[])
     RETURNS TABLE (execution_id bigint, node_name text, tool_kind text, waited float8[], version text, answer text)
     LANGUAGE plpgsql VOLATILE
-    -- planned once a session, whatever the tables held then: every look is one by index
+    -- planned once per session, whatever the tables hold then: every lookup uses an index
     SET plan_cache_mode = force_generic_plan SET enable_seqscan = off SET enable_hashjoin = off
     SET enable_mergejoin = off AS $$
 #variable_conflict use_column
 DECLARE
-    places int := cardinality(names);
+    capacity int := cardinality(ids);
     picked noetl.queue_place[];
     bound record;
     latest bigint;
     reached bigint := 0;
-    lowest bigint := (SELECT min(name) FROM unnest(names) AS name);
-    highest bigint := (SELECT max(name) FROM unnest(names) AS name);
+    lowest bigint := (SELECT min(claim_id) FROM unnest(ids) AS claim_id);
+    highest bigint := (SELECT max(claim_id) FROM unnest(ids) AS claim_id);
 BEGIN
     -- the same request sent twice waits for itself, and then sees what the first one did
-    PERFORM pg_advisory_xact_lock(hashtext('noetl.claims'), hashint8(names[1]));
+    PERFORM pg_advisory_xact_lock(hashtext('noetl.claims'), hashint8(ids[1]));
     IF EXISTS (SELECT FROM noetl.queue
-               WHERE worker_id = worker AND status = 'leased' AND claim_event_id = ANY(names)) THEN
-        places := 0;
+               WHERE worker_id = worker AND status = 'leased' AND claim_event_id = ANY(ids)) THEN
+        capacity := 0;
     END IF;
-    -- rows are locked by statements of their own, as plain as they can be
-    SELECT array_agg(one) INTO picked FROM (
-        SELECT (execution_id, command_id, priority, turn, event_id,
-                attempts > 0 AND attempts >= max_attempts - 1)::noetl.queue_place AS one FROM noetl.queue
-        WHERE status = 'queued' AND pool = own_pool AND available_at <= now()
-          AND (target IS NULL OR target = worker) AND NOT limits ? tool_kind
-        ORDER BY priority DESC, turn, event_id
-        LIMIT places FOR UPDATE SKIP LOCKED) unbounded;
-    FOR bound IN SELECT key AS kind, value::int AS most FROM jsonb_each_text(limits) LOOP
-        SELECT picked || array_agg(one) INTO picked FROM (
+    -- separate, simple statements lock the rows
+    IF wanted IS NOT NULL THEN
+        SELECT array_agg(one) INTO picked FROM (
+            SELECT (execution_id, command_id, priority, turn, event_id, false)::noetl.queue_place AS one FROM noetl.queue
+            WHERE execution_id = ANY(wanted_of) AND command_id = ANY(wanted)
+              AND status = 'queued' AND pool = own_pool AND available_at <= now()
+            ORDER BY execution_id, command_id
+            LIMIT capacity FOR UPDATE SKIP LOCKED) named;
+    ELSE
+        SELECT array_agg(one) INTO picked FROM (
             SELECT (execution_id, command_id, priority, turn, event_id,
-                attempts > 0 AND attempts >= max_attempts - 1)::noetl.queue_place AS one FROM noetl.queue
+                    attempts > 0 AND attempts >= max_attempts - 1)::noetl.queue_place AS one FROM noetl.queue
             WHERE status = 'queued' AND pool = own_pool AND available_at <= now()
-              AND (target IS NULL OR target = worker) AND tool_kind = bound.kind
+              AND NOT limits ? tool_kind
             ORDER BY priority DESC, turn, event_id
-            LIMIT LEAST(bound.most, places) FOR UPDATE SKIP LOCKED) fit;
-    END LOOP;
-    -- what was claimed with these names has ended since, or was taken from the worker: a name serves once
+            LIMIT capacity FOR UPDATE SKIP LOCKED) unbounded;
+        FOR bound IN SELECT key AS kind, value::int AS most FROM jsonb_each_text(limits) LOOP
+            SELECT picked || array_agg(one) INTO picked FROM (
+                SELECT (execution_id, command_id, priority, turn, event_id,
+                    attempts > 0 AND attempts >= max_attempts - 1)::noetl.queue_place AS one FROM noetl.queue
+                WHERE status = 'queued' AND pool = own_pool AND available_at <= now()
+                  AND tool_kind = bound.kind
+                ORDER BY priority DESC, turn, event_id
+                LIMIT LEAST(bound.most, capacity) FOR UPDATE SKIP LOCKED) fit;
+        END LOOP;
+    END IF;
+    -- the commands claimed with these ids have ended since, or were taken from the worker: an id serves once
     IF EXISTS (SELECT FROM (SELECT DISTINCT execution_id AS id FROM unnest(picked)) asked
                WHERE (SELECT event_id FROM noetl.event
-                      WHERE execution_id = id AND event_id BETWEEN lowest AND highest AND event_id = ANY(names)
+                      WHERE execution_id = id AND event_id BETWEEN lowest AND highest AND event_id = ANY(ids)
                       LIMIT 1) IS NOT NULL) THEN
-        places := 0;
+        capacity := 0;
     END IF;
     FOR execution_id, node_name, tool_kind, waited, version, answer, latest IN
     WITH chosen AS MATERIALIZED (
-        -- of commands with one chance left, one at a time: the one that ends its workers fails alone
+        -- commands with one attempt left are claimed one at a time, so that one that kills its workers fails alone
         SELECT * FROM (
             SELECT *, row_number() OVER (PARTITION BY last ORDER BY priority DESC, turn, event_id) AS place
             FROM unnest(picked)) ranked
         WHERE NOT last OR place = 1
-        ORDER BY priority DESC, turn, event_id LIMIT places
+        ORDER BY priority DESC, turn, event_id LIMIT capacity
     ), alive AS MATERIALIZED (
         SELECT id FROM (SELECT DISTINCT execution_id AS id FROM chosen) asked WHERE noetl.is_open_now(id)
     ), over AS MATERIALIZED (
@@ -189,12 +174,12 @@ BEGIN
         WHERE queue.execution_id = over.execution_id AND queue.command_id = over.command_id
     ), named AS MATERIALIZED (
         SELECT execution_id, command_id,
-               names[row_number() OVER (ORDER BY priority DESC, turn, event_id)] AS name
+               ids[row_number() OVER (ORDER BY priority DESC, turn, event_id)] AS claim_id
         FROM chosen
         WHERE execution_id IN (SELECT id FROM alive)
           AND (execution_id, command_id) NOT IN (SELECT execution_id, command_id FROM over)
     ), leased AS (
-        UPDATE noetl.queue SET status = 'leased', worker_id = worker, claim_event_id = named.name,
+        UPDATE noetl.queue SET status = 'leased', worker_id = worker, claim_event_id = named.claim_id,
             attempts = attempts + 1, lease_until = now() + make_interval(secs => lease)
         FROM named
         WHERE queue.execution_id = named.execution_id AND queue.command_id = named.command_id
@@ -210,13 +195,13 @@ BEGIN
                 'claim', CASE WHEN attempts > 1 THEN attempts END)),
             (context ->> 'index')::int, worker
         FROM leased
-        ON CONFLICT DO NOTHING  -- a command that is queued anew, by a resumed driver, may count its claims again
+        ON CONFLICT DO NOTHING  -- a command that a resumed driver queues again may count its claims again
     ), held AS MATERIALIZED (
         SELECT * FROM leased
         UNION ALL
         SELECT * FROM noetl.queue
-        WHERE places = 0 AND worker_id = worker AND status = 'leased' AND claim_event_id = ANY(names)
-    ), standing AS MATERIALIZED (
+        WHERE capacity = 0 AND worker_id = worker AND status = 'leased' AND claim_event_id = ANY(ids)
+    ), versions AS MATERIALIZED (
         SELECT id, noetl.state_version(id) AS state_version
         FROM (SELECT DISTINCT execution_id AS id FROM held) asked
     )
@@ -229,7 +214,7 @@ BEGIN
                 'command_id', command_id, 'event_id', event_id::text, 'claim_event_id', claim_event_id::text,
                 'claim', attempts, 'context', context) ORDER BY turn, event_id))::text,
         max(turn)
-    FROM held JOIN standing ON standing.id = execution_id
+    FROM held JOIN versions ON versions.id = execution_id
     GROUP BY execution_id, state_version, shared, node_name, tool_kind
 
     LOOP
@@ -240,8 +225,3 @@ BEGIN
         PERFORM setval('noetl.queue_turn', reached);
     END IF;
 END $$;
-
--- For processes of a version that knows one pool.
-CREATE OR REPLACE FUNCTION noetl.claim_many(worker text, names bigint[], lease float8, limits jsonb)
-    RETURNS TABLE (execution_id bigint, node_name text, tool_kind text, waited float8[], version text, answer text)
-    LANGUAGE sql VOLATILE AS $$ SELECT * FROM noetl.claim_many(worker, names, lease, limits, 'default') $$;

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from noetl_dagster.events.transport.nats import streams
-from noetl_dagster.events.transport.nats.connection import connect
-from noetl_dagster.events.transport.nats.names import Names
+from noetl_dagster.events.transport import nats as streams
+from noetl_dagster.events.transport.nats import NatsNames, connect
 from noetl_dagster.settings import Settings
 
 
@@ -14,8 +13,8 @@ async def redelivered_after(settings: Settings, seconds: float) -> None:
     """Makes stream and consumer, before anybody else does: what a dead ingestor had taken comes again so soon."""
     client = await connect(settings, "test")
     stream = client.jetstream()
-    await streams.ensure_streams(stream, settings)
+    await streams.ensure_stream(stream, NatsNames.of(settings))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(streams, "ACK_SECONDS", seconds)
-        await streams.ensure_ingest_consumer(stream, Names.of(settings))
+        await streams.ensure_ingest_consumer(stream, NatsNames.of(settings))
     await client.close()

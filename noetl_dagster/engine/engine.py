@@ -26,7 +26,7 @@ from noetl_dagster.engine.walker import Walker
 from noetl_dagster.errors import ExecutionCancelledError
 from noetl_dagster.events.projection.projector import BackgroundProjection, Projection
 from noetl_dagster.events.state import ExecutionState
-from noetl_dagster.events.transport.intake import EventIntake
+from noetl_dagster.events.transport.handler import EventHandler
 from noetl_dagster.playbook.models import Playbook
 from noetl_dagster.settings import Settings
 from noetl_dagster.worker.execution import Execution
@@ -103,8 +103,8 @@ class Engine:
     def reaper(self) -> Reaper:
         """Finds claims of silent workers."""
         runtime = self.runtime
-        intake = EventIntake(runtime.log, runtime.settings.command_heartbeat_timeout_seconds)
-        return Reaper(runtime.pool, intake, runtime.ids, release=partial(release_expired, runtime))
+        handler = EventHandler(runtime.log, runtime.settings.command_heartbeat_timeout_seconds)
+        return Reaper(runtime.pool, handler, runtime.ids, release=partial(release_expired, runtime))
 
     def recovery(self) -> Recovery:
         """Finds executions whose process is gone."""

@@ -12,7 +12,7 @@ import asyncpg
 
 from noetl_dagster.engine.helpers import HelperProcesses
 from noetl_dagster.errors import ExecutionNotFoundError
-from noetl_dagster.events.buffer import EventBuffer, Outlet
+from noetl_dagster.events.buffer import EventBuffer, EventWriter
 from noetl_dagster.events.catalog import RegisteredPlaybooks
 from noetl_dagster.events.ids import Snowflake
 from noetl_dagster.events.log import EventLog
@@ -83,7 +83,7 @@ class Runtime:
         *,
         spark: Callable[[], SparkSession] | None = None,
         apply: bool = True,
-        outlet: Callable[[EventLog], Outlet] | None = None,
+        writer: Callable[[EventLog], EventWriter] | None = None,
     ) -> Runtime:
         """Connects to the services that ``settings`` names and brings the schema up to date.
 
@@ -91,7 +91,7 @@ class Runtime:
             settings: with every address filled.
             spark: gives the Spark session on first use; default: one made from the settings.
             apply: apply ``schema/*.sql`` first; else wait until the control plane has done so.
-            outlet: where this process's events go; default: straight into the log.
+            writer: where this process's events go; default: straight into the log.
 
         Raises:
             ServiceError: the event log cannot be reached.
@@ -99,7 +99,7 @@ class Runtime:
         assert settings.db_url is not None, "settings without NOETL_DB_URL: fill them with embedded.ensure"
         pool = await open_settled_pool(settings, size=settings.db_pool_size, apply=apply)
         try:
-            return await cls._opened(settings, pool, spark, outlet)
+            return await cls._opened(settings, pool, spark, writer)
         except BaseException:
             pool.terminate()
             raise
@@ -110,12 +110,12 @@ class Runtime:
         settings: Settings,
         pool: asyncpg.Pool,
         spark: Callable[[], SparkSession] | None,
-        outlet: Callable[[EventLog], Outlet] | None,
+        writer: Callable[[EventLog], EventWriter] | None,
     ) -> Runtime:
         ids = Snowflake(await pool.fetchval(NEXT_NODE))
         log = EventLog(pool, ids)
         buffer = EventBuffer(
-            outlet(log) if outlet is not None else log,
+            writer(log) if writer is not None else log,
             size=settings.event_buffer_size,
             linger=settings.event_buffer_milliseconds / 1000,
         )

@@ -29,7 +29,7 @@ RETRYABLE = (
 _PATIENCE = RetryLimits(RETRYABLE, seconds=30.0, longest_pause=2.0)
 
 
-class Outlet(Protocol):
+class EventWriter(Protocol):
     """Where a buffer's events go: the event log, or a transport that leads there.
 
     Attributes:
@@ -70,7 +70,7 @@ class EventBuffer:
         linger: seconds that a posted event waits for others.
     """
 
-    def __init__(self, log: Outlet, *, size: int = 500, linger: float = 0.005) -> None:
+    def __init__(self, log: EventWriter, *, size: int = 500, linger: float = 0.005) -> None:
         self._log = log
         self._size = size
         self._linger = linger
@@ -85,7 +85,7 @@ class EventBuffer:
         self._failure: BaseException | None = None
 
     @property
-    def log(self) -> Outlet:
+    def log(self) -> EventWriter:
         """The log behind the buffer, for events that go into a transaction of the caller's."""
         return self._log
 

@@ -30,17 +30,14 @@ SCHEMA_LOCK = 7_306_001
 MONTHS_AHEAD = 3
 _PARTITION_NAME = re.compile(r"event_y(\d{4})m(\d{2})")
 
-SCHEMA_VERSION = 3
+SCHEMA_VERSION = 4
 """Goes up by one with every version whose ``schema/*.sql`` differs; a test holds the texts to it."""
 
-WORKS_FROM = 1
+WORKS_FROM = 4
 """The oldest version whose processes may work on this schema; goes up when what they use is taken away."""
 
 LOCK_TIMEOUT = "2s"
 LOCK_PATIENCE_SECONDS = 120.0
-
-_BEFORE_NUMBERS = "873d59a70cd71db5d2683c582ada3e66b6a57544459518879469ef13082f64e4"
-"""What the version before numbers takes for its own schema: with this mark it leaves ours alone when it starts."""
 
 _HELD = RetryLimits(
     (asyncpg.LockNotAvailableError, asyncpg.DeadlockDetectedError), seconds=LOCK_PATIENCE_SECONDS
@@ -48,17 +45,12 @@ _HELD = RetryLimits(
 
 _EXISTS = "SELECT to_regnamespace('noetl') IS NOT NULL"
 _HAS_NUMBER = "SELECT to_regclass('noetl.schema_version') IS NOT NULL"
-_NUMBERED = f"""
-SELECT number, works_from,
-       CASE WHEN obj_description('noetl'::regnamespace) = '{_BEFORE_NUMBERS}' THEN digest ELSE '' END AS digest
-FROM noetl.schema_version
-"""
+_NUMBERED = "SELECT number, works_from, digest FROM noetl.schema_version"
 _NUMBER = """
 INSERT INTO noetl.schema_version (number, digest, works_from) VALUES ($1, $2, $3)
 ON CONFLICT (one) DO UPDATE SET number = EXCLUDED.number, digest = EXCLUDED.digest,
     works_from = EXCLUDED.works_from, applied_at = now()
 """
-_MARK = f"COMMENT ON SCHEMA noetl IS '{_BEFORE_NUMBERS}'"
 _PARTITIONS = """
 SELECT child.relname FROM pg_inherits
 JOIN pg_class child ON child.oid = inhrelid
@@ -164,7 +156,6 @@ async def _apply(connection: asyncpg.Connection, now: datetime) -> Applied:
             for text in texts:
                 await connection.execute(text)
             await connection.execute(_NUMBER, SCHEMA_VERSION, _digest(texts), WORKS_FROM)
-            await connection.execute(_MARK)
         made = await ensure_partitions(connection, now)
         standing = await found_schema(connection)
         assert standing is not None

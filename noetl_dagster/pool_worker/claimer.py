@@ -1,4 +1,4 @@
-"""Commands that a worker has claimed and not begun: many in one request, and only what it will soon run."""
+"""Claims commands for a worker: many in one request, and only as many as it will soon run."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import logging
 from collections import Counter, deque
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from noetl_dagster.errors import ServiceError
@@ -14,31 +14,30 @@ from noetl_dagster.events.connection import DATABASE_AWAY
 from noetl_dagster.events.ids import Snowflake
 from noetl_dagster.pool_worker.control import ControlPlane
 from noetl_dagster.pool_worker.executions import Executions
-from noetl_dagster.pool_worker.places import Places
 from noetl_dagster.process.event_loop import cancel_and_wait
 from noetl_dagster.worker.context import MOST_AT_ONCE, Grant
 
 logger = logging.getLogger(__name__)
 
 AHEAD_SECONDS = 0.05
-"""Commands are claimed ahead of the slots for about so long, where they are short enough for it to matter."""
+"""Commands are claimed ahead of the free slots for this long, if they are short enough for it to matter."""
 
 MOST_AHEAD = 256
 
 KEPT_SECONDS = 1.0
-"""A command that is not begun so long after its claim is given back: another worker may have room for it."""
+"""A command that has not started this long after its claim is released: another worker may have capacity."""
 
-LOOK_SECONDS = 0.25
-AGAIN_SECONDS = 1.0
+CHECK_SECONDS = 0.25
+RETRY_SECONDS = 1.0
 ANSWER_SECONDS = 5.0
-"""A worker that stops waits so long for the answer to a claim that is on its way."""
+"""A stopping worker waits this long for the answer to a pending claim."""
 
 SMOOTHING = 0.1
 
 
 @dataclass(frozen=True, slots=True)
 class Claimed:
-    """A command that this worker is to run. ``event_id`` is that of its ``command.claimed`` event."""
+    """A claimed command. ``event_id`` is that of its ``command.claimed`` event, ``at`` the loop's time of the claim."""
 
     tool_kind: str
     event_id: int
@@ -46,15 +45,16 @@ class Claimed:
     at: float
 
 
-class Claimer(Places):
-    """Claims commands while there is room, and hands them to the slots.
+class Claimer:
+    """Claims commands while there is capacity, hands them to the slots, and counts what runs.
 
-    A worker that is woken asks for as many commands as it can run now. Where commands are shorter than a claim,
-    it asks for some more, so that its slots do not wait for the next claim. What it can not begin it gives back.
+    When woken, it claims as many commands as the worker can run now. If commands are shorter than a claim, it claims
+    some more, so that the slots do not wait for the next claim. It releases the commands that it cannot start soon.
 
     Args:
-        slots, limits: as of :class:`Places`.
-        interval: seconds after which it asks without having been woken.
+        slots: commands at once.
+        limits: commands at once by tool kind, for kinds with fewer than there are slots.
+        interval: seconds after which it claims without having been woken.
     """
 
     def __init__(
@@ -68,155 +68,186 @@ class Claimer(Places):
         limits: Mapping[str, int],
         interval: float,
     ) -> None:
-        super().__init__(slots, limits)
         self._control = control
         self._ids = ids
         self._worker_id = worker_id
+        self._slots = slots
+        self._limits = limits
         self._executions = executions
         self._interval = interval
+        self._running: Counter[str] = Counter()
+        self._freed = asyncio.Event()
         self._claimed: deque[Claimed] = deque()
         self._arrived = asyncio.Semaphore(0)
-        self._wanted = asyncio.Event()
-        self._usual: float | None = None
-        self._asked: list[int] = []
-        self._owed: list[int] = []
-        self._asking: asyncio.Task[None] | None = None
+        self._woken = asyncio.Event()
+        self._usual_seconds: float | None = None
+        self._pending_ids: list[int] = []
+        self._to_release: list[int] = []
+        self._claiming: asyncio.Task[None] | None = None
         self._closing = False
-        self._handing_back = asyncio.Lock()
-        self._bounded: set[str] = set()
+        self._releasing = asyncio.Lock()
+        self._exhausted: set[str] = set()
+        self._tasks: list[asyncio.Task[None]] = []
+
+    @property
+    def tasks(self) -> Sequence[asyncio.Task[None]]:
+        """Its tasks, which run until it is closed."""
+        return self._tasks
+
+    @property
+    def active(self) -> int:
+        """Commands that run now."""
+        return self._running.total()
 
     @property
     def waiting(self) -> int:
-        """Commands that are claimed and not begun."""
+        """Commands that are claimed and have not started."""
         return len(self._claimed)
 
     @property
     def free(self) -> int:
-        return super().free - self.waiting
+        """Further commands that may start now; below zero while some wait for others to end."""
+        return self._slots - self.active - self.waiting
 
-    def _left(self, tool_kind: str) -> int:
-        left = super()._left(tool_kind) - sum(one.tool_kind == tool_kind for one in self._claimed)
-        return max(left, 0)
+    def capacity(self, tool_kind: str) -> int:
+        """Returns how many further commands of a tool kind may start now."""
+        return self.free if tool_kind not in self._limits else min(self.free, self._left(tool_kind))
 
     def open(self) -> None:
-        self._wanted.set()
+        """Starts to claim."""
+        self._woken.set()
         loop = asyncio.get_running_loop()
-        self._tasks = [loop.create_task(work()) for work in (self._claim, self._look)]
+        self._tasks = [loop.create_task(work()) for work in (self._claim, self._release_late)]
 
     def wake(self) -> None:
-        """Commands wait in the queue, as somebody says."""
-        self._wanted.set()
+        """Claims soon, because commands wait in the queue."""
+        self._woken.set()
 
     async def next(self) -> Claimed:
-        """The next command, which counts as running from now on until :meth:`ended`."""
+        """Returns the next command, which counts as running until :meth:`ended`."""
         while True:
             await self._arrived.acquire()
             if self._claimed:
                 claimed = self._claimed.popleft()
-                self._begin(claimed.tool_kind)
+                self._running[claimed.tool_kind] += 1
                 if self.waiting <= self._ahead // 2:
                     self._freed.set()
                 return claimed
 
     def ended(self, claimed: Claimed, seconds: float) -> None:
-        """A command has ended after so long."""
-        if claimed.tool_kind in self._bounded:
-            self._wanted.set()
-        self._usual = seconds if self._usual is None else self._usual + SMOOTHING * (seconds - self._usual)
-        self._end(claimed.tool_kind)
+        """Frees the slot of a command that ran for so many seconds."""
+        if claimed.tool_kind in self._exhausted:
+            self._woken.set()
+        usual = seconds if self._usual_seconds is None else self._usual_seconds
+        self._usual_seconds = usual + SMOOTHING * (seconds - usual)
+        self._running[claimed.tool_kind] -= 1
+        self._freed.set()
+
+    async def idle(self) -> None:
+        """Waits until no command runs."""
+        while self.active:
+            self._freed.clear()
+            await self._freed.wait()
 
     async def close(self) -> None:
-        """Claims nothing more and gives back what was not begun."""
+        """Claims nothing more and releases the commands that have not started."""
         self._closing = True
-        if self._asking is not None:  # else its answer might come after what is given back
-            await asyncio.wait({self._asking}, timeout=ANSWER_SECONDS)
+        if self._claiming is not None:  # its answer must not arrive after the release
+            await asyncio.wait({self._claiming}, timeout=ANSWER_SECONDS)
         await cancel_and_wait(*self._tasks)
-        unbegun = [one.event_id for one in self._claimed]
+        not_started = [one.event_id for one in self._claimed]
         self._claimed.clear()
-        await self._hand_back(unbegun + self._asked)
+        await self._release(not_started + self._pending_ids)
+
+    def _left(self, tool_kind: str) -> int:
+        """Returns how many slots are left of those of a kind with a limit."""
+        waiting = sum(one.tool_kind == tool_kind for one in self._claimed)
+        return max(self._limits[tool_kind] - self._running[tool_kind] - waiting, 0)
 
     @property
     def _ahead(self) -> int:
-        """Commands to claim beyond the free slots: none where one takes longer than a claim is worth."""
-        if self._usual is None or self._usual >= AHEAD_SECONDS:
+        """Commands to claim beyond the free slots: none if a command takes longer than a claim is worth."""
+        if self._usual_seconds is None or self._usual_seconds >= AHEAD_SECONDS:
             return 0
-        return min(MOST_AHEAD, int(self._slots * (AHEAD_SECONDS / max(self._usual, 1e-4) - 1)))
+        return min(MOST_AHEAD, int(self._slots * (AHEAD_SECONDS / max(self._usual_seconds, 1e-4) - 1)))
 
-    def _places(self) -> int:
-        """How many commands to ask for now; none while enough of them wait."""
+    def _wanted(self) -> int:
+        """Returns how many commands to claim now; none while enough of them wait."""
         ahead = self._ahead
-        places = min(self.free + ahead, MOST_AT_ONCE)
-        return max(places, 0) if not ahead or self.waiting <= ahead // 2 else 0
+        wanted = min(self.free + ahead, MOST_AT_ONCE)
+        return max(wanted, 0) if not ahead or self.waiting <= ahead // 2 else 0
 
     async def _claim(self) -> None:
         while not self._closing:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(self._interval):
-                    await self._wanted.wait()
-            places = self._places()
-            if not places:
+                    await self._woken.wait()
+            wanted = self._wanted()
+            if not wanted:
                 self._freed.clear()
                 await self._freed.wait()
                 continue
-            self._wanted.clear()
-            if not self._asked:  # else the answer was lost: the same question has the same answer
-                self._asked = [self._ids.next() for _ in range(places)]
-            self._asking = asyncio.create_task(self._ask())
+            self._woken.clear()
+            if not self._pending_ids:  # after a lost answer the same claim has the same answer
+                self._pending_ids = [self._ids.next() for _ in range(wanted)]
+            self._claiming = asyncio.create_task(self._claim_batch())
             try:
-                await self._asking
+                await self._claiming
             except (ServiceError, *DATABASE_AWAY) as error:
                 logger.warning("commands cannot be claimed now: %s", error)
-                self._wanted.set()
-                await asyncio.sleep(AGAIN_SECONDS)
-            except Exception:  # an answer that nobody foresaw must not end a worker that looks alive
-                logger.exception("an answer to a claim cannot be read; what it gave goes back")
-                self._wanted.set()
-                names, self._asked = self._asked, []
-                await self._hand_back(names)
-                await asyncio.sleep(AGAIN_SECONDS)
+                self._woken.set()
+                await asyncio.sleep(RETRY_SECONDS)
+            except Exception:  # an unexpected answer must not end a worker that looks alive
+                logger.exception("the answer to a claim cannot be read; its commands are released")
+                self._woken.set()
+                event_ids, self._pending_ids = self._pending_ids, []
+                await self._release(event_ids)
+                await asyncio.sleep(RETRY_SECONDS)
 
-    async def _ask(self) -> None:
-        limits = {kind: min(self._left(kind), len(self._asked)) for kind in self._limits}
-        batch = await self._control.claim_many(self._worker_id, self._asked, limits, self._executions.known())
+    async def _claim_batch(self) -> None:
+        limits = {kind: min(self._left(kind), len(self._pending_ids)) for kind in self._limits}
+        batch = await self._control.claim(
+            self._worker_id, self._pending_ids, limits, self._executions.known()
+        )
         granted = list(batch.grants())
-        full = len(granted) == len(self._asked)
+        full = len(granted) == len(self._pending_ids)
         if full or (granted and limits) or any(grant.claim > 1 for *_, grant in granted):
-            self._wanted.set()  # there may be more: of limited kinds and last chances an answer has not all
+            # there may be more: an answer has only some commands of limited kinds and of last attempts
+            self._woken.set()
         for execution_id, version, events in batch.told():
             self._executions.learn(execution_id, version, events)
-        self._asked = []  # from here on nothing fails
+        self._pending_ids = []  # nothing below fails
         got = Counter(kind for kind, *_ in granted)
-        self._bounded = {kind for kind, most in limits.items() if got[kind] >= most}
+        self._exhausted = {kind for kind, most in limits.items() if got[kind] >= most}
         now = asyncio.get_running_loop().time()
         for kind, event_id, grant in granted:
             self._claimed.append(Claimed(kind, event_id, grant, now))
             self._arrived.release()
 
-    async def _look(self) -> None:
-        """Gives back what has waited for too long behind commands that turned out to be long."""
+    async def _release_late(self) -> None:
+        """Releases commands that have waited too long behind commands that turned out to be long."""
         while True:
-            await asyncio.sleep(LOOK_SECONDS)
-            if self._owed:
-                await self._hand_back([])
+            await asyncio.sleep(CHECK_SECONDS)
+            if self._to_release:
+                await self._release([])
             if not self._claimed or self.active < self._slots:
                 continue
             late = asyncio.get_running_loop().time() - KEPT_SECONDS
             if self._claimed[0].at > late:
                 continue
-            self._usual = AHEAD_SECONDS  # they are not short any more
-            kept = [one for one in self._claimed if one.at > late]
-            given = [one.event_id for one in self._claimed if one.at <= late]
-            self._claimed = deque(kept)
-            await self._hand_back(given)
+            self._usual_seconds = AHEAD_SECONDS  # they are no longer short
+            released = [one.event_id for one in self._claimed if one.at <= late]
+            self._claimed = deque(one for one in self._claimed if one.at > late)
+            await self._release(released)
 
-    async def _hand_back(self, event_ids: list[int]) -> None:
-        """Gives claims back, and those that could not be given back before."""
-        self._owed += event_ids
+    async def _release(self, event_ids: list[int]) -> None:
+        """Releases claims, and those that could not be released earlier."""
+        self._to_release += event_ids
         try:
-            async with self._handing_back:
-                while self._owed:
-                    given = self._owed[:MOST_AT_ONCE]
-                    await self._control.hand_back(self._worker_id, given)
-                    del self._owed[: len(given)]
+            async with self._releasing:
+                while self._to_release:
+                    released = self._to_release[:MOST_AT_ONCE]
+                    await self._control.release(self._worker_id, released)
+                    del self._to_release[: len(released)]
         except (ServiceError, *DATABASE_AWAY) as error:
-            logger.warning("%d claims cannot be given back now: %s", len(self._owed), error)
+            logger.warning("%d claims cannot be released now: %s", len(self._to_release), error)

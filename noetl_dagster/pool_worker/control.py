@@ -1,14 +1,13 @@
-"""What a worker asks of the control plane, each time waiting for the answer: over HTTP, or by function call."""
+"""The synchronous requests of a worker to the control plane: over HTTP, or by function call."""
 
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import partial
 from typing import Protocol
-from urllib.parse import quote
 
 from noetl_dagster.engine.pool.claims import Claims
-from noetl_dagster.errors import ExecutionNotFoundError, TransportError
+from noetl_dagster.errors import ExecutionNotFoundError
 from noetl_dagster.events.buffer import RETRYABLE
 from noetl_dagster.events.connection import encode_json
 from noetl_dagster.events.log import EventLog
@@ -18,12 +17,10 @@ from noetl_dagster.events.transport.wire import EventMessage, kept_event
 from noetl_dagster.events.types import Event
 from noetl_dagster.process.retrying import RetryLimits, with_retries
 from noetl_dagster.settings import DEFAULT_POOL
-from noetl_dagster.worker.context import Batch, Grant
+from noetl_dagster.worker.context import Batch
 
-HAND_BACK_SECONDS = 5.0
-"""A worker that goes does not wait longer for the control plane: its claims end with it."""
-
-_ONE_POOL = "the control plane is of an earlier version, which knows one pool, not {pool!r}; update it first"
+RELEASE_SECONDS = 5.0
+"""A stopping worker waits no longer for the control plane: its claims expire anyway."""
 
 _PATIENCE = RetryLimits(RETRYABLE, seconds=300.0)
 
@@ -31,49 +28,47 @@ _PATIENCE = RetryLimits(RETRYABLE, seconds=300.0)
 class ControlPlane(Protocol):
     """The synchronous half of the protocol (docs/protocol.md)."""
 
-    async def register(self, report: WorkerReport) -> bool:
-        """Makes a worker known; whether commands may be claimed and events sent many at once."""
+    async def register(self, report: WorkerReport) -> None:
+        """Makes a worker known."""
         ...
 
-    async def claim(self, execution_id: int, command_id: str, worker_id: str, event_id: int) -> Grant | None:
-        """Claims a command; None when there is nothing to claim any more."""
-        ...
-
-    async def claim_many(
+    async def claim(
         self, worker_id: str, event_ids: Sequence[int], limits: Mapping[str, int], known: Mapping[int, str]
     ) -> Batch:
-        """Claims as many commands as there are ids, or fewer; sent again with the same ids it changes nothing.
+        """Claims as many commands as there are ids, or fewer; claiming again with the same ids changes nothing.
 
         Args:
-            limits: most commands by tool kind, where a kind has a limit.
+            limits: maximum of commands by tool kind, for kinds with a limit.
             known: versions of executions whose states the worker has.
         """
         ...
 
-    async def hand_back(self, worker_id: str, event_ids: Sequence[int]) -> None:
-        """Gives claims back that were not begun."""
+    async def release(self, worker_id: str, event_ids: Sequence[int]) -> None:
+        """Releases claims that were not begun."""
         ...
 
     async def report(self, report: WorkerReport) -> None:
-        """Writes a report where nobody else may do so."""
+        """Writes a report, unless the API does it."""
         ...
 
     async def lifecycle(self, execution_id: int) -> list[Event]:
-        """The events that the state of an execution is folded from, in order."""
+        """Returns the events that the state of an execution is folded from, in order."""
         ...
 
     async def source(self, catalog_id: int) -> tuple[str, str] | None:
-        """Text and path of a playbook."""
+        """Returns the text and path of a playbook."""
         ...
 
-    async def close(self) -> None: ...
+    async def close(self) -> None:
+        """Closes connections."""
+        ...
 
 
 class DirectControl:
     """For workers that share the event log's database.
 
     Args:
-        wake: tells all workers of the pool that so many commands wait again.
+        announce: tells all workers of the pool that so many commands wait again.
         pool: the worker's.
     """
 
@@ -81,44 +76,45 @@ class DirectControl:
         self,
         log: EventLog,
         lease_seconds: float,
-        wake: Callable[[int], Awaitable[None]],
+        announce: Callable[[int], Awaitable[None]],
         pool: str = DEFAULT_POOL,
     ) -> None:
         self._log = log
-        self._wake = wake
+        self._announce = announce
         self._pool = pool
         self._claims = Claims(log.pool, lease_seconds)
 
-    async def register(self, report: WorkerReport) -> bool:
+    async def register(self, report: WorkerReport) -> None:
+        """Writes the first report."""
         await put_worker(self._log.pool, report)
-        return True
 
-    async def claim(self, execution_id: int, command_id: str, worker_id: str, event_id: int) -> Grant | None:
-        return await self._claims.claim(execution_id, command_id, worker_id, event_id, self._pool)
-
-    async def claim_many(
+    async def claim(
         self, worker_id: str, event_ids: Sequence[int], limits: Mapping[str, int], known: Mapping[int, str]
     ) -> Batch:
-        claim = partial(self._claims.claim_many, worker_id, event_ids, limits, self._pool)
-        granted = await with_retries(claim, _PATIENCE)
-        return Batch.model_validate_json(self._claims.answer(granted, pool=self._pool))
+        """Claims commands; the worker loads states itself."""
+        claim = partial(self._claims.claim, worker_id, event_ids, limits, self._pool)
+        return Batch.model_validate_json(self._claims.answer(await with_retries(claim, _PATIENCE)))
 
     async def report(self, report: WorkerReport) -> None:
+        """Writes a report."""
         await put_worker(self._log.pool, report)
 
-    async def hand_back(self, worker_id: str, event_ids: Sequence[int]) -> None:
-        queued = await self._claims.hand_back(worker_id, event_ids)
+    async def release(self, worker_id: str, event_ids: Sequence[int]) -> None:
+        """Releases claims and announces the commands to all."""
+        queued = await self._claims.release(worker_id, event_ids)
         if queued:
-            await self._wake(queued)
+            await self._announce(queued)
 
     async def lifecycle(self, execution_id: int) -> list[Event]:
+        """Reads the events from the log."""
         return await self._log.lifecycle(execution_id)
 
     async def source(self, catalog_id: int) -> tuple[str, str] | None:
+        """Reads the playbook from the catalog."""
         return await self._log.source(catalog_id)
 
     async def close(self) -> None:
-        """The pool belongs to the process."""
+        """Does nothing: the pool belongs to the process."""
 
 
 class HttpControl:
@@ -128,53 +124,31 @@ class HttpControl:
         self._client = client
         self._pool = pool
 
-    async def register(self, report: WorkerReport) -> bool:
+    async def register(self, report: WorkerReport) -> None:
+        """Posts the first report."""
         content = report.model_dump_json().encode()
-        answer = await self._client.request("POST", "/api/workers", content=content)
-        told = answer.checked().json()
-        if self._pool != DEFAULT_POOL and not told.get("pools", False):
-            raise TransportError(_ONE_POOL.format(pool=self._pool))
-        return bool(told.get("batch", False))
+        (await self._client.request("POST", "/api/workers", content=content)).checked()
 
-    async def claim(self, execution_id: int, command_id: str, worker_id: str, event_id: int) -> Grant | None:
-        body = {"execution_id": str(execution_id), "worker_id": worker_id, "event_id": str(event_id)}
-        body["pool"] = self._pool
-        path = f"/api/commands/{quote(command_id, safe='')}/claim"
-        response = await self._client.request("POST", path, content=encode_json(body))
-        if response.status in (404, 409):
-            return None
-        return Grant.model_validate_json(response.checked().content)
-
-    async def claim_many(
+    async def claim(
         self, worker_id: str, event_ids: Sequence[int], limits: Mapping[str, int], known: Mapping[int, str]
     ) -> Batch:
-        body = {
-            "worker_id": worker_id,
-            "event_ids": [str(one) for one in event_ids],
-            "limits": limits,
-            "known": known,
-            "pool": self._pool,
-        }
-        content = encode_json(body)
+        """Claims commands; their unknown states come with the answer."""
+        content = encode_json(self._request(worker_id, event_ids) | {"limits": limits, "known": known})
         response = await self._client.request("POST", "/api/commands/claim", content=content)
-        batch = Batch.model_validate_json(response.checked().content)
-        if batch.pool != self._pool:  # one of several API processes, not updated yet
-            await self.hand_back(worker_id, event_ids)
-            raise TransportError(_ONE_POOL.format(pool=self._pool))
-        return batch
+        return Batch.model_validate_json(response.checked().content)
 
     async def report(self, report: WorkerReport) -> None:
-        """The API hears reports over NATS."""
+        """Does nothing: the API receives reports over NATS."""
 
-    async def hand_back(self, worker_id: str, event_ids: Sequence[int]) -> None:
-        content = encode_json(
-            {"worker_id": worker_id, "event_ids": [str(one) for one in event_ids], "pool": self._pool}
-        )
+    async def release(self, worker_id: str, event_ids: Sequence[int]) -> None:
+        """Releases claims."""
+        content = encode_json(self._request(worker_id, event_ids))
         path = "/api/commands/release"
-        answer = await self._client.request("POST", path, content=content, patience=HAND_BACK_SECONDS)
+        answer = await self._client.request("POST", path, content=content, patience=RELEASE_SECONDS)
         answer.checked()
 
     async def lifecycle(self, execution_id: int) -> list[Event]:
+        """Fetches the events of an execution."""
         path = f"/api/executions/{execution_id}/lifecycle"
         response = await self._client.request("GET", path)
         if response.status == 404:
@@ -182,6 +156,7 @@ class HttpControl:
         return [kept_event(EventMessage.model_validate(one)) for one in response.checked().json()["events"]]
 
     async def source(self, catalog_id: int) -> tuple[str, str] | None:
+        """Fetches a playbook."""
         response = await self._client.request("GET", f"/api/catalog/{catalog_id}")
         if response.status == 404:
             return None
@@ -189,4 +164,8 @@ class HttpControl:
         return found["source"], found["path"]
 
     async def close(self) -> None:
+        """Closes the client."""
         await self._client.close()
+
+    def _request(self, worker_id: str, event_ids: Sequence[int]) -> dict[str, object]:
+        return {"worker_id": worker_id, "event_ids": [str(one) for one in event_ids], "pool": self._pool}

@@ -1,4 +1,4 @@
-"""Executions as a worker remembers them: asked for once while nothing happens to them, whatever runs at once."""
+"""A worker's cache of executions: each is loaded once per version, however many of its commands run at once."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from noetl_dagster.pool_worker.control import ControlPlane
 from noetl_dagster.worker.context import Grant
 from noetl_dagster.worker.execution import Execution
 
-REMEMBERED = 64
+MOST_CACHED = 64
 
 
 class Executions:
@@ -25,21 +25,21 @@ class Executions:
         self._known: OrderedDict[int, tuple[str, asyncio.Task[Execution]]] = OrderedDict()
 
     def known(self) -> dict[int, str]:
-        """Versions of the executions that were met lately: the answer to a claim leaves their states out."""
+        """Returns the versions of the cached executions: the answer to a claim omits their states."""
         return {execution_id: version for execution_id, (version, _) in self._known.items()}
 
     def learn(self, execution_id: int, version: str, events: Sequence[Event]) -> None:
-        """Takes the state that came with a claim."""
+        """Stores the state that came with a claim."""
         known, loading = self._known.get(execution_id, ("", None))
         if loading is not None and known == version and not _failed(loading):
             return
         self._remember(execution_id, version, asyncio.create_task(self._assemble(execution_id, events)))
 
     async def of(self, grant: Grant) -> Execution:
-        """The execution as it stood when the command was claimed.
+        """Returns the execution in the version in which the command was claimed.
 
         Raises:
-            NoetlError: it is not to be had, or its playbook is none.
+            NoetlError: it cannot be loaded, or its playbook is invalid.
         """
         version, loading = self._known.get(grant.execution_id, ("", None))
         if loading is None or version != grant.state_version or _failed(loading):
@@ -52,7 +52,7 @@ class Executions:
     def _remember(self, execution_id: int, version: str, loading: asyncio.Task[Execution]) -> None:
         self._known[execution_id] = (version, loading)
         self._known.move_to_end(execution_id)
-        while len(self._known) > REMEMBERED:
+        while len(self._known) > MOST_CACHED:
             self._known.popitem(last=False)
 
     async def _load(self, execution_id: int) -> Execution:

@@ -22,7 +22,7 @@ from noetl_dagster.engine.engine import Engine
 from noetl_dagster.engine.executions.results import Position, finished_outside, reference_of
 from noetl_dagster.errors import ServiceError
 from noetl_dagster.events.state import StepEnd, StepStatus
-from noetl_dagster.events.transport.intake import EventIntake
+from noetl_dagster.events.transport.handler import EventHandler
 from noetl_dagster.io_managers.results import metadata_of
 from noetl_dagster.resources.engines import EngineProvider
 from noetl_dagster.worker.execution import Execution
@@ -82,12 +82,12 @@ async def drain(engine: Engine) -> IngestReport:
     from noetl_dagster.events.transport.ingest import (
         Ingestor,  # not before a tick: NATS takes 0.3 s to import
     )
-    from noetl_dagster.events.transport.nats.connection import connect
+    from noetl_dagster.events.transport.nats import connect
 
     runtime = engine.runtime
     client = await connect(runtime.settings, "sensor")
-    intake = EventIntake(runtime.log, runtime.settings.command_heartbeat_timeout_seconds)
-    ingestor = Ingestor(client, intake, runtime.settings)
+    handler = EventHandler(runtime.log, runtime.settings.command_heartbeat_timeout_seconds)
+    ingestor = Ingestor(client, handler)
     try:
         for difference in await ingestor.open():
             logger.warning("%s", difference)

@@ -7,8 +7,8 @@ from typing import Annotated
 from fastapi import APIRouter, Path
 from pydantic import BaseModel, Field
 
-from noetl_dagster.events.transport.capacity import wake_all
-from noetl_dagster.events.transport.wire import Id, Name
+from noetl_dagster.events.transport.capacity import announce_commands
+from noetl_dagster.events.transport.wire import Id, Name, Text
 from noetl_dagster.service.access import FOR_ALL, FOR_WORKERS
 from noetl_dagster.service.hot import HotRouter
 from noetl_dagster.service.plane import ThePlane
@@ -27,19 +27,11 @@ Pool = Annotated[Name, Field(pattern=POOL_NAME, description="the worker's pool, 
 
 
 class Claim(BaseModel):
-    """``event_id`` names the ``command.claimed`` event: a claim sent again with it gets the same answer."""
+    """``event_ids`` names the ``command.claimed`` events, one for each free slot of the worker.
 
-    execution_id: Id
-    worker_id: Annotated[Name, Field(min_length=1, max_length=256)]
-    event_id: Id
-    pool: Pool = DEFAULT_POOL
-
-
-class BatchClaim(BaseModel):
-    """``event_ids`` names the ``command.claimed`` events, one for each place that the worker has.
-
-    A claim sent again with the same names gets the same answer. ``limits``: places by tool kind, where a kind
-    has fewer. ``known``: versions of executions whose states the worker has; the answer holds those of others.
+    A claim that is sent again with the same ids gets the same answer. ``limits``: slots by tool kind, for kinds with
+    fewer. ``known``: versions of executions whose states the worker has; the answer holds those of others.
+    ``command_ids``: the only commands to claim, which ``limits`` do not bound.
     """
 
     worker_id: Annotated[Name, Field(min_length=1, max_length=256)]
@@ -49,19 +41,22 @@ class BatchClaim(BaseModel):
         Field(max_length=64),
     ] = {}
     known: Annotated[dict[Id, Annotated[str, Field(max_length=64)]], Field(max_length=MOST_AT_ONCE)] = {}
+    command_ids: (
+        Annotated[list[Annotated[Text, Field(max_length=2_000)]], Field(max_length=MOST_AT_ONCE)] | None
+    ) = None
     pool: Pool = DEFAULT_POOL
 
 
-class HandBack(BaseModel):
-    """Claims that are given back unbegun, by the ids of their ``command.claimed`` events."""
+class Release(BaseModel):
+    """Claims of commands that were not begun, by the ids of their ``command.claimed`` events."""
 
     worker_id: Annotated[Name, Field(min_length=1, max_length=256)]
     event_ids: Annotated[list[Id], Field(min_length=1, max_length=MOST_AT_ONCE)]
     pool: Pool = DEFAULT_POOL
 
 
-class HandedBack(BaseModel):
-    """``queued``: commands that wait for a worker again; the others had ended, or were somebody else's."""
+class Released(BaseModel):
+    """``queued``: commands that wait for a worker again; the others had ended, or another worker holds them."""
 
     queued: int
 
@@ -83,36 +78,26 @@ async def get_command(command_id: CommandId, plane: ThePlane) -> Grant:
     return found
 
 
-@hot.post("/commands/{command_id:path}/claim")
-async def claim_command(command_id: CommandId, claim: Claim, plane: ThePlane) -> Grant:
-    """Claims a command; 409 when somebody else has it, or it has ended."""
-    granted = await plane.claims.claim(
-        claim.execution_id, _clean(command_id), claim.worker_id, claim.event_id, claim.pool
-    )
-    plane.metrics.count_claims(0 if granted is None else 1)
-    if granted is None:
-        raise Problem(409, f"command {command_id[:200]} is somebody else's, has ended, or is not queued")
-    return granted
-
-
 @hot.post("/commands/claim", gives=Batch)
-async def claim_commands(claim: BatchClaim, plane: ThePlane) -> bytes:
+async def claim_commands(claim: Claim, plane: ThePlane) -> bytes:
     """Claims as many commands as there are ``event_ids``, or fewer when no more wait; executions take turns."""
-    granted = await plane.claims.claim_many(claim.worker_id, claim.event_ids, claim.limits, claim.pool)
-    plane.metrics.count_claims(sum(len(one.waited) for one in granted))
-    unknown = {one.execution_id for one in granted if claim.known.get(one.execution_id) != one.state_version}
+    claimed = await plane.claims.claim(
+        claim.worker_id, claim.event_ids, claim.limits, claim.pool, only=claim.command_ids
+    )
+    plane.metrics.count_claims(sum(len(one.waited) for one in claimed))
+    unknown = {one.execution_id for one in claimed if claim.known.get(one.execution_id) != one.state_version}
     log = plane.engine.runtime.log
     states = {execution_id: await log.lifecycle(execution_id) for execution_id in unknown}
-    return plane.claims.answer(granted, states, claim.pool)
+    return plane.claims.answer(claimed, states)
 
 
 @hot.post("/commands/release")
-async def release_commands(release: HandBack, plane: ThePlane) -> HandedBack:
-    """Gives claims back at once, for a worker that stops before it has begun them."""
-    queued = await plane.claims.hand_back(release.worker_id, release.event_ids)
+async def release_commands(release: Release, plane: ThePlane) -> Released:
+    """Returns claims to the queue at once, for a worker that stops before it has begun their commands."""
+    queued = await plane.claims.release(release.worker_id, release.event_ids)
     if queued:
-        await wake_all(plane.client, plane.settings, queued, release.pool)
-    return HandedBack(queued=queued)
+        await announce_commands(plane.client, queued, release.pool)
+    return Released(queued=queued)
 
 
 @router.get("/catalog/{catalog_id:int}", dependencies=[FOR_ALL])

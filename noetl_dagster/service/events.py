@@ -48,10 +48,10 @@ async def post_events(batch: EventBatch, plane: ThePlane) -> Accepted:
 async def _take(messages: Sequence[EventMessage], plane: Plane) -> Accepted:
     received = datetime.now(UTC)
     events = [accepted(message, received) for message in messages]
-    unknown = await plane.intake.unknown_executions({event.execution_id for event in events})
+    unknown = await plane.handler.unknown_executions({event.execution_id for event in events})
     if unknown:
         raise Problem(404, f"no execution {min(unknown)} in the event log")
-    inserted = await plane.intake.handle_events(events)
+    inserted = await plane.handler.handle_events(events)
     plane.metrics.count_posted(len(events), (datetime.now(UTC) - received).total_seconds())
     return Accepted(accepted=len(events), new=len(inserted))
 
@@ -60,8 +60,8 @@ async def _claim(message: EventMessage, plane: Plane) -> Accepted:
     command_id = message.meta.get("command_id")
     if not isinstance(command_id, str) or message.worker_id is None:
         raise Problem(422, "a claim needs meta.command_id and worker_id")
-    granted = await plane.claims.claim(message.execution_id, command_id, message.worker_id, message.event_id)
-    plane.metrics.count_claims(0 if granted is None else 1)
-    if granted is None:
-        raise Problem(409, f"command {command_id[:200]} is somebody else's, has ended, or is not queued")
+    claimed = await plane.claims.claim(message.worker_id, [message.event_id], only=[command_id])
+    plane.metrics.count_claims(len(claimed))
+    if not claimed:
+        raise Problem(409, f"command {command_id[:200]} is another worker's, has ended, or is not queued")
     return Accepted(accepted=1, new=1)

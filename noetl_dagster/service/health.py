@@ -12,7 +12,6 @@ from starlette.responses import PlainTextResponse
 
 from noetl_dagster.events.connection import DATABASE_AWAY
 from noetl_dagster.events.projection.projector import Projection
-from noetl_dagster.events.transport.nats.names import Names
 from noetl_dagster.events.transport.queries import DEAD_LETTER_COUNT, QUEUE_DEPTH
 from noetl_dagster.service.access import FOR_READERS
 from noetl_dagster.service.metrics import Queued, Situation
@@ -70,7 +69,7 @@ async def metrics(plane: ThePlane) -> PlainTextResponse:
 
 
 async def _lag(plane: Plane) -> int | None:
-    names = Names.of(plane.settings)
+    names = plane.client.names
     try:
         info = await plane.client.jetstream().consumer_info(
             names.event_stream, names.ingest_consumer, timeout=ANSWER_SECONDS

@@ -9,14 +9,13 @@ from dataclasses import dataclass, field
 from typing import Annotated, Any, Protocol
 
 from fastapi import Depends, Request
-from nats.aio.client import Client as NatsClient
 
 from noetl_dagster.engine.engine import Engine
 from noetl_dagster.engine.pool.claims import Claims
 from noetl_dagster.events.transport.capacity import CapacityKeeper
+from noetl_dagster.events.transport.handler import EventHandler
 from noetl_dagster.events.transport.ingest import Ingestor
-from noetl_dagster.events.transport.intake import EventIntake
-from noetl_dagster.events.transport.nats.connection import connect
+from noetl_dagster.events.transport.nats import NatsClient, connect
 from noetl_dagster.playbook.catalog import Catalog
 from noetl_dagster.playbook.models import Playbook
 from noetl_dagster.service.metrics import Metrics
@@ -57,7 +56,7 @@ class Plane:
 
     settings: Settings
     engine: Engine
-    intake: EventIntake
+    handler: EventHandler
     claims: Claims
     catalog: Catalog
     client: NatsClient
@@ -76,16 +75,16 @@ class Plane:
         lease = settings.command_heartbeat_timeout_seconds
         client = await connect(settings, "service")
         metrics = Metrics()
-        intake = EventIntake(runtime.log, lease, observe=metrics.count_ran)
+        handler = EventHandler(runtime.log, lease, observe=metrics.count_ran)
         plane = cls(
             settings=settings,
             engine=engine,
-            intake=intake,
+            handler=handler,
             claims=Claims(runtime.pool, lease, metrics.count_waited),
             catalog=Catalog(settings.playbooks_path),
             client=client,
-            capacity=CapacityKeeper(client, runtime.pool, settings),
-            ingestor=Ingestor(client, intake, settings, observe=metrics.count_ingested),
+            capacity=CapacityKeeper(client, runtime.pool),
+            ingestor=Ingestor(client, handler, observe=metrics.count_ingested),
             launcher=launcher(engine),
             metrics=metrics,
         )

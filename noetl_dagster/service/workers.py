@@ -25,14 +25,9 @@ Ref = Annotated[str, Query(max_length=2_000, description="noetl://execution/<id>
 
 
 class Registered(BaseModel):
-    """``node``: number from 0 to 1023 for the middle bits of the worker's snowflake identifiers.
-
-    ``batch``: commands can be claimed, and events sent, many at once; ``pools``: by pool.
-    """
+    """``node``: number from 0 to 1023 for the middle bits of the worker's snowflake identifiers."""
 
     node: int
-    batch: bool = True
-    pools: bool = True
 
 
 class WorkerView(BaseModel):
@@ -53,7 +48,7 @@ async def register_worker(report: WorkerReport, plane: ThePlane) -> Registered:
     await put_worker(plane.engine.runtime.pool, report)
     plane.capacity.registry.heard(report)
     with contextlib.suppress(nats.errors.Error, OSError):  # to those who dispatch; the next report comes soon
-        await publish_report(plane.client, plane.settings, report)
+        await publish_report(plane.client, report)
     return Registered(node=await plane.engine.runtime.pool.fetchval(NEXT_NODE))
 
 

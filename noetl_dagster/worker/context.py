@@ -11,7 +11,6 @@ from pydantic import BaseModel, ConfigDict, Field
 from noetl_dagster.events.transport.wire import EventMessage, Id, kept_event
 from noetl_dagster.events.types import Event
 from noetl_dagster.result_ref import ResultRef
-from noetl_dagster.settings import DEFAULT_POOL
 from noetl_dagster.worker.command import Command
 
 MOST_AT_ONCE = 1_000
@@ -162,13 +161,11 @@ class Batch(BaseModel):
     """What a worker got when it asked for as many commands as it has room for.
 
     Attributes:
-        pool: whose commands they are; a control plane that knows one pool does not say.
         states: events from which the states of executions are folded, by execution, where the worker does not
             know their versions yet.
     """
 
     lease_seconds: float
-    pool: str = DEFAULT_POOL
     groups: list[ClaimedGroup]
     states: dict[Id, list[EventMessage]] = Field(default_factory=dict)
 

@@ -20,7 +20,7 @@ from noetl_dagster import embedded
 from noetl_dagster.cli import health as module
 from noetl_dagster.cli.health import Health, healthy
 from noetl_dagster.errors import VersionError
-from noetl_dagster.events.transport.nats.connection import connect
+from noetl_dagster.events.transport.nats import connect
 from noetl_dagster.settings import Settings
 from tests.processes import StartProcess, killed_in_the_end
 from tests.proxy import cutting

@@ -16,10 +16,8 @@ from nats.aio.client import Client as NatsClient
 from noetl_dagster.engine.engine import Engine
 from noetl_dagster.events.log import EventLog
 from noetl_dagster.events.state import ExecutionStatus
-from noetl_dagster.events.transport.nats.connection import connect
-from noetl_dagster.events.transport.nats.names import Names
-from noetl_dagster.events.transport.nats.streams import ensure_streams
-from noetl_dagster.events.transport.nats.transport import NatsTransport
+from noetl_dagster.events.transport.nats import NatsNames, connect, ensure_stream
+from noetl_dagster.events.transport.nats_transport import NatsTransport
 from noetl_dagster.events.transport.wire import message_of
 from noetl_dagster.events.types import Event
 from noetl_dagster.settings import Settings
@@ -52,7 +50,7 @@ def start(environment: dict[str, str], tmp_path: Path) -> Iterator[Start]:
 @pytest.fixture
 async def client(settings: Settings) -> AsyncIterator[NatsClient]:
     client = await connect(settings, "test")
-    await ensure_streams(client.jetstream(), settings)
+    await ensure_stream(client.jetstream(), NatsNames.of(settings))
     yield client
     await client.close()
 
@@ -66,7 +64,7 @@ async def execution_id(pool: asyncpg.Pool) -> int:
 
 async def publish(client: NatsClient, settings: Settings, execution_id: int, count: int) -> list[Event]:
     events = [ended(execution_id, index) for index in range(count)]
-    transport = NatsTransport(client, Names.of(settings))
+    transport = NatsTransport(client)
     for at in range(0, count, 1_000):
         await transport.publish(events[at : at + 1_000])
     return events
@@ -84,7 +82,7 @@ async def test_ingest_once_takes_what_is_there(
     assert done.returncode == 0, done.stderr
     assert "300 events in" in done.stdout
     assert await logged(pool) == sorted(event.event_id for event in events)
-    state = (await client.jetstream().stream_info(Names.of(settings).event_stream)).state
+    state = (await client.jetstream().stream_info(NatsNames.of(settings).event_stream)).state
     assert state.messages == 0
 
 

@@ -123,11 +123,11 @@ async def test_a_worker_that_only_knows_the_protocol_hears_of_it(settings: Setti
         execution = await engine.lifecycle.create(playbook(SMALL))
         driving = asyncio.create_task(engine.guard(execution, engine.walker.run(execution)))
         command_id = f"{execution.id}:start:1:1"
-        claim: dict[str, Any] = {"execution_id": str(execution.id), "worker_id": "foreign", "event_id": "77"}
+        claim: dict[str, Any] = {"worker_id": "foreign", "event_ids": ["77"], "command_ids": [command_id]}
 
         async def granted() -> bool:
-            answer = await service.client.post(f"/api/commands/{command_id}/claim", json=claim)
-            return answer.status_code == 200
+            answer = await service.client.post("/api/commands/claim", json=claim)
+            return bool(answer.json()["groups"])
 
         await until(granted, "a claim")
         assert (await service.client.get(f"/api/commands/{command_id}")).status_code == 200

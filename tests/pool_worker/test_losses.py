@@ -14,9 +14,9 @@ from noetl_dagster.engine.engine import Engine
 from noetl_dagster.engine.pool.claims import Claims
 from noetl_dagster.events.state import ExecutionState, ExecutionStatus
 from noetl_dagster.events.transport.capacity import WorkerReport, publish_report
-from noetl_dagster.events.transport.nats.connection import connect
-from noetl_dagster.events.transport.nats.names import Names
+from noetl_dagster.events.transport.nats import NatsNames, connect
 from noetl_dagster.settings import EventTransport, Settings
+from noetl_dagster.worker.context import Batch
 from tests.playbooks import playbook
 from tests.pool import working
 from tests.pool_worker.conftest import soon_missed
@@ -61,9 +61,10 @@ async def test_a_command_that_every_worker_leaves_unfinished_fails(engine: Engin
     ghosts = Claims(pool, lease_seconds=0.01)
     for number in range(2):
         row = await until(lambda: pool.fetchrow(WAITING), f"the command to wait for worker {number}")
-        granted = await ghosts.claim(*row, f"ghost {number}", engine.runtime.ids.next())
-        assert granted is not None
-        assert granted.claim == number + 1
+        ids = engine.runtime.ids.take(1)
+        granted = await ghosts.claim(f"ghost {number}", ids, only=[row["command_id"]])
+        [(_, _, grant)] = Batch.model_validate_json(ghosts.answer(granted)).grants()
+        assert grant.claim == number + 1
     state = await asyncio.wait_for(running, PATIENCE_SECONDS)
     assert state.status is ExecutionStatus.FAILED
     error = state.latest["start"].envelope["error"]
@@ -74,14 +75,13 @@ async def test_a_command_that_every_worker_leaves_unfinished_fails(engine: Engin
     assert await pool.fetchval("SELECT count(*) FROM noetl.queue") == 0
 
 
-async def test_commands_that_wait_outlive_their_notices(engine: Engine, settings: Settings) -> None:
+async def test_commands_that_wait_outlive_their_announcement(engine: Engine, settings: Settings) -> None:
     running = asyncio.create_task(engine.run(playbook(LOOP)))
 
     async def all_wait() -> bool:
-        return len(await engine.runtime.pool.fetch(WAITING)) == 5 and await notices(settings) == 5
+        return len(await engine.runtime.pool.fetch(WAITING)) == 5
 
-    await until(all_wait, "the commands to wait")
-    await lose_streams(settings)
+    await until(all_wait, "the commands to wait, announced to nobody")
     async with working(settings, "w1"):
         succeeded(await asyncio.wait_for(running, PATIENCE_SECONDS))
 
@@ -89,28 +89,26 @@ async def test_commands_that_wait_outlive_their_notices(engine: Engine, settings
 async def test_what_a_dead_worker_had_of_a_dead_op_is_offered_to_others(
     engine: Engine, settings: Settings
 ) -> None:
-    """A machine goes with an op and a worker on it: claims and notices of both are in nobody's memory."""
+    """A machine goes with an op and a worker on it: no process knows of the worker's claims."""
     execution = await engine.lifecycle.create(playbook(LOOP))
-    pool, names = engine.runtime.pool, Names.of(settings)
+    pool, names = engine.runtime.pool, NatsNames.of(settings)
     client = await connect(settings, "ghost")
     report = WorkerReport(worker_id="ghost", slots=9, available_slots=9, interval=3600)
 
     async def answer(_: Msg) -> None:
-        await publish_report(client, settings, report)
+        await publish_report(client, report)
 
     await client.subscribe(f"{names.capacity}.report.now", cb=answer)
     op = await asyncio.create_subprocess_exec(
         *(sys.executable, "-c", OP, str(execution.id)), env={**os.environ, **embedded.environment(settings)}
     )
 
-    async def all_sent_to_ghost() -> bool:
-        sent = await pool.fetchval("SELECT count(*) FROM noetl.queue WHERE target = 'ghost'")
-        return sent == 5 and await notices(settings) == 5
+    async def all_wait() -> bool:
+        return len(await pool.fetch(WAITING)) == 5
 
-    await until(all_sent_to_ghost, "the commands to be sent to the ghost")
+    await until(all_wait, "the commands to wait")
     claims = Claims(pool, lease_seconds=3600)
-    for row in (await pool.fetch(WAITING))[:2]:
-        assert await claims.claim(*row, "ghost", engine.runtime.ids.next())
+    assert sum(len(one.waited) for one in await claims.claim("ghost", engine.runtime.ids.take(2))) == 2
     op.kill()
     await op.wait()
     await client.close()
@@ -132,18 +130,10 @@ async def test_whoever_is_connected_makes_lost_streams_anew(settings: Settings) 
         await engine.close()
 
 
-async def notices(settings: Settings) -> int:
-    client = await connect(settings, "test")
-    state = (await client.jetstream().stream_info(Names.of(settings).command_stream)).state
-    await client.close()
-    return state.messages
-
-
 async def lose_streams(settings: Settings) -> None:
     """As a NATS server does whose disk is new."""
-    client, names = await connect(settings, "test"), Names.of(settings)
-    for name in (names.event_stream, names.command_stream):
-        await client.jetstream().delete_stream(name)
+    client, names = await connect(settings, "test"), NatsNames.of(settings)
+    await client.jetstream().delete_stream(names.event_stream)
     await client.close()
 
 

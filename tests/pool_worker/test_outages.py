@@ -18,8 +18,7 @@ from noetl_dagster.embedded.state import read_state
 from noetl_dagster.engine.engine import Engine
 from noetl_dagster.engine.pool.link import Link
 from noetl_dagster.events.schema import apply_schema
-from noetl_dagster.events.transport.nats.connection import connect
-from noetl_dagster.events.transport.nats.names import Names
+from noetl_dagster.events.transport.nats import NatsNames, connect
 from noetl_dagster.pool_worker.claimer import Claimer
 from noetl_dagster.settings import EventTransport, Settings
 from tests.pool import working
@@ -106,9 +105,8 @@ async def test_streams_that_are_deleted_cost_nothing(settings: Settings, tmp_pat
             await warm(engine)
             fan = await Fan.start(engine, tmp_path, 60, held=60)
             await until(lambda: len(fan.begun) == 8, "commands that run")
-            client, names = await connect(own, "test"), Names.of(own)
-            for name in (names.event_stream, names.command_stream):
-                await client.jetstream().delete_stream(name)
+            client, names = await connect(own, "test"), NatsNames.of(own)
+            await client.jetstream().delete_stream(names.event_stream)
             await client.close()
             fan.go()
             await fan.is_whole()

@@ -3,20 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-from contextlib import suppress
 from typing import Any
 
 import asyncpg
 import pytest
-from nats.js.errors import NotFoundError
 
 from noetl_dagster.engine.engine import Engine
 from noetl_dagster.engine.pool import link
 from noetl_dagster.engine.steps.watermarks import watermarks
 from noetl_dagster.events.state import ExecutionStatus
-from noetl_dagster.events.transport.nats.connection import connect
-from noetl_dagster.events.transport.nats.names import Names
-from noetl_dagster.pool_worker import notices
 from noetl_dagster.settings import EventTransport, Settings
 from tests.playbooks import playbook
 from tests.pool import working
@@ -89,8 +84,7 @@ async def test_chunks_are_taken_by_workers_in_order_and_with_what_was_set(
 
 async def test_ends_and_commands_wake_who_waits(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
     """Looking around at intervals is for what got lost: nobody waits for it in ordinary work."""
-    for module, interval in ((link, "SWEEP_SECONDS"), (notices, "TAKE_SECONDS")):
-        monkeypatch.setattr(module, interval, 1000.0)
+    monkeypatch.setattr(link, "SWEEP_SECONDS", 1000.0)
     changes = {"worker_heartbeat_seconds": 1000.0, "worker_tool_pools": {"python": 1}}
     patient = settings.model_copy(update=changes)
     text = """
@@ -206,9 +200,7 @@ async def test_a_fan_out_runs_in_the_pool(engine: Engine, settings: Settings) ->
     assert state.latest["end"].envelope["data"] == sum(range(1, 31))
 
 
-async def test_a_hundred_shards_are_a_hundred_commands_and_notices(
-    engine: Engine, settings: Settings
-) -> None:
+async def test_a_hundred_shards_are_a_hundred_commands(engine: Engine, settings: Settings) -> None:
     text = """
     workflow:
       - step: start
@@ -217,22 +209,13 @@ async def test_a_hundred_shards_are_a_hundred_commands_and_notices(
         tool: {kind: noop}
     """
     running = asyncio.create_task(engine.run(playbook(text)))
-    client = await connect(settings, "test")
-    stream, name = client.jetstream(), Names.of(settings).command_stream
 
-    async def published() -> int:
-        with suppress(NotFoundError):
-            return (await stream.stream_info(name)).state.messages
-        return 0
+    async def queued() -> bool:
+        return bool(await engine.runtime.pool.fetchval("SELECT count(*) FROM noetl.queue") == 100)
 
-    async def all_published() -> bool:
-        return await published() == 100
-
-    await until(all_published, "a notice for each command, and nobody takes them")
-    assert await engine.runtime.pool.fetchval("SELECT count(*) FROM noetl.queue") == 100
+    await until(queued, "a row in the queue for each command")
     issued = "SELECT count(DISTINCT meta ->> 'shard_id') FROM noetl.event WHERE event_type = 'command.issued'"
     assert await engine.runtime.pool.fetchval(issued) == 100
-    await client.close()
     async with working(settings, "w1"):
         state = await running
     assert state.status is ExecutionStatus.COMPLETED, state.error

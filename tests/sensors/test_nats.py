@@ -9,9 +9,8 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 from dagster import AssetKey, DagsterInstance, SensorResult, build_sensor_context
 
-from noetl_dagster.events.transport.nats.connection import connect
-from noetl_dagster.events.transport.nats.names import Names
-from noetl_dagster.events.transport.nats.transport import NatsTransport
+from noetl_dagster.events.transport.nats import connect
+from noetl_dagster.events.transport.nats_transport import NatsTransport
 from noetl_dagster.process.event_loop import run_sync
 from noetl_dagster.resources.engines import EngineProvider, close_engines
 from noetl_dagster.sensors.nats import build_event_sensor
@@ -84,7 +83,7 @@ def publish(noetl: EngineProvider, count: int) -> None:
     async def send() -> None:
         await runtime.log.append([first])
         client = await connect(runtime.settings, "test")
-        transport = NatsTransport(client, Names.of(runtime.settings))
+        transport = NatsTransport(client)
         await asyncio.gather(*(transport.publish(events[at : at + 200]) for at in range(0, count, 200)))
         await client.close()
 

@@ -14,7 +14,7 @@ import pytest
 from pydantic import SecretStr
 
 from noetl_dagster.events.transport.capacity import CapacityListener
-from noetl_dagster.events.transport.nats.connection import connect
+from noetl_dagster.events.transport.nats import connect
 from noetl_dagster.events.transport.wire import message_of
 from noetl_dagster.events.types import Event, EventType
 from noetl_dagster.service.launching import ProcessLauncher
@@ -55,6 +55,15 @@ async def queue(service: Service, execution_id: int, index: int = 0) -> Event:
     return event
 
 
+def claim_of(event: Event, *, worker_id: str = "w1") -> dict[str, Any]:
+    """Returns a claim of nothing but the command of an event."""
+    return {
+        "worker_id": worker_id,
+        "event_ids": [str(IDS.next())],
+        "command_ids": [event.meta["command_id"]],
+    }
+
+
 async def test_events_go_into_the_log_once(service: Service) -> None:
     execution_id = await running_execution(service)
     messages = [message_of(ended(execution_id, index)) for index in range(5)]
@@ -93,19 +102,18 @@ async def test_what_is_no_event_of_a_worker_is_refused(service: Service) -> None
 async def test_one_of_many_gets_the_claim(service: Service) -> None:
     execution_id = await running_execution(service)
     event = await queue(service, execution_id)
-    path = f"/api/commands/{event.meta['command_id']}/claim"
-    bodies = [
-        {"execution_id": str(execution_id), "worker_id": f"w{n}", "event_id": str(IDS.next())}
-        for n in range(8)
-    ]
-    answers = await asyncio.gather(*(service.client.post(path, json=body) for body in bodies))
-    assert sorted(answer.status_code for answer in answers) == [200] + [409] * 7
-    winner = next(body for body, answer in zip(bodies, answers, strict=True) if answer.status_code == 200)
-    repeated = await service.client.post(path, json=winner)  # its answer was lost
-    assert repeated.status_code == 200
-    assert repeated.json()["claim"] == 1
-    assert repeated.json()["execution_id"] == str(execution_id)
-    assert isinstance(repeated.json()["event_id"], str)
+    bodies = [claim_of(event, worker_id=f"w{n}") for n in range(8)]
+    answers = await asyncio.gather(
+        *(service.client.post("/api/commands/claim", json=body) for body in bodies)
+    )
+    assert {answer.status_code for answer in answers} == {200}
+    [winner] = [body for body, answer in zip(bodies, answers, strict=True) if answer.json()["groups"]]
+    repeated = await service.client.post("/api/commands/claim", json=winner)  # its answer was lost
+    [group] = repeated.json()["groups"]
+    [command] = group["commands"]
+    assert command["claim"] == 1
+    assert group["execution_id"] == str(execution_id)
+    assert isinstance(command["event_id"], str)
     context = (await service.client.get(f"/api/commands/{event.meta['command_id']}")).json()
     assert context["context"]["step"] == "step"
     assert (await service.client.get(f"/api/commands/{context['event_id']}")).json() == context
@@ -125,8 +133,7 @@ async def test_status_tells_of_the_pool(service: Service) -> None:
     ]
     await service.plane.engine.runtime.log.append(entered)
     first, _ = [await queue(service, execution_id, index) for index in range(2)]
-    claim = {"execution_id": str(execution_id), "worker_id": "w1", "event_id": str(IDS.next())}
-    await service.client.post(f"/api/commands/{first.meta['command_id']}/claim", json=claim)
+    await service.client.post("/api/commands/claim", json=claim_of(first))
     step, other = (await service.client.get(f"/api/executions/{execution_id}")).json()["steps"]
     assert (step["pool"]["waiting"], step["pool"]["running"], step["pool"]["rate"]) == (1, 1, None)
     assert step["pool"].keys() == {
@@ -163,7 +170,7 @@ async def test_no_claim_comes_in_after_the_cancellation(service: Service) -> Non
     batch = await service.client.post("/api/events/batch", json={"events": [message_of(claim)]})
     assert batch.status_code == 422
     assert "a worker may not emit 'command.claimed'" in batch.text
-    assert await service.plane.intake.handle_events([claim, event]) == {event.event_id}
+    assert await service.plane.handler.handle_events([claim, event]) == {event.event_id}
     page = (await service.client.get(f"/api/executions/{execution_id}/events")).json()["events"]
     assert "command.claimed" not in {event["event_type"] for event in page}
 
@@ -301,11 +308,11 @@ async def test_workers_register_and_are_listed(service: Service) -> None:
 
 async def test_reports_over_http_reach_those_who_dispatch(service: Service) -> None:
     client = await connect(service.settings, "test")
-    listener = CapacityListener(client, service.settings)
+    listener = CapacityListener(client)
     await listener.open()
     await client.flush()
     await service.client.post("/api/workers", json={"worker_id": "w1", "slots": 4, "available_slots": 3})
-    await until(lambda: listener.registry.pick("http") == "w1", "the report over NATS")
+    await until(lambda: listener.registry.targets(1, {"http"}) == ["w1"], "the report over NATS")
     await client.close()
 
 
@@ -339,7 +346,7 @@ TOKENS = SecretStr('{"w-token": ["worker"], "r-token": ["reader"], "o-token": ["
     [
         ("POST", "/api/events/batch", {"w-token"}),
         ("POST", "/api/workers", {"w-token"}),
-        ("POST", "/api/commands/1/claim", {"w-token"}),
+        ("POST", "/api/commands/claim", {"w-token"}),
         ("GET", "/api/commands/1", {"w-token", "r-token", "o-token"}),
         ("GET", "/api/executions", {"r-token", "o-token"}),
         ("POST", "/api/executions/1/cancel", {"o-token"}),

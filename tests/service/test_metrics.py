@@ -12,13 +12,12 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from noetl_dagster.errors import ServiceError
 from noetl_dagster.events.transport.capacity import WorkerReport
-from noetl_dagster.events.transport.nats.names import Names
-from noetl_dagster.events.transport.nats.transport import NatsTransport
+from noetl_dagster.events.transport.nats_transport import NatsTransport
 from noetl_dagster.events.transport.wire import message_of
 from noetl_dagster.service.metrics import BOUNDS, MOST_STEPS, OTHERS, Metrics, Queued, Situation
 from tests.events.transport.conftest import IDS, ended
 from tests.service.conftest import Service, samples
-from tests.service.test_api import queue, running_execution
+from tests.service.test_api import claim_of, queue, running_execution
 from tests.waiting import until
 
 
@@ -32,10 +31,8 @@ async def shown(service: Service) -> dict[str, float]:
 async def test_the_queue_and_its_claims(service: Service) -> None:
     execution_id = await running_execution(service)
     first, _ = [await queue(service, execution_id, index) for index in range(2)]
-    claim = {"execution_id": str(execution_id), "worker_id": "w1", "event_id": str(IDS.next())}
-    path = f"/api/commands/{first.meta['command_id']}/claim"
-    assert (await service.client.post(path, json=claim)).is_success
-    assert (await service.client.post(path, json=claim | {"event_id": str(IDS.next())})).status_code == 409
+    for _ in range(2):
+        assert (await service.client.post("/api/commands/claim", json=claim_of(first))).is_success
     found = await shown(service)
     assert (found['noetl_queue_depth{pool="default"}'], found['noetl_queue_active{pool="default"}']) == (1, 1)
     assert found['noetl_queue_waiting{pool="default",tool_kind="noop"}'] == 1
@@ -79,8 +76,8 @@ async def test_how_long_commands_ran(service: Service, count: int) -> None:
 
 
 async def test_the_way_from_nats_into_the_log(service: Service) -> None:
-    execution_id, names = await running_execution(service), Names.of(service.settings)
-    transport = NatsTransport(service.plane.client, names)
+    execution_id = await running_execution(service)
+    transport = NatsTransport(service.plane.client)
     events = [ended(execution_id, index) for index in range(30)]
     await transport.publish(events)
     again = ended(execution_id, 0)  # of a command that has ended

@@ -26,7 +26,7 @@ from noetl_dagster.embedded.servers import program
 from noetl_dagster.engine.engine import Engine
 from noetl_dagster.errors import ServiceError
 from noetl_dagster.events.state import ExecutionStatus
-from noetl_dagster.events.transport.nats.connection import connect
+from noetl_dagster.events.transport.nats import connect
 from noetl_dagster.settings import EventTransport, Settings
 from tests.cli.services import ServiceProcess
 from tests.playbooks import playbook

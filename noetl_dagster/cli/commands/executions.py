@@ -25,7 +25,7 @@ from noetl_dagster.engine.executions.overview import (
 )
 from noetl_dagster.engine.executions.progress import MOST_WAITING, PoolView, brief, duration, per_second
 from noetl_dagster.errors import ExecutionNotFoundError
-from noetl_dagster.events.transport.attendance import no_worker
+from noetl_dagster.events.transport.queries import no_worker
 from noetl_dagster.events.types import Event, EventType
 from noetl_dagster.process.event_loop import run_sync
 

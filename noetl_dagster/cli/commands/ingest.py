@@ -9,7 +9,6 @@ from typing import Annotated
 import asyncpg
 import nats.errors
 import typer
-from nats.aio.client import Client as NatsClient
 
 from noetl_dagster import embedded
 from noetl_dagster.cli.health import Health, healthy, opened
@@ -19,9 +18,9 @@ from noetl_dagster.events.ids import Snowflake, process_node
 from noetl_dagster.events.log import EventLog
 from noetl_dagster.events.schema import open_settled_pool
 from noetl_dagster.events.transport.capacity import CapacityKeeper
+from noetl_dagster.events.transport.handler import EventHandler
 from noetl_dagster.events.transport.ingest import BATCH, Ingestor
-from noetl_dagster.events.transport.intake import EventIntake
-from noetl_dagster.events.transport.nats.connection import connect
+from noetl_dagster.events.transport.nats import NatsClient, connect
 from noetl_dagster.settings import Settings, get_settings
 
 
@@ -43,14 +42,13 @@ async def _ingest(settings: Settings, batch: int, once: bool) -> None:
         log = EventLog(pool, Snowflake(process_node()))
         ingestor = Ingestor(
             client,
-            EventIntake(log, settings.command_heartbeat_timeout_seconds),
-            settings,
+            EventHandler(log, settings.command_heartbeat_timeout_seconds),
             batch=batch,
             observe=None if health is None else health.metrics.count_ingested,
         )
         for difference in await opened(health, lambda: _furnished(ingestor)):
             typer.echo(difference, err=True)
-        keeper = CapacityKeeper(client, pool, settings)
+        keeper = CapacityKeeper(client, pool)
         await keeper.open()
         try:
             if once:

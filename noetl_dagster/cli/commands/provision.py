@@ -24,13 +24,11 @@ from noetl_dagster.cli.doctor.finding import place_of
 from noetl_dagster.errors import NoetlError, ServiceError, StorageError
 from noetl_dagster.events.connection import check_certificates
 from noetl_dagster.events.schema import apply_schema
-from noetl_dagster.events.transport.nats.connection import connect
-from noetl_dagster.events.transport.nats.names import Names
-from noetl_dagster.events.transport.nats.streams import (
-    ensure_broadcast_consumer,
+from noetl_dagster.events.transport.nats import (
+    check_stream,
+    connect,
     ensure_ingest_consumer,
-    ensure_streams,
-    look_at_streams,
+    ensure_stream,
 )
 from noetl_dagster.process.retrying import RetryLimits, with_retries
 from noetl_dagster.settings import Settings, StoreTier, get_settings
@@ -122,24 +120,20 @@ async def _event_log(settings: Settings, deadline: float) -> AsyncIterator[Provi
 async def _nats(settings: Settings, deadline: float) -> AsyncIterator[Provided]:
     impatient = settings.model_copy(update={"nats_connect_seconds": CONNECT_SECONDS})
     client = await _until(deadline, lambda: connect(impatient, "provision"), (ServiceError,))
-    names = Names.of(settings)
+    names = client.names
     try:
         stream = client.jetstream(timeout=max(CONNECT_SECONDS, deadline - time.monotonic()))
         # a cluster that has just come up elects its leaders yet
-        missing, differences = await _until(
-            deadline, lambda: look_at_streams(stream, settings), (nats.errors.Error,)
+        exists, differences = await _until(
+            deadline, lambda: check_stream(stream, names), (nats.errors.Error,)
         )
-        await _until(deadline, lambda: ensure_streams(stream, settings), (nats.errors.Error,))
-        for name in (names.event_stream, names.command_stream):
-            more = "; ".join(line for line in differences if line.startswith(f"stream {name}:"))
-            yield Provided(f"stream {name}", State.MADE if name in missing else State.THERE, more)
-        for name, owner, ensure in (
-            (names.ingest_consumer, names.event_stream, ensure_ingest_consumer),
-            (names.broadcast_consumer, names.command_stream, ensure_broadcast_consumer),
-        ):
-            there = await _has_consumer(stream, owner, name)
-            await ensure(stream, names)
-            yield Provided(f"consumer {name} of {owner}", State.THERE if there else State.MADE)
+        await _until(deadline, lambda: ensure_stream(stream, names), (nats.errors.Error,))
+        state = State.THERE if exists else State.MADE
+        yield Provided(f"stream {names.event_stream}", state, "; ".join(differences))
+        there = await _has_consumer(stream, names.event_stream, names.ingest_consumer)
+        await ensure_ingest_consumer(stream, names)
+        state = State.THERE if there else State.MADE
+        yield Provided(f"consumer {names.ingest_consumer} of {names.event_stream}", state)
         bucket = f"{settings.nats_namespace}_results"
         there = await _has_bucket(stream, bucket)
     finally:

@@ -26,7 +26,7 @@ from noetl_dagster.events.ids import Snowflake, process_node
 from noetl_dagster.events.log import EventLog
 from noetl_dagster.events.projection.projector import INTERVAL, Projection
 from noetl_dagster.events.schema import open_settled_pool
-from noetl_dagster.events.transport.intake import EventIntake
+from noetl_dagster.events.transport.handler import EventHandler
 from noetl_dagster.process.event_loop import run_sync
 from noetl_dagster.settings import Settings, get_settings
 from noetl_dagster.storage.store import ResultStore
@@ -111,7 +111,7 @@ async def _project(*, once: bool, rebuild: bool) -> None:
 async def _reap(*, once: bool, interval: float) -> None:
     async with log_pool("noetl reap") as (settings, pool, health):
         ids = Snowflake(process_node())
-        intake = EventIntake(EventLog(pool, ids), settings.command_heartbeat_timeout_seconds)
+        handler = EventHandler(EventLog(pool, ids), settings.command_heartbeat_timeout_seconds)
 
         async def release() -> int:
             runtime = await Runtime.open(settings, apply=False)
@@ -120,7 +120,7 @@ async def _reap(*, once: bool, interval: float) -> None:
             finally:
                 await runtime.close()
 
-        reaper = Reaper(pool, intake, ids, release=release)
+        reaper = Reaper(pool, handler, ids, release=release)
         if once:
             typer.echo(str(await reaper.reap()))
             return

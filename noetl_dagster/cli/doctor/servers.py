@@ -28,8 +28,7 @@ from noetl_dagster.errors import ServiceError
 from noetl_dagster.events.connection import check_certificates
 from noetl_dagster.events.schema import SCHEMA_VERSION, found_schema, partition_name, partitions
 from noetl_dagster.events.transport.http import ApiClient
-from noetl_dagster.events.transport.nats.connection import connect
-from noetl_dagster.events.transport.nats.streams import look_at_streams
+from noetl_dagster.events.transport.nats import check_stream, connect
 from noetl_dagster.process.tracing.exporter import try_collector
 from noetl_dagster.settings import EventTransport, Settings
 
@@ -72,16 +71,16 @@ async def _nats(settings: Settings) -> Finding:
             await stream.account_info()
         except (ServiceUnavailableError, APIError) as error:
             return wrong(f"{server} has no JetStream: {error}", "start it with --jetstream")
-        missing, differences = await look_at_streams(stream, settings)
+        exists, differences = await check_stream(stream, client.names)
     finally:
         await client.close()
     if differences:
         return warning(
             f"{server}: {'; '.join(differences)}", "edit the stream, or delete it once it is empty"
         )
-    if missing:
-        return ok(f"{server}, JetStream; 'noetl-dagster serve' will make {' and '.join(missing)}")
-    return ok(f"{server}, JetStream with its streams")
+    if not exists:
+        return ok(f"{server}, JetStream; 'noetl-dagster serve' will make {client.names.event_stream}")
+    return ok(f"{server}, JetStream with its stream")
 
 
 async def _api(settings: Settings) -> Finding:

@@ -11,7 +11,7 @@ import asyncpg
 from pydantic import BaseModel, ConfigDict
 
 from noetl_dagster.events.queries import CHUNK_COUNTS, LOOP_PROGRESS, LOOP_RATES
-from noetl_dagster.events.transport.attendance import MISSED_REPORTS
+from noetl_dagster.events.transport.queries import MISSED_REPORTS
 from noetl_dagster.settings import DEFAULT_POOL
 
 PACE_SECONDS = 30.0

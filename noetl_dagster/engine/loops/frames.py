@@ -22,7 +22,7 @@ from noetl_dagster.engine.runtime import Runtime
 from noetl_dagster.errors import CredentialError, NoetlError, StorageError, TemplateError, ToolError
 from noetl_dagster.events.connection import DATABASE_AWAY
 from noetl_dagster.events.envelopes import Envelope, error_envelope, from_result
-from noetl_dagster.events.transport.intake import EventIntake
+from noetl_dagster.events.transport.handler import EventHandler
 from noetl_dagster.events.types import Event
 from noetl_dagster.playbook.models import CursorSpec, FrameSpec, Task
 from noetl_dagster.playbook.templates.rendering import compile_value, render_async
@@ -305,8 +305,8 @@ async def _end(runtime: Runtime, execution: Execution, frame: Frame) -> None:
         for record in await _commands(runtime, frame)
         if record["result"] is None
     ]
-    intake = EventIntake(runtime.log, runtime.settings.command_heartbeat_timeout_seconds)
-    await intake.handle_events(ends)
+    handler = EventHandler(runtime.log, runtime.settings.command_heartbeat_timeout_seconds)
+    await handler.handle_events(ends)
 
 
 async def _unfinished(runtime: Runtime, frame: Frame) -> list[Any]:

@@ -1,4 +1,1 @@
-"""The pool of workers as the control plane sees it: commands out, claims, and ends back.
-
-Gives a runner whose commands run elsewhere to the runtime, claims to the API. Stands on ``runtime``.
-"""
+"""The control plane's side of the worker pool: queueing and claiming commands, and waiting for their ends."""

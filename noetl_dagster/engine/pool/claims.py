@@ -1,10 +1,9 @@
-"""Claims of queued commands: who asks first gets one, in one short transaction."""
+"""Claims of queued commands, in one short transaction each."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import asyncpg
 
@@ -19,13 +18,13 @@ Observe = Callable[[str, str, Sequence[float]], None]
 
 
 @dataclass(frozen=True, slots=True)
-class Granted:
+class ClaimRow:
     """Commands of one step that were claimed together.
 
     Attributes:
         waited: how long each was in the queue, in seconds.
         state_version: as in ``Grant``.
-        answer: what their worker is told, as JSON: a ``ClaimedGroup``.
+        answer: the JSON for their worker, a ``ClaimedGroup``.
     """
 
     execution_id: int
@@ -41,7 +40,7 @@ class Claims:
 
     Args:
         lease_seconds: how long a claim lasts without a heartbeat.
-        observe: told of each step whose commands were claimed, with their tool kind and the seconds that each
+        observe: called for each step whose commands were claimed, with their tool kind and the seconds that each
             was in the queue.
     """
 
@@ -51,83 +50,71 @@ class Claims:
         self._observe = observe
 
     async def claim(
-        self, execution_id: int, command_id: str, worker_id: str, event_id: int, pool: str = DEFAULT_POOL
-    ) -> Grant | None:
-        """Claims a command and writes ``command.claimed``; None when it is another's, has ended or is unknown.
-
-        Args:
-            pool: of the worker; commands of others are not for it.
-            event_id: id of the ``command.claimed`` event, made by the worker: asking again with it gives
-                the same answer.
-        """
-        record = await self._pool.fetchrow(
-            queries.CLAIM, execution_id, command_id, worker_id, event_id, self._lease_seconds, pool
-        )
-        if record is None:
-            return None
-        if self._observe is not None:
-            self._observe(record["node_name"], record["tool_kind"], [record["waited"]])
-        return self._grant(record)
-
-    async def claim_many(
         self,
         worker_id: str,
         event_ids: Sequence[int],
         limits: Mapping[str, int] | None = None,
         pool: str = DEFAULT_POOL,
-    ) -> list[Granted]:
-        """Claims as many commands of a pool as there are ``event_ids``, or fewer when no more wait.
+        *,
+        only: Sequence[str] | None = None,
+    ) -> list[ClaimRow]:
+        """Claims as many commands of a pool as there are ``event_ids``, or fewer if fewer wait.
 
         Args:
-            event_ids: ids of the ``command.claimed`` events, made by the worker: asking again with the same
-                ones gives the same answer.
-            limits: most commands by tool kind, where a kind has fewer places than there are ids.
+            event_ids: ids of the ``command.claimed`` events, created by the worker: claiming again with the same
+                ids returns the same answer.
+            limits: maximum of commands by tool kind, for kinds with fewer slots than there are ids.
+            only: ids of the only commands to claim; limits do not apply to them.
         """
+        wanted = None if only is None else [(execution_of(name), name) for name in only]
         records = await self._pool.fetch(
-            queries.CLAIM_MANY, worker_id, event_ids, self._lease_seconds, dict(limits or {}), pool
+            queries.CLAIM,
+            worker_id,
+            event_ids,
+            self._lease_seconds,
+            dict(limits or {}),
+            pool,
+            None if wanted is None else [execution_id for execution_id, _ in wanted],
+            only,
         )
-        granted = [Granted(*record) for record in records]
+        claimed = [ClaimRow(*record) for record in records]
         if self._observe is not None:
-            for one in granted:
+            for one in claimed:
                 self._observe(one.step, one.tool_kind, one.waited)
-        return granted
+        return claimed
 
     def answer(
         self,
-        granted: Sequence[Granted],
+        claimed: Sequence[ClaimRow],
         states: Mapping[int, Sequence[Event]] | None = None,
-        pool: str = DEFAULT_POOL,
     ) -> bytes:
-        """A ``Batch`` as JSON: PostgreSQL has written its groups.
+        """Returns a ``Batch`` as JSON; PostgreSQL has written its groups.
 
         Args:
-            states: events of the executions that the worker does not know as they are.
+            states: events of the executions whose current state the worker does not have.
         """
-        groups = ",".join(one.answer for one in granted)
-        told = {str(one): list(map(message_of, events)) for one, events in (states or {}).items()}
-        head = f'{{"lease_seconds":{self._lease_seconds},"pool":"{pool}","groups":[{groups}],"states":'
-        return head.encode() + encode_json(told) + b"}"
+        groups = ",".join(one.answer for one in claimed)
+        encoded = {str(one): list(map(message_of, events)) for one, events in (states or {}).items()}
+        head = f'{{"lease_seconds":{self._lease_seconds},"groups":[{groups}],"states":'
+        return head.encode() + encode_json(encoded) + b"}"
 
-    async def hand_back(self, worker_id: str, event_ids: Sequence[int]) -> int:
-        """Gives claims back that a worker has not begun, by the ids of their ``command.claimed`` events.
+    async def release(self, worker_id: str, event_ids: Sequence[int]) -> int:
+        """Returns claims that a worker has not begun to the queue, by the ids of their ``command.claimed`` events.
 
         Returns:
-            How many are in the queue again.
+            The number of commands that are queued again.
         """
-        return len(await self._pool.fetch(queries.HAND_BACK, worker_id, event_ids))
+        return len(await self._pool.fetch(queries.GIVE_BACK, worker_id, event_ids))
 
     async def queued(self, name: str) -> Grant | None:
-        """A command that waits or runs, by its id or that of its ``command.issued`` event, without claiming it."""
-        number, colon, _ = name.partition(":")  # a command's id begins with its execution's
-        if not (number.isascii() and number.isdecimal() and int(number) < 2**63):
-            return None
-        if colon:
-            record = await self._pool.fetchrow(queries.QUEUED_COMMAND, int(number), name)
+        """Returns a command that waits or runs, by its id or that of its ``command.issued`` event; claims nothing."""
+        number = execution_of(name)
+        if ":" in name:
+            record = await self._pool.fetchrow(queries.QUEUED_COMMAND, number, name)
         else:
-            record = await self._pool.fetchrow(queries.QUEUED_EVENT, int(number))
-        return None if record is None else self._grant(record)
-
-    def _grant(self, record: Any) -> Grant:
+            record = await self._pool.fetchrow(queries.QUEUED_EVENT, number)
+        if record is None:
+            return None
         return Grant(
             execution_id=record["execution_id"],
             command_id=record["command_id"],
@@ -137,3 +124,10 @@ class Claims:
             lease_seconds=self._lease_seconds,
             context=CommandContext.model_validate(record["context"]),
         )
+
+
+def execution_of(name: str) -> int:
+    """Returns the number that a command id begins with, the id of its execution; -1 if it begins with none."""
+    number = name.partition(":")[0]
+    known = number.isascii() and number.isdecimal() and int(number) < 2**63
+    return int(number) if known else -1

@@ -1,4 +1,4 @@
-"""Runs commands in the pool of workers, for the op that waits for their ends (seed P4.3)."""
+"""Runs commands in the pool of workers, for the op that waits for their ends."""
 
 from __future__ import annotations
 
@@ -30,19 +30,22 @@ class Dispatcher:
         self._link: Link | None = None
 
     async def run(self, call: Call) -> Outcome:
-        """Has a worker run an issued command and waits for its end.
+        """Queues an issued command for a worker and waits for its end.
 
-        A wait that is cancelled takes the command back, unless a worker has it already.
+        If the wait is cancelled, the command leaves the queue again, unless a worker has claimed it.
         """
         program, command = call.program, call.command
-        from noetl_dagster.engine.pool.link import Request  # NATS: most executions have no use for a pool
+        from noetl_dagster.engine.pool.link import (
+            DispatchRequest,  # imports NATS, which most executions do not need
+        )
 
         link = await self._open()
         shared = Shared.of(command, final=call.is_final(_FAILED))
-        context = await self._context(call)
+        context = await self._own_context(call)
         done = link.ends.expect(command.execution_id, command.command_id)
+        step = program.step
         link.submit(
-            Request(command, shared, context, program.kind, program.step.worker_pool, program.step.spec, done)
+            DispatchRequest(command, shared, context, program.kind, step.worker_pool, step.spec, done)
         )
         try:
             outcome = await done
@@ -55,10 +58,11 @@ class Dispatcher:
         return outcome
 
     def unattended(self, execution_id: int, step: str) -> str | None:
-        """What to say of a step whose commands wait for a pool that has no worker."""
+        """Returns a message if commands of a step wait for a pool without workers, else None."""
         return None if self._link is None else self._link.unattended(execution_id, step)
 
     async def close(self) -> None:
+        """Closes the connections, if it has opened any."""
         if self._link is not None:
             await self._link.close()
             self._link = None
@@ -72,20 +76,20 @@ class Dispatcher:
 
     async def _connect(self) -> Link:
         from noetl_dagster.engine.pool.link import Link
-        from noetl_dagster.events.transport.nats.connection import connect
+        from noetl_dagster.events.transport.nats import connect
 
         link = Link(self._runtime, await connect(self._runtime.settings, "dispatch"))
         await link.open()
         return link
 
-    async def _context(self, call: Call) -> dict[str, Any]:
-        """The command's own context, as it goes into the queue."""
+    async def _own_context(self, call: Call) -> dict[str, Any]:
+        """Returns the command's own context, as it is queued."""
         command, loop = call.command, call.program.step.loop
         more: dict[str, Any] = {}
         if call.values:
             more["values"] = call.values
         if loop is not None and loop.is_sequential:
-            # what earlier iterations set is in the log only when all are done
+            # the log has the values that earlier iterations set only when all are done
             more["ctx"] = call.execution.state.ctx
         if command.item is not None:
             if _is_small(command.item):

@@ -14,7 +14,7 @@ import orjson
 from noetl_dagster.errors import ToolError
 from noetl_dagster.events.connection import DATABASE_AWAY
 from noetl_dagster.events.envelopes import error_envelope, from_result
-from noetl_dagster.events.transport.intake import ENDS_CHANNEL
+from noetl_dagster.events.transport.handler import ENDS_CHANNEL
 from noetl_dagster.events.transport.queries import COMMAND_ENDS
 from noetl_dagster.process.event_loop import cancel_and_wait
 from noetl_dagster.process.retrying import OnFailure, RetryLimits, with_retries
@@ -28,8 +28,8 @@ PATIENCE = RetryLimits(DATABASE_AWAY)
 class CommandEnds:
     """Futures of commands, settled as soon as the log has their ends.
 
-    One connection listens. While it is broken notices are lost, so after each (re)connection the log is asked
-    about every command that is waited for; in between nothing is polled.
+    One connection listens. Notifications are lost while it is broken, so after each (re)connection it looks up every
+    awaited command in the log; it never polls otherwise.
     """
 
     def __init__(self, pool: asyncpg.Pool, url: str) -> None:
@@ -37,52 +37,50 @@ class CommandEnds:
         self._url = url
         self._waiting: dict[str, tuple[int, asyncio.Future[Outcome]]] = {}
         self._ended: set[str] = set()
-        self._news = asyncio.Event()
+        self._to_check = asyncio.Event()
         self._tasks: list[asyncio.Task[None]] = []
         self._listening = asyncio.Event()
 
     @property
     def executions(self) -> list[int]:
-        """Executions with commands that are waited for."""
+        """Executions with awaited commands."""
         return list({execution_id for execution_id, _ in self._waiting.values()})
 
-    def waits_for(self, command_id: str) -> bool:
-        return command_id in self._waiting
-
     async def open(self) -> None:
-        """Returns when it listens."""
+        """Starts to listen, and returns when it does."""
         loop = asyncio.get_running_loop()
         self._tasks = [loop.create_task(self._listen()), loop.create_task(self._settle())]
         await self._listening.wait()
 
     async def close(self) -> None:
+        """Stops listening."""
         await cancel_and_wait(*self._tasks)
 
     def expect(self, execution_id: int, command_id: str) -> asyncio.Future[Outcome]:
-        """A future that gets the outcome of a command; it is forgotten when it is done or cancelled."""
+        """Returns a future for the outcome of a command; it is forgotten when it is done or cancelled."""
         future: asyncio.Future[Outcome] = asyncio.get_running_loop().create_future()
         self._waiting[command_id] = (execution_id, future)
         future.add_done_callback(lambda _: self._waiting.pop(command_id, None))
         return future
 
     def check(self, command_ids: Iterable[str]) -> None:
-        """Has the log asked whether these commands have ended."""
+        """Looks up soon whether these commands have ended."""
         self._ended.update(name for name in command_ids if name in self._waiting)
         if self._ended:
-            self._news.set()
+            self._to_check.set()
 
     async def _listen(self) -> None:
         while True:
             connection = await with_retries(
                 lambda: asyncpg.connect(self._url), PATIENCE, on_failure=_cannot("listen for")
             )
-            gone = asyncio.Event()
-            connection.add_termination_listener(lambda _, gone=gone: gone.set())
+            broken = asyncio.Event()
+            connection.add_termination_listener(lambda _, broken=broken: broken.set())
             try:
                 await connection.add_listener(ENDS_CHANNEL, self._notified)
                 self.check(list(self._waiting))
                 self._listening.set()
-                await gone.wait()
+                await broken.wait()
             except DATABASE_AWAY as error:
                 logger.warning("the listening connection broke: %s", error)
             finally:
@@ -93,8 +91,8 @@ class CommandEnds:
 
     async def _settle(self) -> None:
         while True:
-            await self._news.wait()
-            self._news.clear()
+            await self._to_check.wait()
+            self._to_check.clear()
             asked = [name for name in self._ended if name in self._waiting]
             self._ended.clear()
             executions = [self._waiting[name][0] for name in asked]
@@ -117,7 +115,7 @@ def _cannot(do: str) -> OnFailure:
 
 
 def _outcome(row: Any) -> Outcome:
-    """How a command ended; an end that cannot be read is a failure that says so."""
+    """Returns how a command ended; an unreadable end is a failure that reports this."""
     try:
         return _read(row)
     except Exception as error:

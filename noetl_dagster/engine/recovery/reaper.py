@@ -15,7 +15,7 @@ import asyncpg
 
 from noetl_dagster.errors import NoetlError
 from noetl_dagster.events.ids import Snowflake
-from noetl_dagster.events.transport.intake import EventIntake
+from noetl_dagster.events.transport.handler import EventHandler
 from noetl_dagster.events.types import Event, EventType
 from noetl_dagster.worker.context import CommandContext
 from noetl_dagster.worker.running import remove_orphans
@@ -36,7 +36,7 @@ FOR UPDATE SKIP LOCKED
 REQUEUE = f"""
 WITH stale AS ({_STALE.format(condition="attempts < max_attempts")})
 UPDATE noetl.queue SET status = 'queued', worker_id = NULL, lease_until = NULL,
-    claim_event_id = NULL, target = NULL, available_at = now()
+    claim_event_id = NULL, available_at = now()
 FROM stale
 WHERE queue.execution_id = stale.execution_id AND queue.command_id = stale.command_id
 RETURNING queue.execution_id, queue.command_id, queue.event_id, queue.attempts
@@ -110,13 +110,13 @@ class Reaper:
     def __init__(
         self,
         pool: asyncpg.Pool,
-        intake: EventIntake,
+        handler: EventHandler,
         ids: Snowflake,
         announce: Announce | None = None,
         release: Release | None = None,
     ) -> None:
         self._pool = pool
-        self._intake = intake
+        self._intake = handler
         self._ids = ids
         self._release = release
         self._announce = announce

@@ -1,5 +1,4 @@
-"""How commands reach workers and events reach the log: direct, over HTTP, over NATS.
+"""Transports carry workers' events to the log and commands to the workers: directly, over HTTP or over NATS.
 
-All end in ``intake``, in one transaction; ``queries`` holds the queue's statements. Gives transports to
-workers, an ``Ingestor`` to services and sensors, the queue to the engine. Stands on ``events``.
+All of them end in :class:`~noetl_dagster.events.transport.handler.EventHandler`. The ingestor reads the stream of NATS.
 """

@@ -1,4 +1,4 @@
-"""The transport seam: what a worker does with the events it makes."""
+"""The interface of a transport, and the writer that puts a transport in the place of the event log."""
 
 from __future__ import annotations
 
@@ -23,20 +23,20 @@ WORKER_EVENTS = frozenset(
         EventType.CALL_PARTIAL,
     }
 )
-"""Events that a worker may emit. Everything else routes, and only the control plane routes."""
+"""Events that a worker may emit. All others route, and only the control plane routes."""
 
 
-class EventTransport(Protocol):
+class Transport(Protocol):
     """Carries events to the log, in any order and possibly more than once: their ids make that harmless.
 
     Attributes:
-        transactional: events can join the sender's own database transaction.
+        transactional: events can join a database transaction of the sender.
     """
 
     transactional: bool
 
     async def publish(self, events: Sequence[Event]) -> None:
-        """Returns when the events are safe: in the log, or in the stream that leads there.
+        """Sends events and returns when they are safe: in the log, or in the stream that leads to it.
 
         Raises:
             TransportError: the receiver cannot be reached; sending again is safe.
@@ -46,27 +46,27 @@ class EventTransport(Protocol):
         ...
 
     async def close(self) -> None:
-        """Waits for what is under way and lets go of connections."""
+        """Waits for pending events and closes connections."""
         ...
 
 
-class TransportOutlet:
-    """A transport in the place of the event log, behind an event buffer.
+class TransportWriter:
+    """Takes the place of the event log behind an event buffer, and sends events over a transport.
 
-    An end of a command that no transport carries, because it is too large or malformed, is replaced by a
-    failure that says so: a command never stays without an end.
+    If no transport carries the end of a command, because it is too large or malformed, a failure that reports
+    this replaces it: no command stays without an end.
     """
 
-    def __init__(self, transport: EventTransport) -> None:
+    def __init__(self, transport: Transport) -> None:
         self.transport = transport
         self.transactional = transport.transactional
 
     async def append(
         self, events: Sequence[Event], *, connection: Any = None, gated: bool = False
     ) -> set[int]:
-        """Sends the events. Which of them the log had already is known only in a transaction of the caller's.
+        """Sends the events and returns their ids; within a transaction of the caller, those of the new ones.
 
-        ``gated`` asks for nothing here: whoever sends has a lease of its command, which ends with the execution.
+        ``gated`` changes nothing here: the sender holds a lease of its command, which ends with the execution.
         """
         if connection is not None:
             new: set[int] = await self.transport.publish_on(events, connection)  # type: ignore[attr-defined]
@@ -87,11 +87,12 @@ class TransportOutlet:
                 await self.transport.publish([_failure(event, error)])
 
     async def present(self, events: Sequence[Event]) -> set[int]:
+        """Returns the ids of all the events: a transport confirms only events that have arrived."""
         return {event.event_id for event in events}
 
 
 def _failure(event: Event, error: EventTooLargeError | EventRefusedError) -> Event:
-    """The end of a command whose own end cannot be sent."""
+    """Returns the failure that replaces an end of a command which cannot be sent."""
     shard = event.event_type in (EventType.LOOP_SHARD_DONE, EventType.LOOP_SHARD_FAILED)
     meta = {name: value for name, value in event.meta.items() if name != "tasks"}
     return replace(

@@ -1,33 +1,34 @@
-"""What workers can take: reported by themselves, kept in memory, shown in ``noetl.runtime`` (seed P4.2)."""
+"""The capacity of workers, as they report it: kept in memory, and shown in ``noetl.runtime``.
+
+It decides which workers are told that commands wait. Any worker of the pool may claim them.
+"""
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import logging
 import time
 from collections.abc import Collection, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Annotated, Any
 
 import asyncpg
 import nats.errors
 import orjson
-from nats.aio.client import Client as NatsClient
 from nats.aio.msg import Msg
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from noetl_dagster.events.connection import DATABASE_AWAY
 from noetl_dagster.events.transport import queries
-from noetl_dagster.events.transport.attendance import MISSED_REPORTS
-from noetl_dagster.events.transport.nats.names import Names
+from noetl_dagster.events.transport.nats import NatsClient
+from noetl_dagster.events.transport.queries import MISSED_REPORTS
 from noetl_dagster.events.transport.wire import Id
-from noetl_dagster.settings import DEFAULT_POOL, POOL_NAME, Settings
+from noetl_dagster.settings import DEFAULT_POOL, POOL_NAME
 
 logger = logging.getLogger(__name__)
 
-WAKE_SECONDS = 0.5
-"""A worker that was woken and has not reported a change since is thought to have room again after so long."""
+TARGETED_SECONDS = 0.5
+"""A worker that was told of commands and reports no change within this time is assumed to have capacity again."""
 
 Count = Annotated[int, Field(ge=0, lt=2**31)]
 
@@ -36,13 +37,12 @@ class WorkerReport(BaseModel):
     """A worker's capacity report, ``worker.capacity``. Times are in seconds.
 
     Attributes:
-        status: ``ready``, ``draining`` (takes nothing more) or ``stopped``.
-        pool: whose commands it takes.
-        tool_pools: free places by tool kind, where a kind has fewer than the worker has slots.
-        interval: the next report comes after so long, at the latest.
-        batch: it claims as many commands as it has room for when it is woken, and needs no notice of each.
-        since: an identifier from its start: what was claimed with a smaller one, under its name, is of a process
-            that is gone.
+        status: ``ready``, ``draining`` (claims nothing more) or ``stopped``.
+        pool: the pool whose commands it claims.
+        tool_pools: free slots by tool kind, for kinds with fewer than the worker has slots.
+        interval: longest time until the next report.
+        since: an identifier from its start: commands claimed under its name with a smaller one belong to an
+            earlier process.
     """
 
     model_config = ConfigDict(frozen=True)
@@ -55,36 +55,39 @@ class WorkerReport(BaseModel):
     active_tasks: Count = 0
     tool_pools: dict[str, Count] = Field(default_factory=dict)
     interval: Annotated[float, Field(gt=0, le=3600)] = 15.0
-    batch: bool = False
     since: Id | None = None
     meta: dict[str, Any] = Field(default_factory=dict, description="version, host, transport: for people")
 
 
 @dataclass(slots=True)
 class WorkerCapacity:
-    """A worker as this process knows it. ``sent`` counts commands sent to it since its latest report."""
+    """A worker as this process knows it.
+
+    Attributes:
+        heard: when its latest report arrived, monotonic.
+        targeted: commands that it was told of since that report, at ``targeted_at``.
+    """
 
     report: WorkerReport
     heard: float
-    sent: dict[str, int] = field(default_factory=dict)
-    woken: float = 0.0
+    targeted: int = 0
+    targeted_at: float = 0.0
 
     @property
     def ready(self) -> bool:
-        """Whether it takes commands."""
+        """Whether it claims commands."""
         return self.report.status == "ready" and not self.lost
 
     def free(self, tool_kind: str) -> int:
-        """Commands of a tool kind that it can take now."""
+        """Returns how many commands of a tool kind it can start now."""
         if self.report.status != "ready":
             return 0
-        slots = self.report.available_slots - sum(self.sent.values())
-        pool = self.report.tool_pools.get(tool_kind)
-        return slots if pool is None else min(slots, pool - self.sent.get(tool_kind, 0))
+        slots = self.report.available_slots - self.targeted
+        return min(slots, self.report.tool_pools.get(tool_kind, slots))
 
     @property
     def lost(self) -> bool:
-        """Whether it stopped, or has not been heard of for several intervals."""
+        """Whether it stopped, or has not reported for several intervals."""
         silent = time.monotonic() - self.heard > MISSED_REPORTS * self.report.interval
         return silent or self.report.status == "stopped"
 
@@ -96,120 +99,84 @@ class CapacityRegistry:
         self.workers: dict[str, WorkerCapacity] = {}
 
     def heard(self, report: WorkerReport) -> None:
-        """Takes a worker's report."""
+        """Stores a worker's report."""
         self.workers[report.worker_id] = WorkerCapacity(report, time.monotonic())
 
     def expect(self, worker_id: str, interval: float) -> None:
-        """Knows a worker by what an earlier process left to it; it is lost unless it reports from now on.
+        """Adds a worker that holds commands of an earlier process; it is lost unless it reports from now on.
 
         Args:
-            interval: seconds between its reports, as far as one can tell.
+            interval: assumed seconds between its reports.
         """
         if worker_id not in self.workers:
             unheard = WorkerReport(worker_id=worker_id, interval=interval)
             self.workers[worker_id] = WorkerCapacity(unheard, time.monotonic())
 
     def excuse(self) -> None:
-        """Counts the silence of every worker from now on: nobody could be heard."""
+        """Counts the silence of every worker from now on, because no report could arrive."""
         now = time.monotonic()
         for worker in self.workers.values():
             if not worker.lost:
                 worker.heard = now
 
-    def pick(self, tool_kind: str, pool: str = DEFAULT_POOL) -> str | None:
-        """The worker of a pool with most room for a command of this kind, which it is then counted against."""
-        best = max(
-            (worker for worker in self._of(pool) if not worker.lost),
-            key=lambda worker: worker.free(tool_kind),
-            default=None,
-        )
-        if best is None or best.free(tool_kind) <= 0:
-            return None
-        best.sent[tool_kind] = best.sent.get(tool_kind, 0) + 1
-        return best.report.worker_id
-
-    def _of(self, pool: str) -> Iterator[WorkerCapacity]:
-        return (worker for worker in self.workers.values() if worker.report.pool == pool)
-
     def attended(self, pool: str) -> bool:
-        """Whether a worker of the pool takes commands."""
-        return any(worker.ready for worker in self._of(pool))
+        """Returns whether a worker of the pool claims commands."""
+        return any(self._ready(pool))
 
-    def some_single(self) -> bool:
-        """Whether there are workers that need a notice of each command; nobody known may be such a one.
+    def targets(self, commands: int, kinds: Collection[str], pool: str = DEFAULT_POOL) -> list[str]:
+        """Returns the workers of a pool to tell of so many commands: those with the most capacity, with some to spare.
 
-        They are of a version that knows one pool.
-        """
-        known = [worker.report.batch for worker in self._of(DEFAULT_POOL) if worker.ready]
-        return not known or not all(known)
-
-    def some_batch(self, pool: str = DEFAULT_POOL) -> bool:
-        """Whether there are workers of a pool that claim in batches."""
-        return any(worker.report.batch for worker in self._of(pool) if worker.ready)
-
-    def to_wake(self, commands: int, kinds: Collection[str], pool: str = DEFAULT_POOL) -> list[str]:
-        """Workers of a pool to be told of so many commands: those with most room, with some to spare.
-
-        None of them when all together have not enough room, as far as one knows: then all are to be told.
+        Returns none if all of them together are not known to have enough capacity: then all are to be told.
         """
         now = time.monotonic()
-        ready = [worker for worker in self._of(pool) if worker.report.batch and worker.ready]
+        ready = list(self._ready(pool))
         for worker in ready:
-            if now - worker.woken > WAKE_SECONDS:
-                worker.sent.clear()
+            if now - worker.targeted_at > TARGETED_SECONDS:
+                worker.targeted = 0
         chosen: list[WorkerCapacity] = []
-        room = 0
-        rooms = [(max(one.free(kind) for kind in kinds), one) for one in ready]
-        for free, worker in sorted(rooms, key=lambda pair: -pair[0]):
-            if free <= 0 or (room >= 2 * commands and len(chosen) >= 2):
+        capacity = 0
+        capacities = [(max(one.free(kind) for kind in kinds), one) for one in ready]
+        for free, worker in sorted(capacities, key=lambda pair: -pair[0]):
+            if free <= 0 or (capacity >= 2 * commands and len(chosen) >= 2):
                 break
             chosen.append(worker)
-            room += free
-        if room < commands:
+            capacity += free
+        if capacity < commands:
             return []
         for worker in chosen:
-            worker.sent[""] = worker.sent.get("", 0) + min(worker.free(""), commands)
-            worker.woken = now
+            worker.targeted += min(worker.free(""), commands)
+            worker.targeted_at = now
         return [worker.report.worker_id for worker in chosen]
 
-    def absent(self) -> list[str]:
-        """Workers that will not take what was sent to them: lost, stopped or draining."""
-        return [
-            name for name, worker in self.workers.items() if worker.lost or worker.report.status != "ready"
-        ]
-
     def lives(self) -> dict[str, int]:
-        """Workers by name that say since when they live."""
+        """Returns the identifier from its start for each worker that reports one, by name."""
         reports = [worker.report for worker in self.workers.values()]
         return {report.worker_id: report.since for report in reports if report.since is not None}
 
     def lost(self) -> list[str]:
-        """Workers whose claims are void. A draining worker still ends what it claimed."""
+        """Returns the workers whose claims are void. A draining worker still ends the commands that it claimed."""
         return [name for name, worker in self.workers.items() if worker.lost]
+
+    def _ready(self, pool: str) -> Iterator[WorkerCapacity]:
+        return (worker for worker in self.workers.values() if worker.report.pool == pool and worker.ready)
 
 
 class CapacityListener:
     """Keeps a registry up to date from the workers' reports over NATS."""
 
-    def __init__(self, client: NatsClient, settings: Settings) -> None:
+    def __init__(self, client: NatsClient) -> None:
         self._client = client
-        self._names = Names.of(settings)
         self._subscription: Any = None
-        self._heard = asyncio.Event()
         self.registry = CapacityRegistry()
 
     async def open(self) -> None:
-        """Listens, and asks every worker to report at once."""
-        self._subscription = await self._client.subscribe(f"{self._names.capacity}.*", cb=self._receive)
-        await self._client.publish(f"{self._names.capacity}.report.now", b"")
-
-    async def first_report(self, patience: float) -> None:
-        """Waits until a worker has reported, for ``patience`` seconds at most."""
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(patience):
-                await self._heard.wait()
+        """Subscribes, and asks every worker to report at once."""
+        prefix = self._client.names.capacity
+        self._subscription = await self._client.subscribe(f"{prefix}.*", cb=self._receive)
+        await self._client.publish(f"{prefix}.report.now", b"")
 
     async def close(self) -> None:
+        """Ends the subscription."""
         if self._subscription is not None and not self._client.is_closed:
             await self._subscription.unsubscribe()
 
@@ -217,17 +184,16 @@ class CapacityListener:
         report = parse_report(message.data)
         if report is not None:
             await self._take(report)
-            self._heard.set()
 
     async def _take(self, report: WorkerReport) -> None:
         self.registry.heard(report)
 
 
 class CapacityKeeper(CapacityListener):
-    """As its base, and writes the reports to ``noetl.runtime`` for people and for ``GET /api/workers``."""
+    """Also writes the reports to ``noetl.runtime``, for people and for ``GET /api/workers``."""
 
-    def __init__(self, client: NatsClient, pool: asyncpg.Pool, settings: Settings) -> None:
-        super().__init__(client, settings)
+    def __init__(self, client: NatsClient, pool: asyncpg.Pool) -> None:
+        super().__init__(client)
         self._pool = pool
 
     async def _take(self, report: WorkerReport) -> None:
@@ -241,25 +207,32 @@ class CapacityKeeper(CapacityListener):
 async def put_worker(pool: asyncpg.Pool, report: WorkerReport) -> None:
     """Writes a report to ``noetl.runtime``."""
     capacity = report.model_dump(
-        include={"pool", "slots", "available_slots", "active_tasks", "tool_pools", "interval", "batch"}
+        include={"pool", "slots", "available_slots", "active_tasks", "tool_pools", "interval"}
     )
     await pool.execute(queries.PUT_WORKER, report.worker_id, report.status, capacity, report.meta)
 
 
-async def publish_report(client: NatsClient, settings: Settings, report: WorkerReport) -> None:
-    """Sends a report to everybody who listens."""
-    subject = Names.of(settings).capacity_of(report.worker_id)
+async def publish_report(client: NatsClient, report: WorkerReport) -> None:
+    """Sends a report to every listener."""
+    subject = client.names.capacity_of(report.worker_id)
     await client.publish(subject, report.model_dump_json().encode())
 
 
-async def wake_all(client: NatsClient, settings: Settings, commands: int, pool: str = DEFAULT_POOL) -> None:
-    """Tells every worker of a pool that so many commands wait. Who misses it hears of them a little later."""
+async def announce_commands(
+    client: NatsClient, commands: int, pool: str = DEFAULT_POOL, targets: Collection[str] = ()
+) -> None:
+    """Tells workers of a pool that so many commands wait: the targets, or all if there are none.
+
+    A message that is lost only delays: the dispatcher repeats it while commands wait.
+    """
+    subjects = [client.names.targeted(name) for name in targets] or [client.names.broadcast(pool)]
     with contextlib.suppress(nats.errors.Error, OSError):
-        await client.publish(Names.of(settings).wake_all(pool), orjson.dumps({"commands": commands}))
+        for subject in subjects:
+            await client.publish(subject, orjson.dumps({"commands": commands}))
 
 
 def parse_report(content: bytes) -> WorkerReport | None:
-    """The report of a message; None for anything else."""
+    """Returns the report in a message; None for anything else."""
     try:
         return WorkerReport.model_validate_json(content)
     except ValidationError as error:

@@ -26,12 +26,12 @@ RETRIED_STATUS = frozenset({408, 425, 429, 500, 502, 503, 504})
 CONNECTIONS = 64
 ANSWER_SECONDS = 30.0
 PATIENCE_SECONDS = 300.0
-"""For so long an unreachable server is tried again."""
+"""Requests to an unreachable server are repeated for this long."""
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
-    """What the API said. ``url``: what was asked, for messages."""
+class ApiResponse:
+    """An answer of the API. ``url`` is that of the request, for messages."""
 
     status: int
     content: bytes
@@ -39,20 +39,23 @@ class Answer:
 
     @property
     def is_error(self) -> bool:
+        """Whether the status is 400 or above."""
         return self.status >= 400
 
     @property
     def text(self) -> str:
+        """The body as text."""
         return self.content.decode("utf-8", "replace")
 
     def json(self) -> Any:
+        """Returns the parsed body."""
         return orjson.loads(self.content)
 
-    def checked(self) -> Answer:
-        """Itself.
+    def checked(self) -> ApiResponse:
+        """Returns the answer itself.
 
         Raises:
-            TransportError: it is an error.
+            TransportError: the answer is an error.
         """
         if self.is_error:
             raise TransportError(f"{self.url}: {self.status} {self.text[:300]}")
@@ -62,7 +65,7 @@ class Answer:
 class ApiClient:
     """Calls the HTTP API of the settings, with their token and certificate authority.
 
-    Every call may be sent twice: what it asks for has a name of the caller's.
+    A call may be sent twice: the caller names everything that it creates.
     """
 
     def __init__(self, settings: Settings) -> None:
@@ -81,12 +84,12 @@ class ApiClient:
         content: bytes | None = None,
         patience: float = PATIENCE_SECONDS,
         headers: dict[str, str] | None = None,
-    ) -> Answer:
-        """Sends a request again and again until it is answered.
+    ) -> ApiResponse:
+        """Sends a request, repeatedly until it is answered.
 
         Args:
-            patience: for how many seconds.
-            headers: further ones; default: the trace that is under way here, where one is recorded.
+            patience: longest time in seconds.
+            headers: further ones; default: those of the current trace, if one is recorded.
 
         Raises:
             TransportError: no answer within that time.
@@ -100,10 +103,10 @@ class ApiClient:
             hint = "check NOETL_SERVER_URL and 'noetl-dagster serve'"
             return _Unanswered(f"{method} {url}: {reason}; {hint}", retry_after)
 
-        async def send() -> Answer:
+        async def send() -> ApiResponse:
             try:
                 async with self._open().request(method, url, data=content, headers=carried) as response:
-                    answer = Answer(response.status, await response.read(), url)
+                    answer = ApiResponse(response.status, await response.read(), url)
                     retry_after = response.headers.get("retry-after")
             except (ClientError, TimeoutError, OSError) as error:
                 raise unanswered(repr(error)) from error
@@ -114,13 +117,14 @@ class ApiClient:
         return await with_retries(send, RetryLimits((_Unanswered,), seconds=patience))
 
     async def close(self) -> None:
+        """Closes the session, if one is open."""
         if self._session is not None:
             await self._session.close()
-            await asyncio.sleep(0)  # the transports close in the loop's next turn
+            await asyncio.sleep(0)  # the transports close in the loop's next iteration
             self._session = None
 
     def _open(self) -> ClientSession:
-        """The session of the running event loop, opened on first use."""
+        """Returns the session of the running event loop, opened on first use."""
         from aiohttp import ClientSession, ClientTimeout, DummyCookieJar, TCPConnector
 
         if self._session is None:
@@ -130,16 +134,16 @@ class ApiClient:
                 cookie_jar=DummyCookieJar(),
                 headers=self._headers,
                 timeout=ClientTimeout(total=ANSWER_SECONDS),
-                trust_env=bool(getproxies()),  # which is looked up for each request
+                trust_env=bool(getproxies()),  # trust_env looks up the proxies for each request
             )
         return self._session
 
 
 class HttpTransport:
-    """Posts events in batches and tries again while the server is away or overloaded.
+    """Posts events in batches, repeatedly while the server is unavailable or overloaded.
 
     Args:
-        patience: seconds for which an unreachable server is tried again.
+        patience: seconds for which requests to an unreachable server are repeated.
     """
 
     transactional = False
@@ -149,6 +153,7 @@ class HttpTransport:
         self._patience = patience
 
     async def publish(self, events: Sequence[Event]) -> None:
+        """Posts the events; a batch that is too large is halved."""
         content = encode_json({"events": [message_of(event) for event in events]})
         answer = await self._client.request(
             "POST",
@@ -168,11 +173,12 @@ class HttpTransport:
             raise EventRefusedError(f"the HTTP API refuses events: {answer.status} {answer.text[:500]}")
 
     async def close(self) -> None:
+        """Closes the client."""
         await self._client.close()
 
 
 class _Unanswered(TransportError):
-    """No answer, or one that says to come again; after ``retry_after`` seconds where the server wishes so."""
+    """No answer, or one that asks to try again, after ``retry_after`` seconds if the server specifies them."""
 
     def __init__(self, message: str, retry_after: str | None = None) -> None:
         super().__init__(message)

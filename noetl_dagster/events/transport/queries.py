@@ -2,6 +2,15 @@
 
 from noetl_dagster.events.queries import insert_new
 
+MISSED_REPORTS = 3
+"""A worker that misses this many reports counts as lost."""
+
+
+def no_worker(pool: str) -> str:
+    """Returns the warning about a pool without workers for which commands wait."""
+    return f"no worker of pool {pool} reports; start one with 'noetl-dagster worker --pool {pool}'"
+
+
 # Executions that the log knows.
 KNOWN_EXECUTIONS = """
 SELECT DISTINCT execution_id FROM noetl.event
@@ -43,31 +52,30 @@ def _ended(of: str) -> str:
 
 
 # Puts issued commands into the queue, leaving out those that have ended and those of cancelled executions;
-# gives those that went in. $8 says of each command which of the contexts $9 it shares with others.
+# returns the queued ones. $7 is, for each command, the position among the contexts $8 of the one that it shares.
 ENQUEUE = f"""
 WITH closed AS MATERIALIZED (
     SELECT id FROM (SELECT DISTINCT id FROM unnest($1::bigint[]) AS id ORDER BY id) asked
     WHERE NOT noetl.is_open(id)
 ), wanted AS MATERIALIZED (
-    SELECT * FROM unnest($1::bigint[], $2::text[], $3::text[], $4::text[], $5::int[], $6::jsonb[], $7::text[],
-                         $8::int[], $10::int[], $11::float8[], $12::text[]) WITH ORDINALITY
-        AS given (execution_id, command_id, node_name, tool_kind, max_attempts, context, target, share, priority,
-                  weight, pool, place)
-), standing AS MATERIALIZED (
+    SELECT * FROM unnest($1::bigint[], $2::text[], $3::text[], $4::text[], $5::int[], $6::jsonb[], $7::int[],
+                         $9::int[], $10::float8[], $11::text[]) WITH ORDINALITY
+        AS given (execution_id, command_id, node_name, tool_kind, max_attempts, context, share, priority, weight,
+                  pool, position)
+), latest AS MATERIALIZED (
     SELECT execution_id, priority, pool, noetl.last_turn(execution_id, priority, pool) AS turn
     FROM (SELECT DISTINCT execution_id, priority, pool FROM wanted) asked
 )
 INSERT INTO noetl.queue
-    (execution_id, command_id, event_id, node_name, tool_kind, max_attempts, context, target, shared, priority, turn,
-     pool)
+    (execution_id, command_id, event_id, node_name, tool_kind, max_attempts, context, shared, priority, turn, pool)
 SELECT wanted.execution_id, wanted.command_id, COALESCE({_issued("wanted")}, 0), wanted.node_name,
-       wanted.tool_kind, wanted.max_attempts, wanted.context, wanted.target, ($9::jsonb[])[wanted.share],
-       wanted.priority, standing.turn + sum(GREATEST(round(1000 / wanted.weight), 1)::bigint) OVER (
-           PARTITION BY wanted.execution_id, wanted.priority, wanted.pool ORDER BY wanted.place),
+       wanted.tool_kind, wanted.max_attempts, wanted.context, ($8::jsonb[])[wanted.share],
+       wanted.priority, latest.turn + sum(GREATEST(round(1000 / wanted.weight), 1)::bigint) OVER (
+           PARTITION BY wanted.execution_id, wanted.priority, wanted.pool ORDER BY wanted.position),
        wanted.pool
 FROM wanted
-JOIN standing ON standing.execution_id = wanted.execution_id AND standing.priority = wanted.priority
-    AND standing.pool = wanted.pool
+JOIN latest ON latest.execution_id = wanted.execution_id AND latest.priority = wanted.priority
+    AND latest.pool = wanted.pool
 WHERE wanted.execution_id NOT IN (SELECT id FROM closed) AND {_ended("wanted")} IS NULL
 ON CONFLICT DO NOTHING
 RETURNING command_id, event_id
@@ -84,52 +92,15 @@ FROM unnest($1::bigint[], $2::text[]) AS wanted (execution_id, command_id), LATE
     LIMIT 1) ended
 """
 
-# Claims a command in one short transaction: an advisory lock that does not wait, no end in the log, an
-# execution that is not cancelled, a row that nobody holds. The command.claimed event goes in with the lease.
-# A claim that is sent again, with the same event id, finds the row leased to itself and gets the same answer.
+# Claims as many commands as there are ids in $2, only those of $6 and $7 if given; see schema/060_pool.sql.
 CLAIM = """
-WITH locked AS (
-    SELECT pg_try_advisory_xact_lock(hashtextextended($2, $1)) AS mine
-), leased AS (
-    UPDATE noetl.queue SET status = 'leased', worker_id = $3, claim_event_id = $4,
-        attempts = attempts + 1, lease_until = now() + make_interval(secs => $5)
-    WHERE execution_id = $1 AND command_id = $2 AND (SELECT mine FROM locked)
-      AND status = 'queued' AND pool = $6 AND available_at <= now() AND noetl.is_open($1)
-      AND NOT EXISTS (
-        SELECT FROM noetl.event ended
-        WHERE ended.execution_id = $1 AND ended.meta ->> 'command_id' = $2 AND ended.meta ? 'command_id'
-          AND ended.event_type IN
-            ('command.completed', 'command.failed', 'loop.shard.done', 'loop.shard.failed'))
-    RETURNING *
-), claimed AS (
-    INSERT INTO noetl.event (execution_id, event_id, event_type, node_name, status, catalog_id,
-        parent_execution_id, meta, current_index, worker_id)
-    SELECT execution_id, $4, 'command.claimed', node_name, 'RUNNING', ((shared || context) ->> 'catalog_id')::bigint,
-        ((shared || context) ->> 'parent_execution_id')::bigint,
-        (context -> 'meta') || jsonb_strip_nulls(jsonb_build_object(
-            'waited', round(extract(epoch FROM now() - available_at), 4),
-            'claim', CASE WHEN attempts > 1 THEN attempts END)),
-        (context ->> 'index')::int, $3
-    FROM leased
-    ON CONFLICT DO NOTHING
-)
-SELECT execution_id, command_id, event_id, attempts, shared || context AS context, node_name, tool_kind,
-       extract(epoch FROM now() - available_at)::float8 AS waited, noetl.state_version($1) AS state_version
-FROM (SELECT * FROM leased
-      UNION ALL
-      SELECT * FROM noetl.queue
-      WHERE execution_id = $1 AND command_id = $2 AND status = 'leased' AND claim_event_id = $4) held
-LIMIT 1
+SELECT execution_id, node_name, tool_kind, waited, version, answer
+FROM noetl.claim($1, $2, $3, $4, $5, $6::bigint[], $7::text[])
 """
 
-# Claims as many commands as there are names in $2; see schema/060_pool.sql.
-CLAIM_MANY = """
-SELECT execution_id, node_name, tool_kind, waited, version, answer FROM noetl.claim_many($1, $2, $3, $4, $5)
-"""
-
-# Gives back claims that a worker has not begun: they are anybody's, and count for nothing.
-HAND_BACK = """
-UPDATE noetl.queue SET status = 'queued', worker_id = NULL, lease_until = NULL, claim_event_id = NULL, target = NULL,
+# Returns claims that a worker has not begun to the queue; they do not count as attempts.
+GIVE_BACK = """
+UPDATE noetl.queue SET status = 'queued', worker_id = NULL, lease_until = NULL, claim_event_id = NULL,
     available_at = now(), max_attempts = max_attempts + 1
 WHERE worker_id = $1 AND status = 'leased' AND claim_event_id = ANY($2::bigint[])
 RETURNING command_id
@@ -145,19 +116,16 @@ FROM noetl.queue
 QUEUED_COMMAND = f"{_QUEUED} WHERE execution_id = $1 AND command_id = $2"
 QUEUED_EVENT = f"{_QUEUED} WHERE event_id = $1 LIMIT 1"
 
-# Workers that commands were sent to, and those whose claims end within $2 seconds: no heartbeat came for long.
+# Workers whose claims end within $2 seconds, because no heartbeat has arrived for a long time.
 HOLDERS = """
-SELECT target AS worker_id FROM noetl.queue
-WHERE execution_id = ANY($1::bigint[]) AND status = 'queued' AND target IS NOT NULL
-UNION
-SELECT worker_id FROM noetl.queue
+SELECT DISTINCT worker_id FROM noetl.queue
 WHERE execution_id = ANY($1::bigint[]) AND status = 'leased' AND lease_until < now() + make_interval(secs => $2)
 """
 
 # Leases that ran out, and those of workers that are gone ($2), go back to the queue; so do those of workers ($3)
 # that were claimed before the present process of that name was there ($4).
 RELEASE = """
-UPDATE noetl.queue SET status = 'queued', worker_id = NULL, lease_until = NULL, claim_event_id = NULL, target = NULL,
+UPDATE noetl.queue SET status = 'queued', worker_id = NULL, lease_until = NULL, claim_event_id = NULL,
     available_at = now()
 WHERE execution_id = ANY($1::bigint[]) AND status = 'leased'
   AND (lease_until < now() OR worker_id = ANY($2::text[]) OR EXISTS (
@@ -166,20 +134,7 @@ WHERE execution_id = ANY($1::bigint[]) AND status = 'leased'
 RETURNING execution_id, command_id, event_id, tool_kind, attempts, max_attempts, pool
 """
 
-# Commands that were sent to workers which are gone are anybody's.
-UNTARGET = """
-UPDATE noetl.queue SET target = NULL
-WHERE execution_id = ANY($1::bigint[]) AND status = 'queued' AND target = ANY($2::text[])
-RETURNING execution_id, command_id, event_id, tool_kind, pool
-"""
-
-# Commands that wait for a worker of a pool.
-WAITING = """
-SELECT execution_id, command_id, event_id, tool_kind, pool FROM noetl.queue
-WHERE execution_id = ANY($1::bigint[]) AND status = 'queued' AND pool = $2
-ORDER BY event_id
-"""
-
+# Whether a command of the executions waits for a worker of a pool.
 SOME_WAIT = """
 SELECT EXISTS (
     SELECT FROM unnest($1::bigint[]) AS mine (execution_id)

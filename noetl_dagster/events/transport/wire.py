@@ -1,4 +1,4 @@
-"""Events as JSON messages: the form that workers send and the API speaks (docs/protocol.md)."""
+"""Events as JSON messages, as workers and the API exchange them (docs/protocol.md)."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from noetl_dagster.events.transport.base import WORKER_EVENTS
 from noetl_dagster.events.types import Event
 
 CLOCK_SKEW_SECONDS = 30.0
-"""A worker's clock may be off by so much before the receiver's time is written in its place."""
+"""If a worker's clock is off by more, the receiver's time is stored instead."""
 
 _RESULT_KEYS = frozenset({"status", "context", "reference", "data", "extracted"})
 
@@ -48,19 +48,19 @@ Name = Annotated[str, Field(max_length=512), AfterValidator(_without_nul)]
 
 
 BATCH_TYPE = "batch"
-"""What stands in the place of the event type in the subject of a message with several events."""
+"""Takes the place of the event type in the subject of a message with several events."""
 
 
-class Refused(NamedTuple):
-    """What stands in a batch and is no event: its place, its JSON, and why it is refused."""
+class RefusedEvent(NamedTuple):
+    """An entry of a batch that is not a valid event: its position, its JSON, and the reason."""
 
-    place: int
+    position: int
     content: bytes
     reason: str
 
 
 class EventPayload(BaseModel):
-    """The parts of an event that say what happened."""
+    """The payload of an event."""
 
     model_config = ConfigDict(frozen=True)
 
@@ -79,7 +79,7 @@ class EventPayload(BaseModel):
 
 
 class EventMessage(BaseModel):
-    """One event on its way. ``event_id`` is given by the emitter, so that sending it twice is harmless."""
+    """One event in transit. The emitter creates ``event_id``, so that sending it twice is harmless."""
 
     model_config = ConfigDict(frozen=True)
 
@@ -92,10 +92,10 @@ class EventMessage(BaseModel):
     timestamp: AwareDatetime | None = Field(None, description="when the emitter made it, by its own clock")
 
     def event(self, received: datetime) -> Event:
-        """The row of the log.
+        """Returns the row of the log.
 
-        A timestamp that is off by more than :data:`CLOCK_SKEW_SECONDS` from ``received`` is replaced by it;
-        ``meta.clock_skew`` then says by how many seconds the emitter's clock was ahead.
+        ``received`` replaces a timestamp that differs from it by more than :data:`CLOCK_SKEW_SECONDS`;
+        ``meta.clock_skew`` then holds the seconds by which the emitter's clock was ahead.
         """
         meta, made = self.meta, self.timestamp or received
         skew = (made - received).total_seconds()
@@ -113,7 +113,7 @@ class EventMessage(BaseModel):
 
 
 def kept_event(message: EventMessage) -> Event:
-    """An event of the log that was sent to a worker, as it was written."""
+    """Returns an event of the log, as it was written, from the message that a worker received."""
     event = message.event(message.timestamp or datetime.now(UTC))
     event.meta = message.meta
     return event
@@ -124,7 +124,7 @@ _IDS = frozenset({"catalog_id", "parent_event_id", "parent_execution_id"})
 
 
 def message_of(event: Event) -> dict[str, Any]:
-    """An event as a message. Identifiers are text, as in :data:`Id`."""
+    """Returns an event as a message. Identifiers are text, as in :data:`Id`."""
     payload = {}
     for name in _PAYLOAD:
         value = getattr(event, name)
@@ -142,33 +142,33 @@ def message_of(event: Event) -> dict[str, Any]:
 
 
 def encode_event(event: Event) -> bytes:
-    """An event as the bytes of one message."""
+    """Returns an event as the bytes of one message."""
     return encode_json(message_of(event))
 
 
 def encode_batch(contents: Sequence[bytes]) -> bytes:
-    """Encoded events as the bytes of one message: ``{"events": [...]}``, as ``POST /api/events/batch`` takes them."""
+    """Returns encoded events as one message, ``{"events": [...]}``, as ``POST /api/events/batch`` takes them."""
     return b'{"events":[' + b",".join(contents) + b"]}"
 
 
-def decode_message(content: bytes, received: datetime) -> list[Event | Refused]:
-    """The events of a worker's message, one or a batch. Of a batch, what is no event harms no other.
+def decode_message(content: bytes, received: datetime) -> list[Event | RefusedEvent]:
+    """Returns the events of a worker's message, one or a batch. An invalid event of a batch affects no other.
 
     Raises:
-        EventRefusedError: the message is no event and no batch, or its only event is none that a worker may emit.
+        EventRefusedError: the message is neither an event nor a batch, or a worker may not emit its only event.
     """
     try:
-        found = from_json(content)  # which keeps whole numbers of any length
+        found = from_json(content)  # it keeps integers of any length
     except ValueError as error:
         raise EventRefusedError(f"not an event: {error}") from None
     if not isinstance(found, dict) or not isinstance(found.get("events"), list):
         return [_event(found, received)]
-    events: list[Event | Refused] = []
-    for place, one in enumerate(found["events"]):
+    events: list[Event | RefusedEvent] = []
+    for position, one in enumerate(found["events"]):
         try:
             events.append(_event(one, received))
         except EventRefusedError as error:
-            events.append(Refused(place, to_json(one), str(error)))
+            events.append(RefusedEvent(position, to_json(one), str(error)))
     return events
 
 
@@ -183,7 +183,7 @@ def _event(found: Any, received: datetime) -> Event:
 
 
 def accepted(message: EventMessage, received: datetime) -> Event:
-    """The event of a well-formed message.
+    """Returns the event of a well-formed message.
 
     Raises:
         EventRefusedError: a worker may not emit it.

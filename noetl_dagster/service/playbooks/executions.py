@@ -185,7 +185,7 @@ async def get_events(
 ) -> dict[str, Any]:
     """Events in the order of their ids."""
     rows = await plane.engine.runtime.pool.fetch(EVENTS, execution_id, after, limit)
-    if not rows and await plane.intake.unknown_executions([execution_id]):
+    if not rows and await plane.handler.unknown_executions([execution_id]):
         raise Problem(404, f"no execution {execution_id} in the event log")
     return {"events": [message_of(as_event(row)) for row in rows]}
 

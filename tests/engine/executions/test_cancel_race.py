@@ -109,17 +109,17 @@ async def test_every_claim_ends_with_the_cancellation_and_none_follows(
             await barrier.wait()
             for command in commands:
                 shared = Shared.of(command).context()
-                row = (command.execution_id, command.command_id, "work", "noop", 3, own_context(command), None,
-                       1, shared, 0, 1.0, "default")  # fmt: skip
+                row = (command.execution_id, command.command_id, "work", "noop", 3, own_context(command), 1,
+                       shared, 0, 1.0, "default")  # fmt: skip
                 await runtime.pool.fetch(queries.ENQUEUE, *([value] for value in row))
 
         async def work(waiting=waiting, barrier=barrier) -> None:
             await barrier.wait()
             for command in waiting:
                 if command.index is not None and command.index % 2:
-                    await claims.claim_many("w", runtime.ids.take(3))
+                    await claims.claim("w", runtime.ids.take(3))
                     continue
-                await claims.claim(command.execution_id, command.command_id, "w", runtime.ids.next())
+                await claims.claim("w", runtime.ids.take(1), only=[command.command_id])
 
         async def cancel(execution_id=execution.id, barrier=barrier) -> tuple[bool, tuple[int, int, int]]:
             await barrier.wait()

@@ -42,7 +42,7 @@ async def steps(engine: Engine, execution_id: int) -> dict[str, StepView]:
 
 
 class Commands:
-    """Commands of a step, written into the log as claims and intake write them."""
+    """Commands of a step, written into the log as claims and handler write them."""
 
     def __init__(self, engine: Engine, execution_id: int, step: str = "pooled") -> None:
         self._engine, self.execution_id, self._step = engine, execution_id, step

@@ -14,10 +14,10 @@ import orjson
 import pytest
 
 from noetl_dagster.engine.engine import Engine
-from noetl_dagster.engine.pool.claims import Claims, Granted
+from noetl_dagster.engine.pool.claims import ClaimRow, Claims
 from noetl_dagster.errors import ExecutionCancelledError
 from noetl_dagster.events.transport import queries
-from noetl_dagster.events.transport.intake import EventIntake
+from noetl_dagster.events.transport.handler import EventHandler
 from noetl_dagster.pool_worker.claimer import Claimer
 from noetl_dagster.pool_worker.control import DirectControl
 from noetl_dagster.pool_worker.executions import Executions
@@ -78,7 +78,6 @@ async def enqueue(
         [kind] * count,
         [3] * count,
         [own_context(command, item=command.item) for command in commands],
-        [None] * count,
         [1] * count,
         [Shared.of(commands[0]).context()],
         [priority] * count,
@@ -89,7 +88,7 @@ async def enqueue(
     return commands
 
 
-def names(granted: Sequence[Granted]) -> list[str]:
+def names(granted: Sequence[ClaimRow]) -> list[str]:
     return [one["command_id"] for group in granted for one in orjson.loads(group.answer)["commands"]]
 
 
@@ -97,7 +96,7 @@ async def test_an_answer_holds_what_a_worker_needs(engine: Engine, claims: Claim
     execution_id = await execution_of(engine)
     commands = await enqueue(engine, execution_id, 3)
     asked = engine.runtime.ids.take(5)
-    granted = await claims.claim_many("w", asked)
+    granted = await claims.claim("w", asked)
     events = await engine.runtime.log.lifecycle(execution_id)
     batch = Batch.model_validate_json(claims.answer(granted, {execution_id: events}))
     [group] = batch.groups
@@ -124,8 +123,8 @@ async def test_the_same_claim_again_has_the_same_answer(engine: Engine, claims: 
     """The answer was lost, or the request came twice, even at once."""
     await enqueue(engine, await execution_of(engine), 30)
     asked = engine.runtime.ids.take(10)
-    first, again = await asyncio.gather(claims.claim_many("w", asked), claims.claim_many("w", asked))
-    assert names(first) == names(again) == names(await claims.claim_many("w", asked))
+    first, again = await asyncio.gather(claims.claim("w", asked), claims.claim("w", asked))
+    assert names(first) == names(again) == names(await claims.claim("w", asked))
     assert len(names(first)) == 10
     assert await engine.runtime.pool.fetchval(QUEUED) == 20
 
@@ -137,14 +136,14 @@ async def test_claims_that_are_handed_back_go_to_others_and_count_for_nothing(
     pool, ids = engine.runtime.pool, engine.runtime.ids
     for _ in range(5):  # more often than a command may be left by its workers
         asked = ids.take(4)
-        granted = await claims.claim_many("first", asked)
+        granted = await claims.claim("first", asked)
         assert len(names(granted)) == 4
-        assert await claims.hand_back("second", asked) == 0, "somebody else's"
-        assert await claims.hand_back("first", asked[:3]) == 3
-        assert await claims.hand_back("first", asked) == 1
-        assert await claims.hand_back("first", asked) == 0
+        assert await claims.release("second", asked) == 0, "somebody else's"
+        assert await claims.release("first", asked[:3]) == 3
+        assert await claims.release("first", asked) == 1
+        assert await claims.release("first", asked) == 0
     assert await pool.fetchval("SELECT count(*) FROM noetl.queue WHERE attempts >= max_attempts") == 0
-    assert len(names(await claims.claim_many("second", ids.take(9)))) == 4
+    assert len(names(await claims.claim("second", ids.take(9)))) == 4
 
 
 async def test_executions_take_turns(engine: Engine, claims: Claims) -> None:
@@ -152,13 +151,13 @@ async def test_executions_take_turns(engine: Engine, claims: Claims) -> None:
     large, small = await execution_of(engine), await execution_of(engine)
     await enqueue(engine, large, 1_000)
     for _ in range(3):
-        await claims.claim_many("w", engine.runtime.ids.take(100))
+        await claims.claim("w", engine.runtime.ids.take(100))
     await enqueue(engine, small, 2)
-    granted = await claims.claim_many("w", engine.runtime.ids.take(6))
+    granted = await claims.claim("w", engine.runtime.ids.take(6))
     assert {one.execution_id: len(one.waited) for one in granted} == {large: 4, small: 2}
     await enqueue(engine, large, 100, start=1_000)  # behind its own
     await enqueue(engine, small, 300, start=2)
-    granted = await claims.claim_many("w", engine.runtime.ids.take(100))
+    granted = await claims.claim("w", engine.runtime.ids.take(100))
     assert {one.execution_id: len(one.waited) for one in granted} == pytest.approx(
         {large: 50, small: 50}, abs=2
     )
@@ -169,10 +168,10 @@ async def test_an_execution_that_comes_when_the_queue_is_empty_does_not_overtake
 ) -> None:
     first, second = await execution_of(engine), await execution_of(engine)
     await enqueue(engine, first, 200)
-    await claims.claim_many("w", engine.runtime.ids.take(200))
+    await claims.claim("w", engine.runtime.ids.take(200))
     await enqueue(engine, second, 200)
     await enqueue(engine, first, 200, start=200)
-    granted = await claims.claim_many("w", engine.runtime.ids.take(100))
+    granted = await claims.claim("w", engine.runtime.ids.take(100))
     assert {one.execution_id: len(one.waited) for one in granted} == pytest.approx(
         {first: 50, second: 50}, abs=2
     )
@@ -183,7 +182,7 @@ async def test_weights_and_priorities(engine: Engine, claims: Claims) -> None:
     await enqueue(engine, light, 100)
     await enqueue(engine, heavy, 100, weight=3.0)
     await enqueue(engine, urgent, 10, priority=1)
-    granted = await claims.claim_many("w", engine.runtime.ids.take(50))
+    granted = await claims.claim("w", engine.runtime.ids.take(50))
     assert {one.execution_id: len(one.waited) for one in granted} == {urgent: 10, heavy: 30, light: 10}
 
 
@@ -192,11 +191,11 @@ async def test_a_worker_gets_no_more_of_a_kind_than_it_has_places_for(engine: En
     await enqueue(engine, execution_id, 20, kind="postgres")
     await enqueue(engine, execution_id, 20, start=20, kind="http", priority=-1)
     take = engine.runtime.ids.take
-    granted = await claims.claim_many("w", take(10), {"postgres": 2, "spark": 1})
+    granted = await claims.claim("w", take(10), {"postgres": 2, "spark": 1})
     assert {one.tool_kind: len(one.waited) for one in granted} == {"postgres": 2, "http": 8}
-    granted = await claims.claim_many("w", take(10), {"postgres": 0})
+    granted = await claims.claim("w", take(10), {"postgres": 0})
     assert {one.tool_kind: len(one.waited) for one in granted} == {"http": 10}
-    granted = await claims.claim_many("w", take(10))
+    granted = await claims.claim("w", take(10))
     assert {one.tool_kind: len(one.waited) for one in granted} == {"postgres": 10}
 
 
@@ -210,11 +209,11 @@ async def test_nothing_of_a_cancelled_execution_nor_what_has_ended(engine: Engin
     )  # by somebody who does not clear the queue
     async with runtime.pool.acquire() as connection, connection.transaction():
         await connection.execute("SELECT noetl.close_gate($1)", cancelled)  # as a cancellation begins
-        granted = await asyncio.wait_for(claims.claim_many("w", runtime.ids.take(20)), 30)
+        granted = await asyncio.wait_for(claims.claim("w", runtime.ids.take(20)), 30)
     assert names(granted) == [command.command_id for command in commands[4:]]
     assert await runtime.pool.fetchval(QUEUED) == 10, "what has ended is out of the queue"
     await engine.lifecycle.cancel(cancelled)
-    assert await claims.claim_many("w", runtime.ids.take(20)) == []
+    assert await claims.claim("w", runtime.ids.take(20)) == []
 
 
 @pytest.mark.parametrize(
@@ -223,7 +222,7 @@ async def test_nothing_of_a_cancelled_execution_nor_what_has_ended(engine: Engin
 async def test_a_crowd_of_workers_takes_each_command_once(engine: Engine, claims: Claims, count: int) -> None:
     """Claims, repeated claims, hand-backs, ends and a cancellation, all at once."""
     runtime, executions = engine.runtime, [await execution_of(engine) for _ in range(4)]
-    intake, dice = EventIntake(runtime.log, 300.0), random.Random(count)
+    handler, dice = EventHandler(runtime.log, 300.0), random.Random(count)
     *kept, given_up = executions
     ran: Counter[str] = Counter()
     queued = asyncio.Event()
@@ -238,9 +237,9 @@ async def test_a_crowd_of_workers_takes_each_command_once(engine: Engine, claims
         while True:
             asked = runtime.ids.take(dice.randrange(1, 40))
             limits = {"http": dice.randrange(0, 9)} if dice.random() < 0.5 else {}
-            granted = await claims.claim_many(worker, asked, limits)
+            granted = await claims.claim(worker, asked, limits)
             if dice.random() < 0.2:
-                again = await claims.claim_many(worker, asked, limits)
+                again = await claims.claim(worker, asked, limits)
                 if granted:
                     lasting = [
                         [one for one in answer if one.execution_id != given_up] for answer in (granted, again)
@@ -248,13 +247,13 @@ async def test_a_crowd_of_workers_takes_each_command_once(engine: Engine, claims
                     assert names(lasting[0]) == names(lasting[1])
                 granted = again
             if dice.random() < 0.2:
-                await claims.hand_back(worker, asked)
+                await claims.release(worker, asked)
                 continue
             grants = [grant for _, _, grant in Batch.model_validate_json(claims.answer(granted)).grants()]
             commands = [grant.context.command(grant.execution_id, None) for grant in grants]
             ran.update(command.command_id for command in commands if command.execution_id != given_up)
             outcome = Outcome({"status": "ok", "data": 1})
-            await intake.handle_events([runtime.commands.ended(command, outcome) for command in commands])
+            await handler.handle_events([runtime.commands.ended(command, outcome) for command in commands])
             if not granted and all(queue.done() for queue in queues) and not limits:
                 return
 
@@ -284,19 +283,19 @@ async def test_the_same_claim_again_gets_nothing_else(engine: Engine, claims: Cl
     await enqueue(engine, execution_id, 3, start=3, priority=-1)
     runtime = engine.runtime
     asked = runtime.ids.take(3)
-    assert len(names(await claims.claim_many("w", asked))) == 3
+    assert len(names(await claims.claim("w", asked))) == 3
     if lost == "released":
         await runtime.pool.fetch(queries.RELEASE, [execution_id], ["w"], [], [])
     elif lost == "ended":
         outcome = Outcome({"status": "ok", "data": 1})
         ends = [runtime.commands.ended(command, outcome) for command in commands]
-        await EventIntake(runtime.log, 300.0).handle_events(ends)
+        await EventHandler(runtime.log, 300.0).handle_events(ends)
     else:
         await engine.lifecycle.cancel(execution_id)
-    assert await claims.claim_many("w", asked) == []
+    assert await claims.claim("w", asked) == []
     waiting = {"released": 6, "cancelled": 0, "ended": 3}[lost]
     assert await runtime.pool.fetchval(QUEUED) == waiting
-    assert len(names(await claims.claim_many("w", runtime.ids.take(9)))) == waiting
+    assert len(names(await claims.claim("w", runtime.ids.take(9)))) == waiting
 
 
 async def test_a_command_that_is_queued_anew_stops_no_claim(engine: Engine, claims: Claims) -> None:
@@ -307,8 +306,8 @@ async def test_a_command_that_is_queued_anew_stops_no_claim(engine: Engine, clai
         await enqueue(engine, execution_id, 1)
         for _ in range(3):
             asked = ids.take(1)
-            assert len(names(await claims.claim_many("w", asked))) == 1
-            assert await claims.hand_back("w", asked) == 1
+            assert len(names(await claims.claim("w", asked))) == 1
+            assert await claims.release("w", asked) == 1
         await pool.execute(queries.WITHDRAW, execution_id, f"{execution_id}:work:1:0:1")
 
 
@@ -320,7 +319,7 @@ async def test_commands_with_one_chance_left_are_claimed_one_at_a_time(
     await enqueue(engine, execution_id, 10)
     pool, ids = engine.runtime.pool, engine.runtime.ids
     await pool.execute("UPDATE noetl.queue SET attempts = 2 WHERE command_id NOT LIKE '%:9:1'")
-    sizes = [len(names(await claims.claim_many("w", ids.take(20)))) for _ in range(10)]
+    sizes = [len(names(await claims.claim("w", ids.take(20)))) for _ in range(10)]
     assert sizes == [2, 1, 1, 1, 1, 1, 1, 1, 1, 0]
 
 
@@ -332,7 +331,7 @@ async def test_a_cancellation_that_takes_long_keeps_nothing_from_the_others(
     first, *_ = await enqueue(engine, large, 50, priority=1)
     await enqueue(engine, other, 4)
     runtime = engine.runtime
-    assert names(await claims.claim_many("w", runtime.ids.take(1))) == [first.command_id]
+    assert names(await claims.claim("w", runtime.ids.take(1))) == [first.command_id]
 
     async with runtime.pool.acquire() as connection:
         ending = connection.transaction()
@@ -341,7 +340,7 @@ async def test_a_cancellation_that_takes_long_keeps_nothing_from_the_others(
         await runtime.log.append([done], connection=connection)
         cancelling = asyncio.create_task(engine.lifecycle.cancel(large))
         await until(lambda: runtime.pool.fetchval(WAITS), "the cancellation to wait for that end")
-        granted = await claims.claim_many("w", runtime.ids.take(4))
+        granted = await claims.claim("w", runtime.ids.take(4))
         assert {one.execution_id: len(one.waited) for one in granted} == {other: 4}
         await ending.rollback()
     assert await cancelling
@@ -354,12 +353,12 @@ async def test_who_ends_commands_and_who_cancels_do_not_wait_for_each_other(
     execution_id = await execution_of(engine)
     runtime = engine.runtime
     commands = await enqueue(engine, execution_id, 2)
-    assert len(names(await claims.claim_many("w", runtime.ids.take(2)))) == 2
+    assert len(names(await claims.claim("w", runtime.ids.take(2)))) == 2
     ends = [runtime.commands.ended(command, Outcome({"status": "ok", "data": 1})) for command in commands]
     await runtime.pool.execute(HELD_UP)
     async with runtime.pool.acquire() as holder:
         await holder.execute("SELECT pg_advisory_lock(1, 1)")
-        ending = asyncio.create_task(EventIntake(runtime.log, 300.0).handle_events(ends))
+        ending = asyncio.create_task(EventHandler(runtime.log, 300.0).handle_events(ends))
         await until(
             lambda: runtime.pool.fetchval(WAITS), "the first end to be in the log, and the second not yet"
         )
@@ -378,7 +377,7 @@ async def test_a_batch_of_ends_and_heartbeats_touches_its_own_commands_only(
     execution_id, other = await execution_of(engine), await execution_of(engine)
     runtime = engine.runtime
     ended, beating, foreign, untouched, *more = await enqueue(engine, execution_id, 4 + beside)
-    await claims.claim_many("w", runtime.ids.take(4 + beside))
+    await claims.claim("w", runtime.ids.take(4 + beside))
     done, outcome = runtime.commands.ended, Outcome({"status": "ok", "data": 1})
     stray = done(foreign, outcome)
     stray.execution_id = other
@@ -387,7 +386,7 @@ async def test_a_batch_of_ends_and_heartbeats_touches_its_own_commands_only(
         beat.worker_id = worker_id
     await runtime.pool.execute("UPDATE noetl.queue SET lease_until = now()")
     batch = [done(ended, outcome), stray, *beats, *(done(command, outcome) for command in more)]
-    assert await EventIntake(runtime.log, 300.0).handle_events(batch) == {event.event_id for event in batch}
+    assert await EventHandler(runtime.log, 300.0).handle_events(batch) == {event.event_id for event in batch}
     renewed = "SELECT command_id, lease_until > now() + interval '1 minute' FROM noetl.queue"
     assert dict(await runtime.pool.fetch(renewed)) == {
         beating.command_id: True,

@@ -33,7 +33,6 @@ workflow:
     tool: {kind: noop}
 """
 CLAIMED_BY = "SELECT DISTINCT node_name, worker_id FROM noetl.event WHERE event_type = 'command.claimed'"
-OLD_CLAIM = "SELECT answer FROM noetl.claim_many('old', $1, 300, '{}')"
 REACHED = "SELECT min(turn), max(turn) FROM noetl.queue WHERE pool = $1"
 
 
@@ -42,22 +41,14 @@ async def test_a_claim_takes_what_is_its_pools(engine: Engine) -> None:
     execution_id = await execution_of(engine)
     own = await enqueue(engine, execution_id, 3, pool="gpu")
     others = await enqueue(engine, execution_id, 2, start=10)
-    assert names(await claims.claim_many("w", ids.take(9), pool="none")) == []
-    assert names(await claims.claim_many("w", ids.take(9))) == [one.command_id for one in others]
-    assert await claims.claim(execution_id, own[0].command_id, "w", ids.next()) is None
-    assert await claims.claim(execution_id, own[0].command_id, "w", ids.next(), "gpu") is not None
-    limited = await claims.claim_many("w", ids.take(9), {"noop": 1}, "gpu")
+    assert names(await claims.claim("w", ids.take(9), pool="none")) == []
+    assert names(await claims.claim("w", ids.take(9))) == [one.command_id for one in others]
+    wanted = [own[0].command_id]
+    assert names(await claims.claim("w", ids.take(9), only=wanted)) == []
+    assert names(await claims.claim("w", ids.take(9), pool="gpu", only=wanted)) == wanted
+    limited = await claims.claim("w", ids.take(9), {"noop": 1}, "gpu")
     assert names(limited) == [own[1].command_id]
-    assert names(await claims.claim_many("w", ids.take(9), pool="gpu")) == [own[2].command_id]
-
-
-async def test_an_earlier_version_takes_what_is_the_default_pools(engine: Engine) -> None:
-    execution_id = await execution_of(engine)
-    await enqueue(engine, execution_id, 1, pool="gpu")
-    [other] = await enqueue(engine, execution_id, 1, start=10)
-    rows = await engine.runtime.pool.fetch(OLD_CLAIM, engine.runtime.ids.take(9))
-    assert len(rows) == 1
-    assert other.command_id in rows[0]["answer"]
+    assert names(await claims.claim("w", ids.take(9), pool="gpu")) == [own[2].command_id]
 
 
 async def test_turns_are_those_of_a_pool(engine: Engine) -> None:
@@ -68,7 +59,7 @@ async def test_turns_are_those_of_a_pool(engine: Engine) -> None:
     await enqueue(engine, first, 3, start=100, pool="gpu")
     await enqueue(engine, second, 3, pool="gpu")
     assert tuple(await pool.fetchrow(REACHED, "gpu")) < tuple(await pool.fetchrow(REACHED, "busy"))
-    granted = names(await claims.claim_many("w", ids.take(5), pool="gpu"))
+    granted = names(await claims.claim("w", ids.take(5), pool="gpu"))
     assert sorted(name.partition(":")[0] for name in granted) == sorted(
         map(str, [first, first, first, second, second])
     )
@@ -112,12 +103,10 @@ async def test_a_pool_without_workers_is_told(
 
 def test_who_is_woken() -> None:
     registry = CapacityRegistry()
-    registry.heard(WorkerReport(worker_id="old", slots=8, available_slots=8))
-    registry.heard(WorkerReport(worker_id="gpu", pool="gpu", slots=2, available_slots=2, batch=True))
-    assert registry.to_wake(1, {"http"}, "gpu") == ["gpu"]
-    assert registry.to_wake(1, {"http"}) == []
-    assert registry.pick("http") == "old"
-    assert (registry.some_batch("gpu"), registry.some_batch()) == (True, False)
+    registry.heard(WorkerReport(worker_id="other", slots=8, available_slots=8))
+    registry.heard(WorkerReport(worker_id="gpu", pool="gpu", slots=2, available_slots=2))
+    assert registry.targets(1, {"http"}, "gpu") == ["gpu"]
+    assert registry.targets(1, {"http"}) == ["other"]
     assert [registry.attended(pool) for pool in ("gpu", "default", "x")] == [True, True, False]
 
 

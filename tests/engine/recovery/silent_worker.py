@@ -10,7 +10,7 @@ from noetl_dagster.engine.pool.claims import Claims
 from noetl_dagster.events.connection import open_pool
 from noetl_dagster.events.ids import Snowflake, process_node
 from noetl_dagster.events.log import EventLog
-from noetl_dagster.events.transport.intake import EventIntake
+from noetl_dagster.events.transport.handler import EventHandler
 from noetl_dagster.worker.command import CommandEvents, Outcome
 
 
@@ -18,7 +18,7 @@ async def main(url: str, execution_id: str, command_id: str, lease: str, name: s
     seconds, place = float(lease), Path(folder)
     pool = await open_pool(url, size=2)
     ids = Snowflake(process_node())
-    intake = EventIntake(EventLog(pool, ids), seconds)
+    handler = EventHandler(EventLog(pool, ids), seconds)
     grant = await Claims(pool, seconds).claim(int(execution_id), command_id, name, ids.next())
     if grant is None:
         (place / f"{name}.refused").touch()
@@ -27,10 +27,10 @@ async def main(url: str, execution_id: str, command_id: str, lease: str, name: s
     events = CommandEvents(ids, worker_id=name)
     command = grant.context.command(grant.execution_id, None)
     while not (place / f"{name}.finish").exists():
-        await intake.handle_events([events.heartbeat(command)])
+        await handler.handle_events([events.heartbeat(command)])
         await asyncio.sleep(0.1)
     ended = events.ended(command, Outcome({"status": "ok", "data": name}))
-    won = ended.event_id in await intake.handle_events([ended])
+    won = ended.event_id in await handler.handle_events([ended])
     (place / f"{name}.{'won' if won else 'lost'}").touch()
 
 

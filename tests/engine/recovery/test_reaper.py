@@ -15,7 +15,7 @@ import pytest
 from noetl_dagster.engine.engine import Engine
 from noetl_dagster.engine.pool.claims import Claims
 from noetl_dagster.engine.recovery.reaper import Reaper, Requeued
-from noetl_dagster.events.transport.intake import EventIntake
+from noetl_dagster.events.transport.handler import EventHandler
 from noetl_dagster.settings import Settings
 from noetl_dagster.worker.command import Command
 from noetl_dagster.worker.context import Shared, own_context
@@ -32,8 +32,8 @@ Start = Callable[[str], Awaitable[asyncio.subprocess.Process]]
 
 
 @pytest.fixture
-def intake(engine: Engine) -> EventIntake:
-    return EventIntake(engine.runtime.log, LEASE)
+def handler(engine: Engine) -> EventHandler:
+    return EventHandler(engine.runtime.log, LEASE)
 
 
 async def execution(engine: Engine) -> int:
@@ -98,14 +98,14 @@ async def start(engine: Engine, settings: Settings, tmp_path: Path) -> AsyncIter
 
 
 async def test_a_suspended_workers_command_is_done_once_by_another(
-    engine: Engine, intake: EventIntake, start: Callable[..., Any], tmp_path: Path
+    engine: Engine, handler: EventHandler, start: Callable[..., Any], tmp_path: Path
 ) -> None:
     announced: list[Requeued] = []
 
     async def announce(commands: Any) -> None:
         announced.extend(commands)
 
-    reaper = Reaper(engine.runtime.pool, intake, engine.runtime.ids, announce)
+    reaper = Reaper(engine.runtime.pool, handler, engine.runtime.ids, announce)
     command = Command(await execution(engine), "work", index=3, loop_id="1")
     await enqueue(engine, command)
     original = await start("original", command)
@@ -147,10 +147,10 @@ async def test_a_suspended_workers_command_is_done_once_by_another(
 
 @pytest.mark.parametrize("shard", [False, True])
 async def test_a_command_that_silences_every_worker_fails(
-    engine: Engine, intake: EventIntake, shard: bool
+    engine: Engine, handler: EventHandler, shard: bool
 ) -> None:
     pool, ids = engine.runtime.pool, engine.runtime.ids
-    reapers = [Reaper(pool, intake, ids) for _ in range(3)]
+    reapers = [Reaper(pool, handler, ids) for _ in range(3)]
     command = Command(await execution(engine), "work", index=3, loop_id="1", shard=shard)
     await enqueue(engine, command, max_attempts=2)
     claims = Claims(pool, LEASE)

@@ -12,10 +12,9 @@ from nats.aio.client import Client as NatsClient
 from noetl_dagster.events.envelopes import to_result
 from noetl_dagster.events.ids import Snowflake
 from noetl_dagster.events.log import EventLog
+from noetl_dagster.events.transport.handler import EventHandler
 from noetl_dagster.events.transport.ingest import Ingestor, IngestReport
-from noetl_dagster.events.transport.intake import EventIntake
-from noetl_dagster.events.transport.nats.connection import connect
-from noetl_dagster.events.transport.nats.names import Names
+from noetl_dagster.events.transport.nats import NatsNames, connect
 from noetl_dagster.events.types import Event, EventType
 from noetl_dagster.settings import Settings
 from tests.waiting import until
@@ -55,8 +54,8 @@ async def log(pool: asyncpg.Pool) -> EventLog:
 
 
 @pytest.fixture
-async def intake(log: EventLog) -> EventIntake:
-    return EventIntake(log, lease_seconds=30)
+async def handler(log: EventLog) -> EventHandler:
+    return EventHandler(log, lease_seconds=30)
 
 
 @pytest.fixture
@@ -74,13 +73,13 @@ async def client(settings: Settings) -> AsyncIterator[NatsClient]:
 
 
 @pytest.fixture
-def names(settings: Settings) -> Names:
-    return Names.of(settings)
+def names(settings: Settings) -> NatsNames:
+    return NatsNames.of(settings)
 
 
 @pytest.fixture
-async def ingestor(client: NatsClient, intake: EventIntake, settings: Settings) -> AsyncIterator[Ingestor]:
-    ingestor = Ingestor(client, intake, settings, redelivery=(1.0, 0.05))
+async def ingestor(client: NatsClient, handler: EventHandler, settings: Settings) -> AsyncIterator[Ingestor]:
+    ingestor = Ingestor(client, handler, redelivery=(1.0, 0.05))
     await ingestor.open()
     yield ingestor
     await ingestor.close()
@@ -90,7 +89,7 @@ Drain = Callable[..., Awaitable[IngestReport]]
 
 
 @pytest.fixture
-def drain(client: NatsClient, names: Names) -> Drain:
+def drain(client: NatsClient, names: NatsNames) -> Drain:
     """Ingests until the stream is empty, what is delivered again included; gives the ingestor's totals."""
 
     async def drain(ingestor: Ingestor) -> IngestReport:

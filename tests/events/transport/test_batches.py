@@ -14,11 +14,10 @@ import pytest
 from nats.aio.client import Client as NatsClient
 
 from noetl_dagster.events.log import EventLog
+from noetl_dagster.events.transport.handler import EventHandler
 from noetl_dagster.events.transport.ingest import Ingestor
-from noetl_dagster.events.transport.intake import EventIntake
-from noetl_dagster.events.transport.nats.connection import connect
-from noetl_dagster.events.transport.nats.names import Names
-from noetl_dagster.events.transport.nats.transport import NatsTransport
+from noetl_dagster.events.transport.nats import NatsNames, connect
+from noetl_dagster.events.transport.nats_transport import NatsTransport
 from noetl_dagster.events.transport.wire import encode_batch, encode_event, message_of
 from noetl_dagster.events.types import Event
 from noetl_dagster.settings import Settings
@@ -54,7 +53,7 @@ def forbidden(execution_id: int) -> bytes:
 Poison = Callable[[int], bytes]
 
 
-async def publish(client: NatsClient, names: Names, execution_id: int, contents: list[bytes]) -> None:
+async def publish(client: NatsClient, names: NatsNames, execution_id: int, contents: list[bytes]) -> None:
     subject = names.event_subject(execution_id, "batch")
     await client.jetstream().publish(subject, encode_batch(contents))
 
@@ -63,7 +62,7 @@ async def publish(client: NatsClient, names: Names, execution_id: int, contents:
 @pytest.mark.parametrize("place", [0, 7, 19])
 async def test_one_poisonous_event_harms_no_neighbour(
     client: NatsClient,
-    names: Names,
+    names: NatsNames,
     ingestor: Ingestor,
     drain: Drain,
     execution_id: int,
@@ -87,7 +86,7 @@ async def test_one_poisonous_event_harms_no_neighbour(
 
 async def test_several_poisonous_events_of_a_message_are_put_aside_each(
     client: NatsClient,
-    names: Names,
+    names: NatsNames,
     ingestor: Ingestor,
     drain: Drain,
     execution_id: int,
@@ -105,7 +104,7 @@ async def test_several_poisonous_events_of_a_message_are_put_aside_each(
     assert sorted(row["message_id"].split("/")[1:] for row in letters) == [[], ["1"], ["3"], ["5"], ["7"]]
 
 
-class Stumbling(EventIntake):
+class Stumbling(EventHandler):
     """Ends as nobody foresaw, whenever an event is among those that it cannot bear."""
 
     unbearable: frozenset[int] = frozenset()
@@ -118,7 +117,7 @@ class Stumbling(EventIntake):
 
 async def test_a_defect_that_one_message_meets_harms_no_neighbour(
     client: NatsClient,
-    names: Names,
+    names: NatsNames,
     log: EventLog,
     settings: Settings,
     drain: Drain,
@@ -127,11 +126,11 @@ async def test_a_defect_that_one_message_meets_harms_no_neighbour(
     pool: asyncpg.Pool,
 ) -> None:
     """Nor is the message put aside: it comes again until the service is mended."""
-    intake = Stumbling(log, lease_seconds=30)
-    ingestor = Ingestor(client, intake, settings, redelivery=(1.0, 0.05))
+    handler = Stumbling(log, lease_seconds=30)
+    ingestor = Ingestor(client, handler, redelivery=(1.0, 0.05))
     await ingestor.open()
     events = [ended(execution_id, index) for index in range(60)]
-    intake.unbearable = frozenset({events[25].event_id})
+    handler.unbearable = frozenset({events[25].event_id})
     for begin in (0, 20, 40):
         await publish(client, names, execution_id, [encode_event(one) for one in events[begin : begin + 20]])
     others = {event.event_id for event in events[:20] + events[40:]}
@@ -141,7 +140,7 @@ async def test_a_defect_that_one_message_meets_harms_no_neighbour(
         return await logged(execution_id) == others
 
     await until(taken, "the other messages")
-    intake.unbearable = frozenset()
+    handler.unbearable = frozenset()
     await drain(ingestor)
     await ingestor.close()
     assert await logged(execution_id) == {event.event_id for event in events}
@@ -149,11 +148,11 @@ async def test_a_defect_that_one_message_meets_harms_no_neighbour(
 
 
 async def test_a_letter_of_a_lost_stream_is_kept_beside_the_new_ones(
-    client: NatsClient, names: Names, intake: EventIntake, settings: Settings, pool: asyncpg.Pool
+    client: NatsClient, names: NatsNames, handler: EventHandler, settings: Settings, pool: asyncpg.Pool
 ) -> None:
     """A stream that was made anew counts its messages from one again."""
     for content in (b"first", b"second"):
-        ingestor = Ingestor(client, intake, settings)
+        ingestor = Ingestor(client, handler)
         await ingestor.open()
         await client.jetstream().publish(names.event_subject(1, "batch"), content)
         await until_letters(pool, ingestor)
@@ -177,7 +176,7 @@ class InProcess:
     async def start(cls, settings: Settings, log: EventLog) -> InProcess:
         self = cls()
         self.client = await connect(settings, "ingestor")
-        self.ingestor = Ingestor(self.client, EventIntake(log, 30), settings, batch=100)
+        self.ingestor = Ingestor(self.client, EventHandler(log, 30), batch=100)
         await self.ingestor.open()
         self.running = asyncio.create_task(self.ingestor.run(asyncio.Event()))
         return self
@@ -194,7 +193,7 @@ class InProcess:
 async def test_ingestors_that_are_killed_lose_and_double_nothing(
     settings: Settings,
     start: Start,
-    names: Names,
+    names: NatsNames,
     execution_id: int,
     log: EventLog,
     pool: asyncpg.Pool,
@@ -208,7 +207,7 @@ async def test_ingestors_that_are_killed_lose_and_double_nothing(
     for process in processes:
         await asyncio.to_thread(process.until_says, "taking worker events")
     client = await connect(settings, "publisher")
-    transport = NatsTransport(client, names)
+    transport = NatsTransport(client)
     transport.batches = True
     events = [ended(execution_id, index) for index in range(count)]
     sent = 0

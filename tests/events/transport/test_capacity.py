@@ -1,4 +1,4 @@
-"""Dispatch picks a worker with room for the tool kind, as the workers' reports say."""
+"""Dispatch tells workers with capacity for the tool kind, according to their reports."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import asyncpg
 from nats.aio.client import Client as NatsClient
 
 from noetl_dagster.events.transport.capacity import CapacityKeeper, CapacityRegistry, WorkerReport, put_worker
-from noetl_dagster.events.transport.nats.names import Names
+from noetl_dagster.events.transport.nats import NatsNames
 from noetl_dagster.settings import Settings
 from tests.waiting import until
 
@@ -15,22 +15,22 @@ def report(name: str, free: int, **more: object) -> WorkerReport:
     return WorkerReport.model_validate({"worker_id": name, "slots": 8, "available_slots": free, **more})
 
 
-def test_the_worker_with_most_room_gets_the_command() -> None:
+def test_the_workers_with_most_capacity_are_told_first() -> None:
     registry = CapacityRegistry()
     registry.heard(report("small", 1))
     registry.heard(report("large", 3))
-    picks = [registry.pick("http") for _ in range(5)]
-    assert picks[:2] == ["large", "large"]
-    assert sorted(str(pick) for pick in picks[:4]) == ["large", "large", "large", "small"]
-    assert picks[4] is None
+    assert registry.targets(2, {"http"}) == ["large", "small"]
+    assert registry.targets(1, {"http"}) == ["large"], "the small one has been told of its command"
+    assert registry.targets(1, {"http"}) == [], "now all are told"
     registry.heard(report("small", 1))
-    assert registry.pick("http") == "small"
+    assert registry.targets(1, {"http"}) == ["small"]
 
 
 def test_a_tool_kind_has_its_own_limit() -> None:
     registry = CapacityRegistry()
     registry.heard(report("w", 8, tool_pools={"spark": 1}))
-    assert [registry.pick("spark"), registry.pick("spark"), registry.pick("http")] == ["w", None, "w"]
+    assert [registry.targets(count, {"spark"}) for count in (2, 1)] == [[], ["w"]]
+    assert registry.targets(7, {"http"}) == ["w"]
 
 
 def test_workers_that_go_get_nothing() -> None:
@@ -39,9 +39,8 @@ def test_workers_that_go_get_nothing() -> None:
     registry.heard(report("stopped", 8, status="stopped"))
     registry.heard(report("silent", 8, interval=1))
     registry.workers["silent"].heard -= 10
-    assert registry.pick("http") is None
+    assert registry.targets(1, {"http"}) == []
     assert registry.lost() == ["stopped", "silent"]
-    assert registry.absent() == ["draining", "stopped", "silent"]
 
 
 def test_a_worker_known_by_what_it_holds_is_lost_unless_it_reports() -> None:
@@ -61,14 +60,14 @@ def test_a_worker_known_by_what_it_holds_is_lost_unless_it_reports() -> None:
 async def test_reports_reach_memory_and_the_runtime_table(
     client: NatsClient, pool: asyncpg.Pool, settings: Settings
 ) -> None:
-    keeper = CapacityKeeper(client, pool, settings)
+    keeper = CapacityKeeper(client, pool)
     await keeper.open()
-    subject = Names.of(settings).capacity_of("w.1")
+    subject = NatsNames.of(settings).capacity_of("w.1")
     await client.publish(subject, b"no report")
     await client.publish(subject, report("w.1", 5).model_dump_json().encode())
     capacity = "SELECT capacity FROM noetl.runtime WHERE worker_id = 'w.1'"
     await until(lambda: pool.fetchval(capacity))
-    assert keeper.registry.pick("http") == "w.1"
+    assert keeper.registry.targets(1, {"http"}) == ["w.1"]
     await keeper.close()
 
 
@@ -103,22 +102,21 @@ def test_silence_is_excused_while_nobody_can_be_heard() -> None:
     assert registry.lost() == ["gone", "stopped"]
 
 
-def test_as_many_workers_are_woken_as_have_room_and_some_to_spare() -> None:
+def test_as_many_workers_are_told_as_have_capacity_and_some_to_spare() -> None:
     registry = CapacityRegistry()
     for name, free in (("large", 8), ("middle", 4), ("small", 2), ("full", 0)):
-        registry.heard(report(name, free, batch=True))
-    registry.heard(report("single", 8))
-    assert registry.to_wake(1, {"http"}) == ["large", "middle"], "one may be gone"
-    assert registry.to_wake(9, {"http"}) == ["large", "middle", "small"]
-    assert registry.to_wake(9, {"http"}) == [], "they have them now, so all are told"
+        registry.heard(report(name, free))
+    assert registry.targets(1, {"http"}) == ["large", "middle"], "one may be gone"
+    assert registry.targets(9, {"http"}) == ["large", "middle", "small"]
+    assert registry.targets(9, {"http"}) == [], "they have been told, so all are told"
     for worker in registry.workers.values():
-        worker.woken -= 10
-    assert registry.to_wake(9, {"http"}) == ["large", "middle", "small"], "they did not take them"
+        worker.targeted_at -= 10
+    assert registry.targets(9, {"http"}) == ["large", "middle", "small"], "they did not claim them"
 
 
-def test_who_has_no_place_for_a_kind_is_not_woken_for_it() -> None:
+def test_workers_without_slots_for_a_kind_are_not_told_of_it() -> None:
     registry = CapacityRegistry()
-    registry.heard(report("bounded", 8, batch=True, tool_pools={"postgres": 0}))
-    registry.heard(report("other", 2, batch=True))
-    assert registry.to_wake(1, {"postgres"}) == ["other"]
-    assert registry.to_wake(1, {"postgres", "http"}) == ["bounded", "other"]
+    registry.heard(report("bounded", 8, tool_pools={"postgres": 0}))
+    registry.heard(report("other", 2))
+    assert registry.targets(1, {"postgres"}) == ["other"]
+    assert registry.targets(1, {"postgres", "http"}) == ["bounded", "other"]

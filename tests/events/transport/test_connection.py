@@ -7,7 +7,7 @@ import socket
 import pytest
 
 from noetl_dagster.errors import ServiceError
-from noetl_dagster.events.transport.nats.connection import connect, without_login
+from noetl_dagster.events.transport.nats import connect, without_login
 from noetl_dagster.settings import Settings
 
 

@@ -16,13 +16,11 @@ from nats.aio.client import Client as NatsClient
 
 from noetl_dagster.errors import EventTooLargeError
 from noetl_dagster.events.log import EventLog
-from noetl_dagster.events.transport.base import TransportOutlet
-from noetl_dagster.events.transport.direct import DirectTransport
+from noetl_dagster.events.transport.base import TransportWriter
+from noetl_dagster.events.transport.handler import DirectTransport, EventHandler
 from noetl_dagster.events.transport.ingest import Ingestor
-from noetl_dagster.events.transport.intake import EventIntake
-from noetl_dagster.events.transport.nats.names import Names
-from noetl_dagster.events.transport.nats.streams import ensure_streams
-from noetl_dagster.events.transport.nats.transport import NatsTransport
+from noetl_dagster.events.transport.nats import NatsNames, ensure_stream
+from noetl_dagster.events.transport.nats_transport import NatsTransport
 from noetl_dagster.events.transport.wire import encode_event, message_of
 from noetl_dagster.events.types import Event, EventType
 from noetl_dagster.settings import Settings
@@ -34,15 +32,15 @@ async def dead_letters(pool: asyncpg.Pool) -> list[Any]:
     return await pool.fetch("SELECT subject, payload, error, deliveries FROM noetl.dead_letter ORDER BY 1")
 
 
-async def publish(client: NatsClient, names: Names, content: bytes, execution_id: int = 1) -> None:
+async def publish(client: NatsClient, names: NatsNames, content: bytes, execution_id: int = 1) -> None:
     await client.jetstream().publish(names.event_subject(execution_id, "command.completed"), content)
 
 
 async def test_events_arrive_as_they_were_sent(
-    client: NatsClient, names: Names, ingestor: Ingestor, drain: Drain, log: EventLog, execution_id: int
+    client: NatsClient, names: NatsNames, ingestor: Ingestor, drain: Drain, log: EventLog, execution_id: int
 ) -> None:
     made = ended(execution_id, 3, created_at=datetime.now(UTC), context={"patches": [[["a"], 1]]})
-    await NatsTransport(client, names).publish([made])
+    await NatsTransport(client).publish([made])
     report = await drain(ingestor)
     assert report.events == 1
     stored = [event async for event in log.events(execution_id, after=made.event_id - 1)]
@@ -53,10 +51,10 @@ async def test_the_streams_are_the_seeds(client: NatsClient, settings: Settings)
     plain = settings.model_copy(
         update={"nats_namespace": "noetl", "event_nats_subject_prefix": "noetl.events"}
     )
-    assert Names.of(plain).event_stream == "NOETL_WORKER_EVENTS"
-    assert Names.of(plain).commands == "noetl.commands"
-    assert await ensure_streams(client.jetstream(), settings) == []
-    config = (await client.jetstream().stream_info(Names.of(settings).event_stream)).config
+    assert NatsNames.of(plain).event_stream == "NOETL_WORKER_EVENTS"
+    assert NatsNames.of(plain).commands == "noetl.commands"
+    assert await ensure_stream(client.jetstream(), NatsNames.of(settings)) == []
+    config = (await client.jetstream().stream_info(NatsNames.of(settings).event_stream)).config
     assert (config.max_age, config.max_msg_size, config.num_replicas) == (3600, 65_536, 1)
     assert (config.retention, config.storage) == ("workqueue", "file")
 
@@ -64,20 +62,20 @@ async def test_the_streams_are_the_seeds(client: NatsClient, settings: Settings)
 async def test_a_stream_that_differs_is_reported_and_left_alone(
     client: NatsClient, settings: Settings
 ) -> None:
-    name = Names.of(settings).event_stream
+    name = NatsNames.of(settings).event_stream
     stream = client.jetstream()
     await stream.add_stream(name=name, subjects=[f"{settings.event_nats_subject_prefix}.>"], max_age=60)
-    differences = await ensure_streams(stream, settings)
+    differences = await ensure_stream(stream, NatsNames.of(settings))
     assert any("max_age is 60" in line and name in line for line in differences)
     assert any("retention is limits" in line for line in differences)
     assert (await stream.stream_info(name)).config.max_age == 60
 
 
 async def test_duplicates_change_nothing(
-    client: NatsClient, names: Names, ingestor: Ingestor, drain: Drain, execution_id: int, logged: Ids
+    client: NatsClient, names: NatsNames, ingestor: Ingestor, drain: Drain, execution_id: int, logged: Ids
 ) -> None:
     events = [ended(execution_id, index) for index in range(50)]
-    transport = NatsTransport(client, names)
+    transport = NatsTransport(client)
     await transport.publish(events)
     await transport.publish(events)  # the stream knows their message ids
     for event in events[:10]:  # without message ids only the log can know
@@ -90,11 +88,11 @@ async def test_duplicates_change_nothing(
 
 
 async def test_order_does_not_matter(
-    client: NatsClient, names: Names, ingestor: Ingestor, drain: Drain, execution_id: int, logged: Ids
+    client: NatsClient, names: NatsNames, ingestor: Ingestor, drain: Drain, execution_id: int, logged: Ids
 ) -> None:
     end = ended(execution_id, 0)
     late = ended(execution_id, 0, event_type=EventType.COMMAND_HEARTBEAT, result=None)
-    transport = NatsTransport(client, names)
+    transport = NatsTransport(client)
     await transport.publish([late])
     await transport.publish([end])
     await transport.publish([ended(execution_id, 0, event_type=EventType.COMMAND_HEARTBEAT, result=None)])
@@ -121,7 +119,7 @@ async def test_order_does_not_matter(
 )
 async def test_garbage_is_put_aside(
     client: NatsClient,
-    names: Names,
+    names: NatsNames,
     ingestor: Ingestor,
     drain: Drain,
     pool: asyncpg.Pool,
@@ -139,7 +137,7 @@ async def test_garbage_is_put_aside(
 
 async def test_garbage_does_not_hold_up_its_neighbours(
     client: NatsClient,
-    names: Names,
+    names: NatsNames,
     ingestor: Ingestor,
     drain: Drain,
     execution_id: int,
@@ -166,7 +164,7 @@ async def test_garbage_does_not_hold_up_its_neighbours(
 )
 async def test_bytes_that_are_no_text_end_no_connection(
     settings: Settings,
-    names: Names,
+    names: NatsNames,
     client: NatsClient,
     ingestor: Ingestor,
     drain: Drain,
@@ -195,7 +193,7 @@ async def test_bytes_that_are_no_text_end_no_connection(
 
 async def test_an_unknown_execution_is_waited_for_and_then_put_aside(
     client: NatsClient,
-    names: Names,
+    names: NatsNames,
     ingestor: Ingestor,
     drain: Drain,
     pool: asyncpg.Pool,
@@ -203,7 +201,7 @@ async def test_an_unknown_execution_is_waited_for_and_then_put_aside(
     logged: Ids,
 ) -> None:
     early, lost = IDS.next(), IDS.next()
-    await NatsTransport(client, names).publish([ended(early, 0), ended(lost, 0)])
+    await NatsTransport(client).publish([ended(early, 0), ended(lost, 0)])
     async with asyncio.timeout(PATIENCE_SECONDS):
         while ingestor.total.put_off < 2:
             await ingestor.drain(quiet_seconds=0.02)
@@ -216,19 +214,19 @@ async def test_an_unknown_execution_is_waited_for_and_then_put_aside(
 
 
 async def test_an_oversize_event_takes_another_way(
-    client: NatsClient, names: Names, intake: EventIntake, execution_id: int, logged: Ids
+    client: NatsClient, names: NatsNames, handler: EventHandler, execution_id: int, logged: Ids
 ) -> None:
     event = ended(execution_id, 0, context={"patches": [[["text"], "x" * 70_000]]})
     with pytest.raises(EventTooLargeError, match="larger than the 65536 bytes"):
-        await NatsTransport(client, names).publish([event])
-    await NatsTransport(client, names, large=DirectTransport(intake)).publish([event])
+        await NatsTransport(client).publish([event])
+    await NatsTransport(client, large=DirectTransport(handler)).publish([event])
     assert await logged(execution_id) == {event.event_id}
 
 
 @pytest.mark.parametrize("ahead", [timedelta(hours=5), timedelta(hours=-5), timedelta(seconds=3)])
 async def test_a_wrong_clock_is_corrected(
     client: NatsClient,
-    names: Names,
+    names: NatsNames,
     ingestor: Ingestor,
     drain: Drain,
     log: EventLog,
@@ -237,7 +235,7 @@ async def test_a_wrong_clock_is_corrected(
 ) -> None:
     now = datetime.now(UTC)
     event = ended(execution_id, 0, created_at=now + ahead)
-    await NatsTransport(client, names).publish([event])
+    await NatsTransport(client).publish([event])
     await drain(ingestor)
     [stored] = [event async for event in log.events(execution_id, after=event.event_id - 1)]
     assert stored.created_at is not None
@@ -251,20 +249,20 @@ async def test_a_wrong_clock_is_corrected(
 
 async def test_three_ingestors_share_the_work(
     client: NatsClient,
-    names: Names,
+    names: NatsNames,
     drain: Drain,
-    intake: EventIntake,
+    handler: EventHandler,
     settings: Settings,
     execution_id: int,
     logged: Ids,
 ) -> None:
-    ingestors = [Ingestor(client, intake, settings, batch=40) for _ in range(3)]
+    ingestors = [Ingestor(client, handler, batch=40) for _ in range(3)]
     for ingestor in ingestors:
         await ingestor.open()
     stop = asyncio.Event()
     running = [asyncio.create_task(ingestor.run(stop)) for ingestor in ingestors[:2]]
     events = [ended(execution_id, index) for index in range(1_500)]
-    transport = NatsTransport(client, names)
+    transport = NatsTransport(client)
     for start in range(0, len(events), 300):
         await transport.publish(events[start : start + 300])
         await ingestors[2].drain(quiet_seconds=0.01)
@@ -285,7 +283,7 @@ async def test_three_ingestors_share_the_work(
 @pytest.mark.parametrize("count", [3, 150])
 async def test_numbers_that_no_event_can_hold_end_no_ingestor(
     client: NatsClient,
-    names: Names,
+    names: NatsNames,
     ingestor: Ingestor,
     drain: Drain,
     pool: asyncpg.Pool,
@@ -308,11 +306,11 @@ async def test_numbers_that_no_event_can_hold_end_no_ingestor(
 
 
 async def test_a_sender_in_a_transaction_is_told_that_its_command_has_ended(
-    pool: asyncpg.Pool, intake: EventIntake, execution_id: int
+    pool: asyncpg.Pool, handler: EventHandler, execution_id: int
 ) -> None:
     """So that it takes back what it wrote of a sink."""
-    outlet = TransportOutlet(DirectTransport(intake))
+    writer = TransportWriter(DirectTransport(handler))
     first, late = ended(execution_id, 0), ended(execution_id, 0)
     async with pool.acquire() as connection, connection.transaction():
-        assert await outlet.append([first], connection=connection) == {first.event_id}
-        assert await outlet.append([late], connection=connection) == set()
+        assert await writer.append([first], connection=connection) == {first.event_id}
+        assert await writer.append([late], connection=connection) == set()

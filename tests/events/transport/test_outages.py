@@ -15,11 +15,10 @@ from noetl_dagster.embedded.state import read_state
 from noetl_dagster.events.connection import DATABASE_AWAY, open_pool
 from noetl_dagster.events.log import EventLog
 from noetl_dagster.events.schema import apply_schema
+from noetl_dagster.events.transport.handler import EventHandler
 from noetl_dagster.events.transport.ingest import Ingestor
-from noetl_dagster.events.transport.intake import EventIntake
-from noetl_dagster.events.transport.nats.connection import connect
-from noetl_dagster.events.transport.nats.names import Names
-from noetl_dagster.events.transport.nats.transport import NatsTransport
+from noetl_dagster.events.transport.nats import connect
+from noetl_dagster.events.transport.nats_transport import NatsTransport
 from noetl_dagster.settings import Settings
 from tests.events.transport.conftest import IDS, ended, started
 from tests.waiting import until
@@ -50,12 +49,12 @@ async def test_nothing_is_lost_nor_doubled(own_services: Settings, victims: list
     first = started()
     await log.append([first])
     publisher, taker = await connect(settings, "publisher"), await connect(settings, "taker")
-    ingestors = [Ingestor(taker, EventIntake(log, 30), settings, batch=200) for _ in range(2)]
+    ingestors = [Ingestor(taker, EventHandler(log, 30), batch=200) for _ in range(2)]
     for ingestor in ingestors:
         await ingestor.open()
     stop = asyncio.Event()
     taking = [asyncio.create_task(ingestor.run(stop)) for ingestor in ingestors]
-    transport = NatsTransport(publisher, Names.of(settings))
+    transport = NatsTransport(publisher)
     events = [ended(first.execution_id, index) for index in range(EVENTS)]
 
     sent, away = 0, asyncio.Event()

@@ -24,11 +24,10 @@ from noetl_dagster import embedded
 from noetl_dagster.code_location.playbooks import definitions_of
 from noetl_dagster.engine.engine import Engine
 from noetl_dagster.events.state import ExecutionStatus
-from noetl_dagster.events.transport.nats.connection import connect
-from noetl_dagster.events.transport.nats.names import Names
+from noetl_dagster.events.transport.nats import NatsNames, connect
 from noetl_dagster.launcher.address import LAUNCHER_TAG
 from noetl_dagster.process import logs
-from noetl_dagster.process.tracing.spans import SpanRef, span_id_of, trace_id_of
+from noetl_dagster.process.tracing.spans import trace_id_of
 from noetl_dagster.resources.engines import EngineProvider
 from noetl_dagster.settings import EventTransport, LogFormat, Settings
 from tests.playbooks import playbook, text_of
@@ -116,7 +115,7 @@ async def test_events_of_workers_carry_the_trace(
 
     async with serving(settings, listening, event_transport=transport) as service:
         client = await connect(service.settings, "a listener")
-        await client.subscribe(f"{Names.of(settings).event_prefix}.>", cb=heard)
+        await client.subscribe(f"{NatsNames.of(settings).event_prefix}.>", cb=heard)
         await client.flush()
         engine = await Engine.open(service.settings)
         async with working(service.settings, "w1"):
@@ -222,27 +221,3 @@ async def test_log_lines_say_where_they_belong(
     call = collector.one("start.python")
     assert (line["trace_id"], line["span_id"]) == (call.trace_id, call.span_id)
     assert settings.log_format is LogFormat.TEXT
-
-
-async def test_notices_of_commands_carry_the_trace(settings: Settings, collector: Collector) -> None:
-    """Without a worker that is known every command has a notice."""
-    published: list[str | None] = []
-
-    async def heard(message: Msg) -> None:
-        published.append((message.headers or {}).get("traceparent"))
-
-    client = await connect(settings, "a listener")
-    await client.subscribe(Names.of(settings).commands, cb=heard)
-    await client.flush()
-    engine = await Engine.open(settings)
-    execution = await engine.lifecycle.create(playbook(POOLED))
-    running = asyncio.create_task(engine.guard(execution, engine.walker.run(execution)))
-    await until(lambda: published)
-    await engine.lifecycle.cancel(execution.id)
-    await asyncio.wait({running})
-    assert running.exception() is not None
-    await engine.close()
-    await client.close()
-    await collector.whole("sample")
-    command = SpanRef(trace_id_of(execution.id), span_id_of(f"{execution.id}:start:1:1"))
-    assert set(published) == {command.traceparent}

@@ -1,4 +1,4 @@
-"""Messages of a durable consumer as they come: credit is asked for ahead, so that none waits for a request."""
+"""A pull subscription that requests messages ahead, so that no message waits for a request."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ from nats.aio.msg import Msg
 
 NO_RESPONDERS = "503"
 REQUEST_SECONDS = 5.0
-"""A request for messages ends after so long at the server; one lost with a connection is made again then."""
+"""Duration of a request at the server; a request lost with its connection is repeated after it."""
 
 
 class ConsumerGoneError(nats.errors.Error):
-    """Stream or consumer are not there any more: somebody deleted them, or the server lost its files."""
+    """The stream or consumer no longer exists: it was deleted, or the server lost its files."""
 
 
 class Pull:
-    """A pull subscription that delivers at once what is there. One task at a time may take from it.
+    """A pull subscription that delivers available messages at once. One task at a time may take from it.
 
     Args:
-        ahead: messages that may be on their way or waiting here beyond those that are asked for. What waits
-            here is nobody else's: 0 where others have room when this one has not.
+        ahead: messages that may be in transit or waiting here beyond the requested ones; no other subscriber
+            receives these.
     """
 
     def __init__(self, client: NatsClient, stream: str, consumer: str, *, ahead: int = 0) -> None:
@@ -40,6 +40,7 @@ class Pull:
         self._subscription: object | None = None
 
     async def open(self) -> None:
+        """Subscribes."""
         self._subscription = await self._client.subscribe(self._inbox, cb=self._receive)
 
     async def take(self, limit: int, patience: float) -> list[Msg]:
@@ -68,20 +69,16 @@ class Pull:
             await self._ask(limit)
         return taken
 
-    def left(self) -> list[Msg]:
-        """Takes everything that has come, for giving it back."""
+    async def close(self) -> list[Msg]:
+        """Ends the subscription and returns the messages that were not taken."""
+        if self._subscription is not None:
+            await self._subscription.unsubscribe()  # type: ignore[attr-defined]
         left = list(self._waiting)
         self._waiting.clear()
         return left
 
-    async def close(self) -> list[Msg]:
-        """Ends the subscription and gives back what was not taken."""
-        if self._subscription is not None:
-            await self._subscription.unsubscribe()  # type: ignore[attr-defined]
-        return self.left()
-
     async def _ask(self, limit: int) -> None:
-        """Asks for more unless enough is on its way."""
+        """Requests more unless enough messages are in transit."""
         now = asyncio.get_running_loop().time()
         if self._credit > 0 and now > self._expires:
             self._credit = 0

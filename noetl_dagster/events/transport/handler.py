@@ -1,4 +1,4 @@
-"""Where all transports end: workers' events into the log, and their commands out of the queue."""
+"""The end of every transport: workers' events enter the log, and ended commands leave the queue."""
 
 from __future__ import annotations
 
@@ -13,60 +13,60 @@ from noetl_dagster.events.queries import COLUMNS
 from noetl_dagster.events.transport import queries
 from noetl_dagster.events.types import COMMAND_ENDS, Event, EventType
 
-FEW = 100
-"""So many events go into the log in one statement; above, a transaction with a COPY is quicker."""
+STATEMENT_EVENTS = 100
+"""Up to this many events are inserted by one statement; beyond it a transaction with a COPY is faster."""
 
 KNOWN_EXECUTIONS = 10_000
 ENDS_CHANNEL = "noetl_command_ends"
 
-Runs = Callable[[str, str, Sequence[float]], None]
-"""Takes a step, the tool kind of its commands and for how many seconds each of those that ended now ran."""
+ObserveRuns = Callable[[str, str, Sequence[float]], None]
+"""Takes a step, the tool kind of its commands, and the seconds that each command which has just ended ran."""
 
 
-class EventIntake:
-    """Appends workers' events and does what follows from them in the same transaction.
+class EventHandler:
+    """Appends workers' events and applies their consequences in the same transaction.
 
-    Commands that ended leave the queue and are announced to whoever waits for them; heartbeats extend
-    leases. Events that come twice, too late or in any order change nothing more.
+    Ended commands leave the queue and are announced to the processes that wait for them; heartbeats extend
+    leases. Events that arrive twice, too late or out of order change nothing further.
 
     Args:
-        lease_seconds: how long a claim lasts without a heartbeat.
-        observe: told after each commit of the commands that left the queue, for each step in it.
+        lease_seconds: a claim lasts this long without a heartbeat.
+        observe: called after each commit, once per step, with the commands that left the queue.
     """
 
-    def __init__(self, log: EventLog, lease_seconds: float, *, observe: Runs | None = None) -> None:
+    def __init__(self, log: EventLog, lease_seconds: float, *, observe: ObserveRuns | None = None) -> None:
         self.log = log
         self._lease_seconds = lease_seconds
         self._observe = observe
         self._known: OrderedDict[int, None] = OrderedDict()
 
     async def handle_events(self, events: Sequence[Event], *, connection: Any = None) -> set[int]:
-        """Takes events; returns the ids of those that the log did not have.
+        """Appends events and returns the ids of those that were new to the log.
 
-        Claims of commands whose execution is cancelled are left out.
+        Claims of commands whose execution is cancelled are omitted.
 
         Args:
-            connection: one with a transaction of the caller's, which these events join.
+            connection: one with an open transaction of the caller, which these events join.
         """
         if not events:
             return set()
         claimed = sorted(
             {event.execution_id for event in events if event.event_type == EventType.COMMAND_CLAIMED}
         )
-        if connection is None and len(events) > FEW and not claimed:
+        if connection is None and len(events) > STATEMENT_EVENTS and not claimed:
             try:
                 return await self._copy(events)
             except (asyncpg.UniqueViolationError, TypeError):
-                pass  # something comes twice, or cannot be written: which, is told below
+                pass  # a duplicate, or a value that cannot be written: the statement below finds out which
         columns = map(list, zip(*map(as_row, events), strict=True))
         row = await (connection or self.log.pool).fetchrow(
             queries.TAKE, *self._consequences(events), claimed, *columns
         )
-        self._tell(row["runs"])
+        self._report(row["runs"])
         return set(row["inserted"] or ())
 
     async def unknown_executions(self, ids: Iterable[int]) -> set[int]:
-        """Which executions the log has never heard of."""
+        """Returns the executions that the log does not contain."""
         asked = {one for one in ids if one not in self._known}
         if not asked:
             return set()
@@ -79,21 +79,21 @@ class EventIntake:
 
     async def _copy(self, events: Sequence[Event]) -> set[int]:
         async with self.log.pool.acquire() as connection, connection.transaction():
-            # rows of the queue are locked first, as everybody does it
+            # every writer locks rows of the queue before it writes events
             runs = await connection.fetchval(queries.SETTLE, *self._consequences(events))
             await connection.copy_records_to_table(
                 "event", schema_name="noetl", columns=COLUMNS, records=map(as_row, events)
             )
-        self._tell(runs)
+        self._report(runs)
         return {event.event_id for event in events}
 
-    def _tell(self, runs: Iterable[tuple[str, str, list[float]]] | None) -> None:
+    def _report(self, runs: Iterable[tuple[str, str, list[float]]] | None) -> None:
         if self._observe is not None:
             for step, tool_kind, seconds in runs or ():
                 self._observe(step, tool_kind, seconds)
 
     def _consequences(self, events: Sequence[Event]) -> tuple[Any, ...]:
-        """The parameters of what follows from the events."""
+        """Returns the parameters of ``noetl.settle``."""
         ended = [event for event in events if event.event_type in COMMAND_ENDS]
         beats = [event for event in events if event.event_type == EventType.COMMAND_HEARTBEAT]
         return (
@@ -109,3 +109,26 @@ class EventIntake:
 
 def _command_ids(events: Iterable[Event]) -> list[str]:
     return [str(event.meta.get("command_id", "")) for event in events]
+
+
+class DirectTransport:
+    """Carries the events of a worker that shares the event log's database.
+
+    The event buffer in front of it retries failed connections.
+    """
+
+    transactional = True
+
+    def __init__(self, handler: EventHandler) -> None:
+        self._handler = handler
+
+    async def publish(self, events: Sequence[Event]) -> None:
+        """Appends the events to the log."""
+        await self._handler.handle_events(events)
+
+    async def publish_on(self, events: Sequence[Event], connection: Any) -> set[int]:
+        """Appends the events within the transaction of a connection, and returns the ids of the new ones."""
+        return await self._handler.handle_events(events, connection=connection)
+
+    async def close(self) -> None:
+        """Does nothing: the pool belongs to the process."""

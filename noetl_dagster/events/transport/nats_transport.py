@@ -1,7 +1,7 @@
-"""The transport over JetStream: events are safe as soon as the stream has confirmed them.
+"""The transport over JetStream, where events are safe as soon as the stream has confirmed them; opens any transport.
 
-Events of one execution that are published together share messages, as many as the stream's limit on a message
-lets them: a message costs far more than an event in it.
+Events of one execution that are published together share messages up to the stream's size limit, because a message
+costs far more than an event in it.
 """
 
 from __future__ import annotations
@@ -13,19 +13,21 @@ from typing import NamedTuple
 
 import nats.errors
 import nats.js.errors
-from nats.aio.client import Client as NatsClient
 
 from noetl_dagster.errors import EventTooLargeError, TransportError
-from noetl_dagster.events.transport.base import EventTransport
-from noetl_dagster.events.transport.nats.names import Names
-from noetl_dagster.events.transport.nats.streams import EVENT_BYTES
+from noetl_dagster.events.log import EventLog
+from noetl_dagster.events.transport.base import Transport
+from noetl_dagster.events.transport.handler import DirectTransport, EventHandler
+from noetl_dagster.events.transport.http import ApiClient, HttpTransport
+from noetl_dagster.events.transport.nats import EVENT_BYTES, NatsClient
 from noetl_dagster.events.transport.wire import BATCH_TYPE, encode_batch, encode_event
 from noetl_dagster.events.types import Event
 from noetl_dagster.process.retrying import RetryLimits, with_retries
 from noetl_dagster.process.tracing import trace
+from noetl_dagster.settings import EventTransport, Settings
 
 HEADER_BYTES = 512
-"""What a message's own headers may add to its payload."""
+"""Maximum that a message's own headers add to its payload."""
 
 MESSAGE_ID = "Nats-Msg-Id"
 CONFIRM_SECONDS = 5.0
@@ -33,7 +35,7 @@ LONGEST_PAUSE_SECONDS = 2.0
 
 
 class _Message(NamedTuple):
-    """A message and what identifies it to the stream, so that one sent twice is stored once.
+    """A message with the name by which the stream stores it only once.
 
     Attributes:
         trace: header of the trace that its first event belongs to.
@@ -48,8 +50,7 @@ class _Message(NamedTuple):
 class NatsTransport:
     """Publishes events under ``noetl.events.<execution id>.<event type>`` and waits for the confirmations.
 
-    Attributes:
-        batches: whether the ingestors take messages of several events, under ``noetl.events.<execution id>.batch``.
+    Messages of several events have the subject ``noetl.events.<execution id>.batch``.
 
     Args:
         large: transport of events above the stream's message limit; without one they are refused.
@@ -61,20 +62,19 @@ class NatsTransport:
     def __init__(
         self,
         client: NatsClient,
-        names: Names,
         *,
-        large: EventTransport | None = None,
+        large: Transport | None = None,
         patience: float = 300.0,
     ) -> None:
         self._stream = client.jetstream(publish_async_max_pending=4_000)
-        self.batches = False
-        self._names = names
+        self._names = client.names
         self._large = large
         self._patience = RetryLimits((TransportError,), seconds=patience, longest_pause=LONGEST_PAUSE_SECONDS)
         self._first = asyncio.Lock()  # nats-py sets up its inbox of confirmations on first use, unguarded
         self._used = False
 
     async def publish(self, events: Sequence[Event]) -> None:
+        """Publishes the events, repeatedly while the server is unavailable."""
         encoded, oversize = [], []
         for event in events:
             content = encode_event(event)
@@ -96,23 +96,21 @@ class NatsTransport:
             await with_retries(confirm, self._patience)
 
     async def close(self) -> None:
+        """Closes the transport for large events."""
         if self._large is not None:
             await self._large.close()
 
     def _messages(self, encoded: Iterable[tuple[Event, bytes]]) -> Iterator[_Message]:
-        """The events as messages; those of one execution stay in order."""
-        together: dict[int, list[tuple[Event, bytes]]] = {}
+        """Yields the events as messages; those of one execution stay in order."""
+        by_execution: dict[int, list[tuple[Event, bytes]]] = {}
         for event, content in encoded:
-            if not self.batches:
-                yield self._message([(event, content)])
-            else:
-                together.setdefault(event.execution_id, []).append((event, content))
-        for entries in together.values():
+            by_execution.setdefault(event.execution_id, []).append((event, content))
+        for entries in by_execution.values():
             begin, size = 0, HEADER_BYTES
-            for place, (_, content) in enumerate(entries):
-                if place > begin and size + len(content) + 1 > EVENT_BYTES:
-                    yield self._message(entries[begin:place])
-                    begin, size = place, HEADER_BYTES
+            for position, (_, content) in enumerate(entries):
+                if position > begin and size + len(content) + 1 > EVENT_BYTES:
+                    yield self._message(entries[begin:position])
+                    begin, size = position, HEADER_BYTES
                 size += len(content) + 1
             yield self._message(entries[begin:])
 
@@ -127,7 +125,7 @@ class NatsTransport:
         return _Message(subject, name, encode_batch([content for _, content in entries]), carried)
 
     async def _attempt(self, waiting: list[_Message]) -> tuple[list[_Message], BaseException | None]:
-        """Publishes all at once; returns those that were not confirmed, and why."""
+        """Publishes all at once; returns the messages that were not confirmed, and the error."""
         futures = []
         error: BaseException | None = None
         async with contextlib.nullcontext() if self._used else self._first:
@@ -166,3 +164,14 @@ class NatsTransport:
                 "NATS message; store the result, or let large events go over HTTP (NOETL_SERVER_URL)"
             )
         await self._large.publish(events)
+
+
+def open_transport(settings: Settings, log: EventLog, client: NatsClient) -> Transport:
+    """Opens the transport of ``NOETL_EVENT_TRANSPORT``; NATS sends events above the stream's limit over HTTP."""
+    match settings.event_transport:
+        case EventTransport.DIRECT:
+            return DirectTransport(EventHandler(log, settings.command_heartbeat_timeout_seconds))
+        case EventTransport.HTTP:
+            return HttpTransport(ApiClient(settings))
+        case EventTransport.NATS:
+            return NatsTransport(client, large=HttpTransport(ApiClient(settings)))

@@ -1,0 +1,233 @@
+"""NATS: the connection that survives outages, the names in use, and the stream of worker events.
+
+A missing stream or consumer is created. An existing one with other settings is reported and never changed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import re
+from dataclasses import dataclass
+from typing import Any
+
+import nats.js.errors
+from nats.aio.client import Client
+from nats.aio.msg import Msg
+from nats.js import JetStreamContext
+from nats.js.api import AckPolicy, ConsumerConfig, RetentionPolicy, StorageType, StreamConfig
+
+from noetl_dagster.errors import ServiceError
+from noetl_dagster.settings import DEFAULT_POOL, Settings
+
+logger = logging.getLogger(__name__)
+
+RECONNECT_SECONDS = 0.25
+PENDING_BYTES = 64 * 1024**2
+"""Messages published while the server is unavailable wait in memory, up to this size."""
+
+EVENT_AGE_SECONDS = 3600.0
+EVENT_BYTES = 65_536
+DUPLICATE_WINDOW_SECONDS = 120.0
+ACK_SECONDS = 30.0
+INGEST_PENDING = 50_000
+
+_COMPARED = ("subjects", "retention", "storage", "max_age", "max_msg_size", "num_replicas")
+_ADDRESS_SEPARATOR = re.compile(r",(?=\s*\w+://)")
+_NOT_IN_A_TOKEN = re.compile(r"[^A-Za-z0-9_-]+")
+
+
+@dataclass(frozen=True, slots=True)
+class NatsNames:
+    """NATS names of one installation.
+
+    Attributes:
+        event_stream: ``NOETL_WORKER_EVENTS``.
+        event_prefix: ``noetl.events``.
+        commands: subject that tells every worker of the default pool about waiting commands, ``noetl.commands``.
+        capacity: prefix of the workers' capacity reports, ``noetl.workers``.
+        replicas: copies of a stream in a cluster.
+        ingest_consumer: durable consumer that all ingestors share.
+    """
+
+    event_stream: str
+    event_prefix: str
+    commands: str
+    capacity: str
+    replicas: int = 1
+    ingest_consumer: str = "server-worker-events"
+
+    @classmethod
+    def of(cls, settings: Settings) -> NatsNames:
+        """Returns the names for the namespace of the settings."""
+        namespace = settings.nats_namespace
+        return cls(
+            event_stream=f"{namespace.upper()}_WORKER_EVENTS",
+            event_prefix=settings.event_nats_subject_prefix,
+            commands=f"{namespace}.commands",
+            capacity=f"{namespace}.workers",
+            replicas=settings.nats_replicas,
+        )
+
+    def event_subject(self, execution_id: int, event_type: str) -> str:
+        """Returns ``noetl.events.<execution id>.<event type>``."""
+        return f"{self.event_prefix}.{execution_id}.{event_type}"
+
+    def broadcast(self, pool: str) -> str:
+        """Returns the subject for all workers of a pool, ``noetl.commands`` or ``noetl.commands.pool.<pool>``."""
+        return self.commands if pool == DEFAULT_POOL else f"{self.commands}.pool.{pool}"
+
+    def targeted(self, worker_id: str) -> str:
+        """Returns the subject for one worker, ``noetl.commands.<worker id>``."""
+        return f"{self.commands}.{subject_token(worker_id)}"
+
+    def capacity_of(self, worker_id: str) -> str:
+        """Returns the subject of a worker's capacity reports, ``noetl.workers.<worker id>``."""
+        return f"{self.capacity}.{subject_token(worker_id)}"
+
+
+def subject_token(name: str) -> str:
+    """Returns a name as one token of a subject: dots of host names and the like become hyphens."""
+    return _NOT_IN_A_TOKEN.sub("-", name) or "-"
+
+
+class NatsClient(Client):
+    """A client with the installation's names, which reads on after messages that nats-py cannot read.
+
+    A server accepts any bytes as a subject, but nats-py stops reading for good at a subject that is not UTF-8. This
+    client replaces such bytes by U+FFFD, so that the receiver of the message can refuse it.
+    """
+
+    names: NatsNames
+
+    def _build_message(
+        self, sid: int, subject: bytes, reply: bytes, data: bytes, headers: dict[str, str] | None
+    ) -> Msg:
+        subject, reply = (text.decode(errors="replace").encode() for text in (subject, reply))
+        return super()._build_message(sid, subject, reply, data, headers)
+
+
+async def connect(settings: Settings, name: str) -> NatsClient:
+    """Connects to the settings' server; the connection reconnects forever.
+
+    Args:
+        name: shown by the server's monitoring.
+
+    Raises:
+        ServiceError: the server cannot be reached within ``nats_connect_seconds``.
+    """
+    if settings.nats_url is None:
+        raise ServiceError("no NATS server is known; set NOETL_NATS_URL or run 'noetl-dagster services up'")
+
+    client = NatsClient()
+    client.names = NatsNames.of(settings)
+    latest: Exception | None = None
+
+    async def on_error(error: Exception) -> None:
+        nonlocal latest
+        latest = error
+        logger.debug("NATS (%s): %r", name, error)
+
+    async def on_disconnect() -> None:
+        if not client.is_closed:
+            logger.warning("NATS (%s): connection lost; reconnecting", name)
+
+    try:
+        async with asyncio.timeout(settings.nats_connect_seconds):  # nats-py itself would try forever
+            await client.connect(
+                settings.nats_url,
+                tls=settings.nats_tls,
+                name=f"{settings.nats_namespace} {name}",
+                connect_timeout=settings.nats_connect_seconds,  # type: ignore[arg-type]
+                max_reconnect_attempts=-1,
+                reconnect_time_wait=RECONNECT_SECONDS,
+                pending_size=PENDING_BYTES,
+                error_cb=on_error,
+                disconnected_cb=on_disconnect,
+            )
+    except Exception as error:
+        raise ServiceError(
+            f"NATS at {without_login(settings.nats_url)} cannot be reached: {latest or error!r}; "
+            "check NOETL_NATS_URL and NOETL_NATS_CA"
+        ) from None
+    return client
+
+
+def without_login(urls: str) -> str:
+    """Returns addresses, one or several with commas, without the users, passwords and tokens in them.
+
+    Everything between ``//`` and the last ``@`` is removed, because passwords may be badly escaped.
+    """
+    return ",".join(re.sub(r"//.*@", "//", url) for url in _ADDRESS_SEPARATOR.split(urls))
+
+
+def event_stream_config(names: NatsNames) -> StreamConfig:
+    """Returns the settings of the stream of worker events: work queue, file storage, 1 h, 64 KiB a message."""
+    return StreamConfig(
+        name=names.event_stream,
+        subjects=[f"{names.event_prefix}.>"],
+        retention=RetentionPolicy.WORK_QUEUE,
+        storage=StorageType.FILE,
+        max_age=EVENT_AGE_SECONDS,
+        max_msg_size=EVENT_BYTES,
+        num_replicas=names.replicas,
+        duplicate_window=DUPLICATE_WINDOW_SECONDS,
+    )
+
+
+async def check_stream(stream: JetStreamContext, names: NatsNames) -> tuple[bool, list[str]]:
+    """Returns whether the stream exists, and a line for each of its settings that differs; creates nothing."""
+    try:
+        found = (await stream.stream_info(names.event_stream)).config
+    except nats.js.errors.NotFoundError:
+        return False, []
+    return True, _differences(event_stream_config(names), found)
+
+
+async def ensure_stream(stream: JetStreamContext, names: NatsNames) -> list[str]:
+    """Creates the stream if it is missing.
+
+    Returns:
+        One line for each setting of an existing stream that differs from this version's.
+    """
+    exists, differences = await check_stream(stream, names)
+    if not exists:
+        try:
+            await stream.add_stream(event_stream_config(names))
+            return []
+        except nats.js.errors.BadRequestError:  # another process has just created it
+            _, differences = await check_stream(stream, names)
+    for line in differences:
+        logger.warning("%s", line)
+    return differences
+
+
+async def ensure_ingest_consumer(stream: JetStreamContext, names: NatsNames) -> None:
+    """Creates the durable consumer that every ingestor pulls from, if it is missing."""
+    config = ConsumerConfig(
+        durable_name=names.ingest_consumer,
+        ack_policy=AckPolicy.EXPLICIT,
+        ack_wait=ACK_SECONDS,
+        max_ack_pending=INGEST_PENDING,
+        max_deliver=-1,  # the ingestor itself moves hopeless messages to the dead letters
+    )
+    try:
+        await stream.consumer_info(names.event_stream, names.ingest_consumer)
+    except nats.js.errors.NotFoundError:
+        await stream.add_consumer(names.event_stream, config)  # creating it twice is harmless
+
+
+def _differences(wanted: StreamConfig, found: StreamConfig) -> list[str]:
+    lines = []
+    for field in _COMPARED:
+        ours, theirs = _plain(getattr(wanted, field)), _plain(getattr(found, field))
+        if ours != theirs:
+            lines.append(
+                f"stream {wanted.name}: {field} is {theirs}, not {ours}; it is left as it is "
+                f"(nats stream edit {wanted.name})"
+            )
+    return lines
+
+
+def _plain(value: Any) -> Any:
+    return getattr(value, "value", value)
