@@ -8,9 +8,9 @@ import os
 import signal
 import socket
 import sys
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import uvicorn
 
@@ -21,6 +21,8 @@ from noetl_dagster.launcher.executions import WarmLauncher
 
 if TYPE_CHECKING:
     from noetl_dagster.launcher.workspace import WorkspaceLauncher
+from noetl_dagster.playbook.assets import Partition
+from noetl_dagster.playbook.models import Playbook
 from noetl_dagster.service.app import create_app
 from noetl_dagster.service.plane import Plane
 from noetl_dagster.settings import METRICS_FOLDER, RunLauncher, Settings
@@ -49,7 +51,7 @@ def serve_api(settings: Settings, listener: socket.socket, ready: Callable[[], N
             launchers.append(launcher_of(engine, settings, environment))
             return launchers[0]
 
-        opened = await Plane.open(settings, launcher)
+        opened = await Plane.open(settings, launcher, choose_partition)
         warming = asyncio.create_task(launchers[0].connect())  # the first execution finds it warm
         listener.listen(config.backlog)  # who is told below that we are ready may call at once
         ready()
@@ -71,6 +73,13 @@ def serve_api(settings: Settings, listener: socket.socket, ready: Callable[[], N
     )
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))  # uvicorn ends, then raises the signal once more
     uvicorn.Server(config).run(sockets=[listener])
+
+
+def choose_partition(playbook: Playbook, workload: Mapping[str, Any], key: str | None) -> Partition | None:
+    """Returns the partition of an execution that is to start; see :func:`chosen_partition` of the compiler."""
+    from noetl_dagster.compiler.partitions import chosen_partition  # Dagster takes seconds to import
+
+    return chosen_partition(playbook, workload, key)
 
 
 def _warm(engine: Engine, settings: Settings, environment: dict[str, str]) -> WarmLauncher:

@@ -1,13 +1,11 @@
-"""Who may call what, how often, and with how much: tokens with scopes, rate and size limits."""
+"""Access to the API: tokens with scopes, limits on the rate of requests and on their size."""
 
 from __future__ import annotations
 
 import contextlib
 import hashlib
-import math
 import time
 from enum import StrEnum
-from fractions import Fraction
 from typing import Annotated
 
 import orjson
@@ -15,21 +13,17 @@ from fastapi import Depends, Request, Security
 from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
 from pydantic import SecretStr
 from starlette.requests import ClientDisconnect
-from starlette.types import ASGIApp, Message, Receive, Send
-from starlette.types import Scope as AsgiScope
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from noetl_dagster.errors import ServiceError
-from noetl_dagster.service.problems import Problem, problem_response
-
-LONGEST_WINDOW_SECONDS = 60
-"""A rate that is no whole number is counted over the few seconds in which it is one, or nearly."""
+from noetl_dagster.service.problems import ApiProblem, problem_response
 
 FEWEST_SWEPT = 1_000
-"""Fewer clients than this are remembered without a look at whether they still come."""
+"""Fewer clients than this are kept without a check for idle ones."""
 
 
-class Scope(StrEnum):
-    """What a token may do. Scopes do not include each other."""
+class TokenScope(StrEnum):
+    """A permission of a token. Scopes do not include each other."""
 
     WORKER = "worker"
     OPERATOR = "operator"
@@ -37,14 +31,14 @@ class Scope(StrEnum):
 
 
 class Tokens:
-    """The tokens of the service, kept as digests. Without any, everybody may do everything."""
+    """The tokens of the service, stored as digests. Without any, every request is allowed."""
 
-    def __init__(self, scopes: dict[str, frozenset[Scope]]) -> None:
+    def __init__(self, scopes: dict[str, frozenset[TokenScope]]) -> None:
         self._scopes = {_digest(token): granted for token, granted in scopes.items()}
 
     @classmethod
     def parse(cls, text: SecretStr | None) -> Tokens:
-        """The setting ``NOETL_SERVICE_TOKENS``.
+        """Parses the setting ``NOETL_SERVICE_TOKENS``.
 
         Raises:
             ServiceError: it is not ``{"<token>": ["<scope>", ...]}``; the message holds no token.
@@ -53,19 +47,20 @@ class Tokens:
             return cls({})
         try:
             given = orjson.loads(text.get_secret_value())
-            return cls({str(token): frozenset(map(Scope, scopes)) for token, scopes in given.items()})
+            return cls({str(token): frozenset(map(TokenScope, scopes)) for token, scopes in given.items()})
         except (ValueError, AttributeError, TypeError):
-            known = ", ".join(Scope)
+            known = ", ".join(TokenScope)
             raise ServiceError(
                 f'NOETL_SERVICE_TOKENS is not JSON {{"<token>": ["<scope>", ...]}} with scopes of {known}'
             ) from None
 
     @property
     def required(self) -> bool:
+        """Whether requests need a token."""
         return bool(self._scopes)
 
-    def scopes_of(self, token: str) -> frozenset[Scope] | None:
-        """The scopes of a token; None when it is unknown. Comparing digests leaks nothing about tokens."""
+    def scopes_of(self, token: str) -> frozenset[TokenScope] | None:
+        """Returns the scopes of a token, None if it is unknown. Comparing digests leaks nothing about tokens."""
         return self._scopes.get(_digest(token))
 
 
@@ -74,35 +69,39 @@ Bearer = Annotated[HTTPAuthorizationCredentials | None, Security(_bearer)]
 
 
 class Requires:
-    """A dependency that lets through tokens with one of the scopes."""
+    """A dependency that accepts tokens with one of the scopes."""
 
-    def __init__(self, *allowed: Scope) -> None:
+    def __init__(self, *allowed: TokenScope) -> None:
         self._allowed = frozenset(allowed)
         self._names = " or ".join(allowed)
 
-    async def __call__(self, request: Request, bearer: Bearer) -> None:  # async: else FastAPI takes a thread
+    async def __call__(
+        self, request: Request, bearer: Bearer
+    ) -> None:  # async, so that FastAPI needs no thread
+        """Checks the token of a request."""
         tokens: Tokens = request.app.state.tokens
         if tokens.required:
             self.check(tokens, bearer.credentials if bearer is not None else None)
 
     def check(self, tokens: Tokens, token: str | None) -> None:
-        """
+        """Checks a token.
+
         Raises:
-            Problem: 401 for no token or an unknown one, 403 for one without the scope.
+            ApiProblem: 401 for no token or an unknown one, 403 for one without the scope.
         """
         scopes = tokens.scopes_of(token) if token is not None else None
         if scopes is None:
-            raise Problem(
+            raise ApiProblem(
                 401, "a bearer token of NOETL_SERVICE_TOKENS is needed", {"www-authenticate": "Bearer"}
             )
         if scopes.isdisjoint(self._allowed):
-            raise Problem(403, f"the token lacks the scope {self._names}")
+            raise ApiProblem(403, f"the token lacks the scope {self._names}")
 
 
-FOR_WORKERS = Depends(Requires(Scope.WORKER))
-FOR_OPERATORS = Depends(Requires(Scope.OPERATOR))
-FOR_READERS = Depends(Requires(Scope.READER, Scope.OPERATOR))
-FOR_ALL = Depends(Requires(Scope.READER, Scope.OPERATOR, Scope.WORKER))
+FOR_WORKERS = Depends(Requires(TokenScope.WORKER))
+FOR_OPERATORS = Depends(Requires(TokenScope.OPERATOR))
+FOR_READERS = Depends(Requires(TokenScope.READER, TokenScope.OPERATOR))
+FOR_ALL = Depends(Requires(TokenScope.READER, TokenScope.OPERATOR, TokenScope.WORKER))
 
 
 class Limits:
@@ -117,14 +116,15 @@ class Limits:
         self._app = app
         self._body_bytes = body_bytes
         self._rate = rate
-        self._windows = Windows(rate)
+        self._clients = ClientRates(rate)
 
-    async def __call__(self, scope: AsgiScope, receive: Receive, send: Send) -> None:
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Handles one connection."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
         headers = dict(scope["headers"])
-        wait = self._windows.count(_client(scope, headers), time.monotonic())
+        wait = self._clients.count(_client(scope, headers), time.monotonic())
         if wait > 0:
             detail = f"more than {self._rate:g} requests a second"
             response = problem_response(429, detail, {"retry-after": f"{wait:.3f}"})
@@ -132,14 +132,14 @@ class Limits:
             return
         length = headers.get(b"content-length", b"")
         if not length.isdigit() or b"transfer-encoding" in headers:
-            await self._count(scope, receive, send)
+            await self._count_body(scope, receive, send)
         elif int(length) > self._body_bytes:
             await self._too_large(scope, receive, send)
-        else:  # the server reads no more of a body than its length says
+        else:  # the server reads no more of a body than its length
             await self._app(scope, receive, send)
 
-    async def _count(self, scope: AsgiScope, receive: Receive, send: Send) -> None:
-        """Passes a body on while it is within the limit; a larger one ends here, whatever the rest answers."""
+    async def _count_body(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Passes a body on while it is within the limit; otherwise 413 replaces any answer."""
         taken = 0
         answered = False
 
@@ -160,46 +160,36 @@ class Limits:
         if not answered:
             await self._too_large(scope, receive, send)
 
-    async def _too_large(self, scope: AsgiScope, receive: Receive, send: Send) -> None:
+    async def _too_large(self, scope: Scope, receive: Receive, send: Send) -> None:
         detail = f"the body is larger than {self._body_bytes} bytes"
         await problem_response(413, detail)(scope, receive, send)
 
 
-class Windows:
-    """Counts requests of each client; a client's window begins with a request and lasts some seconds."""
+class ClientRates:
+    """Limits the requests of each client: a second's requests may come at once, and the allowance refills steadily.
+
+    For each client it keeps the time at which its requests so far are paid for at the rate (generic cell rate algorithm).
+    """
 
     def __init__(self, rate: float) -> None:
-        self._requests, self._seconds = _whole(rate)
-        self._open: dict[str, tuple[float, int]] = {}
+        self._interval = 1 / rate
+        self._burst = max(1.0, self._interval) + self._interval / 1_000  # rounding refuses no request
+        self._paid_at: dict[str, float] = {}
         self._sweep_at = FEWEST_SWEPT
 
     def count(self, client: str, now: float) -> float:
-        """Counts one request; seconds until there is room for it when there is none."""
-        ends, counted = self._open.get(client, (now, 0))
-        if now >= ends:
-            self._sweep(now)
-            ends, counted = now + self._seconds, 0
-        if counted >= self._requests:
-            return ends - now
-        self._open[client] = ends, counted + 1
+        """Counts one request; returns 0, or the seconds until the next one if the client is above the rate."""
+        paid_at = max(self._paid_at.get(client, now), now) + self._interval
+        if paid_at - now > self._burst:
+            return paid_at - now - self._burst
+        self._paid_at[client] = paid_at
+        if len(self._paid_at) >= self._sweep_at:  # each time that half of them may be idle
+            self._paid_at = {name: at for name, at in self._paid_at.items() if at > now}
+            self._sweep_at = max(2 * len(self._paid_at), FEWEST_SWEPT)
         return 0.0
 
-    def _sweep(self, now: float) -> None:
-        """Forgets windows that have ended, each time that they may have become half of all."""
-        if len(self._open) >= self._sweep_at:
-            self._open = {client: window for client, window in self._open.items() if window[0] > now}
-            self._sweep_at = max(2 * len(self._open), FEWEST_SWEPT)
 
-
-def _whole(rate: float) -> tuple[int, int]:
-    """A rate as whole requests in whole seconds."""
-    if rate < 1:
-        return 1, math.ceil(1 / rate)
-    share = Fraction(rate).limit_denominator(LONGEST_WINDOW_SECONDS)
-    return share.numerator, share.denominator
-
-
-def _client(scope: AsgiScope, headers: dict[bytes, bytes]) -> str:
+def _client(scope: Scope, headers: dict[bytes, bytes]) -> str:
     token = headers.get(b"authorization")
     if token is not None:
         return _digest(token.decode("latin-1"))

@@ -11,27 +11,26 @@ from prometheus_client import Counter
 from starlette.middleware.trustedhost import TrustedHostMiddleware
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from noetl_dagster.service import commands, events, health, workers
+from noetl_dagster.service import catalog, commands, executions, health, workers
 from noetl_dagster.service.access import Limits, Tokens
 from noetl_dagster.service.hot import HotRoutes
 from noetl_dagster.service.plane import Plane
-from noetl_dagster.service.playbooks import catalog, executions
 from noetl_dagster.service.problems import handle_problems
 from noetl_dagster.settings import Settings
 
 LOOPBACK = ("127.0.0.1", "localhost", "[::1]", "::1")
 METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS", "CONNECT", "TRACE"})
-"""What anybody may invent must not become a label."""
+"""Methods that may become labels of metrics; clients can invent others."""
 
-PATIENT = (commands, catalog, executions, workers, health)
-"""Modules whose routes FastAPI answers itself; of ``/api/catalog`` a number is the worker's in ``commands``."""
+MODULES = (commands, catalog, executions, workers, health)
+"""Modules with routes, in order: ``/api/catalog/<number>`` of ``commands`` comes before the paths of ``catalog``."""
 
 
 def create_app(settings: Settings, plane: Callable[[], AbstractAsyncContextManager[Plane]]) -> FastAPI:
-    """The service.
+    """Returns the application.
 
     Args:
-        plane: opens what requests work with, when the application starts.
+        plane: opens the components that requests use, when the application starts.
 
     Raises:
         ServiceError: the tokens of the settings cannot be read.
@@ -52,20 +51,21 @@ def create_app(settings: Settings, plane: Callable[[], AbstractAsyncContextManag
     )
     app.state.tokens = tokens
     handle_problems(app)
-    hot = [events.hot, commands.hot]
-    for router in (*(one.declared for one in hot), *(module.router for module in PATIENT)):
+    for router in (commands.hot.declared, *(module.router for module in MODULES)):
         app.include_router(router)
-    # each is around those before it
-    app.add_middleware(HotRoutes, service=app, routers=hot)
+    # each one wraps those before it
+    app.add_middleware(HotRoutes, service=app, routers=[commands.hot])
     app.add_middleware(Limits, body_bytes=settings.service_body_bytes, rate=settings.service_rate)
-    if not tokens.required:  # without tokens a page in a browser must not reach us under another name
+    if (
+        not tokens.required
+    ):  # without tokens a page in a browser must not reach the API under another host name
         app.add_middleware(TrustedHostMiddleware, allowed_hosts=list(LOOPBACK))
     app.add_middleware(Counting, service=app)
     return app
 
 
 class Counting:
-    """ASGI middleware: counts every request by method, route and status, those that are refused at the door too."""
+    """ASGI middleware: counts every request by method, route and status, refused ones included."""
 
     def __init__(self, app: ASGIApp, *, service: FastAPI) -> None:
         self._app = app
@@ -73,10 +73,11 @@ class Counting:
         self._counters: dict[tuple[str, str, int], Counter] = {}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Handles one connection."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        status = 500  # of a request that ends with an error of ours
+        status = 500  # that of a request that ends with a defect
 
         async def noted(message: Message) -> None:
             nonlocal status
@@ -93,6 +94,6 @@ class Counting:
         method = scope["method"] if scope["method"] in METHODS else "other"
         key = method, getattr(scope.get("route"), "path", "none"), status
         counter = self._counters.get(key)
-        if counter is None:  # the library looks for its labels anew each time
+        if counter is None:  # the library would look up the labels each time
             counter = self._counters[key] = self._service.state.plane.metrics.requests.labels(*key)
         counter.inc()

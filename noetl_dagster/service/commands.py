@@ -1,29 +1,34 @@
-"""``/api/commands``: what workers ask before they run something."""
+"""``/api/commands`` and ``/api/events``: the requests of workers before, during and after a command."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from datetime import UTC, datetime
 from typing import Annotated
 
 from fastapi import APIRouter, Path
 from pydantic import BaseModel, Field
 
 from noetl_dagster.events.transport.capacity import announce_commands
-from noetl_dagster.events.transport.wire import Id, Name, Text
+from noetl_dagster.events.transport.wire import EventMessage, Id, Name, Text, accepted
+from noetl_dagster.events.types import EventType
 from noetl_dagster.service.access import FOR_ALL, FOR_WORKERS
 from noetl_dagster.service.hot import HotRouter
-from noetl_dagster.service.plane import ThePlane
-from noetl_dagster.service.problems import RESPONSES, Problem
+from noetl_dagster.service.plane import Plane, ThePlane
+from noetl_dagster.service.problems import RESPONSES, ApiProblem
 from noetl_dagster.settings import DEFAULT_POOL, POOL_NAME
 from noetl_dagster.worker.context import MOST_AT_ONCE, Batch, Grant
 
 router = APIRouter(prefix="/api", tags=["commands"], responses=RESPONSES)
-hot = HotRouter(prefix="/api", needs=FOR_WORKERS, tags=["commands"], responses=RESPONSES)
+hot = HotRouter(prefix="/api", needs=FOR_WORKERS, tags=["workers"], responses=RESPONSES)
+
+MOST_EVENTS = 10_000
 
 CommandId = Annotated[
     str, Path(max_length=2_000, description="id of the command, or of its command.issued event")
 ]
 
-Pool = Annotated[Name, Field(pattern=POOL_NAME, description="the worker's pool, whose commands it gets")]
+Pool = Annotated[Name, Field(pattern=POOL_NAME, description="the worker's pool, whose commands it claims")]
 
 
 class Claim(BaseModel):
@@ -61,7 +66,9 @@ class Released(BaseModel):
     queued: int
 
 
-class Source(BaseModel):
+class PlaybookSource(BaseModel):
+    """Text of a playbook, and the catalog path under which it ran."""
+
     catalog_id: str
     path: str
     source: str
@@ -69,16 +76,16 @@ class Source(BaseModel):
 
 @router.get("/commands/{command_id:path}", dependencies=[FOR_ALL])
 async def get_command(command_id: CommandId, plane: ThePlane) -> Grant:
-    """The context of a command that waits or runs; 404 once it has ended."""
+    """Returns the context of a command that waits or runs; 404 once it has ended."""
     found = await plane.claims.queued(_clean(command_id))
     if found is None:
-        raise Problem(
+        raise ApiProblem(
             404, f"command {command_id[:200]} is not in the queue: it has ended or was never issued"
         )
     return found
 
 
-@hot.post("/commands/claim", gives=Batch)
+@hot.post("/commands/claim", returns=Batch)
 async def claim_commands(claim: Claim, plane: ThePlane) -> bytes:
     """Claims as many commands as there are ``event_ids``, or fewer when no more wait; executions take turns."""
     claimed = await plane.claims.claim(
@@ -101,15 +108,64 @@ async def release_commands(release: Release, plane: ThePlane) -> Released:
 
 
 @router.get("/catalog/{catalog_id:int}", dependencies=[FOR_ALL])
-async def get_source(catalog_id: Annotated[Id, Path()], plane: ThePlane) -> Source:
-    """Text of a playbook that was run. It never changes."""
+async def get_source(catalog_id: Annotated[Id, Path()], plane: ThePlane) -> PlaybookSource:
+    """Returns the text of a playbook that was run. It never changes."""
     found = await plane.engine.runtime.log.source(catalog_id)
     if found is None:
-        raise Problem(404, f"no playbook {catalog_id} in the catalog")
-    return Source(catalog_id=str(catalog_id), path=found[1], source=found[0])
+        raise ApiProblem(404, f"no playbook {catalog_id} in the catalog")
+    return PlaybookSource(catalog_id=str(catalog_id), path=found[1], source=found[0])
 
 
 def _clean(text: str) -> str:
     if "\x00" in text:
-        raise Problem(404, "no command has such an id")
+        raise ApiProblem(404, "no command has such an id")
     return text
+
+
+class EventBatch(BaseModel):
+    """Events of any executions."""
+
+    events: Annotated[list[EventMessage], Field(max_length=MOST_EVENTS)]
+
+
+class Accepted(BaseModel):
+    """``new`` events were appended to the log; it had the others already, or their command had ended."""
+
+    accepted: int
+    new: int
+
+
+@hot.post("/events", status_code=202)
+async def post_event(message: EventMessage, plane: ThePlane) -> Accepted:
+    """Appends one event. ``command.claimed`` claims its command; 409 if another worker holds it."""
+    if message.event_type == EventType.COMMAND_CLAIMED:
+        return await _claim_named(message, plane)
+    return await _append([message], plane)
+
+
+@hot.post("/events/batch", status_code=202)
+async def post_events(batch: EventBatch, plane: ThePlane) -> Accepted:
+    """Appends events, all or none. Sending a batch twice is harmless."""
+    return await _append(batch.events, plane)
+
+
+async def _append(messages: Sequence[EventMessage], plane: Plane) -> Accepted:
+    received = datetime.now(UTC)
+    events = [accepted(message, received) for message in messages]
+    unknown = await plane.handler.unknown_executions({event.execution_id for event in events})
+    if unknown:
+        raise ApiProblem(404, f"no execution {min(unknown)} in the event log")
+    inserted = await plane.handler.handle_events(events)
+    plane.metrics.count_posted(len(events), (datetime.now(UTC) - received).total_seconds())
+    return Accepted(accepted=len(events), new=len(inserted))
+
+
+async def _claim_named(message: EventMessage, plane: Plane) -> Accepted:
+    command_id = message.meta.get("command_id")
+    if not isinstance(command_id, str) or message.worker_id is None:
+        raise ApiProblem(422, "a claim needs meta.command_id and worker_id")
+    claimed = await plane.claims.claim(message.worker_id, [message.event_id], only=[command_id])
+    plane.metrics.count_claims(len(claimed))
+    if not claimed:
+        raise ApiProblem(409, f"command {command_id[:200]} is another worker's, has ended, or is not queued")
+    return Accepted(accepted=1, new=1)

@@ -16,33 +16,35 @@ from noetl_dagster.events.transport.queries import DEAD_LETTER_COUNT, QUEUE_DEPT
 from noetl_dagster.service.access import FOR_READERS
 from noetl_dagster.service.metrics import Queued, Situation
 from noetl_dagster.service.plane import Plane, ThePlane
-from noetl_dagster.service.problems import RESPONSES, Problem
+from noetl_dagster.service.problems import RESPONSES, ApiProblem
 
 router = APIRouter(tags=["health"])
 
 ANSWER_SECONDS = 3.0
 
 
-class Health(BaseModel):
+class HealthStatus(BaseModel):
+    """``ok``; a process that is not ready answers with a problem document."""
+
     status: str = "ok"
 
 
 @router.get("/health")
-async def health() -> Health:
-    """The process lives."""
-    return Health()
+async def health() -> HealthStatus:
+    """Reports that the process runs."""
+    return HealthStatus()
 
 
 @router.get("/ready", responses={503: RESPONSES[503]})
-async def ready(plane: ThePlane) -> Health:
-    """PostgreSQL and NATS answer."""
+async def ready(plane: ThePlane) -> HealthStatus:
+    """Reports whether PostgreSQL and NATS answer."""
     try:
         async with asyncio.timeout(ANSWER_SECONDS):
             await plane.engine.runtime.pool.fetchval("SELECT 1")
             await plane.client.flush(timeout=2)
     except (*DATABASE_AWAY, nats.errors.Error) as error:
-        raise Problem(503, f"not ready: {type(error).__name__}") from None
-    return Health()
+        raise ApiProblem(503, f"not ready: {type(error).__name__}") from None
+    return HealthStatus()
 
 
 @router.get(
@@ -52,7 +54,7 @@ async def ready(plane: ThePlane) -> Health:
     responses={401: RESPONSES[401], 403: RESPONSES[403], 503: RESPONSES[503]},
 )
 async def metrics(plane: ThePlane) -> PlainTextResponse:
-    """Prometheus' text format."""
+    """Returns metrics in Prometheus' text format."""
     depths = await plane.engine.runtime.pool.fetch(QUEUE_DEPTH)
     now = Situation(
         queue=[

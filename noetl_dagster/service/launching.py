@@ -23,7 +23,7 @@ TAIL_BYTES = 2_000
 
 
 class ProcessLauncher:
-    """Runs ``noetl-dagster run`` for each execution. Runs go on when the service ends.
+    """Runs ``noetl-dagster run`` for each execution. Runs continue when the service ends.
 
     Args:
         environment: ``NOETL_*`` and ``DAGSTER_HOME`` of the runs.
@@ -35,10 +35,10 @@ class ProcessLauncher:
         self._watching: set[asyncio.Task[None]] = set()
 
     async def check(self, playbook: Playbook) -> None:
-        """Every playbook that loads can be launched."""
+        """Accepts every playbook."""
 
     async def cancelled(self, playbook: str, execution_id: int) -> None:
-        """Nothing: the process that drives the execution hears of it from the log."""
+        """Does nothing: the process that drives the execution reads the cancellation in the log."""
 
     async def launch(
         self, playbook: Playbook, execution_id: int, workload: dict[str, Any], priority: int = 0
@@ -65,7 +65,7 @@ class ProcessLauncher:
 
     @property
     def running(self) -> int:
-        """Processes that it has started and that have not ended."""
+        """Number of started processes that have not ended."""
         return len(self._watching)
 
     async def close(self) -> None:
@@ -73,14 +73,14 @@ class ProcessLauncher:
         await cancel_and_wait(*self._watching)
 
     async def _watch(self, process: asyncio.subprocess.Process, execution_id: int, files: list[Path]) -> None:
-        """Ends the execution of a run that ended before it began."""
+        """Fails the execution if its process ended before the run began."""
         code = await process.wait()
-        complaint = files[-1].read_bytes()[-TAIL_BYTES:].decode(errors="replace").strip()
+        output_tail = files[-1].read_bytes()[-TAIL_BYTES:].decode(errors="replace").strip()
         for file in files:
             file.unlink(missing_ok=True)
         if code == 0:
             return
         execution = await self._engine.runtime.load(execution_id)
         if execution.state.is_running and execution.state.run_id is None:
-            logger.error("execution %d did not start: %s", execution_id, complaint)
-            await self._engine.lifecycle.fail(execution, f"the run did not start: {complaint}")
+            logger.error("execution %d did not start: %s", execution_id, output_tail)
+            await self._engine.lifecycle.fail(execution, f"the run did not start: {output_tail}")

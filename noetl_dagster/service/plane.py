@@ -1,10 +1,10 @@
-"""What the service holds open, and how a request gets at it."""
+"""The open connections and components of the service, and the dependency that passes them to a request."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Protocol
 
@@ -16,45 +16,50 @@ from noetl_dagster.events.transport.capacity import CapacityKeeper
 from noetl_dagster.events.transport.handler import EventHandler
 from noetl_dagster.events.transport.ingest import Ingestor
 from noetl_dagster.events.transport.nats import NatsClient, connect
+from noetl_dagster.playbook.assets import Partition
 from noetl_dagster.playbook.catalog import Catalog
 from noetl_dagster.playbook.models import Playbook
 from noetl_dagster.service.metrics import Metrics
 from noetl_dagster.settings import Settings
 
+ChoosePartition = Callable[[Playbook, Mapping[str, Any], str | None], Partition | None]
+"""Returns the partition for a workload and an optional key; raises ``WorkloadError`` if there is no such partition."""
+
 
 class Launcher(Protocol):
-    """Has a Dagster run drive an execution that is in the log."""
+    """Starts the Dagster run that drives an execution of the log."""
 
     async def check(self, playbook: Playbook) -> None:
-        """Refuses a playbook that it could not launch, before there is an execution.
+        """Checks that it can launch a playbook, before there is an execution.
 
         Raises:
-            NoetlError: why.
+            NoetlError: it cannot; the message is the reason.
         """
         ...
 
     async def launch(
         self, playbook: Playbook, execution_id: int, workload: dict[str, Any], priority: int = 0
     ) -> None:
-        """Returns as soon as the run is on its way.
+        """Starts a run, and returns without waiting for it.
 
         Args:
-            priority: runs with a larger number start first, where they have to wait.
+            priority: if runs have to wait, those with a larger number start first.
         """
         ...
 
     async def cancelled(self, playbook: str, execution_id: int) -> None:
-        """Ends the run of an execution that was cancelled, where it would not end by itself; returns at once."""
+        """Ends the run of a cancelled execution if it would not end by itself; returns at once."""
         ...
 
-    async def close(self) -> None: ...
+    async def close(self) -> None:
+        """Releases its resources; runs continue."""
+        ...
 
 
 @dataclass(slots=True)
 class Plane:
     """The control plane of the service."""
 
-    settings: Settings
     engine: Engine
     handler: EventHandler
     claims: Claims
@@ -63,12 +68,15 @@ class Plane:
     capacity: CapacityKeeper
     ingestor: Ingestor
     launcher: Launcher
+    choose_partition: ChoosePartition
     metrics: Metrics
     _stop: asyncio.Event = field(default_factory=asyncio.Event)
     _ingesting: asyncio.Task[None] | None = None
 
     @classmethod
-    async def open(cls, settings: Settings, launcher: Callable[[Engine], Launcher]) -> Plane:
+    async def open(
+        cls, settings: Settings, launcher: Callable[[Engine], Launcher], choose_partition: ChoosePartition
+    ) -> Plane:
         """Opens the engine, NATS and an ingestor: events over NATS need no further process."""
         engine = await Engine.open(settings)
         runtime = engine.runtime
@@ -77,7 +85,6 @@ class Plane:
         metrics = Metrics()
         handler = EventHandler(runtime.log, lease, observe=metrics.count_ran)
         plane = cls(
-            settings=settings,
             engine=engine,
             handler=handler,
             claims=Claims(runtime.pool, lease, metrics.count_waited),
@@ -86,6 +93,7 @@ class Plane:
             capacity=CapacityKeeper(client, runtime.pool),
             ingestor=Ingestor(client, handler, observe=metrics.count_ingested),
             launcher=launcher(engine),
+            choose_partition=choose_partition,
             metrics=metrics,
         )
         await plane.capacity.open()
@@ -94,6 +102,7 @@ class Plane:
         return plane
 
     async def close(self) -> None:
+        """Closes everything; events that were already fetched are committed."""
         self._stop.set()
         if self._ingesting is not None:
             with contextlib.suppress(Exception):
@@ -105,7 +114,8 @@ class Plane:
         await self.engine.close()
 
 
-async def plane_of(request: Request) -> Plane:  # async: else FastAPI takes a thread
+async def plane_of(request: Request) -> Plane:  # async, so that FastAPI needs no thread
+    """Returns the plane of the application."""
     plane: Plane = request.app.state.plane
     return plane
 

@@ -49,14 +49,14 @@ PROBLEM_JSON = "application/problem+json"
 
 
 class ProblemDocument(BaseModel):
-    """What every error answers with."""
+    """The body of every error response."""
 
     status: int
     title: str
     detail: str
 
 
-class Problem(HTTPException):
+class ApiProblem(HTTPException):
     """An error that becomes a problem document."""
 
     def __init__(self, status: int, detail: str, headers: dict[str, str] | None = None) -> None:
@@ -72,23 +72,24 @@ RESPONSES: dict[int | str, dict[str, Any]] = {
 }
 
 EXPECTED = (HTTPException, RequestValidationError, NoetlError, *UNPROCESSABLE, *DATABASE_AWAY)
-"""Errors that :func:`problem_of` knows; any other is a mistake of ours, and answers 500."""
+"""Errors that :func:`problem_of` knows; any other is a defect, and answers 500."""
 
 
 def problem_response(status: int, detail: str, headers: Mapping[str, str] | None = None) -> Response:
+    """Returns a problem document as a response."""
     document = {"status": status, "title": HTTPStatus(status).phrase, "detail": detail}
     return Response(orjson.dumps(document), status, headers=headers, media_type=PROBLEM_JSON)
 
 
-def malformed(where: str, error: ValidationError | RequestValidationError) -> Problem:
-    """The problem of a request that is not what the models say: the first field that is wrong."""
+def malformed(where: str, error: ValidationError | RequestValidationError) -> ApiProblem:
+    """Returns the problem of a request that its model refuses, naming the first invalid field."""
     first = error.errors()[0]
-    place = ".".join(str(part) for part in ((where, *first["loc"]) if where else first["loc"]))
-    return Problem(422, f"{place}: {first['msg']}")
+    field = ".".join(str(part) for part in ((where, *first["loc"]) if where else first["loc"]))
+    return ApiProblem(422, f"{field}: {first['msg']}")
 
 
 def problem_of(error: Exception, request: str) -> Response:
-    """The problem document of an expected error; the database's own texts stay in the log.
+    """Returns the problem document of an expected error; the database's own texts stay in the log.
 
     Args:
         request: method and path, for the log.
@@ -111,7 +112,7 @@ def problem_of(error: Exception, request: str) -> Response:
 
 
 def handle_problems(app: FastAPI) -> None:
-    """Has every expected error answered with a problem document."""
+    """Registers handlers that answer every expected error with a problem document."""
 
     async def answer(request: Request, error: Exception) -> Response:
         return problem_of(error, f"{request.method} {request.url.path}")

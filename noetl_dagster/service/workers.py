@@ -17,14 +17,14 @@ from noetl_dagster.events.transport.capacity import WorkerReport, publish_report
 from noetl_dagster.result_ref import RefKind, ResultRef
 from noetl_dagster.service.access import FOR_ALL, FOR_READERS, FOR_WORKERS
 from noetl_dagster.service.plane import ThePlane
-from noetl_dagster.service.problems import RESPONSES, Problem
+from noetl_dagster.service.problems import RESPONSES, ApiProblem
 
 router = APIRouter(prefix="/api", responses=RESPONSES)
 
 Ref = Annotated[str, Query(max_length=2_000, description="noetl://execution/<id>/result/<step>/<ref id>")]
 
 
-class Registered(BaseModel):
+class WorkerRegistration(BaseModel):
     """``node``: number from 0 to 1023 for the middle bits of the worker's snowflake identifiers."""
 
     node: int
@@ -39,22 +39,24 @@ class WorkerView(BaseModel):
 
 
 class WorkerListing(BaseModel):
+    """The workers in the order of their names."""
+
     workers: list[WorkerView]
 
 
 @router.post("/workers", dependencies=[FOR_WORKERS], tags=["workers"])
-async def register_worker(report: WorkerReport, plane: ThePlane) -> Registered:
-    """Makes a worker known, or takes its capacity report when it has no NATS connection for it."""
+async def register_worker(report: WorkerReport, plane: ThePlane) -> WorkerRegistration:
+    """Registers a worker, or receives its capacity report if it has no NATS connection for it."""
     await put_worker(plane.engine.runtime.pool, report)
     plane.capacity.registry.heard(report)
-    with contextlib.suppress(nats.errors.Error, OSError):  # to those who dispatch; the next report comes soon
+    with contextlib.suppress(nats.errors.Error, OSError):  # for dispatchers; the next report follows soon
         await publish_report(plane.client, report)
-    return Registered(node=await plane.engine.runtime.pool.fetchval(NEXT_NODE))
+    return WorkerRegistration(node=await plane.engine.runtime.pool.fetchval(NEXT_NODE))
 
 
 @router.get("/workers", dependencies=[FOR_READERS], tags=["workers"])
 async def list_workers(plane: ThePlane) -> WorkerListing:
-    """Current capacity of every worker that was heard of since the service started."""
+    """Lists the current capacity of every worker that has reported since the service started."""
     now = time.monotonic()
     return WorkerListing(
         workers=[
@@ -66,26 +68,26 @@ async def list_workers(plane: ThePlane) -> WorkerListing:
 
 @router.get("/results/resolve", dependencies=[FOR_ALL], tags=["results"])
 async def resolve_result(ref: Ref, plane: ThePlane) -> ResultRef:
-    """Where a stored result is, how large, how encoded, with its checksum."""
+    """Returns the place, size, encoding and checksum of a stored result."""
     return await plane.engine.runtime.results.find(_clean(ref))
 
 
 @router.get("/results/content", dependencies=[FOR_ALL], tags=["results"], response_class=StreamingResponse)
 async def result_content(ref: Ref, plane: ThePlane) -> StreamingResponse:
-    """The bytes of a stored object, decompressed, in constant memory; of parts that make one value, that value's."""
+    """Streams the decompressed bytes of a stored object, in constant memory; of the whole value if it has parts."""
     results = plane.engine.runtime.results
     found = await results.find(_clean(ref))
     if found.kind is RefKind.DATASET:
-        raise Problem(409, f"{ref[:200]} is a {found.kind}; resolve it and read its files")
+        raise ApiProblem(409, f"{ref[:200]} is a {found.kind}; resolve it and read its files")
 
-    async def chunks() -> AsyncIterator[bytes]:
+    async def content() -> AsyncIterator[bytes]:
         async for chunk in results.stream(found):
             yield bytes(chunk)
 
-    return StreamingResponse(chunks(), media_type=await results.content_type(found))
+    return StreamingResponse(content(), media_type=await results.content_type(found))
 
 
 def _clean(ref: str) -> str:
     if "\x00" in ref:
-        raise Problem(404, "no result has such a name")
+        raise ApiProblem(404, "no result has such a name")
     return ref

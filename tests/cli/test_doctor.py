@@ -211,7 +211,7 @@ async def test_killed_servers(own_services: Settings) -> None:
 
 async def test_a_schema_of_another_version(settings: Settings) -> None:
     connection = await asyncpg.connect(settings.db_url)
-    await connection.execute("COMMENT ON SCHEMA noetl IS 'another'")
+    await connection.execute("UPDATE noetl.schema_version SET digest = 'another'")
     await connection.close()
 
     report = await found(settings)

@@ -19,6 +19,7 @@ import httpx
 import pytest
 from dagster import DagsterRun, DagsterRunStatus
 
+from noetl_dagster.cli.api import choose_partition
 from noetl_dagster.compiler.runs import EXECUTION_TAG, RESUME_EPOCH_TAG, attach, latest_run
 from noetl_dagster.engine.engine import Engine
 from noetl_dagster.errors import ExecutionStateError, LaunchError, NotDeployedError
@@ -83,7 +84,9 @@ async def api(place: Place, tmp_path: Path) -> AsyncIterator[Api]:
     workspace = tmp_path / "workspace.yaml"
     workspace.write_text("load_from: [{python_module: noetl_dagster.definitions}]\n")
     plane = await Plane.open(
-        place.settings, lambda engine: WorkspaceLauncher(engine, place.instance, workspace)
+        place.settings,
+        lambda engine: WorkspaceLauncher(engine, place.instance, workspace),
+        choose_partition,
     )
 
     class opened:  # noqa: N801 - stands for a context manager function

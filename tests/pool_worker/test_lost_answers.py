@@ -49,7 +49,7 @@ async def test_what_cannot_be_given_back_now_is_given_back_later(
     settings: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The API is away for longer than a worker waits for it, just when it has claimed too much."""
-    monkeypatch.setattr("noetl_dagster.pool_worker.control.HAND_BACK_SECONDS", 0.1)
+    monkeypatch.setattr("noetl_dagster.pool_worker.control.RELEASE_SECONDS", 0.1)
     refused, refuses = 0, True
 
     def swallows(request: bytes) -> bool:

@@ -16,9 +16,10 @@ from noetl_dagster import embedded
 from noetl_dagster.embedded import ServiceName
 from noetl_dagster.embedded.state import read_state
 from noetl_dagster.engine.engine import Engine
-from noetl_dagster.engine.pool.link import Link
+from noetl_dagster.engine.pool import link
 from noetl_dagster.events.schema import apply_schema
-from noetl_dagster.events.transport.nats import NatsNames, connect
+from noetl_dagster.events.transport.capacity import announce_commands
+from noetl_dagster.events.transport.nats import NatsClient, NatsNames, connect
 from noetl_dagster.pool_worker.claimer import Claimer
 from noetl_dagster.settings import EventTransport, Settings
 from tests.pool import working
@@ -126,12 +127,14 @@ async def test_a_worker_that_hears_nothing_asks_by_itself(
     await engine.close()
 
 
-async def test_a_wake_that_is_lost_comes_with_the_next_sweep(
+async def test_a_lost_announcement_is_repeated_by_the_next_sweep(
     settings: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def nothing(self: Link, commands: int, kinds: set[str], pool: str) -> None: ...
+    async def announce(client: NatsClient, commands: int, pool: str, *targets: list[str]) -> None:
+        if not targets:  # as the sweep does
+            await announce_commands(client, commands, pool)
 
-    monkeypatch.setattr(Link, "_wake", nothing)
+    monkeypatch.setattr(link, "announce_commands", announce)
     engine = await Engine.open(settings.model_copy(update={"worker_heartbeat_seconds": 1.0}))
     async with working(settings.model_copy(update={"worker_heartbeat_seconds": 1000.0}), "w", worker_slots=4):
         await asyncio.sleep(0.2)

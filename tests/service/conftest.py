@@ -20,6 +20,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from starlette.types import ASGIApp
 
 from noetl_dagster import embedded
+from noetl_dagster.cli.api import choose_partition
 from noetl_dagster.service.app import create_app
 from noetl_dagster.service.launching import ProcessLauncher
 from noetl_dagster.service.plane import Plane
@@ -54,7 +55,9 @@ async def serving(settings: Settings, wrap: Wrap | None = None, **changes: Any) 
 
     @asynccontextmanager
     async def plane() -> AsyncIterator[Plane]:
-        opened.append(await Plane.open(own, lambda engine: ProcessLauncher(engine, environment)))
+        opened.append(
+            await Plane.open(own, lambda engine: ProcessLauncher(engine, environment), choose_partition)
+        )
         yield opened[0]
         await opened[0].close()
 

@@ -20,11 +20,11 @@ from noetl_dagster.playbook.models import Playbook
 from noetl_dagster.process.tracing.trace import origin_of_request
 from noetl_dagster.service.access import FOR_ALL, FOR_OPERATORS, FOR_READERS
 from noetl_dagster.service.plane import Plane, ThePlane
-from noetl_dagster.service.problems import RESPONSES, Problem
+from noetl_dagster.service.problems import RESPONSES, ApiProblem
 
 router = APIRouter(prefix="/api/executions", tags=["executions"], responses=RESPONSES)
 
-ExecutionId = Annotated[Id, Path(description="as it was given when the execution started")]
+ExecutionId = Annotated[Id, Path(description="as it was returned when the execution started")]
 _STATUS = {
     None: "RUNNING",
     "execution.resumed": "RUNNING",
@@ -34,7 +34,9 @@ _STATUS = {
 }
 
 
-class Listed(BaseModel):
+class ExecutionSummary(BaseModel):
+    """An execution in a list."""
+
     execution_id: str
     playbook: str | None
     partition: str | None = None
@@ -43,12 +45,14 @@ class Listed(BaseModel):
     ended_at: datetime | None
 
 
-class Listing(BaseModel):
-    executions: list[Listed]
+class ExecutionListing(BaseModel):
+    """Executions, the newest first."""
+
+    executions: list[ExecutionSummary]
 
 
 class Execute(BaseModel):
-    """``workload`` overrides values of the playbook's own."""
+    """A playbook to start. ``workload`` overrides values of the playbook."""
 
     model_config = ConfigDict(extra="forbid")  # a misspelt workload must not run with the playbook's values
 
@@ -63,14 +67,18 @@ class Execute(BaseModel):
     partition: Name | None = Field(
         None, description="of a playbook with partitions, as Dagster writes its key"
     )
-    priority: int = Field(0, description="where runs have to wait, those with a larger number start first")
+    priority: int = Field(0, description="if runs have to wait, those with a larger number start first")
 
 
-class Launched(BaseModel):
+class Started(BaseModel):
+    """The execution that was started."""
+
     execution_id: str
 
 
 class Cancel(BaseModel):
+    """Why an execution is cancelled."""
+
     reason: Annotated[Name, Field(min_length=1)] = "cancelled on request"
 
 
@@ -82,6 +90,8 @@ class Cancelled(BaseModel):
 
 
 class EventPage(BaseModel):
+    """Events in the order of their ids."""
+
     events: list[EventMessage]
 
 
@@ -94,14 +104,14 @@ async def list_executions(
     asset: Annotated[
         Name | None, Query(description="only those that made a result of this asset, as warehouse/patients")
     ] = None,
-) -> Listing:
-    """The newest executions first."""
+) -> ExecutionListing:
+    """Lists executions, the newest first."""
     rows = await newest_executions(
         plane.engine.runtime.pool, limit, after=after, partition=partition, asset=asset
     )
-    return Listing(
+    return ExecutionListing(
         executions=[
-            Listed(
+            ExecutionSummary(
                 execution_id=str(row["execution_id"]),
                 playbook=row["playbook"],
                 partition=row["partition"],
@@ -121,58 +131,56 @@ async def execute(
     traceparent: Annotated[
         str | None, Header(description="W3C Trace Context: the execution's trace links to this span")
     ] = None,
-) -> Launched:
+) -> Started:
     """Starts a playbook of the service's folder, or a registered one, as its Dagster job.
 
-    The execution is in the log before the answer: it can be followed and cancelled at once, and the recovery
-    sensor starts it where its process never came to life.
+    The execution is in the log before the answer: it can be followed and cancelled at once, and if its process
+    does not start, the recovery sensor starts it.
     """
     playbook = await _playbook(plane, request.path.strip("/"))
     lifecycle = plane.engine.lifecycle
     await plane.launcher.check(playbook)
-    partition = await asyncio.to_thread(_partition, playbook, request)
+    partition = await asyncio.to_thread(_partition, plane, playbook, request)
     execution = await lifecycle.create(
         playbook, request.workload, partition=partition, origin=origin_of_request(traceparent)
     )
     try:
         await plane.launcher.launch(playbook, execution.id, request.workload, request.priority)
     except Exception as error:
-        # who is refused may ask again: this execution must not start later
+        # the caller may try again: this execution must not start later
         await lifecycle.fail(execution, f"the run did not start: {error}")
         if not isinstance(error, OSError | LaunchError | NotDeployedError):
             raise
-        raise Problem(503, f"the run of execution {execution.id} did not start: {error}") from error
-    return Launched(execution_id=str(execution.id))
+        raise ApiProblem(503, f"the run of execution {execution.id} did not start: {error}") from error
+    return Started(execution_id=str(execution.id))
 
 
 async def _playbook(plane: Plane, path: str) -> Playbook:
-    """The playbook of a catalog path; a file name would lead outside of the folder."""
+    """Returns the playbook of a catalog path; file names are refused, since they lead outside of the folder."""
     if not names_version(path) and path in plane.catalog.paths:
         return plane.catalog.load(path)
     registered = plane.engine.runtime.registered
     if await registered.find(path) is not None:
         return await registered.load(path)
-    raise Problem(
+    raise ApiProblem(
         404,
         f"no playbook with the catalog path {path!r} (metadata.path) is registered (POST /api/catalog), nor in the "
         "folder that the service was started with, NOETL_PLAYBOOKS_PATH",
     )
 
 
-def _partition(playbook: Playbook, request: Execute) -> Partition | None:
+def _partition(plane: Plane, playbook: Playbook, request: Execute) -> Partition | None:
     if request.partition is None and not playbook.dagster.partitions:
         return None
-    from noetl_dagster.compiler.partitions import chosen_partition  # Dagster takes seconds to import
-
     try:
-        return chosen_partition(playbook, request.workload, request.partition)
+        return plane.choose_partition(playbook, request.workload, request.partition)
     except WorkloadError as error:
-        raise Problem(422, str(error)) from error
+        raise ApiProblem(422, str(error)) from error
 
 
 @router.get("/{execution_id}", dependencies=[FOR_READERS])
 async def get_execution(execution_id: ExecutionId, plane: ThePlane) -> Overview:
-    """Status, steps, live counts of loops, and how the pool of workers does."""
+    """Returns status, steps, live counts of loops, and the state of the pool of workers."""
     return await full_overview(plane.engine.runtime, execution_id)
 
 
@@ -183,19 +191,19 @@ async def get_events(
     after: Annotated[Id, Query(description="only events with a larger id")] = 0,
     limit: Annotated[int, Query(ge=1, le=5000)] = 1000,
 ) -> dict[str, Any]:
-    """Events in the order of their ids."""
+    """Returns events in the order of their ids."""
     rows = await plane.engine.runtime.pool.fetch(EVENTS, execution_id, after, limit)
     if not rows and await plane.handler.unknown_executions([execution_id]):
-        raise Problem(404, f"no execution {execution_id} in the event log")
+        raise ApiProblem(404, f"no execution {execution_id} in the event log")
     return {"events": [message_of(as_event(row)) for row in rows]}
 
 
 @router.get("/{execution_id}/lifecycle", dependencies=[FOR_ALL], response_model=EventPage)
 async def get_lifecycle(execution_id: ExecutionId, plane: ThePlane) -> dict[str, Any]:
-    """The events that the state is folded from: what a worker needs to know about an execution."""
+    """Returns the events that the state is folded from, for workers."""
     events = await plane.engine.runtime.log.lifecycle(execution_id)
     if not events:
-        raise Problem(404, f"no execution {execution_id} in the event log")
+        raise ApiProblem(404, f"no execution {execution_id} in the event log")
     return {"events": [message_of(event) for event in events]}
 
 

@@ -13,7 +13,7 @@ from noetl_dagster.events.transport.wire import Name, Text
 from noetl_dagster.playbook.catalog import names_version, split_version
 from noetl_dagster.service.access import FOR_OPERATORS, FOR_READERS
 from noetl_dagster.service.plane import ThePlane
-from noetl_dagster.service.problems import RESPONSES, Problem
+from noetl_dagster.service.problems import RESPONSES, ApiProblem
 
 router = APIRouter(prefix="/api/catalog", tags=["catalog"], responses=RESPONSES)
 
@@ -24,40 +24,46 @@ CatalogPath = Annotated[
 
 
 class Register(BaseModel):
-    """``content`` is the text of the playbook; its ``metadata.path`` is what it is registered under."""
+    """``content`` is the text of the playbook; it is registered under its ``metadata.path``."""
 
     model_config = ConfigDict(extra="forbid")
 
     content: Annotated[Text, Field(min_length=1)]
 
 
-class Registered(BaseModel):
-    """``new`` is false when the content is the latest version already."""
+class RegisteredPlaybook(BaseModel):
+    """``new`` is false if the content is already the latest version."""
 
     new: bool
     version: Version
 
 
 class Latest(BaseModel):
+    """The latest version of each playbook."""
+
     playbooks: list[Version]
 
 
 class Versions(BaseModel):
+    """Versions of one playbook, the newest first."""
+
     path: str
     versions: list[Version]
 
 
-@router.post("", status_code=201, dependencies=[FOR_OPERATORS], responses={200: {"model": Registered}})
-async def register(request: Register, plane: ThePlane, response: Response) -> Registered:
-    """Registers a playbook: a content that is not the latest of its path becomes the next version (201, else 200).
+@router.post(
+    "", status_code=201, dependencies=[FOR_OPERATORS], responses={200: {"model": RegisteredPlaybook}}
+)
+async def register(request: Register, plane: ThePlane, response: Response) -> RegisteredPlaybook:
+    """Registers a playbook: content that is not the latest of its path becomes the next version (201, else 200).
 
-    A broken one is refused with every problem, as ``line:column: message``.
+    An invalid one is refused with every problem, as ``line:column: message``.
     """
     draft = await asyncio.to_thread(draft_of, request.content)
     version, new = await plane.engine.runtime.registered.register(draft)
     if not new:
         response.status_code = 200
-    return Registered(new=new, version=version.model_copy(update={"content": None}))
+    return RegisteredPlaybook(new=new, version=version.model_copy(update={"content": None}))
 
 
 @router.get("", dependencies=[FOR_READERS])
@@ -66,7 +72,7 @@ async def list_playbooks(
     limit: Annotated[int, Query(ge=1, le=1000)] = 50,
     after: Annotated[Name, Query(description="only paths that come after this one")] = "",
 ) -> Latest:
-    """The latest version of each registered playbook, in the order of their paths."""
+    """Lists the latest version of each registered playbook, in the order of their paths."""
     found = await plane.engine.runtime.registered.latest(limit, after=after)
     return Latest(playbooks=list(found))
 
@@ -78,9 +84,9 @@ async def list_versions(
     limit: Annotated[int, Query(ge=1, le=1000)] = 50,
     after: Annotated[int, Query(ge=0, lt=2**31, description="only versions with a larger number")] = 0,
 ) -> Versions:
-    """Versions of a playbook, the newest first."""
+    """Lists versions of a playbook, the newest first."""
     if "\x00" in path:
-        raise Problem(404, "no playbook has such a path")
+        raise ApiProblem(404, "no playbook has such a path")
     registered = plane.engine.runtime.registered
     if names_version(path):
         one = await registered.find(path)
@@ -88,5 +94,5 @@ async def list_versions(
     else:
         found = await registered.versions(path.strip("/"), limit, after=after)
     if not found and not (after and await registered.find(path)):
-        raise Problem(404, f"no playbook {path!r} is registered")
+        raise ApiProblem(404, f"no playbook {path!r} is registered")
     return Versions(path=split_version(path)[0], versions=found)
