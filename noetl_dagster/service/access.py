@@ -168,24 +168,24 @@ class Limits:
 class ClientRates:
     """Limits the requests of each client: a second's requests may come at once, and the allowance refills steadily.
 
-    For each client it keeps the time at which its requests so far are paid for at the rate (generic cell rate algorithm).
+    Generic cell rate algorithm: it keeps, for each client, the time at which the rate has covered its requests so far.
     """
 
     def __init__(self, rate: float) -> None:
         self._interval = 1 / rate
         self._burst = max(1.0, self._interval) + self._interval / 1_000  # rounding refuses no request
-        self._paid_at: dict[str, float] = {}
+        self._covered_at: dict[str, float] = {}
         self._sweep_at = FEWEST_SWEPT
 
     def count(self, client: str, now: float) -> float:
         """Counts one request; returns 0, or the seconds until the next one if the client is above the rate."""
-        paid_at = max(self._paid_at.get(client, now), now) + self._interval
-        if paid_at - now > self._burst:
-            return paid_at - now - self._burst
-        self._paid_at[client] = paid_at
-        if len(self._paid_at) >= self._sweep_at:  # each time that half of them may be idle
-            self._paid_at = {name: at for name, at in self._paid_at.items() if at > now}
-            self._sweep_at = max(2 * len(self._paid_at), FEWEST_SWEPT)
+        covered_at = max(self._covered_at.get(client, now), now) + self._interval
+        if covered_at - now > self._burst:
+            return covered_at - now - self._burst
+        self._covered_at[client] = covered_at
+        if len(self._covered_at) >= self._sweep_at:  # each time that half of them may be idle
+            self._covered_at = {name: at for name, at in self._covered_at.items() if at > now}
+            self._sweep_at = max(2 * len(self._covered_at), FEWEST_SWEPT)
         return 0.0
 
 
