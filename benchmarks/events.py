@@ -21,7 +21,7 @@ from noetl_dagster.events.buffer import EventBuffer
 from noetl_dagster.events.connection import open_pool
 from noetl_dagster.events.ids import Snowflake, command_id
 from noetl_dagster.events.log import EventLog, as_row
-from noetl_dagster.events.projection.projector import Projection, read_execution
+from noetl_dagster.events.projection import Projection, read_execution
 from noetl_dagster.events.queries import COLUMNS
 from noetl_dagster.events.schema import apply_schema
 from noetl_dagster.events.types import Event, EventType

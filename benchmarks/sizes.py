@@ -24,7 +24,7 @@ from noetl_dagster import embedded
 from noetl_dagster.embedded.isolation import isolated
 from noetl_dagster.engine.engine import Engine
 from noetl_dagster.events.connection import open_pool
-from noetl_dagster.events.projection.projector import Projection
+from noetl_dagster.events.projection import Projection
 from noetl_dagster.events.state import ExecutionStatus
 from noetl_dagster.playbook.loader import parse_playbook
 from noetl_dagster.settings import Settings

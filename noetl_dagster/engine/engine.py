@@ -24,7 +24,7 @@ from noetl_dagster.engine.steps.step import Steps
 from noetl_dagster.engine.steps.visits import Turns
 from noetl_dagster.engine.walker import Walker
 from noetl_dagster.errors import ExecutionCancelledError
-from noetl_dagster.events.projection.projector import BackgroundProjection, Projection
+from noetl_dagster.events.projection import BackgroundProjection, Projection
 from noetl_dagster.events.state import ExecutionState
 from noetl_dagster.events.transport.handler import EventHandler
 from noetl_dagster.playbook.models import Playbook

@@ -12,8 +12,8 @@ import asyncpg
 
 from noetl_dagster.errors import ExecutionCancelledError
 from noetl_dagster.events import queries
+from noetl_dagster.events.connection import KeptConnection
 from noetl_dagster.events.ids import Snowflake
-from noetl_dagster.events.kept import KeptConnection
 from noetl_dagster.events.types import Event, EventType
 
 GATED = frozenset({EventType.COMMAND_ISSUED, EventType.COMMAND_CLAIMED})

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dagster import DefaultSensorStatus, SensorDefinition, SensorEvaluationContext, SkipReason, sensor
 
-from noetl_dagster.events.projection.projector import Projection
+from noetl_dagster.events.projection import Projection
 from noetl_dagster.resources.engines import EngineProvider
 
 INTERVAL = 30

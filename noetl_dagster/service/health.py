@@ -11,7 +11,7 @@ from pydantic import BaseModel
 from starlette.responses import PlainTextResponse
 
 from noetl_dagster.events.connection import DATABASE_AWAY
-from noetl_dagster.events.projection.projector import Projection
+from noetl_dagster.events.projection import Projection
 from noetl_dagster.events.transport.queries import DEAD_LETTER_COUNT, QUEUE_DEPTH
 from noetl_dagster.service.access import FOR_READERS
 from noetl_dagster.service.metrics import Queued, Situation

@@ -1,7 +1,7 @@
 """The projection of every execution rebuilt on Spark: executors replay the log, one transaction publishes it.
 
 Each task reads whole executions and folds their events with the same code as the projection worker
-(:class:`~noetl_dagster.events.projection.execution.ProjectedExecution`). The rows go to a table beside the projection:
+(:class:`~noetl_dagster.events.projection_row.ProjectedExecution`). The rows go to a table beside the projection:
 readers see the old one until the new one is complete, and a replay that is killed has changed nothing.
 """
 
@@ -22,8 +22,8 @@ import orjson
 import pyarrow as pa
 
 from noetl_dagster.errors import ServiceError
-from noetl_dagster.events.projection import queries
-from noetl_dagster.events.projection.execution import CHANGES, Done, ProjectedExecution
+from noetl_dagster.events import projection_queries as queries
+from noetl_dagster.events.projection_row import CHANGES, Done, ProjectedExecution
 from noetl_dagster.events.types import EventType
 from noetl_dagster.settings import Settings
 from noetl_dagster.spark import progress, replay_queries

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from noetl_dagster.events.projection.queries import EXECUTION_COLUMNS
+from noetl_dagster.events.projection_queries import EXECUTION_COLUMNS
 
 _LIST = ", ".join(EXECUTION_COLUMNS)
 

@@ -10,8 +10,7 @@ from typing import Any, Protocol
 
 from noetl_dagster.errors import ToolError
 from noetl_dagster.events.buffer import EventBuffer
-from noetl_dagster.events.context import event_context
-from noetl_dagster.events.envelopes import error_envelope
+from noetl_dagster.events.envelopes import error_envelope, event_context
 from noetl_dagster.events.types import Event
 from noetl_dagster.playbook.models import Sink
 from noetl_dagster.playbook.templates.rendering import render_async

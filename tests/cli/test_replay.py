@@ -8,7 +8,7 @@ import asyncpg
 import pytest
 
 from noetl_dagster.engine.engine import Engine
-from noetl_dagster.events.projection.projector import Projection
+from noetl_dagster.events.projection import Projection
 from noetl_dagster.playbook.loader import parse_playbook
 from noetl_dagster.settings import Settings
 from tests.cli.conftest import Cli

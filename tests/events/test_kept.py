@@ -8,9 +8,8 @@ from typing import Any
 import asyncpg
 
 from noetl_dagster.events.buffer import EventBuffer
-from noetl_dagster.events.connection import DATABASE_AWAY, open_pool
+from noetl_dagster.events.connection import DATABASE_AWAY, KeptConnection, open_pool
 from noetl_dagster.events.ids import Snowflake
-from noetl_dagster.events.kept import KeptConnection
 from noetl_dagster.events.log import EventLog
 from noetl_dagster.events.types import EventType
 from noetl_dagster.settings import Settings

@@ -13,10 +13,10 @@ from typing import Any
 import asyncpg
 import pytest
 
+from noetl_dagster.events import projection_queries as queries
 from noetl_dagster.events.ids import Snowflake, command_id
 from noetl_dagster.events.log import EventLog
-from noetl_dagster.events.projection import queries
-from noetl_dagster.events.projection.projector import Projection, read_execution
+from noetl_dagster.events.projection import Projection, read_execution
 from noetl_dagster.events.types import Event, EventType
 from noetl_dagster.settings import Settings
 from tests.waiting import PATIENCE_SECONDS, until
@@ -186,7 +186,7 @@ async def test_shards_that_stand_apart_are_brought_together(
 PROJECTOR = """
 import asyncio, sys
 from noetl_dagster.events.connection import open_pool
-from noetl_dagster.events.projection.projector import Projection
+from noetl_dagster.events.projection import Projection
 async def main():
     projection = Projection(await open_pool(sys.argv[1], size=2), batch=5)
     while True:

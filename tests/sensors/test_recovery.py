@@ -33,7 +33,7 @@ from noetl_dagster.compiler.runs import execution_tags, latest_run
 from noetl_dagster.engine.engine import Engine
 from noetl_dagster.engine.recovery.abandoned import Abandoned, Request, Verdict, remember, remembered
 from noetl_dagster.errors import PlaybookError
-from noetl_dagster.events.projection.projector import Projection
+from noetl_dagster.events.projection import Projection
 from noetl_dagster.events.state import ExecutionStatus
 from noetl_dagster.playbook.loader import load_playbook
 from noetl_dagster.process.event_loop import run_sync

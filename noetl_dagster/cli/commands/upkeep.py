@@ -24,7 +24,7 @@ from noetl_dagster.engine.runtime import Runtime
 from noetl_dagster.events.connection import DATABASE_AWAY, open_pool
 from noetl_dagster.events.ids import Snowflake, process_node
 from noetl_dagster.events.log import EventLog
-from noetl_dagster.events.projection.projector import INTERVAL, Projection
+from noetl_dagster.events.projection import INTERVAL, Projection
 from noetl_dagster.events.schema import open_settled_pool
 from noetl_dagster.events.transport.handler import EventHandler
 from noetl_dagster.process.event_loop import run_sync

@@ -13,8 +13,8 @@ from noetl_dagster.engine.executions.progress import PoolView, loop_rates, pool_
 from noetl_dagster.engine.runtime import Runtime
 from noetl_dagster.errors import ExecutionNotFoundError
 from noetl_dagster.events.envelopes import OK, Envelope, from_result
-from noetl_dagster.events.projection.execution import ProjectedExecution
-from noetl_dagster.events.projection.projector import read_execution
+from noetl_dagster.events.projection import read_execution
+from noetl_dagster.events.projection_row import ProjectedExecution
 from noetl_dagster.events.queries import (
     CHECKS,
     CHUNK_COUNTS,

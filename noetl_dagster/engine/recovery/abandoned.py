@@ -19,7 +19,7 @@ from noetl_dagster.engine.executions.lifecycle import Lifecycle
 from noetl_dagster.engine.liveness import Liveness
 from noetl_dagster.engine.runtime import Runtime
 from noetl_dagster.errors import NoetlError
-from noetl_dagster.events.projection.projector import Projection
+from noetl_dagster.events.projection import Projection
 
 logger = logging.getLogger(__name__)
 

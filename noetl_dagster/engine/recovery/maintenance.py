@@ -10,7 +10,7 @@ from typing import Any
 import asyncpg
 
 from noetl_dagster.engine.steps.watermarks import keep_watermarks
-from noetl_dagster.events.projection.projector import Projection
+from noetl_dagster.events.projection import Projection
 from noetl_dagster.events.schema import (
     SCHEMA_LOCK,
     make_partitions,

@@ -20,8 +20,8 @@ from noetl_dagster.engine.executions.overview import (
 )
 from noetl_dagster.engine.steps.watermarks import watermarks
 from noetl_dagster.errors import ExecutionNotFoundError
-from noetl_dagster.events.projection import projector as projection
-from noetl_dagster.events.projection.projector import BackgroundProjection, Projection, read_execution
+from noetl_dagster.events import projection
+from noetl_dagster.events.projection import BackgroundProjection, Projection, read_execution
 from tests.playbooks import playbook
 from tests.waiting import PATIENCE_SECONDS, until
 

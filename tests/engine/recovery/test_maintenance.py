@@ -9,7 +9,7 @@ from noetl_dagster.engine.engine import Engine
 from noetl_dagster.engine.recovery.maintenance import Maintenance
 from noetl_dagster.engine.steps.watermarks import watermarks
 from noetl_dagster.events.ids import snowflake_floor
-from noetl_dagster.events.projection.projector import Projection
+from noetl_dagster.events.projection import Projection
 from noetl_dagster.events.schema import ensure_partitions
 from noetl_dagster.events.types import Event, EventType
 from tests.waiting import until

@@ -15,7 +15,7 @@ from dagster import asset, materialize
 
 from noetl_dagster.engine.engine import Engine
 from noetl_dagster.errors import ToolError
-from noetl_dagster.events.projection.projector import Projection
+from noetl_dagster.events.projection import Projection
 from noetl_dagster.events.state import ExecutionState
 from noetl_dagster.playbook.loader import parse_playbook
 from noetl_dagster.playbook.models import Task

@@ -13,7 +13,7 @@ from pyspark.sql.datasource import EqualTo, GreaterThan, In, IsNotNull, StringCo
 
 from noetl_dagster.events.ids import Snowflake
 from noetl_dagster.events.log import EventLog
-from noetl_dagster.events.projection.projector import Projection
+from noetl_dagster.events.projection import Projection
 from noetl_dagster.events.types import Event, EventType
 from noetl_dagster.settings import Settings
 from noetl_dagster.spark.replay import Replayed, replay_all

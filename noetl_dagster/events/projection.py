@@ -18,9 +18,9 @@ from typing import Any
 
 import asyncpg
 
+from noetl_dagster.events import projection_queries as queries
 from noetl_dagster.events.connection import DATABASE_AWAY
-from noetl_dagster.events.projection import queries
-from noetl_dagster.events.projection.execution import Done, ProjectedExecution
+from noetl_dagster.events.projection_row import Done, ProjectedExecution
 from noetl_dagster.process import log_context
 from noetl_dagster.process.event_loop import cancel_and_wait
 

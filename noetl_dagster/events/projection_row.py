@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
 
-from noetl_dagster.events.context import truncated
+from noetl_dagster.events.envelopes import truncated
 from noetl_dagster.events.state import ExecutionStatus
 from noetl_dagster.events.types import EventType
 
@@ -64,7 +64,7 @@ class ProjectedExecution:
         lost a page than had their first one.
 
         Args:
-            events: rows of :data:`noetl_dagster.events.projection.queries.EVENTS`, failures of iterations
+            events: rows of :data:`noetl_dagster.events.projection_queries.EVENTS`, failures of iterations
                 that will not be tried again included.
             done: counts of the batch; those of known visits are taken first, others when their loop starts.
         """
