@@ -21,6 +21,7 @@ import orjson
 
 from noetl_dagster.engine.fanout.shards import InlineShards
 from noetl_dagster.engine.helpers import MessageSocket
+from noetl_dagster.engine.loops.activation import activate
 from noetl_dagster.engine.loops.loop import Loops
 from noetl_dagster.engine.runtime import Runtime
 from noetl_dagster.engine.sharing import CANCELLED, Message, Range, SharedLoop, Tally, Work
@@ -150,7 +151,7 @@ class HelperWork:
     async def _run(self, loop: SharedLoop, items: RemoteItems) -> Tally:
         execution = await self._runtime.load(loop.execution_id)
         program = execution.step(loop.step, loop.visit)
-        activation = await self._loops.activate(execution, program, loop.visit, shard=loop.shard)
+        activation = await activate(self._runtime, execution, program, loop.visit, shard=loop.shard)
         if activation.loop_id != loop.loop_id:
             raise ExecutionStateError(f"the driver works on loop {loop.loop_id}, not {activation.loop_id}")
         try:

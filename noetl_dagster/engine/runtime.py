@@ -32,7 +32,7 @@ from noetl_dagster.tools.access.clients import Clients
 from noetl_dagster.tools.access.credentials import Credentials
 from noetl_dagster.tools.access.keychain import Keychain
 from noetl_dagster.tools.base import Toolbox
-from noetl_dagster.worker.chunks import Streams
+from noetl_dagster.worker.chunks import ChunkStreams
 from noetl_dagster.worker.command import CommandEvents
 from noetl_dagster.worker.execution import Execution, PlaybookProgram
 from noetl_dagster.worker.pipeline import Pipeline
@@ -65,7 +65,7 @@ class Runtime:
     commands: CommandEvents
     heartbeats: Heartbeats
     runner: CommandRunner
-    streams: Streams
+    streams: ChunkStreams
     sealer: Sealer
     spark: SparkSessions | None
     dispatcher: Runner | None = None
@@ -133,7 +133,7 @@ class Runtime:
         heartbeats = Heartbeats(buffer, commands, settings.command_heartbeat_seconds)
         sealer = Sealer(settings, results)
         leftovers = Leftovers(buffer, pool)
-        streams = Streams(buffer, commands, pool)
+        streams = ChunkStreams(buffer, commands, pool)
         pipeline = Pipeline(box, sealer)
         runner = CommandRunner(box, pipeline, buffer, commands, heartbeats, leftovers, streams)
         return cls(

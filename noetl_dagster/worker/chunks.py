@@ -22,61 +22,61 @@ from noetl_dagster.tools.base import Chunk, ToolCall
 from noetl_dagster.worker.command import Command, CommandEvents
 
 
-class Stream:
-    """Chunks between a step and its takers, counted in the process that drives both. The chunks are in the log.
+class ChunkStream:
+    """Counts the chunks between a step and its consumers, in the process that drives both. The log has the chunks.
 
     Args:
-        takers: by the name of each step that takes them, how many chunks may wait for it or be worked on by it.
+        room: by consuming step, how many chunks may wait for it or be in work.
     """
 
-    def __init__(self, takers: Mapping[str, int]) -> None:
+    def __init__(self, room: Mapping[str, int]) -> None:
         self.has_ended = False
         self.has_failed = False
-        self.is_taken = False
-        self.told = 0
+        self.has_consumers = False
+        self.published = 0
         self._ahead: set[int] = set()
-        self._room = dict(takers)
-        self._taken = dict.fromkeys(takers, 0)
+        self._room = dict(room)
+        self._consumed = dict.fromkeys(room, 0)
         self._changed = asyncio.Event()
 
     @property
     def has_room(self) -> bool:
-        """Whether every taker has room for one more chunk; nobody waits for takers that have not begun."""
-        return not self.is_taken or all(
-            self.told - taken < self._room[taker] for taker, taken in self._taken.items()
+        """Reports that every consumer has room for one more chunk; consumers that have not begun don't count."""
+        return not self.has_consumers or all(
+            self.published - count < self._room[step] for step, count in self._consumed.items()
         )
 
-    def tell(self, number: int) -> None:
-        """A chunk is in the log. ``told`` counts them from the first without a gap."""
-        if number >= self.told:
+    def add(self, number: int) -> None:
+        """Counts a chunk that is in the log. ``published`` counts them from the first without a gap."""
+        if number >= self.published:
             self._ahead.add(number)
-        while self.told in self._ahead:
-            self._ahead.remove(self.told)
-            self.told += 1
+        while self.published in self._ahead:
+            self._ahead.remove(self.published)
+            self.published += 1
         self._wake()
 
     def begin(self) -> None:
-        """The takers begin: from now on they are waited for."""
-        self.is_taken = True
+        """Makes the producer wait for the consumers from now on."""
+        self.has_consumers = True
 
-    def take(self, taker: str, count: int) -> None:
-        """A taker is done with so many chunks, from the first without a gap."""
-        if taker in self._taken:
-            self._taken[taker] = count
+    def consumed(self, step: str, count: int) -> None:
+        """Sets how many chunks a consumer has done, from the first without a gap."""
+        if step in self._consumed:
+            self._consumed[step] = count
             self._wake()
 
-    def leave(self, taker: str) -> None:
-        """A taker takes no more: nobody waits for it."""
-        self._taken.pop(taker, None)
+    def leave(self, step: str) -> None:
+        """Removes a consumer: the producer does not wait for it any more."""
+        self._consumed.pop(step, None)
         self._wake()
 
     def end(self, *, failed: bool) -> None:
-        """There will be no further chunks; after a failure some may be missing."""
+        """Marks the stream as complete; after a failure chunks may be missing."""
         self.has_ended, self.has_failed = True, failed
         self._wake()
 
     async def changed(self) -> None:
-        """Waits until something of this is another one."""
+        """Waits for the next change of the counts or flags."""
         await self._changed.wait()
 
     def _wake(self) -> None:
@@ -85,18 +85,18 @@ class Stream:
 
 
 LEFT_OUT = "skipped"
-"""Status of a chunk of which a step that takes it makes none."""
+"""Status of a chunk of which the consuming step makes none."""
 
-Place = tuple[int, str, int]
-"""Execution, step and visit: what has one stream of chunks."""
+StreamKey = tuple[int, str, int]
+"""Execution, step and visit, which have one stream of chunks."""
 
 
 @dataclass(slots=True)
-class _Running:
-    """A command whose tool may tell of chunks: in its last task, whose result is the step's.
+class _PublishingCommand:
+    """A command whose tool may publish chunks: in its last task, whose result is the step's.
 
     Attributes:
-        ended: how many calls have told of their last chunk. A policy may have the task called again, for the next page.
+        ended: how many calls have published their last chunk. A policy may call the task again, for the next page.
         first: the number of the first chunk of the present call, after those of the calls before.
     """
 
@@ -106,72 +106,72 @@ class _Running:
     first: int = 0
 
 
-class Streams:
+class ChunkStreams:
     """The chunks that steps of this process make and take. The toolbox's ``ChunkLog``.
 
-    Chunks of a visit are numbered from 0, whatever attempt of its command made them, and each number is in the log
-    once: a producer that is run again goes on, or tells of the same chunks in vain.
+    Chunks of a visit are numbered from 0 across the attempts of its command, and the log has each number once: a
+    producer that runs again resumes, or publishes the same chunks without effect.
     """
 
     def __init__(self, buffer: EventBuffer, events: CommandEvents, pool: asyncpg.Pool) -> None:
         self._buffer = buffer
         self._events = events
         self._pool = pool
-        self._open: dict[Place, list[Stream]] = {}
-        self._running: dict[str, _Running] = {}
+        self._open: dict[StreamKey, list[ChunkStream]] = {}
+        self._running: dict[str, _PublishingCommand] = {}
 
-    async def open(self, place: Place, takers: Mapping[str, int]) -> Stream:
-        """The stream of a visit, whose chunks are taken in this process from now on; see :class:`Stream`.
+    async def open(self, key: StreamKey, room: Mapping[str, int]) -> ChunkStream:
+        """Opens the stream of a visit whose chunks are consumed in this process; see :class:`ChunkStream`.
 
-        Whoever follows another driver of the visit has a stream of its own, which is told the same.
+        A process that follows another driver of the visit has a stream of its own, with the same chunks.
         """
-        stream = Stream(takers)
-        self._open.setdefault(place, []).append(stream)
+        stream = ChunkStream(room)
+        self._open.setdefault(key, []).append(stream)
         return stream
 
-    async def refresh(self, place: Place, stream: Stream) -> None:
-        """Tells a stream of all chunks that are in the log, which another driver may have written."""
-        for number in await self.iterations(place):
-            stream.tell(number)
+    async def refresh(self, key: StreamKey, stream: ChunkStream) -> None:
+        """Adds all chunks in the log to a stream; another driver may have written them."""
+        for number in await self.iterations(key):
+            stream.add(number)
 
-    def close(self, place: Place, stream: Stream) -> None:
-        """Nobody takes chunks of a stream any more."""
-        streams = self._open[place]
+    def close(self, key: StreamKey, stream: ChunkStream) -> None:
+        """Ends the consumption of a stream."""
+        streams = self._open[key]
         streams.remove(stream)
         if not streams:
-            del self._open[place]
+            del self._open[key]
 
-    def of(self, place: Place) -> Stream | None:
-        """The stream of a visit whose chunks are taken in this process: of several drivers', the one that works."""
-        streams = self._open.get(place, ())
-        return next((stream for stream in streams if stream.is_taken), streams[-1] if streams else None)
+    def of(self, key: StreamKey) -> ChunkStream | None:
+        """Returns the stream of a visit whose chunks this process consumes: of several drivers', the one that works."""
+        streams = self._open.get(key, ())
+        return next((stream for stream in streams if stream.has_consumers), streams[-1] if streams else None)
 
     @contextmanager
     def running(self, command: Command, task: str) -> Iterator[None]:
-        """Lets a command's calls of a task tell of chunks until the block ends; of an iteration it is one itself."""
+        """Lets a command's calls of a task publish chunks until the block ends, unless its result is a chunk itself."""
         if command.index is None:
-            self._running[command.command_id] = _Running(command, task)
+            self._running[command.command_id] = _PublishingCommand(command, task)
         try:
             yield
         finally:
             self._running.pop(command.command_id, None)
 
-    # -- what tools see ------------------------------------------------------------------------------
+    # -- for tools -------------------------------------------------------------------------------------
 
     def wanted(self, call: ToolCall) -> bool:
         running = self._of_call(call)
-        return running is not None and place_of(running.command) in self._open
+        return running is not None and stream_key(running.command) in self._open
 
     async def told(self, call: ToolCall) -> Sequence[Chunk]:
-        """What a call goes on from: chunks that a step may have taken, or its own, told before its process died."""
+        """Returns the chunks that a call resumes after: chunks that a step may have consumed, or the call's own."""
         running = self._of_call(call)
         if running is None:
             return ()
-        rows = await self._pool.fetch(CHUNKS_TOLD, *_named(place_of(running.command)), running.ended)
+        rows = await self._pool.fetch(CHUNKS_TOLD, *_parameters(stream_key(running.command)), running.ended)
         if not rows:
             return ()
         first = rows[0]
-        own = (first["command_id"], first["context"].get("call")) == (call.command_id, _digest(call))
+        own = (first["command_id"], first["context"].get("call")) == (call.command_id, _call_digest(call))
         if not own and not self.wanted(call):
             return ()
         running.first = first["chunk_index"]
@@ -186,59 +186,59 @@ class Streams:
             number = running.first + chunk.index
             meta = {"chunk_index": number, "has_more": chunk.more, "row_count": chunk.ref.rows}
             kept = {"position": chunk.position, "ended": running.ended}
-            kept |= {} if chunk.index else {"call": _digest(call)}
+            kept |= {} if chunk.index else {"call": _call_digest(call)}
             envelope: Envelope = {"status": OK, "ref": chunk.ref}
             events.append(self._events.partial(running.command, envelope, meta, kept))
             if not chunk.more:
                 running.ended, running.first = running.ended + 1, number + 1
-        await self._tell(running.command, events)
+        await self._publish(running.command, events)
 
-    def _of_call(self, call: ToolCall) -> _Running | None:
+    def _of_call(self, call: ToolCall) -> _PublishingCommand | None:
         running = self._running.get(call.command_id)
         return running if running is not None and running.task == call.task.name else None
 
-    # -- what the engine sees ------------------------------------------------------------------------
+    # -- for the engine -------------------------------------------------------------------------------
 
-    async def tell_result(self, command: Command, index: int, envelope: Envelope, *, more: bool) -> None:
-        """Tells of a result as one chunk: of an iteration, or of a tool that gives no others."""
+    async def publish_result(self, command: Command, index: int, envelope: Envelope, *, more: bool) -> None:
+        """Publishes a result as one chunk: of an iteration, or of a tool that publishes no others."""
         kept: Envelope = {key: envelope[key] for key in ("status", "data", "ref", "error") if key in envelope}
         meta = {"chunk_index": index, "has_more": more, "row_count": row_count(kept)}
-        await self._tell(command, [self._events.partial(command, kept, meta)])
+        await self._publish(command, [self._events.partial(command, kept, meta)])
 
-    async def leave_out(self, command: Command, index: int) -> None:
-        """Tells that a step makes nothing of a chunk that it takes, so that nobody waits for it."""
+    async def skip(self, command: Command, index: int) -> None:
+        """Records that a step makes nothing of a chunk that it consumes, so that no other step waits for it."""
         meta = {"chunk_index": index, "has_more": True, "row_count": 0}
-        await self._tell(command, [self._events.partial(command, {"status": LEFT_OUT}, meta)])
+        await self._publish(command, [self._events.partial(command, {"status": LEFT_OUT}, meta)])
 
-    async def iterations(self, place: Place) -> dict[int, int | None]:
-        """By number of each chunk of a visit that is in the log, the iteration whose result it is."""
-        rows = await self._pool.fetch(CHUNK_ITERATIONS, *_named(place))
+    async def iterations(self, key: StreamKey) -> dict[int, int | None]:
+        """Returns, by number of each chunk in the log, the iteration whose result it is."""
+        rows = await self._pool.fetch(CHUNK_ITERATIONS, *_parameters(key))
         return {row["chunk_index"]: row["current_index"] for row in rows}
 
-    async def items(self, place: Place, start: int, stop: int) -> list[dict[str, Any]]:
-        """The chunks of ``start <= number < stop`` as the steps get them that take them."""
-        rows = await self._pool.fetch(CHUNKS, *_named(place), start, stop)
+    async def items(self, key: StreamKey, start: int, stop: int) -> list[dict[str, Any]]:
+        """Returns the chunks of ``start <= number < stop`` as items of the loops that consume them."""
+        rows = await self._pool.fetch(CHUNKS, *_parameters(key), start, stop)
         return [_item(row) for row in rows]
 
-    async def _tell(self, command: Command, events: Sequence[Event]) -> None:
-        """Writes of chunks to the log at once, and returns when there is room for another one."""
+    async def _publish(self, command: Command, events: Sequence[Event]) -> None:
+        """Writes chunks to the log at once, and returns when there is room for another one."""
         await self._buffer.append(events)
-        streams = tuple(self._open.get(place_of(command), ()))
+        streams = tuple(self._open.get(stream_key(command), ()))
         for stream in streams:
             for event in events:
-                stream.tell(event.meta["chunk_index"])
+                stream.add(event.meta["chunk_index"])
         for stream in streams:
             while not stream.has_room:
                 await stream.changed()
 
 
-def place_of(command: Command) -> Place:
-    """What has the stream that a command's chunks are in."""
+def stream_key(command: Command) -> StreamKey:
+    """Returns the key of the stream of a command's chunks."""
     return command.execution_id, command.step, command.visit
 
 
-def _named(place: Place) -> tuple[int, str, str]:
-    execution_id, step, visit = place
+def _parameters(key: StreamKey) -> tuple[int, str, str]:
+    execution_id, step, visit = key
     return execution_id, step, str(visit)
 
 
@@ -247,8 +247,8 @@ def _chunk(row: Any, first: int) -> Chunk:
     return Chunk(row["chunk_index"] - first, ref, row["context"]["position"], row["has_more"])
 
 
-def _digest(call: ToolCall) -> str:
-    """What tells a call from others of its task: its number, and what it was rendered to."""
+def _call_digest(call: ToolCall) -> str:
+    """Identifies a call among others of its task, by its number and its rendered arguments."""
     asked = [call.task.name, call.number, call.config, call.input]
     return sha256(orjson.dumps(asked, default=str, option=orjson.OPT_NON_STR_KEYS)).hexdigest()
 

@@ -205,8 +205,20 @@ class Execution:
     def folder(self) -> str:
         return playbook_folder(self.state.file)
 
+    def command(self, step: str, visit: int, **more: Any) -> Command:
+        """Makes a command of this execution; ``more`` are other fields of :class:`Command`."""
+        state = self.state
+        return Command(
+            state.execution_id,
+            step,
+            visit,
+            catalog_id=state.catalog_id,
+            parent_execution_id=state.parent_execution_id,
+            **more,
+        )
+
     def step(self, name: str, visit: int) -> StepProgram:
-        """A step with the settings of a visit, which were settled when it was entered."""
+        """Returns a step with the settings of a visit, which were determined when it was entered."""
         settings = self.state.settings.get((name, visit))
         if settings is None:
             return self.program.step(name)

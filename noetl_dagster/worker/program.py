@@ -11,6 +11,7 @@ from noetl_dagster.playbook.dialects.spelling import LITERAL_FIELDS
 from noetl_dagster.playbook.models import (
     Directive,
     Input,
+    Loop,
     LoopMode,
     Playbook,
     PolicyAction,
@@ -96,7 +97,7 @@ class StepProgram:
         Items and pages come in any order, and what is staged is not published yet: there it moves when the step
         has ended well.
         """
-        if self.sink is None or self.sink.is_staged or self.in_loop:
+        if self.sink is None or self.sink.is_staged or self.step.loop is not None:
             return False
         return not any(one.rule.continues_success for task in self.tasks for one in task.continuations)
 
@@ -149,8 +150,10 @@ class StepProgram:
         return self.tasks[-1].name
 
     @property
-    def in_loop(self) -> bool:
-        return self.step.loop is not None
+    def loop(self) -> Loop:
+        """The loop of a step that has one."""
+        assert self.step.loop is not None
+        return self.step.loop
 
     @property
     def partitions(self) -> int | None:

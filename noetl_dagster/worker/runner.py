@@ -26,7 +26,7 @@ from noetl_dagster.tools.rows.watermarks import greatest, greatest_of_batches, m
 from noetl_dagster.tools.sinks.parts import PartSinks
 from noetl_dagster.tools.sinks.place import PartPlace, part_prefix
 from noetl_dagster.tools.sinks.postgres import Complete, SinkWriter
-from noetl_dagster.worker.chunks import Streams
+from noetl_dagster.worker.chunks import ChunkStreams
 from noetl_dagster.worker.command import Command, CommandEvents, Outcome
 from noetl_dagster.worker.execution import Execution
 from noetl_dagster.worker.pipeline import TASK_ERRORS, Pipeline, defect
@@ -76,7 +76,7 @@ class CommandRunner:
         events: CommandEvents,
         heartbeats: Heartbeats,
         leftovers: Leftovers,
-        streams: Streams,
+        streams: ChunkStreams,
     ) -> None:
         self._box = box
         self._parts = PartSinks(box)

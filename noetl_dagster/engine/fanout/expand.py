@@ -8,9 +8,10 @@ from dataclasses import dataclass
 
 from noetl_dagster.engine.fanout.shards import Group, GroupReport, InlineShards, ShardEngine
 from noetl_dagster.engine.fanout.spark import SparkShards
+from noetl_dagster.engine.loops.activation import Activation, activate, finish
 from noetl_dagster.engine.loops.collection import Partitions
 from noetl_dagster.engine.loops.gather import gather
-from noetl_dagster.engine.loops.issue import Activation, issue
+from noetl_dagster.engine.loops.issue import issue
 from noetl_dagster.engine.runtime import Runtime
 from noetl_dagster.engine.steps.step import Entry, Steps
 from noetl_dagster.errors import ToolError
@@ -65,7 +66,7 @@ class Fanouts:
             return Expanded(end=entry.end)
         program = execution.step(program.step.name, visit)
         try:
-            activation = await self._steps.loops.activate(execution, program, visit, shard=True)
+            activation = await activate(self._runtime, execution, program, visit, shard=True)
             await _check_keys(activation)
         except TASK_ERRORS as error:
             return Expanded(end=await self._steps.fail(execution, program, visit, error))
@@ -79,9 +80,8 @@ class Fanouts:
     async def run_group(self, execution: Execution, step: str, group: Group, visit: int = 1) -> GroupReport:
         """Runs the shards of a group on the engine that the playbook names."""
         program = execution.step(step, visit)
-        activation = await self._steps.loops.activate(execution, program, visit, shard=True)
-        loop = program.step.loop
-        assert loop is not None
+        activation = await activate(self._runtime, execution, program, visit, shard=True)
+        loop = program.loop
         return await self._engines[loop.fanout.engine].run(activation, group)
 
     async def fan_in(self, execution: Execution, step: str, visit: int = 1) -> StepEnd:
@@ -93,14 +93,14 @@ class Fanouts:
         if ended is not None:
             return ended
         program = execution.step(step, visit)
-        activation = await self._steps.loops.activate(execution, program, visit, shard=True)
+        activation = await activate(self._runtime, execution, program, visit, shard=True)
         total = len(activation.items)
         if activation.continues and total:
             await self.run_group(execution, step, Group(0, total), visit)
         await self._runtime.buffer.flush()
         flat = isinstance(activation.items, Partitions)
         result = await gather(self._runtime, execution.id, step, activation.loop_ids, total, flat=flat)
-        await self._steps.loops.finish(activation, result)
+        await finish(self._runtime, activation, result)
         return await self._steps.end_loop(execution, program, visit, result)
 
     async def run(self, execution: Execution, step: str, visit: int = 1) -> StepEnd:
@@ -176,8 +176,7 @@ def _has_twins(numbers: array[int]) -> bool:
 
 def _groups(program: StepProgram, total: int) -> list[Group]:
     """Contiguous groups, each large enough to keep as many shards in flight as may be."""
-    loop = program.step.loop
-    assert loop is not None
+    loop = program.loop
     if total and _on_spark(program):
         return [Group(0, total)]  # one Spark job, which makes slices of its own
     wanted = min(loop.fanout.max_groups, -(-total // program.shards_in_flight))

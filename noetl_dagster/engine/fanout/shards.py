@@ -1,4 +1,4 @@
-"""Shards of a fan-out run in this process: the ``dagster`` engine, and the seam for the others."""
+"""Runs the shards of a fan-out in this process, one command for each shard or for each partition of the items."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from dataclasses import dataclass, replace
 from time import perf_counter
 from typing import Any, Protocol
 
+from noetl_dagster.engine.loops.activation import Activation
 from noetl_dagster.engine.loops.attempts import Attempts
 from noetl_dagster.engine.loops.collection import Partitions
-from noetl_dagster.engine.loops.issue import Activation
-from noetl_dagster.engine.loops.loop import SharedCommands, run_workers, shared_items
+from noetl_dagster.engine.loops.loop import SharedCommands, run_items, run_side_by_side, shared_items
 from noetl_dagster.engine.runtime import Runtime
 from noetl_dagster.engine.sharing import ItemSource, Tally
 from noetl_dagster.errors import StorageError, ToolError
@@ -28,19 +28,187 @@ from noetl_dagster.worker.execution import Execution
 from noetl_dagster.worker.program import StepProgram
 from noetl_dagster.worker.runner import Call, Runner
 
+FAIL_FAST_SECONDS = 1.0
+"""How often a group checks for failures of other groups."""
+
+COLLECT_AFTER = 50_000
+"""New objects after which the garbage collector runs while shards run."""
+
 ERRORS_SHOWN = 3
 ITEMS_AT_ONCE = 64
 
 
+@dataclass(frozen=True, slots=True)
+class Group:
+    """A contiguous range of shards, ``start <= index < stop``: one dynamic output of the Dagster run."""
+
+    start: int
+    stop: int
+
+    def __len__(self) -> int:
+        return self.stop - self.start
+
+    @property
+    def key(self) -> str:
+        """Mapping key of the dynamic output: first and last index, in order of the items."""
+        return f"{self.start:07d}_{self.stop - 1:07d}"
+
+    @classmethod
+    def parse(cls, key: str) -> Group:
+        """Reads a mapping key."""
+        start, last = key.split("_")
+        return cls(int(start), int(last) + 1)
+
+
+@dataclass(frozen=True, slots=True)
+class GroupReport:
+    """The counts of a group in this run. ``skipped``: shards done before, or left out by ``fail_fast``."""
+
+    group: Group
+    done: int
+    failed: int
+    skipped: int
+    seconds: float = 0.0
+
+    @property
+    def rate(self) -> float:
+        """Shards a second."""
+        return (self.done + self.failed) / self.seconds if self.seconds else 0.0
+
+
+class ShardEngine(Protocol):
+    """Runs the shards of one group to their ends; ``spec.fanout.engine`` selects one."""
+
+    async def run(self, activation: Activation, group: Group) -> GroupReport:
+        """Runs the shards that are not done in the log; failed ones again within limits."""
+
+
+@contextmanager
+def rare_collections() -> Iterator[None]:
+    """Makes the garbage collector run less often: shards make many objects and hardly any cycles."""
+    before = gc.get_threshold()
+    gc.set_threshold(max(before[0], COLLECT_AFTER), *before[1:])
+    try:
+        yield
+    finally:
+        gc.set_threshold(*before)
+
+
+class InlineShards:
+    """Runs shards on this process's event loop, ``max_concurrent`` at once."""
+
+    def __init__(self, runtime: Runtime) -> None:
+        self._runtime = runtime
+        self._attempts = Attempts(runtime)
+
+    async def run(self, activation: Activation, group: Group) -> GroupReport:
+        """Runs a group; see :class:`ShardEngine`."""
+        program = activation.program
+        started = asyncio.get_running_loop().time()
+        with shared_items(
+            self._runtime, activation, group.start, group.stop, program.shards_in_flight
+        ) as items:
+            tally = await self.work(activation, items)
+        seconds = asyncio.get_running_loop().time() - started
+        skipped = max(0, len(group) - tally.done - tally.failed)
+        return GroupReport(group, tally.done, tally.failed, skipped=skipped, seconds=seconds)
+
+    async def work(self, activation: Activation, items: ItemSource) -> Tally:
+        """Runs this process's part of a group, waits for the other processes, and returns the counts of all of them."""
+        loop = activation.program.loop
+        spec = loop.fanout
+        fail_fast = loop.fail_fast or spec.fail_fast
+        done = failed = 0
+        commands = SharedCommands(self._runtime, activation, items)
+        pause = commands.paused if fail_fast else nullcontext
+        if fail_fast and await self._has_failed(activation):
+            items.stop()
+
+        async def iterate(command: Command, again: bool) -> Outcome:
+            nonlocal done, failed
+            outcome = await self._run_shard(
+                activation, command, spec.max_shard_retries, again=again, pause=pause
+            )
+            done, failed = done + (not outcome.failed), failed + outcome.failed
+            if outcome.failed and fail_fast:
+                items.stop()
+            return outcome
+
+        async def watch() -> None:
+            while not await self._has_failed(activation):  # noqa: ASYNC110 - another process's event
+                await asyncio.sleep(FAIL_FAST_SECONDS)
+            items.stop()
+
+        watcher = asyncio.create_task(watch()) if fail_fast else None
+        try:
+            with rare_collections():
+                others = await run_items(commands, iterate)
+        finally:
+            if watcher is not None:
+                watcher.cancel()
+        await self._runtime.buffer.flush()
+        return others + Tally(done, failed)
+
+    async def _has_failed(self, activation: Activation) -> bool:
+        found = await self._runtime.pool.fetchval(LOOP_FAILED, activation.execution.id, activation.loop_id)
+        return bool(found)
+
+    async def _end_in_log(self, command: Command, outcome: Outcome) -> Outcome:
+        """Returns the end that the log has for a command that failed here: another process may have completed it."""
+        await self._runtime.buffer.flush()
+        record = await self._runtime.pool.fetchrow(COMMAND_END, command.execution_id, command.command_id)
+        return outcome if record is None else Outcome(from_result(record["result"]))
+
+    def _runner(self, activation: Activation) -> Runner:
+        if isinstance(activation.items, Partitions):
+            return PartitionRunner(self._runtime, activation.items)
+        return self._runtime.runner_of(activation.program)
+
+    async def _run_shard(
+        self,
+        activation: Activation,
+        command: Command,
+        retries: int,
+        *,
+        again: bool,
+        pause: Callable[[], AbstractContextManager[None]],
+    ) -> Outcome:
+        """Runs a shard; after a failure its next attempt is issued."""
+        execution, program = activation.execution, activation.program
+        if command.part:
+            return await self._attempts.run(
+                execution, program, command, issued=True, resumed=again, spare=retries
+            )
+        last = command.attempt + retries
+        runner = self._runner(activation)
+
+        def is_final(outcome: Outcome) -> bool:
+            return command.attempt >= last
+
+        while True:
+            outcome = await runner.run(Call(execution, program, command, is_final=is_final))
+            if outcome.failed:
+                with pause() if command.attempt >= last else nullcontext():
+                    outcome = await self._end_in_log(command, outcome)
+            if not outcome.failed or command.attempt >= last:
+                return outcome
+            command = replace(command, attempt=command.attempt + 1)
+            await self._runtime.buffer.append([self._runtime.commands.issued(command, program.kind)])
+
+
 class PartitionRunner:
-    """Runs the command of a partition: its items, one after another or ``max_concurrent`` at once."""
+    """Runs the command of a partition: its tasks run once for each item, ``max_concurrent`` at once.
+
+    The log holds events for each partition instead of each item, which makes 10^6 and more items cheap. A partition
+    fails when one of its items does, and is tried again as a whole.
+    """
 
     def __init__(self, runtime: Runtime, partitions: Partitions) -> None:
         self._runtime = runtime
         self._partitions = partitions
 
     async def run(self, call: Call) -> Outcome:
-        """Claims and runs an issued command. Its result is the list of its items' results, in order."""
+        """Claims and runs an issued command. The result is the list of its items' results, in order."""
         runtime, command = self._runtime, call.command
         span = runtime.runner.span(call.execution, command)
         if span is None:
@@ -77,7 +245,7 @@ class PartitionRunner:
         async def work() -> None:
             while waiting:
                 place, item = waiting.popleft()
-                one = Command(  # replace() would take a good part of an item's time
+                one = Command(  # replace() would take a large part of an item's time
                     command.execution_id,
                     command.step,
                     visit=command.visit,
@@ -92,17 +260,16 @@ class PartitionRunner:
                 )
                 outcomes[place] = await runner.outcome(execution, program, one, ReferenceCache())
 
-        loop = program.step.loop
-        at_once = (loop.fanout.max_concurrent if loop is not None else None) or ITEMS_AT_ONCE
-        await run_workers(work, max(1, min(at_once, len(items))))
+        at_once = program.loop.fanout.max_concurrent or ITEMS_AT_ONCE
+        await run_side_by_side(work, max(1, min(at_once, len(items))))
         ended = [outcome for outcome in outcomes if outcome is not None]
-        _refuse_failures(ended, start)
+        _raise_failures(ended, start)
         patches = [patch for outcome in ended for patch in outcome.patches]
-        data: Envelope = {"status": OK, "data": [_kept(outcome.envelope) for outcome in ended]}
+        data: Envelope = {"status": OK, "data": [_listed_result(outcome.envelope) for outcome in ended]}
         return await self._runtime.sealer.seal(data, command, None), patches
 
 
-def _refuse_failures(outcomes: list[Outcome], start: int) -> None:
+def _raise_failures(outcomes: list[Outcome], start: int) -> None:
     failed = [(start + place, outcome.error) for place, outcome in enumerate(outcomes) if outcome.failed]
     if not failed:
         return
@@ -114,179 +281,11 @@ def _refuse_failures(outcomes: list[Outcome], start: int) -> None:
     )
 
 
-def _kept(envelope: Envelope) -> Any:
-    """An item's result within the list: its data, or its envelope where the data is stored elsewhere."""
+def _listed_result(envelope: Envelope) -> Any:
+    """Returns an item's result within the list: its data, or its envelope if the data is stored."""
     reference = envelope.get("ref")
     if reference is None:
         return envelope.get("data")
     if isinstance(reference, ResultRef):
         reference = reference.model_dump(mode="json", exclude_defaults=True)
     return envelope | {"ref": reference}
-
-
-FAIL_FAST_SECONDS = 1.0
-"""How often a group looks whether another group has failed."""
-
-COLLECT_AFTER = 50_000
-"""New objects after which the garbage collector looks for cycles while shards run."""
-
-
-@dataclass(frozen=True, slots=True)
-class Group:
-    """A contiguous run of shards, ``start <= index < stop``: one dynamic output of the Dagster run."""
-
-    start: int
-    stop: int
-
-    def __len__(self) -> int:
-        return self.stop - self.start
-
-    @property
-    def key(self) -> str:
-        """Mapping key of the dynamic output: first and last index, in order of the items."""
-        return f"{self.start:07d}_{self.stop - 1:07d}"
-
-    @classmethod
-    def parse(cls, key: str) -> Group:
-        start, last = key.split("_")
-        return cls(int(start), int(last) + 1)
-
-
-@dataclass(frozen=True, slots=True)
-class GroupReport:
-    """What a group did in this run. ``skipped``: shards done before, or left out by ``fail_fast``."""
-
-    group: Group
-    done: int
-    failed: int
-    skipped: int
-    seconds: float = 0.0
-
-    @property
-    def rate(self) -> float:
-        """Shards a second."""
-        return (self.done + self.failed) / self.seconds if self.seconds else 0.0
-
-
-class ShardEngine(Protocol):
-    """Runs the shards of one group to their ends; what ``spec.fanout.engine`` chooses."""
-
-    async def run(self, activation: Activation, group: Group) -> GroupReport:
-        """Runs the shards that the log does not say are done, failed ones again within limits."""
-
-
-@contextmanager
-def rare_collections() -> Iterator[None]:
-    """Lets the garbage collector look less often: shards make many objects and hardly any cycles."""
-    before = gc.get_threshold()
-    gc.set_threshold(max(before[0], COLLECT_AFTER), *before[1:])
-    try:
-        yield
-    finally:
-        gc.set_threshold(*before)
-
-
-class InlineShards:
-    """Runs shards on this process's event loop, ``max_concurrent`` at once."""
-
-    def __init__(self, runtime: Runtime) -> None:
-        self._runtime = runtime
-        self._attempts = Attempts(runtime)
-
-    async def run(self, activation: Activation, group: Group) -> GroupReport:
-        program = activation.program
-        started = asyncio.get_running_loop().time()
-        with shared_items(
-            self._runtime, activation, group.start, group.stop, program.shards_in_flight
-        ) as items:
-            tally = await self.work(activation, items)
-        seconds = asyncio.get_running_loop().time() - started
-        skipped = max(0, len(group) - tally.done - tally.failed)
-        return GroupReport(group, tally.done, tally.failed, skipped=skipped, seconds=seconds)
-
-    async def work(self, activation: Activation, items: ItemSource) -> Tally:
-        """Runs this process's share of a group and waits for the others; what all of them did."""
-        loop = activation.program.step.loop
-        assert loop is not None
-        spec = loop.fanout
-        fail_fast = loop.fail_fast or spec.fail_fast
-        done = failed = 0
-        commands = SharedCommands(self._runtime, activation, items)
-        pause = commands.paused if fail_fast else nullcontext
-        if fail_fast and await self._failed_elsewhere(activation):
-            items.stop()
-
-        async def work() -> None:
-            nonlocal done, failed
-            while (found := await commands.next()) is not None:
-                command, again = found
-                outcome = await self._run_shard(
-                    activation, command, spec.max_shard_retries, again=again, pause=pause
-                )
-                if not outcome.failed:
-                    done += 1
-                    continue
-                failed += 1
-                if fail_fast:
-                    items.stop()
-
-        async def watch() -> None:
-            while not await self._failed_elsewhere(activation):  # noqa: ASYNC110 - another process's event
-                await asyncio.sleep(FAIL_FAST_SECONDS)
-            items.stop()
-
-        watcher = asyncio.create_task(watch()) if fail_fast else None
-        try:
-            with rare_collections():
-                others = await items.run(work)
-        finally:
-            if watcher is not None:
-                watcher.cancel()
-        await self._runtime.buffer.flush()
-        return others + Tally(done, failed)
-
-    async def _failed_elsewhere(self, activation: Activation) -> bool:
-        found = await self._runtime.pool.fetchval(LOOP_FAILED, activation.execution.id, activation.loop_id)
-        return bool(found)
-
-    async def _standing(self, command: Command, outcome: Outcome) -> Outcome:
-        """The end that the log has for a command that failed here: another driver of it may have done it."""
-        await self._runtime.buffer.flush()
-        record = await self._runtime.pool.fetchrow(COMMAND_END, command.execution_id, command.command_id)
-        return outcome if record is None else Outcome(from_result(record["result"]))
-
-    def _runner(self, activation: Activation) -> Runner:
-        if isinstance(activation.items, Partitions):
-            return PartitionRunner(self._runtime, activation.items)
-        return self._runtime.runner_of(activation.program)
-
-    async def _run_shard(
-        self,
-        activation: Activation,
-        command: Command,
-        retries: int,
-        *,
-        again: bool,
-        pause: Callable[[], AbstractContextManager[None]],
-    ) -> Outcome:
-        """Runs a shard; a failed one is issued again as the next attempt of the same shard."""
-        execution, program = activation.execution, activation.program
-        if command.part:
-            return await self._attempts.run(
-                execution, program, command, issued=True, resumed=again, spare=retries
-            )
-        last = command.attempt + retries
-        runner = self._runner(activation)
-
-        def is_final(outcome: Outcome) -> bool:
-            return command.attempt >= last
-
-        while True:
-            outcome = await runner.run(Call(execution, program, command, is_final=is_final))
-            if outcome.failed:
-                with pause() if command.attempt >= last else nullcontext():
-                    outcome = await self._standing(command, outcome)
-            if not outcome.failed or command.attempt >= last:
-                return outcome
-            command = replace(command, attempt=command.attempt + 1)
-            await self._runtime.buffer.append([self._runtime.commands.issued(command, program.kind)])

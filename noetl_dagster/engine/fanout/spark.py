@@ -19,8 +19,7 @@ from typing import TYPE_CHECKING
 
 from noetl_dagster import machine
 from noetl_dagster.engine.fanout.shards import Group, GroupReport, InlineShards
-from noetl_dagster.engine.loops.issue import Activation
-from noetl_dagster.engine.loops.loop import Loops
+from noetl_dagster.engine.loops.activation import Activation, activate
 from noetl_dagster.engine.runtime import Runtime
 from noetl_dagster.errors import ToolError
 from noetl_dagster.playbook.models import ShardGranularity
@@ -142,8 +141,7 @@ class SparkShards:
 
 def _slice_shards(activation: Activation, shards: int, cores: int) -> int:
     """Few enough that every core gets several slices, and that a lost one is soon done again."""
-    loop = activation.program.step.loop
-    assert loop is not None
+    loop = activation.program.loop
     if loop.fanout.granularity is ShardGranularity.PARTITION:
         return 1
     return max(1, min(SLICE_SHARDS, -(-shards // (SLICES_A_CORE * cores))))
@@ -171,7 +169,7 @@ async def _run_slice(task: Task, part: Group) -> GroupReport:
     program = execution.step(task.step, task.visit)
     if len(execution.state.loops.get((task.step, task.visit), ())) == 0:
         raise ToolError(f"execution {task.execution_id}: {task.step} was not expanded", kind="loop")
-    activation = await Loops(runtime).activate(execution, program, task.visit, shard=True)
+    activation = await activate(runtime, execution, program, task.visit, shard=True)
     return await InlineShards(runtime).run(activation, part)
 
 

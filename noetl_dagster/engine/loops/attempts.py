@@ -22,7 +22,7 @@ from noetl_dagster.playbook.templates.failures import seen_error
 from noetl_dagster.playbook.templates.rendering import holds_async, render_async
 from noetl_dagster.playbook.templates.scope import Scope
 from noetl_dagster.playbook.templates.views import ReferenceCache, ResultView
-from noetl_dagster.worker.chunks import place_of
+from noetl_dagster.worker.chunks import stream_key
 from noetl_dagster.worker.command import Command, Outcome
 from noetl_dagster.worker.execution import Execution
 from noetl_dagster.worker.policy import delay_before
@@ -186,11 +186,11 @@ class Attempts:
     ) -> None:
         """Adds a page to the sequence. Where a step takes the pages as they come, each is a chunk."""
         streams = self._runtime.streams
-        is_chunk = command.index is None and streams.of(place_of(command)) is not None
+        is_chunk = command.index is None and streams.of(stream_key(command)) is not None
         ref = await sequence.pages.add(collect, body, command, alone=is_chunk)
         if is_chunk and ref is not None:
             number = sequence.pages.count - 1
-            await streams.tell_result(command, number, {"status": OK, "ref": ref}, more=more)
+            await streams.publish_result(command, number, {"status": OK, "ref": ref}, more=more)
 
     async def _holds(self, continuation: Continuation, scope: Scope) -> bool:
         try:

@@ -1,75 +1,73 @@
-"""Results that are chunks for other steps: of iterations, and whole ones."""
+"""Results that are chunks for other steps: those of iterations, and whole ones."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
+from noetl_dagster.engine.loops.activation import Activation
 from noetl_dagster.engine.loops.gather import iteration_ends
-from noetl_dagster.engine.loops.issue import Activation
 from noetl_dagster.engine.runtime import Runtime
 from noetl_dagster.events.envelopes import OK, Envelope
 from noetl_dagster.playbook.models import LoopMode
-from noetl_dagster.worker.chunks import place_of
+from noetl_dagster.worker.chunks import stream_key
 from noetl_dagster.worker.command import Command, Outcome
 
 
 class IterationChunks:
-    """Tells of the results of a loop's iterations as chunks, each of one iteration.
+    """Publishes the results of a loop's iterations as chunks, one for each iteration.
 
-    A loop that takes chunks itself gives its own the same numbers, so that their order is kept; any other one numbers
-    them as they come.
+    A loop that takes chunks itself gives its own the same numbers, which keeps their order. Other loops number them in
+    the order in which they are made.
     """
 
-    def __init__(self, runtime: Runtime, activation: Activation, told: dict[int, int | None]) -> None:
-        loop = activation.program.step.loop
-        assert loop is not None
+    def __init__(self, runtime: Runtime, activation: Activation, published: dict[int, int | None]) -> None:
+        loop = activation.program.loop
         self._streams = runtime.streams
         self._ordered = loop.mode is LoopMode.STREAM
-        self._tells_failures = self._ordered and loop.may_fail_in_part
-        self._told = {iteration: number for number, iteration in told.items()}
-        self._free = _numbers(set(told))
+        self._publishes_failures = self._ordered and loop.may_fail_in_part
+        self._published = {iteration: number for number, iteration in published.items()}
+        self._free = _numbers(set(published))
 
     @classmethod
     async def of(cls, runtime: Runtime, activation: Activation, stop: int) -> IterationChunks | None:
-        """For a loop whose chunks somebody takes, with all told that the log knows of; else None.
+        """Returns None unless a step takes the loop's chunks. Publishes chunks that an earlier run did not.
 
         Args:
             stop: the index after the last iteration that an earlier run may have done.
         """
-        place = (activation.execution.id, activation.step, activation.visit)
-        if runtime.streams.of(place) is None:
+        key = (activation.execution.id, activation.step, activation.visit)
+        if runtime.streams.of(key) is None:
             return None
-        chunks = cls(runtime, activation, await runtime.streams.iterations(place))
-        loop = activation.program.step.loop
-        replayed = activation.program.retries and loop is not None and loop.cursor is None
+        chunks = cls(runtime, activation, await runtime.streams.iterations(key))
+        replayed = activation.program.retries and activation.program.loop.cursor is None
         if activation.resumed and not replayed:
-            async for end in iteration_ends(runtime, place[0], activation.loop_ids, 0, stop):
+            async for end in iteration_ends(runtime, key[0], activation.loop_ids, 0, stop):
                 if not end.failed:
-                    await chunks.tell(activation.command(end.index, None, end.attempt), end.envelope)
+                    await chunks.publish(activation.command(end.index, None, end.attempt), end.envelope)
         return chunks
 
-    def has_told(self, index: int) -> bool:
-        """Whether an iteration's chunk, or that there is none of it, is in the log."""
-        return index in self._told
+    def has_published(self, index: int) -> bool:
+        """Reports that the log has the chunk of an iteration, or that there is none."""
+        return index in self._published
 
-    async def leave_out(self, command: Command) -> None:
-        """Tells that nothing is made of a chunk that the loop takes."""
-        if command.index is not None and not self.has_told(command.index):
-            self._told[command.index] = command.index
-            await self._streams.leave_out(command, command.index)
+    async def skip(self, command: Command) -> None:
+        """Records that the loop makes nothing of a chunk that it takes."""
+        if command.index is not None and not self.has_published(command.index):
+            self._published[command.index] = command.index
+            await self._streams.skip(command, command.index)
 
-    async def tell(self, command: Command, envelope: Envelope) -> None:
-        """Tells of an iteration that succeeded, once; returns when there is room for another chunk."""
-        if command.index in self._told or (envelope["status"] != OK and not self._tells_failures):
+    async def publish(self, command: Command, envelope: Envelope) -> None:
+        """Publishes the result of a successful iteration once; returns when there is room for another chunk."""
+        if command.index in self._published or (envelope["status"] != OK and not self._publishes_failures):
             return
         number = command.index if self._ordered else next(self._free)
         assert number is not None
-        self._told[command.index] = number
-        await self._streams.tell_result(command, number, envelope, more=True)
+        self._published[command.index] = number
+        await self._streams.publish_result(command, number, envelope, more=True)
 
 
 def _numbers(used: set[int]) -> Iterator[int]:
-    """0, 1, 2, ... without those that are used."""
+    """Yields 0, 1, 2, ... without those that are used."""
     number = 0
     while True:
         if number not in used:
@@ -77,8 +75,8 @@ def _numbers(used: set[int]) -> Iterator[int]:
         number += 1
 
 
-async def tell_whole(runtime: Runtime, command: Command, outcome: Outcome) -> None:
-    """Tells of the result of a command without iterations as one chunk, where its tool has told of none."""
-    stream = runtime.streams.of(place_of(command))
-    if stream is not None and not outcome.failed and not stream.told:
-        await runtime.streams.tell_result(command, 0, outcome.envelope, more=False)
+async def publish_whole(runtime: Runtime, command: Command, outcome: Outcome) -> None:
+    """Publishes the result of a command without iterations as one chunk, unless its tool has published some."""
+    stream = runtime.streams.of(stream_key(command))
+    if stream is not None and not outcome.failed and not stream.published:
+        await runtime.streams.publish_result(command, 0, outcome.envelope, more=False)

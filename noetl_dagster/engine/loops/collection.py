@@ -60,7 +60,7 @@ class Collection:
 
     @property
     def length(self) -> int | None:
-        """How many items there are; None while that is not known."""
+        """The number of items; None while it is not known."""
         return self._size
 
     async def slice(self, start: int, stop: int) -> Sequence[Any]:
@@ -92,8 +92,17 @@ class Collection:
         return items
 
 
+class UnknownItems(Collection):
+    """The items of a loop that does not know them beforehand."""
+
+    @property
+    def length(self) -> int | None:
+        """None: the number is not known."""
+        return None
+
+
 class Partitions(Collection):
-    """A collection as runs of ``items_each`` items: each is ``{start, stop}``, the range of its items."""
+    """A collection in ranges of ``items_each`` items, each an item ``{start, stop}`` itself."""
 
     def __init__(self, collection: Collection, items_each: int) -> None:
         super().__init__()

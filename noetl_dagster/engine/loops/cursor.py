@@ -10,19 +10,19 @@ from typing import Any, TypeVar
 
 import asyncpg
 
-from noetl_dagster.engine.loops.attempts import Attempts
+from noetl_dagster.engine.loops.activation import Activation, activate
 from noetl_dagster.engine.loops.chunks import IterationChunks
-from noetl_dagster.engine.loops.collection import Collection
+from noetl_dagster.engine.loops.collection import UnknownItems
 from noetl_dagster.engine.loops.frames import OWN_TRANSACTION, RELEASED, Frames, is_unfinished, release_frames
-from noetl_dagster.engine.loops.gather import IterationEnd, LoopResult, gather
-from noetl_dagster.engine.loops.issue import Activation, issue_events
-from noetl_dagster.engine.loops.loop import Loops, run_workers
+from noetl_dagster.engine.loops.gather import IterationEnd
+from noetl_dagster.engine.loops.issue import issue_events
+from noetl_dagster.engine.loops.loop import Iterate, run_side_by_side
 from noetl_dagster.engine.runtime import Runtime
 from noetl_dagster.errors import ExecutionCancelledError, ToolError
 from noetl_dagster.events.connection import encode_json
 from noetl_dagster.events.queries import LOOP_NEXT_INDEX
 from noetl_dagster.events.types import Event, EventType
-from noetl_dagster.playbook.models import CursorSpec, FrameProcess, FrameSpec, Task
+from noetl_dagster.playbook.models import FrameProcess, Task
 from noetl_dagster.playbook.templates.rendering import compile_value, render_async
 from noetl_dagster.playbook.templates.views import ReferenceCache
 from noetl_dagster.tools.base import ToolCall
@@ -36,219 +36,167 @@ from noetl_dagster.worker.program import StepProgram
 T = TypeVar("T")
 
 LATE_CLAIM_SECONDS = 10.0
-"""A loop that is stopped waits so long for its claim, whose rows would be nobody's otherwise."""
+"""A loop that is stopped waits this long for its claim; otherwise no loop would process the claimed rows."""
 
 
-class CursorLoops:
-    """Runs loops whose items are claimed while they run. The claims themselves remember what is done."""
+class CursorSource:
+    """Iterations over rows that are claimed while the loop runs. The claims themselves record progress."""
 
-    def __init__(self, runtime: Runtime, loops: Loops) -> None:
+    stop_index: int | None = None
+
+    def __init__(self, runtime: Runtime, activation: Activation, first_index: int) -> None:
         self._runtime = runtime
-        self._loops = loops
-        self._attempts = Attempts(runtime)
+        self._claim = _Claim(runtime, activation)
+        self._next_index = self.known = first_index
+        self._stopped = False
+        self.activation = activation
+        self.loop = activation.program.loop
 
-    async def run(self, execution: Execution, program: StepProgram, visit: int) -> LoopResult:
+    @classmethod
+    async def open(
+        cls, runtime: Runtime, execution: Execution, program: StepProgram, visit: int
+    ) -> CursorSource:
+        """Opens a new activation, after the release of rows that earlier ones had claimed."""
+        known = execution.state.loops.get((program.step.name, visit), [])
+        if known:
+            await release_frames(runtime, execution.id, [entry.loop_id for entry in known])
+        activation = await activate(runtime, execution, program, visit, items=UnknownItems(), resumes=False)
+        first_index = await runtime.pool.fetchval(LOOP_NEXT_INDEX, execution.id, activation.loop_ids)
+        cursor = program.loop.cursor
+        assert cursor is not None
+        return (cls if cursor.release is None else _ReleasingSource)(runtime, activation, first_index)
+
+    async def run(self, iterate: Iterate, chunks: IterationChunks | None) -> None:
         """Runs until every slot's claim returned no rows.
 
         Raises:
             ToolError: the claim failed.
         """
-        loop = program.step.loop
-        assert loop is not None
-        assert loop.cursor is not None
-        known = execution.state.loops.get((program.step.name, visit), [])
-        loop_ids = (*(entry.loop_id for entry in known), str(self._runtime.ids.next()))
-        if known:
-            await release_frames(self._runtime, execution.id, loop_ids)
-        activation = Activation(execution, program, visit, loop_ids, Collection())
-        await self._loops.start(activation, {})
-        claim = _Claim(self._runtime, activation, loop.cursor, loop.frame)
-        first_index = await self._runtime.pool.fetchval(LOOP_NEXT_INDEX, execution.id, loop_ids)
-        chunks = await IterationChunks.of(self._runtime, activation, first_index)
-        if loop.cursor.release is None:
-            taking = _Taking(self._runtime, activation, claim, first_index)
-        else:
-            taking = _KeptTaking(self._runtime, activation, claim, first_index)
-
-        stopped = False
 
         async def slot() -> None:
-            nonlocal stopped
-            while not stopped and (commands := await _to_its_end(taking.take())):
-                outcomes = await self._run(execution, program, commands, loop.frame.row_concurrency, chunks)
-                await taking.ended(commands, outcomes)
-                stopped = stopped or (loop.fail_fast and any(outcome.failed for outcome in outcomes))
+            while not self._stopped and (commands := await _finished_even_if_cancelled(self._take())):
+                await self._frame_ended(commands, await self._run_frame(iterate, commands))
 
-        async with taking.held():
-            await run_workers(slot, loop.max_in_flight)
-        await self._runtime.buffer.flush()
+        async with self._held():
+            await run_side_by_side(slot, self.loop.max_in_flight)
 
-        def counts(end: IterationEnd) -> bool:
-            """Rows that were given back are claimed again; failures of an earlier activation were its own."""
-            if not end.failed:
-                return True
-            return bool(end.index >= first_index and end.envelope["error"].get("code") != RELEASED)
+    def stop(self) -> None:
+        """Claims no further rows."""
+        self._stopped = True
 
-        result = await gather(
-            self._runtime,
-            execution.id,
-            activation.step,
-            loop_ids,
-            0,
-            sequences=program.retries,
-            counts=counts,
-        )
-        await self._loops.finish(activation, result)
-        return result
+    def counts(self, end: IterationEnd) -> bool:
+        """Excludes failures of earlier activations, and rows that were released: these are claimed again."""
+        if not end.failed:
+            return True
+        return bool(end.index >= self.known and end.envelope["error"].get("code") != RELEASED)
 
-    async def _run(
-        self,
-        execution: Execution,
-        program: StepProgram,
-        commands: list[Command],
-        concurrency: int,
-        chunks: IterationChunks | None,
-    ) -> list[Outcome]:
+    async def _run_frame(self, iterate: Iterate, commands: list[Command]) -> list[Outcome]:
         waiting = iter(commands)
         outcomes: list[Outcome] = []
 
         async def work() -> None:
             for command in waiting:
-                outcome = await self._attempts.run(execution, program, command, issued=True)
-                if chunks is not None:
-                    await chunks.tell(command, outcome.envelope)
+                outcome = await iterate(command, False)
                 outcomes.append(outcome)
 
-        await run_workers(work, min(concurrency, len(commands)))
+        await run_side_by_side(work, min(self.loop.frame.row_concurrency, len(commands)))
         return outcomes
 
-
-class _Taking:
-    """Takes rows with a claim and issues their commands."""
-
-    def __init__(self, runtime: Runtime, activation: Activation, claim: _Claim, next_index: int) -> None:
-        self._runtime = runtime
-        self._activation = activation
-        self._claim = claim
-        self._next_index = next_index
-
-    async def take(self) -> list[Command]:
-        """Claims; the commands of what it got, which are in the log. None when there is nothing left."""
-        commands = self._commands(await self._claim.rows())
-        await self._issue(commands)
-        return commands
-
-    async def ended(self, commands: list[Command], outcomes: list[Outcome]) -> None:
-        """Called when all commands of a claim have ended."""
-
-    @asynccontextmanager
-    async def held(self) -> AsyncIterator[None]:
-        """Lasts as long as the loop works."""
-        yield
-
-    def _commands(self, rows: list[Any]) -> list[Command]:
-        loop = self._activation.program.step.loop
-        assert loop is not None
-        items = rows if loop.frame.process is FrameProcess.ROW else [rows] if rows else []
-        first = self._next_index
-        self._next_index += len(items)
-        return [self._command(index, item) for index, item in enumerate(items, first)]
-
-    def _command(self, index: int, item: Any) -> Command:
-        activation = self._activation
-        state = activation.execution.state
-        return Command(
-            execution_id=state.execution_id,
-            step=activation.step,
-            visit=activation.visit,
-            attempt=len(activation.loop_ids),
-            index=index,
-            item=item,
-            loop_id=activation.loop_id,
-            catalog_id=state.catalog_id,
-            parent_execution_id=state.parent_execution_id,
-        )
-
-    def _issue_events(self, commands: list[Command]) -> list[Event]:
-        return [
-            event for command in commands for event in issue_events(self._runtime, self._activation, command)
-        ]
-
-    async def _issue(self, commands: list[Command]) -> None:
+    async def _take(self) -> list[Command]:
+        """Claims rows and returns their issued commands; none when there is nothing left."""
         runtime = self._runtime
+        commands = self._commands(await self._claim.rows())
         events = self._issue_events(commands)
         try:
             await runtime.buffer.append(events)
-        except ExecutionCancelledError:  # the claim had committed: the log says what became of its rows
+        except ExecutionCancelledError:  # the claim had committed, so the log records the end of its rows
             kept = [event for event in events if event.event_type == EventType.LOOP_ITEM]
             ends = [runtime.commands.cancelled(command, "its row had been claimed") for command in commands]
             await runtime.buffer.append([*kept, *ends])
             raise
-
-
-class _KeptTaking(_Taking):
-    """As :class:`_Taking`, for a cursor that gives rows back: what is claimed is known before it is claimed."""
-
-    def __init__(self, runtime: Runtime, activation: Activation, claim: _Claim, next_index: int) -> None:
-        super().__init__(runtime, activation, claim, next_index)
-        loop = activation.program.step.loop
-        assert loop is not None
-        self._frames = Frames(runtime, activation, loop.frame)
-        self._by_row = loop.frame.process is FrameProcess.ROW
-
-    async def take(self) -> list[Command]:
-        async with self._claim.taking() as (rows, xid):
-            commands = self._commands(rows)
-            if commands:
-                events = self._issue_events(commands)
-                await self._frames.keep(rows, commands[0].index or 0, xid, events, by_row=self._by_row)
         return commands
 
-    async def ended(self, commands: list[Command], outcomes: list[Outcome]) -> None:
-        """Rows that were nobody's work in the end are given back when the loop is over, and not claimed by it again."""
+    async def _frame_ended(self, commands: list[Command], outcomes: list[Outcome]) -> None:
+        """Runs when all commands of a claim have ended."""
+
+    @asynccontextmanager
+    async def _held(self) -> AsyncIterator[None]:
+        """Lasts as long as the loop works."""
+        yield
+
+    def _commands(self, rows: list[Any]) -> list[Command]:
+        items = rows if self.loop.frame.process is FrameProcess.ROW else [rows] if rows else []
+        first = self._next_index
+        self._next_index += len(items)
+        attempt = len(self.activation.loop_ids)
+        commands = (self.activation.command(index, item, attempt) for index, item in enumerate(items, first))
+        return list(commands)
+
+    def _issue_events(self, commands: list[Command]) -> list[Event]:
+        return [
+            event for command in commands for event in issue_events(self._runtime, self.activation, command)
+        ]
+
+
+class _ReleasingSource(CursorSource):
+    """A cursor that releases rows: the log's database records a claim before the claim commits."""
+
+    def __init__(self, runtime: Runtime, activation: Activation, first_index: int) -> None:
+        super().__init__(runtime, activation, first_index)
+        self._frames = Frames(runtime, activation)
+
+    async def _take(self) -> list[Command]:
+        async with self._claim.uncommitted() as (rows, xid):
+            commands = self._commands(rows)
+            if commands:
+                await self._frames.keep(rows, commands[0].index or 0, xid, self._issue_events(commands))
+        return commands
+
+    async def _frame_ended(self, commands: list[Command], outcomes: list[Outcome]) -> None:
+        """Forgets a frame. One with unfinished rows is released when the loop ends, so this loop doesn't claim it."""
         if not any(is_unfinished(outcome.envelope) for outcome in outcomes):
             await self._frames.forget(commands[0].index or 0)
 
     @asynccontextmanager
-    async def held(self) -> AsyncIterator[None]:
-        """Keeps the leases, and gives back what is left at the end. Who is cancelled leaves that to others."""
+    async def _held(self) -> AsyncIterator[None]:
+        """Keeps the leases, and releases the remaining rows at the end. A cancelled loop leaves that to others."""
         async with self._frames.beating():
             try:
                 yield
             except Exception:
-                await self._give_back()
+                await self._release()
                 raise
-            await self._give_back()
+            await self._release()
 
-    async def _give_back(self) -> None:
+    async def _release(self) -> None:
         await self._runtime.buffer.flush()
-        await release_frames(self._runtime, self._activation.execution.id, self._activation.loop_ids)
+        await release_frames(self._runtime, self.activation.execution.id, self.activation.loop_ids)
 
 
-async def _to_its_end(work: Coroutine[Any, Any, T]) -> T:
-    """Awaits work that should not stop half done: who is cancelled meanwhile stops when it has ended."""
+async def _finished_even_if_cancelled(work: Coroutine[Any, Any, T]) -> T:
+    """Awaits work that should not stop half done: after a cancellation it still ends before this stops."""
     task = asyncio.create_task(work)
     try:
         return await asyncio.shield(task)
     except asyncio.CancelledError:
         await asyncio.wait([task], timeout=LATE_CLAIM_SECONDS)
         task.cancel()
-        with contextlib.suppress(asyncio.CancelledError, Exception):  # nobody asks for its outcome any more
+        with contextlib.suppress(asyncio.CancelledError, Exception):  # its outcome is not needed any more
             await task
         raise
 
 
 class _Claim:
-    """The claim of a cursor loop. Its SQL may name its bounds: ``:__frame_max_rows``, or as a template."""
+    """The claim of a cursor loop. Its SQL may use its bounds: ``:__frame_max_rows``, or as a template."""
 
-    def __init__(
-        self, runtime: Runtime, activation: Activation, cursor: CursorSpec, frame: FrameSpec
-    ) -> None:
+    def __init__(self, runtime: Runtime, activation: Activation) -> None:
+        cursor = activation.program.loop.cursor
+        assert cursor is not None
         self._runtime = runtime
         self._execution = activation.execution
         self._step = activation.step
-        self._cursor = cursor
-        self._frame = frame
+        self._kind = cursor.kind
+        self._frame = activation.program.loop.frame
         self._sql = compile_value(cursor.claim)
         self._auth = compile_value(cursor.auth)
 
@@ -256,21 +204,21 @@ class _Claim:
         """Claims in a transaction of its own."""
         call = await self._call()
         async with asyncio.timeout(self._frame.max_seconds):
-            result = await tool_for(self._cursor.kind).run(call, self._runtime.box)
+            result = await tool_for(self._kind).run(call, self._runtime.box)
         return self._rows_of(result.data)
 
     @asynccontextmanager
-    async def taking(self) -> AsyncIterator[tuple[list[Any], int]]:
-        """Claims in a transaction that commits when the block ends; the rows, and the transaction's number."""
+    async def uncommitted(self) -> AsyncIterator[tuple[list[Any], int]]:
+        """Claims in a transaction that commits when the block ends; yields the rows and the transaction's number."""
         async with contextlib.AsyncExitStack() as block:
             try:
-                taken = await block.enter_async_context(self._taking())
+                claimed = await block.enter_async_context(self._transaction())
             except asyncpg.InvalidCachedStatementError:  # another session changed a table; nothing was done
-                taken = await block.enter_async_context(self._taking())
-            yield taken
+                claimed = await block.enter_async_context(self._transaction())
+            yield claimed
 
     @asynccontextmanager
-    async def _taking(self) -> AsyncIterator[tuple[list[Any], int]]:
+    async def _transaction(self) -> AsyncIterator[tuple[list[Any], int]]:
         call, box = await self._call(), self._runtime.box
         statements = await prepare_statements(call, box)
         with postgres_errors(call, box):
@@ -288,7 +236,7 @@ class _Claim:
         return ToolCall(
             execution_id=self._execution.id,
             step=self._step,
-            task=Task(name="claim", kind=self._cursor.kind),
+            task=Task(name="claim", kind=self._kind),
             config={"command": await render_async(self._sql, scope, fetch)},
             input=frame,
             auth=await render_async(self._auth, scope, fetch),

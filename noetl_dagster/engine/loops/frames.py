@@ -1,7 +1,10 @@
-"""Frames of cursor loops in the log's database: which rows a loop has claimed, and whose turn it is to end them.
+"""Frames of cursor loops: the rows that a loop claimed at once, as the log's database records them.
 
-A frame is written before its claim commits and goes when all its rows have ended, so that rows of a driver that died
-are known. Its lease says how long the driver may be silent before the rows are given back.
+A frame is written before its claim commits, and deleted when all its rows have ended, so that the rows of a driver that
+died are known. Its lease specifies how long the driver may be silent before its rows are released: after a
+cancellation, an expired lease or the death of the driver, ``loop.cursor.release`` runs in the playbook's own database.
+The numbers of both transactions in that database are recorded before they commit, and their status is read there: so
+each row is released once, whichever process dies in between.
 """
 
 from __future__ import annotations
@@ -17,24 +20,24 @@ from typing import Any
 
 import asyncpg
 
-from noetl_dagster.engine.loops.issue import Activation
+from noetl_dagster.engine.loops.activation import Activation
 from noetl_dagster.engine.runtime import Runtime
 from noetl_dagster.errors import CredentialError, NoetlError, StorageError, TemplateError, ToolError
 from noetl_dagster.events.connection import DATABASE_AWAY
 from noetl_dagster.events.envelopes import Envelope, error_envelope, from_result
 from noetl_dagster.events.transport.handler import EventHandler
 from noetl_dagster.events.types import Event
-from noetl_dagster.playbook.models import CursorSpec, FrameSpec, Task
+from noetl_dagster.playbook.models import FrameProcess, Task
 from noetl_dagster.playbook.templates.rendering import compile_value, render_async
 from noetl_dagster.playbook.templates.views import ReferenceCache
 from noetl_dagster.tools.base import ToolCall
 from noetl_dagster.tools.sql.connection import open_pool, postgres_errors
 from noetl_dagster.tools.sql.running import prepare_statements, run_statements
-from noetl_dagster.worker.command import Command, Outcome
+from noetl_dagster.worker.command import Outcome
 from noetl_dagster.worker.execution import Execution
 
 LEASE_SECONDS = 300.0
-"""How long the driver of a frame may be silent, where the playbook does not say."""
+"""How long the driver of a frame may be silent, unless the playbook specifies it."""
 
 BEATS_A_LEASE = 3
 
@@ -45,7 +48,7 @@ VALUES ($1, $2, $3, $4, $5, $6, $7, now() + make_interval(secs => $8), $9)
 """
 FORGET = "DELETE FROM noetl.cursor_frame WHERE execution_id = $1 AND loop_id = $2 AND first_index = $3"
 
-# A lease that has run out stays so: its rows are being given back.
+# An expired lease stays expired: its rows are being released.
 BEAT = """
 UPDATE noetl.cursor_frame SET lease_until = now() + make_interval(secs => $3)
 WHERE execution_id = $1 AND loop_id = $2 AND lease_until > now()
@@ -55,16 +58,16 @@ WHERE execution_id = $1 AND loop_id = $2 AND lease_until > now()
 class Frames:
     """The frames of one activation of a cursor loop."""
 
-    def __init__(self, runtime: Runtime, activation: Activation, frame: FrameSpec) -> None:
+    def __init__(self, runtime: Runtime, activation: Activation) -> None:
+        frame = activation.program.loop.frame
         self._runtime = runtime
         self._activation = activation
+        self._by_row = frame.process is FrameProcess.ROW
         self._lease = frame.lease_seconds or LEASE_SECONDS
-        # twice a lease at least, whatever the playbook says: one heartbeat may be late
+        # at least twice a lease, also against the playbook: one heartbeat may be late
         self._pause = min(frame.heartbeat_seconds or self._lease / BEATS_A_LEASE, self._lease / 2)
 
-    async def keep(
-        self, rows: list[Any], first_index: int, claim_xid: int, events: Sequence[Event], *, by_row: bool
-    ) -> None:
+    async def keep(self, rows: list[Any], first_index: int, claim_xid: int, events: Sequence[Event]) -> None:
         """Writes a frame together with the events that issue its commands.
 
         Raises:
@@ -81,13 +84,13 @@ class Frames:
                 activation.step,
                 activation.visit,
                 rows,
-                by_row,
+                self._by_row,
                 self._lease,
                 claim_xid,
             )
 
     async def forget(self, first_index: int) -> None:
-        """Ends a frame all of whose rows have ended. Their ends are in the log before."""
+        """Deletes a frame whose rows have all ended. The log has their ends before."""
         await self._runtime.buffer.flush()
         activation = self._activation
         await self._runtime.pool.execute(FORGET, activation.execution.id, activation.loop_id, first_index)
@@ -115,16 +118,16 @@ class Frames:
 logger = logging.getLogger(__name__)
 
 RELEASED = "CLAIM_RELEASED"
-"""Code of the end of a command whose row was given back: it says nothing about the row, which is claimed again."""
+"""Code of the end of a command whose row was released: it is no result of the row, which is claimed again."""
 
 UNFINISHED = frozenset({RELEASED, "EXECUTION_CANCELLED", "LEASE_EXPIRED"})
-"""Codes of ends of commands that did not come to their end themselves."""
+"""Codes of commands that were ended by another process."""
 
 TRIES = 20
 PAUSE_SECONDS = 0.25
-"""How often, and how long apart, a frame is looked at whose claim is just being committed."""
+"""How often, and how long apart, a frame is checked whose claim is just being committed."""
 
-# Frames to give back: all of activations of a loop, or those whose lease has run out.
+# Frames to release: all of a loop's activations, or those whose lease has expired.
 OF_LOOPS = """
 SELECT * FROM noetl.cursor_frame WHERE execution_id = $1 AND loop_id = ANY($2::text[]) ORDER BY loop_id, first_index
 """
@@ -154,25 +157,24 @@ ORDER BY current_index
 STILL_THERE = """
 SELECT claim_xid, release_xid FROM noetl.cursor_frame WHERE execution_id = $1 AND loop_id = $2 AND first_index = $3
 """
-# One process at a time gives a frame back: the one that wrote its transaction in the place of the one before.
+# One process at a time releases a frame: the one that replaced the number of the transaction before with its own.
 NOTE_RELEASE = """
 UPDATE noetl.cursor_frame SET release_xid = $5
 WHERE execution_id = $1 AND loop_id = $2 AND first_index = $3 AND release_xid IS NOT DISTINCT FROM $4
 RETURNING true
 """
-FORGET = "DELETE FROM noetl.cursor_frame WHERE execution_id = $1 AND loop_id = $2 AND first_index = $3"
 
-# In the playbook's database. A transaction so old that the server forgot it has committed, as nearly all do.
+# In the playbook's database. A transaction so old that the server forgot it counts as committed, as nearly all are.
 OWN_TRANSACTION = "SELECT txid_current()"
-BECAME = "SELECT COALESCE(txid_status($1), 'committed')"
+TRANSACTION_STATUS = "SELECT COALESCE(txid_status($1), 'committed')"
 
 
-class Became(Enum):
-    """How giving a frame back went."""
+class ReleaseOutcome(Enum):
+    """The outcome of the release of a frame."""
 
     RELEASED = auto()
     NEVER_CLAIMED = auto()
-    ELSEWHERE = auto()
+    GONE = auto()
     IN_PROGRESS = auto()
 
 
@@ -190,23 +192,25 @@ class Frame:
 
     @classmethod
     def of(cls, record: Mapping[str, Any]) -> Frame:
+        """Reads a row of ``noetl.cursor_frame``."""
         return cls(**{name: record[name] for name in cls.__slots__})
 
     @property
     def key(self) -> tuple[int, str, int]:
+        """The row's primary key."""
         return self.execution_id, self.loop_id, self.first_index
 
     @property
     def items(self) -> list[list[Any]]:
-        """The rows of each of its commands."""
+        """The rows of each command."""
         return [[row] for row in self.rows] if self.by_row else [self.rows]
 
 
 async def release_frames(runtime: Runtime, execution_id: int, loop_ids: Sequence[str]) -> int:
-    """Gives back what activations of a loop have claimed and not ended, whatever the leases say; how many claims.
+    """Releases the unfinished rows of a loop's activations, whatever their leases; returns the number of frames.
 
     Raises:
-        NoetlError: a claim could not be given back; the others are.
+        NoetlError: a frame could not be released; the others are.
     """
     frames = await runtime.pool.fetch(OF_LOOPS, execution_id, list(loop_ids))
     released, failures = await _release(runtime, frames)
@@ -216,9 +220,9 @@ async def release_frames(runtime: Runtime, execution_id: int, loop_ids: Sequence
 
 
 async def release_expired(runtime: Runtime, execution_id: int | None = None) -> int:
-    """Gives back what leases have run out of: of cancelled executions, and of drivers that are silent.
+    """Releases frames whose lease has expired: of cancelled executions, and of silent drivers.
 
-    A claim that cannot be given back is left for the next time.
+    A frame that cannot be released is left for the next time.
     """
     released, failures = await _release(runtime, await runtime.pool.fetch(EXPIRED, execution_id))
     for frame, error in failures:
@@ -232,7 +236,7 @@ async def release_expired(runtime: Runtime, execution_id: int | None = None) -> 
 
 
 async def _release(runtime: Runtime, records: list[Any]) -> tuple[int, list[tuple[Frame, NoetlError]]]:
-    """How many frames were given back, and which could not be: one must not hold up the rows of others."""
+    """Returns how many frames were released, and which could not be: one must not hold up the others."""
     released = 0
     failures: list[tuple[Frame, NoetlError]] = []
     executions: dict[int, Execution] = {}
@@ -241,66 +245,59 @@ async def _release(runtime: Runtime, records: list[Any]) -> tuple[int, list[tupl
             execution = executions.get(frame.execution_id)
             if execution is None:
                 execution = executions[frame.execution_id] = await runtime.load(frame.execution_id)
-            released += await _release_when_settled(runtime, execution, frame) is Became.RELEASED
+            released += await _release_when_settled(runtime, execution, frame) is ReleaseOutcome.RELEASED
         except NoetlError as error:
             failures.append((frame, error))
     return released, failures
 
 
-async def _release_when_settled(runtime: Runtime, execution: Execution, frame: Frame) -> Became:
-    """Gives a frame back; one whose claim does not come to its end for long is left for later."""
+async def _release_when_settled(runtime: Runtime, execution: Execution, frame: Frame) -> ReleaseOutcome:
+    """Releases a frame; one whose claim stays in progress is left for later."""
     for _ in range(TRIES):
-        became = await _release_frame(runtime, execution, frame)
-        if became is not Became.IN_PROGRESS:
+        outcome = await _release_frame(runtime, execution, frame)
+        if outcome is not ReleaseOutcome.IN_PROGRESS:
             break
         await asyncio.sleep(PAUSE_SECONDS)
-    return became
+    return outcome
 
 
-async def _release_frame(runtime: Runtime, execution: Execution, frame: Frame) -> Became:
-    loop = execution.step(frame.step, frame.visit).step.loop
-    assert loop is not None
-    assert loop.cursor is not None
+async def _release_frame(runtime: Runtime, execution: Execution, frame: Frame) -> ReleaseOutcome:
     known = await runtime.pool.fetchrow(STILL_THERE, *frame.key)
     if known is None:
-        return Became.ELSEWHERE
+        return ReleaseOutcome.GONE
     await _end(runtime, execution, frame)
-    releasing = _Release(runtime, execution, loop.cursor, loop.iterator, frame)
-    claimed = await releasing.became(known["claim_xid"])
+    releasing = _Release(runtime, execution, frame)
+    claimed = await releasing.status_of(known["claim_xid"])
     if claimed == "in progress":
-        return Became.IN_PROGRESS
+        return ReleaseOutcome.IN_PROGRESS
     if claimed == "committed":
         before = known["release_xid"]
-        done = "aborted" if before is None else await releasing.became(before)
+        done = "aborted" if before is None else await releasing.status_of(before)
         if done == "in progress":
-            return Became.IN_PROGRESS
+            return ReleaseOutcome.IN_PROGRESS
         if done == "aborted" and not await releasing.run(await _unfinished(runtime, frame), before):
-            return Became.IN_PROGRESS
+            return ReleaseOutcome.IN_PROGRESS
     await runtime.pool.execute(FORGET, *frame.key)
-    return Became.RELEASED if claimed == "committed" else Became.NEVER_CLAIMED
+    return ReleaseOutcome.RELEASED if claimed == "committed" else ReleaseOutcome.NEVER_CLAIMED
 
 
 async def _end(runtime: Runtime, execution: Execution, frame: Frame) -> None:
-    """Ends the frame's commands that have not ended: whoever still runs one is too late with its end and its sink."""
-    given_back = ToolError(
+    """Ends the unfinished commands of a frame: a process that still runs one is too late with its end and its sink."""
+    released = ToolError(
         f"step {frame.step}: the claim of its rows ended before they did; they were given back",
         kind="loop",
         code=RELEASED,
     )
-    state = execution.state
     ends = [
         runtime.commands.ended(
-            Command(
-                execution_id=frame.execution_id,
-                step=frame.step,
-                visit=frame.visit,
+            execution.command(
+                frame.step,
+                frame.visit,
                 attempt=record["attempt"],
                 index=record["current_index"],
                 loop_id=frame.loop_id,
-                catalog_id=state.catalog_id,
-                parent_execution_id=state.parent_execution_id,
             ),
-            Outcome(error_envelope(given_back)),
+            Outcome(error_envelope(released)),
         )
         for record in await _commands(runtime, frame)
         if record["result"] is None
@@ -310,7 +307,7 @@ async def _end(runtime: Runtime, execution: Execution, frame: Frame) -> None:
 
 
 async def _unfinished(runtime: Runtime, frame: Frame) -> list[Any]:
-    """The rows whose commands did not come to their end themselves."""
+    """Returns the rows whose commands did not end by themselves."""
     return [
         row
         for record in await _commands(runtime, frame)
@@ -325,33 +322,33 @@ async def _commands(runtime: Runtime, frame: Frame) -> list[Any]:
 
 
 def is_unfinished(envelope: Envelope) -> bool:
-    """Whether a command ended without having come to its end itself, so that its rows are nobody's work."""
+    """Reports that a command was ended by another process, so that its rows are not processed."""
     return (envelope.get("error") or {}).get("code") in UNFINISHED
 
 
 class _Release:
-    """The release of a cursor loop: its SQL once for each row, whose columns are names in it."""
+    """The release of a cursor loop: its SQL runs once for each row, with the row's columns as names."""
 
-    def __init__(
-        self, runtime: Runtime, execution: Execution, cursor: CursorSpec, iterator: str, frame: Frame
-    ) -> None:
+    def __init__(self, runtime: Runtime, execution: Execution, frame: Frame) -> None:
+        loop = execution.step(frame.step, frame.visit).loop
+        assert loop.cursor is not None
         self._runtime = runtime
         self._execution = execution
-        self._cursor = cursor
-        self._iterator = iterator
+        self._cursor = loop.cursor
+        self._iterator = loop.iterator
         self._frame = frame
 
-    async def became(self, xid: int) -> str:
-        """What became of a transaction in the playbook's database: committed, aborted or in progress."""
+    async def status_of(self, xid: int) -> str:
+        """Returns the status of a transaction in the playbook's database: committed, aborted or in progress."""
         call = await self._call(None)
         with postgres_errors(call, self._runtime.box):
             pool = await open_pool(call, self._runtime.box)
-            return str(await pool.fetchval(BECAME, xid))
+            return str(await pool.fetchval(TRANSACTION_STATUS, xid))
 
     async def run(self, rows: list[Any], before: int | None) -> bool:
-        """Gives rows back, all in one transaction. False when another process began to since ``before``.
+        """Releases rows, all in one transaction. False when another process began to since ``before``.
 
-        The transaction is written down first: from then on others wait for what becomes of it.
+        The transaction's number is recorded first: from then on other processes wait for its end.
         """
         runtime, box = self._runtime, self._runtime.box
         try:
@@ -381,7 +378,7 @@ class _Release:
             ) from error
 
     async def _call(self, row: Any) -> ToolCall:
-        """The call that gives a row back; of None one that only says where the table is."""
+        """Makes the call that releases a row; without a row, one that only names the database."""
         fetch = self._runtime.results.get
         columns = row if isinstance(row, Mapping) else {}
         scope = self._execution.scope(ReferenceCache(), self._frame.step)

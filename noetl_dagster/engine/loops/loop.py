@@ -1,242 +1,202 @@
-"""Loops inside one step: sequential, parallel and chunked (DSL section 8)."""
+"""Runs loops: iterations over a collection, over the rows of a cursor, or over the chunks of another step."""
 
 from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
-from typing import Any
+from typing import Any, Protocol
 
+from noetl_dagster.engine.loops.activation import Activation, activate, finish, restore_context
 from noetl_dagster.engine.loops.attempts import Attempts
 from noetl_dagster.engine.loops.chunks import IterationChunks
-from noetl_dagster.engine.loops.collection import evaluate_collection, keep_collection, kept_collection
-from noetl_dagster.engine.loops.gather import LoopResult, gather, iteration_ends
-from noetl_dagster.engine.loops.issue import Activation, issue
+from noetl_dagster.engine.loops.gather import IterationEnd, LoopResult, gather
+from noetl_dagster.engine.loops.issue import issue
 from noetl_dagster.engine.runtime import Runtime
 from noetl_dagster.engine.sharing import ItemSource, SharedItems, SharedLoop, Tally
 from noetl_dagster.events.state import assign
-from noetl_dagster.events.types import EventType
 from noetl_dagster.playbook.models import LoopMode
-from noetl_dagster.playbook.templates.views import ReferenceCache
-from noetl_dagster.worker.command import Command
+from noetl_dagster.worker.command import Command, Outcome
 from noetl_dagster.worker.execution import Execution
 from noetl_dagster.worker.program import StepProgram
 
+Iterate = Callable[[Command, bool], Awaitable[Outcome]]
+"""Runs one iteration. The flag: an earlier run may have begun it, so the log has to be read."""
+
+
+class IterationSource(Protocol):
+    """The source of a loop's commands."""
+
+    activation: Activation
+
+    @property
+    def known(self) -> int:
+        """The index after the last iteration that an earlier run may have done."""
+        ...
+
+    @property
+    def stop_index(self) -> int | None:
+        """The index after the last iteration, where the number of items does not tell it."""
+        ...
+
+    async def run(self, iterate: Iterate, chunks: IterationChunks | None) -> None:
+        """Runs every iteration that is not done, as many at a time as the loop allows."""
+        ...
+
+    def stop(self) -> None:
+        """Begins no further iterations."""
+        ...
+
+    def counts(self, end: IterationEnd) -> bool:
+        """Reports that an end in the log counts for the result of the loop."""
+        ...
+
+
+OpenSource = Callable[[Runtime, Execution, StepProgram, int], Awaitable[IterationSource]]
+
 
 class Loops:
-    """Runs the loop of a step to its end, going on where an interrupted run stopped."""
+    """Runs the loop of a step to its end, resuming where an interrupted run stopped."""
 
     def __init__(self, runtime: Runtime) -> None:
         self._runtime = runtime
         self._attempts = Attempts(runtime)
 
-    async def run(self, execution: Execution, program: StepProgram, visit: int) -> LoopResult:
+    async def run(
+        self, open_source: OpenSource, execution: Execution, program: StepProgram, visit: int
+    ) -> LoopResult:
         """Runs every iteration that has not been done yet.
 
         Raises:
-            ToolError: the collection is not a list.
+            ToolError: the collection is not a list, or a cursor's claim failed.
             TemplateError: the collection cannot be rendered.
+            StreamBrokenError: the step that makes the chunks failed; its chunks are done.
         """
-        activation = await self.activate(execution, program, visit)
-        loop = program.step.loop
-        assert loop is not None
-        size = len(activation.items)
-        chunks = await IterationChunks.of(self._runtime, activation, size)
-        if loop.mode is LoopMode.SEQUENTIAL:
-            if activation.resumed:
-                await self.restore_context(activation, size)
-            await self._run_range(activation, 0, size, 1, chunks, applies_context=True)
-        elif loop.mode is LoopMode.CHUNKED:
-            chunk = loop.chunk_size or loop.max_in_flight
-            for start in range(0, size, chunk):
-                await self._run_range(activation, start, min(start + chunk, size), loop.max_in_flight, chunks)
-        else:
-            await self._run_range(activation, 0, size, loop.max_in_flight, chunks)
-        await self._runtime.buffer.flush()
+        runtime, loop = self._runtime, program.loop
+        source = await open_source(runtime, execution, program, visit)
+        activation = source.activation
+        chunks = await IterationChunks.of(runtime, activation, source.known)
+        in_turn = loop.is_sequential and loop.cursor is None
+        if in_turn and activation.resumed:
+            await restore_context(runtime, activation, source.known)
+        is_broken_by_failure = loop.fail_fast or (
+            loop.mode is LoopMode.STREAM and chunks is not None and not loop.may_fail_in_part
+        )
+
+        async def iterate(command: Command, again: bool) -> Outcome:
+            outcome = await self._run_one(activation, command, again)
+            if in_turn:
+                for path, value in outcome.patches:
+                    assign(execution.state.ctx, path, value)
+            if chunks is not None:
+                await chunks.publish(command, outcome.envelope)
+            if outcome.failed and is_broken_by_failure:
+                source.stop()
+            return outcome
+
+        await source.run(iterate, chunks)
+        await runtime.buffer.flush()
         result = await gather(
-            self._runtime,
+            runtime,
             execution.id,
             activation.step,
             activation.loop_ids,
-            size,
+            len(activation.items),
+            stop=source.stop_index,
             sequences=program.retries,
+            counts=source.counts,
         )
-        await self.finish(activation, result)
+        await finish(runtime, activation, result)
         return result
 
-    async def activate(
-        self, execution: Execution, program: StepProgram, visit: int, *, shard: bool = False
-    ) -> Activation:
-        """The activation that goes on, or a new one with its ``loop.started`` event.
+    async def work(self, activation: Activation, items: ItemSource) -> Tally:
+        """Runs the iterations of a helper process."""
 
-        An activation that ended with failures is continued by a new one, which inherits what was done:
-        ``loop.done`` stays unique for each loop id.
-        """
-        step = program.step.name
-        known = execution.state.loops.get((step, visit), [])
-        loop_ids = tuple(entry.loop_id for entry in known)
-        if known:
-            items = kept_collection(self._runtime, known[-1].context)
-            if not known[-1].done or known[-1].epoch == execution.state.epoch:
-                return Activation(execution, program, visit, loop_ids, items, shard, resumed=True)
-            context = known[-1].context
-        else:
-            scope = execution.scope(ReferenceCache(), step)
-            evaluated = await evaluate_collection(self._runtime, program, scope)
-        loop_id = str(self._runtime.ids.next())
-        if not known:
-            context, items = await keep_collection(
-                self._runtime,
-                execution,
-                step,
-                evaluated,
-                loop_id,
-                partitions=program.partitions if shard else None,
-            )
-        activation = Activation(
-            execution, program, visit, (*loop_ids, loop_id), items, shard, resumed=bool(known)
+        async def iterate(command: Command, again: bool) -> Outcome:
+            outcome = await self._run_one(activation, command, again)
+            if outcome.failed and activation.program.loop.fail_fast:
+                items.stop()
+            return outcome
+
+        return await run_items(SharedCommands(self._runtime, activation, items), iterate)
+
+    async def _run_one(self, activation: Activation, command: Command, again: bool) -> Outcome:
+        program = activation.program
+        return await self._attempts.run(
+            activation.execution, program, command, issued=True, resumed=again and program.retries
         )
-        await self.start(activation, context)
-        return activation
 
-    async def finish(self, activation: Activation, result: LoopResult) -> bool:
-        """Writes ``loop.done``, or ``loop.fanin.completed``, once; true for the one who wrote it."""
-        state = activation.execution.state
-        counts = {key: result.envelope[key] for key in ("total", "done", "failed")}
-        if activation.shard:
-            status = fanin_status(result.done, result.failed)
-            type_, shape = EventType.LOOP_FANIN_COMPLETED, {"status": status, "context": counts}
-        else:
-            status = "completed"
-            counts["completed"] = counts["done"]
-            type_, shape = EventType.LOOP_DONE, {"status": result.envelope["status"], "context": counts}
-        meta = {"loop_id": activation.loop_id, "collection_size": len(activation.items), **counts}
-        event = self._runtime.event(state, type_, activation.step, "loop", status, meta)
-        event.result = shape
-        state.apply(event)
-        return await self._runtime.log.append_once(event)
 
-    async def start(self, activation: Activation, context: dict[str, Any]) -> None:
-        state = activation.execution.state
-        loop = activation.program.step.loop
-        assert loop is not None
-        size = len(activation.items)
-        meta: dict[str, Any] = {
-            "loop_id": activation.loop_id,
-            "visit": activation.visit,
-            "epoch": state.epoch,
-            "mode": loop.mode.value,
-            ("total_shards" if activation.shard else "collection_size"): size,
-        }
-        if loop.mode is LoopMode.STREAM:
-            meta["source"] = activation.execution.program.graph.fed_by(activation.step)
-        if len(activation.loop_ids) > 1:
-            meta["continues"] = activation.loop_ids[-2]
-        type_ = EventType.LOOP_FANOUT_STARTED if activation.shard else EventType.LOOP_STARTED
-        event = self._runtime.event(state, type_, activation.step, "loop", "started", meta)
-        event.context, event.current_index = context, 0
-        await self._runtime.buffer.append([event])
-        state.apply(event)
+class CollectionSource:
+    """Iterations over a collection: one after another, side by side, or chunk by chunk."""
 
-    async def _run_range(
-        self,
-        activation: Activation,
-        start: int,
-        stop: int,
-        concurrency: int,
-        chunks: IterationChunks | None,
-        *,
-        applies_context: bool = False,
-    ) -> None:
-        """Runs the items of a range, so many at a time. Each iteration sees the context as it was issued."""
-        with shared_items(self._runtime, activation, start, stop, concurrency) as items:
-            await self.work(activation, items, chunks, applies_context=applies_context)
+    stop_index: int | None = None
 
-    async def work(
-        self,
-        activation: Activation,
-        items: ItemSource,
-        chunks: IterationChunks | None = None,
-        *,
-        applies_context: bool = False,
-    ) -> Tally:
-        """Runs this process's share of a loop's items.
+    def __init__(self, runtime: Runtime, activation: Activation) -> None:
+        self._runtime = runtime
+        self._items: ItemSource | None = None
+        self._stopped = False
+        self.activation = activation
+        self.known = len(activation.items)
 
-        Args:
-            chunks: is told of each result, where steps take them while the loop runs.
-        """
-        loop = activation.program.step.loop
-        assert loop is not None
-        commands = SharedCommands(self._runtime, activation, items)
-        state = activation.execution.state
+    @classmethod
+    async def open(
+        cls, runtime: Runtime, execution: Execution, program: StepProgram, visit: int
+    ) -> CollectionSource:
+        """Opens the activation of a visit."""
+        return cls(runtime, await activate(runtime, execution, program, visit))
 
-        async def work() -> None:
-            while (found := await commands.next()) is not None:
-                command, again = found
-                outcome = await self._attempts.run(
-                    activation.execution,
-                    activation.program,
-                    command,
-                    issued=True,
-                    resumed=again and activation.program.retries,
-                )
-                if applies_context:
-                    for path, value in outcome.patches:
-                        assign(state.ctx, path, value)
-                if chunks is not None:
-                    await chunks.tell(command, outcome.envelope)
-                if outcome.failed and loop.fail_fast:
-                    items.stop()
+    async def run(self, iterate: Iterate, chunks: IterationChunks | None) -> None:
+        """Runs the items. Each iteration sees the context as it was when its command was issued."""
+        loop, size = self.activation.program.loop, self.known
+        slots = 1 if loop.mode is LoopMode.SEQUENTIAL else loop.max_in_flight
+        length = (loop.chunk_size or slots) if loop.mode is LoopMode.CHUNKED else max(1, size)
+        for start in range(0, size, length):
+            if self._stopped:
+                return
+            stop = min(start + length, size)
+            with shared_items(self._runtime, self.activation, start, stop, slots) as self._items:
+                await run_items(SharedCommands(self._runtime, self.activation, self._items), iterate)
 
-        return await items.run(work)
+    def stop(self) -> None:
+        """Begins no further iterations."""
+        self._stopped = True
+        if self._items is not None:
+            self._items.stop()
 
-    async def restore_context(self, activation: Activation, stop: int) -> None:
-        """Takes what the iterations before an interruption wrote to ctx into the state.
-
-        Args:
-            stop: the index after the last of them.
-        """
-        execution = activation.execution
-        async for end in iteration_ends(
-            self._runtime,
-            execution.id,
-            activation.loop_ids,
-            0,
-            stop,
-            sequences=activation.program.retries,
-        ):
-            for path, value in end.patches:
-                assign(execution.state.ctx, path, value)
+    def counts(self, end: IterationEnd) -> bool:
+        """Counts every end."""
+        return True
 
 
 def shared_items(
-    runtime: Runtime, activation: Activation, start: int, stop: int, places: int
+    runtime: Runtime, activation: Activation, start: int, stop: int, slots: int
 ) -> AbstractContextManager[ItemSource]:
-    """Who works on a range of a loop's items: this process, with helpers where its tools allow them."""
+    """Opens a range of a loop's items, shared with helper processes where the step's tools allow it."""
     program, execution = activation.program, activation.execution
     kinds = tuple(sorted({task.task.kind for task in program.tasks}))
-    shared = SharedLoop(
+    loop = SharedLoop(
         execution.id, activation.step, activation.visit, activation.loop_id, activation.shard, kinds
     )
-    places = max(1, min(places, stop - start))
+    slots = max(1, min(slots, stop - start))
     helpers = runtime.helpers
     if helpers is None or runtime.runner_of(program) is not runtime.runner or program.keeps_to_driver:
-        return nullcontext(SharedItems(shared, start, stop, places))
-    return helpers.share(shared, start, stop, places)
+        return nullcontext(SharedItems(loop, start, stop, slots))
+    return helpers.share(loop, start, stop, slots)
 
 
 class SharedCommands:
-    """The commands of a share for its workers, which take turns only where a range ends.
+    """The commands of one process's items, issued range by range.
 
-    Beside each stands whether somebody may have run it before, so that the log is to be asked.
+    Each comes with a flag: another process may have run it before, so the log has to be read.
     """
 
     def __init__(self, runtime: Runtime, activation: Activation, items: ItemSource) -> None:
         self._runtime = runtime
         self._activation = activation
-        self._items = items
+        self.items = items
         self._slices = self._issued()
         self._ready: deque[tuple[Command, bool]] = deque()
         self._lock = asyncio.Lock()
@@ -246,7 +206,7 @@ class SharedCommands:
 
     @contextmanager
     def paused(self) -> Iterator[None]:
-        """Gives no further commands while something is found out that may end the loop."""
+        """Gives no further commands during a check that may end the loop."""
         self._pauses += 1
         self._going.clear()
         try:
@@ -257,9 +217,10 @@ class SharedCommands:
                 self._going.set()
 
     async def next(self) -> tuple[Command, bool] | None:
+        """Returns the next command, or None when a coroutine has nothing more to do."""
         if not self._going.is_set():
             await self._going.wait()
-        if self._items.must_end():
+        if self.items.must_end():
             return None
         while not self._ready:
             async with self._lock:
@@ -267,19 +228,29 @@ class SharedCommands:
                     break
                 found = await anext(self._slices, None)
                 if found is None:
-                    self._slices = self._issued()  # what another process has left may come later
+                    self._slices = self._issued()  # items of a process that is gone may come later
                     return None
                 self._ready.extend(found)
         return self._ready.popleft()
 
     async def _issued(self) -> AsyncIterator[list[tuple[Command, bool]]]:
-        while (taken := await self._items.take()) is not None:
+        while (taken := await self.items.take()) is not None:
             activation = replace(self._activation, resumed=True) if taken.again else self._activation
             async for commands in issue(self._runtime, activation, taken.start, taken.stop):
                 yield [(command, activation.resumed) for command in commands]
 
 
-async def run_workers(work: Any, count: int) -> None:
+async def run_items(commands: SharedCommands, iterate: Iterate) -> Tally:
+    """Runs the commands of one process's items, and returns the counts of the other processes."""
+
+    async def work() -> None:
+        while (found := await commands.next()) is not None:
+            await iterate(*found)
+
+    return await commands.items.run(work)
+
+
+async def run_side_by_side(work: Callable[[], Coroutine[Any, Any, None]], count: int) -> None:
     """Runs ``count`` copies of a coroutine function; one that raises ends the others."""
     if count == 1:
         await work()
@@ -290,10 +261,3 @@ async def run_workers(work: Any, count: int) -> None:
                 group.create_task(work())
     except BaseExceptionGroup as errors:
         raise errors.exceptions[0] from errors
-
-
-def fanin_status(done: int, failed: int) -> str:
-    """``complete``, ``partial`` or ``failed`` (seed P3.2)."""
-    if not failed:
-        return "complete"
-    return "partial" if done else "failed"

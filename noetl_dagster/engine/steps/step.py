@@ -7,12 +7,13 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
+from noetl_dagster.engine.loops.activation import fanin_status
 from noetl_dagster.engine.loops.attempts import Attempts
-from noetl_dagster.engine.loops.chunks import tell_whole
-from noetl_dagster.engine.loops.cursor import CursorLoops
+from noetl_dagster.engine.loops.chunks import publish_whole
+from noetl_dagster.engine.loops.cursor import CursorSource
 from noetl_dagster.engine.loops.gather import LoopResult, merge_patches
-from noetl_dagster.engine.loops.loop import Loops, fanin_status
-from noetl_dagster.engine.loops.stream import StreamLoops
+from noetl_dagster.engine.loops.loop import CollectionSource, Loops, OpenSource
+from noetl_dagster.engine.loops.stream import ChunkSource
 from noetl_dagster.engine.runtime import Runtime
 from noetl_dagster.engine.steps.checks import blocking_failure, evaluate, settle_sink
 from noetl_dagster.engine.steps.entry import reads_of, settings_of
@@ -35,7 +36,7 @@ from noetl_dagster.playbook.templates.rendering import holds_async, render_async
 from noetl_dagster.playbook.templates.scope import Scope
 from noetl_dagster.playbook.templates.views import ReferenceCache, ResultView
 from noetl_dagster.process.log_context import LogContext
-from noetl_dagster.worker.chunks import Stream
+from noetl_dagster.worker.chunks import ChunkStream
 from noetl_dagster.worker.command import Command
 from noetl_dagster.worker.execution import Execution
 from noetl_dagster.worker.pipeline import TASK_ERRORS
@@ -43,14 +44,6 @@ from noetl_dagster.worker.program import StepProgram
 from noetl_dagster.worker.spans import step_ended, step_names
 
 Patches = list[tuple[list[str], Any]]
-
-
-class StepFailedError(NoetlError):
-    """A step failed and no arc took the failure."""
-
-    def __init__(self, end: StepEnd) -> None:
-        super().__init__(end.failure)
-        self.end = end
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,9 +79,7 @@ class Steps:
     def __init__(self, runtime: Runtime, turns: Turns) -> None:
         self._runtime = runtime
         self._turns = turns
-        self.loops = Loops(runtime)
-        self._cursors = CursorLoops(runtime, self.loops)
-        self._streams = StreamLoops(runtime, self.loops)
+        self._loops = Loops(runtime)
         self._attempts = Attempts(runtime)
 
     async def run(
@@ -113,7 +104,7 @@ class Steps:
     @asynccontextmanager
     async def streaming(
         self, execution: Execution, step: str, takers: Sequence[str], visit: int = 1
-    ) -> AsyncIterator[Stream]:
+    ) -> AsyncIterator[ChunkStream]:
         """The stream of a visit's chunks, which other steps take in this process until the block ends."""
         ahead = self._runtime.settings.chunks_ahead
         loops = ((taker, execution.program.step(taker).step.loop) for taker in takers)
@@ -125,7 +116,7 @@ class Steps:
         finally:
             self._runtime.streams.close(place, stream)
 
-    async def refresh(self, execution: Execution, step: str, stream: Stream, visit: int = 1) -> None:
+    async def refresh(self, execution: Execution, step: str, stream: ChunkStream, visit: int = 1) -> None:
         """Tells a stream of the chunks in the log, which another driver may have written."""
         await self._runtime.streams.refresh((execution.id, step, visit), stream)
 
@@ -245,32 +236,18 @@ class Steps:
         return await self._end(execution, program, visit, _Ending(error_envelope(error)))
 
     async def _work(self, execution: Execution, program: StepProgram, visit: int, resumed: bool) -> _Ending:
-        loop = program.step.loop
-        if loop is not None:
-            result = await self._loop_of(loop).run(execution, program, visit)
+        if program.step.loop is not None:
+            result = await self._loops.run(_source_of(program.loop), execution, program, visit)
             return await self._loop_ending(execution, program, result)
         if not program.tasks:
             return _Ending({"status": OK, "data": None})
-        state = execution.state
-        command = Command(
-            execution_id=state.execution_id,
-            step=program.step.name,
-            visit=visit,
-            catalog_id=state.catalog_id,
-            parent_execution_id=state.parent_execution_id,
-        )
+        command = execution.command(program.step.name, visit)
         outcome = await self._attempts.run(execution, program, command, resumed=resumed)
-        await tell_whole(self._runtime, command, outcome)
+        await publish_whole(self._runtime, command, outcome)
         return _Ending(outcome.envelope, outcome.patches, step_values=outcome.step_values)
 
-    def _loop_of(self, loop: Loop) -> Loops | CursorLoops | StreamLoops:
-        if loop.mode is LoopMode.STREAM:
-            return self._streams
-        return self.loops if loop.cursor is None else self._cursors
-
     async def _loop_ending(self, execution: Execution, program: StepProgram, result: LoopResult) -> _Ending:
-        loop = program.step.loop
-        assert loop is not None
+        loop = program.loop
         envelope = result.envelope
         allow_partial = loop.may_fail_in_part or loop.fanout.allow_partial
         if envelope["failed"] and not allow_partial:
@@ -285,8 +262,7 @@ class Steps:
 
     async def _merge(self, execution: Execution, program: StepProgram, result: LoopResult) -> Patches:
         """What iterations wrote to ctx: at once if one after another, else merged, with a warning."""
-        loop = program.step.loop
-        assert loop is not None
+        loop = program.loop
         if loop.is_sequential:
             return list({tuple(path): (list(path), value) for _, path, value in result.patches}.values())
         written, conflicts = merge_patches(result.patches, execution.state.ctx)
@@ -465,6 +441,12 @@ def _with_reached(scope: Scope, watermark: dict[str, Any] | None) -> Scope:
     return scope.with_state({**scope.state, "reached": None if watermark is None else watermark["value"]})
 
 
+def _source_of(loop: Loop) -> OpenSource:
+    if loop.mode is LoopMode.STREAM:
+        return ChunkSource.open
+    return CollectionSource.open if loop.cursor is None else CursorSource.open
+
+
 def _loop_names(ending: _Ending) -> dict[str, Any]:
     names: dict[str, Any] = {}
     if ending.loop is not None:
@@ -472,7 +454,3 @@ def _loop_names(ending: _Ending) -> dict[str, Any]:
     if ending.fanin is not None:
         names["fanin"] = ending.fanin
     return names
-
-
-def unhandled_failures(ends: Sequence[StepEnd]) -> list[StepEnd]:
-    return [end for end in ends if end.unhandled]
