@@ -62,8 +62,10 @@ QUICK_ROOMS = ("architecture", "playbook", "events", "engine", "tools", "corpus"
 LONG = ("spark", "long", "slow", "huge", "chaos")
 """Marks of tests that are not quick wherever they stand."""
 
-SHORT_LIVED_JVM = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
-"""Compiles quickly rather than well, which halves what a JVM costs that lives for some minutes."""
+SHORT_LIVED_JVM = (
+    "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -XX:+UnlockDiagnosticVMOptions -XX:-BytecodeVerificationRemote"
+)
+"""Compiles quickly rather than well, and takes Spark's classes unchecked: half of what a short-lived JVM costs."""
 
 # the same examples everywhere, however slow the machine is: a test that fails here fails there
 hypothesis_settings.register_profile(

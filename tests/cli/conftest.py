@@ -2,32 +2,22 @@
 
 from __future__ import annotations
 
-import multiprocessing
 import os
 import subprocess
 import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import pytest
 
 from noetl_dagster import embedded
-from noetl_dagster.settings import Settings, get_settings
-from tests.waiting import PROCESS_SECONDS
+from noetl_dagster.settings import Settings
+from tests.forked import run
 
 Cli = Callable[..., subprocess.CompletedProcess[str]]
 
 COMMAND = [sys.executable, "-m", "noetl_dagster"]
-
-IMPORTED = [
-    "noetl_dagster.cli.commands.upkeep",
-    "noetl_dagster.cli.commands.executions",
-    "noetl_dagster.cli.commands.ingest",
-    "noetl_dagster.cli.commands.check",
-    "noetl_dagster.cli.commands.authoring",
-    "noetl_dagster.cli.commands.run",
-    "dagster_postgres",
-]
 
 
 @pytest.fixture
@@ -39,39 +29,5 @@ def environment(settings: Settings) -> dict[str, str]:
 
 @pytest.fixture
 def cli(environment: dict[str, str], tmp_path: Path) -> Cli:
-    """Runs ``noetl-dagster`` to its end, in a process forked from one that has imported it: importing takes
-    longer than most commands. What the tests start with ``COMMAND`` imports for itself."""
-    forks = multiprocessing.get_context("forkserver")
-    forks.set_forkserver_preload(IMPORTED)
-
-    def cli(*arguments: str) -> subprocess.CompletedProcess[str]:
-        output, errors = tmp_path / "stdout.txt", tmp_path / "stderr.txt"
-        process = forks.Process(target=_command, args=(arguments, environment, tmp_path, output, errors))
-        process.start()
-        process.join(PROCESS_SECONDS)
-        code = process.exitcode
-        if code is None:
-            process.kill()
-            raise subprocess.TimeoutExpired([*COMMAND, *arguments], PROCESS_SECONDS, output.read_bytes())
-        return subprocess.CompletedProcess(
-            [*COMMAND, *arguments], code, output.read_text(), errors.read_text()
-        )
-
-    return cli
-
-
-def _command(
-    arguments: tuple[str, ...], environment: dict[str, str], folder: Path, output: Path, errors: Path
-) -> None:
-    """Makes this process what ``noetl-dagster <arguments>`` would be."""
-    for descriptor, file in ((1, output), (2, errors)):
-        with file.open("wb") as opened:
-            os.dup2(opened.fileno(), descriptor)
-    os.environ.clear()
-    os.environ.update(environment)
-    os.chdir(folder)
-    sys.argv = ["noetl-dagster", *arguments]
-    get_settings.cache_clear()
-    from noetl_dagster.cli import main
-
-    main()
+    """Runs ``noetl-dagster`` to its end. What the tests start with ``COMMAND`` imports for itself."""
+    return partial(run, "noetl-dagster", environment=environment, folder=tmp_path, texts=tmp_path)

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import os
-import signal
-import subprocess
 from pathlib import Path
 from typing import Any
 
 import asyncpg
 
-from tests.cli.conftest import COMMAND
+from tests.forked import Forked
 from tests.waiting import HERE, until
 
 LOCK = 4711
@@ -45,15 +42,7 @@ async def _killed_when_it_waits(
 ) -> None:
     """Starts a process, kills it when its database waits for the lock, and what it had open there."""
     said = folder / "said.txt"
-    with said.open("wb") as output:
-        process = subprocess.Popen(  # noqa: ASYNC220
-            [*COMMAND, *command],
-            env=environment,
-            cwd=folder,
-            stdout=output,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,
-        )
+    process = Forked("noetl-dagster", *command, environment=environment, folder=folder, output=said)
 
     async def waits() -> bool:
         assert process.poll() is None, said.read_text()
@@ -62,9 +51,7 @@ async def _killed_when_it_waits(
     try:
         await until(waits, "the lock to be waited for")
     finally:
-        if process.poll() is None:
-            os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
+        process.kill()
     await pool.execute(f"SELECT pg_terminate_backend(pid) FROM ({WAITING}) AS waiting")
 
     async def gone() -> bool:

@@ -16,6 +16,7 @@ from dagster import AssetKey, DagsterInstance, DagsterRunStatus
 from noetl_dagster import embedded
 from noetl_dagster.settings import Settings
 from tests.cli.conftest import Cli
+from tests.forked import run
 from tests.playbooks import text_of
 from tests.waiting import PROCESS_SECONDS, until, until_now
 
@@ -124,20 +125,8 @@ def dagster(own_environment: dict[str, str], tmp_path: Path) -> Dagster:
     """Runs one of Dagster's commands over the code location of the folder; gives what it prints."""
 
     def dagster(*arguments: str) -> str:
-        done = subprocess.run(
-            [
-                str(Path(sys.executable).with_name(arguments[0])),
-                *arguments[1:],
-                "-m",
-                "noetl_dagster.definitions",
-            ],
-            env=own_environment,
-            cwd=tmp_path,
-            capture_output=True,
-            text=True,
-            timeout=PROCESS_SECONDS,
-            check=False,
-        )
+        given = (*arguments, "-m", "noetl_dagster.definitions")
+        done = run(*given, environment=own_environment, folder=tmp_path, texts=tmp_path)
         assert done.returncode == 0, done.stderr[-3000:] + done.stdout[-3000:]
         return done.stdout
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -13,8 +12,8 @@ import pytest
 
 from noetl_dagster import embedded
 from noetl_dagster.settings import Settings
+from tests.forked import run
 from tests.playbooks import text_of
-from tests.waiting import PROCESS_SECONDS
 
 Dagster = Callable[..., subprocess.CompletedProcess[str]]
 
@@ -44,20 +43,14 @@ def folder(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def dagster(
-    settings: Settings, environment: dict[str, str], folder: Path
+    settings: Settings, environment: dict[str, str], folder: Path, tmp_path: Path
 ) -> Callable[..., subprocess.CompletedProcess[str]]:
     """Runs ``dagster`` over the code location of the folder."""
     own = {"NOETL_PLAYBOOKS_PATH": str(folder), "DAGSTER_HOME": str(embedded.dagster_home(settings))}
 
     def dagster(*arguments: str) -> subprocess.CompletedProcess[str]:
-        done = subprocess.run(
-            [sys.executable, "-m", "dagster", *arguments, "-m", "noetl_dagster.definitions"],
-            env=environment | own,
-            capture_output=True,
-            text=True,
-            timeout=PROCESS_SECONDS,
-            check=False,
-        )
+        given = ("dagster", *arguments, "-m", "noetl_dagster.definitions")
+        done = run(*given, environment=environment | own, folder=tmp_path, texts=tmp_path)
         assert done.returncode == 0, done.stderr[-3000:]
         return done
 

@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
-import signal
-import subprocess
 from collections import Counter
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -18,7 +15,8 @@ from dagster import DagsterEventType, DagsterInstance, EventRecordsFilter
 
 from noetl_dagster import embedded
 from noetl_dagster.settings import Settings
-from tests.cli.conftest import COMMAND, Cli
+from tests.cli.conftest import Cli
+from tests.forked import Forked
 from tests.playbooks import text_of
 from tests.waiting import HERE, until
 
@@ -103,17 +101,14 @@ async def test_a_run_that_is_killed(
     checked.write_text(CHECKED)
     assert (await asyncio.to_thread(cli, "run", str(maker))).returncode == 0
     await gate.execute(GATE.format(type=type_))
-    process = subprocess.Popen(  # noqa: ASYNC220
-        [*COMMAND, "run", str(checked), "--set", f"ledger={ledger}", "--json"],
-        env=environment,
-        cwd=tmp_path,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-        start_new_session=True,
+    process = Forked(
+        *("noetl-dagster", "run", str(checked), "--set", f"ledger={ledger}", "--json"),
+        environment=environment,
+        folder=tmp_path,
+        output=tmp_path / "killed.txt",
     )
     waiting = await until(lambda: gate.fetchval(WAITING), f"{type_} to be written")
-    os.killpg(process.pid, signal.SIGKILL)
-    process.wait()
+    process.kill()
     if lost:
         await gate.execute("SELECT pg_terminate_backend($1)", waiting)  # what it was writing goes with it
     else:

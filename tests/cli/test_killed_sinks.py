@@ -4,10 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
 import random
-import signal
-import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +12,8 @@ import asyncpg
 import duckdb
 import pytest
 
-from tests.cli.conftest import COMMAND, Cli
+from tests.cli.conftest import Cli
+from tests.forked import Forked
 from tests.playbooks import text_of
 from tests.waiting import until
 
@@ -96,13 +94,8 @@ async def _killed(
     command: list[str], environment: dict[str, str], folder: Path, pool: asyncpg.Pool[Any], ended: int
 ) -> None:
     """Starts a process and kills it when so many commands have ended."""
-    process = subprocess.Popen(  # noqa: ASYNC220
-        [*COMMAND, *command],
-        env=environment,
-        cwd=folder,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-        start_new_session=True,
+    process = Forked(
+        "noetl-dagster", *command, environment=environment, folder=folder, output=folder / "killed.txt"
     )
 
     async def enough() -> bool:
@@ -112,5 +105,4 @@ async def _killed(
     try:
         await until(enough, f"{ended} commands to end")
     finally:
-        os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
+        process.kill()

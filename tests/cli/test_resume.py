@@ -4,18 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
-import signal
-import subprocess
 import time
 from pathlib import Path
 
 import asyncpg
 
+from tests.forked import Forked
 from tests.ledger import assert_only_unfinished_ran_again, written_by
 from tests.playbooks import text_of
 
-from .conftest import COMMAND, Cli
+from .conftest import Cli
 
 ITEMS = 60
 
@@ -43,17 +41,14 @@ async def test_a_killed_fan_out_is_resumed(
 ) -> None:
     playbook, ledger = tmp_path / "ledger.yaml", tmp_path / "ledger.txt"
     playbook.write_text(PLAYBOOK)
-    process = subprocess.Popen(  # noqa: ASYNC220
-        [*COMMAND, "run", str(playbook), "--set", f"ledger={ledger}", "--json"],
-        env=environment,
-        cwd=tmp_path,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-        start_new_session=True,
+    process = Forked(
+        *("noetl-dagster", "run", str(playbook), "--set", f"ledger={ledger}", "--json"),
+        environment=environment,
+        folder=tmp_path,
+        output=tmp_path / "killed.txt",
     )
     await _until_done(pool, ITEMS // 3)
-    os.killpg(process.pid, signal.SIGKILL)
-    process.wait()
+    process.kill()
     finished = {row["current_index"] for row in await _done(pool)}
     assert ITEMS // 3 <= len(finished) < ITEMS, "it was killed in the middle"
     (tmp_path / "go").touch()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -17,8 +16,8 @@ from dagster.components import build_defs_for_component
 
 from noetl_dagster import PlaybooksComponent, embedded
 from noetl_dagster.settings import Settings
+from tests.forked import run
 from tests.playbooks import text_of
-from tests.waiting import PROCESS_SECONDS
 
 Tool = Callable[..., str]
 BIN = Path(sys.executable).parent
@@ -51,14 +50,13 @@ def tool(settings: Settings, tmp_path: Path) -> Tool:
     }
 
     def tool(name: str, *arguments: str) -> str:
-        done = subprocess.run(
-            [str(BIN / name), *arguments],
-            cwd=tmp_path / "project" if (tmp_path / "project").is_dir() else tmp_path,
-            env=inherited | embedded.environment(settings) | own,
-            capture_output=True,
-            text=True,
-            timeout=PROCESS_SECONDS,
-            check=False,
+        project = tmp_path / "project"
+        done = run(
+            name,
+            *arguments,
+            environment=inherited | embedded.environment(settings) | own,
+            folder=project if project.is_dir() else tmp_path,
+            texts=tmp_path,
         )
         assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
         return done.stdout

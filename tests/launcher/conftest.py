@@ -17,10 +17,11 @@ from dagster._core.definitions.reconstruct import ReconstructableRepository
 
 from noetl_dagster import embedded
 from noetl_dagster.code_location.launch import _origin, prepare
-from noetl_dagster.launcher.address import PRIORITY_TAG, Address, Message
+from noetl_dagster.launcher.address import PRIORITY_TAG, Address, Channel, Message
 from noetl_dagster.playbook.loader import load_playbook
 from noetl_dagster.resources.engines import EngineProvider
 from noetl_dagster.settings import Settings, get_settings
+from tests.forked import Forked
 from tests.playbooks import text_of
 from tests.waiting import until_now
 
@@ -129,6 +130,25 @@ def tell(folder: Path, message: Message) -> Any:
     answer = channel.receive()
     channel.close()
     return answer
+
+
+@pytest.fixture(autouse=True)
+def forked_run_servers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Has run servers that the test starts forked from a process that has imported what they need.
+
+    Those that commands, drivers and killed servers' successors start import for themselves.
+    """
+
+    def start(address: Address) -> Channel:
+        Forked(
+            *("run-server", str(address.folder), address.key, str(address.runs_at_once)),
+            environment=address.environment,
+            folder=Path.cwd(),
+            output=address.log,
+        )
+        return until_now(address.connect, "a run server that listens")
+
+    monkeypatch.setattr(Address, "_start", start)
 
 
 @pytest.fixture

@@ -15,6 +15,7 @@ from pathlib import Path
 
 import pyspark
 
+from tests.conftest import SHORT_LIVED_JVM
 from tests.waiting import PROCESS_SECONDS
 
 HOME = Path(pyspark.__file__).parent
@@ -90,6 +91,7 @@ def served(command: list[str], folder: Path, name: str, ready: Callable[[str], b
 @contextmanager
 def connect_server(folder: Path) -> Iterator[str]:
     """The address of a Connect server of one core, whose log is ``server.log``."""
+    folder.mkdir(exist_ok=True)
     port = free_port()
     settings = {
         "spark.connect.grpc.binding.address": "127.0.0.1",
@@ -97,7 +99,7 @@ def connect_server(folder: Path) -> Iterator[str]:
         "spark.driver.bindAddress": "127.0.0.1",
         "spark.driver.host": "127.0.0.1",
         "spark.driver.memory": "768m",
-        "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1",
+        "spark.driver.extraJavaOptions": SHORT_LIVED_JVM,
         "spark.python.daemon.module": "noetl_dagster.spark.daemon",
         "spark.ui.enabled": "false",
         "spark.local.dir": str(folder / "local"),
