@@ -25,7 +25,7 @@ from noetl_dagster.tools.sql.connection import NEVER_IDLE, postgres_error
 from noetl_dagster.tools.sql.running import run_statements
 from noetl_dagster.tools.sql.statements import bind, split_statements, without_percent
 from noetl_dagster.tools.sql.tables import (
-    Table,
+    SqlTable,
     WriteMode,
     delete_rows,
     describe_table,
@@ -148,7 +148,9 @@ async def write_sink(
     )
 
 
-async def _fitted(result: Any, own: Mapping[str, Any], table: Table) -> AsyncIterator[list[dict[str, Any]]]:
+async def _fitted(
+    result: Any, own: Mapping[str, Any], table: SqlTable
+) -> AsyncIterator[list[dict[str, Any]]]:
     """The rows of a result as they go into a table."""
     async for rows in batches_of(result):
         yield [{**own, **_fitting(row, table.columns)} for row in rows]

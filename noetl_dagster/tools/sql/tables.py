@@ -44,7 +44,7 @@ class WriteMode(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Table:
+class SqlTable:
     """A table as the server describes it. ``name`` is quoted."""
 
     name: str
@@ -62,7 +62,7 @@ def write_mode(text: str) -> WriteMode:
         ) from None
 
 
-async def describe_table(connection: asyncpg.Connection, name: str) -> Table:
+async def describe_table(connection: asyncpg.Connection, name: str) -> SqlTable:
     """Looks a table up; ``name`` may have a schema before a dot.
 
     Raises:
@@ -73,7 +73,7 @@ async def describe_table(connection: asyncpg.Connection, name: str) -> Table:
     if not columns:
         raise ToolError(f"table {name} does not exist; create it before writing to it", kind="schema",
                         code="42P01", details={"pg": {"sqlstate": "42P01", "code": "42P01"}})  # fmt: skip
-    return Table(
+    return SqlTable(
         quoted,
         {column["name"]: column["type"] for column in columns},
         tuple(column["name"] for column in columns if column["in_key"]),
@@ -82,7 +82,7 @@ async def describe_table(connection: asyncpg.Connection, name: str) -> Table:
 
 async def write_rows(
     connection: asyncpg.Connection,
-    table: Table,
+    table: SqlTable,
     columns: Sequence[str],
     rows: Sequence[Mapping[str, Any]],
     mode: WriteMode,
@@ -112,7 +112,7 @@ async def write_rows(
     return len(rows)
 
 
-async def delete_rows(connection: asyncpg.Connection, table: Table, identity: Mapping[str, Any]) -> None:
+async def delete_rows(connection: asyncpg.Connection, table: SqlTable, identity: Mapping[str, Any]) -> None:
     """Makes room for a replacement: the rows of the same identity, or all rows of a table without one."""
     own = {name: value for name, value in identity.items() if name in table.columns}
     if not own:
@@ -122,7 +122,7 @@ async def delete_rows(connection: asyncpg.Connection, table: Table, identity: Ma
     await connection.execute(DELETE_OWN_ROWS.format(table=table.name, same=same), to_jsonable(own))
 
 
-def known_columns(names: Iterable[str], table: Table) -> list[str]:
+def known_columns(names: Iterable[str], table: SqlTable) -> list[str]:
     """The columns that rows fill, each once.
 
     Raises:
@@ -140,7 +140,7 @@ def known_columns(names: Iterable[str], table: Table) -> list[str]:
     return list(names)
 
 
-def upsert_key(table: Table, key: Sequence[str]) -> Sequence[str]:
+def upsert_key(table: SqlTable, key: Sequence[str]) -> Sequence[str]:
     """The unique columns of an upsert: those given, else the primary key.
 
     Raises:

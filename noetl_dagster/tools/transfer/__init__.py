@@ -1,6 +1,5 @@
-"""``kind: transfer``: rows from one place to another, chunk by chunk.
+"""``kind: transfer``: copies rows from one place to another, chunk by chunk.
 
-Gives ``TransferTool`` to the registry; ``sources`` and ``targets`` know every kind of place, ``postgres`` how a
-transfer outlives its process. Stands on ``access``, ``base``, ``http``, ``limits``, ``references``, ``rows`` and
-``sql``.
+``tool`` opens the source and dispatches on the target; ``postgres_target`` and ``folders`` stage rows so that a
+command that runs again resumes the copy.
 """

@@ -1,7 +1,7 @@
-"""Checksums of rows in any order, by which what was read is compared with what a target keeps.
+"""Checksums of rows in any order, which compare the rows that were read with those that a target keeps.
 
-PostgreSQL makes its own, by :func:`rows_digest`; of Arrow tables and of JSON rows this process does. Each is the sum of
-a hash of every row, so checksums of parts add up to that of the whole.
+PostgreSQL computes its own, by :func:`rows_digest`; this process computes those of Arrow tables and JSON rows. Each is
+the sum of a hash of every row, so the checksums of parts add up to that of the whole.
 """
 
 from __future__ import annotations
@@ -25,18 +25,19 @@ from noetl_dagster.tools.sql.tables import listed
 _DIGEST = "count(*) || ':' || coalesce(sum(('x' || left(md5({text}), 16))::bit(64)::bigint::numeric), 0)"
 
 _LOST = {"lost": True}
-"""Stands for a value that the format has no word for, and equals nothing that is read back."""
+"""Replaces a value that the format cannot hold, and equals no value that is read back."""
 
 
 @dataclass(frozen=True, slots=True)
 class Checksum:
-    """Of so many rows; ``str`` of it is what the result shows."""
+    """A checksum of ``rows`` rows; the result shows its ``str``."""
 
     rows: int = 0
     total: int = 0
 
     @classmethod
     def of_text(cls, text: str) -> Checksum:
+        """Parses the ``str`` of a checksum."""
         rows, total = text.split(":")
         return cls(int(rows), int(total))
 
@@ -48,7 +49,7 @@ class Checksum:
 
 
 def compare_checksums(read: object, written: object, where: str, *, kind: ErrorKind) -> None:
-    """Raises ``ToolError`` where they differ."""
+    """Raises ``ToolError`` if they differ; ``where`` names the target."""
     if str(read) != str(written):
         raise ToolError(
             f"transfer: the checksum of what was read is {read}, of what was written {written}: {where} changes "
@@ -59,11 +60,11 @@ def compare_checksums(read: object, written: object, where: str, *, kind: ErrorK
 
 
 def rows_digest(values: Mapping[str, str], types: Mapping[str, str]) -> str:
-    """SQL of the checksum of all rows: of each one's values that are not null, with their columns' names and lengths.
+    """Returns SQL of the checksum of all rows, from their values that are not null, with column names and lengths.
 
     Args:
         values: SQL of each column's value, by its name.
-        types: what type each value has, as ``pg_type.typname`` says it: 1.50 and 1.5 are one number.
+        types: the type of each value as in ``pg_type.typname``: 1.50 and 1.5 are one number.
     """
     parts = []
     for name, value in sorted(values.items()):
@@ -74,13 +75,13 @@ def rows_digest(values: Mapping[str, str], types: Mapping[str, str]) -> str:
 
 
 class TableSums:
-    """Checksums of Arrow tables, which DuckDB makes on this connection. Not for several threads at once."""
+    """Checksums of Arrow tables, which DuckDB computes on a connection. Not for several threads at once."""
 
     def __init__(self, connection: duckdb.DuckDBPyConnection) -> None:
         self._connection = connection
 
     def of(self, table: pa.Table) -> Checksum:
-        """Of two tables of the same columns and types the same where their rows are."""
+        """Returns the checksum of a table; tables of the same columns, types and rows have the same."""
         columns = listed(sorted(table.column_names))
         self._connection.register("noetl_rows", table)
         query = f"SELECT sum(hash({columns})::HUGEINT) FROM noetl_rows"
@@ -90,10 +91,10 @@ class TableSums:
 
 
 def as_read(stored: pa.Table, read: pa.Table, where: str) -> tuple[pa.Table, pa.Table]:
-    """What was stored and what was read, with the types in which it was read.
+    """Casts the stored rows and the rows that were read to the types in which they were read.
 
     Raises:
-        ToolError: a column's values have no form in both.
+        ToolError: a column cannot be cast.
     """
     columns, others = [], []
     for field in read.schema:
@@ -121,7 +122,7 @@ def _is_text(kind: Any) -> bool:
 
 
 def sum_of_given(rows: Iterable[Row], format: RowFormat) -> Checksum:
-    """Of rows as they are to be written as text of a format; a value that it cannot hold equals nothing."""
+    """Returns the checksum of rows that are written as text; a value that the format cannot hold equals nothing."""
     plain = []
     for row in rows:
         values = json_row(row)
@@ -131,7 +132,7 @@ def sum_of_given(rows: Iterable[Row], format: RowFormat) -> Checksum:
 
 
 def sum_of_kept(rows: Iterable[Row], format: RowFormat) -> Checksum:
-    """Of rows as they were read back from text of a format."""
+    """Returns the checksum of rows that were read back from text of a format."""
     if format is RowFormat.CSV:
         return _sum({name: value for name, value in row.items() if value is not None} for row in rows)
     return _sum(rows)
@@ -147,7 +148,7 @@ def _sum(rows: Iterable[Row]) -> Checksum:
 
 
 def _csv_values(row: Row) -> dict[str, Any]:
-    """As CSV has them: text, which is never empty."""
+    """Returns values as CSV holds them: text that is never empty."""
     return {
         name: value if value is _LOST else _csv_text(value)
         for name, value in row.items()

@@ -1,28 +1,29 @@
-"""Rows on their way from one end to the other."""
+"""Rows on their way from the source to the target, and columns that the target lacks."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import chain
 from typing import Any, Protocol, TypeVar
 
 import pyarrow as pa
 
 from noetl_dagster.errors import ToolError
+from noetl_dagster.tools.base import Toolbox, ToolCall
 from noetl_dagster.tools.rows.files import Row, arrow_rows
-from noetl_dagster.tools.transfer.options import OnDrift
+from noetl_dagster.tools.transfer.options import OnDrift, TransferEnd, TransferOptions
 
 T = TypeVar("T")
 Put = Callable[[T], Awaitable[None]]
 
 
 @dataclass(frozen=True, slots=True)
-class Chunk:
+class TransferChunk:
     """Some rows: mappings, an Arrow table, or bytes of COPY.
 
-    ``after``, JSON, is where a source that can seek goes on behind them.
+    ``after`` is the position behind them, as JSON; None when the source cannot resume there.
     """
 
     data: Any
@@ -30,7 +31,7 @@ class Chunk:
 
     @property
     def rows(self) -> int:
-        """Their number; of bytes only in the text format, where each is a line."""
+        """The number of rows; for bytes only in the text format, which has one row per line."""
         return self.data.count(b"\n") if isinstance(self.data, bytes) else len(self.data)
 
     @property
@@ -38,7 +39,7 @@ class Chunk:
         """The columns that the rows fill.
 
         Raises:
-            ToolError: a table has one twice.
+            ToolError: a table has a column twice.
         """
         if isinstance(self.data, pa.Table):
             names = tuple(self.data.column_names)
@@ -49,29 +50,29 @@ class Chunk:
         return tuple(dict.fromkeys(chain.from_iterable(self.data)))
 
     def as_rows(self) -> list[Row]:
+        """Returns the rows as mappings."""
         rows: list[Row] = self.data
         if isinstance(self.data, pa.Table) and self.columns:
             rows = self.data.to_pylist()
         return rows
 
     def as_table(self, schema: pa.Schema | None = None) -> pa.Table:
-        """An Arrow table of the given schema, or of the one that the values show."""
+        """Returns an Arrow table of the given schema, or of the schema that the values show."""
         if not isinstance(self.data, pa.Table):
             return arrow_rows(self.data, schema)
-        return self.data if schema is None else fitted(self.data, schema)
+        return self.data if schema is None else _fitted(self.data, schema)
 
-    def only(self, columns: Sequence[str]) -> Chunk:
-        """Without other columns than these."""
+    def only(self, columns: Sequence[str]) -> TransferChunk:
+        """Returns the rows without any other columns than these."""
         if isinstance(self.data, pa.Table):
-            return Chunk(self.data.select(list(columns)), self.after)
+            return TransferChunk(self.data.select(list(columns)), self.after)
         kept = frozenset(columns)
-        return Chunk(
-            [{name: value for name, value in row.items() if name in kept} for row in self.data], self.after
-        )
+        rows = [{name: value for name, value in row.items() if name in kept} for row in self.data]
+        return TransferChunk(rows, self.after)
 
 
-def fitted(table: pa.Table, schema: pa.Schema) -> pa.Table:
-    """A table with the columns and types of a schema; columns that it lacks are null."""
+def _fitted(table: pa.Table, schema: pa.Schema) -> pa.Table:
+    """Casts a table to the columns and types of a schema; missing columns are null."""
     columns = [
         table.column(field.name).cast(field.type)
         if field.name in table.column_names
@@ -81,35 +82,96 @@ def fitted(table: pa.Table, schema: pa.Schema) -> pa.Table:
     return pa.table(columns, schema=schema)
 
 
-class Source(Protocol):
-    """Where rows come from.
+class TransferSource(Protocol):
+    """The source of a transfer.
 
     Attributes:
-        seeks: it can go on in the middle, so that what is stored is not read again.
-        bytes: about how large it is, where that is known beforehand.
+        seeks: reading can resume at a position, so that staged rows are not read again.
+        bytes: an estimate of its size; 0 if unknown.
     """
 
     seeks: bool
     bytes: int
 
     async def identity(self) -> str:
-        """Changes when the source is another one than before; empty where nobody can say."""
+        """Returns a text that changes when the source does; empty if that cannot be determined."""
         ...
 
-    def chunks(self, after: Any = None) -> AsyncIterator[Chunk]:
-        """The rows, from the beginning or behind what an earlier chunk called ``after``."""
+    def chunks(self, after: Any = None) -> AsyncIterator[TransferChunk]:
+        """Yields the rows, from the beginning or from the ``after`` of an earlier chunk."""
         ...
 
 
-async def sliced(rows: list[Row] | pa.Table, size: int, after: Any = None) -> AsyncIterator[Chunk]:
-    """Rows in chunks; only behind the last one can be gone on."""
+Watch = Callable[[AsyncIterator[TransferChunk]], AsyncIterator[TransferChunk]]
+
+
+@dataclass(frozen=True, slots=True)
+class Transfer:
+    """One transfer: its source, target and options, and the call that asks for it.
+
+    ``watch`` passes chunks on and reports progress.
+    """
+
+    source: TransferSource
+    target: TransferEnd
+    options: TransferOptions
+    call: ToolCall
+    box: Toolbox
+    watch: Watch
+
+    def chunks(self, after: Any = None) -> AsyncIterator[TransferChunk]:
+        """Yields the rows of the source and reports progress."""
+        return self.watch(self.source.chunks(after))
+
+
+@dataclass(slots=True)
+class TransferOutcome:
+    """The facts of a transfer that its result reports."""
+
+    rows: int
+    written: int
+    checksum: str | None = None
+    verified: dict[str, Any] = field(default_factory=dict)
+    drift: dict[str, list[str]] = field(default_factory=dict)
+    resumed: int | None = None
+
+
+class StagedTarget(Protocol):
+    """A target that has each row once, however often its command is killed and runs again.
+
+    Rows are staged where no reader looks, with the position of the source after them; publishing shows all of them at
+    once and records the outcome; the staging is discarded when the end of the command is in the log. Sinks follow
+    the same order with the parts of :class:`~noetl_dagster.tools.sinks.place.PartTarget`.
+    """
+
+    async def stage(self) -> None:
+        """Stages the rows that are not staged yet.
+
+        Raises:
+            ToolError: the rows cannot be read or written; the target is unchanged.
+        """
+
+    async def publish(self) -> TransferOutcome:
+        """Shows all staged rows to readers, and records the outcome for a command that runs again."""
+        ...
+
+    async def discard(self) -> None:
+        """Removes the staging.
+
+        Raises:
+            ToolError: the store is unavailable or refuses it.
+        """
+
+
+async def sliced(rows: list[Row] | pa.Table, size: int, after: Any = None) -> AsyncIterator[TransferChunk]:
+    """Yields rows in chunks; only the last one has the position after them."""
     for start in range(0, len(rows), size):
         part = rows.slice(start, size) if isinstance(rows, pa.Table) else rows[start : start + size]
-        yield Chunk(part, after if start + size >= len(rows) else None)
+        yield TransferChunk(part, after if start + size >= len(rows) else None)
 
 
 async def piped(fill: Callable[[Put[T]], Awaitable[object]], most: int) -> AsyncIterator[T]:
-    """What ``fill`` puts, at most so many items ahead of their use; then what it raised."""
+    """Yields the items that ``fill`` puts, which runs at most ``most`` items ahead; then raises its error."""
     queue: asyncio.Queue[tuple[T] | None] = asyncio.Queue()
     room = asyncio.Semaphore(most)
 
@@ -130,7 +192,7 @@ async def piped(fill: Callable[[Put[T]], Awaitable[object]], most: int) -> Async
 
 
 def ahead(items: AsyncIterator[T], most: int = 2) -> AsyncIterator[T]:
-    """The same items, of which the next are made while one is used."""
+    """Yields the same items, and makes the next ones while one is used."""
 
     async def forward(put: Put[T]) -> None:
         async for item in items:
@@ -140,33 +202,35 @@ def ahead(items: AsyncIterator[T], most: int = 2) -> AsyncIterator[T]:
 
 
 class Drift:
-    """What a transfer makes of new columns.
+    """Applies ``on_drift`` to columns that the target lacks.
 
     Attributes:
-        added, ignored: their names, in the order in which they came.
+        columns: those of the target.
+        added: new columns with their types.
+        ignored: columns that are left out.
     """
 
-    def __init__(self, told: OnDrift, target: str, columns: Iterable[str]) -> None:
-        self._told, self._target = told, target
+    def __init__(self, on_drift: OnDrift, target: str, columns: Iterable[str]) -> None:
+        self._on_drift, self._target = on_drift, target
         self.columns = list(columns)
         self.added: dict[str, str] = {}
         self.ignored: list[str] = []
 
     def sort(self, columns: Sequence[str], type_of: Callable[[str], str]) -> tuple[list[str], dict[str, str]]:
-        """The columns to write, and those of them that the target does not have yet, with their types.
+        """Returns the columns to write, and the types of those that the target does not have yet.
 
         Raises:
-            ToolError: the target lacks columns, and was not told what to do then.
+            ToolError: the target lacks columns, and ``on_drift`` is ``error``.
         """
         new = [name for name in columns if name not in self.columns]
-        if new and self._told is OnDrift.ERROR:
+        if new and self._on_drift is OnDrift.ERROR:
             raise ToolError(
                 f"{self._target} has no column {', '.join(map(str, new))}; its columns: "
                 f"{', '.join(self.columns)}. Write on_drift: add or ignore, or name the columns to read",
                 kind="schema",
                 code="42703",
             )
-        if self._told is OnDrift.IGNORE:
+        if self._on_drift is OnDrift.IGNORE:
             self.ignored += [name for name in new if name not in self.ignored]
             return [name for name in columns if name not in new], {}
         types = {name: type_of(name) for name in new}
@@ -175,20 +239,21 @@ class Drift:
         return list(columns), types
 
     def report(self) -> dict[str, list[str]]:
-        """What the result says."""
+        """Returns the added and ignored columns for the result, if there are any."""
         named = {"added": list(self.added), "ignored": self.ignored}
         return {word: names for word, names in named.items() if names}
 
 
-def postgres_type(chunk: Chunk, column: str) -> str:
-    """The type of a new column of PostgreSQL for the values that a chunk has in it."""
+def postgres_type(chunk: TransferChunk, column: str) -> str:
+    """Returns the PostgreSQL type of a new column for the values of a chunk."""
     if isinstance(chunk.data, pa.Table):
-        return _of_arrow(chunk.data.schema.field(column).type)
-    return _of_values({type(row[column]) for row in chunk.data if row.get(column) is not None})
+        return _arrow_type_name(chunk.data.schema.field(column).type)
+    kinds = frozenset(type(row[column]).__name__ for row in chunk.data if row.get(column) is not None)
+    return _TYPES_OF_VALUES.get(kinds, "text")
 
 
-def duckdb_type(chunk: Chunk, column: str) -> str:
-    """As :func:`postgres_type`, of DuckDB."""
+def duckdb_type(chunk: TransferChunk, column: str) -> str:
+    """Returns the DuckDB type of a new column for the values of a chunk."""
     type_name = postgres_type(chunk, column)
     return {"double precision": "DOUBLE", "jsonb": "JSON", "bytea": "BLOB"}.get(type_name, type_name)
 
@@ -211,22 +276,22 @@ _SIMPLE: tuple[tuple[Callable[[Any], bool], str], ...] = (
 )
 
 
-def _of_arrow(kind: Any) -> str:
+def _arrow_type_name(kind: Any) -> str:
     if pa.types.is_dictionary(kind):
-        return _of_arrow(kind.value_type)
+        return _arrow_type_name(kind.value_type)
     if pa.types.is_decimal(kind):
         return f"numeric({kind.precision},{kind.scale})"
     if pa.types.is_timestamp(kind):
         return "timestamptz" if kind.tz else "timestamp"
     if pa.types.is_list(kind) or pa.types.is_large_list(kind):
-        inner = _of_arrow(kind.value_type)
+        inner = _arrow_type_name(kind.value_type)
         return "jsonb" if inner == "jsonb" or inner.endswith("[]") else f"{inner}[]"
     if pa.types.is_nested(kind):
         return "jsonb"
     return next((name for test, name in _SIMPLE if test(kind)), "text")
 
 
-_OF_VALUES: Mapping[frozenset[str], str] = {
+_TYPES_OF_VALUES: Mapping[frozenset[str], str] = {
     frozenset({"bool"}): "boolean",
     frozenset({"int"}): "bigint",
     frozenset({"float"}): "double precision",
@@ -242,7 +307,3 @@ _OF_VALUES: Mapping[frozenset[str], str] = {
     frozenset({"list"}): "jsonb",
     frozenset({"dict", "list"}): "jsonb",
 }
-
-
-def _of_values(kinds: set[type]) -> str:
-    return _OF_VALUES.get(frozenset(kind.__name__ for kind in kinds), "text")

@@ -1,4 +1,4 @@
-"""Rows into a table of PostgreSQL by COPY, and from a stage into the table that they are for."""
+"""Copies rows into a PostgreSQL table by COPY, and moves them from a stage to their table."""
 
 from __future__ import annotations
 
@@ -14,9 +14,10 @@ import pyarrow as pa
 
 from noetl_dagster.errors import ToolError
 from noetl_dagster.tools.rows.copy_csv import csv_of_rows, csv_of_table
-from noetl_dagster.tools.sql.tables import Table, conflict_clause, listed
+from noetl_dagster.tools.sql.tables import SqlTable, conflict_clause, listed
 from noetl_dagster.tools.transfer.checksum import Checksum, rows_digest
-from noetl_dagster.tools.transfer.chunks import Chunk, Drift, Source, ahead, postgres_type
+from noetl_dagster.tools.transfer.chunks import Drift, Transfer, TransferChunk, ahead, postgres_type
+from noetl_dagster.tools.transfer.options import Verify
 from noetl_dagster.tools.transfer.postgres_source import PostgresSource
 
 ORDINAL = "noetl_ordinal"
@@ -33,77 +34,57 @@ CREATE_READ = "CREATE TEMP TABLE {read} ({columns})"
 DROP_READ = "DROP TABLE {read}"
 ADD_COLUMN = "ALTER TABLE {table} ADD COLUMN {column} {type}"
 
-_SAME_BYTES = frozenset(
-    (
-        *(
-            "bool",
-            "int2",
-            "int4",
-            "int8",
-            "float4",
-            "float8",
-            "numeric",
-            "text",
-            "varchar",
-            "bpchar",
-            "name",
-            "bytea",
-        ),
-        *(
-            "date",
-            "time",
-            "timetz",
-            "timestamp",
-            "timestamptz",
-            "interval",
-            "uuid",
-            "json",
-            "jsonb",
-            "inet",
-            "cidr",
-        ),
-        *("macaddr", "bit", "varbit"),
-    )
-)
+RELATION = """
+SELECT namespace.nspname, class.relname
+FROM pg_class AS class JOIN pg_namespace AS namespace ON namespace.oid = class.relnamespace
+WHERE class.oid = to_regclass($1)
+"""
+TYPE_NAME = """
+SELECT typname FROM pg_attribute JOIN pg_type ON pg_type.oid = atttypid
+WHERE attrelid = to_regclass($1) AND attname = $2
+"""
+BASE_TYPES = """
+SELECT attname, format_type(atttypid, -1) FROM pg_attribute WHERE attrelid = to_regclass($1) AND attnum > 0
+"""
+
+_SAME_BYTES = """
+    bool int2 int4 int8 float4 float8 numeric text varchar bpchar name bytea date time timetz timestamp timestamptz
+    interval uuid json jsonb inet cidr macaddr bit varbit
+""".split()  # noqa: SIM905
 """Types whose binary form is the same in every server."""
 
 CHECKED_BYTES = 16 << 20
-"""So much of a source whose checksum is made is in memory, to be copied a second time."""
+"""Bytes of rows that are kept in memory to be copied a second time, for their checksum."""
 
 
 class Copier:
-    """Copies what a source gives, one COPY for each run of chunks that fill the same columns.
+    """Copies the rows of a source, with one COPY for each run of chunks that fill the same columns.
 
     Attributes:
-        read, written: rows that the source gave, and that COPY says the table took.
+        read, written: rows that the source yielded, and that the table took according to COPY.
         columns: those that were filled.
-        checksum: of what the source gave, of one that is no PostgreSQL and where it is asked for.
+        checksum: of the rows that were read, if it is requested and the source is not PostgreSQL.
     """
 
     def __init__(
-        self,
-        connection: asyncpg.Connection,
-        into: Table,
-        drift: Drift,
-        source: Source,
-        chunks_of: Any,
-        *,
-        checked: bool = False,
+        self, connection: asyncpg.Connection, into: SqlTable, drift: Drift, transfer: Transfer
     ) -> None:
-        self._connection, self._into, self._drift, self._source = connection, into, drift, source
-        self._chunks_of = chunks_of
-        self._checked = checked and not isinstance(source, PostgresSource)
+        self._connection, self._into, self._drift, self._transfer = connection, into, drift, transfer
+        self._source = transfer.source
+        self._checked = transfer.options.verify is Verify.CHECKSUM and not isinstance(
+            self._source, PostgresSource
+        )
         self._resumable = False
         self.checksum = Checksum()
         self._fixed: list[str] | None = None
         self._format = "csv"
-        self._chunks: AsyncIterator[Chunk] | None = None
-        self._next: Chunk | None = None
+        self._chunks: AsyncIterator[TransferChunk] | None = None
+        self._next: TransferChunk | None = None
         self.read = self.written = 0
         self.columns: dict[str, None] = {}
 
     async def start(self, *, after: Any = None, resumable: bool = False) -> None:
-        """Looks at the columns of a source that knows them, and begins to read behind a position."""
+        """Determines the columns if the source knows them, and begins to read after a position."""
         source, self._resumable = self._source, resumable
         if isinstance(source, PostgresSource):
             self._fixed = await self._sorted(list(source.columns), lambda name: source.columns[name].type)
@@ -114,18 +95,18 @@ class Copier:
             chunks = source.copy(self._fixed, self._format, after)
         else:
             chunks = ahead(source.chunks(after), 1)
-        self._chunks = self._chunks_of(chunks)
+        self._chunks = self._transfer.watch(chunks)
 
     async def ready(self) -> bool:
-        """Waits for the next chunk; False behind the last one."""
+        """Waits for the next chunk; returns False after the last one."""
         if self._next is None and self._chunks is not None:
             self._next = await anext(self._chunks, None)
         return self._next is not None
 
     async def step(self, seconds: float = math.inf) -> Any:
-        """One COPY, which ends where the columns change or after so many seconds; where the source then goes on."""
+        """Runs one COPY, which ends when the columns change or after ``seconds``; returns the position after it."""
         assert self._next is not None
-        columns = self._fixed or await self._of_chunk(self._next)
+        columns = self._fixed or await self._columns_of(self._next)
         fixed, due, after, given = self._fixed is not None, time.monotonic() + seconds, None, 0
         names = frozenset() if fixed else frozenset(self._next.columns)
         kept: list[bytes] = []
@@ -162,7 +143,7 @@ class Copier:
         self.columns |= dict.fromkeys(columns)
         return after
 
-    async def _encoded(self, chunk: Chunk, columns: Sequence[str]) -> bytes:
+    async def _encoded(self, chunk: TransferChunk, columns: Sequence[str]) -> bytes:
         if isinstance(chunk.data, bytes):
             return chunk.data
         encode = csv_of_table if isinstance(chunk.data, pa.Table) else csv_of_rows
@@ -171,7 +152,7 @@ class Copier:
         )
 
     async def _checksum(self, blocks: Sequence[bytes], columns: Sequence[str]) -> Checksum:
-        """Of rows as they were read: the server takes them as text, and casts each value to its column's type."""
+        """Returns the checksum of rows as they were read: the server casts their text to the columns' types."""
         texts = ", ".join(f"{listed([name])} text" for name in columns)
         await self._connection.execute(CREATE_READ.format(read=READ_AS_TEXT, columns=texts))
         await self._connection.copy_to_table(
@@ -185,7 +166,7 @@ class Copier:
         await self._connection.execute(DROP_READ.format(read=READ_AS_TEXT))
         return Checksum.of_text(found)
 
-    async def _of_chunk(self, chunk: Chunk) -> list[str]:
+    async def _columns_of(self, chunk: TransferChunk) -> list[str]:
         return await self._sorted(chunk.columns, lambda name: postgres_type(chunk, name))
 
     async def _sorted(self, names: Sequence[str], type_of: Any) -> list[str]:
@@ -196,24 +177,8 @@ class Copier:
         return columns
 
 
-RELATION = """
-SELECT namespace.nspname, class.relname
-FROM pg_class AS class JOIN pg_namespace AS namespace ON namespace.oid = class.relnamespace
-WHERE class.oid = to_regclass($1)
-"""
-TYPE_NAME = """
-SELECT typname FROM pg_attribute JOIN pg_type ON pg_type.oid = atttypid
-WHERE attrelid = to_regclass($1) AND attname = $2
-"""
-
-
-BASE_TYPES = """
-SELECT attname, format_type(atttypid, -1) FROM pg_attribute WHERE attrelid = to_regclass($1) AND attnum > 0
-"""
-
-
 async def base_types(connection: asyncpg.Connection, table: str) -> dict[str, str]:
-    """The types of a table's columns, quoted and without their lengths and scales."""
+    """Returns the types of a table's columns, quoted and without their lengths and scales."""
     return dict(await connection.fetch(BASE_TYPES, table))
 
 
@@ -222,8 +187,8 @@ async def _each(blocks: Sequence[bytes]) -> AsyncIterator[bytes]:
         yield block
 
 
-async def add_columns(connection: asyncpg.Connection, table: Table, columns: dict[str, str]) -> None:
-    """Adds columns, by name and type, to a table and to what is known of it."""
+async def add_columns(connection: asyncpg.Connection, table: SqlTable, columns: dict[str, str]) -> None:
+    """Adds columns, by name and type, to a table and to its description."""
     for name, type_name in columns.items():
         await connection.execute(ADD_COLUMN.format(table=table.name, column=listed([name]), type=type_name))
         table.columns[name] = await connection.fetchval(TYPE_NAME, table.name, name)
@@ -232,14 +197,14 @@ async def add_columns(connection: asyncpg.Connection, table: Table, columns: dic
 async def merge(
     connection: asyncpg.Connection,
     stage: str,
-    table: Table,
+    table: SqlTable,
     columns: Sequence[str],
     keys: Sequence[str],
 ) -> int:
-    """Moves a stage's rows into the table, and says how many it took.
+    """Moves a stage's rows into the table; returns how many it took.
 
     Args:
-        keys: of an upsert: of rows with the same key the last one wins; empty to insert every row.
+        keys: of an upsert, where the last of several rows with the same key wins; empty to insert every row.
     """
     names = {"stage": stage, "table": table.name, "columns": listed(columns), "ordinal": ORDINAL}
     statement = MOVE.format(**names)
@@ -249,24 +214,24 @@ async def merge(
     return int(tag.rpartition(" ")[2])
 
 
-async def checksum_of(connection: asyncpg.Connection, table: Table, columns: Sequence[str]) -> Checksum:
-    """Of what a table holds."""
+async def checksum_of(connection: asyncpg.Connection, table: SqlTable, columns: Sequence[str]) -> Checksum:
+    """Returns the checksum of the rows of a table."""
     digest = rows_digest({name: listed([name]) for name in columns}, table.columns)
     return Checksum.of_text(await connection.fetchval(f"SELECT {digest} FROM {table.name}"))
 
 
 async def move_checked(
-    connection: asyncpg.Connection, stage: str, table: Table, columns: Sequence[str]
+    connection: asyncpg.Connection, stage: str, table: SqlTable, columns: Sequence[str]
 ) -> Checksum:
-    """Moves a stage's rows into the table; the checksum of what that keeps of them, after its triggers."""
+    """Moves a stage's rows into the table; returns their checksum there, after its triggers."""
     move = MOVE.format(stage=stage, table=table.name, columns=listed(columns))
     digest = rows_digest({name: listed([name]) for name in columns}, table.columns)
     statement = DIGEST_MOVED.format(move=move, columns=listed(columns), digest=digest)
     return Checksum.of_text(await connection.fetchval(statement))
 
 
-def compare(read: int, written: int, table: Table) -> None:
-    """Raises ``ToolError`` where the target did not take as many rows as the source gave."""
+def compare_counts(read: int, written: int, table: SqlTable) -> None:
+    """Raises ``ToolError`` if the target did not take as many rows as were read."""
     if read != written:
         raise ToolError(
             f"{read} rows were read, and table {table.name} took {written}; a trigger or rule keeps some away? "

@@ -1,4 +1,4 @@
-"""Rows into a table of DuckDB."""
+"""DuckDB as a source and a target."""
 
 from __future__ import annotations
 
@@ -12,31 +12,28 @@ import pyarrow as pa
 
 from noetl_dagster.errors import ToolError
 from noetl_dagster.playbook.templates.environment import sql_identifier
-from noetl_dagster.tools.base import ToolCall
 from noetl_dagster.tools.rows.reader import threaded
 from noetl_dagster.tools.sql.tables import WriteMode, listed
 from noetl_dagster.tools.transfer.checksum import Checksum, TableSums, as_read, compare_checksums
-from noetl_dagster.tools.transfer.chunks import Chunk, Drift, duckdb_type
-from noetl_dagster.tools.transfer.options import Options, Place, Verify, statement_of
-from noetl_dagster.tools.transfer.postgres_target import Outcome
+from noetl_dagster.tools.transfer.chunks import Drift, Transfer, TransferChunk, TransferOutcome, duckdb_type
+from noetl_dagster.tools.transfer.options import TransferEnd, TransferOptions, Verify
 
 
-async def write_duckdb(
-    place: Place, chunks: AsyncIterator[Chunk], options: Options, call: ToolCall
-) -> Outcome:
-    """Makes the table when it is missing, from the first chunk."""
-    if place.database is None:
+async def write_duckdb(transfer: Transfer) -> TransferOutcome:
+    """Writes all rows in one transaction; creates a missing table with the columns of the first chunk."""
+    target, options = transfer.target, transfer.options
+    if target.database is None:
         raise ToolError("transfer: a duckdb target needs 'database', a file", kind="schema")
-    if options.mode is WriteMode.UPSERT and not place.key:
+    if options.mode is WriteMode.UPSERT and not target.key:
         raise ToolError("transfer: upsert into duckdb needs 'key': its unique columns", kind="schema")
-    connection = await asyncio.to_thread(duckdb.connect, str(Path(call.folder, place.database)))
+    connection = await asyncio.to_thread(duckdb.connect, str(Path(transfer.call.folder, target.database)))
     table: _DuckdbTable | None = None
     read = written = 0
     try:
         await asyncio.to_thread(connection.execute, "BEGIN")
-        async for chunk in chunks:
+        async for chunk in transfer.chunks():
             if table is None:
-                table = await asyncio.to_thread(_DuckdbTable, connection, place, options, chunk)
+                table = await asyncio.to_thread(_DuckdbTable, connection, target, options, chunk)
             written += await asyncio.to_thread(table.insert, chunk)
             read += chunk.rows
         if table is not None and table.checked:
@@ -46,7 +43,7 @@ async def write_duckdb(
         await asyncio.to_thread(connection.execute, "COMMIT")
     finally:
         await asyncio.to_thread(connection.close)
-    outcome = Outcome(read, written)
+    outcome = TransferOutcome(read, written)
     if table is not None:
         outcome.drift = table.drift.report()
         outcome.checksum = str(table.kept) if table.checked else None
@@ -54,17 +51,21 @@ async def write_duckdb(
 
 
 class _DuckdbTable:
-    """A table of a file, which takes chunks.
+    """A table of a file.
 
     Attributes:
-        read, kept: where ``checked``, the checksums of the chunks, and of what the table made of them.
+        read, kept: if ``checked``, the checksums of the chunks, and of their rows in the table.
     """
 
     def __init__(
-        self, connection: duckdb.DuckDBPyConnection, place: Place, options: Options, first: Chunk
+        self,
+        connection: duckdb.DuckDBPyConnection,
+        target: TransferEnd,
+        options: TransferOptions,
+        first: TransferChunk,
     ) -> None:
         self._connection = connection
-        self._table, self._key = sql_identifier(place.table), place.key
+        self._table, self._key = sql_identifier(target.table), target.key
         connection.register("noetl_chunk", first.as_table())
         connection.execute(f"CREATE TABLE IF NOT EXISTS {self._table} AS SELECT * FROM noetl_chunk LIMIT 0")
         connection.unregister("noetl_chunk")
@@ -77,8 +78,8 @@ class _DuckdbTable:
         self.read = self.kept = Checksum()
         self._sums = TableSums(connection)
 
-    def insert(self, chunk: Chunk) -> int:
-        """Takes a chunk, and says how many rows that were."""
+    def insert(self, chunk: TransferChunk) -> int:
+        """Inserts a chunk; returns the number of rows that the table took."""
         columns, new = self.drift.sort(chunk.columns, lambda name: duckdb_type(chunk, name))
         for name, type_name in new.items():
             self._connection.execute(
@@ -104,29 +105,31 @@ class _DuckdbTable:
 
 
 class DuckdbSource:
-    """A table, whose rows keep their order, or a query; one with ``order_by`` can be gone on with."""
+    """A table, whose rows keep their order, or a query. Reading can resume in both if a query has ``order_by``."""
 
-    def __init__(self, connection: duckdb.DuckDBPyConnection, place: Place, size: int, path: str) -> None:
-        self._connection, self._place, self._size = connection, place, size
+    def __init__(self, connection: duckdb.DuckDBPyConnection, end: TransferEnd, size: int, path: str) -> None:
+        self._connection, self._end, self._size = connection, end, size
         self._file = None if path == ":memory:" else Path(path)
-        self.seeks = bool(place.order_by or not place.query)
+        self.seeks = bool(end.order_by or not end.query)
         self.bytes = 0 if self._file is None else self._file.stat().st_size
 
     async def identity(self) -> str:
+        """Returns nothing: DuckDB has no version of a table."""
         return ""
 
-    async def chunks(self, after: Any = None) -> AsyncIterator[Chunk]:
-        statement = statement_of(self._place)
+    async def chunks(self, after: Any = None) -> AsyncIterator[TransferChunk]:
+        """Yields Arrow tables, after the first ``after`` rows."""
+        statement = self._end.statement()
         text = statement.text
-        if self._place.order_by or after:
-            order = f" ORDER BY {listed(self._place.order_by)}" if self._place.order_by else ""
+        if self._end.order_by or after:
+            order = f" ORDER BY {listed(self._end.order_by)}" if self._end.order_by else ""
             text = f"SELECT * FROM ({text.rstrip().rstrip(';')}\n) AS source{order} OFFSET {int(after or 0)}"
         reader = await asyncio.to_thread(self._read, text, list(statement.values) or None)
         done = int(after or 0)
         async for batch in threaded(reader):
             done += batch.num_rows
             if batch.num_rows:
-                yield Chunk(pa.Table.from_batches([batch]), done if self.seeks else None)
+                yield TransferChunk(pa.Table.from_batches([batch]), done if self.seeks else None)
 
     def _read(self, text: str, values: list[Any] | None) -> Any:
         relation = self._connection.sql(text, params=values)

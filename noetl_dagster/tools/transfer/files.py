@@ -1,4 +1,4 @@
-"""Files and objects as sources: Parquet by row groups, JSON lines, arrays and CSV by blocks."""
+"""Files, objects and folders of files as sources; a file or an object as a target."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from noetl_dagster.errors import ToolError
 from noetl_dagster.tools.base import Toolbox, ToolCall
 from noetl_dagster.tools.rows.cutters import RECORD_BYTES, cutter_for
 from noetl_dagster.tools.rows.files import Row, RowWriter, row_writer
-from noetl_dagster.tools.rows.formats import RowFormat, row_format
+from noetl_dagster.tools.rows.formats import RowFormat
 from noetl_dagster.tools.rows.parsing import BlockOrigin, check_columns, csv_rows, unnamed_columns
 from noetl_dagster.tools.rows.reader import BLOCK_BYTES, RowFile, cut, read_written, threaded
 from noetl_dagster.tools.sql.tables import WriteMode
@@ -36,9 +36,8 @@ from noetl_dagster.tools.transfer.checksum import (
     sum_of_given,
     sum_of_kept,
 )
-from noetl_dagster.tools.transfer.chunks import Chunk, Drift, ahead, sliced
-from noetl_dagster.tools.transfer.options import Options, Place, Verify, data_files, object_place, open_folder
-from noetl_dagster.tools.transfer.postgres_target import Outcome
+from noetl_dagster.tools.transfer.chunks import Drift, Transfer, TransferChunk, TransferOutcome, ahead, sliced
+from noetl_dagster.tools.transfer.options import ObjectFolder, TransferEnd, Verify, open_object
 
 
 class FileSource:
@@ -46,32 +45,32 @@ class FileSource:
 
     seeks = True
 
-    def __init__(self, file: RowFile, place: Place, size: int) -> None:
+    def __init__(self, file: RowFile, end: TransferEnd, size: int) -> None:
         self._file, self._size = file, size
-        self._format = row_format(place.format, place.path)
+        self._format = end.file_format
         # if the playbook does not name the format, one value of an array may be the whole file
-        self._longest = RECORD_BYTES if place.format else file.size
+        self._longest = RECORD_BYTES if end.format else file.size
         self.bytes = file.size
 
     @classmethod
-    async def of(cls, place: Place, call: ToolCall, box: Toolbox, size: int) -> FileSource:
-        """Finds the file of a place; its chunks have at most ``size`` rows."""
-        return cls(await RowFile.of(place.path, *await object_place(place, call, box)), place, size)
+    async def of(cls, end: TransferEnd, call: ToolCall, box: Toolbox, size: int) -> FileSource:
+        """Finds a file; its chunks have at most ``size`` rows."""
+        return cls(await RowFile.of(end.path, *await open_object(end, call, box)), end, size)
 
     async def identity(self) -> str:
         """Returns the version of the file."""
         return self._file.version
 
-    async def chunks(self, after: Any = None) -> AsyncIterator[Chunk]:
+    async def chunks(self, after: Any = None) -> AsyncIterator[TransferChunk]:
         """Yields the rows, from a position on."""
         file, position = self._file, after or {}
         if self._format is RowFormat.PARQUET:
             batches = file.parquet_batches(position.get("row", 0), self._size, pre_buffer=True)
             async for batch, row in threaded(batches):
-                yield Chunk(pa.Table.from_batches([batch]), {"row": row})
+                yield TransferChunk(pa.Table.from_batches([batch]), {"row": row})
         elif self._format is RowFormat.JSON and not position and not await file.is_array():
             whole = b"".join([block async for block in file.blocks()])
-            yield Chunk(as_rows([await asyncio.to_thread(orjson.loads, whole)]), _END)
+            yield TransferChunk(as_rows([await asyncio.to_thread(orjson.loads, whole)]), _END)
         else:
             blocks = file.blocks(position.get("offset", 0))
             rows = text_chunks(blocks, self._format, self._size, file.name, position, longest=self._longest)
@@ -91,7 +90,7 @@ async def text_chunks(
     position: Mapping[str, Any] = MappingProxyType({}),
     *,
     longest: int = RECORD_BYTES,
-) -> AsyncIterator[Chunk]:
+) -> AsyncIterator[TransferChunk]:
     """Yields the rows of JSON lines, CSV or a JSON array in chunks of at most ``size``.
 
     Args:
@@ -151,7 +150,7 @@ def _header(block: bytes, origin: BlockOrigin) -> tuple[list[str], int]:
 
 
 class FolderSource:
-    """The files of a folder one after another, by name; those whose names begin with ``_`` or ``.`` are none."""
+    """The files of a folder one after another, by name, except those whose names begin with ``_`` or ``.``."""
 
     seeks = True
 
@@ -160,99 +159,115 @@ class FolderSource:
         self.bytes = sum(file.bytes for file in files)
 
     @classmethod
-    async def of(cls, place: Place, call: ToolCall, box: Toolbox, size: int) -> FolderSource:
-        """Raises ``ToolError`` where there is no such folder, or its files lie in folders below it."""
-        folder = await open_folder(place, call, box)
-        names, below = await data_files(folder)
+    async def of(cls, end: TransferEnd, call: ToolCall, box: Toolbox, size: int) -> FolderSource:
+        """Raises ``ToolError`` if there is no such folder, or if there are folders in it."""
+        folder = await ObjectFolder.open(end, call, box)
+        names, below = await folder.data_files()
         if below:
             raise ToolError(
-                f"transfer in step {call.step}: source.path: {place.path} has folders, such as {below[0]}; a folder's "
+                f"transfer in step {call.step}: source.path: {end.path} has folders, such as {below[0]}; a folder's "
                 "own files are read: name one of them, or read all with a query of kind duckdb",
                 kind="schema",
             )
-        paths = [place.model_copy(update={"path": place.path + name}) for name in names]
-        files = [await FileSource.of(path, call, box, size) for path in paths]
+        files = [await FileSource.of(end.file(name), call, box, size) for name in names]
         known = [f"{name}:{await file.identity()}" for name, file in zip(names, files, strict=True)]
         return cls(files, hashlib.blake2b("\n".join(known).encode(), digest_size=16).hexdigest())
 
     async def identity(self) -> str:
+        """Returns a digest of the names and versions of the files."""
         return self._identity
 
-    async def chunks(self, after: Any = None) -> AsyncIterator[Chunk]:
+    async def chunks(self, after: Any = None) -> AsyncIterator[TransferChunk]:
+        """Yields the rows, from a position on."""
         first, inner = (after["file"], after["after"]) if after is not None else (0, None)
         for number in range(first, len(self._files)):
             async for chunk in self._files[number].chunks(inner):
                 there = None if chunk.after is None else {"file": number, "after": chunk.after}
-                yield Chunk(chunk.data, there)
+                yield TransferChunk(chunk.data, there)
             inner = None
 
 
-async def write_file(
-    place: Place, chunks: AsyncIterator[Chunk], options: Options, call: ToolCall, box: Toolbox
-) -> Outcome:
-    """Writes a local file, then moves or uploads it as a whole: readers never see half of it."""
+async def parquet_schema(end: TransferEnd, call: ToolCall, box: Toolbox) -> pa.Schema:
+    """Returns the schema of a Parquet file."""
+    file = await RowFile.of(end.path, *await open_object(end, call, box))
+    return (await asyncio.to_thread(file.parquet_schema)).remove_metadata()
+
+
+async def write_file(transfer: Transfer) -> TransferOutcome:
+    """Writes a local file, then moves or uploads it as a whole: readers never see a part of it."""
+    target, options = transfer.target, transfer.options
     if options.mode is not WriteMode.REPLACE:
         raise ToolError("transfer: an object can only be replaced; write mode: replace", kind="schema")
-    format = row_format(place.format, place.path)
-    store, key = await object_place(place, call, box)
+    store, key = await open_object(target, transfer.call, transfer.box)
     local = await asyncio.to_thread(new_file, None if store is not None else Path(key).parent)
     count, drift = 0, None
     try:
         checked = options.verify is Verify.CHECKSUM
-        writer: ParquetTables | TextRows = (
-            ParquetTables(local, checked) if format is RowFormat.PARQUET else TextRows(local, format, checked)
-        )
+        writer = chunk_writer(local, target.file_format, checked)
         with contextlib.closing(writer):
-            async for chunk in ahead(chunks):
+            async for chunk in ahead(transfer.chunks()):
                 if drift is None:
-                    drift = Drift(options.on_drift, f"the file {place.path}", chunk.columns)
+                    drift = Drift(options.on_drift, f"the file {target.path}", chunk.columns)
                 columns, _ = drift.sort(chunk.columns, str)
                 await asyncio.to_thread(writer.write, chunk.only(columns))
                 count += chunk.rows
-        outcome = await asyncio.to_thread(_described, local, format, count, options.verify)
+        outcome = await asyncio.to_thread(_described, local, target.file_format, count, options.verify)
         if checked:
             kept = await asyncio.to_thread(writer.kept, options.size)
-            compare_checksums(writer.read, kept, f"the file {place.path}", kind="storage")
+            compare_checksums(writer.read, kept, f"the file {target.path}", kind="storage")
             outcome.verified["sha256"], outcome.checksum = outcome.checksum, str(kept)
         if store is None:
             await asyncio.to_thread(local.replace, key)
         else:
-            await obstore.put_async(store, key, local)
-            if options.verify is not Verify.NONE:
-                size = (await obstore.head_async(store, key))["size"]
-                equal("bytes", outcome.verified["bytes"], size, place)
+            size = outcome.verified.get("bytes") if options.verify is not Verify.NONE else None
+            await upload(store, key, local, target.path, size)
     finally:
         await asyncio.to_thread(local.unlink, missing_ok=True)
     outcome.drift = {} if drift is None else drift.report()
     return outcome
 
 
-def _described(path: Path, format: RowFormat, count: int, verify: Verify) -> Outcome:
-    """What a file holds, by its own account where it has one."""
-    outcome = Outcome(count, count)
+async def upload(store: Any, key: str, path: Path, name: str, size: int | None) -> None:
+    """Uploads a file, and compares the size of the object if one is given."""
+    await obstore.put_async(store, key, path)
+    if size is not None:
+        compare("bytes", size, (await obstore.head_async(store, key))["size"], name)
+
+
+def _described(path: Path, format: RowFormat, count: int, verify: Verify) -> TransferOutcome:
+    """Returns the rows, bytes and hash of a file; Parquet reports its own number of rows."""
+    outcome = TransferOutcome(count, count)
     if verify is Verify.NONE:
         return outcome
     if format is RowFormat.PARQUET:
         outcome.written = pq.read_metadata(path).num_rows
-        equal("rows", count, outcome.written, path)
+        compare("rows", count, outcome.written, path)
     with path.open("rb") as file:
         outcome.checksum = f"sha256:{hashlib.file_digest(file, 'sha256').hexdigest()}"
     outcome.verified["bytes"] = path.stat().st_size
     return outcome
 
 
-def equal(what: str, given: int, found: int, where: Any) -> None:
+def compare(unit: str, given: int, found: int, name: Any) -> None:
+    """Raises ``ToolError`` if a file does not hold as much as was written."""
     if given != found:
-        raise ToolError(
-            f"transfer: {given} {what} were written to {where}, which has {found}", kind="storage"
-        )
+        raise ToolError(f"transfer: {given} {unit} were written to {name}, which has {found}", kind="storage")
+
+
+def chunk_writer(
+    path: Path, format: RowFormat, checked: bool, schema: pa.Schema | None = None
+) -> ParquetTables | TextRows:
+    """Returns a writer of chunks to a file; ``schema``: of Parquet, see :class:`ParquetTables`."""
+    if format is RowFormat.PARQUET:
+        return ParquetTables(path, checked, schema)
+    return TextRows(path, format, checked)
 
 
 class TextRows:
     """Chunks as text of a format.
 
     Attributes:
-        read: where ``checked``, the checksum of what was given.
+        read: if ``checked``, the checksum of the rows.
     """
 
     def __init__(self, path: Path, format: RowFormat, checked: bool) -> None:
@@ -260,27 +275,29 @@ class TextRows:
         self._writer: RowWriter = row_writer(path, format)
         self.read = Checksum()
 
-    def write(self, chunk: Chunk) -> None:
+    def write(self, chunk: TransferChunk) -> None:
+        """Writes the rows of a chunk."""
         rows = chunk.as_rows()
         self._writer.write(rows)
         if self._checked:
             self.read += sum_of_given(rows, self._format)
 
     def close(self) -> None:
+        """Completes the file."""
         self._writer.close()
 
     def kept(self, size: int) -> Checksum:
-        """The checksum of the rows in the file."""
+        """Returns the checksum of the rows in the file."""
         parts = read_written(self._path, self._format)
         return sum((sum_of_kept(rows, self._format) for rows in parts), Checksum())
 
 
 class ParquetTables:
-    """Parquet with the schema that is given, else of the first chunk; columns that are null there become text.
+    """Parquet with the given schema, else that of the first chunk; columns that are null there become text.
 
     Attributes:
         read: as of :class:`TextRows`.
-        schema: known from the first chunk on.
+        schema: None before the first chunk.
     """
 
     def __init__(self, path: Path, checked: bool, schema: pa.Schema | None = None) -> None:
@@ -292,7 +309,8 @@ class ParquetTables:
         self._sums = TableSums(duckdb.connect()) if checked else None
         self.read = Checksum()
 
-    def write(self, chunk: Chunk) -> None:
+    def write(self, chunk: TransferChunk) -> None:
+        """Writes the rows of a chunk, as soon as they are enough for a row group."""
         try:
             table = chunk.as_table(self.schema)
         except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
@@ -307,7 +325,7 @@ class ParquetTables:
             self.schema = pa.schema(fields)
             table = table.cast(self.schema)
             texts = [item.name for item in self.schema if pa.types.is_string(item.type)]
-            # of numbers and times it costs more than it saves
+            # a dictionary of numbers or times costs more than it saves
             self._writer = pq.ParquetWriter(
                 self._path, self.schema, compression="zstd", use_dictionary=texts or False
             )
@@ -324,6 +342,7 @@ class ParquetTables:
         self._waiting, self._rows = [], 0
 
     def close(self) -> None:
+        """Completes the file."""
         if self._writer is None:
             pq.write_table(pa.table({}), self._path)
         else:
@@ -331,7 +350,7 @@ class ParquetTables:
             self._writer.close()
 
     def kept(self, size: int) -> Checksum:
-        """The checksum of the rows in the file."""
+        """Returns the checksum of the rows in the file."""
         assert self._sums is not None
         with pq.ParquetFile(self._path) as file:
             tables = (pa.Table.from_batches([batch]) for batch in file.iter_batches(batch_size=size))
@@ -339,21 +358,14 @@ class ParquetTables:
 
 
 ROWS_OF_A_GROUP = 100_000
-"""Small groups make Parquet slow to read and large; a transfer that goes on skips whole ones."""
+"""Small row groups make Parquet large and slow to read; a transfer that resumes skips whole ones."""
 
 
 def new_file(folder: Path | None) -> Path:
-    """An empty file beside the one that it will replace, readable to other workers; else a temporary one."""
+    """Creates an empty file that other workers can read: in a folder, or among the temporary files."""
     if folder is not None:
         folder.mkdir(parents=True, exist_ok=True)
     handle, name = tempfile.mkstemp(prefix=".noetl-transfer-", dir=folder)
     os.fchmod(handle, 0o644)
     os.close(handle)
     return Path(name)
-
-
-async def parquet_schema(folder: Place, name: str, call: ToolCall, box: Toolbox) -> pa.Schema:
-    """The schema of a file in a folder."""
-    path = folder.model_copy(update={"path": folder.path + name})
-    file = await RowFile.of(path.path, *await object_place(path, call, box))
-    return (await asyncio.to_thread(file.parquet_schema)).remove_metadata()

@@ -1,4 +1,4 @@
-"""Rows into a folder of files, part by part, which whoever runs the command again goes on with."""
+"""A folder of files as a target: rows are staged part by part, and a command that runs again resumes."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ import hashlib
 import logging
 import uuid
 from base64 import b64decode, b64encode
-from collections.abc import AsyncIterator, Callable
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -19,46 +18,40 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from noetl_dagster.errors import ToolError
-from noetl_dagster.tools.base import Toolbox, ToolCall
 from noetl_dagster.tools.rows.formats import RowFormat
 from noetl_dagster.tools.sql.tables import WriteMode
 from noetl_dagster.tools.transfer.checksum import Checksum, compare_checksums
-from noetl_dagster.tools.transfer.chunks import Chunk, Drift, Source, ahead
-from noetl_dagster.tools.transfer.files import ParquetTables, TextRows, equal, new_file, parquet_schema
-from noetl_dagster.tools.transfer.options import (
-    Folder,
-    Options,
-    Place,
-    Resumable,
-    Verify,
-    data_files,
-    open_folder,
-    place_format,
+from noetl_dagster.tools.transfer.chunks import Drift, Transfer, TransferChunk, TransferOutcome, ahead
+from noetl_dagster.tools.transfer.files import (
+    ParquetTables,
+    chunk_writer,
+    compare,
+    new_file,
+    parquet_schema,
+    upload,
 )
+from noetl_dagster.tools.transfer.options import ObjectFolder, Resumable, Verify
 from noetl_dagster.tools.transfer.postgres_source import PostgresSource
-from noetl_dagster.tools.transfer.postgres_target import Outcome
 
 logger = logging.getLogger(__name__)
 
 STAGING = "_noetl_transfer_"
 POSITION = "position.json"
 SUCCESS = "_SUCCESS"
-"""Spark's name for the sign that a folder is complete; other readers pass over names that begin with ``_``."""
-
-Watch = Callable[[AsyncIterator[Chunk]], AsyncIterator[Chunk]]
+"""Spark's name for the marker of a complete folder; other readers skip names that begin with ``_``."""
 
 
 @dataclass(slots=True)
-class Position:
-    """What of a transfer lies in the folder's staging.
+class FolderPosition:
+    """The staged part of a transfer.
 
     Attributes:
-        prefix: how the names of the parts begin; no other transfer's do.
-        parts: rows of each part, in their order.
-        after: where the source goes on behind them.
-        fields: the Arrow schema of the parts, where they have one.
-        complete: all parts are there, and are being published.
-        ended: the number of the last call of the command that has published its parts, and what came of it.
+        prefix: the beginning of the names of its parts, which no other transfer uses.
+        parts: rows of each part, in order.
+        after: the position of the source after them.
+        fields: the Arrow schema of the parts, if they are Parquet.
+        complete: all parts are staged, and are being published.
+        ended: the number of the last call of the command that has published its parts, with its outcome.
     """
 
     identity: str = ""
@@ -79,14 +72,13 @@ class Position:
         return sum(self.parts)
 
 
-async def write_parts(
-    place: Place, source: Source, options: Options, call: ToolCall, box: Toolbox, watch: Watch
-) -> Outcome:
+async def write_folder(transfer: Transfer) -> TransferOutcome:
     """Stages all parts in the folder, where readers do not look, then publishes them.
 
     Raises:
-        ToolError: what was written is not what was read; the folder's files are as they were.
+        ToolError: the parts do not hold the rows that were read; the folder's files are unchanged.
     """
+    options, call, source, box = transfer.options, transfer.call, transfer.source, transfer.box
     if options.mode is WriteMode.UPSERT:
         raise ToolError(
             f"transfer in step {call.step}: mode: upsert is for tables; of a folder write append or replace",
@@ -103,85 +95,76 @@ async def write_parts(
     lasting = (
         options.resumable is not Resumable.FALSE and seeks and bool(call.command_id) and box.after is not None
     )
-    folder = await open_folder(place, call, box)
-    parts = _Parts(place, source, options, call, box, folder, lasting=lasting)
+    target = StagedFolder(transfer, await ObjectFolder.open(transfer.target, call, box), lasting=lasting)
     if not lasting:
         try:
-            return await parts.run(watch)
+            return await target.run()
         finally:
-            await asyncio.shield(parts.clean_if_possible())
+            await asyncio.shield(target.discard_if_possible())
     assert box.after is not None
-    box.after(call, parts.clean)
-    return await parts.run(watch)
+    box.after(call, target.discard)
+    return await target.run()
 
 
-class _Parts:
-    """The parts of one transfer: ``part-<digest>-00000.parquet`` and so on, the digest of its call.
+class StagedFolder:
+    """A :class:`~noetl_dagster.tools.transfer.chunks.StagedTarget` in a folder of files.
 
-    They are staged in one folder for all attempts of the command and all calls of its task, so that a later one finds
-    what an earlier one has published and could not take back.
+    Its parts are ``part-<digest>-00000.parquet`` and so on, with the digest of the call. They are staged in one folder
+    for all attempts of the command and all calls of its task, so that a later one finds the parts that an earlier one
+    has published and could not remove.
     """
 
-    def __init__(
-        self, place: Place, source: Source, options: Options, call: ToolCall, box: Toolbox, folder: Folder, *,
-        lasting: bool,
-    ) -> None:  # fmt: skip
-        self._place, self._source, self._options, self._call = place, source, options, call
-        self._box, self._folder, self._lasting = box, folder, lasting
-        work, _, attempt = call.command_id.rpartition(":")
-        words = [work or uuid.uuid4(), call.task.name, place.path, call.config.get("source"), options.mode]
+    def __init__(self, transfer: Transfer, folder: ObjectFolder, *, lasting: bool) -> None:
+        self._transfer, self._folder, self._lasting = transfer, folder, lasting
+        self._target, self._source = transfer.target, transfer.source
+        self._options, self._call = transfer.options, transfer.call
+        command, _, attempt = self._call.command_id.rpartition(":")
+        source = self._call.config.get("source")
+        words = [command or uuid.uuid4(), self._call.task.name, self._target.path, source, self._options.mode]
         self._attempt = int(attempt or 1)
         self._staging = f"{STAGING}{_digest(words)}"
-        self._prefix = f"part-{_digest([*words, self._attempt, call.number])}-"
-        self._format = place_format(place)
-        self._checked = options.verify is Verify.CHECKSUM
+        self._prefix = f"part-{_digest([*words, self._attempt, self._call.number])}-"
+        self._format = self._target.file_format
+        self._checked = self._options.verify is Verify.CHECKSUM
+        self._position: FolderPosition
+        self._resumed: int | None = None
 
-    async def run(self, watch: Watch) -> Outcome:
-        position, resumed = await self._begin()
+    async def run(self) -> TransferOutcome:
+        """Stages and publishes the parts, unless an earlier process has done so."""
+        await self._begin()
+        position = self._position
         if position.outcome is not None and self._call.number <= position.ended:
-            return Outcome(**position.outcome)
-        again = position.complete
-        if not again:
-            await self._stage(position, watch)
-        await self._publish(position, again=again)
-        outcome = Outcome(position.rows, position.rows, resumed=resumed)
-        if self._checked:
-            outcome.checksum = position.kept
-        outcome.verified["parts"] = len(position.parts)
-        if position.ignored:
-            outcome.drift = {"ignored": position.ignored}
-        await self._delete([self._key(name) for name in self._names(position)])
-        # from here on the parts stay: nothing may fail behind it
-        await self._note(Position(ended=self._call.number, outcome=asdict(outcome)))
-        return outcome
+            return TransferOutcome(**position.outcome)
+        await self.stage()
+        return await self.publish()
 
-    async def _begin(self) -> tuple[Position, int | None]:
-        """The position of an earlier process or call and its rows, or a new one."""
+    async def _begin(self) -> None:
+        """Finds the position of an earlier process or call, or creates one."""
         identity = await self._source.identity()
         await self._clear(self._attempt - 1)
         found = await self._found(self._attempt) if self._lasting else None
         if found is not None and (self._call.number <= found.ended or await self._fits(found, identity)):
-            return found, found.rows
-        await self.clean()
-        position = Position(identity, self._prefix)
+            self._position, self._resumed = found, found.rows
+            return
+        await self.discard()
+        position = self._position = FolderPosition(identity, self._prefix)
         if found is not None:
             position.ended, position.outcome = found.ended, found.outcome
         if self._options.mode is WriteMode.APPEND and self._format is RowFormat.PARQUET:
-            names, _ = await data_files(self._folder)
+            names, _ = await self._folder.data_files()
             if names:
-                schema = await parquet_schema(self._place, names[0], self._call, self._box)
+                schema = await parquet_schema(self._target.file(names[0]), self._call, self._transfer.box)
                 position.columns, position.fields = schema.names, _packed(schema)
         if self._lasting:
-            await self._note(position)
-        return position, None
+            await self._record(position)
 
-    async def _found(self, attempt: int) -> Position | None:
+    async def _found(self, attempt: int) -> FolderPosition | None:
         with suppress(FileNotFoundError):
             answer = await obstore.get_async(self._folder.store, self._key(POSITION, attempt))
-            return Position(**orjson.loads(bytes(await answer.bytes_async())))
+            return FolderPosition(**orjson.loads(bytes(await answer.bytes_async())))
         return None
 
-    async def _fits(self, found: Position, identity: str) -> bool:
+    async def _fits(self, found: FolderPosition, identity: str) -> bool:
         """Whether the source is the one of that position."""
         if found.complete:
             return True
@@ -191,16 +174,20 @@ class _Parts:
             return await self._source.count_until(found.after) == found.rows
         return True
 
-    async def _stage(self, position: Position, watch: Watch) -> None:
+    async def stage(self) -> None:
+        """Stages the parts after the position; may be killed anywhere and run again."""
+        position = self._position
+        if position.complete:  # some parts may be published already
+            return
         drift = None
         if position.columns:
-            drift = Drift(self._options.on_drift, f"folder {self._place.path}", position.columns)
+            drift = Drift(self._options.on_drift, f"folder {self._target.path}", position.columns)
             drift.ignored = position.ignored
         part: _Part | None = None
         try:
-            async for chunk in ahead(watch(self._source.chunks(position.after))):
+            async for chunk in ahead(self._transfer.chunks(position.after)):
                 if drift is None:
-                    drift = Drift(self._options.on_drift, f"folder {self._place.path}", chunk.columns)
+                    drift = Drift(self._options.on_drift, f"folder {self._target.path}", chunk.columns)
                 columns, _ = drift.sort(chunk.columns, str)
                 if part is None:
                     part = await asyncio.to_thread(_Part, self._format, position.fields, self._checked)
@@ -208,62 +195,67 @@ class _Parts:
                 if part.rows >= self._options.part and (chunk.after is not None or not self._lasting):
                     position.after = chunk.after
                     position.columns, position.ignored = drift.columns, drift.ignored
-                    await self._store(part, position)
+                    await self._store(part)
                     part = None
             if part is not None:
-                await self._store(part, position)
+                await self._store(part)
                 part = None
         finally:
             if part is not None:
                 await asyncio.to_thread(part.remove)
         if drift is not None:
             position.ignored = drift.ignored
+        await self._take_back(position)  # the position of a killed process may be lost, but not its parts
         position.complete = True
-        await self._note(position)
+        await self._record(position)
 
-    async def _store(self, part: _Part, position: Position) -> None:
-        """Adds a part to the staging, and then the position behind it."""
+    async def _store(self, part: _Part) -> None:
+        """Adds a part to the staging, and then the position after it."""
+        position = self._position
         try:
             rows, size = await asyncio.to_thread(part.finish)
-            where = f"{self._place.path}, part {len(position.parts)}"
+            name = f"{self._target.path}, part {len(position.parts)}"
             if self._options.verify is not Verify.NONE:
-                equal("rows", part.rows, rows, where)
+                compare("rows", part.rows, rows, name)
             if self._checked:
                 kept = await asyncio.to_thread(part.writer.kept, self._options.size)
-                compare_checksums(part.writer.read, kept, where, kind="storage")
+                compare_checksums(part.writer.read, kept, name, kind="storage")
                 position.kept = str(Checksum.of_text(position.kept) + kept)
             key = self._key(self._name(position, len(position.parts)))
-            await obstore.put_async(self._folder.store, key, part.path)
-            if self._options.verify is not Verify.NONE:
-                equal("bytes", size, (await obstore.head_async(self._folder.store, key))["size"], where)
+            expected = None if self._options.verify is Verify.NONE else size
+            await upload(self._folder.store, key, part.path, name, expected)
             position.fields = part.fields
             position.parts.append(part.rows)
             if self._lasting:
-                await self._note(position)
+                await self._record(position)
         finally:
             await asyncio.to_thread(part.remove)
 
-    async def _publish(self, position: Position, *, again: bool) -> None:
-        """Copies the parts to where readers look; may be done again after a kill anywhere.
-
-        Args:
-            again: some of them may be there already.
-        """
-        store, key = self._folder.store, self._folder.key
+    async def publish(self) -> TransferOutcome:
+        """Copies the parts to the folder; may be killed anywhere and run again."""
+        position, store, key = self._position, self._folder.store, self._folder.key
         await self._delete([key(SUCCESS)])
-        names = self._names(position)
-        if not again:  # a process whose position is lost was killed
-            await self._take_back(position)
-        there, _ = await data_files(self._folder)
+        names = [self._name(position, number) for number in range(len(position.parts))]
+        there, _ = await self._folder.data_files()
         for name in names:
             if name not in there:
                 await self._copy(name)
         if self._options.mode is WriteMode.REPLACE:
             await self._delete([key(name) for name in there if name not in names])
         await obstore.put_async(store, key(SUCCESS), b"")
+        outcome = TransferOutcome(position.rows, position.rows, resumed=self._resumed)
+        if self._checked:
+            outcome.checksum = position.kept
+        outcome.verified["parts"] = len(position.parts)
+        if position.ignored:
+            outcome.drift = {"ignored": position.ignored}
+        await self._delete([self._key(name) for name in names])
+        # from here on the parts stay: nothing may fail after it
+        await self._record(FolderPosition(ended=self._call.number, outcome=asdict(outcome)))
+        return outcome
 
     async def _copy(self, name: str) -> None:
-        """Returns or raises when nothing is under way any more: what is taken back must not come after all."""
+        """Returns or raises after the copy has ended: a part that is taken back must not appear later."""
         copying = asyncio.ensure_future(
             obstore.copy_async(self._folder.store, self._key(name), self._folder.key(name))
         )
@@ -272,29 +264,30 @@ class _Parts:
         finally:
             await asyncio.wait([copying])
 
-    async def _take_back(self, position: Position) -> None:
-        there, _ = await data_files(self._folder)
+    async def _take_back(self, position: FolderPosition) -> None:
+        """Removes the parts that are published."""
+        there, _ = await self._folder.data_files()
         await self._delete([self._folder.key(name) for name in there if name.startswith(position.prefix)])
 
-    async def _note(self, position: Position) -> None:
+    async def _record(self, position: FolderPosition) -> None:
         await obstore.put_async(self._folder.store, self._key(POSITION), orjson.dumps(asdict(position)))
 
-    async def clean(self) -> None:
-        """Removes what is staged, and of an append what is published in part."""
+    async def discard(self) -> None:
+        """Removes the staging, and the published parts of an append that did not end."""
         try:
             await self._clear(self._attempt)
         except (obstore.exceptions.BaseError, OSError) as error:
-            raise ToolError(f"transfer: cannot clean {self._place.path}: {error}", kind="storage") from None
+            raise ToolError(f"transfer: cannot clean {self._target.path}: {error}", kind="storage") from None
 
-    async def clean_if_possible(self) -> None:
-        """Where it is not, the next attempt does it."""
+    async def discard_if_possible(self) -> None:
+        """Removes the staging; if that fails, the next attempt does it."""
         try:
-            await self.clean()
+            await self.discard()
         except ToolError as error:
             logger.warning("step %s: %s", self._call.step, error)
 
     async def _clear(self, last: int) -> None:
-        """Removes what the attempts up to the ``last`` have left."""
+        """Removes the staging of the attempts up to ``last``."""
         staging = self._folder.key(self._staging)
         try:
             found = await obstore.list(self._folder.store, prefix=staging).collect_async()
@@ -308,7 +301,7 @@ class _Parts:
             position = await self._found(attempt)
             if position is not None and position.complete and self._options.mode is WriteMode.APPEND:
                 await self._take_back(position)
-        # the position goes last, so that what is left is known
+        # the position goes last, because it lists the parts
         await self._delete(
             [f"{staging}/{name}" for name in sorted(old, key=lambda name: name.endswith(POSITION))]
         )
@@ -324,35 +317,29 @@ class _Parts:
     def _key(self, name: str, attempt: int | None = None) -> str:
         return self._folder.key(f"{self._staging}/{attempt or self._attempt}.{name}")
 
-    def _names(self, position: Position) -> list[str]:
-        return [self._name(position, number) for number in range(len(position.parts))]
-
-    def _name(self, position: Position, number: int) -> str:
+    def _name(self, position: FolderPosition, number: int) -> str:
         return f"{position.prefix}{number:05}.{self._format}"
 
 
 class _Part:
-    """One file that is being written, beside no other: it is uploaded when it is finished.
+    """One file among the temporary files, which is uploaded when it is complete.
 
     Attributes:
-        fields: the schema that the next part is to have.
+        fields: the schema of the next part.
     """
 
     def __init__(self, format: RowFormat, fields: str | None, checked: bool) -> None:
         self.path: Path = new_file(None)
         self.rows, self.fields, self._format = 0, fields, format
-        self.writer: ParquetTables | TextRows = (
-            ParquetTables(self.path, checked, None if fields is None else _unpacked(fields))
-            if format is RowFormat.PARQUET
-            else TextRows(self.path, format, checked)
-        )
+        schema = None if fields is None else _unpacked(fields)
+        self.writer = chunk_writer(self.path, format, checked, schema)
 
-    def write(self, chunk: Chunk) -> None:
+    def write(self, chunk: TransferChunk) -> None:
         self.writer.write(chunk)
         self.rows += chunk.rows
 
     def finish(self) -> tuple[int, int]:
-        """The rows and bytes that the file has."""
+        """Completes the file; returns its rows and bytes."""
         self.writer.close()
         rows = self.rows
         if isinstance(self.writer, ParquetTables):

@@ -1,4 +1,4 @@
-"""http as a source: one response, or page by page."""
+"""http as a source, one response or page by page, and as a target."""
 
 from __future__ import annotations
 
@@ -15,54 +15,56 @@ from noetl_dagster.tools.base import Toolbox, ToolCall, as_result_ref
 from noetl_dagster.tools.http.tool import HttpTool
 from noetl_dagster.tools.rows.batches import rows_of
 from noetl_dagster.tools.rows.cutters import begins_array
-from noetl_dagster.tools.rows.files import Row
+from noetl_dagster.tools.rows.files import Row, json_row
 from noetl_dagster.tools.rows.formats import RowFormat, row_format
-from noetl_dagster.tools.transfer.chunks import Chunk, sliced
+from noetl_dagster.tools.transfer.chunks import Transfer, TransferChunk, TransferOutcome, sliced
 from noetl_dagster.tools.transfer.files import text_chunks
-from noetl_dagster.tools.transfer.options import Paging, Place
+from noetl_dagster.tools.transfer.options import Paging, TransferEnd
 
 Page = dict[str, Any]
-"""What leads to a page: ``{"url": ...}`` or ``{"param": value}``; empty for the first one as it is."""
+"""The address of a page: ``{"url": ...}`` or ``{"param": value}``; empty for the first one."""
 
 
 _EXCERPT = 80
 
 
 class HttpSource:
-    """The rows of a response. With ``paging`` each page is a chunk or several, and is asked for when it is needed."""
+    """The rows of a response. With ``paging``, each page is one or more chunks, and is requested when it is needed."""
 
-    def __init__(self, place: Place, call: ToolCall, box: Toolbox, size: int) -> None:
-        self._place, self._call, self._box, self._size = place, call, box, size
-        self.seeks = place.paging is not None
+    def __init__(self, end: TransferEnd, call: ToolCall, box: Toolbox, size: int) -> None:
+        self._end, self._call, self._box, self._size = end, call, box, size
+        self.seeks = end.paging is not None
         self.bytes = 0
 
     async def identity(self) -> str:
+        """Returns nothing: pages have no version."""
         return ""
 
-    async def chunks(self, after: Any = None) -> AsyncIterator[Chunk]:
-        paging = self._place.paging
+    async def chunks(self, after: Any = None) -> AsyncIterator[TransferChunk]:
+        """Yields the rows of the response, or of the pages from a position on."""
+        paging = self._end.paging
         if paging is None:
             answer = await self._ask({})
             async for chunk in self._of_body(answer):
                 yield chunk
             return
-        page: Page | None = after["page"] if after is not None else _first(paging)
+        page: Page | None = after["page"] if after is not None else _first_page(paging)
         while page is not None:
             answer = await self._ask(page)
             rows = self._rows(answer)
-            page = _following(paging, page, answer, rows)
+            page = _next_page(paging, page, answer, rows)
             async for chunk in sliced(rows, self._size, {"page": page}):
                 yield chunk
 
     async def _ask(self, page: Page) -> Any:
-        """The answer to a request: what the http tool gives."""
-        request = dict(self._place.request)
+        """Sends a request; returns the result of the http tool."""
+        request = dict(self._end.request)
         if "url" in page:
             request["url"] = page["url"]
             request.pop("params", None)
         elif page:
             request["params"] = {**(request.get("params") or {}), **page}
-        call = replace(self._call, config=request, auth=self._place.auth)
+        call = replace(self._call, config=request, auth=self._end.auth)
         return (await HttpTool().run(call, self._box)).data
 
     def _rows(self, answer: Any) -> list[Row]:
@@ -73,24 +75,24 @@ class HttpSource:
                 f"({self._box.settings.http_body_bytes}); write 'paging' for smaller ones, or raise it",
                 kind="schema",
             )
-        for name in filter(None, self._place.rows.split(".")):
+        for name in filter(None, self._end.rows.split(".")):
             if not isinstance(body, dict) or name not in body:
                 found = f"text: {body[:_EXCERPT]!r}" if isinstance(body, str) else "another value"
                 raise ToolError(
-                    f"transfer: {answer['url']} has no {self._place.rows!r}; "
+                    f"transfer: {answer['url']} has no {self._end.rows!r}; "
                     f"where {name!r} should be is {'a mapping without it' if isinstance(body, dict) else found}",
                     kind="schema",
                 )
             body = body[name]
         return rows_of(body)
 
-    async def _of_body(self, answer: Any) -> AsyncIterator[Chunk]:
-        format = row_format(self._place.format or "jsonl", "")
+    async def _of_body(self, answer: Any) -> AsyncIterator[TransferChunk]:
+        format = row_format(self._end.format or "jsonl", "")
         stored = answer.get("encoding") == "reference"
-        streamed = format in (RowFormat.JSONL, RowFormat.CSV) and not self._place.rows
-        if streamed and (isinstance(answer["data"], str) or (stored and self._place.format)):
+        streamed = format in (RowFormat.JSONL, RowFormat.CSV) and not self._end.rows
+        if streamed and (isinstance(answer["data"], str) or (stored and self._end.format)):
             chunks = text_chunks(self._blocks(answer["data"]), format, self._size, answer["url"])
-        elif stored and not self._place.rows and await self._is_array(answer["data"]):
+        elif stored and not self._end.rows and await self._is_array(answer["data"]):
             chunks = text_chunks(self._blocks(answer["data"]), RowFormat.JSON, self._size, answer["url"])
         else:
             chunks = sliced(self._rows(answer), self._size)
@@ -111,15 +113,15 @@ class HttpSource:
             yield bytes(block)
 
 
-def _first(paging: Paging) -> Page:
+def _first_page(paging: Paging) -> Page:
     return {paging.param: paging.start} if paging.param and not paging.next else {}
 
 
-def _following(paging: Paging, page: Page, answer: Any, rows: list[Row]) -> Page | None:
-    """What leads on from a page; None behind the last one.
+def _next_page(paging: Paging, page: Page, answer: Any, rows: list[Row]) -> Page | None:
+    """Returns the page after a page; None after the last one.
 
     Raises:
-        ToolError: a page leads to itself, or to another server, which must not see what this one may.
+        ToolError: a page leads to itself, or to another server, which must not get the credentials of this one.
     """
     if not paging.next:
         step = len(rows) if paging.step == "rows" else int(paging.step)
@@ -142,3 +144,14 @@ def _following(paging: Paging, page: Page, answer: Any, rows: list[Row]) -> Page
     if following == page:
         raise ToolError(f"transfer: the page behind {value!r} leads to itself", kind="schema")
     return following
+
+
+async def write_http(transfer: Transfer) -> TransferOutcome:
+    """Sends each chunk as a JSON list."""
+    tool, target, count = HttpTool(), transfer.target, 0
+    async for chunk in transfer.chunks():
+        rows = [json_row(row) for row in chunk.as_rows()]
+        config: dict[str, Any] = {"method": "POST", **target.request, "json": rows}
+        await tool.run(replace(transfer.call, config=config, auth=target.auth), transfer.box)
+        count += len(rows)
+    return TransferOutcome(count, count)

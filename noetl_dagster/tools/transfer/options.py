@@ -1,4 +1,4 @@
-"""The two ends of a transfer, as the playbook describes them."""
+"""The fields of a transfer: its two ends, and its options."""
 
 from __future__ import annotations
 
@@ -25,8 +25,13 @@ from noetl_dagster.tools.rows.formats import RowFormat, row_format
 from noetl_dagster.tools.sql.statements import BoundStatement, bind, without_percent
 from noetl_dagster.tools.sql.tables import WriteMode, write_mode
 
+DEFAULT_CHUNK = 10_000
+DEFAULT_PART = 500_000
 
-class PlaceKind(StrEnum):
+
+class EndKind(StrEnum):
+    """The kind of a source or target."""
+
     POSTGRES = "postgres"
     DUCKDB = "duckdb"
     OBJECT = "object"
@@ -35,15 +40,15 @@ class PlaceKind(StrEnum):
 
 
 class Paging(BaseModel):
-    """How one page of http leads to the next.
+    """How to find the next page of an http source.
 
     Attributes:
-        next: dotted path in the body of what leads on: the next page's address, or with ``param`` its value; the last
-            page has none there, or null.
-        param: the query parameter that leads to a page: a cursor with ``next``; alone a number that counts up until a
-            page has no rows.
-        start: the number of the first page, or its offset.
-        step: by how much the number grows; ``rows``: by the rows of the page, as an offset does.
+        next: dotted path in the body of the next page's address, or with ``param`` of its value; absent or null on the
+            last page.
+        param: the query parameter that selects a page: a cursor with ``next``; without it a number that counts up until
+            a page has no rows.
+        start: the number or offset of the first page.
+        step: the increment of the number; ``rows``: the number of rows of the page, as for an offset.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -54,33 +59,33 @@ class Paging(BaseModel):
     step: int | Literal["rows"] = 1
 
     @model_validator(mode="after")
-    def _leads_on(self) -> Paging:
+    def _finds_the_next(self) -> Paging:
         if not self.next and not self.param:
             raise ValueError("needs 'next', a path in the body, or 'param', a query parameter")
         return self
 
 
-class Place(BaseModel):
-    """One end of a transfer.
+class TransferEnd(BaseModel):
+    """The source or the target of a transfer.
 
     Attributes:
-        query, table, params: of postgres and duckdb; a query reads, a table reads or is written.
+        query, table, params: of postgres and duckdb; a query is read, a table is read or written.
         database: file of duckdb, relative to the playbook's folder.
-        path: of an object: ``s3://bucket/key``, ``gs://bucket/key``, ``file:///path`` or a path; one that ends with
-            ``/`` is a folder of files.
+        path: of an object: ``s3://bucket/key``, ``gs://bucket/key``, ``file:///path`` or a path; with ``/`` at its
+            end, a folder of files.
         format: parquet, jsonl, json or csv; default: the path's ending.
         request: of http: ``url``, ``method``, ``headers``, ``params``, ``timeout``.
         rows: of http: dotted path of the list of rows in the body.
-        paging: of http: how one page leads to the next.
-        order_by: of postgres and duckdb: unique columns that are never null, in whose order the rows are read, so
-            that a transfer can go on in the middle.
+        paging: of http: how to find the next page.
+        order_by: of postgres and duckdb: unique columns that are never null. Rows are read in their order, so that a
+            transfer can resume in the middle.
         ref: of a result: its reference.
         key: unique columns, for upsert.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", arbitrary_types_allowed=True)
 
-    kind: PlaceKind
+    kind: EndKind
     auth: Any = None
     query: str = ""
     table: str = ""
@@ -99,11 +104,34 @@ class Place(BaseModel):
     @property
     def is_folder(self) -> bool:
         """Whether it is a folder of files."""
-        return self.kind is PlaceKind.OBJECT and self.path.endswith("/")
+        return self.kind is EndKind.OBJECT and self.path.endswith("/")
+
+    @property
+    def file_format(self) -> RowFormat:
+        """The format of the file, or of new files of the folder, which are Parquet by default."""
+        if self.is_folder and not self.format:
+            return RowFormat.PARQUET
+        return row_format(self.format, self.path)
+
+    @property
+    def takes_tables(self) -> bool:
+        """Whether it is written from Arrow tables."""
+        if self.kind is EndKind.OBJECT:
+            return self.file_format is RowFormat.PARQUET
+        return self.kind is EndKind.DUCKDB
+
+    def statement(self) -> BoundStatement:
+        """Returns the statement that reads the table or query."""
+        query = self.query or f"SELECT * FROM {sql_identifier(self.table)}"
+        return bind(without_percent([query], self.params)[0], self.params)
+
+    def file(self, name: str) -> TransferEnd:
+        """Returns a file of the folder."""
+        return self.model_copy(update={"path": self.path + name})
 
 
-def read_place(value: Any, end: str, call: ToolCall) -> Place:
-    """The place that ``source`` or ``target`` describes.
+def read_end(value: Any, end: str, call: ToolCall) -> TransferEnd:
+    """Parses ``source`` or ``target``.
 
     Raises:
         ToolError: names the end and the field.
@@ -117,7 +145,7 @@ def read_place(value: Any, end: str, call: ToolCall) -> Place:
     for old in ("command", "sql"):
         if old in fields:
             fields["query"] = fields.pop(old)
-    if fields["kind"] == PlaceKind.HTTP:
+    if fields["kind"] == EndKind.HTTP:
         fields["request"] = {name: fields.pop(name) for name in REQUEST_FIELDS if name in fields}
     elif "uri" in fields or "url" in fields:
         fields["path"] = fields.pop("uri", None) or fields.pop("url")
@@ -125,28 +153,26 @@ def read_place(value: Any, end: str, call: ToolCall) -> Place:
         if isinstance(fields.get(name), str):
             fields[name] = (fields[name],)
     try:
-        return Place.model_validate(fields)
+        return TransferEnd.model_validate(fields)
     except ValidationError as error:
-        raise ToolError(
-            f"transfer in step {call.step}: {_wrong(end, error.errors()[0])}", kind="schema"
-        ) from None
+        message = _field_error(end, error.errors()[0])
+        raise ToolError(f"transfer in step {call.step}: {message}", kind="schema") from None
 
 
-def _wrong(end: str, detail: ErrorDetails) -> str:
-    """What is wrong with a field, and what may stand there."""
+def _field_error(end: str, detail: ErrorDetails) -> str:
     *path, name = (str(part) for part in detail["loc"])
     where = ".".join((end, *path))
     if detail["type"] == "extra_forbidden":
-        known = tuple((Paging if path else Place).model_fields)
+        known = tuple((Paging if path else TransferEnd).model_fields)
         return f"{where} has no field {name!r}; {suggestion(name, known, 'fields')}"
     if detail["loc"] == ("kind",):
         return f"{where}.kind is {detail['input']!r}; {suggestion(str(detail['input']), tuple(PLACE_KINDS), 'kinds')}"
     return f"{where}.{name}: {detail['msg']}"
 
 
-async def object_place(place: Place, call: ToolCall, box: Toolbox) -> tuple[Any, str]:
-    """The bucket and key of an object, or None and the path of a local file."""
-    parts = urlsplit(place.path)
+async def open_object(end: TransferEnd, call: ToolCall, box: Toolbox) -> tuple[Any, str]:
+    """Returns the store and key of an object, or None and the path of a local file."""
+    parts = urlsplit(end.path)
     if parts.scheme in ("", "file"):
         if not parts.path:
             raise ToolError(f"transfer in step {call.step}: an object needs 'path'", kind="schema")
@@ -155,7 +181,7 @@ async def object_place(place: Place, call: ToolCall, box: Toolbox) -> tuple[Any,
     if kind is None:
         raise ToolError(f"transfer: {parts.scheme}:// is unknown; use s3://, gs:// or file://", kind="schema")
     try:
-        credential = await box.credentials.resolve(place.auth, CredentialType(kind))
+        credential = await box.credentials.resolve(end.auth, CredentialType(kind))
         return open_bucket(box.settings, kind, parts.netloc, credential), parts.path.lstrip("/")
     except CredentialError as error:
         message = f"transfer in step {call.step}: {error}"
@@ -163,51 +189,39 @@ async def object_place(place: Place, call: ToolCall, box: Toolbox) -> tuple[Any,
 
 
 @dataclass(frozen=True, slots=True)
-class Folder:
-    """A folder of a bucket, or a ``local`` one, whose store begins there."""
+class ObjectFolder:
+    """A folder of a bucket, or a ``local`` one, which is the root of its store."""
 
     store: Any
     prefix: str
     local: Path | None = None
 
+    @classmethod
+    async def open(cls, end: TransferEnd, call: ToolCall, box: Toolbox) -> ObjectFolder:
+        """Opens a folder; creates a local one if it is missing."""
+        store, path = await open_object(end, call, box)
+        if store is not None:
+            return cls(store, f"{path.strip('/')}/" if path.strip("/") else "")
+        return cls(LocalStore(path, mkdir=True), "", Path(path))
+
     def key(self, name: str) -> str:
+        """Returns the key of a file of the folder."""
         return f"{self.prefix}{name}"
 
-
-async def open_folder(place: Place, call: ToolCall, box: Toolbox) -> Folder:
-    """The folder of a place; a local one is made where it is missing."""
-    store, path = await object_place(place, call, box)
-    if store is not None:
-        return Folder(store, f"{path.strip('/')}/" if path.strip("/") else "")
-    return Folder(LocalStore(path, mkdir=True), "", Path(path))
-
-
-async def data_files(folder: Folder) -> tuple[list[str], list[str]]:
-    """The names of a folder's files, and of the folders in it, but for those that begin with ``_`` or ``.``."""
-    found = await obstore.list_with_delimiter_async(folder.store, prefix=folder.prefix or None)
-    files = [meta["path"].rpartition("/")[2] for meta in found["objects"]]
-    below = [name.rstrip("/").rpartition("/")[2] for name in found["common_prefixes"]]
-    return _seen(files), _seen(below)
+    async def data_files(self) -> tuple[list[str], list[str]]:
+        """Returns the names of the files and of the folders in it, except those that begin with ``_`` or ``.``."""
+        found = await obstore.list_with_delimiter_async(self.store, prefix=self.prefix or None)
+        files = [meta["path"].rpartition("/")[2] for meta in found["objects"]]
+        below = [name.rstrip("/").rpartition("/")[2] for name in found["common_prefixes"]]
+        return _visible(files), _visible(below)
 
 
-def _seen(names: list[str]) -> list[str]:
+def _visible(names: list[str]) -> list[str]:
     return sorted(name for name in names if name and name[0] not in "_.")
 
 
-def place_format(place: Place) -> RowFormat:
-    """The format of a file, and of the files that a folder is given: Parquet where nothing says another."""
-    if place.is_folder and not place.format:
-        return RowFormat.PARQUET
-    return row_format(place.format, place.path)
-
-
-DEFAULT_CHUNK = 10_000
-DEFAULT_PART = 500_000
-_TABLES = (PlaceKind.POSTGRES, PlaceKind.DUCKDB)
-
-
 class Verify(StrEnum):
-    """What is compared at the end."""
+    """What is compared after the rows are written."""
 
     ROWS = "rows"
     CHECKSUM = "checksum"
@@ -215,7 +229,7 @@ class Verify(StrEnum):
 
 
 class OnDrift(StrEnum):
-    """What becomes of a column that the target has not."""
+    """What happens to a column that the target lacks."""
 
     ERROR = "error"
     IGNORE = "ignore"
@@ -223,6 +237,8 @@ class OnDrift(StrEnum):
 
 
 class Resumable(StrEnum):
+    """Whether rows are staged so that a command that runs again resumes the transfer."""
+
     TRUE = "true"
     FALSE = "false"
     AUTO = "auto"
@@ -232,8 +248,8 @@ Word = TypeVar("Word", bound=StrEnum)
 
 
 @dataclass(frozen=True, slots=True)
-class Options:
-    """``size``: rows of a chunk; ``part``: the least rows of a file in a folder."""
+class TransferOptions:
+    """The options; ``size``: rows of a chunk at most; ``part``: rows of a file in a folder at least."""
 
     mode: WriteMode
     size: int
@@ -243,18 +259,18 @@ class Options:
     resumable: Resumable
 
 
-def read_options(call: ToolCall, target: Place) -> Options:
-    """The options of a call.
+def read_options(call: ToolCall, target: TransferEnd) -> TransferOptions:
+    """Parses the options of a call.
 
     Raises:
-        ToolError: for a word that is unknown, or that the target cannot follow.
+        ToolError: for an unknown word, and for an option that the target does not support.
     """
     config = call.config
     mode = config.get("mode") or target.mode
     if mode is None:
-        mode = WriteMode.REPLACE if target.kind is PlaceKind.OBJECT else WriteMode.APPEND
+        mode = WriteMode.REPLACE if target.kind is EndKind.OBJECT else WriteMode.APPEND
     size = count_of(call, "chunk_size")
-    options = Options(
+    options = TransferOptions(
         write_mode(str(mode)),
         size or DEFAULT_CHUNK,
         size or DEFAULT_PART,
@@ -263,14 +279,14 @@ def read_options(call: ToolCall, target: Place) -> Options:
         _word(Resumable, "resumable", config.get("resumable"), Resumable.AUTO, call),
     )
     where = f"transfer in step {call.step}"
-    if options.verify is Verify.CHECKSUM and target.kind is PlaceKind.HTTP:
+    if options.verify is Verify.CHECKSUM and target.kind is EndKind.HTTP:
         raise ToolError(
             f"{where}: verify: checksum reads the target back, which target.kind: http cannot; write verify: rows",
             kind="schema",
         )
-    if options.on_drift is OnDrift.ADD and target.kind not in _TABLES:
+    if options.on_drift is OnDrift.ADD and target.kind not in (EndKind.POSTGRES, EndKind.DUCKDB):
         raise ToolError(f"{where}: on_drift: add is for tables; write error or ignore", kind="schema")
-    if options.resumable is Resumable.TRUE and target.kind is not PlaceKind.POSTGRES and not target.is_folder:
+    if options.resumable is Resumable.TRUE and target.kind is not EndKind.POSTGRES and not target.is_folder:
         raise ToolError(
             f"{where}: resumable: true is for postgres targets, and folders (target.path: s3://lake/rows/); "
             "leave it out",
@@ -287,9 +303,3 @@ def _word(words: type[Word], field: str, given: Any, default: Word, call: ToolCa
     raise ToolError(
         f"transfer in step {call.step}: {field}: {text!r} is unknown; write {known}", kind="schema"
     )
-
-
-def statement_of(place: Place) -> BoundStatement:
-    """What a table or query is read with."""
-    query = place.query or f"SELECT * FROM {sql_identifier(place.table)}"
-    return bind(without_percent([query], place.params)[0], place.params)

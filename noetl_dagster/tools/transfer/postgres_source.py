@@ -1,4 +1,4 @@
-"""PostgreSQL as a source: COPY out, whose bytes another PostgreSQL takes as they are, or as Arrow tables."""
+"""PostgreSQL as a source: bytes of COPY for another PostgreSQL, or Arrow tables."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from noetl_dagster.errors import ToolError
 from noetl_dagster.tools.base import Toolbox, ToolCall
 from noetl_dagster.tools.rows.values import parameter
 from noetl_dagster.tools.sql.connection import open_pool, postgres_errors
-from noetl_dagster.tools.sql.statements import BoundStatement, split_statements
+from noetl_dagster.tools.sql.statements import split_statements
 from noetl_dagster.tools.sql.tables import listed
-from noetl_dagster.tools.transfer.chunks import Chunk, Put, piped, sliced
-from noetl_dagster.tools.transfer.options import Place
+from noetl_dagster.tools.transfer.chunks import Put, TransferChunk, piped, sliced
+from noetl_dagster.tools.transfer.options import TransferEnd
 
 COPY_BLOCK = 128 << 10
-"""Bytes of COPY that another server is given at a time; a message of COPY has some kilobytes."""
+"""Bytes of COPY that are passed on at a time; a message of COPY has some kilobytes."""
 
 CSV_BLOCK = 4 << 20
 """Bytes of CSV that become one Arrow table."""
@@ -41,17 +41,17 @@ _ARROW: Mapping[str, Any] = {
     "timestamp": pa.timestamp("us"),
     "timestamptz": pa.timestamp("us", "UTC"),
 }
-"""What CSV of COPY is read as, by the names of the server's types; a row with another goes value by value."""
+"""Arrow types in which CSV of COPY is parsed, by the server's types; rows with another type are read as values."""
 
 _JSON = frozenset({"json", "jsonb"})
 _KEYS = frozenset({"int2", "int4", "int8", "text", "varchar", "uuid", "date", "timestamp", "timestamptz"})
-"""Types whose values in Python and Arrow have a text that the server reads as the same value."""
+"""Types whose values in Python and Arrow have a text that the server parses as the same value."""
 
 _DECIMAL = {"numeric": ("float8", "numeric"), "_numeric": ("float8[]", "numeric[]")}
 
 
 @dataclass(frozen=True, slots=True)
-class Column:
+class SourceColumn:
     """A column of a query: the server's type by name and number."""
 
     type: str
@@ -59,40 +59,41 @@ class Column:
 
 
 class PostgresSource:
-    """A table or query. It can be gone on with where ``order_by`` names unique columns.
+    """A table or query. Reading can resume if ``order_by`` names unique columns.
 
     Attributes:
-        columns: what it gives, in order.
-        seeks_by_row: its chunks, not only COPY, say where they end.
-        copied: rows that the last COPY said it gave, None before its end.
+        columns: of its rows, in order.
+        seeks_by_row: its chunks, not only those of COPY, have positions.
+        copied: rows of the last COPY by its own account; None before its end.
     """
 
     def __init__(
         self,
         connection: asyncpg.Connection,
-        place: Place,
+        end: TransferEnd,
         query: str,
         values: Sequence[Any],
-        columns: Mapping[str, Column],
+        columns: Mapping[str, SourceColumn],
         size: int,
         *,
         tables: bool,
     ) -> None:
         self._tables_wanted = tables
         self._connection, self._query, self._values, self._size = connection, query, values, size
-        self.order_by = place.order_by
+        self.order_by = end.order_by
         self.columns = columns
-        self.seeks = bool(place.order_by)
-        self.seeks_by_row = self.seeks and all(columns[name].type in _KEYS for name in place.order_by)
+        self.seeks = bool(end.order_by)
+        self.seeks_by_row = self.seeks and all(columns[name].type in _KEYS for name in end.order_by)
         self.copied: int | None = None
         self.bytes = 0
         self._copying: asyncio.Task[Any] | None = None
 
     async def identity(self) -> str:
+        """Returns nothing: whether the rows have changed is checked by their count."""
         return ""
 
-    async def chunks(self, after: Any = None) -> AsyncIterator[Chunk]:
-        """Rows with the values that the server's types have in Python, in Arrow tables where those hold them all."""
+    async def chunks(self, after: Any = None) -> AsyncIterator[TransferChunk]:
+        """Yields rows of Python values, or Arrow tables if they are wanted and have a type for every column."""
         query, values = self._query, list(self._values)
         if after is not None:
             query = f"SELECT * FROM ({query}\n) AS source WHERE {self._compared('>')}"
@@ -102,22 +103,24 @@ class PostgresSource:
         if self._tables_wanted and all(column.type in _ARROW for column in self.columns.values()):
             async for table in self._tables(query, values):
                 async for chunk in sliced(table, self._size):
-                    yield Chunk(chunk.data, self._key_of(chunk.data.slice(len(chunk.data) - 1)))
+                    yield TransferChunk(chunk.data, self._key_of(chunk.data.slice(len(chunk.data) - 1)))
             return
         cursor = await self._connection.cursor(query, *values)
         while records := await cursor.fetch(self._size):
-            yield Chunk([dict(record) for record in records], self._key_of(records[-1:]))
+            yield TransferChunk([dict(record) for record in records], self._key_of(records[-1:]))
 
     def _key_of(self, last: pa.Table | Sequence[Mapping[str, Any]]) -> list[str] | None:
-        """The key of a single row as text; None where a part of it is null, or its text is not the server's."""
+        """Returns the key of a single row as text; None if a part of it is null, or its text is not the server's."""
         if not self.seeks_by_row:
             return None
         [row] = last.to_pylist() if isinstance(last, pa.Table) else last
         values = [row[name] for name in self.order_by]
         return None if None in values else [str(value) for value in values]
 
-    async def copy(self, columns: Sequence[str], format: str, after: Any = None) -> AsyncIterator[Chunk]:
-        """COPY of these columns as bytes; in the text format behind the row of a key, in the order of ``order_by``."""
+    async def copy(
+        self, columns: Sequence[str], format: str, after: Any = None
+    ) -> AsyncIterator[TransferChunk]:
+        """Yields bytes of COPY; in the text format from the row after a key on, in the order of ``order_by``."""
         query, values = self._query, list(self._values)
         if tuple(columns) != tuple(self.columns) or self.order_by:
             query = f"SELECT {listed(columns)} FROM ({query}\n) AS source"
@@ -128,21 +131,21 @@ class PostgresSource:
             query += f" ORDER BY {listed(self.order_by)}"
         places = [columns.index(name) for name in self.order_by]
         async for block in self._out(query, values, format, COPY_BLOCK):
-            yield Chunk(block, _key(block, places) if places and format == "text" else None)
+            yield TransferChunk(block, _last_key(block, places) if places and format == "text" else None)
 
     async def count_until(self, after: Sequence[str]) -> int:
-        """How many rows there are up to the one of that key."""
+        """Returns the number of rows up to a key."""
         query = f"SELECT count(*) FROM ({self._query}\n) AS source WHERE {self._compared('<=')}"
         return int(await self._connection.fetchval(query, *self._values, *after))
 
     def _compared(self, sign: str) -> str:
-        """A condition on the key, whose values are the parameters behind those of the query."""
+        """Returns a condition on the key; its values are the parameters after those of the query."""
         numbered = enumerate(self.order_by, len(self._values) + 1)
         places = (f"${number}::text::{self.columns[name].type}" for number, name in numbered)
         return f"({listed(self.order_by)}) {sign} ({', '.join(places)})"
 
     async def checksum(self, digest: str) -> str:
-        """What this SQL of an aggregate makes of all rows."""
+        """Returns the value of an aggregate, given as SQL, over all rows."""
         return str(
             await self._connection.fetchval(
                 f"SELECT {digest} FROM ({self._query}\n) AS source", *self._values
@@ -150,7 +153,7 @@ class PostgresSource:
         )
 
     async def inexact(self) -> list[str]:
-        """The columns with decimal numbers that a double, as which Arrow tables have them, does not hold."""
+        """Returns the columns with decimal numbers that change as doubles, which Arrow tables have for them."""
         columns = [name for name, column in self.columns.items() if column.type in _DECIMAL]
         tests = []
         for name in columns:
@@ -163,18 +166,18 @@ class PostgresSource:
         return [name for name, changed in zip(columns, row, strict=True) if changed]
 
     async def close(self) -> None:
-        """Ends a COPY whose rows nobody takes any more."""
+        """Cancels a COPY that is still running."""
         if self._copying is not None:
             self._copying.cancel()
             await asyncio.gather(self._copying, return_exceptions=True)
 
     async def settings(self) -> dict[str, str]:
-        """What values' texts depend on, as this connection has it."""
+        """Returns the connection's settings on which the text of values depends."""
         names = ("timezone", "datestyle", "intervalstyle", "extra_float_digits", "bytea_output")
         return {name: await self._connection.fetchval("SELECT current_setting($1)", name) for name in names}
 
     async def _out(self, query: str, values: Sequence[Any], format: str, size: int) -> AsyncIterator[bytes]:
-        """COPY in blocks of whole rows, of at least so many bytes."""
+        """Yields COPY in blocks of whole rows, of at least ``size`` bytes."""
 
         async def copied(put: Put[bytes]) -> None:
             collected = bytearray()
@@ -228,8 +231,8 @@ class PostgresSource:
         return table
 
 
-def _key(block: bytes, places: Sequence[int]) -> list[str] | None:
-    """The key of the last line of COPY text; None where a part of it is null, or text with escapes."""
+def _last_key(block: bytes, places: Sequence[int]) -> list[str] | None:
+    """Returns the key of the last line of COPY text; None if a part of it is null, or text with escapes."""
     line = block[block.rfind(b"\n", 0, -1) + 1 : -1]
     fields = line.split(b"\t")
     values = [fields[place] for place in places]
@@ -238,8 +241,7 @@ def _key(block: bytes, places: Sequence[int]) -> list[str] | None:
 
 @asynccontextmanager
 async def open_postgres(
-    place: Place,
-    statement: BoundStatement,
+    end: TransferEnd,
     call: ToolCall,
     box: Toolbox,
     size: int,
@@ -247,33 +249,33 @@ async def open_postgres(
     tables: bool,
     snapshot: bool,
 ) -> AsyncIterator[PostgresSource]:
-    """The source, in one transaction on a connection of the pool.
+    """Opens the source in one transaction on a connection of the pool.
 
     Args:
-        tables: its chunks are Arrow tables where those hold its types.
-        snapshot: it is read more than once, and is to be the same each time.
+        tables: its chunks are Arrow tables if they have a type for every column.
+        snapshot: it is read more than once, with the same rows each time.
 
     Raises:
-        ToolError: for whatever the server refuses.
+        ToolError: the server refuses a statement.
     """
-    own = replace(call, auth=place.auth)
+    own, statement = replace(call, auth=end.auth), end.statement()
     statements = split_statements(statement.text)
     if len(statements) != 1:
         raise ToolError(
             f"transfer in step {call.step}: source.query must be one statement that gives rows", kind="schema"
         )
-    isolation = "repeatable_read" if snapshot or place.order_by else None
+    isolation = "repeatable_read" if snapshot or end.order_by else None
     with postgres_errors(own, box):
         pool = await open_pool(own, box)
         async with (
             pool.acquire() as connection,
-            connection.transaction(isolation=isolation, readonly=not place.query),
+            connection.transaction(isolation=isolation, readonly=not end.query),
         ):
             await connection.execute("SET LOCAL datestyle = 'ISO'; SET LOCAL intervalstyle = 'postgres'")
             prepared = await connection.prepare(statements[0])
             types = [item.name for item in prepared.get_parameters()]
             values = [parameter(value, name) for value, name in zip(statement.values, types, strict=True)]
-            columns: dict[str, Column] = {}
+            columns: dict[str, SourceColumn] = {}
             for attribute in prepared.get_attributes():
                 if attribute.name in columns:
                     raise ToolError(
@@ -281,16 +283,16 @@ async def open_postgres(
                         "name one of them otherwise",
                         kind="schema",
                     )
-                columns[attribute.name] = Column(_type_name(attribute.type), attribute.type.oid)
-            missing = [name for name in place.order_by if name not in columns]
+                columns[attribute.name] = SourceColumn(_type_name(attribute.type), attribute.type.oid)
+            missing = [name for name in end.order_by if name not in columns]
             if missing:
                 raise ToolError(
                     f"transfer in step {call.step}: source.order_by names {', '.join(missing)}, which the "
                     f"source does not give; it gives {', '.join(columns)}",
                     kind="schema",
                 )
-            source = PostgresSource(connection, place, statements[0], values, columns, size, tables=tables)
-            if place.order_by:
+            source = PostgresSource(connection, end, statements[0], values, columns, size, tables=tables)
+            if end.order_by:
                 source.bytes = await _estimate(connection, statements[0], values)
             try:
                 yield source
@@ -299,13 +301,13 @@ async def open_postgres(
 
 
 async def _estimate(connection: asyncpg.Connection, query: str, values: Sequence[Any]) -> int:
-    """Bytes of all rows as the planner guesses them."""
+    """Returns the bytes of all rows as the planner estimates them."""
     [explained] = await connection.fetchval(f"EXPLAIN (FORMAT json) {query}", *values)
     return int(explained["Plan"]["Plan Rows"] * explained["Plan"]["Plan Width"])
 
 
 def _type_name(type: Any) -> str:
-    """As ``pg_type.typname`` has it, with the schema where that is a user's."""
+    """Returns the name as in ``pg_type.typname``, with the schema for a type of a user."""
     element = type.name.removesuffix("[]")
     name = f"_{element}" if element != type.name else element
     return name if type.schema == "pg_catalog" else f'"{type.schema}"."{name}"'

@@ -1,11 +1,11 @@
-"""PostgreSQL as a target: in one transaction, or over a stage that outlives a killed process."""
+"""PostgreSQL as a target: in one transaction, or staged in tables that outlive a killed process."""
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, replace
 from typing import Any
 
 import asyncpg
@@ -13,37 +13,36 @@ import orjson
 
 from noetl_dagster.errors import ToolError
 from noetl_dagster.playbook.templates.environment import sql_identifier
-from noetl_dagster.tools.base import Toolbox, ToolCall
 from noetl_dagster.tools.sql.connection import open_connection, open_pool, postgres_errors
 from noetl_dagster.tools.sql.tables import (
     DELETE_ALL_ROWS,
-    Table,
+    SqlTable,
     WriteMode,
     describe_table,
     listed,
     upsert_key,
 )
 from noetl_dagster.tools.transfer.checksum import Checksum, compare_checksums, rows_digest
-from noetl_dagster.tools.transfer.chunks import Chunk, Drift, Source
+from noetl_dagster.tools.transfer.chunks import Drift, Transfer, TransferOutcome
 from noetl_dagster.tools.transfer.copying import (
     ORDINAL,
     Copier,
     add_columns,
     base_types,
     checksum_of,
-    compare,
+    compare_counts,
     merge,
     move_checked,
 )
-from noetl_dagster.tools.transfer.options import Options, Place, Resumable, Verify
+from noetl_dagster.tools.transfer.options import Resumable, Verify
 from noetl_dagster.tools.transfer.postgres_source import PostgresSource
 
 STAGE = "noetl_transfer_stage"
 AUTO_BYTES = 256 << 20
-"""From this size on a source that can seek is transferred over a stage that outlives the process."""
+"""A source that can resume is staged automatically from this size on."""
 
 COMMIT_SECONDS = 0.5
-"""So often, where a chunk ends, what is staged is committed with the position behind it."""
+"""Staged rows are committed with their position at the end of a chunk, at most this often."""
 
 PREFIX = "noetl_transfer_"
 
@@ -52,7 +51,7 @@ CREATE_STAGE = "CREATE {kind} TABLE {stage} {options} AS SELECT {columns} FROM {
 NUMBER_STAGE = "ALTER TABLE {stage} ADD COLUMN {ordinal} bigserial"
 CREATE_POSITION = """
 CREATE TABLE {position} (
-    rows bigint, after jsonb, columns text[], checksum text, identity text, number int, outcome jsonb
+    rows bigint, after jsonb, columns text[], checksum text, identity text, ended int, outcome jsonb
 )
 """
 SCHEMA_OF = """
@@ -60,99 +59,116 @@ SELECT quote_ident(nspname) FROM pg_class JOIN pg_namespace ON pg_namespace.oid 
 WHERE pg_class.oid = to_regclass($1)
 """
 NAME_STAGE = "COMMENT ON TABLE {name} IS {text}"
-HAS_CHECKSUM = "ALTER TABLE {position} ADD COLUMN IF NOT EXISTS checksum text"
-FIRST_POSITION = "INSERT INTO {position} VALUES (0, NULL, '{{}}', '0:0', $1, $2, NULL)"
-NOTE = "UPDATE {position} SET rows = $1, after = $2, columns = $3, checksum = $4"
-NOTE_OUTCOME = "UPDATE {position} SET outcome = $1"
+FIRST_POSITION = "INSERT INTO {position} VALUES (0, NULL, '{{}}', '0:0', $1, $2, $3)"
+RECORD_POSITION = "UPDATE {position} SET rows = $1, after = $2, columns = $3, checksum = $4"
+RECORD_OUTCOME = "UPDATE {position} SET ended = $1, outcome = $2"
 DROP_BOTH = "DROP TABLE IF EXISTS {stage}, {position}"
 MAY_STAGE = "SELECT has_schema_privilege(relnamespace, 'CREATE') FROM pg_class WHERE oid = to_regclass($1)"
-SELECT_POSITION = "SELECT rows, after, columns, checksum, identity, number, outcome FROM {position}"
-FIT_FOR_KILLS = (
-    "SET LOCAL synchronous_commit = off"  # a crash of the server is seen by the count of the stage's rows
-)
-
-Chunks = Callable[[AsyncIterator[Chunk]], AsyncIterator[Chunk]]
+SELECT_POSITION = "SELECT rows, after, columns, checksum, identity, ended, outcome FROM {position}"
+ASYNCHRONOUS_COMMIT = "SET LOCAL synchronous_commit = off"  # after a crash the stage's rows are counted
 
 
-@dataclass(slots=True)
-class Outcome:
-    """What was written, for the result."""
-
-    rows: int
-    written: int
-    checksum: str | None = None
-    verified: dict[str, Any] = field(default_factory=dict)
-    drift: dict[str, list[str]] = field(default_factory=dict)
-    resumed: int | None = None
-
-
-async def write_postgres(
-    place: Place, source: Source, options: Options, call: ToolCall, box: Toolbox, watch: Chunks
-) -> Outcome:
+async def write_postgres(transfer: Transfer) -> TransferOutcome:
     """Writes all rows; the table changes all at once or not at all.
 
     Raises:
-        ToolError: for whatever the server refuses, and where the target did not take what was read.
+        ToolError: the server refuses a statement, or the target did not take the rows that were read.
     """
-    own = replace(call, auth=place.auth)
+    own = replace(transfer.call, auth=transfer.target.auth)
+    box, options = transfer.box, transfer.options
     with postgres_errors(own, box):
         # a source that has a connection of the pool must not wait for another one, as others of its kind do
-        lone = isinstance(source, PostgresSource)
+        lone = isinstance(transfer.source, PostgresSource)
         async with open_connection(own, box, lone=lone) as connection:
-            if _resumable(options, source, call, box) and (
+            if _resumable(transfer) and (
                 options.resumable is Resumable.TRUE
-                or await connection.fetchval(MAY_STAGE, sql_identifier(place.table))
+                or await connection.fetchval(MAY_STAGE, sql_identifier(transfer.target.table))
             ):
-                pool = await open_pool(own, box)
-                return await _Staged(place, source, options, call, box, watch, pool).run(connection)
+                target = StagedTable(transfer, connection, await open_pool(own, box))
+                assert box.after is not None
+                box.after(transfer.call, target.discard)
+                async with target.begun() as outcome:
+                    if outcome is not None:
+                        return outcome
+                    await target.stage()
+                    return await target.publish()
             async with connection.transaction():
-                return await _at_once(connection, place, source, options, watch)
+                return await _in_one_transaction(connection, transfer)
 
 
-async def _at_once(
-    connection: asyncpg.Connection, place: Place, source: Source, options: Options, watch: Chunks
-) -> Outcome:
-    """All in the transaction of the connection."""
-    table = await describe_table(connection, place.table)
+def _resumable(transfer: Transfer) -> bool:
+    call, source, resumable = transfer.call, transfer.source, transfer.options.resumable
+    if resumable is Resumable.FALSE:
+        return False
+    if resumable is Resumable.TRUE and not source.seeks:
+        raise ToolError(
+            f"transfer in step {call.step}: resumable: true needs a source that can go on in the middle; name "
+            "unique columns in source.order_by, or of http write source.paging",
+            kind="schema",
+        )
+    if not call.command_id or transfer.box.after is None or not source.seeks:
+        return False
+    return resumable is Resumable.TRUE or source.bytes >= AUTO_BYTES
+
+
+async def _in_one_transaction(connection: asyncpg.Connection, transfer: Transfer) -> TransferOutcome:
+    options = transfer.options
+    table = await describe_table(connection, transfer.target.table)
     drift = Drift(options.on_drift, f"table {table.name}", table.columns)
     if options.mode is WriteMode.REPLACE:
         await connection.execute(DELETE_ALL_ROWS.format(table=table.name))
     staged = options.mode is WriteMode.UPSERT or options.verify is Verify.CHECKSUM
-    if not staged:
-        copier = Copier(connection, table, drift, source, watch)
-        await copier.start()
-        while await copier.ready():
-            await copier.step()
-        if options.verify is not Verify.NONE:
-            compare(copier.read, copier.written, table)
-        return Outcome(copier.read, copier.written, drift=drift.report())
-    keys = upsert_key(table, place.key) if options.mode is WriteMode.UPSERT else ()
-    stage = await _make_stage(connection, table, STAGE, numbered=bool(keys), lasting=False)
-    copier = Copier(connection, stage, drift, source, watch, checked=options.verify is Verify.CHECKSUM)
+    into = table
+    if staged:
+        into = await _make_stage(connection, transfer, table, STAGE, lasting=False)
+    copier = Copier(connection, into, drift, transfer)
     await copier.start()
     while await copier.ready():
         await copier.step()
-    return await _finish(connection, table, stage, copier, drift, source, options, keys)
+    if staged:
+        return await _move(connection, table, into, copier, drift, transfer)
+    if options.verify is not Verify.NONE:
+        compare_counts(copier.read, copier.written, table)
+    return TransferOutcome(copier.read, copier.written, drift=drift.report())
 
 
-async def _finish(
+async def _make_stage(
+    connection: asyncpg.Connection, transfer: Transfer, table: SqlTable, name: str, *, lasting: bool
+) -> SqlTable:
+    words = {
+        "kind": "UNLOGGED" if lasting else "TEMP",
+        "stage": name,
+        "options": "" if lasting else "ON COMMIT DROP",
+        "columns": listed(table.columns),
+        "table": table.name,
+    }
+    await connection.execute(CREATE_STAGE.format(**words))
+    if _keys(transfer, table):
+        await connection.execute(NUMBER_STAGE.format(stage=name, ordinal=ORDINAL))
+    return SqlTable(name, dict(table.columns), ())
+
+
+def _keys(transfer: Transfer, table: SqlTable) -> Sequence[str]:
+    return upsert_key(table, transfer.target.key) if transfer.options.mode is WriteMode.UPSERT else ()
+
+
+async def _move(
     connection: asyncpg.Connection,
-    table: Table,
-    stage: Table,
+    table: SqlTable,
+    stage: SqlTable,
     copier: Copier,
     drift: Drift,
-    source: Source,
-    options: Options,
-    keys: Sequence[str],
-) -> Outcome:
-    """Compares what is staged with what was read, and moves it to the table."""
-    outcome = Outcome(copier.read, copier.written)
+    transfer: Transfer,
+) -> TransferOutcome:
+    """Compares the staged rows with those that were read, and moves them to the table."""
+    options, keys = transfer.options, _keys(transfer, table)
+    outcome = TransferOutcome(copier.read, copier.written)
     columns = list(copier.columns)
     if options.verify is not Verify.NONE:
-        compare(copier.read, copier.written, stage)
+        compare_counts(copier.read, copier.written, stage)
     await add_columns(connection, table, dict(drift.added))
     if options.verify is Verify.CHECKSUM and columns:
-        read = await _given(connection, stage, columns, source, copier)
+        read = await _checksum_read(connection, stage, columns, transfer, copier)
         if keys:
             kept = await checksum_of(connection, stage, columns)
         else:
@@ -162,31 +178,20 @@ async def _finish(
     if columns and (keys or outcome.checksum is None):
         outcome.written = await merge(connection, stage.name, table, columns, keys)
     if options.verify is not Verify.NONE and options.mode is not WriteMode.UPSERT:
-        compare(copier.read, outcome.written, table)
+        compare_counts(copier.read, outcome.written, table)
     outcome.drift = drift.report()
     return outcome
 
 
-async def _make_stage(
-    connection: asyncpg.Connection, table: Table, name: str, *, numbered: bool, lasting: bool
-) -> Table:
-    words = {
-        "kind": "UNLOGGED" if lasting else "TEMP",
-        "stage": name,
-        "options": "" if lasting else "ON COMMIT DROP",
-        "columns": listed(table.columns),
-        "table": table.name,
-    }
-    await connection.execute(CREATE_STAGE.format(**words))
-    if numbered:
-        await connection.execute(NUMBER_STAGE.format(stage=name, ordinal=ORDINAL))
-    return Table(name, dict(table.columns), ())
-
-
-async def _given(
-    connection: asyncpg.Connection, stage: Table, columns: Sequence[str], source: Source, copier: Copier
+async def _checksum_read(
+    connection: asyncpg.Connection,
+    stage: SqlTable,
+    columns: Sequence[str],
+    transfer: Transfer,
+    copier: Copier,
 ) -> object:
-    """The checksum of what was read, with the values that it has in the types of the table."""
+    """Returns the checksum of the rows that were read, with their values in the types of the table."""
+    source = transfer.source
     if not isinstance(source, PostgresSource):
         return copier.checksum
     for name, value in (await source.settings()).items():
@@ -201,155 +206,139 @@ async def _given(
     return await source.checksum(rows_digest(values, stage.columns))
 
 
-def _resumable(options: Options, source: Source, call: ToolCall, box: Toolbox) -> bool:
-    if options.resumable is Resumable.FALSE:
-        return False
-    if options.resumable is Resumable.TRUE and not source.seeks:
-        raise ToolError(
-            f"transfer in step {call.step}: resumable: true needs a source that can go on in the middle; name "
-            "unique columns in source.order_by, or of http write source.paging",
-            kind="schema",
-        )
-    if not call.command_id or box.after is None or not source.seeks:
-        return False
-    return options.resumable is Resumable.TRUE or source.bytes >= AUTO_BYTES
-
-
-class _Staged:
-    """A transfer that goes on where it was when its command runs again.
+class StagedTable:
+    """A :class:`~noetl_dagster.tools.transfer.chunks.StagedTarget` in the schema of the table.
 
     Rows are committed chunk by chunk to a table that is named after the command, with the position of the source in a
-    second one; then one transaction moves them to the target, drops the stage, and leaves in the second table what came
-    of it, so that a command whose process is killed just then does not transfer again. That one goes when the end of
-    the command is in the log.
+    second table. One transaction then moves the rows to the target, drops the stage, and records the outcome beside
+    the position, for a command whose process is killed just then. All calls of the command's task share these tables:
+    ``ended`` is the number of the last call that has published, so that an earlier one does not resume the rows of a
+    later one when the command runs again.
     """
 
-    def __init__(
-        self,
-        place: Place,
-        source: Source,
-        options: Options,
-        call: ToolCall,
-        box: Toolbox,
-        watch: Chunks,
-        pool: asyncpg.Pool,
-    ) -> None:
-        self._place, self._source, self._options, self._call = place, source, options, call
-        self._box, self._watch, self._pool = box, watch, pool
-        words = [call.execution_id, call.command_id, call.task.name, call.config.get("source"), place.table]
-        text = orjson.dumps([*words, options.mode, place.key], default=str, option=orjson.OPT_SORT_KEYS)
-        self._names: tuple[str, str] | None = None
+    def __init__(self, transfer: Transfer, connection: asyncpg.Connection, pool: asyncpg.Pool) -> None:
+        self._transfer, self._connection, self._pool = transfer, connection, pool
+        call, target = transfer.call, transfer.target
+        words = [call.execution_id, call.command_id, call.task.name, call.config.get("source"), target.table]
+        text = orjson.dumps(
+            [*words, transfer.options.mode, target.key], default=str, option=orjson.OPT_SORT_KEYS
+        )
         self._digest = hashlib.blake2b(text, digest_size=8).hexdigest()
+        self._names: dict[str, str] = {}
+        self._table: SqlTable
+        self._stage: SqlTable
+        self._found: Any = None
+        self._drift: Drift
+        self._copier: Copier
+        self._resumed: int | None = None
 
-    async def run(self, connection: asyncpg.Connection) -> Outcome:
-        assert self._box.after is not None
-        self._box.after(self._call, self._remove)
-        table = await describe_table(connection, self._place.table)
-        schema = await connection.fetchval(SCHEMA_OF, table.name)
+    @asynccontextmanager
+    async def begun(self) -> AsyncIterator[TransferOutcome | None]:
+        """Finds or creates the staging; yields the outcome if an earlier process has published this call.
+
+        Waits until no other process transfers for the same command: one that is assumed dead may still run.
+        """
+        connection, transfer = self._connection, self._transfer
+        self._table = await describe_table(connection, transfer.target.table)
+        schema = await connection.fetchval(SCHEMA_OF, self._table.name)
         name = f"{schema}.{PREFIX}{self._digest}"
-        self._names = name, f"{name}_position"
-        async with _alone(connection, self._digest):
-            return await self._run(connection, table, *self._names)
+        self._names = {"stage": name, "position": f"{name}_position"}
+        lock = int(self._digest, 16) - (1 << 63)
+        await connection.execute("SELECT pg_advisory_lock($1)", lock)
+        try:
+            position = await self._position()
+            if position is not None and position["outcome"] and transfer.call.number <= position["ended"]:
+                yield TransferOutcome(**position["outcome"])
+                return
+            self._found = position if await self._fits(position) else None
+            if self._found is None:
+                async with connection.transaction():
+                    await self._create(position)
+            else:
+                self._stage = await describe_table(connection, name)
+                self._stage.columns.pop(ORDINAL, None)
+            yield None
+        finally:
+            if not connection.is_closed():
+                await connection.execute("SELECT pg_advisory_unlock($1)", lock)
 
-    async def _run(
-        self, connection: asyncpg.Connection, table: Table, stage_name: str, position: str
-    ) -> Outcome:
-        found = await self._found(connection, stage_name, position)
-        if found is not None and found["outcome"] is not None:
-            return Outcome(**found["outcome"])
-        keys = upsert_key(table, self._place.key) if self._options.mode is WriteMode.UPSERT else ()
-        if found is None:
-            async with connection.transaction():
-                await connection.execute(DROP_BOTH.format(stage=stage_name, position=position))
-                stage = await _make_stage(connection, table, stage_name, numbered=bool(keys), lasting=True)
-                await connection.execute(CREATE_POSITION.format(position=position))
-                comment = await connection.fetchval(
-                    "SELECT quote_literal($1::text)",
-                    f"execution {self._call.execution_id}, command {self._call.command_id}",
-                )
-                await connection.execute(NAME_STAGE.format(name=stage_name, text=comment))
-                identity = await self._source.identity()
-                await connection.execute(
-                    FIRST_POSITION.format(position=position), identity, self._call.number
-                )
-        else:
-            stage = await describe_table(connection, stage_name)
-            stage.columns.pop(ORDINAL, None)
-        drift = Drift(self._options.on_drift, f"table {table.name}", stage.columns)
-        drift.added = {name: kind for name, kind in stage.columns.items() if name not in table.columns}
-        checked = self._options.verify is Verify.CHECKSUM
-        copier = Copier(connection, stage, drift, self._source, self._watch, checked=checked)
-        resumed = None
+    async def _position(self) -> Any:
+        if not await self._exists("position"):
+            return None
+        return await self._connection.fetchrow(SELECT_POSITION.format(**self._names))
+
+    async def _exists(self, name: str) -> bool:
+        return bool(await self._connection.fetchval("SELECT to_regclass($1) IS NOT NULL", self._names[name]))
+
+    async def _fits(self, position: Any) -> bool:
+        """Returns whether the staging is complete up to its position, and the source the same as then."""
+        source = self._transfer.source
+        if position is None or not await self._exists("stage"):
+            return False
+        if position["identity"] != await source.identity() or (
+            position["rows"] and position["after"] is None
+        ):
+            return False
+        if position["rows"] != await self._connection.fetchval(
+            "SELECT count(*) FROM {stage}".format(**self._names)
+        ):
+            return False  # the server itself has crashed
+        if not isinstance(source, PostgresSource) or not position["after"]:
+            return True
+        # else the rows have changed, or the key is not unique
+        return bool(await source.count_until(position["after"]) == position["rows"])
+
+    async def _create(self, before: Any) -> None:
+        """Creates an empty staging, which keeps the outcome of an earlier call of the command."""
+        connection, call = self._connection, self._transfer.call
+        await connection.execute(DROP_BOTH.format(**self._names))
+        self._stage = await _make_stage(
+            connection, self._transfer, self._table, self._names["stage"], lasting=True
+        )
+        await connection.execute(CREATE_POSITION.format(**self._names))
+        comment = await connection.fetchval(
+            "SELECT quote_literal($1::text)", f"execution {call.execution_id}, command {call.command_id}"
+        )
+        await connection.execute(NAME_STAGE.format(name=self._names["stage"], text=comment))
+        ended, outcome = (0, None) if before is None else (before["ended"], before["outcome"])
+        identity = await self._transfer.source.identity()
+        await connection.execute(FIRST_POSITION.format(**self._names), identity, ended, outcome)
+
+    async def stage(self) -> None:
+        """Commits the rows after the position, chunk by chunk."""
+        connection, table, stage, found = self._connection, self._table, self._stage, self._found
+        self._drift = Drift(self._transfer.options.on_drift, f"table {table.name}", stage.columns)
+        self._drift.added = {name: kind for name, kind in stage.columns.items() if name not in table.columns}
+        copier = self._copier = Copier(connection, stage, self._drift, self._transfer)
         if found is not None:
-            await connection.execute(f"UPDATE {position} SET number = $1", self._call.number)
-            resumed = copier.read = copier.written = found["rows"]
+            self._resumed = copier.read = copier.written = found["rows"]
             copier.columns = dict.fromkeys(found["columns"])
             copier.checksum = Checksum.of_text(found["checksum"])
         async with connection.transaction():
             await copier.start(after=None if found is None else found["after"], resumable=True)
         while await copier.ready():
             async with connection.transaction():
-                await connection.execute(FIT_FOR_KILLS)
+                await connection.execute(ASYNCHRONOUS_COMMIT)
                 after = await copier.step(COMMIT_SECONDS)
-                await connection.execute(
-                    NOTE.format(position=position),
-                    copier.written,
-                    after,
-                    list(copier.columns),
-                    str(copier.checksum),
-                )
+                position = copier.written, after, list(copier.columns), str(copier.checksum)
+                await connection.execute(RECORD_POSITION.format(**self._names), *position)
+
+    async def publish(self) -> TransferOutcome:
+        """Moves the rows to the table, and records the outcome."""
+        connection, table = self._connection, self._table
         async with connection.transaction():
-            if self._options.mode is WriteMode.REPLACE:
+            if self._transfer.options.mode is WriteMode.REPLACE:
                 await connection.execute(DELETE_ALL_ROWS.format(table=table.name))
-            outcome = await _finish(
-                connection, table, stage, copier, drift, self._source, self._options, keys
+            outcome = await _move(connection, table, self._stage, self._copier, self._drift, self._transfer)
+            outcome.resumed = self._resumed
+            await connection.execute("DROP TABLE {stage}".format(**self._names))
+            await connection.execute(
+                RECORD_OUTCOME.format(**self._names), self._transfer.call.number, asdict(outcome)
             )
-            outcome.resumed = resumed
-            await connection.execute(f"DROP TABLE {stage_name}")
-            await connection.execute(NOTE_OUTCOME.format(position=position), asdict(outcome))
         return outcome
 
-    async def _found(self, connection: asyncpg.Connection, stage: str, position: str) -> Any:
-        """The position of an earlier process, or its outcome; None where the transfer has to begin again."""
-        if not await connection.fetchval("SELECT to_regclass($1) IS NOT NULL", position):
-            return None
-        await connection.execute(HAS_CHECKSUM.format(position=position))  # as an earlier version makes none
-        found = await connection.fetchrow(SELECT_POSITION.format(position=position))
-        if found is None or found["outcome"] is not None:
-            return found if found is not None and self._call.number <= found["number"] else None
-        if found["checksum"] is None or not await connection.fetchval(
-            "SELECT to_regclass($1) IS NOT NULL", stage
-        ):
-            return None
-        if found["identity"] != await self._source.identity() or (found["rows"] and found["after"] is None):
-            return None
-        if found["rows"] != await connection.fetchval(f"SELECT count(*) FROM {stage}"):
-            return None  # the server itself went down
-        source, after = self._source, found["after"]
-        if isinstance(source, PostgresSource) and after and await source.count_until(after) != found["rows"]:
-            return None  # other rows than before, or the key is not unique
-        return found
-
-    async def _remove(self) -> None:
-        """Drops what is left when the command is over.
-
-        Raises:
-            ToolError: the server is away or refuses it.
-        """
-        if self._names is None:
-            return
-        with postgres_errors(self._call, self._box):
-            stage, position = self._names
-            await self._pool.execute(DROP_BOTH.format(stage=stage, position=position))
-
-
-@asynccontextmanager
-async def _alone(connection: asyncpg.Connection, digest: str) -> AsyncIterator[None]:
-    """Waits until no other process transfers for the same call: one that was taken for dead may still be at it."""
-    number = int(digest, 16) - (1 << 63)
-    await connection.execute("SELECT pg_advisory_lock($1)", number)
-    try:
-        yield
-    finally:
-        if not connection.is_closed():
-            await connection.execute("SELECT pg_advisory_unlock($1)", number)
+    async def discard(self) -> None:
+        """Drops both tables when the end of the command is in the log."""
+        if self._names:
+            with postgres_errors(self._transfer.call, self._transfer.box):
+                await self._pool.execute(DROP_BOTH.format(**self._names))

@@ -47,7 +47,21 @@ SOURCES = {
     "json": "{path: FOLDER/rows.json}",
     "http": "{kind: http, url: 'URL/rows', rows: data, paging: {next: next}}",
 }
+TWICE = """
+workflow:
+  - step: move
+    tool:
+      - {{name: count, kind: noop, set: {{step.n: "{{{{ step.n | default(0) + 1 }}}}"}}}}
+      - name: move
+        kind: transfer
+        source: {source}
+        target: {{kind: postgres, table: moved, auth: pg}}
+        chunk_size: 20000
+        resumable: true
+        spec: {{policy: {{rules: [{{when: "{{{{ step.n < 2 }}}}", then: {{do: jump, to: count}}}}]}}}}
+"""
 BETWEEN = "between two chunks"
+SECOND = "within a chunk of the second call"
 EXECUTION = "SELECT max(execution_id) FROM noetl.event WHERE event_type = 'playbook.initialized'"
 POSITION = "SELECT relname FROM pg_class WHERE relname LIKE 'noetl\\_transfer\\_%' AND relkind = 'r'"
 
@@ -73,12 +87,13 @@ def drive(settings: Settings, text: str, moment: str) -> None:
 
     async def encoding(self: Any, *arguments: Any) -> Any:
         data = await encoded(self, *arguments)
-        if moment == "within a chunk" and seen["steps"] == 4:
+        if moment == (SECOND if seen["calls"] else "within a chunk") and seen["steps"] == 4:
             killed()
         return data
 
     async def written(*arguments: Any) -> Any:
         outcome = await write(*arguments)
+        seen["calls"], seen["steps"] = 1, 0
         if moment == "after the end":
             killed()
         return outcome
@@ -206,20 +221,20 @@ async def test_a_transfer_that_was_over_is_not_made_again(
     assert await tables.fetch(POSITION) == []
 
 
-@pytest.mark.parametrize(("moment", "rows"), [("within a chunk", ROWS), ("after the end", ROWS - 1)])
-async def test_a_position_of_an_earlier_version_has_no_checksum(
-    settings: Settings, engine: Engine, tables: asyncpg.Pool, tmp_path: Path, moment: str, rows: int
+async def test_each_of_two_calls_of_a_command_is_made_once(
+    settings: Settings, engine: Engine, tables: asyncpg.Pool, tmp_path: Path
 ) -> None:
-    killed(settings, text_of("jsonl", tmp_path, ""), moment)
-    [position] = [row[0] for row in await tables.fetch(POSITION) if row[0].endswith("_position")]
-    await tables.execute(f"ALTER TABLE {position} DROP COLUMN checksum")
-    await tables.execute("DELETE FROM moved WHERE id = 1")
+    """The first call, which is over, must not continue the copy that the second one has begun."""
+    await tables.execute("ALTER TABLE moved DROP CONSTRAINT moved_pkey")
+    text_of("jsonl", tmp_path, "")
+    killed(settings, TWICE.format(source=SOURCES["jsonl"].replace("FOLDER", str(tmp_path))), SECOND)
+    assert await tables.fetchval("SELECT count(*) FROM moved") == ROWS
 
     state = await engine.resume(await tables.fetchval(EXECUTION))
 
     assert state.error is None
-    assert state.latest["move"].envelope["data"].get("resumed") is None
-    assert await tables.fetchval("SELECT count(*) FROM moved") == rows
+    assert await tables.fetchval("SELECT count(*) FROM moved") == 2 * ROWS
+    assert 0 < state.latest["move"].envelope["data"]["resumed"] < ROWS
     assert await tables.fetch(POSITION) == []
 
 

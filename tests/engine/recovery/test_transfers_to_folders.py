@@ -50,7 +50,7 @@ def drive(settings: Settings, text: str, method: str, times: int) -> None:
     from noetl_dagster.tools.transfer import folders
 
     seen: Counter[str] = Counter()
-    place = folders.obstore if method == "copy_async" else folders._Parts
+    place = folders.obstore if method == "copy_async" else folders.StagedFolder
     real = getattr(place, method)
 
     async def counted(*arguments: Any, **named: Any) -> Any:
@@ -81,7 +81,7 @@ def settings(settings: Settings) -> Settings:
     [
         pytest.param("postgres", "replace", "_store", 4, 1, id="while parts are staged"),
         pytest.param("jsonl", "append", "_store", 4, 1, id="while parts of a file are staged"),
-        pytest.param("postgres", "replace", "_note", 4, 1, id="between a part and its position"),
+        pytest.param("postgres", "replace", "_record", 4, 1, id="between a part and its position"),
         pytest.param("postgres", "append", "copy_async", 3, None, id="while parts are published"),
         pytest.param("postgres", "replace", "copy_async", 3, None, id="while parts take the place of others"),
         pytest.param("postgres", "append", "run", 1, None, id="after the end"),
