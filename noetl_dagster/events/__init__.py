@@ -1,5 +1,4 @@
-"""The event log, the only truth about every execution: types, identifiers, appends, reads, folding.
+"""The event log, the single source of truth about every execution: types, ids, appends, reads, folds, projection.
 
-Gives ``EventLog``, ``EventBuffer`` and ``ExecutionState`` to all that write or read what happened, and
-``RegisteredPlaybooks`` to all that start something. Stands on ``playbook``.
+It also holds the schema of the database, registered playbooks, and the transports that carry events and commands.
 """

@@ -1,4 +1,4 @@
-"""Group commit: events of many concurrent commands go to the log in one statement."""
+"""Group commit: events of many concurrent commands are appended in one statement."""
 
 from __future__ import annotations
 
@@ -24,16 +24,16 @@ RETRYABLE = (
     asyncpg.DeadlockDetectedError,  # two writers that offered the same commands in different order
     asyncpg.SerializationError,
 )
-"""Failures of the connection or of chance, not of the events: the same batch is tried again."""
+"""Transient failures that the events do not cause: the same batch is tried again."""
 
 _PATIENCE = RetryLimits(RETRYABLE, seconds=30.0, longest_pause=2.0)
 
 
 class EventWriter(Protocol):
-    """Where a buffer's events go: the event log, or a transport that leads there.
+    """The destination of a buffer: the event log, or a transport to it.
 
     Attributes:
-        transactional: events can join a transaction of the caller's.
+        transactional: events can join a transaction of the caller.
     """
 
     transactional: bool
@@ -41,29 +41,29 @@ class EventWriter(Protocol):
     async def append(
         self, events: Sequence[Event], *, connection: Any = None, gated: bool = False
     ) -> set[int]:
-        """Takes events; returns the ids of those that are new, as far as it is known here.
+        """Appends or sends events; returns the ids of those that are known to be new.
 
         Args:
-            gated: the log leaves them out when their execution is cancelled.
+            gated: the log omits them if their execution is cancelled.
         """
         ...
 
     async def present(self, events: Sequence[Event]) -> set[int]:
-        """Which of these very events have arrived."""
+        """Returns which of these events have arrived."""
         ...
 
 
 @dataclass(slots=True)
-class _Entry:
+class _BufferedEvents:
     events: Sequence[Event]
     done: asyncio.Future[set[int]] | None
 
 
 class EventBuffer:
-    """Collects events and appends them in batches. Order of one caller's events is kept.
+    """Collects events and appends them in batches. The events of one caller stay in order.
 
-    While a batch is being written the next one fills up, so batches grow with the load; a lone event is
-    written at once. Posted events, which nobody awaits, linger a few milliseconds for company.
+    While a batch is being written the next one fills up, so batches grow with the load; a single event is
+    written at once. Posted events, which no caller awaits, wait a few milliseconds for others.
 
     Args:
         size: events per batch, at most (a single caller's events are never split).
@@ -74,7 +74,7 @@ class EventBuffer:
         self._log = log
         self._size = size
         self._linger = linger
-        self._entries: deque[_Entry] = deque()
+        self._entries: deque[_BufferedEvents] = deque()
         self._pending = 0
         self._writer: asyncio.Task[None] | None = None
         self._urgent = asyncio.Event()
@@ -86,53 +86,53 @@ class EventBuffer:
 
     @property
     def log(self) -> EventWriter:
-        """The log behind the buffer, for events that go into a transaction of the caller's."""
+        """The log behind the buffer, for events that join a transaction of the caller."""
         return self._log
 
     async def append(self, events: Sequence[Event]) -> set[int]:
-        """Appends events and waits until they are committed; returns the ids of those that went in."""
+        """Appends events and waits until they are committed; returns the ids of the new ones."""
         if not events:
             return set()
         if self._is_idle:
             return await self._append_now(events)
         future: asyncio.Future[set[int]] = asyncio.get_running_loop().create_future()
-        self._push(_Entry(events, future))
+        self._push(_BufferedEvents(events, future))
         self._urgent.set()
         return await future
 
     async def post(self, events: Sequence[Event]) -> None:
-        """Hands events over without waiting for the commit; waits only while the buffer is full.
+        """Adds events without waiting for the commit; waits only while the buffer is full.
 
         Raises:
-            Exception: what made an earlier posted batch fail; its events are not in the log.
+            Exception: the failure of an earlier posted batch; its events are not in the log.
         """
         self._raise_failure()
         await self._room.wait()
-        self._push(_Entry(events, None))
+        self._push(_BufferedEvents(events, None))
 
     def hurry(self) -> None:
-        """Sends what was posted without waiting for company."""
+        """Writes posted events without waiting for others."""
         if self._entries:
             self._urgent.set()
 
     async def flush(self) -> None:
-        """Waits until everything handed over so far is committed; what others hand over meanwhile is not waited for.
+        """Waits until all events added so far are committed; it does not wait for events added meanwhile.
 
         Raises:
             Exception: as :meth:`post`.
         """
         await self._landed.wait()
         if not self._is_idle:
-            mark: asyncio.Future[set[int]] = asyncio.get_running_loop().create_future()
-            self._push(_Entry((), mark))
+            reached: asyncio.Future[set[int]] = asyncio.get_running_loop().create_future()
+            self._push(_BufferedEvents((), reached))
             self._urgent.set()
-            with suppress(Exception):  # whose events they were is told
-                await mark
+            with suppress(Exception):  # the caller of those events gets it
+                await reached
         self._raise_failure()
 
     @property
     def _is_idle(self) -> bool:
-        """Nothing waits and nothing is being written: an append need not ask the writer's help."""
+        """Whether nothing waits and nothing is being written, so that an append need not use the writer."""
         return not self._entries and self._landed.is_set() and (self._writer is None or self._writer.done())
 
     async def _append_now(self, events: Sequence[Event]) -> set[int]:
@@ -142,7 +142,7 @@ class EventBuffer:
         finally:
             self._landed.set()
 
-    def _push(self, entry: _Entry) -> None:
+    def _push(self, entry: _BufferedEvents) -> None:
         self._entries.append(entry)
         self._pending += len(entry.events)
         if self._pending >= self._size:
@@ -170,8 +170,8 @@ class EventBuffer:
                 self._settle_failed([*batch, *self._entries], error)
                 raise
 
-    async def _commit(self, batch: list[_Entry]) -> None:
-        """Appends a batch; when the log refuses it, each entry alone, so that one harms no other."""
+    async def _commit(self, batch: list[_BufferedEvents]) -> None:
+        """Appends a batch; if the log refuses it, each entry alone, so that one affects no other."""
         events = [event for entry in batch for event in entry.events]
         try:
             inserted = await self._append(events) if events else set()
@@ -186,8 +186,8 @@ class EventBuffer:
             if entry.done is not None and not entry.done.done():
                 entry.done.set_result({e.event_id for e in entry.events if e.event_id in inserted})
 
-    def _take(self) -> list[_Entry]:
-        batch: list[_Entry] = []
+    def _take(self) -> list[_BufferedEvents]:
+        batch: list[_BufferedEvents] = []
         count = 0
         while self._entries and (not batch or count + len(self._entries[0].events) <= self._size):
             entry = self._entries.popleft()
@@ -200,7 +200,7 @@ class EventBuffer:
             self._urgent.set()
         return batch
 
-    def _settle_failed(self, batch: list[_Entry], error: BaseException) -> None:
+    def _settle_failed(self, batch: list[_BufferedEvents], error: BaseException) -> None:
         for entry in batch:
             if entry.done is None:
                 self._failure = error
@@ -214,7 +214,7 @@ class EventBuffer:
             nonlocal broken
             try:
                 inserted = await self._log.append(events)
-                # The commit may have succeeded although its answer was lost: those events are ours too.
+                # The commit may have succeeded although its answer was lost: those events are new, too.
                 return inserted | await self._log.present(events) if broken else inserted
             except RETRYABLE:
                 broken = True

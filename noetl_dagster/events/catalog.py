@@ -1,4 +1,4 @@
-"""Registered playbooks, ``noetl.catalog``: versions of a path, by their content."""
+"""Registered playbooks in ``noetl.catalog``: numbered versions of each path."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from noetl_dagster.playbook.models import Playbook
 
 
 class Version(BaseModel):
-    """A registered text of a playbook. ``version`` counts from 1 for each path, ``sha256`` is of the text."""
+    """A registered text of a playbook. ``version`` counts from 1 for each path; ``sha256`` is that of the text."""
 
     model_config = ConfigDict(frozen=True)
 
@@ -41,7 +41,7 @@ class Version(BaseModel):
 
 
 class Registration(NamedTuple):
-    """What became of a text; not ``new`` where it is the latest version already."""
+    """The result of a registration; ``new`` is false if the text was already the latest version."""
 
     version: Version
     new: bool
@@ -55,7 +55,7 @@ class RegisteredPlaybooks:
         self._ids = ids
 
     async def register(self, draft: Draft) -> Registration:
-        """Makes a text the latest version of its path, unless it is that already."""
+        """Makes a text the latest version of its path, unless it already is."""
         digest = hashlib.sha256(draft.content.encode()).hexdigest()
         async with self._pool.acquire() as connection, connection.transaction():
             await connection.execute(queries.CATALOG_LOCK, draft.path)
@@ -70,7 +70,7 @@ class RegisteredPlaybooks:
         return Registration(_version(row), new=True)
 
     async def find(self, reference: str) -> Version | None:
-        """A version with its content.
+        """Returns a version with its content.
 
         Args:
             reference: ``path@2``, or ``path@latest`` or ``path`` for the latest.
@@ -80,7 +80,7 @@ class RegisteredPlaybooks:
         return _version(row) if row is not None else None
 
     async def load(self, reference: str) -> Playbook:
-        """The playbook of a version; messages about it name it as ``path@version``.
+        """Returns the playbook of a version; messages about it name it as ``path@version``.
 
         Raises:
             PlaybookError: no such version is registered; the message names those that are.
@@ -93,14 +93,14 @@ class RegisteredPlaybooks:
         return parse_playbook(found.content, file=found.reference)
 
     async def that_ran(self, path: str) -> Playbook | None:
-        """The latest version of a path; where none is registered, the newest text that ran under it."""
+        """Returns the latest version of a path; if none is registered, the newest text that ran under it."""
         row = await self._pool.fetchrow(queries.CATALOG_VERSION, path, None, 0)
         if row is None:
             return None
         return parse_playbook(row["content"], file=f"{path}@{row['version']}" if row["version"] else path)
 
     async def versions(self, path: str, limit: int, *, after: int = 0) -> list[Version]:
-        """Versions of a path, the newest first.
+        """Returns versions of a path, the newest first.
 
         Args:
             after: only those with a larger number.
@@ -109,7 +109,7 @@ class RegisteredPlaybooks:
         return [_version(row) for row in rows]
 
     async def latest(self, limit: int, *, after: str = "") -> Sequence[Version]:
-        """The latest version of each path, in the order of the paths.
+        """Returns the latest version of each path, in the order of the paths.
 
         Args:
             after: only paths that come after this one.
@@ -129,7 +129,7 @@ class RegisteredPlaybooks:
 
 
 class Draft(NamedTuple):
-    """A text that may be registered: a playbook without errors."""
+    """The text of a valid playbook, ready for registration."""
 
     path: str
     content: str
@@ -141,10 +141,10 @@ def draft_of(content: str, *, file: str = "<playbook>") -> Draft:
     """Checks a text as ``noetl-dagster check`` does.
 
     Args:
-        file: names the text in messages.
+        file: name of the text in messages.
 
     Raises:
-        PlaybookError: with every error of it.
+        PlaybookError: it is invalid; the error lists every problem.
     """
     playbook = required(*parse_report(content, file=file, code=True))
     path = playbook.metadata.path.strip("/")

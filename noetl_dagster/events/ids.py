@@ -26,6 +26,7 @@ class Snowflake:
         self._tick = 0  # milliseconds and sequence as one counter
 
     def next(self) -> int:
+        """Returns a new identifier."""
         with self._lock:
             now = (time.time_ns() // 1_000_000 - EPOCH_MS) << SEQUENCE_BITS
             self._tick = now if now > self._tick else self._tick + 1
@@ -37,21 +38,22 @@ class Snowflake:
         )
 
     def take(self, count: int) -> list[int]:
+        """Returns several new identifiers, in order."""
         return [self.next() for _ in range(count)]
 
 
 def snowflake_milliseconds(identifier: int) -> int:
-    """Unix time in milliseconds at which an identifier was made."""
+    """Returns the Unix time in milliseconds at which an identifier was created."""
     return (identifier >> (NODE_BITS + SEQUENCE_BITS)) + EPOCH_MS
 
 
 def snowflake_floor(unix_milliseconds: int) -> int:
-    """The smallest identifier of a moment; partition bounds are such values."""
+    """Returns the smallest identifier of a time; partition bounds are such values."""
     return (unix_milliseconds - EPOCH_MS) << (NODE_BITS + SEQUENCE_BITS)
 
 
 def process_node() -> int:
-    """A node number of this process when no database has given one."""
+    """Returns a node number for this process, if no database has assigned one."""
     seed = f"{os.uname().nodename}:{os.getpid()}:{time.monotonic_ns()}".encode()
     return int.from_bytes(hashlib.blake2b(seed, digest_size=2).digest(), "big") & _NODE_MASK
 
@@ -59,8 +61,8 @@ def process_node() -> int:
 def command_id(
     execution_id: int, step: str, visit: int = 1, iteration: int | None = None, attempt: int = 1
 ) -> str:
-    """The name of a command: a function of what it does, so that issuing it twice is harmless."""
-    where = f"{execution_id}:{step}:{visit}"
+    """Returns the id of a command, a function of its position in the execution: issuing it twice is harmless."""
+    name = f"{execution_id}:{step}:{visit}"
     if iteration is not None:
-        where += f":{iteration}"
-    return f"{where}:{attempt}"
+        name += f":{iteration}"
+    return f"{name}:{attempt}"

@@ -1,4 +1,4 @@
-"""The event log in PostgreSQL: appends in bulk, and reads what the control plane needs."""
+"""The event log in PostgreSQL: appends in bulk, and the reads of the control plane."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from noetl_dagster.events.ids import Snowflake
 from noetl_dagster.events.types import Event, EventType
 
 GATED = frozenset({EventType.COMMAND_ISSUED, EventType.COMMAND_CLAIMED})
-"""What a cancelled execution takes no more: its commands end with it, and none begins after it."""
+"""Events that a cancelled execution accepts no more: its commands end with it, and no command starts after it."""
 
 PAGE = 5_000
 """Events read from the log at a time."""
@@ -26,7 +26,7 @@ Connection = Any  # of asyncpg, or one acquired from its pool
 
 
 def as_row(event: Event) -> tuple[Any, ...]:
-    """The values of an event in the order of :data:`queries.COLUMNS`."""
+    """Returns the values of an event in the order of :data:`queries.COLUMNS`."""
     return (
         event.execution_id,
         event.event_id,
@@ -50,6 +50,7 @@ def as_row(event: Event) -> tuple[Any, ...]:
 
 
 def as_event(record: asyncpg.Record) -> Event:
+    """Returns a row of the log as an event."""
     return Event(**{name: record[name] for name in queries.COLUMNS})
 
 
@@ -66,18 +67,18 @@ class EventLog:
     async def append(
         self, events: Sequence[Event], *, connection: Connection | None = None, gated: bool = False
     ) -> set[int]:
-        """Appends events in one statement; one that a unique index refuses is left out.
+        """Appends events in one statement, without those that a unique index refuses.
 
         Args:
-            gated: all of them are left out when their execution is cancelled, as claims are.
+            gated: omits all of them if their execution is cancelled, like claims.
 
         Returns:
-            The ids of the events that went in. Whoever sees the id of an event that may exist only once
-            is the one to proceed.
+            The ids of the appended events. The caller that gets the id of an event that may exist only once
+            proceeds; the others do not.
 
         Raises:
-            ExecutionCancelledError: commands were to be issued of an execution that is cancelled; nothing
-                went in. Claims of its commands are left out.
+            ExecutionCancelledError: commands of a cancelled execution were to be issued; nothing is appended.
+                Claims of its commands are omitted instead.
         """
         if not events:
             return set()
@@ -100,19 +101,19 @@ class EventLog:
                     return await _insert_new(own, admitted)
 
     async def present(self, events: Sequence[Event]) -> set[int]:
-        """Which of these very events the log holds: what a writer asks whose connection broke mid-commit."""
+        """Returns which of these events the log holds, for a writer whose connection broke during a commit."""
         found = await self.pool.fetch(
             queries.PRESENT, [event.execution_id for event in events], [event.event_id for event in events]
         )
         return {record["event_id"] for record in found}
 
     async def append_once(self, event: Event, *, connection: Connection | None = None) -> bool:
-        """Appends an event that may exist only once; true for the one caller that made it.
+        """Appends an event that may exist only once; returns True for the one caller that created it.
 
-        A claim of a command whose execution is cancelled is left out.
+        A claim of a command whose execution is cancelled is omitted.
 
         Raises:
-            ExecutionCancelledError: it issues a command of an execution that is cancelled.
+            ExecutionCancelledError: it issues a command of a cancelled execution.
         """
         return await self._append_one(event, connection, gated=False)
 
@@ -128,12 +129,12 @@ class EventLog:
         return False
 
     async def lifecycle(self, execution_id: int, *, connection: Connection | None = None) -> list[Event]:
-        """The events from which the state of an execution is folded, in order."""
+        """Returns the events from which the state of an execution is folded, in order."""
         found = await (connection or self.pool).fetch(queries.LIFECYCLE, execution_id)
         return [as_event(record) for record in found]
 
     async def events(self, execution_id: int, *, after: int = 0) -> AsyncIterator[Event]:
-        """Every event of an execution in the order of their ids, read page by page."""
+        """Yields every event of an execution in the order of their ids, reading page by page."""
         while True:
             page = await self.pool.fetch(queries.EVENTS, execution_id, after, PAGE)
             for record in page:
@@ -143,7 +144,7 @@ class EventLog:
             after = page[-1]["event_id"]
 
     async def put_source(self, path: str, version: str | None, source: str) -> int:
-        """Keeps the text of a playbook; the same text is kept once. Returns its catalog id."""
+        """Stores the text of a playbook, identical texts only once; returns its catalog id."""
         digest = hashlib.sha256(source.encode()).hexdigest()
         meta = {"version": version} if version is not None else {}
         catalog_id = await self.pool.fetchval(
@@ -152,13 +153,13 @@ class EventLog:
         return int(catalog_id)
 
     async def source(self, catalog_id: int) -> tuple[str, str] | None:
-        """Text and path of a playbook that was run, or None."""
+        """Returns the text and path of a playbook that was run, or None."""
         record = await self.pool.fetchrow(queries.CATALOG_SOURCE, catalog_id)
         return (record["content"], record["path"]) if record else None
 
 
 def _is_gated(event: Event) -> bool:
-    """Also an end that publishes a part of a sink: a command that slipped past its claim must not show anything."""
+    """Returns whether a cancellation excludes an event: also an end that publishes a part of a sink."""
     return event.event_type in GATED or "sink" in event.meta
 
 
@@ -166,7 +167,7 @@ def _is_gated(event: Event) -> bool:
 async def _admitted(
     connection: Connection, events: Sequence[Event], all_gated: bool
 ) -> AsyncIterator[Sequence[Event]]:
-    """A transaction, and what may go in with it: nothing that an execution's cancellation closes its gate to.
+    """Opens a transaction and yields the events that cancellations do not exclude.
 
     None of the executions is cancelled before it ends.
     """

@@ -1,8 +1,8 @@
-"""The projection worker: reads the log in commit order and keeps ``noetl.execution`` up to date.
+"""The projection: reads the log in commit order and keeps ``noetl.execution`` up to date.
 
-Each row of the log carries the id of the transaction that wrote it. Below the oldest transaction that still
-runs nothing can appear any more, so a reader that stays below it skips nothing, whatever the order of
-commits. State and checkpoint change in one transaction: a worker that is killed has done a batch or not.
+Each row of the log has the id of the transaction that wrote it. No row can appear below the oldest running transaction,
+so a reader that stays below it skips nothing, whatever the order of commits. Rows and checkpoint change in one
+transaction: a process that is killed has applied a batch completely or not at all.
 """
 
 from __future__ import annotations
@@ -27,18 +27,18 @@ from noetl_dagster.process.event_loop import cancel_and_wait
 logger = logging.getLogger(__name__)
 
 BATCH = 20_000
-"""Events taken in one transaction, about: a transaction's events are never divided."""
+"""Approximate number of events in one batch: the events of one transaction are never divided."""
 
 TAIL_LIMIT = 5_000
-"""Events after the checkpoint that a reader puts on top of a row; beyond, it reads the whole execution."""
+"""Maximum of events after the checkpoint that a reader applies to a row; beyond it, it reads the whole execution."""
 
 INTERVAL = 0.5
-"""Seconds between two looks at the log while nothing happens."""
+"""Seconds between two polls of the log while nothing happens."""
 
 
 @dataclass(frozen=True, slots=True)
 class ShardLag:
-    """How far a shard is behind: the age in seconds of its oldest waiting event; ``events`` it has seen."""
+    """The lag of a shard: age in seconds of its oldest waiting event; ``events`` counts those that it has read."""
 
     shard: int
     seconds: float
@@ -46,10 +46,10 @@ class ShardLag:
 
 
 class Projection:
-    """Keeps the projection. Any number may run: a shard is worked on by one of them at a time.
+    """Maintains the projection. Any number may run: one of them at a time works on a shard.
 
     Attributes:
-        turned: when it last took a batch, monotonic.
+        turned: when it last applied a batch, monotonic.
     """
 
     def __init__(self, pool: asyncpg.Pool, *, batch: int = BATCH) -> None:
@@ -58,10 +58,10 @@ class Projection:
         self.turned = time.monotonic()
 
     async def catch_up(self, *, patient: bool = False) -> int:
-        """Takes everything that has settled by now; returns the number of events it went through.
+        """Applies every event below the oldest running transaction; returns the number of events read.
 
         Args:
-            patient: waits for another worker that is at it. By default what that has is left to it.
+            patient: waits for another process that works on a shard; by default it skips that shard.
         """
         await self._pool.execute(queries.MAKE_CHECKPOINTS)
         total = 0
@@ -71,7 +71,7 @@ class Projection:
         return total
 
     async def lag(self) -> list[ShardLag]:
-        """The lag of every shard, by number."""
+        """Returns the lag of every shard, by number."""
         await self._pool.execute(queries.MAKE_CHECKPOINTS)
         return [
             ShardLag(
@@ -83,42 +83,52 @@ class Projection:
         ]
 
     async def lag_seconds(self) -> float:
-        """The age in seconds of the oldest event that is not in the projection, 0 when all are."""
+        """Returns the age in seconds of the oldest event that is not in the projection, 0 if all are."""
         return max((shard.seconds for shard in await self.lag()), default=0.0)
 
     async def rebuild(self) -> int:
-        """Forgets the projection and replays the whole log; returns the number of events."""
+        """Replays the whole log; returns the number of events.
+
+        Readers see the old rows until the new ones are complete; if it is killed, it has changed nothing.
+        """
         await self._pool.execute(queries.MAKE_CHECKPOINTS)
+        total = 0
         async with self._pool.acquire() as connection, connection.transaction():
-            await connection.execute(queries.LOCK_CHECKPOINTS)  # waits for the workers of all shards
+            await connection.execute(queries.LOCK_CHECKPOINTS)  # waits for the processes that work on shards
             await connection.execute(queries.RESET_CHECKPOINTS)
             await connection.execute(queries.FORGET)
-        return await self.catch_up(patient=True)
+            while (taken := await self._apply_batch(connection, queries.LOCK_CHECKPOINTS)) is not None:
+                self.turned = time.monotonic()
+                total += taken
+        return total + await self.catch_up(patient=True)
 
     async def _take(self, patient: bool) -> int | None:
-        """One batch of the shards that are furthest behind: rows and checkpoints in one transaction.
+        lock = queries.LOCK_CHECKPOINTS if patient else queries.LOCK_FREE_CHECKPOINTS
+        async with self._pool.acquire() as connection, connection.transaction():
+            return await self._apply_batch(connection, lock)
 
-        Shards that stand at the same place, as they do once they have caught up, are read together.
+    async def _apply_batch(self, connection: Any, lock: str) -> int | None:
+        """Applies one batch to the shards that are furthest behind, within the caller's transaction.
+
+        Shards with the same checkpoint, as they have once they have caught up, are read together.
 
         Returns:
-            The events of the batch, whatever shards they belong to; None when there is nothing to take.
+            The number of events in the batch, of all shards; None if there are none.
         """
-        async with self._pool.acquire() as connection, connection.transaction():
-            lock = queries.LOCK_CHECKPOINTS if patient else queries.LOCK_FREE_CHECKPOINTS
-            free = await connection.fetch(lock)
-            places = sorted({int(row["xact_id"]) for row in free})
-            if not places:
-                return None
-            start = str(places[0])
-            shards = [row["shard"] for row in free if row["xact_id"] == start]
-            window = await connection.fetchrow(queries.WINDOW, start, self._batch)
-            stop = _stop(window, places[1:])
-            if stop is None:
-                return None
-            count = int(await connection.fetchval(queries.COUNT, start, stop))
-            await self._project(connection, shards, start, stop)
-            await connection.execute(queries.MOVE_CHECKPOINTS, shards, stop, count)
-            return count
+        free = await connection.fetch(lock)
+        positions = sorted({int(row["xact_id"]) for row in free})
+        if not positions:
+            return None
+        start = str(positions[0])
+        shards = [row["shard"] for row in free if row["xact_id"] == start]
+        window = await connection.fetchrow(queries.WINDOW, start, self._batch)
+        stop = _stop(window, positions[1:])
+        if stop is None:
+            return None
+        count = int(await connection.fetchval(queries.COUNT, start, stop))
+        await self._project(connection, shards, start, stop)
+        await connection.execute(queries.MOVE_CHECKPOINTS, shards, stop, count)
+        return count
 
     async def _project(self, connection: Any, shards: list[int], start: str, stop: str) -> None:
         events: dict[int, list[Any]] = defaultdict(list)
@@ -143,11 +153,11 @@ class Projection:
 
 
 class BackgroundProjection:
-    """Runs the projection beside the work of a process, and a little longer.
+    """Runs the projection during the work of a process, and a little longer.
 
     Args:
-        linger: seconds that it goes on after the last work, for the events of the end; longer while some have
-            not settled, since a transaction that is older than they still runs.
+        linger: seconds for which it continues after the last work, for its final events; longer while an older
+            transaction still runs.
     """
 
     def __init__(self, projection: Projection, *, linger: float = 2.0) -> None:
@@ -158,7 +168,7 @@ class BackgroundProjection:
 
     @contextmanager
     def running(self) -> Iterator[None]:
-        """The projection runs at least until the block ends."""
+        """Keeps the projection running at least until the block ends."""
         self._users += 1
         if self._task is None or self._task.done():
             self._task = asyncio.get_running_loop().create_task(self._run(), context=log_context.empty())
@@ -168,7 +178,7 @@ class BackgroundProjection:
             self._users -= 1
 
     async def close(self) -> None:
-        """Stops it, after a last look at the log."""
+        """Stops it, and applies the events that are in the log by then."""
         if self._task is None:
             return
         await cancel_and_wait(self._task)
@@ -185,20 +195,20 @@ class BackgroundProjection:
                 await self._projection.catch_up()
                 behind = await self._projection.lag_seconds() > 0
             except DATABASE_AWAY as error:
-                logger.warning("the projection cannot go on just now: %s", error)
+                logger.warning("the projection cannot continue now: %s", error)
             await asyncio.sleep(INTERVAL)
             if self._users:
                 until = loop.time() + self._linger
 
 
 async def read_execution(pool: asyncpg.Pool, execution_id: int) -> ProjectedExecution | None:
-    """One execution as it stands now: its row, with what was committed since the checkpoint on top.
+    """Reads the current row of an execution: the stored one, with the events since the checkpoint applied.
 
     Returns:
-        None when the log has no such execution.
+        None if the log has no such execution.
     """
-    # No transaction is needed: the row is that of the checkpoint, whatever was projected since, and the tail
-    # is all that came after the checkpoint.
+    # It needs no transaction: one statement reads the row and its checkpoint, and the tail is everything after that
+    # checkpoint.
     async with pool.acquire() as connection:
         row = dict(await connection.fetchrow(queries.ROW_AND_CHECKPOINT, execution_id))
         checkpoint = row.pop("checkpoint") or "0"
@@ -211,11 +221,11 @@ async def read_execution(pool: asyncpg.Pool, execution_id: int) -> ProjectedExec
         if tail[0]["seen"] >= TAIL_LIMIT:
             execution = await _from_log(connection, execution_id)
         else:
-            _put_on_top(execution, [event for event in tail if event["event_id"] is not None])
+            _apply_tail(execution, [event for event in tail if event["event_id"] is not None])
     return execution if execution.created_at is not None else None
 
 
-def _put_on_top(execution: ProjectedExecution, tail: list[Any]) -> None:
+def _apply_tail(execution: ProjectedExecution, tail: list[Any]) -> None:
     done: Done = defaultdict(int)
     for event in tail:
         if event["done"]:
@@ -232,10 +242,10 @@ async def _from_log(connection: Any, execution_id: int) -> ProjectedExecution:
 
 
 def _stop(window: Any, others: Sequence[int]) -> str | None:
-    """The first transaction that a batch leaves for the next one; None when there is nothing to take.
+    """Returns the first transaction after a batch; None if there are no events.
 
     Args:
-        others: where the shards stand that are further on, in order: the first of them is not passed by.
+        others: checkpoints of the shards that are further ahead, in order: the batch stops at the first of them.
     """
     if window["first"] is None or int(window["first"]) >= int(window["horizon"]):
         return None

@@ -3,9 +3,9 @@
 from noetl_dagster.events.queries import done_by
 
 SHARDS = 4
-"""Projection shards. Fixed: a checkpoint belongs to the executions of its shard."""
+"""Number of projection shards. It is fixed: a checkpoint belongs to the executions of its shard."""
 
-# The shard of an execution: what noetl.execution_shard says, else its hash.
+# The shard of an execution: the one in noetl.execution_shard, otherwise that of its hash.
 _SHARD = f"COALESCE(shard.shard, abs(hashint8(event.execution_id) % {SHARDS}))"
 
 # Events that change a row one by one. Successful iterations are counted, see DONE.
@@ -17,7 +17,7 @@ _CHANGES = """(
     OR (event.event_type IN ('command.failed', 'loop.shard.failed') AND event.meta ? 'loop_id'
         AND COALESCE(event.meta ->> 'final', 'true') = 'true'))"""
 
-# By how much an event changes the iterations that ended well; the condition spares other events the rest.
+# By how much an event changes the number of successful iterations; the condition skips the rest for other events.
 _DONE = f"""CASE
     WHEN event.event_type IN ('command.completed', 'command.failed', 'loop.shard.done') AND event.meta ? 'loop_id'
     THEN {done_by("event")} ELSE 0 END"""
@@ -38,15 +38,15 @@ SELECT shard, '0' FROM generate_series(0, {SHARDS - 1}) AS shard
 ON CONFLICT DO NOTHING
 """
 
-# Where the shards stand.
+# The checkpoints of the shards.
 LOCK_CHECKPOINTS = """
 SELECT shard, xact_id::text AS xact_id FROM noetl.projection_checkpoint ORDER BY shard FOR UPDATE
 """
-# Of those that no other worker is at.
+# Those that no other process has locked.
 LOCK_FREE_CHECKPOINTS = f"{LOCK_CHECKPOINTS} SKIP LOCKED"
 
-# How far one may read: transactions below the horizon have all ended, so nothing can appear there later.
-# ``first`` is the next transaction with events, ``bound`` the one some thousand events further on.
+# The limit of a read: transactions below the horizon have all ended, so no row can appear there later.
+# ``first`` is the next transaction with events, ``bound`` the one that a batch of events later.
 WINDOW = """
 SELECT pg_snapshot_xmin(pg_current_snapshot())::text AS horizon,
        (SELECT xact_id::text FROM noetl.event WHERE xact_id >= $1::text::xid8
@@ -98,11 +98,13 @@ SET xact_id = $2::text::xid8, events = events + $3, updated_at = clock_timestamp
 WHERE shard = ANY($1::int[])
 """
 
-FORGET = "TRUNCATE noetl.execution"
-RESET_CHECKPOINTS = "UPDATE noetl.projection_checkpoint SET xact_id = '0', events = 0"  # when they are locked
+FORGET = "DELETE FROM noetl.execution"  # not TRUNCATE: readers see the rows until the commit
+RESET_CHECKPOINTS = (
+    "UPDATE noetl.projection_checkpoint SET xact_id = '0', events = 0"  # while they are locked
+)
 
-# A row of the projection and the checkpoint of its shard, from one snapshot; and whether anything, of
-# whatever execution, came after the checkpoint.
+# A row of the projection and the checkpoint of its shard, from one snapshot; and whether there are events of any
+# execution after the checkpoint.
 ROW_AND_CHECKPOINT = f"""
 SELECT checkpoint.xact_id::text AS checkpoint,
        checkpoint.xact_id IS NULL OR (
@@ -115,8 +117,8 @@ LEFT JOIN noetl.projection_checkpoint checkpoint ON checkpoint.shard = {_SHARD}
 LEFT JOIN noetl.execution execution USING (execution_id)
 """
 
-# What was committed after the checkpoint, of all executions but no more than the limit; of one the events.
-# ``seen`` is on every row: when it reaches the limit, the tail is longer than what was read.
+# The events of one execution among those committed after the checkpoint, which are counted up to the limit.
+# ``seen`` is on every row: if it reaches the limit, the tail is longer.
 TAIL = f"""
 WITH event AS MATERIALIZED (
     SELECT * FROM noetl.event WHERE xact_id >= $2::text::xid8 ORDER BY xact_id, event_id LIMIT $3
@@ -129,7 +131,7 @@ LEFT JOIN (
 ORDER BY part.xact_id, part.event_id
 """
 
-# All of one execution, for when its tail is too long to be put on top of its row.
+# All events of one execution, for a tail that is too long to be applied to its row.
 EVENTS_OF_EXECUTION = f"""
 SELECT {_PARTS} FROM noetl.event WHERE execution_id = $1 AND {_CHANGES}
 ORDER BY event.xact_id, event.event_id
@@ -139,7 +141,7 @@ SELECT {_VISIT}, sum({_DONE})::bigint AS done FROM noetl.event WHERE execution_i
 GROUP BY 1, 2
 """
 
-# By shard: where it stands, and the age in seconds of the oldest event that it has not taken.
+# By shard: the number of its events, and the age in seconds of the oldest event that it has not applied.
 LAG = """
 SELECT checkpoint.shard, checkpoint.events,
        COALESCE(extract(epoch FROM clock_timestamp() - waiting.created_at), 0)::float8 AS seconds

@@ -1,7 +1,8 @@
-"""What one row of ``noetl.execution`` says, and how events change it. Pure: no database in here.
+"""One row of ``noetl.execution``, and how events change it, without a database.
 
-Source: the seeds' ``noetl.execution.state`` schema (section 4 of the schema document), written by an
-asynchronous projection in place of the trigger.
+It folds batches of events in commit order into a bounded row that is stored between batches; iterations arrive as
+counts. The state that drives an execution, :class:`~noetl_dagster.events.state.ExecutionState`, is folded in the order
+of event ids, is not stored, and holds every value.
 """
 
 from __future__ import annotations
@@ -12,28 +13,21 @@ from datetime import datetime
 from typing import Any
 
 from noetl_dagster.events.envelopes import truncated
-from noetl_dagster.events.state import ExecutionStatus
+from noetl_dagster.events.state import STATUS_OF_END, ExecutionStatus
 from noetl_dagster.events.types import EventType
 
 WARNINGS_KEPT = 20
 
 Done = dict[tuple[str, int], int]
-"""Iterations that ended well, by step and visit."""
-
-_ENDINGS = {
-    EventType.PLAYBOOK_COMPLETED: ExecutionStatus.COMPLETED,
-    EventType.PLAYBOOK_FAILED: ExecutionStatus.FAILED,
-    EventType.EXECUTION_CANCELLED: ExecutionStatus.CANCELLED,
-}
+"""Successful iterations, by step and visit."""
 
 
 @dataclass(slots=True)
 class ProjectedExecution:
     """One row of ``noetl.execution``.
 
-    ``state`` has the seeds' ``loop`` and ``fanout`` entries by step (with the ``visit`` they belong to), and
-    beside them ``steps`` in the order in which they were entered, ``epoch``, ``run_id``, ``workload`` and
-    ``warnings``.
+    ``state`` has ``loop`` and ``fanout`` entries by step (with the ``visit`` they belong to), ``steps`` in the order
+    in which they were entered, ``epoch``, ``run_id``, ``workload`` and ``warnings``.
     """
 
     execution_id: int
@@ -53,20 +47,20 @@ class ProjectedExecution:
 
     @property
     def has_open_loop(self) -> bool:
-        """Whether a loop or fan-out was started that has not come to its end."""
+        """Whether a loop or fan-out has started and not ended."""
         return any(not entry["completed"] for entry in self._loops())
 
     def apply(self, events: Iterable[Mapping[str, Any]], done: Done) -> None:
-        """Takes a batch of events into the row, in the order in which their transactions began.
+        """Applies a batch of events in the order in which their transactions began.
 
-        Successful iterations come as counts: however a log is cut into batches, the row is the same, for they
-        belong to a visit, and a visit's activations share one count. A count is negative where more iterations
-        lost a page than had their first one.
+        Successful iterations come as counts: however a log is divided into batches, the row is the same, because
+        counts belong to a visit, and all starts of a visit's loop share one count. A count is negative if more
+        iterations lost a page than had their first one.
 
         Args:
-            events: rows of :data:`noetl_dagster.events.projection_queries.EVENTS`, failures of iterations
-                that will not be tried again included.
-            done: counts of the batch; those of known visits are taken first, others when their loop starts.
+            events: rows of :data:`noetl_dagster.events.projection_queries.EVENTS`, including failures of iterations
+                that will not be tried again.
+            done: counts of the batch; those of known visits are applied first, others when their loop starts.
         """
         for entry in self._loops():
             entry["done"] += done.pop((entry["step"], entry["visit"]), 0)
@@ -99,14 +93,16 @@ class ProjectedExecution:
         self.state["epoch"] = int(event["meta"]["epoch"])
         self.state["run_id"] = event["meta"].get("dagster_run_id")
         for entry in self._loops():
-            entry["failed"] = 0 if not entry["completed"] else entry["failed"]  # they are tried again
+            entry["failed"] = (
+                0 if not entry["completed"] else entry["failed"]
+            )  # those iterations are tried again
         for step in self.state.get("steps", []):
             if step.pop("unhandled", False):
                 step["status"] = ExecutionStatus.RUNNING
                 step.pop("error", None)
 
     def _ended(self, event: Mapping[str, Any], done: Done) -> None:
-        self.status = _ENDINGS[EventType(event["event_type"])]
+        self.status = STATUS_OF_END[EventType(event["event_type"])]
         self.end_time, self.error = event["created_at"], event["error"]
         if self.status is ExecutionStatus.CANCELLED:
             for step in self.state.get("steps", []):
@@ -119,7 +115,7 @@ class ProjectedExecution:
     def _entered(self, event: Mapping[str, Any], done: Done) -> None:
         step = self._step(event["node_name"])
         step["visits"] = max(_visit(event), step["visits"])
-        cancelled = self.status == ExecutionStatus.CANCELLED  # entered before word of it came
+        cancelled = self.status == ExecutionStatus.CANCELLED  # the driver had not read the cancellation
         step["status"] = ExecutionStatus.CANCELLED if cancelled else ExecutionStatus.RUNNING
         for key in ("error", "result", "unhandled"):
             step.pop(key, None)
@@ -176,7 +172,7 @@ class ProjectedExecution:
         if event["event_type"] == EventType.LOOP_FANIN_COMPLETED:
             entry["status"] = event["result_status"]
         elif "total" in meta:
-            entry["total"] = int(meta["total"])  # cursor loops know it only now
+            entry["total"] = int(meta["total"])  # cursor loops know their total only now
 
     def _warned(self, event: Mapping[str, Any], done: Done) -> None:
         warnings = self.state.setdefault("warnings", [])
@@ -217,9 +213,9 @@ _HANDLERS = (
         EventType.LOOP_FANIN_COMPLETED: ProjectedExecution._loop_done,
         EventType.WARNING: ProjectedExecution._warned,
     }
-    | dict.fromkeys(_ENDINGS, ProjectedExecution._ended)
+    | dict.fromkeys(STATUS_OF_END, ProjectedExecution._ended)
     | dict.fromkeys(_COUNTED, ProjectedExecution._iteration_failed)
 )
 
 CHANGES = frozenset(_HANDLERS) - _COUNTED
-"""Events that change a row whatever they hold. Of failures only an iteration's last does."""
+"""Events that always change a row. Of the failures only an iteration's last one does."""

@@ -20,7 +20,7 @@ COLUMNS = (
     "worker_id",
     "created_at",
 )
-"""Columns that a writer gives, in the order of :func:`noetl_dagster.events.log.as_row`."""
+"""Columns that a writer fills, in the order of :func:`noetl_dagster.events.log.as_row`."""
 
 _TYPES = (
     "bigint", "bigint", "text", "bigint", "bigint", "bigint", "text", "text", "text", "float8",
@@ -30,11 +30,11 @@ _LIST = ", ".join(COLUMNS)
 
 
 def insert_new(first: int, condition: str = "true") -> str:
-    """Inserts many events, leaving out every one that a unique index refuses; gives the ids that went in.
+    """Returns SQL that inserts many events without those that a unique index refuses, and returns the inserted ids.
 
     Args:
         first: number of the parameter with the first column; each parameter is an array.
-        condition: one for all of them, which is evaluated before the first goes in.
+        condition: one for all of them, evaluated before the first insert.
     """
     arrays = ", ".join(f"${place}::{type_}[]" for place, type_ in enumerate(_TYPES, start=first))
     return f"""
@@ -65,10 +65,10 @@ ON CONFLICT DO NOTHING
 RETURNING event_id
 """
 
-# Executions of which nothing may be issued or claimed any more, of those given.
+# Which of the given executions are cancelled: their commands may no longer be issued or claimed.
 CLOSED = "SELECT id FROM unnest($1::bigint[]) AS id WHERE NOT noetl.is_open(id)"
 
-# Has the transaction alone decide about an execution: nothing is issued, claimed or resumed until it ends.
+# Locks an execution for this transaction: no other one issues, claims or resumes anything of it until it ends.
 CLOSE_GATE = "SELECT noetl.close_gate($1)"
 
 # Which of the given events are in the log.
@@ -77,7 +77,7 @@ SELECT event_id FROM noetl.event
 JOIN unnest($1::bigint[], $2::bigint[]) AS wanted (execution_id, event_id) USING (execution_id, event_id)
 """
 
-# The events that make up the state of an execution, in the order in which they were made.
+# The events that the state of an execution is folded from, in the order of their ids.
 LIFECYCLE = f"""
 SELECT {_LIST} FROM noetl.event
 WHERE execution_id = $1
@@ -89,7 +89,7 @@ WHERE execution_id = $1
 ORDER BY event_id
 """
 
-# What each check of an execution said last, in the order in which they were evaluated.
+# The latest outcome of each check of an execution, in the order in which they were evaluated.
 CHECKS = """
 SELECT * FROM (
     SELECT DISTINCT ON (node_name, meta ->> 'check')
@@ -130,8 +130,8 @@ SELECT count(*) AS results, count(DISTINCT meta ->> 'partition') AS partitions,
 FROM noetl.event WHERE {_OF_ASSET}
 """
 
-# A watermark counts when what was loaded up to it is there for good: at once where it moved with a sink; where the
-# rows went to later steps when the execution has completed, and for that execution itself before.
+# A watermark is valid once the rows up to it are stored for good: at once if it moved with a sink; if the rows went to
+# later steps, when the execution has completed, and within that execution even before.
 _COUNTS = """(NOT meta -> 'watermark' ? 'pending' OR EXISTS (
     SELECT FROM noetl.event done
     WHERE done.execution_id = event.execution_id AND done.event_type = 'playbook.completed'){own})"""
@@ -140,7 +140,7 @@ _FURTHEST = """
     (meta #>> '{watermark,text}') COLLATE "C" DESC NULLS LAST"""
 _WATERMARK = "execution_id, event_id, node_name, created_at, meta -> 'watermark' AS watermark"
 
-# How far a playbook has loaded under a name, in a partition ('' for none); also what an execution has itself.
+# How far a playbook has loaded under a name, in a partition ('' for none), including this execution's own progress.
 WATERMARK = f"""
 SELECT {_WATERMARK} FROM noetl.event
 WHERE meta ? 'watermark' AND meta #>> '{{watermark,playbook}}' = $1 AND meta #>> '{{watermark,name}}' = $2
@@ -156,7 +156,7 @@ WHERE meta ? 'watermark' AND meta #>> '{{watermark,playbook}}' = $1 AND {_COUNTS
 ORDER BY meta #>> '{{watermark,name}}', meta #>> '{{watermark,partition}}', {_FURTHEST}
 """
 
-# The watermarks of which an old partition of the log knows the latest, by the ids of its executions.
+# The watermarks whose latest value is in an old partition of the log, given by the bounds of its execution ids.
 WATERMARKS_BETWEEN = f"""
 SELECT * FROM (
     SELECT DISTINCT ON (meta #>> '{{watermark,playbook}}', meta #>> '{{watermark,name}}',
@@ -182,7 +182,7 @@ ORDER BY event_id
 LIMIT $3
 """
 
-# How the iterations of a loop ended, by index: each attempt in turn. Several loop ids: resumed activations.
+# The ends of a loop's iterations, by index and attempt. There are several loop ids if the loop was resumed.
 LOOP_ENDS = """
 SELECT current_index, (meta ->> 'attempt')::int AS attempt, result, context
 FROM noetl.event
@@ -194,7 +194,7 @@ WHERE execution_id = $1 AND meta ->> 'loop_id' = ANY($2::text[]) AND meta ? 'loo
 ORDER BY current_index, event_id
 """
 
-# Where the parts of a step's sink are, of every command of a visit that completed.
+# The stored parts of a step's sink, of every command of a visit that completed.
 SINK_PARTS = """
 SELECT meta -> 'sink' AS place FROM noetl.event
 WHERE execution_id = $1 AND node_name = $2 AND meta ? 'sink' AND (meta ->> 'visit')::int = $3
@@ -202,7 +202,7 @@ WHERE execution_id = $1 AND node_name = $2 AND meta ? 'sink' AND (meta ->> 'visi
 ORDER BY event_id
 """
 
-# Whether anything of an execution went to a sink in parts.
+# Whether an execution wrote parts of a sink.
 HAS_SINK_PARTS = "SELECT EXISTS (SELECT FROM noetl.event WHERE execution_id = $1 AND meta ? 'sink')"
 
 # The index after the last iteration of a loop: of a cursor, how many rows or frames it has claimed so far.
@@ -212,7 +212,7 @@ WHERE execution_id = $1 AND meta ->> 'loop_id' = ANY($2::text[]) AND meta ? 'loo
   AND event_type IN ('loop.item', 'command.issued')
 """
 
-# Which iterations of a loop were issued and how they ended: what a resumed loop goes on from.
+# Which iterations of a loop were issued and how they ended, for a resumed loop.
 LOOP_ATTEMPTS = """
 SELECT current_index, max((meta ->> 'attempt')::int) AS attempt,
        bool_or(event_type = 'command.completed') AS done, bool_or(event_type = 'loop.shard.done') AS shard_done,
@@ -235,25 +235,25 @@ WHERE execution_id = $1 AND node_name = $2 AND meta ->> 'visit' = $3 AND event_t
 ORDER BY (meta ->> 'chunk_index')::int
 """
 
-# By step, how many chunks it has told of and how many rows they have.
+# By step, the number of its chunks and of their rows.
 CHUNK_COUNTS = """
 SELECT node_name, count(*) AS chunks, sum((meta ->> 'row_count')::bigint)::bigint AS rows
 FROM noetl.event WHERE execution_id = $1 AND event_type = 'call.partial' GROUP BY node_name
 """
 
-# By step that takes chunks, the one that makes them.
+# By step that receives chunks, the step that produces them.
 TAKERS = """
 SELECT DISTINCT node_name AS taker, meta ->> 'source' AS source
 FROM noetl.event WHERE execution_id = $1 AND event_type = 'loop.started' AND meta ? 'source'
 """
 
-# By number of each chunk of a visit, the iteration whose result it is.
+# The iteration that produced each chunk of a visit.
 CHUNK_ITERATIONS = """
 SELECT (meta ->> 'chunk_index')::int AS chunk_index, current_index FROM noetl.event
 WHERE execution_id = $1 AND node_name = $2 AND meta ->> 'visit' = $3 AND event_type = 'call.partial'
 """
 
-# Where a call goes on whose chunks are in the log.
+# Where a call continues whose chunks are in the log.
 CHUNKS_TOLD = """
 SELECT (meta ->> 'chunk_index')::int AS chunk_index, (meta -> 'has_more')::bool AS has_more,
        meta ->> 'command_id' AS command_id, result, context
@@ -272,7 +272,7 @@ WHERE execution_id = $1 AND meta ->> 'command_id' = $2
   AND meta ? 'command_id'
 """
 
-# Whether nobody runs a command any more: it has ended, or its execution was cancelled.
+# Whether a command is over: it has ended, or its execution was cancelled.
 COMMAND_OVER = """
 SELECT EXISTS (
     SELECT FROM noetl.event
@@ -326,7 +326,7 @@ WHERE execution_id = $1 AND event_type = 'step.exit' AND status = 'COMPLETED'
 ORDER BY node_name, event_id DESC
 """
 
-# The latest result of each step that has ended, and what its watermark came to.
+# The latest result of each step that has ended, and its watermark.
 STEP_RESULTS = """
 SELECT DISTINCT ON (node_name) node_name, result, meta -> 'watermark' AS watermark
 FROM noetl.event
@@ -334,7 +334,7 @@ WHERE execution_id = $1 AND event_type = 'step.exit' AND result IS NOT NULL
 ORDER BY node_name, event_id DESC
 """
 
-# Whether the pages that end with a command were put together.
+# Whether the pages that end with a command were aggregated.
 SEQUENCE_ENDED = """
 SELECT true
 FROM noetl.event
@@ -349,7 +349,7 @@ WHERE execution_id = $1 AND node_name = $2 AND meta ->> 'visit' = $3 AND meta ->
   AND event_type = 'step.exit'
 """
 
-# What the checks of a visit said in an epoch.
+# The outcomes of a visit's checks in an epoch.
 STEP_CHECKS = f"""
 SELECT {_LIST} FROM noetl.event
 WHERE execution_id = $1 AND node_name = $2 AND meta ->> 'visit' = $3 AND meta ->> 'epoch' = $4
@@ -357,7 +357,7 @@ WHERE execution_id = $1 AND node_name = $2 AND meta ->> 'visit' = $3 AND meta ->
 ORDER BY event_id
 """
 
-# Who took which turns of a visit in an epoch, the latest first.
+# The latest process that took a turn of a visit in an epoch.
 STEP_TURNS = """
 SELECT (meta ->> 'turn')::int AS turn, event_id, worker_id, context FROM noetl.event
 WHERE execution_id = $1 AND node_name = $2 AND meta ->> 'visit' = $3 AND meta ->> 'epoch' = $4
@@ -365,7 +365,7 @@ WHERE execution_id = $1 AND node_name = $2 AND meta ->> 'visit' = $3 AND meta ->
 ORDER BY 1 DESC LIMIT 1
 """
 
-# The seeds' fan-in count (P3.2).
+# How many shards of a fan-out have ended.
 FANIN_COUNT = """
 SELECT
     COUNT(*) FILTER (WHERE event_type = 'loop.shard.done') AS done,
@@ -383,24 +383,11 @@ SELECT EXISTS (
       AND event_type IN ('command.failed', 'loop.shard.failed') AND meta ->> 'final' = 'true')
 """
 
-# The seeds' loop recovery (P0.3); the last condition lets the partial index serve it.
-LOOP_RECOVERY = """
-SELECT
-    COALESCE(MAX(current_index), -1) AS current_index,
-    COUNT(*) FILTER (WHERE event_type = 'command.completed') AS done_count,
-    COUNT(*) FILTER (WHERE event_type = 'command.failed') AS failed_count,
-    MAX(CASE WHEN event_type = 'loop.started' THEN context ->> 'collection_ref' END) AS collection_ref,
-    MAX(CASE WHEN event_type = 'loop.started'
-             THEN (meta ->> 'collection_size')::int END) AS collection_size
-FROM noetl.event
-WHERE execution_id = $1 AND node_name = $2 AND meta ->> 'loop_id' = $3 AND meta ? 'loop_id'
-"""
-
 
 def done_by(event: str) -> str:
-    """SQL: by how much an event of a loop changes the number of iterations that are well so far.
+    """Returns SQL for the change of the number of successful iterations by an event of a loop.
 
-    A shard of several commands is done with its own event. Of other iterations the first success counts, until
+    A shard of several commands succeeds with its own event. For other iterations the first success counts, until
     an attempt that follows it, such as the next page, fails.
     """
     return f"""CASE
@@ -489,7 +476,7 @@ WHERE parent_execution_id = $1 AND event_type = 'playbook.initialized' AND meta 
 ORDER BY execution_id DESC LIMIT 1
 """
 
-# Children of an execution that have not ended; their own children are found by asking again.
+# Children of an execution that have not ended, without their own children.
 RUNNING_CHILDREN = """
 SELECT child.execution_id FROM noetl.event child
 WHERE child.parent_execution_id = $1 AND child.event_type = 'playbook.initialized'
@@ -499,14 +486,14 @@ WHERE child.parent_execution_id = $1 AND child.event_type = 'playbook.initialize
       AND ended.event_type IN ('playbook.completed', 'execution.cancelled'))
 """
 
-# Cancellations and resumptions of executions, for whoever drives them.
+# Cancellations and resumptions of executions, for their drivers.
 INTERRUPTIONS = """
 SELECT execution_id, event_type, (meta ->> 'epoch')::int AS epoch, error FROM noetl.event
 WHERE execution_id = ANY($1::bigint[]) AND event_type IN ('execution.cancelled', 'execution.resumed')
 ORDER BY event_id
 """
 
-# A text that is registered keeps its row, and one that is not gets one of its own.
+# A registered text keeps its row; another one gets a row of its own.
 CATALOG_PUT = """
 WITH known AS (
     SELECT catalog_id FROM noetl.catalog WHERE path = $2 AND sha256 = $3 ORDER BY version DESC LIMIT 1
@@ -524,7 +511,7 @@ SELECT path, version, sha256 FROM noetl.catalog WHERE catalog_id = (
     SELECT catalog_id FROM noetl.event WHERE execution_id = $1 AND event_type = 'playbook.initialized' LIMIT 1)
 """
 
-# One at a time gives a path its next version.
+# One transaction at a time assigns the next version of a path.
 CATALOG_LOCK = "SELECT pg_advisory_xact_lock(hashtext('noetl.catalog'), hashtext($1))"
 CATALOG_REGISTER = """
 INSERT INTO noetl.catalog (catalog_id, path, version, kind, content, payload, meta, sha256)

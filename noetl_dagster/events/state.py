@@ -1,4 +1,8 @@
-"""The state of an execution, folded from its lifecycle events."""
+"""The state of an execution, folded from its lifecycle events, in memory.
+
+It holds everything that routing needs: values, results, arcs. The bounded, stored summary for people is the row of
+:mod:`~noetl_dagster.events.projection_row`.
+"""
 
 from __future__ import annotations
 
@@ -12,6 +16,8 @@ from noetl_dagster.events.types import TERMINAL_EVENTS, Event, EventType
 
 
 class ExecutionStatus(StrEnum):
+    """The status of an execution."""
+
     RUNNING = "RUNNING"
     COMPLETED = "COMPLETED"
     FAILED = "FAILED"
@@ -19,6 +25,8 @@ class ExecutionStatus(StrEnum):
 
 
 class StepStatus(StrEnum):
+    """The status of a visit that has ended."""
+
     COMPLETED = "COMPLETED"
     FAILED = "FAILED"
     SKIPPED = "SKIPPED"
@@ -27,7 +35,7 @@ class StepStatus(StrEnum):
 PASSED = "PASSED"
 """Status of a check's event; the other is ``FAILED``."""
 
-_ENDINGS = {
+STATUS_OF_END = {
     EventType.PLAYBOOK_COMPLETED: ExecutionStatus.COMPLETED,
     EventType.PLAYBOOK_FAILED: ExecutionStatus.FAILED,
     EventType.EXECUTION_CANCELLED: ExecutionStatus.CANCELLED,
@@ -36,12 +44,12 @@ _ENDINGS = {
 
 @dataclass(frozen=True, slots=True)
 class CheckOutcome:
-    """What a check said of the result of a visit.
+    """The outcome of a check of the result of a visit.
 
     Attributes:
         severity: ``warn`` or ``error``.
-        blocking: the step fails where it does not pass.
-        why: in words, where it did not pass.
+        blocking: the step fails if the check does not pass.
+        why: the reason in words, if it did not pass.
         facts: numbers and examples, for people.
     """
 
@@ -57,12 +65,12 @@ class CheckOutcome:
 
 @dataclass(frozen=True, slots=True)
 class StepEnd:
-    """How one visit of a step ended.
+    """The end of one visit of a step.
 
     Attributes:
         fired: targets of the arcs that fired, in arc order.
-        unhandled: the step failed and no arc took the failure, so the execution fails.
-        watermark: what the step's watermark came to, where it moved.
+        unhandled: the step failed and no arc handled the failure, so the execution fails.
+        watermark: the new value of the step's watermark, if it moved.
     """
 
     step: str
@@ -78,14 +86,14 @@ class StepEnd:
 
     @property
     def failure(self) -> str:
-        """The error, with the step named once."""
+        """The error, which names the step once."""
         named, error = f"step {self.step}: ", str(self.error)
         return error if error.startswith(named) else named + error
 
 
 @dataclass(slots=True)
-class LoopActivation:
-    """One activation of a loop or fan-out. A resumed one keeps what the one before it had done."""
+class LoopRun:
+    """One start of a loop or fan-out. A resumed one keeps the finished iterations of the one before it."""
 
     loop_id: str
     size: int
@@ -97,26 +105,26 @@ class LoopActivation:
 
 @dataclass(slots=True)
 class ExecutionState:
-    """What the log says about an execution.
+    """The state of an execution according to the log.
 
     Attributes:
-        outer_iteration: of a child playbook that a loop runs, ``iter`` of its parent.
+        outer_iteration: ``iter`` of the parent, if a loop of the parent runs this child playbook.
         epoch: counts starts and resumptions, from 1.
         run_id: the Dagster run that drives this epoch, None without Dagster.
         ctx: the patches of all ended steps, in order.
         visits: latest visit that was entered, by step.
         ends: every visit that ended; ``latest``: the latest that was not skipped, by step.
-        loops: activations of each visit's loop, in order.
-        partition: of the playbook's partitions, the one that the execution belongs to.
-        reads: what the visit of a step reads of other assets, by name: a result as the log keeps it, or several
+        loops: starts of each visit's loop, in order.
+        partition: the partition of the playbook that the execution belongs to.
+        reads: results of other assets that the visit of a step reads, by name: one as the log stores it, or several
             by partition.
-        watermarks: of a visit that keeps one, where it stood when the visit was entered.
-        settings: what the settings of a visit that are templates were rendered to when it was entered.
-        checks: what each check said last, by step, visit and name.
-        trace: of which trace of somebody else's it is a part, or was asked for.
-        began: id of the event since which it goes on: its first, or the resumption after it had stopped.
-        stops: how often it has ended; more than once where it failed and was resumed.
-        entered: id of the event with which each visit began that has not ended.
+        watermarks: value of a visit's watermark when the visit was entered.
+        settings: rendered values of the templates in a visit's settings when it was entered.
+        checks: latest outcome of each check, by step, visit and name.
+        trace: the foreign trace that it is a part of, or was requested by.
+        began: id of the event that began the current run: its first, or the resumption after it had stopped.
+        stops: how often it has ended; more than once if it failed and was resumed.
+        entered: id of the event that began each visit which has not ended.
         exits: how often each visit has ended.
     """
 
@@ -135,7 +143,7 @@ class ExecutionState:
     visits: dict[str, int] = field(default_factory=dict)
     ends: dict[tuple[str, int], StepEnd] = field(default_factory=dict)
     latest: dict[str, StepEnd] = field(default_factory=dict)
-    loops: dict[tuple[str, int], list[LoopActivation]] = field(default_factory=dict)
+    loops: dict[tuple[str, int], list[LoopRun]] = field(default_factory=dict)
     partition: dict[str, Any] | None = None
     renamed: dict[str, str] = field(default_factory=dict)
     named_pools: bool = False
@@ -154,6 +162,7 @@ class ExecutionState:
 
     @classmethod
     def fold(cls, execution_id: int, events: Iterable[Event]) -> ExecutionState:
+        """Returns the state after events, which are in the order of their ids."""
         state = cls(execution_id)
         for event in events:
             state.apply(event)
@@ -161,17 +170,18 @@ class ExecutionState:
 
     @property
     def is_running(self) -> bool:
+        """Whether the execution has not ended."""
         return self.status is ExecutionStatus.RUNNING
 
     def end_of(self, step: str, visit: int) -> StepEnd | None:
-        """The end of a visit that stands: a failure that an older epoch could not handle does not."""
+        """Returns the valid end of a visit: an unhandled failure of an older epoch is not valid."""
         end = self.ends.get((step, visit))
         if end is not None and end.unhandled and end.epoch < self.epoch:
             return None
         return end
 
     def apply(self, event: Event) -> None:
-        """Takes one more event into the state; other types than lifecycle events change nothing."""
+        """Applies one event; types other than lifecycle events change nothing."""
         handler = _HANDLERS.get(event.event_type)
         if handler is not None:
             handler(self, event)
@@ -203,7 +213,7 @@ class ExecutionState:
         self.ended_at = None
 
     def _terminal(self, event: Event) -> None:
-        self.status = _ENDINGS[EventType(event.event_type)]
+        self.status = STATUS_OF_END[EventType(event.event_type)]
         self.error = event.error
         self.stops += 1
         self.ended_at = event.created_at
@@ -234,10 +244,10 @@ class ExecutionState:
             event_id=event.event_id,
             watermark=event.meta.get("watermark"),
         )
-        place = (end.step, end.visit)
-        self.ends[place] = end
-        self.exits[place] = self.exits.get(place, 0) + 1
-        self.entered.pop(place, None)
+        visit = (end.step, end.visit)
+        self.ends[visit] = end
+        self.exits[visit] = self.exits.get(visit, 0) + 1
+        self.entered.pop(visit, None)
         if end.status is not StepStatus.SKIPPED:
             self.latest[end.step] = end
         for path, value in context.get("patches", ()):
@@ -258,34 +268,34 @@ class ExecutionState:
         self.checks[(outcome.step, outcome.visit, outcome.name)] = outcome
 
     def checks_of(self, step: str, visit: int) -> list[CheckOutcome]:
-        """What the checks said of the result of a visit, in the order in which they were evaluated."""
+        """Returns the outcomes of the checks of a visit, in the order in which they were evaluated."""
         return [one for (name, number, _), one in self.checks.items() if (name, number) == (step, visit)]
 
     def _loop_started(self, event: Event) -> None:
         meta = event.meta
         key = (event.node_name or "", int(meta.get("visit", 1)))
         size = int(meta.get("total_shards", meta.get("collection_size", 0)))
-        activation = LoopActivation(
+        run = LoopRun(
             loop_id=meta["loop_id"],
             size=size,
             epoch=int(meta.get("epoch", 1)),
             context=event.context or {},
             continues=meta.get("continues"),
         )
-        self.loops.setdefault(key, []).append(activation)
+        self.loops.setdefault(key, []).append(run)
 
     def _loop_done(self, event: Event) -> None:
-        for activations in self.loops.values():
-            for activation in activations:
-                if activation.loop_id == event.meta.get("loop_id"):
-                    activation.done = True
+        for runs in self.loops.values():
+            for run in runs:
+                if run.loop_id == event.meta.get("loop_id"):
+                    run.done = True
 
     def _warned(self, event: Event) -> None:
         self.warnings.append(event.error or "")
 
 
 def assign(target: dict[str, Any], path: list[str] | tuple[str, ...], value: Any) -> None:
-    """Sets ``target[path[0]][path[1]]... = value``, making the mappings on the way."""
+    """Sets ``target[path[0]][path[1]]... = value``, creating the mappings between."""
     for key in path[:-1]:
         inner = target.get(key)
         if not isinstance(inner, dict):

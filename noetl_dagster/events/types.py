@@ -1,4 +1,4 @@
-"""Event types of the log, with the seeds' names, and the event row itself."""
+"""The event types of the log, and the event row."""
 
 from __future__ import annotations
 
@@ -9,6 +9,8 @@ from typing import Any
 
 
 class EventType(StrEnum):
+    """The type of an event, as the log stores it."""
+
     PLAYBOOK_INITIALIZED = "playbook.initialized"
     PLAYBOOK_COMPLETED = "playbook.completed"
     PLAYBOOK_FAILED = "playbook.failed"
@@ -63,7 +65,7 @@ COMMAND_ENDS = frozenset(
 
 @dataclass(slots=True)
 class Event:
-    """One row of ``noetl.event``. Who emits it gives the ``event_id``, so that sending twice is harmless."""
+    """One row of ``noetl.event``. The emitter creates the ``event_id``, so that sending twice is harmless."""
 
     execution_id: int
     event_id: int

@@ -1,5 +1,1 @@
-"""Spark behind the engine: the shared session, results as DataFrames, DataFrames as results.
-
-Gives sessions, frames and datasets to the spark tool and the fan-out's Spark engine, a replay to the
-command line. Stands on ``events`` and ``storage``.
-"""
+"""Spark behind the engine: the shared session, results as DataFrames, and DataFrames as results."""

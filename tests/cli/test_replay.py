@@ -1,4 +1,4 @@
-"""``replay --all``, by this process and on Spark: what it makes is what the projection worker had made."""
+"""``replay --all`` restores the rows that the projection had made."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ async def executed(settings: Settings) -> None:
 
 @pytest.mark.parametrize(
     ("engine", "said"),
-    [("local", ""), pytest.param("spark", "replaying ", marks=[pytest.mark.spark, pytest.mark.slow])],
+    [("local", ""), ("spark", "replaying in this process")],
 )
 async def test_a_truncated_projection_comes_back(
     cli: Cli, settings: Settings, pool: asyncpg.Pool, engine: str, said: str

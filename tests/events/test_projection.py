@@ -25,6 +25,7 @@ from .conftest import MakeEvent, connections
 
 ROW = "SELECT * FROM noetl.execution WHERE execution_id = $1"
 ALL = "SELECT * FROM noetl.execution ORDER BY execution_id"
+CHECKPOINTS = "SELECT * FROM noetl.projection_checkpoint ORDER BY shard"
 
 BACK = "UPDATE noetl.projection_checkpoint SET xact_id = '0' WHERE shard = ANY($1::int[])"
 UNDONE = "DELETE FROM noetl.execution WHERE abs(hashint8(execution_id) % 4) = ANY($1::int[])"
@@ -160,6 +161,31 @@ async def test_truncate_and_replay_equals(
     assert await pool.fetch(ALL) == before
     for row in before:
         assert (await read_execution(pool, row["execution_id"])).state == row["state"]  # type: ignore[union-attr]
+
+
+async def test_a_rebuild_that_is_interrupted_changes_nothing(
+    pool: asyncpg.Pool[Any], log: EventLog, event: MakeEvent, ids: Snowflake, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    executions = [ids.next() for _ in range(12)]
+    for execution_id in executions:
+        await log.append(opening(event, execution_id, 3))
+    await settle(Projection(pool))
+    before = await pool.fetch(ALL)
+    again, checkpoints = Projection(pool, batch=5), await pool.fetch(CHECKPOINTS)
+    seen = []
+
+    async def project(*arguments: Any) -> None:
+        await Projection._project(again, *arguments)
+        seen.append(await pool.fetch(ALL))
+        if len(seen) == 3:
+            raise ConnectionError
+
+    monkeypatch.setattr(again, "_project", project)
+    with pytest.raises(ConnectionError):
+        await again.rebuild()
+    assert seen == [before] * 3, "readers see the old rows until the new ones are complete"
+    assert await pool.fetch(ALL) == before
+    assert await pool.fetch(CHECKPOINTS) == checkpoints
 
 
 async def test_shards_that_stand_apart_are_brought_together(

@@ -71,11 +71,10 @@ async def test_the_log_refuses_results_of_another_shape(log: EventLog, event: Ma
     ("query", "more"),
     [
         (queries.FANIN_COUNT, ("fetch", "7")),
-        (queries.LOOP_RECOVERY, ("fetch", "7")),
         (queries.LOOP_ATTEMPTS, (["7", "8"], 0, 500)),
         (queries.LOOP_ENDS, (["7", "8"], 0, 500)),
     ],
-    ids=["fan-in count", "loop recovery", "resumed loop", "gathering"],
+    ids=["fan-in count", "resumed loop", "gathering"],
 )
 async def test_loop_queries_use_the_loop_index_of_one_partition(
     pool: asyncpg.Pool[Any],

@@ -15,14 +15,12 @@ from dagster import asset, materialize
 
 from noetl_dagster.engine.engine import Engine
 from noetl_dagster.errors import ToolError
-from noetl_dagster.events.projection import Projection
 from noetl_dagster.events.state import ExecutionState
 from noetl_dagster.playbook.loader import parse_playbook
 from noetl_dagster.playbook.models import Task
 from noetl_dagster.resources.spark import PySparkResource
 from noetl_dagster.result_ref import ResultRef
 from noetl_dagster.settings import Settings, StoreTier, load_settings
-from noetl_dagster.spark.replay import replay_all
 from noetl_dagster.spark.sessions import SparkSessions, is_classic
 from noetl_dagster.spark.sources.events import FORMAT
 from noetl_dagster.tools.base import ToolCall, ToolResult
@@ -119,23 +117,13 @@ async def use_the_tool(engine: Engine) -> None:
     assert isinstance(ended[0], asyncio.CancelledError), ended
 
 
-async def read_and_replay_the_log(engine: Engine, sessions: SparkSessions, settings: Settings) -> None:
+async def read_the_log(engine: Engine, sessions: SparkSessions, settings: Settings) -> None:
     pool: asyncpg.Pool = engine.runtime.pool
-    spark, projection = sessions.get(), Projection(engine.runtime.pool)
+    spark = sessions.get()
 
-    async def projected() -> bool:  # transactions of other databases of the server hold it back
-        await projection.catch_up()
-        return bool(await pool.fetch("SELECT FROM noetl.execution WHERE status = 'COMPLETED'"))
-
-    await until(projected, "the projection")
     events = await pool.fetchval("SELECT count(*) FROM noetl.event")
     kinds = spark.read.format(FORMAT).load().groupBy("event_type").count().collect()
     assert sum(row["count"] for row in kinds) == events
-    everything = "SELECT * FROM noetl.execution ORDER BY execution_id"
-    before = [dict(row) for row in await pool.fetch(everything)]
-    await pool.execute("TRUNCATE noetl.execution")
-    assert (await replay_all(pool, spark, settings)).executions == len(before) == 1
-    assert [dict(row) for row in await pool.fetch(everything)] == before
 
 
 async def main(settings: Settings) -> None:
@@ -147,7 +135,7 @@ async def main(settings: Settings) -> None:
         assert state.latest["total"].envelope["data"]["rows"] == [{"rows": 30, "total": 435, "parts": 3}]
         assert state.latest["fan"].envelope["done"] == 20
         await use_the_tool(engine)
-        await read_and_replay_the_log(engine, sessions, settings)
+        await read_the_log(engine, sessions, settings)
     finally:
         await engine.close()
         sessions.stop()

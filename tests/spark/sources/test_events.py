@@ -1,4 +1,4 @@
-"""The event log on Spark: parallel slices, filters in PostgreSQL, and the projection replayed from it."""
+"""The event log on Spark: parallel slices, and filters in PostgreSQL."""
 
 from __future__ import annotations
 
@@ -13,14 +13,11 @@ from pyspark.sql.datasource import EqualTo, GreaterThan, In, IsNotNull, StringCo
 
 from noetl_dagster.events.ids import Snowflake
 from noetl_dagster.events.log import EventLog
-from noetl_dagster.events.projection import Projection
 from noetl_dagster.events.types import Event, EventType
 from noetl_dagster.settings import Settings
-from noetl_dagster.spark.replay import Replayed, replay_all
 from noetl_dagster.spark.sessions import own_session
 from noetl_dagster.spark.sources.event_filters import condition_of, where
 from noetl_dagster.spark.sources.events import FORMAT, Key, slice_starts
-from tests.waiting import until
 
 pytestmark = pytest.mark.spark
 
@@ -86,27 +83,6 @@ async def test_slices_and_filters_give_every_event_once(session: SparkSession, l
     few = session.read.format(FORMAT).schema("node_name STRING, current_index INT").load()
     rows = few.where("current_index >= 28").groupBy("node_name").count().collect()
     assert [tuple(row) for row in rows] == [("work", 2 * EXECUTIONS)]
-
-
-async def test_a_replay_on_spark_gives_what_the_projection_worker_gives(
-    session: SparkSession, settings: Settings, pool: asyncpg.Pool, log: list[Event]
-) -> None:
-    projection = Projection(pool)
-
-    async def caught_up() -> bool:  # transactions of other databases of the server hold it back
-        await projection.catch_up()
-        ended = await pool.fetchval("SELECT count(*) FROM noetl.execution WHERE status = 'FAILED'")
-        return ended == EXECUTIONS
-
-    await until(caught_up, "the projection")
-    everything = "SELECT * FROM noetl.execution ORDER BY execution_id"
-    before = await pool.fetch(everything)
-    await pool.execute("UPDATE noetl.execution SET status = 'RUNNING', state = '{}'")
-    assert await replay_all(pool, session, settings) == Replayed(EXECUTIONS, len(log))
-    assert [dict(row) for row in await pool.fetch(everything)] == [dict(row) for row in before]
-    assert before[0]["state"]["loop"]["work"]["done"] == ITEMS - 1
-    assert await projection.lag_seconds() == 0
-    assert await projection.catch_up() == 0
 
 
 def test_values_are_bound_and_what_postgres_cannot_decide_is_left_to_spark() -> None:
