@@ -1,4 +1,4 @@
-"""Connections to the event log: one pool a process, JSON encoded with orjson in binary form."""
+"""Connections to the event log: one pool per process, JSON encoded with orjson in binary form."""
 
 from __future__ import annotations
 
@@ -15,21 +15,21 @@ from noetl_dagster.errors import ServiceError
 from noetl_dagster.process.retrying import RetryLimits, with_retries
 
 DATABASE_AWAY = (OSError, asyncpg.PostgresError, asyncpg.InterfaceError, asyncpg.InternalClientError)
-"""What a call raises while the server is restarted or unreachable; the last when it goes in mid-statement."""
+"""Exceptions of a call while the server restarts or is unreachable; the last one if it goes during a statement."""
 
 _STARTING = RetryLimits(
     (OSError, asyncpg.CannotConnectNowError, asyncpg.ConnectionDoesNotExistError),
     seconds=30.0,
     longest_pause=0.5,
 )
-"""A server that is just being started, whose pool is opened."""
+"""Limits for opening the pool of a server that is just starting."""
 
 _PLANNING = {"jit": "off", "plan_cache_mode": "force_generic_plan", "enable_seqscan": "off"}
-"""Every statement looks rows up by index whatever its parameters are, so a session need not plan it each time."""
+"""Every statement looks rows up by index for any parameters, so a session need not plan it each time."""
 
 _YOUNG_SECONDS, _OLD_SECONDS = 0.25, 60.0
-"""Plans are made anew when a session is so old, then each time that it has become three times as old, and at least
-once in so long."""
+"""A session discards its plans at the first age, then each time that it has become three times as old, and at least
+at the second interval."""
 
 IDLE_SECONDS = 0.01
 
@@ -38,7 +38,7 @@ _OPTIONS = orjson.OPT_NON_STR_KEYS | orjson.OPT_SERIALIZE_NUMPY
 
 
 def encode_json(value: Any) -> bytes:
-    """JSON bytes of an event's part. NUL characters, which jsonb cannot hold, become U+FFFD."""
+    """Returns a value as JSON. NUL characters, which jsonb cannot hold, become U+FFFD."""
     encoded = orjson.dumps(value, default=str, option=_OPTIONS)
     if b"\\u0000" in encoded:
         encoded = encoded.replace(b"\\u0000", b"\\ufffd")
@@ -62,10 +62,10 @@ _CERTIFICATES = {
 
 
 def check_certificates(url: str) -> None:
-    """Looks whether the files are there that a connection over TLS reads; asyncpg's own error does not name them.
+    """Checks that the files of a TLS connection exist; asyncpg's own error does not name them.
 
     Raises:
-        ServiceError: one is missing, or may not be read.
+        ServiceError: one is missing or not readable.
     """
     given = dict(parse_qsl(urlsplit(url).query))
     for name, variable in _CERTIFICATES.items():
@@ -78,16 +78,16 @@ def check_certificates(url: str) -> None:
 
 
 async def prepare_connection(connection: asyncpg.Connection) -> None:
-    """Gives a connection the codecs that the event log expects."""
+    """Sets the codecs of the event log on a connection."""
     await connection.set_type_codec(
         "jsonb", schema="pg_catalog", encoder=_encode_jsonb, decoder=_decode_jsonb, format="binary"
     )
 
 
 class _Connection(asyncpg.Connection):  # type: ignore[misc]
-    """A session whose plans do not outlive the sizes of the tables that they were made for.
+    """A session that discards old plans, because tables grow.
 
-    On an empty table all indexes cost the same; the one that was taken then may be the wrong one for a million rows.
+    On an empty table all indexes cost the same; the one chosen then may be wrong for a million rows.
     """
 
     __slots__ = ("_due", "_opened")
@@ -97,22 +97,22 @@ class _Connection(asyncpg.Connection):  # type: ignore[misc]
         self._opened = time.monotonic()
         self._due = self._opened + _YOUNG_SECONDS
 
-    async def plan_anew(self) -> None:
-        """Forgets the plans where they are old."""
+    async def discard_old_plans(self) -> None:
+        """Discards the plans if they are old."""
         now = time.monotonic()
         if now >= self._due:
             await self.execute("DISCARD PLANS")
             self._due = now + min(2 * (now - self._opened), _OLD_SECONDS)
 
 
-async def _plan_anew(connection: Any) -> None:
-    await connection.plan_anew()
+async def _prepare_session(connection: Any) -> None:
+    await connection.discard_old_plans()
 
 
-async def _keep(connection: asyncpg.Connection) -> None:
-    """Statements on the event log leave nothing behind in a session: no settings, locks or listeners.
+async def _skip_reset(connection: asyncpg.Connection) -> None:
+    """Replaces asyncpg's reset, which costs a round trip at every release.
 
-    asyncpg's own reset costs a round trip at every release. Transactions it ends in any case.
+    Statements on the event log leave no settings, locks or listeners in a session. asyncpg ends transactions itself.
     """
 
 
@@ -131,8 +131,8 @@ async def open_pool(url: str, *, size: int = 8, application: str = "noetl") -> a
             max_size=size,
             connection_class=_Connection,
             init=prepare_connection,
-            setup=_plan_anew,
-            reset=_keep,
+            setup=_prepare_session,
+            reset=_skip_reset,
             server_settings={"application_name": application, **_PLANNING},
         )
 
@@ -147,9 +147,9 @@ async def open_pool(url: str, *, size: int = 8, application: str = "noetl") -> a
 class KeptConnection:
     """Runs small statements, one at a time, on a connection that stays out of the pool between them.
 
-    Taking a connection from asyncpg's pool and giving it back costs a task and several turns of the event
-    loop: a fifth of the time of a single insert. The connection goes back by itself once nobody has used it
-    for :data:`IDLE_SECONDS`, so there is nothing to close, and the pool misses it only while it works.
+    Acquiring and releasing a connection of asyncpg's pool costs a task and several iterations of the event loop: a
+    fifth of the time of a single insert. The connection is released after :data:`IDLE_SECONDS` without use, so there is
+    nothing to close, and the pool lacks it only while it works.
     """
 
     def __init__(self, pool: asyncpg.Pool) -> None:
@@ -157,35 +157,35 @@ class KeptConnection:
         self._connection: Any = None
         self._busy = False
         self._used = 0.0
-        self._returning: asyncio.Task[None] | None = None
+        self._releasing: asyncio.Task[None] | None = None
 
     async def fetchval(self, query: str, *values: Any) -> Any:
-        """The first value that a statement gives; from the pool's own connections while this one is busy."""
+        """Returns the first value of a statement; it uses a connection of the pool while this one is busy."""
         if self._busy:
             return await self._pool.fetchval(query, *values)
         self._busy = True
         try:
             if self._connection is None:
                 self._connection = await self._pool.acquire()
-                self._look_later()
+                self._check_later()
             return await self._connection.fetchval(query, *values)
         finally:
             self._busy = False
             self._used = asyncio.get_running_loop().time()
             if self._connection is not None and self._connection.is_closed():
-                self._give_back()
+                self._release()
 
-    def _look_later(self) -> None:
-        asyncio.get_running_loop().call_later(IDLE_SECONDS, self._look)
+    def _check_later(self) -> None:
+        asyncio.get_running_loop().call_later(IDLE_SECONDS, self._check)
 
-    def _look(self) -> None:
+    def _check(self) -> None:
         if self._connection is None:
             return
         if self._busy or asyncio.get_running_loop().time() - self._used < IDLE_SECONDS:
-            self._look_later()
+            self._check_later()
         else:
-            self._give_back()
+            self._release()
 
-    def _give_back(self) -> None:
+    def _release(self) -> None:
         connection, self._connection = self._connection, None
-        self._returning = asyncio.get_running_loop().create_task(self._pool.release(connection))
+        self._releasing = asyncio.get_running_loop().create_task(self._pool.release(connection))

@@ -1,7 +1,10 @@
-"""Results between their two forms: the envelope that templates see and the shape that the log checks.
+"""Results in their two forms, the envelope for templates and the shape that the log checks; contexts of events.
 
 An envelope is ``{status, data | ref, extracted, error, meta, http | pg | py, results}``. The log keeps
-``{status, data | reference, extracted, context}``, where ``context`` holds whatever else the envelope has.
+``{status, data | reference, extracted, context}``, where ``context`` holds everything else of the envelope.
+
+The context of an event explains it to people: it is bounded and has no secrets. Workload, patches and collections are
+stored in full in the events that define them.
 """
 
 from __future__ import annotations
@@ -23,7 +26,7 @@ ERROR_MESSAGE_CHARACTERS = 2_000
 _OWN = frozenset({"status", "data", "ref", "extracted"})
 
 OBJECT_BYTES = 10 * 1024
-"""A value whose JSON is larger is replaced by ``{"_truncated": true, "_size": <bytes>}``."""
+"""``{"_truncated": true, "_size": <bytes>}`` replaces a value whose JSON is larger."""
 
 MASK = "***"
 
@@ -38,7 +41,7 @@ _ADDRESS_PASSWORD = re.compile(r"(\w+://[^/\s:@]*:)[^/\s@]+@")
 
 
 def to_result(envelope: Envelope) -> dict[str, Any]:
-    """The form in which the log keeps an envelope."""
+    """Returns an envelope in the form of the log."""
     result: dict[str, Any] = {"status": envelope["status"]}
     reference = envelope.get("ref")
     if reference is not None:
@@ -58,7 +61,7 @@ def to_result(envelope: Envelope) -> dict[str, Any]:
 
 
 def from_result(result: dict[str, Any] | None) -> Envelope:
-    """The envelope that the log keeps under ``result``."""
+    """Returns the envelope of a ``result`` of the log."""
     if result is None:
         return {"status": OK, "data": None}
     envelope: Envelope = {"status": result["status"]}
@@ -72,7 +75,7 @@ def from_result(result: dict[str, Any] | None) -> Envelope:
 
 
 def error_part(error: BaseException, source: str | None = None) -> dict[str, Any]:
-    """The ``error`` part of an envelope; ``source`` is the kind of the tool."""
+    """Returns the ``error`` part of an envelope; ``source`` is the kind of the tool."""
     message = str(error) or type(error).__name__
     part: dict[str, Any] = {
         "kind": kind_of(error),
@@ -86,7 +89,7 @@ def error_part(error: BaseException, source: str | None = None) -> dict[str, Any
 
 
 def error_envelope(error: BaseException, source: str | None = None) -> Envelope:
-    """The envelope of a task that failed; ``source`` is the kind of its tool."""
+    """Returns the envelope of a failed task; ``source`` is the kind of its tool."""
     details = error.details if isinstance(error, ToolError) else {}
     return {"status": ERROR, "error": error_part(error, source)} | details
 
@@ -100,11 +103,11 @@ def event_context(
     vars: Mapping[str, Any],
     results: Mapping[str, Envelope],
 ) -> dict[str, Any]:
-    """The context of an event about a command.
+    """Returns the context of an event about a command.
 
     Args:
         vars: the execution's ``ctx`` values.
-        results: envelopes of the steps that ended; only a summary of each is kept.
+        results: envelopes of the steps that ended; the context has only a summary of each.
     """
     return {
         "execution_id": str(execution_id),
@@ -117,7 +120,7 @@ def event_context(
 
 
 def sanitised(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Values without internal keys, secrets masked, every one of bounded size."""
+    """Returns values without internal keys, with masked secrets, each of bounded size."""
     return {
         str(key): truncated(_masked(str(key), value))
         for key, value in values.items()
@@ -126,13 +129,13 @@ def sanitised(values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def truncated(value: Any) -> Any:
-    """The value, or the mark that stands for one that is too large."""
+    """Returns the value, or a marker if it is too large."""
     size = len(encode_json(value))
     return {"_truncated": True, "_size": size} if size > OBJECT_BYTES else value
 
 
 def step_summary(envelope: Envelope) -> dict[str, Any]:
-    """What an event says about the result of a step: never the data itself."""
+    """Returns the summary of a step's result for an event, never the data itself."""
     data = envelope.get("data")
     stored = envelope.get("ref") is not None
     return {
@@ -143,7 +146,7 @@ def step_summary(envelope: Envelope) -> dict[str, Any]:
 
 
 def _masked(key: str, value: Any) -> Any:
-    """Secrets by the name of their key, at any depth, and passwords inside of addresses."""
+    """Masks secrets by the name of their key, at any depth, and passwords in addresses."""
     if isinstance(value, Mapping):
         return {str(inner): _masked(str(inner), entry) for inner, entry in value.items()}
     if isinstance(value, list):

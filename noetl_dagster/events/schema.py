@@ -1,4 +1,4 @@
-"""Applies ``schema/*.sql`` and keeps the partitions of ``noetl.event`` ahead of time."""
+"""Applies ``schema/*.sql`` and creates the partitions of ``noetl.event`` ahead of time."""
 
 from __future__ import annotations
 
@@ -31,10 +31,10 @@ MONTHS_AHEAD = 3
 _PARTITION_NAME = re.compile(r"event_y(\d{4})m(\d{2})")
 
 SCHEMA_VERSION = 4
-"""Goes up by one with every version whose ``schema/*.sql`` differs; a test holds the texts to it."""
+"""Increased with every version whose ``schema/*.sql`` differs; a test compares the texts with it."""
 
 WORKS_FROM = 4
-"""The oldest version whose processes may work on this schema; goes up when what they use is taken away."""
+"""The oldest version whose processes may use this schema; increased when something that they use is removed."""
 
 LOCK_TIMEOUT = "2s"
 LOCK_PATIENCE_SECONDS = 120.0
@@ -71,7 +71,7 @@ _ATTACH = "ALTER TABLE noetl.event ATTACH PARTITION noetl.{name} FOR VALUES FROM
 
 @dataclass(frozen=True, slots=True)
 class FoundSchema:
-    """A schema in a database; ``number`` is 1 before there were numbers."""
+    """A schema in a database."""
 
     number: int
     digest: str
@@ -79,7 +79,7 @@ class FoundSchema:
 
     @property
     def serves(self) -> bool:
-        """Whether there is nothing to apply: it is this version's, or a later one's."""
+        """Whether nothing is to be applied: it is the schema of this version, or of a later one."""
         if self.number != SCHEMA_VERSION:
             return self.number > SCHEMA_VERSION
         return self.digest == schema_digest()
@@ -87,7 +87,7 @@ class FoundSchema:
 
 @dataclass(frozen=True, slots=True)
 class Applied:
-    """What applying the schema did. ``partitions``: names of those that were made."""
+    """The result of applying the schema. ``partitions``: names of the new ones."""
 
     schema: FoundSchema
     changed: bool
@@ -95,13 +95,13 @@ class Applied:
 
 
 def schema_folder() -> Path:
-    """Folder of the numbered SQL files: beside the package in a checkout, inside it in a wheel."""
+    """Returns the folder of the numbered SQL files: beside the package in a checkout, inside it in a wheel."""
     packaged = Path(str(resources.files("noetl_dagster"))) / "schema"
     return packaged if packaged.is_dir() else Path(__file__).parents[2] / "schema"
 
 
 def schema_files() -> list[Path]:
-    """The SQL files in the order in which they are applied."""
+    """Returns the SQL files in the order in which they are applied."""
     files = sorted(schema_folder().glob("[0-9]*.sql"))
     if not files:
         raise ServiceError(f"no schema files in {schema_folder()}; reinstall noetl-dagster")
@@ -109,17 +109,17 @@ def schema_files() -> list[Path]:
 
 
 async def apply_schema(url: str, *, now: datetime | None = None) -> Applied:
-    """Brings a database up to the schema and makes its partitions; does nothing when it is up to date.
+    """Applies the schema to a database and creates its partitions; does nothing if it is up to date.
 
-    A schema of a later version stays as it is. No statement waits longer than :data:`LOCK_TIMEOUT` for work that
-    holds a table, which would wait behind it; all of it is tried again then.
+    A schema of a later version stays as it is. No statement waits longer than :data:`LOCK_TIMEOUT` for a locked table,
+    since other work would wait behind it; then the whole is tried again.
 
     Args:
         url: ``postgresql://`` address of the database.
-        now: moment from which partitions are made ahead; default: the clock.
+        now: time from which partitions are created ahead; default: the clock.
 
     Raises:
-        ServiceError: a later version says that this one may not work with its schema; or tables are held for longer
+        ServiceError: the schema is of a later version that excludes this one; or tables are locked for longer
             than :data:`LOCK_PATIENCE_SECONDS`.
     """
     connection = await asyncpg.connect(url)
@@ -130,14 +130,14 @@ async def apply_schema(url: str, *, now: datetime | None = None) -> Applied:
 
 
 async def apply_schema_on(connection: asyncpg.Connection, *, now: datetime | None = None) -> Applied:
-    """As :func:`apply_schema`, on an open connection."""
-    moment = now or datetime.now(UTC)
+    """Applies the schema like :func:`apply_schema`, on an open connection."""
+    time = now or datetime.now(UTC)
     found = await found_schema(connection)
-    ahead = {partition_name(start) for start, _ in month_bounds(moment, MONTHS_AHEAD)}
+    ahead = {partition_name(start) for start, _ in month_bounds(time, MONTHS_AHEAD)}
     if found is not None and found.serves and ahead <= set(await partitions(connection)):
-        return _noted(Applied(found, changed=False))  # without a lock: whoever starts, does so often
+        return _warn_if_later(Applied(found, changed=False))  # without a lock, because processes start often
     try:
-        return await with_retries(partial(_apply, connection, moment), _HELD, on_failure=_held)
+        return await with_retries(partial(_apply, connection, time), _HELD, on_failure=_held)
     except _HELD.failures as error:
         raise ServiceError(
             f"the schema of the event log cannot be changed: {error}; tables are held by long transactions, "
@@ -157,13 +157,13 @@ async def _apply(connection: asyncpg.Connection, now: datetime) -> Applied:
                 await connection.execute(text)
             await connection.execute(_NUMBER, SCHEMA_VERSION, _digest(texts), WORKS_FROM)
         made = await ensure_partitions(connection, now)
-        standing = await found_schema(connection)
-        assert standing is not None
-        return _noted(Applied(standing, changed, tuple(made)))
+        applied = await found_schema(connection)
+        assert applied is not None
+        return _warn_if_later(Applied(applied, changed, tuple(made)))
 
 
 async def make_partitions(connection: asyncpg.Connection, now: datetime) -> list[str]:
-    """As :func:`ensure_partitions`, one process at a time, and without running work waiting behind it for long."""
+    """Creates partitions like :func:`ensure_partitions`, one process at a time, without blocking other work for long."""
 
     async def make() -> list[str]:
         async with connection.transaction():
@@ -174,7 +174,7 @@ async def make_partitions(connection: asyncpg.Connection, now: datetime) -> list
     return await with_retries(make, _HELD, on_failure=_held)
 
 
-def _noted(applied: Applied) -> Applied:
+def _warn_if_later(applied: Applied) -> Applied:
     if applied.schema.number > SCHEMA_VERSION:
         logger.warning(
             "the event log has schema %d, this version's is %d; it stays as it is, and this process works on",
@@ -189,10 +189,10 @@ def _held(error: BaseException, pause: float) -> None:
 
 
 async def found_schema(connection: asyncpg.Connection | asyncpg.Pool) -> FoundSchema | None:
-    """The schema of a database; None where it has none at all.
+    """Returns the schema of a database; None if it has none.
 
     Raises:
-        VersionError: a later version says that this one may not work with it.
+        VersionError: the schema is of a later version that excludes this one.
     """
     if not await connection.fetchval(_EXISTS):
         return None
@@ -217,27 +217,27 @@ def _digest(texts: Sequence[str]) -> str:
 
 
 def schema_digest() -> str:
-    """Identifies the texts of this version's schema."""
+    """Returns the digest of the texts of this version's schema."""
     return _digest(_texts())
 
 
 async def await_schema(pool: asyncpg.Pool, *, number: int = 1, patience: float | None = 300.0) -> None:
-    """Waits until somebody else has applied the schema to a new database.
+    """Waits until another process has applied the schema to a new database.
 
     Args:
-        number: the version of the schema that is needed, or a later one.
-        patience: in seconds; None: for ever.
+        number: the lowest version of the schema that is needed.
+        patience: longest wait in seconds; None: forever.
 
     Raises:
-        ServiceError: nobody has; or a later version says that this one may not work with its schema.
+        ServiceError: the wait was in vain; or the schema is of a later version that excludes this one.
     """
     began = asyncio.get_running_loop().time()
-    told = False
+    warned = False
     while (found := await found_schema(pool)) is None or found.number < number:
-        if not told:
+        if not warned:
             what = "no schema yet" if found is None else f"schema {found.number}, {number} is needed"
             logger.warning("the event log has %s; waiting for 'noetl-dagster provision' or 'serve'", what)
-            told = True
+            warned = True
         if patience is not None and asyncio.get_running_loop().time() > began + patience:
             raise ServiceError(
                 "the event log has no schema; run 'noetl-dagster provision' or start 'noetl-dagster serve', which "
@@ -247,10 +247,10 @@ async def await_schema(pool: asyncpg.Pool, *, number: int = 1, patience: float |
 
 
 async def settle_schema(settings: Settings, pool: asyncpg.Pool, *, apply: bool = True) -> None:
-    """Sees to it that there is a schema to work with: applies it, or waits for who may.
+    """Applies the schema, or waits until a process that may has applied it.
 
     Args:
-        apply: the process is of the control plane; a worker may find the schema of an earlier one.
+        apply: the process belongs to the control plane; a worker may use the schema of an earlier version.
     """
     assert settings.db_url is not None
     if apply and settings.schema_apply:
@@ -263,7 +263,7 @@ async def settle_schema(settings: Settings, pool: asyncpg.Pool, *, apply: bool =
 async def open_settled_pool(
     settings: Settings, *, size: int, application: str = "noetl", apply: bool = True
 ) -> asyncpg.Pool:
-    """The pool of a process on a schema to work with; leaves no connection behind where it fails."""
+    """Opens the pool of a process once the schema is applied; leaves no connection behind if it fails."""
     assert settings.db_url is not None
     pool = await open_pool(settings.db_url, size=size, application=application)
     try:
@@ -275,12 +275,12 @@ async def open_settled_pool(
 
 
 async def partitions(connection: asyncpg.Connection) -> list[str]:
-    """Names of the partitions of ``noetl.event``, the default one included."""
+    """Returns the names of the partitions of ``noetl.event``, including the default one."""
     return [row["relname"] for row in await connection.fetch(_PARTITIONS)]
 
 
 async def ensure_partitions(connection: asyncpg.Connection, now: datetime) -> list[str]:
-    """Makes the monthly partitions from this month to three months ahead; returns the new ones' names."""
+    """Creates the monthly partitions from this month to three months ahead; returns the names of the new ones."""
     present = set(await partitions(connection))
     made = []
     for start, end in month_bounds(now, MONTHS_AHEAD):
@@ -293,7 +293,7 @@ async def ensure_partitions(connection: asyncpg.Connection, now: datetime) -> li
 
 
 async def _make_partition(connection: asyncpg.Connection, name: str, start: int, end: int) -> None:
-    """Makes a partition; events of its range that the default partition has caught move into it."""
+    """Creates a partition; events of its range in the default partition move into it."""
     if not await connection.fetchval(_CAUGHT, start, end):
         await connection.execute(_CREATE_PARTITION.format(name=name, start=start, end=end))
         return
@@ -304,22 +304,23 @@ async def _make_partition(connection: asyncpg.Connection, name: str, start: int,
 
 
 def month_bounds(now: datetime, ahead: int) -> list[tuple[datetime, datetime]]:
-    """The month of ``now`` and the ``ahead`` following ones, as half-open intervals."""
+    """Returns the month of ``now`` and the ``ahead`` following ones, as half-open intervals."""
     months = [now.year * 12 + now.month - 1 + step for step in range(ahead + 2)]
     starts = [datetime(month // 12, month % 12 + 1, 1, tzinfo=UTC) for month in months]
     return list(pairwise(starts))
 
 
 def partition_name(start: datetime) -> str:
+    """Returns the name of the partition of a month."""
     return f"event_y{start.year:04d}m{start.month:02d}"
 
 
 def partition_start(name: str) -> datetime | None:
-    """The month of a partition by its name, None for one that is not monthly."""
+    """Returns the month of a partition by its name, None for one that is not monthly."""
     found = _PARTITION_NAME.fullmatch(name)
     return datetime(int(found[1]), int(found[2]), 1, tzinfo=UTC) if found is not None else None
 
 
-def partition_floor(moment: datetime) -> int:
-    """The smallest execution id of a moment."""
-    return snowflake_floor(int(moment.timestamp() * 1000))
+def partition_floor(time: datetime) -> int:
+    """Returns the smallest execution id of a time."""
+    return snowflake_floor(int(time.timestamp() * 1000))
