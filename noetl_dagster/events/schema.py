@@ -163,7 +163,7 @@ async def _apply(connection: asyncpg.Connection, now: datetime) -> Applied:
 
 
 async def make_partitions(connection: asyncpg.Connection, now: datetime) -> list[str]:
-    """Creates partitions like :func:`ensure_partitions`, one process at a time, without blocking other work for long."""
+    """Creates partitions like :func:`ensure_partitions`, one process at a time, without blocking others for long."""
 
     async def make() -> list[str]:
         async with connection.transaction():
