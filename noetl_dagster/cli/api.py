@@ -1,4 +1,4 @@
-"""One process of the HTTP API: a plane, a launcher of runs, and uvicorn on a socket that is there already."""
+"""One process of the HTTP API: the plane, a launcher of runs, and uvicorn on an existing socket."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from noetl_dagster.service.plane import Plane
 from noetl_dagster.settings import METRICS_FOLDER, RunLauncher, Settings
 
 GRACE_SECONDS = 10
-"""Requests that are being answered may take so long when the process is told to end."""
+"""Pending requests may take this long after SIGTERM."""
 
 
 def serve_api(settings: Settings, listener: socket.socket, ready: Callable[[], None]) -> None:
@@ -36,7 +36,7 @@ def serve_api(settings: Settings, listener: socket.socket, ready: Callable[[], N
 
     Args:
         listener: bound; runs, which outlive the service, must not inherit it.
-        ready: called as soon as requests are taken.
+        ready: called as soon as it accepts requests.
     """
     environment = embedded.environment(settings)
     if "DAGSTER_HOME" not in os.environ:
@@ -52,10 +52,10 @@ def serve_api(settings: Settings, listener: socket.socket, ready: Callable[[], N
             return launchers[0]
 
         opened = await Plane.open(settings, launcher, choose_partition)
-        warming = asyncio.create_task(launchers[0].connect())  # the first execution finds it warm
-        listener.listen(config.backlog)  # who is told below that we are ready may call at once
+        warming = asyncio.create_task(launchers[0].connect())  # ready for the first execution
+        listener.listen(config.backlog)  # callers of ready() may send requests at once
         ready()
-        gc.freeze()  # what is loaded stays: no collection looks through it while requests wait
+        gc.freeze()  # loaded modules stay: no garbage collection visits them while requests wait
         try:
             yield opened
         finally:
@@ -66,12 +66,12 @@ def serve_api(settings: Settings, listener: socket.socket, ready: Callable[[], N
         create_app(settings, plane),
         ssl_certfile=settings.service_tls_cert,
         ssl_keyfile=settings.service_tls_key,
-        log_config=None,  # its lines are ours: see noetl_dagster.process.logs
+        log_config=None,  # noetl_dagster.process.logs formats its lines
         log_level="warning",
         access_log=False,
         timeout_graceful_shutdown=GRACE_SECONDS,
     )
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))  # uvicorn ends, then raises the signal once more
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))  # uvicorn ends, then raises the signal again
     uvicorn.Server(config).run(sockets=[listener])
 
 

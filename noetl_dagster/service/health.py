@@ -14,7 +14,7 @@ from noetl_dagster.events.connection import DATABASE_AWAY
 from noetl_dagster.events.projection import Projection
 from noetl_dagster.events.transport.queries import DEAD_LETTER_COUNT, QUEUE_DEPTH
 from noetl_dagster.service.access import FOR_READERS
-from noetl_dagster.service.metrics import Queued, Situation
+from noetl_dagster.service.metrics import CurrentMetrics, QueuedCommands
 from noetl_dagster.service.plane import Plane, ThePlane
 from noetl_dagster.service.problems import RESPONSES, ApiProblem
 
@@ -56,9 +56,9 @@ async def ready(plane: ThePlane) -> HealthStatus:
 async def metrics(plane: ThePlane) -> PlainTextResponse:
     """Returns metrics in Prometheus' text format."""
     depths = await plane.engine.runtime.pool.fetch(QUEUE_DEPTH)
-    now = Situation(
+    now = CurrentMetrics(
         queue=[
-            Queued(row["pool"], row["tool_kind"], row["queued"], row["active"], row["oldest"] or 0.0)
+            QueuedCommands(row["pool"], row["tool_kind"], row["queued"], row["active"], row["oldest"] or 0.0)
             for row in depths
         ],
         dead_letters=await plane.engine.runtime.pool.fetchval(DEAD_LETTER_COUNT),

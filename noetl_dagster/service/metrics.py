@@ -1,4 +1,4 @@
-"""What ``/metrics`` shows, kept and written by ``prometheus_client``."""
+"""The metrics of ``/metrics``, with ``prometheus_client``."""
 
 from __future__ import annotations
 
@@ -30,26 +30,26 @@ BOUNDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0
 """Upper bounds of a latency histogram, in seconds."""
 
 SPANS = (0.001, 0.005, 0.01, 0.05, 0.1, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0, 1800.0)
-"""Upper bounds of what takes as long as a playbook has it take, in seconds."""
+"""Upper bounds of durations that depend on playbooks, in seconds."""
 
 SIZES = (0.0, 1.0, 2.0, 5.0, 10.0, 20.0, 50.0, 100.0, 200.0, 500.0, 1000.0, 10_000.0)
-"""Upper bounds of a batch's size."""
+"""Upper bounds of batch sizes."""
 
 MOST_STEPS = 200
-"""Steps with series of their own, some thirty lines of a scrape each; those that come later share one."""
+"""Steps with series of their own, about thirty lines of a scrape each; later ones share one."""
 
 OTHERS = "other"
-"""The step under which those are counted that have no series of their own."""
+"""The label of steps without series of their own."""
 
-# no series with its time of birth beside every counter, which nobody asked for
+# no series with the creation time of each counter
 disable_created_metrics()  # type: ignore[no-untyped-call]
 
 
 class Metrics:
-    """What one application counts itself, in a registry of its own; the rest is asked for by a scrape.
+    """The counts of one application, in a registry of its own; a scrape reads the rest.
 
-    With ``PROMETHEUS_MULTIPROC_DIR`` a scrape of any process shows the counts of all of them. What is known of
-    one process only (memory, processor time, garbage collection) is left out then: nobody could tell whose it is.
+    With ``PROMETHEUS_MULTIPROC_DIR`` a scrape of any process shows the counts of all of them, without the metrics of
+    a single process (memory, processor time, garbage collection).
 
     Raises:
         ServiceError: the shared folder does not exist.
@@ -109,7 +109,7 @@ class Metrics:
             GCCollector(registry=self._registry)
 
     def count_ingested(self, new: int, known: int, delays: Sequence[float]) -> None:
-        """Takes what a batch of worker events did; delays in seconds."""
+        """Counts the events of a commit; delays are in seconds."""
         self.events.inc(new)
         self.duplicates.inc(known)
         self.commits.observe(new + known)
@@ -117,22 +117,22 @@ class Metrics:
             self.latency.observe(max(seconds, 0.0))
 
     def count_posted(self, size: int, seconds: float) -> None:
-        """Takes events that came over HTTP in one request, and how long they took into the log."""
+        """Counts the events of an HTTP request, and the seconds until they were in the log."""
         self.latency.observe(seconds)
         if size:
             self.commits.observe(size)
 
     def count_claims(self, size: int) -> None:
-        """Takes one request for commands: how many it got."""
+        """Counts a claim of so many commands."""
         self.claim_sizes.observe(size)
 
     def count_waited(self, step: str, tool_kind: str, waits: Sequence[float]) -> None:
-        """Takes the commands of a step that were claimed, by the seconds that each was in the queue."""
+        """Counts claimed commands of a step, with the seconds that each was in the queue."""
         self.claims.labels(tool_kind).inc(len(waits))
         self._observe(self.waits, step, tool_kind, waits)
 
     def count_ran(self, step: str, tool_kind: str, seconds: Sequence[float]) -> None:
-        """Takes the commands of a step that ended, by the seconds that each ran."""
+        """Counts ended commands of a step, with the seconds that each ran."""
         self._observe(self.runs, step, tool_kind, seconds)
 
     def _observe(self, histogram: Histogram, step: str, tool_kind: str, values: Sequence[float]) -> None:
@@ -146,14 +146,14 @@ class Metrics:
             series.observe(max(value, 0.0))
 
     def text(self, now: Collector) -> bytes:
-        """One scrape in Prometheus' text format, version 0.0.4."""
+        """Returns one scrape in Prometheus' text format, version 0.0.4."""
         scrape = CollectorRegistry()
         scrape.register(now)
         scrape.register(self._registry)
         return generate_latest(scrape)
 
 
-class Queued(NamedTuple):
+class QueuedCommands(NamedTuple):
     """Commands of one pool and tool kind; ``oldest`` in seconds."""
 
     pool: str
@@ -164,23 +164,24 @@ class Queued(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True, eq=False)  # a registry asks for its hash
-class Situation(Collector):
-    """How things stand at one moment, in the database, in NATS and among the workers.
+class CurrentMetrics(Collector):
+    """Metrics that a scrape reads from the database, from NATS and from the workers' reports.
 
     Attributes:
-        queue: how many commands wait and are claimed, by pool and tool kind, and the seconds for which the one
-            of them that came first has waited.
-        lag: worker events in NATS; None while NATS does not say.
+        queue: numbers of waiting and claimed commands by pool and tool kind, and the seconds for which the oldest
+            one has waited.
+        lag: worker events in NATS; None if NATS does not answer.
         projection_lag: age in seconds of the oldest event that ``noetl.execution`` does not have.
     """
 
-    queue: Sequence[Queued]
+    queue: Sequence[QueuedCommands]
     dead_letters: int
     lag: int | None
     workers: Sequence[WorkerReport]
     projection_lag: float = 0.0
 
     def collect(self) -> Iterable[Metric]:
+        """Yields the metrics."""
         yield from self._queues()
         yield _gauge("noetl_dead_letters", "Messages put aside in noetl.dead_letter", self.dead_letters)
         if self.lag is not None:
@@ -219,7 +220,7 @@ class Situation(Collector):
         yield from (depth, active, oldest, waiting)
 
     def _pools(self) -> list[str]:
-        """Pools that have commands or workers, and the default one, which always is there."""
+        """Returns the default pool and those that have commands or workers."""
         return sorted({DEFAULT_POOL, *(one.pool for one in self.queue), *(one.pool for one in self.workers)})
 
 

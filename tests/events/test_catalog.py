@@ -13,7 +13,6 @@ from noetl_dagster.errors import PlaybookError
 from noetl_dagster.events.catalog import RegisteredPlaybooks, Registration, draft_of
 from noetl_dagster.events.ids import Snowflake
 from noetl_dagster.events.log import EventLog
-from noetl_dagster.events.schema import apply_schema_on
 from tests.playbooks import text_of
 
 
@@ -146,23 +145,6 @@ CREATE TABLE noetl.catalog (
 INSERT INTO noetl.catalog VALUES (1, 'tests/one', '0.1', 'a', 'text'), (2, 'tests/one', NULL, 'b', 'other');
 COMMENT ON SCHEMA noetl IS 'of before';
 """
-
-
-async def test_the_table_of_before_keeps_its_texts(pool: asyncpg.Pool[Any], log: EventLog) -> None:
-    async with pool.acquire() as connection:
-        await connection.execute(BEFORE)
-        for _ in range(2):
-            await apply_schema_on(connection)
-            await connection.execute("COMMENT ON SCHEMA noetl IS 'once more'")
-
-    rows = await pool.fetch("SELECT path, version, content, meta FROM noetl.catalog ORDER BY catalog_id")
-
-    assert [tuple(row) for row in rows] == [
-        ("tests/one", 0, "text", {"version": "0.1"}),
-        ("tests/one", 0, "other", {}),
-    ]
-    assert await log.source(1) == ("text", "tests/one")
-    assert await log.put_source("tests/one", None, "new") > 2
 
 
 def test_a_broken_text_is_refused_with_every_problem(tmp_path: Path) -> None:

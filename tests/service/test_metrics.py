@@ -14,7 +14,7 @@ from noetl_dagster.errors import ServiceError
 from noetl_dagster.events.transport.capacity import WorkerReport
 from noetl_dagster.events.transport.nats_transport import NatsTransport
 from noetl_dagster.events.transport.wire import message_of
-from noetl_dagster.service.metrics import BOUNDS, MOST_STEPS, OTHERS, Metrics, Queued, Situation
+from noetl_dagster.service.metrics import BOUNDS, MOST_STEPS, OTHERS, CurrentMetrics, Metrics, QueuedCommands
 from tests.events.transport.conftest import IDS, ended
 from tests.service.conftest import Service, samples
 from tests.service.test_api import claim_of, queue, running_execution
@@ -121,8 +121,8 @@ KINDS = {
 }
 """Every family that dashboards rely on; the parser takes ``_total`` off a counter's name."""
 
-QUIET = Situation(
-    queue=[Queued("default", "noop", 0, 0, 0.0)],
+QUIET = CurrentMetrics(
+    queue=[QueuedCommands("default", "noop", 0, 0, 0.0)],
     dead_letters=0,
     lag=0,
     workers=[WorkerReport(worker_id="w", slots=4)],

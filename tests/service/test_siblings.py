@@ -13,7 +13,7 @@ import psutil
 import pytest
 from pydantic import SecretStr
 
-from noetl_dagster.cli.siblings import Parent
+from noetl_dagster.cli.service_processes import ParentProcess
 from noetl_dagster.events.log import EventLog
 from noetl_dagster.events.transport.http import ApiClient
 from noetl_dagster.events.transport.wire import encode_batch, encode_event
@@ -110,7 +110,7 @@ def test_a_process_whose_parent_is_gone_before_it_began_says_nothing() -> None:
     ours, theirs = socket.socketpair()
     ours.close()
     with pytest.raises(SystemExit) as ending:
-        Parent(theirs.detach())
+        ParentProcess(theirs.detach())
     assert ending.value.code == 0
 
 

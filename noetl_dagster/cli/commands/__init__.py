@@ -2,5 +2,5 @@
 
 Each is loaded when it is called, so that ``--help`` and ``check`` never pay for Dagster or Spark. Gives
 typer functions to ``app``, by name. Stands on ``api``, ``console``, ``doctor``, ``health``, ``progress``, ``session``,
-``siblings`` and ``stores``.
+``service_processes`` and ``stores``.
 """

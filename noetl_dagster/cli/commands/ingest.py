@@ -46,7 +46,7 @@ async def _ingest(settings: Settings, batch: int, once: bool) -> None:
             batch=batch,
             observe=None if health is None else health.metrics.count_ingested,
         )
-        for difference in await opened(health, lambda: _furnished(ingestor)):
+        for difference in await opened(health, lambda: _open_ingestor(ingestor)):
             typer.echo(difference, err=True)
         keeper = CapacityKeeper(client, pool)
         await keeper.open()
@@ -78,7 +78,7 @@ async def _connected(settings: Settings) -> tuple[asyncpg.Pool, NatsClient]:
     return pool, client
 
 
-async def _furnished(ingestor: Ingestor) -> list[str]:
+async def _open_ingestor(ingestor: Ingestor) -> list[str]:
     try:
         return await ingestor.open()
     except (nats.errors.Error, OSError) as error:
@@ -86,15 +86,15 @@ async def _furnished(ingestor: Ingestor) -> list[str]:
 
 
 def stop_on_signals(health: Health | None = None) -> asyncio.Event:
-    """An event that SIGTERM and Ctrl-C set; the process is not ready from then on."""
+    """Returns an event that SIGTERM and Ctrl-C set; from then on the process is not ready."""
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
 
-    def told() -> None:
+    def on_signal() -> None:
         stop.set()
         if health is not None:
             health.drain()
 
     for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, told)
+        loop.add_signal_handler(number, on_signal)
     return stop

@@ -17,7 +17,7 @@ import typer
 
 from noetl_dagster import embedded
 from noetl_dagster.cli.console import fail
-from noetl_dagster.cli.siblings import Parent, Siblings
+from noetl_dagster.cli.service_processes import ParentProcess, ServiceProcesses
 from noetl_dagster.cli.stores import look_at_stores
 from noetl_dagster.settings import METRICS_FOLDER, Settings, settings_with
 
@@ -36,7 +36,7 @@ def serve(
     )
     check_exposure(settings)
     if parent is not None:
-        _serve_as_one_of_several(settings, Parent(parent))
+        _serve_as_one_of_several(settings, ParentProcess(parent))
         return
     asyncio.run(look_at_stores(settings))
     listener = _bound(settings.service_host, settings.service_port)
@@ -47,39 +47,41 @@ def serve(
 
     if settings.service_processes > 1:
         sys.exit(_serve_with_several(settings, listener, ready))
-    from noetl_dagster.cli.api import serve_api  # much to import, which a parent of several does not need
+    from noetl_dagster.cli.api import (
+        serve_api,  # imports much that a parent of several processes does not need
+    )
 
     serve_api(settings, listener, ready)
 
 
-def _serve_as_one_of_several(settings: Settings, parent: Parent) -> None:
+def _serve_as_one_of_several(settings: Settings, parent: ParentProcess) -> None:
     from noetl_dagster.cli.api import serve_api
 
-    # of a terminal; the parent has it too, and says the rest
+    # SIGINT of a terminal reaches the parent too, which ends the others
     signal.signal(signal.SIGINT, lambda *_: sys.exit(0))
     parent.end_with_it()
-    serve_api(settings, parent.listener, parent.tell_ready)
+    serve_api(settings, parent.listener, parent.report_ready)
 
 
 def _serve_with_several(settings: Settings, listener: socket.socket, ready: Callable[[], None]) -> int:
-    """Has several processes serve on the socket; gives the exit code."""
+    """Serves with several processes on the socket; returns the exit code."""
     from prometheus_client.multiprocess import mark_process_dead
 
-    with _account() as folder:
-        siblings = Siblings(
+    with _metrics_folder() as folder:
+        processes = ServiceProcesses(
             (sys.executable, "-m", "noetl_dagster", "serve", "--parent"),
             settings.service_processes,
             listener,
             environment={**os.environ, **embedded.environment(settings), METRICS_FOLDER: folder},
             ready=ready,
-            gone=lambda pid: mark_process_dead(pid, folder),  # type: ignore[no-untyped-call]
+            ended=lambda pid: mark_process_dead(pid, folder),  # type: ignore[no-untyped-call]
         )
-        return asyncio.run(siblings.run())
+        return asyncio.run(processes.run())
 
 
 @contextmanager
-def _account() -> Iterator[str]:
-    """The folder in which the processes count: that of the environment, or one that lasts as long as the block."""
+def _metrics_folder() -> Iterator[str]:
+    """Yields the folder of the processes' metrics: that of the environment, or a temporary one for the block."""
     if given := os.environ.get(METRICS_FOLDER):
         yield given
         return
@@ -88,8 +90,8 @@ def _account() -> Iterator[str]:
 
 
 def _bound(host: str, port: int) -> socket.socket:
-    """A socket at the address, which listens as soon as somebody is ready to answer."""
-    # the protocol is said: asyncio turns Nagle's algorithm off for no other socket
+    """Returns a socket bound to the address; it listens once a process is ready to answer."""
+    # with an explicit protocol, without which asyncio does not turn Nagle's algorithm off
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -119,6 +121,7 @@ def check_exposure(settings: Settings) -> None:
 
 
 def is_loopback(host: str) -> bool:
+    """Returns whether an address is one of this machine only."""
     try:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:

@@ -54,7 +54,7 @@ async def _work(settings: Settings, worker_id: str) -> None:
         if health is not None:
             health.client = working.client
             health.trouble = lambda: working.trouble
-        gc.freeze()  # what is loaded stays: no collection looks through it while commands wait
+        gc.freeze()  # loaded modules stay: no garbage collection visits them while commands wait
         stop = stop_on_signals(health)
         typer.echo(
             f"worker {worker_id}: pool {settings.worker_pool}, {settings.worker_slots} slots, "

@@ -1,7 +1,9 @@
-"""Several processes that do the same work for one address: started, watched, started again, ended together.
+"""Several processes that serve one address: a parent starts, restarts and ends them together.
 
-Parent and child share a socket. Over it the parent hands its listening socket down and the child says that it is
-ready; whichever end closes, with its process at the latest, tells the other side.
+Parent and child share a socket. The parent sends its listening socket over it, and the child reports on it that it is
+ready; when one of them ends, however it does, the other one's read returns. uvicorn's own supervisor does not replace
+this: with it, children survive a killed parent, an error at the start is reported by each process, processes that fail
+again are restarted without a pause, and one that does not end is never killed.
 """
 
 from __future__ import annotations
@@ -19,27 +21,27 @@ from collections.abc import Callable, Mapping, Sequence
 logger = logging.getLogger(__name__)
 
 SHORTEST_PAUSE, LONGEST_PAUSE = 0.1, 10.0
-"""Seconds before a process that died is started again; doubled with each death soon after the last."""
+"""Seconds before an ended process is started again; doubled each time that it ends soon after its start."""
 
 STEADY_SECONDS = 60.0
-"""A process that lived so long had no trouble at its start."""
+"""A process that ran for this long had no problem at its start."""
 
 END_SECONDS = 20.0
-"""A process that was told to end and still runs is killed then."""
+"""A process that still runs this long after SIGTERM is killed."""
 
 
-class Siblings:
-    """The parent's view. It keeps the listening socket open, so that nobody is refused while processes start.
+class ServiceProcesses:
+    """The parent's side. It keeps the listening socket open, so that no request is refused while processes start.
 
-    The first process starts alone: what keeps it from its work (a setting, a database that is away) would keep all,
-    is said once, and ends the parent too.
+    The first process starts alone: a problem (a setting, an unavailable database) would affect all. It is reported
+    once, and ends the parent too.
 
     Args:
-        command: of one process; the number of the descriptor of its socket is appended.
-        count: how many run.
+        command: that of one process; the number of the descriptor of its socket is appended.
+        count: number of processes.
         listener: bound, not listening yet.
-        ready: called once, when the first process takes requests.
-        gone: called with the id of every process that has ended.
+        ready: called once, when the first process accepts requests.
+        ended: called with the id of every process that has ended.
     """
 
     def __init__(
@@ -50,27 +52,27 @@ class Siblings:
         *,
         environment: Mapping[str, str],
         ready: Callable[[], None],
-        gone: Callable[[int], None],
+        ended: Callable[[int], None],
     ) -> None:
         self._command = command
         self._count = count
         self._listener = listener
         self._environment = environment
         self._ready = ready
-        self._gone = gone
+        self._ended = ended
         self._running: set[asyncio.subprocess.Process] = set()
         self._begun = asyncio.Event()
         self._ending = asyncio.Event()
         self._code = 0
 
     async def run(self) -> int:
-        """Runs until SIGTERM or SIGINT, or until the first process fails to start; gives the exit code."""
+        """Runs until SIGTERM or SIGINT, or until the first process fails to start; returns the exit code."""
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._end)
-        keepers = [asyncio.create_task(self._keep())]
+        keepers = [asyncio.create_task(self._keep_running())]
         await self._begun.wait()
-        keepers += [asyncio.create_task(self._keep()) for _ in range(1, self._count)]
+        keepers += [asyncio.create_task(self._keep_running()) for _ in range(1, self._count)]
         await self._ending.wait()
         self._send(signal.SIGTERM)
         _, late = await asyncio.wait(keepers, timeout=END_SECONDS)
@@ -80,12 +82,12 @@ class Siblings:
         await asyncio.gather(*keepers)
         return self._code
 
-    async def _keep(self) -> None:
-        """Has one process run, again and again."""
+    async def _keep_running(self) -> None:
+        """Runs one process, and restarts it when it ends."""
         pause = SHORTEST_PAUSE
         while not self._ending.is_set():
             began = time.monotonic()
-            code = await self._live()
+            code = await self._run_process()
             if self._ending.is_set():
                 return
             if not self._begun.is_set():
@@ -98,8 +100,8 @@ class Siblings:
                 await asyncio.wait_for(self._ending.wait(), pause)
             pause = min(2 * pause, LONGEST_PAUSE)
 
-    async def _live(self) -> int:
-        """The life of one process; gives its exit code."""
+    async def _run_process(self) -> int:
+        """Runs one process to its end; returns its exit code."""
         ours, theirs = socket.socketpair()
         with ours:
             with theirs:
@@ -120,7 +122,7 @@ class Siblings:
                     self._ready()
             code = await process.wait()
         self._running.discard(process)
-        self._gone(process.pid)
+        self._ended(process.pid)
         return code
 
     def _end(self) -> None:
@@ -133,11 +135,11 @@ class Siblings:
                 process.send_signal(number)
 
 
-class Parent:
-    """The child's view.
+class ParentProcess:
+    """The child's side.
 
     Args:
-        descriptor: of the socket that it shares with its parent.
+        descriptor: that of the socket that it shares with its parent.
 
     Attributes:
         listener: the parent's listening socket.
@@ -145,21 +147,22 @@ class Parent:
 
     def __init__(self, descriptor: int) -> None:
         self._socket = socket.socket(fileno=descriptor)
-        self._socket.set_inheritable(False)  # what this process starts must not keep it
+        self._socket.set_inheritable(False)  # processes that this one starts must not inherit it
         descriptors: list[int] = []
         with contextlib.suppress(OSError):
             _, descriptors, _, _ = socket.recv_fds(self._socket, 1, 1)
         if not descriptors:
-            raise SystemExit(0)  # it is gone already
+            raise SystemExit(0)  # the parent has ended
         self.listener = socket.socket(fileno=descriptors[0])
         self.listener.set_inheritable(False)
 
-    def tell_ready(self) -> None:
+    def report_ready(self) -> None:
+        """Reports that this process accepts requests."""
         with contextlib.suppress(OSError):
             self._socket.send(b"r")
 
     def end_with_it(self) -> None:
-        """Ends this process as SIGTERM does, requests in hand first, when the parent is gone however it went."""
+        """Ends this process like SIGTERM, after pending requests, when the parent ends for any reason."""
 
         def wait() -> None:
             with contextlib.suppress(OSError):
