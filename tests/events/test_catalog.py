@@ -131,22 +131,6 @@ async def test_listings_go_on_where_they_ended(registered: RegisteredPlaybooks) 
     assert [one.version for one in await registered.versions("tests/one", 9, after=2)] == [3]
 
 
-BEFORE = """
-DROP TABLE noetl.catalog;
-CREATE TABLE noetl.catalog (
-    catalog_id  bigint      PRIMARY KEY,
-    path        text        NOT NULL,
-    version     text,
-    sha256      text        NOT NULL,
-    source      text        NOT NULL,
-    created_at  timestamptz NOT NULL DEFAULT now(),
-    UNIQUE (path, sha256)
-);
-INSERT INTO noetl.catalog VALUES (1, 'tests/one', '0.1', 'a', 'text'), (2, 'tests/one', NULL, 'b', 'other');
-COMMENT ON SCHEMA noetl IS 'of before';
-"""
-
-
 def test_a_broken_text_is_refused_with_every_problem(tmp_path: Path) -> None:
     broken = text(1).replace("python,", "pyhton,").replace("kind: Playbook", "kind: Playbok")
 
