@@ -29,6 +29,8 @@ from dagster import DagsterInstance
 from dagster._core.storage.event_log import ConsolidatedSqliteEventLogStorage
 from hypothesis import HealthCheck
 from hypothesis import settings as hypothesis_settings
+from xdist.remote import Producer
+from xdist.scheduler import LoadFileScheduling
 
 from noetl_dagster import embedded
 from noetl_dagster.embedded.isolation import administering, database_url, isolated
@@ -61,6 +63,18 @@ QUICK_ROOMS = ("architecture", "playbook", "events", "engine", "tools", "corpus"
 
 LONG = ("spark", "long", "slow", "huge", "chaos")
 """Marks of tests that are not quick wherever they stand."""
+
+TOGETHER = {
+    "one JVM": ("tests/spark/", "tests/engine/fanout/test_spark.py", "tests/engine/fanout/test_engines.py"),
+    "one rendering": ("tests/helm/",),
+}
+"""Files that one process of xdist runs, since they share the Spark session and what Helm has rendered.
+
+A session takes ten seconds of CPU to start, and its first queries twice as much.
+"""
+
+OWN_JVM = ("tests/spark/remote/", "tests/spark/startup/")
+"""Files of tests that start their JVMs themselves."""
 
 SHORT_LIVED_JVM = (
     "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -XX:+UnlockDiagnosticVMOptions -XX:-BytecodeVerificationRemote"
@@ -113,9 +127,26 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(
         key=lambda item: ROOMS_FIRST.index(_room(item)) if _room(item) in ROOMS_FIRST else len(ROOMS_FIRST)
     )
+    items.sort(key=lambda item: item.get_closest_marker("kills_the_jvm") is not None)
     for item in items:
         if _room(item) in QUICK_ROOMS and not any(map(item.get_closest_marker, LONG)):
             item.add_marker("quick")
+
+
+class ByFileAndShared(LoadFileScheduling):
+    """Gives the tests of a file to one worker, and those of files that share what is expensive too."""
+
+    def _split_scope(self, nodeid: str) -> str:
+        file = str(super()._split_scope(nodeid))
+        if file.startswith(OWN_JVM):
+            return file
+        return next((name for name, files in TOGETHER.items() if file.startswith(files)), file)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> LoadFileScheduling | None:
+    """Distributes by files where nothing else is asked for."""
+    return ByFileAndShared(config, log) if config.option.dist == "loadfile" else None
 
 
 def _room(item: pytest.Item) -> str:

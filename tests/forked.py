@@ -13,8 +13,10 @@ import subprocess
 import sys
 from collections.abc import Mapping
 from importlib import import_module
+from multiprocessing.connection import wait
 from multiprocessing.context import ForkServerProcess
 from pathlib import Path
+from threading import Lock
 
 from noetl_dagster.launcher import server
 from noetl_dagster.settings import get_settings
@@ -70,6 +72,7 @@ class Forked:
         forks.set_forkserver_preload(IMPORTED)
         given = (program, arguments, dict(environment), folder, output, errors or output)
         self._process: ForkServerProcess = forks.Process(target=_become, args=given)
+        self._asking = Lock()  # only the first who reads the exit code finds it
         self._process.start()
         multiprocessing.process._children.discard(self._process)  # else pytest waits for it before it ends
 
@@ -78,26 +81,35 @@ class Forked:
         assert self._process.pid is not None
         return self._process.pid
 
-    def poll(self) -> int | None:
-        return self._process.exitcode
+    @property
+    def returncode(self) -> int | None:
+        return self.poll()
 
-    def wait(self, seconds: float | None = None) -> int:
+    def poll(self) -> int | None:
+        with self._asking:
+            return self._process.exitcode
+
+    def wait(self, timeout: float | None = None) -> int:
         """Returns the exit code.
 
         Raises:
             TimeoutError: it has not ended by then.
         """
-        self._process.join(seconds)
-        code = self._process.exitcode
+        wait([self._process.sentinel], timeout)
+        code = self.poll()
         if code is None:
-            raise TimeoutError(f"process {self.pid} runs after {seconds} seconds")
+            raise TimeoutError(f"process {self.pid} runs after {timeout} seconds")
         return code
+
+    def terminate(self) -> None:
+        if self.poll() is None:
+            os.kill(self.pid, signal.SIGTERM)
 
     def kill(self) -> None:
         """Kills it with the processes that it has started in its session, and waits for its end."""
         if self.poll() is None:
             os.killpg(self.pid, signal.SIGKILL)
-            self._process.join()
+            self.wait()
 
 
 def run(

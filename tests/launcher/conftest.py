@@ -133,8 +133,8 @@ def tell(folder: Path, message: Message) -> Any:
 
 
 @pytest.fixture(autouse=True)
-def forked_run_servers(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Has run servers that the test starts forked from a process that has imported what they need.
+def forked_servers(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Has run servers and code servers that the test starts forked from a process that has imported what they need.
 
     Those that commands, drivers and killed servers' successors start import for themselves.
     """
@@ -148,7 +148,13 @@ def forked_run_servers(monkeypatch: pytest.MonkeyPatch) -> None:
         )
         return until_now(address.connect, "a run server that listens")
 
+    def start_code_server(command: list[str], *, cwd: str | None, env: dict[str, str]) -> Forked:
+        assert command[1:3] == ["-m", "dagster"]
+        output = tmp_path / "code-server.log"
+        return Forked("dagster", *command[3:], environment=env, folder=Path(cwd or "."), output=output)
+
     monkeypatch.setattr(Address, "_start", start)
+    monkeypatch.setattr("dagster._grpc.server.open_ipc_subprocess", start_code_server)
 
 
 @pytest.fixture

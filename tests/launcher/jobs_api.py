@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
@@ -21,6 +19,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse
 from starlette.routing import Route
 
+from tests.forked import Forked
 from tests.serving import served
 
 PROJECT = Path(__file__).parents[2]
@@ -41,7 +40,7 @@ class Pod:
     """A job's only pod."""
 
     job: dict[str, Any]
-    process: subprocess.Popen[bytes]
+    process: Forked
     output: Path
 
     @property
@@ -90,15 +89,7 @@ class Cluster:
         command = [*container.get("command", []), *container["args"]]
         assert command[0] == "dagster"
         output = self.folder / f"{name}.log"
-        with output.open("wb") as written:
-            process = subprocess.Popen(
-                [sys.executable, "-m", *command],
-                env=environment,
-                cwd=PROJECT,
-                stdout=written,
-                stderr=subprocess.STDOUT,
-                start_new_session=True,
-            )
+        process = Forked(*command, environment=environment, folder=PROJECT, output=output)
         self.pods[name] = Pod(job, process, output)
         return JSONResponse(job, 201)
 
@@ -146,5 +137,4 @@ def jobs_api(folder: Path) -> Iterator[Cluster]:
             yield cluster
         finally:
             for pod in cluster.pods.values():
-                pod.end(signal.SIGKILL)
-                pod.process.wait()
+                pod.process.kill()

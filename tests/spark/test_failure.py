@@ -61,6 +61,7 @@ PLAYBOOK = text_of(
 )
 
 
+@pytest.mark.kills_the_jvm
 async def test_a_killed_jvm_fails_the_attempt_and_the_retry_succeeds(
     settings: Settings, pool: asyncpg.Pool, sessions: SparkSessions
 ) -> None:
