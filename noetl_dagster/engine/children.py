@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from noetl_dagster.engine.executions.lifecycle import Lifecycle
-from noetl_dagster.engine.interruptions import Watch
+from noetl_dagster.engine.interruptions import InterruptionWatch
 from noetl_dagster.engine.runtime import Runtime
 from noetl_dagster.engine.walker import Walker
 from noetl_dagster.errors import (
@@ -37,17 +37,19 @@ from noetl_dagster.worker.execution import Execution
 class Children:
     """Runs child playbooks for the ``playbook`` tool."""
 
-    def __init__(self, runtime: Runtime, lifecycle: Lifecycle, walker: Walker, watch: Watch) -> None:
+    def __init__(
+        self, runtime: Runtime, lifecycle: Lifecycle, walker: Walker, watch: InterruptionWatch
+    ) -> None:
         self._runtime = runtime
         self._lifecycle = lifecycle
         self._walker = walker
         self._watch = watch
 
     async def run(self, call: ToolCall) -> ToolResult:
-        """Runs the child of a command; one that an interrupted run of the command started goes on.
+        """Runs the child of a command, or resumes the one that an interrupted run of the command started.
 
         Raises:
-            ToolError: there is no such playbook, it is broken, it failed, or it took too long.
+            ToolError: there is no such playbook, it is invalid, it failed, or it took too long.
         """
         execution = await self._execution(call)
         timeout = call.config.get("timeout")
@@ -99,7 +101,7 @@ class Children:
             raise ToolError(f"step {call.step}: child playbook {name!r}: {error}", kind="schema") from error
 
     def _partition(self, playbook: Playbook, call: ToolCall) -> Partition | None:
-        """The partition that the input of the child names, where it has partitions."""
+        """Returns the partition that the child's input names, if the playbook has partitions."""
         find = self._runtime.partition_of
         return None if find is None or not playbook.dagster.partitions else find(playbook, call.input)
 
@@ -114,7 +116,7 @@ class Children:
             raise ToolError(f"step {call.step}: child playbook {path!r}: {what}", kind=kind) from error
 
     async def _of_version(self, path: str, call: ToolCall) -> Playbook | None:
-        """The registered playbook that ``path@version`` means; of a ``version`` beside the path, if it is there."""
+        """Returns the registered playbook of ``path@version``, or of the path with a registered ``version``."""
         registered = self._runtime.registered
         if names_version(path):
             return await registered.load(path)
@@ -124,7 +126,7 @@ class Children:
         return None
 
     async def _of_folders(self, path: str, call: ToolCall) -> Playbook:
-        """The playbook of a file; where there is none, what is registered or has run under the path."""
+        """Returns the playbook of a file, or else the one that is registered or has run under the path."""
         looked: list[Problem] = []
         for folder in dict.fromkeys(
             (Path(call.folder), self._runtime.settings.playbooks_path, *_above(call.folder))
@@ -140,14 +142,16 @@ class Children:
 
 
 def _above(folder: str) -> list[Path]:
-    """The folders above one, as far as the working folder, which holds more than playbooks."""
+    """Returns the folders above one, up to the working folder, which holds more than playbooks."""
     above, here = Path(folder).resolve().parents, Path.cwd()
     return list(above[: above.index(here)]) if here in above else []
 
 
 def _outer_iteration(call: ToolCall) -> dict[str, Any]:
-    """``iter`` of the loop that runs the child, for its ``iter.parent``; an item too large for an event is
-    left out: hand it over with ``input``."""
+    """Returns ``iter`` of the loop that runs the child, for its ``iter.parent``.
+
+    Leaves out an item that is too large for an event; pass such an item with ``input``.
+    """
     turn = call.scope.iteration if isinstance(call.scope, Scope) else None
     if turn is None:
         return {}
@@ -158,7 +162,7 @@ def _outer_iteration(call: ToolCall) -> dict[str, Any]:
 
 
 def _kind_of_failure(state: ExecutionState) -> ErrorKind:
-    """The kind of the child's last failure."""
+    """Returns the kind of the child's last failure."""
     ends = sorted(state.latest.values(), key=lambda end: end.event_id, reverse=True)
     errors = (end.envelope.get("error") for end in ends)
     return next((error["kind"] for error in errors if error), "unknown")
@@ -169,7 +173,7 @@ def _details(execution: Execution) -> dict[str, Any]:
 
 
 def _result(state: ExecutionState, call: ToolCall, details: dict[str, Any]) -> ToolResult:
-    """The result of ``return_step``, else of the step that ended last."""
+    """Returns the result of ``return_step``, or else of the step that ended last."""
     wanted = call.config.get("return_step")
     if wanted is not None and wanted not in state.latest:
         raise ToolError(

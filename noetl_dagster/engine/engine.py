@@ -12,7 +12,7 @@ from noetl_dagster.engine.children import Children
 from noetl_dagster.engine.executions.lifecycle import Lifecycle
 from noetl_dagster.engine.fanout.expand import Fanouts
 from noetl_dagster.engine.helpers import HelperProcesses
-from noetl_dagster.engine.interruptions import Watch
+from noetl_dagster.engine.interruptions import InterruptionWatch
 from noetl_dagster.engine.liveness import Liveness
 from noetl_dagster.engine.loops.frames import release_expired
 from noetl_dagster.engine.pool.dispatch import Dispatcher
@@ -21,7 +21,7 @@ from noetl_dagster.engine.recovery.maintenance import Maintenance
 from noetl_dagster.engine.recovery.reaper import Reaper
 from noetl_dagster.engine.runtime import Runtime
 from noetl_dagster.engine.steps.step import Steps
-from noetl_dagster.engine.steps.visits import Turns
+from noetl_dagster.engine.steps.visits import VisitDrivers
 from noetl_dagster.engine.walker import Walker
 from noetl_dagster.errors import ExecutionCancelledError
 from noetl_dagster.events.projection import BackgroundProjection, Projection
@@ -48,7 +48,7 @@ class Engine:
     fanouts: Fanouts
     walker: Walker
     liveness: Liveness
-    watch: Watch
+    watch: InterruptionWatch
     dispatcher: Dispatcher
     helpers: HelperProcesses
     projecting: BackgroundProjection
@@ -59,10 +59,10 @@ class Engine:
         runtime = await Runtime.open(settings, spark=spark)
         assert settings.db_url is not None
         liveness = Liveness(settings.db_url, runtime.pool)
-        lifecycle, steps = Lifecycle(runtime), Steps(runtime, Turns(runtime, liveness))
+        lifecycle, steps = Lifecycle(runtime), Steps(runtime, VisitDrivers(runtime, liveness))
         fanouts = Fanouts(runtime, steps)
         walker = Walker(runtime, steps, fanouts, lifecycle)
-        watch = Watch(runtime.pool, liveness)
+        watch = InterruptionWatch(runtime.pool, liveness)
         runtime.box.run_playbook = Children(runtime, lifecycle, walker, watch).run
         projecting = BackgroundProjection(Projection(runtime.pool))
         dispatcher = Dispatcher(runtime)
@@ -73,6 +73,7 @@ class Engine:
         )
 
     async def close(self) -> None:
+        """Ends helper processes and background work, and closes all connections."""
         await self.helpers.close()
         await self.dispatcher.close()
         await self.watch.close()
@@ -87,12 +88,12 @@ class Engine:
         return await self._drive(execution)
 
     async def resume(self, execution_id: int) -> ExecutionState:
-        """Goes on with an execution that stopped or failed, in this process, without Dagster."""
+        """Resumes an execution that stopped or failed, in this process, without Dagster."""
         execution = await self.lifecycle.resume(execution_id)
         return await self._drive(execution)
 
     async def guard(self, execution: Execution, work: Coroutine[Any, Any, T]) -> T:
-        """Awaits work that drives an execution: watched for cancellation, projected while it goes on.
+        """Awaits work that drives an execution. Cancellations stop the work; its events are projected meanwhile.
 
         Raises:
             ExecutionCancelledError: the execution was cancelled, and the work with it.
@@ -101,17 +102,17 @@ class Engine:
             return await self.watch.guard(execution.id, work, epoch=execution.state.epoch)
 
     def reaper(self) -> Reaper:
-        """Finds claims of silent workers."""
+        """Returns the reaper, which finds claims of silent workers."""
         runtime = self.runtime
         handler = EventHandler(runtime.log, runtime.settings.command_heartbeat_timeout_seconds)
         return Reaper(runtime.pool, handler, runtime.ids, release=partial(release_expired, runtime))
 
     def recovery(self) -> Recovery:
-        """Finds executions whose process is gone."""
+        """Returns the recovery of executions whose process is gone."""
         return Recovery(self.runtime, self.lifecycle, self.liveness)
 
     def maintenance(self) -> Maintenance:
-        """Makes and drops partitions as the settings say."""
+        """Returns the maintenance of partitions and results, configured by the settings."""
         days = self.runtime.settings.retention_days
         retention = timedelta(days=days) if days is not None else None
         return Maintenance(self.runtime.pool, self.runtime.results, retention)

@@ -1,7 +1,7 @@
-"""Tells the work on an execution that the execution was cancelled, or taken over by a later epoch.
+"""Stops work on an execution that was cancelled, or taken over by a later epoch.
 
-A process that drives an execution stops at either. A command that a worker of the pool has claimed stops at a
-cancellation only: who resumes the execution finds the command claimed and waits for its end.
+A process that drives an execution stops in both cases. A command that a worker of the pool has claimed stops only at a
+cancellation: the process that resumes the execution finds the command claimed and waits for its end.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ NOTIFY = "SELECT pg_notify($1, $2)"
 POLL_SECONDS = 2.0
 """The log is read at this interval even without notifications: connections break, poolers drop LISTEN."""
 
-TOLD = 1_000
-"""Interrupted executions that are remembered for work on them which has not begun yet."""
+REMEMBERED = 1_000
+"""Number of interrupted executions that are remembered for work that has not begun yet."""
 
 T = TypeVar("T")
 
@@ -48,19 +48,19 @@ class _Guarded:
     reason: NoetlError | None = None
 
 
-class Watch:
-    """Guards the work of this process: running tools are cancelled as soon as the execution is."""
+class InterruptionWatch:
+    """Guards the work of this process: cancels running tools as soon as the execution is cancelled."""
 
     def __init__(self, pool: asyncpg.Pool, liveness: Liveness) -> None:
         self._pool = pool
         self._liveness = liveness
         self._guarded: set[_Guarded] = set()
-        self._told: OrderedDict[int, None] = OrderedDict()
+        self._interrupted: OrderedDict[int, None] = OrderedDict()
         self._poller: asyncio.Task[None] | None = None
-        self._news = asyncio.Event()
+        self._changed = asyncio.Event()
 
     async def open(self) -> None:
-        """Listens from now on, so that no work is begun that could not be stopped."""
+        """Listens from now on, so that work that begins can be stopped."""
         await self._liveness.listen(CHANNEL, self._notified)
 
     async def guard(self, execution_id: int, work: Coroutine[Any, Any, T], *, epoch: int | None = None) -> T:
@@ -73,7 +73,7 @@ class Watch:
             ExecutionCancelledError: the execution was cancelled; the work was cancelled with it.
             ExecutionStateError: a later epoch has taken the execution over.
         """
-        if epoch is None and execution_id in self._told:  # since the command was claimed, perhaps
+        if epoch is None and execution_id in self._interrupted:  # possibly since the command was claimed
             await self._refuse(execution_id, work)
         task = asyncio.get_running_loop().create_task(work)
         guarded = _Guarded(execution_id, epoch, task)
@@ -97,11 +97,12 @@ class Watch:
                 await cancel_and_wait(task)
 
     async def close(self) -> None:
+        """Stops the polling."""
         if self._poller is not None:
             await cancel_and_wait(self._poller)
 
     async def _refuse(self, execution_id: int, work: Coroutine[Any, Any, T]) -> None:
-        """Does not let work begin on an execution that is cancelled."""
+        """Refuses to begin work on a cancelled execution."""
         try:
             for row in await self._pool.fetch(INTERRUPTIONS, [execution_id]):
                 if row["event_type"] == EventType.EXECUTION_CANCELLED:
@@ -113,18 +114,18 @@ class Watch:
             raise
 
     def _notified(self, connection: Any, pid: int, channel: str, payload: object) -> None:
-        told = str(payload)
-        if told.isdecimal():
-            self._told[int(told)] = None
-        while len(self._told) > TOLD:
-            self._told.popitem(last=False)
+        execution_id = str(payload)
+        if execution_id.isdecimal():
+            self._interrupted[int(execution_id)] = None
+        while len(self._interrupted) > REMEMBERED:
+            self._interrupted.popitem(last=False)
         if any(str(guarded.execution_id) == payload for guarded in self._guarded):
-            self._news.set()
+            self._changed.set()
 
     async def _poll(self) -> None:
-        """Looks into the log; a connection that was lost meanwhile is opened again."""
+        """Polls the log; reopens a connection that was lost meanwhile."""
         while self._guarded:
-            self._news.clear()
+            self._changed.clear()
             try:
                 await self.open()
                 await self._look([guarded.execution_id for guarded in self._guarded])
@@ -132,7 +133,7 @@ class Watch:
                 logger.warning("cannot look for cancellations just now: %s", error)
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(POLL_SECONDS):
-                    await self._news.wait()
+                    await self._changed.wait()
 
     async def _look(self, execution_ids: list[int]) -> None:
         for row in await self._pool.fetch(INTERRUPTIONS, execution_ids):
@@ -144,7 +145,7 @@ class Watch:
 
 
 def _interruption(guarded: _Guarded, row: Any) -> NoetlError | None:
-    """Why work of an epoch must stop, None when the event is none of its business."""
+    """Returns the reason why work of an epoch must stop, or None when the event does not concern it."""
     if row["event_type"] == EventType.EXECUTION_CANCELLED:
         return _cancelled(guarded.execution_id, row)
     if guarded.epoch is not None and row["epoch"] > guarded.epoch:

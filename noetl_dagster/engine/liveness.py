@@ -1,4 +1,4 @@
-"""Which executions a living process drives: shared advisory locks, which die with their process."""
+"""Records the executions that a living process drives: shared advisory locks, which end with their process."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from noetl_dagster.worker.command import own_worker_id
 _HOLD = "SELECT pg_advisory_lock_shared($1)"
 _RELEASE = "SELECT pg_advisory_unlock_shared($1)"
 _RELEASE_ALL = "SELECT pg_advisory_unlock_all()"
-_TRY = "SELECT pg_try_advisory_xact_lock($1)"  # let go with the end of the statement
+_TRY = "SELECT pg_try_advisory_xact_lock($1)"  # released at the end of the statement
 _HOLDS = """
 SELECT EXISTS (
     SELECT 1 FROM pg_locks JOIN pg_stat_activity USING (pid)
@@ -33,8 +33,8 @@ KEEPALIVE = {
 class Liveness:
     """Holds one lock for each execution that this process drives, on a connection of its own.
 
-    The lock is shared, since several processes may run ops of one execution. Whoever gets it exclusively
-    knows that nobody drives the execution any more.
+    The lock is shared, since several processes may run ops of one execution. A process that gets it exclusively
+    knows that no process drives the execution.
     """
 
     def __init__(self, url: str, pool: asyncpg.Pool) -> None:
@@ -48,7 +48,7 @@ class Liveness:
     async def hold(self, execution_id: int) -> None:
         """Marks the execution as driven by this process until :meth:`close`.
 
-        Again for one that is held: opens the connection where it was lost, with all its locks and listeners.
+        A repeated call reopens a lost connection, with all its locks and listeners.
         """
         async with self._lock:
             await self._connect()
@@ -56,7 +56,7 @@ class Liveness:
                 await self._take(execution_id)
 
     async def release(self, execution_id: int) -> None:
-        """Lets go of an execution that others drive from now on, or that has ended."""
+        """Releases an execution that other processes drive from now on, or that has ended."""
         async with self._lock:
             if execution_id in self._held:
                 self._held.discard(execution_id)
@@ -64,14 +64,14 @@ class Liveness:
                     await self._connection.execute(_RELEASE, execution_id)
 
     async def release_all(self) -> None:
-        """Lets go of every execution: this process has driven them to their ends, and goes on with others."""
+        """Releases every execution: this process has driven them to their ends, and continues with others."""
         async with self._lock:
             self._held.clear()
             if self._connection is not None and not self._connection.is_closed():
                 await self._connection.execute(_RELEASE_ALL)
 
     async def listen(self, channel: str, callback: Callable[..., None]) -> None:
-        """Calls back on notifications, as :meth:`asyncpg.Connection.add_listener` does."""
+        """Calls ``callback`` on notifications, as :meth:`asyncpg.Connection.add_listener` does."""
         async with self._lock:
             await self._connect()
             if channel not in self._listeners:
@@ -89,22 +89,23 @@ class Liveness:
                 await connection.execute(_HOLD, known)
             for channel, callback in self._listeners.items():
                 await connection.add_listener(channel, callback)
-        except BaseException:  # half of its locks are none: the next call opens another
+        except BaseException:  # without all of its locks it is useless: the next call opens another
             connection.terminate()
             raise
         self._connection = connection
 
     async def is_driven(self, execution_id: int) -> bool:
-        """Whether any process, this one included, drives the execution now."""
+        """Reports that a process, which may be this one, drives the execution now."""
         if execution_id in self._held:
             return True
         return not await self._pool.fetchval(_TRY, execution_id)
 
     async def is_driven_by(self, execution_id: int, worker_id: str) -> bool:
-        """Whether the process of that name lives and drives the execution."""
+        """Reports that the process of that name lives and drives the execution."""
         return bool(await self._pool.fetchval(_HOLDS, execution_id, connection_name(worker_id)))
 
     async def close(self) -> None:
+        """Closes the connection, which releases its locks."""
         if self._connection is not None and not self._connection.is_closed():
             await self._connection.close()
 
@@ -114,5 +115,5 @@ class Liveness:
 
 
 def connection_name(worker_id: str) -> str:
-    """Name of a process's connection in ``pg_stat_activity``, which takes 63 characters at most."""
+    """Returns the name of a process's connection in ``pg_stat_activity``, which allows 63 characters at most."""
     return f"noetl-drive-{hashlib.blake2b(worker_id.encode(), digest_size=12).hexdigest()}"

@@ -1,4 +1,4 @@
-"""Everything that one process needs to run executions: connections, stores, tools. Opened once, then shared."""
+"""The connections, stores and tools with which one process runs executions. Opened once, then shared."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ from noetl_dagster.worker.command import CommandEvents
 from noetl_dagster.worker.execution import Execution, PlaybookProgram
 from noetl_dagster.worker.pipeline import Pipeline
 from noetl_dagster.worker.program import StepProgram
-from noetl_dagster.worker.results import Sealer
+from noetl_dagster.worker.results import ResultWriter
 from noetl_dagster.worker.runner import CommandRunner, Runner
 from noetl_dagster.worker.running import Heartbeats, Leftovers
 from noetl_dagster.worker.spans import trace_of
@@ -51,7 +51,7 @@ Source = Callable[[int], Awaitable[tuple[str, str] | None]]
 
 @dataclass(slots=True)
 class Runtime:
-    """The parts of one process, on one event loop. Make it with :meth:`open`, end it with :meth:`close`."""
+    """The parts of one process, on one event loop. Open it with :meth:`open`, end it with :meth:`close`."""
 
     settings: Settings
     pool: asyncpg.Pool
@@ -66,7 +66,7 @@ class Runtime:
     heartbeats: Heartbeats
     runner: CommandRunner
     streams: ChunkStreams
-    sealer: Sealer
+    result_writer: ResultWriter
     spark: SparkSessions | None
     dispatcher: Runner | None = None
     helpers: HelperProcesses | None = None
@@ -89,7 +89,7 @@ class Runtime:
 
         Args:
             settings: with every address filled.
-            spark: gives the Spark session on first use; default: one made from the settings.
+            spark: returns the Spark session on first use; default: one made from the settings.
             apply: apply ``schema/*.sql`` first; else wait until the control plane has done so.
             writer: where this process's events go; default: straight into the log.
 
@@ -131,10 +131,10 @@ class Runtime:
         )
         commands = CommandEvents(ids)
         heartbeats = Heartbeats(buffer, commands, settings.command_heartbeat_seconds)
-        sealer = Sealer(settings, results)
+        result_writer = ResultWriter(settings, results)
         leftovers = Leftovers(buffer, pool)
         streams = ChunkStreams(buffer, commands, pool)
-        pipeline = Pipeline(box, sealer)
+        pipeline = Pipeline(box, result_writer)
         runner = CommandRunner(box, pipeline, buffer, commands, heartbeats, leftovers, streams)
         return cls(
             settings=settings,
@@ -150,7 +150,7 @@ class Runtime:
             heartbeats=heartbeats,
             runner=runner,
             streams=streams,
-            sealer=sealer,
+            result_writer=result_writer,
             spark=own_spark,
         )
 
@@ -175,17 +175,17 @@ class Runtime:
         return await self.assemble(await self.state(execution_id))
 
     async def state(self, execution_id: int, connection: Any = None) -> ExecutionState:
-        """As :meth:`load`, of the execution its state alone."""
+        """Reads the state of an execution; see :meth:`load`."""
         events = await self.log.lifecycle(execution_id, connection=connection)
         if not events:
             raise ExecutionNotFoundError(f"no execution {execution_id} in the event log")
         return ExecutionState.fold(execution_id, events)
 
     async def assemble(self, state: ExecutionState, source: Source | None = None) -> Execution:
-        """An execution from its state.
+        """Makes an execution from its state.
 
         Args:
-            source: gives text and path of a playbook by its catalog id; default: from the log.
+            source: returns text and path of a playbook by its catalog id; default: from the log.
         """
         program = await self.program(state, source)
         entries = program.playbook.keychain
@@ -201,7 +201,7 @@ class Runtime:
         status: str,
         meta: dict[str, Any],
     ) -> Event:
-        """A new event of an execution."""
+        """Makes an event of an execution."""
         return Event(
             execution_id=state.execution_id,
             event_id=self.ids.next(),
@@ -215,13 +215,13 @@ class Runtime:
         )
 
     def runner_of(self, program: StepProgram) -> Runner:
-        """Who runs the commands of a step: this process, or the pool of workers."""
+        """Returns the runner of a step's commands: this process, or the pool of workers."""
         if self.dispatcher is not None and program.in_pool:
             return self.dispatcher
         return self.runner
 
     async def program(self, state: ExecutionState, source: Source | None = None) -> PlaybookProgram:
-        """The compiled playbook that an execution was started with, whatever became of its file."""
+        """Returns the compiled playbook that an execution was started with, also if its file has changed."""
         assert state.catalog_id is not None
         key = (state.catalog_id, state.named_pools, frozenset(state.renamed.items()))
         program = self._programs.get(key)
@@ -248,7 +248,7 @@ def _program(
 
 
 def _with_one_pool(playbook: Playbook) -> Playbook:
-    """For executions that began before workers had named pools: ``spec.pool`` meant Dagster's slots there."""
+    """Adapts executions that began before workers had named pools: ``spec.pool`` meant Dagster's slots there."""
     steps = tuple(
         step.model_copy(update={"spec": step.spec.model_copy(update={"pool": None})})
         if step.wants_workers

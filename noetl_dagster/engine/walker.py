@@ -1,4 +1,4 @@
-"""Drives a whole execution in one process, without Dagster: child playbooks, tests, small tools."""
+"""Drives a whole execution in one process, without Dagster: for child playbooks, tests and the command line."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from noetl_dagster.worker.execution import Execution
 
 
 class Walker:
-    """Walks the graph of regions. Branches run at the same time; a join waits for all that may reach it."""
+    """Walks the graph of regions. Branches run at the same time; a join waits for all its possible sources."""
 
     def __init__(self, runtime: Runtime, steps: Steps, fanouts: Fanouts, lifecycle: Lifecycle) -> None:
         self._runtime = runtime
@@ -25,7 +25,7 @@ class Walker:
         self._lifecycle = lifecycle
 
     async def run(self, execution: Execution) -> ExecutionStatus:
-        """Runs every step that arcs lead to and ends the execution."""
+        """Runs every step that arcs reach and ends the execution."""
         graph = execution.program.graph
         settled = {region.name: asyncio.Event() for region in graph.regions}
         blocked: set[str] = set()
@@ -55,7 +55,7 @@ class Walker:
         return await self._lifecycle.finish_if_over(execution)
 
     async def _run_region(self, execution: Execution, region: Region) -> bool:
-        """Runs a region; true when a failure in it was not handled."""
+        """Runs a region; returns true if a failure in it was not handled."""
         prepare_spark(self._runtime, execution)
         if region.is_joint:
             walk = run_streams if region.is_stream else run_region

@@ -13,7 +13,7 @@ from functools import partial
 import nats.errors
 from nats.aio.msg import Msg
 
-from noetl_dagster.engine.interruptions import Watch
+from noetl_dagster.engine.interruptions import InterruptionWatch
 from noetl_dagster.engine.liveness import Liveness
 from noetl_dagster.engine.runtime import Runtime
 from noetl_dagster.errors import ExecutionCancelledError, NoetlError, ServiceError
@@ -52,7 +52,7 @@ class PoolWorker:
         assert settings.db_url is not None
         self._runtime = runtime
         self._liveness = Liveness(settings.db_url, runtime.pool)
-        self._watch = Watch(runtime.pool, self._liveness)
+        self._watch = InterruptionWatch(runtime.pool, self._liveness)
         self._control = control
         self._client = client
         self._broadcast = client.names.broadcast(settings.worker_pool)

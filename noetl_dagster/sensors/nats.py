@@ -19,7 +19,7 @@ from pydantic import ValidationError
 
 from noetl_dagster.compiler.names import asset_key
 from noetl_dagster.engine.engine import Engine
-from noetl_dagster.engine.executions.results import Position, finished_outside, reference_of
+from noetl_dagster.engine.executions.results import EndPosition, finished_outside, reference_of
 from noetl_dagster.errors import ServiceError
 from noetl_dagster.events.state import StepEnd, StepStatus
 from noetl_dagster.events.transport.handler import EventHandler
@@ -97,13 +97,13 @@ async def drain(engine: Engine) -> IngestReport:
         await client.close()
 
 
-def position_of(cursor: str | None) -> Position:
+def position_of(cursor: str | None) -> EndPosition:
     """The position that a cursor holds; the beginning for none, or for one that somebody edited."""
     try:
-        return Position.model_validate_json(cursor) if cursor else Position()
+        return EndPosition.model_validate_json(cursor) if cursor else EndPosition()
     except ValidationError:
         logger.warning("the cursor %r is no position; finished executions are reported again", cursor)
-        return Position()
+        return EndPosition()
 
 
 def _materialised(noetl: EngineProvider, execution: Execution) -> Iterator[AssetMaterialization]:

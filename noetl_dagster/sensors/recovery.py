@@ -22,7 +22,7 @@ from noetl_dagster.compiler.job import PlaybookJob
 from noetl_dagster.compiler.names import sensor_name
 from noetl_dagster.compiler.partitions import partition_tags
 from noetl_dagster.compiler.runs import EXECUTION_TAG, RESUME_EPOCH_TAG, bury, latest_run
-from noetl_dagster.engine.recovery.abandoned import Abandoned, Request, Verdict, remember, remembered
+from noetl_dagster.engine.recovery.abandoned import Abandoned, ResumeRequest, Verdict, remember, remembered
 from noetl_dagster.playbook.assets import Partition
 from noetl_dagster.resources.engines import EngineProvider
 
@@ -62,7 +62,7 @@ def build_recovery_sensor(
                 requests.append(request)
                 before = requested.get(one.execution_id)
                 count = before.count + 1 if before is not None and before.epoch == one.epoch else 1
-                requested[one.execution_id] = Request(one.epoch, count, time.time())
+                requested[one.execution_id] = ResumeRequest(one.epoch, count, time.time())
         for note in notes:
             context.log.info(note)
         known = {one.execution_id for one in abandoned}

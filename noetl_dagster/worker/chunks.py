@@ -159,6 +159,7 @@ class ChunkStreams:
     # -- for tools -------------------------------------------------------------------------------------
 
     def wanted(self, call: ToolCall) -> bool:
+        """Reports that a step consumes the chunks of a call."""
         running = self._of_call(call)
         return running is not None and stream_key(running.command) in self._open
 
@@ -178,6 +179,7 @@ class ChunkStreams:
         return [_chunk(row, running.first) for row in rows]
 
     async def tell(self, call: ToolCall, *chunks: Chunk) -> None:
+        """Publishes chunks of a call; returns when there is room for another one."""
         running = self._of_call(call)
         if running is None or not chunks:
             return

@@ -1,4 +1,4 @@
-"""A command: one call of a step's tasks, and the events of its life."""
+"""A command: one call of a step's tasks, and its events."""
 
 from __future__ import annotations
 
@@ -21,23 +21,23 @@ CURRENT_ITEM_BYTES = 10_240
 
 
 def own_worker_id() -> str:
-    """How this process is called in events; asked for each time, since processes are forked from others."""
+    """Returns the id of this process in events. Not cached, since processes are forked."""
     return f"{_HOST}:{os.getpid()}"
 
 
 @dataclass(frozen=True, slots=True)
 class Command:
-    """What a worker needs, beside the log, to run a step once.
+    """The data that a worker needs, beside the log, to run a step once.
 
     Attributes:
         index: 0-based iteration, None outside of loops.
         length: items of the loop, None when it is not known beforehand (cursor loops).
         shard: the command belongs to a fan-out; its end is a ``loop.shard.*`` event.
         part: one of several commands of a shard, whose end is an event of its own after the last of them.
-        follows: it comes after an attempt that succeeded: the next page, or the next look at something.
+        follows: it comes after an attempt that succeeded: the next page, or the next poll.
         overrides: changed parts of the call, for paginated requests.
-        owner: the command in the log whose end is this one's too: the partition of an item. Empty: its own.
-        command_id: name of the command, from what it does.
+        owner: the command in the log that ends together with this one: the partition of an item. Empty: its own.
+        command_id: name of the command, a function of execution, step, visit, index and attempt.
     """
 
     execution_id: int
@@ -65,7 +65,7 @@ class Command:
 
     @classmethod
     def of(cls, event: Event) -> Command:
-        """The command that an event is about, without its item."""
+        """Returns the command of an event, without its item."""
         meta = event.meta
         shard = "shard_id" in meta
         return cls(
@@ -89,7 +89,7 @@ class Command:
         return f"{self.loop_id}-{self.index}"
 
     def meta(self) -> dict[str, Any]:
-        """The part of an event's meta that says which command it is about."""
+        """Returns the part of an event's meta that identifies the command."""
         meta: dict[str, Any] = {"command_id": self.command_id, "visit": self.visit, "attempt": self.attempt}
         if self.loop_id is not None:
             meta["loop_id"] = self.loop_id
@@ -107,16 +107,16 @@ class Command:
 
 @dataclass(slots=True)
 class Outcome:
-    """How a command ended.
+    """The end of a command.
 
     Attributes:
         envelope: the result, small enough for the log.
         patches: ``[path, value]`` pairs that ``set`` wrote to ``ctx``.
-        step_values: what ``set`` wrote to ``step``; seen until the step has ended.
+        step_values: values that ``set`` wrote to ``step``; visible until the step has ended.
         tasks: per executed task its name, status, attempts and duration in milliseconds.
-        values: what ``set`` wrote to ``iter``, where the next attempt may run in another process.
-        sink: where a part of a sink is staged that is to be published when the end is in the log.
-        reached: parts of the end's meta that say how far the step's watermark goes by this command.
+        values: values that ``set`` wrote to ``iter``, if the next attempt may run in another process.
+        sink: the staged part of a sink, to be published when the end is in the log.
+        reached: parts of the end's meta that move the step's watermark.
     """
 
     envelope: Envelope
@@ -131,10 +131,12 @@ class Outcome:
 
     @property
     def failed(self) -> bool:
+        """Reports a failure."""
         return bool(self.envelope["status"] != "ok")
 
     @property
     def error(self) -> str | None:
+        """Message of the failure, if any."""
         return str(self.envelope["error"]["message"]) if self.failed else None
 
 
@@ -146,6 +148,7 @@ class CommandEvents:
         self.worker_id = worker_id or own_worker_id()
 
     def issued(self, command: Command, tool_kind: str) -> Event:
+        """Makes ``command.issued``."""
         context = {"overrides": command.overrides} if command.overrides else None
         meta = command.meta()
         if command.not_before:
@@ -155,13 +158,14 @@ class CommandEvents:
         return event
 
     def claimed(self, command: Command, claim: int = 1) -> Event:
+        """Makes ``command.claimed``; ``claim`` counts the claims of the command."""
         meta = command.meta()
         if claim > 1:
             meta["claim"] = claim
         return self._event(command, EventType.COMMAND_CLAIMED, "RUNNING", meta, worker=True)
 
     def heartbeat(self, command: Command, note: str = "") -> Event:
-        """``note``: how far the command is, for people."""
+        """Makes ``command.heartbeat``. ``note`` describes the command's progress."""
         meta = command.meta() | ({"note": note} if note else {})
         return self._event(command, EventType.COMMAND_HEARTBEAT, "RUNNING", meta, worker=True)
 
@@ -172,11 +176,11 @@ class CommandEvents:
         chunk: dict[str, Any],
         context: dict[str, Any] | None = None,
     ) -> Event:
-        """``call.partial``: a chunk of the command's result, while the rest is still being made.
+        """Makes ``call.partial``: a chunk of the command's result, before the result is complete.
 
         Args:
-            chunk: which one it is: ``chunk_index``, ``has_more``, ``row_count``.
-            context: where the command goes on after it.
+            chunk: its ``chunk_index``, ``has_more`` and ``row_count``.
+            context: the position from which the command resumes after it.
         """
         meta = command.meta() | chunk
         status = "FAILED" if envelope["status"] != OK else "COMPLETED"
@@ -185,7 +189,7 @@ class CommandEvents:
         return event
 
     def ended(self, command: Command, outcome: Outcome, *, final: bool = True) -> Event:
-        """The terminal event. ``final`` is false when a failed shard or attempt will be tried again."""
+        """Makes the terminal event. ``final`` is false when a failed shard or attempt will be tried again."""
         if command.shard and not command.part:
             type_ = EventType.LOOP_SHARD_FAILED if outcome.failed else EventType.LOOP_SHARD_DONE
         else:
@@ -212,7 +216,7 @@ class CommandEvents:
         return event
 
     def cancelled(self, command: Command, reason: str) -> Event:
-        """The terminal event of a command that ends with its execution."""
+        """Makes the terminal event of a command that ends with its execution."""
         error = ToolError(
             f"step {command.step}: execution {command.execution_id} was cancelled: {reason}",
             kind="cancelled",
@@ -221,7 +225,7 @@ class CommandEvents:
         return self.ended(command, Outcome(error_envelope(error)))
 
     def shard_ended(self, last: Command, outcome: Outcome) -> Event:
-        """The end of a shard of several commands, once for the ``last`` of them."""
+        """Makes the end of a shard of several commands, once for the ``last`` of them."""
         event = self.ended(
             replace(last, part=False), replace(outcome, tasks=[], values={}, sink=None, reached={})
         )
@@ -229,7 +233,7 @@ class CommandEvents:
         return event
 
     def sequence(self, command: Command, outcome: Outcome, attempts: int) -> Event:
-        """``retry_sequence_completed``: what all attempts together gave, after the last of them."""
+        """Makes ``retry_sequence_completed``: the result of all attempts together, after the last of them."""
         meta = {**command.meta(), "total_attempts": attempts}
         event = self._event(command, EventType.RETRY_SEQUENCE_COMPLETED, "COMPLETED", meta)
         event.result = to_result(outcome.envelope)
@@ -237,7 +241,7 @@ class CommandEvents:
         return event
 
     def item(self, command: Command) -> Event:
-        """``loop.item`` or, of a fan-out, ``loop.shard.enqueued``."""
+        """Makes ``loop.item`` or, for a fan-out, ``loop.shard.enqueued``."""
         type_ = EventType.LOOP_SHARD_ENQUEUED if command.shard else EventType.LOOP_ITEM
         meta = command.meta()
         return self._event(command, type_, "dispatched", meta, node_type="loop")

@@ -1,4 +1,4 @@
-"""What a worker is told about a command beside the log: the context in its queue row."""
+"""The context of a command in its queue row: the data that a worker needs beside the log."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class CommandContext(BaseModel):
     Attributes:
         item: the loop's item, where it is small; else it is stored under ``item_ref``.
         ctx: the ``ctx`` values, where they are newer than the log (sequential loops); else None.
-        values: what ``set`` wrote to ``iter`` in earlier attempts of the iteration.
+        values: values that ``set`` wrote to ``iter`` in earlier attempts of the iteration.
         final: a failure of this command will not be tried again.
         meta: the part of an event's meta that names the command.
     """
@@ -51,13 +51,13 @@ class CommandContext(BaseModel):
     meta: dict[str, Any] = Field(default_factory=dict)
 
     def command(self, execution_id: int, item: Any) -> Command:
-        """The command, with its item at hand."""
+        """Makes the command with its item."""
         named = {name: getattr(self, name) for name in _NAMED}
         return Command(execution_id=execution_id, item=item, **named)
 
 
 _NAMED = tuple({field.name for field in fields(Command)} & CommandContext.model_fields.keys() - {"item"})
-"""What a context says of its command in the command's own words; an item may be stored elsewhere."""
+"""Fields that a context and its command have in common; an item may be stored elsewhere."""
 
 
 class Shared(NamedTuple):
@@ -75,6 +75,7 @@ class Shared(NamedTuple):
 
     @classmethod
     def of(cls, command: Command, *, final: bool = True) -> Shared:
+        """Returns the shared part of a command's context."""
         return cls(
             command.step,
             command.visit,
@@ -88,7 +89,7 @@ class Shared(NamedTuple):
         )
 
     def context(self) -> dict[str, Any]:
-        """As JSON, without what is the default anyway."""
+        """Returns JSON, without default values."""
         context = {name: value for name, value in self._asdict().items() if value != _DEFAULTS[name]}
         for name in ("catalog_id", "parent_execution_id"):
             if name in context:
@@ -100,7 +101,7 @@ _DEFAULTS = {name: CommandContext.model_fields[name].get_default() for name in S
 
 
 def own_context(command: Command, **more: Any) -> dict[str, Any]:
-    """The part of a context that is a command's own, as JSON; without its item.
+    """Returns the part of a context that is a command's own, as JSON; without its item.
 
     Args:
         more: ``item``, ``item_ref``, ``values`` or ``ctx``, where there is one.
@@ -179,7 +180,7 @@ class Batch(BaseModel):
             yield execution_id, versions[execution_id], [kept_event(message) for message in messages]
 
     def grants(self) -> Iterator[tuple[str, int, Grant]]:
-        """Tool kind, id of the ``command.claimed`` event and grant of each command, the groups in turn."""
+        """Yields tool kind, id of the ``command.claimed`` event and grant of each command, group by group."""
         for group in self.groups:
             for one in group.commands:
                 grant = Grant(

@@ -1,4 +1,4 @@
-"""An execution as a worker sees it: its playbook, its state, and the names its templates may use."""
+"""An execution in this process: its playbook, its state, and the names of its templates."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from noetl_dagster.worker.pipeline import playbook_folder
 from noetl_dagster.worker.program import StepProgram, compile_step
 
 STATE_NAMES = ("value", "initial", "first")
-"""What templates see of a watermark under ``state``."""
+"""Fields of a watermark that templates see under ``state``."""
 
 PROGRAMS_KEPT = 256
 """Steps kept with the settings that their visits gave them."""
@@ -66,7 +66,7 @@ class StepResults(Mapping[str, Any]):
 
 @dataclass(slots=True)
 class ReadPartitions:
-    """What a step reads of an asset by partition: at once, or fetched where a partition is asked for.
+    """Results of an asset by partition: in memory, or fetched when a template uses a partition.
 
     Attributes:
         found: None until it is fetched; then shared by all commands of the visit in this process.
@@ -77,7 +77,8 @@ class ReadPartitions:
     found: dict[str, Envelope] | None = None
 
     def envelopes(self, cache: ReferenceCache) -> dict[str, Envelope]:
-        """
+        """Returns the envelopes by partition.
+
         Raises:
             ReferenceNeeded: they have not been fetched yet.
         """
@@ -89,11 +90,11 @@ class ReadPartitions:
 
 
 Read = Envelope | ReadPartitions
-"""What a step reads of an asset: one result, or several by partition."""
+"""The results of an asset that a step reads: one, or several by partition."""
 
 
 def _opened(kept: Mapping[str, Any]) -> Read:
-    """What ``step.enter`` keeps of an asset that is read."""
+    """Reads the record of an asset in ``step.enter``."""
     if "partitions" in kept:
         found = {key: from_result(one) for key, one in kept["partitions"].items()}
         return ReadPartitions(tuple(found), found=found)
@@ -106,7 +107,7 @@ def _view(read: Read, cache: ReferenceCache) -> Any:
 
 
 class PartitionViews(LazyMapping):
-    """Results by partition; a view is made where one is asked for."""
+    """Results by partition; views are made on access."""
 
     def __init__(self, read: ReadPartitions, cache: ReferenceCache) -> None:
         self._read = read
@@ -128,13 +129,13 @@ class PartitionViews(LazyMapping):
 
 
 class AssetReads:
-    """``asset("warehouse/patients")`` in templates: what was read when the step was entered."""
+    """``asset("warehouse/patients")`` in templates: the result that was read when the step was entered."""
 
     def __init__(self, reads: Mapping[str, Any]) -> None:
         self._reads = reads
 
     def __call__(self, key: str, partition: str = ReadPartition.SAME) -> Any:
-        """The result of an asset; the key stands in the playbook as it is."""
+        """Returns the result of an asset; ``key`` is a literal in the playbook."""
         try:
             return self._reads[call_name(key, partition)]
         except KeyError:
@@ -153,16 +154,17 @@ class PlaybookProgram:
     _with_settings: dict[tuple[str, str], StepProgram] = field(default_factory=dict)
 
     def step(self, name: str) -> StepProgram:
+        """Returns a compiled step."""
         program = self._steps.get(name)
         if program is None:
             program = self._steps[name] = compile_step(self.playbook, self.playbook.step(name))
         return program
 
     def step_with(self, name: str, settings: Mapping[str, Any], workload: Mapping[str, Any]) -> StepProgram:
-        """A step whose settings are no templates any more; what they are rendered to may change by visit.
+        """Returns a step with rendered settings, which may differ between visits.
 
         Raises:
-            PlaybookError: one of them is none of what may stand there.
+            PlaybookError: one of them has a value that is not allowed.
         """
         key = (name, repr(settings))
         program = self._with_settings.get(key)
@@ -175,15 +177,15 @@ class PlaybookProgram:
 
 
 OpenKeychain = Callable[[Scope, Fetch], Awaitable[Mapping[str, Any]]]
-"""Opens the playbook's keychain. Asked for each command, since tokens expire while an execution runs."""
+"""Opens the playbook's keychain. Called for each command, since tokens expire while an execution runs."""
 
 
 @dataclass(slots=True)
 class Execution:
-    """One execution in this process. ``state`` is brought up to date by whoever appends events.
+    """One execution in this process. Code that appends events also applies them to ``state``.
 
     Attributes:
-        trace: None where none is recorded.
+        trace: None if none is recorded.
     """
 
     program: PlaybookProgram
@@ -195,14 +197,17 @@ class Execution:
 
     @property
     def id(self) -> int:
+        """The execution id."""
         return self.state.execution_id
 
     @property
     def playbook(self) -> Playbook:
+        """The playbook."""
         return self.program.playbook
 
     @property
     def folder(self) -> str:
+        """Folder of the playbook file, for relative paths."""
         return playbook_folder(self.state.file)
 
     def command(self, step: str, visit: int, **more: Any) -> Command:
@@ -225,10 +230,10 @@ class Execution:
         return self.program.step_with(name, settings, self.state.workload)
 
     def scope(self, cache: ReferenceCache, step: str, entered: Event | None = None) -> Scope:
-        """The names that a step sees. What ``set`` writes to ctx stays in this scope until it is applied.
+        """Returns the names of a step's templates. Writes of ``set`` to ctx stay in this scope until they are applied.
 
         Args:
-            entered: the beginning of the visit, where it is not in the state yet.
+            entered: ``step.enter`` of the visit, if it is not in the state yet.
         """
         state = self.state
         visit = state.visits.get(step, 1) if entered is None else int(entered.meta["visit"])
@@ -253,7 +258,7 @@ class Execution:
         return scope if kept is None else scope.with_state({name: kept[name] for name in STATE_NAMES})
 
     def _read(self, step: str, visit: int, entered: Event | None) -> dict[str, Read]:
-        """What a visit reads of other assets, opened once for all of its commands."""
+        """Returns the assets that a visit reads, opened once for all of its commands."""
         found = self._reads.get((step, visit))
         if found is None:
             kept = self.state.reads.get((step, visit))
@@ -272,10 +277,10 @@ class Execution:
         fetch: Fetch,
         values: dict[str, Any] | None = None,
     ) -> Scope:
-        """The names of one command: its iteration and the step's input on top of the execution's.
+        """Returns the names of one command: its iteration and the step's input on top of the execution's.
 
         Args:
-            values: what ``set`` wrote to ``iter`` so far; shared by the attempts of one iteration.
+            values: values that ``set`` wrote to ``iter`` so far; shared by the attempts of one iteration.
         """
         scope = self.scope(cache, program.step.name)
         if self.keychain is not None:

@@ -26,20 +26,20 @@ from noetl_dagster.tools.registry import tool_for
 from noetl_dagster.worker.command import Command, Outcome
 from noetl_dagster.worker.policy import default_action, delay_before, matching_rule
 from noetl_dagster.worker.program import StepProgram, TaskProgram
-from noetl_dagster.worker.results import Sealer, check_input, check_result
+from noetl_dagster.worker.results import ResultWriter, check_input, check_result
 from noetl_dagster.worker.spans import CommandSpan
 
 JUMP_LIMIT = 10_000
-"""Jumps of one run of a pipeline, at most (DSL section 5)."""
+"""Jumps of one run of a pipeline, at most."""
 
 TASK_ERRORS = (ToolError, TemplateError, CredentialError, StorageError)
-"""How a task fails as it should: with what went wrong, and where."""
+"""Expected failures of a task: they name the cause and the place."""
 
 PLATFORM_ERRORS = (NoetlError, *DATABASE_AWAY, MemoryError, BrokenExecutor)
-"""What says nothing of a task: the log is out of reach, or the execution was cancelled, for example."""
+"""Errors that are not a task's: the log cannot be reached, or the execution was cancelled, for example."""
 
 _ENDING = ("cannot schedule new futures", "can't start new thread", "Session is closed")
-"""How the errors begin of a process that is ending, or has no room for more."""
+"""First words of the errors of a process that is ending, or out of resources."""
 
 logger = logging.getLogger(__name__)
 
@@ -50,7 +50,7 @@ _UNLIMITED = nullcontext()
 
 @dataclass(slots=True)
 class _Run:
-    """What changes while a pipeline runs."""
+    """The mutable state of a running pipeline."""
 
     program: StepProgram
     command: Command
@@ -66,11 +66,11 @@ class _Run:
 
 
 class Pipeline:
-    """Runs steps' tasks one after another, each under its policy (DSL section 5)."""
+    """Runs a step's tasks one after another, each under its policy."""
 
-    def __init__(self, box: Toolbox, sealer: Sealer) -> None:
+    def __init__(self, box: Toolbox, result_writer: ResultWriter) -> None:
         self._box = box
-        self._sealer = sealer
+        self._sealer = result_writer
 
     async def run(
         self,
@@ -82,13 +82,13 @@ class Pipeline:
         folder: str = ".",
         span: CommandSpan | None = None,
     ) -> Outcome:
-        """Runs the tasks of ``program`` and returns how they ended; never raises for a task's failure.
+        """Runs the tasks of ``program`` and returns their outcome; never raises for a task's failure.
 
         Args:
             scope: names of the step, its input and iteration included.
             cache: results fetched so far; dropped by the caller with the command.
             folder: folder of the playbook file, for relative paths.
-            span: the command's, which is told of the calls; None where no trace is recorded.
+            span: the command's span, which records the calls; None if no trace is recorded.
         """
         started = time.perf_counter()
         names: dict[str, Any] = {"results": {}, "_prev": None, "_task": None, "_attempt": command.attempt}
@@ -142,7 +142,7 @@ class Pipeline:
             failed = envelope["status"] != OK
             view = ResultView(envelope, run.cache)
             run.names["output"] = run.names["response"] = view
-            run.names.pop("error", None)  # so that "error is defined" tells failures
+            run.names.pop("error", None)  # so that "error is defined" is true for failures only
             if failed:
                 run.names["error"] = seen_error(envelope["error"])
             self._count(run, task, envelope)
@@ -238,7 +238,7 @@ class Pipeline:
         return envelope
 
     async def _input(self, run: _Run, task: TaskProgram) -> dict[str, Any]:
-        """The task's input; for tools that read stored results, references where whole results are stored."""
+        """Renders the task's input; tools that read stored results get references to whole results."""
         if not task.references:
             return await render_input(task.input, run.scope, self._fetch)
         given = {}
@@ -249,7 +249,7 @@ class Pipeline:
         return given
 
     async def _finish(self, run: _Run, envelope: Envelope) -> Envelope:
-        """The envelope as the log keeps it: large values stored, results of named tasks beside it."""
+        """Makes the envelope for the log: large values stored, results of the tasks added."""
         last = run.program.tasks[-1].task if run.program.tasks else None
         sealed = await self._sealer.seal(envelope, run.command, last)
         sealed.pop("meta", None)
@@ -307,10 +307,10 @@ class Pipeline:
 
 
 def defect(error: Exception, tool: str, step: str, box: Toolbox) -> ToolError:
-    """The failure of a task whose tool raised what a tool should not: the same again, however often it is resumed.
+    """Returns the failure of a task whose tool raised an unexpected exception, which a resumption would repeat.
 
     Raises:
-        Exception: ``error`` itself, where it is of the platform or of a process that is ending. The command stays
+        Exception: ``error`` itself, if it is the platform's or that of a process that is ending. The command stays
             open, and runs again when the execution is resumed.
     """
     if _is_of_platform(error):
@@ -343,7 +343,7 @@ def _as_success(envelope: Envelope) -> Envelope:
 
 
 def _exhausted(envelope: Envelope, task: TaskProgram, tries: int) -> Envelope:
-    """The error of the last try stands; a success that was not good enough becomes one."""
+    """Returns the error of the last try; a success that did not satisfy the policy becomes an error."""
     if envelope["status"] == ERROR:
         return envelope
     error = ToolError(
@@ -355,7 +355,7 @@ def _exhausted(envelope: Envelope, task: TaskProgram, tries: int) -> Envelope:
 def _overridden(
     config: dict[str, Any], given: dict[str, Any], overrides: dict[str, Any]
 ) -> tuple[dict[str, Any], dict[str, Any]]:
-    """The next call of a paginated request: given parts replace or extend those of the playbook."""
+    """Applies the overrides of a paginated request: they replace or extend the playbook's parts."""
     merged = dict(config)
     for key in ("params", "headers"):
         if overrides.get(key):
@@ -369,4 +369,5 @@ def _overridden(
 
 @lru_cache(maxsize=64)
 def playbook_folder(file: str) -> str:
+    """Returns the folder of a playbook file."""
     return str(Path(file).parent) if file else "."

@@ -1,4 +1,4 @@
-"""What to do after a task: the first matching rule of its policy."""
+"""Retries: the rules of policies and ``retry`` blocks, their conditions and delays."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ JITTER = 0.1
 async def matching_rule(
     program: TaskProgram, scope: Mapping[str, Any], fetch: Fetch, *, failed: bool
 ) -> Rule | None:
-    """The first rule whose ``when`` holds, the ``else`` rule when none does, or None.
+    """Returns the first rule whose ``when`` is true, the ``else`` rule when none is, or None.
 
-    A ``when`` that compares something the output does not have (``output.http.status`` of a call that
-    never got an answer) does not match; of a failed call any ``when`` that cannot be computed, such as the
-    length of data that never came, so that it hides neither the error nor a later rule.
+    A ``when`` that uses a field that the output does not have (``output.http.status`` of a call without a response)
+    does not match. After a failed call no ``when`` matches that cannot be computed, such as the length of missing
+    data, so that it hides neither the error nor a later rule.
     """
     otherwise = None
     for rule in program.rules:
@@ -43,18 +43,18 @@ async def _matches(
 
 
 def default_action(program: TaskProgram, *, failed: bool) -> PolicyAction:
-    """No policy: success continues, failure fails. A policy without a matching rule continues."""
+    """Returns the action without a matching rule: failures fail without a policy, all else continues."""
     if program.rules or not failed:
         return DEFAULT_OK_ACTION
     return DEFAULT_ERROR_ACTION
 
 
 def delay_before(backoff: Backoff, delay: float, retries: int, *, retry_after: float | None = None) -> float:
-    """Seconds to wait before the next try.
+    """Returns the seconds to wait before the next try.
 
     Args:
         retries: retries made so far, plus one for the coming one (1, 2, 3, ...).
-        retry_after: seconds that the peer asked for; honoured when longer.
+        retry_after: seconds that the peer requested; used if longer.
     """
     match backoff:
         case Backoff.NONE:

@@ -1,4 +1,4 @@
-"""A step made ready to run: every template compiled once, however many iterations follow."""
+"""Compiled steps: every template is compiled once for all iterations."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class Continuation:
     """One entry of a ``retry`` block.
 
     Attributes:
-        is_for_failures: nothing of it follows a success.
+        is_for_failures: it never applies to a success.
     """
 
     rule: RetryRule
@@ -54,6 +54,8 @@ class Continuation:
 
 @dataclass(frozen=True, slots=True)
 class TaskProgram:
+    """A task with its templates and rules compiled."""
+
     task: Task
     raw: dict[str, Any]
     config: Compiled
@@ -67,6 +69,7 @@ class TaskProgram:
 
     @property
     def name(self) -> str:
+        """Name of the task."""
         return self.task.name
 
 
@@ -75,7 +78,7 @@ class StepProgram:
     """A step with its tasks, input, loop and routing compiled.
 
     Attributes:
-        reached: ``state.key`` where it is a template.
+        reached: ``state.key`` if it is a template.
     """
 
     step: Step
@@ -92,10 +95,10 @@ class StepProgram:
 
     @property
     def moves_with_command(self) -> bool:
-        """Whether the watermark moves with the one command that succeeds, whose transaction its sink shares.
+        """Reports that the watermark moves in the transaction of the step's only command and its sink.
 
-        Items and pages come in any order, and what is staged is not published yet: there it moves when the step
-        has ended well.
+        Items and pages come in any order, and staged parts are not published yet: with these it moves when the step has
+        succeeded.
         """
         if self.sink is None or self.sink.is_staged or self.step.loop is not None:
             return False
@@ -103,9 +106,9 @@ class StepProgram:
 
     @property
     def in_pool(self) -> bool:
-        """Whether its commands run in worker processes. Child playbooks are routing, and stay here.
+        """Reports that its commands run in worker processes. Child playbooks are routing, and stay in the driver.
 
-        So does what makes chunks for others: they slow it when they are slower, in the process that drives both.
+        So do steps that make chunks for others, since slower consumers slow them down in the process that drives both.
         """
         if self.step.streams_to:
             return False
@@ -115,15 +118,17 @@ class StepProgram:
 
     @property
     def shards_in_flight(self) -> int:
-        """Shards of one group that are on their way at once. In the pool, slots bound how many of them run."""
+        """Shards of one group in flight at the same time. In the pool, slots bound how many of them run."""
         loop = self.step.loop
         given = None if loop is None else loop.fanout.max_concurrent
         return given or (SHARDS_IN_POOL if self.in_pool else SHARDS_HERE)
 
     @property
     def keeps_to_driver(self) -> bool:
-        """Whether its commands run only in the process that drives the execution."""
-        if any(task.task.config.get("pipes") for task in self.tasks):  # the run's own process hears the job
+        """Reports that its commands run only in the process that drives the execution."""
+        if any(
+            task.task.config.get("pipes") for task in self.tasks
+        ):  # the driver receives the job's messages
             return True
         if self.step.streams_to:  # whose chunks are numbered in one process
             return True
@@ -134,14 +139,15 @@ class StepProgram:
 
     @property
     def settings(self) -> dict[str, str]:
-        """Numbers and booleans that are templates, rendered when the step is entered; by where they stand."""
+        """Numbers and booleans that are templates, rendered when the step is entered; by their location."""
         inside = [task.task.settings for task in self.tasks]
         return self.step.settings | {name: text for own in inside for name, text in own.items()}
 
     @property
     def telling_task(self) -> str:
-        """The task whose calls may tell of chunks of the step's result: the last one. None where a success of it
-        may be followed by another attempt, whose result counts then.
+        """The task whose calls may publish chunks of the step's result: the last one.
+
+        Empty if another attempt may follow its success, since the result of that attempt counts.
         """
         if not self.tasks or any(
             not entry.is_for_failures for task in self.tasks for entry in task.continuations
@@ -157,7 +163,7 @@ class StepProgram:
 
     @property
     def partitions(self) -> int | None:
-        """How many partitions a fan-out wants at least, None when each of its shards is an item."""
+        """Minimum number of partitions of a fan-out, or None when each of its shards is an item."""
         loop = self.step.loop
         if loop is None or not self.step.is_fanout or loop.fanout.granularity is ShardGranularity.ITEM:
             return None
@@ -170,12 +176,12 @@ class StepProgram:
 
     @property
     def retries(self) -> bool:
-        """Whether a task has a ``retry`` block, so that each attempt is a command of its own."""
+        """Reports that a task has a ``retry`` block, so that each attempt is a command of its own."""
         return any(task.continuations for task in self.tasks)
 
     @property
     def sink(self) -> Sink | None:
-        """Where each iteration's or attempt's result is written: of a task, or of a rule of its ``retry``."""
+        """The sink of each iteration's or attempt's result: a task's, or that of a rule of its ``retry``."""
         sinks = (
             sink
             for task in self.tasks
@@ -254,7 +260,7 @@ def _compile_task(playbook: Playbook, task: Task, *, in_loop: bool) -> TaskProgr
 
 
 def _workbook_task(playbook: Playbook, task: Task) -> Task:
-    """The named task of the root ``workbook``, with the caller's name, input and policies on top."""
+    """Returns the named task of the root ``workbook``, with the caller's name, input and policies on top."""
     wanted = str(task.config.get("name") or task.config.get("task") or task.name)
     named = playbook.workbook.get(wanted)
     if named is None:
@@ -275,7 +281,7 @@ def _workbook_task(playbook: Playbook, task: Task) -> Task:
 
 
 def _laid_over(own: Input, given: Input) -> Input:
-    """The caller's input over the workbook task's own; a template that gives all of it replaces it."""
+    """Lays the caller's input over the workbook task's own; a template of the whole input replaces it."""
     return {**own, **given} if isinstance(own, dict) and isinstance(given, dict) else given or own
 
 

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 def check_input(task: Task, given: Mapping[str, Any]) -> None:
-    """Raises ``ToolError`` of kind ``schema`` where a key that the task expects is missing."""
+    """Raises ``ToolError`` of kind ``schema`` if a key that the task expects is missing."""
     missing = [name for name in task.asserts.expects if name not in given]
     if missing:
         raise ToolError(
@@ -36,10 +36,10 @@ def check_input(task: Task, given: Mapping[str, Any]) -> None:
 async def check_result(
     task: Task, envelopes: Iterable[Envelope], cache: ReferenceCache, fetch: Fetch
 ) -> None:
-    """Raises ``ToolError`` of kind ``schema`` where a key that the task returns is in none of ``envelopes``.
+    """Raises ``ToolError`` of kind ``schema`` if a key that the task returns is in none of ``envelopes``.
 
     Args:
-        envelopes: the tool's result, and what the task's ``output`` made of it.
+        envelopes: the tool's result, and the value of the task's ``output``.
     """
     views = [ResultView(envelope, cache) for envelope in envelopes]
     results = [await with_references(partial(unwrapped, view), fetch) for view in views]
@@ -64,15 +64,15 @@ IN_EVENT = frozenset({StoreTier.EVENTLOG, StoreTier.MEMORY})
 _SMALL = (int, float, bool, type(None))
 
 
-class Sealer:
-    """Decides where the data of an envelope lives."""
+class ResultWriter:
+    """Decides if the data of an envelope stays inline or is stored."""
 
     def __init__(self, settings: Settings, store: ResultStore) -> None:
         self._limit = settings.inline_result_bytes
         self._store = store
 
     async def seal(self, envelope: Envelope, command: Command, task: Task | None) -> Envelope:
-        """The envelope with its data inline when it is small, behind a reference when not.
+        """Returns the envelope with its data inline if it is small, or else with a reference.
 
         Raises:
             ToolError: the data cannot be expressed as JSON, nor stored as a table or bytes.
@@ -85,7 +85,7 @@ class Sealer:
         return await self.store(envelope, command, task)
 
     async def store(self, envelope: Envelope, command: Command, task: Task | None) -> Envelope:
-        """The envelope with its data stored and referenced, whatever its size, as the task's spec says."""
+        """Returns the envelope with its data stored as the task's spec requires, whatever its size."""
         spec = task.spec.result if task is not None else ResultSpec()
         data = envelope.get("data")
         if "ref" in envelope or data is None:

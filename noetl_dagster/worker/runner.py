@@ -38,12 +38,13 @@ logger = logging.getLogger(__name__)
 
 
 def always_final(outcome: Outcome) -> bool:
+    """Marks every outcome as final."""
     return True
 
 
 @dataclass(slots=True)
 class Call:
-    """A command that is in the log, with what it takes to run it.
+    """A command that is in the log, with the objects that its run needs.
 
     Attributes:
         values: the ``iter`` values shared with earlier attempts of the same iteration.
@@ -58,10 +59,10 @@ class Call:
 
 
 class Runner(Protocol):
-    """Whoever runs commands to their end: this process, or the pool through its dispatcher."""
+    """Runs commands to their end: in this process, or in the pool through the dispatcher."""
 
     async def run(self, call: Call) -> Outcome:
-        """Claims and runs an issued command, and sees to it that its end is in the log."""
+        """Claims and runs an issued command; its end is in the log afterwards."""
         ...
 
 
@@ -109,7 +110,7 @@ class CommandRunner:
         return outcome
 
     async def cleared(self, command: Command, work: Awaitable[Outcome]) -> Outcome:
-        """Does a command's work, and clears away what its tools have left once its end is in the log."""
+        """Runs a command's work, and removes the leftovers of its tools once its end is in the log."""
         leftovers = self._leftovers
         try:
             outcome = await work
@@ -122,7 +123,7 @@ class CommandRunner:
         return outcome
 
     def span(self, execution: Execution, command: Command) -> CommandSpan | None:
-        """The span of a command that begins here; None where no trace is recorded."""
+        """Opens the span of a command; None if no trace is recorded."""
         trace = execution.trace
         if trace is None:
             return None
@@ -137,7 +138,7 @@ class CommandRunner:
         with self._heartbeats.beating(command), self._streams.running(command, program.telling_task):
             outcome = await self.outcome(call.execution, program, command, cache, call.values, span)
             if claimed and program.retries:
-                outcome.values = call.values or {}  # the next attempt may run anywhere
+                outcome.values = call.values or {}  # the next attempt may run in any process
             if program.sink is not None and not outcome.failed:
                 return await self._end_with_sink(call, program.sink, outcome, cache)
             if program.step.state is not None and not outcome.failed:
@@ -146,7 +147,7 @@ class CommandRunner:
         return outcome
 
     def _ended(self, call: Call, outcome: Outcome) -> Event:
-        """The terminal event; a failure that stands says what the command could see."""
+        """Makes the terminal event; that of a final failure includes the command's context."""
         final = call.is_final(outcome)
         event = self._events.ended(call.command, outcome, final=final)
         if outcome.failed and final:
@@ -193,9 +194,9 @@ class CommandRunner:
     async def _end_with_sink(
         self, call: Call, sink: Sink, outcome: Outcome, cache: ReferenceCache
     ) -> Outcome:
-        """Writes the sink and the completion: in one transaction where they share a database.
+        """Writes the sink and the completion: in one transaction if they share a database.
 
-        A sink elsewhere is staged first, and published when the completion is in the log.
+        Any other sink is staged first, and published when the completion is in the log.
         """
         command = call.command
         view = ResultView(outcome.envelope, cache)
@@ -231,13 +232,13 @@ class CommandRunner:
         return outcome
 
     async def _result_scope(self, call: Call, view: ResultView, cache: ReferenceCache) -> Scope:
-        """The command's names with its result among them."""
+        """Returns the command's names with its result."""
         fetch = self._box.results.get
         scope = await call.execution.command_scope(call.program, call.command, cache, fetch, call.values)
         return scope.with_locals({"result": view, "output": view})
 
     async def _with_reached(self, call: Call, outcome: Outcome, cache: ReferenceCache) -> Outcome:
-        """The outcome of a command without a sink, with how far the watermark goes by it."""
+        """Adds the new watermark to the outcome of a command without a sink."""
         view = ResultView(outcome.envelope, cache)
         try:
             names = await self._result_scope(call, view, cache)
@@ -247,7 +248,7 @@ class CommandRunner:
         return outcome
 
     async def _reached(self, call: Call, value: Any, names: Scope) -> dict[str, Any]:
-        """How far a result goes, as its command's end says it; of a result without rows it says nothing."""
+        """Returns the watermark part of the command's end. Results without rows leave the watermark unchanged."""
         program, command = call.program, call.command
         spec, kept = program.step.state, call.execution.state.watermarks.get((command.step, command.visit))
         if spec is None or kept is None:
@@ -268,20 +269,20 @@ class CommandRunner:
         return said
 
     async def _publish(self, place: PartPlace) -> None:
-        """Publishes a part whose completion is in the log; what cannot be now, is when the step ends."""
+        """Publishes a part whose completion is in the log; if that fails, it is published when the step ends."""
         try:
             await self._parts.publish([place])
         except ToolError as error:
             logger.warning("a part of a sink is published when its step ends: %s", error)
 
     def _completion(self, command: Command, outcome: Outcome) -> Complete | None:
-        """Writes the completion on the sink's connection, where events go into the log from here."""
+        """Returns the function that writes the completion on the sink's connection, if events go to the log."""
         log = self._buffer.log
         if not log.transactional:
             return None
 
         async def complete(connection: Any) -> None:
-            # a command may have slipped past its claim while its execution was cancelled
+            # the execution may have been cancelled after the claim of the command
             ended = self._events.ended(command, outcome)
             if not await log.append([ended], connection=connection, gated=True):
                 raise ToolError(
@@ -293,7 +294,7 @@ class CommandRunner:
         return complete
 
     async def _result(self, outcome: Outcome, view: ResultView) -> Any:
-        """The value of a result, or where its rows are when they are more than a chunk."""
+        """Returns the value of a result, or a reader of its rows when they are more than a chunk."""
         ref, results = outcome.envelope.get("ref"), self._box.results
         if ref is None:
             return view.plain()
@@ -306,7 +307,7 @@ class CommandRunner:
 
 
 def _listed(ref: ResultRef) -> ResultRef | None:
-    """What gives the rows of a stored result some at a time; None where its value has to be seen."""
+    """Returns the reference from which rows can be read in batches; None if only the whole value can be read."""
     if (around := ref.around) is not None:
         place = "data" if "status_code" in around.fields else "rows"
         return ref.rows_alone if place in around.at else None
@@ -326,7 +327,7 @@ def _part_name(command: Command) -> str:
 
 
 def _identity(command: Command) -> dict[str, Any]:
-    """Columns that name the iteration, for sinks that upsert."""
+    """Returns the columns that identify the iteration, for sinks that upsert."""
     identity: dict[str, Any] = {"execution_id": command.execution_id}
     if command.loop_id is not None:
         identity |= {"loop_id": command.loop_id, "iter_index": command.index}

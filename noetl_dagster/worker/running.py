@@ -20,31 +20,31 @@ from noetl_dagster.tools.commands import orphans
 from noetl_dagster.worker.command import Command, CommandEvents
 
 LONGEST_NOTE = 300
-"""Characters of what a tool tells of its progress."""
+"""Characters of a progress note, at most."""
 
 
 @dataclass(slots=True)
-class _Running:
-    """A command that runs. ``due``: when its next heartbeat is; ``said``: the note of the last one."""
+class _RunningCommand:
+    """A command that runs. ``due``: the time of its next heartbeat; ``written``: the note of the last one."""
 
     command: Command
     due: float
     note: str = ""
-    said: str = ""
+    written: str = ""
 
 
 class Heartbeats:
     """Writes ``command.heartbeat`` for every command that has run for longer than the interval.
 
-    A command that ends sooner never writes one, unless its tool has told how far it is: that is written
-    within a third of the interval.
+    A command that ends sooner writes none, unless its tool has reported progress: that is written within a third of
+    the interval.
     """
 
     def __init__(self, buffer: EventBuffer, events: CommandEvents, interval: float) -> None:
         self._buffer = buffer
         self._events = events
         self._interval = interval
-        self._running: dict[str, _Running] = {}
+        self._running: dict[str, _RunningCommand] = {}
         self._task: asyncio.Task[None] | None = None
 
     @property
@@ -54,10 +54,10 @@ class Heartbeats:
 
     @contextmanager
     def beating(self, command: Command) -> Iterator[None]:
-        """Heartbeats go on until the block ends."""
+        """Writes heartbeats until the block ends."""
         loop = asyncio.get_running_loop()
         key = command.command_id
-        self._running[key] = _Running(command, loop.time() + self._interval)
+        self._running[key] = _RunningCommand(command, loop.time() + self._interval)
         if self._task is None or self._task.done():
             self._task = loop.create_task(self._beat())
         try:
@@ -66,12 +66,13 @@ class Heartbeats:
             self._running.pop(key, None)
 
     def tell(self, call: ToolCall, message: str) -> None:
-        """Keeps how far a call is, for the next heartbeat of its command."""
+        """Stores a call's progress for the next heartbeat of its command."""
         running = self._running.get(call.command_id)
         if running is not None:
             running.note = message[:LONGEST_NOTE]
 
     async def close(self) -> None:
+        """Stops the heartbeats."""
         if self._task is not None:
             await cancel_and_wait(self._task)
 
@@ -80,25 +81,25 @@ class Heartbeats:
         while self._running:
             await asyncio.sleep(self._interval / 3)
             now = loop.time()
-            due = [one for one in self._running.values() if one.due <= now or one.note != one.said]
+            due = [one for one in self._running.values() if one.due <= now or one.note != one.written]
             for one in due:
-                one.due, one.said = now + self._interval, one.note
+                one.due, one.written = now + self._interval, one.note
             if due:
-                await self._buffer.post([self._events.heartbeat(one.command, one.said) for one in due])
+                await self._buffer.post([self._events.heartbeat(one.command, one.written) for one in due])
 
 
 logger = logging.getLogger(__name__)
 
 LOOK_SECONDS = 0.1
 ARRIVAL_SECONDS = 30.0
-"""The end of a command that went over NATS is waited for so long."""
+"""Wait for the end of a command that was sent over NATS."""
 
 
 ORPHANS_SECONDS = 120.0
 
 
 class Leftovers:
-    """Of the commands that run in this process. False while there are none."""
+    """External leftovers of the commands that run in this process. False while there are none."""
 
     def __init__(self, buffer: EventBuffer, pool: asyncpg.Pool) -> None:
         self._buffer = buffer
@@ -109,11 +110,11 @@ class Leftovers:
         return bool(self._kept)
 
     def keep(self, call: ToolCall, removal: Removal) -> None:
-        """Takes care of what a call leaves, until its command has ended."""
+        """Registers the removal of a call's leftovers, until its command has ended."""
         self._kept.setdefault(call.owner or call.command_id, []).append(removal)
 
     async def is_over(self, call: ToolCall) -> bool:
-        """Whether the log says that nobody is to go on with a call: another process has ended its command."""
+        """Reports that another process has ended the call's command, so that the call need not continue."""
         name = call.owner or call.command_id
         try:
             return bool(await self._pool.fetchval(COMMAND_OVER, call.execution_id, name))
@@ -122,15 +123,15 @@ class Leftovers:
             return False
 
     async def ended(self, command: Command) -> None:
-        """Removes what a command leaves once its end is in the log, whoever wrote it."""
+        """Removes a command's leftovers once its end is in the log, whichever process wrote it."""
         if removals := self._kept.pop(command.command_id, None):
             await self._buffer.flush()
             await asyncio.shield(self._settle(command, removals, ARRIVAL_SECONDS))
 
     async def interrupted(self, command: Command, error: BaseException) -> None:
-        """As :meth:`ended`, of a command that stopped in the middle.
+        """Does as :meth:`ended` for an interrupted command.
 
-        Where the log has no end of it, it goes on in another process, or in a later epoch, and what it left stays.
+        If the log has no end of it, it continues in another process or a later epoch, and its leftovers stay.
         """
         removals = self._kept.pop(command.command_id, None)
         if removals and isinstance(error, asyncio.CancelledError):
@@ -162,9 +163,9 @@ class Leftovers:
 
 
 async def remove_orphans(pool: asyncpg.Pool, executions: Collection[int] | None = None) -> int:
-    """Removes what processes that are gone have left of ended commands; how much it was.
+    """Removes leftovers of ended commands whose processes are gone; returns their number.
 
-    What cannot be removed now stays for another time, with a warning.
+    Leftovers that cannot be removed now stay for another time, with a warning.
 
     Args:
         executions: only of these.

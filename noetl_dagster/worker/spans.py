@@ -1,7 +1,7 @@
-"""Spans of what an execution does: itself, its steps, its commands, and their calls of tools.
+"""Spans of an execution, its steps, its commands, and their calls of tools.
 
-Each is recorded at its end by whoever did it, so that nothing is told of what is killed and done again. A command that
-really ran twice, as by a worker whose claim had expired, has two spans of one id.
+Each is recorded at its end by the process that ran it, so that work that is killed and repeated has one span. A command
+that ran twice, for example because a claim had expired, has two spans with one id.
 """
 
 from __future__ import annotations
@@ -37,13 +37,13 @@ if TYPE_CHECKING:
 Redact = Callable[[str], str]
 
 MOST_CALLS = 1_000
-"""Calls of tools that one command's spans tell of; its own says how many there were."""
+"""Calls of tools that are recorded for one command; its own span has their number."""
 
 _DATABASES = {"postgres": "postgresql", "duckdb": "duckdb", "snowflake": "snowflake"}
 
 
 def trace_of(settings: Settings, playbook: Playbook, state: ExecutionState) -> Trace | None:
-    """The trace of an execution, None where none is recorded."""
+    """Returns the trace of an execution, or None if none is recorded."""
     own = playbook.tracing
     endpoint = own.endpoint or settings.tracing_endpoint
     if not endpoint or not own.enabled:
@@ -64,7 +64,7 @@ def trace_of(settings: Settings, playbook: Playbook, state: ExecutionState) -> T
 class CommandSpan:
     """The span of a command that runs here, and those of its calls of tools.
 
-    They are recorded with the end of the command: of one that is killed nothing is told until it has run again.
+    They are recorded with the end of the command: a killed command has no span until it has run again.
     """
 
     def __init__(self, trace: Trace, parent: int, command: Command, redact: Redact) -> None:
@@ -79,15 +79,15 @@ class CommandSpan:
 
     @property
     def names(self) -> dict[str, str]:
-        """What is logged and called while it runs is the command's."""
+        """Log fields of the command while it runs."""
         return log_fields(self._position)
 
     def calling(self, task: Task, attempt: int) -> Calling:
-        """A call of a tool within the block."""
+        """Opens a call of a tool, which lasts until the block ends."""
         return Calling(self, task, attempt, self._trace.at(any_span_id()))
 
     def call(self, called: Calling) -> None:
-        """Takes a call that has ended."""
+        """Records a call that has ended."""
         self._count += 1
         if self._count > MOST_CALLS:
             return
@@ -124,7 +124,7 @@ class CommandSpan:
 
 
 class Calling:
-    """A call of a tool that is under way. ``envelope``: what came of it, for who has called to put here."""
+    """A call of a tool that is in progress. The caller sets ``envelope`` to its result."""
 
     __slots__ = ("_about", "_span", "attempt", "envelope", "position", "start", "task")
 
@@ -150,12 +150,12 @@ class Calling:
 
 
 def step_span(trace: Trace, state: ExecutionState, step: str, visit: int) -> int:
-    """Id of the span of a visit that is under way."""
+    """Returns the id of the span of a visit that is in progress."""
     return trace.step_span(step, visit, state.exits.get((step, visit), 0))
 
 
 def step_names(trace: Trace | None, state: ExecutionState, step: str, visit: int) -> dict[str, str]:
-    """What log lines say of the span of a visit; nothing where no trace is recorded."""
+    """Returns the log fields of a visit's span; empty if no trace is recorded."""
     return {} if trace is None else log_fields(trace.at(step_span(trace, state, step, visit)))
 
 
@@ -171,7 +171,7 @@ def step_ended(trace: Trace, playbook: Playbook, state: ExecutionState, end: Eve
 
 
 def execution_ended(trace: Trace, state: ExecutionState, end: Event, redact: Redact) -> None:
-    """Records an execution, and what of its steps had not ended: its end is written and not in the state yet."""
+    """Records an execution and its steps without an end. Its end is written and not in the state yet."""
     failure = _failure_of(end, redact)
     for step, visit in state.entered:
         lost = SpanFailure(
@@ -182,7 +182,7 @@ def execution_ended(trace: Trace, state: ExecutionState, end: Event, redact: Red
     attributes = _of_end(trace, state, end)
     if state.partition is not None:
         attributes["noetl.partition"] = str(state.partition["key"])
-    if state.stops:  # what came before was told when it stopped
+    if state.stops:  # the part before was recorded when it stopped
         parent, name = trace.execution_span(0), f"{state.playbook} resumed"
     else:
         parent, name = trace.parent, state.playbook  # type: ignore[assignment]
@@ -201,7 +201,7 @@ def execution_ended(trace: Trace, state: ExecutionState, end: Event, redact: Red
 
 
 def commands_cancelled(trace: Trace, state: ExecutionState, begun: Sequence[Event], reason: str) -> None:
-    """Records commands that ended with their execution, whoever ran them; from their ``command.claimed`` on."""
+    """Records commands that ended with their execution, in any process; from their ``command.claimed`` on."""
     for event in begun:
         command = Command.of(event)
         attributes = _of_command(command) | {"noetl.worker_id": event.worker_id or ""}
@@ -288,7 +288,7 @@ def _of_call(task: Task, attempt: int, envelope: Envelope) -> Attributes:
 
 
 def _of_result(envelope: Envelope) -> Attributes:
-    """Bytes and rows of a result, where it has such."""
+    """Returns bytes and rows of a result, if it has any."""
     attributes: Attributes = {}
     ref: ResultRef | None = envelope.get("ref")
     data: Any = envelope.get("data")
@@ -306,7 +306,7 @@ def _of_result(envelope: Envelope) -> Attributes:
 
 
 def _place(place: Place | None) -> Attributes:
-    """Where it stands in its playbook."""
+    """Returns the location in the playbook."""
     if place is None:
         return {}
     return {"code.file.path": place.file, "code.line.number": place.line}

@@ -31,7 +31,7 @@ from noetl_dagster.code_location.playbooks import definitions_of
 from noetl_dagster.compiler.job import PlaybookJob, compile_playbook
 from noetl_dagster.compiler.runs import execution_tags, latest_run
 from noetl_dagster.engine.engine import Engine
-from noetl_dagster.engine.recovery.abandoned import Abandoned, Request, Verdict, remember, remembered
+from noetl_dagster.engine.recovery.abandoned import Abandoned, ResumeRequest, Verdict, remember, remembered
 from noetl_dagster.errors import PlaybookError
 from noetl_dagster.events.projection import Projection
 from noetl_dagster.events.state import ExecutionStatus
@@ -213,7 +213,9 @@ def test_recovery_backs_off_and_gives_up(job: PlaybookJob, noetl: EngineProvider
 
     def judged(seconds: float, *requests: float) -> Abandoned:
         requested = (
-            {created.id: Request(2, len(requests), start.timestamp() + requests[-1])} if requests else {}
+            {created.id: ResumeRequest(2, len(requests), start.timestamp() + requests[-1])}
+            if requests
+            else {}
         )
         moment = start + timedelta(seconds=seconds)
         [found] = run_sync(engine.recovery().abandoned(remembered(remember(requested)), now=moment))

@@ -1,5 +1,1 @@
-"""Executions as a whole: start, end, cancel, resume, and what there is to tell about them.
-
-Gives the life of an execution to the walker and ops, overviews to the command line and the API. Stands on
-``driving``, ``loops``, ``runtime`` and ``steps``.
-"""
+"""Executions as a whole: start, end, cancellation, resumption, overviews, progress and results."""

@@ -1,4 +1,4 @@
-"""How long an execution will still take, as far as its loops and an earlier execution of the playbook can tell."""
+"""Estimates the remaining time of an execution from its loops and an earlier execution of the playbook."""
 
 from __future__ import annotations
 
@@ -42,17 +42,19 @@ class Past:
     ended: Mapping[str, float] = field(default_factory=dict)
 
     def seconds(self, step: str) -> float | None:
+        """Returns the duration of a step, None if it did not run."""
         if step not in self.began or step not in self.ended:
             return None
         return self.ended[step] - self.began[step]
 
     @property
     def end(self) -> float:
+        """Seconds from the first step to the last end."""
         return max(self.ended.values(), default=0.0)
 
 
 async def past_of(pool: asyncpg.Pool, execution_id: int) -> Past:
-    """The earlier execution that this one is compared with; an empty one where there is none."""
+    """Returns the earlier execution that this one is compared with, or an empty one."""
     earlier = await pool.fetchval(_EARLIER, execution_id)
     if earlier is None:
         return Past()
@@ -71,8 +73,8 @@ async def past_of(pool: asyncpg.Pool, execution_id: int) -> Past:
 class Estimate:
     """Seconds until an execution ends.
 
-    Its loops go on together at the pace at which they have gone lately. Steps that are ahead take as long as they
-    did in the earlier execution, in the order in which they came there; without one, nobody can tell of them.
+    Assumes that its loops continue together at their recent pace, and that later steps take as long and come
+    in the same order as in the earlier execution; without one, later steps are unknown.
     """
 
     def __init__(self, past: Past) -> None:
@@ -81,7 +83,7 @@ class Estimate:
         self._began: dict[str, float] = {}
 
     def remaining(self, found: Overview, now: float) -> float | None:
-        """Seconds from ``now``, in seconds of any clock; None while nobody can tell."""
+        """Returns the seconds from ``now``, a time of any clock; None while unknown."""
         running = [step for step in found.steps if step.status == "RUNNING"]
         loops = [step.loop for step in found.steps if step.loop is not None]
         ended = sum(loop.done + loop.failed for loop in loops)
@@ -108,6 +110,6 @@ class Estimate:
         return None if usual is None else max(0.0, usual - (now - self._began[step.step]))
 
     def _ahead(self, found: Overview) -> float:
-        """What came in the earlier execution after all the steps that have begun by now had ended."""
+        """Returns the seconds that followed, in the earlier execution, the end of all steps that have begun by now."""
         begun = [self._past.ended[step.step] for step in found.steps if step.step in self._past.ended]
         return max(0.0, self._past.end - max(begun)) if begun else self._past.end

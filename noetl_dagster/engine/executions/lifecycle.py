@@ -1,4 +1,4 @@
-"""Start, end, resumption and cancellation of executions."""
+"""Starts, ends, resumes and cancels executions."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from noetl_dagster.worker.spans import commands_cancelled, execution_ended
 logger = logging.getLogger(__name__)
 
 GIVE_BACK_SECONDS = 30.0
-"""Whoever cancels waits so long for rows that a cursor loop had claimed; their table may be locked."""
+"""Time limit of the release of a cancelled cursor loop's rows; their table may be locked."""
 
 _WORKFLOW_ENDS = {
     EventType.PLAYBOOK_COMPLETED: EventType.WORKFLOW_COMPLETED,
@@ -43,7 +43,7 @@ _WORKFLOW_ENDS = {
 
 
 class _Cancelled(NamedTuple):
-    """An execution before it was cancelled, the event, and what its commands that ended with it had begun with."""
+    """An execution before it was cancelled, the event, and the claims of the commands that ended with it."""
 
     state: ExecutionState
     end: Event
@@ -66,13 +66,13 @@ class Lifecycle:
         origin: dict[str, Any] | None = None,
         partition: Partition | None = None,
     ) -> Execution:
-        """Starts an execution: keeps the playbook's text and writes ``playbook.initialized``.
+        """Starts an execution: stores the playbook's text and writes ``playbook.initialized``.
 
         Args:
             workload: values that override the playbook's own.
-            execution_id: an id given by the caller, who may ask twice; the second time finds the first.
+            execution_id: an id given by the caller. A second call with it finds the first execution.
             parent: id and step of the execution that started this one.
-            origin: what started it, for people (Dagster run id, command line, ...).
+            origin: the cause of the start, for display (Dagster run id, command line, ...).
             partition: of a partitioned playbook, the one that it belongs to; its keys go to the workload.
 
         Raises:
@@ -106,7 +106,9 @@ class Lifecycle:
             )
 
         context: dict[str, Any] = {"workload": effective, "path": metadata.path, "file": playbook.file}
-        context["named_pools"] = True  # spec.pool of steps that go to workers is theirs, not Dagster's
+        context["named_pools"] = (
+            True  # spec.pool of steps that workers run is the workers' pool, not Dagster's
+        )
         if partition is not None:
             context["partition"] = partition.model_dump(mode="json", exclude_none=True)
         if playbook.renamed:
@@ -129,12 +131,12 @@ class Lifecycle:
 
         Raises:
             ExecutionNotFoundError: there is no such execution.
-            ExecutionStateError: it is completed or cancelled, or somebody else resumed it just now.
+            ExecutionStateError: it is completed or cancelled, or another process resumed it just now.
         """
         execution = await self._runtime.load(execution_id)
         state = execution.state
         if after is not None and state.epoch != after:
-            raise ExecutionStateError(f"execution {execution_id} was resumed by somebody else just now")
+            raise ExecutionStateError(f"execution {execution_id} was resumed by another process just now")
         if state.status in (ExecutionStatus.COMPLETED, ExecutionStatus.CANCELLED):
             raise ExecutionStateError(
                 f"execution {execution_id} is {state.status}; start a new one with 'noetl-dagster run'"
@@ -143,9 +145,11 @@ class Lifecycle:
         event.meta = {"epoch": state.epoch + 1, **(origin or {})}
         async with self._deciding(execution_id) as (connection, now):
             if now.status is ExecutionStatus.CANCELLED:
-                raise ExecutionStateError(f"execution {execution_id} was cancelled by somebody else just now")
+                raise ExecutionStateError(
+                    f"execution {execution_id} was cancelled by another process just now"
+                )
             if not await self._runtime.log.append_once(event, connection=connection):
-                raise ExecutionStateError(f"execution {execution_id} was resumed by somebody else just now")
+                raise ExecutionStateError(f"execution {execution_id} was resumed by another process just now")
             await connection.execute(NOTIFY, CHANNEL, str(execution_id))
         state.apply(event)
         return execution
@@ -153,7 +157,7 @@ class Lifecycle:
     async def finish_if_over(self, execution: Execution) -> ExecutionStatus:
         """Ends the epoch when no token is left: every step that was reached has ended.
 
-        Whoever ends the last step calls this; a unique index lets one of several callers write the end.
+        The process that ends the last step calls this; a unique index lets one of several callers write the end.
         """
         state = execution.state
         if not state.is_running:
@@ -180,8 +184,8 @@ class Lifecycle:
         """Cancels an execution for good. False when it had ended already.
 
         From the commit on no command of it is issued, queued or claimed. Commands that were claimed, by workers
-        of the pool or by a process that drives the execution, end as failed with it; all of them are told to
-        stop.
+        of the pool or by a process that drives the execution, end as failed with it; their processes are
+        notified.
 
         Raises:
             ExecutionNotFoundError: there is no such execution.
@@ -196,7 +200,7 @@ class Lifecycle:
         return execution_id in cancelled
 
     async def _cancel_tree(self, execution_id: int, reason: str) -> dict[int, _Cancelled]:
-        """Cancels an execution and those that it started; those of them that had not ended."""
+        """Cancels an execution and those that it started; returns those that had not ended."""
         while True:
             try:
                 found = await self._cancel(execution_id, reason)
@@ -217,7 +221,7 @@ class Lifecycle:
             event = self._event(state, EventType.EXECUTION_CANCELLED, "CANCELLED")
             event.error = reason
             if not await self._runtime.log.append_once(event, connection=connection):
-                return None  # it has completed or failed just now
+                return None  # it completed or failed just now
             await connection.execute(WITHDRAW_ALL, execution_id)  # first: claims pass over what is locked
             unended = [as_event(record) for record in await connection.fetch(UNENDED, execution_id)]
             ends = [self._interrupted(begun, reason) for begun in unended]
@@ -227,7 +231,7 @@ class Lifecycle:
             return _Cancelled(state, event, unended)
 
     async def _tell_trace(self, execution_id: int, cancelled: _Cancelled) -> None:
-        """What ended with an execution is told here; who ran it does not."""
+        """Records the spans of commands that ended with an execution; the processes that ran them do not."""
         if cancelled.state.catalog_id is None:
             return
         try:
@@ -241,7 +245,7 @@ class Lifecycle:
             execution_ended(trace, state, end, self._runtime.box.credentials.redact)
 
     async def _give_back(self, execution_id: int) -> None:
-        """Gives back what its cursor loops have claimed; what cannot be now, the reaper tries again."""
+        """Releases the rows that its cursor loops have claimed; the reaper retries those that it cannot release."""
         try:
             async with asyncio.timeout(GIVE_BACK_SECONDS):
                 await release_expired(self._runtime, execution_id)
@@ -251,7 +255,7 @@ class Lifecycle:
             )
 
     async def _publish(self, execution_id: int) -> None:
-        """Publishes what completed of the sinks of steps that will not end any more."""
+        """Publishes the completed sink parts of steps that will not end any more."""
         try:
             if not await self._runtime.pool.fetchval(HAS_SINK_PARTS, execution_id):
                 return
@@ -267,20 +271,20 @@ class Lifecycle:
                     logger.warning("execution %s: step %s: %s", execution_id, step, error)
 
     def _interrupted(self, begun: Event, reason: str) -> Event:
-        """The end of a command that was begun, in the place of the one that its worker will not send."""
+        """Makes the end of a command that was begun, since its worker will send none."""
         event = self._runtime.commands.cancelled(Command.of(begun), reason)
         event.worker_id = begun.worker_id
         return event
 
     @asynccontextmanager
     async def _deciding(self, execution_id: int) -> AsyncIterator[tuple[Any, ExecutionState]]:
-        """A transaction with the execution's state, to which nobody adds commands or epochs meanwhile."""
+        """Opens a transaction during which no process adds commands or epochs; yields the connection and the state."""
         async with self._runtime.pool.acquire() as connection, connection.transaction():
             await connection.execute(CLOSE_GATE, execution_id)
             yield connection, await self._runtime.state(execution_id, connection)
 
     async def _stop(self, execution: Execution, event: Event) -> ExecutionStatus:
-        """Ends the epoch with ``event``, unless somebody ended it before."""
+        """Ends the epoch with ``event``, unless another process ended it before."""
         state = execution.state
         workflow = None
         if event.event_type in _WORKFLOW_ENDS:
@@ -304,9 +308,9 @@ class Lifecycle:
 
 
 def outstanding(execution: Execution) -> tuple[set[str], list[StepEnd]]:
-    """Regions that were reached and have not ended, and the failures that nothing handled.
+    """Returns the regions that were reached and have not ended, and the unhandled failures.
 
-    A step after an unhandled failure is not waited for: a join never comes to know all its upstreams.
+    A step after an unhandled failure is not waited for, since its join never has all its upstreams.
     """
     graph, state = execution.program.graph, execution.state
     reached = {graph.region_of(execution.playbook.entry.name).name}
@@ -326,7 +330,7 @@ def outstanding(execution: Execution) -> tuple[set[str], list[StepEnd]]:
 
 
 def blocked_regions(execution: Execution, failures: list[StepEnd]) -> set[str]:
-    """Regions that come after an unhandled failure, however many steps later."""
+    """Returns the regions after an unhandled failure, at any distance."""
     graph = execution.program.graph
     blocked: set[str] = set()
     waiting = [graph.region_of(end.step) for end in failures]

@@ -1,4 +1,4 @@
-"""An execution at a glance: what the command line and the HTTP API show."""
+"""Overviews of executions for the command line and the HTTP API."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from noetl_dagster.playbook.models import LoopMode
 from noetl_dagster.result_ref import ResultRef
 
 OPEN = "OPEN"
-"""Status of a step that has not ended in an execution that has failed."""
+"""Status of a step without an end in a failed execution."""
 
 UNCLAIMED = """
 SELECT loop_id FROM unnest($2::text[]) AS loop_id
@@ -43,11 +43,11 @@ WHERE NOT EXISTS (
 
 
 class LoopView(BaseModel):
-    """Counts of a loop's iterations; ``total`` is 0 while a loop goes on of which nobody knows how many there will be:
-    over a cursor, or over the chunks of another step, of which ``so_far`` have been made.
+    """Counts of a loop's iterations.
 
-    While it runs, ``rate`` is how many a second ended lately and ``remaining_seconds`` how long the others take
-    at that rate; None when nobody can tell. ``waiting``: no iteration has begun, for want of somebody to run it.
+    ``total`` is 0 while the number is not known: over a cursor, or over the chunks of another step, of which ``so_far``
+    have been made. While it runs, ``rate`` is the number that ended per second lately, and ``remaining_seconds`` the
+    time that the others take at that rate; None while unknown. ``waiting``: no process has begun an iteration.
     """
 
     model_config = ConfigDict(frozen=True)
@@ -64,7 +64,7 @@ class LoopView(BaseModel):
 
 
 class ChunksView(BaseModel):
-    """What a step has made for those that take its chunks; ``rows`` is None where nobody has counted them."""
+    """The chunks that a step has made for others; ``rows`` is None if they were not counted."""
 
     model_config = ConfigDict(frozen=True)
 
@@ -73,7 +73,7 @@ class ChunksView(BaseModel):
 
 
 class CheckView(BaseModel):
-    """What a check said last of a step's result; ``why`` and ``facts`` where it did not pass, for people."""
+    """The latest outcome of a check; ``why`` and ``facts`` explain a check that did not pass."""
 
     model_config = ConfigDict(frozen=True)
 
@@ -86,9 +86,9 @@ class CheckView(BaseModel):
 
 
 class StoredView(BaseModel):
-    """A result that is too large for the log: ``ref`` is its name, ``physical_uri`` where its bytes are.
+    """A result that is too large for the log: ``ref`` is its name, ``physical_uri`` the location of its bytes.
 
-    ``preview`` is the beginning, ``extracted`` what ``output_select`` copied out.
+    ``preview`` is the beginning, ``extracted`` the fields that ``output_select`` copied out.
     """
 
     model_config = ConfigDict(frozen=True)
@@ -104,7 +104,7 @@ class StoredView(BaseModel):
 
 
 class WatermarkView(BaseModel):
-    """How far a step has loaded its source (``state``), and how far it had before."""
+    """The watermark of a step (``state``), and its value before."""
 
     model_config = ConfigDict(frozen=True)
 
@@ -113,14 +113,16 @@ class WatermarkView(BaseModel):
 
 
 class StepView(BaseModel):
-    """The latest visit of a step. Its status is ``OPEN`` when it had not ended as the execution failed: of a step that
-    takes chunks, which a resumed execution goes on with. ``chunks`` is of a step whose chunks others take.
+    """The latest visit of a step.
 
-    ``result`` is the address of a stored result, None for a small one. :func:`full_overview` tells the result itself,
-    once the step has ended: ``data`` where the log has it, ``ref`` where it is stored; of a loop ``data`` is the list
-    in item order, with ``{"ref": ...}`` for a stored one and ``{"status": "error", "error": ...}`` for a failed one.
-    It also tells what the step's ``checks`` said, where its ``watermark`` went, if it did, and of ``pool`` where its
-    commands run in the pool of workers.
+    Its status is ``OPEN`` if it had not ended when the execution failed: a step that takes chunks, which a resumed
+    execution continues. ``chunks`` is set for a step whose chunks others take. ``result`` is the address of a stored
+    result, None for a small one.
+
+    :func:`full_overview` adds the result of an ended step: ``data`` if the log has it, ``ref`` if it is stored. A
+    loop's ``data`` is the list in item order, with ``{"ref": ...}`` for a stored item and
+    ``{"status": "error", "error": ...}`` for a failed one. It also adds ``checks``, a ``watermark`` that moved, and
+    ``pool`` if the commands run in the pool of workers.
     """
 
     model_config = ConfigDict(frozen=True)
@@ -142,7 +144,7 @@ class StepView(BaseModel):
 class Overview(BaseModel):
     """Status of an execution. Times are UTC, ``seconds`` counts from the start to the end or to now.
 
-    :func:`full_overview` tells which text it runs: ``path``, ``sha256`` of the text, and its ``version`` where it is
+    :func:`full_overview` adds the text that it runs: ``path``, ``sha256`` of the text, and its ``version`` if it is
     registered.
     """
 
@@ -166,7 +168,7 @@ class Overview(BaseModel):
     workload: dict[str, Any] = {}
 
     def with_waiting(self, loop_ids: Collection[str]) -> Overview:
-        """The same with these loops marked as waiting."""
+        """Marks these loops as waiting."""
 
         def marked(step: StepView) -> StepView:
             if step.loop is None or step.loop.loop_id not in loop_ids:
@@ -177,7 +179,7 @@ class Overview(BaseModel):
 
 
 async def overview(runtime: Runtime, execution_id: int) -> Overview:
-    """Reads one row of the projection, and what was committed since the projection last looked.
+    """Reads one row of the projection, and the events committed since it was updated.
 
     Raises:
         ExecutionNotFoundError: the log has no such execution.
@@ -193,7 +195,7 @@ async def overview(runtime: Runtime, execution_id: int) -> Overview:
 
 
 async def full_overview(runtime: Runtime, execution_id: int) -> Overview:
-    """As :func:`overview`, with results, what checks said, and how the pool of workers does with its steps.
+    """Adds results, checks and the figures of the pool of workers to :func:`overview`.
 
     Raises:
         ExecutionNotFoundError: the log has no such execution.
@@ -203,7 +205,7 @@ async def full_overview(runtime: Runtime, execution_id: int) -> Overview:
     checks = await _checks(runtime, execution_id)
     results = await _results(runtime, execution_id, found.status)
 
-    def told(step: StepView) -> StepView:
+    def extended(step: StepView) -> StepView:
         view = pooled.get(step.step)
         if view is not None and step.status != ExecutionStatus.RUNNING:
             view = view.model_copy(update={"rate": None})
@@ -212,11 +214,11 @@ async def full_overview(runtime: Runtime, execution_id: int) -> Overview:
         return step.model_copy(update={"pool": view, "checks": tuple(checks.get(step.step, ())), **result})
 
     text = await _text(runtime, execution_id)
-    return found.model_copy(update={"steps": tuple(map(told, found.steps)), **text})
+    return found.model_copy(update={"steps": tuple(map(extended, found.steps)), **text})
 
 
 async def _with_chunks(runtime: Runtime, execution: ProjectedExecution, seen: Overview) -> Overview:
-    """The same with the counts of chunks, where steps take any."""
+    """Adds the counts of chunks if any step consumes them."""
     loops = execution.state.get("loop", {})
     if not any(entry.get("mode") == LoopMode.STREAM for entry in loops.values()):
         return seen
@@ -227,23 +229,23 @@ async def _with_chunks(runtime: Runtime, execution: ProjectedExecution, seen: Ov
     made = {row["node_name"]: ChunksView(made=row["chunks"], rows=row["rows"]) for row in rows}
     counts = {source: made.get(source, ChunksView(made=0)) for source in sources.values()}
 
-    def told(step: StepView) -> StepView:
+    def extended(step: StepView) -> StepView:
         loop, source = step.loop, sources.get(step.step)
         if loop is not None and source is not None and not loop.total:
             loop = loop.model_copy(update={"so_far": counts[source].made})
         return step.model_copy(update={"loop": loop, "chunks": counts.get(step.step)})
 
-    return seen.model_copy(update={"steps": tuple(map(told, seen.steps))})
+    return seen.model_copy(update={"steps": tuple(map(extended, seen.steps))})
 
 
 async def _text(runtime: Runtime, execution_id: int) -> dict[str, Any]:
-    """Path, version and digest of the text that an execution runs."""
+    """Returns path, version and digest of the text that an execution runs."""
     row = await runtime.pool.fetchrow(TEXT_OF_EXECUTION, execution_id)
     return {} if row is None else {**row, "version": row["version"] or None}
 
 
 async def _results(runtime: Runtime, execution_id: int, status: str) -> dict[str, dict[str, Any]]:
-    """By step, ``data`` or ``ref`` of its latest result, and its ``watermark``."""
+    """Returns by step the ``data`` or ``ref`` of its latest result, and its ``watermark``."""
     rows = await runtime.pool.fetch(STEP_RESULTS, execution_id)
     return {
         row["node_name"]: _result(from_result(row["result"])) | _watermark(row["watermark"], status)
@@ -252,7 +254,7 @@ async def _results(runtime: Runtime, execution_id: int, status: str) -> dict[str
 
 
 def _watermark(moved: dict[str, Any] | None, status: str) -> dict[str, Any]:
-    """How far a step has loaded; nothing while its rows are on their way to others, as long as that does not count."""
+    """Returns a step's watermark, unless later steps still have to load its rows."""
     if moved is None or ("pending" in moved and status != ExecutionStatus.COMPLETED):
         return {}
     return {"watermark": WatermarkView(value=moved["value"], previous=moved["previous"])}
@@ -267,7 +269,7 @@ def _result(envelope: Envelope) -> dict[str, Any]:
 
 
 def _item(envelope: Envelope) -> Any:
-    """What stands for one item in the list of a loop's results."""
+    """Returns the entry of one item in the list of a loop's results."""
     if envelope.get("status") != OK:
         return {"status": envelope.get("status"), "error": envelope.get("error")}
     if (reference := envelope.get("ref")) is not None:
@@ -281,7 +283,7 @@ def _stored(reference: Any) -> StoredView:
 
 
 async def _checks(runtime: Runtime, execution_id: int) -> dict[str, list[CheckView]]:
-    """By step, what each check said last."""
+    """Returns by step the latest outcome of each check."""
     found: dict[str, list[CheckView]] = {}
     for row in await runtime.pool.fetch(CHECKS, execution_id):
         view = CheckView(
@@ -306,13 +308,13 @@ async def _unclaimed(runtime: Runtime, execution_id: int, seen: Overview) -> set
 
 
 async def small_results(runtime: Runtime, execution_id: int, characters: int) -> dict[str, str]:
-    """By step, the beginning of a result that is kept in the log itself, as JSON; none for larger ones."""
+    """Returns by step the first characters of a result that the log holds, as JSON; larger results are left out."""
     rows = await runtime.pool.fetch(SMALL_RESULTS, execution_id, characters)
     return {row["node_name"]: row["data"] for row in rows if row["data"] not in (None, "null", "{}")}
 
 
 def overview_of(execution: ProjectedExecution, rates: Mapping[str, float]) -> Overview:
-    """The view of a row of ``noetl.execution``.
+    """Makes the view of a row of ``noetl.execution``.
 
     Args:
         rates: of running loops, see :func:`noetl_dagster.engine.executions.progress.loop_rates`.
@@ -368,7 +370,7 @@ def _loop(state: dict[str, Any], step: str, rates: Mapping[str, float]) -> LoopV
 
 
 def chunks_made(chunks: ChunksView) -> str:
-    """For people: ``60 chunks, 300000 rows``."""
+    """Formats counts: ``60 chunks, 300000 rows``."""
     return f"{chunks.made} chunks" + ("" if chunks.rows is None else f", {chunks.rows} rows")
 
 
@@ -380,7 +382,7 @@ async def newest_executions(
     partition: str | None = None,
     asset: str | None = None,
 ) -> list[Mapping[str, Any]]:
-    """Executions, the newest first, whatever became of them.
+    """Returns executions, the newest first, in any status.
 
     Args:
         after: only those with a larger id.

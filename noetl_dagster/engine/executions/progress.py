@@ -1,4 +1,4 @@
-"""How far an execution is, from the log: counts of its loops, and what its running commands say."""
+"""Progress of an execution, from the log and the queue: counts of loops, notes of commands, figures of the pool."""
 
 from __future__ import annotations
 
@@ -51,6 +51,7 @@ class LoopProgress:
 
     @property
     def ended(self) -> int:
+        """Iterations that ended."""
         return self.done + self.failed
 
     @property
@@ -65,35 +66,35 @@ class LoopProgress:
 
 
 class Pace:
-    """How fast a loop goes now, from the counts that somebody sees every few seconds.
+    """The current pace of a loop, from counts taken every few seconds.
 
-    Only the last half minute counts: what an earlier run did, and slow beginnings, say nothing of the rest.
+    Only the last half minute counts: earlier runs and slow beginnings do not predict the rest.
     """
 
     def __init__(self) -> None:
         self._seen: deque[tuple[float, int]] = deque()
 
     def see(self, ended: int, now: float) -> None:
-        """Takes a count of ended iterations at a time in seconds."""
+        """Records the count of ended iterations at a time in seconds."""
         self._seen.append((now, ended))
         while len(self._seen) > 2 and now - self._seen[1][0] > PACE_SECONDS:
             self._seen.popleft()
 
     @property
     def rate(self) -> float:
-        """Iterations a second; 0 while two counts have not been seen."""
+        """Iterations a second; 0 before the second count."""
         if len(self._seen) < 2:
             return 0.0
         (begun, before), (now, ended) = self._seen[0], self._seen[-1]
         return max(0.0, (ended - before) / (now - begun)) if now > begun else 0.0
 
     def remaining(self, total: int) -> float | None:
-        """Seconds until ``total`` iterations have ended, None while nobody can tell."""
+        """Returns the seconds until ``total`` iterations have ended, None while unknown."""
         rate = self.rate
         return max(0, total - self._seen[-1][1]) / rate if rate else None
 
     def describe(self, total: int) -> str:
-        """For example ``2300/s, 40 s left``; empty while nobody can tell. A total of 0 is one that nobody knows."""
+        """Formats the pace: ``2300/s, 40 s left``; empty while it is unknown. A total of 0 means unknown."""
         if not total:
             return per_second(self.rate) if self.rate else ""
         remaining = self.remaining(total)
@@ -101,12 +102,12 @@ class Pace:
 
 
 def per_second(rate: float) -> str:
-    """For people: ``2300/s``, ``0.25/s``."""
+    """Formats a rate: ``2300/s``, ``0.25/s``."""
     return f"{rate:.0f}/s" if rate >= 10 else f"{rate:.2g}/s"
 
 
 def duration(seconds: float) -> str:
-    """For people: ``40 s``, ``3 min 20 s``, ``2 h 5 min``."""
+    """Formats seconds: ``40 s``, ``3 min 20 s``, ``2 h 5 min``."""
     whole = round(seconds)
     if whole < 60:
         return f"{whole} s"
@@ -116,14 +117,14 @@ def duration(seconds: float) -> str:
 
 
 def brief(seconds: float) -> str:
-    """For people, of times that may be short: ``4 ms``, ``1.3 s``, and from a minute on as :func:`duration`."""
+    """Formats times that may be short: ``4 ms``, ``1.3 s``, and from a minute on as :func:`duration`."""
     if seconds < 0.9995:
         return f"{seconds * 1000:.0f} ms"
     return f"{seconds:.1f} s" if seconds < 59.95 else duration(seconds)
 
 
 async def loop_progress(pool: asyncpg.Pool, execution_id: int) -> list[LoopProgress]:
-    """Every loop of an execution in the order in which they started."""
+    """Returns every loop of an execution in the order in which they started."""
     rows = await pool.fetch(LOOP_PROGRESS, execution_id)
     return [
         LoopProgress(
@@ -140,7 +141,7 @@ async def loop_progress(pool: asyncpg.Pool, execution_id: int) -> list[LoopProgr
 
 
 async def stream_progress(pool: asyncpg.Pool, execution_id: int, steps: Sequence[str]) -> str:
-    """Where the chunks of a stream are: how many each of its steps has taken, and how many it has made.
+    """Describes the chunks of a stream: how many each of its steps has consumed, and how many it has made.
 
     Args:
         steps: from the source on.
@@ -163,7 +164,7 @@ async def stream_progress(pool: asyncpg.Pool, execution_id: int, steps: Sequence
 
 
 async def loop_rates(pool: asyncpg.Pool, execution_id: int) -> dict[str, float]:
-    """By loop id, the iterations a second that have ended lately, where any have.
+    """Returns by loop id the iterations that ended per second lately, if any did.
 
     Lately is since the oldest of the execution's last events, or since the loop or a resumption began if that
     came later. While nothing ends the rate falls.
@@ -177,16 +178,16 @@ async def loop_rates(pool: asyncpg.Pool, execution_id: int) -> dict[str, float]:
 
 
 async def running_notes(pool: asyncpg.Pool, execution_id: int) -> dict[str, str]:
-    """By step, what a command of it that runs has last said of its progress."""
+    """Returns by step the latest progress note of a running command."""
     rows = await pool.fetch(RUNNING_NOTES, execution_id)
     return {row["node_name"]: row["note"] for row in rows}
 
 
 LATEST = 1_000
-"""So many of a step's commands are looked at, and as many more as run now, however many there were."""
+"""The number of a step's latest commands that are read, in addition to those that run now."""
 
 MOST_WAITING = 10_000
-"""So many waiting commands of an execution are counted, and no more."""
+"""The waiting commands of an execution are counted up to this number."""
 
 # Commands that run are found by the index of those that have a worker.
 _QUEUED = """
@@ -268,7 +269,7 @@ class PoolView(BaseModel):
 
 
 async def pool_views(pool: asyncpg.Pool, execution_id: int, steps: Sequence[str]) -> dict[str, PoolView]:
-    """By step, how it does in the pool; steps that never were there are left out.
+    """Returns by step the figures of its commands in the pool; steps that never ran there are left out.
 
     Costs milliseconds, however long the log of the execution.
     """

@@ -1,4 +1,4 @@
-"""The result of a step as one reference, which Dagster can point at."""
+"""Results of steps for Dagster: references, values, and executions that completed without a Dagster run."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from noetl_dagster.worker.execution import Execution
 
 
 async def reference_of(runtime: Runtime, execution_id: int, end: StepEnd) -> ResultRef:
-    """The reference of a step's result; a small one that stands in the log gets one in the eventlog tier."""
+    """Returns the reference of a step's result; a small one in the log gets a reference in the eventlog tier."""
     reference = end.envelope.get("ref")
     if reference is not None:
         return reference if isinstance(reference, ResultRef) else ResultRef.model_validate(reference)
@@ -28,8 +28,10 @@ async def reference_of(runtime: Runtime, execution_id: int, end: StepEnd) -> Res
 
 
 async def value_of(runtime: Runtime, envelope: Mapping[str, Any]) -> Any:
-    """A step's result itself, fetched where it is stored; of a loop the results of its items, in their order, and
-    the envelope of one that failed."""
+    """Returns a step's result, fetched if it is stored.
+
+    A loop's is the list of its items' results, with the envelopes of failed ones.
+    """
     reference = envelope.get("ref")
     if reference is not None:
         return await runtime.results.get(reference)
@@ -56,11 +58,11 @@ LIMIT $4
 """
 
 SECONDS_BACK = 7 * 86_400
-"""Executions that started earlier are not looked at."""
+"""Executions that started earlier are ignored."""
 
 
-class Position(BaseModel):
-    """How far a reader of ends has come."""
+class EndPosition(BaseModel):
+    """The position of a reader of ends."""
 
     model_config = ConfigDict(frozen=True)
 
@@ -69,14 +71,14 @@ class Position(BaseModel):
 
 
 async def finished_outside(
-    runtime: Runtime, position: Position, *, limit: int = 100
-) -> tuple[list[Execution], Position]:
-    """The next executions that completed outside of Dagster, and the position after them."""
+    runtime: Runtime, position: EndPosition, *, limit: int = 100
+) -> tuple[list[Execution], EndPosition]:
+    """Returns the next executions that completed outside of Dagster, and the position after them."""
     floor = snowflake_floor(int((time.time() - SECONDS_BACK) * 1000))
     rows = await runtime.pool.fetch(COMPLETED, str(position.xact_id), position.event_id, floor, limit)
     found = []
     for row in rows:
-        position = Position(xact_id=int(row["xact_id"]), event_id=row["event_id"])
+        position = EndPosition(xact_id=int(row["xact_id"]), event_id=row["event_id"])
         execution = await runtime.load(row["execution_id"])
         if execution.state.run_id is None:
             found.append(execution)

@@ -1,4 +1,4 @@
-"""What an execution will need that takes long to start: Spark's session, while earlier steps run."""
+"""Starts Spark's session, which takes long, while earlier steps run."""
 
 from __future__ import annotations
 
@@ -10,14 +10,13 @@ from noetl_dagster.worker.execution import Execution
 
 SPARK = "spark"
 _ALWAYS = (None, "step.done", "call.done", "step.exit", "call.partial")
-"""Words of an arc's ``on`` that a step which does well comes by: its good end, see ``steps/routing.py``, and chunks,
-whose takers begin with it."""
+"""Values of an arc's ``on`` that fire when a step succeeds, and ``call.partial``, whose consumers begin with it."""
 
 
 def prepare_spark(runtime: Runtime, execution: Execution) -> bool:
-    """Starts Spark's session in this process when the execution is sure to need it here; returns at once.
+    """Starts Spark's session in this process if the execution will certainly need it here; returns at once.
 
-    Costs next to nothing when there is a session already. True when it is being started.
+    Costs next to nothing if there is a session already. Returns true if it is being started.
     """
     steps = spark_steps_ahead(execution)
     if not steps:
@@ -27,7 +26,7 @@ def prepare_spark(runtime: Runtime, execution: Execution) -> bool:
 
 
 def spark_steps_ahead(execution: Execution) -> list[str]:
-    """Steps that have not ended, are reached whatever their forerunners give, and use Spark in this process.
+    """Returns the steps that have not ended, will certainly be reached, and use Spark in this process.
 
     A JVM takes some 500 MB: where a condition decides whether a step runs, it is not started before that is
     decided. Steps of the pool start one in their worker, and those that ask for a pod in that.
@@ -53,19 +52,19 @@ def spark_steps_ahead(execution: Execution) -> list[str]:
 
 
 def _sure_targets(step: Step) -> list[str]:
-    """Steps to which this one leads when it has done well, whatever its result is."""
+    """Returns the steps that follow a success of this one, whatever its result is."""
     sure = []
     for arc in step.routing.arcs:
         unconditional = arc.when in (None, True) and arc.on in _ALWAYS
         if unconditional:
             sure.append(arc.step)
         if step.routing.mode is RoutingMode.EXCLUSIVE and not arc.is_stream:
-            break  # the first one that matches is taken, and nobody knows whether this one does
+            break  # the first arc that matches is taken, which may be this one
     return sure
 
 
 def uses_spark(playbook: Playbook, step: Step) -> bool:
-    """Whether a step has a spark task, its own or the workbook's, or runs its shards as a Spark job."""
+    """Reports that a step has a spark task, its own or the workbook's, or runs its shards as a Spark job."""
     return _runs_as_spark_job(step) or any(_kind(playbook, task) == SPARK for task in step.tasks)
 
 

@@ -1,4 +1,4 @@
-"""Fan-out: one command a shard, groups of shards for Dagster, one fan-in (seed P3)."""
+"""Fan-out: one command for each shard, groups of shards for Dagster, one fan-in."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from noetl_dagster.engine.loops.collection import Partitions
 from noetl_dagster.engine.loops.gather import gather
 from noetl_dagster.engine.loops.issue import issue
 from noetl_dagster.engine.runtime import Runtime
-from noetl_dagster.engine.steps.step import Entry, Steps
+from noetl_dagster.engine.steps.step import Steps, VisitEntry
 from noetl_dagster.errors import ToolError
 from noetl_dagster.events.queries import FANIN_COUNT
 from noetl_dagster.events.state import StepEnd
@@ -29,7 +29,7 @@ KEYS_AT_ONCE = 1_000
 
 @dataclass(frozen=True, slots=True)
 class Expanded:
-    """Outcome of expanding a fan-out: its groups, or the end of a step that had nothing to fan out."""
+    """Outcome of the expansion of a fan-out: its groups, or the end of a step that failed or was skipped."""
 
     groups: tuple[Group, ...] = ()
     end: StepEnd | None = None
@@ -37,7 +37,7 @@ class Expanded:
 
 
 class Fanouts:
-    """The three parts of a fan-out step: expand, run a group, fan in."""
+    """The three parts of a fan-out step: expansion, running a group, fan-in."""
 
     def __init__(self, runtime: Runtime, steps: Steps) -> None:
         self._runtime = runtime
@@ -50,9 +50,9 @@ class Fanouts:
         }
 
     async def expand(self, execution: Execution, step: str, visit: int = 1) -> Expanded:
-        """Evaluates the collection, issues one command a shard and splits the shards into groups.
+        """Evaluates the collection, issues one command for each shard and splits the shards into groups.
 
-        Expanding again gives the same groups and issues nothing twice.
+        A repeated expansion returns the same groups and issues nothing twice.
         """
         ended = execution.state.end_of(step, visit)
         if ended is not None:
@@ -61,7 +61,9 @@ class Fanouts:
         async with self._steps.entering(execution, program, visit) as entry:
             return await self._expand(execution, program, visit, entry)
 
-    async def _expand(self, execution: Execution, program: StepProgram, visit: int, entry: Entry) -> Expanded:
+    async def _expand(
+        self, execution: Execution, program: StepProgram, visit: int, entry: VisitEntry
+    ) -> Expanded:
         if entry.end is not None:
             return Expanded(end=entry.end)
         program = execution.step(program.step.name, visit)
@@ -71,7 +73,7 @@ class Fanouts:
         except TASK_ERRORS as error:
             return Expanded(end=await self._steps.fail(execution, program, visit, error))
         total = len(activation.items)
-        if not _on_spark(program):  # whose tasks issue the commands of their slices themselves, side by side
+        if not _on_spark(program):  # Spark's tasks issue the commands of their slices themselves
             async for _ in issue(self._runtime, activation, 0, total):
                 pass
             await self._runtime.buffer.flush()
@@ -104,7 +106,7 @@ class Fanouts:
         return await self._steps.end_loop(execution, program, visit, result)
 
     async def run(self, execution: Execution, step: str, visit: int = 1) -> StepEnd:
-        """All three parts in one process, as the walker needs them."""
+        """Runs all three parts in one process, for the walker."""
         ended = execution.state.end_of(step, visit)
         if ended is not None:
             return ended
@@ -116,12 +118,12 @@ class Fanouts:
                 expanded = await self._expand(execution, program, visit, entry)
                 if expanded.end is not None:
                     return expanded.end
-                if expanded.total:  # no groups: they are for ops of a Dagster run, and the last of each waits
+                if expanded.total:  # one group: several are only useful to ops of a Dagster run
                     await self.run_group(execution, step, Group(0, expanded.total), visit)
                 return await self.fan_in(execution, step, visit)
 
     async def count(self, execution_id: int, step: str, loop_id: str) -> tuple[int, int]:
-        """Shards done and failed (attempts) of one activation, by the seed's fan-in query."""
+        """Returns the shards done and failed (attempts) of one activation."""
         row = await self._runtime.pool.fetchrow(FANIN_COUNT, execution_id, step, loop_id)
         return int(row["done"]), int(row["failed"])
 
@@ -132,7 +134,7 @@ def _on_spark(program: StepProgram) -> bool:
 
 
 async def _check_keys(activation: Activation) -> None:
-    """Refuses shards with the same key: their results and sinks could not be told apart.
+    """Refuses shards with the same key, since their results and sinks would be mixed up.
 
     Only hashes are held: 29 MB for a million keys at the peak, where the keys themselves take 127 MB.
 
@@ -166,7 +168,7 @@ async def _keys(activation: Activation) -> AsyncIterator[tuple[int, str]]:
 
 
 def _has_twins(numbers: array[int]) -> bool:
-    """Whether a number is there twice. Of different keys the hashes may be equal too, hardly ever."""
+    """Reports that a number occurs twice. In rare cases different keys have equal hashes."""
     import pyarrow as pa
     import pyarrow.compute as pc
 
@@ -175,7 +177,7 @@ def _has_twins(numbers: array[int]) -> bool:
 
 
 def _groups(program: StepProgram, total: int) -> list[Group]:
-    """Contiguous groups, each large enough to keep as many shards in flight as may be."""
+    """Returns contiguous groups, each large enough for the allowed number of shards in flight."""
     loop = program.loop
     if total and _on_spark(program):
         return [Group(0, total)]  # one Spark job, which makes slices of its own

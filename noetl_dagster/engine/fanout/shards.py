@@ -50,7 +50,7 @@ class Group:
 
     @property
     def key(self) -> str:
-        """Mapping key of the dynamic output: first and last index, in order of the items."""
+        """Mapping key of the dynamic output: first and last index, so that keys sort like the items."""
         return f"{self.start:07d}_{self.stop - 1:07d}"
 
     @classmethod
@@ -266,7 +266,7 @@ class PartitionRunner:
         _raise_failures(ended, start)
         patches = [patch for outcome in ended for patch in outcome.patches]
         data: Envelope = {"status": OK, "data": [_listed_result(outcome.envelope) for outcome in ended]}
-        return await self._runtime.sealer.seal(data, command, None), patches
+        return await self._runtime.result_writer.seal(data, command, None), patches
 
 
 def _raise_failures(outcomes: list[Outcome], start: int) -> None:

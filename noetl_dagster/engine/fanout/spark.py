@@ -1,9 +1,8 @@
 """The ``spark`` engine of a fan-out: slices of shards as tasks of one Spark job.
 
-Each Python worker of Spark opens a small runtime of its own, once, and runs slices with the same code as
-the ``dagster`` engine: it reads its items from the stored collection, issues and runs their commands, and
-writes their events in batches. Back to the driver go counts only. What a lost worker had finished is in the
-log, so the job that follows skips it.
+Each Python worker of Spark opens a small runtime once and runs slices with the same code as the ``dagster`` engine:
+it reads its items from the stored collection, issues and runs their commands, and writes their events in batches. Only
+counts go back to the driver. The log has the shards that a lost worker had finished, so the next job skips them.
 """
 
 from __future__ import annotations
@@ -41,15 +40,15 @@ SLICE_SHARDS = 2_000
 """Shards of one Spark task, at most: as many as a stored part of the collection has items."""
 
 JOBS = 4
-"""Jobs of one group, at most: the first, and others after a Python worker or an executor was lost."""
+"""Jobs of one group, at most: another one follows when a Python worker or an executor was lost."""
 
 CONNECTIONS = 2
 SCHEMA = "done long, failed long"
 
 
 @dataclass(frozen=True, slots=True)
-class Task:
-    """What Spark's Python workers need to run slices of a fan-out; it travels with the job."""
+class SliceTask:
+    """The part of a Spark job that its Python workers run: slices of a fan-out."""
 
     settings: Settings
     execution_id: int
@@ -60,7 +59,7 @@ class Task:
     slice_shards: int
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Runs the slices whose numbers come in; gives ``done`` and ``failed`` of each."""
+        """Runs the slices whose numbers come in; yields ``done`` and ``failed`` of each."""
         import pyarrow as pa
 
         for batch in batches:
@@ -121,7 +120,7 @@ class SparkShards:
         description = f"{activation.step}: shards {group.start} to {group.stop - 1}"
         session = own_session(spark, settings, name, description)
         size = _slice_shards(activation, len(group), _cores(session))
-        task = Task(
+        task = SliceTask(
             settings.model_copy(update={"db_pool_size": CONNECTIONS}),
             activation.execution.id,
             activation.step,
@@ -140,7 +139,7 @@ class SparkShards:
 
 
 def _slice_shards(activation: Activation, shards: int, cores: int) -> int:
-    """Few enough that every core gets several slices, and that a lost one is soon done again."""
+    """Returns a size with which every core gets several slices, and a lost slice is soon done again."""
     loop = activation.program.loop
     if loop.fanout.granularity is ShardGranularity.PARTITION:
         return 1
@@ -150,7 +149,7 @@ def _slice_shards(activation: Activation, shards: int, cores: int) -> int:
 def _cores(session: SparkSession) -> int:
     try:
         return int(session.sparkContext.defaultParallelism)
-    except Exception:  # a Connect session does not tell
+    except Exception:  # a Connect session does not report it
         return machine.cores()
 
 
@@ -158,10 +157,10 @@ _runtimes: dict[tuple[int, str | None], Runtime] = {}
 _executions: dict[tuple[int, str], Execution] = {}
 
 
-async def _run_slice(task: Task, part: Group) -> GroupReport:
+async def _run_slice(task: SliceTask, part: Group) -> GroupReport:
     """Runs one slice in a Python worker of Spark."""
     runtime = await _runtime(task.settings)
-    known = (os.getpid(), task.loop_id)  # each fan-out sees the context as it is when it begins
+    known = (os.getpid(), task.loop_id)  # each fan-out sees the context of its beginning
     execution = _executions.get(known)
     if execution is None:
         _executions.clear()
@@ -174,7 +173,7 @@ async def _run_slice(task: Task, part: Group) -> GroupReport:
 
 
 async def _runtime(settings: Settings) -> Runtime:
-    """The runtime of this Python worker, kept for its later tasks."""
+    """Returns the runtime of this Python worker, which is kept for its later tasks."""
     known = (os.getpid(), settings.db_url)
     runtime = _runtimes.get(known)
     if runtime is None:

@@ -1,7 +1,7 @@
-"""One command and, where a ``retry`` block asks for them, the commands that follow it.
+"""Runs one command and the attempts that a ``retry`` block adds, after errors or successes.
 
-Each attempt is a command of its own in the log: a restart goes on with the attempt that was due, and a
-page that was fetched is not fetched again (seed "Distributed loop and retry", retry on error and success).
+Each attempt is a command of its own in the log: a restart resumes with the attempt that was due, and a page that was
+fetched is not fetched again.
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ class _Sequence:
     """The attempts of one command so far.
 
     Attributes:
-        failures: since the last success; bounds retries of one call, whatever page it is.
+        failures: since the last success; bounds the retries of each call, on every page.
         successes: pages fetched; bounds pagination.
-        pages: what successful attempts gave, once a rule collects.
+        pages: the results of successful attempts, once a rule collects.
     """
 
     values: dict[str, Any]
@@ -54,12 +54,12 @@ class _Sequence:
         self.patches.extend(outcome.patches)
 
     def made(self, outcome: Outcome) -> int:
-        """Attempts that count towards ``max_attempts`` of a rule for such an outcome."""
+        """Returns the number of attempts that count towards ``max_attempts`` of a rule for such an outcome."""
         return self.failures if outcome.failed else self.successes
 
 
 class Attempts:
-    """Runs a command and whatever its task's ``retry`` block makes follow."""
+    """Runs a command and the attempts that its task's ``retry`` block adds."""
 
     def __init__(self, runtime: Runtime) -> None:
         self._runtime = runtime
@@ -75,13 +75,13 @@ class Attempts:
         values: dict[str, Any] | None = None,
         spare: int = 0,
     ) -> Outcome:
-        """Runs ``command`` and its followers; the outcome is that of the last, or all pages together.
+        """Runs ``command`` and its followers; returns the last outcome, or all pages together.
 
         Args:
             issued: the first attempt is in the log already.
             resumed: attempts may have ended before; those are taken from the log.
             values: the ``iter`` values of the iteration.
-            spare: how often a failed call is tried again when no rule speaks of failures.
+            spare: retries of a failed call when no rule applies to failures.
         """
         if _on_error(program) is not None:
             spare = 0
@@ -111,7 +111,7 @@ class Attempts:
         return outcome
 
     async def _issue(self, program: StepProgram, command: Command, *, resumed: bool) -> Command:
-        """Writes ``command.issued``. One that an interrupted run had issued keeps the time it was due at."""
+        """Writes ``command.issued``. A command that an interrupted run had issued keeps its due time."""
         event = self._runtime.commands.issued(command, program.kind)
         new = await self._runtime.buffer.append([event])
         if event.event_id in new or not resumed or not command.not_before:
@@ -150,7 +150,7 @@ class Attempts:
         outcome: Outcome,
         sequence: _Sequence,
     ) -> Command | None:
-        """The next attempt that a rule asks for, or None."""
+        """Returns the next attempt that a rule asks for, or None."""
         cache = ReferenceCache()
         fetch = self._runtime.results.get
         scope = await execution.command_scope(program, command, cache, fetch, sequence.values)
@@ -184,7 +184,7 @@ class Attempts:
     async def _page(
         self, sequence: _Sequence, collect: Collect, command: Command, body: Any, *, more: bool
     ) -> None:
-        """Adds a page to the sequence. Where a step takes the pages as they come, each is a chunk."""
+        """Adds a page to the sequence. If a step consumes the pages as they come, each is a chunk."""
         streams = self._runtime.streams
         is_chunk = command.index is None and streams.of(stream_key(command)) is not None
         ref = await sequence.pages.add(collect, body, command, alone=is_chunk)
@@ -195,11 +195,11 @@ class Attempts:
     async def _holds(self, continuation: Continuation, scope: Scope) -> bool:
         try:
             return await holds_async(continuation.when, scope, self._runtime.results.get)
-        except TemplateError:  # about something that this outcome does not have
+        except TemplateError:  # it uses a field that this outcome does not have
             return False
 
     async def _body(self, envelope: Envelope) -> Any:
-        """The response body: of http the parsed body, of other tools the data."""
+        """Returns the response body: the parsed body of http, the data of other tools."""
         data = envelope.get("data")
         if "ref" in envelope:
             data = await self._runtime.results.get(envelope["ref"])
@@ -210,9 +210,11 @@ class Attempts:
     async def _aggregated(
         self, command: Command, outcome: Outcome, sequence: _Sequence, *, replayed: bool
     ) -> Outcome:
-        """All pages as one result, recorded once as ``retry_sequence_completed``."""
+        """Returns all pages as one result, recorded once as ``retry_sequence_completed``."""
         try:
-            envelope = await self._runtime.sealer.seal(await sequence.pages.envelope(command), command, None)
+            envelope = await self._runtime.result_writer.seal(
+                await sequence.pages.envelope(command), command, None
+            )
         except (ToolError, StorageError) as error:
             envelope = error_envelope(error)
         whole = replace(outcome, envelope=envelope)
@@ -225,10 +227,10 @@ class Attempts:
 
 
 def _applicable(program: StepProgram, outcome: Outcome) -> Iterator[Continuation]:
-    """The retry rules that may say something about an outcome.
+    """Yields the retry rules that apply to an outcome.
 
-    A rule that pages or collects is about successes. Any other is about failures, and about successes too
-    when its condition looks at something: that is how a playbook polls.
+    A rule that pages or collects applies to successes. Any other applies to failures, and also to successes if its
+    condition tests the output: that is how a playbook polls.
     """
     for task in program.tasks:
         for entry in task.continuations:
@@ -248,7 +250,7 @@ def _more_follow(rule: RetryRule, command: Command) -> ToolError:
 
 
 def _due(rule: RetryRule, made: int) -> float:
-    """Unix time at which the next attempt is due; 0 is at once. The next page waits only when told to."""
+    """Returns the Unix time at which the next attempt is due, 0: at once. Pages wait only if their rule has a delay."""
     if rule.continues_success and "delay" not in rule.model_fields_set:
         return 0.0
     seconds = delay_before(rule.backoff, rule.delay, made)
@@ -273,7 +275,7 @@ def _on_error(program: StepProgram) -> Continuation | None:
 
 
 def _merged(before: dict[str, Any], following: dict[str, Any]) -> dict[str, Any]:
-    """The next call's changes on top of those of the call before."""
+    """Lays the next call's changes over those of the call before."""
     merged = dict(before)
     for key, value in following.items():
         old = merged.get(key)

@@ -1,4 +1,4 @@
-"""The collection of a loop: evaluated once, kept by the log or by reference, read back on resumption."""
+"""The collection of a loop: evaluated once, stored in the log or by reference, read back on resumption."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ PART_BYTES = 4 * 1024**2
 PARTS_AT_ONCE = 8
 
 SAMPLE = 50
-"""Items whose size tells how many make a part."""
+"""Items whose average size determines the number of items in a part."""
 
 
 class Collection:
-    """The items of a loop: held here when few, else in stored parts, of which the latest read is held.
+    """The items of a loop: in memory when few, else in stored parts, of which the latest is cached.
 
     Args:
         reference: manifest of the parts, each of ``part_items`` items but the last.
@@ -64,7 +64,7 @@ class Collection:
         return self._size
 
     async def slice(self, start: int, stop: int) -> Sequence[Any]:
-        """The items of ``start <= index < stop``; only the parts that hold them are read.
+        """Returns the items of ``start <= index < stop``; reads only the parts that hold them.
 
         Raises:
             StorageError: a part cannot be read.
@@ -111,6 +111,7 @@ class Partitions(Collection):
         self._size = -(-len(collection) // items_each)
 
     async def slice(self, start: int, stop: int) -> Sequence[Any]:
+        """Returns the partitions ``start <= number < stop``."""
         each, last = self._items_each, len(self.collection)
         return [
             {"start": place * each, "stop": min((place + 1) * each, last)}
@@ -119,15 +120,15 @@ class Partitions(Collection):
 
 
 async def evaluate_collection(runtime: Runtime, program: StepProgram, scope: Scope) -> list[Any] | ResultRef:
-    """The items of a loop, in order; of many that are stored already, where they are.
+    """Returns the items of a loop, in order, or a reference to many items that are stored already.
 
     Raises:
-        ToolError: ``in`` gives something that cannot be iterated over.
+        ToolError: the value of ``in`` cannot be iterated over.
         TemplateError: ``in`` cannot be rendered.
     """
     wanted = program.collection
     assert wanted is not None
-    if wanted.is_expression and not wanted.is_fresh:  # a path, which may lead to a stored result
+    if wanted.is_expression and not wanted.is_fresh:  # a path, which may refer to a stored result
         value = await with_references(partial(wanted.evaluate, scope), runtime.results.get)
         stored = _stored(value)
         if stored is not None and _is_list(stored):
@@ -138,7 +139,7 @@ async def evaluate_collection(runtime: Runtime, program: StepProgram, scope: Sco
 
 
 def _stored(value: Any) -> ResultRef | None:
-    """Where a result stands that a template leads to, None when it is here."""
+    """Returns the reference of the result that a template evaluates to, or None when it is in memory."""
     if isinstance(value, ResultView):
         return (
             None if value.is_loop else value.stored
@@ -147,16 +148,16 @@ def _stored(value: Any) -> ResultRef | None:
 
 
 def _is_list(reference: ResultRef) -> bool:
-    """Whether a stored result is a list or a table, and says how long it is; a mapping around rows is none."""
+    """Reports that a stored result is a list or table of known length. A mapping around rows is not."""
     joined = strategy_of(reference) in (Strategy.APPEND, Strategy.CONCAT)
     return reference.rows is not None and (reference.kind is not RefKind.MANIFEST or joined)
 
 
 def as_items(value: Any, step: str) -> list[Any]:
-    """A list as it is; a mapping as its ``{key, value}`` pairs; the JSON text of either parsed.
+    """Returns a list as it is, a mapping as ``{key, value}`` pairs, and parses the JSON text of either.
 
     Raises:
-        ToolError: anything else; names the step and what was found.
+        ToolError: the value is something else; the message names the step and the value.
     """
     if isinstance(value, (str, bytes)):
         value = _parsed(value, step)
@@ -182,6 +183,7 @@ def _parsed(text: str | bytes, step: str) -> Any:
 
 
 def not_a_list(value: Any, step: str) -> ToolError:
+    """Makes the error of a value that cannot be iterated over."""
     return ToolError(
         f"step {step}: loop.in gave {type(value).__name__} {str(value)[:80]!r}, which is not a list; "
         "give a list, a mapping, or the JSON text of one",
@@ -198,16 +200,16 @@ async def keep_collection(
     *,
     partitions: int | None = None,
 ) -> tuple[dict[str, Any], Collection]:
-    """Keeps a collection: in the event while its items are few and small, else in stored parts.
+    """Stores a collection: in the event while its items are few and small, else in parts.
 
-    Of stored ones ``collection_ref`` leads to an object that lists the parts, for readers of any kind.
+    ``collection_ref`` of stored parts refers to an object that lists the parts, for external readers.
 
     Args:
-        items: as :func:`evaluate_collection` gives them. Stored ones pass through memory a few parts at a time.
-        partitions: make it :class:`Partitions`, at least so many where there are enough items.
+        items: from :func:`evaluate_collection`. Stored items pass through memory a few parts at a time.
+        partitions: makes it :class:`Partitions`, at least this many if there are enough items.
 
     Returns:
-        The context of ``loop.started``, and the collection as it is kept.
+        The context of ``loop.started``, and the stored collection.
     """
     settings = runtime.settings
     size = items.rows or 0 if isinstance(items, ResultRef) else len(items)
@@ -249,7 +251,7 @@ async def keep_collection(
 
 
 def kept_collection(runtime: Runtime, context: dict[str, Any]) -> Collection:
-    """The collection that :func:`keep_collection` kept; its parts are read when they are needed."""
+    """Returns the collection that :func:`keep_collection` stored; its parts are read when they are needed."""
     if "collection" in context:
         collection = Collection(context["collection"])
     else:

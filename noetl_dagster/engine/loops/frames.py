@@ -266,7 +266,7 @@ async def _release_frame(runtime: Runtime, execution: Execution, frame: Frame) -
     if known is None:
         return ReleaseOutcome.GONE
     await _end(runtime, execution, frame)
-    releasing = _Release(runtime, execution, frame)
+    releasing = _RowRelease(runtime, execution, frame)
     claimed = await releasing.status_of(known["claim_xid"])
     if claimed == "in progress":
         return ReleaseOutcome.IN_PROGRESS
@@ -326,7 +326,7 @@ def is_unfinished(envelope: Envelope) -> bool:
     return (envelope.get("error") or {}).get("code") in UNFINISHED
 
 
-class _Release:
+class _RowRelease:
     """The release of a cursor loop: its SQL runs once for each row, with the row's columns as names."""
 
     def __init__(self, runtime: Runtime, execution: Execution, frame: Frame) -> None:

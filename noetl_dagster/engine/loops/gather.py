@@ -1,4 +1,4 @@
-"""The result of a loop, put together from the log without holding its items."""
+"""The result of a loop, gathered from the log without its items in memory, and its writes to ``ctx``."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ BUNDLE = 1_000
 
 @dataclass(slots=True)
 class IterationEnd:
-    """How an iteration stands: its latest attempt or, where attempts are independent, a success before any failure."""
+    """The end of an iteration: its latest attempt or, if attempts are independent, preferably a success."""
 
     index: int
     attempt: int
@@ -33,6 +33,7 @@ class IterationEnd:
 
     @property
     def failed(self) -> bool:
+        """Reports a failed iteration."""
         return bool(self.envelope["status"] != OK)
 
 
@@ -42,7 +43,7 @@ class LoopResult:
 
     Attributes:
         envelope: ``status``, ``total``, ``done``, ``failed`` and the items: inline or behind ``ref``.
-        patches: what the iterations wrote to ctx, in item order: ``(index, path, value)``.
+        patches: the writes of the iterations to ctx, in item order: ``(index, path, value)``.
         errors: messages of the first failed iterations.
     """
 
@@ -52,10 +53,12 @@ class LoopResult:
 
     @property
     def done(self) -> int:
+        """Number of successful iterations."""
         return int(self.envelope["done"])
 
     @property
     def failed(self) -> int:
+        """Number of failed iterations."""
         return int(self.envelope["failed"])
 
 
@@ -68,7 +71,7 @@ async def iteration_ends(
     *,
     sequences: bool = False,
 ) -> AsyncIterator[IterationEnd]:
-    """The iterations that ended, in item order, read page by page.
+    """Yields the iterations that ended, in item order, read page by page.
 
     Args:
         loop_ids: activations of one loop, resumed ones included.
@@ -116,11 +119,11 @@ async def gather(
     """Builds the result of a loop that ended: inline while small, else a manifest over its parts.
 
     Args:
-        total: iterations that there should be; 0 where it is not known.
-        stop: the index after the last iteration, where that says more than ``total``.
+        total: the expected number of iterations; 0 if it is not known.
+        stop: the index after the last iteration, if it differs from ``total``.
         flat: each iteration's result is a list of results, and the loop's result is those end to end.
         sequences: see :func:`iteration_ends`.
-        counts: whether an end says something about the loop; by default each does.
+        counts: selects the ends that count for the result; by default all.
     """
     collector = _Collector(runtime, execution_id, step, loop_ids[-1], flat=flat)
     async for end in iteration_ends(
@@ -162,7 +165,7 @@ class _Collector:
         await self._add_one(envelope)
 
     async def _add_list(self, envelope: Envelope) -> None:
-        """A list of results: each as if it were an iteration's own, or a stored part with all of them."""
+        """Adds a list of results: each as if it were an iteration's own, or a stored part with all of them."""
         reference = envelope.get("ref")
         if reference is None:
             for item in envelope["data"]:
@@ -262,8 +265,8 @@ def merge_patches(
 ) -> tuple[dict[Path, Any], list[str]]:
     """Merges the writes of iterations that ran side by side.
 
-    All of them read the same context, so lists that grew from the one they read are put together in item
-    order. Of other different values the last item's stands. Within one item its last write counts.
+    All of them read the same context, so lists that grew from the one they read are joined in item order. Of other
+    different values the last item's wins. Within one item its last write counts.
 
     Args:
         patches: ``(index, path, value)`` in item order.
@@ -290,7 +293,7 @@ def merge_patches(
 
 
 def _tails(base: Any, values: list[Any]) -> list[list[Any]] | None:
-    """What each value appends to ``base``; None when one of them is no longer list that starts with it."""
+    """Returns the items that each value appends to ``base``, or None when one of them does not start with it."""
     if not isinstance(base, list):
         return None
     grown = [isinstance(value, list) and value[: len(base)] == base for value in values]

@@ -38,7 +38,7 @@ class IterationSource(Protocol):
 
     @property
     def stop_index(self) -> int | None:
-        """The index after the last iteration, where the number of items does not tell it."""
+        """The index after the last iteration, unless it follows from the number of items."""
         ...
 
     async def run(self, iterate: Iterate, chunks: IterationChunks | None) -> None:
@@ -206,7 +206,7 @@ class SharedCommands:
 
     @contextmanager
     def paused(self) -> Iterator[None]:
-        """Gives no further commands during a check that may end the loop."""
+        """Returns no further commands during a check that may end the loop."""
         self._pauses += 1
         self._going.clear()
         try:

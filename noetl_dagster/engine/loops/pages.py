@@ -1,4 +1,4 @@
-"""What the attempts of a sequence have given: held here while it is small, else stored part by part."""
+"""Collected pages of a sequence of attempts: in memory while they are small, else stored part by part."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from noetl_dagster.storage.store import ResultStore
 from noetl_dagster.worker.command import Command
 
 PART_BYTES = 1 << 20
-"""JSON that pages take together, from which on they are stored as one part."""
+"""Bytes of JSON of collected pages, from which on they are stored as one part."""
 
 MISSING = object()
 
@@ -23,12 +23,12 @@ MISSING = object()
 class Pages:
     """Collects pages by their strategy.
 
-    What is appended may be any amount. A mapping that is merged is one value, which whoever reads it holds too; it
-    and a page that replaces the one before are kept here.
+    Appended pages may have any size. A merged mapping, and a page that replaces the one before, stay in memory, since
+    their readers hold them in memory too.
 
     Attributes:
         count: pages collected.
-        failure: why one could not be, or why they are not all.
+        failure: the reason why pages are missing.
     """
 
     def __init__(self, store: ResultStore) -> None:
@@ -42,21 +42,22 @@ class Pages:
 
     @property
     def is_used(self) -> bool:
+        """Reports that a page was added, or could not be."""
         return self._strategy is not None or self.failure is not None
 
     def fail(self, error: ToolError) -> None:
-        """They are no result, unless they were none before."""
+        """Records an error that makes the pages no result; the first error counts."""
         self.failure = self.failure or error
 
     async def add(self, collect: Collect, body: Any, command: Command, *, alone: bool) -> ResultRef | None:
-        """Takes what a page has at the path.
+        """Adds the value at the path of a page.
 
         Args:
             command: the page's, by which its part is named.
-            alone: it is to be a part of its own.
+            alone: makes it a part of its own.
 
         Returns:
-            The part of a page that is one alone.
+            The part of a page that is a part of its own.
         """
         self._strategy = collect.strategy
         self.count += 1
@@ -84,13 +85,13 @@ class Pages:
         return None
 
     async def envelope(self, command: Command) -> Envelope:
-        """All pages as one result.
+        """Returns all pages as one result.
 
         Args:
             command: the last one.
 
         Raises:
-            ToolError, StorageError: it could not be collected, or not be stored.
+            ToolError, StorageError: pages could not be collected or stored.
         """
         if self.failure is not None:
             raise self.failure
@@ -129,7 +130,7 @@ def _rows(part: Any) -> list[Any]:
 
 
 def _part(body: Any, path: str | None) -> Any:
-    """What stands at a path, of the body or of its ``data``; ``MISSING`` where neither has it."""
+    """Returns the value at a path of the body or of its ``data``; ``MISSING`` if neither has it."""
     value = body
     for key in path.split(".") if path else ():
         value = value.get(key, MISSING) if isinstance(value, Mapping) else MISSING

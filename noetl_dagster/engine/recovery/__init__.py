@@ -1,5 +1,1 @@
-"""What is left behind: abandoned executions, silent claims, old partitions.
-
-Gives what to resume or give up, a reaper and a maintenance to sensors, schedules and the command line.
-Stands on ``driving``, ``executions``, ``runtime`` and ``steps``.
-"""
+"""Recovery and upkeep: abandoned executions, expired claims, and the partitions of the log."""

@@ -1,7 +1,7 @@
-"""Finds executions that say RUNNING while no process drives them, and decides when each is resumed.
+"""Finds RUNNING executions that no process drives, and decides when each is resumed.
 
-The log holds everything that resuming needs; NATS and the memory of the dead process do not matter (seed
-P0.3). Resuming is bounded and backs off, so that an execution that kills its process ends some time.
+The log holds everything that a resumption needs; NATS and the memory of the dead process do not matter. Resumptions are
+bounded and back off, so that an execution that kills its process ends eventually.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ WHERE execution_id = $1 AND event_type = 'execution.resumed' AND meta ? 'recover
 
 
 class Verdict(StrEnum):
-    """What is to be done with an abandoned execution."""
+    """The decision about an abandoned execution."""
 
     RESUME = "resume"
     WAIT = "wait"
@@ -53,8 +53,8 @@ class Verdict(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Request:
-    """An earlier request to resume an execution, as the caller remembers it between two looks.
+class ResumeRequest:
+    """An earlier request to resume an execution, which the caller remembers between two calls.
 
     Attributes:
         epoch: the epoch that was to be opened.
@@ -87,7 +87,7 @@ class Abandoned:
 
 
 class Recovery:
-    """Decides about abandoned executions. It starts nothing: that is for who runs playbooks."""
+    """Decides about abandoned executions. It starts nothing; the caller does."""
 
     def __init__(self, runtime: Runtime, lifecycle: Lifecycle, liveness: Liveness) -> None:
         self._runtime = runtime
@@ -95,15 +95,15 @@ class Recovery:
         self._liveness = liveness
 
     async def abandoned(
-        self, requested: Mapping[int, Request] | None = None, *, now: datetime | None = None
+        self, requested: Mapping[int, ResumeRequest] | None = None, *, now: datetime | None = None
     ) -> list[Abandoned]:
-        """Every execution without a driver, oldest first, with the verdict on it.
+        """Returns every execution without a driver, oldest first, with its verdict.
 
         A driver may be between two processes (Dagster's multiprocess executor starts one for each op), so
         an execution counts as abandoned only after a pause without any event.
 
         Args:
-            requested: what was requested at earlier looks.
+            requested: earlier requests.
         """
         await Projection(self._runtime.pool).catch_up()
         moment = (now or datetime.now(UTC)).timestamp()
@@ -114,7 +114,7 @@ class Recovery:
                 if not await self._liveness.is_driven(after):
                     try:
                         abandoned = await self._judge(after, (requested or {}).get(after), moment)
-                    except NoetlError as error:  # the others are not to wait for it
+                    except NoetlError as error:  # the others do not wait for it
                         logger.warning(
                             "execution %d cannot be resumed: %s; end it with 'noetl-dagster cancel %d'",
                             after,
@@ -127,7 +127,7 @@ class Recovery:
         return found
 
     async def give_up(self, abandoned: Abandoned) -> None:
-        """Ends an execution that was resumed in vain."""
+        """Ends an execution whose resumptions failed."""
         execution = await self._runtime.load(abandoned.execution_id)
         await self._lifecycle.fail(
             execution,
@@ -135,7 +135,7 @@ class Recovery:
             f"limits, then go on with 'noetl-dagster resume {abandoned.execution_id}'",
         )
 
-    async def _judge(self, execution_id: int, request: Request | None, now: float) -> Abandoned | None:
+    async def _judge(self, execution_id: int, request: ResumeRequest | None, now: float) -> Abandoned | None:
         execution = await self._runtime.load(execution_id)
         state = execution.state
         if not state.is_running:
@@ -156,12 +156,12 @@ class Recovery:
         )
 
 
-def remembered(text: str | None) -> dict[int, Request]:
-    """Requests from the text that :func:`remember` made."""
+def remembered(text: str | None) -> dict[int, ResumeRequest]:
+    """Reads requests from the text that :func:`remember` made."""
     known: dict[str, Any] = orjson.loads(text) if text else {}
-    return {int(execution_id): Request(*entry) for execution_id, entry in known.items()}
+    return {int(execution_id): ResumeRequest(*entry) for execution_id, entry in known.items()}
 
 
-def remember(requests: Mapping[int, Request]) -> str:
-    """Requests as text, for a sensor's cursor."""
+def remember(requests: Mapping[int, ResumeRequest]) -> str:
+    """Returns requests as text, for a sensor's cursor."""
     return orjson.dumps({str(key): [one.epoch, one.count, one.at] for key, one in requests.items()}).decode()

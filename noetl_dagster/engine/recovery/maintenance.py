@@ -1,4 +1,4 @@
-"""Partitions made ahead, old ones dropped with everything that belongs to their executions."""
+"""Makes partitions of the log ahead, and drops old ones with everything that belongs to their executions."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from noetl_dagster.worker.running import remove_orphans
 logger = logging.getLogger(__name__)
 
 LOCK_TIMEOUT = "5s"
-"""Dropping a partition waits so long for running queries; the next maintenance tries again."""
+"""Dropping a partition waits this long for running queries; the next maintenance tries again."""
 
 # By the log: the projection may be behind, and what it misses is lost with the partition.
 _RUNNING = """
@@ -53,10 +53,10 @@ _DROP = "DROP TABLE noetl.{name}"
 
 @dataclass(frozen=True, slots=True)
 class Maintained:
-    """What one maintenance did.
+    """The outcome of a maintenance.
 
     Attributes:
-        kept: partitions that are old enough but hold executions that still run.
+        kept: partitions that are old enough but hold running executions.
         results: stored results that were deleted, all expired ones included.
         orphans: stored objects that were deleted because no result names them.
         containers: jobs of containers that were deleted because their commands had ended.
@@ -110,7 +110,7 @@ class Maintenance:
         return Maintained(tuple(made), tuple(dropped), tuple(kept), executions, results, orphans, containers)
 
     async def _old(self, connection: Any, now: datetime) -> list[tuple[str, int, int]]:
-        """Partitions whose every moment is past the retention, with their bounds."""
+        """Returns the partitions that lie completely before the retention, with their bounds."""
         if self._retention is None:
             return []
         found = []
@@ -124,12 +124,12 @@ class Maintenance:
         return found
 
     async def _drop(self, connection: Any, name: str, start: int, end: int, now: datetime) -> int | None:
-        """Drops a partition with its executions; their number, or None when the partition stays for now."""
+        """Drops a partition with its executions; returns their number, or None when the partition stays for now."""
         try:
             async with connection.transaction():
                 await connection.execute("SELECT pg_advisory_xact_lock($1)", SCHEMA_LOCK)
                 if name not in await partitions(connection):
-                    return 0  # somebody else's maintenance was here
+                    return 0  # another maintenance dropped it
                 if await connection.fetchval(_RUNNING, start, end):
                     logger.warning("partition %s is past its retention but holds running executions", name)
                     return None
@@ -147,7 +147,7 @@ class Maintenance:
 
 
 def _count(tag: str) -> int:
-    """The number of rows in a command tag such as ``DELETE 3``."""
+    """Reads the number of rows in a command tag such as ``DELETE 3``."""
     return int(tag.rpartition(" ")[2])
 
 

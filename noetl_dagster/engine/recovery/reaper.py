@@ -1,7 +1,7 @@
-"""Finds claims whose worker went silent: gives the command to others, or ends it when it was tried enough.
+"""Finds claims of silent workers: requeues the command, or ends it after its last attempt.
 
-A claim is a lease in ``noetl.queue``; heartbeats extend it. Commands that a process runs inline for an
-execution that it drives have no lease: they go on with the execution (seed P0.4).
+A claim is a lease in ``noetl.queue``; heartbeats extend it. Commands that the driver of an execution runs itself
+have no lease: they resume with the execution.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ ORDER BY lease_until LIMIT $1
 FOR UPDATE SKIP LOCKED
 """
 
-# Expired leases with attempts left go back to the queue. Clearing the target lets any worker have them.
+# Expired leases with attempts left go back to the queue. Without a target any worker may claim them.
 REQUEUE = f"""
 WITH stale AS ({_STALE.format(condition="attempts < max_attempts")})
 UPDATE noetl.queue SET status = 'queued', worker_id = NULL, lease_until = NULL,
@@ -42,7 +42,7 @@ WHERE queue.execution_id = stale.execution_id AND queue.command_id = stale.comma
 RETURNING queue.execution_id, queue.command_id, queue.event_id, queue.attempts
 """
 
-# Expired leases that were given out often enough.
+# Expired leases without attempts left.
 EXHAUSTED = f"""
 WITH stale AS ({_STALE.format(condition="attempts >= max_attempts")})
 SELECT queue.execution_id, queue.command_id, queue.worker_id, queue.attempts, queue.node_name,
@@ -51,7 +51,7 @@ FROM stale
 JOIN noetl.queue ON queue.execution_id = stale.execution_id AND queue.command_id = stale.command_id
 """
 
-# Commands of executions that have ended wait for nothing any more.
+# Commands of executions that have ended are not needed any more.
 WITHDRAW_ENDED = """
 DELETE FROM noetl.queue USING noetl.execution
 WHERE execution.execution_id = queue.execution_id AND execution.status IN ('COMPLETED', 'CANCELLED')
@@ -68,7 +68,7 @@ FRAMES_OVERDUE = "SELECT EXISTS (SELECT FROM noetl.cursor_frame WHERE lease_unti
 
 @dataclass(frozen=True, slots=True)
 class Requeued:
-    """A command that waits for a worker again; ``attempts`` workers had it so far."""
+    """A command that waits for a worker again; ``attempts`` workers have claimed it so far."""
 
     execution_id: int
     command_id: str
@@ -78,7 +78,7 @@ class Requeued:
 
 @dataclass(frozen=True, slots=True)
 class Reaped:
-    """What one pass of the reaper did."""
+    """The outcome of one pass of the reaper."""
 
     requeued: tuple[Requeued, ...] = ()
     failed: tuple[str, ...] = ()
@@ -94,17 +94,17 @@ class Reaped:
 
 
 Release = Callable[[], Awaitable[int]]
-"""Gives back the rows of cursors' claims that have expired; how many claims it were."""
+"""Releases the rows of cursors' claims that have expired; returns the number of claims."""
 
 Announce = Callable[[Sequence[Requeued]], Awaitable[None]]
 
 
 class Reaper:
-    """Ends the waiting for workers that crashed or hang. Any number of reapers may run at the same time.
+    """Ends claims of workers that crashed or hang. Any number of reapers may run at the same time.
 
     Args:
-        announce: tells workers of commands that wait again; without it they find them in the queue.
-        release: what to do about cursors' claims; without it they are left to other reapers.
+        announce: notifies workers of requeued commands; without it they find them in the queue.
+        release: releases the rows of cursors' claims; without it other reapers do that.
     """
 
     def __init__(
@@ -122,11 +122,11 @@ class Reaper:
         self._announce = announce
 
     async def overdue(self) -> int:
-        """Leases that have run out by now, of commands and of cursors' claims."""
+        """Returns the number of expired leases, of commands and of cursors' claims."""
         return int(await self._pool.fetchval(OVERDUE))
 
     async def reap(self) -> Reaped:
-        """Handles every lease that has run out."""
+        """Handles every expired lease."""
         withdrawn = len(await self._pool.fetch(WITHDRAW_ENDED))
         requeued: list[Requeued] = []
         while rows := await self._pool.fetch(REQUEUE, BATCH):
@@ -138,12 +138,12 @@ class Reaper:
         while names := await self._fail_exhausted():
             failed.extend(names)
         released = await self._give_back()
-        if failed:  # its workers are gone, and what they had outside is nobody's
+        if failed:  # their workers are gone, and no process removes their leftovers
             await remove_orphans(self._pool)
         return Reaped(tuple(requeued), tuple(failed), withdrawn, released)
 
     async def _give_back(self) -> int:
-        """Gives back rows of cursors' claims; where that fails, the next pass tries again."""
+        """Releases the rows of cursors' claims; after a failure the next pass tries again."""
         if self._release is None or not await self._pool.fetchval(FRAMES_OVERDUE):
             return 0
         try:
@@ -153,7 +153,7 @@ class Reaper:
             return 0
 
     async def _fail_exhausted(self) -> list[str]:
-        """Ends commands that no worker finished; the end takes them out of the queue."""
+        """Ends commands that no worker finished; their ends remove them from the queue."""
         async with self._pool.acquire() as connection, connection.transaction():
             rows = await connection.fetch(EXHAUSTED, BATCH)
             if rows:

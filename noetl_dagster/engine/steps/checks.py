@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 async def evaluate(
     runtime: Runtime, program: StepProgram, visit: int, envelope: Envelope, scope: Scope
 ) -> list[CheckOutcome]:
-    """What every check of a step says of its result, in order. One that cannot be answered has not passed.
+    """Evaluates every check of a step, in order. A check that cannot be evaluated has not passed.
 
     Args:
         scope: the names that templates of checks see, ``output`` among them.
@@ -43,7 +43,7 @@ async def evaluate(
 
 
 def blocking_failure(outcomes: Sequence[CheckOutcome]) -> ToolError | None:
-    """The failure of a step whose blocking checks did not pass."""
+    """Returns the failure of a step whose blocking checks did not pass, or None."""
     failed = [one for one in outcomes if one.blocking and not one.passed]
     if not failed:
         return None
@@ -74,7 +74,7 @@ async def _measured(
 
 
 async def _rows_of(runtime: Runtime, envelope: Envelope, step: str, folder: Path) -> RowsSource | None:
-    """The rows of a result: a list of mappings, a mapping that holds one under ``rows``, or a table.
+    """Returns the rows of a result: a list of mappings, a mapping that holds one under ``rows``, or a table.
 
     A loop's are the results of its items. None where there are no rows at all.
 
@@ -126,13 +126,13 @@ def _outcome(step: str, visit: int, check: CheckSpec, answer: Answer) -> CheckOu
 async def settle_sink(
     runtime: Runtime, execution: Execution, program: StepProgram, visit: int, *, is_over: bool = True
 ) -> None:
-    """Publishes what a process that died, or a worker of the pool, left staged.
+    """Publishes parts that a process that died, or a worker of the pool, left staged.
 
     Args:
         is_over: no command of the visit runs any more; what did not complete is discarded.
 
     Raises:
-        ToolError: the sink cannot be reached; what is staged stays so. Or a part is not there.
+        ToolError: the sink cannot be reached, and staged parts stay staged. Or a part is missing.
     """
     if program.sink is None or not program.sink.is_staged:
         return

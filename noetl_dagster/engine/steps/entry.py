@@ -19,32 +19,32 @@ from noetl_dagster.worker.execution import Execution
 from noetl_dagster.worker.program import StepProgram
 
 Kept = dict[str, Any]
-"""A result as the log keeps it, with the asset, partition, execution and event that it is of."""
+"""A result as the log holds it, with its asset, partition, execution and event."""
 
 Elsewhere = Callable[[Key, str | None], Awaitable[Kept | None]]
-"""Finds the result of an asset that no playbook has made, or of one partition of it; None: there is none."""
+"""Finds the result of an asset that no playbook has made, or of one of its partitions; None if there is none."""
 
 
 async def reads_of(
     runtime: Runtime, execution: Execution, program: StepProgram, visit: int
 ) -> dict[str, Kept]:
-    """What a visit of a step reads, by name.
+    """Returns by name the results of other assets that a visit of a step reads.
 
     Raises:
-        AssetNotFoundError: an asset has no result, or not of the partition that is wanted.
+        AssetNotFoundError: an asset has no result, or none of the requested partition.
     """
     step = program.step
     known = execution.state.reads.get((step.name, visit))
     if known is not None or not step.sources:
         return known or {}
-    reader, playbook = _Reader(runtime, execution, step.name), execution.playbook
+    reader, playbook = _AssetReader(runtime, execution, step.name), execution.playbook
     return {
         name: await reader.read(source.model_copy(update={"asset": playbook.key_of(source.asset)}))
         for name, source in step.sources.items()
     }
 
 
-class _Reader:
+class _AssetReader:
     def __init__(self, runtime: Runtime, execution: Execution, step: str) -> None:
         self._runtime = runtime
         self._id, self._step = execution.id, step
@@ -66,7 +66,7 @@ class _Reader:
         return found
 
     async def _same(self, asset: Key) -> Kept | None:
-        """The partition of this execution, or of one of its dimensions; of an asset without any, its latest."""
+        """Reads the execution's partition, or one of its dimensions; or the latest of an asset without any."""
         if self._own is None:
             return await self._one(asset, None)
         for key in dict.fromkeys((self._own.key, *(part.key for part in self._own.parts.values()))):
@@ -94,7 +94,7 @@ class _Reader:
         found = {row["partition"]: row["result"] for row in rows}
         if fits_inline(byte_length(found), self._runtime.settings):
             return {"asset": key_text(asset), "partitions": found}
-        # a year of small results would make every event of the visit's beginning megabytes long
+        # a year of small results would make every ``step.enter`` megabytes long
         reference = await self._runtime.results.put(
             found, execution_id=self._id, step=self._step, name=f"reads_{key_text(asset)}"
         )
@@ -130,11 +130,11 @@ def _kept(asset: Key, row: Mapping[str, Any]) -> Kept:
 async def settings_of(
     runtime: Runtime, execution: Execution, program: StepProgram, visit: int, entered: Event
 ) -> dict[str, Any]:
-    """The settings of a visit, by where they stand in the step.
+    """Returns the settings of a visit, by their location in the step.
 
     Raises:
         TemplateError: one cannot be rendered.
-        ToolError: one comes to something that may not stand there; says which, and what may.
+        ToolError: one has a value that is not allowed; the message names it and the allowed values.
     """
     step = program.step.name
     known = execution.state.settings.get((step, visit))

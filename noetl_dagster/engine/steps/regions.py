@@ -23,7 +23,7 @@ class TokenQueue:
 
     An arc that leads back begins the next round. Several arcs that fire into one step in the same round make
     one visit of it, after everything that may still reach it in that round: the join barrier inside a cycle.
-    The queue is a function of the log, so a restarted region goes on where it stopped.
+    The queue is a function of the log, so a restarted region resumes where it stopped.
     """
 
     region: Region
@@ -35,7 +35,7 @@ class TokenQueue:
 
     @classmethod
     def replay(cls, execution: Execution, region: Region) -> TokenQueue:
-        """The queue as the log leaves it: tokens that came in, less the visits that ended."""
+        """Rebuilds the queue from the log: tokens that came in, without the visits that ended."""
         queue = cls(region, {step: place for place, step in enumerate(region.order)})
         queue.add(incoming(execution, region))
         while queue.waiting:
@@ -49,17 +49,20 @@ class TokenQueue:
 
     @property
     def has_pending(self) -> bool:
+        """Reports that a step waits."""
         return bool(self.waiting)
 
     @property
     def next_step(self) -> str:
+        """The step to visit next."""
         return self.region.order[self.waiting[0][1]]
 
     def next_visit(self, step: str) -> int:
+        """Returns the number of the next visit of a step."""
         return self.visits.get(step, 0) + 1
 
     def add(self, targets: Iterable[str]) -> None:
-        """Takes tokens: those for steps outside go out when the region has ended."""
+        """Adds tokens. Those of steps outside leave the region when it has ended."""
         round_, source = self.taken
         for target in targets:
             place = self.places.get(target)
@@ -71,19 +74,19 @@ class TokenQueue:
                 heappush(self.waiting, token)
 
     def take(self) -> tuple[str, int]:
-        """The next step to visit and the number of the visit."""
+        """Returns the next step to visit and the number of the visit."""
         step = self.next_step
         self.taken = heappop(self.waiting)
         self.visits[step] = self.next_visit(step)
         return step, self.visits[step]
 
     def ended(self, end: StepEnd) -> None:
-        """Takes the tokens of the visit that was taken last."""
+        """Adds the tokens of the visit that was taken last."""
         self.add(end.fired)
 
 
 def incoming(execution: Execution, region: Region) -> list[str]:
-    """Steps of a region that arcs from outside fired into, each once; the entry of the playbook."""
+    """Returns the steps of a region that arcs from outside fired into, each once, and the playbook's entry."""
     inside = frozenset(region.steps)
     tokens = {execution.playbook.entry.name: None} if execution.playbook.entry.name in inside else {}
     for end in execution.state.ends.values():
@@ -109,14 +112,14 @@ async def run_region(steps: Steps, execution: Execution, region: Region) -> tupl
 
 
 VISIT = 1
-"""A stream stands in no cycle: each of its steps is visited once."""
+"""A stream is part of no cycle: each of its steps is visited once."""
 
 
 async def run_streams(steps: Steps, execution: Execution, region: Region) -> tuple[list[str], StepEnd | None]:
-    """Runs the source of a stream, and while it runs the steps that take its chunks, and those that take theirs.
+    """Runs the source of a stream and, at the same time, the steps that consume its chunks directly or indirectly.
 
     Returns:
-        The steps outside that its arcs fired into, and a failure that no arc took, if there is one.
+        The steps outside that its arcs fired into, and an unhandled failure, if there is one.
     """
     walk = _Walk(steps, execution)
     try:
@@ -131,7 +134,7 @@ async def run_streams(steps: Steps, execution: Execution, region: Region) -> tup
 
 
 def streams_are_over(execution: Execution, region: Region) -> bool:
-    """Whether nothing in a stream is left to do, as far as the log knows."""
+    """Reports that the log has the end of every step of a stream."""
     graph, state = execution.program.graph, execution.state
     for step in region.order:
         source = graph.fed_by(step)
@@ -141,14 +144,14 @@ def streams_are_over(execution: Execution, region: Region) -> bool:
 
 
 class _Walk:
-    """Who drives the source of a stream drives all of it: others begin when it is driven here, or has ended."""
+    """The process that drives the source of a stream drives all of it. Consumers begin with it."""
 
     def __init__(self, steps: Steps, execution: Execution) -> None:
         self._steps = steps
         self._execution = execution
 
     async def step(self, name: str) -> None:
-        """Runs a step, and beside it those that take its chunks."""
+        """Runs a step and, at the same time, those that consume its chunks."""
         takers = self._execution.program.graph.streams_to(name)
         if not takers:
             await self._run(name)
@@ -180,7 +183,7 @@ class _Walk:
                 begin()
 
     async def leave_out(self, steps: tuple[str, ...]) -> None:
-        """Ends those that took chunks of a step whose failure an arc took: they do nothing more, and lead nowhere."""
+        """Skips the consumers of a step whose failure an arc handled: none of their arcs fires."""
         state, program = self._execution.state, self._execution.program
         for step in steps:
             source = program.graph.fed_by(step)
@@ -190,7 +193,7 @@ class _Walk:
                 await self._steps.skip(self._execution, program.step(step), VISIT)
 
     async def _run(self, step: str, entered: Callable[[], None] | None = None) -> StepEnd | None:
-        """How a step ended; None where its source failed, and its own end is not known."""
+        """Runs a step and returns its end; None if its source failed, since its own end is then not known."""
         try:
             return await self._steps.run(self._execution, step, VISIT, entered=entered)
         except StreamBrokenError:
@@ -198,7 +201,7 @@ class _Walk:
 
 
 def _is_taken(state: ExecutionState, source: str) -> bool:
-    """Whether chunks of a step are for others to take: unless it ended without success, and nobody resumes it."""
+    """Reports that other steps consume a step's chunks: not if it ended without success and is not resumed."""
     end = state.end_of(source, VISIT)
     return end is None or end.unhandled or end.status is StepStatus.COMPLETED
 

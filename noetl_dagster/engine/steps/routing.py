@@ -1,4 +1,4 @@
-"""Which arcs fire when a step ends (DSL section 7)."""
+"""Selects the arcs that fire when a step ends."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from noetl_dagster.worker.program import StepProgram
 
 @dataclass(slots=True)
 class Routed:
-    """Outcome of routing: targets in arc order, the ctx patches of their ``set``, and what was undefined."""
+    """Outcome of routing: targets in arc order, the ctx patches of their ``set``, and undefined conditions."""
 
     fired: list[str] = field(default_factory=list)
     patches: list[tuple[list[str], Any]] = field(default_factory=list)
@@ -26,7 +26,7 @@ async def route(program: StepProgram, scope: Scope, event_name: str, fetch: Fetc
     """Evaluates the arcs of a step that ended.
 
     After a failure only an arc with a ``when`` that is true, or one that listens to the failure, may fire.
-    An arc whose ``when`` cannot be decided, mostly for an undefined name, does not match; why is reported.
+    An arc whose ``when`` cannot be evaluated, mostly because of an undefined name, does not match and is reported.
     """
     routed = Routed()
     exclusive = program.step.routing.mode is RoutingMode.EXCLUSIVE
@@ -62,7 +62,7 @@ async def _apply(block: CompiledSet, scope: Scope, routed: Routed, fetch: Fetch)
 
 
 class EventName(str):
-    """The name of an event, equal to every word that means it: ``step.done`` is ``call.done`` as well."""
+    """The name of an event, equal to each of its spellings: ``step.done`` is ``call.done`` as well."""
 
     __slots__ = ()
 
@@ -79,5 +79,5 @@ class EventName(str):
 
 
 def event_names(name: str, step: str, payload: Mapping[str, Any]) -> dict[str, Any]:
-    """The ``event`` that arcs see."""
+    """Returns the ``event`` of arcs' conditions."""
     return {"name": EventName(name), "step": step, "payload": payload}

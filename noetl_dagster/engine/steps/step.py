@@ -1,4 +1,4 @@
-"""One visit of a step, from its entry to the arcs that fire (DESIGN section 4)."""
+"""One visit of a step, from its entry to the arcs that fire."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from noetl_dagster.engine.runtime import Runtime
 from noetl_dagster.engine.steps.checks import blocking_failure, evaluate, settle_sink
 from noetl_dagster.engine.steps.entry import reads_of, settings_of
 from noetl_dagster.engine.steps.routing import Routed, event_names, route
-from noetl_dagster.engine.steps.visits import Turns
+from noetl_dagster.engine.steps.visits import VisitDrivers
 from noetl_dagster.engine.steps.watermarks import entered_watermark, moved_watermark
 from noetl_dagster.errors import (
     AssetNotFoundError,
@@ -47,16 +47,16 @@ Patches = list[tuple[list[str], Any]]
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
-    """How a visit was entered: with the end of a visit that needs no work, else with the turn to work."""
+class VisitEntry:
+    """The entry into a visit: with its end if it needs no work, or else with the number of the driver."""
 
     turn: int = 1
     end: StepEnd | None = None
 
 
 @dataclass(slots=True)
-class _Ending:
-    """What is known when the work of a step is over."""
+class _WorkOutcome:
+    """The outcome of a step's work, before its end is written."""
 
     envelope: Envelope
     patches: Patches = field(default_factory=list)
@@ -74,9 +74,9 @@ class _Ending:
 
 
 class Steps:
-    """The step function. It gives playbooks their meaning, whoever drives it: Dagster ops or the walker."""
+    """The step function: it executes the playbook language for every driver, Dagster ops or the walker."""
 
-    def __init__(self, runtime: Runtime, turns: Turns) -> None:
+    def __init__(self, runtime: Runtime, turns: VisitDrivers) -> None:
         self._runtime = runtime
         self._turns = turns
         self._loops = Loops(runtime)
@@ -85,13 +85,13 @@ class Steps:
     async def run(
         self, execution: Execution, step: str, visit: int = 1, *, entered: Callable[[], None] | None = None
     ) -> StepEnd:
-        """Runs a visit of a step that is no fan-out; one that ended already is only read from the log.
+        """Runs a visit of a step that is no fan-out; one that has ended is only read from the log.
 
         Args:
             entered: called when this process begins to drive the visit.
 
         Returns:
-            How it ended; ``unhandled`` failures are for the caller to act on.
+            The end of the visit; the caller handles ``unhandled`` failures.
         """
         ended = execution.state.end_of(step, visit)
         if ended is not None:
@@ -105,7 +105,7 @@ class Steps:
     async def streaming(
         self, execution: Execution, step: str, takers: Sequence[str], visit: int = 1
     ) -> AsyncIterator[ChunkStream]:
-        """The stream of a visit's chunks, which other steps take in this process until the block ends."""
+        """Opens the stream of a visit's chunks, which other steps consume in this process until the block ends."""
         ahead = self._runtime.settings.chunks_ahead
         loops = ((taker, execution.program.step(taker).step.loop) for taker in takers)
         rooms = {taker: ahead + (1 if loop is None else loop.max_in_flight) for taker, loop in loops}
@@ -117,7 +117,7 @@ class Steps:
             self._runtime.streams.close(place, stream)
 
     async def refresh(self, execution: Execution, step: str, stream: ChunkStream, visit: int = 1) -> None:
-        """Tells a stream of the chunks in the log, which another driver may have written."""
+        """Adds the chunks in the log to a stream; another driver may have written them."""
         await self._runtime.streams.refresh((execution.id, step, visit), stream)
 
     async def _run(
@@ -133,15 +133,17 @@ class Steps:
                 program = execution.step(program.step.name, visit)
                 ending = await self._work(execution, program, visit, resumed)
             except TASK_ERRORS as error:
-                ending = _Ending(error_envelope(error))
+                ending = _WorkOutcome(error_envelope(error))
             return await self._end(execution, program, visit, ending)
 
     @asynccontextmanager
-    async def entering(self, execution: Execution, program: StepProgram, visit: int) -> AsyncIterator[Entry]:
-        """Writes ``step.enter`` and asks the admission policy; the turn lasts until the block ends.
+    async def entering(
+        self, execution: Execution, program: StepProgram, visit: int
+    ) -> AsyncIterator[VisitEntry]:
+        """Writes ``step.enter`` and evaluates the admission policy; drives the visit until the block ends.
 
         Yields:
-            An entry with an end when the step is left out, cannot be admitted, or was ended by another.
+            An entry with an end if the step is skipped, cannot be admitted, or was ended by another process.
         """
         step = program.step.name
         event = self._event(execution, step, visit, EventType.STEP_ENTER, "RUNNING")
@@ -153,21 +155,21 @@ class Steps:
             missing = error
         async with self._turns.turn(execution, event) as turn:
             if turn is None:
-                yield Entry(end=execution.state.ends[(step, visit)])
+                yield VisitEntry(end=execution.state.ends[(step, visit)])
             elif missing is not None:
                 execution.state.apply(event)
-                yield Entry(turn, await self.fail(execution, program, visit, missing))
+                yield VisitEntry(turn, await self.fail(execution, program, visit, missing))
             else:
                 resumed = turn > 1 or event.meta["resumed"]
                 end = await self._refusal(execution, program, visit, event)
                 if end is None and resumed:
                     end = await self._recover_sink(execution, program, visit)
-                yield Entry(turn, end)
+                yield VisitEntry(turn, end)
 
     async def _kept(
         self, execution: Execution, program: StepProgram, visit: int, entered: Event
     ) -> dict[str, Any] | None:
-        """What is found out once when a visit is entered, whoever goes on with it."""
+        """Determines, once for all drivers of a visit, its reads, watermark and settings."""
         reads = await reads_of(self._runtime, execution, program, visit)
         if reads:
             entered.context = {"reads": reads}
@@ -182,7 +184,7 @@ class Steps:
     async def _refusal(
         self, execution: Execution, program: StepProgram, visit: int, entered: Event
     ) -> StepEnd | None:
-        """The end of a visit that the admission policy refuses, None when it may go on."""
+        """Returns the end of a visit that the admission policy refuses, or None."""
         if program.admit is None:
             execution.state.apply(entered)
             return None
@@ -196,7 +198,7 @@ class Steps:
         return None if admitted else await self.skip(execution, program, visit)
 
     async def _recover_sink(self, execution: Execution, program: StepProgram, visit: int) -> StepEnd | None:
-        """Publishes what an earlier run left, before newer parts; the end of a visit where that fails."""
+        """Publishes parts that an earlier run left, before newer parts; returns the end of a visit if that fails."""
         try:
             await settle_sink(self._runtime, execution, program, visit, is_over=False)
         except TASK_ERRORS as error:
@@ -214,7 +216,7 @@ class Steps:
     async def end_loop(
         self, execution: Execution, program: StepProgram, visit: int, result: LoopResult
     ) -> StepEnd:
-        """Ends a fan-out whose shards are all accounted for."""
+        """Ends a fan-out whose shards have all ended."""
         fanin = {
             "status": fanin_status(result.done, result.failed),
             "done": result.done,
@@ -225,7 +227,7 @@ class Steps:
         try:
             ending = await self._loop_ending(execution, program, result)
         except TASK_ERRORS as error:
-            ending = _Ending(error_envelope(error), loop=result)
+            ending = _WorkOutcome(error_envelope(error), loop=result)
         ending.fanin = fanin
         return await self._end(execution, program, visit, ending)
 
@@ -233,20 +235,24 @@ class Steps:
         self, execution: Execution, program: StepProgram, visit: int, error: BaseException
     ) -> StepEnd:
         """Ends a visit with a failure that happened outside of any command."""
-        return await self._end(execution, program, visit, _Ending(error_envelope(error)))
+        return await self._end(execution, program, visit, _WorkOutcome(error_envelope(error)))
 
-    async def _work(self, execution: Execution, program: StepProgram, visit: int, resumed: bool) -> _Ending:
+    async def _work(
+        self, execution: Execution, program: StepProgram, visit: int, resumed: bool
+    ) -> _WorkOutcome:
         if program.step.loop is not None:
             result = await self._loops.run(_source_of(program.loop), execution, program, visit)
             return await self._loop_ending(execution, program, result)
         if not program.tasks:
-            return _Ending({"status": OK, "data": None})
+            return _WorkOutcome({"status": OK, "data": None})
         command = execution.command(program.step.name, visit)
         outcome = await self._attempts.run(execution, program, command, resumed=resumed)
         await publish_whole(self._runtime, command, outcome)
-        return _Ending(outcome.envelope, outcome.patches, step_values=outcome.step_values)
+        return _WorkOutcome(outcome.envelope, outcome.patches, step_values=outcome.step_values)
 
-    async def _loop_ending(self, execution: Execution, program: StepProgram, result: LoopResult) -> _Ending:
+    async def _loop_ending(
+        self, execution: Execution, program: StepProgram, result: LoopResult
+    ) -> _WorkOutcome:
         loop = program.loop
         envelope = result.envelope
         allow_partial = loop.may_fail_in_part or loop.fanout.allow_partial
@@ -258,10 +264,10 @@ class Steps:
         else:
             envelope = envelope | {"status": OK}
         patches = await self._merge(execution, program, result)
-        return _Ending(envelope, patches, loop=result)
+        return _WorkOutcome(envelope, patches, loop=result)
 
     async def _merge(self, execution: Execution, program: StepProgram, result: LoopResult) -> Patches:
-        """What iterations wrote to ctx: at once if one after another, else merged, with a warning."""
+        """Returns the writes of iterations to ctx: the last of each path if sequential, else merged with a warning."""
         loop = program.loop
         if loop.is_sequential:
             return list({tuple(path): (list(path), value) for _, path, value in result.patches}.values())
@@ -277,7 +283,9 @@ class Steps:
             await self._warn(execution, program.step.name, f"{message}; the last item's value stands")
         return [(list(path), value) for path, value in written.items()]
 
-    async def _end(self, execution: Execution, program: StepProgram, visit: int, ending: _Ending) -> StepEnd:
+    async def _end(
+        self, execution: Execution, program: StepProgram, visit: int, ending: _WorkOutcome
+    ) -> StepEnd:
         """Applies ``output`` and ``set``, routes, and writes ``step.exit`` with the arcs that fired."""
         step = program.step.name
         watermark: dict[str, Any] | None = None
@@ -326,9 +334,9 @@ class Steps:
         return await self._settle(execution, [*checks, event])
 
     async def _moved(
-        self, execution: Execution, program: StepProgram, visit: int, ending: _Ending
+        self, execution: Execution, program: StepProgram, visit: int, ending: _WorkOutcome
     ) -> dict[str, Any] | None:
-        """How far the step's watermark goes. It stays where anything is missing of what was to be loaded."""
+        """Returns the step's new watermark. It stays unchanged if anything was not loaded."""
         if program.step.state is None or ending.failed:
             return None
         failed = 0 if ending.loop is None else ending.loop.envelope["failed"]
@@ -339,7 +347,7 @@ class Steps:
         return await moved_watermark(self._runtime, execution, program, visit)
 
     async def _checked(
-        self, program: StepProgram, visit: int, ending: _Ending, scope: Scope, cache: ReferenceCache
+        self, program: StepProgram, visit: int, ending: _WorkOutcome, scope: Scope, cache: ReferenceCache
     ) -> list[CheckOutcome]:
         """Evaluates the step's checks; a blocking one that does not pass fails the step."""
         if not program.checks:
@@ -360,9 +368,9 @@ class Steps:
         return event
 
     async def _route(
-        self, program: StepProgram, visit: int, ending: _Ending, scope: Scope, cache: ReferenceCache
+        self, program: StepProgram, visit: int, ending: _WorkOutcome, scope: Scope, cache: ReferenceCache
     ) -> Routed:
-        """The arcs that fire. An arc whose ``set`` cannot be rendered fails the step, then routed as such."""
+        """Returns the arcs that fire. If an arc's ``set`` cannot be rendered, the step fails and is routed again."""
         for _ in range(2):
             named = scope.with_locals(self._names(program, visit, ending, cache))
             try:
@@ -372,7 +380,7 @@ class Steps:
         return Routed()
 
     async def _settle(self, execution: Execution, events: Sequence[Event]) -> StepEnd:
-        """Appends ``step.exit``, the last of ``events``. The end in the log stands, whoever wrote it."""
+        """Appends ``step.exit``, the last of ``events``. The first end in the log counts."""
         exit_ = events[-1]
         step, visit = exit_.node_name or "", int(exit_.meta["visit"])
         if exit_.event_id in await self._runtime.buffer.append(events):
@@ -386,7 +394,7 @@ class Steps:
         return execution.state.ends[(step, visit)]
 
     async def _shape(
-        self, program: StepProgram, ending: _Ending, scope: Scope, cache: ReferenceCache
+        self, program: StepProgram, ending: _WorkOutcome, scope: Scope, cache: ReferenceCache
     ) -> None:
         fetch = self._runtime.results.get
         view = ResultView(ending.envelope, cache)
@@ -396,7 +404,7 @@ class Steps:
             data = await render_async(program.output, named, fetch)
             shaped = {"status": OK, "data": data}
             command = Command(scope.execution_id, program.step.name)
-            ending.envelope = await self._runtime.sealer.seal(shaped, command, None)
+            ending.envelope = await self._runtime.result_writer.seal(shaped, command, None)
         if program.set:
             for patch in await with_references(lambda: program.set.patches(named), fetch):
                 if patch.scope == "ctx":
@@ -406,9 +414,9 @@ class Steps:
                     patch.apply(scope.step_values)
 
     def _names(
-        self, program: StepProgram, visit: int, ending: _Ending, cache: ReferenceCache
+        self, program: StepProgram, visit: int, ending: _WorkOutcome, cache: ReferenceCache
     ) -> dict[str, Any]:
-        """Names that arcs see."""
+        """Returns the names of the arcs' templates."""
         view = ResultView(ending.envelope, cache)
         step = program.step.name
         payload = {"visit": visit, "result": view, "status": ending.envelope["status"]}
@@ -435,7 +443,7 @@ class Steps:
 
 
 def _with_reached(scope: Scope, watermark: dict[str, Any] | None) -> Scope:
-    """The names of a step's end, where ``state.reached`` is how far it went; null where it went no further."""
+    """Adds ``state.reached``, the new value of the watermark; null if it did not move."""
     if scope.state is None:
         return scope
     return scope.with_state({**scope.state, "reached": None if watermark is None else watermark["value"]})
@@ -447,7 +455,7 @@ def _source_of(loop: Loop) -> OpenSource:
     return CollectionSource.open if loop.cursor is None else CursorSource.open
 
 
-def _loop_names(ending: _Ending) -> dict[str, Any]:
+def _loop_names(ending: _WorkOutcome) -> dict[str, Any]:
     names: dict[str, Any] = {}
     if ending.loop is not None:
         names["loop"] = {key: ending.loop.envelope[key] for key in ("total", "done", "failed")}

@@ -1,8 +1,8 @@
-"""One driver for each visit of a step: whoever's ``step.enter`` is in the log works, all others follow.
+"""One driver for each visit of a step: the process whose ``step.enter`` is in the log works, all others follow.
 
-Two processes may come to the same visit: a run that was resumed twice, an op that Dagster started again,
-two handlings of one completion. The unique index on the turn lets one of them in, so a loop has one
-``loop.done``, a command is issued and dispatched once, and the arcs fire once (seed P0.1, P0.2).
+Two processes may reach the same visit: a run that was resumed twice, an op that Dagster started again, two handlings of
+one completion. The unique index on the turn, the number of the driver, admits one of them. So a loop has one
+``loop.done``, a command is issued and dispatched once, and the arcs fire once.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from noetl_dagster.worker.command import own_worker_id
 from noetl_dagster.worker.execution import Execution
 
 POLL_SECONDS = (0.02, 0.5)
-"""Shortest and longest pause of a follower between two looks at the log."""
+"""Shortest and longest pause of a follower between two queries of the log."""
 
 _alive: set[int] = set()
 """Ids of the ``step.enter`` events on which tasks of this process work, or which they try to write."""
 
 
-class Turns:
-    """Takes turns at visits, follows the turns of others, and takes over those of the dead."""
+class VisitDrivers:
+    """Lets one process drive a visit; the others follow it, and one of them takes over when it dies."""
 
     def __init__(self, runtime: Runtime, liveness: Liveness) -> None:
         self._runtime = runtime
@@ -36,13 +36,13 @@ class Turns:
 
     @asynccontextmanager
     async def turn(self, execution: Execution, entered: Event) -> AsyncIterator[int | None]:
-        """Appends ``step.enter`` and keeps the turn until the block ends.
+        """Appends ``step.enter`` and drives the visit until the block ends.
 
         Args:
             entered: the event; it gets the turn, and a new id for each try.
 
         Yields:
-            The number of the turn; None when somebody else has ended the visit, which is in the state now.
+            The number of the turn; None when another process has ended the visit, which is in the state now.
         """
         turn = 1
         while True:
@@ -61,12 +61,12 @@ class Turns:
                 return
             row = await self._runtime.pool.fetchrow(STEP_TURNS, *_place(execution, step, visit))
             turn = (row["turn"] if row is not None else 0) + 1
-            if row is not None and row["context"]:  # what the driver before has read, this one reads too
+            if row is not None and row["context"]:  # this driver uses the same reads as the one before
                 entered.context = row["context"]
             entered.event_id = self._runtime.ids.next()
 
     async def settle(self, execution: Execution, step: str, visit: int) -> StepEnd | None:
-        """Takes the end of a visit from the log into the state, where there is one in this epoch."""
+        """Applies the end of a visit in the log to the state, if there is one in this epoch."""
         record = await self._runtime.pool.fetchrow(STEP_EXIT, *_place(execution, step, visit))
         if record is None:
             return None
@@ -76,13 +76,13 @@ class Turns:
         return execution.state.ends[(step, visit)]
 
     async def _follow(self, execution: Execution, step: str, visit: int) -> bool:
-        """Waits for the driver of a visit: true when it ended the visit, false when it is gone."""
+        """Waits for the driver of a visit; returns true if it ended the visit, false if it is gone."""
         pause, longest = POLL_SECONDS
         while True:
             if await self.settle(execution, step, visit) is not None:
                 return True
             if not await self._driver_lives(execution, step, visit):
-                # it may have ended the visit just before it went
+                # it may have ended the visit just before it died
                 return await self.settle(execution, step, visit) is not None
             await asyncio.sleep(pause)
             pause = min(pause * 1.5, longest)

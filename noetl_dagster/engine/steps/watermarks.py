@@ -1,8 +1,7 @@
-"""Watermarks of steps (``state``): where one stands when a visit begins, how far it goes when the visit ends.
+"""Watermarks of steps (``state``): their values when a visit begins and when it ends.
 
-The log is the only truth: a watermark stands where the greatest value stands that counts, so a slower execution
-never turns it back. One that is set by hand begins anew: what was loaded before, or by executions that had begun
-before, does not count any more.
+The log is the only truth: a watermark is the greatest value that counts, so a slower execution never turns it back.
+Setting it by hand discards earlier progress, also that of executions that had begun before.
 """
 
 from __future__ import annotations
@@ -28,14 +27,14 @@ from noetl_dagster.worker.program import StepProgram
 
 @dataclass(frozen=True, slots=True)
 class Watermark:
-    """How far a playbook has loaded a source.
+    """The progress of a playbook in a source.
 
     Attributes:
-        name: the step's, or what its ``state`` says.
-        partition: of the playbook's partitions; empty where it has none.
-        value: None where it was reset, and the next run begins with ``initial``.
+        name: the step's, or the ``name`` of its ``state``.
+        partition: key of the playbook's partition; empty if it has none.
+        value: None if it was reset, so that the next run begins with ``initial``.
         previous: what it was before.
-        execution_id: who moved it; None where it was set by hand.
+        execution_id: the execution that moved it; None if it was set by hand.
     """
 
     playbook: str
@@ -48,6 +47,7 @@ class Watermark:
 
     @classmethod
     def of(cls, row: Any) -> Watermark:
+        """Reads a row of the watermark queries."""
         kept = row["watermark"]
         by_hand = row["execution_id"] == row["event_id"]
         mover = kept.get("of") if by_hand else row["execution_id"]
@@ -65,7 +65,7 @@ class Watermark:
 async def entered_watermark(
     runtime: Runtime, execution: Execution, program: StepProgram, visit: int, entered: Event
 ) -> dict[str, Any] | None:
-    """Where a visit's watermark stands, for its ``step.enter``; None where the step keeps none.
+    """Returns a visit's watermark for its ``step.enter``, or None if the step keeps none.
 
     Raises:
         TemplateError: ``initial`` or ``name`` cannot be rendered.
@@ -100,10 +100,10 @@ async def entered_watermark(
 async def moved_watermark(
     runtime: Runtime, execution: Execution, program: StepProgram, visit: int
 ) -> dict[str, Any] | None:
-    """What a visit that has ended well made of its watermark; None where it stays.
+    """Returns the new watermark of a successful visit, or None if it stays unchanged.
 
     Raises:
-        ToolError: its commands went to values that cannot be compared.
+        ToolError: its commands reached values that cannot be compared.
     """
     step = program.step.name
     kept = execution.state.watermarks.get((step, visit))
@@ -118,20 +118,20 @@ async def moved_watermark(
 
 
 async def watermarks(pool: asyncpg.Pool[Any], playbook: str) -> list[Watermark]:
-    """How far a playbook has loaded, by name and partition."""
+    """Returns the watermarks of a playbook, by name and partition."""
     return [Watermark.of(row) for row in await pool.fetch(WATERMARKS, playbook)]
 
 
 async def set_watermark(
     log: EventLog, playbook: str, name: str, value: Value | None, *, partition: str = ""
 ) -> Watermark | None:
-    """Has the next run of a step go on from a value, whatever was loaded; None: from ``initial``.
+    """Makes the next run of a step resume from a value, whatever was loaded; None: from ``initial``.
 
     Returns:
-        Where it stood before; None where nothing had been loaded.
+        The watermark before; None if nothing had been loaded.
 
     Raises:
-        ToolError: it has stood at a number, and the value is a text, or the other way round.
+        ToolError: the watermark before was a number and the value is a text, or the other way round.
     """
     row = await log.pool.fetchrow(WATERMARK, playbook, name, partition, 0)
     before = None if row is None else Watermark.of(row)
@@ -148,7 +148,7 @@ async def set_watermark(
 
 
 async def keep_watermarks(connection: Any, pool: asyncpg.Pool[Any], start: int, stop: int) -> None:
-    """Writes the watermarks that only executions with ids from ``start`` to ``stop`` know anew, before these go."""
+    """Rewrites the watermarks that only executions with ids from ``start`` to ``stop`` hold, before their deletion."""
     rows = await connection.fetch(WATERMARKS_BETWEEN, start, stop)
     if not rows:
         return
@@ -164,7 +164,7 @@ async def keep_watermarks(connection: Any, pool: asyncpg.Pool[Any], start: int, 
 
 
 def _by_hand(ids: Snowflake, kept: dict[str, Any]) -> Event:
-    """An event that belongs to no execution."""
+    """Makes an event that belongs to no execution."""
     event_id = ids.next()
     meta = {"watermark": kept}
     return Event(

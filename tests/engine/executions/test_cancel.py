@@ -9,7 +9,7 @@ import pytest
 
 from noetl_dagster.engine.engine import Engine
 from noetl_dagster.engine.executions.overview import overview
-from noetl_dagster.engine.interruptions import Watch
+from noetl_dagster.engine.interruptions import InterruptionWatch
 from noetl_dagster.engine.liveness import Liveness
 from noetl_dagster.errors import ExecutionCancelledError, ExecutionStateError, TemplateError
 from noetl_dagster.events.state import ExecutionStatus
@@ -271,6 +271,6 @@ async def test_the_watch_survives_a_lost_connection(engine: Engine) -> None:
 async def test_a_command_does_not_wait_for_a_database_that_is_away(engine: Engine) -> None:
     """Workers send events over NATS or HTTP: what they have claimed runs on through an outage."""
     unreachable = Liveness("postgresql://127.0.0.1:9/nowhere", engine.runtime.pool)
-    watch = Watch(engine.runtime.pool, unreachable)
+    watch = InterruptionWatch(engine.runtime.pool, unreachable)
     assert await watch.guard(1, asyncio.sleep(0.05, "done")) == "done"
     await watch.close()
