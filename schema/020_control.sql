@@ -52,6 +52,7 @@ CREATE TABLE IF NOT EXISTS noetl.catalog (
     content     text        NOT NULL,
     payload     jsonb,                                 -- the content as JSON, of registered ones
     meta        jsonb       NOT NULL DEFAULT '{}',     -- its metadata
+    model       text,                                  -- its canonical model as JSON, in the order of the text
     sha256      text        NOT NULL,
     created_at  timestamptz NOT NULL DEFAULT now()
 );

@@ -9,13 +9,14 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import asyncpg
+from pydantic import ValidationError
 
 from noetl_dagster.engine.helpers import HelperProcesses
 from noetl_dagster.errors import ExecutionNotFoundError
 from noetl_dagster.events.buffer import EventBuffer, EventWriter
 from noetl_dagster.events.catalog import RegisteredPlaybooks
 from noetl_dagster.events.ids import Snowflake
-from noetl_dagster.events.log import EventLog
+from noetl_dagster.events.log import EventLog, StoredPlaybook
 from noetl_dagster.events.queries import NEXT_NODE
 from noetl_dagster.events.schema import open_settled_pool
 from noetl_dagster.events.state import ExecutionState
@@ -46,7 +47,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 
-Source = Callable[[int], Awaitable[tuple[str, str] | None]]
+Source = Callable[[int], Awaitable[StoredPlaybook | None]]
 
 
 @dataclass(slots=True)
@@ -231,17 +232,34 @@ class Runtime:
                 raise ExecutionNotFoundError(
                     f"execution {state.execution_id}: its playbook text {state.catalog_id} is not in the catalog"
                 )
-            program = self._programs[key] = _program(found[0], state.file or "<catalog>", state)
+            program = self._programs[key] = _stored_program(found, state)
         if program.playbook.settled:
             own = program.playbook
             return _program(own.source, own.file, state, workload=state.workload)
         return program
 
 
+def _stored_program(found: StoredPlaybook, state: ExecutionState) -> PlaybookProgram:
+    """Loads the stored model; reads the text only if there is no model that this version understands."""
+    file = state.file or "<catalog>"
+    if found.model is not None:
+        try:
+            playbook = Playbook.from_stored(found.model, found.content, file=file, renamed=state.renamed)
+        except ValidationError:
+            pass
+        else:
+            return _compiled(playbook, state)
+    return _program(found.content, file, state)
+
+
 def _program(
     text: str, file: str, state: ExecutionState, *, workload: dict[str, Any] | None = None
 ) -> PlaybookProgram:
     playbook = parse_playbook(text, file=file, workload=workload, renamed=state.renamed)
+    return _compiled(playbook, state)
+
+
+def _compiled(playbook: Playbook, state: ExecutionState) -> PlaybookProgram:
     if not state.named_pools:
         playbook = _with_one_pool(playbook)
     return PlaybookProgram(playbook, StepGraph(playbook))

@@ -65,7 +65,16 @@ class RegisteredPlaybooks:
             number = latest["version"] + 1 if latest is not None else 1
             row = await connection.fetchrow(
                 queries.CATALOG_REGISTER,
-                *(self._ids.next(), draft.path, number, draft.content, draft.payload, draft.meta, digest),
+                *(
+                    self._ids.next(),
+                    draft.path,
+                    number,
+                    draft.content,
+                    draft.payload,
+                    draft.meta,
+                    draft.model,
+                    digest,
+                ),
             )
         return Registration(_version(row), new=True)
 
@@ -135,6 +144,7 @@ class Draft(NamedTuple):
     content: str
     payload: dict[str, Any]
     meta: dict[str, Any]
+    model: str | None = None
 
 
 def draft_of(content: str, *, file: str = "<playbook>") -> Draft:
@@ -152,8 +162,10 @@ def draft_of(content: str, *, file: str = "<playbook>") -> Draft:
         place = Place(file, 1)
         raise PlaybookError([Problem(place, f"metadata.path {path!r} ends like a version; take another")])
     payload = Document(content, file).root
-    return Draft(path, content, payload, payload.get("metadata") or {})
+    return Draft(path, content, payload, payload.get("metadata") or {}, playbook.stored)
 
 
 def _version(row: Any) -> Version:
-    return Version(**{**row, "catalog_id": str(row["catalog_id"])})
+    found = {**row, "catalog_id": str(row["catalog_id"])}
+    found.pop("model", None)
+    return Version(**found)

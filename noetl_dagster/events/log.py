@@ -6,7 +6,7 @@ import hashlib
 from collections.abc import AsyncIterator, Collection, Sequence
 from contextlib import asynccontextmanager
 from datetime import UTC, datetime
-from typing import Any
+from typing import Any, NamedTuple
 
 import asyncpg
 
@@ -52,6 +52,14 @@ def as_row(event: Event) -> tuple[Any, ...]:
 def as_event(record: asyncpg.Record) -> Event:
     """Returns a row of the log as an event."""
     return Event(**{name: record[name] for name in queries.COLUMNS})
+
+
+class StoredPlaybook(NamedTuple):
+    """A playbook of the catalog: its text, its path, and its canonical model as JSON where that is stored."""
+
+    content: str
+    path: str
+    model: str | None = None
 
 
 class EventLog:
@@ -143,19 +151,25 @@ class EventLog:
                 return
             after = page[-1]["event_id"]
 
-    async def put_source(self, path: str, version: str | None, source: str) -> int:
-        """Stores the text of a playbook, identical texts only once; returns its catalog id."""
+    async def put_source(
+        self, path: str, version: str | None, source: str, *, model: str | None = None
+    ) -> int:
+        """Stores the text of a playbook and returns its catalog id; the same text is stored once.
+
+        Args:
+            model: its canonical model as JSON, from which executions continue without reading the text again.
+        """
         digest = hashlib.sha256(source.encode()).hexdigest()
         meta = {"version": version} if version is not None else {}
         catalog_id = await self.pool.fetchval(
-            queries.CATALOG_PUT, self.ids.next(), path, digest, source, meta
+            queries.CATALOG_PUT, self.ids.next(), path, digest, source, meta, model
         )
         return int(catalog_id)
 
-    async def source(self, catalog_id: int) -> tuple[str, str] | None:
-        """Returns the text and path of a playbook that was run, or None."""
+    async def source(self, catalog_id: int) -> StoredPlaybook | None:
+        """Returns a playbook that was run, or None."""
         record = await self.pool.fetchrow(queries.CATALOG_SOURCE, catalog_id)
-        return (record["content"], record["path"]) if record else None
+        return StoredPlaybook(*record) if record else None
 
 
 def _is_gated(event: Event) -> bool:

@@ -498,14 +498,14 @@ CATALOG_PUT = """
 WITH known AS (
     SELECT catalog_id FROM noetl.catalog WHERE path = $2 AND sha256 = $3 ORDER BY version DESC LIMIT 1
 ), made AS (
-    INSERT INTO noetl.catalog (catalog_id, path, sha256, content, meta)
-    SELECT $1, $2, $3, $4, $5 WHERE NOT EXISTS (SELECT FROM known)
+    INSERT INTO noetl.catalog (catalog_id, path, sha256, content, meta, model)
+    SELECT $1, $2, $3, $4, $5, $6 WHERE NOT EXISTS (SELECT FROM known)
     ON CONFLICT (path, sha256) WHERE version = 0 DO UPDATE SET path = EXCLUDED.path
     RETURNING catalog_id
 )
 SELECT catalog_id FROM known UNION ALL SELECT catalog_id FROM made
 """
-CATALOG_SOURCE = "SELECT content, path FROM noetl.catalog WHERE catalog_id = $1"
+CATALOG_SOURCE = "SELECT content, path, model FROM noetl.catalog WHERE catalog_id = $1"
 TEXT_OF_EXECUTION = """
 SELECT path, version, sha256 FROM noetl.catalog WHERE catalog_id = (
     SELECT catalog_id FROM noetl.event WHERE execution_id = $1 AND event_type = 'playbook.initialized' LIMIT 1)
@@ -514,8 +514,8 @@ SELECT path, version, sha256 FROM noetl.catalog WHERE catalog_id = (
 # One transaction at a time assigns the next version of a path.
 CATALOG_LOCK = "SELECT pg_advisory_xact_lock(hashtext('noetl.catalog'), hashtext($1))"
 CATALOG_REGISTER = """
-INSERT INTO noetl.catalog (catalog_id, path, version, kind, content, payload, meta, sha256)
-VALUES ($1, $2, $3, 'Playbook', $4, $5, $6, $7)
+INSERT INTO noetl.catalog (catalog_id, path, version, kind, content, payload, meta, model, sha256)
+VALUES ($1, $2, $3, 'Playbook', $4, $5, $6, $7, $8)
 RETURNING *
 """
 

@@ -10,10 +10,9 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
-from pydantic import Field
+from pydantic import Field, ValidationInfo, field_validator
 
-from noetl_dagster.errors import Place
-from noetl_dagster.playbook.fields import Model
+from noetl_dagster.playbook.fields import Model, StoredPlace
 
 Key = tuple[str, ...]
 """Parts of an asset's key: ``warehouse/patients`` has two."""
@@ -155,6 +154,12 @@ class CheckSpec(Model):
     blocking: bool = False
     description: str | None = None
 
+    @field_validator("asks")
+    @classmethod
+    def _columns_are_a_tuple(cls, asks: Any, info: ValidationInfo) -> Any:
+        """Stored models have a list."""
+        return tuple(asks) if info.data.get("kind") in (CheckKind.UNIQUE, CheckKind.NOT_NULL) else asks
+
 
 @dataclass(frozen=True, slots=True)
 class Answer:
@@ -178,7 +183,7 @@ class SourceSpec(Model):
         ReadPartition.SAME,
         description="same, latest, all, or the key of one; same: latest where there is none",
     )
-    place: Place | None = None
+    place: StoredPlace = None
 
 
 def call_name(key: str, partition: str = ReadPartition.SAME) -> str:

@@ -13,7 +13,16 @@ from functools import cache
 from types import NoneType, UnionType
 from typing import Annotated, Any, ClassVar, Union, get_args, get_origin
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    PlainSerializer,
+    SerializationInfo,
+    ValidationInfo,
+)
+
+from noetl_dagster.errors import Place
 
 
 class Model(BaseModel):
@@ -39,6 +48,17 @@ class Spelled:
         self.names = names
         self.words = words or {}
 
+
+def _stored_place(place: Place | None, info: SerializationInfo) -> Any:
+    return [place.line, place.column] if place is not None and info.context is not None else place
+
+
+def _loaded_place(value: Any, info: ValidationInfo) -> Any:
+    return Place(info.context["file"], *value) if isinstance(value, list) and info.context else value
+
+
+StoredPlace = Annotated[Place | None, PlainSerializer(_stored_place), BeforeValidator(_loaded_place)]
+"""A place that is stored without the name of its file, which the context of the validation supplies."""
 
 Seconds = Annotated[float, "seconds"]
 """A duration, which may be written as ``30s``, ``5m`` or ``1h``."""

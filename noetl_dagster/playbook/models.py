@@ -6,6 +6,7 @@ in the file and are compiled by :mod:`noetl_dagster.playbook.templates.rendering
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from enum import StrEnum
 from functools import cached_property
@@ -15,7 +16,7 @@ from pydantic import Field
 
 from noetl_dagster.errors import Place
 from noetl_dagster.playbook.assets import AssetSpec, CheckSpec, DagsterSpec, Key, SourceSpec, key_text
-from noetl_dagster.playbook.fields import Model, Seconds, Spelled
+from noetl_dagster.playbook.fields import Model, Seconds, Spelled, StoredPlace
 from noetl_dagster.playbook.pods import Pod
 from noetl_dagster.playbook.tool_kinds import AUTH, HTTP_BODY, SQL_FIELD, URL
 from noetl_dagster.settings import DEFAULT_POOL, StoreTier
@@ -220,7 +221,7 @@ class Task(Model):
     sink: Sink | None = None
     asserts: Assertion = Assertion()
     settings: dict[str, str] = Field(default_factory=dict, description="of a workbook task; see Step")
-    place: Place | None = None
+    place: StoredPlace = None
 
 
 class FanoutSpec(Model):
@@ -327,7 +328,7 @@ class Arc(Model):
     when: str | bool | None = None
     set: dict[str, Any] = Field(default_factory=dict)
     on: str | None = Field(None, description="event name that the arc waits for; None: any end of the step")
-    place: Place | None = None
+    place: StoredPlace = None
 
     @property
     def is_stream(self) -> bool:
@@ -382,7 +383,7 @@ class Step(Model):
     settings: dict[str, str] = Field(
         default_factory=dict, description="numbers and booleans that are templates, by where they stand"
     )
-    place: Place | None = None
+    place: StoredPlace = None
 
     @property
     def is_fanout(self) -> bool:
@@ -461,6 +462,25 @@ class Playbook(Model):
     renamed: dict[str, str] = Field(default_factory=dict)
     source: str = ""
     file: str = "<playbook>"
+
+    @cached_property
+    def stored(self) -> str | None:
+        """The model as JSON, without its text; None if it holds values that JSON cannot express."""
+        values = self.model_dump(exclude={"source", "file", "renamed"}, exclude_defaults=True, context={})
+        try:
+            return json.dumps(values, allow_nan=False)
+        except (TypeError, ValueError):
+            return None
+
+    @classmethod
+    def from_stored(cls, stored: str, source: str, *, file: str, renamed: Mapping[str, str]) -> Playbook:
+        """Loads a model that :attr:`stored` has written.
+
+        Raises:
+            ValidationError: another version has written it, and its fields differ.
+        """
+        values = {**json.loads(stored), "source": source, "file": file, "renamed": dict(renamed)}
+        return cls.model_validate(values, context={"file": file})
 
     @property
     def name(self) -> str:

@@ -10,7 +10,7 @@ from noetl_dagster.engine.pool.claims import Claims
 from noetl_dagster.errors import ExecutionNotFoundError
 from noetl_dagster.events.buffer import RETRYABLE
 from noetl_dagster.events.connection import encode_json
-from noetl_dagster.events.log import EventLog
+from noetl_dagster.events.log import EventLog, StoredPlaybook
 from noetl_dagster.events.transport.capacity import WorkerReport, put_worker
 from noetl_dagster.events.transport.http import ApiClient
 from noetl_dagster.events.transport.wire import EventMessage, kept_event
@@ -55,8 +55,8 @@ class ControlPlane(Protocol):
         """Returns the events that the state of an execution is folded from, in order."""
         ...
 
-    async def source(self, catalog_id: int) -> tuple[str, str] | None:
-        """Returns the text and path of a playbook."""
+    async def source(self, catalog_id: int) -> StoredPlaybook | None:
+        """Returns a playbook that was run."""
         ...
 
     async def close(self) -> None:
@@ -109,7 +109,7 @@ class DirectControl:
         """Reads the events from the log."""
         return await self._log.lifecycle(execution_id)
 
-    async def source(self, catalog_id: int) -> tuple[str, str] | None:
+    async def source(self, catalog_id: int) -> StoredPlaybook | None:
         """Reads the playbook from the catalog."""
         return await self._log.source(catalog_id)
 
@@ -155,13 +155,13 @@ class HttpControl:
             raise ExecutionNotFoundError(f"no execution {execution_id} in the event log")
         return [kept_event(EventMessage.model_validate(one)) for one in response.checked().json()["events"]]
 
-    async def source(self, catalog_id: int) -> tuple[str, str] | None:
+    async def source(self, catalog_id: int) -> StoredPlaybook | None:
         """Fetches a playbook."""
         response = await self._client.request("GET", f"/api/catalog/{catalog_id}")
         if response.status == 404:
             return None
         found = response.checked().json()
-        return found["source"], found["path"]
+        return StoredPlaybook(found["source"], found["path"], found["model"])
 
     async def close(self) -> None:
         """Closes the client."""

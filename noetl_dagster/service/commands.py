@@ -72,6 +72,7 @@ class PlaybookSource(BaseModel):
     catalog_id: str
     path: str
     source: str
+    model: str | None = None
 
 
 @router.get("/commands/{command_id:path}", dependencies=[FOR_ALL])
@@ -113,7 +114,9 @@ async def get_source(catalog_id: Annotated[Id, Path()], plane: ThePlane) -> Play
     found = await plane.engine.runtime.log.source(catalog_id)
     if found is None:
         raise ApiProblem(404, f"no playbook {catalog_id} in the catalog")
-    return PlaybookSource(catalog_id=str(catalog_id), path=found[1], source=found[0])
+    return PlaybookSource(
+        catalog_id=str(catalog_id), path=found.path, source=found.content, model=found.model
+    )
 
 
 def _clean(text: str) -> str:

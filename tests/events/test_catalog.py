@@ -110,7 +110,7 @@ async def test_what_runs_is_the_registered_text_where_it_is_the_same(
 
     assert version.version == 1
     assert await log.put_source("tests/one", None, text(1)) == int(version.catalog_id)
-    assert await log.source(ran) == (text(1), "tests/one")
+    assert await log.source(ran) == (text(1), "tests/one", None)
     draft = await log.put_source("tests/one", None, text(2))
     assert draft not in (ran, int(version.catalog_id))
     latest = await registered.that_ran("tests/one")

@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from noetl_dagster.playbook.loader import parse_report
+from noetl_dagster.playbook.models import Playbook
 from tests.playbook.playbooks import HEAD, with_steps
 from tests.playbook.test_dialects import NEWER, OLDER
 
@@ -147,6 +148,9 @@ def test_damaged_playbooks_never_break_the_loader(tree: Any) -> None:
     playbook, problems = parse_report(yaml.safe_dump(tree), file="x.yaml")
     assert (playbook is None) == any(problem.severity == "error" for problem in problems)
     assert all(problem.place.file == "x.yaml" and problem.place.line >= 1 for problem in problems)
+    if playbook is not None:
+        assert playbook.stored is not None
+        assert Playbook.from_stored(playbook.stored, playbook.source, file="x.yaml", renamed={}) == playbook
 
 
 @settings(max_examples=200, deadline=None)

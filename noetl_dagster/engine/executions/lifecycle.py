@@ -86,7 +86,9 @@ class Lifecycle:
             effective |= partition.workload(playbook.dagster.partitions)
         if playbook.settled:
             parse_playbook(playbook.source, file=playbook.file, workload=effective)
-        catalog_id = await runtime.log.put_source(metadata.path, metadata.version, playbook.source)
+        catalog_id = await runtime.log.put_source(
+            metadata.path, metadata.version, playbook.source, model=playbook.stored
+        )
         meta: dict[str, Any] = {"epoch": 1, **(origin or {})}
         if parent is not None:
             meta["parent_step"] = parent[1]
