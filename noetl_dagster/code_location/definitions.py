@@ -14,7 +14,7 @@ from dagster import AssetsDefinition, DagsterInvalidDefinitionError, Definitions
 from noetl_dagster.code_location.broken import definitions_of_broken
 from noetl_dagster.code_location.folder import load_folder
 from noetl_dagster.code_location.playbooks import definitions_of_jobs
-from noetl_dagster.code_location.python_assets import definitions_beside, has_assets_beside
+from noetl_dagster.code_location.python_assets import definitions_in_python, has_assets_in_python
 from noetl_dagster.code_location.translation import Translation
 from noetl_dagster.compiler.automation import (
     build_automation_sensor,
@@ -42,9 +42,9 @@ def build_definitions(settings: Settings) -> Definitions:
     if not folder.is_dir():
         logger.warning("there are no playbooks: %s is no folder; set NOETL_PLAYBOOKS_PATH", folder.absolute())
         return control_of([], default_resource())
-    with_spark = has_assets_beside(folder)  # they may ask for the session
+    with_spark = has_assets_in_python(folder)  # they may ask for the session
     with collector_paused():
-        beside = definitions_beside(folder)
+        beside = definitions_in_python(folder)
         in_python = [one for one in beside.assets or () if isinstance(one, AssetsDefinition)]
         return Definitions.merge(load_playbooks(folder, spark=with_spark, beside=in_python), beside)
 

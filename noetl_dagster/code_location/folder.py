@@ -87,9 +87,9 @@ def _without_twins(
     for job in jobs:
         own = set(job.assets.keys) if job.assets is not None else set()
         twins = sorted(key.to_user_string() for key in own & keys.keys())
-        if job.name in names:
+        if job.plan.name in names:
             broken.append(
-                _broken(job.playbook, f"{names[job.name]} has the name {job.playbook.name!r} already")
+                _broken(job.playbook, f"{names[job.plan.name]} has the name {job.playbook.name!r} already")
             )
         elif twins:
             first = keys[AssetKey.from_user_string(twins[0])]
@@ -97,7 +97,7 @@ def _without_twins(
                 _broken(job.playbook, f"{first} makes the asset {twins[0]} already; give it another key")
             )
         else:
-            names[job.name] = job.playbook.file
+            names[job.plan.name] = job.playbook.file
             keys |= dict.fromkeys(own, job.playbook.file)
             kept.append(job)
     return kept
@@ -109,9 +109,9 @@ def _without_circles(
     """Leaves out the last playbook of each circle: Dagster runs a playbook as one, and would refuse them all."""
     upstream = {name: reads for assets in beside for name, reads in _reads_beside(assets).items()}
     while True:
-        maker = {key: job.name for job in jobs if job.assets is not None for key in job.assets.keys}
+        maker = {key: job.plan.name for job in jobs if job.assets is not None for key in job.assets.keys}
         maker |= {key: name for name, (keys, _) in upstream.items() for key in keys}
-        reads = {job.name: {reading.key for reading in job.graph.readings} for job in jobs}
+        reads = {job.plan.name: {reading.key for reading in job.plan.readings} for job in jobs}
         reads |= {name: found for name, (_, found) in upstream.items()}
         try:
             TopologicalSorter(
@@ -120,7 +120,7 @@ def _without_circles(
             return jobs
         except CycleError as error:
             circle: list[str] = list(reversed(error.args[1]))
-        inside = [number for number, job in enumerate(jobs) if job.name in circle]
+        inside = [number for number, job in enumerate(jobs) if job.plan.name in circle]
         if not inside:  # of Python assets alone, which is Dagster's to refuse
             upstream = {name: found for name, found in upstream.items() if name not in circle}
             continue

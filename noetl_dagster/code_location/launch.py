@@ -12,11 +12,12 @@ from typing import Any, NamedTuple
 from dagster import DagsterInstance, DagsterInvalidConfigError, DagsterRun, Definitions, JobDefinition
 
 from noetl_dagster.code_location.playbooks import definitions_of_jobs
-from noetl_dagster.code_location.python_assets import checks_beside
+from noetl_dagster.code_location.python_assets import checks_in_python
 from noetl_dagster.compiler.automation import set_limits
-from noetl_dagster.compiler.job import PlaybookJob, compile_playbook
+from noetl_dagster.compiler.job import compile_playbook
 from noetl_dagster.compiler.lineage.tables import FolderWriters
-from noetl_dagster.compiler.partitions import chosen_partition, partition_tags, register
+from noetl_dagster.compiler.partitions import partition_tags
+from noetl_dagster.compiler.plan import PlaybookPlan
 from noetl_dagster.compiler.runs import RESUME_TAG, execution_tags
 from noetl_dagster.dagster_internals import (
     InMemoryJob,
@@ -37,7 +38,7 @@ LOCATION = "noetl_dagster.definitions"
 
 
 @dataclass(frozen=True, slots=True)
-class Launch:
+class FinishedRun:
     """A run of one playbook's job in this process."""
 
     run_id: str
@@ -46,21 +47,17 @@ class Launch:
     error: str | None = None
 
 
-class Prepared(NamedTuple):
+class PreparedJob(NamedTuple):
     """A playbook's job, for any number of runs in this process."""
 
-    compiled: PlaybookJob
+    plan: PlaybookPlan
     job: JobDefinition
-
-    @property
-    def playbook(self) -> Playbook:
-        return self.compiled.playbook
 
 
 def prepare(
     playbook: Playbook, noetl: EngineProvider, resources: Mapping[str, Any] = MappingProxyType({})
-) -> Prepared:
-    """Compiles a playbook to its job, with the checks of its assets that stand in Python beside it.
+) -> PreparedJob:
+    """Compiles a playbook to its job, with the checks of its assets that ``*_assets.py`` next to it declare.
 
     Args:
         resources: instead of those that would be made.
@@ -69,19 +66,15 @@ def prepare(
     compiled = compile_playbook(playbook, writers=FolderWriters(folder, playbook))
     checks = []
     if compiled.assets is not None and _is_below(playbook.file, folder):
-        checks = checks_beside(folder, compiled.assets.keys)
+        checks = checks_in_python(folder, compiled.assets.keys)
     definitions = definitions_of_jobs([compiled], noetl, resources=resources, spark=bool(checks))
     if checks:
         definitions = Definitions.merge(definitions, Definitions(asset_checks=checks))
-    return Prepared(compiled, definitions.resolve_job_def(compiled.name))
-
-
-def _is_below(file: str, folder: Path) -> bool:
-    return Path(file).resolve().is_relative_to(folder.resolve())
+    return PreparedJob(compiled.plan, definitions.resolve_job_def(compiled.plan.name))
 
 
 def launch(
-    playbook: Playbook,
+    playbook: Playbook | PreparedJob,
     noetl: EngineProvider,
     instance: DagsterInstance,
     *,
@@ -92,29 +85,28 @@ def launch(
     quiet: bool = True,
     tags: dict[str, str] | None = None,
     run_id: str | None = None,
-    prepared: Prepared | None = None,
-) -> Launch:
+) -> FinishedRun:
     """Runs the job of a playbook to its end.
 
     Args:
-        execution_id: a new id, or with ``resumed`` that of the execution to go on with.
+        playbook: or what :func:`prepare` made of it.
+        execution_id: a new id, or with ``resumed`` that of the execution to resume.
         workload: keys that override the playbook's workload.
         resumes: the run that drove the execution before, shown as the parent.
         run_id: of the new run; default: any.
-        prepared: what :func:`prepare` made of the playbook; default: made now.
         quiet: keep Dagster's own log lines off the console; they are in the run's log anyway.
 
     Raises:
         WorkloadError: a value of ``workload`` does not have the type of the playbook's default, or names no
             partition of a playbook that has them.
     """
-    compiled, job = prepared or prepare(playbook, noetl)
+    plan, job = prepare(playbook, noetl) if isinstance(playbook, Playbook) else playbook
     run_id = run_id or str(uuid.uuid4())
-    run_config: dict[str, Any] = compiled.run_config(workload or {})
-    partition = _partition(playbook, noetl, execution_id, workload or {})
+    run_config: dict[str, Any] = plan.run_config(workload or {})
+    partition = _partition(plan, noetl, execution_id, workload or {})
     if partition is not None:
-        register(partition, playbook, instance)
-    set_limits(instance, playbook.dagster.pools)
+        plan.partitions.register(partition, instance)
+    set_limits(instance, plan.playbook.dagster.pools)
     if quiet:
         run_config["loggers"] = {"console": {"config": {"log_level": "CRITICAL"}}}
     try:
@@ -130,34 +122,41 @@ def launch(
             },
             parent_run_id=resumes.run_id if resumes is not None else None,
             root_run_id=(resumes.root_run_id or resumes.run_id) if resumes is not None else None,
-            remote_job_origin=_origin(playbook, compiled.name, noetl.settings),
+            remote_job_origin=job_origin(plan, noetl.settings),
         )
     except DagsterInvalidConfigError as error:
         reasons = "; ".join(one.message for one in error.errors)
-        raise WorkloadError(f"workload of {playbook.name}: {reasons}") from error
+        raise WorkloadError(f"workload of {plan.playbook.name}: {reasons}") from error
     result = execute_run(InMemoryJob(job), run, instance, raise_on_error=False)
     failures = (event.message for event in result.all_events if event.is_run_failure)
-    return Launch(run_id, execution_id, result.success, next(failures, None))
+    return FinishedRun(run_id, execution_id, result.success, next(failures, None))
 
 
-def _partition(
-    playbook: Playbook, noetl: EngineProvider, execution_id: int, workload: dict[str, Any]
-) -> Partition | None:
-    """The partition that an execution belongs to, or that the workload of a new one names."""
-    if not playbook.dagster.partitions:
-        return None
-    try:
-        known = noetl.run(noetl.engine().runtime.load(execution_id)).state.partition
-    except ExecutionNotFoundError:
-        return chosen_partition(playbook, workload)
-    return None if known is None else Partition.model_validate(known)
+def job_origin(plan: PlaybookPlan, settings: Settings) -> RemoteJobOrigin | None:
+    """Returns the address at which the UI finds the job of a run, so that the run can be launched again there.
 
-
-def _origin(playbook: Playbook, job_name: str, settings: Settings) -> RemoteJobOrigin | None:
-    """Where the UI finds the job of a run, so that the run can be launched again from there."""
-    if not _is_below(playbook.file, settings.playbooks_path):
+    None for a playbook outside of the folder of playbooks, which is no job of the code location.
+    """
+    if not _is_below(plan.playbook.file, settings.playbooks_path):
         return None
     location = ManagedGrpcPythonEnvCodeLocationOrigin(
         LoadableTargetOrigin(module_name=LOCATION, working_directory=str(Path.cwd())), LOCATION
     )
-    return RemoteRepositoryOrigin(location, "__repository__").get_job_origin(job_name)
+    return RemoteRepositoryOrigin(location, "__repository__").get_job_origin(plan.name)
+
+
+def _is_below(file: str, folder: Path) -> bool:
+    return Path(file).resolve().is_relative_to(folder.resolve())
+
+
+def _partition(
+    plan: PlaybookPlan, noetl: EngineProvider, execution_id: int, workload: dict[str, Any]
+) -> Partition | None:
+    """Returns the partition of an execution, or the one that the workload of a new execution selects."""
+    if not plan.partitions.dimensions:
+        return None
+    try:
+        known = noetl.run(noetl.engine().runtime.load(execution_id)).state.partition
+    except ExecutionNotFoundError:
+        return plan.partitions.choose(workload)
+    return None if known is None else Partition.model_validate(known)

@@ -18,8 +18,7 @@ from dagster import (
 )
 
 from noetl_dagster.code_location.definitions import default_resource
-from noetl_dagster.code_location.launch import Launch, launch, prepare
-from noetl_dagster.compiler.partitions import chosen_partition
+from noetl_dagster.code_location.launch import FinishedRun, launch, prepare
 from noetl_dagster.compiler.session import NOETL
 from noetl_dagster.engine.executions.overview import Overview, full_overview
 from noetl_dagster.engine.executions.results import value_of
@@ -141,21 +140,21 @@ def materialize_playbook(
     except NotJsonableError as reason:
         raise WorkloadError(f"{loaded.name}: {reason}") from reason
     engine = noetl.engine()
+    prepared = prepare(loaded, noetl, given)
     if partition is not None:
-        chosen = chosen_partition(loaded, values, partition)
+        chosen = prepared.plan.partitions.find(partition)
         begun = noetl.run(engine.lifecycle.create(loaded, values, partition=chosen)).id
     else:
         begun = engine.runtime.ids.next()
     with ExitStack() as stack:
         recorded = instance or stack.enter_context(DagsterInstance.ephemeral())
         ended = launch(
-            loaded,
+            prepared,
             noetl,
             recorded,
             execution_id=begun,
             workload=values,
             tags=dict(tags or {}),
-            prepared=prepare(loaded, noetl, given),
         )
         events = [entry.dagster_event for entry in recorded.all_logs(ended.run_id) if entry.dagster_event]
     error = None if ended.success else _error_of(noetl, ended)
@@ -164,7 +163,7 @@ def materialize_playbook(
     return MaterializedPlaybook(loaded, begun, ended.run_id, ended.success, error, events, noetl)
 
 
-def _error_of(noetl: EngineProvider, ended: Launch) -> str:
+def _error_of(noetl: EngineProvider, ended: FinishedRun) -> str:
     """Why an execution failed; what Dagster says of its run, where it has not even begun."""
     try:
         state = noetl.run(noetl.engine().runtime.load(ended.execution_id)).state

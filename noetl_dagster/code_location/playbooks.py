@@ -13,9 +13,8 @@ from dagster import Definitions, SourceAsset
 from noetl_dagster.compiler.automation import source_assets
 from noetl_dagster.compiler.job import PlaybookJob, compile_playbook
 from noetl_dagster.compiler.lineage.tables import PlaybookWriters
-from noetl_dagster.compiler.ops import RESULTS_IO, needs_spark
+from noetl_dagster.compiler.ops import RESULTS_IO, TOKENS_IO, token_io_manager
 from noetl_dagster.compiler.session import NOETL, PYSPARK
-from noetl_dagster.compiler.tokens import TOKENS, token_io_manager
 from noetl_dagster.io_managers.results import NoetlResultIOManager
 from noetl_dagster.playbook.models import Playbook
 from noetl_dagster.resources.engines import EngineProvider
@@ -41,7 +40,7 @@ def definitions_of_jobs(
         spark: others need the Spark resource too.
         resources: instead of those that would be made, and further ones.
     """
-    spark = spark or any(needs_spark(job.playbook) for job in jobs)
+    spark = spark or any(region.needs_spark for job in jobs for region in job.plan.regions)
     return Definitions(
         assets=[
             *(job.assets for job in jobs if job.assets is not None),
@@ -67,7 +66,7 @@ def resources_of(noetl: EngineProvider, *, spark: bool = True) -> dict[str, obje
     Args:
         spark: with the Spark session, whose packages take a while to import.
     """
-    resources: dict[str, object] = {NOETL: noetl, RESULTS_IO: _results_of(noetl), TOKENS: token_io_manager}
+    resources: dict[str, object] = {NOETL: noetl, RESULTS_IO: _results_of(noetl), TOKENS_IO: token_io_manager}
     if spark:
         resources[PYSPARK] = _spark()
     return resources

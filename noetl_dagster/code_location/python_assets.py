@@ -32,7 +32,7 @@ PATTERN = "*_assets.py"
 _CHECK = re.compile(r"\b(multi_)?asset_check\b")
 
 
-def definitions_beside(folder: Path) -> Definitions:
+def definitions_in_python(folder: Path) -> Definitions:
     """Assets, checks and jobs of the files below a folder. A file that does not load is left out, with its
     error in the log: it must not take the playbooks with it."""
     found = []
@@ -42,7 +42,7 @@ def definitions_beside(folder: Path) -> Definitions:
     return Definitions.merge(*found)
 
 
-def checks_beside(folder: Path, assets: Collection[AssetKey]) -> list[AssetChecksDefinition]:
+def checks_in_python(folder: Path, assets: Collection[AssetKey]) -> list[AssetChecksDefinition]:
     """Checks in the files below a folder that are about given assets and nothing else.
 
     Files that have none are not imported: what they import may take a while.
@@ -55,7 +55,7 @@ def checks_beside(folder: Path, assets: Collection[AssetKey]) -> list[AssetCheck
     return [one for one in found if {key.asset_key for key in one.check_keys} <= set(assets)]
 
 
-def has_assets_beside(folder: Path) -> bool:
+def has_assets_in_python(folder: Path) -> bool:
     """Whether there is any such file below a folder."""
     return bool(files_below(folder, PATTERN))
 

@@ -15,11 +15,11 @@ from noetl_dagster.playbook.assets import Key, key_text
 from noetl_dagster.result_ref import REF_METADATA, STORED_METADATA, ResultRef
 
 
-class Elsewhere:
-    """Finds an asset's latest value by what Dagster knows of it.
+class ExternalAssets:
+    """Finds the latest value of an asset in Dagster's records.
 
-    A value that one of our IO managers keeps is read where it lies. Any other is loaded by the asset's own IO
-    manager and stored once more, for the execution that reads it.
+    A value that one of our IO managers stored is read from there. Any other is loaded by the asset's own IO manager and
+    stored once more, for the execution that reads it.
     """
 
     def __init__(self, runtime: Runtime, context: OpExecutionContext) -> None:
@@ -27,10 +27,10 @@ class Elsewhere:
         self._context = context
 
     async def find(self, key: Key, partition: str | None) -> dict[str, Any] | None:
-        """The value as the log keeps a result; None where the asset was never materialised.
+        """Returns the value as the log stores a result; None if the asset was never materialized.
 
         Raises:
-            AssetNotFoundError: it was, and nobody here can load it.
+            AssetNotFoundError: it was materialized, and this run cannot load it.
         """
         made = await asyncio.to_thread(self._latest, key, partition)
         if made is None:
@@ -43,7 +43,7 @@ class Elsewhere:
         }
 
     def _observed(self, key: Key) -> dict[str, Any] | None:
-        """What is known of a source that is observed and never made: where it is, and how it was last seen."""
+        """Returns the latest observation of a source that no run makes: its address and its version."""
         records = self._context.instance.fetch_observations(AssetKey(key), limit=1).records
         seen = records[0].asset_observation if records else None
         if seen is None:
@@ -81,7 +81,7 @@ class Elsewhere:
             return repository.load_asset_value(
                 AssetKey(key), instance=self._context.instance, partition_key=partition
             )
-        except Exception as error:  # whatever the IO manager of somebody else raises
+        except Exception as error:  # IO managers may raise anything
             raise AssetNotFoundError(
                 f"asset {key_text(key)} cannot be loaded by its IO manager: {type(error).__name__}: {error}"
             ) from error

@@ -1,62 +1,59 @@
-"""One playbook as a graph-backed multi-asset and a job of the same name."""
+"""One playbook as a graph-backed multi-asset, a job of the same name, and its schedules."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from types import MappingProxyType
-from typing import Any
 
 from dagster import (
     AssetsDefinition,
     AssetSelection,
     AssetSpec,
+    DefaultScheduleStatus,
+    GraphDefinition,
     JobDefinition,
+    RunRequest,
     ScheduleDefinition,
+    ScheduleEvaluationContext,
+    SkipReason,
     define_asset_job,
 )
 
 from noetl_dagster.compiler.executors.noetl import noetl_executor
-from noetl_dagster.compiler.graph import PlaybookGraph, asset_deps, build_graph
-from noetl_dagster.compiler.lineage.tables import PlaybookWriters, Writers
-from noetl_dagster.compiler.names import asset_key, dagster_name, tag_key
-from noetl_dagster.compiler.partitions import partitions_of, schedules_of
+from noetl_dagster.compiler.graph import build_graph
+from noetl_dagster.compiler.lineage.tables import Writers
+from noetl_dagster.compiler.plan import PlaybookPlan, plan_playbook
 from noetl_dagster.compiler.pod_tags import run_tags
-from noetl_dagster.compiler.readings import Partitioned
-from noetl_dagster.compiler.specs import asset_spec, check_specs, condition_of
+from noetl_dagster.compiler.readings import PartitionsByAsset
 from noetl_dagster.dagster_internals import UnresolvedAssetJobDefinition
-from noetl_dagster.playbook.graph import StepGraph
+from noetl_dagster.playbook.assets import ScheduleSpec, ScheduleStatus
 from noetl_dagster.playbook.models import Playbook
-
-PLAYBOOK_TAG = "noetl/playbook"
 
 
 @dataclass(frozen=True)
 class PlaybookJob:
-    """What a playbook becomes in Dagster: one whose steps are no assets, a job alone."""
+    """A playbook's Dagster definitions; a playbook whose steps are no assets has a job alone."""
 
-    name: str
-    playbook: Playbook
+    plan: PlaybookPlan
     assets: AssetsDefinition | None
     job: UnresolvedAssetJobDefinition | JobDefinition
-    graph: PlaybookGraph
+
+    @property
+    def playbook(self) -> Playbook:
+        """The playbook from which it was compiled."""
+        return self.plan.playbook
 
     @cached_property
     def schedules(self) -> list[ScheduleDefinition]:
-        return schedules_of(self.playbook, self.job, self.run_config)
-
-    def run_config(self, workload: dict[str, Any]) -> dict[str, Any]:
-        """Run config that overrides keys of the workload."""
-        if not workload:
-            return {}
-        config = {"config": workload}
-        return {"ops": config if self.assets is None else {self.graph.definition.name: config}}
+        """The job's schedules."""
+        return schedules_of(self.plan, self.job)
 
 
 def compile_playbook(
     playbook: Playbook,
-    made: Partitioned = MappingProxyType({}),
+    made: PartitionsByAsset = MappingProxyType({}),
     specs: Mapping[str, AssetSpec] = MappingProxyType({}),
     writers: Writers | None = None,
 ) -> PlaybookJob:
@@ -64,56 +61,51 @@ def compile_playbook(
 
     Args:
         made: partitions of the assets that other playbooks of the code location make.
-        specs: what Dagster is to show of assets, by step; default: what the playbook says.
+        specs: Dagster's descriptions of assets, by step; default: from the playbook.
         writers: the assets whose steps write a table; default: those of the playbook itself.
 
     Raises:
         DagsterInvalidDefinitionError: never for a playbook that passed the checks of the loader.
     """
-    graph = StepGraph(playbook)
-    compiled = build_graph(playbook, graph, made, writers or PlaybookWriters([playbook]))
-    name = dagster_name(playbook.name)
-    tags = {PLAYBOOK_TAG: playbook.metadata.path} | {tag_key(tag): "" for tag in playbook.metadata.tags}
-    tags |= run_tags(playbook)
-    description = playbook.metadata.description or None
-    if not compiled.results:
-        job = compiled.definition.to_job(
-            name,
-            description=description,
+    plan = plan_playbook(playbook, made, specs, writers)
+    graph = build_graph(plan)
+    tags = {**plan.tags, **run_tags(playbook)}
+    if not plan.assets:
+        job = graph.to_job(
+            plan.name,
+            description=plan.description,
             tags=tags,
             executor_def=noetl_executor,
-            partitions_def=partitions_of(playbook),
+            partitions_def=plan.partitions.definition,
         )
-        return PlaybookJob(name, playbook, None, job, compiled)
-    assets = _assets(playbook, graph, compiled, specs)
+        return PlaybookJob(plan, None, job)
+    assets = _assets(plan, graph)
     asset_job = define_asset_job(
-        name,
+        plan.name,
         selection=AssetSelection.assets(*assets.keys),
-        description=description,
+        description=plan.description,
         tags=tags,
         executor_def=noetl_executor,
     )
-    return PlaybookJob(name, playbook, assets, asset_job, compiled)
+    return PlaybookJob(plan, assets, asset_job)
 
 
-def _assets(
-    playbook: Playbook, graph: StepGraph, compiled: PlaybookGraph, given: Mapping[str, AssetSpec]
-) -> AssetsDefinition:
-    outputs = {output: playbook.step(step) for step, output in compiled.results.items()}
-    specs = {output: given.get(step.name) or asset_spec(playbook, step) for output, step in outputs.items()}
-    asking = _asking(compiled)
-    condition = condition_of(playbook.dagster.automation)
-    conditions = {
-        output: spec.automation_condition or (condition if output in asking else None)
-        for output, spec in specs.items()
-    }
+def schedules_of(
+    plan: PlaybookPlan, job: UnresolvedAssetJobDefinition | JobDefinition
+) -> list[ScheduleDefinition]:
+    """Builds the schedules of a playbook's job: one run at each tick, or one for each partition that is due."""
+    return [_schedule(plan, spec, job) for spec in plan.playbook.dagster.schedules]
+
+
+def _assets(plan: PlaybookPlan, graph: GraphDefinition) -> AssetsDefinition:
+    specs = {step.output: step.spec for step in plan.assets if step.spec is not None}
     assets = AssetsDefinition.from_graph(
-        compiled.definition,
-        keys_by_input_name={reading.input: reading.key for reading in compiled.readings},
-        keys_by_output_name={output: asset_key(playbook, step.name) for output, step in outputs.items()},
-        internal_asset_deps=asset_deps(playbook, graph, compiled),
-        partitions_def=partitions_of(playbook),
-        partition_mappings={one.input: one.mapping for one in compiled.readings if one.mapping is not None},
+        graph,
+        keys_by_input_name={reading.input: reading.key for reading in plan.readings},
+        keys_by_output_name={step.output: step.key for step in plan.assets},
+        internal_asset_deps=dict(plan.upstream),
+        partitions_def=plan.partitions.definition,
+        partition_mappings={one.input: one.mapping for one in plan.readings if one.mapping is not None},
         group_names_by_output_name={output: spec.group_name for output, spec in specs.items()},
         descriptions_by_output_name={
             output: spec.description for output, spec in specs.items() if spec.description
@@ -125,24 +117,39 @@ def _assets(
             output: spec.code_version for output, spec in specs.items() if spec.code_version
         },
         automation_conditions_by_output_name={
-            output: condition for output, condition in conditions.items() if condition is not None
+            output: spec.automation_condition for output, spec in specs.items() if spec.automation_condition
         },
-        check_specs=[spec for step in outputs.values() for spec in check_specs(playbook, step)],
+        check_specs=[check for step in plan.assets for check in step.checks],
     )
-    fresh = {
-        asset_key(playbook, outputs[output].name): spec.freshness_policy for output, spec in specs.items()
-    }
+    fresh = {step.key: step.spec.freshness_policy for step in plan.assets if step.spec is not None}
     if not any(fresh.values()):
         return assets
     return assets.map_asset_specs(lambda spec: spec.replace_attributes(freshness_policy=fresh[spec.key]))
 
 
-def _asking(compiled: PlaybookGraph) -> list[str]:
-    """Outputs whose assets ask for a run, which makes all of them: those that read others, else the first."""
-    readers = {step for reading in compiled.readings for step in reading.steps}
-    return [output for step, output in compiled.results.items() if step in readers] or [
-        next(iter(compiled.results.values()))
-    ]
+def _schedule(
+    plan: PlaybookPlan, spec: ScheduleSpec, job: UnresolvedAssetJobDefinition | JobDefinition
+) -> ScheduleDefinition:
+    config = plan.run_config(spec.workload)
 
+    def requests(context: ScheduleEvaluationContext) -> Iterator[RunRequest | SkipReason]:
+        moment = context.scheduled_execution_time
+        if not plan.partitions.dimensions:
+            yield RunRequest(run_key=moment.isoformat(), run_config=config)
+            return
+        keys = plan.partitions.due(moment, context.instance)
+        if not keys:
+            yield SkipReason("no partition is due")
+        for key in keys:
+            yield RunRequest(run_key=f"{key} {moment.isoformat()}", run_config=config, partition_key=key)
 
-__all__ = ["JobDefinition", "PlaybookJob", "compile_playbook"]
+    running = spec.status is ScheduleStatus.RUNNING
+    return ScheduleDefinition(
+        name=f"{plan.name}_{spec.name}",
+        job=job,
+        cron_schedule=spec.cron,
+        execution_timezone=spec.timezone,
+        execution_fn=requests,
+        default_status=DefaultScheduleStatus.RUNNING if running else DefaultScheduleStatus.STOPPED,
+        description=f"{plan.playbook.metadata.path}: {spec.name}",
+    )

@@ -1,8 +1,8 @@
-"""Ops: the step function of the engine under Dagster's names for its parts."""
+"""Ops: the engine's step functions under Dagster's names for their inputs and outputs."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,272 +11,226 @@ from dagster import (
     DynamicOut,
     DynamicOutput,
     In,
+    InputContext,
+    IOManager,
     Nothing,
     OpDefinition,
-    OpExecutionContext,
     Out,
     Output,
+    OutputContext,
+    io_manager,
 )
 
-from noetl_dagster.compiler.config import WORKLOAD
-from noetl_dagster.compiler.lineage.metadata import prepare_lineage
-from noetl_dagster.compiler.lineage.tables import Writers, no_writers
-from noetl_dagster.compiler.names import FANIN_SUFFIX, GROUP_SUFFIX, dagster_name
+from noetl_dagster.compiler.plan import PlaybookPlan, RegionPlan, StepPlan
 from noetl_dagster.compiler.pod_tags import op_tags
-from noetl_dagster.compiler.readings import Reading
+from noetl_dagster.compiler.result_metadata import prepare_lineage
 from noetl_dagster.compiler.session import NOETL, PYSPARK, OpSession
-from noetl_dagster.compiler.tokens import TOKENS
-from noetl_dagster.engine.executions.spark_ahead import uses_spark
-from noetl_dagster.engine.fanout.shards import GroupReport
+from noetl_dagster.engine.fanout.shards import Group, GroupReport
 from noetl_dagster.engine.steps.regions import run_region, run_streams
-from noetl_dagster.playbook.graph import Region
-from noetl_dagster.playbook.models import Playbook, Step
-from noetl_dagster.result_ref import ResultRef
 
 RESULTS_IO = "noetl_results"
+TOKENS_IO = "noetl_tokens"
 DEFAULT_IO = "io_manager"
 """Dagster's own, which the config of every graph's outputs asks for, and which a graph of one step would not have."""
+
+WORKLOAD = "workload"
 TOKENS_IN = "tokens"
-RESULT = "result"
 GROUPS = "groups"
 EXPANDED = "expanded"
+DONE = "done"
 
 
-def arc_output(target: str) -> str:
-    """Name of the output that stands for the arcs to a step."""
-    return f"to_{target}"
+class TokenIOManager(IOManager):
+    """IO manager of the values between ops. It stores nothing.
+
+    A group of shards is written in its mapping key, and all other state is in the event log.
+    """
+
+    def handle_output(self, context: OutputContext, obj: Any) -> None:
+        """Stores nothing."""
+
+    def load_input(self, context: InputContext) -> Any:
+        """Returns the group of shards that the mapping key names; None for other inputs."""
+        upstream = context.upstream_output
+        key = upstream.mapping_key if upstream is not None else None
+        return Group.parse(key) if key is not None else None
 
 
-def check_output(step: str, check: str) -> str:
-    """Name of the output that stands for a check of a step."""
-    return f"check__{step}__{check}"
+@io_manager
+def token_io_manager() -> TokenIOManager:
+    """Returns the IO manager of the values between ops."""
+    return TokenIOManager()
+
+
+def ops_of(plan: PlaybookPlan, region: RegionPlan) -> list[OpDefinition]:
+    """Returns the ops of a region: one, or the three of a fan-out."""
+    ops = _RegionOps(plan, region)
+    if region.region.is_joint:
+        return [ops.joint()]
+    return [ops.expand(), ops.group(), ops.fan_in()] if region.is_fanout else [ops.single()]
 
 
 @dataclass(frozen=True, slots=True)
-class OpMaker:
-    """Makes the ops of one playbook.
+class _RegionOps:
+    """Makes the ops of one region."""
 
-    Attributes:
-        names: name of each region's op in the graph, by region name.
-        steps: op-safe name of each step.
-        entry: region in which the execution starts.
-        prefix: what makes the ops' own names different from those of other playbooks.
-        readings: assets outside of the playbook that its steps read.
-        writers: the assets whose steps write a table.
-    """
+    plan: PlaybookPlan
+    region: RegionPlan
 
-    playbook: Playbook
-    names: dict[str, str]
-    steps: dict[str, str]
-    entry: str
-    prefix: str
-    readings: tuple[Reading, ...] = ()
-    writers: Writers = no_writers
+    def single(self) -> OpDefinition:
+        """Returns the op of a step."""
+        [one] = self.region.steps
 
-    def step_ops(self, region: Region) -> list[OpDefinition]:
-        """The ops of a region: one, or the three of a fan-out."""
-        if region.is_joint:
-            return [self._region_op(region)]
-        step = self.playbook.step(region.steps[0])
-        if step.is_fanout:
-            return [self._expand_op(region, step), self._group_op(region, step), self._fanin_op(region, step)]
-        return [self._step_op(region, step)]
-
-    def _step_op(self, region: Region, step: Step) -> OpDefinition:
         def run(session: OpSession, inputs: dict[str, Any]) -> Iterator[Output[Any]]:
-            prepare_lineage(step)
-            end = session.drive(session.engine.steps.run(session.execution, step.name), step.name)
-            yield from session.outputs([end], {step.name: RESULT}, self._arc_names(end.fired))
+            prepare_lineage(one.step)
+            end = session.drive(session.engine.steps.run(session.execution, one.step.name), one.step.name)
+            yield from session.outputs([end], self._arcs(end.fired))
             session.finish([end])
 
-        return self._op(region, self.names[region.name], run, self._outs(region, [step.name]), step)
+        return self._op(self.region.op, run, self._result_outs() | self._arc_outs())
 
-    def _region_op(self, region: Region) -> OpDefinition:
+    def joint(self) -> OpDefinition:
+        """Returns the op that walks the steps of a cycle or of a stream."""
+        region = self.region.region
+
         def run(session: OpSession, inputs: dict[str, Any]) -> Iterator[Output[Any]]:
             walk = run_streams if region.is_stream else run_region
             work = walk(session.engine.steps, session.execution, region)
             stream = region.order if region.is_stream else ()
             fired, failure = session.drive(work, region.steps[0], stream)
             latest = session.execution.state.latest
-            ends = [latest[name] for name in region.steps if name in latest]
-            results = {name: f"{RESULT}_{self.steps[name]}" for name in region.steps}
-            yield from session.outputs(ends, results, self._arc_names(fired))
+            yield from session.outputs(
+                [latest[name] for name in region.steps if name in latest], self._arcs(fired)
+            )
             session.finish([failure] if failure is not None else [])
 
-        outs = {
-            f"{RESULT}_{self.steps[name]}": _result_out(self.playbook.step(name))
-            for name in region.steps
-            if self.playbook.step(name).is_asset
-        }
-        outs |= self._check_outs(region) | self._arc_outs(region)
-        return self._op(region, self.names[region.name], run, outs)
+        return self._op(self.region.op, run, self._result_outs() | self._arc_outs())
 
-    def _expand_op(self, region: Region, step: Step) -> OpDefinition:
+    def expand(self) -> OpDefinition:
+        """Returns the op of a fan-out that divides its shards into groups."""
+        [one] = self.region.steps
+
         def run(session: OpSession, inputs: dict[str, Any]) -> Iterator[Output[Any] | DynamicOutput[Any]]:
-            work = session.engine.fanouts.expand(session.execution, step.name)
-            expanded = session.drive(work, step.name)
-            session.context.log.info(f"{step.name}: {expanded.total} shards in {len(expanded.groups)} groups")
+            work = session.engine.fanouts.expand(session.execution, one.step.name)
+            expanded = session.drive(work, one.step.name)
+            session.context.log.info(
+                f"{one.step.name}: {expanded.total} shards in {len(expanded.groups)} groups"
+            )
             for group in expanded.groups:
                 yield DynamicOutput(group, mapping_key=group.key, output_name=GROUPS)
             yield Output(None, EXPANDED, metadata={"shards": expanded.total, "groups": len(expanded.groups)})
 
         outs: dict[str, Any] = {
-            GROUPS: DynamicOut(AnyType, io_manager_key=TOKENS),
+            GROUPS: DynamicOut(AnyType, io_manager_key=TOKENS_IO),
             EXPANDED: Out(Nothing),
         }
-        return self._op(region, self.names[region.name], run, outs, step)
+        return self._op(self.region.op, run, outs)
 
-    def _group_op(self, region: Region, step: Step) -> OpDefinition:
+    def group(self) -> OpDefinition:
+        """Returns the op of a fan-out that runs one group of shards."""
+        [one] = self.region.steps
+
         def run(session: OpSession, inputs: dict[str, Any]) -> Iterator[Output[Any]]:
-            group = inputs["group"]
-            report = session.drive(
-                session.engine.fanouts.run_group(session.execution, step.name, group), step.name
+            work = session.engine.fanouts.run_group(session.execution, one.step.name, inputs["group"])
+            yield Output(None, DONE, metadata=_group_metadata(session.drive(work, one.step.name)))
+
+        return self._op(self.region.group_op, run, {DONE: Out(Nothing)}, ins={"group": In(AnyType)})
+
+    def fan_in(self) -> OpDefinition:
+        """Returns the op of a fan-out that collects the shards' results and routes."""
+        [one] = self.region.steps
+
+        def run(session: OpSession, inputs: dict[str, Any]) -> Iterator[Output[Any]]:
+            end = session.drive(
+                session.engine.fanouts.fan_in(session.execution, one.step.name), one.step.name
             )
-            yield Output(None, "done", metadata=_group_metadata(report))
-
-        return self._op(
-            region,
-            self.names[region.name] + GROUP_SUFFIX,
-            run,
-            {"done": Out(Nothing)},
-            step,
-            ins={"group": In(AnyType)},
-            starts=False,
-        )
-
-    def _fanin_op(self, region: Region, step: Step) -> OpDefinition:
-        def run(session: OpSession, inputs: dict[str, Any]) -> Iterator[Output[Any]]:
-            end = session.drive(session.engine.fanouts.fan_in(session.execution, step.name), step.name)
-            pace = session.pace(step.name)
-            yield from session.outputs([end], {step.name: RESULT}, self._arc_names(end.fired), pace)
+            yield from session.outputs([end], self._arcs(end.fired), session.pace(one.step.name))
             session.finish([end])
 
         return self._op(
-            region,
-            self.names[region.name] + FANIN_SUFFIX,
+            self.region.routing_op,
             run,
-            self._outs(region, [step.name]),
-            step,
+            self._result_outs() | self._arc_outs(),
             ins={EXPANDED: In(Nothing), GROUPS: In(Nothing)},
-            starts=False,
         )
 
     def _op(
         self,
-        region: Region,
         name: str,
         compute: Callable[[OpSession, dict[str, Any]], Any],
         outs: dict[str, Any],
-        step: Step | None = None,
-        *,
         ins: dict[str, In] | None = None,
-        starts: bool = True,
     ) -> OpDefinition:
-        is_entry = starts and region.name == self.entry
+        """Returns an op.
+
+        Args:
+            ins: of the later ops of a fan-out; default: the tokens of the region's arcs and the assets that it reads.
+        """
+        plan, region = self.plan, self.region
+        starts = region.starts and ins is None
         if ins is None:
-            ins = (
-                {} if is_entry and not region_has_tokens(self.playbook, region) else {TOKENS_IN: In(Nothing)}
-            ) | {
-                reading.input: In(Nothing)
-                for reading in self.readings
-                if any(name in reading.steps for name in region.steps)
-            }
-        kinds = {task.kind for name in region.steps for task in self.playbook.step(name).tasks}
+            ins = {one.input: In(Nothing) for one in region.readings}
+            if region.has_arcs or not region.starts:
+                ins = {TOKENS_IN: In(Nothing)} | ins
+        kinds = sorted({task.kind for one in region.steps for task in one.step.tasks})
+        # of a fan-out only the groups run in pods: the ops before and after them only issue and count
+        in_pods = not region.is_fanout or name == region.group_op
 
         # not annotated: Dagster refuses annotations that are text, as they are in this module
         def compute_fn(context, inputs):  # type: ignore[no-untyped-def]
-            session = self._session(context, region)
-            if session.is_foreign:
+            workload = context.op_config[WORKLOAD] if context.op_config else None
+            session = OpSession.open(context, plan, region, workload)
+            if session.is_changed:
                 session.walk()
-                yield from self._as_it_went(session, region, outs)
+                yield from self._outputs_after_walk(session, outs)
             else:
                 yield from compute(session, inputs)
 
         return OpDefinition(
-            name=f"{self.prefix}__{name}",
+            name=f"{plan.graph_name}__{name}",
             compute_fn=compute_fn,
             ins=ins,
             outs=outs,
-            description=step.description if step is not None else f"steps {', '.join(region.steps)}",
-            config_schema={WORKLOAD: dict} if is_entry else None,
+            description=f"steps {', '.join(region.names)}"
+            if region.region.is_joint
+            else region.steps[0].step.description,
+            config_schema={WORKLOAD: dict} if starts else None,
             required_resource_keys={
                 NOETL,
-                *([PYSPARK] if self._is_before_spark(region) else []),
-                *([DEFAULT_IO] if is_entry else []),
+                *([PYSPARK] if region.needs_spark else []),
+                *([DEFAULT_IO] if starts else []),
             },
-            tags={f"dagster/kind/{kind}": "" for kind in sorted(kinds)} | self._pod_tags(region, name),
-            pool=next(filter(None, (self.playbook.step(name).dagster_pool for name in region.steps)), None),
+            tags={f"dagster/kind/{kind}": "" for kind in kinds}
+            | (op_tags(plan.playbook, region.names) if in_pods else {}),
+            pool=region.pool,
         )
 
-    def _pod_tags(self, region: Region, name: str) -> dict[str, str]:
-        """Of a fan-out its groups are in pods: what comes before and after them only issues and counts."""
-        step = self.playbook.step(region.steps[0])
-        if step.is_fanout and name != self.names[region.name] + GROUP_SUFFIX:
-            return {}
-        return op_tags(self.playbook, region.steps)
-
-    def _is_before_spark(self, region: Region) -> bool:
-        """Whether a step of a region uses Spark, or one that its arcs may lead to: the session starts ahead."""
-        waiting, seen = list(region.steps), set(region.steps)
-        while waiting:
-            step = self.playbook.step(waiting.pop())
-            if uses_spark(self.playbook, step):
-                return True
-            ahead = [name for name in step.targets if name in self.steps and name not in seen]
-            seen.update(ahead)
-            waiting += ahead
-        return False
-
-    def _outs(self, region: Region, steps: list[str]) -> dict[str, Out]:
-        step = self.playbook.step(steps[0])
-        result = {RESULT: _result_out(step)} if step.is_asset else {}
-        return result | self._check_outs(region) | self._arc_outs(region)
-
-    def _check_outs(self, region: Region) -> dict[str, Out]:
-        return {
-            check_output(self.steps[name], check.name): Out(Nothing, is_required=False)
-            for name in region.steps
-            if self.playbook.step(name).is_asset
-            for check in self.playbook.step(name).checks
+    def _result_outs(self) -> dict[str, Out]:
+        results = {one.result: _result_out(one) for one in self.region.assets}
+        checks = {
+            one.check_output(check.name): Out(Nothing, is_required=False)
+            for one in self.region.assets
+            for check in one.checks
         }
+        return results | checks
 
-    def _arc_outs(self, region: Region) -> dict[str, Out]:
-        return {arc_output(self.steps[target]): Out(Nothing, is_required=False) for target in region.targets}
+    def _arc_outs(self) -> dict[str, Out]:
+        return {target.arc: Out(Nothing, is_required=False) for target in self.region.targets}
 
-    def _arc_names(self, fired: list[str] | tuple[str, ...]) -> list[str]:
-        return [arc_output(self.steps[target]) for target in fired]
+    def _arcs(self, fired: Iterable[str]) -> list[str]:
+        arcs = {target.step.name: target.arc for target in self.region.targets}
+        return [arcs[name] for name in fired]
 
-    def _as_it_went(self, session: OpSession, region: Region, outs: dict[str, Any]) -> Iterator[Any]:
-        """What there is of an op's steps in an execution of other steps, which has ended."""
+    def _outputs_after_walk(self, session: OpSession, outs: dict[str, Any]) -> Iterator[Any]:
+        """Yields the outputs of an op whose execution had other steps and has ended, as far as there are any."""
         if EXPANDED in outs:
             yield Output(None, EXPANDED)
             return
         latest = session.execution.state.latest
-        ends = [latest[name] for name in region.steps if name in latest]
-        results = {
-            name: f"{RESULT}_{self.steps[name]}" if region.is_joint else RESULT for name in region.steps
-        }
-        fired = dict.fromkeys(target for end in ends for target in end.fired if target in region.targets)
-        yield from session.outputs(ends, results, self._arc_names(list(fired)))
-
-    def _session(self, context: OpExecutionContext, region: Region) -> OpSession:
-        workload = context.op_config[WORKLOAD] if context.op_config else None
-        return OpSession.open(context, self.playbook, workload, self.writers, region.steps)
-
-
-def needs_spark(playbook: Playbook) -> bool:
-    """Whether a step runs on Spark in this process."""
-    return any(uses_spark(playbook, step) for step in playbook.steps)
-
-
-def region_has_tokens(playbook: Playbook, region: Region) -> bool:
-    """Whether arcs from outside lead into a region."""
-    return any(
-        target in region.steps
-        for step in playbook.steps
-        if step.name not in region.steps
-        for target in step.targets
-    )
+        ends = [latest[name] for name in self.region.names if name in latest]
+        targets = self.region.region.targets
+        fired = dict.fromkeys(target for end in ends for target in end.fired if target in targets)
+        yield from session.outputs(ends, self._arcs(fired))
 
 
 def _group_metadata(report: GroupReport) -> dict[str, Any]:
@@ -289,13 +243,10 @@ def _group_metadata(report: GroupReport) -> dict[str, Any]:
     }
 
 
-def _result_out(step: Step) -> Out:
+def _result_out(one: StepPlan) -> Out:
     return Out(
         AnyType,
         is_required=False,
         io_manager_key=RESULTS_IO,
-        description=step.description or f"Result of step {step.name}",
+        description=one.step.description or f"Result of step {one.step.name}",
     )
-
-
-__all__ = ["OpMaker", "ResultRef", "arc_output", "dagster_name"]

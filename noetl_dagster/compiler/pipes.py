@@ -35,12 +35,12 @@ FOLDER = "pipes"
 
 
 @dataclass(slots=True)
-class Heard:
-    """What the jobs of one step have told.
+class PipesMessages:
+    """The messages of one step's jobs.
 
     Attributes:
         metadata: of the step's own asset.
-        events: of other assets, and what checks said.
+        events: materializations of other assets, and evaluations of checks.
         ops: how many of the run's ops drive the step now.
     """
 
@@ -50,7 +50,8 @@ class Heard:
     events: list[AssetMaterialization | AssetCheckEvaluation] = field(default_factory=list)
     ops: int = 0
 
-    def take(self, result: PipesExecutionResult) -> None:
+    def add(self, result: PipesExecutionResult) -> None:
+        """Adds a result that a job has reported."""
         if isinstance(result, MaterializeResult):
             if result.asset_key == self.asset or result.asset_key is None:
                 self.metadata |= result.metadata or {}
@@ -68,65 +69,67 @@ class Heard:
             )
 
 
-_heard: dict[tuple[int, str], Heard] = {}
-"""The steps that ops of this process drive now, by execution and name: whose run hears which job."""
-_hearing = threading.Lock()
+_messages: dict[tuple[int, str], PipesMessages] = {}
+"""The steps that ops of this process drive now, by execution and name."""
+_lock = threading.Lock()
 
 
 @contextmanager
-def hearing(
+def receiving(
     execution_id: int, context: OpExecutionContext, assets: Mapping[str, AssetKey | None]
 ) -> Iterator[None]:
-    """Lets jobs of the given steps tell an op's run what they do, while it drives them.
+    """Lets jobs of the given steps report to an op's run while it drives them.
 
-    Several ops may drive a step, the groups of a fan-out: what its jobs tell comes together.
+    Several ops may drive a step, the groups of a fan-out: they share the messages of its jobs.
     """
-    own: dict[tuple[int, str], Heard] = {}
-    with _hearing:
+    own: dict[tuple[int, str], PipesMessages] = {}
+    with _lock:
         for step, key in assets.items():
             name = (execution_id, step)
-            heard = own[name] = _heard.setdefault(name, Heard(context, key))
-            heard.context = context
-            heard.ops += 1
+            messages = own[name] = _messages.setdefault(name, PipesMessages(context, key))
+            messages.context = context
+            messages.ops += 1
     try:
         yield
     finally:
-        with _hearing:
-            for name, heard in own.items():
-                heard.ops -= 1
-                nothing = not heard.metadata and not heard.events
-                if heard.ops == 0 and nothing and _heard.get(name) is heard:  # else until an op asks
-                    del _heard[name]
+        with _lock:
+            for name, messages in own.items():
+                messages.ops -= 1
+                empty = not messages.metadata and not messages.events
+                if (
+                    messages.ops == 0 and empty and _messages.get(name) is messages
+                ):  # else until an op takes them
+                    del _messages[name]
 
 
-def told(execution_id: int, step: str) -> Heard | None:
-    """What the jobs of a step have told its run; it is told once."""
-    with _hearing:
-        return _heard.pop((execution_id, step), None)
+def take_messages(execution_id: int, step: str) -> PipesMessages | None:
+    """Returns and forgets the messages of a step's jobs."""
+    with _lock:
+        return _messages.pop((execution_id, step), None)
 
 
 @dataclass(frozen=True, slots=True)
 class Pipes:
-    """Opens the sessions of jobs: what a toolbox calls ``pipes``."""
+    """Opens the Pipes sessions of jobs for the tools of a toolbox."""
 
     box: Toolbox
 
     @asynccontextmanager
-    async def open(self, call: ToolCall, way: JobMessages) -> AsyncIterator[Mapping[str, str]]:
-        """The variables of a job's environment; none where no op of this process drives the call's step."""
-        heard = _heard.get((call.execution_id, call.step))
-        if heard is None:
+    async def open(self, call: ToolCall, channel: JobMessages) -> AsyncIterator[Mapping[str, str]]:
+        """Yields the variables of a job's environment; none if no op of this process drives the call's step."""
+        messages = _messages.get((call.execution_id, call.step))
+        if messages is None:
             yield {}
             return
-        if way is JobMessages.OBJECTS:
+        if channel is JobMessages.OBJECTS:
             await self.box.results.ready(StoreTier.MINIO)
         with ExitStack() as stack:
             session = await asyncio.to_thread(
                 stack.enter_context,
                 open_pipes_session(
-                    context=cast(OpExecutionContext, _OfStep(heard.context)),
-                    context_injector=_StepContext(heard.asset),
-                    message_reader=self._reader(call, way),
+                    context=cast(OpExecutionContext, _StepOpContext(messages.context)),
+                    context_injector=_StepContextInjector(messages.asset),
+                    message_reader=self._reader(call, channel),
                     extras={"execution": str(call.execution_id), "step": call.step, "attempt": call.attempt},
                 ),
             )
@@ -135,17 +138,17 @@ class Pipes:
             finally:
                 await asyncio.shield(asyncio.to_thread(stack.close))
                 for result in session.get_reported_results():
-                    heard.take(result)
+                    messages.add(result)
 
-    def _reader(self, call: ToolCall, way: JobMessages) -> PipesMessageReader:
-        if way is JobMessages.FILE:
+    def _reader(self, call: ToolCall, channel: JobMessages) -> PipesMessageReader:
+        if channel is JobMessages.FILE:
             return PipesTempFileMessageReader()
         name = f"{FOLDER}/{call.execution_id}/{call.step}-{call.command_id}-{call.attempt}"
         return _ObjectMessageReader(self.box.settings, name)
 
 
-class _OfStep:
-    """An op's context without the assets of the whole graph, of which the op makes its own at most.
+class _StepOpContext:
+    """An op's context without the assets of the whole graph: the op makes only its own.
 
     Dagster would ask for every output of the op, and arcs that do not fire have none.
     """
@@ -159,8 +162,8 @@ class _OfStep:
         return getattr(self._context, name)
 
 
-class _StepContext(PipesEnvContextInjector):
-    """Tells the job of the asset that its step makes."""
+class _StepContextInjector(PipesEnvContextInjector):
+    """Passes the asset of its step to the job."""
 
     def __init__(self, asset: AssetKey | None) -> None:
         self._asset = asset
@@ -177,7 +180,7 @@ class _StepContext(PipesEnvContextInjector):
 
 
 class _ObjectMessageReader(PipesBlobStoreMessageReader):
-    """Reads what ``PipesS3MessageWriter`` writes to the bucket of the minio store, and removes it in the end."""
+    """Reads the messages that ``PipesS3MessageWriter`` writes to the bucket of the minio store, and removes them."""
 
     def __init__(self, settings: Settings, name: str) -> None:
         super().__init__(interval=OBJECT_SECONDS)

@@ -18,27 +18,28 @@ from noetl_dagster.playbook.models import Playbook
 
 
 @dataclass(frozen=True, slots=True)
-class Reading:
+class AssetReading:
     """One asset that steps of a playbook read.
 
     Attributes:
         input: name of the graph's input.
-        steps: who reads it.
-        partition: which partition, where all of them agree.
-        alike: Dagster can tell which of its partitions one of the playbook's reads.
+        steps: the steps that read it.
+        partition: the partition that all of them read.
+        derivable: Dagster can derive by itself which of the asset's partitions one of the playbook's reads.
     """
 
     key: AssetKey
     input: str
     steps: tuple[str, ...]
     partition: str
-    alike: bool = True
+    derivable: bool = True
 
     @property
     def mapping(self) -> PartitionMapping | None:
+        """Dagster's mapping from the playbook's partitions to those of the asset; None for its default."""
         match self.partition:
             case ReadPartition.SAME:
-                return None if self.alike else AllPartitionMapping()
+                return None if self.derivable else AllPartitionMapping()
             case ReadPartition.LATEST:
                 return LastPartitionMapping()
             case ReadPartition.ALL:
@@ -46,14 +47,14 @@ class Reading:
         return SpecificPartitionsPartitionMapping([self.partition])
 
 
-Partitioned = Mapping[Key, Sequence[PartitionsSpec]]
+PartitionsByAsset = Mapping[Key, Sequence[PartitionsSpec]]
 """The dimensions of the partitions of assets that other playbooks make."""
 
 
-def readings_of(playbook: Playbook, steps: tuple[str, ...], made: Partitioned) -> list[Reading]:
-    """What the given steps read of assets outside of the playbook, one entry an asset.
+def readings_of(playbook: Playbook, steps: Sequence[str], made: PartitionsByAsset) -> list[AssetReading]:
+    """Returns the assets outside of the playbook that the given steps read, one entry for each asset.
 
-    A step that reads an older result of its own playbook adds nothing: Dagster knows no circles.
+    A step that reads an older result of its own playbook adds nothing, since Dagster allows no cycles.
     """
     own = {playbook.asset_key(step.name) for step in playbook.steps if step.is_asset}
     found: dict[Key, list[tuple[str, SourceSpec]]] = {}
@@ -67,25 +68,23 @@ def readings_of(playbook: Playbook, steps: tuple[str, ...], made: Partitioned) -
         partitions = {source.partition for _, source in entries}
         partition = partitions.pop() if len(partitions) == 1 else ReadPartition.ALL.value
         readers = tuple(dict.fromkeys(name for name, _ in entries))
-        alike = _are_alike(playbook.dagster.partitions, made.get(key, ()))
-        readings.append(Reading(AssetKey(key), f"reads_{number}", readers, str(partition), alike))
+        derivable = _correspond(playbook.dagster.partitions, made.get(key, ()))
+        readings.append(AssetReading(AssetKey(key), f"reads_{number}", readers, str(partition), derivable))
     return readings
 
 
-def _are_alike(own: Sequence[PartitionsSpec], others: Sequence[PartitionsSpec]) -> bool:
-    """Whether Dagster finds the partition of one in those of the other by itself."""
+def _correspond(own: Sequence[PartitionsSpec], others: Sequence[PartitionsSpec]) -> bool:
+    """Reports whether Dagster finds the partition of one in those of the other by itself."""
     if not own or not others:
         return True
     if len(own) == len(others):
-        return all(_is_alike(mine, other) for mine, other in zip(own, others, strict=True))
+        return all(_dimensions_correspond(mine, other) for mine, other in zip(own, others, strict=True))
     (single,), several = (own, others) if len(own) == 1 else (others, own)
-    return (
-        sum(single.model_copy(update={"name": one.name, "workload": one.workload}) == one for one in several)
-        == 1
-    )
+    same = (single.model_copy(update={"name": one.name, "workload": one.workload}) == one for one in several)
+    return sum(same) == 1
 
 
-def _is_alike(own: PartitionsSpec, other: PartitionsSpec) -> bool:
+def _dimensions_correspond(own: PartitionsSpec, other: PartitionsSpec) -> bool:
     if own.kind.is_time and other.kind.is_time:
         return own.name == other.name and own.timezone == other.timezone
     return own.model_copy(update={"workload": None}) == other.model_copy(update={"workload": None})

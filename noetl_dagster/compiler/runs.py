@@ -8,13 +8,13 @@ from typing import Any
 from dagster import DagsterInstance, DagsterRun, DagsterRunStatus, RunsFilter
 
 from noetl_dagster.compiler.names import dagster_name
-from noetl_dagster.compiler.partitions import PARTITION_TAG, partition_of
+from noetl_dagster.compiler.partitions import PARTITION_TAG
+from noetl_dagster.compiler.plan import PlaybookPlan
 from noetl_dagster.engine.engine import Engine
 from noetl_dagster.engine.recovery.abandoned import RECOVERY
 from noetl_dagster.errors import ExecutionNotFoundError, ExecutionStateError
 from noetl_dagster.events.state import ExecutionStatus
 from noetl_dagster.playbook.assets import Partition
-from noetl_dagster.playbook.models import Playbook
 from noetl_dagster.process.tracing.trace import Trace
 from noetl_dagster.worker.execution import Execution
 
@@ -22,21 +22,21 @@ EXECUTION_TAG = "noetl/execution_id"
 """Run tag that names the execution."""
 
 OWNER_TAG = "noetl/run_id"
-"""Run tag: the run which the execution tag was written for. Re-executions inherit their parent's."""
+"""Run tag: the run for which the execution tag was written. Re-executions inherit their parent's."""
 
 RESUME_TAG = "noetl/resume"
-"""Run tag of a run that goes on with an execution; its value is the run's own id."""
+"""Run tag of a run that resumes an execution; its value is the run's own id."""
 
 RESUME_EPOCH_TAG = "noetl/resume_epoch"
-"""Run tag of a run that was requested to go on with an execution, by whoever cannot know the run's id
-beforehand; its value is the epoch that the run is to open."""
+"""Run tag of a run that was requested to resume an execution before the run's id was known.
+
+Its value is the epoch that the run is to open."""
 
 TRACE_TAG = "noetl/trace_id"
-"""Run tag that names the trace of the execution, where one is recorded."""
+"""Run tag that names the trace of the execution, if one is recorded."""
 
 _driven: dict[tuple[str, str], int] = {}
-"""Executions by the runs of this process that drive them and by playbook, so that each op need not read its run
-again."""
+"""Executions by run and playbook, so that the ops of this process need not read their run again."""
 
 _LONGEST = 50
 """Characters of a playbook's name in a tag: Dagster allows 63 after the slash."""
@@ -45,34 +45,28 @@ _FROM_FAILURE_TAG = "dagster/is_resume_retry"
 
 
 def execution_tags(
-    execution_id: int, run_id: str, own: str = "", *, trace: Trace | None = None
+    execution_id: int, run_id: str, suffix: str = "", *, trace: Trace | None = None
 ) -> dict[str, str]:
-    """Tags of a run that drives an execution.
+    """Returns the tags of a run that drives an execution.
 
     Args:
-        own: what the tags of this playbook end with, from :func:`tag_ending`; the plain ones are written too.
+        suffix: from :func:`tag_suffix`; the tags without it are written too.
     """
     plain = {EXECUTION_TAG: str(execution_id), OWNER_TAG: run_id}
     if trace is not None:
         plain[TRACE_TAG] = f"{trace.trace_id:032x}"
-    return plain | {f"{name}{own}": value for name, value in plain.items()}
+    return plain | {f"{name}{suffix}": value for name, value in plain.items()}
 
 
-def tag_ending(run: DagsterRun, playbook: Playbook) -> str:
-    """What tells a playbook's execution from others of the same run: nothing in a run of its own job.
+def tag_suffix(run: DagsterRun, playbook: str) -> str:
+    """Returns the suffix of a playbook's execution tags: empty in a run of its own job.
 
-    A run that materialises chosen assets, from the UI, a backfill or automation, may be of several playbooks.
+    A run that materializes chosen assets, from the UI, a backfill or automation, may be of several playbooks.
     """
-    return ending_of(run, playbook.name)
+    return "" if run.job_name == dagster_name(playbook) else _shared_suffix(playbook)
 
 
-def ending_of(run: DagsterRun, playbook: str) -> str:
-    """:func:`tag_ending` of a playbook of that name."""
-    return "" if run.job_name == dagster_name(playbook) else ending_among_others(playbook)
-
-
-def ending_among_others(playbook: str) -> str:
-    """What the tags of a playbook's execution end with in a run that may be of several."""
+def _shared_suffix(playbook: str) -> str:
     name = dagster_name(playbook)
     if len(name) > _LONGEST:
         name = f"{name[: _LONGEST - 9]}-{hashlib.sha256(name.encode()).hexdigest()[:8]}"
@@ -80,7 +74,7 @@ def ending_among_others(playbook: str) -> str:
 
 
 def is_continuation(run: DagsterRun, *, starts: bool = False) -> bool:
-    """Whether a run goes on with an execution: from failure, with selected steps, or on request.
+    """Reports whether a run resumes an execution: from failure, with selected steps, or on request.
 
     A run that re-executes the whole of its parent starts an execution of its own.
 
@@ -96,19 +90,19 @@ def is_continuation(run: DagsterRun, *, starts: bool = False) -> bool:
 
 
 def execution_id_of(
-    instance: DagsterInstance, run: DagsterRun, own: str, *, starts: bool = False
+    instance: DagsterInstance, run: DagsterRun, suffix: str, *, starts: bool = False
 ) -> int | None:
-    """The execution of a playbook that a run drives or continues; None when it has not started one yet.
+    """Returns the execution of a playbook that a run drives or resumes; None if it has not started one yet.
 
     Args:
-        own: from :func:`tag_ending`.
+        suffix: from :func:`tag_suffix`.
     """
     known: DagsterRun | None = instance.get_run_by_id(run.run_id) or run
     while known is not None:
         tags = known.tags
         continues = is_continuation(known, starts=starts and known.run_id == run.run_id)
-        found = tags.get(EXECUTION_TAG + own)
-        if found is not None and (tags.get(OWNER_TAG + own) == known.run_id or continues):
+        found = tags.get(EXECUTION_TAG + suffix)
+        if found is not None and (tags.get(OWNER_TAG + suffix) == known.run_id or continues):
             return int(found)
         if not continues or known.parent_run_id is None:
             return None
@@ -120,10 +114,10 @@ async def attach(
     engine: Engine,
     instance: DagsterInstance,
     run: DagsterRun,
-    playbook: Playbook,
+    plan: PlaybookPlan,
     workload: dict[str, Any] | None,
 ) -> Execution:
-    """The execution of a run: started by its first op, continued by a run that re-executes from failure.
+    """Returns the execution of a run: its first op starts it, a run that re-executes from failure resumes it.
 
     Args:
         workload: overrides from the run config; None for ops that cannot start an execution.
@@ -132,11 +126,11 @@ async def attach(
         ExecutionStateError: another run has taken the execution over, it has ended, or the run is of no
             partition of a playbook that has them.
     """
-    own = tag_ending(run, playbook)
-    driven = (run.run_id, playbook.name)
-    execution_id = _driven.get(driven) or execution_id_of(instance, run, own, starts=workload is not None)
+    suffix = tag_suffix(run, plan.playbook.name)
+    driven = (run.run_id, plan.playbook.name)
+    execution_id = _driven.get(driven) or execution_id_of(instance, run, suffix, starts=workload is not None)
     if execution_id is not None and (workload is None or await _exists(engine, execution_id)):
-        execution = await _join(engine, instance, run, execution_id, own)
+        execution = await _join(engine, instance, run, execution_id, suffix)
     elif workload is None:
         raise ExecutionStateError(
             f"run {run.run_id} has no {EXECUTION_TAG} tag; launch the job again from its first step"
@@ -144,36 +138,36 @@ async def attach(
     else:
         origin = {"dagster_run_id": run.run_id}
         execution = await engine.lifecycle.create(
-            playbook,
+            plan.playbook,
             workload,
             execution_id=execution_id,
             origin=origin,
-            partition=_partition(instance, run, playbook),
+            partition=_partition(instance, run, plan),
         )
         instance.add_run_tags(
-            run.run_id, execution_tags(execution.id, run.run_id, own, trace=execution.trace)
+            run.run_id, execution_tags(execution.id, run.run_id, suffix, trace=execution.trace)
         )
     await engine.liveness.hold(execution.id)
     _driven[driven] = execution.id
     return execution
 
 
-def _partition(instance: DagsterInstance, run: DagsterRun, playbook: Playbook) -> Partition | None:
-    """The partition of a run, None where the playbook has none."""
-    if not playbook.dagster.partitions:
+def _partition(instance: DagsterInstance, run: DagsterRun, plan: PlaybookPlan) -> Partition | None:
+    """Returns the partition of a run; None if the playbook has none."""
+    if not plan.partitions.dimensions:
         return None
     key = run.tags.get(PARTITION_TAG)
     if key is None:
         raise ExecutionStateError(
-            f"playbook {playbook.name} has partitions, and this run is of none; launch it with one of them"
+            f"playbook {plan.playbook.name} has partitions, and this run is of none; launch it with one of them"
         )
-    return partition_of(playbook, key, instance)
+    return plan.partitions.find(key, instance)
 
 
 async def _join(
-    engine: Engine, instance: DagsterInstance, run: DagsterRun, execution_id: int, own: str
+    engine: Engine, instance: DagsterInstance, run: DagsterRun, execution_id: int, suffix: str
 ) -> Execution:
-    """An execution that there is: the run's own, or one that it takes over in a new epoch."""
+    """Returns an existing execution: the run's own, or one that it takes over in a new epoch."""
     execution = await engine.runtime.load(execution_id)
     state = execution.state
     if state.status is ExecutionStatus.CANCELLED:
@@ -181,12 +175,12 @@ async def _join(
     if state.run_id == run.run_id:
         return execution
     continues = is_continuation(run)
-    nobodys = state.epoch == 1 and state.run_id is None  # accepted over HTTP
-    if nobodys and not state.is_running and not continues:
+    has_no_run = state.epoch == 1 and state.run_id is None  # accepted over HTTP
+    if has_no_run and not state.is_running and not continues:
         raise ExecutionStateError(
             f"execution {execution_id} ended before its run began: {state.error}; this run stops"
         )
-    if not nobodys and not continues:
+    if not has_no_run and not continues:
         raise ExecutionStateError(
             f"execution {execution_id} was taken over by run {state.run_id}; this run stops"
         )
@@ -194,13 +188,13 @@ async def _join(
     origin = {"dagster_run_id": run.run_id}
     if RESUME_EPOCH_TAG in run.tags and run.parent_run_id is None:
         origin[RECOVERY] = run.tags[RESUME_EPOCH_TAG]
-    execution = await _continue(engine, execution, run, origin)
-    instance.add_run_tags(run.run_id, execution_tags(execution.id, run.run_id, own, trace=execution.trace))
+    execution = await _open_epoch(engine, execution, run, origin)
+    instance.add_run_tags(run.run_id, execution_tags(execution.id, run.run_id, suffix, trace=execution.trace))
     return execution
 
 
 def _check_epoch(execution: Execution, run: DagsterRun) -> None:
-    """Refuses a requested run that comes too late: somebody else has resumed the execution."""
+    """Refuses a requested run if another run has resumed the execution meanwhile."""
     wanted = run.tags.get(RESUME_EPOCH_TAG) if run.parent_run_id is None else None
     if wanted is not None and int(wanted) != execution.state.epoch + 1:
         raise ExecutionStateError(
@@ -217,10 +211,10 @@ async def _exists(engine: Engine, execution_id: int) -> bool:
     return True
 
 
-async def _continue(
+async def _open_epoch(
     engine: Engine, execution: Execution, run: DagsterRun, origin: dict[str, Any]
 ) -> Execution:
-    """Opens the run's epoch; of several ops that start at once, one opens it and the others find it open."""
+    """Opens the run's epoch. If several ops start at once, one opens it and the others find it open."""
     try:
         return await engine.lifecycle.resume(execution.id, origin=origin, after=execution.state.epoch)
     except ExecutionStateError:
@@ -234,21 +228,21 @@ _ENDED = frozenset({DagsterRunStatus.SUCCESS, DagsterRunStatus.FAILURE, DagsterR
 
 
 def latest_run(instance: DagsterInstance, execution_id: int, playbook: str) -> DagsterRun | None:
-    """The newest run that drove an execution.
+    """Returns the newest run that drove an execution.
 
     Args:
         playbook: its name; a run over the assets of several has an execution of each.
     """
-    for ending in ("", ending_among_others(playbook)):
-        wanted = RunsFilter(tags={f"{EXECUTION_TAG}{ending}": str(execution_id)})
+    for suffix in ("", _shared_suffix(playbook)):
+        wanted = RunsFilter(tags={f"{EXECUTION_TAG}{suffix}": str(execution_id)})
         runs = instance.get_runs(wanted, limit=1)
         if runs:
             return runs[0]
     return None
 
 
-def bury(instance: DagsterInstance, run: DagsterRun) -> None:
-    """Reports a run as failed whose process is gone, so that Dagster stops waiting for it."""
+def report_lost_run(instance: DagsterInstance, run: DagsterRun) -> None:
+    """Reports a run whose process is gone as failed, so that Dagster stops waiting for it."""
     current = instance.get_run_by_id(run.run_id)
     if current is not None and current.status not in _ENDED:
         instance.report_run_failed(

@@ -18,9 +18,9 @@ from typing import Any
 import psutil
 from dagster import DagsterInstance, DagsterRunStatus, RunsFilter
 
-from noetl_dagster.code_location.launch import Prepared, launch, prepare
+from noetl_dagster.code_location.launch import PreparedJob, launch, prepare
 from noetl_dagster.compiler.executors.storages import settle
-from noetl_dagster.compiler.runs import bury, latest_run
+from noetl_dagster.compiler.runs import latest_run, report_lost_run
 from noetl_dagster.dagster_internals import (
     InstanceRef,
     _execute_run_command_body,
@@ -61,7 +61,7 @@ class Driver:
         self._noetl = EngineProvider()
         self._stack = ExitStack()
         self._instances: dict[str, DagsterInstance] = {}
-        self._prepared: dict[str, Prepared] = {}
+        self._prepared: dict[str, PreparedJob] = {}
         self._mark: Mark | None = None
         self._environment = dict(os.environ)
         self._working_directory = Path.cwd()
@@ -146,12 +146,12 @@ class Driver:
                 tags[PRIORITY_TAG] = str(message["priority"])
             instance, resumed = self._instance(""), bool(message.get("resumed"))
             execution_id = int(message["execution_id"])
-            before = latest_run(instance, execution_id, prepared.playbook.name) if resumed else None
+            before = latest_run(instance, execution_id, prepared.plan.playbook.name) if resumed else None
             if before is not None:
-                bury(instance, before)
+                report_lost_run(instance, before)
             with capture_interrupts():
                 launched = launch(
-                    prepared.playbook,
+                    prepared,
                     self._noetl,
                     instance,
                     resumes=before,
@@ -160,7 +160,6 @@ class Driver:
                     workload=message["workload"],
                     tags=tags,
                     run_id=message["run_id"],
-                    prepared=prepared,
                 )
         except NoetlError as error:
             return {"error": str(error)}
@@ -216,14 +215,14 @@ class Driver:
             settle(instance)
         return instance
 
-    def _prepare(self, file: str) -> Prepared:
+    def _prepare(self, file: str) -> PreparedJob:
         """The job of a playbook, compiled once as long as its file stays the same; one without a file is registered."""
         if names_version(file) and not Path(file).is_file():
             playbook = run_sync(self._noetl.engine().runtime.registered.load(file))
         else:
             playbook = load_playbook(file)
         prepared = self._prepared.get(file)
-        if prepared is None or prepared.playbook.source != playbook.source or playbook.settled:
+        if prepared is None or prepared.plan.playbook.source != playbook.source or playbook.settled:
             prepared = self._prepared[file] = prepare(playbook, self._noetl)
         return prepared
 

@@ -18,9 +18,8 @@ from typing import Any
 from dagster import DagsterInstance, DagsterRun, DagsterRunStatus
 
 from noetl_dagster.compiler.automation import set_limits
-from noetl_dagster.compiler.job import PLAYBOOK_TAG, compile_playbook
-from noetl_dagster.compiler.names import dagster_name
-from noetl_dagster.compiler.partitions import partition_tags, register
+from noetl_dagster.compiler.partitions import partition_tags
+from noetl_dagster.compiler.plan import PLAYBOOK_TAG, PlaybookPlan, plan_playbook
 from noetl_dagster.compiler.runs import execution_tags, latest_run
 from noetl_dagster.dagster_internals import WorkspaceFileTarget, WorkspaceProcessContext
 from noetl_dagster.engine.engine import Engine
@@ -36,7 +35,7 @@ REFRESH_SECONDS = 5.0
 
 
 @dataclass(frozen=True, slots=True)
-class Job:
+class WorkspaceJob:
     """A job as its code location describes it."""
 
     location: Any
@@ -72,7 +71,7 @@ class Workspace:
             if self._process is not None:
                 self._process.__exit__(None, None, None)
 
-    def job_of(self, playbook: Playbook) -> Job:
+    def job_of(self, plan: PlaybookPlan) -> WorkspaceJob:
         """The job of a playbook.
 
         Raises:
@@ -81,13 +80,13 @@ class Workspace:
         """
         with self._lock:
             self._open()
-            found = self._find(playbook)
+            found = self._find(plan)
         if found is None:
             self._refresh()
             with self._lock:
-                found = self._find(playbook)
+                found = self._find(plan)
                 if found is None:
-                    raise self._missing(playbook)
+                    raise self._missing(plan)
         return found
 
     def _refresh(self) -> None:
@@ -99,7 +98,9 @@ class Workspace:
                 self._process.refresh_code_location(name)
             self._refreshed_at = time.monotonic()
 
-    def submit(self, job: Job, run_id: str, run_config: dict[str, Any], tags: dict[str, str]) -> DagsterRun:
+    def submit(
+        self, job: WorkspaceJob, run_id: str, run_config: dict[str, Any], tags: dict[str, str]
+    ) -> DagsterRun:
         """Creates a run and gives it to the instance's run coordinator.
 
         Raises:
@@ -151,21 +152,20 @@ class Workspace:
         except Exception as error:
             raise LaunchError(f"the workspace {self._path} cannot be loaded: {error}") from error
 
-    def _find(self, playbook: Playbook) -> Job | None:
-        name = dagster_name(playbook.name)
+    def _find(self, plan: PlaybookPlan) -> WorkspaceJob | None:
         for entry in self._process.create_request_context().get_code_location_entries().values():
             location = entry.code_location
             if location is None:
                 continue
             for repository in location.get_repositories().values():
-                if not repository.has_job(name):
+                if not repository.has_job(plan.name):
                     continue
-                remote = repository.get_full_job(name)
-                if remote.tags.get(PLAYBOOK_TAG) == playbook.metadata.path:
-                    return Job(location, remote)
+                remote = repository.get_full_job(plan.name)
+                if remote.tags.get(PLAYBOOK_TAG) == plan.playbook.metadata.path:
+                    return WorkspaceJob(location, remote)
         return None
 
-    def _missing(self, playbook: Playbook) -> LaunchError | NotDeployedError:
+    def _missing(self, plan: PlaybookPlan) -> LaunchError | NotDeployedError:
         entries = self._process.create_request_context().get_code_location_entries()
         broken = [
             f"{name}: {entry.load_error.message}" for name, entry in entries.items() if entry.load_error
@@ -173,7 +173,7 @@ class Workspace:
         if broken:
             return LaunchError(f"code locations of {self._path} do not load: {'; '.join(broken)}")
         return NotDeployedError(
-            f"playbook {playbook.metadata.path!r} is no job of the code locations of {self._path} "
+            f"playbook {plan.playbook.metadata.path!r} is no job of the code locations of {self._path} "
             f"({', '.join(entries) or 'none'}), and runs are launched there (NOETL_RUN_LAUNCHER=dagster); put its file "
             "into their folder of playbooks and reload them, or call it from a playbook that is a job"
         )
@@ -206,7 +206,7 @@ class WorkspaceLauncher:
         self._ending: set[asyncio.Task[None]] = set()
 
     async def check(self, playbook: Playbook) -> None:
-        await asyncio.to_thread(self._workspace.job_of, playbook)
+        await asyncio.to_thread(lambda: self._workspace.job_of(plan_playbook(playbook)))
 
     async def launch(
         self, playbook: Playbook, execution_id: int, workload: dict[str, Any], priority: int = 0
@@ -249,16 +249,16 @@ class WorkspaceLauncher:
         partition: Partition | None,
         priority: int,
     ) -> None:
-        job = self._workspace.job_of(playbook)
+        plan = plan_playbook(playbook)
+        job = self._workspace.job_of(plan)
         run_id = str(uuid.uuid4())
         if partition is not None:
-            register(partition, playbook, self._instance)
+            plan.partitions.register(partition, self._instance)
         set_limits(self._instance, playbook.dagster.pools)
         tags = execution_tags(execution_id, run_id) | partition_tags(partition)
         if priority:
             tags[PRIORITY_TAG] = str(priority)
-        run_config = compile_playbook(playbook).run_config(workload) if workload else {}
-        self._workspace.submit(job, run_id, run_config, tags)
+        self._workspace.submit(job, run_id, plan.run_config(workload), tags)
 
     async def _end_run(self, playbook: str, execution_id: int) -> None:
         try:

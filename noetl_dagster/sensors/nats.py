@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from dagster import (
+    AssetKey,
     AssetMaterialization,
     DefaultSensorStatus,
     MetadataValue,
@@ -17,7 +18,6 @@ from dagster import (
 )
 from pydantic import ValidationError
 
-from noetl_dagster.compiler.names import asset_key
 from noetl_dagster.engine.engine import Engine
 from noetl_dagster.engine.executions.results import EndPosition, finished_outside, reference_of
 from noetl_dagster.errors import ServiceError
@@ -115,7 +115,7 @@ def _materialised(noetl: EngineProvider, execution: Execution) -> Iterator[Asset
 def _materialisation(noetl: EngineProvider, execution: Execution, end: StepEnd) -> AssetMaterialization:
     reference = noetl.run(reference_of(noetl.engine().runtime, execution.id, end))
     return AssetMaterialization(
-        asset_key=asset_key(execution.playbook, end.step),
+        asset_key=AssetKey(execution.playbook.asset_key(end.step)),
         description=f"step {end.step} of execution {execution.id}, run outside of Dagster",
         metadata={**metadata_of(reference), "execution_id": MetadataValue.text(str(execution.id))},
     )

@@ -21,7 +21,7 @@ from dagster import (
 from noetl_dagster.compiler.job import PlaybookJob
 from noetl_dagster.compiler.names import sensor_name
 from noetl_dagster.compiler.partitions import partition_tags
-from noetl_dagster.compiler.runs import EXECUTION_TAG, RESUME_EPOCH_TAG, bury, latest_run
+from noetl_dagster.compiler.runs import EXECUTION_TAG, RESUME_EPOCH_TAG, latest_run, report_lost_run
 from noetl_dagster.engine.recovery.abandoned import Abandoned, ResumeRequest, Verdict, remember, remembered
 from noetl_dagster.playbook.assets import Partition
 from noetl_dagster.resources.engines import EngineProvider
@@ -98,7 +98,7 @@ def _act(
             f"go on with 'noetl-dagster resume {one.execution_id}'"
         )
     if run is not None:
-        bury(instance, run)
+        report_lost_run(instance, run)
     return _request(one, job, noetl), f"resumed as epoch {one.epoch}"
 
 
@@ -127,12 +127,12 @@ def _waits(instance: DagsterInstance, run: DagsterRun, driver: str | None) -> bo
 
 def _request(one: Abandoned, job: PlaybookJob, noetl: EngineProvider) -> RunRequest:
     partition = None
-    if job.playbook.dagster.partitions:
+    if job.plan.partitions.dimensions:
         known = noetl.run(noetl.engine().runtime.load(one.execution_id)).state.partition
         partition = None if known is None else Partition.model_validate(known)
     return RunRequest(
         run_key=f"noetl-recovery/{one.execution_id}/{one.epoch}/{one.attempts}",
-        job_name=job.name,
+        job_name=job.plan.name,
         tags={
             EXECUTION_TAG: str(one.execution_id),
             RESUME_EPOCH_TAG: str(one.epoch),

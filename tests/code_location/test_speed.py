@@ -77,9 +77,9 @@ def test_nothing_is_compiled_twice(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 
     made: list[str] = []
 
-    def counted(playbook: Any, *rest: Any) -> Any:
-        made.append(playbook.name)
-        return schedules_of(playbook, *rest)
+    def counted(plan: Any, *rest: Any) -> Any:
+        made.append(plan.name)
+        return schedules_of(plan, *rest)
 
     schedules_of = job.schedules_of
     monkeypatch.setattr(job, "schedules_of", counted)

@@ -12,7 +12,8 @@ from dagster._core.execution.api import create_execution_plan
 from dagster._core.execution.plan.state import KnownExecutionState
 
 from noetl_dagster.code_location.playbooks import definitions_of
-from noetl_dagster.compiler import attach as attach_module
+from noetl_dagster.compiler import runs
+from noetl_dagster.compiler.plan import plan_playbook
 from noetl_dagster.compiler.runs import EXECUTION_TAG, attach, execution_tags
 from noetl_dagster.dagster_internals import InMemoryJob, execute_run
 from noetl_dagster.events.state import ExecutionState, ExecutionStatus
@@ -90,8 +91,10 @@ def test_ops_that_start_at_once_open_one_epoch(
                 return await resume(*given, **named)
 
         monkeypatch.setattr(engine.lifecycle, "resume", late)
-        monkeypatch.setattr(attach_module, "_driven", {})
-        attached = (attach(engine, dagster_instance, run, definition, None) for _ in range(ops))
+        monkeypatch.setattr(runs, "_driven", {})
+        attached = (
+            attach(engine, dagster_instance, run, plan_playbook(definition), None) for _ in range(ops)
+        )
         return await asyncio.gather(*attached)
 
     assert [one.state.epoch for one in run_sync(start_at_once())] == [2] * ops

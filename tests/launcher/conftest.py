@@ -16,7 +16,7 @@ from dagster import DagsterInstance, DagsterRun, DagsterRunStatus
 from dagster._core.definitions.reconstruct import ReconstructableRepository
 
 from noetl_dagster import embedded
-from noetl_dagster.code_location.launch import _origin, prepare
+from noetl_dagster.code_location.launch import job_origin, prepare
 from noetl_dagster.launcher.address import PRIORITY_TAG, Address, Channel, Message
 from noetl_dagster.playbook.loader import load_playbook
 from noetl_dagster.resources.engines import EngineProvider
@@ -70,14 +70,14 @@ class Place:
         """Launches a run as the UI, sensors and schedules do; gives its id."""
         playbook = load_playbook(self.playbooks / "gated.yaml")
         noetl = EngineProvider(self.settings)
-        compiled, job = prepare(playbook, noetl)
+        plan, job = prepare(playbook, noetl)
         repository = ReconstructableRepository.for_module("noetl_dagster.definitions", "defs")
         run = self.instance.create_run_for_job(
             job_def=job,
             run_id=str(uuid.uuid4()),
-            run_config=compiled.run_config({"gate": str(self.gate), "name": name}),
+            run_config=plan.run_config({"gate": str(self.gate), "name": name}),
             tags={**(tags or {}), **({PRIORITY_TAG: str(priority)} if priority else {})},
-            remote_job_origin=_origin(playbook, compiled.name, self.settings),
+            remote_job_origin=job_origin(plan, self.settings),
             job_code_origin=repository.get_reconstructable_job("gated").get_python_origin(),
         )
         self.instance.launch_run(run.run_id, workspace=None)

@@ -20,7 +20,7 @@ from dagster import DagsterEventType, DagsterInstance, DagsterRun, DagsterRunSta
 from dagster._core.definitions.reconstruct import ReconstructableRepository
 
 from noetl_dagster import embedded
-from noetl_dagster.code_location.launch import _origin, prepare
+from noetl_dagster.code_location.launch import job_origin, prepare
 from noetl_dagster.compiler.runs import EXECUTION_TAG, RESUME_EPOCH_TAG, latest_run
 from noetl_dagster.engine.recovery.abandoned import Abandoned, Verdict
 from noetl_dagster.events.state import ExecutionState, ExecutionStatus
@@ -126,15 +126,15 @@ class Place:
         **workload: Any,
     ) -> str:
         playbook = load_playbook(self.settings.playbooks_path / f"{name}.yaml")
-        compiled, job = prepare(playbook, self.noetl)
+        plan, job = prepare(playbook, self.noetl)
         repository = ReconstructableRepository.for_module("noetl_dagster.definitions", "defs")
         run = self.instance.create_run_for_job(
             job_def=job,
             run_id=str(uuid.uuid4()),
-            run_config=compiled.run_config({"gate": str(self.gate), **workload})
+            run_config=plan.run_config({"gate": str(self.gate), **workload})
             | ({"execution": {"config": config}} if config else {}),
             tags={**job.run_tags, **(tags or {})},
-            remote_job_origin=_origin(playbook, compiled.name, self.settings),
+            remote_job_origin=job_origin(plan, self.settings),
             job_code_origin=repository.get_reconstructable_job(name).get_python_origin(),
         )
         self.instance.launch_run(run.run_id, workspace=None)

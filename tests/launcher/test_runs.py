@@ -8,10 +8,9 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import psutil
-from dagster import DagsterRunStatus, SensorResult, build_sensor_context
+from dagster import AssetKey, DagsterRunStatus, SensorResult, build_sensor_context
 
 from noetl_dagster.compiler.job import compile_playbook
-from noetl_dagster.compiler.names import asset_key
 from noetl_dagster.compiler.runs import EXECUTION_TAG, RESUME_EPOCH_TAG
 from noetl_dagster.engine.engine import Engine
 from noetl_dagster.engine.recovery.abandoned import Verdict
@@ -50,7 +49,7 @@ def test_runs_have_the_environment_and_the_folder_and_the_playbook_as_it_is_now(
         first = place.launch()
         place.until(first, DagsterRunStatus.SUCCESS)
         assert place.run(first).tags[LAUNCHER_TAG]
-        key = asset_key(load_playbook(place.playbooks / "gated.yaml"), "finish")
+        key = AssetKey(load_playbook(place.playbooks / "gated.yaml").asset_key("finish"))
         assert place.instance.get_latest_materialization_event(key) is not None
         said = [path.read_text() for path in Path(os.environ["DAGSTER_HOME"]).rglob("*.err")]
         assert any("it has begun" in text for text in said)

@@ -20,6 +20,7 @@ import pytest
 from dagster import DagsterRun, DagsterRunStatus
 
 from noetl_dagster.cli.api import choose_partition
+from noetl_dagster.compiler.plan import plan_playbook
 from noetl_dagster.compiler.runs import EXECUTION_TAG, RESUME_EPOCH_TAG, attach, latest_run
 from noetl_dagster.engine.engine import Engine
 from noetl_dagster.errors import ExecutionStateError, LaunchError, NotDeployedError
@@ -211,10 +212,9 @@ async def test_a_run_that_was_queued_though_its_answer_was_lost_does_not_begin(
     [listed] = (await api.client.get("/api/executions")).json()["executions"]
     run = api.run(int(listed["execution_id"]))
     assert run.status is DagsterRunStatus.FAILURE
+    plan = plan_playbook(load_playbook(api.place.playbooks / "gated.yaml"))
     with pytest.raises(ExecutionStateError, match=r"ended before its run began: .*the answer was lost"):
-        await attach(
-            api.engine, api.place.instance, run, load_playbook(api.place.playbooks / "gated.yaml"), {}
-        )
+        await attach(api.engine, api.place.instance, run, plan, {})
 
 
 @pytest.mark.parametrize("part", ["hold", "release"])
@@ -229,7 +229,7 @@ async def test_an_outage_while_a_run_is_made_fails_its_execution(
             patched.setattr(api.engine.liveness, "hold", away)
         else:
             patched.setattr(api.engine.liveness, "release", away)
-            patched.setattr("noetl_dagster.launcher.workspace.compile_playbook", None)
+            patched.setattr("noetl_dagster.launcher.workspace.plan_playbook", None)
         workload = {"name": "never"}
         answer = await api.client.post(
             "/api/executions/execute", json={"path": "tests/gated", "workload": workload}

@@ -15,7 +15,7 @@ from pyspark.sql import SparkSession
 
 from noetl_dagster.code_location.definitions import build_definitions
 from noetl_dagster.code_location.playbooks import definitions_of, resources_of
-from noetl_dagster.code_location.python_assets import _module, definitions_beside
+from noetl_dagster.code_location.python_assets import _module, definitions_in_python
 from noetl_dagster.embedded.records_api import create_app
 from noetl_dagster.playbook.loader import load_playbook
 from noetl_dagster.process.event_loop import run_sync
@@ -56,7 +56,7 @@ ROWS = {
 
 @pytest.fixture(scope="module")
 def quality() -> ModuleType:
-    definitions_beside(PLAYBOOKS)
+    definitions_in_python(PLAYBOOKS)
     return _module(PLAYBOOKS / "quality_assets.py")
 
 
@@ -153,7 +153,7 @@ async def test_the_playbooks_own_job_checks_what_it_has_normalised(
     noetl = EngineProvider(settings.model_copy(update=playbooks))
     job = definitions_of([load_playbook(PLAYBOOKS / "patient_flow.yaml")], noetl)
     defs = Definitions.merge(
-        job, definitions_beside(PLAYBOOKS)
+        job, definitions_in_python(PLAYBOOKS)
     )  # whose report is no part of the playbook's job
     workload = {"facilities": 1, "patients": 3, "batch_size": 3}
     try:
@@ -193,4 +193,4 @@ def test_assets_beside_playbooks_are_part_of_the_code_location(settings: Setting
     defs = build_definitions(settings.model_copy(update={"playbooks_path": PLAYBOOKS}))
     assert defs.resolve_job_def("facility_quality").name == "facility_quality"
     (tmp_path / "broken_assets.py").write_text("import nothing_of_that_name")
-    assert not definitions_beside(tmp_path).assets
+    assert not definitions_in_python(tmp_path).assets

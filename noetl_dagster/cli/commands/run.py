@@ -117,9 +117,9 @@ def run_playbook(
 
 def _of_partition(session: Session, playbook: Playbook, workload: dict[str, Any], key: str | None) -> int:
     """Begins an execution of a partition: it is in the log before its run."""
-    from noetl_dagster.compiler.partitions import chosen_partition
+    from noetl_dagster.compiler.partitions import PlaybookPartitions
 
-    partition = chosen_partition(playbook, workload, key)
+    partition = PlaybookPartitions(playbook).choose(workload, key)
     return run_sync(session.engine.lifecycle.create(playbook, workload, partition=partition)).id
 
 
@@ -236,12 +236,12 @@ def _drive_here(
     from noetl_dagster.code_location.launch import (
         launch,  # Dagster: two seconds that a warm process has behind it
     )
-    from noetl_dagster.compiler.runs import bury, latest_run
+    from noetl_dagster.compiler.runs import latest_run, report_lost_run
 
     with session.dagster() as instance:
         before = latest_run(instance, execution_id, playbook.name) if resumed else None
         if before is not None:
-            bury(instance, before)
+            report_lost_run(instance, before)
         with showing(session.engine, execution_id, quiet=quiet or verbose):
             launched = launch(
                 playbook,

@@ -28,7 +28,7 @@ from noetl_dagster.compiler.executors import threaded_executor
 from noetl_dagster.compiler.executors.pods import POD_TAG
 from noetl_dagster.compiler.executors.storages import settle
 from noetl_dagster.compiler.executors.threaded import ThreadedExecutor
-from noetl_dagster.compiler.runs import ending_of, execution_id_of
+from noetl_dagster.compiler.runs import execution_id_of, tag_suffix
 from noetl_dagster.dagster_internals import process_config
 from noetl_dagster.resources.engines import EngineProvider
 
@@ -149,7 +149,7 @@ def hold_execution(context: Any) -> bool:
         False as long as the step's pod has not started the execution.
     """
     run = context.dagster_run
-    execution_id = execution_id_of(context.instance, run, ending_of(run, context.step.tags[POD_TAG]))
+    execution_id = execution_id_of(context.instance, run, tag_suffix(run, context.step.tags[POD_TAG]))
     if execution_id is None:
         return False
     noetl: EngineProvider = getattr(context.resources, NOETL)

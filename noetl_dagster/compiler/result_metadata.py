@@ -10,10 +10,11 @@ from typing import Any
 
 from dagster import AssetKey, MetadataValue, TableColumn, TableColumnDep, TableColumnLineage, TableSchema
 
-from noetl_dagster.compiler.lineage.tables import SQL_KINDS, Writers
+from noetl_dagster.compiler.lineage.tables import SQL_KINDS
+from noetl_dagster.compiler.plan import PlaybookPlan
 from noetl_dagster.events.envelopes import Envelope, from_result
 from noetl_dagster.events.state import ExecutionState, StepEnd
-from noetl_dagster.playbook.models import Playbook, Step
+from noetl_dagster.playbook.models import Step
 
 logger = logging.getLogger(__name__)
 
@@ -36,10 +37,8 @@ def has_sql(step: Step) -> bool:
     return any(task.kind in SQL_KINDS and task.config.get("command") is not None for task in step.tasks)
 
 
-def lineage_metadata(
-    playbook: Playbook, step: Step, end: StepEnd, state: ExecutionState, writers: Writers
-) -> dict[str, Any]:
-    """``dagster/column_lineage`` of a step's asset, where anything of it is known."""
+def lineage_metadata(plan: PlaybookPlan, step: Step, end: StepEnd, state: ExecutionState) -> dict[str, Any]:
+    """Returns ``dagster/column_lineage`` of a step's asset, as far as it is known."""
     if not has_sql(step):
         return {}
     reader = import_module(_READER)
@@ -57,12 +56,12 @@ def lineage_metadata(
         hidden=frozenset(state.ctx),
         result_columns=result_columns,
         read_columns=read_columns,
-        writers=writers,
+        writers=plan.writers,
     )
     try:
-        found = reader.column_lineage(playbook, step, seen)
+        found = reader.column_lineage(plan.playbook, step, seen)
     except Exception:  # it is for people: what is wrong with it is no failure of the step
-        logger.debug("step %s of %s has no column lineage", step.name, playbook.name, exc_info=True)
+        logger.debug("step %s of %s has no column lineage", step.name, plan.playbook.name, exc_info=True)
         return {}
     if not found:
         return {}
