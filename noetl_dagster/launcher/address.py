@@ -28,25 +28,29 @@ READ_BYTES = 1 << 16
 
 
 class Channel:
-    """One end of a connection. Reading never blocks where the socket does not."""
+    """One end of a connection: JSON objects, one on each line, over a Unix socket.
+
+    Reading blocks only if the socket does.
+    """
 
     def __init__(self, sock: socket.socket) -> None:
         self.sock = sock
         self._unread = b""
 
     def fileno(self) -> int:
+        """Returns the descriptor of the socket, for selectors."""
         return self.sock.fileno()
 
     def send(self, message: Message) -> None:
-        """Sends a message, whole.
+        """Sends a whole message.
 
         Raises:
-            OSError: the other side is gone.
+            OSError: the other side has closed the connection.
         """
         self.sock.sendall(orjson.dumps(message) + b"\n")
 
     def arrived(self) -> list[Message] | None:
-        """Messages that are here after one read from the socket; None when the other side is gone."""
+        """Reads the socket once and returns the complete messages; None if the other side has closed it."""
         try:
             more = self.sock.recv(READ_BYTES)
         except BlockingIOError:
@@ -59,25 +63,29 @@ class Channel:
         return [orjson.loads(line) for line in lines]
 
     def receive(self) -> Message | None:
-        """The next message, waited for; None when the other side is gone. For one message at a time."""
+        """Waits for the next message; None if the other side has closed the connection.
+
+        For protocols in which one message is under way at a time.
+        """
         while True:
             found = self.arrived()
             if found is None or found:
                 return found[0] if found else None
 
     def close(self) -> None:
+        """Closes the connection."""
         self.sock.close()
 
 
 LAUNCHER_TAG = "noetl/run_server"
-"""Run tag that names the run server which was given the run."""
+"""Run tag: the key of the run server that received the run."""
 
 PRIORITY_TAG = "dagster/priority"
-"""Run tag of Dagster's own queue: the run with the larger number goes first."""
+"""Run tag of Dagster's own queue: runs with larger numbers start first."""
 
 
 def priority_of(tags: Mapping[str, str]) -> int:
-    """Priority of a run by its tags; 0 where there is none, or none that is a number."""
+    """Returns the priority of a run from its tags; 0 if there is none or it is not a number."""
     try:
         return int(tags.get(PRIORITY_TAG, "0"))
     except ValueError:
@@ -85,16 +93,16 @@ def priority_of(tags: Mapping[str, str]) -> int:
 
 
 START_SECONDS = 60.0
-"""How long a run server may take until it listens."""
+"""Seconds that a run server may take until it listens."""
 
 LOG_BYTES = 20_000_000
-"""A log that has grown beyond is begun anew."""
+"""A larger log is truncated."""
 
-_OF_THE_TERMINAL = {
+_TERMINAL_VARIABLES = {
     *("_", "SHLVL", "PWD", "OLDPWD", "TERM", "COLUMNS", "LINES", "COLORTERM", "PS1"),
     *("SSH_TTY", "SSH_CLIENT", "SSH_CONNECTION", "PYTEST_CURRENT_TEST"),
 }
-_OF_DAGSTER = "DAGSTER_"  # its processes tell their children about themselves
+_DAGSTER_PREFIX = "DAGSTER_"  # variables that Dagster sets for its child processes
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,8 +110,8 @@ class Address:
     """A run server, running or not.
 
     Attributes:
-        folder: where its socket, its log and the marks of its runs are.
-        key: names what it is made of: environment, working directory, interpreter and this package's files.
+        folder: of its socket, its log and the locks of its runs.
+        key: a digest of its environment, working directory, interpreter and this package's files.
         environment: of its process.
         runs_at_once: processes that drive runs at the same time.
     """
@@ -115,10 +123,12 @@ class Address:
 
     @classmethod
     def of(cls, folder: Path, environment: Mapping[str, str], runs_at_once: int) -> Address:
+        """Returns the address of the run server for an environment and this working directory."""
         known = {
             name: value
             for name, value in sorted(environment.items())
-            if name not in _OF_THE_TERMINAL and (name == "DAGSTER_HOME" or not name.startswith(_OF_DAGSTER))
+            if name not in _TERMINAL_VARIABLES
+            and (name == "DAGSTER_HOME" or not name.startswith(_DAGSTER_PREFIX))
         }
         facts = (known, str(Path.cwd()), sys.executable, runs_at_once, _newest_file())
         return cls(
@@ -127,18 +137,19 @@ class Address:
 
     @property
     def log(self) -> Path:
+        """The log of the server and its drivers."""
         return self.folder / f"{self.key}.log"
 
     def trim_log(self) -> None:
-        """Begins a log anew that has grown too large; who writes to it appends."""
+        """Truncates a log that has grown too large; its writers append."""
         if self.log.exists() and self.log.stat().st_size > LOG_BYTES:
             os.truncate(self.log, 0)
 
     def connect(self) -> Channel | None:
-        """A connection to the server; None where none runs."""
+        """Returns a connection to the server; None if it does not run."""
         sock = socket.socket(socket.AF_UNIX)
         try:
-            with self.reached() as path:
+            with self._socket_path() as path:
                 sock.connect(path)
         except OSError:
             sock.close()
@@ -146,10 +157,10 @@ class Address:
         return Channel(sock)
 
     def open(self) -> Channel:
-        """A connection to the server, which is started when it does not run.
+        """Returns a connection to the server, which is started if it does not run.
 
         Raises:
-            ServiceError: it does not start; the message holds the end of its log.
+            ServiceError: the server does not start; the message has the end of its log.
         """
         channel = self.connect()
         if channel is not None:
@@ -157,7 +168,7 @@ class Address:
         self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         with (self.folder / f"{self.key}.starting").open("w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
-            channel = self.connect()  # somebody else may just have started it
+            channel = self.connect()  # another process may just have started it
             return channel if channel is not None else self._start()
 
     def _start(self) -> Channel:
@@ -184,12 +195,12 @@ class Address:
         raise ServiceError(f"the run server did not start; {self.log} ends: {tail}")
 
     def listen(self) -> socket.socket:
-        """The server's own end, for its user alone. Who calls this holds the lock of :meth:`open`."""
+        """Returns the server's listening socket, for its user alone. The caller holds the lock of :meth:`open`."""
         listener = socket.socket(socket.AF_UNIX)
         (self.folder / f"{self.key}.sock").unlink(missing_ok=True)
         before = os.umask(0o177)
         try:
-            with self.reached() as path:
+            with self._socket_path() as path:
                 listener.bind(path)
         finally:
             os.umask(before)
@@ -197,8 +208,8 @@ class Address:
         return listener
 
     @contextmanager
-    def reached(self) -> Iterator[str]:
-        """A path of the socket that is short enough for one, however deep the folder lies."""
+    def _socket_path(self) -> Iterator[str]:
+        """Yields a path of the socket that is short enough, however deep the folder is."""
         path = str(self.folder / f"{self.key}.sock")
         if len(path) < 100:
             yield path
@@ -211,7 +222,7 @@ class Address:
 
 
 def stop(folder: Path) -> None:
-    """Ends all run servers of a folder; what waits there is driven by the next. Returns when they have ended."""
+    """Ends all run servers of a folder and waits for their end. The next server drives the runs that wait."""
     for path in sorted(folder.glob("*.sock")):
         channel = Address(folder, path.stem, {}, 0).connect()
         if channel is None:
@@ -224,10 +235,10 @@ def stop(folder: Path) -> None:
 
 
 def _newest_file() -> int:
-    """When a module of this package was last changed, in nanoseconds: its runs have what it had imported."""
+    """Returns the time of the latest change to a module of this package, in nanoseconds: runs use what was imported."""
     package = Path(__file__).parents[1]
     newest = 0
     for path in package.rglob("*.py"):
-        with suppress(OSError):  # an editor's lock that leads nowhere, a file that has just gone
+        with suppress(OSError):  # a dangling link of an editor, or a file that was just removed
             newest = max(newest, path.stat().st_mtime_ns)
     return newest

@@ -1,6 +1,6 @@
-"""A driver: a process forked from the run server, with everything imported, that drives one run after another.
+"""The driver: a process forked from the run server, with everything imported, that drives one run after another.
 
-Whoever it drives has the process to itself meanwhile: interrupting or killing it touches one run.
+A run has the process to itself: interrupting or killing the process affects one run.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import psutil
 from dagster import DagsterInstance, DagsterRunStatus, RunsFilter
 
 from noetl_dagster.code_location.launch import PreparedJob, launch, prepare
-from noetl_dagster.compiler.executors.storages import settle
+from noetl_dagster.compiler.executors.storages import keep_connections
 from noetl_dagster.compiler.runs import latest_run, report_lost_run
 from noetl_dagster.dagster_internals import (
     InstanceRef,
@@ -30,7 +30,7 @@ from noetl_dagster.dagster_internals import (
 from noetl_dagster.errors import NoetlError
 from noetl_dagster.launcher import compute_logs
 from noetl_dagster.launcher.address import LAUNCHER_TAG, PRIORITY_TAG, Address, Channel, Message, priority_of
-from noetl_dagster.launcher.run_locks import Mark, driver_of
+from noetl_dagster.launcher.run_locks import RunLock, driver_of
 from noetl_dagster.playbook.catalog import names_version
 from noetl_dagster.playbook.loader import load_playbook
 from noetl_dagster.process.event_loop import run_sync
@@ -39,20 +39,20 @@ from noetl_dagster.resources.engines import EngineProvider, close_engines
 logger = logging.getLogger(__name__)
 
 MOST_RUNS = 200
-"""Runs after which a driver is replaced: what they leave behind in a process adds up."""
+"""Runs after which a driver is replaced, since their leftovers in the process add up."""
 
 MOST_GROWTH_BYTES = 256 * 1024**2
 """A driver that has grown by more is replaced after its run."""
 
 STALE_SECONDS = 5.0
-"""Connections that have been idle for so long are tried before they are relied upon."""
+"""Seconds after which idle connections are tested before they are used."""
 
 HEAVY = ("pyspark", "duckdb")
-"""Packages that leave servers or pools of threads in a process: a run that loads one takes its driver with it."""
+"""Packages that leave servers or thread pools in a process: a driver ends after a run that loads one."""
 
 
 class Driver:
-    """Takes work from the run server until that is gone, or until it has done enough."""
+    """Takes requests from the run server until that is gone, or until this process must be replaced."""
 
     def __init__(self, channel: Channel, address: Address) -> None:
         self._channel = channel
@@ -62,7 +62,7 @@ class Driver:
         self._stack = ExitStack()
         self._instances: dict[str, DagsterInstance] = {}
         self._prepared: dict[str, PreparedJob] = {}
-        self._mark: Mark | None = None
+        self._lock: RunLock | None = None
         self._environment = dict(os.environ)
         self._working_directory = Path.cwd()
         self._memory = psutil.Process().memory_info().rss
@@ -71,8 +71,11 @@ class Driver:
         self._interrupted = False
 
     def main(self) -> None:
-        signal.signal(signal.SIGUSR1, self._told)
-        compute_logs.mirrored = False  # what a run prints is in its compute log; nobody watches this process
+        """Serves until the end of the process."""
+        signal.signal(signal.SIGUSR1, self._on_interrupt)
+        compute_logs.mirrored = (
+            False  # what a run prints goes to its compute log; this process has no terminal
+        )
         try:
             self._open()
             self._channel.send({"ready": True})
@@ -85,7 +88,7 @@ class Driver:
             self._stack.close()
 
     def _open(self) -> None:
-        """Connects to everything that a run needs, before there is one."""
+        """Opens the connections that a run needs, before there is a run."""
         self._noetl.engine()
         if "DAGSTER_HOME" in os.environ:
             self._instance("").get_run_by_id("none")
@@ -96,47 +99,56 @@ class Driver:
                 self._channel.send({"unfit": message})
                 return
             answer = self._answer(message)
-            worn = self._is_worn()
+            needs_replacement = self._needs_replacement()
             try:
-                self._channel.send({"done": message, "answer": answer, "worn": worn})
-            except OSError:  # the server was killed; what waited there must not wait for the next launch
+                self._channel.send(
+                    {"done": message, "answer": answer, "needs_replacement": needs_replacement}
+                )
+            except (
+                OSError
+            ):  # the server was killed; the runs that waited there must not wait for the next launch
                 break
-            if worn:
+            if needs_replacement:
                 return
         else:
             if message is not None:
                 return
-        self._revive()
+        self._restart_server()
 
-    def _revive(self) -> None:
-        """Starts the server again when it was killed while runs waited; the new one finds them."""
+    def _restart_server(self) -> None:
+        """Starts the server again if it was killed while runs waited; the new server finds them."""
         if self._answer({"do": "recover", "id": "recover"}).get("runs"):
             with suppress(NoetlError):
                 self._address.open().close()
 
     def _answer(self, message: Message) -> Message:
-        tasks = {"run": self._run, "execute": self._execute, "bury": self._bury, "recover": self._recover}
+        tasks = {
+            "run": self._run,
+            "execute": self._execute,
+            "report_lost": self._report_lost,
+            "recover": self._recover,
+        }
         try:
             return tasks[message["do"]](message)
         except Exception as error:
             logger.exception("%s", {name: message[name] for name in ("do", "id") if name in message})
             return {"error": f"{type(error).__name__}: {error}"}
         finally:
-            self._leave()
+            self._reset()
 
     def _run(self, message: Message) -> Message:
-        """A run that Dagster has launched; as ``dagster api execute_run`` does it."""
-        return self._driving(message["id"], lambda: self._execute_run(message))
+        """Drives a run that Dagster has launched, as ``dagster api execute_run`` does."""
+        return self._with_lock(message["id"], lambda: self._execute_run(message))
 
     def _execute_run(self, message: Message) -> Message:
         instance = self._instance(message["instance"])
         with capture_interrupts():
-            _execute_run_command_body(message["id"], instance, _nowhere, set_exit_code_on_failure=False)
+            _execute_run_command_body(message["id"], instance, _ignore_event, set_exit_code_on_failure=False)
         return {}
 
     def _execute(self, message: Message) -> Message:
-        """An execution that is in the log and has no run yet."""
-        return self._driving(message["run_id"], lambda: self._launch(message))
+        """Drives an execution that is in the log and has no run yet."""
+        return self._with_lock(message["run_id"], lambda: self._launch(message))
 
     def _launch(self, message: Message) -> Message:
         try:
@@ -165,23 +177,23 @@ class Driver:
             return {"error": str(error)}
         return {"error": launched.error} if launched.error else {}
 
-    def _driving(self, run_id: str, work: Any) -> Message:
-        mark = Mark.take(self._folder, run_id)
-        if mark is None:
-            return {}  # a driver of an earlier server has it
+    def _with_lock(self, run_id: str, work: Any) -> Message:
+        lock = RunLock.take(self._folder, run_id)
+        if lock is None:
+            return {}  # a driver of an earlier server drives it
         try:
-            self._mark = mark
-            if mark.is_unwanted:  # the signal came before there was a mark to look at
+            self._lock = lock
+            if lock.is_interrupted:  # the signal came before this process held the lock
                 raise KeyboardInterrupt
             answer: Message = work()
             return answer
         finally:
-            self._interrupted = mark.is_unwanted
-            self._mark = None
-            mark.release()
+            self._interrupted = lock.is_interrupted
+            self._lock = None
+            lock.release()
 
-    def _bury(self, message: Message) -> Message:
-        """Tells Dagster that the process of a run ended without a word."""
+    def _report_lost(self, message: Message) -> Message:
+        """Reports a run whose process ended without a report as failed or canceled."""
         instance = self._instance(message["instance"])
         run = instance.get_run_by_id(message["id"])
         if run is None or run.is_finished or driver_of(self._folder, run.run_id) is not None:
@@ -193,7 +205,7 @@ class Driver:
         return {}
 
     def _recover(self, message: Message) -> Message:
-        """Runs that an earlier server with this key was given and that no process has begun."""
+        """Returns the runs that an earlier server with this key received and that no process has started."""
         if "DAGSTER_HOME" not in os.environ:
             return {"runs": []}
         instance = self._instance("")
@@ -203,7 +215,7 @@ class Driver:
         return {"runs": [[run.run_id, priority_of(run.tags)] for run in free]}
 
     def _instance(self, reference: str) -> DagsterInstance:
-        """Dagster's instance, with pools of connections; the one of ``DAGSTER_HOME`` for an empty reference."""
+        """Returns Dagster's instance with pooled connections; that of ``DAGSTER_HOME`` for an empty reference."""
         instance = self._instances.get(reference)
         if instance is None:
             opened = (
@@ -212,11 +224,11 @@ class Driver:
                 else DagsterInstance.get()
             )
             instance = self._instances[reference] = self._stack.enter_context(opened)
-            settle(instance)
+            keep_connections(instance)
         return instance
 
     def _prepare(self, file: str) -> PreparedJob:
-        """The job of a playbook, compiled once as long as its file stays the same; one without a file is registered."""
+        """Returns the job of a playbook, compiled once for each version of its file. Without a file it is registered."""
         if names_version(file) and not Path(file).is_file():
             playbook = run_sync(self._noetl.engine().runtime.registered.load(file))
         else:
@@ -226,8 +238,8 @@ class Driver:
             prepared = self._prepared[file] = prepare(playbook, self._noetl)
         return prepared
 
-    def _leave(self) -> None:
-        """Leaves the process as the next run is to find it."""
+    def _reset(self) -> None:
+        """Restores the process for the next run."""
         self._runs += 1
         self._used = time.monotonic()
         if dict(os.environ) != self._environment:
@@ -238,7 +250,7 @@ class Driver:
         run_sync(engine.liveness.release_all())
 
     def _is_fit(self) -> bool:
-        """Whether the connections still work, where they have been idle for a while."""
+        """Reports whether the connections still work, if they have been idle for a while."""
         if time.monotonic() - self._used < STALE_SECONDS:
             return True
         try:
@@ -250,16 +262,16 @@ class Driver:
             return False
         return True
 
-    def _is_worn(self) -> bool:
+    def _needs_replacement(self) -> bool:
         grown = psutil.Process().memory_info().rss - self._memory
         loaded = any(name in sys.modules for name in HEAVY)
         return self._interrupted or self._runs >= MOST_RUNS or grown > MOST_GROWTH_BYTES or loaded
 
-    def _told(self, number: int, frame: FrameType | None) -> None:
-        """Interrupts the run, if it is still the one that is meant."""
-        if self._mark is not None and self._mark.is_unwanted:
+    def _on_interrupt(self, number: int, frame: FrameType | None) -> None:
+        """Interrupts the run if it is still the one that the signal is for."""
+        if self._lock is not None and self._lock.is_interrupted:
             signal.raise_signal(signal.SIGINT)
 
 
-def _nowhere(event: object) -> None:
-    """Dagster's events are in its log already."""
+def _ignore_event(event: object) -> None:
+    """Does nothing: Dagster's events are in its log already."""

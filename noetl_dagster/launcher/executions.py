@@ -1,4 +1,4 @@
-"""The API's launcher: hands executions to a run server, and hears how they go."""
+"""The API's launcher: hands executions to a run server and follows their end."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ from noetl_dagster.service.launching import ProcessLauncher
 
 logger = logging.getLogger(__name__)
 
-AGAIN_SECONDS = 1.0
+RETRY_SECONDS = 1.0
 
 
 class WarmLauncher:
-    """Has a run server drive executions that are in the log. They go on when the service ends.
+    """Lets a run server drive executions that are in the log. They continue when the service ends.
 
-    A server that is gone is started again and gets what it had been given and not ended; where none starts, each
+    A server that is gone is started again and receives the executions that have not ended. If none starts, each
     execution gets a process of its own.
 
     Args:
-        environment: ``NOETL_*`` and ``DAGSTER_HOME`` of the runs, and everything else that they are to have.
+        environment: of the runs, with ``NOETL_*`` and ``DAGSTER_HOME``.
     """
 
     def __init__(self, engine: Engine, address: Address, environment: Mapping[str, str]) -> None:
@@ -40,18 +40,19 @@ class WarmLauncher:
         self._writer: asyncio.StreamWriter | None = None
         self._connecting = asyncio.Lock()
         self._reading: asyncio.Task[None] | None = None
-        self._ended: set[asyncio.Task[None]] = set()
+        self._tasks: set[asyncio.Task[None]] = set()
         self._closing = False
 
     async def check(self, playbook: Playbook) -> None:
-        """Every playbook that loads can be launched."""
+        """Accepts every playbook: one that loads can be launched."""
 
     async def cancelled(self, playbook: str, execution_id: int) -> None:
-        """Nothing: the process that drives the execution hears of it from the log."""
+        """Does nothing: the driver of the execution reads the cancellation in the log."""
 
     async def launch(
         self, playbook: Playbook, execution_id: int, workload: dict[str, Any], priority: int = 0
     ) -> None:
+        """Hands an execution to the run server."""
         message = {
             "do": "execute",
             "id": str(execution_id),
@@ -61,7 +62,7 @@ class WarmLauncher:
             "workload": workload,
             "priority": priority,
         }
-        # what waits has a process that answers for it: recovery leaves it alone
+        # while it waits, this process holds it: recovery leaves it alone
         await self._engine.liveness.hold(execution_id)
         self._pending[str(execution_id)] = message, playbook
         if self._writer is not None:
@@ -71,18 +72,18 @@ class WarmLauncher:
 
     @property
     def running(self) -> int:
-        """Executions that were handed over and have not ended."""
+        """The number of executions that were handed over and have not ended."""
         return len(self._pending) + self._fallback.running
 
     async def connect(self) -> None:
-        """Starts the run server when it does not run; where it does not start, what is pending goes on without."""
+        """Connects to the run server and submits what is pending; without a server, each execution gets a process."""
         async with self._connecting:
             if self._writer is not None:
                 return
             try:
                 channel = await asyncio.to_thread(self._address.open)
             except (ServiceError, OSError) as error:
-                await self._go_without(str(error))
+                await self._launch_without_server(str(error))
                 return
             reader, self._writer = await asyncio.open_unix_connection(sock=channel.sock)
             for message, _ in self._pending.values():
@@ -90,13 +91,13 @@ class WarmLauncher:
             self._reading = asyncio.create_task(self._read(reader))
 
     async def close(self) -> None:
-        """Stops listening; the runs go on."""
+        """Disconnects; the runs continue."""
         self._closing = True
         if self._reading is not None:
             await cancel_and_wait(self._reading)
         if self._writer is not None:
             self._writer.close()
-        await cancel_and_wait(*self._ended)
+        await cancel_and_wait(*self._tasks)
         await self._fallback.close()
 
     def _send(self, message: Message) -> None:
@@ -110,7 +111,7 @@ class WarmLauncher:
                 message = orjson.loads(line)
                 if "ended" in message:
                     self._pending.pop(message["ended"], None)
-                    self._begin(self._end(int(message["ended"]), message["error"]))
+                    self._start_task(self._release(int(message["ended"]), message["error"]))
                 elif "refused" in message:
                     refused = message["error"]
         except (
@@ -122,41 +123,39 @@ class WarmLauncher:
             self._writer.close()
             self._writer = None
         if refused:
-            await self._go_without(refused)
+            await self._launch_without_server(refused)
         elif self._pending and not self._closing:
-            logger.warning(
-                "the run server ended with %d executions in hand; another takes them", self.running
-            )
-            self._begin(self._connect_again())
+            logger.warning("the run server ended with %d executions; another takes them", self.running)
+            self._start_task(self._connect_again())
 
     async def _connect_again(self) -> None:
-        await asyncio.sleep(AGAIN_SECONDS)
+        await asyncio.sleep(RETRY_SECONDS)
         await self.connect()
 
-    async def _go_without(self, why: str) -> None:
+    async def _launch_without_server(self, why: str) -> None:
         logger.error("executions get processes of their own: %s", why)
         pending, self._pending = self._pending, {}
         for message, playbook in pending.values():
             if self._fallback.running < self._address.runs_at_once:
                 await self._launch_alone(message, playbook)
-            else:  # a thousand processes at once would be the end of the machine
-                self._begin(self._launch_later(message, playbook))
+            else:  # a thousand processes at once would exhaust the machine
+                self._start_task(self._launch_later(message, playbook))
 
     async def _launch_later(self, message: Message, playbook: Playbook) -> None:
-        while self._fallback.running >= self._address.runs_at_once:  # noqa: ASYNC110, processes end unheard
-            await asyncio.sleep(AGAIN_SECONDS)
+        while self._fallback.running >= self._address.runs_at_once:  # noqa: ASYNC110, no event reports the end of processes
+            await asyncio.sleep(RETRY_SECONDS)
         try:
             await self._launch_alone(message, playbook)
         except OSError as error:
-            await self._end(int(message["execution_id"]), str(error))
+            await self._release(int(message["execution_id"]), str(error))
 
     async def _launch_alone(self, message: Message, playbook: Playbook) -> None:
         execution_id = int(message["execution_id"])
         await self._fallback.launch(playbook, execution_id, message["workload"])
         await self._engine.liveness.release(execution_id)
 
-    async def _end(self, execution_id: int, error: str | None) -> None:
-        """Lets go of an execution; one whose run ended before it began is ended too."""
+    async def _release(self, execution_id: int, error: str | None) -> None:
+        """Releases an execution; fails it if its run ended before it started."""
         await self._engine.liveness.release(execution_id)
         if not error:
             return
@@ -165,7 +164,7 @@ class WarmLauncher:
             logger.error("execution %d did not start: %s", execution_id, error)
             await self._engine.lifecycle.fail(execution, f"the run did not start: {error}")
 
-    def _begin(self, work: Any) -> None:
+    def _start_task(self, work: Any) -> None:
         task = asyncio.create_task(work)
-        self._ended.add(task)
-        task.add_done_callback(self._ended.discard)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)

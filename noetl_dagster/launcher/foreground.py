@@ -1,4 +1,4 @@
-"""One execution driven by the run server while a person waits for it, as ``noetl-dagster run`` does."""
+"""Executions that the run server drives while a command waits, as ``noetl-dagster run`` does."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from noetl_dagster.launcher.run_locks import driver_of, interrupt
 from noetl_dagster.playbook.models import Playbook
 from noetl_dagster.settings import Settings
 
-LOOK_SECONDS = 0.2
+POLL_SECONDS = 0.2
 
 
 def drive(
@@ -27,15 +27,15 @@ def drive(
     *,
     resumed: bool = False,
 ) -> str | None:
-    """Has the run server of this process's environment drive an execution, and waits for the end of its run.
+    """Lets the run server of this process's environment drive an execution, and waits for the end of its run.
 
     An interrupt of the waiting process interrupts the run.
 
     Returns:
-        Why the run failed, where it did.
+        The error of the run; None if it succeeded.
 
     Raises:
-        ServiceError: there is no run server, or it is busy; nothing was begun.
+        ServiceError: there is no run server, or it is busy; nothing was started.
     """
     folder = embedded.run_server_folder(settings)
     channel = Address.of(folder, os.environ, settings.driven_at_once).open()
@@ -45,7 +45,7 @@ def drive(
         channel.send({"do": "status"})
         status = channel.receive()
         if status is None or len(status["driven"]) + len(status["waiting"]) >= settings.driven_at_once:
-            raise ServiceError("the run server has its hands full")
+            raise ServiceError("the run server is busy")
         sent = True
         channel.send(
             {
@@ -59,31 +59,33 @@ def drive(
                 "priority": 0,
             }
         )
-        return _end(channel, settings, run_id)
+        return _wait_for_end(channel, settings, run_id)
     except OSError as error:
         raise ServiceError(f"the run server is gone: {error}") from error
     except KeyboardInterrupt:
         if sent:
-            # interrupted once more: without waiting for its end
+            # a second interrupt ends the wait
             with suppress(KeyboardInterrupt, OSError, ServiceError):
                 channel.send({"do": "withdraw", "id": str(execution_id)})
-                _end(channel, settings, run_id, unwanted=True)
+                _wait_for_end(channel, settings, run_id, interrupting=True)
         raise
     finally:
         channel.close()
 
 
-def _end(channel: Channel, settings: Settings, run_id: str, *, unwanted: bool = False) -> str | None:
-    """What the server says of the end; where it is gone, the driver is waited for.
+def _wait_for_end(
+    channel: Channel, settings: Settings, run_id: str, *, interrupting: bool = False
+) -> str | None:
+    """Waits for the end of a run and returns its error. If the server is gone, waits for the driver.
 
     Args:
-        unwanted: the run is to be interrupted, as soon as a driver has it.
+        interrupting: interrupts the run as soon as a driver has it.
     """
-    marks = embedded.run_server_folder(settings) / "runs"
+    locks = embedded.run_server_folder(settings) / "runs"
     while True:
-        if unwanted:
-            unwanted = not interrupt(marks, run_id)
-            readable, _, _ = select.select([channel], [], [], LOOK_SECONDS if unwanted else None)
+        if interrupting:
+            interrupting = not interrupt(locks, run_id)
+            readable, _, _ = select.select([channel], [], [], POLL_SECONDS if interrupting else None)
             if not readable:
                 continue
         messages = channel.arrived()
@@ -97,7 +99,7 @@ def _end(channel: Channel, settings: Settings, run_id: str, *, unwanted: bool = 
                 raise ServiceError(message["error"])
             if message.get("withdrawn"):
                 return "withdrawn before it began"
-    while driver_of(marks, run_id) is not None:
-        unwanted = unwanted and not interrupt(marks, run_id)
-        time.sleep(LOOK_SECONDS)
+    while driver_of(locks, run_id) is not None:
+        interrupting = interrupting and not interrupt(locks, run_id)
+        time.sleep(POLL_SECONDS)
     return "the run server ended"

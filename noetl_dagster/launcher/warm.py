@@ -1,4 +1,4 @@
-"""Dagster's run launcher over a run server: a run starts in a process that has everything imported."""
+"""Dagster's run launcher over a run server: runs start in preloaded processes."""
 
 from __future__ import annotations
 
@@ -25,17 +25,16 @@ from noetl_dagster.launcher.run_locks import driver_of, interrupt
 logger = logging.getLogger(__name__)
 
 LOCATION = "noetl_dagster.definitions"
-"""The code location whose runs warm processes drive; those of other code may have changed since it was imported."""
-
+"""The code location of the runs that drivers take. Other code may have changed since it was imported."""
 
 BEGIN_SECONDS = 15.0
-"""A driver that was given a run has begun it after so long."""
+"""Seconds after which a driver has started a run that it received."""
 
 
 class WarmRunLauncher(DefaultRunLauncher):
-    """Has a run server of this machine drive the runs of playbooks, a bounded number at once.
+    """Hands the runs of playbooks to a run server of this machine, which drives a bounded number at once.
 
-    A run of another code location, and any run while no server starts, goes Dagster's default way: from the code
+    Runs of other code locations, and all runs while no server starts, take Dagster's default way: from the code
     location's own server.
 
     ``dagster.yaml``:
@@ -57,6 +56,7 @@ class WarmRunLauncher(DefaultRunLauncher):
 
     @classmethod
     def config_type(cls) -> Any:
+        """Returns the fields of ``config`` in ``dagster.yaml``."""
         return {
             "folder": Field(StringSource, description="Where run servers listen and keep their logs"),
             "runs_at_once": Field(
@@ -68,18 +68,20 @@ class WarmRunLauncher(DefaultRunLauncher):
     def from_config_value(
         cls, inst_data: ConfigurableClassData, config_value: Mapping[str, Any]
     ) -> WarmRunLauncher:
+        """Makes the launcher that ``dagster.yaml`` configures."""
         return cls(inst_data=inst_data, **config_value)
 
     def launch_run(self, context: LaunchRunContext) -> None:
+        """Hands a run to the run server, or launches it the default way."""
         run = context.dagster_run
-        if not _is_ours(run):
+        if not _is_of_playbook(run):
             super().launch_run(context)
             return
         address = Address.of(self._folder, os.environ, self._at_once)
-        # before the server has it: a server that is killed is followed by one that looks for the tag
+        # before the server has it: after a crash, the next server looks for the tag
         self._instance.add_run_tags(run.run_id, {LAUNCHER_TAG: address.key})
         try:
-            answer = self._ask(
+            answer = self._submit(
                 address,
                 {
                     "do": "run",
@@ -100,50 +102,52 @@ class WarmRunLauncher(DefaultRunLauncher):
             )
 
     def terminate(self, run_id: str) -> bool:
+        """Interrupts the driver of a run, or withdraws a run that waits; reports whether it was found."""
         run = self._instance.get_run_by_id(run_id)
         if run is None or run.is_finished:
             return False
-        if driver_of(self._marks, run_id) is not None:
+        if driver_of(self._locks, run_id) is not None:
             self._instance.report_run_canceling(run)
-            return interrupt(self._marks, run_id)
+            return interrupt(self._locks, run_id)
         if not run.tags.get(LAUNCHER_TAG):
             terminated: bool = super().terminate(run_id)  # type: ignore[no-untyped-call]
             return terminated
         self._instance.report_run_canceling(run)
-        withdrawn = self._tell(run, {"do": "withdraw", "id": run_id})
+        withdrawn = self._request_from_owner(run, {"do": "withdraw", "id": run_id})
         if withdrawn is not None and withdrawn["withdrawn"]:
             self._instance.report_run_canceled(run, message="terminated before it began")
             return True
-        deadline = time.monotonic() + BEGIN_SECONDS  # a driver has it, which has not begun yet
-        while not interrupt(self._marks, run_id):
-            known = self._tell(run, {"do": "ask", "id": run_id})
+        deadline = time.monotonic() + BEGIN_SECONDS  # a driver has received it and not started it yet
+        while not interrupt(self._locks, run_id):
+            known = self._request_from_owner(run, {"do": "ask", "id": run_id})
             if known is None or not known["known"] or time.monotonic() > deadline:
-                return interrupt(self._marks, run_id)
+                return interrupt(self._locks, run_id)
             time.sleep(0.05)
         return True
 
     @property
     def supports_check_run_worker_health(self) -> bool:
+        """Always true: Dagster's run monitoring may ask."""
         return True
 
     def check_run_worker_health(self, run: DagsterRun) -> CheckRunHealthResult:
-        """Asked by Dagster's run monitoring."""
-        if driver_of(self._marks, run.run_id) is not None:
+        """Reports to Dagster's run monitoring whether a process drives a run."""
+        if driver_of(self._locks, run.run_id) is not None:
             return CheckRunHealthResult(WorkerStatus.RUNNING)
         if not run.tags.get(LAUNCHER_TAG):
             return CheckRunHealthResult(WorkerStatus.UNKNOWN, "the run was launched the default way")
         if run.status is DagsterRunStatus.STARTING:
-            known = self._tell(run, {"do": "ask", "id": run.run_id})
+            known = self._request_from_owner(run, {"do": "ask", "id": run.run_id})
             if known is not None and known["known"]:
                 return CheckRunHealthResult(WorkerStatus.RUNNING, "waits to be driven")
         return CheckRunHealthResult(WorkerStatus.NOT_FOUND, "no process drives the run")
 
     @property
-    def _marks(self) -> Path:
+    def _locks(self) -> Path:
         return self._folder / "runs"
 
-    def _tell(self, run: DagsterRun, message: Message) -> Message | None:
-        """The answer of the server that was given a run; None when that is gone."""
+    def _request_from_owner(self, run: DagsterRun, message: Message) -> Message | None:
+        """Returns the answer of the server that received a run; None if that server is gone."""
         channel = Address(self._folder, run.tags[LAUNCHER_TAG], {}, 0).connect()
         if channel is None:
             return None
@@ -155,7 +159,7 @@ class WarmRunLauncher(DefaultRunLauncher):
         finally:
             channel.close()
 
-    def _ask(self, address: Address, message: Message) -> Message:
+    def _submit(self, address: Address, message: Message) -> Message:
         channel = address.open()
         try:
             channel.send(message)
@@ -167,7 +171,7 @@ class WarmRunLauncher(DefaultRunLauncher):
         return answer
 
 
-def _is_ours(run: DagsterRun) -> bool:
+def _is_of_playbook(run: DagsterRun) -> bool:
     origin = run.remote_job_origin
     location = origin.repository_origin.code_location_origin if origin is not None else None
     loaded = getattr(location, "loadable_target_origin", None)

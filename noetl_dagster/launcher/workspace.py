@@ -31,7 +31,7 @@ from noetl_dagster.playbook.models import Playbook
 from noetl_dagster.process.event_loop import cancel_and_wait
 
 REFRESH_SECONDS = 5.0
-"""A code location that did not load, or has not the job, is asked again after so long."""
+"""Seconds after which a code location that did not load, or lacks the job, is refreshed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +43,7 @@ class WorkspaceJob:
 
 
 class Workspace:
-    """The code locations that a workspace file names; connected to when they are first needed.
+    """The code locations of a workspace file; connected when they are first needed.
 
     Args:
         path: of the file, ``workspace.yaml``.
@@ -58,7 +58,7 @@ class Workspace:
         self._refreshed_at = 0.0
 
     def connect(self) -> None:
-        """Loads the code locations, unless they are.
+        """Loads the code locations if they are not loaded.
 
         Raises:
             LaunchError: the workspace cannot be loaded.
@@ -67,12 +67,13 @@ class Workspace:
             self._open()
 
     def close(self) -> None:
+        """Disconnects from the code locations."""
         with self._lock:
             if self._process is not None:
                 self._process.__exit__(None, None, None)
 
     def job_of(self, plan: PlaybookPlan) -> WorkspaceJob:
-        """The job of a playbook.
+        """Returns the job of a playbook.
 
         Raises:
             NotDeployedError: no code location has it.
@@ -90,7 +91,7 @@ class Workspace:
         return found
 
     def _refresh(self) -> None:
-        """Asks the code locations again, one after another; jobs that are known are found meanwhile."""
+        """Refreshes the code locations one after another; known jobs can be found meanwhile."""
         with self._refreshing:
             if time.monotonic() - self._refreshed_at <= REFRESH_SECONDS:
                 return
@@ -134,7 +135,7 @@ class Workspace:
             request = self._process.create_request_context()
         try:
             return self._instance.submit_run(run.run_id, request)
-        except Exception as error:  # it may be queued all the same
+        except Exception as error:  # it may be queued nevertheless
             now = self._instance.get_run_by_id(run.run_id)
             if now is not None and not now.is_finished:
                 self._instance.report_run_failed(now, f"not handed over: {type(error).__name__}: {error}")
@@ -182,18 +183,18 @@ class Workspace:
 logger = logging.getLogger(__name__)
 
 END_SECONDS = 10.0
-"""A run that drives a cancelled execution hears of it and ends by itself; one that has not so long after is ended."""
+"""Seconds after which the run of a cancelled execution is terminated, if it has not ended by itself."""
 
-LOOK_SECONDS = 0.5
+POLL_SECONDS = 0.5
 
 _WAITING = frozenset({DagsterRunStatus.NOT_STARTED, DagsterRunStatus.QUEUED, DagsterRunStatus.STARTING})
 
 
 class WorkspaceLauncher:
-    """Has the instance's run coordinator and launcher start a run for each execution that is in the log.
+    """Lets the instance's run coordinator and launcher start a run for each execution that is in the log.
 
-    Until the run is handed over this process answers for the execution; afterwards Dagster's record of the run does.
-    Where this process dies between, the recovery sensor finds an execution without a process.
+    This process holds the execution until the run is handed over. If the process dies before that, the recovery sensor
+    finds an execution without a process.
 
     Args:
         path: the workspace file.
@@ -206,11 +207,22 @@ class WorkspaceLauncher:
         self._ending: set[asyncio.Task[None]] = set()
 
     async def check(self, playbook: Playbook) -> None:
+        """Checks that a code location has the playbook's job.
+
+        Raises:
+            NotDeployedError: none has it.
+            LaunchError: the workspace cannot be loaded.
+        """
         await asyncio.to_thread(lambda: self._workspace.job_of(plan_playbook(playbook)))
 
     async def launch(
         self, playbook: Playbook, execution_id: int, workload: dict[str, Any], priority: int = 0
     ) -> None:
+        """Creates the run of an execution and hands it to the run coordinator.
+
+        Raises:
+            LaunchError: the run was not handed over.
+        """
         try:
             state = (await self._engine.runtime.load(execution_id)).state
             partition = None if state.partition is None else Partition.model_validate(state.partition)
@@ -221,23 +233,24 @@ class WorkspaceLauncher:
         except Exception as error:
             raise LaunchError(f"{type(error).__name__}: {error}") from error
         finally:
-            with suppress(*DATABASE_AWAY):  # which lets go of it too; what was handed over is
+            with suppress(*DATABASE_AWAY):  # then the outage releases it; the run was handed over
                 await self._engine.liveness.release(execution_id)
 
     async def cancelled(self, playbook: str, execution_id: int) -> None:
-        """Ends the run of an execution that was cancelled, whatever it waits for."""
+        """Ends the run of an execution that was cancelled, even if it waits in a queue."""
         task = asyncio.create_task(self._end_run(playbook, execution_id))
         self._ending.add(task)
         task.add_done_callback(self._ending.discard)
 
     async def connect(self) -> None:
-        """Loads the workspace before the first execution needs it; where it does not load, that one says why."""
+        """Loads the workspace before the first execution needs it; if it fails, that execution reports why."""
         try:
             await asyncio.to_thread(self._workspace.connect)
         except LaunchError as error:
             logger.warning("%s", error)
 
     async def close(self) -> None:
+        """Waits for cancellations and disconnects."""
         await cancel_and_wait(*self._ending)
         await asyncio.to_thread(self._workspace.close)
 
@@ -268,7 +281,7 @@ class WorkspaceLauncher:
                 if run.status in _WAITING or asyncio.get_running_loop().time() > deadline:
                     await asyncio.to_thread(self._instance.run_coordinator.cancel_run, run.run_id)
                     return
-                await asyncio.sleep(LOOK_SECONDS)
+                await asyncio.sleep(POLL_SECONDS)
                 run = await asyncio.to_thread(self._instance.get_run_by_id, run.run_id)
         except Exception:
             logger.exception("the run of cancelled execution %d was not ended", execution_id)

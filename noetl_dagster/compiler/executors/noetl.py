@@ -26,7 +26,7 @@ from dagster import (
 
 from noetl_dagster.compiler.executors import threaded_executor
 from noetl_dagster.compiler.executors.pods import POD_TAG
-from noetl_dagster.compiler.executors.storages import settle
+from noetl_dagster.compiler.executors.storages import keep_connections
 from noetl_dagster.compiler.executors.threaded import ThreadedExecutor
 from noetl_dagster.compiler.runs import execution_id_of, tag_suffix
 from noetl_dagster.dagster_internals import process_config
@@ -108,7 +108,7 @@ def noetl_executor(context: InitExecutorContext) -> Executor:
     """
     given: dict[str, Any] = dict(context.executor_config)
     [(name, config)] = given.items()
-    settle(context.instance)
+    keep_connections(context.instance)
     own = {key: value for key, value in (config or {}).items() if key != PROCESSES}
     chosen, own = _k8s_job_executor(own) if name == KUBERNETES else (_CHOICES[name], own)
     inner: Any = InitExecutorContext(
