@@ -228,7 +228,7 @@ class Driver:
         return instance
 
     def _prepare(self, file: str) -> PreparedJob:
-        """Returns the job of a playbook, compiled once for each version of its file. Without a file it is registered."""
+        """Returns the job of a playbook, compiled once for each version of its file; a registered one has no file."""
         if names_version(file) and not Path(file).is_file():
             playbook = run_sync(self._noetl.engine().runtime.registered.load(file))
         else:

@@ -229,7 +229,7 @@ async def test_an_outage_while_a_run_is_made_fails_its_execution(
             patched.setattr(api.engine.liveness, "hold", away)
         else:
             patched.setattr(api.engine.liveness, "release", away)
-            patched.setattr("noetl_dagster.launcher.workspace.plan_playbook", None)
+            patched.setattr("noetl_dagster.launcher.workspace.partition_tags", None)
         workload = {"name": "never"}
         answer = await api.client.post(
             "/api/executions/execute", json={"path": "tests/gated", "workload": workload}
@@ -246,7 +246,7 @@ def test_a_known_job_is_found_while_the_code_locations_are_asked_again(
     path = tmp_path / "workspace.yaml"
     path.write_text("load_from: [{python_module: noetl_dagster.definitions}]\n")
     workspace = Workspace(place.instance, path)
-    known = load_playbook(place.playbooks / "gated.yaml")
+    known = plan_playbook(load_playbook(place.playbooks / "gated.yaml"))
     workspace.job_of(known)
     began, answered = threading.Event(), threading.Event()
 
@@ -257,7 +257,7 @@ def test_a_known_job_is_found_while_the_code_locations_are_asked_again(
     monkeypatch.setattr(workspace._process, "refresh_code_location", refresh)
     monkeypatch.setattr(workspace, "_refreshed_at", float("-inf"))
     with ThreadPoolExecutor() as threads:
-        unknown = playbook("workflow: [{step: start, tool: {kind: noop}}]")
+        unknown = plan_playbook(playbook("workflow: [{step: start, tool: {kind: noop}}]"))
         asked = threads.submit(workspace.job_of, unknown)
         assert began.wait(PATIENCE_SECONDS)
         try:
