@@ -76,10 +76,10 @@ def serve_api(settings: Settings, listener: socket.socket, ready: Callable[[], N
 
 
 def choose_partition(playbook: Playbook, workload: Mapping[str, Any], key: str | None) -> Partition | None:
-    """Returns the partition of an execution that is to start; see :func:`chosen_partition` of the compiler."""
-    from noetl_dagster.compiler.partitions import chosen_partition  # Dagster takes seconds to import
+    """Returns the partition of an execution that is to start; see :class:`PlaybookPartitions` of the compiler."""
+    from noetl_dagster.compiler.partitions import PlaybookPartitions  # Dagster takes seconds to import
 
-    return chosen_partition(playbook, workload, key)
+    return PlaybookPartitions(playbook).choose(workload, key)
 
 
 def _warm(engine: Engine, settings: Settings, environment: dict[str, str]) -> WarmLauncher:
