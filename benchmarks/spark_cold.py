@@ -33,9 +33,9 @@ from noetl_dagster.embedded.records_api import DataType
 from noetl_dagster.playbook.models import Task
 from noetl_dagster.result_ref import ResultRef
 from noetl_dagster.settings import Settings, dump_settings, load_settings
+from noetl_dagster.spark.ahead import start_ahead
 from noetl_dagster.spark.archiving import make_archive
 from noetl_dagster.spark.functions import load_function
-from noetl_dagster.spark.startup.ahead import start_ahead
 from noetl_dagster.storage.store import ResultStore
 from noetl_dagster.tools.base import Toolbox, ToolCall, ToolResult
 from noetl_dagster.tools.spark.tool import SparkTool

@@ -13,9 +13,9 @@ import time
 from pathlib import Path
 
 from noetl_dagster.settings import Settings
+from noetl_dagster.spark.ahead import rehearse
+from noetl_dagster.spark.class_archive import ClassArchive, archive_for
 from noetl_dagster.spark.sessions import SparkSessions, session_config
-from noetl_dagster.spark.startup.archive import ClassArchive, archive_for
-from noetl_dagster.spark.startup.workload import rehearse
 
 MEMORY = "512m"
 QUICKLY = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"

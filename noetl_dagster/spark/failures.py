@@ -31,7 +31,7 @@ LOST = (
 
 
 @dataclass(frozen=True, slots=True)
-class Failure:
+class SparkFailure:
     """Attributes:
     message: what went wrong, at most ``LONGEST_MESSAGE`` characters.
     code: Spark's error condition, for example ``UNRESOLVED_COLUMN.WITH_SUGGESTION``.
@@ -46,11 +46,11 @@ class Failure:
     kind: ErrorKind = "transform"
 
 
-def failure_of(error: BaseException) -> Failure:
+def failure_of(error: BaseException) -> SparkFailure:
     """What an exception out of PySpark or py4j means."""
     text = str(error)
     condition = getattr(error, "getCondition", None) or getattr(error, "getErrorClass", None)
-    return Failure(
+    return SparkFailure(
         message=_essence(error, text),
         code=condition() if condition is not None else None,
         retryable=is_lost(error),

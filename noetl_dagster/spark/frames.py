@@ -40,7 +40,7 @@ DIGESTS = "sha256"
 
 
 @dataclass(slots=True)
-class StoredRows:
+class InputRows:
     """What is behind one input, by how it is read.
 
     Attributes:
@@ -123,7 +123,7 @@ def references_in(value: Any) -> list[ResultRef]:
 def stored_frame(
     spark: SparkSession,
     settings: Settings,
-    rows: StoredRows,
+    rows: InputRows,
     staging: Staging | None = None,
     read: InputBytes | None = None,
 ) -> DataFrame:
@@ -165,8 +165,8 @@ def frame_of(spark: SparkSession, store: ResultStore, execution_id: int, step: s
         ReferenceNotAvailableError: there is none, or it has expired.
     """
 
-    async def find() -> StoredRows:
-        rows = StoredRows()
+    async def find() -> InputRows:
+        rows = InputRows()
         await rows.add(await store.find((execution_id, step, name)), store)
         return rows
 

@@ -34,7 +34,7 @@ _PLAN_SUMS = {
 }
 """Metrics of plan nodes that Connect sends with a query's rows, by what they add to."""
 
-NOT_TOLD = (
+NOT_REPORTED = (
     "shuffle, spill and skew of what is written: a Spark Connect server tells its clients stages and tasks"
 )
 _LEAST_TASKS = 2
@@ -94,7 +94,7 @@ def metrics_of(spark: SparkSession, group: str) -> dict[str, int | float | str]:
     Returns:
         ``jobs``, ``stages``, ``tasks``, ``task_seconds`` (of all tasks together), bytes read, written,
         shuffled and spilled, and ``skew``: the longest task of a stage over its median one, of the worst
-        stage; 1 when all are alike. On Connect :class:`ToldMetrics` has them.
+        stage; 1 when all are alike. On Connect :class:`ConnectMetrics` has them.
     """
     found: dict[str, int | float | str] = {}
     # the status is for people: a session that dies just now must not fail what is done already
@@ -113,7 +113,7 @@ def metrics_of(spark: SparkSession, group: str) -> dict[str, int | float | str]:
     return found
 
 
-class ToldMetrics:
+class ConnectMetrics:
     """What a Connect server tells of one call's operations while they run and when they end."""
 
     def __init__(self) -> None:
@@ -141,7 +141,7 @@ class ToldMetrics:
             "tasks": sum(tasks for tasks, _ in ran),
             "input_bytes": sum(read for _, read in ran),
             **self._sums,
-            "not_told": NOT_TOLD,
+            "not_told": NOT_REPORTED,
         }
 
 

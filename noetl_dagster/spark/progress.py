@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import asynccontextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
-from noetl_dagster.spark.metrics import ToldMetrics
+from noetl_dagster.spark.metrics import ConnectMetrics
 from noetl_dagster.spark.sessions import is_classic
 
 if TYPE_CHECKING:
@@ -19,7 +19,7 @@ INTERVAL = 1.0
 
 @asynccontextmanager
 async def reporting(spark: SparkSession, group: str, tell: Callable[[str], None]) -> AsyncIterator[None]:
-    """Tells the progress of a job group until the block ends. On Connect :func:`tell_connected` does."""
+    """Tells the progress of a job group until the block ends. On Connect :func:`report_connected` does."""
     telling = asyncio.create_task(report(spark, group, tell)) if is_classic(spark) else None
     try:
         yield
@@ -41,8 +41,8 @@ async def report(spark: SparkSession, group: str, tell: Callable[[str], None]) -
             told = said
 
 
-def tell_connected(
-    session: SparkSession, tell: Callable[[str], None], kept: ToldMetrics | None = None
+def report_connected(
+    session: SparkSession, tell: Callable[[str], None], kept: ConnectMetrics | None = None
 ) -> None:
     """Tells the progress of all that a Connect session does, and keeps it where that is asked for;
     its server names no operations."""

@@ -21,8 +21,8 @@ import orjson
 from noetl_dagster import machine
 from noetl_dagster.errors import ServiceError
 from noetl_dagster.settings import Settings
+from noetl_dagster.spark.ahead import step_begins
 from noetl_dagster.spark.metrics import VECTORED
-from noetl_dagster.spark.startup.ahead import step_begins
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -214,8 +214,8 @@ class SparkSessions:
         """A session, with the class-data archive where that is made; without it when the JVM cannot live with
         it."""
         # a runtime has sessions, and starts without importing anything of Spark
+        from noetl_dagster.spark.class_archive import archive_for, has_memory
         from noetl_dagster.spark.staging import sweep
-        from noetl_dagster.spark.startup.archive import archive_for, has_memory
 
         sweep(self._settings)
         settings, config = self._settings, session_config(self._settings)

@@ -115,7 +115,7 @@ class Placement:
                 failures.append(str(error))
                 continue
             self._resting_until.pop(candidate, None)
-            source = _Source(chunks)
+            source = _MonitoredStream(chunks)
             try:
                 uri = await self.tier(candidate).put_stream(key, source.chunks())
             except Exception:
@@ -146,7 +146,7 @@ class Placement:
         self._tiers.clear()
 
 
-class _Source:
+class _MonitoredStream:
     """A stream that remembers its own failure."""
 
     def __init__(self, chunks: AsyncIterator[Bytes]) -> None:

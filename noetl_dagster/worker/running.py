@@ -16,7 +16,7 @@ from noetl_dagster.events.connection import DATABASE_AWAY
 from noetl_dagster.events.queries import COMMAND_OVER
 from noetl_dagster.process.event_loop import cancel_and_wait
 from noetl_dagster.tools.base import Removal, ToolCall
-from noetl_dagster.tools.commands import orphans
+from noetl_dagster.tools.commands import jobs
 from noetl_dagster.worker.command import Command, CommandEvents
 
 LONGEST_NOTE = 300
@@ -176,7 +176,7 @@ async def remove_orphans(pool: asyncpg.Pool, executions: Collection[int] | None 
 
     try:
         async with asyncio.timeout(ORPHANS_SECONDS):
-            return await orphans.remove_orphans(is_over, executions)
+            return await jobs.remove_orphans(is_over, executions)
     except (TimeoutError, *DATABASE_AWAY) as error:
         logger.warning("jobs of containers are left to the next maintenance: %r", error)
         return 0

@@ -39,7 +39,7 @@ IMPORT_DAGSTER = {
     "launcher",
 }
 
-IMPORT_DAGSTER_TOO = {"noetl_dagster.tools.access.aws"}
+IMPORT_DAGSTER_TOO = {"noetl_dagster.tools.access.managers.aws"}
 """Single modules of other packages: the AWS clients come from dagster-aws, which is imported on first use."""
 
 PRIVATE = ("dagster._", "dagster_pyspark._", "dagster_postgres._", "dagster_k8s._", "dagster_aws._")

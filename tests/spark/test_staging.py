@@ -22,7 +22,7 @@ from noetl_dagster.result_ref import ResultRef
 from noetl_dagster.settings import Settings, StoreTier
 from noetl_dagster.spark import staging as staging_module
 from noetl_dagster.spark.datasets import Layout, WrittenDataset, register, write_dataset
-from noetl_dagster.spark.frames import StoredRows, stored_frame
+from noetl_dagster.spark.frames import InputRows, stored_frame
 from noetl_dagster.spark.sessions import activate, own_session
 from noetl_dagster.spark.staging import Staging, StagingStoppedError, staging_for, staging_root, sweep
 from noetl_dagster.storage import locations
@@ -56,8 +56,8 @@ def staging(session: SparkSession, settings: Settings) -> Iterator[Staging]:
     assert list(staging_root(settings).iterdir()) == []
 
 
-async def rows_of(box: Toolbox, *refs: ResultRef, depth: int = 1) -> StoredRows:
-    rows = StoredRows()
+async def rows_of(box: Toolbox, *refs: ResultRef, depth: int = 1) -> InputRows:
+    rows = InputRows()
     for ref in refs:
         await rows.add(ref, box.results, depth=depth)
     return rows
@@ -71,7 +71,7 @@ async def put(
 
 
 async def both_ways(
-    session: SparkSession, rows: StoredRows, box: Toolbox, staging: Staging
+    session: SparkSession, rows: InputRows, box: Toolbox, staging: Staging
 ) -> tuple[list, list]:
     def collect(way: Staging | None) -> list:
         frame = stored_frame(session, box.settings, rows, way)

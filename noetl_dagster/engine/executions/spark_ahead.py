@@ -5,7 +5,7 @@ from __future__ import annotations
 from noetl_dagster.engine.executions.lifecycle import outstanding
 from noetl_dagster.engine.runtime import Runtime
 from noetl_dagster.playbook.models import FanoutEngine, Playbook, RoutingMode, Step, Task
-from noetl_dagster.spark.startup.ahead import start_ahead
+from noetl_dagster.spark.ahead import start_ahead
 from noetl_dagster.worker.execution import Execution
 
 SPARK = "spark"

@@ -1,13 +1,26 @@
-"""Every statement of the ``noetl_events`` data source."""
+"""Statements of the ``noetl_events`` data source, and Spark's filters as SQL conditions with bound values."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any, Protocol
+
+from pyspark.sql.datasource import (
+    EqualTo,
+    Filter,
+    GreaterThan,
+    GreaterThanOrEqual,
+    In,
+    IsNotNull,
+    IsNull,
+    LessThan,
+    LessThanOrEqual,
+)
 
 
 @dataclass(frozen=True, slots=True)
-class Column:
+class EventColumn:
     """One column of the source. ``sql`` is its expression over ``noetl.event``, ``sql_type`` what values
     that are compared with it are bound as."""
 
@@ -16,15 +29,15 @@ class Column:
     sql_type: str
 
 
-def _plain(name: str, spark_type: str, sql_type: str) -> tuple[str, Column]:
-    return name, Column(spark_type, f"event.{name}", sql_type)
+def _plain(name: str, spark_type: str, sql_type: str) -> tuple[str, EventColumn]:
+    return name, EventColumn(spark_type, f"event.{name}", sql_type)
 
 
-def _json(name: str) -> tuple[str, Column]:
-    return name, Column("STRING", f"event.{name}::text", "text")
+def _json(name: str) -> tuple[str, EventColumn]:
+    return name, EventColumn("STRING", f"event.{name}::text", "text")
 
 
-COLUMNS: dict[str, Column] = dict(
+COLUMNS: dict[str, EventColumn] = dict(
     (
         _plain("execution_id", "BIGINT", "bigint"),
         _plain("event_id", "BIGINT", "bigint"),
@@ -44,7 +57,7 @@ COLUMNS: dict[str, Column] = dict(
         _json("current_item"),
         _plain("worker_id", "STRING", "text"),
         _plain("created_at", "TIMESTAMP", "timestamptz"),
-        ("xact_id", Column("BIGINT", "event.xact_id::text::bigint", "bigint")),
+        ("xact_id", EventColumn("BIGINT", "event.xact_id::text::bigint", "bigint")),
     )
 )
 """Columns of ``noetl.event`` in the order of the source's schema. JSON comes as text."""
@@ -70,3 +83,79 @@ def events(columns: Sequence[str], condition: str) -> str:
     """The events of a slice in the order of the primary key."""
     listed = ", ".join(f"{COLUMNS[name].sql} AS {name}" for name in columns)
     return f"SELECT {listed} FROM noetl.event WHERE {condition} ORDER BY execution_id, event_id"
+
+
+_OPERATORS: dict[type[Filter], str] = {
+    EqualTo: "=",
+    GreaterThan: ">",
+    GreaterThanOrEqual: ">=",
+    LessThan: "<",
+    LessThanOrEqual: "<=",
+}
+_JSON = frozenset({"context", "result", "meta", "current_item"})
+
+
+class _Key(Protocol):
+    @property
+    def execution_id(self) -> int: ...
+
+    @property
+    def event_id(self) -> int: ...
+
+
+@dataclass(frozen=True, slots=True)
+class SqlCondition:
+    """``text`` with ``{}`` where a placeholder comes, and the value bound there, if there is one."""
+
+    text: str
+    values: tuple[Any, ...] = ()
+
+
+def condition_of(given: Filter) -> SqlCondition | None:
+    """A filter as a condition; None when Spark has to decide it.
+
+    Text is compared for order by Spark: PostgreSQL's collation may be another.
+    """
+    path: tuple[str, ...] = getattr(given, "attribute", ())
+    if len(path) != 1 or path[0] not in COLUMNS or path[0] in _JSON:
+        return None
+    column = COLUMNS[path[0]]
+    if isinstance(given, IsNull):
+        return SqlCondition(f"{column.sql} IS NULL")
+    if isinstance(given, IsNotNull):
+        return SqlCondition(f"{column.sql} IS NOT NULL")
+    if isinstance(given, In):
+        return SqlCondition(f"{column.sql} = ANY({{}}::{column.sql_type}[])", (list(given.value),))
+    operator = _OPERATORS.get(type(given))
+    if operator is None or (column.sql_type == "text" and operator != "="):
+        return None
+    return SqlCondition(f"{column.sql} {operator} {{}}::{column.sql_type}", (given.value,))  # type: ignore[attr-defined]
+
+
+def where(
+    conditions: Sequence[SqlCondition], bounds: tuple[_Key | None, _Key | None], horizon: str
+) -> tuple[str, list[Any]]:
+    """The condition of one slice and its values in order.
+
+    Args:
+        bounds: keys from which and up to which, without it, events are read; None is the log's own end.
+        horizon: the transaction below which they are read.
+    """
+    texts, values = ["event.xact_id < $1::text::xid8"], [horizon]
+    for condition in [*conditions, *_key_conditions(bounds)]:
+        places = [f"${len(values) + number}" for number in range(1, len(condition.values) + 1)]
+        texts.append(condition.text.format(*places))
+        values += condition.values
+    return " AND ".join(texts), values
+
+
+def _key_conditions(bounds: tuple[_Key | None, _Key | None]) -> list[SqlCondition]:
+    """The comparison of the execution alone lets PostgreSQL leave out the log's other partitions."""
+    found = []
+    for key, operator in zip(bounds, (">=", "<"), strict=True):
+        if key is not None:
+            outer = ">=" if operator == ">=" else "<="
+            found.append(SqlCondition(f"execution_id {outer} {{}}::bigint", (key.execution_id,)))
+            row = f"(execution_id, event_id) {operator} ({{}}::bigint, {{}}::bigint)"
+            found.append(SqlCondition(row, (key.execution_id, key.event_id)))
+    return found

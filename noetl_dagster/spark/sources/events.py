@@ -25,7 +25,7 @@ from pyspark.sql.types import StructType
 from noetl_dagster.errors import ServiceError
 from noetl_dagster.settings import Settings
 from noetl_dagster.spark.sources import event_queries as queries
-from noetl_dagster.spark.sources.event_filters import Condition, condition_of, where
+from noetl_dagster.spark.sources.event_queries import SqlCondition, condition_of, where
 
 FORMAT = "noetl_events"
 ROWS_A_BATCH = 8192
@@ -69,7 +69,7 @@ class _Events(DataSource):
     def reader(self, schema: StructType) -> DataSourceReader:
         if self._settings.db_url is None:
             raise ServiceError(f"{FORMAT}: there is no event log; set NOETL_DB_URL")
-        return _Reader(
+        return _EventsReader(
             self._settings.db_url,
             schema,
             tasks=int(self.options.get("tasks", "8")),
@@ -85,13 +85,13 @@ class _Slice(InputPartition):
         self.start, self.stop, self.horizon = start, stop, horizon
 
 
-class _Reader(DataSourceReader):
+class _EventsReader(DataSourceReader):
     def __init__(self, db_url: str, schema: StructType, *, tasks: int, whole: bool) -> None:
         self._db_url = db_url
         self._schema = schema
         self._tasks = max(tasks, 1)
         self._whole = whole
-        self._conditions: list[Condition] = []
+        self._conditions: list[SqlCondition] = []
 
     def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:  # noqa: N802, Spark's own name
         """Takes what PostgreSQL can decide; Spark decides the rest."""

@@ -109,7 +109,7 @@ class _Results(DataSource):
 
     def reader(self, schema: StructType) -> DataSourceReader:
         parts = [StoredPart(*fields) for fields in orjson.loads(self.options.get("parts", "[]"))]
-        return _Reader(self._settings, parts, schema, int(self.options.get("tasks", "1")))
+        return _ResultsReader(self._settings, parts, schema, int(self.options.get("tasks", "1")))
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceArrowWriter:
         partition_by = orjson.loads(self.options.get("partition_by", "[]"))
@@ -124,7 +124,7 @@ class _Share(InputPartition):
         self.parts = parts
 
 
-class _Reader(DataSourceReader):
+class _ResultsReader(DataSourceReader):
     def __init__(self, settings: Settings, parts: list[StoredPart], schema: StructType, tasks: int) -> None:
         self._settings = settings
         self._parts = parts

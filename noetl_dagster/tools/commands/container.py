@@ -63,7 +63,7 @@ class ContainerTool(Tool):
         script = await load_script(call, box)
         async with pipes_variables(call, box, JobMessages.OBJECTS) as variables:
             manifest = job_manifest(call, script, variables)
-            job = _Job(call, cluster, namespace)
+            job = _ContainerJob(call, cluster, namespace)
             if box.after is not None and call.command_id:
                 box.after(call, job.clear)
                 return await self._run(job, box, manifest)
@@ -72,7 +72,7 @@ class ContainerTool(Tool):
             finally:
                 await asyncio.shield(job.remove())
 
-    async def _run(self, job: _Job, box: Toolbox, manifest: dict[str, Any]) -> ToolResult:
+    async def _run(self, job: _ContainerJob, box: Toolbox, manifest: dict[str, Any]) -> ToolResult:
         call = job.call
         try:
             async with time_limit(call):
@@ -110,7 +110,7 @@ class ContainerTool(Tool):
         )
 
 
-class _Job:
+class _ContainerJob:
     """The job of a call in the cluster."""
 
     def __init__(self, call: ToolCall, cluster: Cluster, namespace: str) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 import time
 from collections.abc import Sequence
 from contextlib import suppress
@@ -10,6 +11,7 @@ from typing import Any
 
 import nats.errors
 import nats.js.errors
+import orjson
 from nats.aio.client import Client as NatsClient
 from nats.aio.msg import Msg
 from nats.js.api import AckPolicy, ConsumerConfig, DeliverPolicy
@@ -19,7 +21,7 @@ from noetl_dagster.errors import ToolError
 from noetl_dagster.tools.base import Toolbox, ToolCall, ToolResult
 from noetl_dagster.tools.chunks.gather import Gathered, Gathering
 from noetl_dagster.tools.chunks.writer import ChunkedResult
-from noetl_dagster.tools.nats.values import decoded
+from noetl_dagster.tools.rows.jsonable import to_jsonable
 
 BATCH = 500
 """Messages that are asked for at once."""
@@ -245,3 +247,22 @@ def _number(call: ToolCall, name: str, default: float | None) -> float | None:
     if number is not None and number < 0:
         raise ToolError(f"nats in step {call.step}: {name} {given!r} is no number from 0 on", kind="schema")
     return number
+
+
+def encoded(value: Any) -> bytes:
+    """Text as it is, bytes as they are, everything else as JSON."""
+    if isinstance(value, bytes):
+        return value
+    return value.encode() if isinstance(value, str) else orjson.dumps(to_jsonable(value, "value"))
+
+
+def decoded(content: bytes) -> dict[str, Any]:
+    """``{value}`` or ``{value, encoding: base64}`` of stored bytes."""
+    try:
+        return {"value": orjson.loads(content)}
+    except orjson.JSONDecodeError:
+        pass
+    try:
+        return {"value": content.decode()}
+    except UnicodeDecodeError:
+        return {"value": base64.b64encode(content).decode(), "encoding": "base64"}

@@ -13,8 +13,7 @@ from nats.aio.client import Client as NatsClient
 from noetl_dagster.errors import CredentialError, ErrorKind, ServiceError, ToolError, kind_of, kind_of_status
 from noetl_dagster.tools.access.credentials import CredentialType
 from noetl_dagster.tools.base import Tool, Toolbox, ToolCall, ToolResult
-from noetl_dagster.tools.nats.subscription import subscribe
-from noetl_dagster.tools.nats.values import decoded, encoded
+from noetl_dagster.tools.nats.subscription import decoded, encoded, subscribe
 
 T = TypeVar("T")
 

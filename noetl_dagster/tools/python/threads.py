@@ -28,7 +28,7 @@ LOOK_SECONDS = 0.02  # until code that could not be interrupted is looked at aga
 
 
 @dataclass(slots=True)
-class _Job:
+class _CodeJob:
     function: Callable[[], Any]
     future: asyncio.Future[Any]
     mailbox: _Mailbox
@@ -72,7 +72,7 @@ class CodeThreads:
         self._limit = limit
         self._repeat_seconds = repeat_seconds
         self._grace_seconds = grace_seconds
-        self._jobs: queue.SimpleQueue[_Job] = queue.SimpleQueue()
+        self._jobs: queue.SimpleQueue[_CodeJob] = queue.SimpleQueue()
         self._lock = threading.Lock()
         self._threads = 0
         self._waiting = 0  # jobs that no thread has finished or given up
@@ -90,7 +90,7 @@ class CodeThreads:
         if mailbox is None:
             mailbox = self._mailboxes[loop] = _Mailbox()
         # in the caller's context: what the code prints is logged with the names of its command
-        job = _Job(partial(copy_context().run, function), loop.create_future(), mailbox)
+        job = _CodeJob(partial(copy_context().run, function), loop.create_future(), mailbox)
         self._submit(job)
         try:
             return await job.future
@@ -99,7 +99,7 @@ class CodeThreads:
             self._interrupt(job, loop, loop.time() + self._grace_seconds)
             raise
 
-    def _submit(self, job: _Job) -> None:
+    def _submit(self, job: _CodeJob) -> None:
         with self._lock:
             self._waiting += 1
         self._jobs.put(job)
@@ -112,7 +112,7 @@ class CodeThreads:
             self._threads += 1
         threading.Thread(target=self._work, name=f"noetl-code-{next(self._names)}", daemon=True).start()
 
-    def _abandon(self, job: _Job) -> None:
+    def _abandon(self, job: _CodeJob) -> None:
         with job.lock:
             job.abandoned = True
             if job.thread is None:
@@ -122,7 +122,7 @@ class CodeThreads:
                 self._waiting -= 1
         self._start_if_needed()  # a job that waited for this place may be the last that ever comes
 
-    def _interrupt(self, job: _Job, loop: asyncio.AbstractEventLoop, grace_ends: float) -> None:
+    def _interrupt(self, job: _CodeJob, loop: asyncio.AbstractEventLoop, grace_ends: float) -> None:
         """Raises ``Interrupted`` in abandoned code, again and again until the code has ended.
 
         Once is not enough: Python drops an exception that is raised in a ``__del__`` or a weakref callback, and
@@ -141,7 +141,7 @@ class CodeThreads:
             with self._lock:
                 self._waiting -= 1
 
-    def _perform(self, job: _Job) -> bool:
+    def _perform(self, job: _CodeJob) -> bool:
         """Runs one job; False when its caller gave it up meanwhile and this thread was written off."""
         with job.lock:
             if job.abandoned:
@@ -156,7 +156,7 @@ class CodeThreads:
         return True
 
 
-def _call(job: _Job) -> tuple[Any, BaseException | None, bool]:
+def _call(job: _CodeJob) -> tuple[Any, BaseException | None, bool]:
     """Calls the code of a job: its value, its exception, and whether its caller gave it up meanwhile.
 
     Interrupts end here. One is sent only while the code's own frames stand upon this one, so the last one may

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import concurrent.futures
 import inspect
 import re
 import threading
-from collections.abc import Mapping
+from collections.abc import AsyncGenerator, Generator, Mapping
+from contextlib import aclosing, closing
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial
 from pathlib import Path
@@ -18,6 +20,7 @@ from noetl_dagster.errors import TemplateError, ToolError
 from noetl_dagster.playbook.models import Task
 from noetl_dagster.playbook.templates.rendering import compile_value, render_async
 from noetl_dagster.tools.base import Tool, Toolbox, ToolCall, ToolResult, time_limit
+from noetl_dagster.tools.chunks.gather import Gathered
 from noetl_dagster.tools.chunks.writer import ChunkedResult
 from noetl_dagster.tools.python.code import (
     FAILURES,
@@ -33,9 +36,8 @@ from noetl_dagster.tools.python.code import (
     run_program,
 )
 from noetl_dagster.tools.python.context import CodeContext, LiveScope
-from noetl_dagster.tools.python.stream import Stream
 from noetl_dagster.tools.python.threads import CodeThreads
-from noetl_dagster.tools.python.yields import is_yielding
+from noetl_dagster.tools.python.yields import async_chunks_of, chunks_of, is_yielding
 from noetl_dagster.tools.rows.jsonable import NotJsonableError, to_jsonable
 from noetl_dagster.tools.scripts import load_script
 
@@ -44,7 +46,7 @@ _ENDS_IN_TOJSON = re.compile(r"\|\s*tojson\s*(\([^()]*\))?\s*-?\}\}\Z")
 
 
 @dataclass(frozen=True, slots=True)
-class _Work:
+class _PythonRun:
     """One call, ready to run.
 
     Attributes:
@@ -108,30 +110,30 @@ class PythonTool(Tool):
             return await chunks.result()
         scope = LiveScope(call.scope, box, asyncio.get_running_loop())
         position = chunks.position if seeks else NO_POSITION
-        work = _Work(call, box, program, scope, rendered, chunks, position)
+        run = _PythonRun(call, box, program, scope, rendered, chunks, position)
         if _option(call, "isolation") == SUBPROCESS:
-            return await self._in_subprocess(source, work)
-        stream = Stream(chunks, seeks=seeks)
+            return await self._in_subprocess(source, run)
+        stream = GeneratorStream(chunks, seeks=seeks)
         try:
-            return await self._in_thread(work, stream)
+            return await self._in_thread(run, stream)
         finally:
             stream.close()
 
-    async def _in_thread(self, work: _Work, stream: Stream) -> ToolResult:
-        value = await self._threads.run(partial(_run, work, stream))
+    async def _in_thread(self, run: _PythonRun, stream: GeneratorStream) -> ToolResult:
+        value = await self._threads.run(partial(_run_code, run, stream))
         if inspect.iscoroutine(value):
-            value = await self._coroutines.run(_awaited(value, work.program))
+            value = await self._coroutines.run(_awaited(value, run.program))
             if inspect.isgenerator(value):
-                value = await self._threads.run(partial(_taken, value, work.program, stream))
+                value = await self._threads.run(partial(_taken, value, run.program, stream))
         if inspect.isasyncgen(value):
-            await self._coroutines.run(stream.take_async(value, work.program))
+            await self._coroutines.run(stream.take_async(value, run.program))
             value = stream
         return await stream.result() if value is stream else ToolResult(data=value)
 
-    async def _in_subprocess(self, source: str, work: _Work) -> ToolResult:
+    async def _in_subprocess(self, source: str, run: _PythonRun) -> ToolResult:
         from noetl_dagster.tools.python.process import run_in_process
 
-        call, program, scope = work.call, work.program, work.scope
+        call, program, scope = run.call, run.program, run.scope
         wanted = program.wanted.union(program.asks) - call.input.keys()
         names = await self._threads.run(lambda: scope.values_of(wanted - {"context"}))
         context = None
@@ -143,12 +145,12 @@ class PythonTool(Tool):
             input=call.input,
             scope=names,
             context=context,
-            rendered=work.rendered,
+            rendered=run.rendered,
             libs=call.config.get("libs"),
             memory=_option(call, "memory"),
-            printer=Printed(call.step, work.box.credentials.redact),
-            chunks=work.chunks,
-            position=work.position,
+            printer=Printed(call.step, run.box.credentials.redact),
+            chunks=run.chunks,
+            position=run.position,
         )
 
 
@@ -180,22 +182,22 @@ async def rendered_templates(
     return values
 
 
-def _run(work: _Work, stream: Stream) -> Any:
+def _run_code(run: _PythonRun, stream: GeneratorStream) -> Any:
     """The value of the code, the stream where it yielded, or what is to be run in an event loop."""
     value = run_program(
-        work.program,
-        work.call.input,
-        work.scope,
-        libs=work.call.config.get("libs"),
-        context=lambda: CodeContext(work.scope),
-        printer=Printed(work.call.step, work.box.credentials.redact),
-        rendered=work.rendered,
-        position=work.position,
+        run.program,
+        run.call.input,
+        run.scope,
+        libs=run.call.config.get("libs"),
+        context=lambda: CodeContext(run.scope),
+        printer=Printed(run.call.step, run.box.credentials.redact),
+        rendered=run.rendered,
+        position=run.position,
     )
-    return value if inspect.iscoroutine(value) else _taken(value, work.program, stream)
+    return value if inspect.iscoroutine(value) else _taken(value, run.program, stream)
 
 
-def _taken(value: Any, program: Program, stream: Stream) -> Any:
+def _taken(value: Any, program: Program, stream: GeneratorStream) -> Any:
     """A value as the store takes it; the stream where it is a generator, an async one as it is."""
     if inspect.isgenerator(value):
         stream.take(value, program)
@@ -265,3 +267,68 @@ def _code_start(file: str, line: int, source: str) -> int | None:
         if lines[start : start + len(wanted)] == wanted:
             return start + 1
     return None
+
+
+class GeneratorStream:
+    """What one generator yields, on its way into the result of a call.
+
+    While a chunk is being stored the generator makes the next one, and then waits: two are in memory at most.
+
+    Args:
+        seeks: the generator yields positions, and is given one.
+    """
+
+    def __init__(self, result: ChunkedResult, *, seeks: bool) -> None:
+        self._chunks = result
+        self._seeks = seeks
+        self._loop = asyncio.get_running_loop()
+        self._storing: concurrent.futures.Future[bool] | None = None
+        self._closed = False
+
+    async def result(self) -> ToolResult:
+        return await self._chunks.result()
+
+    def take(self, values: Generator[Any, Any, Any], program: Program) -> None:
+        """Takes all that a generator yields, in its thread.
+
+        Raises:
+            CodeFailure: the generator raised.
+            ToolError, StorageError: a chunk could not be stored.
+        """
+        with closing(chunks_of(values, program, self._chunks.chunk_bytes, seeks=self._seeks)) as chunks:
+            try:
+                for chunk in chunks:
+                    if not self._is_stored():
+                        return
+                    self._store(chunk)
+            except CodeFailure:
+                self._is_stored()  # what came before it is kept
+                raise
+        self._is_stored()
+
+    async def take_async(self, values: AsyncGenerator[Any, Any], program: Program) -> None:
+        """The same of an async generator, in its event loop."""
+        found = async_chunks_of(values, program, self._chunks.chunk_bytes, seeks=self._seeks)
+        async with aclosing(found) as chunks:
+            async for chunk in chunks:
+                if not await asyncio.wrap_future(self._store(chunk)):
+                    return
+
+    def close(self) -> None:
+        """Ends the storing, and with it the waiting, of a call that is over."""
+        self._closed = True
+        if self._storing is not None:
+            self._storing.cancel()
+
+    def _store(self, chunk: Gathered) -> concurrent.futures.Future[bool]:
+        self._storing = asyncio.run_coroutine_threadsafe(self._put(chunk), self._loop)
+        return self._storing
+
+    def _is_stored(self) -> bool:
+        """Waits for the latest chunk; False when the rest is stored already."""
+        return self._storing is None or self._storing.result()
+
+    async def _put(self, chunk: Gathered) -> bool:
+        if self._closed:  # meanwhile
+            raise asyncio.CancelledError
+        return await self._chunks.put(chunk)

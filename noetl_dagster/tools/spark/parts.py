@@ -10,7 +10,7 @@ from noetl_dagster.storage import codec, locations
 from noetl_dagster.tools.base import Chunk, Toolbox, ToolCall
 
 
-async def told_dataset(call: ToolCall, box: Toolbox) -> tuple[ResultRef | None, Sequence[Chunk]]:
+async def resumed_dataset(call: ToolCall, box: Toolbox) -> tuple[ResultRef | None, Sequence[Chunk]]:
     """The dataset of which an earlier run of the call has told, and the chunks of it that are in the log.
 
     Raises:
@@ -20,7 +20,7 @@ async def told_dataset(call: ToolCall, box: Toolbox) -> tuple[ResultRef | None, 
     return (await box.results.find(told[0].position["dataset"]) if told else None), told
 
 
-async def tell_parts(dataset: ResultRef, call: ToolCall, box: Toolbox, told: Sequence[Chunk] = ()) -> None:
+async def report_parts(dataset: ResultRef, call: ToolCall, box: Toolbox, told: Sequence[Chunk] = ()) -> None:
     """Tells of the files of a dataset, after those in the log, where a step takes them.
 
     Nobody but Spark reads formats other than Parquet, which have no chunks.

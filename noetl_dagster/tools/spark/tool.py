@@ -37,18 +37,17 @@ from noetl_dagster.tools.python.threads import CodeThreads
 from noetl_dagster.tools.python.tool import rendered_templates
 from noetl_dagster.tools.rows.jsonable import NotJsonableError, is_table, to_jsonable
 from noetl_dagster.tools.scripts import script_file
-from noetl_dagster.tools.spark.inputs import inputs_of, stored_inputs
-from noetl_dagster.tools.spark.parts import tell_parts, told_dataset
-from noetl_dagster.tools.spark.statements import split_spark_statements
+from noetl_dagster.tools.spark.inputs import inputs_of, split_spark_statements, stored_inputs
+from noetl_dagster.tools.spark.parts import report_parts, resumed_dataset
 
 if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.sql import DataFrame, SparkSession
 
     from noetl_dagster.spark.datasets import Layout, WrittenDataset
-    from noetl_dagster.spark.failures import Failure
-    from noetl_dagster.spark.frames import StoredRows
-    from noetl_dagster.spark.metrics import InputBytes, ToldMetrics
+    from noetl_dagster.spark.failures import SparkFailure
+    from noetl_dagster.spark.frames import InputRows
+    from noetl_dagster.spark.metrics import ConnectMetrics, InputBytes
     from noetl_dagster.spark.staging import Staging
 
 MOST_COLLECTED_ROWS = 10_000
@@ -63,7 +62,7 @@ THREADS = 8
 
 
 @dataclass(slots=True)
-class _Work:
+class _SparkRun:
     """One call, ready for the thread that talks to Spark.
 
     Attributes:
@@ -81,9 +80,9 @@ class _Work:
     box: Toolbox
     spark: SparkSession
     group: str
-    stored: dict[str, StoredRows]
+    stored: dict[str, InputRows]
     layout: Layout
-    told: ToldMetrics
+    told: ConnectMetrics
     read: InputBytes
     scope: LiveScope
     program: Program | None
@@ -134,12 +133,12 @@ class SparkTool(Tool):
         self._threads = CodeThreads(THREADS)
 
     async def run(self, call: ToolCall, box: Toolbox) -> ToolResult:
-        from noetl_dagster.spark.metrics import InputBytes, ToldMetrics
+        from noetl_dagster.spark.metrics import ConnectMetrics, InputBytes
 
         _check(call)
-        dataset, told = await told_dataset(call, box)
+        dataset, told = await resumed_dataset(call, box)
         if dataset is not None:
-            await tell_parts(dataset, call, box, told)
+            await report_parts(dataset, call, box, told)
             return ToolResult(ref=dataset)
         stored = await stored_inputs(call, box)
         layout = _layout(call)
@@ -152,23 +151,23 @@ class SparkTool(Tool):
         group = f"{call.execution_id} {call.step}.{call.task.name} {call.command_id} {call.attempt}"
         program, rendered = await _program(call, box)
         scope = LiveScope(call.scope, box, asyncio.get_running_loop())
-        work = _Work(
-            call, box, spark, group, stored, layout, ToldMetrics(), InputBytes(), scope, program, rendered
+        run = _SparkRun(
+            call, box, spark, group, stored, layout, ConnectMetrics(), InputBytes(), scope, program, rendered
         )
-        produced = await self._watched(work)
-        return await _published(produced, work)
+        produced = await self._watched(run)
+        return await _published(produced, run)
 
-    async def _watched(self, work: _Work) -> _Produced:
+    async def _watched(self, run: _SparkRun) -> _Produced:
         """Runs in a thread, telling progress; cancels Spark's jobs when this is cancelled."""
         from noetl_dagster.spark import progress, sessions
 
         try:
-            async with progress.reporting(work.spark, work.group, work.tell):
-                produced: _Produced = await self._threads.run(partial(_perform, work))
+            async with progress.reporting(run.spark, run.group, run.tell):
+                produced: _Produced = await self._threads.run(partial(_perform, run))
                 return produced
         except asyncio.CancelledError:
-            work.stopped.set()
-            await asyncio.shield(asyncio.to_thread(sessions.cancel, work.spark, work.group))
+            run.stopped.set()
+            await asyncio.shield(asyncio.to_thread(sessions.cancel, run.spark, run.group))
             raise
 
 
@@ -213,23 +212,23 @@ def _layout(call: ToolCall) -> Layout:
         raise ToolError(f"spark in step {call.step}: {error}", kind="schema") from error
 
 
-def _perform(work: _Work) -> _Produced:
+def _perform(run: _SparkRun) -> _Produced:
     """Everything that blocks: DataFrames of the inputs, the user's code, writing. Runs in a thread."""
     from noetl_dagster.spark.metrics import metrics_of
-    from noetl_dagster.spark.progress import tell_connected
+    from noetl_dagster.spark.progress import report_connected
     from noetl_dagster.spark.sessions import is_classic, own_session, release
     from noetl_dagster.spark.staging import staging_for
 
     try:
-        settings, task = work.box.settings, f"{work.call.step}.{work.call.task.name}"
-        session = own_session(work.spark, settings, work.group, task)
-        work.staging = staging_for(session, settings, work.stopped, work.tell)
+        settings, task = run.box.settings, f"{run.call.step}.{run.call.task.name}"
+        session = own_session(run.spark, settings, run.group, task)
+        run.staging = staging_for(session, settings, run.stopped, run.tell)
         classic = is_classic(session)
         if not classic:
-            tell_connected(session, work.tell, work.told)
-        produced = _kept(_result(session, work), work)
-        metrics = metrics_of(work.spark, work.group) if classic else work.told.metrics()
-        produced.metrics = _with_bytes(metrics, produced, work, session)
+            report_connected(session, run.tell, run.told)
+        produced = _kept(_result(session, run), run)
+        metrics = metrics_of(run.spark, run.group) if classic else run.told.metrics()
+        produced.metrics = _with_bytes(metrics, produced, run, session)
         return produced
     except ToolError:
         raise
@@ -238,15 +237,15 @@ def _perform(work: _Work) -> _Produced:
             error, IntegrityError | ReferenceNotAvailableError
         ):
             raise
-        raise _tool_error(error, work) from error
+        raise _tool_error(error, run) from error
     finally:
-        release(work.group)
-        if work.staging is not None:
-            work.staging.close()
+        release(run.group)
+        if run.staging is not None:
+            run.staging.close()
 
 
 def _with_bytes(
-    metrics: dict[str, int | float | str], produced: _Produced, work: _Work, session: SparkSession
+    metrics: dict[str, int | float | str], produced: _Produced, run: _SparkRun, session: SparkSession
 ) -> dict[str, int | float | str]:
     """Metrics with the bytes that were really read and written; what is not known is left out."""
     from noetl_dagster.spark.datasets import WrittenDataset
@@ -254,7 +253,7 @@ def _with_bytes(
 
     found = dict(metrics)
     counted = found.pop("input_bytes", None)
-    read = work.read.total(None if counted is None else int(counted), session)
+    read = run.read.total(None if counted is None else int(counted), session)
     if read is not None:
         found["input_bytes"] = read
     own = [one for one in produced.datasets.values() if isinstance(one, WrittenDataset)]
@@ -265,104 +264,102 @@ def _with_bytes(
     return found
 
 
-def _result(spark: SparkSession, work: _Work) -> Any:
-    call = work.call
+def _result(spark: SparkSession, run: _SparkRun) -> Any:
+    call = run.call
     if call.config.get("command"):
-        return _sql_result(spark, work)
+        return _sql_result(spark, run)
     values = {
         "spark": spark,
-        **inputs_of(spark, work.call, work.stored, work.box.settings, work.staging, work.read),
+        **inputs_of(spark, run.call, run.stored, run.box.settings, run.staging, run.read),
     }
-    printer = Printed(call.step, work.box.credentials.redact)
+    printer = Printed(call.step, run.box.credentials.redact)
     if call.config.get("code"):
-        assert work.program is not None
+        assert run.program is not None
         return run_program(
-            work.program,
+            run.program,
             values,
-            work.scope,
+            run.scope,
             libs=call.config.get("libs"),
-            context=lambda: CodeContext(work.scope),
+            context=lambda: CodeContext(run.scope),
             printer=printer,
-            rendered=work.rendered,
+            rendered=run.rendered,
         )
     from noetl_dagster.spark.functions import load_function
 
     address = str(call.config["function"])
     source, _, name = address.rpartition(":")
     if source.endswith(".py"):
-        address = f"{script_file(source, call, work.box)}:{name}"
+        address = f"{script_file(source, call, run.box)}:{name}"
     function = load_function(address, call.folder)
-    return call_main(function, values, {}, lambda: CodeContext(work.scope))
+    return call_main(function, values, {}, lambda: CodeContext(run.scope))
 
 
-def _sql_result(spark: SparkSession, work: _Work) -> DataFrame:
+def _sql_result(spark: SparkSession, run: _SparkRun) -> DataFrame:
     from pyspark.sql import DataFrame
 
-    inputs = inputs_of(
-        spark, work.call, work.stored, work.box.settings, work.staging, work.read, rows_too=True
-    )
+    inputs = inputs_of(spark, run.call, run.stored, run.box.settings, run.staging, run.read, rows_too=True)
     for name, value in inputs.items():
         if isinstance(value, DataFrame):
             value.createOrReplaceTempView(name)
-    given = work.call.config["command"]
+    given = run.call.config["command"]
     texts = [given] if isinstance(given, str) else list(given)
     statements = [statement for text in texts for statement in split_spark_statements(text)]
-    parameters = work.call.config.get("params") or None
+    parameters = run.call.config.get("params") or None
     frame = None
     for statement in statements:
         frame = spark.sql(statement, args=parameters)
     if frame is None:
-        raise ToolError(f"spark in step {work.call.step}: 'sql' holds no statement", kind="schema")
+        raise ToolError(f"spark in step {run.call.step}: 'sql' holds no statement", kind="schema")
     return frame
 
 
-def _kept(value: Any, work: _Work) -> _Produced:
+def _kept(value: Any, run: _SparkRun) -> _Produced:
     """Writes the DataFrames of a result, or collects them."""
     from pyspark.sql import DataFrame
 
-    config = work.call.config
+    config = run.call.config
     if config.get("collect"):
-        most = count_of(work.call, "max_rows") or MOST_COLLECTED_ROWS
+        most = count_of(run.call, "max_rows") or MOST_COLLECTED_ROWS
         if isinstance(value, DataFrame):
-            return _Produced(_collected(value, most, work))
+            return _Produced(_collected(value, most, run))
         if isinstance(value, Mapping):
             rows = {
-                name: _collected(item, most, work) if isinstance(item, DataFrame) else item
+                name: _collected(item, most, run) if isinstance(item, DataFrame) else item
                 for name, item in value.items()
             }
             return _Produced(to_jsonable(rows))
-    name = work.call.task.spec.result.name or work.call.task.name
+    name = run.call.task.spec.result.name or run.call.task.name
     if isinstance(value, DataFrame):
-        return _Produced(datasets={name: _written(value, name, work)}, only=name)
+        return _Produced(datasets={name: _written(value, name, run)}, only=name)
     if isinstance(value, Mapping) and any(isinstance(item, DataFrame) for item in value.values()):
         frames = {key: item for key, item in value.items() if isinstance(item, DataFrame)}
-        datasets = _all_written(frames, work)
+        datasets = _all_written(frames, run)
         others = {key: to_jsonable(item) for key, item in value.items() if key not in datasets}
         return _Produced(others, datasets)
     return _Produced(value if is_table(value) else to_jsonable(value))
 
 
-def _collected(frame: DataFrame, most: int, work: _Work) -> dict[str, Any]:
-    rows = _fetched(frame, most, work, "leave out 'collect' to write a dataset").to_pylist()
+def _collected(frame: DataFrame, most: int, run: _SparkRun) -> dict[str, Any]:
+    rows = _fetched(frame, most, run, "leave out 'collect' to write a dataset").to_pylist()
     return {"rows": to_jsonable(rows), "row_count": len(rows), "columns": frame.columns}
 
 
-def _fetched(frame: DataFrame, most: int, work: _Work, otherwise: str) -> pa.Table:
+def _fetched(frame: DataFrame, most: int, run: _SparkRun, otherwise: str) -> pa.Table:
     from noetl_dagster.spark.sessions import is_classic
 
     wanted = frame.limit(most + 1)
     table = wanted.toArrow()
-    if not is_classic(work.spark):
-        work.told.add_query(wanted.executionInfo)
+    if not is_classic(run.spark):
+        run.told.add_query(wanted.executionInfo)
     if table.num_rows > most:
         raise ToolError(
-            f"spark in step {work.call.step}: more than {most} rows to collect; raise max_rows, or {otherwise}",
+            f"spark in step {run.call.step}: more than {most} rows to collect; raise max_rows, or {otherwise}",
             kind="transform",
         )
     return table
 
 
-def _all_written(frames: dict[str, DataFrame], work: _Work) -> dict[str, WrittenDataset | pa.Table]:
+def _all_written(frames: dict[str, DataFrame], run: _SparkRun) -> dict[str, WrittenDataset | pa.Table]:
     """Writes several at once: Spark fills the cores that the last tasks of one job leave idle.
 
     When one fails the others are cancelled, and nothing of any remains.
@@ -374,51 +371,51 @@ def _all_written(frames: dict[str, DataFrame], work: _Work) -> dict[str, Written
     written: dict[str, WrittenDataset | pa.Table] = {}
     with ThreadPoolExecutor(MOST_WRITES, thread_name_prefix="noetl-spark-write") as threads:
         # the job group lives in the thread that set it, and this hands it on
-        write = inheritable_thread_target(work.spark)(_written)
-        futures = {name: threads.submit(write, frame, name, work) for name, frame in frames.items()}
+        write = inheritable_thread_target(run.spark)(_written)
+        futures = {name: threads.submit(write, frame, name, run) for name, frame in frames.items()}
         try:
             for name, future in futures.items():
                 written[name] = future.result()
         except BaseException:
-            work.stopped.set()
-            sessions.cancel(work.spark, work.group)
+            run.stopped.set()
+            sessions.cancel(run.spark, run.group)
             for future in futures.values():
                 future.cancel()
                 with suppress(BaseException):
-                    locations.remove_below(work.box.settings, future.result().uri)
+                    locations.remove_below(run.box.settings, future.result().uri)
             raise
     return written
 
 
-def _written(frame: DataFrame, name: str, work: _Work) -> WrittenDataset | pa.Table:
+def _written(frame: DataFrame, name: str, run: _SparkRun) -> WrittenDataset | pa.Table:
     """A dataset in its folder; of a tier that has none, the rows, which are small enough to be held."""
     from noetl_dagster.spark.datasets import write_dataset
     from noetl_dagster.spark.sessions import activate
 
     activate(frame.sparkSession)
-    settings = work.box.settings
-    if not work.layout.has_folder(settings):
-        most = count_of(work.call, "max_rows") or MOST_COLLECTED_ROWS
-        tier = work.layout.tier_for(settings).value
-        return _fetched(frame, most, work, f"choose minio or pvc: tier {tier} holds single objects")
-    uri = work.box.results.dataset_uri(
-        execution_id=work.call.execution_id,
-        step=work.call.step,
+    settings = run.box.settings
+    if not run.layout.has_folder(settings):
+        most = count_of(run.call, "max_rows") or MOST_COLLECTED_ROWS
+        tier = run.layout.tier_for(settings).value
+        return _fetched(frame, most, run, f"choose minio or pvc: tier {tier} holds single objects")
+    uri = run.box.results.dataset_uri(
+        execution_id=run.call.execution_id,
+        step=run.call.step,
         name=name,
-        tier=work.layout.tier_for(settings),
+        tier=run.layout.tier_for(settings),
     )
-    return write_dataset(frame, settings, uri, work.layout, work.staging)
+    return write_dataset(frame, settings, uri, run.layout, run.staging)
 
 
-async def _published(produced: _Produced, work: _Work) -> ToolResult:
+async def _published(produced: _Produced, run: _SparkRun) -> ToolResult:
     """Registers what was written; from here on others see it."""
-    refs = {name: await _registered(written, name, work) for name, written in produced.datasets.items()}
+    refs = {name: await _registered(written, name, run) for name, written in produced.datasets.items()}
     single = [ref.bytes_size for ref in refs.values() if ref.kind is not RefKind.DATASET]
     if single and "output_bytes" in produced.metrics:  # objects that the driver has stored
         produced.metrics["output_bytes"] = int(produced.metrics["output_bytes"]) + sum(single)
     details = {"spark": produced.metrics} if produced.metrics else {}
     if produced.only is not None:
-        await tell_parts(refs[produced.only], work.call, work.box)
+        await report_parts(refs[produced.only], run.call, run.box)
         return ToolResult(ref=refs[produced.only], details=details)
     if not refs:
         return ToolResult(data=produced.value, details=details)
@@ -426,17 +423,17 @@ async def _published(produced: _Produced, work: _Work) -> ToolResult:
     return ToolResult(data={**produced.value, **dumped}, details=details)
 
 
-async def _registered(written: WrittenDataset | pa.Table, name: str, work: _Work) -> ResultRef:
+async def _registered(written: WrittenDataset | pa.Table, name: str, run: _SparkRun) -> ResultRef:
     from noetl_dagster.spark.datasets import WrittenDataset, register
 
-    store, layout = work.box.results, work.layout
-    whose: Any = {"execution_id": work.call.execution_id, "step": work.call.step, "name": name}
+    store, layout = run.box.results, run.layout
+    whose: Any = {"execution_id": run.call.execution_id, "step": run.call.step, "name": name}
     if isinstance(written, WrittenDataset):
         return await register(written, store, layout, **whose)
-    return await store.put(written, **whose, tier=layout.tier_for(work.box.settings))
+    return await store.put(written, **whose, tier=layout.tier_for(run.box.settings))
 
 
-def _tool_error(error: Exception, work: _Work) -> ToolError:
+def _tool_error(error: Exception, run: _SparkRun) -> ToolError:
     """The failure in a few lines; of playbook code with its exception and line."""
     from noetl_dagster.spark.failures import failure_of
     from noetl_dagster.spark.progress import failed_stage
@@ -444,8 +441,8 @@ def _tool_error(error: Exception, work: _Work) -> ToolError:
     cause = error.__context__ if isinstance(error, CodeFailure) and error.__context__ is not None else error
     failure = failure_of(cause)
     line = f" (line {error.line} of the code)" if isinstance(error, CodeFailure) and error.line else ""
-    stage = failed_stage(work.spark, work.group)
-    where = f"spark in step {work.call.step}{', ' if stage else ''}{stage}"
+    stage = failed_stage(run.spark, run.group)
+    where = f"spark in step {run.call.step}{', ' if stage else ''}{stage}"
     name = type(cause).__name__
     named = "" if isinstance(cause, NoetlError | NotJsonableError) else f" {name}:"
     return ToolError(
@@ -457,7 +454,7 @@ def _tool_error(error: Exception, work: _Work) -> ToolError:
     )
 
 
-def _kind_of(cause: BaseException, failure: Failure, *, in_code: bool) -> ErrorKind:
+def _kind_of(cause: BaseException, failure: SparkFailure, *, in_code: bool) -> ErrorKind:
     """The kind of a failure; what the playbook's own code raised is of kind ``python``."""
     if isinstance(cause, NoetlError):
         return cause.kind

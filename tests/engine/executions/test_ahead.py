@@ -16,7 +16,7 @@ from noetl_dagster.engine.engine import Engine
 from noetl_dagster.engine.executions.spark_ahead import spark_steps_ahead
 from noetl_dagster.errors import ServiceError
 from noetl_dagster.settings import Settings, dump_settings
-from noetl_dagster.spark.startup import ahead
+from noetl_dagster.spark import ahead
 from tests.playbooks import playbook, text_of
 from tests.waiting import PROCESS_SECONDS
 

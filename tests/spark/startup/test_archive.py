@@ -13,9 +13,9 @@ from pathlib import Path
 import pytest
 
 from noetl_dagster.settings import Settings
+from noetl_dagster.spark import class_archive as archive_module
+from noetl_dagster.spark.class_archive import PAUSE_AFTER_FAILURE, ClassArchive, archive_for, has_memory
 from noetl_dagster.spark.sessions import begin_archiving, session_config
-from noetl_dagster.spark.startup import archive as archive_module
-from noetl_dagster.spark.startup.archive import PAUSE_AFTER_FAILURE, ClassArchive, archive_for, has_memory
 from tests.waiting import PROCESS_SECONDS
 
 pytestmark = pytest.mark.spark

@@ -458,8 +458,7 @@ async def test_a_manager_that_never_answers_is_given_up(
 async def test_a_package_that_is_missing(
     settings: Settings, monkeypatch: pytest.MonkeyPatch, handle: str, package: str, remedy: str
 ) -> None:
-    from noetl_dagster.tools.access import aws
-    from noetl_dagster.tools.access.managers import google
+    from noetl_dagster.tools.access.managers import aws, google
 
     google._client.cache_clear()
     aws._secrets_manager.cache_clear()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from noetl_dagster.tools.spark.statements import split_spark_statements
+from noetl_dagster.tools.spark.inputs import split_spark_statements
 
 SCRIPT = "BEGIN DECLARE n INT; SET n = 1; SELECT n; END"
 

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import os
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import lru_cache
 from typing import Any
 
 from noetl_dagster.errors import CredentialError
 from noetl_dagster.settings import Settings
-from noetl_dagster.tools.access import aws
 
 _MISSING = {"ResourceNotFoundException", "ParameterNotFound", "ParameterVersionNotFound"}
 _DENIED = {"AccessDeniedException", "AccessDenied", "UnauthorizedOperation"}
@@ -33,7 +35,7 @@ def secret(name: str, settings: Settings) -> str:
         CredentialError: there is none, it may not be read, or the AWS environment is not complete.
     """
     with _errors(name, "aws", "secretsmanager:GetSecretValue"):
-        found = _client(aws.secrets_manager, name).get_secret_value(SecretId=name)
+        found = _client(secrets_manager, name).get_secret_value(SecretId=name)
         if "SecretString" in found:
             return str(found["SecretString"])
         return _text(name, found["SecretBinary"])
@@ -46,7 +48,7 @@ def parameter(name: str, settings: Settings) -> str:
         CredentialError: as :func:`secret`.
     """
     with _errors(name, "aws_ssm", "ssm:GetParameter"):
-        client = _client(aws.parameter_store, name)
+        client = _client(parameter_store, name)
         return str(client.get_parameter(Name=name, WithDecryption=True)["Parameter"]["Value"])
 
 
@@ -101,3 +103,58 @@ def _refused(what: str, action: str, code: str, error: Any) -> CredentialError:
     retryable = status >= 500 or "Throttl" in code or code == "TooManyRequestsException"
     message = str(error.response.get("Error", {}).get("Message", ""))
     return CredentialError(f"{what}: AWS refuses with {code}: {message}", retryable=retryable)
+
+
+CLIENTS = 8
+"""Clients that a process keeps of each service."""
+
+ATTEMPTS = 2
+"""Attempts of a request. Callers have their own retry policy."""
+
+
+def secrets_manager(region: str | None = None) -> Any:
+    """Returns boto3's client of Secrets Manager, by ``SecretsManagerResource``.
+
+    Args:
+        region: None: the environment's.
+
+    Raises:
+        botocore.exceptions.BotoCoreError: the environment names no region, or a missing profile.
+    """
+    return _cached(_secrets_manager, region)
+
+
+def parameter_store(region: str | None = None) -> Any:
+    """Returns boto3's client of Systems Manager's parameters, by ``SSMResource``; else as :func:`secrets_manager`."""
+    return _cached(_parameter_store, region)
+
+
+def _cached(make: Callable[[str | None, frozenset[tuple[str, str]]], Any], region: str | None) -> Any:
+    environment = {name: value for name, value in os.environ.items() if name.startswith("AWS_")}
+    # boto3 reads the second only, where containers of AWS have the first
+    own = environment.get("AWS_DEFAULT_REGION") or environment.get("AWS_REGION")
+    return make(region or own, frozenset(environment.items()))
+
+
+@lru_cache(maxsize=CLIENTS)
+def _secrets_manager(region: str | None, environment: frozenset[tuple[str, str]]) -> Any:
+    """The client reads ``environment`` itself; a changed environment makes another client."""
+    from dagster_aws.secretsmanager import SecretsManagerResource
+
+    _accept_beta("SecretsManagerResource")
+    return SecretsManagerResource(region_name=region, max_attempts=ATTEMPTS).get_client()
+
+
+@lru_cache(maxsize=CLIENTS)
+def _parameter_store(region: str | None, environment: frozenset[tuple[str, str]]) -> Any:
+    from dagster_aws.ssm import SSMResource
+
+    _accept_beta("SSMResource")
+    return SSMResource(region_name=region, max_attempts=ATTEMPTS).get_client()
+
+
+def _accept_beta(name: str) -> None:
+    """Hides Dagster's warning, which readers of a playbook's log cannot act on."""
+    from dagster import BetaWarning
+
+    warnings.filterwarnings("ignore", f"Class `{name}` is currently in beta", BetaWarning)
