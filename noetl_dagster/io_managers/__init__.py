@@ -1,7 +1,6 @@
 """Dagster IO managers over the tiers of the result store.
 
-Gives step results by reference to ops, and values of ordinary assets on minio, pvc and gcs to any project.
-Stands on ``spark`` and ``storage``.
+One passes step results by reference; the others store ordinary assets of any project on minio, pvc and gcs.
 """
 
 from importlib import import_module
@@ -22,7 +21,7 @@ __all__ = ["GcsIOManager", "MinioIOManager", "NoetlResultIOManager", "PvcIOManag
 
 
 def __getattr__(name: str) -> Any:
-    """Loads what is asked for: a playbook's run needs one of them."""
+    """Imports an IO manager on first use: a playbook's run needs only one of them."""
     if name not in _MODULES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return getattr(import_module(f"{__name__}.{_MODULES[name]}"), name)

@@ -1,7 +1,7 @@
-"""Assets in a tier: the part that is the same for MinIO, a shared volume and GCS.
+"""Assets in a tier: the common part for MinIO, a shared volume and GCS.
 
-An asset (or one partition of it) is an object of its own for every run, and a small pointer that says which
-one is current. The pointer is replaced after the object is complete, so a reader never sees half a value.
+Every run stores an asset (or one partition of it) as a new object. A small pointer names the current one. It is
+replaced after the object is complete, so readers never see half a value.
 """
 
 from __future__ import annotations
@@ -35,11 +35,11 @@ _POINTER = ".ref.json"
 
 
 class AssetNotStoredError(StorageError, FileNotFoundError):
-    """An asset or partition was never materialised here. Dagster may be told to skip such partitions."""
+    """An asset or partition was never materialised here. Dagster can be configured to skip such partitions."""
 
 
 class Replaced(BaseModel):
-    """A value that was current until ``at``. Who settled on it before may still read it."""
+    """A value that was current until ``at``. Readers that read the pointer earlier may still read it."""
 
     model_config = ConfigDict(frozen=True)
 
@@ -48,10 +48,10 @@ class Replaced(BaseModel):
 
 
 class StoredAsset(BaseModel):
-    """The pointer: where the current value of an asset is and how to read it.
+    """The pointer: location and format of the current value of an asset.
 
     Attributes:
-        replaced: earlier values that are still there.
+        replaced: earlier values that still exist.
     """
 
     model_config = ConfigDict(frozen=True)
@@ -69,10 +69,10 @@ class StoredAsset(BaseModel):
 
 
 class AssetIOManager(UPathIOManager):
-    """Keeps assets and op outputs in one tier. Dagster's paths are used as keys only, nothing is at them.
+    """Stores assets and op outputs in one tier. Dagster's paths serve as keys only.
 
-    Takes bytes, text, JSON values, pandas, polars and Arrow tables, Spark frames (as Parquet datasets), and
-    paths of files and folders. Gives what the input is annotated with.
+    Accepts bytes, text, JSON values, pandas, polars and Arrow tables, Spark frames (as Parquet datasets), and
+    paths of files and folders. Loads the type of the input's annotation.
 
     Args:
         settings: addresses and credentials of the tier.
@@ -91,16 +91,19 @@ class AssetIOManager(UPathIOManager):
     # -- UPathIOManager ------------------------------------------------------------------------------
 
     def dump_to_path(self, context: OutputContext, obj: Any, path: UPath) -> None:
+        """Stores a value."""
         key = self._key(path)
         self._stored.asset = self._guarded(context, lambda: run_sync(self._replace(key, obj, context.run_id)))
 
     def load_from_path(self, context: InputContext, path: UPath) -> Any:
+        """Loads a value as its annotation specifies."""
         wanted = conversion.kind_of_annotation(context.dagster_type.typing_type)
         if context.has_asset_partitions and len(context.asset_partition_keys) > 1:
             wanted = _kind_of_values(context.dagster_type.typing_type)
         return self._guarded(context, lambda: self._load(self._key(path), wanted))
 
     def get_metadata(self, context: OutputContext, obj: Any) -> dict[str, MetadataValue]:
+        """Returns the metadata of the value that was just stored."""
         stored: StoredAsset | None = self._stored.__dict__.pop("asset", None)
         if stored is None:
             return {}
@@ -114,7 +117,7 @@ class AssetIOManager(UPathIOManager):
         }
 
     def _reference(self, context: OutputContext, stored: StoredAsset) -> ResultRef:
-        """What a playbook's step reads the asset by."""
+        """Returns the reference by which a playbook's step reads the asset."""
         name = context.asset_key.to_user_string() if context.has_asset_key else context.get_identifier()[-1]
         return ResultRef(
             ref=stored.uri,
@@ -133,21 +136,23 @@ class AssetIOManager(UPathIOManager):
         )
 
     def path_exists(self, path: UPath) -> bool:
+        """Reports whether a value is stored."""
         return run_sync(self._tier.exists(self._tier.uri(self._key(path) + _POINTER)))
 
     def make_directory(self, path: UPath) -> None:
-        """Keys need no folders."""
+        """Does nothing: keys need no folders."""
 
     def _handle_transition_to_partitioned_asset(self, context: OutputContext, path: UPath) -> None:
-        """A value and partitions of the same asset have different keys and may stand side by side."""
+        """Does nothing: a value and partitions of the same asset have different keys."""
 
     def make_safe_partition_path(self, base_path: UPath, partition: str) -> UPath:
+        """Returns the path of a partition, escaped so that it stays below the asset's."""
         return base_path / escape_dotdot_segments(escape_leading_slash(partition))
 
     # -- storing -------------------------------------------------------------------------------------
 
     async def _replace(self, key: str, value: Any, run: str) -> StoredAsset:
-        """Stores a value beside the current one and turns the pointer. What was replaced long ago is removed."""
+        """Stores a value next to the current one, replaces the pointer and removes values replaced long ago."""
         pointer_uri = self._tier.uri(key + _POINTER)
         try:
             before = StoredAsset.model_validate_json(bytes(await self._tier.get(pointer_uri)))
@@ -161,7 +166,7 @@ class AssetIOManager(UPathIOManager):
         return stored
 
     async def _without_old(self, before: StoredAsset, current: str) -> tuple[Replaced, ...]:
-        """The values that stay for now. Removed first and forgotten then: who is killed here leaves nothing behind."""
+        """Removes old values and returns the others. A process that is killed here leaves nothing unrecorded."""
         now = datetime.now(UTC)
         until = now - timedelta(seconds=self._settings.replaced_asset_seconds)
         known = [one for one in (*before.replaced, Replaced(uri=before.uri, at=now)) if one.uri != current]
@@ -213,7 +218,7 @@ class AssetIOManager(UPathIOManager):
         )
 
     async def _store_folder(self, key: str, folder: Path) -> StoredAsset:
-        """A folder of files as a dataset; marker files of Spark and Hadoop are left behind."""
+        """Stores a folder of files as a dataset, without the marker files of Spark and Hadoop."""
         names = await asyncio.to_thread(_data_files, folder)
         sizes = [(await self._store_file(f"{key}/{_stem(name)}", folder / name)).bytes_size for name in names]
         parquet = [folder / name for name in names if name.endswith(".parquet")]
@@ -227,7 +232,7 @@ class AssetIOManager(UPathIOManager):
         )
 
     async def _store_spark(self, key: str, frame: Any) -> StoredAsset:
-        """Spark writes Parquet in place on the shared volume; for buckets, here first and then up."""
+        """Stores a Spark frame: in place on the shared volume, for buckets first on this machine."""
         columns = {field.name: field.dataType.simpleString() for field in frame.schema.fields}
         if self._tier_name is StoreTier.PVC:
             uri = self._tier.uri(key)
@@ -258,11 +263,11 @@ class AssetIOManager(UPathIOManager):
             try:
                 return self._load_current(key, wanted)
             except KeyError as error:
-                raise StorageError(f"{error.args[0]} is gone; materialise the asset again") from error
+                raise StorageError(f"{error.args[0]} is missing; materialise the asset again") from error
 
     def _load_current(self, key: str, wanted: str) -> Any:
         stored = run_sync(self._pointer(key))
-        place = conversion.Stored(stored.uri, stored.kind, stored.content_type, stored.files)
+        place = conversion.StoredValue(stored.uri, stored.kind, stored.content_type, stored.files)
         if wanted == "path":
             return conversion.to_path(self._settings, place)
         if wanted == "spark":
@@ -294,7 +299,7 @@ class AssetIOManager(UPathIOManager):
         return f"{self._prefix}/{relative}" if self._prefix else relative
 
     def _guarded(self, context: InputContext | OutputContext, action: Any) -> Any:
-        """Runs an action; its storage errors name the asset too."""
+        """Runs an action and adds the asset's name to its storage errors."""
         try:
             return action()
         except StorageError as error:
@@ -303,23 +308,23 @@ class AssetIOManager(UPathIOManager):
 
 
 def _kind_of_values(annotation: Any) -> str:
-    """``dict[str, pandas.DataFrame]``, the annotation of several partitions, asks for frames."""
+    """Returns the kind of the values of ``dict[str, pandas.DataFrame]``, the annotation of several partitions."""
     arguments = get_args(annotation)
     return conversion.kind_of_annotation(arguments[-1]) if arguments else "object"
 
 
-def _dataset(uri: str) -> conversion.Stored:
-    return conversion.Stored(uri, RefKind.DATASET, codec.PARQUET)
+def _dataset(uri: str) -> conversion.StoredValue:
+    return conversion.StoredValue(uri, RefKind.DATASET, codec.PARQUET)
 
 
 def _data_files(folder: Path) -> list[str]:
-    """Names of the files below a folder, sorted, without markers."""
+    """Returns the sorted names of the files below a folder, without markers."""
     paths = (path for path in folder.rglob("*") if path.is_file() and not path.name.startswith((".", "_")))
     return sorted(str(path.relative_to(folder)) for path in paths)
 
 
 def _stem(name: str) -> str:
-    """A file's name without the suffix that storing it adds again."""
+    """Returns a file's name without the suffix that storing it adds again."""
     return name.removesuffix(Path(name).suffix)
 
 

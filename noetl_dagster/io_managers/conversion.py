@@ -1,4 +1,4 @@
-"""Loaded results as what the asset function asks for by its type annotation."""
+"""Converts loaded results to the type of an asset function's annotation."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
-class Stored:
-    """What conversion needs to know of a stored value."""
+class StoredValue:
+    """The facts of a stored value that conversion needs."""
 
     uri: str
     kind: RefKind
@@ -30,7 +30,7 @@ class Stored:
 
 
 def kind_of_annotation(annotation: Any) -> str:
-    """Which conversion an annotation asks for; ``object`` when it asks for nothing special."""
+    """Returns the conversion of an annotation; ``object`` if it needs none."""
     wanted = get_origin(annotation) or annotation
     if not isinstance(wanted, type):
         return "object"
@@ -51,10 +51,10 @@ def kind_of_annotation(annotation: Any) -> str:
 
 
 def convert(value: Any, wanted: str, what: str) -> Any:
-    """A fetched value as ``bytes``, ``str``, ``pandas``, ``arrow``, ``polars`` or as it is (``object``).
+    """Returns a fetched value as ``bytes``, ``str``, ``pandas``, ``arrow``, ``polars`` or unchanged (``object``).
 
     Raises:
-        StorageError: the value cannot be had in that form; names both.
+        StorageError: the value has no such form; names both.
     """
     if wanted == "object":
         return value
@@ -87,7 +87,7 @@ def _as_bytes(value: Any) -> bytes:
 
 
 def _as_table(value: Any) -> Any:
-    """An Arrow table of a table or a list of mappings; None for anything else."""
+    """Returns an Arrow table of a table or a list of mappings; None for anything else."""
     import pyarrow as pa
 
     if isinstance(value, list) and all(isinstance(row, dict) for row in value):
@@ -96,8 +96,8 @@ def _as_table(value: Any) -> Any:
     return codec.as_arrow_table(value)
 
 
-def to_path(settings: Settings, stored: Stored) -> Path:
-    """A path of the stored files: in place where they are files, else a copy that lasts as long as the process."""
+def to_path(settings: Settings, stored: StoredValue) -> Path:
+    """Returns a path of the stored files: in place if they are files, else a temporary copy of this process."""
     place = locations.local_path(settings, stored.uri)
     if place is not None:
         return place
@@ -111,7 +111,7 @@ def to_path(settings: Settings, stored: Stored) -> Path:
 
 
 def passing_folder() -> Path:
-    """A new folder that goes when the process does: whoever gets a path in it may read it until then."""
+    """Returns a new folder that is removed when the process ends, so that its files stay readable until then."""
     folder = Path(tempfile.mkdtemp(prefix="noetl-"))
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
     return folder
@@ -123,14 +123,14 @@ def _download(settings: Settings, uri: str, target: Path) -> Path:
     return target
 
 
-def _file_uris(settings: Settings, stored: Stored) -> Iterable[str]:
+def _file_uris(settings: Settings, stored: StoredValue) -> Iterable[str]:
     if stored.files:
         return [stored.uri.rstrip("/") + "/" + name for name in stored.files]
     return locations.list_files(settings, stored.uri)
 
 
-def to_spark(settings: Settings, *stored: Stored) -> SparkFrame:
-    """A Spark frame over the stored Parquet, of one value or of several end to end.
+def to_spark(settings: Settings, *stored: StoredValue) -> SparkFrame:
+    """Returns a Spark frame over the stored Parquet of one value, or of several end to end.
 
     Files of the shared volume are read in place by driver and executors. Objects of a bucket are first
     copied to this machine: Spark's own S3 client is not part of PySpark, so that only works in local mode.
@@ -154,7 +154,7 @@ def to_spark(settings: Settings, *stored: Stored) -> SparkFrame:
 
 
 def require_local_spark(session: Any, uri: str) -> None:
-    """Raises unless driver and executors share this machine's disk."""
+    """Raises ``StorageError`` unless driver and executors share this machine's disk."""
     master = session.conf.get("spark.master", "")
     if not master.startswith("local"):
         raise StorageError(
@@ -163,7 +163,7 @@ def require_local_spark(session: Any, uri: str) -> None:
 
 
 def parquet_rows(paths: Iterable[Path]) -> int:
-    """Rows of Parquet files, from their footers."""
+    """Returns the number of rows of Parquet files, from their footers."""
     import pyarrow.parquet as pq
 
     return sum(pq.read_metadata(path).num_rows for path in paths)

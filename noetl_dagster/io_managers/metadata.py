@@ -1,4 +1,4 @@
-"""Stored results as Dagster metadata: where, how large, what columns, and a first look."""
+"""Describes stored results as Dagster metadata: location, size, columns and a preview."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from noetl_dagster.settings import StoreTier
 _PREVIEW_ROWS = 5
 _CELL = 60
 _NOWHERE = frozenset({StoreTier.EVENTLOG, StoreTier.MEMORY})
-"""Tiers whose URIs lead nobody anywhere: inside the reference, and in one process."""
+"""Tiers whose URIs are of no use to readers: inside the reference, and in one process."""
 
 STORAGE_KIND = "dagster/storage_kind"
 SCHEMA = "dagster/column_schema"
@@ -39,10 +39,10 @@ def storage_metadata(
     preview: str | None,
     partitioned: bool = False,
 ) -> dict[str, MetadataValue]:
-    """Metadata of one stored value, under Dagster's own names where it has them; what is not known is left out.
+    """Returns the known metadata of one stored value, under Dagster's own names if there are any.
 
     Args:
-        partitioned: the value is one partition of an asset, and its rows are not all that there are.
+        partitioned: the value is one partition of an asset, so its rows are not the whole asset's.
     """
     metadata: dict[str, MetadataValue] = {
         STORAGE_KIND: MetadataValue.text(tier.value),
@@ -64,7 +64,7 @@ def storage_metadata(
 
 
 def with_origins(metadata: Mapping[str, Any], lineage: Any) -> dict[str, Any]:
-    """Metadata whose columns say what they were made of: Dagster's open UI keeps column lineage, and shows none.
+    """Adds the origin of each column to its description: Dagster's open UI stores column lineage without showing it.
 
     Args:
         lineage: ``dagster/column_lineage``, as a metadata value; None: unknown.
@@ -83,19 +83,19 @@ def with_origins(metadata: Mapping[str, Any], lineage: Any) -> dict[str, Any]:
 
 
 def _origin(deps: Sequence[TableColumnDep]) -> str | None:
-    told = [f"{dep.asset_key.to_user_string()}: {dep.column_name}" for dep in deps]
-    return f"from {', '.join(told)}" if told else None
+    origins = [f"{dep.asset_key.to_user_string()}: {dep.column_name}" for dep in deps]
+    return f"from {', '.join(origins)}" if origins else None
 
 
 def is_partitioned(context: OutputContext) -> bool:
-    """Whether an output is one partition of an asset, or some of them."""
+    """Reports whether an output is one or several partitions of an asset."""
     return context.has_asset_key and context.has_asset_partitions
 
 
 def preview_table(preview: str) -> str | None:
-    """A preview of rows (a JSON list of mappings, or JSON lines) as a Markdown table; None when it is none.
+    """Returns a preview of rows (a JSON list of mappings, or JSON lines) as a Markdown table; None for others.
 
-    A preview is cut at a byte limit, so its last row is often broken and left out.
+    Previews are cut at a byte limit, so their last row is often incomplete and left out.
     """
     rows = [row for row in map(_row, _row_texts(preview)) if row][:_PREVIEW_ROWS]
     if not rows:

@@ -1,4 +1,4 @@
-"""The IO manager of playbook steps: their results are stored already and only pointed at."""
+"""The IO manager of playbook steps: their results are already stored and passed by reference."""
 
 from __future__ import annotations
 
@@ -43,29 +43,31 @@ class NoetlResultIOManager(IOManager):
     """Passes step results between assets by reference.
 
     ``handle_output`` of a :class:`ResultRef`, or of a step envelope that holds one, records metadata only.
-    Any other value is stored first: in the reference itself when it is small, else in the tier of its size.
-    ``load_input`` finds the reference in the asset's latest materialisation (that of the same run, where
-    there is one) and gives what the input's annotation asks: the object, ``bytes``, ``str``, a path, a
+    Any other value is stored first: in the reference itself if it is small, else in the tier for its size.
+    ``load_input`` finds the reference in the asset's latest materialisation (that of the same run, if there
+    is one) and returns the type of the input's annotation: the object, ``bytes``, ``str``, a path, a
     pandas, polars, Arrow or Spark table, or the ``ResultRef`` itself.
 
     Args:
-        open_store: gives the store of this process, whose coroutines run on the background loop.
+        open_store: returns the store of this process, whose coroutines run on the background loop.
     """
 
     def __init__(self, open_store: Callable[[], ResultStore]) -> None:
         self._open_store = open_store
 
     def handle_output(self, context: OutputContext, obj: Any) -> None:
+        """Records the metadata of a result; stores values that are no results yet."""
         ref, value = _reference_in(obj)
         if ref is None:
             ref = self._store_value(context, value)
         found = metadata_of(ref, partitioned=is_partitioned(context))
-        told = context.output_metadata or {}
-        if STORAGE_KIND in told:  # of the table that a step has written
+        given = context.output_metadata or {}
+        if STORAGE_KIND in given:  # of the table that a step has written
             found.pop(STORAGE_KIND)
-        context.add_output_metadata(with_origins(found, told.get(LINEAGE)))
+        context.add_output_metadata(with_origins(found, given.get(LINEAGE)))
 
     def load_input(self, context: InputContext) -> Any:
+        """Loads a result as the input's annotation specifies; of several partitions a mapping by their keys."""
         if not context.has_asset_key:
             return self._load_op_output(context)
         partitions = context.asset_partition_keys if context.has_asset_partitions else []
@@ -130,12 +132,14 @@ class NoetlResultIOManager(IOManager):
         return conversion.convert(run_sync(store.get(ref)), wanted, ref.ref)
 
 
-def _stored(ref: ResultRef) -> conversion.Stored:
-    return conversion.Stored(ref.physical_uri, ref.kind, ref.content_type, tuple(ref.extra.get("files", ())))
+def _stored(ref: ResultRef) -> conversion.StoredValue:
+    return conversion.StoredValue(
+        ref.physical_uri, ref.kind, ref.content_type, tuple(ref.extra.get("files", ()))
+    )
 
 
-async def _stored_parts(store: ResultStore, ref: ResultRef) -> list[conversion.Stored]:
-    """What a manifest's value is made of, where that is one table; else the manifest."""
+async def _stored_parts(store: ResultStore, ref: ResultRef) -> list[conversion.StoredValue]:
+    """Returns the parts of a manifest whose value is one table; else the manifest."""
     if await store.content_type(ref) != codec.PARQUET:
         return [_stored(ref)]
     parts = []
@@ -145,7 +149,7 @@ async def _stored_parts(store: ResultStore, ref: ResultRef) -> list[conversion.S
 
 
 async def _written(store: ResultStore, ref: ResultRef) -> Path:
-    """A file with the value of a manifest, which lasts as long as the process."""
+    """Writes the value of a manifest to a file that is removed when the process ends."""
     extension = codec.EXTENSIONS[await store.content_type(ref)]
     path = conversion.passing_folder() / f"{ref.ref_id}{extension}"
     with path.open("wb") as file:
@@ -155,7 +159,7 @@ async def _written(store: ResultStore, ref: ResultRef) -> Path:
 
 
 def metadata_of(ref: ResultRef, *, partitioned: bool = False) -> dict[str, MetadataValue]:
-    """Dagster metadata of a reference, with the name by which :class:`NoetlResultIOManager` finds it."""
+    """Returns Dagster metadata of a reference, with the name by which :class:`NoetlResultIOManager` finds it."""
     found = storage_metadata(
         uri=ref.physical_uri,
         tier=ref.store_tier,
@@ -170,7 +174,7 @@ def metadata_of(ref: ResultRef, *, partitioned: bool = False) -> dict[str, Metad
 
 
 def _reference_in(value: Any) -> tuple[ResultRef | None, Any]:
-    """The reference a value is or holds; without one, the value to store (an envelope's data)."""
+    """Returns the reference that a value is or contains; without one, the value to store (an envelope's data)."""
     if isinstance(value, ResultRef):
         return value, None
     if isinstance(value, dict) and "status" in value and value.keys() & {"ref", "reference", "data"}:
@@ -182,16 +186,16 @@ def _reference_in(value: Any) -> tuple[ResultRef | None, Any]:
 
 
 def _address(context: OutputContext) -> tuple[int, str, str]:
-    """Execution, step and name under which an output's value is recorded."""
+    """Returns execution, step and name under which an output's value is recorded."""
     if context.has_asset_key:
         tags = context.step_context.dagster_run.tags
         return int(tags.get(EXECUTION_TAG, 0)), context.asset_key.path[-1], "result"
-    # op outputs are found by name again: run, step and output say which one
+    # op outputs are found by name: run, step and output identify them
     return 0, "dagster", ":".join(context.get_identifier())
 
 
 def _upstream_run_id(context: InputContext) -> str | None:
-    """The run that made the input, when it was made in this run or in the one that is re-executed."""
+    """Returns the run that made the input, if that is this run or the re-executed one."""
     try:
         return None if context.upstream_output is None else context.upstream_output.run_id
     except DagsterInvariantViolationError:  # an asset of another job

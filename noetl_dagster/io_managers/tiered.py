@@ -1,4 +1,4 @@
-"""IO managers for anybody's Dagster project: assets in MinIO, on a shared volume, in GCS."""
+"""IO managers for any Dagster project: assets in MinIO, on a shared volume, in GCS."""
 
 from __future__ import annotations
 
@@ -18,28 +18,31 @@ from noetl_dagster.settings import Settings, StoreTier, settings_with
 
 
 class TieredIOManager(ConfigurableIOManager):
-    """Common face: what is not configured comes from ``NOETL_*`` settings."""
+    """The common base; ``NOETL_*`` settings provide everything that is not configured."""
 
     tier: ClassVar[StoreTier]
-    """The tier that assets are kept in."""
+    """The tier that stores the assets."""
 
     prefix: str = Field("assets", description="Folder below the bucket or mount")
     _inner: AssetIOManager | None = PrivateAttr(None)
 
     @abstractmethod
     def store_settings(self) -> Settings:
-        """The settings this manager's configuration and the environment make together."""
+        """Returns the settings from this manager's configuration and the environment."""
 
     @property
     def inner(self) -> AssetIOManager:
+        """Returns the IO manager that does the work, made on first use."""
         if self._inner is None:
             self._inner = AssetIOManager(self.store_settings(), self.tier, self.prefix)
         return self._inner
 
     def handle_output(self, context: OutputContext, obj: Any) -> None:
+        """Stores an output."""
         self.inner.handle_output(context, obj)
 
     def load_input(self, context: InputContext) -> Any:
+        """Loads an input."""
         return self.inner.load_input(context)
 
 
@@ -64,6 +67,7 @@ class MinioIOManager(TieredIOManager):
     region: str | None = Field(None, description="Region; MinIO takes any")
 
     def store_settings(self) -> Settings:
+        """Returns the settings of the bucket."""
         if self.s3 is not None:
             from noetl_dagster.io_managers.tiered import settings_of
 
@@ -89,6 +93,7 @@ class PvcIOManager(TieredIOManager):
     mount_path: str | None = Field(None, description="Mount of the volume; default: NOETL_PVC_MOUNT_PATH")
 
     def store_settings(self) -> Settings:
+        """Returns the settings of the mount."""
         mount = None if self.mount_path is None else Path(self.mount_path)
         return settings_with(pvc_mount_path=mount)
 
@@ -102,22 +107,23 @@ class GcsIOManager(TieredIOManager):
     endpoint: str | None = Field(None, description="Endpoint of an emulator; default: Google's own")
 
     def store_settings(self) -> Settings:
+        """Returns the settings of the bucket."""
         return settings_with(gcs_bucket=self.bucket, gcs_endpoint=self.endpoint)
 
 
 _ENDPOINTS = ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL")
 _ANYWHERE = "us-east-1"
-"""The region that is signed with where an endpoint is named and no region: stores other than Amazon's take any."""
+"""The region for an endpoint without a region: stores other than Amazon's accept any."""
 
 
 def settings_of(s3: Any) -> dict[str, object]:
-    """Fields of ``Settings`` that lead where a resource leads.
+    """Returns fields of ``Settings`` for the store of an ``S3Resource``.
 
-    Keys that the resource does not hold are looked up as boto3 does: profile, environment, role. They are those of
-    this moment: what expires, expires.
+    boto3 looks up keys that the resource does not contain: profile, environment, role. They are read once, so
+    temporary keys expire.
 
     Raises:
-        StorageError: it is no ``S3Resource``, or it says what cannot be done here.
+        StorageError: it is no ``S3Resource``, or it has an option that is not supported.
     """
     from dagster_aws.s3 import S3Resource
 
@@ -147,7 +153,7 @@ def settings_of(s3: Any) -> dict[str, object]:
 
 
 def _signing(s3: Any) -> tuple[str, str, str | None, str | None]:
-    """Access key, secret key, session token and region."""
+    """Returns access key, secret key, session token and region."""
     import boto3
     from botocore.exceptions import BotoCoreError
 

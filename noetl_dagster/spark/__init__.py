@@ -1,1 +1,4 @@
-"""Spark behind the engine: the shared session, results as DataFrames, and DataFrames as results."""
+"""The Spark session of a process, results as DataFrames, and DataFrames as results.
+
+The spark tool and the Spark engine of fan-outs use it.
+"""

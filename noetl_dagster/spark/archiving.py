@@ -1,7 +1,7 @@
 """Makes the class-data archive: ``python -m noetl_dagster.spark.archiving``, a process of the lowest priority.
 
-It starts a driver of its own, gives it a tiny job and lets its JVM end, which writes the classes that it has
-loaded. Settings come from the environment. Nobody waits for it, and it leaves one line in a log.
+It starts its own driver, runs a tiny job and ends the JVM, which then writes the classes that it has loaded.
+Settings come from the environment. No process waits for it; it writes one line to a log.
 """
 
 from __future__ import annotations
@@ -19,20 +19,22 @@ from noetl_dagster.spark.sessions import SparkSessions, session_config
 
 MEMORY = "512m"
 QUICKLY = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
-"""Compiles quickly rather than well: this JVM ends in a minute. What it keeps fits others all the same."""
+"""Compiles quickly rather than well: this JVM ends within a minute. Its archive fits other JVMs all the same."""
 
 PATIENCE = 600.0
-"""Seconds in which a JVM that ends has written what it has loaded, however busy the machine is."""
+"""Seconds within which an ending JVM has written its archive, even on a busy machine."""
 
 
 def make_archive(settings: Settings) -> ClassArchive | None:
-    """Makes the archive for these settings, unless it is there or another process makes it; None where none
-    is wanted.
+    """Makes the archive for these settings, unless it exists or another process makes it.
 
-    The driver is this process's own: it must have no session.
+    This process becomes the driver, so it must have no session.
+
+    Returns:
+        The archive; None if these settings want none.
 
     Raises:
-        Exception: what PySpark raises; the archive's ``failure`` then says so, and nothing is left.
+        Exception: of PySpark; the archive's ``failure`` then records it, and nothing is left.
     """
     archive = archive_for(settings, session_config(settings))
     if archive is None:
@@ -81,7 +83,7 @@ def _make(settings: Settings, archive: ClassArchive, draft: Path) -> None:
 
 
 def _ended(gateway: object) -> int:
-    """Ends PySpark's JVM as its own end would, and waits until it has written the archive."""
+    """Ends PySpark's JVM regularly, waits until it has written the archive and returns its exit code."""
     process: subprocess.Popen[bytes] = gateway.proc  # type: ignore[attr-defined]
     gateway.shutdown()  # type: ignore[attr-defined]
     if process.stdin is not None:
@@ -90,6 +92,7 @@ def _ended(gateway: object) -> int:
 
 
 def main() -> None:
+    """Makes the archive and reports it on standard output."""
     os.nice(19)
     started = time.monotonic()
     archive = make_archive(Settings())

@@ -1,8 +1,8 @@
 """Spark's Python daemon, which forks the processes that plan and run a data source or call Python functions.
 
-Spark starts a daemon for each module of workers and names it as the first argument. Planners (of
+Spark starts a daemon for each module of workers and passes the module as the first argument. Planners (of
 ``pyspark.sql.worker``) all load the data source, so it is imported once before they are forked. Processes of
-tasks mostly call a user's functions, and import what they need themselves: they are used again and again.
+tasks mostly call a user's functions. They are reused, so they import what they need themselves.
 """
 
 import importlib
@@ -13,7 +13,7 @@ SOURCES = "noetl_dagster.spark.sources.results"
 
 
 def preload(worker_module: str) -> None:
-    """Imports what every process of a daemon will need."""
+    """Imports the modules that every process of a daemon needs."""
     if worker_module.startswith(PLANNERS):
         importlib.import_module(SOURCES)
 

@@ -1,4 +1,4 @@
-"""DataFrames as results: written in place by the executors, then registered. Nobody sees half of one."""
+"""DataFrames as results: executors write them in place, and they are registered once they are complete."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ if TYPE_CHECKING:
     from noetl_dagster.storage.store import ResultStore
 
 FILES = frozenset({StoreTier.PVC, StoreTier.DISK, StoreTier.OBJECT})
-"""Tiers that Spark writes as it would by itself, in any of its formats."""
+"""Tiers that Spark's own writers write, in any of their formats."""
 
-MOMENTS = "spark.sql.parquet.outputTimestampType"
+TIMESTAMP_TYPE = "spark.sql.parquet.outputTimestampType"
 _NOT_PLAIN = ("void", "interval", "variant", "time(")
 
 MOST_LISTED_FILES = 100
-"""File names that a reference carries; of larger datasets readers list the folder."""
+"""File names in a reference; for larger datasets readers list the folder."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +38,7 @@ class Layout:
 
     Attributes:
         format: ``parquet``, or another of Spark's formats on a tier of files.
-        tier: None means the shared volume where there is one, else the minio tier.
+        tier: None means the shared volume if there is one, else the minio tier.
         partition_by: columns that become folders.
         options: of Spark's writer, for example ``{"compression": "zstd"}``.
     """
@@ -49,16 +49,17 @@ class Layout:
     options: dict[str, Any] = field(default_factory=dict)
 
     def tier_for(self, settings: Settings) -> StoreTier:
+        """Returns the tier that these settings lead to."""
         if self.tier is not None:
             return self.tier
         return StoreTier.PVC if settings.pvc_mount_path is not None else StoreTier.MINIO
 
     def has_folder(self, settings: Settings) -> bool:
-        """Whether executors write files; if not, a DataFrame becomes one object."""
+        """Reports whether executors write files; otherwise a DataFrame becomes one object."""
         return self.tier_for(settings) in IN_PLACE
 
     def check(self) -> None:
-        """Raises ``ValueError`` where the tier cannot hold what is asked for."""
+        """Raises ``ValueError`` if the tier does not support the format or partitioning."""
         if self.tier is None or self.tier in FILES:
             return
         if self.format != "parquet":
@@ -71,11 +72,11 @@ class Layout:
 
 @dataclass(frozen=True, slots=True)
 class WrittenDataset:
-    """A dataset that lies in its folder and is not registered yet.
+    """A dataset in its folder that is not registered yet.
 
     Attributes:
         bytes_size: of all files.
-        by_source: the data source has written it, of which Spark counts nothing.
+        by_source: the data source has written it, so Spark does not count its bytes.
     """
 
     uri: str
@@ -90,12 +91,10 @@ class WrittenDataset:
 def write_dataset(
     frame: DataFrame, settings: Settings, uri: str, layout: Layout, staging: Staging | None = None
 ) -> WrittenDataset:
-    """Writes a DataFrame below a fresh folder URI; blocks until Spark is done.
-
-    What a failed job has written is removed.
+    """Writes a DataFrame below a new folder URI; blocks until Spark is done. Removes the files of a failed job.
 
     Args:
-        staging: where the JVM writes what is then copied to a tier of objects; None leaves it to the data source.
+        staging: folder for the JVM's files, which are then copied to a bucket; None uses the data source.
     """
     # rows are counted as they pass, so that neither a second job nor any footer is needed
     counted = Observation()
@@ -111,7 +110,7 @@ def write_dataset(
             )
         elif staging is not None and _has_plain_types(frame.schema):
             staged = _write_staged(observed, staging, layout)
-            if int(counted.get["rows"]):  # of no rows the data source makes no file
+            if int(counted.get["rows"]):  # the data source makes no file without rows
                 digests = staging.publish(staged, uri)
         else:
             by_source = True
@@ -173,10 +172,10 @@ def _write_files(frame: DataFrame, folder: Path, layout: Layout) -> None:
 
 
 def _write_staged(frame: DataFrame, staging: Staging, layout: Layout) -> Path:
-    """Writes files as the data source would: moments in microseconds, empty texts kept in folders' names."""
+    """Writes files as the data source would: timestamps in microseconds, empty texts preserved in folder names."""
     session = frame.sparkSession
-    if session.conf.get(MOMENTS) == "INT96":  # Spark's default, which the format has given up
-        session.conf.set(MOMENTS, "TIMESTAMP_MICROS")
+    if session.conf.get(TIMESTAMP_TYPE) == "INT96":  # Spark's default, which Parquet has deprecated
+        session.conf.set(TIMESTAMP_TYPE, "TIMESTAMP_MICROS")
     texts = [
         field.name
         for field in frame.schema
@@ -191,7 +190,7 @@ def _write_staged(frame: DataFrame, staging: Staging, layout: Layout) -> Path:
 
 
 def _has_plain_types(schema: StructType) -> bool:
-    """Whether the JVM writes Parquet of these types, and as the data source would."""
+    """Reports whether the JVM writes these types to Parquet as the data source would."""
     names = [name.lower() for name in schema.names]
     return len(set(names)) == len(names) and not any(kind in schema.simpleString() for kind in _NOT_PLAIN)
 
@@ -204,7 +203,7 @@ def _write_objects(frame: DataFrame, uri: str, layout: Layout) -> None:
 
 
 def sizes_of_files(settings: Settings, uri: str) -> dict[str, int]:
-    """Bytes of each data file, by its name below the folder."""
+    """Returns the bytes of each data file, by its name below the folder."""
     folder = locations.local_path(settings, uri)
     if folder is not None:
         files = [path for path in folder.rglob("*") if path.is_file() and path.name[0] not in "_."]

@@ -1,4 +1,4 @@
-"""Spark's failures in a few lines: what went wrong in which stage, without the Java stack around it."""
+"""Shortens Spark's failures to a few lines, without the Java stack."""
 
 from __future__ import annotations
 
@@ -27,17 +27,19 @@ LOST = (
     "Python worker exited unexpectedly",
     "UNAVAILABLE",
 )
-"""Words of failures that another attempt, on another executor or in a new session, may not meet."""
+"""Texts of failures that another attempt, on another executor or in a new session, may avoid."""
 
 
 @dataclass(frozen=True, slots=True)
 class SparkFailure:
-    """Attributes:
-    message: what went wrong, at most ``LONGEST_MESSAGE`` characters.
-    code: Spark's error condition, for example ``UNRESOLVED_COLUMN.WITH_SUGGESTION``.
-    retryable: an executor, the JVM or the connection was lost.
-    kind: ``connection`` for those, ``python`` for what a Python worker raised, ``schema`` for a query that does not fit
-        its tables, else ``transform``.
+    """A failure of Spark.
+
+    Attributes:
+        message: at most ``LONGEST_MESSAGE`` characters.
+        code: Spark's error condition, for example ``UNRESOLVED_COLUMN.WITH_SUGGESTION``.
+        retryable: an executor, the JVM or the connection was lost.
+        kind: ``connection`` for those, ``python`` for exceptions of a Python worker, ``schema`` for a query that does
+            not fit its tables, else ``transform``.
     """
 
     message: str
@@ -47,7 +49,7 @@ class SparkFailure:
 
 
 def failure_of(error: BaseException) -> SparkFailure:
-    """What an exception out of PySpark or py4j means."""
+    """Returns the failure behind an exception of PySpark or py4j."""
     text = str(error)
     condition = getattr(error, "getCondition", None) or getattr(error, "getErrorClass", None)
     return SparkFailure(
@@ -67,6 +69,7 @@ def _kind_of(error: BaseException, text: str) -> ErrorKind:
 
 
 def is_lost(error: BaseException) -> bool:
+    """Reports whether an executor, the JVM or the connection was lost."""
     kind = type(error).__name__
     return kind in ("Py4JNetworkError", "ConnectionRefusedError", "ConnectionResetError", "EOFError") or any(
         words in str(error) for words in LOST
@@ -74,7 +77,7 @@ def is_lost(error: BaseException) -> bool:
 
 
 def _essence(error: BaseException, text: str) -> str:
-    """The Python error of a worker if there is one, else Spark's own words up to the plan or stack."""
+    """Returns the Python error of a worker if there is one, else Spark's message up to the plan or stack."""
     _, found, traceback = text.rpartition(_REMOTE_TRACEBACK)
     if found:
         return _python_error(traceback)[:LONGEST_MESSAGE]
@@ -88,7 +91,7 @@ def _essence(error: BaseException, text: str) -> str:
 
 
 def _python_error(traceback: str) -> str:
-    """The last lines of a Python traceback: where it was raised, and what."""
+    """Returns the exception of a Python traceback and the place that raised it."""
     lines = []
     for line in traceback.splitlines():
         if _JAVA_FRAME.match(line) or line.startswith(("Driver stacktrace", " SQLSTATE", "JVM stacktrace")):

@@ -1,4 +1,4 @@
-"""What a step gives to Spark as DataFrames: references of any tier, files, tables and rows."""
+"""Inputs of a step as DataFrames: references of any tier, files, tables and rows."""
 
 from __future__ import annotations
 
@@ -29,27 +29,26 @@ if TYPE_CHECKING:
 IN_PLACE = frozenset(
     {StoreTier.MINIO, StoreTier.S3, StoreTier.GCS, StoreTier.PVC, StoreTier.DISK, StoreTier.OBJECT}
 )
-"""Tiers that executors read and write themselves; the others hold single small objects, which pass through
-the driver."""
+"""Tiers that executors read and write themselves; others hold single small objects, which the driver transfers."""
 
 SPARK_TYPES = "spark_types"
-"""Key of ``ResultRef.extra``: its columns are named with Spark's types, so they can be used as a schema."""
+"""Key of ``ResultRef.extra``: its columns have Spark's types, so they can serve as a schema."""
 
 DIGESTS = "sha256"
-"""Key of ``ResultRef.extra``: the sha256 of a dataset's files by their names, where it is known."""
+"""Key of ``ResultRef.extra``: the sha256 of a dataset's files by their names, if known."""
 
 
 @dataclass(slots=True)
 class InputRows:
-    """What is behind one input, by how it is read.
+    """The stored rows of one input, by the way in which they are read.
 
     Attributes:
         datasets: folders of Parquet files, or of another format on a tier of files.
         tables: single Parquet objects.
         parts: other objects that executors read in place.
-        fetched: JSON texts of rows that the driver has already.
-        fetched_tables: tables that the driver has already.
-        fetched_bytes: stored bytes of what the driver has.
+        fetched: JSON texts of rows that the driver has fetched.
+        fetched_tables: tables that the driver has fetched.
+        fetched_bytes: stored bytes of these rows and tables.
     """
 
     datasets: list[ResultRef] = field(default_factory=list)
@@ -60,7 +59,7 @@ class InputRows:
     fetched_bytes: int = 0
 
     async def add(self, ref: ResultRef, store: ResultStore, *, depth: int = 1) -> None:
-        """Follows a reference down to objects and datasets; fetches nothing that executors can read."""
+        """Adds the objects and datasets of a reference; fetches only those that executors cannot read."""
         if ref.around is not None:  # one mapping, though its rows are stored in parts
             self.fetched += elements(await store.get_bytes(ref), codec.JSON, depth)
             self.fetched_bytes += ref.bytes_size
@@ -81,11 +80,11 @@ class InputRows:
             self.parts.append(part_of(ref, depth))
 
     async def add_result(self, envelope: Mapping[str, Any], store: ResultStore) -> None:
-        """Adds the result of a step or task; of a loop the rows of each item, failed items left out."""
+        """Adds the result of a step or task; of a loop the rows of each successful iteration."""
         reference = envelope.get("ref")
         if reference is not None:
             ref = reference if isinstance(reference, ResultRef) else ResultRef.model_validate(reference)
-            # a loop keeps small results of many items in one object: a list of the items' lists of rows
+            # a loop stores small results of many iterations in one object: a list of lists of rows
             bundled = "total" in envelope and ref.extra.get("strategy") == Strategy.CONCAT
             await self.add(ref, store, depth=2 if bundled else 1)
         elif "total" in envelope:
@@ -96,7 +95,7 @@ class InputRows:
 
 
 def part_of(ref: ResultRef, depth: int = 1) -> StoredPart:
-    """One stored object, as executors read it."""
+    """Returns one stored object, as executors read it."""
     return StoredPart(
         ref.physical_uri,
         ref.content_type,
@@ -108,7 +107,7 @@ def part_of(ref: ResultRef, depth: int = 1) -> StoredPart:
 
 
 def references_in(value: Any) -> list[ResultRef]:
-    """The references that a value is, or is a list of; empty for any other value."""
+    """Returns the references of a value that is one or a list of them; empty for any other value."""
     if isinstance(value, ResultRef):
         return [value]
     if isinstance(value, Mapping) and "physical_uri" in value and "store_tier" in value:
@@ -127,14 +126,14 @@ def stored_frame(
     staging: Staging | None = None,
     read: InputBytes | None = None,
 ) -> DataFrame:
-    """One DataFrame of everything behind an input.
+    """Returns one DataFrame of an input.
 
-    Parquet gives its columns. JSON and text give one text column ``value`` with an element a row.
+    Parquet has its own columns. JSON and text have one text column ``value`` with one element per row.
 
     Args:
-        staging: where objects are laid down for the JVM's own readers; the DataFrame lives as long as it.
-            None leaves them to the data source.
-        read: hears what is read.
+        staging: folder for copies of objects, for the JVM's own readers; it must exist as long as the DataFrame.
+            None uses the data source.
+        read: counts the bytes.
     """
     read = read or InputBytes()
     read.add_fetched(rows.fetched_bytes)
@@ -148,7 +147,7 @@ def stored_frame(
         else:
             read.add_staged(rows.parts)
             frames.append(spark.read.text(str(lines), lineSep="\n"))
-    # with a schema, since Spark would take times without a zone for moments
+    # with a schema, since Spark would interpret times without a zone as timestamps with one
     frames += [spark.createDataFrame(table, from_arrow_schema(table.schema)) for table in rows.fetched_tables]
     if rows.fetched or not frames:
         frames.append(spark.createDataFrame([(text,) for text in rows.fetched], f"{VALUE} STRING"))
@@ -156,7 +155,7 @@ def stored_frame(
 
 
 def frame_of(spark: SparkSession, store: ResultStore, execution_id: int, step: str, name: str) -> DataFrame:
-    """A result of an execution as a DataFrame, for code outside of the event loop, such as an asset's.
+    """Returns a result of an execution as a DataFrame, for code outside of the event loop, such as an asset's.
 
     Args:
         name: of the result: the data frame's in the mapping that a function returned, or the task's.
@@ -219,10 +218,10 @@ def _dataset_frame(
         )
         for uri, size in sizes.items()
     ]
-    if staging is not None and typed and parts and (laid := staging.files(parts)) is not None:
+    if staging is not None and typed and parts and (copied := staging.files(parts)) is not None:
         read.add_staged(parts)
         # Spark puts partition columns last
-        return spark.read.schema(schema).parquet(str(laid)).select(*map(quoted, ref.extra["columns"]))
+        return spark.read.schema(schema).parquet(str(copied)).select(*map(quoted, ref.extra["columns"]))
     return _parts_frame(spark, parts, read, schema)
 
 
@@ -238,28 +237,28 @@ def _parts_frame(
 
 
 def _parallelism(spark: SparkSession) -> int:
-    """Tasks that the cluster runs at once; a Connect client cannot ask."""
+    """Returns the tasks that the cluster runs at once; unknown to a Connect client, which uses 16."""
     return spark.sparkContext.defaultParallelism if hasattr(spark, "_jsparkSession") else 16
 
 
 def ddl(columns: Mapping[str, str]) -> str:
-    """Columns and their types as Spark writes a schema."""
+    """Returns columns and their types as a schema in Spark's DDL."""
     return ", ".join(f"{quoted(name)} {kind}" for name, kind in columns.items())
 
 
 def quoted(name: str) -> str:
-    """A column's name as Spark takes it whatever is in it."""
+    """Returns a column's name, quoted for Spark."""
     return f"`{name.replace('`', '``')}`"
 
 
 def parsed(frame: DataFrame, schema: str | None = None) -> DataFrame:
-    """The JSON in column ``value`` as columns: of ``schema``, else of what a first pass finds."""
+    """Returns the JSON in column ``value`` as columns: those of ``schema``, else those that a first pass finds."""
     reader = frame.sparkSession.read if schema is None else frame.sparkSession.read.schema(schema)
     return reader.json(frame)
 
 
 def outside_frame(spark: SparkSession, value: Mapping[str, Any], folder: str) -> DataFrame | None:
-    """``{table: name}`` or ``{path: ..., format: parquet, options: {}}`` as a DataFrame; else None.
+    """Returns the DataFrame of ``{table: name}`` or ``{path: ..., format: parquet, options: {}}``; else None.
 
     Relative paths start at the playbook's folder.
     """
@@ -279,6 +278,6 @@ def _located(path: str, folder: str) -> str:
 
 
 def row_frame(spark: SparkSession, rows: Sequence[Mapping[str, Any]]) -> DataFrame:
-    """Rows of a result, for example of a postgres step, as a DataFrame; JSON decides the types."""
+    """Returns rows, for example of a postgres step, as a DataFrame; types are inferred from JSON."""
     texts = [(codec.dump_json(row).decode(),) for row in rows]
     return parsed(spark.createDataFrame(texts, f"{VALUE} STRING"))

@@ -1,4 +1,4 @@
-"""Rows of ``noetl.result_ref``: which results exist. Knows nothing of their bytes."""
+"""The references of results in ``noetl.result_ref``, without their bytes."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ _PAGE = 500
 
 
 class RefCatalog:
-    """The result tables behind a pool. Without a pool, references are not recorded, only handed on."""
+    """The tables of results. Without a pool, references are passed on but not recorded."""
 
     def __init__(self, pool: asyncpg.Pool | None) -> None:
         self._pool = pool
 
     @asynccontextmanager
     async def connection(self, given: Any = None) -> AsyncIterator[Any]:
-        """The caller's connection, so that rows join its transaction, or one of the pool."""
+        """Yields the caller's connection, so that rows join its transaction, or one of the pool."""
         if given is not None:
             yield given
         elif self._pool is None:
@@ -45,6 +45,11 @@ class RefCatalog:
             await open_connection.execute(queries.INSERT_REFS, *columns)
 
     async def by_ref(self, ref: str) -> ResultRef:
+        """Returns the reference of a logical name.
+
+        Raises:
+            ReferenceNotAvailableError: it is not recorded.
+        """
         whole = ref.removesuffix(ROWS_ALONE)
         async with self.connection() as connection:
             row = await connection.fetchrow(queries.FIND_BY_REF, whole)
@@ -52,6 +57,7 @@ class RefCatalog:
         return found if whole == ref else found.rows_alone
 
     async def by_name(self, execution_id: int, step: str, name: str) -> ResultRef:
+        """Returns the latest result of this name; raises as :meth:`by_ref`."""
         async with self.connection() as connection:
             row = await connection.fetchrow(queries.FIND_BY_NAME, execution_id, step, name)
         return _found(row, f"result {name!r} of step {step!r} in execution {execution_id}")
@@ -59,7 +65,7 @@ class RefCatalog:
     async def stored(
         self, tiers: Sequence[StoreTier], execution_id: int | None, now: datetime
     ) -> AsyncIterator[list[ResultRef]]:
-        """References whose bytes should be in these tiers now, in pages; of all executions, or of one."""
+        """Yields pages of references whose bytes should be in these tiers now, of all executions or of one."""
         after = -1
         while True:
             async with self.connection() as connection:
@@ -73,16 +79,17 @@ class RefCatalog:
 
     @asynccontextmanager
     async def locked_expired(self, now: datetime) -> AsyncIterator[tuple[Any, list[ResultRef]]]:
-        """Up to a page of expired references, held until the block ends."""
+        """Locks up to a page of expired references until the block ends."""
         async with self.connection() as connection, connection.transaction():
             rows = await connection.fetch(queries.LOCK_EXPIRED, now, _PAGE)
             yield connection, [ref_from_row(row) for row in rows]
 
     async def unrecorded(self, owners: Sequence[tuple[int, int]], *, unknown: bool) -> set[int]:
-        """Of (execution id, reference id): reference ids of ended executions that have no row.
+        """Returns the reference ids of ended executions that have no row.
 
         Args:
-            unknown: executions that the log does not know count as ended.
+            owners: pairs of execution id and reference id.
+            unknown: executions that the log does not contain count as ended.
         """
         executions, ref_ids = zip(*owners, strict=True)
         async with self.connection() as connection:
@@ -90,7 +97,7 @@ class RefCatalog:
         return {row["ref_id"] for row in rows}
 
     async def forget(self, ref_ids: Sequence[int], connection: Any = None) -> None:
-        """Deletes rows; those of manifests take their part lists with them."""
+        """Deletes rows; the part lists of manifests are deleted with them."""
         if self._pool is None and connection is None:
             return
         async with self.connection(connection) as open_connection:
@@ -99,13 +106,13 @@ class RefCatalog:
     async def parts(
         self, manifest_id: int, start: int = 0, stop: int | None = None
     ) -> AsyncIterator[ResultRef]:
-        """References a manifest is made of, in order, a page at a time.
+        """Yields the references in a manifest, in order, a page at a time.
 
         Args:
             start, stop: half-open range of positions.
 
         Raises:
-            ReferenceNotAvailableError: when a part's row is gone; names its position.
+            ReferenceNotAvailableError: the row of a part is missing; names its position.
         """
         last = start - 1
         while True:
@@ -155,7 +162,7 @@ def _row(ref: ResultRef) -> tuple[Any, ...]:
 
 
 def ref_from_row(row: Any) -> ResultRef:
-    """A reference from a row of ``noetl.result_ref``."""
+    """Returns the reference of a row of ``noetl.result_ref``."""
     fields = {name: row[name] for name in ResultRef.model_fields}
     fields["extracted"] = orjson.loads(fields["extracted"])
     fields["extra"] = orjson.loads(fields["extra"])

@@ -1,4 +1,4 @@
-"""Checksums of results, worked out while their bytes move."""
+"""Checksums of results, computed while their bytes are moved."""
 
 from __future__ import annotations
 
@@ -11,23 +11,23 @@ from noetl_dagster.storage.codec import Compression
 from noetl_dagster.storage.tiers.base import Bytes
 
 THREAD_ABOVE = 1024 * 1024
-"""Bytes from which hashing is worth a thread of its own."""
+"""Bytes from which hashing is worth a separate thread."""
 
 
 def digest_of(data: Bytes) -> str:
-    """The sha256 of bytes, as hex digits."""
+    """Returns the sha256 of bytes, as hex digits."""
     return hashlib.sha256(data).hexdigest()
 
 
 class RunningDigest:
-    """A sha256 that runs behind: each chunk is hashed in a thread while the next one is moved."""
+    """A sha256 that is one chunk behind: each chunk is hashed in a thread while the next one is moved."""
 
     def __init__(self) -> None:
         self._digest = hashlib.sha256()
         self._running: asyncio.Future[None] | None = None
 
     async def add(self, chunk: Bytes) -> None:
-        """Waits for the chunk before this one only."""
+        """Adds a chunk; waits only for the one before it."""
         await self._settle()
         if len(chunk) < THREAD_ABOVE:
             self._digest.update(chunk)
@@ -36,6 +36,7 @@ class RunningDigest:
             self._running = loop.run_in_executor(None, self._digest.update, chunk)
 
     async def hexdigest(self) -> str:
+        """Returns the digest of all chunks."""
         await self._settle()
         return self._digest.hexdigest()
 
@@ -46,7 +47,7 @@ class RunningDigest:
 
 
 class Meter:
-    """Counts, hashes and previews a stream as it passes."""
+    """Counts and hashes a stream as it passes, and keeps its beginning for a preview."""
 
     def __init__(self, source: AsyncIterable[Bytes], preview_bytes: int) -> None:
         self._source = source
@@ -56,6 +57,7 @@ class Meter:
         self.digest = RunningDigest()
 
     async def chunks(self) -> AsyncIterator[Bytes]:
+        """Yields the stream."""
         async for chunk in self._source:
             if len(self._head) < self._preview_bytes:
                 self._head += bytes(chunk[: self._preview_bytes - len(self._head)])
@@ -64,6 +66,7 @@ class Meter:
             yield chunk
 
     def preview(self, content_type: str, compression: Compression) -> str | None:
+        """Returns the beginning of readable content; None for binary or compressed bytes."""
         readable = content_type.startswith("text/") or codec.is_json(content_type)
         if not readable or compression is not Compression.NONE:
             return None

@@ -1,4 +1,4 @@
-"""Values to bytes and back: content types, compression, previews and selected fields."""
+"""Encodes and decodes values: content types, compression, previews and selected fields."""
 
 from __future__ import annotations
 
@@ -45,16 +45,18 @@ _BLOCK = 256 * 1024
 """Bytes of JSON lines that are parsed at a time."""
 
 _LINES = 256
-"""Rows whose lines are joined at a time: each alone leaves a hole of kilobytes, the rest of what it was written in."""
+"""Rows whose lines are joined at a time: each alone would keep kilobytes of its buffer allocated."""
 
 _IN_PIECES = 1024 * 1024
-"""Bytes of an array from which on it is parsed line by line: orjson takes up to seventeen times as much meanwhile."""
+"""Bytes from which an array is parsed line by line: orjson needs up to 17 times as much memory meanwhile."""
 
 _NEXT_LINE = re.compile(rb",\n")
 _OPENS, _CLOSES = b"[]"
 
 
 class Compression(StrEnum):
+    """How stored bytes are compressed."""
+
     NONE = "none"
     GZIP = "gzip"
     LZ4 = "lz4"
@@ -62,12 +64,12 @@ class Compression(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class JsonLines:
-    """Rows that are JSON already, a line each, as they are stored.
+    """Rows that are already JSON, one per line, as they are stored.
 
     Attributes:
-        data: each row with a line feed behind it.
-        rows: how many there are.
-        columns: their names and types, as their source calls them.
+        data: each row, followed by a line feed.
+        rows: their number.
+        columns: names and types, as the source names them.
     """
 
     data: Bytes | bytearray
@@ -80,10 +82,10 @@ class Encoded:
     """A value as it is stored.
 
     Attributes:
-        data: the stored bytes, compressed when ``compression`` says so.
+        data: the stored bytes, compressed as ``compression`` specifies.
         plain_size: bytes before compression.
         rows: length of a list or a table; None for anything else.
-        preview: the beginning, for people.
+        preview: the beginning, for display.
         extra: facts of the format, for example a table's columns.
     """
 
@@ -97,7 +99,7 @@ class Encoded:
 
 
 def dump_json(value: Any) -> bytes:
-    """A value as JSON.
+    """Returns a value as JSON.
 
     Dates become ISO 8601 text, sets lists, decimals numbers (text where a float would lose digits),
     pydantic models and dataclasses mappings.
@@ -115,7 +117,7 @@ def dump_json(value: Any) -> bytes:
 
 
 def _in_lines(value: Any) -> bytes:
-    """A value as JSON, a list with some hundred items in each of its lines."""
+    """Returns a value as JSON; each line of a list contains some hundred items."""
     if not isinstance(value, list) or len(value) <= _LINES:
         return dump_json(value)
     parts = (value[at : at + _LINES] for at in range(0, len(value), _LINES))
@@ -123,7 +125,7 @@ def _in_lines(value: Any) -> bytes:
 
 
 def json_lines(rows: Iterable[Any]) -> bytes:
-    """Rows as JSON, a line each.
+    """Returns rows as JSON, one per line.
 
     Raises:
         StorageError: for values that JSON cannot express; names the type.
@@ -138,7 +140,7 @@ def json_lines(rows: Iterable[Any]) -> bytes:
 
 
 def rows_of_lines(data: Bytes) -> Iterator[list[Any]]:
-    """The rows of what :func:`json_lines` gave, a block of them at a time."""
+    """Yields the rows of :func:`json_lines`, a block at a time."""
     text, start = memoryview(data), 0
     while start < len(text):
         block = bytes(text[start : start + _BLOCK])
@@ -154,7 +156,7 @@ def rows_of_lines(data: Bytes) -> Iterator[list[Any]]:
 
 
 def _parsed(text: Bytes) -> Any:
-    """A JSON value; an array whose lines are whole items, as :func:`_in_lines` writes it, line by line."""
+    """Parses a JSON value; an array whose lines are whole items, as :func:`_in_lines` writes it, line by line."""
     view = memoryview(text)
     if len(view) >= _IN_PIECES and view[0] == _OPENS and view[-1] == _CLOSES:
         items, start = list[Any](), 1
@@ -169,7 +171,7 @@ def _parsed(text: Bytes) -> Any:
             else:
                 return items
         except orjson.JSONDecodeError:
-            pass  # somebody else's lines
+            pass  # lines of another program
     return orjson.loads(view)
 
 
@@ -182,7 +184,7 @@ def _json_default(value: Any) -> Any:
         return dict(value)
     if isinstance(value, AbstractSet | Sequence) and not isinstance(value, bytes):
         return list(value)
-    if isinstance(value, datetime):  # pandas' own kind, which Arrow gives for nanoseconds
+    if isinstance(value, datetime):  # pandas' own type, which Arrow returns for nanoseconds
         return value.isoformat() if value == value else None
     if isinstance(value, timedelta):
         return value.total_seconds()
@@ -204,10 +206,10 @@ def encode(
     compression: Compression = Compression.NONE,
     preview_bytes: int = 1024,
 ) -> Encoded:
-    """A value as bytes, with everything a reference records about them.
+    """Returns a value as bytes, with everything that a reference records about them.
 
     bytes stay bytes; text with a ``text/*`` content type stays text; pandas and Arrow tables become
-    Parquet; :class:`JsonLines` stay such; everything else becomes JSON.
+    Parquet; :class:`JsonLines` stay as they are; everything else becomes JSON.
     """
     plain, chosen, rows, preview, extra = _plain(value, content_type, preview_bytes)
     return Encoded(
@@ -244,8 +246,10 @@ def _plain(
 
 
 def decode(data: Bytes, content_type: str, compression: str = "none") -> Any:
-    """The value of stored bytes: JSON -> object, JSON lines -> list, Parquet -> Arrow table, text -> str, anything
-    else bytes."""
+    """Returns the value of stored bytes.
+
+    JSON becomes an object, JSON lines a list, Parquet an Arrow table, text ``str``, anything else ``bytes``.
+    """
     plain = decompress(data, Compression(compression))
     if is_json(content_type):
         return _parsed(plain)
@@ -262,11 +266,12 @@ def decode(data: Bytes, content_type: str, compression: str = "none") -> Any:
 
 
 def is_json(content_type: str) -> bool:
-    """Whether a content type is JSON in one of its spellings."""
+    """Reports whether a content type is JSON in one of its spellings."""
     return content_type.split(";")[0].strip() == JSON or content_type.split(";")[0].strip().endswith("+json")
 
 
 def compress(data: Bytes, compression: Compression) -> Bytes:
+    """Returns compressed bytes."""
     if compression is Compression.GZIP:
         return gzip.compress(data, compresslevel=6, mtime=0)
     if compression is Compression.LZ4:
@@ -277,6 +282,7 @@ def compress(data: Bytes, compression: Compression) -> Bytes:
 
 
 def decompress(data: Bytes, compression: Compression) -> Bytes:
+    """Undoes :func:`compress`."""
     if compression is Compression.GZIP:
         return gzip.decompress(data)
     if compression is Compression.LZ4:
@@ -317,7 +323,7 @@ async def _passed(
     begin: Callable[[], bytes] = bytes,
     end: Callable[[], bytes] = bytes,
 ) -> AsyncIterator[Bytes]:
-    """A stream whose chunks pass through ``work`` on a thread, between what ``begin`` and ``end`` give."""
+    """Yields the bytes of ``begin``, every chunk processed by ``work`` on a thread, and the bytes of ``end``."""
     if head := begin():
         yield head
     async for chunk in chunks:
@@ -328,15 +334,15 @@ async def _passed(
 
 
 def is_table(value: Any) -> bool:
-    """Whether a value is a pandas, polars or Arrow table, without importing any of them."""
+    """Reports whether a value is a pandas, polars or Arrow table, without importing any of them."""
     kind = type(value)
     return kind.__name__ in _TABLE_TYPES and kind.__module__.partition(".")[0] in _TABLE_PACKAGES
 
 
 def as_arrow_table(value: Any) -> pa.Table | None:
-    """A pandas, polars or Arrow table as an Arrow table; None for values that are no tables.
+    """Returns a pandas, polars or Arrow table as an Arrow table; None for other values.
 
-    Most results are no tables, so nothing is imported before the type's name says it is one.
+    Most results are no tables, so Arrow is imported only if the type's name is that of one.
     """
     if not is_table(value):
         return None
@@ -352,6 +358,7 @@ def as_arrow_table(value: Any) -> pa.Table | None:
 
 
 def table_to_parquet(table: pa.Table) -> memoryview:
+    """Returns a table as a Parquet file."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
@@ -361,12 +368,12 @@ def table_to_parquet(table: pa.Table) -> memoryview:
 
 
 def describe_schema(schema: pa.Schema) -> dict[str, Any]:
-    """Columns of a table for ``ResultRef.extra``: ``{"columns": {name: type}}``."""
+    """Returns the columns of a table for ``ResultRef.extra``: ``{"columns": {name: type}}``."""
     return {"columns": {field.name: str(field.type) for field in schema}}
 
 
 def preview_of_table(table: pa.Table, limit: int, rows: int = 5) -> str | None:
-    """The first rows as JSON lines."""
+    """Returns the first rows as JSON lines."""
     lines = [
         dump_json(row) if _jsonable(row) else str(row).encode() for row in table.slice(0, rows).to_pylist()
     ]
@@ -384,16 +391,16 @@ def _preview_of_bytes(data: Bytes, content_type: str, limit: int) -> str | None:
 
 
 def clip(data: Bytes | bytearray, limit: int) -> str:
-    """At most ``limit`` bytes of the beginning, never half a character. PostgreSQL text holds no NUL."""
+    """Returns at most ``limit`` bytes of the beginning, without half characters and NULs, which PostgreSQL refuses."""
     return bytes(data[:limit]).decode("utf-8", errors="ignore").replace("\x00", "")
 
 
 def select_fields(value: Any, paths: Sequence[str], limit: int) -> dict[str, Any]:
-    """Fields copied beside a reference, by dotted path: ``{"paging.page": 3}``.
+    """Returns the fields to copy next to a reference, by dotted path: ``{"paging.page": 3}``.
 
-    List positions are numbers (``rows.0.id``). Paths that lead nowhere are left out, and fields of more than
-    ``limit`` bytes: those are fetched. A path goes by its last word too; where the value itself has a field of that
-    name, it is copied beside the path, and means itself.
+    List positions are numbers (``rows.0.id``). Missing fields and those of more than ``limit`` bytes are left out;
+    readers fetch the latter. The last word of a path is an alias of it, unless the value itself has a field of that
+    name, which is then copied as well.
     """
     fields = {path: _at(value, path.split(".")) for path in paths}
     for path in paths:
@@ -408,7 +415,7 @@ def select_fields(value: Any, paths: Sequence[str], limit: int) -> dict[str, Any
 
 
 def _at(value: Any, parts: Sequence[str]) -> Any:
-    """What lies at a path. A first ``data`` may mean the value itself, as in ``{{ step.data.count }}``."""
+    """Returns the value at a path. A first ``data`` may mean the value itself, as in ``{{ step.data.count }}``."""
     here = value
     for position, part in enumerate(parts):
         if isinstance(here, Mapping) and part in here:
@@ -421,7 +428,7 @@ def _at(value: Any, parts: Sequence[str]) -> Any:
 
 
 def _own(value: Any, key: str) -> Any:
-    """The field that templates find in a value under a bare name."""
+    """Returns the field that templates find in a value under a bare name."""
     inner = value.get("data") if isinstance(value, Mapping) else None
     layers = (layer for layer in (value, inner) if isinstance(layer, Mapping))
     return next((layer[key] for layer in layers if key in layer), _NOTHING)
@@ -432,7 +439,7 @@ def _position(part: str, items: Sequence[Any]) -> bool:
 
 
 def byte_length(value: Any) -> int:
-    """Bytes a value has as JSON, for the inline limit."""
+    """Returns the bytes of a value as JSON, for the inline limit."""
     if isinstance(value, bytes):
         return len(value)
     return len(dump_json(value))

@@ -1,4 +1,4 @@
-"""Results made of parts: recorded as lists of references, read part by part, never merged to be built."""
+"""Results that consist of parts: recorded as lists of references and read part by part."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ _ROWS_A_BATCH = 1024
 
 
 class Strategy(StrEnum):
-    """How the parts of a manifest make one value.
+    """How the parts of a manifest are combined.
 
     Attributes:
-        APPEND: a list with one item a part, in order (results of a loop).
-        CONCAT: parts that are lists or tables, end to end (pages, chunks, shards of a table).
-        ROWS: as CONCAT, inside of a mapping that the reference holds (``ResultRef.around``: SQL results).
-        MERGE: parts that are mappings, later keys over earlier ones.
+        APPEND: a list with one item per part, in order (results of a loop).
+        CONCAT: lists or tables joined end to end (pages, chunks, shards of a table).
+        ROWS: as CONCAT, inside a mapping that the reference holds (``ResultRef.around``: SQL results).
+        MERGE: mappings; later keys replace earlier ones.
         REPLACE: the last part.
     """
 
@@ -45,20 +45,20 @@ class Strategy(StrEnum):
 
 
 class PartReader(Protocol):
-    """What putting parts together asks of whoever fetches them."""
+    """The reader that combining parts needs."""
 
     settings: Settings
 
     async def get(self, ref: ResultRef | str) -> Any:
-        """The value of a reference."""
+        """Returns the value of a reference."""
         ...
 
     def lines(self, ref: ResultRef) -> AsyncIterator[list[Any]]:
-        """The rows of an object of JSON lines, some at a time."""
+        """Yields the rows of an object of JSON lines in batches."""
         ...
 
     def parts(self, ref: ResultRef | str) -> AsyncIterator[ResultRef]:
-        """The references that a manifest is made of, in order."""
+        """Yields the references in a manifest, in order."""
         ...
 
 
@@ -104,7 +104,7 @@ async def record_manifest(
 
 
 async def in_runs(stream: AsyncIterable[T], length: int) -> AsyncIterator[list[T]]:
-    """A stream as lists of ``length``; the last may be shorter."""
+    """Cuts a stream into lists of ``length``; the last may be shorter."""
     run: list[T] = []
     async for one in stream:
         run.append(one)
@@ -125,13 +125,14 @@ async def _each(parts: AsyncIterable[ResultRef] | Iterable[ResultRef]) -> AsyncI
 
 
 def strategy_of(ref: ResultRef) -> Strategy:
+    """Returns the strategy that a manifest's reference records."""
     if "around" in ref.extra:
         return Strategy.ROWS
     return Strategy(ref.extra.get("strategy", Strategy.APPEND))
 
 
 async def batches(reader: PartReader, ref: ResultRef) -> AsyncIterator[Batch]:
-    """Items of any reference, some at a time, with one part in memory at most."""
+    """Yields the items of any reference in batches, with one part in memory at most."""
     if ref.kind is not RefKind.MANIFEST:
         async for batch in _batches_of_one(reader, ref):
             yield batch
@@ -149,7 +150,7 @@ async def batches(reader: PartReader, ref: ResultRef) -> AsyncIterator[Batch]:
 
 
 async def assemble(reader: PartReader, ref: ResultRef) -> Any:
-    """The whole value of a manifest. Tables that are joined end to end stay a table."""
+    """Returns the whole value of a manifest. Tables that are joined end to end stay a table."""
     match strategy_of(ref):
         case Strategy.APPEND:
             return [await reader.get(part) async for part in reader.parts(ref)]
@@ -200,7 +201,7 @@ def _mapping(value: Any, part: ResultRef) -> Mapping[str, Any]:
 
 async def _batches_of_one(reader: PartReader, ref: ResultRef) -> AsyncIterator[Batch]:
     if ref.kind is RefKind.DATASET:
-        found = _dataset(reader.settings, ref).to_batches()
+        found = (await asyncio.to_thread(_dataset, reader.settings, ref)).to_batches()
         while (batch := await asyncio.to_thread(next, found, None)) is not None:
             yield batch
         return
@@ -217,7 +218,7 @@ async def _batches_of_one(reader: PartReader, ref: ResultRef) -> AsyncIterator[B
 
 
 async def content_type(reader: PartReader, ref: ResultRef) -> str:
-    """What :func:`content` gives: Parquet of tables that are joined end to end, JSON of anything else."""
+    """Returns the content type of :func:`content`: Parquet for tables joined end to end, JSON for anything else."""
     if strategy_of(ref) is not Strategy.CONCAT:
         return codec.JSON
     kinds: set[str] = set()
@@ -230,7 +231,7 @@ async def content_type(reader: PartReader, ref: ResultRef) -> str:
 
 
 async def content(reader: PartReader, ref: ResultRef) -> AsyncIterator[bytes]:
-    """A manifest's value as the bytes of one object, with one part in memory at most."""
+    """Yields a manifest's value as the bytes of one object, with one part in memory at most."""
     as_parquet = await content_type(reader, ref) == codec.PARQUET
     async for data in _parquet(reader, ref) if as_parquet else _json(reader, ref):
         yield data
@@ -261,7 +262,7 @@ async def _json(reader: PartReader, ref: ResultRef) -> AsyncIterator[bytes]:
             around = ref.around
             assert around is not None
             stored = {name: await reader.get(one) for name, one in around.stored.items()}
-            place = uuid.uuid4().hex  # stands for the rows
+            place = uuid.uuid4().hex  # replaced by the rows
             *pieces, end = _json_of(around.mapping(place, stored)).split(codec.dump_json(place))
             for piece in pieces:
                 yield piece
@@ -277,7 +278,7 @@ def _json_of(value: Any) -> bytes:
 
 
 async def _parquet(reader: PartReader, ref: ResultRef) -> AsyncIterator[bytes]:
-    """Reads the parts twice: a column may have its type from a later one."""
+    """Yields the parts as one Parquet file. Reads them twice, since a later part may determine a column's type."""
     import pyarrow as pa
     from pyarrow import parquet
 
@@ -285,7 +286,7 @@ async def _parquet(reader: PartReader, ref: ResultRef) -> AsyncIterator[bytes]:
     async for part in reader.parts(ref):
         found = (await reader.get(part)).schema
         schema = pa.unify_schemas([schema, found], promote_options="default")
-    sink = _Sink()
+    sink = _Drained()
     writer = parquet.ParquetWriter(sink, schema)
     async for part in reader.parts(ref):
         table = pa.concat_tables([schema.empty_table(), await reader.get(part)], promote_options="default")
@@ -295,8 +296,8 @@ async def _parquet(reader: PartReader, ref: ResultRef) -> AsyncIterator[bytes]:
     yield sink.taken()
 
 
-class _Sink:
-    """A file that is taken away while it is written."""
+class _Drained:
+    """A file whose content is removed while it is written."""
 
     closed = False
 
@@ -308,7 +309,7 @@ class _Sink:
         return len(data)
 
     def flush(self) -> None:
-        """Nothing is kept back."""
+        """Has nothing to flush."""
 
     def close(self) -> None:
         self.closed = True
@@ -319,7 +320,7 @@ class _Sink:
 
 
 def read_dataset(settings: Settings, ref: ResultRef) -> pa.Table:
-    """All rows of a dataset as one Arrow table."""
+    """Returns all rows of a dataset as one Arrow table."""
     return _dataset(settings, ref).to_table()
 
 

@@ -1,4 +1,4 @@
-"""Which tier takes a result, and which one when that store is down."""
+"""Chooses the tier of a result, and another one while that store is unavailable."""
 
 from __future__ import annotations
 
@@ -22,18 +22,18 @@ FALLBACKS: dict[StoreTier, tuple[StoreTier, ...]] = {
     StoreTier.KV: (StoreTier.DISK,),
     StoreTier.MEMORY: (StoreTier.DISK,),
 }
-"""Tiers to try in order when a store is down. Source: seeds, P2.2 (``object`` is today's ``disk``)."""
+"""Tiers to try in order while a store is unavailable (``object`` is today's ``disk``)."""
 
 KEY_ROOT = "exec/"
 _KEY = re.compile(KEY_ROOT + r"(?P<execution>\d+)/[^/]+/[^/]*-(?P<ref>\d+)(?:[./].*)?$")
 
 REST_SECONDS = 5.0
-"""How long a store that did not answer is left alone before it is tried again."""
+"""Seconds for which a store that did not answer is skipped."""
 
 
 @dataclass(frozen=True, slots=True)
 class Placed:
-    """Where bytes ended up; ``instead_of`` is the tier that was meant to have them and was down."""
+    """The location of stored bytes; ``instead_of`` is the chosen tier if it was unavailable."""
 
     tier: StoreTier
     uri: str
@@ -41,7 +41,7 @@ class Placed:
 
 
 def canonical(tier: StoreTier) -> StoreTier:
-    """``object`` is an older name of ``disk``, still found in rows and playbooks."""
+    """Returns ``disk`` for its older name ``object``, which rows and playbooks still use."""
     return StoreTier.DISK if tier is StoreTier.OBJECT else tier
 
 
@@ -55,13 +55,14 @@ class Placement:
         self._resting_until: dict[StoreTier, float] = {}
 
     def tier(self, tier: StoreTier) -> Tier:
+        """Returns the tier of this name, opened on first use."""
         tier = canonical(tier)
         if tier not in self._tiers:
             self._tiers[tier] = open_tier(tier, self._settings, self._pool)
         return self._tiers[tier]
 
     def lasting(self) -> list[StoreTier]:
-        """Tiers of the settings whose objects outlive this process."""
+        """Returns the configured tiers whose objects outlive this process."""
         settings = self._settings
         present = {
             StoreTier.MINIO: settings.minio_endpoint is not None,
@@ -76,7 +77,7 @@ class Placement:
         return [tier for tier, there in present.items() if there]
 
     def choose(self, size: int | None, wanted: StoreTier | None) -> StoreTier:
-        """The tier of a result of ``size`` bytes; None is a stream of unknown length, taken as large."""
+        """Returns the tier of a result of ``size`` bytes; None is a stream of unknown length and counts as large."""
         if wanted is not None:
             return canonical(wanted)
         large = size is None or size > self._settings.pvc_tier_threshold_bytes
@@ -85,10 +86,10 @@ class Placement:
         return canonical(self._settings.default_store_tier)
 
     async def put(self, tier: StoreTier, key: str, data: Bytes) -> Placed:
-        """Stores bytes in ``tier``, or in its next fallback when that store is down.
+        """Stores bytes in ``tier``, or in its next fallback if that store is unavailable.
 
         Raises:
-            StorageError: when no tier took them; names what was wrong with each.
+            StorageError: no tier accepted them; names the reason of each.
         """
         failures: list[str] = []
         for candidate in self._candidates(tier):
@@ -103,7 +104,7 @@ class Placement:
         raise TierUnavailableError("; ".join(failures))
 
     async def put_stream(self, tier: StoreTier, key: str, chunks: AsyncIterator[Bytes]) -> Placed:
-        """As :meth:`put`. The store is asked first: a stream that has begun cannot be repeated elsewhere."""
+        """Stores a stream as :meth:`put` does, once the store answers: a stream cannot be repeated for a fallback."""
         failures: list[str] = []
         for candidate in self._candidates(tier):
             if candidate is StoreTier.KV and tier is not StoreTier.KV:
@@ -120,7 +121,7 @@ class Placement:
                 uri = await self.tier(candidate).put_stream(key, source.chunks())
             except Exception:
                 if source.error is not None:
-                    raise source.error from None  # not the store's fault, whatever the store made of it
+                    raise source.error from None  # not the store's error
                 raise
             return self._placed(tier, candidate, uri)
         raise TierUnavailableError("; ".join(failures))
@@ -141,13 +142,14 @@ class Placement:
         return Placed(used, uri, None if used is wanted else wanted)
 
     async def close(self) -> None:
+        """Closes the tiers that were opened."""
         for tier in self._tiers.values():
             await tier.close()
         self._tiers.clear()
 
 
 class _MonitoredStream:
-    """A stream that remembers its own failure."""
+    """A stream that keeps its own error, to tell it from one of the store."""
 
     def __init__(self, chunks: AsyncIterator[Bytes]) -> None:
         self._chunks = chunks
@@ -163,18 +165,18 @@ class _MonitoredStream:
 
 
 def key_of(execution_id: int, step: str, name: str, ref_id: int, extension: str) -> str:
-    """Key of an object: ``exec/<execution>/<step>/<name>-<ref id><extension>`` (seeds, P2.2).
+    """Returns the key of an object: ``exec/<execution>/<step>/<name>-<ref id><extension>``.
 
-    The ref id keeps visits, attempts and iterations of one step apart: stored bytes are never overwritten.
+    The ref id separates visits, attempts and iterations of one step: stored bytes are never overwritten.
 
     Raises:
-        StorageError: for names that are paths out of the store.
+        StorageError: a name is a path out of the store.
     """
     return f"{KEY_ROOT}{execution_id}/{_segment(step, 'step')}/{_segment(name, 'result')}-{ref_id}{extension}"
 
 
 def owner_of(key: str) -> tuple[int, int] | None:
-    """Execution and reference id of a key that :func:`key_of` made, or of a file below it; None for others."""
+    """Returns execution and reference id of a key of :func:`key_of`, or of a file below it; None for others."""
     found = _KEY.match(key)
     return None if found is None else (int(found["execution"]), int(found["ref"]))
 

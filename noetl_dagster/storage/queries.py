@@ -35,7 +35,7 @@ FIND_BY_NAME = f"""
     ORDER BY ref_id DESC LIMIT 1
 """
 
-# the oldest expired references; rows that another cleaner holds are left to it
+# the oldest expired references, without rows that another process has locked
 LOCK_EXPIRED = f"""
     SELECT {_COLUMNS} FROM noetl.result_ref
     WHERE expires_at <= $1
@@ -43,7 +43,7 @@ LOCK_EXPIRED = f"""
     FOR UPDATE SKIP LOCKED
 """
 
-# of objects found in a store: those of ended executions, and if asked of unknown ones, without a reference here
+# objects of a store without a reference here: of ended executions, and with $3 also of unknown ones
 UNRECORDED = """
     SELECT DISTINCT stored.ref_id
     FROM unnest($1::bigint[], $2::bigint[]) AS stored (execution_id, ref_id)
@@ -79,7 +79,7 @@ FILL_MANIFEST_REF = """
     UPDATE noetl.result_ref SET bytes_size = $2, rows = $3, extra = $4::text::jsonb, preview = $5 WHERE ref_id = $1
 """
 
-# one page of parts in order; a part whose row is gone has a null ref_id
+# one page of parts in order; a part without a row has a null ref_id
 PAGE_OF_PARTS = f"""
     SELECT part_index, part_ref_id, part.*
     FROM noetl.manifest_part

@@ -1,4 +1,4 @@
-"""Whether the stores of the settings can be used: buckets that may be made are made when they are missing."""
+"""Checks that the configured stores can be used; creates missing buckets that may be created."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from noetl_dagster.settings import Settings, StoreTier
 from noetl_dagster.storage.tiers import open_tier
 
 READY_SECONDS = 10.0
-"""How long a store may take to answer."""
+"""Seconds that a store may take to answer."""
 
 _SETTINGS = {
     StoreTier.MINIO: "minio_endpoint",
@@ -18,18 +18,18 @@ _SETTINGS = {
     StoreTier.GCS: "gcs_bucket",
     StoreTier.PVC: "pvc_mount_path",
 }
-"""What must be set for a tier to be there."""
+"""The setting that configures each tier."""
 
 PROBE = b"written and read by noetl-dagster"
 
 
 def configured(settings: Settings) -> list[StoreTier]:
-    """The tiers with buckets and mounts that the settings name."""
+    """Returns the tiers whose buckets and mounts are configured."""
     return [tier for tier, name in _SETTINGS.items() if getattr(settings, name) is not None]
 
 
 async def unready(settings: Settings) -> list[str]:
-    """What keeps results from the stores of the settings, a line for each; empty when all is well."""
+    """Returns a line for each configured store that cannot be used; empty if all can."""
     found = await asyncio.gather(*(_unready(tier, settings) for tier in configured(settings)))
     return [line for line in found if line is not None]
 
@@ -48,15 +48,15 @@ async def _unready(tier: StoreTier, settings: Settings) -> str | None:
 
 
 async def probe(tier: StoreTier, settings: Settings) -> str:
-    """Writes, reads and removes an object in a tier. Returns the place, for people.
+    """Writes, reads and removes an object in a tier. Returns its location, for messages.
 
     Raises:
-        StorageError: one of these cannot be done.
+        StorageError: one of these fails.
     """
     opened = open_tier(tier, settings, None)
     folder = f"probe-{uuid4().hex}/"
     try:
-        await opened.ready()  # some servers make the bucket of an object that is written
+        await opened.ready()  # some servers create the bucket of a written object
         uri = await opened.put(f"{folder}object", PROBE)
         try:
             try:

@@ -1,4 +1,4 @@
-"""Fetching results: references to values, verified, whole or in constant memory."""
+"""Fetches results by reference and verifies them, whole or in constant memory."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _LOOKS_IN_FLIGHT = 32
 
 
 class ResultReader:
-    """Fetches results by reference or by name. Whoever stores them is its own kind of reader."""
+    """Fetches results by reference or by name; the base class of the store."""
 
     def __init__(self, settings: Settings, placement: Placement, catalog: RefCatalog) -> None:
         self.settings = settings
@@ -30,7 +30,7 @@ class ResultReader:
         self._catalog = catalog
 
     async def find(self, what: str | tuple[int, str, str]) -> ResultRef:
-        """The reference of a logical name, or the latest of ``(execution id, step, name)``.
+        """Returns the reference of a logical name, or the latest of ``(execution id, step, name)``.
 
         Raises:
             ReferenceNotAvailableError: there is none, or it has expired.
@@ -39,11 +39,11 @@ class ResultReader:
         return _unexpired(ref)
 
     async def get(self, ref: ResultRef | str) -> Any:
-        """The value of a reference: an object, bytes, text, an Arrow table, or a manifest's parts together.
+        """Returns the value of a reference: an object, bytes, text, an Arrow table, or a manifest's combined parts.
 
         Raises:
-            ReferenceNotAvailableError: nothing is there.
-            IntegrityError: the bytes are not those that were stored.
+            ReferenceNotAvailableError: nothing is stored there.
+            IntegrityError: the bytes differ from those that were stored.
         """
         ref = await self._resolve(ref)
         if ref.kind is RefKind.MANIFEST:
@@ -56,7 +56,7 @@ class ResultReader:
         return codec.decode(data, ref.content_type, ref.compression)
 
     async def get_bytes(self, ref: ResultRef | str) -> bytes:
-        """The bytes that :meth:`stream` gives, verified, whatever they mean."""
+        """Returns the bytes of :meth:`stream`, verified."""
         ref = await self._resolve(ref)
         if ref.kind is RefKind.MANIFEST:
             return b"".join([data async for data in manifests.content(self, ref)])
@@ -64,17 +64,17 @@ class ResultReader:
         return data if isinstance(data, bytes) else bytes(data)
 
     async def lines(self, ref: ResultRef) -> AsyncIterator[list[Any]]:
-        """The rows of an object of JSON lines, some at a time: as values they are several times larger."""
+        """Yields the rows of an object of JSON lines in batches: parsed rows are several times larger."""
         for rows in codec.rows_of_lines(
             codec.decompress(await self._read(ref), Compression(ref.compression))
         ):
             yield rows
 
     async def stream(self, ref: ResultRef | str) -> AsyncIterator[Bytes]:
-        """The bytes of one object, decompressed, in constant memory; of a manifest those that its value would have.
+        """Yields the decompressed bytes of an object, or the encoded value of a manifest, in constant memory.
 
         Raises:
-            IntegrityError: after the last chunk, when the whole was not what had been stored.
+            IntegrityError: after the last chunk, if the bytes differ from those that were stored.
         """
         ref = await self._resolve(ref)
         if ref.kind is RefKind.MANIFEST:
@@ -85,14 +85,14 @@ class ResultReader:
             yield chunk
 
     async def content_type(self, ref: ResultRef | str) -> str:
-        """What the bytes are that :meth:`stream` gives."""
+        """Returns the content type of the bytes of :meth:`stream`."""
         ref = await self._resolve(ref)
         return await manifests.content_type(self, ref) if ref.kind is RefKind.MANIFEST else ref.content_type
 
     async def parts(
         self, ref: ResultRef | str, start: int = 0, stop: int | None = None
     ) -> AsyncIterator[ResultRef]:
-        """The references a manifest is made of, in order; any other reference is its own only part.
+        """Yields the references in a manifest, in order; any other reference is its own only part.
 
         Args:
             start, stop: half-open range of a manifest's parts.
@@ -107,31 +107,31 @@ class ResultReader:
             yield part
 
     async def items(self, ref: ResultRef | str) -> AsyncIterator[Any]:
-        """The items of a result one by one, holding one part at a time.
+        """Yields the items of a result one by one, holding one part at a time.
 
-        A list gives its elements, a table its rows as mappings, a manifest what its strategy says.
+        Items are the elements of a list, the rows of a table as mappings, or those that a manifest's strategy defines.
         """
         async for batch in self.batches(ref):
             for item in batch if isinstance(batch, list) else batch.to_pylist():
                 yield item
 
     async def batches(self, ref: ResultRef | str) -> AsyncIterator[Batch]:
-        """The items of a result, some at a time, holding one part at most: lists, or Arrow batches of a table."""
+        """Yields the items of a result in batches, holding one part at most: lists, or Arrow batches of a table."""
         async for batch in manifests.batches(self, await self._resolve(ref)):
             yield batch
 
     async def missing(self, execution_id: int | None = None) -> AsyncIterator[ResultRef]:
-        """Results that are recorded and whose bytes are gone, in the tiers of the settings, oldest first.
+        """Yields recorded results whose bytes are missing in the configured tiers, oldest first.
 
-        They are asked for and not read: bytes that are there may still be damaged, which a reader finds.
+        This checks presence only: existing bytes may still be damaged, which readers detect.
 
         Args:
             execution_id: None looks at every execution.
 
         Raises:
-            StorageError: a store does not answer; what it holds is not known then.
+            StorageError: a store does not answer, so its content is unknown.
         """
-        # an older name of disk stands in rows too
+        # rows may use an older name of disk
         tiers = [one for one in StoreTier if canonical(one) in self._placement.lasting()]
         limit = asyncio.Semaphore(_LOOKS_IN_FLIGHT)
 
@@ -149,7 +149,7 @@ class ResultReader:
         if not uri.endswith("/"):
             return await tier.exists(uri)
         root = tier.uri(KEY_ROOT)
-        if not uri.startswith(root):  # a folder that somebody else wrote and named
+        if not uri.startswith(root):  # a folder that another program wrote and named
             return True
         async for keys in tier.keys(KEY_ROOT + uri.removeprefix(root)):
             if keys:
@@ -161,7 +161,7 @@ class ResultReader:
         return found if expired_too else _unexpired(found)
 
     async def _read(self, ref: ResultRef) -> Bytes:
-        """The stored bytes, verified. Large ones are hashed while the rest is still on its way."""
+        """Returns the stored bytes, verified. Large ones are hashed while they arrive."""
         _require_object(ref)
         if ref.bytes_size >= THREAD_ABOVE:
             digest = RunningDigest()

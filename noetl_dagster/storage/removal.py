@@ -1,4 +1,4 @@
-"""Removing results: one, those that expired, those of a scope that is over, and bytes that nobody recorded."""
+"""Removes results: single ones, expired ones, and bytes without a reference."""
 
 from __future__ import annotations
 
@@ -16,17 +16,18 @@ from noetl_dagster.storage.tiers.base import TakesUploads, TierUnavailableError
 log = logging.getLogger(__name__)
 
 ORPHAN_GRACE = timedelta(days=1)
-"""Age from which bytes without a reference are taken for left behind: no put lasts that long."""
+"""Age from which bytes without a reference count as abandoned: no put lasts that long."""
 
 
 class Removal:
-    """Removes bytes first and rows after them: what fails half way is found again by the next call."""
+    """Removes bytes before their rows, so that the next call finds and completes an interrupted removal."""
 
     def __init__(self, placement: Placement, catalog: RefCatalog) -> None:
         self._placement = placement
         self._catalog = catalog
 
     async def one(self, ref: ResultRef) -> None:
+        """Removes one result."""
         await self._bytes_of(ref)
         await self._catalog.forget([ref.ref_id])
 
@@ -43,11 +44,11 @@ class Removal:
                 return removed
 
     async def orphans(self, now: datetime, grace: timedelta, *, shared: bool) -> int:
-        """Objects that no reference names and uploads that were cut off, in every tier of the settings.
+        """Removes objects without a reference and interrupted uploads, in every configured tier. Returns their number.
 
-        The key of an object says which execution and reference it was stored for, and so when. Left alone is
-        what is younger than ``grace``, or belongs to an execution that still runs, or, in stores that are
-        ``shared`` by several databases, to one that this database does not know.
+        The key of an object contains its execution and reference id, and thereby its time. Objects stay if they are
+        younger than ``grace``, if their execution still runs, or, in stores that are ``shared`` by several
+        databases, if this database does not contain their execution.
         """
         removed = 0
         for tier in self._placement.lasting():
@@ -62,7 +63,7 @@ class Removal:
         tier = self._placement.tier(tier_name)
         aborted = await tier.abort_uploads(KEY_ROOT, before) if isinstance(tier, TakesUploads) else 0
         if aborted:
-            log.info("%s tier: aborted %d uploads that were cut off", tier_name.value, aborted)
+            log.info("%s tier: aborted %d interrupted uploads", tier_name.value, aborted)
         return aborted
 
     async def _orphans_of(self, tier_name: StoreTier, before: datetime, shared: bool) -> int:
@@ -78,7 +79,7 @@ class Removal:
                     await tier.delete(tier.uri(key))
                     removed += 1
         if removed:
-            log.info("%s tier: removed %d objects that no reference names", tier_name.value, removed)
+            log.info("%s tier: removed %d objects without a reference", tier_name.value, removed)
         return removed
 
     async def _bytes_of(self, ref: ResultRef) -> None:

@@ -1,7 +1,7 @@
 """The result store: values in, references out, and back.
 
-Large values never travel through events. They are stored here, in a tier chosen by size and settings, and
-a :class:`~noetl_dagster.result_ref.ResultRef` travels in their place.
+Large values never travel through events. They are stored here, in a tier chosen by size and settings, and events
+carry a :class:`~noetl_dagster.result_ref.ResultRef` instead.
 """
 
 from __future__ import annotations
@@ -37,13 +37,13 @@ class NewResult:
     """A value to store.
 
     Attributes:
-        value: bytes, text, a pandas, polars or Arrow table (as Parquet), or anything JSON can say.
+        value: bytes, text, a pandas, polars or Arrow table (as Parquet), or any value that JSON can express.
         spec: the task's ``spec.result``; its tier, name, scope, time to live, compression, content type.
-        tier: tier, before that of ``spec``; None chooses by size and settings.
-        content_type: what the bytes are, when they are bytes or text.
+        tier: overrides the tier of ``spec``; None chooses by size and settings.
+        content_type: of bytes or text.
         select: dotted paths of fields to copy into ``extracted``.
         parent_ref_id: the reference this one was made from.
-        extra: facts of the format to keep beside the reference.
+        extra: facts of the format to keep next to the reference.
     """
 
     value: Any
@@ -59,7 +59,7 @@ class NewResult:
 
 
 class Kept(TypedDict, total=False):
-    """What a result is called, and how it is kept; see :class:`NewResult`."""
+    """Name and storage options of a result; see :class:`NewResult`."""
 
     execution_id: Required[int]
     step: Required[str]
@@ -89,9 +89,10 @@ class ResultStore(ResultReader):
         self._removal = Removal(self._placement, self._catalog)
 
     async def start(self) -> None:
-        """Opens nothing: stores are connected and buckets created when first used."""
+        """Opens nothing: stores are connected and buckets are created on first use."""
 
     async def close(self) -> None:
+        """Closes the tiers that were used."""
         await self._placement.close()
 
     async def __aenter__(self) -> ResultStore:
@@ -118,7 +119,7 @@ class ResultStore(ResultReader):
             connection: the row joins this connection's transaction.
 
         Raises:
-            StorageError: the value cannot be encoded, or no tier took it; nothing is recorded then.
+            StorageError: the value cannot be encoded, or no tier accepted it; nothing is recorded then.
         """
         ref = await self._place(NewResult(value, select=select, **kept))
         await self._catalog.record([ref], connection)
@@ -137,7 +138,7 @@ class ResultStore(ResultReader):
         return refs
 
     async def digest(self, value: Any, spec: ResultSpec | None = None) -> str:
-        """The checksum that a value would be stored with; nothing is stored.
+        """Returns the checksum that a value would be stored with; stores nothing.
 
         Raises:
             StorageError: the value cannot be encoded.
@@ -155,7 +156,7 @@ class ResultStore(ResultReader):
     ) -> ResultRef:
         """Stores a stream of bytes in constant memory.
 
-        If the stream or the store fails half way, nothing is stored and nothing recorded.
+        If the stream or the store fails, nothing is stored and nothing is recorded.
         """
         item = NewResult(chunks, **kept)
         spec = item.spec or _NO_SPEC
@@ -203,7 +204,7 @@ class ResultStore(ResultReader):
         extra: Mapping[str, Any] | None = None,
         connection: Any = None,
     ) -> ResultRef:
-        """Records a folder of files that somebody else (Spark) has written in place.
+        """Records a folder of files that Spark, for example, has written in place.
 
         Args:
             physical_uri: the folder, ``s3://``, ``gs://``, ``file:///`` or an absolute path.
@@ -235,7 +236,7 @@ class ResultStore(ResultReader):
     async def register_part(
         self, dataset: ResultRef, file: str, *, name: str, bytes_size: int, rows: int | None = None
     ) -> ResultRef:
-        """Records one file of a dataset as a result of its own; it goes when the dataset does.
+        """Records one file of a dataset as a separate result, which is removed with the dataset.
 
         Args:
             file: its name below the dataset. One in a folder ``name=value`` is read with those columns.
@@ -260,19 +261,19 @@ class ResultStore(ResultReader):
         return ref
 
     def dataset_uri(self, *, execution_id: int, step: str, name: str, tier: StoreTier | None = None) -> str:
-        """A fresh folder URI for a dataset to be written in place and then registered.
+        """Returns a new folder URI for a dataset that is written in place and then registered.
 
-        It holds the id that the reference will have, by which a dataset that never gets one is recognised.
+        The URI contains the id of the future reference, so that removal can recognise datasets that never got one.
         """
         used = self._placement.choose(None, tier)
         key = key_of(execution_id, step, name, self._ids.next(), ".parquet")
         return self._placement.tier(used).uri(key) + "/"
 
     async def ready(self, tier: StoreTier) -> None:
-        """Returns when a tier can be written in place, its bucket created where it was missing.
+        """Returns when a tier can be written in place; creates a missing bucket.
 
         Raises:
-            StorageError: it does not answer or refuses.
+            StorageError: the store does not answer or refuses.
         """
         await self._placement.tier(tier).ready()
 
@@ -290,12 +291,12 @@ class ResultStore(ResultReader):
         parent_ref_id: int | None = None,
         connection: Any = None,
     ) -> ResultRef:
-        """One result made of others, in order, without fetching or holding them.
+        """Records one result that consists of others, in order, without fetching or holding them.
 
         Args:
-            strategy: how readers put the parts together, see :class:`Strategy`.
-            around: what stands around the rows that the parts are, which makes it ``Strategy.ROWS``.
-            extracted: fields to keep beside the reference.
+            strategy: how readers combine the parts, see :class:`Strategy`.
+            around: the mapping that surrounds the rows in the parts; it implies ``Strategy.ROWS``.
+            extracted: fields to keep next to the reference.
         """
         spec, strategy = spec or _NO_SPEC, Strategy.CONCAT if around is not None else Strategy(strategy)
         ref_id = self._ids.next()
@@ -321,22 +322,22 @@ class ResultStore(ResultReader):
     # -- removing ------------------------------------------------------------------------------------
 
     async def delete(self, ref: ResultRef | str) -> None:
-        """Removes a result's bytes, then its row. A manifest's parts are results of their own and stay."""
+        """Removes a result's bytes, then its row. A manifest's parts are separate results and stay."""
         await self._removal.one(await self._resolve(ref, expired_too=True))
 
     async def cleanup(self, now: datetime | None = None) -> int:
-        """Removes expired results, bytes first. Several cleaners may run at once. Returns how many went.
+        """Removes expired results, bytes first. Several processes may do so at once. Returns the number removed.
 
-        A result whose store does not answer stays for the next call.
+        If a store does not answer, its results stay for the next call.
         """
         return await self._removal.expired(now or datetime.now(UTC))
 
     async def sweep_orphans(self, now: datetime | None = None, grace: timedelta = ORPHAN_GRACE) -> int:
-        """Removes bytes that no reference names: of puts that were killed or rolled back. Returns how many.
+        """Removes bytes without a reference, from puts that were killed or rolled back. Returns the number of objects.
 
-        Uploads that were cut off are aborted and counted too. Only executions that have ended are swept, and
-        with ``NOETL_STORES_SHARED=false`` those that the log does not know. The disk tier is this machine's. A
-        store that does not answer stays for the next call.
+        Interrupted uploads are aborted and counted too. Only objects of ended executions are removed, and with
+        ``NOETL_STORES_SHARED=false`` those of executions that the log does not contain. Of the disk tier only this
+        machine's is swept. A store that does not answer is left for the next call.
         """
         shared = self.settings.stores_shared
         return await self._removal.orphans(now or datetime.now(UTC), grace, shared=shared)
@@ -344,7 +345,7 @@ class ResultStore(ResultReader):
     # -- inside --------------------------------------------------------------------------------------
 
     async def _place(self, item: NewResult) -> ResultRef:
-        """Encodes and stores one value; the reference is not recorded yet."""
+        """Encodes and stores one value without recording its reference."""
         spec = item.spec or _NO_SPEC
         encoded = await self._encode(item, spec)
         ref_id, name = self._ids.next(), spec.name or item.name
@@ -383,7 +384,7 @@ class ResultStore(ResultReader):
         return await asyncio.to_thread(encode) if heavy else encode()
 
     async def _hash_and_put(self, tier: StoreTier, key: str, data: Bytes) -> tuple[str, Placed]:
-        """Hashing releases the interpreter: large values are hashed while they travel."""
+        """Stores bytes and hashes large ones meanwhile: hashing releases the interpreter."""
         if len(data) < THREAD_ABOVE:
             return digest_of(data), await self._placement.put(tier, key, data)
         return await asyncio.gather(asyncio.to_thread(digest_of, data), self._placement.put(tier, key, data))
@@ -419,12 +420,12 @@ class ResultStore(ResultReader):
 
 
 def fits_inline(value_bytes: bytes | int, settings: Settings) -> bool:
-    """Whether a value, as JSON bytes or their number, stays in the event itself."""
+    """Reports whether a value, as JSON bytes or their number, stays in the event itself."""
     size = value_bytes if isinstance(value_bytes, int) else len(value_bytes)
     return size <= settings.inline_result_bytes
 
 
 def _id_in(uri: str) -> int | None:
-    """The reference id in a URI of :meth:`ResultStore.dataset_uri`."""
+    """Returns the reference id in a URI of :meth:`ResultStore.dataset_uri`."""
     owner = owner_of(KEY_ROOT + uri.rstrip("/").rpartition(KEY_ROOT)[2])
     return owner and owner[1]

@@ -11,10 +11,10 @@ from tests.embedded.peers import s3_client
 
 READ = """
 import sys
-from noetl_dagster.io_managers.conversion import RefKind, Stored, to_path
+from noetl_dagster.io_managers.conversion import RefKind, StoredValue, to_path
 from noetl_dagster.settings import Settings
 endpoint, bucket = sys.argv[1:]
-stored = Stored(f"s3://{bucket}/report.txt", RefKind.OBJECT, "text/plain")
+stored = StoredValue(f"s3://{bucket}/report.txt", RefKind.OBJECT, "text/plain")
 path = to_path(Settings(minio_endpoint=endpoint, minio_bucket=bucket), stored)
 print(path, path.read_text())
 """

@@ -1,5 +1,4 @@
-"""Data sources of Spark: results by reference, and the event log by partition.
+"""Spark data sources: results by reference, and the event log by slices.
 
-Spark's own Python processes load them, so they import little. Gives their names to ``sessions``, which
-registers them. Stands on the ground floor.
+Spark's own Python processes load them, so they import little.
 """

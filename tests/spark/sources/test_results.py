@@ -18,7 +18,7 @@ from noetl_dagster.spark.sources.results import (
     BYTES_A_PARTITION,
     READ_AHEAD,
     StoredPart,
-    _Reader,
+    _ResultsReader,
     _Share,
     shares,
 )
@@ -54,7 +54,7 @@ def test_parts_come_in_order_and_damaged_ones_are_named(tmp_path: Path) -> None:
         (tmp_path / f"{number}.json").write_bytes(data)
         uri = (tmp_path / f"{number}.json").as_uri()
         parts.append(StoredPart(uri, "application/json", bytes_size=len(data), sha256=digest_of(data)))
-    reader = _Reader(settings, parts, StructType().add("value", "string"), 1)
+    reader = _ResultsReader(settings, parts, StructType().add("value", "string"), 1)
     (share,) = reader.partitions()
     values = [value.as_py() for batch in reader.read(share) for value in batch.column(0)]
     assert values == [str(number) for number in range(3 * READ_AHEAD)]
