@@ -21,27 +21,27 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 GROUP = "noetl-rehearsal"
-"""Job group of what is done ahead."""
+"""Job group of the early job."""
 
 _lock = threading.Lock()
 _starting: dict[int, threading.Thread] = {}
-"""By process: a forked child has none of its parent's threads."""
+"""Threads by process id: a forked child has none of its parent's threads."""
 
 _step_runs = threading.Event()
 
 
 def start_ahead(spark: Callable[[], SparkSession], settings: Settings, *, python_too: bool = False) -> bool:
-    """Starts the session on a thread, then does a tiny job, so that the first step finds its classes loaded.
+    """Starts the session on a thread and runs a tiny job, so that the first step finds its classes loaded.
 
-    Nothing waits for it and nothing fails with it: a step asks for the session again, and says what is wrong.
+    Nothing waits for it and nothing fails with it: a step asks for the session again and reports the error.
     The job ends as soon as a step begins.
 
     Args:
-        spark: gives the session, and starts it where there is none.
+        spark: returns the session and starts it if there is none.
         python_too: the step will run Python on Spark's workers.
 
     Returns:
-        Whether a thread was started: not on Connect, whose server runs already, nor where there is a session.
+        True if a thread was started; not for Connect, whose server already runs, nor if there is a session.
     """
     if settings.spark_remote is not None or not settings.spark_start_ahead:
         return False
@@ -59,12 +59,12 @@ def start_ahead(spark: Callable[[], SparkSession], settings: Settings, *, python
 
 
 def step_begins() -> None:
-    """Ends the job that is done ahead: the cores are a step's from now on."""
+    """Ends the early job: from now on a step needs the cores."""
     _step_runs.set()
 
 
 def _has_session() -> bool:
-    """Whether PySpark has one, without importing it; another thread may be half way through importing it."""
+    """Reports whether PySpark has a session, without importing it: another thread may be importing it now."""
     context_class = getattr(sys.modules.get("pyspark.core.context"), "SparkContext", None)
     return context_class is not None and context_class._active_spark_context is not None
 
@@ -74,7 +74,7 @@ def _start(spark: Callable[[], SparkSession], settings: Settings, python_too: bo
     try:
         shared = spark()
         if not hasattr(shared, "_jsparkSession") or not shared.sparkContext.master.startswith("local"):
-            return  # what a cluster's executors load is theirs
+            return  # a cluster's executors load their own classes
         folder = Path(tempfile.mkdtemp(prefix="noetl-rehearsal-"))
         shared.sparkContext.setJobGroup(GROUP, "before the first step", True)
         session = shared.newSession()
@@ -100,12 +100,12 @@ def rehearse(
     python_too: bool = False,
     goes_on: Callable[[], bool] = lambda: True,
 ) -> None:
-    """Does the job; blocks for some seconds on a cold JVM.
+    """Runs the job; blocks for some seconds on a cold JVM.
 
     Args:
-        folder: an empty one for its files, which the caller removes.
+        folder: an empty folder for its files, which the caller removes.
         python_too: run a Python function on Spark's workers as well.
-        goes_on: asked between the parts of the job; it ends where this says no.
+        goes_on: called between the parts of the job, which ends if this returns False.
     """
     parts = [_write, _read, _infer]
     for part in [*parts, _call_python] if python_too else parts:

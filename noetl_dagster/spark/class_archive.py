@@ -1,11 +1,11 @@
-"""The class-data archive: what a driver's JVM has read and verified of Spark's classes, kept for the next one.
+"""The class-data archive: Spark's classes as a driver's JVM has read and verified them, stored for the next JVM.
 
-Two thirds of what a short Spark job costs on a cold JVM is loading classes. Java keeps loaded classes in a file
+Loading classes takes two thirds of the time of a short Spark job on a cold JVM. Java keeps loaded classes in a file
 that later JVMs map into memory (JEP 350, ``-XX:ArchiveClassesAtExit`` and ``-XX:SharedArchiveFile``). One is
 made for each Java, PySpark and set of jars, by a process of its own (:mod:`noetl_dagster.spark.archiving`).
 
-A JVM leaves an archive of another Java or class path aside, but it crashes on half of one. So a note beside the
-archive says how large it has to be, and is written last.
+A JVM ignores an archive of another Java or class path, but it crashes on an incomplete one. So a note next to the
+archive, which is written last, contains its size.
 """
 
 from __future__ import annotations
@@ -27,55 +27,55 @@ import psutil
 from noetl_dagster.settings import Settings
 
 QUIET = "-Xshare:auto -Xlog:cds=off -Xlog:cds+dynamic=off -Xlog:class+path=off"
-"""JVM options: an archive that does not fit is left aside without a word."""
+"""JVM options: an archive that does not fit is ignored silently."""
 
 MEMORY_TO_MAKE = 3 * 1024**3
-"""Bytes that must be free, here and in the container: making one takes 1.2 GB for a minute."""
+"""Bytes that must be free, on the machine and in the container: making one takes 1.2 GB for a minute."""
 
 PAUSE_AFTER_FAILURE = 24 * 3600
-"""Seconds after which an archive that could not be made is tried again."""
+"""Seconds before another attempt after a failed one."""
 
 CONTAINER = Path("/sys/fs/cgroup")
-"""Where a container finds its limits (control groups, version 2)."""
+"""The folder with a container's limits (control groups, version 2)."""
 
 _OWN_OPTIONS = ("SharedArchiveFile", "ArchiveClassesAtExit", "-Xshare", "SharedClassListFile")
 _CLASS_PATH = ("spark.jars", "spark.jars.packages", "spark.driver.extraClassPath", "spark.submit.pyFiles")
-"""Settings of Spark that may put other jars before its own."""
+"""Settings of Spark that may add jars before its own."""
 
 
 @dataclass(frozen=True, slots=True)
 class ClassArchive:
-    """Where the archive of one Java, PySpark and set of jars is, made or not.
+    """The archive of one Java, PySpark and set of jars, which may not exist yet.
 
     Attributes:
-        file: of some 200 MB, mapped by every driver that starts with it.
+        file: some 200 MB, mapped by every driver that starts with it.
     """
 
     file: Path
 
     @property
     def note(self) -> Path:
-        """Says how large the archive is; without it there is none."""
+        """Returns the file with the archive's size; without it the archive does not count."""
         return self.file.with_suffix(".json")
 
     @property
     def failure(self) -> Path:
-        """Says why the archive could not be made."""
+        """Returns the file with the reason why the archive could not be made."""
         return self.file.with_suffix(".failed")
 
     @property
     def is_made(self) -> bool:
-        """Whether the archive is there as it was made, to its size and time."""
+        """Reports whether the archive exists with its original size and time."""
         try:
-            said = json.loads(self.note.read_text(encoding="utf-8"))
+            noted = json.loads(self.note.read_text(encoding="utf-8"))
             found = self.file.stat()
         except (OSError, ValueError):
             return False
-        return bool(said == {"bytes": found.st_size, "modified": found.st_mtime_ns})
+        return bool(noted == {"bytes": found.st_size, "modified": found.st_mtime_ns})
 
     @property
     def is_wanted(self) -> bool:
-        """Whether it is not there, and no attempt of the last day has failed."""
+        """Reports whether it does not exist and no attempt of the last day has failed."""
         if self.is_made:
             return False
         try:
@@ -84,11 +84,11 @@ class ClassArchive:
             return True
 
     def java_options(self) -> str:
-        """JVM options that use the archive; empty where there is none."""
+        """Returns JVM options that use the archive; empty if there is none."""
         return f"-XX:SharedArchiveFile={self.file} {QUIET}" if self.is_made else ""
 
     def publish(self, made: Path) -> None:
-        """Puts a finished archive in its place. A JVM that starts meanwhile goes without."""
+        """Moves a finished archive to its place. A JVM that starts meanwhile does not use it."""
         self.note.unlink(missing_ok=True)
         made.replace(self.file)
         found = self.file.stat()
@@ -98,7 +98,7 @@ class ClassArchive:
         self.failure.unlink(missing_ok=True)
 
     def discard(self, why: str) -> None:
-        """Takes an archive away with which a JVM did not start, or says why there is none."""
+        """Removes an archive with which a JVM did not start, or records why there is none."""
         with suppress(OSError):
             self.file.parent.mkdir(parents=True, exist_ok=True)
             self.note.unlink(missing_ok=True)
@@ -107,9 +107,9 @@ class ClassArchive:
 
     @contextmanager
     def making(self) -> Iterator[bool]:
-        """Within the block no other process makes this archive; False where one does already.
+        """Locks the archive while the block makes it; yields False if another process makes it already.
 
-        What processes that were killed have left is removed.
+        Removes the remains of killed processes.
         """
         self.file.parent.mkdir(parents=True, exist_ok=True)
         with self.file.with_suffix(".lock").open("w") as lock:
@@ -124,10 +124,10 @@ class ClassArchive:
 
 
 def archive_for(settings: Settings, config: Mapping[str, str]) -> ClassArchive | None:
-    """The archive that a driver with this configuration may start with.
+    """Returns the archive that a driver with this configuration may start with.
 
-    None where nobody wants one: on Connect, where the settings say so, where the driver's Java options are the
-    user's own or name another archive, and where no Java is found.
+    None for Connect, if the settings disable it, if the driver's Java options are the user's own or name another
+    archive, and if no Java is found.
 
     Args:
         config: of the session, see :func:`noetl_dagster.spark.sessions.session_config`.
@@ -151,7 +151,7 @@ def archive_for(settings: Settings, config: Mapping[str, str]) -> ClassArchive |
 
 
 def has_memory() -> bool:
-    """Whether an archive can be made beside everything else that runs here."""
+    """Reports whether there is enough memory to make an archive."""
     free = psutil.virtual_memory().available
     with suppress(OSError, ValueError):  # no container, or one without a limit
         limit, used = (int((CONTAINER / f"memory.{name}").read_text()) for name in ("max", "current"))
@@ -160,7 +160,7 @@ def has_memory() -> bool:
 
 
 def _java() -> Path | None:
-    """The Java that ``spark-class`` takes, links followed."""
+    """Returns the Java that ``spark-class`` uses, links followed."""
     home = os.environ.get("JAVA_HOME")
     found = str(Path(home) / "bin" / "java") if home else shutil.which("java")
     return Path(found).resolve() if found is not None and Path(found).is_file() else None
@@ -168,7 +168,7 @@ def _java() -> Path | None:
 
 @cache
 def _installation(java: Path, spark_home: str) -> str:
-    """Java and Spark's jars by name, size and time, which is what a JVM compares."""
+    """Returns Java and Spark's jars by name, size and time, which a JVM compares."""
     import pyspark
 
     root = Path(spark_home) if spark_home else Path(pyspark.__file__).parent

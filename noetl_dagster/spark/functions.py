@@ -1,4 +1,4 @@
-"""``function: "file.py:name"``: the Python function that a spark task names."""
+"""Loads the Python function that a spark task names, ``function: "file.py:name"``."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from pyspark import cloudpickle
 from noetl_dagster.errors import ToolError
 
 _loading = threading.RLock()
-"""Shards on several threads name the same file at the same moment: one executes it, the others wait."""
+"""Shards on several threads may load the same file at once: one executes it, the others wait."""
 
 
 def load_function(address: str, folder: str) -> Callable[..., Any]:
-    """The function of ``path/to/file.py:name`` (relative to ``folder``) or ``package.module:name``.
+    """Returns the function of ``path/to/file.py:name`` (relative to ``folder``) or ``package.module:name``.
 
     A file that has changed since it was loaded is loaded again.
 
@@ -63,7 +63,7 @@ def _executed(path: Path, name: str) -> ModuleType:
     except BaseException:
         del sys.modules[name]
         raise
-    # executors cannot import a playbook's file: what they need of it travels with the task
+    # executors cannot import a playbook's file, so its objects are pickled into the task
     cloudpickle.register_pickle_by_value(module)
     return module
 

@@ -1,7 +1,7 @@
-"""What the jobs of one call cost: shuffle, spill and skew, from Spark's own status store.
+"""Metrics of the jobs of one call: shuffle, spill and skew, from Spark's own status store.
 
-A Connect client sees less: the server tells it the stages of each operation, and the metrics of the plan of a
-query whose rows it fetches, but nothing more of what it writes.
+A Connect client gets fewer: the server reports the stages of each operation, and the metrics of the plan only for a
+query whose rows the client fetches.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from noetl_dagster.spark.sources.results import StoredPart
 
 VECTORED = "spark.hadoop.parquet.hadoop.vectored.io.enabled"
-"""With it Parquet's reader reads past Hadoop's statistics, and Spark tells a few hundred bytes of what it read."""
+"""With this setting Parquet's reader bypasses Hadoop's statistics, and Spark counts only some hundred bytes."""
 
 _SUMS = {
     "input_bytes": "inputBytes",
@@ -32,21 +32,20 @@ _PLAN_SUMS = {
     "remoteBytesRead": "shuffle_read_bytes",
     "spillSize": "memory_spilled_bytes",
 }
-"""Metrics of plan nodes that Connect sends with a query's rows, by what they add to."""
+"""Metrics of plan nodes that Connect sends with a query's rows, and the sums that they add to."""
 
 NOT_REPORTED = (
     "shuffle, spill and skew of what is written: a Spark Connect server tells its clients stages and tasks"
 )
 _LEAST_TASKS = 2
 _LEAST_MILLISECONDS = 100
-"""Tasks that are shorter say more about the scheduler than about the data."""
+"""The times of shorter tasks depend more on the scheduler than on the data."""
 
 
 class InputBytes:
-    """What is known of the bytes that a call reads, beside what Spark counts.
+    """The bytes that a call reads and Spark does not count.
 
-    Spark counts what its own readers read: of objects that were laid down for them the copy, and of what Python data
-    sources read nothing.
+    Spark counts the bytes of its own readers: of staged objects the copy, and of Python data sources nothing.
     """
 
     def __init__(self) -> None:
@@ -55,29 +54,29 @@ class InputBytes:
         self._has_files = False
 
     def add_staged(self, parts: Iterable[StoredPart]) -> None:
-        """Takes objects that were fetched and laid down for the JVM."""
+        """Adds objects that were fetched and staged for the JVM."""
         self._staged += sum(part.bytes_size for part in parts)
 
     def add_sourced(self, parts: Iterable[StoredPart]) -> None:
-        """Takes objects that the data source reads; of those it opens, nobody knows how much it will read."""
+        """Adds objects that the data source reads; if it opens one, the amount it will read is unknown."""
         for part in parts:
             if self._others is not None:
                 self._others = self._others + part.bytes_size if part.is_whole else None
 
     def add_fetched(self, size: int) -> None:
-        """Takes the bytes of objects that came through the driver."""
+        """Adds the bytes of objects that the driver fetched."""
         if self._others is not None:
             self._others += size
 
     def add_files(self) -> None:
-        """Takes note that an input is files or a table, which Spark reads itself."""
+        """Records that an input is files or a table, which Spark reads itself."""
         self._has_files = True
 
     def total(self, counted: int | None, spark: SparkSession) -> int | None:
-        """The bytes that the call has read; None where they are not known.
+        """Returns the bytes that the call has read; None if unknown.
 
         Args:
-            counted: by Spark.
+            counted: bytes that Spark has counted.
         """
         if self._others is None:
             return None
@@ -89,15 +88,15 @@ class InputBytes:
 
 
 def metrics_of(spark: SparkSession, group: str) -> dict[str, int | float | str]:
-    """Metrics of a job group, for the envelope's ``spark`` and asset metadata.
+    """Returns metrics of a job group, for the envelope's ``spark`` and asset metadata.
 
     Returns:
         ``jobs``, ``stages``, ``tasks``, ``task_seconds`` (of all tasks together), bytes read, written,
         shuffled and spilled, and ``skew``: the longest task of a stage over its median one, of the worst
-        stage; 1 when all are alike. On Connect :class:`ConnectMetrics` has them.
+        stage; 1 if all take the same time. For Connect see :class:`ConnectMetrics`.
     """
     found: dict[str, int | float | str] = {}
-    # the status is for people: a session that dies just now must not fail what is done already
+    # metrics are for display: a session that ends now must not fail completed work
     with suppress(Exception):
         store = spark.sparkContext._jsc.sc().statusStore()
         tracker = spark.sparkContext.statusTracker()
@@ -114,19 +113,19 @@ def metrics_of(spark: SparkSession, group: str) -> dict[str, int | float | str]:
 
 
 class ConnectMetrics:
-    """What a Connect server tells of one call's operations while they run and when they end."""
+    """Metrics that a Connect server reports of one call's operations, during and after their run."""
 
     def __init__(self) -> None:
         self._stages: dict[int, tuple[int, int]] = {}
         self._sums: dict[str, int] = {}
 
     def add_stages(self, stages: Iterable[Any]) -> None:
-        """Takes a progress report; the last one of a stage counts, which may be a little early."""
+        """Adds a progress report; the last one of a stage counts, which may be slightly outdated."""
         for stage in stages:
             self._stages[stage.stage_id] = stage.num_completed_tasks, stage.num_bytes_read
 
     def add_query(self, execution: Any) -> None:
-        """Takes the ``executionInfo`` of a DataFrame whose rows were fetched; None of other sessions."""
+        """Adds the ``executionInfo`` of a DataFrame whose rows were fetched; None in classic sessions."""
         plan = execution.metrics if execution is not None else None
         for node in plan.extract_graph()[1].values() if plan is not None else ():
             for metric in node.metrics:
@@ -134,8 +133,8 @@ class ConnectMetrics:
                     self._sums[name] = self._sums.get(name, 0) + int(metric.value)
 
     def metrics(self) -> dict[str, int | float | str]:
-        """``stages``, ``tasks``, ``input_bytes``, of fetched rows also shuffle and spill; ``not_told``: the rest."""
-        ran = [told for told in list(self._stages.values()) if told[0]]
+        """Returns ``stages``, ``tasks``, ``input_bytes``, for fetched rows shuffle and spill; ``not_told``: the rest."""
+        ran = [one for one in list(self._stages.values()) if one[0]]
         return {
             "stages": len(ran),
             "tasks": sum(tasks for tasks, _ in ran),
@@ -146,7 +145,7 @@ class ConnectMetrics:
 
 
 def _skew(spark: SparkSession, store: Any, stage: Any) -> float:
-    """The longest task over the median one."""
+    """Returns the time of the longest task divided by that of the median one."""
     gateway = spark.sparkContext._gateway
     if stage.numCompleteTasks() < _LEAST_TASKS or gateway is None:
         return 1.0

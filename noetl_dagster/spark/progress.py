@@ -1,4 +1,4 @@
-"""How far a job is: stages and tasks, told while the driver waits."""
+"""Reports the progress of a job, in stages and tasks, while the driver waits."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 INTERVAL = 1.0
-"""Seconds between two looks at Spark's status."""
+"""Seconds between two queries of Spark's status."""
 
 
 @asynccontextmanager
 async def reporting(spark: SparkSession, group: str, tell: Callable[[str], None]) -> AsyncIterator[None]:
-    """Tells the progress of a job group until the block ends. On Connect :func:`report_connected` does."""
+    """Reports the progress of a job group until the block ends; for Connect see :func:`report_connected`."""
     telling = asyncio.create_task(report(spark, group, tell)) if is_classic(spark) else None
     try:
         yield
@@ -31,23 +31,26 @@ async def reporting(spark: SparkSession, group: str, tell: Callable[[str], None]
 
 
 async def report(spark: SparkSession, group: str, tell: Callable[[str], None]) -> None:
-    """Tells each change of a job group's progress until it is cancelled."""
-    told = ""
+    """Reports each change of a job group's progress until it is cancelled."""
+    reported = ""
     while True:
         await asyncio.sleep(INTERVAL)
-        said = await asyncio.to_thread(describe, spark, group)
-        if said and said != told:
-            tell(said)
-            told = said
+        found = await asyncio.to_thread(describe, spark, group)
+        if found and found != reported:
+            tell(found)
+            reported = found
 
 
 def report_connected(
     session: SparkSession, tell: Callable[[str], None], kept: ConnectMetrics | None = None
 ) -> None:
-    """Tells the progress of all that a Connect session does, and keeps it where that is asked for;
-    its server names no operations."""
+    """Reports the progress of all operations of a Connect session, whose server does not name them.
 
-    def told(stages: Iterable[Any] | None, **_: object) -> None:
+    Args:
+        kept: collects the reports as metrics.
+    """
+
+    def on_progress(stages: Iterable[Any] | None, **_: object) -> None:
         if kept is not None:
             kept.add_stages(stages or ())
         running = [stage for stage in stages or () if stage.num_tasks and not stage.done]
@@ -56,11 +59,11 @@ def report_connected(
                 "; ".join(_stage(one.stage_id, "", one.num_completed_tasks, one.num_tasks) for one in running)
             )
 
-    session.registerProgressHandler(told)  # type: ignore[arg-type]
+    session.registerProgressHandler(on_progress)  # type: ignore[arg-type]
 
 
 def failed_stage(spark: SparkSession, group: str) -> str:
-    """For example ``stage 3 'save'``; empty when no stage of the group failed, or nobody can tell."""
+    """Returns for example ``stage 3 'save'``; empty if no stage of the group failed or it is unknown."""
     with suppress(Exception):
         tracker = spark.sparkContext.statusTracker()
         jobs = [tracker.getJobInfo(job) for job in tracker.getJobIdsForGroup(group)]
@@ -73,7 +76,7 @@ def failed_stage(spark: SparkSession, group: str) -> str:
 
 
 def _named(stage_name: str) -> str:
-    """Spark names a stage after the call that caused it: `` 'save'`` of ``save at NativeMethodAccessorImpl.java:0``.
+    """Returns the operation in a stage's name: `` 'save'`` of ``save at NativeMethodAccessorImpl.java:0``.
 
     Empty for a function without a name, which Scala calls ``$anonfun$withThreadLocalCaptured$1`` or the like.
     """
@@ -82,7 +85,7 @@ def _named(stage_name: str) -> str:
 
 
 def describe(spark: SparkSession, group: str) -> str:
-    """For example ``spark stage 3 'save': 4/8 tasks``; empty when nothing of the group runs."""
+    """Returns for example ``spark stage 3 'save': 4/8 tasks``; empty if nothing of the group runs."""
     tracker = spark.sparkContext.statusTracker()
     running = []
     for job in tracker.getJobIdsForGroup(group):

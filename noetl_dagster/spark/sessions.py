@@ -1,4 +1,4 @@
-"""The Spark session of a process: started on first use, shared by every step, replaced when it has died."""
+"""The Spark session of a process: started on first use, shared by every step, replaced after it has ended."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _MASTER = r"local(\[[^\]]+\]|-cluster\[\d+,\d+,\d+\])?|spark://\S+:\d+(,\S+:\d+)
 _REMOTE = r"sc://[^\s/]+(/.*)?"
 
 NAMESPACE = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
-"""Where a pod finds the namespace that it is in; Spark alone would start executors in ``default``."""
+"""The file with a pod's namespace; without it Spark would start executors in ``default``."""
 
 LOGGING = Path(__file__).with_name("log4j2.properties")
 
@@ -41,25 +41,25 @@ HOT_ONLY = (
     "-XX:Tier4InvocationThreshold=50000 -XX:Tier4MinInvocationThreshold=6000 "
     "-XX:Tier4CompileThreshold=150000 -XX:Tier4BackEdgeThreshold=400000"
 )
-"""JVM options: the second compiler, which is slow and good, takes what runs ten times hotter than by default.
+"""JVM options: the second compiler, slow but thorough, compiles only code that runs ten times more than by default.
 
-So a short job is compiled quickly, as with ``-XX:TieredStopAtLevel=1``, and a long one well: what a step is shows
-in how hot its code runs, which nobody knows beforehand. See ``benchmarks/README.md`` for what each costs."""
+So a short job is compiled quickly, as with ``-XX:TieredStopAtLevel=1``, and a long one well. ``benchmarks/README.md``
+has the costs of each."""
 
 _archiving: list[subprocess.Popen[bytes]] = []
 _connected: dict[str, SparkSession] = {}
-"""Connect sessions of running calls, by group: operations can be interrupted by their own session only."""
+"""Connect sessions of running calls, by group: only an operation's own session can interrupt it."""
 
 
 def session_config(settings: Settings) -> dict[str, str]:
-    """Configuration of a session, ``spark.*`` names; ``NOETL_SPARK_CONFIG`` has the last word."""
+    """Returns the configuration of a session, by ``spark.*`` names; ``NOETL_SPARK_CONFIG`` overrides it."""
     config = {
         "spark.app.name": "noetl-dagster",
         # wrong casts and overflows are errors, not silent nulls
         "spark.sql.ansi.enabled": "true",
         "spark.sql.session.timeZone": "UTC",
         "spark.sql.execution.arrow.pyspark.enabled": "true",
-        # noetl_events decides most filters in PostgreSQL
+        # noetl_events evaluates most filters in PostgreSQL
         "spark.sql.python.filterPushdown.enabled": "true",
         # an exception of a user's function shows the user's lines only
         "spark.sql.execution.pyspark.udf.simplifiedTraceback.enabled": "true",
@@ -95,7 +95,7 @@ def _local_config(settings: Settings) -> dict[str, str]:
         "spark.driver.bindAddress": "127.0.0.1",
         "spark.driver.host": "127.0.0.1",
         "spark.python.daemon.module": "noetl_dagster.spark.daemon",
-        # else Spark could not say what it reads
+        # otherwise Spark would not count what it reads
         VECTORED: "false",
         "spark.local.dir": str(settings.home.absolute() / "spark" / "local"),
         # adaptive execution merges what is too small; 200, the default, is for clusters
@@ -104,8 +104,7 @@ def _local_config(settings: Settings) -> dict[str, str]:
 
 
 def _kubernetes_config(settings: Settings) -> dict[str, str]:
-    """Executors are pods that this process starts, where it is a pod itself in its own namespace, and that
-    connect back to it."""
+    """Returns the settings for executors that are pods: this process starts them and they connect back to it."""
     config = {"spark.submit.deployMode": "client", "spark.driver.bindAddress": "0.0.0.0"}
     address = _address_towards(settings.spark_master)
     if address is not None:
@@ -116,7 +115,7 @@ def _kubernetes_config(settings: Settings) -> dict[str, str]:
 
 
 def _address_towards(master: str) -> str | None:
-    """This machine's address on the way to a Kubernetes master: a pod's host name is known to nobody else."""
+    """Returns this machine's address towards a Kubernetes master: other pods cannot resolve a pod's host name."""
     url = master.removeprefix("k8s://")
     try:
         parts = urlsplit(url if "://" in url else f"https://{url}")
@@ -130,10 +129,10 @@ def _address_towards(master: str) -> str | None:
 
 
 def check_address(settings: Settings) -> None:
-    """Finds what Spark itself would say in a Java stack, or only after minutes.
+    """Checks the address, since Spark itself would report an error in a Java stack, or only after minutes.
 
     Raises:
-        ServiceError: the address is of no kind that Spark has, or a Kubernetes master has no image to start
+        ServiceError: Spark has no such kind of address, or a Kubernetes master has no image to start
             or no way back to this process.
     """
     address = settings.spark_address
@@ -171,13 +170,13 @@ class SparkSessions:
         self._pid = os.getpid()
 
     def get(self) -> SparkSession:
-        """The session, started when there is none and again when its JVM or connection has gone.
+        """Returns the session; starts one if there is none or its JVM or connection has ended.
 
         Raises:
-            ServiceError: when Spark does not start; names the address and what to look at.
+            ServiceError: Spark does not start; names the address and a remedy.
         """
         with self._lock:
-            if self._pid != os.getpid():  # a forked child must not talk over its parent's sockets
+            if self._pid != os.getpid():  # a forked child must not use its parent's sockets
                 self._abandon()
             if self._session is not None and not is_alive(self._session):
                 self._abandon()
@@ -190,7 +189,7 @@ class SparkSessions:
         with self._lock:
             session, self._session = self._session, None
             if session is not None and self._pid == os.getpid():
-                with suppress(Exception):  # stopping what is already dead
+                with suppress(Exception):  # it may have ended already
                     session.stop()
 
     def _start(self) -> SparkSession:
@@ -211,9 +210,8 @@ class SparkSessions:
         return session
 
     def _built(self) -> SparkSession:
-        """A session, with the class-data archive where that is made; without it when the JVM cannot live with
-        it."""
-        # a runtime has sessions, and starts without importing anything of Spark
+        """Builds a session with the class-data archive if there is one; without it if the JVM fails with it."""
+        # this module is imported by processes that must start without importing Spark
         from noetl_dagster.spark.class_archive import archive_for, has_memory
         from noetl_dagster.spark.staging import sweep
 
@@ -234,7 +232,7 @@ class SparkSessions:
         return session
 
     def _abandon(self) -> None:
-        """Forgets a session that has ended, with its JVM unless that can start another."""
+        """Drops a session that has ended, with its JVM unless that can start another."""
         session, self._session = self._session, None
         forked = self._pid != os.getpid()
         self._pid = os.getpid()
@@ -243,7 +241,7 @@ class SparkSessions:
         if forked or not jvm_answers():
             forget_jvm()
         elif session is not None and is_active(session):
-            with suppress(Exception):  # PySpark has to hear that the JVM has ended it
+            with suppress(Exception):  # PySpark has to know that the JVM has ended it
                 session.stop()
 
 
@@ -261,7 +259,7 @@ def _build(settings: Settings, config: Mapping[str, str], java_options: str = ""
 
 
 def begin_archiving(settings: Settings) -> subprocess.Popen[bytes]:
-    """Starts the process that makes the class-data archive; it outlives this one, and nobody waits for it."""
+    """Starts the process that makes the class-data archive; it outlives this one, and none waits for it."""
     own = {
         "NOETL_HOME": str(settings.home.absolute()),
         "NOETL_SPARK_CLASS_ARCHIVE": "true",
@@ -284,8 +282,10 @@ def begin_archiving(settings: Settings) -> subprocess.Popen[bytes]:
 
 
 def own_session(shared: SparkSession, settings: Settings, group: str, description: str) -> SparkSession:
-    """A session beside the shared one for one call, in this thread: its views, settings and results are its
-    own, and its jobs carry ``group``. Given back with :func:`release`."""
+    """Returns a separate session for one call in this thread, with its own views and settings.
+
+    Its jobs carry ``group``. End it with :func:`release`.
+    """
     if not is_classic(shared):
         session: SparkSession = shared.cloneSession()  # type: ignore[attr-defined]
         _connected[group] = session
@@ -300,15 +300,15 @@ def own_session(shared: SparkSession, settings: Settings, group: str, descriptio
 
 
 def release(group: str) -> None:
-    """Ends a call's own session where the server would keep it."""
+    """Ends a call's own session if a Connect server would keep it."""
     session = _connected.pop(group, None)
     if session is not None:
-        with suppress(Exception):  # a server that is gone has forgotten it
+        with suppress(Exception):  # the server may have ended
             session.stop()
 
 
 def register_sources(session: SparkSession, settings: Settings) -> None:
-    """Makes ``noetl_results`` and ``noetl_events`` known to a session."""
+    """Registers ``noetl_results`` and ``noetl_events`` with a session."""
     from noetl_dagster.spark.sources.events import events_source
     from noetl_dagster.spark.sources.results import results_source
 
@@ -335,12 +335,12 @@ def cancel(shared: SparkSession, group: str) -> None:
 
 
 def is_classic(session: SparkSession) -> bool:
-    """Whether the session drives a JVM of this process, rather than a Connect server."""
+    """Reports whether the session drives a JVM of this process, rather than a Connect server."""
     return hasattr(session, "_jsparkSession")
 
 
 def is_alive(session: SparkSession) -> bool:
-    """Whether a session still answers."""
+    """Reports whether a session still answers."""
     try:
         if is_classic(session):
             return not session.sparkContext._jsc.sc().isStopped()
@@ -350,14 +350,14 @@ def is_alive(session: SparkSession) -> bool:
 
 
 def is_active(session: SparkSession) -> bool:
-    """Whether PySpark would give this session's context to the next who asks; another may have replaced it."""
+    """Reports whether this session's context is PySpark's active one; another may have replaced it."""
     from pyspark import SparkContext
 
     return session.sparkContext is SparkContext._active_spark_context
 
 
 def jvm_answers() -> bool:
-    """Whether PySpark's JVM lives, with or without a session."""
+    """Reports whether PySpark's JVM runs, with or without a session."""
     from pyspark import SparkContext
 
     try:
@@ -367,7 +367,7 @@ def jvm_answers() -> bool:
 
 
 def forget_jvm() -> None:
-    """Makes PySpark start a new JVM next time; it has no public way to be told that the old one is gone."""
+    """Makes PySpark start a new JVM next time; it has no public way to drop one that has ended."""
     from pyspark import SparkContext
     from pyspark.sql import SparkSession
 

@@ -1,9 +1,9 @@
 """Stored objects as files on this machine's disk, for a Spark whose tasks run in this process's JVM.
 
 The JVM's own readers and writers are several times faster than a data source in Python, which starts a Python
-process for planning and one for each task. So objects that a call reads are fetched, verified and laid down
-first, and a dataset is written here and published afterwards. Where tasks run on other machines they use the
-data source (:mod:`noetl_dagster.spark.sources.results`) instead.
+process for planning and one for each task. So the objects that a call reads are first fetched, verified and written to
+files, and a dataset is written here and published afterwards. Tasks on other machines use the data source
+(:mod:`noetl_dagster.spark.sources.results`) instead.
 """
 
 from __future__ import annotations
@@ -32,36 +32,38 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 AT_ONCE = 8
-"""Objects on their way at once."""
+"""Objects that are transferred at once."""
 
 LARGEST = 16 * 1024 * 1024
-"""Stored bytes of a JSON or text object up to which it is laid down: it is held in memory while it is cut in
-lines. Larger ones are read by the data source, in Spark's Python processes."""
+"""Stored bytes of the largest JSON or text object that is staged: it is held in memory while it is cut into lines.
+
+The data source reads larger ones, in Spark's Python processes.
+"""
 
 AHEAD = 4 * LARGEST
-"""Stored bytes that wait in memory for their turn, at most."""
+"""Stored bytes that wait in memory at most."""
 
 SHARE_OF_DISK = 4
-"""The objects of one input may take one of so many parts of the free disk."""
+"""The objects of one input may fill the free disk divided by this number."""
 
 ABANDONED = 7 * 24 * 3600
-"""Seconds after which a folder of a process on another machine is taken for a leftover."""
+"""Seconds after which a folder of a process on another machine counts as abandoned."""
 
 _BOM = b"\xef\xbb\xbf"
 
 
 class StagingStoppedError(Exception):
-    """The call was cancelled while objects were on their way."""
+    """The call was cancelled during a transfer."""
 
 
 class Staging:
-    """One call's folder of staged files. Close it when the call's DataFrames are done with.
+    """One call's folder of staged files. Close it when the call's DataFrames are no longer needed.
 
-    The folder's name says which process has made it, so that those of killed processes are found and removed.
+    The folder's name identifies its process, so that folders of killed processes can be removed.
 
     Args:
-        stopped: once it is set, what is on its way ends, see :meth:`stop`.
-        tell: hears every second how many objects are there.
+        stopped: ends transfers once it is set, see :meth:`stop`.
+        tell: receives the number of fetched objects every second.
     """
 
     def __init__(
@@ -78,52 +80,53 @@ class Staging:
         self.folder = Path(tempfile.mkdtemp(prefix=f"{_owner()}-", dir=root))
 
     def close(self) -> None:
-        """Removes the folder; what is on its way stops."""
+        """Stops transfers and removes the folder."""
         self.stop()
         shutil.rmtree(self.folder, ignore_errors=True)
 
     def stop(self) -> None:
-        """Ends what other threads fetch or publish, which raises ``StagingStoppedError`` there."""
+        """Stops the transfers of other threads, which raise ``StagingStoppedError``."""
         self._stopped.set()
 
     def new_folder(self) -> Path:
+        """Returns a new folder inside this one."""
         return Path(tempfile.mkdtemp(dir=self.folder))
 
     def has_room(self, parts: Sequence[StoredPart]) -> bool:
-        """Whether the disk has room for objects; compressed ones are taken for five times as large."""
+        """Reports whether the disk has room for objects; compressed ones count five times their size."""
         size = sum(part.bytes_size * (1 if part.compression == "none" else 5) for part in parts)
         return size * SHARE_OF_DISK <= shutil.disk_usage(self.folder).free
 
     def lines(self, parts: Sequence[StoredPart]) -> Path | None:
-        """Elements of JSON lists and lines of texts, in order, one a line of a single file.
+        """Writes elements of JSON lists and lines of texts to a single file, in order, one per line.
 
         Returns:
-            The file; None when the objects are too large to be laid down.
+            The file; None if the objects are too large to be staged.
 
         Raises:
-            IntegrityError: bytes are not those that were stored; names the object.
-            ReferenceNotAvailableError: nothing is there.
+            IntegrityError: bytes differ from those that were stored; names the object.
+            ReferenceNotAvailableError: nothing is stored there.
         """
         if any(part.bytes_size > LARGEST for part in parts) or not self.has_room(parts):
             return None
         path = self.new_folder() / "values.txt"
-        told = time.monotonic()
+        reported = time.monotonic()
         with path.open("wb") as file:
             for number, (part, stored) in enumerate(self._fetched(parts)):
-                if time.monotonic() - told >= 1:
-                    told = time.monotonic()
+                if time.monotonic() - reported >= 1:
+                    reported = time.monotonic()
                     self._tell(f"spark input: {number}/{len(parts)} objects fetched")
                 text = lines_of(part, stored)
-                # Hadoop leaves out a mark at the beginning of a file; this one is part of the first value
+                # Hadoop drops a byte order mark at the beginning of a file; this one is part of the first value
                 file.write(_BOM + text if file.tell() == 0 and text.startswith(_BOM) else text)
         return path
 
     def files(self, parts: Sequence[StoredPart]) -> Path | None:
-        """A dataset's files in a folder, below it as they are below their own.
+        """Copies a dataset's files to a folder, under the same relative names.
 
         Returns:
-            The folder; None when there is no room, or a folder's name means an empty text, for which the JVM's
-            reader has no word.
+            The folder; None if there is no room, or if a folder's name means an empty text, which the JVM's reader
+            cannot represent.
         """
         names = [part.uri.removeprefix(part.base).strip("/") for part in parts]
         if any(folder.endswith("=") for name in names for folder in name.split("/")[:-1]):
@@ -133,7 +136,7 @@ class Staging:
         folder = self.new_folder()
 
         def fetch(part: StoredPart, name: str) -> None:
-            self._go_on()
+            self._raise_if_stopped()
             path = folder / name
             path.parent.mkdir(parents=True, exist_ok=True)
             locations.copy_to_file(self._settings, part.uri, path, sha256=part.sha256)
@@ -142,7 +145,7 @@ class Staging:
         return folder
 
     def publish(self, folder: Path, uri: str) -> dict[str, str]:
-        """Copies the files that Spark wrote below a folder to a fresh folder URI.
+        """Copies the files that Spark wrote below a folder to a new folder URI.
 
         Returns:
             The sha256 of each, by its name below the URI: ``facility_id=F001/part-00000-....parquet``.
@@ -152,15 +155,15 @@ class Staging:
         names = [_published_name(path.relative_to(folder)) for path in paths]
 
         def store(path: Path, name: str) -> str:
-            self._go_on()
+            self._raise_if_stopped()
             return locations.copy_from_file(self._settings, path, f"{base}/{name}")
 
         digests = self._all(store, paths, names)
-        self._go_on()
+        self._raise_if_stopped()
         return dict(zip(names, digests, strict=True))
 
     def _fetched(self, parts: Sequence[StoredPart]) -> Iterator[tuple[StoredPart, bytes]]:
-        """Parts in order with their bytes, verified; the next ones are on their way."""
+        """Yields parts in order with their verified bytes; fetches the next ones meanwhile."""
         coming: deque[tuple[StoredPart, Future[bytes]]] = deque()
         ahead = 0
         threads = ThreadPoolExecutor(AT_ONCE, thread_name_prefix="noetl-staging")
@@ -169,26 +172,26 @@ class Staging:
                 while coming and (len(coming) >= 2 * AT_ONCE or ahead + part.bytes_size > AHEAD):
                     first, future = coming.popleft()
                     ahead -= first.bytes_size
-                    self._go_on()
+                    self._raise_if_stopped()
                     yield first, future.result()
                 coming.append((part, threads.submit(verified_bytes, self._settings, part)))
                 ahead += part.bytes_size
             while coming:
                 first, future = coming.popleft()
-                self._go_on()
+                self._raise_if_stopped()
                 yield first, future.result()
         finally:
             threads.shutdown(cancel_futures=True)
 
     def _all(self, work: Callable[..., Any], *columns: Sequence[Any]) -> list[Any]:
-        """Calls ``work`` for each row on a few threads; after a failure the rest is left."""
+        """Calls ``work`` for each row on a few threads; skips the rest after a failure."""
         threads = ThreadPoolExecutor(AT_ONCE, thread_name_prefix="noetl-staging")
         try:
             return list(threads.map(work, *columns))
         finally:
             threads.shutdown(cancel_futures=True)
 
-    def _go_on(self) -> None:
+    def _raise_if_stopped(self) -> None:
         if self._stopped.is_set():
             raise StagingStoppedError
 
@@ -199,8 +202,7 @@ def staging_for(
     stopped: threading.Event | None = None,
     tell: Callable[[str], None] = lambda message: None,
 ) -> Staging | None:
-    """A folder for one call where Spark's tasks run in this process's JVM; None where they do not, or the
-    settings say no."""
+    """Returns a folder for one call if Spark's tasks run in this process's JVM; None otherwise or if disabled."""
     if not settings.spark_staging or not hasattr(session, "_jsparkSession"):
         return None
     master = session.sparkContext.master
@@ -209,6 +211,7 @@ def staging_for(
 
 
 def staging_root(settings: Settings) -> Path:
+    """Returns the folder of all calls' folders on this machine."""
     return settings.home.absolute() / "spark" / "staging"
 
 
@@ -216,16 +219,16 @@ def sweep(settings: Settings) -> None:
     """Removes the folders of processes that were killed."""
     with suppress(OSError):
         for folder in staging_root(settings).iterdir():
-            if _is_left(folder):
+            if _is_abandoned(folder):
                 shutil.rmtree(folder, ignore_errors=True)
 
 
 def _owner() -> str:
-    """Machine, process and the process's start, which tells it from a later one of the same number."""
+    """Returns machine, process id and the process's start, which distinguishes it from a later one of the same id."""
     return f"{socket.gethostname()}~{os.getpid()}~{psutil.Process().create_time():.2f}"
 
 
-def _is_left(folder: Path) -> bool:
+def _is_abandoned(folder: Path) -> bool:
     try:
         host, pid, rest = folder.name.rsplit("~", 2)
         created = float(rest.partition("-")[0])
@@ -239,7 +242,7 @@ def _is_left(folder: Path) -> bool:
 
 
 def _published_name(relative: Path) -> str:
-    """A file's name as the data source would have written it: Spark escapes fewer characters in folders."""
+    """Returns a file's name as the data source would write it: Spark escapes fewer characters in folders."""
     folders = [_published_folder(name) for name in relative.parts[:-1]]
     return "/".join([*folders, relative.name])
 
@@ -253,4 +256,4 @@ def _published_folder(folder: str) -> str:
 
 
 EMPTY = "__NOETL_EMPTY__"
-"""Stands for an empty text in partition columns while Spark writes, which would make it null."""
+"""Replaces an empty text in partition columns during Spark's writing, which would make it null."""

@@ -21,8 +21,12 @@ from pyspark.sql.datasource import (
 
 @dataclass(frozen=True, slots=True)
 class EventColumn:
-    """One column of the source. ``sql`` is its expression over ``noetl.event``, ``sql_type`` what values
-    that are compared with it are bound as."""
+    """One column of the source.
+
+    Attributes:
+        sql: its expression over ``noetl.event``.
+        sql_type: type of bound values that are compared with it.
+    """
 
     spark_type: str
     sql: str
@@ -62,10 +66,10 @@ COLUMNS: dict[str, EventColumn] = dict(
 )
 """Columns of ``noetl.event`` in the order of the source's schema. JSON comes as text."""
 
-# Transactions below it have all ended: what is read below it is the same whenever it is read.
+# All earlier transactions have ended, so reads of their events are repeatable.
 HORIZON = "SELECT pg_snapshot_xmin(pg_current_snapshot())::text"
 
-# Percent of the log's pages that hold about so many events; all of them before the first ANALYZE.
+# Percent of the log's pages that contain about $1 events; 100 before the first ANALYZE.
 SAMPLE_SHARE = """
 SELECT CASE WHEN bool_or(leaf.reltuples < 0) THEN 100.0
             ELSE least(100.0, greatest(0.01, 100.0 * $1 / greatest(sum(leaf.reltuples), 1))) END::float4
@@ -80,7 +84,7 @@ ORDER BY execution_id, event_id
 
 
 def events(columns: Sequence[str], condition: str) -> str:
-    """The events of a slice in the order of the primary key."""
+    """Returns the statement for the events of a slice, in the order of the primary key."""
     listed = ", ".join(f"{COLUMNS[name].sql} AS {name}" for name in columns)
     return f"SELECT {listed} FROM noetl.event WHERE {condition} ORDER BY execution_id, event_id"
 
@@ -105,16 +109,16 @@ class _Key(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class SqlCondition:
-    """``text`` with ``{}`` where a placeholder comes, and the value bound there, if there is one."""
+    """``text`` with ``{}`` for a placeholder, and the value bound there, if any."""
 
     text: str
     values: tuple[Any, ...] = ()
 
 
 def condition_of(given: Filter) -> SqlCondition | None:
-    """A filter as a condition; None when Spark has to decide it.
+    """Returns a filter as a condition; None if Spark has to evaluate it.
 
-    Text is compared for order by Spark: PostgreSQL's collation may be another.
+    Spark compares the order of texts, since PostgreSQL's collation may differ.
     """
     path: tuple[str, ...] = getattr(given, "attribute", ())
     if len(path) != 1 or path[0] not in COLUMNS or path[0] in _JSON:
@@ -135,11 +139,11 @@ def condition_of(given: Filter) -> SqlCondition | None:
 def where(
     conditions: Sequence[SqlCondition], bounds: tuple[_Key | None, _Key | None], horizon: str
 ) -> tuple[str, list[Any]]:
-    """The condition of one slice and its values in order.
+    """Returns the condition of one slice and its values in order.
 
     Args:
-        bounds: keys from which and up to which, without it, events are read; None is the log's own end.
-        horizon: the transaction below which they are read.
+        bounds: first key, and the key after the last one; None is the log's own end.
+        horizon: only events of earlier transactions are read.
     """
     texts, values = ["event.xact_id < $1::text::xid8"], [horizon]
     for condition in [*conditions, *_key_conditions(bounds)]:
@@ -150,7 +154,7 @@ def where(
 
 
 def _key_conditions(bounds: tuple[_Key | None, _Key | None]) -> list[SqlCondition]:
-    """The comparison of the execution alone lets PostgreSQL leave out the log's other partitions."""
+    """Returns conditions on the key; the one on the execution alone lets PostgreSQL skip partitions of the log."""
     found = []
     for key, operator in zip(bounds, (">=", "<"), strict=True):
         if key is not None:

@@ -2,10 +2,9 @@
 
     spark.read.format("noetl_events").load().where("event_type = 'command.failed'").groupBy("node_name").count()
 
-A slice is a range of the primary key (execution, event), so executors read by index and beside each other.
-All of them read what had settled when the query was planned. Comparisons with fixed values run in
-PostgreSQL. A schema of some of the columns, ``.schema("execution_id BIGINT, event_type STRING")``, reads no
-others.
+A slice is a range of the primary key (execution, event), so executors read in parallel by index. All of them read
+the events that were committed when the query was planned. PostgreSQL evaluates comparisons with fixed values. A
+schema of some columns, ``.schema("execution_id BIGINT, event_type STRING")``, reads only these.
 """
 
 from __future__ import annotations
@@ -30,21 +29,21 @@ from noetl_dagster.spark.sources.event_queries import SqlCondition, condition_of
 FORMAT = "noetl_events"
 ROWS_A_BATCH = 8192
 SAMPLE = 20_000
-"""Events, about, whose keys decide where slices begin."""
+"""Approximate number of events whose keys determine the beginnings of slices."""
 
 
 @dataclass(frozen=True, slots=True)
 class Key:
-    """Where a slice begins: an event, or all of an execution when ``event_id`` is 0."""
+    """The beginning of a slice: an event, or a whole execution if ``event_id`` is 0."""
 
     execution_id: int
     event_id: int = 0
 
 
 def events_source(settings: Settings) -> type[DataSource]:
-    """The data source for these settings, to be registered with a session.
+    """Returns the data source for these settings, to be registered with a session.
 
-    The database's address travels inside the class, so it appears in no option and in no plan.
+    The class contains the database's address, so it appears in no option and in no plan.
     """
 
     class NoetlEvents(_Events):
@@ -54,8 +53,11 @@ def events_source(settings: Settings) -> type[DataSource]:
 
 
 class _Events(DataSource):
-    """Options: ``tasks``, how many slices to make, about (8); ``whole_executions`` (``true``), no execution
-    is divided between slices, and the events of each come together in the order of their ids."""
+    """The data source ``noetl_events``.
+
+    Options: ``tasks``, the approximate number of slices (8); ``whole_executions``: with ``true`` no execution is
+    divided between slices, and its events are read together in the order of their ids.
+    """
 
     _settings: ClassVar[Settings]
 
@@ -78,7 +80,7 @@ class _Events(DataSource):
 
 
 class _Slice(InputPartition):
-    """Events from one key up to another, without it; None is the log's own end."""
+    """Events from one key up to, but without, another; None is the log's own end."""
 
     def __init__(self, start: Key | None, stop: Key | None, horizon: str) -> None:
         super().__init__(None)
@@ -94,7 +96,7 @@ class _EventsReader(DataSourceReader):
         self._conditions: list[SqlCondition] = []
 
     def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:  # noqa: N802, Spark's own name
-        """Takes what PostgreSQL can decide; Spark decides the rest."""
+        """Accepts the filters that PostgreSQL can evaluate; yields the rest for Spark."""
         for given in filters:
             condition = condition_of(given)
             if condition is None:
@@ -141,7 +143,7 @@ class _EventsReader(DataSourceReader):
 
 
 def slice_starts(keys: list[Key], tasks: int, *, whole: bool) -> list[Key]:
-    """The keys at which slices begin, the first slice left out: ``tasks`` of about the same size.
+    """Returns the keys at which slices after the first begin, for ``tasks`` slices of about the same size.
 
     Args:
         keys: a sample of the log's keys, sorted.

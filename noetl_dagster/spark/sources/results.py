@@ -1,10 +1,10 @@
-"""Stored results as a Spark data source, ``noetl_results``, read and written by the executors themselves.
+"""Stored results as a Spark data source, ``noetl_results``, which the executors read and write themselves.
 
-There is no S3 client among Spark's jars, and none is needed: executors use the same Python functions as
-everybody else (:mod:`noetl_dagster.storage.locations`) and hand Arrow batches to Spark.
+Spark's jars contain no S3 client, and none is needed: executors use the package's own Python functions
+(:mod:`noetl_dagster.storage.locations`) and pass Arrow batches to Spark.
 
-Reading: JSON and text give one text column ``value``, a row for each element of a list (or line); Parquet
-gives its own columns. Writing: Parquet below a folder of any object tier, partitioned like Hive.
+Reading: JSON and text have one text column ``value``, with a row for each element of a list (or line); Parquet
+has its own columns. Writing: Parquet below a folder of any object tier, partitioned like Hive.
 """
 
 from __future__ import annotations
@@ -40,13 +40,13 @@ if TYPE_CHECKING:
 FORMAT = "noetl_results"
 VALUE = "value"
 BYTES_A_PARTITION = 32 * 1024 * 1024
-"""Stored bytes that one task reads, about; Spark's own default for files is four times that."""
+"""Approximate stored bytes per task; Spark's own default for files is four times that."""
 
 READ_AHEAD = 8
-"""Objects that a task fetches while it reads the one before them."""
+"""Objects that a task fetches in advance."""
 
 WHOLE = 8 * 1024 * 1024
-"""Bytes of a Parquet object up to which it is fetched at once."""
+"""Bytes of the largest Parquet object that is fetched as a whole."""
 
 _ROWS_A_BATCH = 4096
 _NULL_PARTITION = "__HIVE_DEFAULT_PARTITION__"
@@ -58,8 +58,8 @@ class StoredPart:
 
     Attributes:
         base: the dataset's folder, for a file of one.
-        depth: lists around a row: 1 where an object is a list of rows, 2 where it is a list of such lists.
-        sha256: of the stored bytes; None where nobody has it, as of a dataset's files.
+        depth: lists around a row: 1 for a list of rows, 2 for a list of such lists.
+        sha256: of the stored bytes; None if unknown, as for some files of datasets.
     """
 
     uri: str
@@ -72,14 +72,14 @@ class StoredPart:
 
     @property
     def is_whole(self) -> bool:
-        """Whether it is fetched at once; large Parquet is opened instead, and read by row groups."""
+        """Reports whether it is fetched as a whole; large Parquet is opened instead, and read by row groups."""
         return self.content_type != codec.PARQUET or 0 < self.bytes_size <= WHOLE
 
 
 def results_source(settings: Settings) -> type[DataSource]:
-    """The data source for these settings, to be registered with a session.
+    """Returns the data source for these settings, to be registered with a session.
 
-    Settings travel to the executors inside the class, so keys appear in no option and in no plan.
+    The class contains the settings for the executors, so keys appear in no option and in no plan.
     """
 
     class NoetlResults(_Results):
@@ -89,14 +89,16 @@ def results_source(settings: Settings) -> type[DataSource]:
 
 
 def dump_parts(parts: list[StoredPart]) -> str:
-    """Parts as the reader's option ``parts``."""
+    """Returns parts as the reader's option ``parts``."""
     return orjson.dumps([astuple(part) for part in parts]).decode()
 
 
 class _Results(DataSource):
-    """Options: ``parts`` (see :func:`dump_parts`) and ``tasks`` (how many to make at least, where there are
-    parts enough) for reading; ``path`` and ``partition_by`` (a JSON list) for writing. Reading Parquet needs
-    its schema given."""
+    """The data source ``noetl_results``.
+
+    Options for reading: ``parts`` (see :func:`dump_parts`) and ``tasks`` (their minimum, if there are enough parts);
+    Parquet needs a schema. Options for writing: ``path`` and ``partition_by`` (a JSON list).
+    """
 
     _settings: ClassVar[Settings]
 
@@ -116,7 +118,7 @@ class _Results(DataSource):
         return _Writer(self._settings, self.options["path"], partition_by, schema)
 
 
-class _Share(InputPartition):
+class _TaskParts(InputPartition):
     """The parts that one task reads."""
 
     def __init__(self, parts: list[StoredPart]) -> None:
@@ -132,10 +134,10 @@ class _ResultsReader(DataSourceReader):
         self._tasks = tasks
 
     def partitions(self) -> list[InputPartition]:
-        return [_Share(run) for run in shares(self._parts, self._tasks)]
+        return [_TaskParts(run) for run in divide_parts(self._parts, self._tasks)]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        assert isinstance(partition, _Share)
+        assert isinstance(partition, _TaskParts)
         schema = to_arrow_schema(self._schema, timezone="UTC")
         for part, stored in self._fetched(partition.parts):
             if part.content_type == codec.PARQUET:
@@ -145,7 +147,7 @@ class _ResultsReader(DataSourceReader):
                 yield from _values(part, stored, schema)
 
     def _fetched(self, parts: list[StoredPart]) -> Iterator[tuple[StoredPart, bytes | None]]:
-        """Parts in order with their bytes, where they are fetched whole; the next ones are on their way."""
+        """Yields parts in order, with their bytes if they are fetched whole; fetches the next ones meanwhile."""
         coming: deque[tuple[StoredPart, Future[bytes] | None]] = deque()
         threads = ThreadPoolExecutor(READ_AHEAD, thread_name_prefix="noetl-read-ahead")
         try:
@@ -181,10 +183,10 @@ class _ResultsReader(DataSourceReader):
         return filesystem.open_input_file(path)
 
 
-def shares(parts: list[StoredPart], tasks: int) -> list[list[StoredPart]]:
-    """Runs of parts of about the same size, in order: ``tasks`` of them, or more where they are large.
+def divide_parts(parts: list[StoredPart], tasks: int) -> list[list[StoredPart]]:
+    """Divides parts, in order, between ``tasks`` tasks of about the same size, or more tasks if they are large.
 
-    A part goes where its middle lies; shares that stay empty are left out, unless there are no parts.
+    The middle of a part determines its task. Empty tasks are left out, unless there are no parts.
     """
     total = sum(part.bytes_size for part in parts)
     number = max(tasks, -(-total // BYTES_A_PARTITION))
@@ -198,11 +200,11 @@ def shares(parts: list[StoredPart], tasks: int) -> list[list[StoredPart]]:
 
 
 def verified_bytes(settings: Settings, part: StoredPart) -> bytes:
-    """The stored bytes of a part.
+    """Returns the stored bytes of a part.
 
     Raises:
-        IntegrityError: they are not those that were stored.
-        ReferenceNotAvailableError: nothing is there.
+        IntegrityError: they differ from those that were stored.
+        ReferenceNotAvailableError: nothing is stored there.
     """
     stored = locations.read_bytes(settings, part.uri)
     if part.sha256 is not None and (digest := digest_of(stored)) != part.sha256:
@@ -223,7 +225,7 @@ def _values(part: StoredPart, stored: bytes, schema: pa.Schema) -> Iterator[pa.R
 
 
 def lines_of(part: StoredPart, stored: bytes) -> bytes:
-    """The elements of a stored JSON list or text, each with a line feed behind it."""
+    """Returns the elements of a stored JSON list or text, each followed by a line feed."""
     plain = bytes(codec.decompress(stored, codec.Compression(part.compression)))
     if part.content_type == codec.JSON_LINES:
         return plain
@@ -233,27 +235,27 @@ def lines_of(part: StoredPart, stored: bytes) -> bytes:
 
 
 def elements(data: bytes, content_type: str, depth: int = 1) -> list[str]:
-    """The elements of a JSON list as JSON texts, the lines of a text, or the one value there is."""
+    """Returns the elements of a JSON list as JSON texts, the lines of a text, or a single value."""
     if codec.is_json(content_type):
         return json_elements(orjson.loads(data), depth)
-    if content_type == codec.JSON_LINES:  # in whose texts there may be other ends of lines
+    if content_type == codec.JSON_LINES:  # its texts may contain other line ends
         return data.decode().removesuffix("\n").split("\n") if data else []
     return data.decode().splitlines()
 
 
 def json_elements(value: Any, depth: int = 1) -> list[str]:
-    """The elements of a list, and of the lists in it down to ``depth``, as JSON texts."""
+    """Returns the elements of a list, and of the lists in it down to ``depth``, as JSON texts."""
     return [codec.dump_json(item).decode() for item in json_items(value, depth)]
 
 
 def json_items(value: Any, depth: int = 1) -> list[Any]:
-    """The elements of a list, and of the lists in it down to ``depth``; any other value is its own only one."""
+    """Returns the elements of a list, and of the lists in it down to ``depth``; any other value is its only element."""
     items = value if isinstance(value, list) else [value]
     return [one for item in items for one in json_items(item, depth - 1)] if depth > 1 else items
 
 
 def hive_values(uri: str, base: str) -> dict[str, str | None]:
-    """Values in the folder names between a dataset and one of its files: ``facility_id=F001``."""
+    """Returns the values in the folder names between a dataset and one of its files: ``facility_id=F001``."""
     if not base:
         return {}
     folders = uri.removeprefix(base).strip("/").split("/")[:-1]
@@ -269,7 +271,7 @@ class _Written(WriterCommitMessage):
 
 
 class _Writer(DataSourceArrowWriter):
-    """Writes below a folder that nobody reads before it is registered; a failed job removes its files."""
+    """Writes below a folder that is not read before it is registered; a failed job removes its files."""
 
     def __init__(self, settings: Settings, path: str, partition_by: list[str], schema: StructType) -> None:
         self._settings = settings
@@ -278,7 +280,7 @@ class _Writer(DataSourceArrowWriter):
         self._schema = schema
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
-        """Expects the rows of a partition value to come together; each change begins another file."""
+        """Writes the batches of a task. Expects rows sorted by partition value; each change begins another file."""
         filesystem, folder = locations.arrow_filesystem(self._settings, self._path)
         context = TaskContext.get()
         task = context.partitionId() if context is not None else 0
@@ -298,7 +300,7 @@ class _Writer(DataSourceArrowWriter):
         return _Written(files)
 
     def _split(self, table: pa.Table) -> Iterator[tuple[str, pa.Table]]:
-        """A batch by partition folder, in the order in which the folders come."""
+        """Divides a batch by partition folder, in the order of the rows."""
         if not self._partition_by:
             yield "", table
             return
@@ -333,7 +335,7 @@ class _OpenFile:
 
 
 def _changes(keys: pa.Table) -> list[int]:
-    """Positions at which a row's key differs from the row before it."""
+    """Returns the positions at which a row's key differs from that of the row before it."""
     import pyarrow.compute as pc
 
     if keys.num_rows < 2:

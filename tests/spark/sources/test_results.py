@@ -20,7 +20,7 @@ from noetl_dagster.spark.sources.results import (
     StoredPart,
     _ResultsReader,
     _Share,
-    shares,
+    divide_parts,
 )
 from noetl_dagster.storage.checksum import digest_of
 from noetl_dagster.tools.base import Toolbox
@@ -35,15 +35,18 @@ def part(number: int, size: int) -> StoredPart:
 
 def test_shares_are_runs_of_about_the_same_size() -> None:
     small = [part(number, 100 + number % 7) for number in range(1000)]
-    runs = shares(small, 4)
+    runs = divide_parts(small, 4)
     assert [one for run in runs for one in run] == small
     assert len(runs) == 4
     assert all(240 <= len(run) <= 260 for run in runs)
     large = [part(number, BYTES_A_PARTITION) for number in range(10)]
-    assert [len(run) for run in shares(large, 2)] == [1] * 10
-    assert shares([part(0, 5), part(1, BYTES_A_PARTITION)], 2) == [[part(0, 5)], [part(1, BYTES_A_PARTITION)]]
-    assert shares([part(0, 0), part(1, 0)], 4) == [[part(0, 0), part(1, 0)]]
-    assert shares([], 4) == [[]]
+    assert [len(run) for run in divide_parts(large, 2)] == [1] * 10
+    assert divide_parts([part(0, 5), part(1, BYTES_A_PARTITION)], 2) == [
+        [part(0, 5)],
+        [part(1, BYTES_A_PARTITION)],
+    ]
+    assert divide_parts([part(0, 0), part(1, 0)], 4) == [[part(0, 0), part(1, 0)]]
+    assert divide_parts([], 4) == [[]]
 
 
 def test_parts_come_in_order_and_damaged_ones_are_named(tmp_path: Path) -> None:
