@@ -133,7 +133,7 @@ class ConnectMetrics:
                     self._sums[name] = self._sums.get(name, 0) + int(metric.value)
 
     def metrics(self) -> dict[str, int | float | str]:
-        """Returns ``stages``, ``tasks``, ``input_bytes``, for fetched rows shuffle and spill; ``not_told``: the rest."""
+        """Returns ``stages``, ``tasks``, ``input_bytes``, of fetched rows shuffle and spill; ``not_told``: the rest."""
         ran = [one for one in list(self._stages.values()) if one[0]]
         return {
             "stages": len(ran),
