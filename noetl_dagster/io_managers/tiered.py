@@ -1,10 +1,7 @@
 """IO managers for any Dagster project: assets in MinIO, on a shared volume, in GCS."""
 
-from __future__ import annotations
-
-import os
-
 # no annotations from __future__: Dagster looks for ResourceDependency among types, not among texts
+import os
 from abc import abstractmethod
 from pathlib import Path
 from typing import Any, ClassVar

@@ -1,5 +1,1 @@
-"""What tools reach the outside with: credentials, the keychain, and clients that a process shares.
-
-Gives secrets that stay out of sight, HTTP connections, PostgreSQL pools and buckets to every tool. Stands
-on the ground floor.
-"""
+"""Credentials, the keychain, and the clients that the tools of a process share."""

@@ -27,7 +27,7 @@ CONNECT_SECONDS = 10.0
 
 @dataclass(slots=True)
 class _Open:
-    """What is open on one event loop. Clients belong to the loop that made them."""
+    """The open clients of one event loop."""
 
     loop: asyncio.AbstractEventLoop
     opening: asyncio.Lock = field(default_factory=asyncio.Lock)
@@ -40,7 +40,7 @@ class _Open:
 class Clients:
     """Opens clients on first use and reopens them when they were closed.
 
-    One event loop is served at a time: a call from another loop forgets the clients of the earlier one.
+    One event loop is supported at a time: a call from another loop drops the clients of the earlier one.
     """
 
     def __init__(self, settings: Settings) -> None:
@@ -48,7 +48,7 @@ class Clients:
         self._state: _Open | None = None
 
     def http(self, *, verify_ssl: bool = True) -> ClientSession:
-        """The shared HTTP session. Redirects and time-outs are the caller's business."""
+        """Returns the shared HTTP session. Callers handle redirects and time-outs."""
         sessions = self._open().http
         session = sessions.get(verify_ssl)
         if session is None or session.closed:
@@ -58,10 +58,10 @@ class Clients:
         return session
 
     async def postgres(self, credential: Credential) -> asyncpg.Pool:
-        """A small pool on the database of a postgres credential; ``json`` and ``jsonb`` are parsed values.
+        """Returns a small pool on the database of a postgres credential; it parses ``json`` and ``jsonb``.
 
         Raises:
-            CredentialError: when the credential names no server.
+            CredentialError: the credential names no server.
         """
         arguments = postgres_arguments(credential)
         key = _fingerprint(arguments)
@@ -85,10 +85,10 @@ class Clients:
         return pool
 
     async def connect_postgres(self, credential: Credential) -> asyncpg.Connection:
-        """A connection as those of :meth:`postgres`, outside of the pool; whoever asked for it closes it.
+        """Returns a connection as those of :meth:`postgres`, outside of the pool; the caller closes it.
 
         Raises:
-            CredentialError: when the credential names no server.
+            CredentialError: the credential names no server.
         """
         connection = await asyncpg.connect(**postgres_arguments(credential), timeout=CONNECT_SECONDS)
         try:
@@ -99,14 +99,14 @@ class Clients:
         return connection
 
     def statements(self, pool: asyncpg.Pool) -> dict[str, Any]:
-        """What is known of the statements that ran on a pool of :meth:`postgres`, by their text."""
+        """Returns the cached facts about statements that ran on a pool of :meth:`postgres`, by their text."""
         return self._open().statements.setdefault(id(pool), {})
 
     async def nats(self, credential: Credential | None = None) -> NatsClient:
-        """A connection to the NATS server of a credential, or to the settings' one.
+        """Returns a connection to the NATS server of a credential, or to that of the settings.
 
         Raises:
-            ServiceError: when no server is known or reachable.
+            ServiceError: no server is known or reachable.
         """
         arguments = self._nats_arguments(credential)
         key = _fingerprint(arguments)
@@ -130,7 +130,7 @@ class Clients:
         return client
 
     async def close(self) -> None:
-        """Closes everything that is open. The object may be used again afterwards."""
+        """Closes all clients. The object may be used again afterwards."""
         state, self._state = self._state, None
         if state is None or state.loop is not asyncio.get_running_loop():
             return
@@ -165,10 +165,10 @@ class Clients:
 
 
 def postgres_arguments(credential: Credential) -> dict[str, Any]:
-    """Arguments of ``asyncpg.connect`` for a postgres credential: ``url``, or host, port, user and the rest.
+    """Returns the arguments of ``asyncpg.connect`` for a postgres credential: ``url``, or host, port, user and others.
 
     Raises:
-        CredentialError: when it names neither.
+        CredentialError: it has neither ``url`` nor ``host``.
     """
     url = credential.get("url", "dsn", "connection_string", "uri")
     if url is not None:
@@ -187,7 +187,7 @@ def postgres_arguments(credential: Credential) -> dict[str, Any]:
 
 
 async def _prepare_connection(connection: asyncpg.Connection) -> None:
-    """The event log's codecs, so that a sink and its completion can share a transaction, and json's own."""
+    """Sets the event log's codecs, so that a sink and its completion can share a transaction, and one for json."""
     await prepare_connection(connection)
     await connection.set_type_codec(
         "json", schema="pg_catalog", encoder=encode_json, decoder=orjson.loads, format="binary"
@@ -202,5 +202,5 @@ async def _close_pool(pool: asyncpg.Pool) -> None:
 
 
 def _fingerprint(arguments: dict[str, Any]) -> str:
-    """A dictionary key for connection arguments that does not hold their secrets."""
+    """Returns a dictionary key for connection arguments that does not contain their secrets."""
     return hashlib.blake2b(repr(sorted(arguments.items())).encode(), digest_size=16).hexdigest()

@@ -1,8 +1,8 @@
-"""Credentials by name: where they are looked up, and how their secret values stay out of sight.
+"""Looks up credentials by name and hides their secret values.
 
-Looked up in this order: the file of ``NOETL_CREDENTIALS_FILE``, the environment variable
+The order is the file of ``NOETL_CREDENTIALS_FILE``, the environment variable
 ``NOETL_CREDENTIAL_<NAME>``, the table ``noetl.credential``. With
-``NOETL_DEFAULT_POSTGRES_CREDENTIAL=embedded`` a postgres credential that is in none of them means the
+``NOETL_DEFAULT_POSTGRES_CREDENTIAL=embedded`` a postgres credential that is in none of them is that of the
 embedded server.
 """
 
@@ -46,6 +46,8 @@ ON CONFLICT (name) DO UPDATE SET type = EXCLUDED.type, data = EXCLUDED.data, upd
 
 
 class CredentialType(StrEnum):
+    """The kinds of credentials."""
+
     POSTGRES = "postgres"
     HTTP = "http"
     BEARER = "bearer"
@@ -99,14 +101,14 @@ class Credential:
         return f"Credential({self.name!r}, {self.type.value}, fields: {', '.join(sorted(self.data))})"
 
     def get(self, *names: str, default: Any = None) -> Any:
-        """The first of the named fields that is there and not empty."""
+        """Returns the first of the named fields that is present and not empty."""
         for name in names:
             if self.data.get(name) not in (None, ""):
                 return self.data[name]
         return default
 
     def secrets(self) -> set[str]:
-        """Values that must not appear in any text: passwords, tokens, keys, also those inside URLs."""
+        """Returns the values that must not appear in any text: passwords, tokens, keys, also those inside URLs."""
         found = {
             str(value)
             for name, value in self.data.items()
@@ -133,10 +135,10 @@ def _url_passwords(url: str) -> set[str]:
 
 
 def credential_type(text: str) -> CredentialType:
-    """The type that a text names, in any of its spellings.
+    """Returns the type that a text names, in any of its spellings.
 
     Raises:
-        CredentialError: for an unknown type.
+        CredentialError: the type is unknown.
     """
     plain = re.sub(r"[^a-z0-9]", "", text.lower())
     try:
@@ -147,7 +149,7 @@ def credential_type(text: str) -> CredentialType:
 
 
 def environment_name(name: str) -> str:
-    """The environment variable of a credential: ``records-api`` -> ``NOETL_CREDENTIAL_RECORDS_API``."""
+    """Returns the environment variable of a credential: ``records-api`` -> ``NOETL_CREDENTIAL_RECORDS_API``."""
     return "NOETL_CREDENTIAL_" + re.sub(r"[^A-Z0-9]", "_", name.upper())
 
 
@@ -168,14 +170,14 @@ class Credentials:
         self._secrets: set[str] = set()
 
     async def get(self, name: str, *types: CredentialType) -> Credential:
-        """The credential of that name.
+        """Returns the credential of that name.
 
         Args:
-            name: as the playbook says it.
+            name: as the playbook writes it.
             types: accepted types; none given: any.
 
         Raises:
-            CredentialError: when it is nowhere (the message names every place), or of another type.
+            CredentialError: it is not found (the message names every place), or is of another type.
         """
         cached = self._cache.get(name)
         if cached is not None and time.monotonic() - cached[0] < CACHE_SECONDS:
@@ -183,7 +185,7 @@ class Credentials:
         else:
             found = await self._find(name)
             if found is None:
-                if self._embedded_stands_in(types):
+                if self._uses_embedded(types):
                     return self._embedded(name)
                 raise CredentialError(self._not_found(name))
             credential = found
@@ -197,17 +199,17 @@ class Credentials:
         return credential
 
     async def resolve(self, auth: Any, *types: CredentialType) -> Credential | None:
-        """The credential that a rendered ``auth`` field means, or None when the field is empty.
+        """Returns the credential that a rendered ``auth`` field names, or None if the field is empty.
 
         Accepted: a name; a handle ``secret://...`` of the secrets tool (as a bearer token for http);
         ``{credential: name}``; ``{type: ..., <fields>}`` written inline; ``{alias: name}`` with one alias,
         or several of which one has a fitting type.
 
         Raises:
-            CredentialError: when nothing of a fitting type is named.
+            CredentialError: it names none of a fitting type.
         """
         if auth is None or auth == "":
-            return self._embedded("default") if self._embedded_stands_in(types) else None
+            return self._embedded("default") if self._uses_embedded(types) else None
         if isinstance(auth, str):
             if auth.startswith(HANDLE_PREFIX):
                 return await self._inline({"type": "bearer", "token": auth}, types)
@@ -222,7 +224,7 @@ class Credentials:
         return await self._of_aliases(auth, types)
 
     async def names(self) -> list[str]:
-        """The credentials of the file, the environment and the table, in this order; values are not looked at.
+        """Returns the names of the credentials of the file, the environment and the table, in this order.
 
         Raises:
             CredentialError: the file cannot be read.
@@ -241,7 +243,7 @@ class Credentials:
         return list(dict.fromkeys(found))
 
     async def store(self, name: str, type: CredentialType | str, data: Mapping[str, Any]) -> None:
-        """Writes a credential to ``noetl.credential``, encrypted; an older one of that name is replaced.
+        """Writes a credential to ``noetl.credential``, encrypted, and replaces an older one of that name.
 
         Raises:
             CredentialError: without a database or without a valid ``NOETL_CREDENTIAL_KEY``.
@@ -253,13 +255,13 @@ class Credentials:
         self._cache.pop(name, None)
 
     async def reveal(self, value: Any) -> Any:
-        """The secret behind a handle ``secret://<provider>/<name>``; any other value as it is.
+        """Returns the secret of a handle ``secret://<provider>/<name>``; any other value unchanged.
 
         Providers: ``env`` (an environment variable), ``file`` (a file below ``settings.secrets_path``),
         ``credential`` (``<name>/<field>``), and managers (``<name>#<key>``), which are asked once a minute at most.
 
         Raises:
-            CredentialError: when there is no such secret, or it cannot be had.
+            CredentialError: there is no such secret, or it cannot be read.
         """
         if not isinstance(value, str) or not value.startswith(HANDLE_PREFIX):
             return value
@@ -289,7 +291,7 @@ class Credentials:
 
     def hide(self, credential: Credential) -> None:
         """Makes :meth:`redact` hide the secret values of a credential from now on."""
-        for secret in credential.secrets():  # as it is, and as it travels in a query
+        for secret in credential.secrets():  # plain, and encoded as in a query
             self._secrets |= {secret, quote(secret, safe=""), quote_plus(secret)}
         user = credential.get("username", "user")
         if user is not None:
@@ -297,13 +299,13 @@ class Credentials:
             self._secrets.add(base64.b64encode(pair.encode()).decode())
 
     def _hide_fields(self, text: str) -> None:
-        """Of a secret that is JSON: whoever has it may take it apart."""
+        """Hides the fields of a secret that is JSON as well, since code may use them separately."""
         if text.startswith("{"):
             with suppress(orjson.JSONDecodeError):
                 self.hide(Credential("secret", CredentialType.SECRET, orjson.loads(text)))
 
     def redact(self, text: str) -> str:
-        """The text with every known secret value replaced by ``***``."""
+        """Returns the text with every known secret value replaced by ``***``."""
         for secret in self._secrets:
             if secret in text:
                 text = text.replace(secret, HIDDEN)
@@ -358,7 +360,7 @@ class Credentials:
             f"{' or '.join(types) or 'any'}"
         )
 
-    def _embedded_stands_in(self, types: tuple[CredentialType, ...]) -> bool:
+    def _uses_embedded(self, types: tuple[CredentialType, ...]) -> bool:
         return (
             CredentialType.POSTGRES in types
             and self._settings.default_postgres_credential == EMBEDDED
@@ -400,7 +402,7 @@ def _read_secret_file(folder: Path, name: str) -> str | None:
 
 
 def _parse(name: str, value: Any, source: str) -> Credential:
-    """A credential from JSON, a URL, or a mapping ``{type, data}`` (fields beside ``type`` also count)."""
+    """Returns a credential from JSON, a URL, or a mapping ``{type, data}`` (fields beside ``type`` also count)."""
     if isinstance(value, str):
         text = value.strip()
         scheme = text.partition("://")[0].lower()

@@ -1,4 +1,4 @@
-"""How credentials and tokens lie in the database: Fernet tokens under ``NOETL_CREDENTIAL_KEY``."""
+"""Encrypts credentials and tokens for the database: Fernet tokens under ``NOETL_CREDENTIAL_KEY``."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from noetl_dagster.settings import Settings
 
 
 class Encryption:
-    """Seals mappings with the key of the settings, which never stands in the database."""
+    """Encrypts mappings with the key of the settings, which is never stored in the database."""
 
     def __init__(self, settings: Settings) -> None:
         key = settings.credential_key
@@ -23,22 +23,22 @@ class Encryption:
 
     @property
     def has_key(self) -> bool:
-        """Whether a key is set; it may still be malformed."""
+        """Reports whether a key is set; it may still be malformed."""
         return self._key is not None
 
     def seal(self, name: str, data: Mapping[str, Any]) -> bytes:
-        """The encrypted form of a credential's data.
+        """Returns a credential's data encrypted.
 
         Raises:
-            CredentialError: without a valid key.
+            CredentialError: there is no valid key.
         """
         return self._fernet(name).encrypt(orjson.dumps(dict(data)))
 
     def unseal(self, name: str, sealed: bytes) -> dict[str, Any]:
-        """What :meth:`seal` was given.
+        """Returns the decrypted data of :meth:`seal`.
 
         Raises:
-            CredentialError: without the key that it was encrypted with.
+            CredentialError: the data was encrypted with another key, or there is none.
         """
         try:
             data: dict[str, Any] = orjson.loads(self._fernet(name).decrypt(bytes(sealed)))
@@ -50,7 +50,7 @@ class Encryption:
         return data
 
     def digest(self, text: bytes) -> str:
-        """Tells texts apart without giving away what is in them: nobody can try guesses without the key."""
+        """Returns a keyed digest that distinguishes texts; without the key guesses cannot be verified."""
         return hmac.new((self._key or "").encode(), text, hashlib.sha256).hexdigest()[:32]
 
     def _fernet(self, name: str) -> Fernet:

@@ -1,7 +1,7 @@
 """A playbook's ``keychain``: fields of credentials, secrets by handle, and tokens that expire.
 
-An entry becomes ``{{ keychain.<name>.<field> }}`` in tool fields and nowhere else. A token is asked for once and
-shared by every process until it expires, through ``noetl.keychain``, where it lies encrypted as credentials do.
+An entry becomes ``{{ keychain.<name>.<field> }}`` in tool fields and nowhere else. A token is requested once and
+shared by every process until it expires, through ``noetl.keychain``, where it is encrypted as credentials are.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from noetl_dagster.tools.access.credentials import HANDLE_PREFIX, Credential, Cr
 
 OF_ANY_EXECUTION = 0
 SCOPES = {"global": True, "catalog": True, "local": False, "shared": False}
-"""Whether an entry of the scope serves other executions too."""
+"""Whether an entry of the scope is shared between executions."""
 
 LIFE_SECONDS = 3_600.0
-"""Of a token whose answer does not say ``expires_in``, unless the entry says ``ttl_seconds``."""
+"""Life of a token without ``expires_in`` in its response and without ``ttl_seconds`` in the entry."""
 
 MARGIN = 0.1
 LONGEST_MARGIN_SECONDS = 30.0
-"""A token is renewed when this part of its life, at most so many seconds, is left."""
+"""A token is renewed when this part of its life (``MARGIN``), at most so many seconds, is left."""
 
 ASK_SECONDS = 30.0
 
@@ -47,7 +47,7 @@ SET data = EXCLUDED.data, expires_at = EXCLUDED.expires_at, created_at = now()
 
 
 class Keychain:
-    """Opens the entries of playbooks. One for each process.
+    """Opens the entries of playbooks; one object for each process.
 
     Args:
         pool: pool of the database that holds ``noetl.keychain``.
@@ -63,7 +63,7 @@ class Keychain:
     async def open(
         self, entries: Sequence[Mapping[str, Any]], scope: Scope, fetch: Fetch
     ) -> Mapping[str, Any]:
-        """The fields of every entry, by its name. An entry may use those before it.
+        """Returns the fields of every entry, by its name. An entry may use those before it.
 
         Raises:
             CredentialError: a credential or secret is not found, or a token was refused.
@@ -99,21 +99,21 @@ class Keychain:
             return token
         if self._encryption.has_key:
             token, seconds = await self._shared(name, key, owner, entry)
-        else:  # nowhere to keep it: each process asks for its own
+        else:  # it cannot be stored: each process requests its own
             token, seconds = await self._ask(name, entry)
         self._credentials.hide(Credential(name, CredentialType.SECRET, token))
         self._tokens[(key, owner)] = (time.monotonic() + seconds, token)
         return token
 
     def _key(self, name: str, entry: Mapping[str, Any]) -> str:
-        """Name of a token's row: entries that ask for the same in the same words share it."""
+        """Returns the name of a token's row, which entries with the same request share."""
         asked = encode_json([entry.get(part) for part in ("endpoint", "url", "method", "headers", "data")])
         return f"{name}:{self._encryption.digest(asked)}"
 
     async def _shared(
         self, name: str, key: str, owner: int, entry: Mapping[str, Any]
     ) -> tuple[Mapping[str, Any], float]:
-        """The token of the table, or a new one: of all processes that want it one asks, the others wait."""
+        """Returns the token of the table, or a new one, which one process requests while others wait."""
         async with self._pool.acquire() as connection, connection.transaction():
             await connection.execute(_LOCK, key)
             row = await connection.fetchrow(_GET, key, owner)
@@ -124,7 +124,7 @@ class Keychain:
             return token, seconds
 
     async def _ask(self, name: str, entry: Mapping[str, Any]) -> tuple[Mapping[str, Any], float]:
-        """A new token and the seconds for which it may be handed out."""
+        """Requests a new token. Returns it and the seconds for which it may be used."""
         from noetl_dagster.tools.access.web import HttpRequest, WebError, address, answered, form_encoded
 
         endpoint = str(entry.get("endpoint") or entry.get("url"))
@@ -141,7 +141,7 @@ class Keychain:
                 content = await answer.read()
         except (WebError, ValueError) as error:
             raise CredentialError(f"{what} does not answer: {type(error).__name__}") from None
-        if answer.status >= 400:  # its text may repeat what was sent
+        if answer.status >= 400:  # its text may repeat the request
             raise CredentialError(f"{what} refuses a token with status {answer.status}")
         try:
             token = orjson.loads(content)
@@ -153,7 +153,7 @@ class Keychain:
 
 
 def _seconds(token: Mapping[str, Any], entry: Mapping[str, Any]) -> float:
-    """For how long a new token is handed out: its life without the margin."""
+    """Returns the seconds for which a new token is used: its life without the margin."""
     life = LIFE_SECONDS
     for text in (token.get("expires_in"), entry.get("ttl_seconds")):
         try:

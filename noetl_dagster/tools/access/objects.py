@@ -1,4 +1,4 @@
-"""Buckets of tools: obstore clients for a credential, or for the settings' own object storage."""
+"""Buckets of tools: obstore clients for a credential, or for the object store of the settings."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from noetl_dagster.tools.access.credentials import Credential
 
 
 def open_bucket(settings: Settings, kind: str, bucket: str, credential: Credential | None = None) -> Any:
-    """An obstore store on a bucket.
+    """Returns an obstore client of a bucket.
 
     Args:
         kind: ``s3`` (also ``minio``) or ``gcs``.
         bucket: its name; empty: the one of the credential or the settings.
-        credential: None: the settings' minio endpoint for s3 where there is one, else the environment.
+        credential: None: the settings' minio endpoint for s3 if there is one, else the environment.
 
     Raises:
-        CredentialError: when no bucket is named.
+        CredentialError: no bucket is named.
     """
     own = credential.get("bucket", default="") if credential else ""
     default = settings.gcs_bucket if kind == "gcs" else settings.minio_bucket

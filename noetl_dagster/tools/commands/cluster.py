@@ -1,4 +1,4 @@
-"""The Kubernetes API as tools ask it."""
+"""Requests of tools to the Kubernetes API."""
 
 from __future__ import annotations
 
@@ -14,24 +14,25 @@ NAMESPACE = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
 EXCERPT = 500
 
 TIMES = (5.0, 30.0)
-"""Seconds to connect to the API server, and for which it may say nothing; its client would wait for ever."""
+"""Seconds to connect to the API server, and to wait for its response; its client would wait for ever."""
 
 
 @dataclass(frozen=True, slots=True)
 class Cluster:
-    """Kubernetes' clients, as this process may use them."""
+    """Kubernetes' clients, with the credentials of this process."""
 
     batch: Any
     core: Any
 
 
 def connect(asker: str) -> Cluster:
-    """
+    """Returns clients for the configured cluster.
+
     Args:
-        asker: who it is that asks, for errors; likewise below.
+        asker: the caller, for error messages; likewise below.
 
     Raises:
-        ToolError: there is no client, or no cluster that it knows.
+        ToolError: no client is installed, or no cluster is configured.
     """
     try:
         from kubernetes import client, config
@@ -48,13 +49,13 @@ def connect(asker: str) -> Cluster:
             kind="credential",
         ) from None
     configuration = client.Configuration.get_default_copy()
-    configuration.retries = 0  # of what does not answer; whoever asks tries again
+    configuration.retries = 0  # the callers repeat their requests
     api = client.ApiClient(configuration)
     return Cluster(client.BatchV1Api(api), client.CoreV1Api(api))
 
 
 def own_namespace() -> str:
-    """The namespace of this pod, else of the kubeconfig's context, else ``default``."""
+    """Returns the namespace of this pod, else of the kubeconfig's context, else ``default``."""
     from kubernetes import config
 
     if NAMESPACE.is_file():
@@ -67,19 +68,19 @@ def own_namespace() -> str:
 
 
 def _message(body: Any) -> str:
-    """What Kubernetes says in the answer to a refused request; empty when it says nothing."""
+    """Returns the message in the response to a refused request; empty if there is none."""
     try:
-        answer = json.loads(body or "")
+        response = json.loads(body or "")
     except ValueError:
         return ""
-    return str(answer.get("message") or "") if isinstance(answer, dict) else ""
+    return str(response.get("message") or "") if isinstance(response, dict) else ""
 
 
-async def asked(asker: str, request: Any, *arguments: Any, **options: Any) -> Any:
-    """One request to the API server, in a thread.
+async def ask_cluster(asker: str, request: Any, *arguments: Any, **options: Any) -> Any:
+    """Sends one request to the API server, in a thread.
 
     Raises:
-        ToolError: what Kubernetes said; its ``status`` is that of the answer, None where there was none.
+        ToolError: Kubernetes refused; ``status`` is that of the response, None without one.
     """
     from kubernetes.client.exceptions import ApiException
     from urllib3.exceptions import HTTPError

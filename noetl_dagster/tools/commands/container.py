@@ -1,4 +1,4 @@
-"""``kind: container``: a Kubernetes Job, watched to its end."""
+"""``kind: container``: runs a Kubernetes Job and waits for its end."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 
 from noetl_dagster.errors import ToolError
 from noetl_dagster.tools.base import JobMessages, Tool, Toolbox, ToolCall, ToolResult, time_limit
-from noetl_dagster.tools.commands.cluster import EXCERPT, Cluster, asked, connect, own_namespace
+from noetl_dagster.tools.commands.cluster import EXCERPT, Cluster, ask_cluster, connect, own_namespace
 from noetl_dagster.tools.commands.jobs import (
     CALL,
     COMMAND,
@@ -30,7 +30,7 @@ logger = logging.getLogger(__name__)
 POLL_SECONDS = 2.0
 LOG_BYTES = 1_048_576
 UNANSWERED_SECONDS = 60.0
-"""A job is left to itself so long while the API server does not answer."""
+"""Seconds for which a job may run while the API server does not answer."""
 
 
 class ContainerTool(Tool):
@@ -41,15 +41,15 @@ class ContainerTool(Tool):
     kubeconfig's, else ``default``); ``service_account``; ``timeout`` seconds; as Kubernetes writes them too
     ``env_from``, ``volume_mounts``, ``security_context`` (of the container), ``working_dir``, ``image_pull_policy``,
     ``volumes``, ``node_selector``, ``tolerations``, ``image_pull_secrets`` (names will do), ``labels`` and
-    ``annotations`` of job and pod. ``pipes: true`` as for shell: the messages come by objects of the minio store, to
-    which the job needs a client of its own.
+    ``annotations`` of job and pod. ``pipes: true`` as for shell: messages are objects of the minio store, so the
+    job needs a client of that store.
 
-    Output: ``{job, namespace, pod, exit_code, stdout}``; of a long log the last mebibyte. ``stdout`` is None, and
-    ``pod`` empty, of a job that succeeded and whose pod was gone before its log was read.
+    Output: ``{job, namespace, pod, exit_code, stdout}``; of a long log the last mebibyte. ``stdout`` is None and
+    ``pod`` empty if a job succeeded and its pod was deleted before its log was read.
 
-    A call that begins again after its process was killed finds its job by its name, and takes what that came or comes
-    to. The job is deleted when the end of the command is in the log; at the call's end where nobody keeps a log. A
-    call that is cancelled leaves it to whoever goes on with the command.
+    A call that resumes after its process was killed finds its job by name and uses its outcome. The job is deleted when
+    the end of the command is in the log; without a log, at the end of the call. A cancelled call leaves the job to the
+    process that resumes the command.
 
     Raises ``ToolError``: without a configured Kubernetes client, for a job that cannot
     be made, and for an exit code other than 0.
@@ -58,6 +58,7 @@ class ContainerTool(Tool):
     kind = "container"
 
     async def run(self, call: ToolCall, box: Toolbox) -> ToolResult:
+        """Runs the job and returns its outcome."""
         cluster = await asyncio.to_thread(connect, _asker(call))
         namespace = str(call.config.get("namespace") or await asyncio.to_thread(own_namespace))
         script = await load_script(call, box)
@@ -78,9 +79,9 @@ class ContainerTool(Tool):
             async with time_limit(call):
                 await job.make(manifest, box)
                 condition = await job.ended(box)
-            pod, exit_code, log = await asked(job.asker, job.outcome)
+            pod, exit_code, log = await ask_cluster(job.asker, job.outcome)
         except asyncio.CancelledError:
-            if call.limit is not None and call.limit.expired():  # else the command may go on elsewhere
+            if call.limit is not None and call.limit.expired():  # else another process may resume the command
                 await asyncio.shield(job.stop())
             raise
         except ToolError:
@@ -119,12 +120,12 @@ class _ContainerJob:
         self._batch, self._core = cluster.batch, cluster.core
 
     async def make(self, manifest: dict[str, Any], box: Toolbox) -> None:
-        """Creates the job; one that an earlier process made for the same call stands for it.
+        """Creates the job, or adopts the one that an earlier process created for the same call.
 
-        One that was made of other words, because what comes before the call gave something else this time, is replaced.
+        A job with another definition, because earlier steps had other results, is replaced.
 
         Raises:
-            ToolError: Kubernetes refuses it, another's has its name, or nobody is to make it any more.
+            ToolError: Kubernetes refuses it, a foreign job has its name, or the command has ended.
         """
         await self._refuse_stale(box)
         made_of = manifest["metadata"]["annotations"][MADE_OF]
@@ -139,17 +140,17 @@ class _ContainerJob:
             if found is not None and found.metadata.deletion_timestamp is None:
                 if found.metadata.annotations.get(MADE_OF) == made_of:
                     return
-                logger.warning("%s: job %s was made of other words; it is made anew", self.asker, self.name)
+                logger.warning("%s: job %s has another definition; it is replaced", self.asker, self.name)
                 await self._delete(found)
-            await asyncio.sleep(POLL_SECONDS)  # until what is being deleted is gone
+            await asyncio.sleep(POLL_SECONDS)  # until the deletion is complete
 
     async def ended(self, box: Toolbox) -> Any:
-        """Waits for the end of the job: its condition ``Complete`` or ``Failed``."""
+        """Waits for the end of the job. Returns its condition ``Complete`` or ``Failed``."""
         clock = asyncio.get_running_loop().time
         answered = clock()
         while True:
             try:
-                job = await asked(
+                job = await ask_cluster(
                     self.asker, self._batch.read_namespaced_job_status, self.name, self.namespace
                 )
                 answered = clock()
@@ -170,7 +171,7 @@ class _ContainerJob:
             await asyncio.sleep(POLL_SECONDS)
 
     def outcome(self, **limits: Any) -> tuple[str, int | None, str | None]:
-        """Pod, exit code and log of a job that ended; the log is None where there is none any more."""
+        """Returns pod, exit code and log of a job that ended; the log is None if it was deleted."""
         from kubernetes.client.exceptions import ApiException
 
         selector = f"job-name={self.name}"
@@ -181,36 +182,38 @@ class _ContainerJob:
         states = [one.state.terminated for one in pod.status.container_statuses or () if one.state.terminated]
         code = states[0].exit_code if states else None
         try:
-            # as bytes: clients of some versions take the text for one and give "b'...'"
+            # as bytes: some versions of the client return the text "b'...'"
             answer = self._core.read_namespaced_pod_log(
                 pod.metadata.name, self.namespace, _preload_content=False, **limits
             )
         except ApiException as error:
-            if error.status not in (400, 404):  # it never began, or is gone
+            if error.status not in (400, 404):  # the container never started, or was deleted
                 raise
             return pod.metadata.name, code, None
         return pod.metadata.name, code, answer.data[-LOG_BYTES:].decode(errors="replace")
 
     async def stop(self) -> None:
-        """Ends what runs of the job. It stays, so that who begins the call again does not run it again."""
+        """Stops the job but keeps it, so that a resumed call does not run it again."""
         body = {"spec": {"activeDeadlineSeconds": 1}}
         with suppress(ToolError):  # it ends by its own deadline, or with its command
             found = await self._found()
             if found is not None and self._is_own(found) and _end_of(found) is None:
-                await asked(self.asker, self._batch.patch_namespaced_job, self.name, self.namespace, body)
+                await ask_cluster(
+                    self.asker, self._batch.patch_namespaced_job, self.name, self.namespace, body
+                )
 
     async def remove(self) -> None:
-        """Deletes the job with its pod; no other's, and it may be gone.
+        """Deletes the job with its pod, if it exists and belongs to this call.
 
         Raises:
-            ToolError: Kubernetes refuses it or is away.
+            ToolError: Kubernetes refuses or is unavailable.
         """
         found = await self._found()
         if found is not None and self._is_own(found):
             await self._delete(found)
 
     async def clear(self) -> None:
-        """Deletes every job of the call's command, those of earlier processes too.
+        """Deletes every job of the call's command, including those of earlier processes.
 
         Raises:
             ToolError: as :meth:`remove`.
@@ -219,7 +222,7 @@ class _ContainerJob:
             await self._delete(found)
 
     async def _refuse_stale(self, box: Toolbox) -> None:
-        """Nobody waits for a call whose command has ended elsewhere; a later one says that this one had failed."""
+        """Raises ``ToolError`` if the command has ended elsewhere, or if a later call shows that this one failed."""
         names = [job.metadata.annotations[CALL] for job in await self._of_command()]
         if call_name(self.call) not in names:
             later = later_number(self.call, names)
@@ -233,10 +236,10 @@ class _ContainerJob:
             raise ToolError(f"{self.asker}: its command has ended in another process", kind="unknown")
 
     async def _of_command(self) -> list[Any]:
-        """The jobs of the call's command."""
+        """Returns the jobs of the call's command."""
         selector = f"{OURS}={self.call.execution_id},{COMMAND}={command_label(self.call)}"
         listed = partial(self._batch.list_namespaced_job, self.namespace, label_selector=selector)
-        jobs = (await asked(self.asker, listed)).items
+        jobs = (await ask_cluster(self.asker, listed)).items
         return [job for job in jobs if CALL in (job.metadata.annotations or {})]
 
     async def _delete(self, found: Any) -> None:
@@ -244,15 +247,15 @@ class _ContainerJob:
         name = found.metadata.name
         delete = partial(self._batch.delete_namespaced_job, name, self.namespace, body=options)
         try:
-            await asked(self.asker, delete)
+            await ask_cluster(self.asker, delete)
         except ToolError as error:
             if error.status not in (404, 409):
                 raise
 
     async def _created(self, manifest: dict[str, Any]) -> bool:
-        """False: there is one of its name. A request that is under way is waited for in every case."""
+        """Creates the job; False if its name is taken. Waits for a running request even when cancelled."""
         creating = asyncio.ensure_future(
-            asked(self.asker, self._batch.create_namespaced_job, self.namespace, manifest)
+            ask_cluster(self.asker, self._batch.create_namespaced_job, self.namespace, manifest)
         )
         try:
             await asyncio.shield(creating)
@@ -267,7 +270,7 @@ class _ContainerJob:
 
     async def _found(self) -> Any:
         try:
-            return await asked(self.asker, self._batch.read_namespaced_job, self.name, self.namespace)
+            return await ask_cluster(self.asker, self._batch.read_namespaced_job, self.name, self.namespace)
         except ToolError as error:
             if error.status != 404:
                 raise
@@ -282,7 +285,7 @@ def _asker(call: ToolCall) -> str:
 
 
 def _end_of(job: Any) -> Any:
-    """The condition in which a job ended; None while it runs."""
+    """Returns the condition in which a job ended; None while it runs."""
     for condition in (job.status.conditions if job.status else None) or ():
         if condition.type in ("Complete", "Failed") and condition.status == "True":
             return condition

@@ -19,26 +19,26 @@ from noetl_dagster.tools.base import ToolCall, seconds_of
 from noetl_dagster.tools.commands import cluster
 
 KEPT_SECONDS = 86_400
-"""An ended job is there so long for who goes on with its command, unless the command's end removes it before."""
+"""Seconds for which an ended job stays for a process that resumes its command, unless the command's end removes it."""
 
 MARGIN_SECONDS = 60
-"""A job ends by itself so long after the timeout of its call: its process is gone then, or would have ended it."""
+"""Seconds after the timeout of its call at which a job ends by itself, since its process would have ended it."""
 
 CALL = "noetl/call"
-"""Annotation of a job: the call that it is of."""
+"""Annotation of a job: its call."""
 
 MADE_OF = "noetl/made-of"
-"""Annotation of a job: a digest of what its container runs."""
+"""Annotation of a job: a digest of its container's definition."""
 
 COMMAND = "noetl/command"
-"""Label of a job: a digest of the command in whose name it is there."""
+"""Label of a job: a digest of its command."""
 
 MANAGED = {"app.kubernetes.io/managed-by": "noetl-dagster"}
 
 EXECUTION = "noetl/execution-id"
 
 OURS = f"app.kubernetes.io/managed-by=noetl-dagster,{EXECUTION}"
-"""Selects the jobs of containers; with ``=<id>`` behind it those of an execution."""
+"""Selects the jobs of containers; with ``=<id>`` appended those of an execution."""
 
 
 _OF_CONTAINER = {
@@ -55,19 +55,19 @@ _OF_POD = {
     "node_selector": "nodeSelector",
     "tolerations": "tolerations",
 }
-"""Fields that go as they are, with Kubernetes' names for them."""
+"""Fields that are passed on unchanged, with Kubernetes' names for them."""
 
 
 def job_manifest(
     call: ToolCall, script: str | None = None, variables: Mapping[str, str] = MappingProxyType({})
 ) -> dict[str, Any]:
-    """The Job of a call: one pod, never restarted, removed a day after its end if nobody does before.
+    """Returns the Job of a call: one pod, never restarted, removed at the latest a day after its end.
 
     Args:
-        variables: of its environment, beside those of the task.
+        variables: of its environment, in addition to those of the task.
 
     Raises:
-        ToolError: without an image, or with a timeout that is no number.
+        ToolError: there is no image, or the timeout is no number.
     """
     config = call.config
     if not config.get("image"):
@@ -116,20 +116,20 @@ def job_manifest(
 
 
 def call_name(call: ToolCall) -> str:
-    """Which call it is: the same when its command begins again, another for each try that a playbook asks for."""
+    """Returns the identity of a call: the same after a resumption, another for each attempt of a playbook's policy."""
     task = call.task.name
-    if call.owner not in ("", call.command_id):  # an item of a partition
+    if call.owner not in ("", call.command_id):  # one command of several in a group
         task = f"{task}@{_digest(call.command_id.encode())}"
     return f"{_owner(call)}/{task}/{call.number}"
 
 
 def command_label(call: ToolCall) -> str:
-    """Of the command that answers for the call; all its jobs have it."""
+    """Returns the label of the call's command, which all its jobs have."""
     return _digest(_owner(call).encode())
 
 
 def later_number(call: ToolCall, names: Iterable[str]) -> int | None:
-    """The highest number of calls of the same task that came after this one, by the names of calls."""
+    """Returns the highest number of later calls of the same task, by the names of calls; None without one."""
     own = call_name(call).rpartition("/")[0]
     parts = (name.rpartition("/") for name in names)
     numbers = [int(number) for task, _, number in parts if task == own and number.isdecimal()]
@@ -145,19 +145,19 @@ def _digest(text: bytes) -> str:
 
 
 def command_of(name: str) -> tuple[int, str] | None:
-    """Execution and id of the command that a call is of; None where it is of none."""
+    """Returns execution and id of a call's command; None if it has none."""
     command, _, _ = name.rpartition("/")[0].rpartition("/")
     execution = command.partition(":")[0]
     return (int(execution), command) if execution.isdecimal() else None
 
 
 def job_name(call: ToolCall) -> str:
-    """At most 53 characters, so that its pods' names hold all of it."""
+    """Returns at most 53 characters, so that its pods' names contain all of it."""
     return f"noetl-{_label(call.step, 30).lower()}-{_digest(call_name(call).encode())}"
 
 
 def _given(config: Mapping[str, Any], fields: Mapping[str, str]) -> dict[str, Any]:
-    """What a task says in Kubernetes' own words, by those."""
+    """Returns the fields of a task that are passed on unchanged, by Kubernetes' names."""
     return {name: config[field] for field, name in fields.items() if config.get(field)}
 
 
@@ -180,20 +180,20 @@ logger = logging.getLogger(__name__)
 _ASKER = "jobs of containers"
 
 AT_ONCE = 100
-"""Executions that one listing is about."""
+"""Executions per listing."""
 
 IsOver = Callable[[int, str], Awaitable[bool]]
-"""Whether the log says that nobody runs a command any more, by its execution and name."""
+"""Reports whether a command has ended according to the log, by its execution and name."""
 
 
 async def remove_orphans(is_over: IsOver, executions: Collection[int] | None = None) -> int:
-    """Deletes the jobs of ended commands in the namespace of this process; how many they were.
+    """Deletes the jobs of ended commands in the namespace of this process. Returns their number.
 
-    Only inside a cluster: elsewhere a kubeconfig may lead anywhere. What cannot be deleted now is there until it
-    expires.
+    It works only inside a cluster, since a kubeconfig elsewhere may name any cluster. Jobs that cannot be deleted now
+    stay until they expire.
 
     Args:
-        executions: only of these.
+        executions: None: all.
     """
     if not cluster.NAMESPACE.is_file():
         return 0
@@ -203,7 +203,7 @@ async def remove_orphans(is_over: IsOver, executions: Collection[int] | None = N
         namespace = await asyncio.to_thread(cluster.own_namespace)
         for selector in _selectors(executions):
             listed = partial(clients.batch.list_namespaced_job, namespace, label_selector=selector)
-            for job in (await cluster.asked(_ASKER, listed)).items:
+            for job in (await cluster.ask_cluster(_ASKER, listed)).items:
                 count += await _removed(clients, job, is_over)
     except ToolError as error:
         logger.warning("%s", error)
@@ -226,7 +226,9 @@ async def _removed(clients: cluster.Cluster, job: Any, is_over: IsOver) -> bool:
     options = {"propagationPolicy": "Background", "preconditions": {"uid": job.metadata.uid}}
     delete = clients.batch.delete_namespaced_job
     try:
-        await cluster.asked(_ASKER, partial(delete, job.metadata.name, job.metadata.namespace, body=options))
+        await cluster.ask_cluster(
+            _ASKER, partial(delete, job.metadata.name, job.metadata.namespace, body=options)
+        )
     except ToolError as error:
         if error.status not in (404, 409):
             logger.warning("%s", error)

@@ -1,4 +1,4 @@
-"""Jobs that are started outside of this process and tell the Dagster run what they do, by Dagster Pipes."""
+"""Dagster Pipes: jobs outside of this process that report to the Dagster run."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from noetl_dagster.tools.base import JobMessages, Toolbox, ToolCall
 async def pipes_variables(
     call: ToolCall, box: Toolbox, default: JobMessages
 ) -> AsyncIterator[Mapping[str, str]]:
-    """The variables by which a job finds the run that hears it, while it runs.
+    """Yields the variables by which a job reports to its run, while it runs.
 
-    None where ``pipes`` is not asked for, and where nobody would hear it: without Dagster, and in workers.
+    There are none without ``pipes``, without Dagster, and in workers.
 
     Args:
-        default: what ``pipes: true`` means.
+        default: the channel of ``pipes: true``.
 
     Raises:
-        ToolError: ``pipes`` is no way that messages may go.
+        ToolError: ``pipes`` names no channel.
     """
     asked = call.config.get("pipes")
     if not asked:

@@ -1,4 +1,4 @@
-"""Child processes with bounds: their own process group, a time limit, and output that is kept in part."""
+"""Child processes with limits: their own process group, a time limit, and a maximum of stored output."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _CHUNK = 65_536
 
 @dataclass(frozen=True, slots=True)
 class Finished:
-    """How a process ended. Of long output the end is kept; ``truncated`` says so."""
+    """The outcome of a process. Long output is reduced to its end, and ``truncated`` is set."""
 
     exit_code: int
     stdout: str
@@ -26,7 +26,7 @@ class Finished:
 
 
 def environment(extra: Mapping[str, str] | None = None) -> dict[str, str]:
-    """The environment of a child: this process' one without ``NOETL_*``, which holds credentials."""
+    """Returns the environment of a child: that of this process without ``NOETL_*``, which contains credentials."""
     own = {name: value for name, value in os.environ.items() if not name.startswith("NOETL_")}
     return {**own, **(extra or {})}
 
@@ -42,14 +42,14 @@ async def run_process(
 ) -> Finished:
     """Runs a command to its end.
 
-    When the caller is cancelled (a time limit), the whole process group is asked to stop and, two seconds
-    later, killed. What the command left running in its group ends with it.
+    If the caller is cancelled (a time limit), the whole process group gets SIGTERM and, two seconds later, SIGKILL.
+    Processes that the command left in its group end with it.
 
     Args:
-        pass_fds: open files that the program gets, under the same numbers.
+        pass_fds: open files that the program inherits, under the same numbers.
 
     Raises:
-        OSError: when the program cannot be started.
+        OSError: the program cannot be started.
     """
     starting = asyncio.ensure_future(
         asyncio.create_subprocess_exec(

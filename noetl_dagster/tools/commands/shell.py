@@ -1,4 +1,4 @@
-"""``kind: shell`` and ``kind: script``: commands in a process group of their own."""
+"""``kind: shell`` and ``kind: script``: commands in a separate process group."""
 
 from __future__ import annotations
 
@@ -30,20 +30,21 @@ class ShellTool(Tool):
     Input: ``cmds`` (text or a list; one shell, ``shell``, runs them in order and stops at the first that
     fails), ``code`` (the text of a script) or ``script`` (a file); scripts take ``args`` and ``interpreter``
     (default: the first line ``#!``, the file's ending, the shell); ``env`` (further variables), ``cwd``
-    (default: the playbook's folder), ``timeout`` seconds. The task's input stands in ``NOETL_INPUT`` as JSON;
-    the variables of this process named ``NOETL_*`` are not handed on. With ``pipes: true``, the commands' own processes
-    may call ``open_dagster_pipes``, and the Dagster run has their logs and metadata; ``pipes: objects`` for jobs that
-    end up on other machines.
+    (default: the playbook's folder), ``timeout`` seconds. ``NOETL_INPUT`` contains the task's input as JSON;
+    this process's variables named ``NOETL_*`` are not passed on. With ``pipes: true``, the commands' processes may call
+    ``open_dagster_pipes``, and the Dagster run gets their logs and metadata; use ``pipes: objects`` for jobs on other
+    machines.
 
     Output: ``{exit_code, stdout, stderr, truncated}``; of long output the last mebibyte.
 
-    Raises ``ToolError`` for an exit code other than 0 (``error.code``), and of kind ``timeout`` when the time is
-    up; the whole process group is killed then.
+    Raises ``ToolError`` for an exit code other than 0 (``error.code``), and of kind ``timeout`` after the time
+    limit, when the whole process group is killed.
     """
 
     kind = "shell"
 
     async def run(self, call: ToolCall, box: Toolbox) -> ToolResult:
+        """Runs the commands and returns their outcome."""
         try:
             async with time_limit(call), pipes_variables(call, box, JobMessages.FILE) as variables:
                 finished = await self._run(call, box, variables)
@@ -91,7 +92,7 @@ def _script_file(text: str) -> Any:
 
 
 def _interpreter(script: str, config: dict[str, Any]) -> tuple[str, ...]:
-    """``interpreter`` of the task, else the script's first line, else its ending, else the shell."""
+    """Returns the task's interpreter, else that of the script's first line, of its suffix, or the shell."""
     named = config.get("interpreter")
     if named:
         return (str(named),) if isinstance(named, str) else tuple(map(str, named))
@@ -104,10 +105,10 @@ def _interpreter(script: str, config: dict[str, Any]) -> tuple[str, ...]:
 
 def _failed(call: ToolCall, finished: Finished, box: Toolbox) -> ToolError:
     code = finished.exit_code
-    how = f"was killed by signal {-code}" if code < 0 else f"ended with exit code {code}"
-    said = (finished.stderr.strip() or finished.stdout.strip())[-EXCERPT:]
+    outcome = f"was killed by signal {-code}" if code < 0 else f"ended with exit code {code}"
+    output = (finished.stderr.strip() or finished.stdout.strip())[-EXCERPT:]
     return ToolError(
-        box.credentials.redact(f"shell in step {call.step} {how}{': ' if said else ''}{said}"),
+        box.credentials.redact(f"shell in step {call.step} {outcome}{': ' if output else ''}{output}"),
         kind="unknown",
         code=code,
     )

@@ -1,4 +1,4 @@
-"""``operation: subscribe``: messages of a stream as rows, until there are enough or none comes any more."""
+"""``operation: subscribe``: messages of a stream as rows, until there are enough or no more arrive."""
 
 from __future__ import annotations
 
@@ -24,22 +24,22 @@ from noetl_dagster.tools.chunks.writer import ChunkedResult
 from noetl_dagster.tools.rows.jsonable import to_jsonable
 
 BATCH = 500
-"""Messages that are asked for at once."""
+"""Messages per request."""
 
 IDLE_SECONDS = 5.0
-"""Without a message, after which a subscription ends unless ``timeout`` says otherwise."""
+"""Seconds without a message after which a subscription ends, unless ``timeout`` is set."""
 
 KEPT_SECONDS = 600.0
-"""For which the server keeps a consumer of ours that asks for nothing, since its chunks wait for room."""
+"""Seconds for which the server keeps our idle consumer while its chunks wait for room."""
 
 ACK_SECONDS = 10.0
 
 UNACKED_CHUNKS = 3
-"""One that is told of, one that waits for what follows it, one that is being gathered."""
+"""One chunk in the log, one that waits for its successor, one that is being gathered."""
 
 
 async def subscribe(client: NatsClient, call: ToolCall, box: Toolbox) -> ToolResult:
-    """Takes the messages of one call.
+    """Reads the messages of one call.
 
     Raises:
         ToolError: a field is missing or wrong.
@@ -50,21 +50,22 @@ async def subscribe(client: NatsClient, call: ToolCall, box: Toolbox) -> ToolRes
     if not await chunks.seek():
         return await chunks.result()
     if durable:
-        return await _AckedMessages(client, call, chunks, str(durable)).take()
-    return await _Messages(client, call, chunks).take()
+        return await _AckedMessages(client, call, chunks, str(durable)).read()
+    return await _Messages(client, call, chunks).read()
 
 
 class _Messages:
-    """Messages from a place in their stream on; nothing is acknowledged, and nobody else sees a difference."""
+    """Messages from a position of their stream; nothing is acknowledged, so other consumers are not affected."""
 
     def __init__(self, client: NatsClient, call: ToolCall, chunks: ChunkedResult) -> None:
         self._call = call
         self._context = client.jetstream()
         self._chunks = chunks
-        self._end = _End(client, call, (chunks.position or {}).get("messages", 0))
+        self._end = _Limits(client, call, (chunks.position or {}).get("messages", 0))
         self._gathering = Gathering(chunks.chunk_bytes)
 
-    async def take(self) -> ToolResult:
+    async def read(self) -> ToolResult:
+        """Reads the messages until the end of the subscription."""
         position = self._chunks.position
         start = _start(self._call) if position is None else int(position["sequence"]) + 1
         while self._end.is_open:
@@ -74,7 +75,7 @@ class _Messages:
         return await self._chunks.result()
 
     async def _from(self, start: int) -> int:
-        """Takes messages until the end, or until the server may have forgotten the consumer; gives the next."""
+        """Reads until the end, or until the server may have dropped the consumer; returns the next sequence."""
         config = ConsumerConfig(
             ack_policy=AckPolicy.NONE,
             deliver_policy=DeliverPolicy.BY_START_SEQUENCE,
@@ -101,7 +102,8 @@ class _Messages:
 class _AckedMessages:
     """Messages of a durable consumer, each acknowledged when its chunk is in the log.
 
-    One that was in the log when the process ended and is not acknowledged comes again, and is only acknowledged.
+    A message that was in the log but not acknowledged when the process ended is delivered again, and then only
+    acknowledged.
     """
 
     def __init__(self, client: NatsClient, call: ToolCall, chunks: ChunkedResult, durable: str) -> None:
@@ -111,11 +113,12 @@ class _AckedMessages:
         self._chunks = chunks
         self._durable = durable
         position = chunks.position or {}
-        self._end = _End(client, call, position.get("messages", 0))
-        self._told = set(position.get("sequences", ()))  # of the latest chunk that is in the log
+        self._end = _Limits(client, call, position.get("messages", 0))
+        self._logged = set(position.get("sequences", ()))  # of the latest chunk that is in the log
         self._waiting: list[Msg] = []  # of the one that is stored after it
 
-    async def take(self) -> ToolResult:
+    async def read(self) -> ToolResult:
+        """Reads the messages until the end of the subscription."""
         subject, stream = await _source(self._call, self._context)
         pull = await self._context.pull_subscribe(subject, durable=self._durable, stream=stream)
         try:
@@ -136,30 +139,30 @@ class _AckedMessages:
                 await pull.unsubscribe()
 
     async def _new(self, came: Sequence[Msg], messages: Sequence[Msg]) -> list[Msg]:
-        """Those that this call has not taken yet."""
-        await self._acknowledge([message for message in came if _sequence(message) in self._told])
-        known = self._told.union(map(_sequence, self._waiting), map(_sequence, messages))
+        """Returns the messages that this call has not read yet."""
+        await self._acknowledge([message for message in came if _sequence(message) in self._logged])
+        known = self._logged.union(map(_sequence, self._waiting), map(_sequence, messages))
         new = [message for message in came if _sequence(message) not in known]
         self._end.taken += len(new)
         return new
 
     async def _put(self, messages: list[Msg]) -> None:
-        """Stores a chunk, with which the one before it is in the log."""
+        """Stores a chunk, and acknowledges the one before it, which is then in the log."""
         position = {"sequences": list(map(_sequence, messages)), "messages": self._end.taken}
         await self._chunks.put(Gathered([_row(message) for message in messages], position))
         await self._acknowledge(self._waiting)
-        self._told = set(map(_sequence, self._waiting))
+        self._logged = set(map(_sequence, self._waiting))
         self._waiting = messages
 
     async def _acknowledge(self, messages: Sequence[Msg]) -> None:
-        """Returns when the server knows."""
+        """Acknowledges messages; returns when the server has confirmed it."""
         answers = (
             self._client.request(message.reply, Msg.Ack.Ack, timeout=ACK_SECONDS) for message in messages
         )
         await asyncio.gather(*answers)
 
     async def _size(self, pull: JetStreamContext.PullSubscription) -> int:
-        """Messages of a chunk: the server gives no more while too many are not acknowledged."""
+        """Returns the messages of a chunk: the server sends no more while too many are not acknowledged."""
         pending = (await pull.consumer_info()).config.max_ack_pending or 0
         if 0 < pending < UNACKED_CHUNKS:
             raise ToolError(
@@ -170,8 +173,8 @@ class _AckedMessages:
         return min(BATCH, pending // UNACKED_CHUNKS) if pending > 0 else BATCH
 
 
-class _End:
-    """When a subscription is over.
+class _Limits:
+    """Determines the end of a subscription.
 
     Attributes:
         taken: messages so far, those of earlier runs included.
@@ -186,24 +189,25 @@ class _End:
 
     @property
     def is_open(self) -> bool:
+        """Reports whether more messages are wanted."""
         return not self._idle and (self._most is None or self.taken < self._most)
 
     async def fetched(self, pull: JetStreamContext.PullSubscription, size: int) -> list[Msg]:
-        """Some messages; none when it is over."""
+        """Returns the next messages; none at the end."""
         if not self.is_open:
             return []
         wanted = size if self._most is None else min(size, int(self._most) - self.taken)
         try:
             return list(await pull.fetch(wanted, timeout=self._seconds))
         except TimeoutError:
-            if not self._client.is_connected:  # what comes is not seen
+            if not self._client.is_connected:  # messages may be missed
                 raise nats.errors.ConnectionClosedError from None
             self._idle = True
             return []
 
 
 async def _source(call: ToolCall, context: JetStreamContext) -> tuple[str, str]:
-    """Subject and stream of the messages."""
+    """Returns subject and stream of the messages."""
     subject, stream = call.config.get("subject"), call.config.get("stream")
     if not (subject or stream):
         raise ToolError(f"nats in step {call.step}: subscribe needs 'stream' or 'subject'", kind="schema")
@@ -213,7 +217,7 @@ async def _source(call: ToolCall, context: JetStreamContext) -> tuple[str, str]:
 
 
 async def _forgotten(pull: JetStreamContext.PullSubscription, context: JetStreamContext, stream: str) -> None:
-    """Ends a consumer that has no name of its own; the server does so by and by where this does not succeed."""
+    """Ends a consumer without a durable name; if that fails, the server does so later."""
     with suppress(nats.errors.Error):
         consumer = (await pull.consumer_info()).name
         await pull.unsubscribe()
@@ -250,14 +254,14 @@ def _number(call: ToolCall, name: str, default: float | None) -> float | None:
 
 
 def encoded(value: Any) -> bytes:
-    """Text as it is, bytes as they are, everything else as JSON."""
+    """Returns text and bytes unchanged, everything else as JSON."""
     if isinstance(value, bytes):
         return value
     return value.encode() if isinstance(value, str) else orjson.dumps(to_jsonable(value, "value"))
 
 
 def decoded(content: bytes) -> dict[str, Any]:
-    """``{value}`` or ``{value, encoding: base64}`` of stored bytes."""
+    """Returns ``{value}`` or ``{value, encoding: base64}`` of stored bytes."""
     try:
         return {"value": orjson.loads(content)}
     except orjson.JSONDecodeError:

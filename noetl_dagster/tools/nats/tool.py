@@ -21,6 +21,8 @@ PUBLISH_SECONDS = 10.0
 
 
 class NatsOperation(StrEnum):
+    """The operations of the tool."""
+
     KV_GET = "kv_get"
     KV_PUT = "kv_put"
     KV_DELETE = "kv_delete"
@@ -35,21 +37,21 @@ class NatsTool(Tool):
     """One operation on a NATS server.
 
     Input: ``operation``; ``bucket`` and ``key`` for key-value and object operations, ``value`` for puts (text
-    as it is, everything else as JSON); ``subject``, ``value``, ``headers`` and ``ack`` for publish (with
+    unchanged, everything else as JSON); ``subject``, ``value``, ``headers`` and ``ack`` for publish (with
     ``ack: true`` JetStream confirms it); ``auth`` (a nats credential; default: the settings' server). A put
-    makes a missing bucket; ``ttl`` seconds then bounds the age of its entries.
+    creates a missing bucket; ``ttl`` seconds then limits the age of its entries.
 
-    subscribe takes the messages of a JetStream ``stream``, those with ``subject`` where that is given, until there are
-    ``max_messages`` or none has come for ``timeout`` seconds (5): from ``start``, a sequence number (1), on, and after
-    a restart from where it stopped. With ``durable``, the name of a consumer, which is made where it is missing, each
+    subscribe reads the messages of a JetStream ``stream``, those with ``subject`` if that is set, until there are
+    ``max_messages`` or none has arrived for ``timeout`` seconds (5): from ``start``, a sequence number (1), and after
+    a restart from the last position. With ``durable``, the name of a consumer, which is created if missing, each
     message is acknowledged when its chunk is in the log.
 
     Output:
-        subscribe a list of ``{subject, sequence, time, value}``, with ``headers`` where there are some;
+        subscribe a list of ``{subject, sequence, time, value}``, with ``headers`` if there are any;
         kv_get ``{key, value, revision, found}``, kv_put ``{key, revision}``, kv_delete ``{key, deleted}``,
         kv_keys ``{keys, count}``, publish ``{subject, bytes}`` and with ``ack`` ``stream`` and ``sequence``,
         object_put ``{key, size, digest}``, object_get ``{key, value, size}``. A value that is JSON comes back
-        parsed, other text as text, bytes as base64 text beside ``encoding: base64``.
+        parsed, other text as text, bytes as base64 text with ``encoding: base64``.
 
     Raises ``ToolError`` of kind ``nats``, retryable for connections and time-outs.
     """
@@ -57,6 +59,7 @@ class NatsTool(Tool):
     kind = "nats"
 
     async def run(self, call: ToolCall, box: Toolbox) -> ToolResult:
+        """Runs the operation."""
         operation = _operation(call)
         try:
             credential = await box.credentials.resolve(call.auth, CredentialType.NATS)
@@ -84,7 +87,7 @@ async def _kv_get(client: NatsClient, call: ToolCall) -> dict[str, Any]:
 async def _kv_put(client: NatsClient, call: ToolCall) -> dict[str, Any]:
     key = _field(call, "key")
     stream, name = client.jetstream(), _field(call, "bucket")
-    bucket = await _found_or_made(
+    bucket = await _open_or_create(
         stream.key_value(name), lambda: stream.create_key_value(bucket=name, ttl=call.config.get("ttl"))
     )
     return {"key": key, "revision": await bucket.put(key, encoded(call.config.get("value")))}
@@ -128,7 +131,7 @@ async def _publish(client: NatsClient, call: ToolCall) -> dict[str, Any]:
 async def _object_put(client: NatsClient, call: ToolCall) -> dict[str, Any]:
     key = _field(call, "key")
     stream, name = client.jetstream(), _field(call, "bucket")
-    bucket = await _found_or_made(stream.object_store(name), lambda: stream.create_object_store(bucket=name))
+    bucket = await _open_or_create(stream.object_store(name), lambda: stream.create_object_store(bucket=name))
     info = await bucket.put(key, encoded(call.config.get("value")))
     return {"key": key, "size": info.size, "digest": info.digest}
 
@@ -141,8 +144,8 @@ async def _object_get(client: NatsClient, call: ToolCall) -> dict[str, Any]:
     return {"key": key, **decoded(content), "size": len(content)}
 
 
-async def _found_or_made(finding: Awaitable[T], make: Callable[[], Awaitable[T]]) -> T:
-    """A bucket to write to."""
+async def _open_or_create(finding: Awaitable[T], make: Callable[[], Awaitable[T]]) -> T:
+    """Returns a bucket to write to; creates a missing one."""
     try:
         return await finding
     except nats.js.errors.NotFoundError:

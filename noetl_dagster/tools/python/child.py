@@ -1,7 +1,7 @@
-"""The child process of ``isolation: subprocess``: reads a request, runs it, writes the answer.
+"""The child process of ``isolation: subprocess``: reads a request, runs it, writes the response.
 
-In the folder given as argument: ``request.json`` in; ``result.json`` (``{value}`` or ``{failure}``) or
-``result.arrow`` out. What code yields goes out in files too, each told of in a line to the channel, which answers it.
+The folder in the argument contains ``request.json``. The child writes ``result.json`` (``{value}`` or ``{failure}``)
+or ``result.arrow``. Yielded rows are files too; the child announces each in a line on the channel and reads a reply.
 """
 
 from __future__ import annotations
@@ -35,11 +35,11 @@ from noetl_dagster.tools.rows.jsonable import is_table
 REQUEST, RESULT, TABLE = "request.json", "result.json", "result.arrow"
 MORE, ENOUGH = b"more\n", b"enough\n"
 STREAMED = object()
-"""The value of code whose chunks have all been handed over."""
+"""The value of code whose chunks have all been passed on."""
 
 
 class Handover:
-    """Gives chunks to the process outside: the next is made while it stores one, and then waits."""
+    """Passes chunks to the parent process. Code makes the next chunk while the parent stores one, and then waits."""
 
     def __init__(self, folder: Path, channel: int) -> None:
         self._folder = folder
@@ -50,10 +50,10 @@ class Handover:
         self._waits = False
 
     def give(self, chunk: Gathered) -> bool:
-        """Hands a chunk over; False when no more are wanted.
+        """Passes a chunk on; False if no more are wanted.
 
         Raises:
-            SystemExit: those before could not be stored.
+            SystemExit: an earlier chunk could not be stored.
         """
         if not self.taken():
             return False
@@ -65,7 +65,7 @@ class Handover:
         return True
 
     def taken(self) -> bool:
-        """Waits until the latest chunk is stored; False when no more are wanted."""
+        """Waits until the latest chunk is stored; False if no more are wanted."""
         waits, self._waits = self._waits, False
         answer = self._answers.readline() if waits else MORE
         if not answer:
@@ -74,7 +74,7 @@ class Handover:
 
 
 def answer(request: dict[str, Any], handover: Handover) -> Any:
-    """The value of the requested code, ``STREAMED`` where it was handed over.
+    """Returns the value of the requested code, ``STREAMED`` if it was passed on in chunks.
 
     Raises:
         CodeFailure: the code failed.
@@ -108,7 +108,7 @@ def answer(request: dict[str, Any], handover: Handover) -> Any:
 
 
 def _handed_over(chunks: Iterator[Gathered], handover: Handover) -> Any:
-    """Hands over all chunks; the rows themselves where they are less than one."""
+    """Passes all chunks on; returns the rows themselves if they are less than one chunk."""
     given = False
     try:
         for chunk in chunks:
@@ -118,7 +118,7 @@ def _handed_over(chunks: Iterator[Gathered], handover: Handover) -> Any:
             if not handover.give(chunk):
                 return STREAMED
     except CodeFailure:
-        handover.taken()  # what came before it is kept
+        handover.taken()  # earlier chunks are kept
         raise
     handover.taken()
     return STREAMED if given else []
@@ -127,7 +127,7 @@ def _handed_over(chunks: Iterator[Gathered], handover: Handover) -> Any:
 def _stepped(
     chunks: AsyncGenerator[Gathered, None], runner: asyncio.Runner
 ) -> Generator[Gathered, None, None]:
-    """The chunks of an async generator, which runs only while the next is being made."""
+    """Yields the chunks of an async generator, which runs only while the next one is requested."""
 
     async def following() -> Gathered | None:
         return await anext(chunks, None)
@@ -140,6 +140,7 @@ def _stepped(
 
 
 def main(folder: Path) -> None:
+    """Runs the request in a folder and writes its result there."""
     request = orjson.loads((folder / REQUEST).read_bytes())
     if request["memory"] is not None:
         resource.setrlimit(resource.RLIMIT_AS, (request["memory"], request["memory"]))

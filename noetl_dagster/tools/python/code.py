@@ -1,4 +1,4 @@
-"""Playbook code in Python: compiled once, given its input, run, and blamed by line when it fails.
+"""Compiles and runs playbook code in Python; failures name the line.
 
 Imports little, so that the subprocess of ``isolation: subprocess`` starts fast.
 """
@@ -35,10 +35,10 @@ logger = logging.getLogger("noetl_dagster.tools.python.output")
 PRINTED_CHARACTERS = 65_536
 NOTE = "the code defines neither main nor result"
 CONTEXT_NAMES = ("context", "execution_id")
-"""Names that code has without an input of that name, beside ``input_data``."""
+"""Names that code has without an input of that name, in addition to ``input_data``."""
 
 POSITION = "position"
-"""What code that yields is given to go on: the position that it yielded with the last stored rows, first None."""
+"""Variable for code that yields: the position that it yielded with the last stored rows, at first None."""
 
 _READING, _SETTING = frozenset({"LOAD_NAME", "LOAD_GLOBAL"}), frozenset({"STORE_NAME", "STORE_GLOBAL"})
 NO_VALUES: Mapping[str, Any] = {}
@@ -46,19 +46,19 @@ _NOTHING = object()
 NO_POSITION = object()
 
 FAILURES = (Exception, SystemExit, KeyboardInterrupt)
-"""What fails a step when its code raises it. An interrupt of abandoned code is not among them."""
+"""Exceptions of code that fail a step; not the interrupt of abandoned code."""
 
 EXIT_REMEDY = "code ends with 'result = ...' or a return from main, and fails with any other exception"
 
 
 class CodeFailure(Exception):
-    """Playbook code raised, does not parse, or gave a value that no JSON can hold.
+    """Playbook code raised, does not parse, or returned a value without a JSON form.
 
     Attributes:
         exception_type: name of the exception's class.
         line: line of the code, counted from 1; None when unknown.
         function: innermost function of the code that the exception passed.
-        transient: it was a lost connection or a time-out, so another try may succeed.
+        transient: a lost connection or a time-out; another attempt may succeed.
     """
 
     def __init__(
@@ -77,9 +77,9 @@ class Program:
     """Compiled code.
 
     Attributes:
-        name: stands for its file in tracebacks.
-        returns: whether it has ``return`` or ``yield`` at its top level, and is the code of a function.
-        seeks: it wants to know the ``position`` where it goes on, when no name of its context is called so.
+        name: its file name in tracebacks.
+        returns: it has ``return`` or ``yield`` at its top level, and is the code of a function.
+        seeks: it reads ``position`` to resume, unless its context has this name.
         asks: the names of the context that it may use.
         wanted: the parameters of its ``main``.
         templates: the ``{{ expressions }}`` of the code.
@@ -94,7 +94,7 @@ class Program:
     templates: tuple[Expression, ...]
 
     def run(self, names: dict[str, Any]) -> Any:
-        """Runs it over its global names; gives what it returned at its top level, else ``FELL_OFF``."""
+        """Runs it with its global names. Returns the value of a top-level ``return``, else ``FELL_OFF``."""
         if self.returns:
             names["__builtins__"] = builtins  # as exec does; extension modules that import look here
             return FunctionType(self.code, names)()
@@ -104,7 +104,7 @@ class Program:
 
 @dataclass(slots=True)
 class Printed:
-    """What ``print`` of one call wrote: goes to the log line by line, up to a bound."""
+    """Replaces ``print`` in one call: writes to the log line by line, up to a limit."""
 
     step: str
     redact: Callable[[str], str] = str
@@ -125,7 +125,7 @@ class Printed:
 
 
 def _asks_for_position(code: CodeType, main: _Main | None) -> bool:
-    """Whether ``main`` yields and has ``position`` as a parameter, or code reads it before it sets it."""
+    """Reports whether ``main`` yields and has a parameter ``position``, or code reads it before it sets it."""
     if main is not None and POSITION in main.parameters:
         return main.yields
     uses = (step.opname for part in _parts_of(code) for step in dis.get_instructions(part)
@@ -134,7 +134,7 @@ def _asks_for_position(code: CodeType, main: _Main | None) -> bool:
 
 
 def _parts_of(code: CodeType) -> Iterator[CodeType]:
-    """Code and what is defined in it."""
+    """Yields code and all code that is defined in it."""
     yield code
     for constant in code.co_consts:
         if isinstance(constant, CodeType):
@@ -142,7 +142,7 @@ def _parts_of(code: CodeType) -> Iterator[CodeType]:
 
 
 def _names_of(code: CodeType) -> set[str]:
-    """The global names that code and what is defined in it read."""
+    """Returns the global names that code, and all code defined in it, read."""
     return {name for part in _parts_of(code) for name in part.co_names}
 
 
@@ -185,18 +185,20 @@ def run_program(
     rendered: Mapping[str, Any] = NO_VALUES,
     position: Any = NO_POSITION,
 ) -> Any:
-    """Executes a program and calls its ``main``; gives the value, the coroutine of an async ``main``, or what
-    yields it.
+    """Executes a program and calls its ``main``.
 
     Args:
         input: variables of the code and arguments of ``main``.
-        scope: further names that ``main`` may ask for by argument.
-        context: makes what the code and ``main`` get as ``context``.
+        scope: further names for arguments of ``main``.
+        context: makes ``context`` for the code and ``main``.
         rendered: values of the program's templates, by their variables.
-        position: for a program that seeks, where it goes on.
+        position: for a program that seeks, where it resumes.
+
+    Returns:
+        The value, the coroutine of an async ``main``, or a generator.
 
     Raises:
-        CodeFailure: whatever the code raised.
+        CodeFailure: the code raised.
     """
     values = {name: copied(parse_literal(value)) for name, value in input.items()}
     names: dict[str, Any] = {"__name__": "__playbook__", "print": printer, "input_data": values, **values}
@@ -224,10 +226,10 @@ def run_program(
 
 
 def finished(value: Any, program: Program) -> Any:
-    """A result as the store takes it: a table as it is, everything else as JSON values.
+    """Returns a result in a form for the store: a table unchanged, everything else as JSON values.
 
     Raises:
-        CodeFailure: for a value without a JSON form.
+        CodeFailure: the value has no JSON form.
     """
     if is_table(value):
         return value
@@ -243,7 +245,7 @@ def call_main(
     scope: Mapping[str, Any],
     context: Callable[[], Any],
 ) -> Any:
-    """Calls ``main`` with what its parameters name: from input, then from the scope."""
+    """Calls ``main`` with the values that its parameters name: from the input, else from the scope."""
     parameters, open_ended = _parameters(main)
     positional: list[Any] = []
     keywords: dict[str, Any] = {}
@@ -270,7 +272,7 @@ def call_main(
 
 
 def _parameters(main: Callable[..., Any]) -> tuple[tuple[tuple[str, bool, bool], ...], bool]:
-    """Name, has a default, only positional; and whether ``main`` takes any keyword."""
+    """Returns (name, has a default, only positional) of each parameter, and whether ``main`` accepts any keyword."""
     code = getattr(main, "__code__", None)
     if code is not None and not hasattr(main, "__wrapped__") and inspect.isfunction(main):
         defaults = len(main.__defaults__ or ()), frozenset(main.__kwdefaults__ or ())
@@ -309,7 +311,7 @@ class _Main:
 
 
 def _main_of(source: str) -> _Main | None:
-    """What the source says of its ``main``; None for code without one."""
+    """Returns the facts about ``main`` in the source; None without one."""
     for node in ast.parse(source).body:
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node.name == "main":
             given = node.args
@@ -319,7 +321,7 @@ def _main_of(source: str) -> _Main | None:
 
 
 def parse_literal(value: Any) -> Any:
-    """Text that is a JSON or Python literal of a list or mapping as that; everything else as it is."""
+    """Returns text that is a JSON or Python literal of a list or mapping parsed; everything else unchanged."""
     if not isinstance(value, str) or value.lstrip()[:1] not in ("[", "{"):
         return value
     import orjson
@@ -336,7 +338,7 @@ def parse_literal(value: Any) -> Any:
 
 
 def failure_of(error: BaseException, program: Program) -> CodeFailure:
-    """The failure with the last line of the program that the exception passed."""
+    """Returns the failure with the last line of the program that the exception passed."""
     if isinstance(error, CodeFailure):
         return error
     line, function = None, ""

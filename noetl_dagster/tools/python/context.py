@@ -1,4 +1,4 @@
-"""What code sees of the execution: names of the scope as plain values, and ``context``.
+"""The execution as code sees it: names of the scope as plain values, and ``context``.
 
 Imports little, so that the subprocess of ``isolation: subprocess`` starts fast.
 """
@@ -23,7 +23,7 @@ _READ_BY_VIEW = frozenset({"data", "ref", "extracted", "results", "error"})
 
 
 class LiveScope(Mapping[str, Any]):
-    """The names of a scope as code in a thread sees them: plain values, references fetched when touched."""
+    """The names of a scope for code in a thread: plain values; references are fetched on access."""
 
     def __init__(self, scope: Mapping[str, Any], box: Toolbox, loop: asyncio.AbstractEventLoop) -> None:
         self._scope = scope
@@ -43,11 +43,11 @@ class LiveScope(Mapping[str, Any]):
         return len(self._scope)
 
     def whole(self, name: str) -> Any:
-        """A name's value, of a step or task with its status and all else that is known of its result."""
+        """Returns a name's value; for a step or task the whole envelope with its status."""
         return self.fetched(lambda: _whole(self._scope[name]))
 
     def fetched(self, attempt: Callable[[], T]) -> T:
-        """Calls ``attempt``, from a thread, until it needs no further stored result."""
+        """Calls ``attempt``, from a thread, and fetches the stored results that it needs."""
         while True:
             try:
                 return attempt()
@@ -56,12 +56,12 @@ class LiveScope(Mapping[str, Any]):
                 needed.cache[needed.reference.ref] = fetch.result()
 
     def values_of(self, wanted: Set[str]) -> dict[str, Any]:
-        """The wanted names, fetched, for another process."""
+        """Returns the wanted names, fetched, for another process."""
         return {name: self[name] for name in wanted if name in self}
 
 
 class CodeContext(Mapping[str, Any]):
-    """``context`` of code: what templates see, to be read only; results of steps with their ``data`` inside."""
+    """The read-only ``context`` of code: the names of templates; results of steps contain their ``data``."""
 
     def __init__(self, scope: LiveScope) -> None:
         self._scope = scope
@@ -79,9 +79,9 @@ class CodeContext(Mapping[str, Any]):
         return len(self._scope)
 
     def portable(self) -> dict[str, Any]:
-        """All of it, fetched, for another process: ``values``, and ``results``, the names of those.
+        """Returns everything, fetched, for another process: ``values``, and ``results``, the names of results.
 
-        There is no keychain, and nothing that has no form in JSON, such as tables.
+        The keychain and values without a JSON form, such as tables, are left out.
         """
         read = {name: self[name] for name in self if name != "keychain"}
         values = {name: value for name, value in read.items() if _is_jsonable(value)}
@@ -90,7 +90,7 @@ class CodeContext(Mapping[str, Any]):
 
     @staticmethod
     def ported(context: Mapping[str, Any]) -> Mapping[str, Any]:
-        """What ``portable`` gave, in that other process."""
+        """Restores the value of ``portable`` in the other process."""
         values = dict(context["values"])
         values.update({name: CodeResult.of(values[name]) for name in context["results"]})
         return MappingProxyType(values)
@@ -99,11 +99,12 @@ class CodeContext(Mapping[str, Any]):
 class CodeResult(dict[str, Any]):
     """A result of a step or task: ``status``, ``data``, ``error``, ...
 
-    A key that it lacks is looked for in its ``data``, then in the ``data`` inside of that, as templates do.
+    A missing key is looked up in its ``data``, then in the ``data`` inside that, as templates do.
     """
 
     @classmethod
     def of(cls, envelope: Mapping[str, Any]) -> CodeResult:
+        """Returns the result of an envelope."""
         result = cls(envelope)
         data = envelope.get("data")
         if isinstance(data, dict) and isinstance(data.get("data"), dict):
@@ -127,6 +128,7 @@ class CodeResult(dict[str, Any]):
         return True
 
     def get(self, key: str, default: Any = None) -> Any:
+        """Returns a key's value, looked up as above, else the default."""
         try:
             return self[key]
         except KeyError:
@@ -150,7 +152,7 @@ def _whole(value: Any) -> Any:
 
 
 def _result(view: ResultView) -> Any:
-    """The envelope with its data fetched; of a loop what templates get of it."""
+    """Returns the envelope with its data fetched; for a loop the value that templates get."""
     if view.is_loop:
         return plain(view)
     parts = {key: copied(item) for key, item in view.envelope.items() if key not in _READ_BY_VIEW}

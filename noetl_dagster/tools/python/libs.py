@@ -1,4 +1,4 @@
-"""``libs``: modules that code has without importing them."""
+"""``libs``: modules that code can use without importing them."""
 
 from __future__ import annotations
 
@@ -31,19 +31,19 @@ DISTRIBUTIONS = {
     "snowflake.connector": "snowflake-connector-python",
     "yaml": "PyYAML",
 }
-"""Distributions of other names than their modules: what is not installed cannot say so itself."""
+"""Distributions with other names than their modules, which metadata cannot tell before they are installed."""
 
 _REQUIREMENT = re.compile(r"\s*([\w.-]+)\s*(?:\[[^]]*\])?\s*(?:[<>=!~].*)?", re.ASCII | re.DOTALL)
 
 
 def import_libs(libs: Any) -> dict[str, Any]:
-    """What ``libs`` makes available, by name.
+    """Returns the modules and members of ``libs`` by name.
 
-    ``libs`` is a list of modules, ``module as alias`` or mappings, or a mapping ``{alias: module}``. For a module may
-    stand ``{from: module, import: name}``, and a distribution's name where it differs (``PyYAML`` for ``yaml``).
+    ``libs`` is a list of modules, ``module as alias`` or mappings, or a mapping ``{alias: module}``. Instead of a
+    module you may write ``{from: module, import: name}``, or the distribution's name (``PyYAML`` for ``yaml``).
 
     Raises:
-        ImportError: there is no such module or name; the message says what to install.
+        ImportError: there is no such module or name; names the distribution to install.
     """
     if not libs:
         return {}
@@ -78,7 +78,7 @@ def _names(value: Any) -> list[str]:
 
 
 def _bound(name: str, alias: str) -> tuple[str, Any]:
-    """A module under its alias, else under the name that ``import`` binds: of ``a.b`` that is ``a``."""
+    """Returns a module under its alias, else under the name that ``import`` binds: ``a`` for ``a.b``."""
     address, module = _loaded(name)
     if alias:
         return alias, module
@@ -98,12 +98,12 @@ def _module(name: str) -> Any:
 
 
 def _loaded(name: str) -> tuple[str, Any]:
-    """The address of a module that stands under its own name or its distribution's, and the module."""
+    """Returns a module and its name, found by that name or by its distribution's."""
     try:
         return name, importlib.import_module(name)
     except ModuleNotFoundError as error:
         if error.name is None or not f"{name}.".startswith(f"{error.name}."):
-            raise  # the module is there, and misses another one
+            raise  # the module exists, but its own import fails
     for module in modules_of(name):
         with contextlib.suppress(ModuleNotFoundError):
             return module, importlib.import_module(module)
@@ -114,7 +114,7 @@ def _loaded(name: str) -> tuple[str, Any]:
 
 
 def modules_of(distribution: str) -> Iterator[str]:
-    """The modules that a distribution may be meant for, the likeliest first."""
+    """Yields the modules that a distribution's name may mean, the likeliest first."""
     match = _REQUIREMENT.fullmatch(distribution)
     wanted = _plain(distribution if match is None else match[1])
     yield from (module for module, name in DISTRIBUTIONS.items() if _plain(name) == wanted)
@@ -124,19 +124,19 @@ def modules_of(distribution: str) -> Iterator[str]:
 
 @cache
 def _installed() -> dict[str, frozenset[str]]:
-    """The distributions of every module; reading the metadata of all that is installed takes its time."""
+    """Returns the distributions of every module; cached, since it reads all installed metadata."""
     from importlib.metadata import packages_distributions
 
     return {module: frozenset(map(_plain, names)) for module, names in packages_distributions().items()}
 
 
 def distribution_of(module: str) -> str:
-    """The distribution to install for a module; its own name where nothing else is known."""
+    """Returns the distribution to install for a module; its own name if no other is known."""
     parts = module.split(".")
     prefixes = (".".join(parts[:count]) for count in range(len(parts), 0, -1))
     return next((DISTRIBUTIONS[name] for name in prefixes if name in DISTRIBUTIONS), parts[0])
 
 
 def _plain(name: str) -> str:
-    """A distribution's name as the index compares it."""
+    """Returns a distribution's name as the index compares it."""
     return re.sub(r"[-_.]+", "-", name).lower()

@@ -1,4 +1,4 @@
-"""``isolation: subprocess``: playbook code in an interpreter of its own, with a bound on memory."""
+"""``isolation: subprocess``: playbook code in a separate interpreter, with a memory limit."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from noetl_dagster.tools.rows.jsonable import NotJsonableError, to_jsonable
 
 CHILD = "noetl_dagster.tools.python.child"
 POSITION_BYTES = 1 << 20
-"""Most bytes of a position, as JSON, that a child may yield."""
+"""Maximum bytes of a position, as JSON, that a child may yield."""
 
 _UNITS = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30}
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([kmg]?)i?b?", re.IGNORECASE)
@@ -45,19 +45,19 @@ async def run_in_process(
     chunks: ChunkedResult,
     position: Any,
 ) -> ToolResult:
-    """Runs code in a child process and gives its value; the child is killed when the caller is cancelled.
+    """Runs code in a child process and returns its value; the child is killed if the caller is cancelled.
 
     Args:
-        input, scope: as JSON values, since they travel to another process.
-        context: what ``CodeContext.portable`` gave, where the code asks for it.
+        input, scope: as JSON values, since another process reads them.
+        context: the value of ``CodeContext.portable``, if the code uses it.
         rendered: the values of the code's templates.
-        memory: bound of the child's address space in bytes, or text such as ``512m``; None: no bound.
-        chunks: takes what code yields.
-        position: where code goes on that asks for it, else ``NO_POSITION``.
+        memory: limit of the child's address space in bytes, or text such as ``512m``; None: no limit.
+        chunks: stores the yielded rows.
+        position: where code that reads it resumes, else ``NO_POSITION``.
 
     Raises:
-        CodeFailure: the code failed, or the process was killed (``MemoryError`` where memory ran out).
-        ToolError: the input has no JSON form, or ``memory`` is no size; a chunk is not what was stored before.
+        CodeFailure: the code failed, or the process was killed (``MemoryError`` if memory ran out).
+        ToolError: the input has no JSON form, ``memory`` is no size, or a chunk differs from the stored one.
         StorageError: a chunk could not be stored.
     """
     ours, theirs = socket.socketpair()
@@ -93,9 +93,9 @@ async def run_in_process(
 
 
 async def _receive(channel: socket.socket, folder: Path, chunks: ChunkedResult) -> None:
-    """Stores the chunks that the child lays down, and answers each with whether it wants more.
+    """Stores the chunks that the child writes, and replies to each whether more are wanted.
 
-    When one cannot be stored the channel is closed, with which the child ends.
+    If one cannot be stored, the channel is closed, which ends the child.
     """
     reader, writer = await asyncio.open_connection(sock=channel, limit=POSITION_BYTES)
     try:
@@ -122,14 +122,14 @@ def _answer(folder: Path, finished: Finished) -> Any:
     if (folder / TABLE).exists():
         return _table(folder / TABLE)
     if not (folder / RESULT).exists():
-        raise _death(finished)
+        raise _exit_failure(finished)
     answer = orjson.loads((folder / RESULT).read_bytes())
     if "failure" in answer:
         raise CodeFailure(**answer["failure"])
     return answer.get("value", STREAMED)
 
 
-def _death(finished: Finished) -> CodeFailure:
+def _exit_failure(finished: Finished) -> CodeFailure:
     said = finished.stderr.strip()[-500:]
     if "MemoryError" in said or "bad_alloc" in said:
         return CodeFailure("MemoryError", "the code needs more memory than its limit", None)
@@ -146,12 +146,12 @@ def _portable(values: Mapping[str, Any], what: str) -> Any:
 
 
 def bytes_of(size: Any) -> int:
-    """Bytes of ``1048576``, ``512m``, ``1.5 GiB``.
+    """Returns the bytes of ``1048576``, ``512m``, ``1.5 GiB``.
 
-    Not pydantic's ``ByteSize``, which takes ``512m`` for 512 million: memory is counted as containers count it.
+    Pydantic's ``ByteSize`` reads ``512m`` as 512 million, but memory is counted as containers count it.
 
     Raises:
-        ToolError: for anything else.
+        ToolError: it is no size.
     """
     match = _SIZE.fullmatch(str(size).strip())
     if match is None:

@@ -1,4 +1,4 @@
-"""Threads that run playbook code, so that blocking code never stops the event loop.
+"""Threads for playbook code, so that blocking code never stops the event loop.
 
 ``concurrent.futures`` does not fit here: its threads are joined when the process ends, so one sleeping
 script would hold a finished process, and a call that outlives its time limit would occupy its place for good.
@@ -38,9 +38,9 @@ class _CodeJob:
 
 
 class _Mailbox:
-    """Outcomes on their way to one event loop, which is woken once for all that are waiting.
+    """Outcomes for one event loop, which is woken once for all that are waiting.
 
-    A wake-up for each would hand the interpreter back and forth between code and loop.
+    One wake-up for each would switch the interpreter between code and loop too often.
     """
 
     def __init__(self) -> None:
@@ -51,17 +51,17 @@ class _Mailbox:
         self._outcomes.append((future, value, failure))
         if not self._woken:
             self._woken = True
-            with contextlib.suppress(RuntimeError):  # the loop was closed meanwhile; nobody waits
+            with contextlib.suppress(RuntimeError):  # the loop was closed meanwhile
                 future.get_loop().call_soon_threadsafe(self._deliver)
 
     def _deliver(self) -> None:
-        self._woken = False  # before the first look: what comes later wakes the loop again
+        self._woken = False  # before reading: later outcomes wake the loop again
         while self._outcomes:
             _finish(*self._outcomes.popleft())
 
 
 class CodeThreads:
-    """Daemon threads, started when needed, at most ``limit`` that are not written off."""
+    """Daemon threads, started when needed, at most ``limit`` without the abandoned ones."""
 
     def __init__(
         self,
@@ -80,10 +80,10 @@ class CodeThreads:
         self._mailboxes: WeakKeyDictionary[asyncio.AbstractEventLoop, _Mailbox] = WeakKeyDictionary()
 
     async def run(self, function: Callable[[], Any]) -> Any:
-        """Runs ``function`` in a thread and gives its value or raises its exception.
+        """Runs ``function`` in a thread and returns its value or raises its exception.
 
-        When the caller is cancelled (a time limit), the code is interrupted at its next Python instruction. A
-        thread that hangs in a blocking call is written off until that call returns; another takes its place.
+        If the caller is cancelled (a time limit), the code is interrupted at its next Python instruction. A thread
+        in a blocking call is abandoned until that call returns, and another thread replaces it.
         """
         loop = asyncio.get_running_loop()
         mailbox = self._mailboxes.get(loop)
@@ -110,7 +110,7 @@ class CodeThreads:
             if self._waiting <= self._threads or self._threads >= self._limit:
                 return
             self._threads += 1
-        threading.Thread(target=self._work, name=f"noetl-code-{next(self._names)}", daemon=True).start()
+        threading.Thread(target=self._run_jobs, name=f"noetl-code-{next(self._names)}", daemon=True).start()
 
     def _abandon(self, job: _CodeJob) -> None:
         with job.lock:
@@ -136,13 +136,13 @@ class CodeThreads:
             self._repeat_seconds if sent else LOOK_SECONDS, self._interrupt, job, loop, grace_ends
         )
 
-    def _work(self) -> None:
+    def _run_jobs(self) -> None:
         while self._perform(self._jobs.get()):
             with self._lock:
                 self._waiting -= 1
 
     def _perform(self, job: _CodeJob) -> bool:
-        """Runs one job; False when its caller gave it up meanwhile and this thread was written off."""
+        """Runs one job; False if its caller has given it up meanwhile, which abandons this thread."""
         with job.lock:
             if job.abandoned:
                 return True
@@ -157,11 +157,11 @@ class CodeThreads:
 
 
 def _call(job: _CodeJob) -> tuple[Any, BaseException | None, bool]:
-    """Calls the code of a job: its value, its exception, and whether its caller gave it up meanwhile.
+    """Calls the code of a job. Returns its value, its exception, and whether its caller has given it up meanwhile.
 
-    Interrupts end here. One is sent only while the code's own frames stand upon this one, so the last one may
-    arrive, at the latest, when the code has just returned. It is waited for, and met by the outer ``try``. A
-    second cannot come: none is sent to this frame itself, and none at all once the job has no thread.
+    Interrupts end here. One is sent only while the code's own frames are above this one, so the last one arrives,
+    at the latest, when the code has just returned. This function waits for it, and the outer ``try`` catches it. A
+    second one cannot arrive: none is sent to this frame itself, and none once the job has no thread.
     """
     value: Any = None
     failure: BaseException | None = None

@@ -1,4 +1,4 @@
-"""``kind: python``: code of the playbook, in a thread of this process or in a process of its own."""
+"""``kind: python``: code of the playbook, in a thread of this process or in a separate process."""
 
 from __future__ import annotations
 
@@ -51,8 +51,8 @@ class _PythonRun:
 
     Attributes:
         rendered: the values of the templates in its code.
-        chunks: takes what it yields.
-        position: where it goes on, of code that asks for it.
+        chunks: stores the yielded rows.
+        position: where code that reads it resumes.
     """
 
     call: ToolCall
@@ -65,22 +65,22 @@ class _PythonRun:
 
 
 class PythonTool(Tool):
-    """Takes what the code returns at its top level, what its ``main(...)`` returns, or its variable ``result``.
+    """Runs code; its value is that of a top-level ``return``, of ``main(...)``, or of the variable ``result``.
 
     Input: ``code`` or ``script``; ``input``, whose keys are variables of the code and arguments of ``main``
-    (further arguments come from the iterator and the context); ``libs``. Both have ``context``, what templates see,
-    ``input_data``, the whole input, and ``execution_id``. A ``{{ template }}`` outside of string literals stands for
-    its value. The code gets copies: what it changes stays with it.
-    ``spec.isolation: subprocess`` runs the code in a process of its own, killed at ``spec.timeout``, with
-    ``spec.memory`` (bytes, or text such as ``512m``) as the bound of its address space.
+    (further arguments come from the iterator and the context); ``libs``. Both have ``context``, the names of
+    templates, ``input_data``, the whole input, and ``execution_id``. A ``{{ template }}`` outside of string literals is
+    replaced by its value. The code gets copies, so its changes have no effect elsewhere.
+    ``spec.isolation: subprocess`` runs the code in a separate process, killed at ``spec.timeout``, with
+    ``spec.memory`` (bytes, or text such as ``512m``) as the limit of its address space.
 
-    A generator (``main`` yields, or the code itself, or ``result`` is one; async or not) gives its rows chunk by
-    chunk: a list or table that it yields is rows, anything else is one row. Where it takes ``position`` and yields
-    pairs ``rows, position`` it goes on there after a restart; any other runs again, and must give the same rows.
+    A generator (``main`` yields, or the code itself, or ``result`` is one; async or not) yields rows: a list or table
+    is several, anything else is one. They are passed on in chunks. If it reads ``position`` and yields pairs
+    ``rows, position``, it resumes there after a restart; any other runs again, and must yield the same rows.
 
-    Output: the value as JSON values, or one pandas or Arrow table as it is; of a generator all its rows, by
-    reference where they are more than a chunk or a step takes them as they come. What ``print`` writes goes to the
-    logger ``noetl_dagster.tools.python.output``.
+    Output: the value as JSON values, or one pandas or Arrow table unchanged; of a generator all its rows, by
+    reference if they are more than a chunk or a step consumes chunks. ``print`` writes to the logger
+    ``noetl_dagster.tools.python.output``.
 
     Raises ``ToolError`` of kind ``python`` with ``py.exception_type`` and the line in the playbook.
     """
@@ -92,6 +92,7 @@ class PythonTool(Tool):
         self._coroutines = _CoroutineLoop()
 
     async def run(self, call: ToolCall, box: Toolbox) -> ToolResult:
+        """Runs the code and returns its value."""
         source = await load_script(call, box) if "script" in call.config else call.config.get("code")
         if not isinstance(source, str) or not source.strip():
             raise ToolError(f"python in step {call.step} has no 'code'", kind="schema")
@@ -157,13 +158,13 @@ class PythonTool(Tool):
 async def rendered_templates(
     program: Program, source: str, call: ToolCall, box: Toolbox
 ) -> Mapping[str, Any]:
-    """The values of the templates in a program's code, by their variables: JSON values, dates as text.
+    """Returns the values of the templates in a program's code, by their variables: JSON values, dates as text.
 
-    ``{{ rows | tojson }}`` is meant as code, where it is a list; so it is the value itself here.
+    ``{{ rows | tojson }}`` becomes the value itself, since as code it is a list.
 
     Raises:
-        TemplateError: one that does not parse, or names what is not known.
-        ToolError: a value without a JSON form.
+        TemplateError: a template does not parse, or a name is undefined.
+        ToolError: a value has no JSON form.
     """
     if not program.templates:
         return NO_VALUES
@@ -183,7 +184,7 @@ async def rendered_templates(
 
 
 def _run_code(run: _PythonRun, stream: GeneratorStream) -> Any:
-    """The value of the code, the stream where it yielded, or what is to be run in an event loop."""
+    """Runs the code. Returns its value, the stream if it yielded, or a coroutine for an event loop."""
     value = run_program(
         run.program,
         run.call.input,
@@ -198,7 +199,7 @@ def _run_code(run: _PythonRun, stream: GeneratorStream) -> Any:
 
 
 def _taken(value: Any, program: Program, stream: GeneratorStream) -> Any:
-    """A value as the store takes it; the stream where it is a generator, an async one as it is."""
+    """Returns a value in a form for the store, the stream for a generator, an async generator unchanged."""
     if inspect.isgenerator(value):
         stream.take(value, program)
         return stream
@@ -214,7 +215,7 @@ async def _awaited(coroutine: Any, program: Program) -> Any:
 
 
 class _CoroutineLoop:
-    """One event loop in a thread for async ``main``s, so that blocking code in one never stops the worker."""
+    """An event loop in a thread for async ``main`` functions, so that blocking code never stops the worker."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -244,7 +245,7 @@ def _tool_error(failure: CodeFailure, call: ToolCall, source: str, box: Toolbox)
 
 
 def code_place(task: Task, source: str, line: int | None) -> str:
-    """``file:line`` of a line of a task's code, in the playbook where the file still has the code."""
+    """Returns ``file:line`` of a line of a task's code, in the playbook if the file still contains the code."""
     if task.place is None or "script" in task.config:
         script = task.config.get("script")
         name = script.get("uri") if isinstance(script, Mapping) else script
@@ -257,7 +258,7 @@ def code_place(task: Task, source: str, line: int | None) -> str:
 
 @lru_cache(maxsize=256)
 def _code_start(file: str, line: int, source: str) -> int | None:
-    """The line of a playbook file where the code begins: its lines, found below the task's place."""
+    """Returns the line of a playbook file where the code begins, found by its lines below the task's place."""
     wanted = [text.strip() for text in source.rstrip().splitlines()]
     try:
         lines = [text.strip() for text in Path(file).read_text().splitlines()]
@@ -270,12 +271,12 @@ def _code_start(file: str, line: int, source: str) -> int | None:
 
 
 class GeneratorStream:
-    """What one generator yields, on its way into the result of a call.
+    """Stores the values of a generator, which runs in another thread, as the result of a call.
 
     While a chunk is being stored the generator makes the next one, and then waits: two are in memory at most.
 
     Args:
-        seeks: the generator yields positions, and is given one.
+        seeks: the generator reads and yields positions.
     """
 
     def __init__(self, result: ChunkedResult, *, seeks: bool) -> None:
@@ -286,10 +287,11 @@ class GeneratorStream:
         self._closed = False
 
     async def result(self) -> ToolResult:
+        """Returns the result of the stored chunks."""
         return await self._chunks.result()
 
     def take(self, values: Generator[Any, Any, Any], program: Program) -> None:
-        """Takes all that a generator yields, in its thread.
+        """Stores all values of a generator, in its thread.
 
         Raises:
             CodeFailure: the generator raised.
@@ -302,12 +304,12 @@ class GeneratorStream:
                         return
                     self._store(chunk)
             except CodeFailure:
-                self._is_stored()  # what came before it is kept
+                self._is_stored()  # earlier chunks are kept
                 raise
         self._is_stored()
 
     async def take_async(self, values: AsyncGenerator[Any, Any], program: Program) -> None:
-        """The same of an async generator, in its event loop."""
+        """Stores all values of an async generator, in its event loop."""
         found = async_chunks_of(values, program, self._chunks.chunk_bytes, seeks=self._seeks)
         async with aclosing(found) as chunks:
             async for chunk in chunks:
@@ -315,7 +317,7 @@ class GeneratorStream:
                     return
 
     def close(self) -> None:
-        """Ends the storing, and with it the waiting, of a call that is over."""
+        """Cancels storing when the call is over, so that the generator's thread stops waiting."""
         self._closed = True
         if self._storing is not None:
             self._storing.cancel()
@@ -325,7 +327,7 @@ class GeneratorStream:
         return self._storing
 
     def _is_stored(self) -> bool:
-        """Waits for the latest chunk; False when the rest is stored already."""
+        """Waits for the latest chunk; False if the rest is stored already."""
         return self._storing is None or self._storing.result()
 
     async def _put(self, chunk: Gathered) -> bool:

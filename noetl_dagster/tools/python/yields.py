@@ -1,4 +1,4 @@
-"""What generators of the playbook yield, gathered into chunks: one value after the other, never all of them.
+"""Gathers the values of a playbook's generators into chunks, without holding all of them.
 
 Imports little, so that the subprocess of ``isolation: subprocess`` starts fast.
 """
@@ -18,20 +18,20 @@ if TYPE_CHECKING:
 
 
 def is_yielding(value: Any) -> bool:
-    """Whether a program's value is a generator, of either kind."""
+    """Reports whether a program's value is a generator, async or not."""
     return inspect.isgenerator(value) or inspect.isasyncgen(value)
 
 
 def chunks_of(
     values: Generator[Any, Any, Any], program: Program, chunk_bytes: int, *, seeks: bool
 ) -> Generator[Gathered, None, None]:
-    """The chunks of a generator, which goes on when the next is asked for and is closed in any case.
+    """Yields the chunks of a generator, which continues when the next one is requested and is closed in any case.
 
     Args:
         seeks: each value is a pair of rows and a position.
 
     Raises:
-        CodeFailure: the generator raised, or yielded what is no pair or has no JSON form.
+        CodeFailure: the generator raised, or yielded a value that is no pair or has no JSON form.
     """
     gathering = Gathering(chunk_bytes)
     try:
@@ -49,7 +49,7 @@ def chunks_of(
 async def async_chunks_of(
     values: AsyncGenerator[Any, Any], program: Program, chunk_bytes: int, *, seeks: bool
 ) -> AsyncGenerator[Gathered, None]:
-    """The same of an async generator."""
+    """Yields the chunks of an async generator, as :func:`chunks_of` does."""
     gathering = Gathering(chunk_bytes)
     try:
         try:
@@ -79,7 +79,7 @@ def _rows_and_position(value: Any, *, seeks: bool) -> tuple[list[Any] | pa.Table
 
 
 def arrow_table(value: Any) -> pa.Table:
-    """A pandas frame or an Arrow table or batch as an Arrow table."""
+    """Returns a pandas frame or an Arrow table or batch as an Arrow table."""
     import pyarrow as pa
 
     if isinstance(value, pa.RecordBatch):

@@ -19,7 +19,7 @@ from noetl_dagster.spark.sources.results import (
     READ_AHEAD,
     StoredPart,
     _ResultsReader,
-    _Share,
+    _TaskParts,
     divide_parts,
 )
 from noetl_dagster.storage.checksum import digest_of
@@ -63,7 +63,7 @@ def test_parts_come_in_order_and_damaged_ones_are_named(tmp_path: Path) -> None:
     assert values == [str(number) for number in range(3 * READ_AHEAD)]
     (tmp_path / "20.json").write_bytes(b"[99]")
     with pytest.raises(IntegrityError, match=r"20\.json were changed or damaged"):
-        list(reader.read(_Share(parts)))
+        list(reader.read(_TaskParts(parts)))
 
 
 async def test_a_damaged_result_fails_the_step(run: Run, box: Toolbox) -> None:

@@ -1,5 +1,4 @@
-"""Secrets that others keep: AWS Secrets Manager and its parameters, Google's Secret Manager, Kubernetes.
+"""Secret managers: AWS Secrets Manager and parameters, Google's Secret Manager, Kubernetes.
 
-``asking`` asks each for a secret once a minute at most, off the event loop. Gives the value behind a handle to
-credentials. Stands on the ground floor.
+``asking`` asks each for a secret at most once a minute, off the event loop.
 """

@@ -1,4 +1,4 @@
-"""Asking secret managers: off the event loop, and once for all who want the same secret."""
+"""Asks secret managers off the event loop, and once for all callers that need the same secret."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ from noetl_dagster.errors import CredentialError
 from noetl_dagster.settings import Settings
 
 KEPT_SECONDS = 60.0
-"""For how long a secret is not asked for again: what is changed there is seen here after so long."""
+"""Seconds for which a secret is cached; changes take effect after this time."""
 
 REFUSED_SECONDS = 2.0
-"""For how long a refusal is the answer to the shards that come after."""
+"""Seconds for which a refusal is cached for later shards."""
 
 PATIENCE_SECONDS = 30.0
-"""How long a manager may take to answer."""
+"""Seconds that a manager may take to answer."""
 
 MOST_KEPT = 1_000
 
 KEY = "#"
-"""Stands between a secret and the field of it that is meant."""
+"""Separates a secret's name from the name of its field."""
 
 Secret = str | Mapping[str, str]
 """A text, or texts by their keys."""
@@ -44,14 +44,14 @@ MANAGERS = frozenset(_MANAGERS)
 
 @dataclass(slots=True)
 class _Asked:
-    """A secret that is on its way or here."""
+    """A secret that is being fetched or was fetched."""
 
     until: float
     answer: Future[Secret | Exception] = field(default_factory=Future)
 
 
 class SecretManagers:
-    """The secret managers of one process, with what they said lately."""
+    """The secret managers of one process, with their recent answers."""
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
@@ -59,11 +59,11 @@ class SecretManagers:
         self._asking = threading.Lock()
 
     async def find(self, provider: str, name: str) -> str:
-        """The value of a secret.
+        """Returns the value of a secret.
 
         Args:
             provider: one of :data:`MANAGERS`.
-            name: as the manager calls it, and after ``#`` the key of a field, where it has fields.
+            name: as the manager calls it, and after ``#`` the key of a field, if it has fields.
 
         Raises:
             CredentialError: there is no such secret, it may not be read, or the manager does not answer.
@@ -73,7 +73,7 @@ class SecretManagers:
         if asked is None or time.monotonic() >= asked.until:
             asked = self._ask(provider, path)
         if not asked.answer.done():
-            # whoever stops waiting leaves the answer to the others
+            # a caller that stops waiting leaves the answer to the others
             waiting = asyncio.shield(asyncio.wrap_future(asked.answer))
             try:
                 await asyncio.wait([waiting], timeout=PATIENCE_SECONDS)
@@ -101,7 +101,7 @@ class SecretManagers:
                 return asked
             if len(self._asked) >= MOST_KEPT:
                 self._asked = {name: one for name, one in self._asked.items() if not one.answer.done()}
-            # one that hangs is asked again by whoever comes after their patience
+            # if it hangs, a later caller asks again after the time limit
             asked = self._asked[place] = _Asked(until=time.monotonic() + PATIENCE_SECONDS)
         # not of a pool: a manager that never answers must not keep the process from ending
         threading.Thread(
@@ -124,7 +124,7 @@ class SecretManagers:
 
 
 def _value(provider: str, path: str, key: str, secret: Secret) -> str:
-    """The field of a secret that is meant, or the whole. Messages name fields, never what is in them."""
+    """Returns one field of a secret, or the whole. Messages name fields, never their values."""
     where = f"secret {path!r} of provider {provider!r}"
     if not key:
         if isinstance(secret, str):

@@ -1,4 +1,8 @@
-"""Secrets of AWS: Secrets Manager, and parameters of Systems Manager, with what the AWS environment gives."""
+"""Secrets of AWS: Secrets Manager, and parameters of Systems Manager.
+
+Clients come from ``dagster-aws``, which only this module imports, on first use. Keys, profile, role and endpoint come
+from the AWS environment, as boto3 reads it.
+"""
 
 from __future__ import annotations
 
@@ -26,10 +30,10 @@ _REJECTED = {
 
 
 def secret(name: str, settings: Settings) -> str:
-    """The current version of a secret.
+    """Returns the current version of a secret.
 
     Args:
-        name: name or ARN; the region of an ARN goes before the environment's.
+        name: name or ARN; the region of an ARN overrides the environment's.
 
     Raises:
         CredentialError: there is none, it may not be read, or the AWS environment is not complete.
@@ -42,7 +46,7 @@ def secret(name: str, settings: Settings) -> str:
 
 
 def parameter(name: str, settings: Settings) -> str:
-    """A parameter, decrypted; ``name:3`` is its third version.
+    """Returns a parameter, decrypted; ``name:3`` is its third version.
 
     Raises:
         CredentialError: as :func:`secret`.
@@ -66,7 +70,7 @@ def _text(name: str, data: bytes) -> str:
 
 @contextmanager
 def _errors(name: str, provider: str, action: str) -> Iterator[None]:
-    """Says which secret it was, and what to do."""
+    """Adds the secret's name and a remedy to errors."""
     from botocore import exceptions
 
     what = f"secret {name!r} of provider {provider!r}"

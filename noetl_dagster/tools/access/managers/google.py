@@ -17,7 +17,7 @@ _SHORT = re.compile(r"[^/]+(/versions/[^/]+)?")
 
 
 def secret(name: str, settings: Settings) -> str:
-    """A version of a secret.
+    """Returns a version of a secret.
 
     Args:
         name: ``db``, of the project of the environment, or ``projects/p/secrets/db``; either with
@@ -35,7 +35,7 @@ def secret(name: str, settings: Settings) -> str:
     try:
         client, project = _client(settings.google_secrets_endpoint)
         path = _path(name, what, os.environ.get("GOOGLE_CLOUD_PROJECT") or project)
-        # retries are the playbook's: Google's own go on for a minute
+        # the playbook defines retries: Google's own take a minute
         answer = client.access_secret_version(name=path, retry=None, timeout=PATIENCE_SECONDS)
         return bytes(answer.payload.data).decode()
     except ImportError:
@@ -91,10 +91,10 @@ def _path(name: str, what: str, project: str | None) -> str:
 
 @lru_cache(maxsize=8)
 def _client(endpoint: str | None) -> tuple[Any, str | None]:
-    """A client, made once a process since each asks for a token of its own, and the project of its credentials."""
+    """Returns this process's client, since each client requests its own token, and the project of its credentials."""
     from google.cloud import secretmanager_v1 as api
 
-    if endpoint is not None and endpoint.startswith("http://"):  # an emulator: no TLS and nobody to convince
+    if endpoint is not None and endpoint.startswith("http://"):  # an emulator: no TLS and no credentials
         import grpc  # type: ignore[import-untyped]
 
         service = api.services.secret_manager_service.transports.SecretManagerServiceGrpcTransport

@@ -13,7 +13,7 @@ from noetl_dagster.tools.access.managers.asking import PATIENCE_SECONDS
 
 
 def secret(name: str, settings: Settings) -> Mapping[str, str]:
-    """The values of a secret by their keys; those that are no text are left out.
+    """Returns the values of a secret by their keys; binary ones are left out.
 
     Args:
         name: ``<namespace>/<secret>``.
@@ -45,7 +45,7 @@ def secret(name: str, settings: Settings) -> Mapping[str, str]:
 
 @contextmanager
 def _client(what: str) -> Iterator[Any]:
-    """A client for this call: the service account's token changes every hour."""
+    """Yields a client for this call: the service account's token changes every hour."""
     from kubernetes import client, config
 
     configuration = client.Configuration()
