@@ -1,6 +1,7 @@
 # The project's verbs. Each is a thin script in scripts/; everything runs in .venv.
 SIZE ?= medium
 TEST_ARGS ?= -n 3 --dist loadfile --no-loadscope-reorder
+QUICK := $(addprefix tests/,architecture playbook events engine tools corpus)
 
 # images set it; every process would compile what it imports of this project, again and again
 unexport PYTHONDONTWRITEBYTECODE
@@ -26,8 +27,8 @@ dev: setup java ## Dagster's UI on http://127.0.0.1:3000 over the embedded servi
 check: lint ## what a change must pass before a commit: ruff, mypy, the architecture
 	.venv/bin/pytest tests/architecture
 
-test-quick: setup ## the language, the log, the control plane and the tools, without what takes seconds: for whoever edits
-	.venv/bin/pytest $(TEST_ARGS) -m quick
+test-quick: setup ## the language, the log, the control plane and the tools, without the tests that take seconds
+	.venv/bin/pytest $(TEST_ARGS) -m "not long and not spark and not slow and not chaos and not huge" $(QUICK)
 
 test: setup java ## all tests, over the embedded services; TEST_ARGS for pytest
 	.venv/bin/pytest $(TEST_ARGS)

@@ -45,24 +45,18 @@ from tests.processes import end_run_servers
 PROJECT = Path(__file__).parents[1]
 HOME = Path(os.environ.get("NOETL_TEST_HOME", PROJECT / ".noetl-test")).resolve()
 IN_USE = pytest.StashKey[IO[str]]()
-ROOMS_FIRST = (
-    "spark",
-    "compiler",
-    "cli",
-    "embedded",
-    "service",
-    "operations",
-    "transport",
-    "sensors",
-    "pool_worker",
+FOLDERS_FIRST = (
+    *("spark", "helm", "launcher", "kubernetes", "compiler", "cli", "io_managers", "pool_worker", "service"),
+    *("code_location", "sensors", "embedded", "engine", "operations", "tools", "events"),
 )
-"""Their tests start JVMs, servers and processes, which takes seconds."""
+"""Their tests start JVMs, servers and processes, or take seconds."""
 
-QUICK_ROOMS = ("architecture", "playbook", "events", "engine", "tools", "corpus", "records_api")
-"""The language, the log, the control plane and the tools."""
-
-LONG = ("spark", "long", "slow", "huge", "chaos")
-"""Marks of tests that are not quick wherever they stand."""
+FILES_FIRST = (
+    *("engine/steps/test_sinks", "engine/recovery/test_transfers", "engine/fanout/test_spark"),
+    *("engine/recovery/test_transfers_to_folders", "engine/test_helpers", "tools/test_http_chunks"),
+    *("tools/test_python_chunks", "tools/sql/test_large_rows", "code_location/test_component"),
+)
+"""Files of half a minute and more: one that another worker begins last would keep the others waiting."""
 
 TOGETHER = {
     "one JVM": ("tests/spark/", "tests/engine/fanout/test_spark.py", "tests/engine/fanout/test_engines.py"),
@@ -123,14 +117,17 @@ def pytest_unconfigure(config: pytest.Config) -> None:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Puts the rooms whose tests take seconds first, so that the last file of a run is a short one."""
-    items.sort(
-        key=lambda item: ROOMS_FIRST.index(_room(item)) if _room(item) in ROOMS_FIRST else len(ROOMS_FIRST)
-    )
-    items.sort(key=lambda item: item.get_closest_marker("kills_the_jvm") is not None)
-    for item in items:
-        if _room(item) in QUICK_ROOMS and not any(map(item.get_closest_marker, LONG)):
-            item.add_marker("quick")
+    """Puts what takes long first, so that the last files of a run are short ones."""
+    items.sort(key=lambda item: (item.get_closest_marker("kills_the_jvm") is not None, _rank(item)))
+
+
+def _rank(item: pytest.Item) -> int:
+    """The place of an item's file in a run: the long files, the folders that take long, and all others."""
+    path = item.path.relative_to(PROJECT / "tests").with_suffix("").as_posix()
+    folder = path.partition("/")[0]
+    if path in FILES_FIRST or folder == "spark":
+        return 0
+    return FOLDERS_FIRST.index(folder) if folder in FOLDERS_FIRST else len(FOLDERS_FIRST)
 
 
 class ByFileAndShared(LoadFileScheduling):
@@ -147,11 +144,6 @@ class ByFileAndShared(LoadFileScheduling):
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> LoadFileScheduling | None:
     """Distributes by files where nothing else is asked for."""
     return ByFileAndShared(config, log) if config.option.dist == "loadfile" else None
-
-
-def _room(item: pytest.Item) -> str:
-    """The folder below ``tests`` that an item is in."""
-    return item.path.relative_to(PROJECT / "tests").parts[0]
 
 
 @pytest.fixture(scope="session")

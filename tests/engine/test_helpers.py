@@ -21,6 +21,8 @@ from tests.ledger import assert_only_unfinished_ran_again, lines, written_by
 from tests.playbooks import playbook
 from tests.waiting import ended, until
 
+pytestmark = pytest.mark.long
+
 Open = Callable[..., Any]
 
 FANOUT = "loop_mode: fanout, fanout: {max_groups: 3, max_concurrent: 6}"

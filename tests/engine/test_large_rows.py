@@ -11,6 +11,8 @@ from noetl_dagster.events.state import ExecutionStatus
 from noetl_dagster.settings import Settings
 from tests.playbooks import playbook
 
+pytestmark = pytest.mark.long
+
 TEXT = """
 workload: {}
 workflow:

@@ -13,6 +13,8 @@ from noetl_dagster.playbook.migration.rewriting import Migration, migrate
 from noetl_dagster.playbook.migration.yaml_text import merged
 from tests.playbook.playbooks import HEAD, meaning, with_steps
 
+pytestmark = pytest.mark.long
+
 ROOT = Path(__file__).parents[2]
 CORPUS = [path for path in find_playbooks(ROOT / "tests" / "corpus") if not path.stem.startswith("refused")]
 OTHERS = [*find_playbooks(ROOT / "playbooks"), *find_playbooks(ROOT / "examples")]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from typing import Any
 
+import pytest
 import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -13,6 +14,8 @@ from noetl_dagster.playbook.loader import parse_report
 from noetl_dagster.playbook.models import Playbook
 from tests.playbook.playbooks import HEAD, with_steps
 from tests.playbook.test_dialects import NEWER, OLDER
+
+pytestmark = pytest.mark.long
 
 EVERYTHING = """
 executor: {spec: {timeout: 5, loop_mode: parallel}}

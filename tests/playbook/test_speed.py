@@ -10,6 +10,8 @@ import pytest
 from noetl_dagster.playbook.loader import parse_report
 from tests.playbook.playbooks import HEAD
 
+pytestmark = pytest.mark.long
+
 
 def chain(steps: int, *, broken: bool) -> str:
     """A playbook of so many steps, each with a template; broken ones lead to nowhere."""

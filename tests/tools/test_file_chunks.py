@@ -18,7 +18,7 @@ from noetl_dagster.storage import locations
 from noetl_dagster.tools.base import Toolbox
 from tests.tools.chunk_log import Killed, ListLog, rows_of
 
-pytestmark = pytest.mark.usefixtures("chunks_of_4_mib")
+pytestmark = [pytest.mark.long, pytest.mark.usefixtures("chunks_of_4_mib")]
 
 ROWS = 12_000  # of 1 KB: three chunks
 FORMATS = ["jsonl", "csv", "json", "parquet"]

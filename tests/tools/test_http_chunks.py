@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import csv
 import io
+from itertools import pairwise
 from typing import Any
 
 import orjson
@@ -19,7 +20,7 @@ from noetl_dagster.tools.rows.formats import RowFormat
 from tests.tools.chunk_log import Killed, ListLog
 from tests.waiting import until
 
-pytestmark = pytest.mark.usefixtures("chunks_of_4_mib")
+pytestmark = [pytest.mark.long, pytest.mark.usefixtures("chunks_of_4_mib")]
 
 ROWS = 12_000  # some 12 MB: three chunks
 every = pytest.mark.parametrize("kind", ["csv", "jsonl", "json"])
@@ -368,12 +369,11 @@ def test_small_rows_are_a_piece_by_their_number(format: RowFormat, content: byte
     assert sum(len(piece.rows) for piece in pieces) == 450_000
     assert all(len(piece.rows) >= 49_999 for piece in pieces[:-1])
     assert max(len(piece.rows) for piece in pieces) < 50_000 + (1 << 20) // 9
-    for piece in pieces[:-1]:
-        position = {"offset": piece.offset, "columns": cutter.columns}
-        rest = cutter_for(format, 1 << 30, position, "f")
-        again = [*rest.feed(content[piece.offset :]), rest.end()][0]
+    for piece, following in pairwise(pieces):
+        rest = cutter_for(format, 1 << 30, {"offset": piece.offset, "columns": cutter.columns}, "f")
+        again = next(rest.feed(content[piece.offset :]), None) or rest.end()
         assert again is not None
-        assert again.offset == pieces[pieces.index(piece) + 1].offset
+        assert again.offset == following.offset
 
 
 def test_a_quote_within_a_value_is_a_part_of_it() -> None:

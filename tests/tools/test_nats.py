@@ -14,6 +14,8 @@ from noetl_dagster.tools.base import Toolbox
 from tests.tools.chunk_log import Killed, ListLog
 from tests.waiting import until
 
+pytestmark = pytest.mark.long
+
 MESSAGES = 1200
 
 

@@ -18,7 +18,7 @@ from noetl_dagster.tools.base import Toolbox
 from tests.tools.chunk_log import Killed, ListLog
 from tests.waiting import until
 
-pytestmark = pytest.mark.usefixtures("chunks_of_4_mib")
+pytestmark = [pytest.mark.long, pytest.mark.usefixtures("chunks_of_4_mib")]
 
 THREAD, PROCESS = {}, {"isolation": "subprocess"}
 everywhere = pytest.mark.parametrize("options", [THREAD, PROCESS], ids=["thread", "subprocess"])

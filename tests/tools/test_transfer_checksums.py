@@ -22,6 +22,8 @@ from noetl_dagster.tools.base import Toolbox
 from noetl_dagster.tools.transfer.files import ParquetTables
 from tests.serving import served
 
+pytestmark = pytest.mark.long
+
 FILL = """
 create table source as
 select n as id, case n % 4 when 0 then '' when 1 then null else E'n\\t''"\\\\\\n' || n end as name,

@@ -20,6 +20,8 @@ from noetl_dagster.spark import ahead
 from tests.playbooks import playbook, text_of
 from tests.waiting import PROCESS_SECONDS
 
+pytestmark = pytest.mark.long
+
 CRUNCH = """
   - step: crunch
     tool: {kind: spark, sql: SELECT 1 AS one, collect: true}

@@ -31,6 +31,8 @@ from noetl_dagster.worker.command import Command
 from noetl_dagster.worker.runner import Call
 from tests.playbooks import playbook
 
+pytestmark = pytest.mark.long
+
 LOOP = """
 workflow:
   - step: each

@@ -34,6 +34,8 @@ from tests.playbooks import text_of
 from tests.serving import served
 from tests.tools.access.aws_server import aws_served
 
+pytestmark = pytest.mark.long
+
 PASSWORD = "correct-horse-battery"
 DATABASE = json.dumps({"user": "etl", "password": PASSWORD, "port": 5432})
 

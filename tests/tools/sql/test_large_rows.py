@@ -25,6 +25,8 @@ from noetl_dagster.tools.base import Chunk, Toolbox, ToolCall
 from noetl_dagster.tools.sql import views
 from tests.waiting import until
 
+pytestmark = pytest.mark.long
+
 SMALL = 2048
 """Bytes of a chunk here."""
 

@@ -13,6 +13,8 @@ from postgast.pg_query_pb2 import Token
 
 from noetl_dagster.tools.sql.statements import Part, scan, split_statements
 
+pytestmark = pytest.mark.long
+
 QUOTES = ["'", "''", '"', "E'", "e'", "U&'", "B'", "\\", "\\'", "$$", "$a$", "$é$", "$", *"-/"]
 COMMENTS = ["--", "/*", "*/", "\n", "\r"]
 MARKS = [":", "::", ":n", ":é", ":=", ";", "$1", "?", "?|", "->>", "@>", "%s", "%(n)s", "#", "`", *"()[]{}"]
