@@ -1,4 +1,4 @@
-"""The sensor that takes worker events from NATS and reports executions that finished outside of Dagster."""
+"""The sensor that moves worker events from NATS to the log, and reports executions that finished outside of Dagster."""
 
 from __future__ import annotations
 
@@ -33,21 +33,21 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 INTERVAL = 15
-"""Seconds between two ticks. A deployment with ``noetl-dagster ingest`` or ``serve`` needs none for events."""
+"""Seconds between two ticks. Events do not depend on them if ``noetl-dagster ingest`` or ``serve`` runs."""
 
 MOST_SECONDS = 20.0
-"""A tick takes events for so long, at most; what is left is for the next one."""
+"""Time limit of a tick; the next tick takes the remaining events."""
 
 
 def build_event_sensor(noetl: EngineProvider) -> SensorDefinition:
-    """A sensor that may run beside any number of ingestors: no event is taken twice, none is lost.
+    """Builds the sensor. It may run next to any number of ingestors: each event is stored once.
 
     Its cursor is the position in the log up to which finished executions are reported.
     """
 
     @sensor(
         name="noetl_events",
-        description="Takes worker events from NATS; reports results of executions outside of Dagster as assets.",
+        description="Stores worker events from NATS, and reports results of executions outside of Dagster as assets.",
         minimum_interval_seconds=INTERVAL,
         default_status=DefaultSensorStatus.RUNNING,
     )
@@ -55,17 +55,17 @@ def build_event_sensor(noetl: EngineProvider) -> SensorDefinition:
         engine = noetl.engine()
         try:
             taken = str(noetl.run(drain(engine)))
-        except ServiceError as error:  # finished executions can be reported all the same
+        except ServiceError as error:  # finished executions can still be reported
             taken = f"no events taken: {error}"
         executions, position = noetl.run(finished_outside(engine.runtime, position_of(context.cursor)))
         materialised = [event for execution in executions for event in _materialised(noetl, execution)]
-        told = [f"execution {execution.id} of {execution.playbook.name}" for execution in executions]
-        for line in told:
+        finished = [f"execution {execution.id} of {execution.playbook.name}" for execution in executions]
+        for line in finished:
             context.log.info(f"{line} completed outside of Dagster")
         context.log.info(taken)
         report = (
             f"{len(materialised)} assets of {len(executions)} executions reported"
-            if told
+            if finished
             else "nothing to report"
         )
         return SensorResult(
@@ -78,7 +78,7 @@ def build_event_sensor(noetl: EngineProvider) -> SensorDefinition:
 
 
 async def drain(engine: Engine) -> IngestReport:
-    """Takes what the stream holds now."""
+    """Stores the events that are in the stream now."""
     from noetl_dagster.events.transport.ingest import (
         Ingestor,  # not before a tick: NATS takes 0.3 s to import
     )
@@ -98,7 +98,7 @@ async def drain(engine: Engine) -> IngestReport:
 
 
 def position_of(cursor: str | None) -> EndPosition:
-    """The position that a cursor holds; the beginning for none, or for one that somebody edited."""
+    """Returns the position of a cursor; the beginning if there is none, or if it is invalid."""
     try:
         return EndPosition.model_validate_json(cursor) if cursor else EndPosition()
     except ValidationError:

@@ -1,4 +1,4 @@
-"""The sensor that resumes executions whose run died."""
+"""The sensor that resumes executions whose process died."""
 
 from __future__ import annotations
 
@@ -29,22 +29,22 @@ from noetl_dagster.resources.engines import EngineProvider
 logger = logging.getLogger(__name__)
 
 INTERVAL = 30
-"""Seconds between two looks."""
+"""Seconds between two ticks."""
 
 
 def build_recovery_sensor(
     jobs: Sequence[PlaybookJob], noetl: EngineProvider, among: str | None = None
 ) -> SensorDefinition:
-    """A sensor over the jobs of a code location. It runs by default: a restart needs nobody's click.
+    """Builds a sensor for the jobs of a code location. It runs by default, so a restart needs no manual step.
 
     Args:
-        among: the jobs are some of the project's; executions of others are left to their own sensor.
+        among: name of the folder of these jobs; the sensors of other folders handle the other executions.
     """
     by_name = {job.playbook.name: job for job in jobs}
 
     @sensor(
         name=sensor_name("noetl_recovery", among),
-        description="Resumes executions whose process is gone, a few times, with growing pauses.",
+        description="Resumes executions whose process died, several times, with growing pauses.",
         jobs=[job.job for job in jobs],
         minimum_interval_seconds=INTERVAL,
         default_status=DefaultSensorStatus.RUNNING,
@@ -76,18 +76,18 @@ def build_recovery_sensor(
 def _act(
     instance: DagsterInstance, one: Abandoned, jobs: Mapping[str, PlaybookJob], noetl: EngineProvider
 ) -> tuple[RunRequest | None, str]:
-    """Carries a verdict out: the run to launch, if any, and a note for people."""
+    """Carries out a verdict, and returns the run to launch, if any, and a line for the log."""
     engine = noetl.engine()
     run = latest_run(instance, one.execution_id, one.playbook)
     if run is not None and run.status in (DagsterRunStatus.CANCELING, DagsterRunStatus.CANCELED):
         noetl.run(engine.lifecycle.cancel(one.execution_id, f"Dagster run {run.run_id} was terminated"))
         return None, "cancelled with its run"
     if one.verdict is Verdict.WAIT:
-        return None, f"without a process; looked at again in {max(one.due - time.time(), 0):.0f} s"
+        return None, f"without a process; checked again in {max(one.due - time.time(), 0):.0f} s"
     if one.verdict is Verdict.GIVE_UP:
         noetl.run(engine.recovery().give_up(one))
         return None, f"given up after {one.attempts} recoveries"
-    if run is not None and _waits(
+    if run is not None and _is_pending(
         instance, run, noetl.run(engine.runtime.load(one.execution_id)).state.run_id
     ):
         return None, f"its run {run.run_id} waits to be driven"
@@ -95,15 +95,15 @@ def _act(
     if job is None or job.playbook.source != one.source:
         return None, (
             "without a process, and its playbook has changed or is not in this code location; "
-            f"go on with 'noetl-dagster resume {one.execution_id}'"
+            f"resume it with 'noetl-dagster resume {one.execution_id}'"
         )
     if run is not None:
         report_lost_run(instance, run)
     return _request(one, job, noetl), f"resumed as epoch {one.epoch}"
 
 
-def _waits(instance: DagsterInstance, run: DagsterRun, driver: str | None) -> bool:
-    """Whether a run that does not drive its execution is in somebody's queue, about to begin, or between two pods.
+def _is_pending(instance: DagsterInstance, run: DagsterRun, driver: str | None) -> bool:
+    """Returns True if a run that does not drive its execution is queued, about to start, or between two pods.
 
     Args:
         driver: the run that drives the execution.
@@ -112,7 +112,7 @@ def _waits(instance: DagsterInstance, run: DagsterRun, driver: str | None) -> bo
         return True
     if run.status not in (DagsterRunStatus.STARTING, DagsterRunStatus.STARTED):
         return False
-    try:  # a code location in a cluster may have no access to it, then there is no launcher either
+    try:  # without access to the cluster, a code location has no launcher
         launcher = instance.run_launcher
         between = driver != run.run_id or launcher.supports_resume_run  # K8sRunLauncher does
         if run.status is DagsterRunStatus.STARTED and not between:
@@ -120,8 +120,8 @@ def _waits(instance: DagsterInstance, run: DagsterRun, driver: str | None) -> bo
         if not launcher.supports_check_run_worker_health:
             return False
         return launcher.check_run_worker_health(run).status.value == "RUNNING"
-    except Exception as error:  # Dagster's run monitoring ends what never starts or is gone
-        logger.warning("cannot look at the process of run %s just now: %s", run.run_id, error)
+    except Exception as error:  # Dagster's run monitoring ends runs that never start or are lost
+        logger.warning("cannot check the process of run %s now: %s", run.run_id, error)
         return True
 
 

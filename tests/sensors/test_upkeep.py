@@ -10,8 +10,7 @@ from dagster import DagsterInstance, RunRequest, SkipReason, build_schedule_cont
 
 from noetl_dagster.process.event_loop import run_sync
 from noetl_dagster.resources.engines import EngineProvider, close_engines
-from noetl_dagster.sensors.projection import build_projection_sensor
-from noetl_dagster.sensors.upkeep import build_upkeep
+from noetl_dagster.sensors.upkeep import build_projection_sensor, build_upkeep
 from noetl_dagster.settings import Settings
 from noetl_dagster.worker.command import Command
 from noetl_dagster.worker.context import own_context
