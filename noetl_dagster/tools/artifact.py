@@ -38,6 +38,8 @@ _ROW_ENDINGS = {
 
 
 class ArtifactAction(StrEnum):
+    """The actions of the artifact tool."""
+
     GET = "get"
     PUT = "put"
 
@@ -63,6 +65,7 @@ class ArtifactTool(Tool):
     kind = "artifact"
 
     async def run(self, call: ToolCall, box: Toolbox) -> ToolResult:
+        """Stores or finds the value."""
         action = _action(call)
         uri = call.config.get("uri")
         try:

@@ -1,4 +1,4 @@
-"""The contract between the pipeline that runs tasks and the tools, and the fields that several tools share."""
+"""The contract between the pipeline that runs tasks and the tools, and fields that several tools share."""
 
 from __future__ import annotations
 
@@ -26,18 +26,18 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True)
 class ToolCall:
-    """One call of a tool, with every template already rendered.
+    """One call of a tool, with every template rendered.
 
     Attributes:
         config: the tool's own fields (``url``, ``command``, ``code``, ...) under canonical names.
         input: the task's ``input`` mapping.
         auth: the rendered credential name, mapping, or None.
-        scope: the names visible to the task, for tools that hand them on (python's ``context``).
+        scope: the names visible to the task, for tools that pass them on (python's ``context``).
         folder: folder of the playbook file; relative ``script.uri`` and paths start there.
         attempt: of a task's policy or of its ``retry``, for templates.
-        number: which call of its task in its command it is, from 1; a command that begins again counts anew.
-        owner: the command in whose name it is made where that is another, as the partition's of an item.
-        limit: the task's ``spec.timeout``, for tools that leave something to stop when it is over.
+        number: of the call among those of its task in its command, from 1; a command that begins again counts anew.
+        owner: the command on whose behalf it is made if that is another one, as the partition's for an item.
+        limit: the task's ``spec.timeout``, for tools that start something that has to stop when it ends.
     """
 
     execution_id: int
@@ -57,7 +57,7 @@ class ToolCall:
 
 @dataclass(slots=True)
 class ToolResult:
-    """What a tool gives back: ``data``, or ``ref`` where it stored the result itself, and envelope parts.
+    """The result of a tool: ``data``, or ``ref`` if it stored the result itself, and envelope parts.
 
     ``details`` holds tool-specific parts of the envelope, for example ``{"http": {"status": 200}}``.
     """
@@ -68,14 +68,14 @@ class ToolResult:
 
 
 class JobMessages(StrEnum):
-    """How the messages of a job outside come back: by a file on this machine, or by objects of the minio store."""
+    """How messages of an external job return: by a file on this machine, or by objects of the minio store."""
 
     FILE = "file"
     OBJECTS = "objects"
 
 
 Removal = Callable[[], Awaitable[None]]
-"""Removes what a call has left outside; may be asked for twice. Raises ``ToolError`` where that fails."""
+"""Removes what a call has left outside; may be called twice. Raises ``ToolError`` if that fails."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,9 +83,9 @@ class Chunk:
     """A part of a call's result that is stored while the rest is still being made.
 
     Attributes:
-        index: 0-based place in the result.
-        ref: where its rows are: a list or a table of them.
-        position: where a producer that can seek goes on after it; what JSON can say.
+        index: 0-based index in the result.
+        ref: of its rows: a list or a table.
+        position: at which a producer that can seek resumes after it, as JSON.
         more: whether another one follows.
     """
 
@@ -96,30 +96,30 @@ class Chunk:
 
 
 class ChunkLog(Protocol):
-    """Where calls tell of the chunks of their results while they run."""
+    """Records the chunks of results while their calls run."""
 
     def wanted(self, call: ToolCall) -> bool:
-        """Whether a step takes the chunks as they come, so that a small result is told of too."""
+        """Returns whether a step takes the chunks as they come, so that a small result is recorded too."""
         ...
 
     async def told(self, call: ToolCall) -> Sequence[Chunk]:
-        """The chunks of the call's result that are in the log, from the first: of a run that did not end."""
+        """Returns the chunks of the call's result that are in the log, from the first: of a run that did not end."""
         ...
 
     async def tell(self, call: ToolCall, *chunks: Chunk) -> None:
-        """Writes of chunks to the log at once; returns when those who take them have room for the next."""
+        """Writes chunks to the log at once; returns when the steps that take them have room for the next."""
         ...
 
 
 @dataclass(slots=True)
 class Toolbox:
-    """What tools share in one process. Clients are opened on first use and closed with the process.
+    """Resources that the tools of a process share. Clients are opened on first use and closed with the process.
 
-    ``progress`` is told, from any thread and as often as a tool likes, how far a call is, for example
-    ``spark stage 3 'save': 4/8 tasks``. ``pipes`` opens a session of Dagster Pipes for a job that a call starts, and
-    gives the variables of its environment. ``after`` keeps what a call leaves for whoever runs its command again, until
-    the end of the command is in the log, and ``over`` says whether it is; None where commands have none. ``chunks``
-    is told of results that are made chunk by chunk.
+    ``progress`` takes the progress of a call, from any thread and at any rate, for example ``spark stage 3 'save': 4/8
+    tasks``. ``pipes`` opens a session of Dagster Pipes for a job that a call starts, and yields the variables of its
+    environment. ``after`` registers the removal of what a call leaves for the next run of its command, until the end of
+    the command is in the log, and ``over`` returns whether it is; both are None outside of commands. ``chunks`` records
+    results that are made chunk by chunk.
     """
 
     settings: Settings
@@ -144,8 +144,9 @@ class Tool(Protocol):
         """Runs the call.
 
         Raises:
-            ToolError: for every failure of the tool itself. What is neither one of the project's errors nor one of
-                a connection is a defect: the task fails with its type and message.
+            ToolError: for every failure of the tool itself. Any exception that is neither one of the project's errors
+            nor
+                one of a connection is a defect: the task fails with its type and message.
         """
         ...
 
@@ -154,7 +155,7 @@ LOGICAL_PREFIX = "noetl://"
 
 
 def as_result_ref(value: Any) -> ResultRef | str | None:
-    """The reference that a value is: a model, or a logical name to look up; None for anything else."""
+    """Returns the reference that a value is, a model or a logical name to look up; None for any other value."""
     if isinstance(value, ResultRef):
         return value
     if isinstance(value, str):
@@ -169,7 +170,7 @@ def as_result_ref(value: Any) -> ResultRef | str | None:
 
 @asynccontextmanager
 async def time_limit(call: ToolCall) -> AsyncIterator[None]:
-    """Cancels the block after ``timeout`` seconds of the call's config; no limit when there is none.
+    """Cancels the block after ``timeout`` seconds of the call's config, if it has one.
 
     Raises:
         ToolError: of kind ``timeout``, retryable; of kind ``schema`` when ``timeout`` is no number.
@@ -193,7 +194,7 @@ async def time_limit(call: ToolCall) -> AsyncIterator[None]:
 
 
 def seconds_of(call: ToolCall) -> float | None:
-    """The ``timeout`` of a call's config.
+    """Returns the ``timeout`` of a call's config.
 
     Raises:
         ToolError: it is no number.
@@ -209,7 +210,7 @@ def seconds_of(call: ToolCall) -> float | None:
 
 
 def count_of(call: ToolCall, field: str) -> int | None:
-    """A number of rows in a call's config, such as ``chunk_size``; None where there is none, or 0.
+    """Returns a number of rows in a call's config, such as ``chunk_size``; None if it is missing or 0.
 
     Raises:
         ToolError: it is no whole number, or less than 0.

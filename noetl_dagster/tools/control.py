@@ -7,20 +7,28 @@ from noetl_dagster.tools.base import Tool, Toolbox, ToolCall, ToolResult
 
 
 class NoopTool(Tool):
-    """Input: anything. Output: the field ``result`` as it is, or an empty mapping."""
+    """Does nothing, so that policies, ``set`` and arcs need no tool.
+
+    Output: the field ``result``, or an empty mapping.
+    """
 
     kind = "noop"
 
     async def run(self, call: ToolCall, box: Toolbox) -> ToolResult:
+        """Returns the field ``result``."""
         return ToolResult(data=call.config.get("result", {}))
 
 
 class PlaybookTool(Tool):
-    """Input: ``path``, ``input`` (the child's workload), ``return_step``, ``timeout``. Output: its result."""
+    """Runs a child execution.
+
+    Input: ``path``, ``input`` (the child's workload), ``return_step``, ``timeout``. Output: its result.
+    """
 
     kind = "playbook"
 
     async def run(self, call: ToolCall, box: Toolbox) -> ToolResult:
+        """Passes the call to the engine, which runs the child execution."""
         if box.run_playbook is None:
             raise ToolError(
                 f"step {call.step}: this process cannot run child playbooks; run the step under the engine",

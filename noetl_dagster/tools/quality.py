@@ -1,6 +1,6 @@
-"""Ready-made questions about the rows of a result, answered by DuckDB where the rows lie.
+"""Built-in checks of the rows of a result, which DuckDB evaluates in place.
 
-All questions about one result are answered in one pass; what a question found is shown by a few of its rows.
+All checks of one result are evaluated in one pass; a failed check reports a few of the rows that fail it.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ class _Question:
     """SQL of one check.
 
     Attributes:
-        counts: expressions over all rows, which give the numbers that decide.
-        bad: condition of the rows that speak against it, or a whole statement; None where no single row does.
-        about: columns that it is about.
-        decide: the answer, from the numbers of ``counts``.
+        counts: expressions over all rows, whose values decide.
+        bad: condition of the rows that fail it, or a whole statement; None if the check is not about single rows.
+        about: columns of the check.
+        decide: returns the answer for the values of ``counts``.
     """
 
     counts: tuple[str, ...]
@@ -45,24 +45,24 @@ class _Question:
 
 
 async def answers(checks: Sequence[CheckSpec], source: RowsSource | None, settings: Settings) -> list[Answer]:
-    """The answer to each of the ready-made checks, in order.
+    """Returns the answer to each of the built-in checks, in order.
 
     Args:
-        source: the rows; None where there are none at all, and so no columns either.
+        source: the rows; None if there are none at all, and so no columns either.
 
     Raises:
-        NoetlError: the files of a reference are not there, or cannot be read.
+        NoetlError: the files of a reference are missing, or cannot be read.
     """
     if source is None:
-        return [_of_nothing(check) for check in checks]
+        return [_answer_without_rows(check) for check in checks]
     try:
         return await asyncio.to_thread(_answers, checks, source, settings)
     except duckdb.Error as error:
         raise NoRowsError(f"the rows cannot be read: {error}") from error
 
 
-def _of_nothing(check: CheckSpec) -> Answer:
-    """The answer where there are no rows: too few, or none that could be bad."""
+def _answer_without_rows(check: CheckSpec) -> Answer:
+    """Returns the answer for a result without rows: too few rows, or none that could fail."""
     question = _QUESTIONS[check.kind](check.asks)
     nothing = None if check.kind is CheckKind.FRESH else 0
     answer = question.decide([nothing for _ in question.counts])
@@ -94,7 +94,7 @@ def _answers(checks: Sequence[CheckSpec], source: RowsSource, settings: Settings
 
 
 def _question(check: CheckSpec, columns: tuple[str, ...]) -> _Question | Answer:
-    """The SQL of a check; an answer at once where it names a column that is not there."""
+    """Returns the SQL of a check; the answer if it names a column that does not exist."""
     named = () if check.kind is CheckKind.ROW_COUNT else tuple(check.asks)
     for name in named:
         if name not in columns:
@@ -116,7 +116,7 @@ def _not_null(columns: Sequence[str]) -> _Question:
 
 
 def _accepted(asks: dict[str, Sequence[Any]]) -> _Question:
-    """Null is accepted: ``not_null`` is a check of its own."""
+    """Accepts null: ``not_null`` is a check of its own."""
     return _by_column(
         {name: _not_among(name, values) for name, values in asks.items()}, "with another", "others"
     )
@@ -180,12 +180,12 @@ def _fresh(asks: dict[str, float]) -> _Question:
 
 
 def _by_column(bad: dict[str, str], word: str, fact: str) -> _Question:
-    """Counts the rows that are bad by each of several columns."""
+    """Counts the rows that fail for each of several columns."""
 
     def decide(found: Sequence[Any]) -> Answer:
         counts = {name: number for name, number in zip(bad, found, strict=True) if number}
-        said = ", ".join(f"{number} rows {word} {name}" for name, number in counts.items())
-        return Answer(not counts, said, {fact: sum(counts.values())})
+        text = ", ".join(f"{number} rows {word} {name}" for name, number in counts.items())
+        return Answer(not counts, text, {fact: sum(counts.values())})
 
     return _Question(
         tuple(f"count(*) FILTER (WHERE {condition})" for condition in bad.values()),
@@ -200,7 +200,7 @@ def _none_of(number: int, why: str, fact: str) -> Answer:
 
 
 def _comparable(name: str, values: Sequence[Any], *, numbers: bool) -> tuple[str, str]:
-    """A column and values in one type: as numbers where all values are, else as text."""
+    """Returns a column and values in one type: as numbers if all values are, else as text."""
     column = f"TRY_CAST({_quoted(name)} AS {'DOUBLE' if numbers else 'VARCHAR'})"
     return column, ", ".join(_literal(value, numbers=numbers) for value in values)
 
@@ -218,7 +218,7 @@ def _quoted(name: str) -> str:
 def _rows(
     connection: duckdb.DuckDBPyConnection, bad: str, columns: Sequence[str], about: Sequence[str]
 ) -> list[dict[str, Any]]:
-    """A few bad rows: what the check is about, and the first columns, by which people know a row."""
+    """Returns a few rows that fail: the columns of the check, and the first columns, which identify a row."""
     shown = dict.fromkeys((*columns[:LEADING], *about))
     select = f"SELECT {', '.join(map(_quoted, shown))} FROM {_VIEW} WHERE {bad}" if about else bad
     cursor = connection.execute(f"{select} LIMIT {EXAMPLES}")
@@ -227,7 +227,7 @@ def _rows(
 
 
 def _cell(value: Any) -> Any:
-    """A value of an example, cut where it is long."""
+    """Returns a value of an example, cut if it is long."""
     plain = to_jsonable(value)
     if plain is None or isinstance(plain, bool | int | float):
         return plain

@@ -1,4 +1,4 @@
-"""Which class runs which tool kind. Modules load on first use, so a playbook pays for what it names."""
+"""The tool classes by kind. Modules load on first use, so a playbook loads only the tools that it names."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _TOOLS = {
 }
 
 WORKBOOK = "workbook"
-"""Not a tool of its own: the pipeline runs the named task of the playbook's ``workbook``."""
+"""No tool of its own: the pipeline runs the named task of the playbook's ``workbook``."""
 
 KINDS = frozenset(_TOOLS) | {WORKBOOK}
 """Every kind that a playbook may name."""
@@ -36,7 +36,7 @@ KINDS = frozenset(_TOOLS) | {WORKBOOK}
 
 @cache
 def tool_for(kind: str) -> Tool:
-    """The tool of a kind; one object a process.
+    """Returns the tool of a kind; one object per process.
 
     Raises:
         NoetlError: for an unknown kind, and for ``workbook``, which the pipeline resolves to another task.

@@ -28,12 +28,12 @@ _SCHEMES = {
 
 
 async def load_script(call: ToolCall, box: Toolbox) -> str | None:
-    """The text that the call's ``script`` names, or None when it has no ``script``.
+    """Returns the text of the call's ``script``, or None when it has no ``script``.
 
     ``script`` is a mapping ``{uri, source: {type: file|http|gcs|s3, auth}}`` or the URI alone.
 
     Raises:
-        ToolError: it cannot be read; its kind says why.
+        ToolError: it cannot be read; its kind tells why.
     """
     script = call.config.get("script")
     if script is None:
@@ -58,13 +58,13 @@ async def load_script(call: ToolCall, box: Toolbox) -> str | None:
 
 
 def script_file(uri: str, call: ToolCall, box: Toolbox) -> Path:
-    """The file of a path or ``file://`` URI.
+    """Returns the file of a path or ``file://`` URI.
 
-    A relative path is looked for beside the playbook, below the folder of playbooks, and below the working folder. It
-    never leads out of these, by ``..`` or by a link.
+    A relative path is resolved against the playbook's folder, the folder of playbooks and the working folder. It cannot
+    leave them, by ``..`` or by a link.
 
     Raises:
-        ToolError: of kind ``not_found``, with the places where it was looked for.
+        ToolError: of kind ``not_found``, with the paths that were tried.
     """
     path = Path(uri.removeprefix("file://"))
     if path.is_absolute():
@@ -105,7 +105,7 @@ async def _answer_text(url: str, where: str, box: Toolbox) -> str:
 
 
 async def sql_text(call: ToolCall, box: Toolbox) -> list[str]:
-    """The SQL of a call: ``script``, else ``command``, which is a text or a list of texts."""
+    """Returns the SQL of a call: ``script``, else ``command``, which is a text or a list of texts."""
     script = await load_script(call, box)
     command = script if script is not None else call.config.get("command")
     if command is None:

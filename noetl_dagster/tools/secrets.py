@@ -1,4 +1,4 @@
-"""``kind: secrets``: finds a secret and hands out a handle for it, never its value."""
+"""``kind: secrets``: finds a secret and returns a handle for it, never its value."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _NAMES = ("secret", "path", "name")
 
 
 class SecretsTool(Tool):
-    """Makes sure that a secret exists.
+    """Checks that a secret exists.
 
     Input: ``provider`` (default ``env``); ``secret`` (also ``path`` or ``name``); ``key``, a field of it:
 
@@ -28,14 +28,15 @@ class SecretsTool(Tool):
     kubernetes ``<namespace>/<secret>``                                  its key
     ========== ========================================================= ==============================
 
-    Output: ``{name, provider, handle}``. A result is kept in the event log, so it never holds the value: the
-    handle ``secret://<provider>/<name>`` (with ``#<key>``) stands for it in ``auth``, alone (a bearer token) or in
-    a mapping such as ``{type: header, header: X-API-Key, value: "{{ token.handle }}"}``. It opens for the call only.
+    Output: ``{name, provider, handle}``. The event log keeps results, so they never hold the value: the handle
+    ``secret://<provider>/<name>`` (with ``#<key>``) replaces it in ``auth``, alone (a bearer token) or in a mapping
+    such as ``{type: header, header: X-API-Key, value: "{{ token.handle }}"}``. It is resolved for the call only.
     """
 
     kind = "secrets"
 
     async def run(self, call: ToolCall, box: Toolbox) -> ToolResult:
+        """Resolves the secret, and returns its handle."""
         asked = str(call.config.get("provider") or "env")
         provider = secret_provider(asked) or asked
         name = next((call.config[field] for field in _NAMES if call.config.get(field)), None)

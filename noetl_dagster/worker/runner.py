@@ -21,7 +21,7 @@ from noetl_dagster.result_ref import RefKind, ResultRef
 from noetl_dagster.storage import codec
 from noetl_dagster.storage.manifests import Strategy, strategy_of
 from noetl_dagster.tools.base import Toolbox
-from noetl_dagster.tools.rows.batches import StoredRows, batches_of, has_rows
+from noetl_dagster.tools.rows.batches import StoredResult, batches_of, has_rows
 from noetl_dagster.tools.rows.watermarks import greatest, greatest_of_batches, moved
 from noetl_dagster.tools.sinks.parts import PartSinks
 from noetl_dagster.tools.sinks.place import PartPlace, part_prefix
@@ -303,7 +303,7 @@ class CommandRunner:
             rows.kind is RefKind.OBJECT and rows.bytes_size <= self._box.settings.chunk_bytes
         ):
             return await results.get(ref)
-        return StoredRows(lambda: results.batches(rows), lambda: results.get(ref))
+        return StoredResult(lambda: results.batches(rows), lambda: results.get(ref))
 
 
 def _listed(ref: ResultRef) -> ResultRef | None:

@@ -1,4 +1,4 @@
-"""Rows that come a few at a time, gathered into chunks of a good size.
+"""Gathers rows that arrive a few at a time into chunks.
 
 Imports little, so that the subprocess of ``isolation: subprocess`` starts fast.
 """
@@ -23,8 +23,8 @@ class Gathered:
 
     Attributes:
         rows: a list, or an Arrow table.
-        position: where their source goes on after them.
-        full: they have the size of a chunk; else they are what was left at the end.
+        position: of the source after them.
+        full: they have the size of a chunk; False for the rows that are left at the end.
     """
 
     rows: list[Any] | pa.Table
@@ -33,10 +33,10 @@ class Gathered:
 
 
 class Gathering:
-    """Rows on their way into chunks; lists and tables never share one.
+    """Gathers rows into chunks; lists and tables never share one.
 
     Args:
-        chunk_bytes: size of a chunk, as JSON or in Arrow, which ``CHUNK_ROWS`` rows are too; with 0 the rows of every
+        chunk_bytes: size of a chunk, as JSON or in Arrow; ``CHUNK_ROWS`` rows are a chunk too. With 0 the rows of every
             call of ``add`` are one.
     """
 
@@ -48,7 +48,7 @@ class Gathering:
         self._position: Any = None
 
     def add(self, rows: list[Any] | pa.Table, position: Any = None) -> Iterator[Gathered]:
-        """Takes rows, JSON values or an Arrow table; gives the chunks that are full with them."""
+        """Takes rows, JSON values or an Arrow table; yields the chunks that are full with them."""
         if len(rows) == 0:
             return
         if not self._joins(rows):
@@ -65,11 +65,11 @@ class Gathering:
             yield self._taken(full=True)
 
     def rest(self) -> Gathered | None:
-        """What is left at the end; None when every row is in a chunk."""
+        """Returns the rows that are left at the end; None when every row is in a chunk."""
         return self._taken(full=False) if self._rows or self._tables else None
 
     def _joins(self, rows: list[Any] | pa.Table) -> bool:
-        """Whether rows can share the chunk that is being gathered."""
+        """Returns whether rows can share the chunk that is being gathered."""
         if isinstance(rows, list):
             return not self._tables
         return not self._rows and all(table.schema == rows.schema for table in self._tables[:1])

@@ -1,4 +1,4 @@
-"""Stores the rows of a call chunk by chunk, and goes on where an earlier run of the call stopped."""
+"""Stores the rows of a call chunk by chunk, and resumes after the chunks that an earlier run of the call stored."""
 
 from __future__ import annotations
 
@@ -21,16 +21,19 @@ from noetl_dagster.tools.rows.formats import CHUNK_ROWS
 
 @dataclass(slots=True)
 class _Held:
-    """A stored chunk that waits for what comes after it, which it says."""
+    """A stored chunk that is not recorded yet, because it has to say whether another one follows."""
 
     index: int
     ref: ResultRef
     position: Any
 
 
-class _Lines:
-    """Lines of the chunk that is being made, in pages of its own: they go back to the system when it is stored, while
-    those of a growing ``bytearray`` may stay with the process."""
+class _LinePages:
+    """Lines of the chunk that is being made, in memory pages of their own.
+
+    These return to the system when the chunk is stored, while those of a growing ``bytearray`` may stay with the
+    process.
+    """
 
     def __init__(self, capacity: int) -> None:
         self._pages = _pages(capacity)
@@ -56,20 +59,20 @@ def _pages(capacity: int) -> mmap.mmap:
 
 
 class ChunkWriter:
-    """The chunks of one call's result.
+    """Writes the chunks of one call's result.
 
-    ``put`` stores what is a chunk already. ``add`` and ``take`` cut chunks themselves, and store one while the next
-    is being made; who uses them does so in ``async with``, which lets nothing go on after a failure.
+    ``put`` stores a complete chunk. ``add`` and ``take`` cut chunks themselves, and store one while the next is being
+    made; use them in ``async with``, which stops the storing after a failure.
 
-    A chunk says whether another one follows, so the latest is held back until then: its reference, not its rows.
+    A chunk says whether another one follows, so the reference of the latest one is held back until that is known.
 
     Attributes:
-        stored: chunks that an earlier run of the call has stored.
-        position: where a producer that can seek goes on: what came with the last stored chunk; None at the beginning.
+        stored: number of chunks that an earlier run of the call has stored.
+        position: at which a producer that can seek resumes, recorded with the last stored chunk; None at the beginning.
         rows: of the result so far: of the chunks before ``position``, and those that came since.
-        is_whole: an earlier run has stored all of them, ``finish()`` is all that is left to do; known from the
-            beginning where the producer seeks or a step takes the chunks, else never.
-        holds_back: chunks are told of at the end only, by a producer whose work may be undone until then.
+        is_whole: an earlier run has stored all chunks, and only ``finish()`` is left to do; known from the beginning if
+            the producer seeks or a step takes the chunks, else never.
+        holds_back: chunks are recorded only at the end, by a producer whose work may be undone until then.
     """
 
     def __init__(
@@ -84,11 +87,11 @@ class ChunkWriter:
         self._last = stored[-1].position if stored else None
         self._limit = box.settings.chunk_bytes
         self._size = size
-        self._lines: _Lines | None = None
+        self._lines: _LinePages | None = None
         self._columns: Mapping[str, str] | None = None
         self._at: Any = None
         self._storing: asyncio.Task[None] | None = None
-        self._asked = True
+        self._knows_stored = True
         self.holds_back = False
         self.rows = sum(ref.rows or 0 for ref in self._parts) if seeks else 0
         self.stored = len(stored)
@@ -99,12 +102,12 @@ class ChunkWriter:
     async def open(
         cls, call: ToolCall, box: Toolbox, *, seeks: bool = False, size: int | None = None
     ) -> Self:
-        """A writer that goes on after what is stored.
+        """Opens a writer that continues after the stored chunks.
 
         Args:
-            seeks: the producer begins at ``position``; else it begins anew, and what is stored is only compared.
-            size: rows of the chunks that ``add`` and ``take`` cut, at most; None bounds only their bytes, or those
-                that a step takes at ``CHUNK_ROWS``: as Python's values small rows are many times their bytes.
+            seeks: the producer resumes at ``position``; else it begins anew, and the stored chunks are only compared.
+            size: rows of the chunks that ``add`` and ``take`` cut, at most; None limits only their bytes, and those
+                that a step takes to ``CHUNK_ROWS``: small rows as Python values take many times their bytes.
         """
         is_wanted = cls.is_wanted(call, box)
         at_once = seeks or is_wanted
@@ -112,12 +115,12 @@ class ChunkWriter:
             size = CHUNK_ROWS
         stored = await box.chunks.told(call) if box.chunks is not None and at_once else []
         writer = cls(call, box, stored, seeks=seeks, size=size)
-        writer._asked = box.chunks is None or at_once
+        writer._knows_stored = box.chunks is None or at_once
         return writer
 
     @classmethod
     def is_wanted(cls, call: ToolCall, box: Toolbox) -> bool:
-        """Whether a step takes the chunks as they come, so that a small result is one too."""
+        """Returns whether a step takes the chunks as they come, so that a small result is one too."""
         return box.chunks is not None and box.chunks.wanted(call)
 
     async def __aenter__(self) -> Self:
@@ -131,18 +134,18 @@ class ChunkWriter:
 
     @property
     def room(self) -> int | None:
-        """Rows until the chunk that is being made is full; None where only its bytes count."""
+        """Rows until the chunk that is being made is full; None if only its bytes count."""
         taken = 0 if self._lines is None else self._lines.rows
         return None if self._size is None else self._size - taken
 
     async def add(self, rows: Sequence[Any], position: Any = None) -> None:
-        """Takes rows of JSON values as they come, and stores a chunk whenever there are enough for one.
+        """Takes rows of JSON values as they arrive, and stores a chunk whenever there are enough for one.
 
         Args:
-            position: where a producer that can seek goes on after the last of them.
+            position: at which a producer that can seek resumes after the last of them.
 
         Raises:
-            ToolError, StorageError: as :meth:`put`, of this chunk or the one before.
+            ToolError, StorageError: as :meth:`put`, for this chunk or the one before.
         """
         start = 0
         while start < len(rows):
@@ -154,22 +157,22 @@ class ChunkWriter:
             start = stop
 
     async def take(self, lines: JsonLines, position: Any = None) -> None:
-        """As :meth:`add`, of at most :attr:`room` rows that are JSON already."""
-        held = self._lines = self._lines or _Lines(self._limit + self._limit // 8)
+        """Takes at most :attr:`room` rows that are JSON already; else as :meth:`add`."""
+        held = self._lines = self._lines or _LinePages(self._limit + self._limit // 8)
         held.take(lines)
         self.rows += lines.rows
         self._columns = lines.columns
         self._at = position
         if self._storing is not None and (self._storing.done() or 8 * held.size >= self._limit):
-            await self._stored()  # so that there are never two whole chunks
+            await self._wait_until_stored()  # else there would be two whole chunks
         if held.size >= self._limit or self.room == 0:
             await self._cut()
 
     async def put(self, rows: Any, position: Any = None) -> None:
-        """Stores the next chunk, a list, an Arrow table or JSON lines, and tells of the one before.
+        """Stores the next chunk, a list, an Arrow table or JSON lines, and records the one before.
 
         Raises:
-            ToolError: a chunk that is stored already was another one: the source has changed meanwhile.
+            ToolError: the stored chunk is another one: the source has changed.
             StorageError: no tier took it.
         """
         value = JsonLines(codec.json_lines(rows), len(rows)) if isinstance(rows, list) else rows
@@ -177,8 +180,8 @@ class ChunkWriter:
         await self._put(value, position)
 
     async def _put(self, value: Any, position: Any) -> None:
-        if not self._asked:  # most calls have no chunks, and need not ask the log for any
-            self._asked = True
+        if not self._knows_stored:  # most calls have no chunks, and do not query the log
+            self._knows_stored = True
             assert self._box.chunks is not None
             self._parts = [chunk.ref for chunk in await self._box.chunks.told(self._call)]
             self.stored = len(self._parts)
@@ -205,16 +208,16 @@ class ChunkWriter:
     async def finish(
         self, fields: Mapping[str, Any] | None = None, at: Sequence[str] = ("rows",)
     ) -> ResultRef:
-        """Tells of the last chunk and makes one result of all: a list of rows, or one beside ``fields``.
+        """Records the last chunk and returns one result of all: a list of rows, or one beside ``fields``.
 
         Args:
-            fields: of a result that ``is_whole`` those count that the earlier run has given.
-            at: dotted paths in ``fields`` where the rows stand.
+            fields: of a result that ``is_whole`` those of the earlier run count.
+            at: dotted paths of the rows in ``fields``.
         """
-        await self._stored()
+        await self._wait_until_stored()
         if self._lines is not None:
             await self._cut()
-            await self._stored()
+            await self._wait_until_stored()
         around: RowsAround | None = None
         if self.is_whole:
             if fields is not None and self._last is not None:
@@ -236,25 +239,25 @@ class ChunkWriter:
         )
 
     def _tier(self, value: Any) -> Any:
-        """Where a chunk goes: a small one stays in its reference, unless the task says otherwise."""
+        """Returns the tier of a chunk: a small one stays in its reference, unless the task names a tier."""
         small = isinstance(value, JsonLines) and len(value.data) <= self._box.settings.inline_result_bytes
         wanted = self._call.task.spec.result.store
         return StoreTier.EVENTLOG if small and wanted is None else wanted
 
     async def _cut(self) -> None:
-        await self._stored()
+        await self._wait_until_stored()
         held, self._lines = self._lines, None
         assert held is not None
         lines = JsonLines(held.data, held.rows, self._columns)
         self._storing = asyncio.create_task(self._put(lines, self._at))
 
-    async def _stored(self) -> None:
+    async def _wait_until_stored(self) -> None:
         storing, self._storing = self._storing, None
         if storing is not None:
             await storing
 
     async def _tell(self, *, more: bool, around: RowsAround | None = None) -> None:
-        """Tells of the chunks that are held back; the last one's position is what stands around the rows, if any."""
+        """Records the chunks that are held back; the last one's position holds the fields around the rows."""
         held, self._held = self._held, []
         if self._box.chunks is None:
             return
@@ -267,7 +270,7 @@ class ChunkWriter:
         await self._box.chunks.tell(self._call, *chunks)
 
     async def _is_same(self, place: int, value: Any) -> bool:
-        """Whether a chunk is stored already as it comes now. Another one is an error where its step has had it."""
+        """Returns whether a stored chunk equals this one. If its step has taken it, a difference is an error."""
         before = self._parts[place].sha256
         if before == await self._box.results.digest(value, self._call.task.spec.result):
             return True
@@ -275,7 +278,7 @@ class ChunkWriter:
         return False
 
     def _end(self) -> None:
-        """Chunks of an earlier run that did not come again are no part of the result."""
+        """Drops chunks of an earlier run that did not come again from the result."""
         if self._place < len(self._parts):
             self._refuse_change(f"there are {self._place} chunks, not {len(self._parts)} as there were")
             del self._parts[self._place :]
@@ -291,7 +294,7 @@ class ChunkWriter:
         )
 
     async def _around(self, fields: Mapping[str, Any], at: Sequence[str]) -> RowsAround:
-        """What stands around the rows; fields that are too large for events are stored."""
+        """Returns the fields around the rows; those that are too large for events are stored."""
         limit = self._box.settings.inline_result_bytes
         large = {name for name, value in fields.items() if 4 * codec.byte_length(value) > limit}
         stored = {
@@ -307,7 +310,7 @@ class ChunkWriter:
         return RowsAround(fields=small, at=tuple(at), stored=stored)
 
     async def _extracted(self, around: RowsAround | None, select: Sequence[str]) -> dict[str, Any]:
-        """Selected fields, those of the first chunk's rows among them."""
+        """Returns the selected fields, including those of the first chunk's rows."""
         if not select:
             return {}
         first = await self._box.results.get(self._parts[0]) if self._parts else []
@@ -317,12 +320,12 @@ class ChunkWriter:
 
 
 class ChunkedResult:
-    """Takes gathered rows and gives one result of them.
+    """Takes gathered rows and makes one result of them: a value if it is small, else chunks.
 
     Attributes:
-        most_bytes: the size that a source cuts for which cuts its rows itself.
-        chunk_bytes: the size to gather for; 0 where a step takes every addition as a chunk of its own.
-        position: where a producer that can seek goes on; None at the beginning, and for all others.
+        most_bytes: size of the pieces of a source that cuts its rows itself.
+        chunk_bytes: size to gather; 0 if a step takes every addition as a chunk of its own.
+        position: at which a producer that can seek resumes; None at the beginning, and for all others.
         wanted: a step takes the chunks as they come, so that a small result is one too.
     """
 
@@ -337,27 +340,27 @@ class ChunkedResult:
         self.position: Any = None
 
     async def seek(self) -> bool:
-        """Asks where an earlier run of the call stopped; False when there is nothing left to do."""
+        """Finds the position of an earlier run of the call; returns False when nothing is left to do."""
         writer = await ChunkWriter.open(self._call, self._box, seeks=True)
         if writer.stored and writer.position is None and not writer.is_whole:
-            # it gave no positions: what is stored is compared
+            # it has no positions: the stored chunks are compared
             writer = await ChunkWriter.open(self._call, self._box)
         self.position = writer.position
         if not writer.stored:
-            return True  # a result that turns out small has no writer
+            return True  # a small result has no writer
         self._writer = writer
         return not writer.is_whole
 
     async def begin_again(self) -> None:
-        """Of a producer that cannot go on at ``position`` after all: what is stored is compared."""
+        """Compares the stored chunks, for a producer that cannot resume at ``position`` after all."""
         self.position = None
         self._writer = await ChunkWriter.open(self._call, self._box)
 
     async def put(self, chunk: Gathered) -> bool:
-        """Stores a chunk, or keeps it where it is all; False when an earlier run has stored all that there is.
+        """Stores a chunk, or keeps it if it is all; returns False when an earlier run has stored everything.
 
         Raises:
-            ToolError: what was stored before is not what comes now.
+            ToolError: the stored chunk is another one.
             StorageError: no tier took it.
         """
         if self._writer is None:
@@ -373,14 +376,14 @@ class ChunkedResult:
     async def result(
         self, fields: Mapping[str, Any] | None = None, details: Mapping[str, Any] | None = None
     ) -> ToolResult:
-        """All rows, as a value when they were less than a chunk, else by reference.
+        """Returns all rows, as a value if they are less than a chunk, else by reference.
 
         Args:
             fields: the result is a mapping of them and the rows as its ``data``; else it is the rows, a list or table.
             details: further parts of the envelope.
         """
         if self._writer is None and self.wanted and fields is not None:
-            await self.put(Gathered([], full=False))  # a chunk of its own, so that the fields are no row
+            await self.put(Gathered([], full=False))  # a chunk without rows, so that the fields are no row
         if self._writer is not None:
             return ToolResult(ref=await self._writer.finish(fields, ("data",)), details=dict(details or {}))
         data = self._rest if fields is None else {**fields, "data": self._rest}

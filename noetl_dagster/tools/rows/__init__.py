@@ -1,4 +1,1 @@
-"""Rows on their way: files of rows, COPY text, values into parameters and out of results.
-
-Gives readers, writers and conversions to sql and transfer. Stands on the ground floor.
-"""
+"""Rows as files, as COPY text, as parameters of PostgreSQL and as JSON values; watermarks of rows."""

@@ -10,7 +10,7 @@ from noetl_dagster.tools.rows.jsonable import is_table
 
 
 def rows_of(value: Any) -> list[Mapping[str, Any]]:
-    """The rows inside a result.
+    """Returns the rows inside a result.
 
     A list of mappings as it is; of a SQL result its ``rows``; of an http result its body; of a mapping whose
     ``data``, ``rows`` or ``items`` is a list of mappings that list; else the mapping as one row. A table's
@@ -27,7 +27,7 @@ def rows_of(value: Any) -> list[Mapping[str, Any]]:
                 return inner
         return [value]
     if isinstance(value, list | tuple):
-        # the exact type first: asking an abstract class takes as long as the rest
+        # the exact type first: a check of an abstract class takes as long as the rest
         return [
             item if type(item) is dict or isinstance(item, Mapping) else {"value": item} for item in value
         ]
@@ -35,12 +35,12 @@ def rows_of(value: Any) -> list[Mapping[str, Any]]:
 
 
 ROWS_AT_ONCE = 1_000
-"""Rows of a batch at least, but for the last one."""
+"""Rows of a batch at least, except the last one."""
 
 
 @dataclass(frozen=True, slots=True)
-class StoredRows:
-    """A result that stays where it is stored, for whoever can do with some of its rows at a time.
+class StoredResult:
+    """A result that stays in its store, and is read some rows at a time.
 
     Attributes:
         parts: reads its rows from the first on: lists, or Arrow batches of a table.
@@ -52,11 +52,11 @@ class StoredRows:
 
 
 async def batches_of(result: Any) -> AsyncIterator[list[Mapping[str, Any]]]:
-    """The rows that :func:`rows_of` finds: of :class:`StoredRows` some at a time, of any other result together.
+    """Yields the rows that :func:`rows_of` finds: of :class:`StoredResult` some at a time, of others together.
 
-    No batch is empty. It may be asked for again, and gives the same.
+    No batch is empty. Every call yields the same batches.
     """
-    if not isinstance(result, StoredRows):
+    if not isinstance(result, StoredResult):
         if rows := rows_of(result):
             yield rows
         return
@@ -71,7 +71,7 @@ async def batches_of(result: Any) -> AsyncIterator[list[Mapping[str, Any]]]:
 
 
 async def has_rows(result: Any) -> bool:
-    """Whether there is a row in a result."""
+    """Returns whether a result has a row."""
     async for _ in batches_of(result):
         return True
     return False

@@ -1,7 +1,7 @@
-"""Columns in the CSV format of PostgreSQL's COPY, where the server turns text into its column types.
+"""Encodes columns in the CSV format of PostgreSQL's COPY; the server turns the text into its column types.
 
-An unquoted empty field is null, a quoted one is empty text. Columns whose text Arrow writes as the server reads it are
-never Python objects; the others go value by value.
+An unquoted empty field is null, a quoted one is empty text. Columns that Arrow writes as the server parses them never
+become Python objects; the others are converted value by value.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _OPTIONS = arrow_csv.WriteOptions(include_header=False, batch_size=65_536)
 _JSON = frozenset({"json", "jsonb"})
 _NOT_PLAIN = _JSON | {"bytea"}
 _NUMBERS = frozenset({"float4", "float8", "numeric"})
-_MOMENTS = frozenset({"timestamptz", "timestamp", "date", "time"})
+_TIMES = frozenset({"timestamptz", "timestamp", "date", "time"})
 
 
 def csv_of_rows(
@@ -37,11 +37,11 @@ def csv_of_rows(
     *,
     keep_nul: bool = False,
 ) -> bytes:
-    """Rows as CSV; a column that a row lacks is null.
+    """Encodes rows as CSV; a missing column of a row is null.
 
     Args:
-        types: column to type name as ``pg_type.typname`` says it (arrays begin with ``_``).
-        keep_nul: leave characters NUL, which the server refuses, in their texts.
+        types: type name of each column as in ``pg_type.typname`` (arrays begin with ``_``).
+        keep_nul: keep NUL characters, which the server refuses, in texts.
     """
     return _written([_of_values([row.get(name) for row in rows], types[name]) for name in columns], keep_nul)
 
@@ -49,7 +49,7 @@ def csv_of_rows(
 def csv_of_table(
     table: pa.Table, columns: Sequence[str], types: Mapping[str, str], *, keep_nul: bool = False
 ) -> bytes:
-    """An Arrow table as CSV, as :func:`csv_of_rows` of the same rows."""
+    """Encodes an Arrow table as CSV, as :func:`csv_of_rows` does the same rows."""
     return _written([_of_arrow(table.column(name), types[name]) for name in columns], keep_nul)
 
 
@@ -59,7 +59,7 @@ def _written(columns: Sequence[Any], keep_nul: bool) -> bytes:
     text: bytes = out.getvalue().to_pybytes()
     return (
         text if keep_nul or b"\0" not in text else text.replace(b"\0", b"")
-    )  # no text of PostgreSQL holds one
+    )  # PostgreSQL's text cannot hold one
 
 
 def _of_values(values: list[Any], type_name: str) -> Any:
@@ -92,17 +92,17 @@ def _of_arrow(column: Any, type_name: str) -> Any:
         return column if type_name == "float4" else column.cast(pa.float64())
     if pa.types.is_boolean(kind) and type_name == "bool":
         return column
-    if pa.types.is_date(kind) and type_name in _MOMENTS:
+    if pa.types.is_date(kind) and type_name in _TIMES:
         return column
-    if pa.types.is_time(kind) and type_name in _MOMENTS:
+    if pa.types.is_time(kind) and type_name in _TIMES:
         return column.cast(pa.string())
-    if pa.types.is_timestamp(kind) and type_name in _MOMENTS:
-        return _moments(column)
+    if pa.types.is_timestamp(kind) and type_name in _TIMES:
+        return _timestamp_texts(column)
     return _one_by_one(column.to_pylist(maps_as_pydicts="strict"), type_name)
 
 
-def _moments(column: Any) -> Any:
-    """Timestamps as text. Those with a zone in UTC: Arrow looks each one's offset up otherwise, which takes long."""
+def _timestamp_texts(column: Any) -> Any:
+    """Returns timestamps as text; those with a zone in UTC, because Arrow is slow at looking up each one's offset."""
     kind = column.type
     if kind.tz is None:
         return column.cast(pa.string())
@@ -117,7 +117,7 @@ def _one_by_one(values: Sequence[Any], type_name: str) -> Any:
 
 
 def plain_text(value: Any, type_name: str) -> str:
-    """The text of which the server makes a value of that type."""
+    """Returns the text from which the server makes a value of a type."""
     if isinstance(value, str) and type_name not in _NOT_PLAIN:
         return value
     if isinstance(value, int | Decimal) and not isinstance(value, bool):
@@ -152,7 +152,7 @@ def _from_base64(text: str) -> bytes:
 
 
 def _array(values: Sequence[Any], element: str) -> str:
-    """An array literal: ``{"a",NULL,{...}}``."""
+    """Returns an array literal: ``{"a",NULL,{...}}``."""
     parts = []
     for value in values:
         if value is None:

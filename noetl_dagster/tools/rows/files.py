@@ -1,4 +1,4 @@
-"""Files of rows: Parquet, JSON lines, JSON and CSV, read and written chunk by chunk."""
+"""Writes files of rows in Parquet, JSON lines, JSON and CSV, and makes Arrow tables of rows."""
 
 from __future__ import annotations
 
@@ -23,18 +23,20 @@ Row = Mapping[str, Any]
 
 
 class RowWriter(Protocol):
-    """Writes chunks of rows to a file; :meth:`close` makes it complete."""
+    """Writes chunks of rows to a file."""
 
-    def write(self, rows: Sequence[Row]) -> None: ...
+    def write(self, rows: Sequence[Row]) -> None:
+        """Writes rows."""
 
-    def close(self) -> None: ...
+    def close(self) -> None:
+        """Completes the file."""
 
 
 def row_writer(path: Path, format: RowFormat, schema: pa.Schema | None = None) -> RowWriter:
-    """A writer of files.
+    """Returns a writer of a file.
 
     Args:
-        schema: of Parquet, where the first chunk does not show it.
+        schema: of Parquet, if the first chunk does not show it.
     """
     match format:
         case RowFormat.PARQUET:
@@ -46,7 +48,7 @@ def row_writer(path: Path, format: RowFormat, schema: pa.Schema | None = None) -
 
 
 class _JsonRows:
-    """JSON lines, or one JSON list with a row a line."""
+    """JSON lines, or one JSON list with a row per line."""
 
     def __init__(self, path: Path, *, lines: bool) -> None:
         self._file = path.open("wb")
@@ -114,12 +116,12 @@ class _ParquetRows:
 
 
 def arrow_rows(rows: Sequence[Row], schema: pa.Schema | None = None) -> pa.Table:
-    """Rows as an Arrow table of the given schema, or of the one that their values show.
+    """Returns rows as an Arrow table of the given schema, or of the schema that their values show.
 
-    Numerics are doubles; identifiers, addresses and the like text.
+    Numerics are doubles; identifiers, addresses and the like are text.
 
     Raises:
-        ToolError: when the rows do not fit the schema.
+        ToolError: the rows do not fit the schema.
     """
     plain = [{name: _arrow_value(value) for name, value in row.items()} for row in rows]
     try:
@@ -132,10 +134,10 @@ def arrow_rows(rows: Sequence[Row], schema: pa.Schema | None = None) -> pa.Table
 
 
 async def arrow_schema(batches: AsyncIterable[Sequence[Row]]) -> pa.Schema:
-    """The schema that the values of all rows show together, as :func:`arrow_rows` finds it.
+    """Returns the schema that the values of all rows show together, as :func:`arrow_rows` finds it.
 
     Raises:
-        ToolError: no type of a column is that of all its values.
+        ToolError: the values of a column have no common type.
     """
     known = pa.schema([])
     async for rows in batches:
@@ -144,7 +146,7 @@ async def arrow_schema(batches: AsyncIterable[Sequence[Row]]) -> pa.Schema:
 
 
 def _widened(known: pa.Schema, rows: Sequence[Row]) -> pa.Schema:
-    """A schema for rows, and for those that had one before."""
+    """Returns a schema for rows and for earlier ones of a known schema."""
     plain = [{name: _arrow_value(value) for name, value in row.items()} for row in rows]
     try:
         return pa.unify_schemas([known, _inferred(plain).schema], promote_options="permissive")
@@ -158,7 +160,7 @@ def _inferred(plain: Sequence[Row]) -> pa.Table:
 
 
 def _without_null(schema: pa.Schema) -> pa.Schema:
-    """Columns that are null in every row become text."""
+    """Turns columns that are null in every row into text."""
     return pa.schema(
         [field.with_type(pa.string()) if pa.types.is_null(field.type) else field for field in schema]
     )
@@ -181,5 +183,5 @@ def _arrow_value(value: Any) -> Any:
 
 
 def json_row(row: Row) -> dict[str, Any]:
-    """A row with JSON values only."""
+    """Returns a row with JSON values only."""
     return {name: to_jsonable(row_value(value), name) for name, value in row.items()}

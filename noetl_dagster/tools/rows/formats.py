@@ -1,4 +1,4 @@
-"""The formats of files of rows, known without loading what reads and writes them."""
+"""The formats of files of rows; importing them loads none of their libraries."""
 
 from __future__ import annotations
 
@@ -12,6 +12,8 @@ CHUNK_ROWS = 50_000
 
 
 class RowFormat(StrEnum):
+    """A format of files of rows."""
+
     PARQUET = "parquet"
     JSONL = "jsonl"
     JSON = "json"
@@ -28,10 +30,10 @@ _ENDINGS = {
 
 
 def row_format(name: str | None, path: str) -> RowFormat:
-    """The format of that name, else of the path's ending.
+    """Returns the format of a name, else of the path's ending.
 
     Raises:
-        ToolError: when neither says it.
+        ToolError: neither determines it.
     """
     if name:
         try:

@@ -1,4 +1,4 @@
-"""Values of tools as JSON values: what a result may hold, and how other Python values become such."""
+"""Converts Python values to JSON values, which results can hold."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ _PLAIN = frozenset({str, bool, type(None)})
 
 
 class NotJsonableError(TypeError):
-    """A value has no JSON form; the message names its type and where in the result it stands."""
+    """A value has no JSON form; the message names its type and its place in the result."""
 
 
 def is_table(value: Any) -> bool:
-    """Whether a value is a pandas frame or an Arrow table, which the result store keeps as Parquet."""
+    """Returns whether a value is a pandas frame or an Arrow table, which the result store keeps as Parquet."""
     kind = type(value)
     package = kind.__module__.partition(".")[0]
     return (package, kind.__name__) in {
@@ -33,9 +33,9 @@ def is_table(value: Any) -> bool:
 
 
 def to_jsonable(value: Any, path: str = "result") -> Any:
-    """The JSON form of a value; a copy, so later changes of the original do not show.
+    """Returns the JSON form of a value; a copy, which later changes of the original do not affect.
 
-    Sets and tuples become lists (sets sorted where they can be), dates and times ISO 8601 text, durations
+    Sets and tuples become lists (sets sorted if possible), dates and times ISO 8601 text, durations
     seconds, ``Decimal`` an exact number or text, UUIDs and paths text, bytes base64 text, NaN and infinities
     null, numpy scalars and arrays numbers and lists, dataclasses and pydantic models mappings.
 
@@ -105,7 +105,7 @@ def _convert(value: Any, path: str) -> Any:
 
 
 def _convert_foreign(value: Any, path: str) -> Any:
-    """Types of packages that are not imported here: known by what they offer."""
+    """Converts types of packages that are not imported here, which it recognises by their methods."""
     if hasattr(value, "model_dump"):  # pydantic
         return to_jsonable(value.model_dump(mode="json"), path)
     if hasattr(value, "tolist"):  # numpy scalars and arrays, pandas series
@@ -128,7 +128,7 @@ def _sorted_list(items: list[Any]) -> list[Any]:
 
 
 def number_of(value: Decimal) -> int | float | str | None:
-    """A decimal as a JSON number where that loses nothing, else as text; NaN and infinities are null."""
+    """Returns a decimal as a JSON number if that is exact, else as text; NaN and infinities are null."""
     if not value.is_finite():
         return None
     exponent = value.as_tuple().exponent

@@ -1,4 +1,4 @@
-"""Values on their way into PostgreSQL parameters and out of its rows."""
+"""Converts values to PostgreSQL parameters, and the values of its rows to JSON."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ _FALSE = frozenset({"false", "f", "no", "n", "off", "0"})
 
 
 def parameter(value: Any, type_name: str) -> Any:
-    """A template's value as asyncpg wants it for a parameter of that type.
+    """Converts a template's value to the one that asyncpg needs for a parameter of a type.
 
-    Templates give text and JSON values: ``"3"`` is fine for an integer, ``3`` for text, ISO 8601 text for
+    Templates render text and JSON values: ``"3"`` is accepted for an integer, ``3`` for text, ISO 8601 text for
     dates and times, base64 text for ``bytea``, a mapping or list as JSON text for ``text``. Text that holds
     a JSON object or list is that object or list for ``json`` and ``jsonb``, other text a JSON string.
 
     Raises:
-        ValueError: when the value has no form of that type; names both.
+        ValueError: the value has no form of that type; names both.
     """
     if value is None:
         return None
@@ -85,7 +85,7 @@ def _numeric(value: Any) -> Decimal:
     return value if isinstance(value, Decimal) else Decimal(str(value).strip())
 
 
-def _moment(value: Any) -> dt.datetime:
+def _datetime(value: Any) -> dt.datetime:
     if isinstance(value, str):
         return dt.datetime.fromisoformat(value.strip())
     if isinstance(value, dt.datetime):
@@ -96,13 +96,13 @@ def _moment(value: Any) -> dt.datetime:
 
 
 def _timestamptz(value: Any) -> dt.datetime:
-    """A time without zone is UTC, so that a playbook means the same on every machine."""
-    moment = _moment(value)
+    """Takes a time without zone as UTC, so that a playbook means the same on every machine."""
+    moment = _datetime(value)
     return moment if moment.tzinfo is not None else moment.replace(tzinfo=dt.UTC)
 
 
 def _timestamp(value: Any) -> dt.datetime:
-    moment = _moment(value)
+    moment = _datetime(value)
     return moment if moment.tzinfo is None else moment.astimezone(dt.UTC).replace(tzinfo=None)
 
 
@@ -127,7 +127,7 @@ def _interval(value: Any) -> dt.timedelta:
 
 
 def _json(value: Any) -> Any:
-    """Text that is itself a JSON object or list is taken as that; other text is a JSON string."""
+    """Parses text that is a JSON object or list; other text is a JSON string."""
     if isinstance(value, str) and value.lstrip()[:1] in ("{", "["):
         with contextlib.suppress(orjson.JSONDecodeError):
             return orjson.loads(value)
@@ -158,7 +158,7 @@ _PARAMETERS: dict[str, Callable[[Any], Any]] = {
 
 
 def column_converter(type_name: str) -> Callable[[Any], Any] | None:
-    """What turns a column's values into JSON values; None where they are already."""
+    """Returns the function that converts a column's values to JSON values; None if they are JSON values."""
     if type_name in _AS_THEY_ARE:
         return None
     if type_name == "numeric":
@@ -167,7 +167,7 @@ def column_converter(type_name: str) -> Callable[[Any], Any] | None:
 
 
 def row_value(value: Any) -> Any:
-    """Any value of asyncpg as a JSON value: records become mappings, ranges their parts, addresses text."""
+    """Converts any value of asyncpg to a JSON value: records become mappings, ranges their parts, addresses text."""
     if isinstance(value, list):
         return [row_value(item) for item in value]
     if isinstance(value, asyncpg.Record):

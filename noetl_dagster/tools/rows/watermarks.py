@@ -1,4 +1,4 @@
-"""Watermarks: how far the rows of a source have been loaded, and which of two values goes further."""
+"""Watermarks: up to which value the rows of a source have been loaded, and which of two values is greater."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ _COLUMNS_SHOWN = 20
 
 
 def rank(value: Value) -> Value:
-    """What a watermark is compared by: a number itself, a time as text in UTC, any other text itself.
+    """Returns the value by which a watermark is compared: a number itself, a time as text in UTC, other text itself.
 
-    Texts of this kind stand in the order of their moments, whatever their offsets and their precision; a time
-    without an offset is one in UTC, a date its midnight.
+    These texts sort by time, whatever the offset and precision; a time without an offset is in UTC, a date is its
+    midnight.
     """
     if not isinstance(value, str) or (found := _TIME.fullmatch(value.strip())) is None:
         return value
@@ -34,13 +34,13 @@ def rank(value: Value) -> Value:
     try:
         moment = datetime.fromisoformat(f"{found['date']}T{found['time'] or '00:00'}{zone}")
         text = moment.astimezone(UTC).replace(tzinfo=None).isoformat(timespec="seconds")
-    except (ValueError, OverflowError):  # a thirteenth month, or a moment before the first year
+    except (ValueError, OverflowError):  # a thirteenth month, or a time before the first year
         return value
     return text + (found["fraction"] or "").rstrip("0").rstrip(".")
 
 
 def goes_beyond(value: Value, other: Value, step: str) -> bool:
-    """Whether a value is the greater one.
+    """Returns whether ``value`` is greater than ``other``.
 
     Raises:
         ToolError: one is a number and the other a text.
@@ -56,7 +56,7 @@ def goes_beyond(value: Value, other: Value, step: str) -> bool:
 
 
 def greatest(values: Iterable[Any], step: str) -> Value | None:
-    """The greatest of some values, those left out that are missing; None when there is none.
+    """Returns the greatest value, without missing ones; None when there is none.
 
     Raises:
         ToolError: they cannot be compared, or are neither numbers nor texts nor times.
@@ -70,7 +70,7 @@ def greatest(values: Iterable[Any], step: str) -> Value | None:
 
 
 async def greatest_of_batches(batches: AsyncIterable[Any], key: str, step: str) -> Value | None:
-    """The greatest value of a column (a dotted path) among the rows of a result, which come some at a time.
+    """Returns the greatest value of a column (a dotted path) among the rows of a result, batch by batch.
 
     Returns:
         None when there are no rows.
@@ -93,26 +93,28 @@ async def greatest_of_batches(batches: AsyncIterable[Any], key: str, step: str) 
 
 
 def moved(kept: Mapping[str, Any], value: Value | None, step: str) -> dict[str, Any] | None:
-    """What the log keeps of a watermark that goes on to a value; None where the value is not beyond it.
+    """Returns the log's record of a watermark that advances to a value; None if the value is not greater.
 
     Args:
-        kept: where it stood when the step was entered.
+        kept: the watermark when the step was entered.
 
     Raises:
-        ToolError: the value cannot be compared with where it stood.
+        ToolError: the value cannot be compared with that of the watermark.
     """
     before = kept["value"]
     if value is None or (before is not None and not goes_beyond(value, before, step)):
         return None
-    return {name: kept[name] for name in PLACE} | {"value": value, "previous": before} | order_of(value)
+    return (
+        {name: kept[name] for name in WATERMARK_KEY} | {"value": value, "previous": before} | order_of(value)
+    )
 
 
-PLACE = ("playbook", "name", "partition", "since")
-"""What names a watermark in the log. ``since``: the event that set it by hand last, ``0`` where none has."""
+WATERMARK_KEY = ("playbook", "name", "partition", "since")
+"""Fields that identify a watermark in the log. ``since``: the event that last set it by hand, ``0`` if none has."""
 
 
 def order_of(value: Value) -> dict[str, Value]:
-    """By what the log finds the greatest: ``number`` or ``text``."""
+    """Returns the value by which the log finds the greatest watermark: ``number`` or ``text``."""
     order = rank(value)
     return {"text" if isinstance(order, str) else "number": order}
 
@@ -129,7 +131,7 @@ def _at(row: Any, path: list[str]) -> Any:
 
 
 def _plain(value: Any, step: str) -> Value | None:
-    """A value as JSON has it; None for one that is missing."""
+    """Returns a value as JSON; None if it is missing."""
     if value is None or value == "" or (isinstance(value, float) and not math.isfinite(value)):
         return None
     try:

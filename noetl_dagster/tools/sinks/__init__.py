@@ -1,6 +1,5 @@
-"""Sinks that share no transaction with the event log: DuckDB, files, buckets.
+"""Sinks: each iteration's result in a table, a file or a bucket, exactly once.
 
-Each iteration writes a part under its own name, where no reader looks; its completion in the log says where; then
-the part is published, once. Gives ``PartSinks`` to the data plane and the control plane. Stands on ``access``,
-``base``, ``rows`` and ``sql``.
+A sink to the event log's own database shares a transaction with the completion. Any other sink stages each
+iteration's rows as a part under its own name, and publishes the part when the completion is in the log.
 """

@@ -1,7 +1,7 @@
 """Parts as rows of a DuckDB table: staged in a schema of their own, moved into the table in one transaction.
 
-The database's file has one writing process at a time. It is opened for the changes that wait and closed again,
-and waited for while another process has it.
+Only one process can have a DuckDB file open for writing. The file is opened for the changes that wait and closed
+again; while another process has it open, changes wait.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from pyarrow import dataset
 
 from noetl_dagster.errors import ToolError
 from noetl_dagster.playbook.templates.environment import sql_identifier
-from noetl_dagster.tools.rows.batches import StoredRows, batches_of
+from noetl_dagster.tools.rows.batches import StoredResult, batches_of
 from noetl_dagster.tools.rows.files import arrow_rows, arrow_schema
 from noetl_dagster.tools.sinks.place import PartPlace
 from noetl_dagster.tools.sql.duckdb import kind_of_duckdb
@@ -31,11 +31,11 @@ from noetl_dagster.tools.sql.tables import WriteMode, listed
 T = TypeVar("T")
 
 WAIT_SECONDS = 60.0
-"""How long another process may hold the database's file."""
+"""Seconds to wait for another process that has the file open."""
 
 PAUSE_SECONDS = 0.1
 
-# Parts that went into a table: one that comes late, from a worker that was taken for dead, is not taken again.
+# Published parts: a part that arrives late, from a worker that was assumed dead, is not published again.
 BOOKKEEPING = """
 CREATE SCHEMA IF NOT EXISTS noetl;
 CREATE TABLE IF NOT EXISTS noetl.sink_part (target VARCHAR, part VARCHAR, published TIMESTAMPTZ DEFAULT now(),
@@ -79,9 +79,9 @@ class _Change:
 
 @dataclass(slots=True)
 class _Queue:
-    """Changes of one file: one connection at a time, which makes all that wait, each in a transaction."""
+    """The changes of one file: one connection at a time makes all waiting changes, each in a transaction."""
 
-    turn: asyncio.Lock = field(default_factory=asyncio.Lock)
+    lock: asyncio.Lock = field(default_factory=asyncio.Lock)
     waiting: list[_Change] = field(default_factory=list)
 
 
@@ -92,13 +92,16 @@ _running: set[asyncio.Task[None]] = set()
 
 
 class DuckdbParts:
+    """A :class:`~noetl_dagster.tools.sinks.place.PartTarget` in a DuckDB file."""
+
     async def stage(self, place: PartPlace, result: Any) -> None:
+        """Stages the rows in a table of the schema ``noetl``."""
         with tempfile.TemporaryDirectory(prefix="noetl-sink-") as folder:
-            given = await _given(result, place.own, Path(folder, "rows.arrow"))
+            given = await _arrow_part(result, place.own, Path(folder, "rows.arrow"))
             await _change(place, lambda connection: _stage(connection, place, given))
 
     async def publish(self, target: PartPlace, parts: Collection[PartPlace]) -> None:
-        """A part that was published before is left as it is."""
+        """Moves parts into the table; a part that was published before is left as it is."""
 
         def publish(connection: duckdb.DuckDBPyConnection) -> None:
             if not _has_staged(connection, target):
@@ -106,7 +109,7 @@ class DuckdbParts:
             names = _names(target)
             for place in parts:
                 if not _is_published(connection, place):
-                    _make_room(connection, place, names)
+                    _delete_replaced(connection, place, names)
                     connection.execute(MOVE.format(**names), [place.part])
                     connection.execute(NOTE_PUBLISHED, [place.table, place.part])
                 connection.execute(FORGET.format(**names), [place.part])
@@ -115,6 +118,8 @@ class DuckdbParts:
         await _change(target, publish)
 
     async def staged(self, target: PartPlace, prefix: str) -> set[str]:
+        """Returns the names of staged parts with a prefix."""
+
         def staged(connection: duckdb.DuckDBPyConnection) -> set[str]:
             if not _has_staged(connection, target):
                 return set()
@@ -125,6 +130,7 @@ class DuckdbParts:
         return await _change(target, staged)
 
     async def missing(self, target: PartPlace, parts: Collection[PartPlace]) -> list[str]:
+        """Returns the names of parts that are not recorded as published."""
         if not parts:
             return []
         names = [place.part for place in parts]
@@ -137,6 +143,8 @@ class DuckdbParts:
         return await _change(target, missing)
 
     async def discard(self, target: PartPlace, names: Collection[str]) -> None:
+        """Deletes staged parts."""
+
         def discard(connection: duckdb.DuckDBPyConnection) -> None:
             for name in names:
                 connection.execute(FORGET.format(**_names(target)), [name])
@@ -146,23 +154,23 @@ class DuckdbParts:
 
 
 @dataclass(frozen=True, slots=True)
-class _Given:
-    """The rows of a part as Arrow has them, with the columns that name the iteration.
+class _PartRows:
+    """The rows of a part as Arrow data, with the columns that name the iteration.
 
     Attributes:
-        added: names of those that the rows do not have of themselves.
+        added: names of those columns that the rows themselves do not have.
     """
 
     rows: pa.Table | dataset.Dataset
     added: frozenset[str]
 
     def view(self, without: frozenset[str]) -> str:
-        """The statement that names the rows for others."""
+        """Returns the statement that creates a view of the rows."""
         return ROWS.format(without=f"EXCLUDE ({listed(sorted(without))})" if without else "")
 
 
-async def _given(result: Any, own: Mapping[str, Any], path: Path) -> _Given:
-    """What DuckDB reads: a table, or of a stored result a file at the path."""
+async def _arrow_part(result: Any, own: Mapping[str, Any], path: Path) -> _PartRows:
+    """Returns the rows as Arrow data; those of a stored result in a file at the path."""
     names: set[str] = set()
 
     async def named() -> AsyncIterator[list[dict[str, Any]]]:
@@ -171,7 +179,7 @@ async def _given(result: Any, own: Mapping[str, Any], path: Path) -> _Given:
             yield [{**row, **own, **row} for row in rows]
 
     rows: pa.Table | dataset.Dataset
-    if isinstance(result, StoredRows):
+    if isinstance(result, StoredResult):
         schema = await arrow_schema(named())
         schema = pa.schema([field for field in schema if field.name not in _taken(own, names)])
         with pa.ipc.new_file(path, schema) as file:
@@ -182,16 +190,16 @@ async def _given(result: Any, own: Mapping[str, Any], path: Path) -> _Given:
         [together] = [rows async for rows in named()]
         rows = await asyncio.to_thread(arrow_rows, together)
         rows = rows.drop_columns(list(_taken(own, names)))
-    return _Given(rows, frozenset(own) - names - _taken(own, names))
+    return _PartRows(rows, frozenset(own) - names - _taken(own, names))
 
 
 def _taken(own: Mapping[str, Any], names: set[str]) -> set[str]:
-    """The columns of the iteration that rows have in another case, which DuckDB does not tell apart."""
+    """Returns the iteration's columns that the rows have in another case, which DuckDB does not distinguish."""
     folded = {name.casefold() for name in names}
     return {name for name in own if name not in names and name.casefold() in folded}
 
 
-def _stage(connection: duckdb.DuckDBPyConnection, place: PartPlace, given: _Given) -> None:
+def _stage(connection: duckdb.DuckDBPyConnection, place: PartPlace, given: _PartRows) -> None:
     if _is_published(connection, place):
         return
     names = _names(place)
@@ -200,7 +208,7 @@ def _stage(connection: duckdb.DuckDBPyConnection, place: PartPlace, given: _Give
     connection.execute(CREATE_TABLE.format(**names))
     columns = {name for (name,) in connection.execute(COLUMNS.format(**names)).fetchall()}
     connection.execute(given.view(given.added - columns))
-    _refuse_changes(connection, names)
+    _refuse_changed_values(connection, names)
     connection.execute(CREATE_STAGED.format(**names))
     connection.execute(FORGET.format(**names), [place.part])
     connection.execute(STAGE.format(**names), [place.part])
@@ -222,10 +230,10 @@ def _is_published(connection: duckdb.DuckDBPyConnection, place: PartPlace) -> bo
     return bool(_value(connection, IS_PUBLISHED, [place.table, place.part]))
 
 
-def _refuse_changes(connection: duckdb.DuckDBPyConnection, names: dict[str, str]) -> None:
+def _refuse_changed_values(connection: duckdb.DuckDBPyConnection, names: dict[str, str]) -> None:
     """Refuses rows whose values a column's type would change: DuckDB rounds 2.5 to fit an integer.
 
-    A table with decimals or floats says itself how exact they are.
+    Tables with decimals or floats define their own precision.
     """
     given = {name: (column, type) for name, column, type in _types(connection, "noetl_rows")}
     for name, _, type in _types(connection, names["table"]):
@@ -243,7 +251,7 @@ def _refuse_changes(connection: duckdb.DuckDBPyConnection, names: dict[str, str]
 
 
 def _compared(own: str, type: str) -> str:
-    """The type in which a value is compared with what the column makes of it: text by what it says."""
+    """Returns the type in which a value is compared with its value in the column; text by its content."""
     if own != "VARCHAR":
         return own
     if type.endswith(("INT", "INTEGER")):
@@ -257,13 +265,13 @@ def _types(connection: duckdb.DuckDBPyConnection, table: str) -> list[tuple[str,
 
 
 def _drop_if_empty(connection: duckdb.DuckDBPyConnection, names: dict[str, str]) -> None:
-    """So that a table that is altered between two runs is staged with the columns that it has then."""
+    """Drops an empty staging table, so that a table that is altered later is staged with its new columns."""
     if not _value(connection, COUNT.format(**names), []):
         connection.execute(DROP.format(**names))
 
 
-def _make_room(connection: duckdb.DuckDBPyConnection, place: PartPlace, names: dict[str, str]) -> None:
-    """Deletes what a part replaces: rows of its key, of its iteration, or all."""
+def _delete_replaced(connection: duckdb.DuckDBPyConnection, place: PartPlace, names: dict[str, str]) -> None:
+    """Deletes the rows that a part replaces: those of its key, of its iteration, or all."""
     if place.mode is WriteMode.APPEND:
         return
     columns = {name for (name,) in connection.execute(COLUMNS.format(**names)).fetchall()}
@@ -283,18 +291,18 @@ def _value(connection: duckdb.DuckDBPyConnection, query: str, values: list[Any])
 
 
 async def _change(place: PartPlace, work: Callable[[duckdb.DuckDBPyConnection], T]) -> T:
-    """Does work in one transaction on the place's database.
+    """Makes one change in a transaction on the database of a part.
 
     Raises:
-        ToolError: DuckDB refused it, or another process holds the file for long; nothing was changed.
+        ToolError: DuckDB refused it, or another process has the file open for too long; nothing was changed.
     """
     loop = asyncio.get_running_loop()
     queue = _queues.setdefault(loop, defaultdict(_Queue))[place.path]
     change = _Change(work, loop.create_future())
     queue.waiting.append(change)
-    turn = asyncio.create_task(_take_turn(place.path, queue))
-    _running.add(turn)  # the loop itself holds tasks weakly
-    turn.add_done_callback(_running.discard)
+    making = asyncio.create_task(_make_changes(place.path, queue))
+    _running.add(making)  # the loop itself holds tasks weakly
+    making.add_done_callback(_running.discard)
     try:
         return cast(T, await change.done)
     except duckdb.Error as error:
@@ -308,9 +316,9 @@ async def _change(place: PartPlace, work: Callable[[duckdb.DuckDBPyConnection], 
         ) from None
 
 
-async def _take_turn(path: str, queue: _Queue) -> None:
+async def _make_changes(path: str, queue: _Queue) -> None:
     """Makes every change that waits for the file, which is opened and closed once for all of them."""
-    async with queue.turn:
+    async with queue.lock:
         changes = [change for change in queue.waiting if not change.done.cancelled()]
         queue.waiting.clear()
         if not changes:
@@ -329,7 +337,7 @@ async def _take_turn(path: str, queue: _Queue) -> None:
 
 
 def _transact_all(path: str, works: Sequence[Callable[[duckdb.DuckDBPyConnection], Any]]) -> list[Any]:
-    """The result of each, or the exception that rolled its transaction back."""
+    """Returns the result of each change, or the exception that rolled its transaction back."""
     ends: list[Any] = []
     with _opened(path) as connection:
         connection.execute(BOOKKEEPING)

@@ -1,4 +1,4 @@
-"""Where a part of a sink is: what the completion of its iteration keeps, with no template left."""
+"""Parts of sinks: staged, published when their iterations are complete, or discarded."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from noetl_dagster.playbook.models import Sink
 from noetl_dagster.playbook.templates.rendering import compile_value, render_async
 from noetl_dagster.tools.base import Toolbox
 from noetl_dagster.tools.rows.batches import has_rows
-from noetl_dagster.tools.sinks.place import PartPlace, Parts, PlaceKind, place_of
+from noetl_dagster.tools.sinks.place import PartPlace, PartTarget, SinkKind, place_of
 
 
 class PartSinks:
@@ -30,12 +30,15 @@ class PartSinks:
         own: Mapping[str, Any],
         folder: str,
     ) -> PartPlace | None:
-        """Renders a sink's fields and stages the rows of one result; None when it has none.
+        """Renders a sink's fields and stages the rows of one result.
 
         Args:
             value: the result; see :func:`batches_of`.
-            name: of the part; the same for every try of the command whose result it is.
-            own: columns that name the iteration; filled in where a table has them.
+            name: of the part; the same for every try of the command that made the result.
+            own: columns that name the iteration; filled in if the table has them.
+
+        Returns:
+            The place of the part; None when the result has no rows.
 
         Raises:
             ToolError: it could not be written.
@@ -53,25 +56,25 @@ class PartSinks:
         return place
 
     async def publish(self, places: Iterable[PartPlace]) -> None:
-        """Publishes parts whose iterations are complete; those that are published stay as they are.
+        """Publishes parts of complete iterations; those that are published stay as they are.
 
         Raises:
-            ToolError: one could not be published; it is staged as before.
+            ToolError: one could not be published; it stays staged.
         """
         for target, parts in _by_target(places):
             with _errors(target, self._box):
                 await self._parts(target).publish(target, parts)
 
     async def settle(self, places: Iterable[PartPlace], prefix: str, *, is_over: bool = True) -> None:
-        """Publishes what is left to publish, in the order given.
+        """Publishes the parts that are still staged, in the given order.
 
         Args:
-            places: of all parts that completed.
-            prefix: how their names begin.
-            is_over: nobody stages any more; parts of the prefix that no completion names are discarded.
+            places: of all parts of complete iterations.
+            prefix: of the names of all parts.
+            is_over: no command stages parts any more; those of the prefix without a completion are discarded.
 
         Raises:
-            ToolError: the place cannot be reached, or a part is not there.
+            ToolError: the store is unavailable, or a part is missing.
         """
         places = list(places)
         known = {place.part for place in places}
@@ -91,8 +94,8 @@ class PartSinks:
             if missing:
                 raise _lost(target, missing)
 
-    def _parts(self, place: PartPlace) -> Parts:
-        if place.kind is PlaceKind.DUCKDB:
+    def _parts(self, place: PartPlace) -> PartTarget:
+        if place.kind is SinkKind.DUCKDB:
             from noetl_dagster.tools.sinks.duckdb import DuckdbParts
 
             return DuckdbParts()
@@ -112,7 +115,7 @@ def _lost(target: PartPlace, missing: Sequence[str]) -> ToolError:
 
 
 def _by_target(places: Iterable[PartPlace]) -> list[tuple[PartPlace, list[PartPlace]]]:
-    """Parts by the table or folder that they go to, in their order."""
+    """Groups parts by the table or folder that they go to, in their order."""
     found: dict[str, tuple[PartPlace, list[PartPlace]]] = {}
     for place in places:
         target = place.target
@@ -122,7 +125,7 @@ def _by_target(places: Iterable[PartPlace]) -> list[tuple[PartPlace, list[PartPl
 
 @contextmanager
 def _errors(place: PartPlace, box: Toolbox) -> Iterator[None]:
-    """Turns what stores and file systems raise into ``ToolError``."""
+    """Turns the errors of stores and file systems into ``ToolError``."""
     from obstore.exceptions import BaseError
 
     try:

@@ -1,4 +1,4 @@
-"""Where a part of a sink is: what the completion of its iteration keeps, with no template left."""
+"""The place of a sink's part, and the contract of the stores that hold parts."""
 
 from __future__ import annotations
 
@@ -21,13 +21,15 @@ SCHEMES = {"s3": "s3", "minio": "s3", "gs": "gcs", "gcs": "gcs", "file": "file"}
 
 
 STAGED = "_staged"
-"""Folder of parts that are not published; readers of a folder of parts pass over names with an underscore."""
+"""Folder of parts that are not published; readers of a folder skip names that begin with an underscore."""
 
 
 _UNSAFE = re.compile(r"[^A-Za-z0-9_-]+")
 
 
-class PlaceKind(StrEnum):
+class SinkKind(StrEnum):
+    """The kinds of sinks that stage parts."""
+
     DUCKDB = "duckdb"
     FILE = "file"
     S3 = "s3"
@@ -35,18 +37,18 @@ class PlaceKind(StrEnum):
 
 
 class PartPlace(BaseModel):
-    """A part of a sink.
+    """The place of a sink's part, without templates; the completion of its iteration records it.
 
     Attributes:
-        bucket: of s3 and gcs; empty: the one of the credential or the settings.
-        path: of duckdb the database's file; else where the parts are, or the one file that each part replaces.
+        bucket: of s3 and gcs; empty for the bucket of the credential or the settings.
+        path: of duckdb the database's file; else the folder of the parts, or the one file that each part replaces.
         part: name of the part, the same for every try of its iteration's attempt.
-        own: columns that name the iteration, which a table may have.
+        own: columns that name the iteration, which are filled in if the table has them.
     """
 
     model_config = ConfigDict(frozen=True)
 
-    kind: PlaceKind
+    kind: SinkKind
     path: str
     part: str
     bucket: str = ""
@@ -59,26 +61,28 @@ class PartPlace(BaseModel):
 
     @property
     def target(self) -> PartPlace:
-        """The same for all parts that go to one table or folder."""
-        path = self.path if self.kind is PlaceKind.DUCKDB else self.folder
+        """The same place for all parts that go to one table or folder."""
+        path = self.path if self.kind is SinkKind.DUCKDB else self.folder
         return self.model_copy(update={"path": path, "part": "", "own": {}})
 
     @property
     def staged(self) -> str:
-        """Path of a part that is not published."""
+        """Path of the part before it is published."""
         return str(PurePosixPath(self.folder, STAGED, f"{self.part}.{self.format}"))
 
     @property
     def mark(self) -> str:
-        """Path of the name of the part that was published last as the one file."""
+        """Path of the marker that names the part that was last published as the one file."""
         return str(PurePosixPath(self.folder, STAGED, f"{PurePosixPath(self.path).name}.published"))
 
     @property
     def published(self) -> str:
+        """Path of the part after it is published."""
         return self.path if self.is_one_file else str(PurePosixPath(self.path, f"{self.part}.{self.format}"))
 
     @property
     def folder(self) -> str:
+        """Folder of the parts."""
         return str(PurePosixPath(self.path).parent) if self.is_one_file else self.path
 
     @property
@@ -88,20 +92,20 @@ class PartPlace(BaseModel):
 
 
 def place_of(sink: Sink, part: str, own: dict[str, Any], folder: str) -> PartPlace:
-    """The place of a part.
+    """Returns the place of a part.
 
     Args:
         sink: without templates.
         folder: of the playbook's file, for relative paths.
 
     Raises:
-        ToolError: a field does not say what it should.
+        ToolError: a field is missing or invalid.
     """
-    if sink.tool == PlaceKind.DUCKDB:
+    if sink.tool == SinkKind.DUCKDB:
         if not sink.table or not sink.database:
             raise ToolError("a sink to duckdb needs 'database', a file, and 'table'", kind="schema")
         return PartPlace(
-            kind=PlaceKind.DUCKDB,
+            kind=SinkKind.DUCKDB,
             path=str(Path(folder, sink.database).resolve()),
             part=part,
             table=sink.table,
@@ -115,9 +119,9 @@ def place_of(sink: Sink, part: str, own: dict[str, Any], folder: str) -> PartPla
         raise ToolError(
             f"a sink cannot write to {scheme}://; use s3://, minio://, gs:// or a path", kind="schema"
         )
-    kind = PlaceKind(SCHEMES[scheme])
-    bucket = parts.netloc if parts.scheme and kind is not PlaceKind.FILE else ""
-    path = parts.path.strip("/") if kind is not PlaceKind.FILE else str(Path(folder, parts.path).resolve())
+    kind = SinkKind(SCHEMES[scheme])
+    bucket = parts.netloc if parts.scheme and kind is not SinkKind.FILE else ""
+    path = parts.path.strip("/") if kind is not SinkKind.FILE else str(Path(folder, parts.path).resolve())
     if not path.strip("/"):
         raise ToolError(f"a sink of tool {sink.tool} needs 'path', below which its parts are", kind="schema")
     return PartPlace(
@@ -140,30 +144,33 @@ def _format(given: str | None, path: str) -> RowFormat:
 
 
 def part_prefix(execution_id: int, step: str, visit: int) -> str:
-    """How the names of all parts of a visit begin; no other's do."""
+    """Returns the prefix of the names of all parts of a visit, which no other names have."""
     safe = _UNSAFE.sub("-", step)
-    if safe != step:  # what had to be replaced is told apart by a few letters of its hash
+    if safe != step:  # a hash distinguishes names that differ only in replaced characters
         safe = f"{safe}-{hashlib.sha256(step.encode()).hexdigest()[:8]}"
     return f"{execution_id}.{safe}.{visit}."
 
 
-class Parts(Protocol):
-    """Parts in one kind of place. All of it may be done again."""
+class PartTarget(Protocol):
+    """A store of parts, which shows each part to readers once. Every method may be called again after a failure.
+
+    A part is staged while its command runs, published when the completion of its iteration is in the log, and settled
+    at the end of the step, on resumption and on cancellation: parts without a completion are discarded.
+    """
 
     async def stage(self, place: PartPlace, result: Any) -> None:
-        """Writes the rows of a result, of which there are some, where no reader looks, in place of a part of the same
-        name."""
+        """Writes the rows of a result, at least one, where no reader looks; replaces a part of the same name."""
 
     async def publish(self, target: PartPlace, parts: Collection[PartPlace]) -> None:
         """Shows parts to readers, each once."""
 
     async def staged(self, target: PartPlace, prefix: str) -> set[str]:
-        """Names of parts that are not published and begin so."""
+        """Returns the names of unpublished parts with a prefix."""
         ...
 
     async def missing(self, target: PartPlace, parts: Collection[PartPlace]) -> list[str]:
-        """Names of those parts, none of them staged, that are not published here either."""
+        """Returns the names of those parts, none of them staged, that are not published here either."""
         ...
 
     async def discard(self, target: PartPlace, names: Collection[str]) -> None:
-        """Removes parts that are not published."""
+        """Removes unpublished parts."""

@@ -1,7 +1,7 @@
-"""Sinks: each iteration's or attempt's result into a table, in one transaction with its completion.
+"""Sinks to PostgreSQL: each iteration's or attempt's result in a table.
 
-Source: "Loop Sink (Per-Iteration Save)" and "Retry Sink (Per-Attempt Save)" of the loop and retry
-architecture: if the sink fails, the iteration or attempt fails.
+If the sink fails, the iteration or attempt fails. If the table is in the event log's database, the rows and the
+completion are written in one transaction.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from noetl_dagster.settings import Settings
 from noetl_dagster.tools.access.clients import postgres_arguments
 from noetl_dagster.tools.access.credentials import Credential, CredentialType
 from noetl_dagster.tools.base import Toolbox
-from noetl_dagster.tools.rows.batches import StoredRows, batches_of
+from noetl_dagster.tools.rows.batches import StoredResult, batches_of
 from noetl_dagster.tools.sql.connection import NEVER_IDLE, postgres_error
 from noetl_dagster.tools.sql.running import run_statements
 from noetl_dagster.tools.sql.statements import bind, split_statements, without_percent
@@ -42,7 +42,7 @@ Complete = Callable[[asyncpg.Connection], Awaitable[Any]]
 
 @dataclass(frozen=True, slots=True)
 class Written:
-    """``rows`` written, and whether the completion was written in the same transaction."""
+    """The number of ``rows``, and whether the completion was written in the same transaction."""
 
     rows: int
     completed: bool
@@ -68,12 +68,12 @@ class SinkWriter:
         Args:
             value: the result; see :func:`batches_of`.
             scope: names for the sink's templates (``result``, ``output``, the iterator, ...).
-            identity: columns that name the iteration; filled in where the table has them.
-            complete: writes the completion on the connection it gets; called, in the same transaction,
-                when the sink's database is the event log's.
+            identity: columns that name the iteration; filled in if the table has them.
+            complete: writes the completion on the connection it gets; called in the same transaction if the sink's
+                database is the event log's.
 
         Raises:
-            ToolError: the sink could not be written; nothing of it remains, nor of the completion.
+            ToolError: the sink could not be written; neither its rows nor the completion remain.
         """
         if sink.tool != "postgres":
             raise ToolError(
@@ -111,10 +111,9 @@ async def write_sink(
 ) -> int:
     """Writes one result on an open connection, inside the caller's transaction.
 
-    ``sink`` has no templates left. With ``command``, its statements run with ``args`` bound by name. With
-    ``table``, the rows are ``args`` (one row, or a list of rows) where given, else those of the result.
-    ``mode: replace`` first deletes the rows of the same identity (all rows when the table has none of its
-    columns).
+    ``sink`` has no templates. With ``command``, its statements run with ``args`` bound by name. With ``table``, the
+    rows are ``args`` (one row, or a list of rows) if given, else those of the result. ``mode: replace`` first deletes
+    the rows of the same identity, or all rows if the table has none of its columns.
 
     Returns:
         The number of rows written.
@@ -122,10 +121,10 @@ async def write_sink(
     Raises:
         ToolError: for a sink without table and command, unknown columns, or a missing upsert key.
     """
-    if isinstance(value, StoredRows):
+    if isinstance(value, StoredResult):
         await connection.execute(NEVER_IDLE)
     if sink.command is not None:
-        whole = await value.whole() if isinstance(value, StoredRows) else value
+        whole = await value.whole() if isinstance(value, StoredResult) else value
         params = {**identity, "result": whole, **sink.args}
         [command] = without_percent([sink.command], params)
         statements = [bind(statement, params) for statement in split_statements(command)]
@@ -151,7 +150,7 @@ async def write_sink(
 async def _fitted(
     result: Any, own: Mapping[str, Any], table: SqlTable
 ) -> AsyncIterator[list[dict[str, Any]]]:
-    """The rows of a result as they go into a table."""
+    """Yields the rows of a result with the columns of a table."""
     async for rows in batches_of(result):
         yield [{**own, **_fitting(row, table.columns)} for row in rows]
 
@@ -161,7 +160,7 @@ def _names(rows: Iterable[Mapping[str, Any]]) -> dict[str, None]:
 
 
 def _fitting(row: Mapping[str, Any], columns: Mapping[str, str]) -> Mapping[str, Any]:
-    """The row, or the whole of it in one column when the table has none of its keys but a column for it."""
+    """Returns the row, or the whole of it in one column if the table has none of its keys but a column for it."""
     if any(name in columns for name in row):
         return row
     for name in WHOLE_ROW_COLUMNS:
@@ -171,7 +170,7 @@ def _fitting(row: Mapping[str, Any], columns: Mapping[str, str]) -> Mapping[str,
 
 
 def is_event_log(credential: Credential, settings: Settings) -> bool:
-    """Whether a credential leads to the database of the event log: same host, port and database."""
+    """Returns whether a credential is for the database of the event log: same host, port and database."""
     if settings.db_url is None:
         return False
     return _server(postgres_arguments(credential)) == _server({"dsn": settings.db_url})

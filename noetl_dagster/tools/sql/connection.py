@@ -1,4 +1,4 @@
-"""PostgreSQL as a call reaches it: the pool of its credential, and what the server's errors mean."""
+"""Connections to PostgreSQL for a call, and the meaning of the server's errors."""
 
 from __future__ import annotations
 
@@ -14,35 +14,35 @@ from noetl_dagster.tools.base import Toolbox, ToolCall
 
 KINDS: tuple[tuple[str, ErrorKind], ...] = (
     ("08", "db_connection"),
-    ("57P", "db_connection"),  # the server is going or coming
+    ("57P", "db_connection"),  # the server is stopping or starting
     ("3D", "db_connection"),  # no such database
     ("53300", "db_connection"),  # too many of them
     ("28", "auth"),
     ("42501", "auth"),
     ("23", "db_constraint"),
-    ("40", "db_deadlock"),  # deadlock and serialisation: the transaction has to be run again
+    ("40", "db_deadlock"),  # deadlock and serialisation: the transaction has to run again
     ("57014", "db_timeout"),
     ("55P03", "db_timeout"),
     ("25P", "db_timeout"),
 )
-"""What begins of SQLSTATEs mean; any other is of kind ``db``."""
+"""The kinds of errors by the beginning of their SQLSTATE; any other is of kind ``db``."""
 
 RETRYABLE_CLASSES = ("08", "40", "53")  # connection, transaction rollback, insufficient resources
 RETRYABLE_STATES = frozenset(
     {"55P03", "57P01", "57P02", "57P03"}
-)  # lock not available, server going or coming
+)  # lock not available, server stopping or starting
 
 CLOSE_SECONDS = 10.0
 
 NEVER_IDLE = "SET LOCAL idle_in_transaction_session_timeout = 0"
-"""For a transaction that waits for those who take its rows."""
+"""For a transaction that waits until the consumers of its rows have room."""
 
 
 async def open_pool(call: ToolCall, box: Toolbox) -> asyncpg.Pool:
-    """The pool of the call's postgres credential.
+    """Returns the pool of the call's postgres credential.
 
     Raises:
-        ToolError: when no fitting credential is named.
+        ToolError: no postgres credential is named.
     """
     with _credential_errors(call):
         return await box.clients.postgres(await _credential(call, box))
@@ -50,13 +50,13 @@ async def open_pool(call: ToolCall, box: Toolbox) -> asyncpg.Pool:
 
 @contextlib.asynccontextmanager
 async def open_connection(call: ToolCall, box: Toolbox, *, lone: bool) -> AsyncIterator[asyncpg.Connection]:
-    """A connection of the call's postgres credential.
+    """Opens a connection with the call's postgres credential.
 
     Args:
-        lone: it is none of the pool's, for a call that holds it while it waits for others, which may need the pool's.
+        lone: outside of the pool, for a call that holds it while it waits for others, which may need the pool's.
 
     Raises:
-        ToolError: when no fitting credential is named, or the server has no connection left.
+        ToolError: no postgres credential is named, or the server has no connection left.
     """
     if not lone:
         async with (await open_pool(call, box)).acquire() as connection:
@@ -124,7 +124,7 @@ def postgres_errors(call: ToolCall, box: Toolbox) -> Any:
 
 
 def postgres_error(where: str, error: asyncpg.PostgresError, redact: Callable[[str], str]) -> ToolError:
-    """The server's message with its SQLSTATE, detail and hint."""
+    """Returns the server's message with its SQLSTATE, detail and hint."""
     state = error.sqlstate or ""
     parts = [str(error.args[0]) if error.args else type(error).__name__]
     parts += [f"{name}: {text}" for name in ("detail", "hint") if (text := getattr(error, name, None))]
@@ -138,7 +138,7 @@ def postgres_error(where: str, error: asyncpg.PostgresError, redact: Callable[[s
 
 
 def kind_of_state(sqlstate: str) -> ErrorKind:
-    """What a SQLSTATE means."""
+    """Returns the kind of error of a SQLSTATE."""
     return next((kind for start, kind in KINDS if sqlstate.startswith(start)), "db")
 
 
@@ -147,5 +147,5 @@ def _kind_of_loss(error: BaseException) -> ErrorKind:
 
 
 def is_retryable_state(sqlstate: str) -> bool:
-    """Connection loss, serialisation, deadlock, lack of resources, a server that is stopping or starting."""
+    """Returns whether another try may succeed: lost connection, serialisation failure, deadlock, lack of resources."""
     return sqlstate.startswith(RETRYABLE_CLASSES) or sqlstate in RETRYABLE_STATES

@@ -32,13 +32,13 @@ from noetl_dagster.tools.sql.views import (
 IN_MEMORY = ":memory:"
 
 FETCHED = 2048
-"""Rows that are asked for at a time."""
+"""Rows that are fetched at a time."""
 
 AHEAD_BYTES = 64 * 1024
-"""Rows that DuckDB makes ahead of those that are fetched, as it counts them."""
+"""Bytes of rows that DuckDB produces before they are fetched, as it counts them."""
 
 FREED_BYTES = 16 * 1024**2
-"""Size of what DuckDB frees at once that goes back to the system then: the buffer that it reads a file of lines in."""
+"""DuckDB returns freed memory of this size to the system: the buffer in which it reads a file of lines."""
 
 
 class DuckdbTool(Tool):
@@ -50,9 +50,9 @@ class DuckdbTool(Tool):
     volume and in object storage is read in place. ``read_parquet('s3://bucket/key')`` reads the minio tier,
     ``read_parquet('gs://bucket/key')`` the gcs tier.
 
-    Output: as postgres: ``command_0``, ... and the last one's ``rows``, ``row_count``, ``columns``; many rows are
-    stored chunk by chunk, of ``chunk_size`` rows at most. With
-    ``as: table`` the last statement's rows as one Arrow table, which the result store keeps as Parquet.
+    Output: as of postgres: ``command_0``, ... and the last one's ``rows``, ``row_count``, ``columns``; many rows are
+    stored in chunks of at most ``chunk_size`` rows. With ``as: table`` the last statement's rows are one Arrow table,
+    which the result store keeps as Parquet.
 
     Raises ``ToolError``, retryable when another process holds the database file.
     """
@@ -60,6 +60,7 @@ class DuckdbTool(Tool):
     kind = "duckdb"
 
     async def run(self, call: ToolCall, box: Toolbox) -> ToolResult:
+        """Runs the call's statements."""
         statements = await prepare_statements(call, box)
         with tempfile.TemporaryDirectory(prefix="noetl-duckdb-") as folder:
             return await self._run(call, box, statements, Path(folder))
@@ -74,10 +75,10 @@ class DuckdbTool(Tool):
             async with await ChunkWriter.open(call, box, size=count_of(call, "chunk_size")) as writer:
                 if writer.is_whole:
                     return ToolResult(ref=await writer.finish({}))
-                rows = _LastRows(writer, call, box, asyncio.get_running_loop())
+                rows = _DuckdbRows(writer, call, box, asyncio.get_running_loop())
                 connection = await asyncio.to_thread(duckdb.connect, path)
                 try:
-                    _bound(connection, box.settings, folder)
+                    _limit_memory(connection, box.settings, folder)
                     job = asyncio.to_thread(
                         _run, connection, box.settings, statements, views, rows, _as_table(call)
                     )
@@ -95,8 +96,8 @@ class DuckdbTool(Tool):
             raise ToolError(text, kind=kind, retryable=locked, code=type(error).__name__) from None
 
 
-class _LastRows:
-    """The rows of the last statement, taken in a thread: held while there are few of them, else in chunks."""
+class _DuckdbRows:
+    """The rows of the last statement, fetched in a thread: held while they are few, else stored in chunks."""
 
     def __init__(
         self, writer: ChunkWriter, call: ToolCall, box: Toolbox, loop: asyncio.AbstractEventLoop
@@ -109,7 +110,7 @@ class _LastRows:
         self._most = HELD * box.settings.chunk_bytes
 
     def take(self, cursor: Any, columns: Sequence[str]) -> list[dict[str, Any]] | None:
-        """All rows of a cursor; None where they are in chunks."""
+        """Returns all rows of a cursor; None if they are stored in chunks."""
         while found := cursor.fetchmany(FETCHED):
             rows = [dict(zip(columns, map(to_jsonable, row), strict=True)) for row in found]
             if not self.in_chunks:
@@ -127,8 +128,8 @@ class _LastRows:
         return self._writer.rows
 
 
-def _bound(connection: duckdb.DuckDBPyConnection, settings: Settings, folder: Path) -> None:
-    """Bounds the memory of a connection; what is more goes into the folder."""
+def _limit_memory(connection: duckdb.DuckDBPyConnection, settings: Settings, folder: Path) -> None:
+    """Limits the memory of a connection, which spills into the folder."""
     limit = memory_limit()
     memory = settings.duckdb_memory or (None if limit is None else f"{limit // 2} bytes")
     if memory is not None:
@@ -139,7 +140,7 @@ def _bound(connection: duckdb.DuckDBPyConnection, settings: Settings, folder: Pa
 
 
 def kind_of_duckdb(error: BaseException) -> ErrorKind:
-    """What an exception of DuckDB means; of others as everywhere."""
+    """Returns the kind of an exception of DuckDB; of any other exception as everywhere."""
     match error:
         case duckdb.ConstraintException():
             return "db_constraint"
@@ -159,7 +160,7 @@ def kind_of_duckdb(error: BaseException) -> ErrorKind:
 
 
 async def _interruptible(job: Any, connection: duckdb.DuckDBPyConnection) -> Any:
-    """Awaits a thread; on cancellation DuckDB stops its query, and only then is the connection free."""
+    """Awaits a thread; on cancellation interrupts DuckDB and waits until the connection is free."""
     task = asyncio.ensure_future(job)
     try:
         return await asyncio.shield(task)
@@ -174,7 +175,7 @@ def _as_table(call: ToolCall) -> bool:
 
 
 async def _views(call: ToolCall, box: Toolbox, folder: Path) -> dict[str, RowsSource]:
-    """What can be read as a table, by the name of the input."""
+    """Returns the inputs that are readable as tables, by name."""
     found: dict[str, RowsSource] = {}
     for name, value in call.input.items():
         try:
@@ -191,7 +192,7 @@ def _run(
     settings: Settings,
     statements: Sequence[BoundStatement],
     views: Mapping[str, Any],
-    rows: _LastRows,
+    rows: _DuckdbRows,
     as_table: bool,
 ) -> Any:
     mount_object_storage(connection, settings)
@@ -214,7 +215,7 @@ def _run(
     return promoted(results)
 
 
-def _result(cursor: Any, text: str, last: _LastRows | None) -> dict[str, Any]:
+def _result(cursor: Any, text: str, last: _DuckdbRows | None) -> dict[str, Any]:
     columns = [column[0] for column in cursor.description or ()]
     if not columns or (columns in (["Count"], ["Success"]) and not _is_query(text)):
         rows = cursor.fetchall() if columns else []

@@ -1,4 +1,4 @@
-"""Rows of one statement through a server-side cursor, one chunk in memory at a time."""
+"""``kind: postgres``: SQL with bound parameters, one transaction a task; many rows are stored chunk by chunk."""
 
 from __future__ import annotations
 
@@ -40,10 +40,10 @@ from noetl_dagster.tools.sql.tables import listed
 async def read_rows(
     statement: BoundStatement, call: ToolCall, box: Toolbox, size: int
 ) -> AsyncIterator[list[Mapping[str, Any]]]:
-    """The rows of a statement in chunks of at most ``size``, with the values of the server's own types.
+    """Yields the rows of a statement in chunks of at most ``size``, with the values of the server's own types.
 
     Raises:
-        ToolError: for whatever the server refuses.
+        ToolError: the server refuses the statement.
     """
     with postgres_errors(call, box):
         wanted = ChunkWriter.is_wanted(call, box)
@@ -59,7 +59,7 @@ async def read_rows(
 
 
 TABLE_ROWS = 50_000
-"""Rows of a chunk of a table where the task does not say."""
+"""Rows of a chunk of a table by default."""
 
 
 class PostgresTool(Tool):
@@ -69,23 +69,24 @@ class PostgresTool(Tool):
     them) or ``script``; ``params`` (default: the task's ``input``): a mapping binds ``:name``, a list
     ``$1, $2, ...``, and psycopg's ``%(name)s`` and ``%s`` mean the same; ``timeout`` seconds.
 
-    Output: ``command_0``, ``command_1``, ... each ``{status, rows, row_count, columns}`` or
-    ``{status, row_count}``; ``rows``, ``row_count`` and ``columns`` of the last one that returns rows stand
-    beside them. Numerics are numbers where exact, else text; dates and times ISO 8601; bytea base64.
+    Output: ``command_0``, ``command_1``, ... each ``{status, rows, row_count, columns}`` or ``{status, row_count}``;
+    also ``rows``, ``row_count`` and ``columns`` of the last one that returns rows. Numerics are numbers if that is
+    exact, else text; dates and times ISO 8601; bytea base64.
 
-    The last statement's rows are read through a cursor. Where they are many, they are stored chunk by chunk while
-    they come, and the result is a reference that templates read as the same mapping. ``chunk_size`` bounds the
-    rows of a chunk; ``key`` names a column, unique and not null, by which the rows are ordered, so that a call that
-    is taken up goes on after its last chunk instead of reading all of them again. With ``as: table`` (with
-    ``chunk_size``, what is meant without ``as``) the rows of the one statement are a Parquet table by reference.
+    The last statement's rows are read through a cursor. If they are many, they are stored chunk by chunk while they
+    are read, and the result is a reference that templates read as the same mapping. ``chunk_size`` limits the rows of
+    a chunk; ``key`` names a column, unique and not null, by which the rows are ordered, so that a call that runs
+    again resumes after its last chunk instead of reading all of them again. With ``as: table`` (the default with
+    ``chunk_size``) the rows of the one statement are a Parquet table by reference.
 
-    All statements are one transaction, unless one cannot be in a transaction block (VACUUM, CREATE DATABASE,
-    CALL, ...) or steers transactions itself. Errors carry ``pg.sqlstate``.
+    All statements run in one transaction, unless one cannot run in a transaction block (VACUUM, CREATE DATABASE,
+    CALL, ...) or controls transactions itself. Errors carry ``pg.sqlstate``.
     """
 
     kind = "postgres"
 
     async def run(self, call: ToolCall, box: Toolbox) -> ToolResult:
+        """Runs the call's statements."""
         statements = await prepare_statements(call, box)
         if _as_table(call):
             return await self._table(call, box, statements)
@@ -93,7 +94,7 @@ class PostgresTool(Tool):
             try:
                 return await self._run(call, box, statements)
             except asyncpg.InvalidCachedStatementError:
-                # another session changed a table; nothing was done, and the caches are fresh now
+                # another session has altered a table; nothing was done, and the caches are up to date now
                 box.clients.statements(await open_pool(call, box)).clear()
                 return await self._run(call, box, statements)
 
@@ -125,16 +126,16 @@ def _as_table(call: ToolCall) -> bool:
 
 
 SAMPLE = 16
-"""Rows whose size tells that of all that came with them."""
+"""Rows whose size is measured to estimate that of a batch."""
 
 MOST = 2048
-"""Rows that are asked for at a time."""
+"""Rows that are fetched at a time at most."""
 
 BATCH_BYTES = 256 * 1024
-"""JSON bytes that are asked for at a time, about."""
+"""JSON bytes that are fetched at a time, about."""
 
 HELD = 1 / 16
-"""Part of a chunk up to which a result is no chunk, but a value."""
+"""Part of a chunk up to which a result is a value instead of chunks."""
 
 HAS_WRITTEN = "SELECT txid_current_if_assigned() IS NOT NULL"
 
@@ -146,10 +147,10 @@ async def run_call(
     call: ToolCall,
     box: Toolbox,
 ) -> ToolResult:
-    """Runs statements in one transaction where they allow it; the last one's rows are read through a cursor.
+    """Runs statements in one transaction if they allow it; the last one's rows are read through a cursor.
 
     Returns:
-        The tool's mapping, or its reference where the last statement has many rows.
+        The tool's mapping, or its reference if the last statement has many rows.
     """
     key = call.config.get("key")
     async with await ChunkWriter.open(
@@ -160,7 +161,7 @@ async def run_call(
         if any(needs_own_transaction(statement.text) for statement in statements):
             return ToolResult(data=await run_statements(connection, statements, shapes))
         statement = statements[-1] if not key else _by_key(statements[-1], str(key), writer.position)
-        rows = _LastRows(connection, statement, len(statements) - 1, shapes, writer, call, box)
+        rows = _PostgresRows(connection, statement, len(statements) - 1, shapes, writer, call, box)
         if len(statements) == 1 and (found := await rows.at_once()) is not None:
             return ToolResult(data=promoted([found]))
         async with connection.transaction():
@@ -175,8 +176,8 @@ async def run_call(
         return ToolResult(ref=await writer.finish(promoted(results), at))
 
 
-class _LastRows:
-    """The last statement of a call."""
+class _PostgresRows:
+    """The rows of the last statement of a call."""
 
     def __init__(
         self,
@@ -202,10 +203,10 @@ class _LastRows:
         self._wanted = ChunkWriter.is_wanted(call, box)
 
     async def at_once(self) -> dict[str, Any] | None:
-        """The result, where it takes no transaction; None where it does.
+        """Returns the result if it needs no transaction; None if it does.
 
-        That is where there are no rows, or no more than the statement lists, and where few came the last time from one
-        that can run again should there be many now.
+        It needs none if there are no rows, or no more than the statement lists, or if there were few the last time
+        and the statement can run again should there be many now.
         """
         text, connection = self._statement.text, self._connection
         shape = self._shapes.get(text)
@@ -228,7 +229,7 @@ class _LastRows:
         return _value(records, shape)
 
     async def through_cursor(self) -> dict[str, Any]:
-        """The result inside of a transaction, without its rows where they are in chunks."""
+        """Returns the result inside of a transaction, without its rows if they are stored in chunks."""
         if self._wanted:
             await self._connection.execute(NEVER_IDLE)
         prepared = await self._connection.prepare(self._statement.text)
@@ -237,7 +238,7 @@ class _LastRows:
             shape = Shape.of(prepared)
         # the iterator of a cursor binds and fetches in one round trip
         portal = prepared.cursor(*values_of(self._statement, shape, self.index), prefetch=1).__aiter__()
-        # a step that takes chunks has to get the same ones again from a process that knows nothing of the last time
+        # a step that takes chunks has to get the same ones from a process that has not run the statement before
         first = ENOUGH if self._wanted else shape.enough
         records = await portal._bind_exec(self._room(first), None)
         if records and tuple(records[0].keys()) != shape.columns:  # select * of a table that was altered
@@ -253,7 +254,7 @@ class _LastRows:
         if portal._exhausted and not self._wanted:
             return _value(held, shape)
         self.in_chunks = True
-        if self._box.chunks is not None:  # what is not committed yet may still be undone
+        if self._box.chunks is not None:  # uncommitted changes may still be undone
             self._writer.holds_back = await self._connection.fetchval(HAS_WRITTEN)
         for start in range(0, len(held), ENOUGH):
             await self._store(held[start : start + ENOUGH], shape)
@@ -265,7 +266,7 @@ class _LastRows:
         return result_of([], shape) | {"row_count": self._writer.rows}
 
     async def _store(self, records: Sequence[asyncpg.Record], shape: Shape) -> int:
-        """Hands rows to the writer; gives their bytes."""
+        """Passes rows to the writer; returns their bytes."""
         size = 0
         while records:
             some, records = records[: self._room(len(records))], records[self._room(len(records)) :]
@@ -276,14 +277,14 @@ class _LastRows:
         return size
 
     def _most(self, rows: int, size: int) -> int:
-        """Rows to ask for next, after so many of so many JSON bytes."""
+        """Returns the number of rows to fetch next, after ``rows`` rows of ``size`` JSON bytes."""
         return max(1, min(MOST, 2 * rows, rows * self._batch // max(1, size)))
 
     def _room(self, most: int) -> int:
         return most if self._writer.room is None else max(1, min(most, self._writer.room))
 
     def _position(self, records: Sequence[asyncpg.Record], shape: Shape) -> Any:
-        """Where a run that is taken up goes on: after the last key."""
+        """Returns the position at which a later run resumes: after the last key."""
         if not self._key:
             return None
         if self._key not in shape.columns:
@@ -311,13 +312,13 @@ def _value(records: Sequence[asyncpg.Record], shape: Shape) -> dict[str, Any]:
 
 
 def _json_bytes(records: Sequence[asyncpg.Record], shape: Shape) -> int:
-    """Bytes of records as JSON, about: by a few of them."""
+    """Estimates the bytes of records as JSON from a few of them."""
     sample = records[:: max(1, len(records) // SAMPLE)]
     return len(lines_of(sample, shape).data) * len(records) // max(1, len(sample))
 
 
 def _by_key(statement: BoundStatement, key: str, position: Any) -> BoundStatement:
-    """The statement in the order of a column, from after a position."""
+    """Returns the statement in the order of a column, from after a position."""
     column, text, values = listed([key]), statement.text.rstrip().rstrip(";"), statement.values
     after = ""
     if position is not None:
@@ -327,15 +328,15 @@ def _by_key(statement: BoundStatement, key: str, position: Any) -> BoundStatemen
 
 
 async def table_of(statement: BoundStatement, call: ToolCall, box: Toolbox, size: int) -> ResultRef:
-    """Runs the call's one statement through a cursor and stores its rows as Parquet, so many at a time.
+    """Runs the call's one statement through a cursor and stores its rows as Parquet, ``size`` at a time.
 
     Returns:
         The reference of one table; ``extra["rows"]`` is the number of rows.
 
     Raises:
-        ToolError: for whatever the server refuses.
+        ToolError: the server refuses the statement.
     """
-    from noetl_dagster.tools.rows.files import arrow_rows  # Arrow, for those who want tables
+    from noetl_dagster.tools.rows.files import arrow_rows  # imports Arrow, which only tables need
 
     async with await ChunkWriter.open(call, box) as writer:
         if writer.is_whole:

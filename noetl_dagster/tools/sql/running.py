@@ -1,4 +1,4 @@
-"""Runs statements on a connection to PostgreSQL, with rows as JSON values."""
+"""Prepares the statements of a call, and runs them on a connection to PostgreSQL."""
 
 from __future__ import annotations
 
@@ -25,24 +25,24 @@ from noetl_dagster.tools.sql.statements import (
 SHAPES_KEPT = 512
 
 ENCODED_THE_SAME = frozenset({"float4", "float8", "timestamp", "timestamptz", "date", "time"})
-"""Types whose values the JSON encoder writes as :func:`column_converter` gives them."""
+"""Types whose values the JSON encoder writes in the same way as :func:`column_converter` converts them."""
 
 ENOUGH = 256
-"""Rows that are asked for at first of a statement that is not known."""
+"""Rows that are fetched at first of a statement that has not run before."""
 
 Converter = Callable[[Any], Any]
 
 
 @dataclass(slots=True)
 class Shape:
-    """What the server said about a statement: its parameters' types, and the columns it returns.
+    """The server's description of a statement: the types of its parameters, and the columns that it returns.
 
     Attributes:
-        types: of the columns, as the server calls them.
+        types: of the columns, as the server names them.
         converters: of the columns whose values are no JSON values.
-        line_converters: of those whose values the JSON encoder does not write the same way itself.
-        rows: that it returned the last time; None before, and where they were too many to be held.
-        repeatable: whether running it twice is the same as running it once; None while nobody has asked.
+        line_converters: of those whose values the JSON encoder does not write in the same way.
+        rows: number of rows the last time; None before, and if they were too many to be held.
+        repeatable: whether running it twice is the same as running it once; None while that is not known.
     """
 
     parameters: tuple[str, ...]
@@ -55,19 +55,17 @@ class Shape:
 
     @property
     def returns_rows(self) -> bool:
+        """Whether it returns rows."""
         return bool(self.columns)
 
     @property
     def enough(self) -> int:
-        """Rows to ask for at first, so that all come at once where they are about as many as the last time."""
+        """Rows to fetch at first, so that all arrive at once if they are about as many as the last time."""
         return max(ENOUGH, 2 * (self.rows or 0))
 
     @classmethod
     def of(cls, statement: Any, before: Shape | None = None) -> Shape:
-        """
-        Args:
-            before: what was known of the same statement.
-        """
+        """Describes a prepared statement; keeps the ``rows`` and ``repeatable`` of its description ``before``."""
         columns = [(column.name, column.type.name) for column in statement.get_attributes()]
         found = [(name, kind, column_converter(kind)) for name, kind in columns]
         return cls(
@@ -89,9 +87,9 @@ async def run_statements(
     statements: Sequence[BoundStatement],
     shapes: dict[str, Shape] | None = None,
 ) -> dict[str, Any]:
-    """Runs statements in one transaction where they allow it; gives the tool's result mapping.
+    """Runs statements in one transaction if they allow it; returns the tool's result mapping.
 
-    A transaction that is already open on the connection is used as it is.
+    Uses a transaction that is already open on the connection.
     """
     shapes = {} if shapes is None else shapes
     several = len(statements) > 1 and not connection.is_in_transaction()
@@ -110,7 +108,7 @@ async def _run_each(
 
 
 def promoted(results: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """The results of statements by their names, and beside them what the last one that returns rows gives."""
+    """Returns the results of statements by name, together with the fields of the last one that returns rows."""
     named: dict[str, Any] = {f"command_{index}": result for index, result in enumerate(results)}
     last: dict[str, Any] = {}
     for result in results:
@@ -122,6 +120,7 @@ def promoted(results: Sequence[dict[str, Any]]) -> dict[str, Any]:
 async def run_one(
     connection: asyncpg.Connection, statement: BoundStatement, shapes: dict[str, Shape], index: int
 ) -> dict[str, Any]:
+    """Runs one statement, with its description from the cache if it is there."""
     shape = shapes.get(statement.text)
     if shape is None:
         prepared = await connection.prepare(statement.text)
@@ -143,17 +142,17 @@ async def run_one(
 
 
 def result_of(rows: list[dict[str, Any]], shape: Shape) -> dict[str, Any]:
-    """What a statement that returns rows gives."""
+    """Returns the result of a statement that returns rows."""
     return {"status": "ok", "rows": rows, "row_count": len(rows), "columns": list(shape.columns)}
 
 
 def rows_of(records: Sequence[asyncpg.Record], shape: Shape) -> list[dict[str, Any]]:
-    """Records as mappings of JSON values."""
+    """Returns records as mappings of JSON values."""
     return _converted(records, shape, shape.converters)
 
 
 def lines_of(records: Sequence[asyncpg.Record], shape: Shape) -> JsonLines:
-    """Records as lines of the same JSON values."""
+    """Returns records as lines of the same JSON values."""
     rows = _converted(records, shape, shape.line_converters)
     return JsonLines(codec.json_lines(rows), len(rows), dict(zip(shape.columns, shape.types, strict=True)))
 
@@ -169,6 +168,7 @@ def _converted(
 
 
 def values_of(statement: BoundStatement, shape: Shape, index: int) -> list[Any]:
+    """Converts the values of a statement's parameters; raises ``ToolError`` if one does not fit its type."""
     values = []
     for number, (value, type_name) in enumerate(
         zip(statement.values, shape.parameters, strict=True), start=1
@@ -183,13 +183,14 @@ def values_of(statement: BoundStatement, shape: Shape, index: int) -> list[Any]:
 
 
 def remember(shapes: dict[str, Shape], text: str, shape: Shape) -> None:
+    """Adds a description to the cache, which forgets the oldest one when it is full."""
     if len(shapes) >= SHAPES_KEPT:
         shapes.pop(next(iter(shapes)))
     shapes[text] = shape
 
 
 def _affected(message: str | None) -> int:
-    """The row count of a status such as ``INSERT 0 5`` or ``UPDATE 3``; 0 where there is none."""
+    """Returns the row count of a status such as ``INSERT 0 5`` or ``UPDATE 3``; 0 if there is none."""
     tail = (message or "").rpartition(" ")[2]
     return int(tail) if tail.isdigit() else 0
 
@@ -198,10 +199,10 @@ Params = Mapping[str, Any] | Sequence[Any]
 
 
 async def prepare_statements(call: ToolCall, box: Toolbox) -> list[BoundStatement]:
-    """The call's statements with their parameters placed.
+    """Reads, splits and binds the call's statements.
 
     Raises:
-        ToolError: without any statement, and for a ``$n`` that has no value.
+        ToolError: there is no statement, or a ``$n`` has no value.
     """
     params: Params = call.config.get("params") or call.input
     texts = without_percent(await sql_text(call, box), params)

@@ -1,15 +1,15 @@
-"""SQL text: splitting a script into statements, and binding ``:name`` and ``$n`` parameters.
+"""SQL text: splits scripts into statements, binds parameters, and recognises statements that only read.
 
-The scanner knows PostgreSQL's lexical structure (chapter 4.1 of its manual): string constants with doubled
+The scanner implements PostgreSQL's lexical structure (chapter 4.1 of its manual): string constants with doubled
 quotes, ``E''`` strings with backslashes, quoted identifiers, dollar quotes, line and nested block comments.
-DuckDB's is a subset of it. The tests hold it against PostgreSQL's own scanner.
+DuckDB's is a subset of it. The tests compare it with PostgreSQL's own scanner.
 """
 
 # Why a scanner of our own, here and not for Spark SQL (tools/spark/statements.py):
 # - pglast, PostgreSQL's parser, is GPL-3, which a package under Apache-2.0 cannot ask of its users; postgast has
 #   the same parser under BSD, but is a young native library of one author: good enough to test against.
-# - Neither splits what playbooks hold: the parser refuses :name, and the split by scanner cuts BEGIN ATOMIC
-#   bodies and drops statements without a keyword, so that the server's own error never comes.
+# - Neither splits the SQL of playbooks: the parser refuses :name, and the split by scanner cuts BEGIN ATOMIC
+#   bodies and drops statements without a keyword, so that the server never reports its error.
 # - duckdb.extract_statements refuses :name too, a script whose last statement needs what its first one loads,
 #   and a PIVOT in DuckDB 1.4 (IndexError); duckdb.tokenize gives no comments before DuckDB 2.
 # - sqlglot's scanner takes 30 us for a short statement (this one 10 us) and 0.5 s to import.
@@ -33,9 +33,9 @@ _PART = re.compile(
       (?P<TEXT> [^'"$\-/:;A-Za-z_\u0080-\U0010ffff]++ | (?![eE]'){_WORD} | :: )
     | (?P<QUOTED>
           [eE]'(?: [^'\\] | \\. | ''
-                 | '(?:[ \t\f\v]|--[^\n\r]*+)*+[\n\r](?:\s|--[^\n\r]*+[\n\r])*+'  # goes on in the next line
+                 | '(?:[ \t\f\v]|--[^\n\r]*+)*+[\n\r](?:\s|--[^\n\r]*+[\n\r])*+'  # continues in the next line
                )*+(?:'|\\?\Z)
-        | '[^']*+(?:'|\Z)  # doubled quotes end one string and begin the next, which comes to the same
+        | '[^']*+(?:'|\Z)  # doubled quotes end one string and begin the next, with the same result
         | "[^"]*+(?:"|\Z)
         | (?P<DOLLARS> \$(?:{_LETTER}[A-Za-z0-9_\u0080-\U0010ffff]*+)?\$ )
       )
@@ -69,6 +69,8 @@ _OWN_TRANSACTION = re.compile(
 
 
 class Part(Enum):
+    """The kinds of parts of SQL text."""
+
     TEXT = "text"
     COMMENT = "comment"
     QUOTED = "quoted"
@@ -82,14 +84,14 @@ _PARTS = {part.name: part for part in Part} | {"OTHER": Part.TEXT}
 
 @dataclass(frozen=True, slots=True)
 class BoundStatement:
-    """A statement with parameters ``$1..$n`` and the values for them, in that order."""
+    """A statement with parameters ``$1..$n`` and their values, in that order."""
 
     text: str
     values: tuple[Any, ...] = ()
 
 
 def scan(sql: str) -> Iterator[tuple[Part, str]]:
-    """The text in parts whose concatenation is the text."""
+    """Yields the parts of the text; their concatenation is the text."""
     at = 0
     while found := _PART.match(sql, at):
         part, end = _PARTS[found.lastgroup or ""], found.end()
@@ -115,7 +117,7 @@ def _comment_end(sql: str, at: int) -> int:
 
 @lru_cache(maxsize=128)
 def split_statements(sql: str) -> tuple[str, ...]:
-    """The statements of a script, without their semicolons; empty ones and bare comments are left out.
+    """Returns the statements of a script, without their semicolons, and without empty ones and bare comments.
 
     The body of ``CREATE FUNCTION ... BEGIN ATOMIC ... END`` stays in one piece.
     """
@@ -147,12 +149,13 @@ def _inside_sql_body(statement: str) -> bool:
 
 
 def without_comments(sql: str) -> str:
+    """Returns the text without comments."""
     return "".join(" " if part is Part.COMMENT else text for part, text in scan(sql)).strip()
 
 
 @lru_cache(maxsize=128)
 def needs_own_transaction(statement: str) -> bool:
-    """Whether a statement must not run inside a transaction block, or steers transactions itself."""
+    """Returns whether a statement cannot run inside a transaction block, or controls transactions itself."""
     return _OWN_TRANSACTION.match(without_comments(statement)) is not None
 
 
@@ -180,7 +183,7 @@ def bind(statement: str, params: Mapping[str, Any] | Sequence[Any]) -> BoundStat
 
 @lru_cache(maxsize=128)
 def _placed(statement: str, known: frozenset[str] | None) -> tuple[str, tuple[str, ...]]:
-    """The statement with numbered places, and the names (or numbers) that belong to them in order."""
+    """Returns the statement with numbered parameters, and their names (or numbers) in order."""
     wanted = Part.NUMBERED if known is None else Part.NAMED
     places: dict[str, int] = {}
     pieces: list[str] = []
@@ -198,9 +201,11 @@ _PLAIN = frozenset({Part.TEXT, Part.END})
 
 
 def without_percent(texts: Sequence[str], params: Mapping[str, Any] | Sequence[Any]) -> list[str]:
-    """The texts of one call with the placeholders of this project; ``%s`` are counted through all of them.
+    """Rewrites psycopg's placeholders ``%s`` and ``%(name)s`` to ``$n`` and ``:name``.
 
-    In SQL that has placeholders ``%%`` stands for ``%``, in quotes too, as for psycopg.
+    Only clear placeholders are rewritten: outside of quotes and comments, ``%s`` with a list and in SQL that has no
+    ``$n``, ``%(name)s`` with a known name. ``%s`` are counted through all texts of a call. In SQL that has
+    placeholders, ``%%`` becomes ``%``, in quotes too, as for psycopg; other SQL keeps every ``%``.
     """
     if not params or not any("%" in text for text in texts):
         return list(texts)
@@ -230,7 +235,7 @@ def without_percent(texts: Sequence[str], params: Mapping[str, Any] | Sequence[A
 
 
 def _parts(sql: str) -> Iterator[tuple[bool, str]]:
-    """The text in pieces: whether it is plain SQL, neither quoted nor comment nor parameter."""
+    """Yields the text in pieces, each with whether it is plain SQL: not quoted, no comment and no parameter."""
     for plain, group in groupby(scan(sql), key=lambda item: item[0] in _PLAIN):
         yield plain, "".join(text for _, text in group)
 
@@ -258,8 +263,8 @@ _LISTS = re.compile(
 _CONFLICT = re.compile(r"\bon\s+conflict\b", re.IGNORECASE)
 _CALL = re.compile(r"[\w$]\s*\(")
 
-# functions that may do something, and views and foreign tables, behind which there may be any
-MAY_DO_SOMETHING = """
+# functions that may have side effects, and views and foreign tables, which may call any
+HAS_SIDE_EFFECTS = """
 SELECT EXISTS (SELECT FROM pg_proc WHERE proname = ANY($1::text[]) AND provolatile = 'v')
     OR EXISTS (
         SELECT FROM pg_class JOIN pg_namespace ON pg_namespace.oid = relnamespace
@@ -270,23 +275,23 @@ SELECT EXISTS (SELECT FROM pg_proc WHERE proname = ANY($1::text[]) AND provolati
 
 
 async def is_repeatable(connection: asyncpg.Connection, text: str) -> bool:
-    """Whether a statement only reads: it names nothing that changes data or that may do something by itself.
+    """Returns whether a statement only reads: it names nothing that changes data or has side effects.
 
-    Names are compared as words, so that a column that is called as a volatile function is counts too.
+    Names are compared as words, so a column with the name of a volatile function counts too.
     """
     plain = "".join(part.lower() for kind, part in scan(text) if kind in (Part.TEXT, Part.NUMBERED))
     quoted = "".join(part for kind, part in scan(text) if kind is Part.QUOTED and part.startswith('"'))
     words = {*_NAME.findall(plain), *_NAME.findall(quoted)}
     if not _READS.match(plain) or words & _CHANGES:
         return False
-    return not await connection.fetchval(MAY_DO_SOMETHING, list(words))
+    return not await connection.fetchval(HAS_SIDE_EFFECTS, list(words))
 
 
 @lru_cache(maxsize=512)
 def lists_rows(text: str) -> bool:
-    """Whether a statement returns no more rows than it writes out: ``INSERT ... VALUES (...)``.
+    """Returns whether a statement returns no more rows than it writes out: ``INSERT ... VALUES (...)``.
 
-    One that calls a function counts as one that may return more, as with ``VALUES (unnest($1))``.
+    A statement that calls a function may return more, as with ``VALUES (unnest($1))``.
     """
     parts = (
         "x" if kind is Part.QUOTED else " " if kind is Part.COMMENT else part for kind, part in scan(text)

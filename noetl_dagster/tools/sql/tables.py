@@ -1,4 +1,4 @@
-"""Rows into a PostgreSQL table: append, replace or upsert, with the server converting JSON to its types."""
+"""Writes rows into a PostgreSQL table: append, replace or upsert; the server converts JSON to its types."""
 
 from __future__ import annotations
 
@@ -38,6 +38,8 @@ DELETE_ALL_ROWS = "DELETE FROM {table}"
 
 
 class WriteMode(StrEnum):
+    """The ways to write rows."""
+
     APPEND = "append"
     REPLACE = "replace"
     UPSERT = "upsert"
@@ -53,7 +55,7 @@ class SqlTable:
 
 
 def write_mode(text: str) -> WriteMode:
-    """Raises ``ToolError`` for an unknown mode."""
+    """Parses a mode; raises ``ToolError`` if it is unknown."""
     try:
         return WriteMode(text.strip().lower())
     except ValueError:
@@ -66,7 +68,7 @@ async def describe_table(connection: asyncpg.Connection, name: str) -> SqlTable:
     """Looks a table up; ``name`` may have a schema before a dot.
 
     Raises:
-        ToolError: when there is no such table.
+        ToolError: there is no such table.
     """
     quoted = sql_identifier(name)
     columns = await connection.fetch(SELECT_COLUMNS, quoted)
@@ -90,10 +92,10 @@ async def write_rows(
 ) -> int:
     """Inserts or upserts rows; ``REPLACE`` inserts too, after :func:`delete_rows` by the caller.
 
-    A column that a row does not have is null there. Of rows with the same key the last one wins.
+    A missing column of a row is null. The last of several rows with the same key wins.
 
     Args:
-        columns: that these rows, and those written with them in other calls, fill; see :func:`known_columns`.
+        columns: filled by these rows, and by those of other calls for the same result; see :func:`known_columns`.
 
     Returns:
         The number of rows written.
@@ -113,7 +115,7 @@ async def write_rows(
 
 
 async def delete_rows(connection: asyncpg.Connection, table: SqlTable, identity: Mapping[str, Any]) -> None:
-    """Makes room for a replacement: the rows of the same identity, or all rows of a table without one."""
+    """Deletes the rows of the same identity, or all rows of a table that has none of its columns."""
     own = {name: value for name, value in identity.items() if name in table.columns}
     if not own:
         await connection.execute(DELETE_ALL_ROWS.format(table=table.name))
@@ -123,7 +125,7 @@ async def delete_rows(connection: asyncpg.Connection, table: SqlTable, identity:
 
 
 def known_columns(names: Iterable[str], table: SqlTable) -> list[str]:
-    """The columns that rows fill, each once.
+    """Returns the columns that rows fill, each once.
 
     Raises:
         ToolError: the table lacks one of them.
@@ -141,7 +143,7 @@ def known_columns(names: Iterable[str], table: SqlTable) -> list[str]:
 
 
 def upsert_key(table: SqlTable, key: Sequence[str]) -> Sequence[str]:
-    """The unique columns of an upsert: those given, else the primary key.
+    """Returns the unique columns of an upsert: the given ones, else the primary key.
 
     Raises:
         ToolError: there is neither.
@@ -156,7 +158,7 @@ def upsert_key(table: SqlTable, key: Sequence[str]) -> Sequence[str]:
 
 
 def conflict_clause(keys: Sequence[str], columns: Sequence[str]) -> str:
-    """``ON CONFLICT`` that takes over every column that is no key."""
+    """Returns ``ON CONFLICT`` that updates every column that is no key."""
     changed = [name for name in columns if name not in keys]
     if not changed:
         return f" ON CONFLICT ({listed(keys)}) DO NOTHING"
@@ -165,10 +167,10 @@ def conflict_clause(keys: Sequence[str], columns: Sequence[str]) -> str:
 
 
 def listed(columns: Iterable[str]) -> str:
-    """Column names, quoted, with commas."""
+    """Returns quoted column names, separated by commas."""
     return ", ".join(map(_column, columns))
 
 
 def _column(name: str) -> str:
-    """One quoted column name; a dot in it is part of the name."""
+    """Returns a quoted column name; a dot in it is part of the name."""
     return '"' + name.replace('"', '""') + '"'

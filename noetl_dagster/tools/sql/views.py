@@ -1,4 +1,4 @@
-"""Results as tables that DuckDB reads where they lie, and object storage as it sees it."""
+"""Results as views of DuckDB, read in place or from files that are written for it, and object storage for DuckDB."""
 
 from __future__ import annotations
 
@@ -32,22 +32,22 @@ PARQUET = "application/vnd.apache.parquet"
 
 
 class NoRowsError(NoetlError):
-    """A value holds no rows."""
+    """A value has no rows."""
 
 
-RowsSource: TypeAlias = "ResultRef | pa.Table | Files"
-"""What a view is made of: Parquet that is read in place, a table in memory, or files that were written."""
+RowsSource: TypeAlias = "ResultRef | pa.Table | RowFiles"
+"""The source of a view: Parquet that is read in place, a table in memory, or files that were written for DuckDB."""
 
 
 async def source_of(value: Any, results: ResultStore, name: str, folder: Path) -> RowsSource | None:
-    """What a view of a value is made of; None for a value that is neither rows, alone or under ``rows``, nor a
-    reference.
+    """Returns the source of a view of a value; None for a value without rows that is no reference.
 
     Args:
-        folder: where many stored rows are laid down; the source lasts as long as it.
+        value: rows, a mapping with ``rows``, or a reference.
+        folder: for files of many stored rows; the source is valid as long as it exists.
 
     Raises:
-        NoRowsError: a reference leads to something without rows.
+        NoRowsError: the value of a reference has no rows.
     """
     reference = as_result_ref(value)
     if reference is not None:
@@ -56,7 +56,7 @@ async def source_of(value: Any, results: ResultStore, name: str, folder: Path) -
             return ref
         if strategy_of(ref) not in (Strategy.CONCAT, Strategy.ROWS) or ref.kind is not RefKind.MANIFEST:
             return _table(await results.get(ref), name)
-        files = await laid_down(results, ref.rows_alone, folder, lambda rows: _table(rows, name))
+        files = await write_files(results, ref.rows_alone, folder, lambda rows: _table(rows, name))
         if files is None:
             raise NoRowsError(f"input {name!r} has no rows: a list of mappings is needed")
         return files
@@ -94,7 +94,7 @@ def _table(value: Any, name: str) -> pa.Table:
 
 
 def _column(values: list[Any]) -> pa.Array:
-    """One column; values of several types, or beyond 64 bits, as text."""
+    """Returns one column; values of several types, or beyond 64 bits, become text."""
     try:
         return pa.array(values)
     except (pa.ArrowException, OverflowError, TypeError, ValueError):
@@ -106,13 +106,13 @@ def _column(values: list[Any]) -> pa.Array:
 
 
 class _GoogleFiles(ArrowFSWrapper):
-    """Arrow's file system of Google's storage, by the name that URIs have."""
+    """Arrow's file system of Google's storage, with the scheme of its URIs."""
 
     protocol = "gs"
 
 
 class _Buckets(FsspecStore):  # type: ignore[misc]
-    """obstore's file system, which finds patterns with their protocol too: DuckDB asks so."""
+    """obstore's file system, which also finds patterns with their scheme, as DuckDB passes them."""
 
     async def _glob(self, path: str, **options: Any) -> Any:
         return await super()._glob(path.removeprefix(f"{self.protocol}://"), **options)
@@ -147,13 +147,13 @@ def mount_object_storage(connection: duckdb.DuckDBPyConnection, settings: Settin
 def create_view(
     connection: duckdb.DuckDBPyConnection, settings: Settings, name: str, source: RowsSource
 ) -> None:
-    """Makes a view of that name.
+    """Creates a view.
 
     Raises:
-        NoetlError: the files of a reference are not there.
+        NoetlError: the files of a reference are missing.
     """
-    quoted = '"' + name.replace('"', '""') + '"'
-    if isinstance(source, Files):
+    quoted = _quoted(name)
+    if isinstance(source, RowFiles):
         connection.execute(f"CREATE TEMP VIEW {quoted} AS {source.select}")
         return
     if not isinstance(source, ResultRef):
@@ -161,7 +161,7 @@ def create_view(
         return
     uris = _files(settings, source)
     scheme, bucket, _ = locations.split_uri(source.physical_uri)
-    # credentials of the AWS or the Google environment, which Arrow finds
+    # Arrow finds the credentials of the AWS or Google environment
     if scheme == "gs" or (scheme == "s3" and bucket != settings.minio_bucket):
         connection.register(name, _arrow_dataset(settings, uris))
         return
@@ -171,7 +171,7 @@ def create_view(
 
 
 def _files(settings: Settings, ref: ResultRef) -> list[str]:
-    """URIs of the Parquet files of a dataset, or of the one object."""
+    """Returns the URIs of the Parquet files of a dataset, or of the one object."""
     if ref.kind is not RefKind.DATASET:
         return [ref.physical_uri]
     names = ref.extra.get("files") or ()
@@ -197,10 +197,10 @@ LINES_BYTES = 3 * 512 * 1024
 """Bytes of a file of JSON lines, about: each thread of DuckDB holds the file that it reads."""
 
 LINE_BYTES = 16 * 1024**2
-"""Room for a line of JSON at least. DuckDB reserves no less, and touches what the file has."""
+"""Minimum room for a line of JSON. DuckDB reserves no less, and uses as much as the file has."""
 
-_LOOK = 64 * 1024
-"""Bytes that are looked through for the end of a line at a time."""
+_SEARCH_BYTES = 64 * 1024
+"""Bytes that are searched for the end of a line at a time."""
 
 TYPES = {
     **dict.fromkeys(("int2", "int4", "int8", "oid"), "BIGINT"),
@@ -211,17 +211,17 @@ TYPES = {
     **dict.fromkeys(("timestamp", "timestamptz", "date", "time", "timetz", "bytea"), "VARCHAR"),
     "bool": "BOOLEAN",
 }
-"""Types of PostgreSQL whose JSON values are all of one type of DuckDB, so that it reads the lines itself."""
+"""PostgreSQL types whose JSON values all have one type of DuckDB, so that it parses the lines itself."""
 
 MakeTable = Callable[[list[Any]], pa.Table]
 
 
 @dataclass(frozen=True, slots=True)
-class Files:
-    """Files of rows on this machine.
+class RowFiles:
+    """RowFiles of rows on this machine.
 
     Attributes:
-        columns: in their order; the types of DuckDB where the files are JSON lines, None where they are Parquet.
+        columns: in order; with the types of DuckDB if the files are JSON lines, None if they are Parquet.
         largest: bytes of the largest file of lines; no line is longer.
     """
 
@@ -231,7 +231,7 @@ class Files:
 
     @property
     def select(self) -> str:
-        """The statement that gives their rows."""
+        """The statement that returns their rows."""
         paths = "[" + ", ".join(str(sql_literal(str(path))) for path in self.paths) + "]"
         names = ", ".join(map(_quoted, self.columns))
         types = {name: kind for name, kind in self.columns.items() if kind is not None}
@@ -242,8 +242,10 @@ class Files:
         return f"SELECT {names} FROM read_json({paths}, {options}, columns = {{{fields}}})"
 
 
-async def laid_down(results: ResultReader, ref: ResultRef, folder: Path, table: MakeTable) -> Files | None:
-    """The rows of a stored list as files in a folder; None where there are none.
+async def write_files(
+    results: ResultReader, ref: ResultRef, folder: Path, table: MakeTable
+) -> RowFiles | None:
+    """Writes the rows of a stored list to files in a folder, one part in memory at a time; None if there are no rows.
 
     Args:
         table: makes a table of rows that are JSON values.
@@ -264,28 +266,28 @@ async def laid_down(results: ResultReader, ref: ResultRef, folder: Path, table: 
     if empty:
         paths.append(folder / f"{ref.ref_id}-null.parquet")
         await asyncio.to_thread(pq.write_table, pa.table(empty), paths[-1])
-    return Files(paths, dict.fromkeys(columns)) if columns else None
+    return RowFiles(paths, dict.fromkeys(columns)) if columns else None
 
 
 def _types(ref: ResultRef) -> dict[str, str] | None:
-    """Types of DuckDB for the columns of lines; None where the values have to be seen."""
+    """Returns DuckDB's types for the columns of lines; None if the values have to be inspected."""
     kinds = ref.extra.get("columns")
     if ref.kind is not RefKind.MANIFEST or not kinds or not all(kind in TYPES for kind in kinds.values()):
         return None
     return {name: TYPES[kind] for name, kind in kinds.items()}
 
 
-async def _lines(results: ResultReader, ref: ResultRef, folder: Path, types: Mapping[str, str]) -> Files:
-    """The lines as they are, cut anew: a part may be larger than a file should be, or much smaller."""
+async def _lines(results: ResultReader, ref: ResultRef, folder: Path, types: Mapping[str, str]) -> RowFiles:
+    """Writes the lines unchanged to files of a new size: a part may be too large for a file, or much smaller."""
     with _LineFiles(folder, str(ref.ref_id)) as files:
         async for part in results.parts(ref):
             async for piece in results.stream(part):
                 await asyncio.to_thread(files.write, memoryview(piece))
-    return Files(files.paths, types, files.largest)
+    return RowFiles(files.paths, types, files.largest)
 
 
 class _LineFiles:
-    """Files of whole lines, each ending with the line that fills it."""
+    """RowFiles of whole lines, each ending with the line that fills it."""
 
     def __init__(self, folder: Path, name: str) -> None:
         self._folder = folder
@@ -302,7 +304,7 @@ class _LineFiles:
         self._close()
 
     def write(self, piece: memoryview) -> None:
-        """Writes what follows, which may begin and end within a line."""
+        """Writes the next bytes, which may begin and end within a line."""
         while piece:
             if self._file is None:
                 self.paths.append(self._folder / f"{self._name}-{len(self.paths)}.jsonl")
@@ -323,9 +325,9 @@ class _LineFiles:
 
 
 def _line_end(piece: memoryview, start: int) -> int | None:
-    """Where the first line ends that ends after ``start`` bytes; None where none does."""
-    for at in range(max(0, start - 1), len(piece), _LOOK):
-        found = bytes(piece[at : at + _LOOK]).find(b"\n")
+    """Returns the end of the first line that ends after ``start`` bytes; None if there is none."""
+    for at in range(max(0, start - 1), len(piece), _SEARCH_BYTES):
+        found = bytes(piece[at : at + _SEARCH_BYTES]).find(b"\n")
         if found >= 0:
             return at + found + 1
     return None
@@ -346,7 +348,7 @@ async def _tables(results: ResultReader, ref: ResultRef, table: MakeTable) -> As
 
 
 def _typed(table: pa.Table) -> pa.Table:
-    """A table that has a column at least, so that its rows are counted."""
+    """Returns a table with at least one column, so that its rows are counted."""
     return table if table.num_columns else pa.table({"": pa.nulls(table.num_rows, pa.int32())})
 
 

@@ -69,6 +69,7 @@ class FolderPosition:
 
     @property
     def rows(self) -> int:
+        """The number of staged rows."""
         return sum(self.parts)
 
 
@@ -165,7 +166,7 @@ class StagedFolder:
         return None
 
     async def _fits(self, found: FolderPosition, identity: str) -> bool:
-        """Whether the source is the one of that position."""
+        """Returns whether the source is the same as that of the position."""
         if found.complete:
             return True
         if found.identity != identity or not found.parts or found.after is None:

@@ -40,7 +40,7 @@ class EndKind(StrEnum):
 
 
 class Paging(BaseModel):
-    """How to find the next page of an http source.
+    """Finds the next page of an http source.
 
     Attributes:
         next: dotted path in the body of the next page's address, or with ``param`` of its value; absent or null on the
@@ -221,7 +221,7 @@ def _visible(names: list[str]) -> list[str]:
 
 
 class Verify(StrEnum):
-    """What is compared after the rows are written."""
+    """The comparison after the rows are written."""
 
     ROWS = "rows"
     CHECKSUM = "checksum"
@@ -229,7 +229,7 @@ class Verify(StrEnum):
 
 
 class OnDrift(StrEnum):
-    """What happens to a column that the target lacks."""
+    """The treatment of a column that the target lacks."""
 
     ERROR = "error"
     IGNORE = "ignore"

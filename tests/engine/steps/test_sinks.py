@@ -22,10 +22,10 @@ from noetl_dagster.result_ref import RefKind, ResultRef
 from noetl_dagster.settings import Settings
 from noetl_dagster.storage.reading import ResultReader
 from noetl_dagster.tools.access.objects import open_bucket
-from noetl_dagster.tools.rows.batches import StoredRows
+from noetl_dagster.tools.rows.batches import StoredResult
 from noetl_dagster.tools.sinks import duckdb as duckdb_parts
 from noetl_dagster.tools.sinks.parts import PartSinks
-from noetl_dagster.tools.sinks.place import PartPlace, PlaceKind
+from noetl_dagster.tools.sinks.place import PartPlace, SinkKind
 from noetl_dagster.tools.sql.tables import WriteMode
 from noetl_dagster.worker.command import Command
 from noetl_dagster.worker.runner import Call
@@ -424,9 +424,7 @@ async def test_values_that_columns_hold_unchanged_are_written(engine: Engine, tm
 
 def duckdb_place(folder: Path, **fields: Any) -> PartPlace:
     path = str(folder / "rows.duckdb")
-    return PartPlace(
-        **{"kind": PlaceKind.DUCKDB, "path": path, "part": "1.each.1.0.1", "table": "t"} | fields
-    )
+    return PartPlace(**{"kind": SinkKind.DUCKDB, "path": path, "part": "1.each.1.0.1", "table": "t"} | fields)
 
 
 async def staged_and_published(place: PartPlace, result: Any) -> None:
@@ -448,7 +446,7 @@ async def test_a_column_that_differs_in_case_from_one_that_names_the_iteration_i
     async def whole() -> Any:
         raise AssertionError("nobody needs the whole")
 
-    result = StoredRows(in_two, whole) if stored else rows
+    result = StoredResult(in_two, whole) if stored else rows
     with duckdb.connect(str(tmp_path / "rows.duckdb")) as connection:
         connection.execute("CREATE TABLE there (n INT, execution_id VARCHAR, iter_index INT)")
     for table in ("made", "there"):

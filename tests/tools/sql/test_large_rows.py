@@ -510,7 +510,9 @@ async def test_lines_for_duckdb_are_cut_where_a_row_ends(
     sql = "select n as id, repeat('x', case n % 50 when 0 then 3000 else 20 end) as text from generate_series(1, 900) n"
     ref = (await run("postgres", command=sql)).ref
 
-    files = await views.laid_down(small.results, ref.rows_alone, tmp_path, lambda rows: pytest.fail("values"))
+    files = await views.write_files(
+        small.results, ref.rows_alone, tmp_path, lambda rows: pytest.fail("values")
+    )
     assert files is not None
     data = [path.read_bytes() for path in files.paths]
     assert len(data) > 30

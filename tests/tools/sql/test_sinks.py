@@ -13,7 +13,7 @@ from noetl_dagster.errors import ToolError
 from noetl_dagster.playbook.models import Sink
 from noetl_dagster.tools.access.credentials import Credential, CredentialType
 from noetl_dagster.tools.base import Toolbox
-from noetl_dagster.tools.rows.batches import StoredRows, rows_of
+from noetl_dagster.tools.rows.batches import StoredResult, rows_of
 from noetl_dagster.tools.sinks.postgres import SinkWriter, is_event_log, write_sink
 
 TABLE = """
@@ -107,7 +107,7 @@ async def test_a_stored_result_may_take_long_to_read(
         await asyncio.sleep(0.6)
         return rows
 
-    written = await SinkWriter(box).write(Sink(auth="main", **fields), StoredRows(parts, whole), {})
+    written = await SinkWriter(box).write(Sink(auth="main", **fields), StoredResult(parts, whole), {})
 
     assert written.rows == 2
     assert [row["id"] for row in await table.fetch("select id from out order by id")] == [1, 2]
