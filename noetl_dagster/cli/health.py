@@ -51,7 +51,7 @@ class Health(Collector):
         client: the connection to NATS that has to answer, where the process has one.
         working: it has all that it needs; its services are looked at.
         trouble: says what has ended that must not; None: nothing.
-        turned: when the work last went on, monotonic; None: nobody tells.
+        active_at: when the work last progressed, monotonic; None if unknown.
     """
 
     def __init__(self, settings: Settings, *, stuck_after: float = STUCK_SECONDS) -> None:
@@ -63,7 +63,7 @@ class Health(Collector):
         self._connection: asyncpg.Connection | None = None
         self.client: NatsClient | None = None
         self.trouble: Callable[[], str | None] = lambda: None
-        self.turned: Callable[[], float] | None = None
+        self.active_at: Callable[[], float] | None = None
         self.working = False
         self.metrics = Metrics()
 
@@ -88,8 +88,8 @@ class Health(Collector):
             return None
         if (trouble := self.trouble()) is not None:
             return trouble
-        if self.turned is not None and self._unready is None:
-            still = now - max(self.turned(), self._answered)
+        if self.active_at is not None and self._unready is None:
+            still = now - max(self.active_at(), self._answered)
             if still > self._stuck_after:
                 return f"the work has not gone on for {still:.0f} s"
         return None

@@ -132,7 +132,7 @@ class EventBuffer:
 
     @property
     def _is_idle(self) -> bool:
-        """Whether nothing waits and nothing is being written, so that an append need not use the writer."""
+        """True if nothing waits and nothing is being written, so that an append need not use the writer."""
         return not self._entries and self._landed.is_set() and (self._writer is None or self._writer.done())
 
     async def _append_now(self, events: Sequence[Event]) -> set[int]:

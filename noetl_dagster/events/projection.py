@@ -49,13 +49,13 @@ class Projection:
     """Maintains the projection. Any number may run: one of them at a time works on a shard.
 
     Attributes:
-        turned: when it last applied a batch, monotonic.
+        active_at: when it last applied a batch, monotonic.
     """
 
     def __init__(self, pool: asyncpg.Pool, *, batch: int = BATCH) -> None:
         self._pool = pool
         self._batch = batch
-        self.turned = time.monotonic()
+        self.active_at = time.monotonic()
 
     async def catch_up(self, *, patient: bool = False) -> int:
         """Applies every event below the oldest running transaction; returns the number of events read.
@@ -66,7 +66,7 @@ class Projection:
         await self._pool.execute(queries.MAKE_CHECKPOINTS)
         total = 0
         while (taken := await self._take(patient)) is not None:
-            self.turned = time.monotonic()
+            self.active_at = time.monotonic()
             total += taken
         return total
 
@@ -98,7 +98,7 @@ class Projection:
             await connection.execute(queries.RESET_CHECKPOINTS)
             await connection.execute(queries.FORGET)
             while (taken := await self._apply_batch(connection, queries.LOCK_CHECKPOINTS)) is not None:
-                self.turned = time.monotonic()
+                self.active_at = time.monotonic()
                 total += taken
         return total + await self.catch_up(patient=True)
 

@@ -47,7 +47,7 @@ class ProjectedExecution:
 
     @property
     def has_open_loop(self) -> bool:
-        """Whether a loop or fan-out has started and not ended."""
+        """True if a loop or fan-out has started and not ended."""
         return any(not entry["completed"] for entry in self._loops())
 
     def apply(self, events: Iterable[Mapping[str, Any]], done: Done) -> None:

@@ -79,7 +79,7 @@ class FoundSchema:
 
     @property
     def serves(self) -> bool:
-        """Whether nothing is to be applied: it is the schema of this version, or of a later one."""
+        """True if nothing is to be applied: it is the schema of this version, or of a later one."""
         if self.number != SCHEMA_VERSION:
             return self.number > SCHEMA_VERSION
         return self.digest == schema_digest()

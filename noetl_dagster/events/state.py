@@ -170,7 +170,7 @@ class ExecutionState:
 
     @property
     def is_running(self) -> bool:
-        """Whether the execution has not ended."""
+        """True until the execution ends."""
         return self.status is ExecutionStatus.RUNNING
 
     def end_of(self, step: str, visit: int) -> StepEnd | None:

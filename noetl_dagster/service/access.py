@@ -56,7 +56,7 @@ class Tokens:
 
     @property
     def required(self) -> bool:
-        """Whether requests need a token."""
+        """True if requests need a token."""
         return bool(self._scopes)
 
     def scopes_of(self, token: str) -> frozenset[TokenScope] | None:

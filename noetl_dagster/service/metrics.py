@@ -183,7 +183,7 @@ class CurrentMetrics(Collector):
     def collect(self) -> Iterable[Metric]:
         """Yields the metrics."""
         yield from self._queues()
-        yield _gauge("noetl_dead_letters", "Messages put aside in noetl.dead_letter", self.dead_letters)
+        yield _gauge("noetl_dead_letters", "Messages in noetl.dead_letter", self.dead_letters)
         if self.lag is not None:
             yield _gauge("noetl_ingest_lag_messages", "Worker events in NATS, not in the log yet", self.lag)
         workers = GaugeMetricFamily("noetl_workers", "Workers that report", labels=["pool"])

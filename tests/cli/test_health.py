@@ -92,12 +92,12 @@ async def test_work_that_stands_still(settings: Settings) -> None:
     health.working = True
     await health.look()
     stands = time.monotonic()
-    health.turned = lambda: stands
+    health.active_at = lambda: stands
     await asyncio.sleep(0)
     await until(lambda: "work has not gone on" in str(health.stuck()) or time.monotonic() < stands + 0.1)
     health._looked = time.monotonic()
     await until(lambda: health.stuck() is not None)
-    health.turned = None
+    health.active_at = None
     health.trouble = lambda: "a task has ended"
     health._looked = time.monotonic()
     assert health.stuck() == "a task has ended"
@@ -115,7 +115,7 @@ async def test_services_that_are_away_kill_nobody(settings: Settings) -> None:
         )
         health = Health(own, stuck_after=0.3)
         health.client = client = await connect(settings, "health")
-        health.turned = lambda: 0.0  # the work waits for PostgreSQL
+        health.active_at = lambda: 0.0  # the work waits for PostgreSQL
         health.begins()
         watching = asyncio.create_task(health.watch())
         await until(lambda: health.unready() is None)

@@ -56,7 +56,7 @@ async def _ingest(settings: Settings, batch: int, once: bool) -> None:
             else:
                 stop = stop_on_signals(health)
                 if health is not None:
-                    health.turned = lambda: ingestor.turned
+                    health.active_at = lambda: ingestor.active_at
                     health.begins()
                 typer.echo("taking worker events from NATS; end with Ctrl-C")
                 await ingestor.run(stop)

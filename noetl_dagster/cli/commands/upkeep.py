@@ -104,7 +104,7 @@ async def _project(*, once: bool, rebuild: bool) -> None:
             typer.echo(f"{taken} events projected, {await projection.lag_seconds():.1f} s behind")
             return
         await _repeat(
-            "projecting the event log", projection.catch_up, INTERVAL, health, lambda: projection.turned
+            "projecting the event log", projection.catch_up, INTERVAL, health, lambda: projection.active_at
         )
 
 
@@ -167,7 +167,7 @@ async def _repeat(
     stop = stop_on_signals(health)
     ended = time.monotonic()
     if health is not None:
-        health.turned = lambda: max(ended, further()) + interval + longest
+        health.active_at = lambda: max(ended, further()) + interval + longest
         health.begins()
     typer.echo(f"{doing}; end with Ctrl-C")
     while not stop.is_set():

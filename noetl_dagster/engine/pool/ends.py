@@ -1,4 +1,4 @@
-"""Waits for the ends of commands that run elsewhere, woken by PostgreSQL's NOTIFY."""
+"""Waits for the ends of commands that workers run, notified by PostgreSQL's NOTIFY."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """The open connections of a dispatcher: commands go to the pool of workers, and their ends come back.
 
-Only the queue row counts; a message over NATS merely tells workers that commands wait. Those with known capacity are
-told first, by their own subjects, and any worker of the pool may claim: each row is claimed once. If a message is lost
-or its worker has gone, the sweep repeats it to all.
+Only the queue row counts; a message over NATS merely notifies workers of waiting commands. Those with known capacity
+are notified first, by their own subjects, and any worker of the pool may claim: each row is claimed once. If a message
+is lost or its worker has gone, the sweep repeats it to all.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class DispatchRequest:
 
 
 class Link:
-    """NATS, the listening connection, and the tasks that queue commands and watch over them."""
+    """NATS, the listening connection, and the tasks that queue commands and requeue those of lost workers."""
 
     def __init__(self, runtime: Runtime, client: NatsClient) -> None:
         settings = runtime.settings

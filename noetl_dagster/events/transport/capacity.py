@@ -1,6 +1,6 @@
 """The capacity of workers, as they report it: kept in memory, and shown in ``noetl.runtime``.
 
-It decides which workers are told that commands wait. Any worker of the pool may claim them.
+It decides which workers are notified of waiting commands. Any worker of the pool may claim them.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from noetl_dagster.settings import DEFAULT_POOL, POOL_NAME
 logger = logging.getLogger(__name__)
 
 TARGETED_SECONDS = 0.5
-"""A worker that was told of commands and reports no change within this time is assumed to have capacity again."""
+"""A worker that was notified and reports no change within this time is assumed to have capacity again."""
 
 Count = Annotated[int, Field(ge=0, lt=2**31)]
 
@@ -65,7 +65,7 @@ class WorkerCapacity:
 
     Attributes:
         heard: when its latest report arrived, monotonic.
-        targeted: commands that it was told of since that report, at ``targeted_at``.
+        targeted: commands that it was notified of since that report, at ``targeted_at``.
     """
 
     report: WorkerReport
@@ -75,7 +75,7 @@ class WorkerCapacity:
 
     @property
     def ready(self) -> bool:
-        """Whether it claims commands."""
+        """True if it claims commands."""
         return self.report.status == "ready" and not self.lost
 
     def free(self, tool_kind: str) -> int:
@@ -87,7 +87,7 @@ class WorkerCapacity:
 
     @property
     def lost(self) -> bool:
-        """Whether it stopped, or has not reported for several intervals."""
+        """True if it stopped, or has not reported for several intervals."""
         silent = time.monotonic() - self.heard > MISSED_REPORTS * self.report.interval
         return silent or self.report.status == "stopped"
 
@@ -124,9 +124,9 @@ class CapacityRegistry:
         return any(self._ready(pool))
 
     def targets(self, commands: int, kinds: Collection[str], pool: str = DEFAULT_POOL) -> list[str]:
-        """Returns the workers of a pool to tell of so many commands: those with the most capacity, with some to spare.
+        """Returns the workers of a pool to notify of so many commands: those with the most capacity, some in reserve.
 
-        Returns none if all of them together are not known to have enough capacity: then all are to be told.
+        Returns none if all of them together are not known to have enough capacity: then all are notified.
         """
         now = time.monotonic()
         ready = list(self._ready(pool))
@@ -221,7 +221,7 @@ async def publish_report(client: NatsClient, report: WorkerReport) -> None:
 async def announce_commands(
     client: NatsClient, commands: int, pool: str = DEFAULT_POOL, targets: Collection[str] = ()
 ) -> None:
-    """Tells workers of a pool that so many commands wait: the targets, or all if there are none.
+    """Notifies workers of a pool that so many commands wait: the targets, or all if there are none.
 
     A message that is lost only delays: the dispatcher repeats it while commands wait.
     """

@@ -39,7 +39,7 @@ class ApiResponse:
 
     @property
     def is_error(self) -> bool:
-        """Whether the status is 400 or above."""
+        """True if the status is 400 or above."""
         return self.status >= 400
 
     @property

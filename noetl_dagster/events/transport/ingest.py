@@ -56,14 +56,14 @@ class IngestReport:
     events: int = 0
     duplicates: int = 0
     batches: int = 0
-    put_aside: int = 0
-    put_off: int = 0
+    dead_letters: int = 0
+    delayed: int = 0
     seconds: float = 0.0
 
     def __str__(self) -> str:
         text = f"{self.events} events in {self.batches} batches ({self.seconds:.2f} s)"
-        for count, what in ((self.duplicates, "known already"), (self.put_off, "to be tried again"),
-                            (self.put_aside, "put aside in noetl.dead_letter")):  # fmt: skip
+        for count, what in ((self.duplicates, "known already"), (self.delayed, "to be tried again"),
+                            (self.dead_letters, "stored in noetl.dead_letter")):  # fmt: skip
             text += f", {count} {what}" if count else ""
         return text
 
@@ -99,7 +99,7 @@ class Ingestor:
             stream's time stamp to the commit for each event.
 
     Attributes:
-        turned: when it last fetched a batch or an empty one, or failed at the database; monotonic.
+        active_at: when it last fetched a batch or an empty one, or failed at the database; monotonic.
     """
 
     def __init__(
@@ -120,7 +120,7 @@ class Ingestor:
         self._pull: Pull | None = None
         self._taking = asyncio.Lock()
         self.total = IngestReport()
-        self.turned = time.monotonic()
+        self.active_at = time.monotonic()
 
     async def open(self) -> list[str]:
         """Creates a missing stream or consumer; returns a line for each setting of theirs that differs."""
@@ -148,7 +148,7 @@ class Ingestor:
                     if stop.is_set():
                         return
                     messages = await self._take_or_stop(pull, stop)
-                self.turned = time.monotonic()
+                self.active_at = time.monotonic()
                 await self._ingest(messages)
 
         await self._concurrently(work)
@@ -172,7 +172,7 @@ class Ingestor:
         await self._concurrently(work)
         done, self.total = self.total, before
         done.seconds = time.monotonic() - started
-        for name in ("events", "duplicates", "batches", "put_aside", "put_off"):
+        for name in ("events", "duplicates", "batches", "dead_letters", "delayed"):
             setattr(before, name, getattr(before, name) + getattr(done, name))
         return done
 
@@ -280,7 +280,7 @@ class Ingestor:
     async def _settle(self, delivery: _Delivery) -> None:
         """Acknowledges a message whose events are all in the log or dead letters; asks for redelivery of any other."""
         if delivery.later is not None:
-            self.total.put_off += 1
+            self.total.delayed += 1
             await delivery.message.nak(delay=delivery.later)
         elif delivery.dead == delivery.size:
             await delivery.message.term()
@@ -303,13 +303,15 @@ class Ingestor:
         name = f"{metadata.sequence.stream}@{delivery.stored.isoformat()}"
         if delivery.size > 1:
             name = f"{name}/{position}"
-        logger.error("event message %s of %s is put aside: %s", name, message.subject, error)
+        logger.error(
+            "event message %s of %s is stored in noetl.dead_letter: %s", name, message.subject, error
+        )
         row = (self._names.event_stream, message.subject, content, error, metadata.num_delivered, name)
         await self._patiently(
             lambda: self._handler.log.pool.execute(queries.PUT_DEAD_LETTER, *row), [message]
         )
         delivery.dead += 1
-        self.total.put_aside += 1
+        self.total.dead_letters += 1
 
     async def _patiently(self, work: Callable[[], Awaitable[T]], messages: list[Msg]) -> T:
         """Repeats database work while the database is unavailable, and keeps NATS from redelivering meanwhile."""
@@ -317,7 +319,7 @@ class Ingestor:
 
         async def note(error: BaseException, pause: float) -> None:
             nonlocal reported
-            self.turned = time.monotonic()
+            self.active_at = time.monotonic()
             logger.warning("the event log accepts no events: %s; trying again in %.2g s", error, pause)
             if time.monotonic() - reported > ACK_SECONDS / 3:
                 reported = time.monotonic()

@@ -44,10 +44,10 @@ class Pull:
         self._subscription = await self._client.subscribe(self._inbox, cb=self._receive)
 
     async def take(self, limit: int, patience: float) -> list[Msg]:
-        """Up to ``limit`` messages as soon as there is one; none after ``patience`` seconds.
+        """Returns up to ``limit`` messages as soon as there is one; none after ``patience`` seconds.
 
         Raises:
-            ConsumerGoneError: the consumer must be made anew; what was delivered before is given first.
+            ConsumerGoneError: the consumer must be created again; messages delivered before are returned first.
         """
         deadline = asyncio.get_running_loop().time() + patience
         while not self._waiting:

@@ -11,20 +11,20 @@ def no_worker(pool: str) -> str:
     return f"no worker of pool {pool} reports; start one with 'noetl-dagster worker --pool {pool}'"
 
 
-# Executions that the log knows.
+# Which of the executions are in the log.
 KNOWN_EXECUTIONS = """
 SELECT DISTINCT execution_id FROM noetl.event
 WHERE execution_id = ANY($1::bigint[]) AND event_type = 'playbook.initialized'
 """
 
-# What follows from events; see schema/060_pool.sql.
+# Applies the consequences of events; see schema/060_pool.sql.
 SETTLE = "SELECT noetl.settle($1, $2, $3, $4, $5, $6, $7)"
 
 _IF_OPEN = "(event_type <> 'command.claimed' OR execution_id NOT IN (SELECT id FROM closed))"
 
-# Events ($9 and on) into the log, after what follows from them: rows of the queue are locked first, as whoever claims,
-# cancels or reaps does it too; before them the gates of executions whose commands are claimed ($8), as whoever issues
-# does it. Claims of cancelled executions are left out. Gives the ids that are new, and what settling gives.
+# Appends events ($9 and on) after their consequences. Rows of the queue are locked first, as in claims, cancellations
+# and the reaper; before them the executions whose commands are claimed ($8), as when commands are issued. Claims of
+# cancelled executions are omitted. Returns the new ids, and the result of noetl.settle.
 TAKE = f"""
 WITH closed AS MATERIALIZED (SELECT id FROM unnest($8::bigint[]) AS id WHERE NOT noetl.is_open(id)),
 settled AS MATERIALIZED ({SETTLE} AS runs WHERE (SELECT count(*) FROM closed) >= 0),
@@ -35,7 +35,7 @@ SELECT (SELECT array_agg(event_id) FROM new) AS inserted, runs FROM settled
 
 # Scalar subqueries, so that each command is looked up by index: a join of a large batch might read the whole log.
 def _issued(of: str) -> str:
-    """Id of the event that issued a command."""
+    """Returns SQL for the id of the event that issued a command."""
     return f"""(
     SELECT issued.event_id FROM noetl.event issued
     WHERE issued.execution_id = {of}.execution_id AND issued.event_type = 'command.issued'
@@ -43,7 +43,7 @@ def _issued(of: str) -> str:
 
 
 def _ended(of: str) -> str:
-    """Id of the event that ended a command."""
+    """Returns SQL for the id of the event that ended a command."""
     return f"""(
     SELECT ended.event_id FROM noetl.event ended
     WHERE ended.execution_id = {of}.execution_id AND ended.meta ->> 'command_id' = {of}.command_id
@@ -112,7 +112,7 @@ SELECT execution_id, command_id, event_id, attempts, shared || context AS contex
 FROM noetl.queue
 """
 
-# A command of the queue, by its id, or by that of its command.issued event, for which all that waits is looked at.
+# A command of the queue, by its id or by that of its command.issued event; the latter reads the whole queue.
 QUEUED_COMMAND = f"{_QUEUED} WHERE execution_id = $1 AND command_id = $2"
 QUEUED_EVENT = f"{_QUEUED} WHERE event_id = $1 LIMIT 1"
 
@@ -122,8 +122,8 @@ SELECT DISTINCT worker_id FROM noetl.queue
 WHERE execution_id = ANY($1::bigint[]) AND status = 'leased' AND lease_until < now() + make_interval(secs => $2)
 """
 
-# Leases that ran out, and those of workers that are gone ($2), go back to the queue; so do those of workers ($3)
-# that were claimed before the present process of that name was there ($4).
+# Queues expired leases and those of lost workers ($2) again; also those of workers ($3) that were claimed before the
+# present process of that name started ($4).
 RELEASE = """
 UPDATE noetl.queue SET status = 'queued', worker_id = NULL, lease_until = NULL, claim_event_id = NULL,
     available_at = now()

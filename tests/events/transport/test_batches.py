@@ -164,7 +164,7 @@ async def test_a_letter_of_a_lost_stream_is_kept_beside_the_new_ones(
 async def until_letters(pool: asyncpg.Pool, ingestor: Ingestor) -> None:
     async def put_aside() -> bool:
         await ingestor.drain(quiet_seconds=0.05)
-        return ingestor.total.put_aside > 0
+        return ingestor.total.dead_letters > 0
 
     await until(put_aside, "the message to be put aside")
 

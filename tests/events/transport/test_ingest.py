@@ -128,7 +128,7 @@ async def test_garbage_is_put_aside(
 ) -> None:
     await publish(client, names, content)
     report = await drain(ingestor)
-    assert (report.events, report.put_aside) == (0, 1)
+    assert (report.events, report.dead_letters) == (0, 1)
     [letter] = await dead_letters(pool)
     assert letter["payload"] == content
     assert complaint in letter["error"]
@@ -203,7 +203,7 @@ async def test_an_unknown_execution_is_waited_for_and_then_put_aside(
     early, lost = IDS.next(), IDS.next()
     await NatsTransport(client).publish([ended(early, 0), ended(lost, 0)])
     async with asyncio.timeout(PATIENCE_SECONDS):
-        while ingestor.total.put_off < 2:
+        while ingestor.total.delayed < 2:
             await ingestor.drain(quiet_seconds=0.02)
     await log.append([Event(early, IDS.next(), EventType.PLAYBOOK_INITIALIZED, meta={"epoch": 1})])
     await drain(ingestor)
