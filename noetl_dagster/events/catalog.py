@@ -20,7 +20,7 @@ from noetl_dagster.playbook.loader import parse_playbook, parse_report, required
 from noetl_dagster.playbook.models import Playbook
 
 
-class Version(BaseModel):
+class PlaybookVersion(BaseModel):
     """A registered text of a playbook. ``version`` counts from 1 for each path; ``sha256`` is that of the text."""
 
     model_config = ConfigDict(frozen=True)
@@ -43,7 +43,7 @@ class Version(BaseModel):
 class Registration(NamedTuple):
     """The result of a registration; ``new`` is false if the text was already the latest version."""
 
-    version: Version
+    version: PlaybookVersion
     new: bool
 
 
@@ -54,7 +54,7 @@ class RegisteredPlaybooks:
         self._pool = pool
         self._ids = ids
 
-    async def register(self, draft: Draft) -> Registration:
+    async def register(self, draft: PlaybookDraft) -> Registration:
         """Makes a text the latest version of its path, unless it already is."""
         digest = hashlib.sha256(draft.content.encode()).hexdigest()
         async with self._pool.acquire() as connection, connection.transaction():
@@ -78,7 +78,7 @@ class RegisteredPlaybooks:
             )
         return Registration(_version(row), new=True)
 
-    async def find(self, reference: str) -> Version | None:
+    async def find(self, reference: str) -> PlaybookVersion | None:
         """Returns a version with its content.
 
         Args:
@@ -108,7 +108,7 @@ class RegisteredPlaybooks:
             return None
         return parse_playbook(row["content"], file=f"{path}@{row['version']}" if row["version"] else path)
 
-    async def versions(self, path: str, limit: int, *, after: int = 0) -> list[Version]:
+    async def versions(self, path: str, limit: int, *, after: int = 0) -> list[PlaybookVersion]:
         """Returns versions of a path, the newest first.
 
         Args:
@@ -117,7 +117,7 @@ class RegisteredPlaybooks:
         rows = await self._pool.fetch(queries.CATALOG_VERSIONS, path, after, limit)
         return [_version(row) for row in rows]
 
-    async def latest(self, limit: int, *, after: str = "") -> Sequence[Version]:
+    async def latest(self, limit: int, *, after: str = "") -> Sequence[PlaybookVersion]:
         """Returns the latest version of each path, in the order of the paths.
 
         Args:
@@ -137,7 +137,7 @@ class RegisteredPlaybooks:
         return f"playbook {path!r} is not registered; {hint}"
 
 
-class Draft(NamedTuple):
+class PlaybookDraft(NamedTuple):
     """The text of a valid playbook, ready for registration."""
 
     path: str
@@ -147,7 +147,7 @@ class Draft(NamedTuple):
     model: str | None = None
 
 
-def draft_of(content: str, *, file: str = "<playbook>") -> Draft:
+def draft_of(content: str, *, file: str = "<playbook>") -> PlaybookDraft:
     """Checks a text as ``noetl-dagster check`` does.
 
     Args:
@@ -162,10 +162,10 @@ def draft_of(content: str, *, file: str = "<playbook>") -> Draft:
         place = Place(file, 1)
         raise PlaybookError([Problem(place, f"metadata.path {path!r} ends like a version; take another")])
     payload = Document(content, file).root
-    return Draft(path, content, payload, payload.get("metadata") or {}, playbook.stored)
+    return PlaybookDraft(path, content, payload, payload.get("metadata") or {}, playbook.stored)
 
 
-def _version(row: Any) -> Version:
+def _version(row: Any) -> PlaybookVersion:
     found = {**row, "catalog_id": str(row["catalog_id"])}
     found.pop("model", None)
-    return Version(**found)
+    return PlaybookVersion(**found)

@@ -86,7 +86,7 @@ class FoundSchema:
 
 
 @dataclass(frozen=True, slots=True)
-class Applied:
+class AppliedSchema:
     """The result of applying the schema. ``partitions``: names of the new ones."""
 
     schema: FoundSchema
@@ -108,7 +108,7 @@ def schema_files() -> list[Path]:
     return files
 
 
-async def apply_schema(url: str, *, now: datetime | None = None) -> Applied:
+async def apply_schema(url: str, *, now: datetime | None = None) -> AppliedSchema:
     """Applies the schema to a database and creates its partitions; does nothing if it is up to date.
 
     A schema of a later version stays as it is. No statement waits longer than :data:`LOCK_TIMEOUT` for a locked table,
@@ -129,13 +129,15 @@ async def apply_schema(url: str, *, now: datetime | None = None) -> Applied:
         await connection.close()
 
 
-async def apply_schema_on(connection: asyncpg.Connection, *, now: datetime | None = None) -> Applied:
+async def apply_schema_on(connection: asyncpg.Connection, *, now: datetime | None = None) -> AppliedSchema:
     """Applies the schema like :func:`apply_schema`, on an open connection."""
     time = now or datetime.now(UTC)
     found = await found_schema(connection)
     ahead = {partition_name(start) for start, _ in month_bounds(time, MONTHS_AHEAD)}
     if found is not None and found.serves and ahead <= set(await partitions(connection)):
-        return _warn_if_later(Applied(found, changed=False))  # without a lock, because processes start often
+        return _warn_if_later(
+            AppliedSchema(found, changed=False)
+        )  # without a lock, because processes start often
     try:
         return await with_retries(partial(_apply, connection, time), _HELD, on_failure=_held)
     except _HELD.failures as error:
@@ -145,7 +147,7 @@ async def apply_schema_on(connection: asyncpg.Connection, *, now: datetime | Non
         ) from error
 
 
-async def _apply(connection: asyncpg.Connection, now: datetime) -> Applied:
+async def _apply(connection: asyncpg.Connection, now: datetime) -> AppliedSchema:
     async with connection.transaction():
         await connection.execute("SELECT pg_advisory_xact_lock($1)", SCHEMA_LOCK)
         await connection.execute(f"SET LOCAL lock_timeout = '{LOCK_TIMEOUT}'")
@@ -159,7 +161,7 @@ async def _apply(connection: asyncpg.Connection, now: datetime) -> Applied:
         made = await ensure_partitions(connection, now)
         applied = await found_schema(connection)
         assert applied is not None
-        return _warn_if_later(Applied(applied, changed, tuple(made)))
+        return _warn_if_later(AppliedSchema(applied, changed, tuple(made)))
 
 
 async def make_partitions(connection: asyncpg.Connection, now: datetime) -> list[str]:
@@ -174,7 +176,7 @@ async def make_partitions(connection: asyncpg.Connection, now: datetime) -> list
     return await with_retries(make, _HELD, on_failure=_held)
 
 
-def _warn_if_later(applied: Applied) -> Applied:
+def _warn_if_later(applied: AppliedSchema) -> AppliedSchema:
     if applied.schema.number > SCHEMA_VERSION:
         logger.warning(
             "the event log has schema %d, this version's is %d; it stays as it is, and this process works on",

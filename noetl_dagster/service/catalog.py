@@ -8,7 +8,7 @@ from typing import Annotated
 from fastapi import APIRouter, Path, Query, Response
 from pydantic import BaseModel, ConfigDict, Field
 
-from noetl_dagster.events.catalog import Version, draft_of
+from noetl_dagster.events.catalog import PlaybookVersion, draft_of
 from noetl_dagster.events.transport.wire import Name, Text
 from noetl_dagster.playbook.catalog import names_version, split_version
 from noetl_dagster.service.access import FOR_OPERATORS, FOR_READERS
@@ -35,20 +35,20 @@ class RegisteredPlaybook(BaseModel):
     """``new`` is false if the content is already the latest version."""
 
     new: bool
-    version: Version
+    version: PlaybookVersion
 
 
 class Latest(BaseModel):
     """The latest version of each playbook."""
 
-    playbooks: list[Version]
+    playbooks: list[PlaybookVersion]
 
 
 class Versions(BaseModel):
     """Versions of one playbook, the newest first."""
 
     path: str
-    versions: list[Version]
+    versions: list[PlaybookVersion]
 
 
 @router.post(

@@ -11,7 +11,7 @@ from noetl_dagster.cli.commands.executions import Json
 from noetl_dagster.cli.console import fail, notes, print_json
 from noetl_dagster.cli.session import open_session
 from noetl_dagster.errors import PlaybookError
-from noetl_dagster.events.catalog import Draft, draft_of
+from noetl_dagster.events.catalog import PlaybookDraft, draft_of
 from noetl_dagster.playbook.catalog import find_playbooks
 from noetl_dagster.process.event_loop import run_sync
 
@@ -62,9 +62,9 @@ def _files(path: Path) -> list[Path]:
     return found
 
 
-def _drafts(files: list[Path]) -> tuple[dict[Path, Draft], list[str]]:
+def _drafts(files: list[Path]) -> tuple[dict[Path, PlaybookDraft], list[str]]:
     """By file what may be registered, and what is wrong with the others."""
-    drafts: dict[Path, Draft] = {}
+    drafts: dict[Path, PlaybookDraft] = {}
     refused: list[str] = []
     for file in dict.fromkeys(files):
         try:
